@@ -7,6 +7,8 @@ STACK ?= local
 LOCKS := requirements.lock torch-pypi.lock torch-cpu.lock
 READY := $(VENV)/.ready
 POLICY := $(VENV)/policy/.ready
+# what builds the site; it sees the packages of .venv
+DOCS ?= $(VENV)/docs
 # `.venv` comes without bytecode. A shell that forbids to write it would have every process, of which the tests start
 # hundreds, compile torch again: 5 s instead of 2.
 export PYTHONDONTWRITEBYTECODE :=
@@ -15,7 +17,7 @@ QUICK := not image and not libraries and not queue and not prove
 ROOMS := $(filter-out bench libraries, $(patsubst tests/%/,%,$(filter-out tests/__%,$(wildcard tests/*/))))
 
 .DEFAULT_GOAL := help
-.PHONY: help rehearse test touched boot test-libraries $(ROOMS:%=test-%) lock image-lock lint format bench prove policy up preview preflight check cost refresh clean
+.PHONY: help rehearse test touched boot test-libraries $(ROOMS:%=test-%) lock image-lock lint format bench prove docs docs-links policy up preview preflight check cost refresh clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +33,13 @@ $(POLICY): stacks/gpu_fleet_stacks/crossguard/requirements.lock $(READY)
 	@echo "setting up $(VENV)/policy"
 	@$(PY) -m venv $(VENV)/policy
 	@$(VENV)/policy/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<
+	@touch $@
+
+$(DOCS)/.ready: docs/requirements.lock $(READY)
+	@echo "setting up $(DOCS)"
+	@$(PY) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<
+	@$(PY) .ci/environment.py show $(DOCS)
 	@touch $@
 
 rehearse: $(READY) ## Run the main job on this computer: stack, trainer with a spot notice, reaper
@@ -89,6 +98,15 @@ refresh: $(READY) ## Read today's list prices: make refresh ARGS="--dry-run --cl
 
 preflight: $(READY) ## Ask the cloud whether there is room: make preflight STACK=aws-prod
 	@$(FLEET) preflight $(STACK)
+
+SPHINX = $(DOCS)/bin/python -m sphinx -W --keep-going -n -q -E -d build/doctrees
+
+docs: $(DOCS)/.ready ## Build the site into build/docs; a broken link is an error
+	@$(SPHINX) -b html docs build/docs
+	@echo "build/docs/index.html"
+
+docs-links: $(DOCS)/.ready ## Ask for every external link of the site; needs the network
+	@$(SPHINX) -b linkcheck docs build/docs-links
 
 policy: $(POLICY) ## Set up the policy pack's own environment, which preview and up load
 

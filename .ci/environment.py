@@ -1,8 +1,9 @@
-"""The development environment, every package held by hash: `environment.py install`, `environment.py lock`.
+"""The development environment, every package held by hash: `environment.py install|lock|show FOLDER`.
 
-`make` calls both with the Python of `.venv`. torch is apart: a computer without an NVIDIA GPU gets the CPU
-build, a tenth of the CUDA one, from the PyTorch project's index, or from where pip is told to look; PyPI has
-none. Modules are compiled when they are first imported: to do it all at once took half of the set-up's time.
+`make` calls both with the Python of `.venv`. torch is separate: a computer without an NVIDIA GPU gets the CPU
+build, a tenth of the CUDA one, from the PyTorch project's index, or from where pip is configured to look;
+PyPI lacks it. Modules are compiled at their first import: to compile all at once took half of the set-up's
+time.
 """
 
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[1]
 SITE = Path(sysconfig.get_path("purelib"))
 LOCK, TORCH_PYPI, TORCH_CPU = "requirements.lock", "torch-pypi.lock", "torch-cpu.lock"
-# Which environment each lock is for, and what it is made from.
+# The lock of each environment, and its sources.
 REQUIREMENTS = {
     LOCK: (
         "requirements.txt",
@@ -29,16 +30,18 @@ REQUIREMENTS = {
     "stacks/gpu_fleet_stacks/crossguard/requirements.lock": (
         "stacks/gpu_fleet_stacks/crossguard/requirements.txt",
     ),
-    # beside packages of the first, whose versions it keeps to
+    # installed beside the first environment's packages, whose versions it keeps
     "tests/libraries/requirements.lock": ("tests/libraries/requirements.txt",),
+    # the site's, over the first
+    "docs/requirements.lock": ("docs/requirements.txt",),
 }
 OLDEST_PYTHON = "3.11"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_S = 5
-# What pip says of a file that is another than was locked: a user has to look, nothing else will do.
+# pip's message for a file that differs from the locked one: a user has to look into it.
 MISMATCH = "DO NOT MATCH THE HASHES"
 DRIVER = Path("/proc/driver/nvidia/version")
-# What torch alone brings, where it brings CUDA.
+# Packages that only torch needs, where it comes with CUDA.
 CUDA = re.compile(r"(torch|triton|cuda-[a-z0-9-]+|nvidia-(?!ml-py)[a-z0-9-]+)==")
 
 Source = tuple[str, tuple[str, ...]]  # in words, and pip's options
@@ -48,14 +51,14 @@ FROM_PYPI: Source = ("PyPI's build, on Linux with 2.5 GB of CUDA", ("-r", TORCH_
 
 
 def torch_sources(system: str, processor: str, gpu: bool, reachable: Callable[[], bool]) -> list[Source]:
-    """Where torch may come from, in the order to try. PyPI's build knows no CUDA on macOS and Windows."""
+    """Return the sources of torch, in the order to try. PyPI's build has no CUDA on macOS and Windows."""
     if gpu or (system, processor) != ("Linux", "x86_64"):
         return [FROM_PYPI]
     return [CPU_BUILD, FROM_PYPI] if reachable() else [CPU_ELSEWHERE, FROM_PYPI]
 
 
 def index_answers() -> bool:
-    """Whether the PyTorch project's index is to be reached; one try of five seconds."""
+    """Return whether the PyTorch project's index answers; one try of five seconds."""
     try:
         with urllib.request.urlopen(f"{CPU_INDEX}/", timeout=PROBE_S):  # noqa: S310 - https above
             return True
@@ -65,13 +68,13 @@ def index_answers() -> bool:
 
 
 def say(text: str) -> None:
-    """One line to who set the environment up."""
+    """Write one line for the user who sets the environment up."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def pip(*options: str) -> str:
-    """Install what the options say; gives pip's errors, an empty text where there are none."""
+    """Install by these options; return pip's errors, or an empty text."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-compile", *options]
     done = subprocess.run(command, cwd=TOP, check=False, capture_output=True, text=True)
@@ -82,7 +85,7 @@ def pip(*options: str) -> str:
 
 
 def install() -> int:
-    """Bring this Python's environment to what the locks say."""
+    """Bring this Python's environment to the state in the locks."""
     error = pip("--require-hashes", "-r", LOCK) or install_torch()
     error = error or pip("--no-build-isolation", "--editable", ".")
     if error:
@@ -95,14 +98,24 @@ def install() -> int:
 def show_trainer(site: Path) -> None:
     """Let type checkers and editors find ``gpu_fleet`` from any folder.
 
-    They run no import hook, which is all that an installation in place leaves; they do read a path in a
-    ``.pth`` file. Its folder holds the trainer alone: no user's `image`, `stacks` or `tests` is shadowed.
+    They run no import hook, which is all that an installation in place leaves, but they read a path in a
+    ``.pth`` file. Its folder holds only the trainer, so that it shadows no user's `image`, `stacks` or
+    `tests`.
     """
     (site / "gpu_fleet_trainer.pth").write_text(f"{TOP / 'training'}\n", encoding="utf-8")
 
 
+def show_packages(environment: Path) -> int:
+    """Let a virtual environment import the packages of this one, after its own."""
+    python = environment / "bin" / "python"
+    asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    own = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    Path(own, "gpu_fleet_packages.pth").write_text(f"{SITE}\n", encoding="utf-8")
+    return 0
+
+
 def install_torch() -> str:
-    """Install the first build of torch that is to be had; gives the error of none, or of another wheel."""
+    """Install the first available build of torch; return the error of none, or of a differing wheel."""
     error = ""
     for words, options in torch_sources(
         platform.system(), platform.machine(), DRIVER.exists(), index_answers
@@ -117,7 +130,7 @@ def install_torch() -> str:
 
 
 def lock() -> int:
-    """Resolve the requirements anew, for every platform and Python, and the wheels of each image.
+    """Resolve the requirements again, for every platform and Python, and the wheels of each image.
 
     Versions that still fit stay.
     """
@@ -139,18 +152,20 @@ def lock() -> int:
 
 
 def split(listing: Path, torch: Path) -> None:
-    """Move torch, and what it alone brings, out of a lock into one of its own."""
+    """Move torch, and the packages that only it needs, out of a lock into one of its own."""
     head, *blocks = re.split(r"^(?=[a-z0-9])", listing.read_text(encoding="utf-8"), flags=re.MULTILINE)
     listing.write_text(head + "".join(block for block in blocks if not CUDA.match(block)), encoding="utf-8")
     torch.write_text(head + "".join(block for block in blocks if CUDA.match(block)), encoding="utf-8")
 
 
 def _environment() -> dict[str, str]:
-    """PyPI alone, whatever the computer's own configuration says."""
+    """Return an environment in which only PyPI is used, whatever the computer's own configuration is."""
     return {name: value for name, value in os.environ.items() if not name.startswith("UV_")} | {
         "UV_NO_CONFIG": "1"
     }
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "show":
+        sys.exit(show_packages(Path(sys.argv[2])))
     sys.exit({"install": install, "lock": lock}[sys.argv[1]]())

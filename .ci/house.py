@@ -1,4 +1,4 @@
-"""Hold the house's own rules: `house.py`, which `make lint` runs; one line for each violation."""
+"""Check the house's own rules: `make lint` runs `house.py`; it prints one line for each violation."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[1]
 sys.path[:0] = [
     str(TOP / room) for room in ("stacks", "image")
-]  # of this checkout, also where its .venv is another's
+]  # of this checkout, even if .venv belongs to another
 
 from checks import arrows, pages, pins, tables, trips, unused, words  # noqa: E402 - as above
 from checks.sources import Checkout, Finding, NothingToCheckError  # noqa: E402
@@ -16,7 +16,7 @@ CHECKS = [check for room in (words, pages, trips, arrows, unused, pins, tables) 
 
 
 def findings(check: Callable[[Checkout], Iterator[Finding]], checkout: Checkout) -> list[Finding]:
-    """What a check says of a checkout; to have nothing to look at is a violation too."""
+    """Return the findings of a check in a checkout; nothing to look at is a violation too."""
     found: list[Finding] = []
     try:
         found.extend(check(checkout))

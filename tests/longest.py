@@ -8,7 +8,7 @@ import pytest
 # Each took more than 8 s of the run of 2026-11-26 on two cores, the longest first.
 LONGEST = (
     "tests/runs/test_submit.py",
-    "tests/training/test_own_code.py",
+    "tests/training/test_user_code.py",
     "tests/stacks/test_first_boot.py",
     "tests/capacity/test_through_the_door.py",
     "tests/reaper/test_handshake.py",

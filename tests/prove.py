@@ -29,7 +29,7 @@ class Part:
 
 
 PROVIDER = "tests/stacks/test_aws_provider.py"
-README = ("tests/test_readme.py", "tests/training/test_types.py")
+README = ("tests/test_readme.py", "tests/training/test_types.py", "tests/test_docs.py")
 PROGRAMS = "tests/reaper/test_real_programs.py"  # JupyterLab, tmux, Open MPI and others
 ONE_BY_ONE = ("-n", "0")
 PARTS = {
@@ -43,7 +43,7 @@ PARTS = {
             "tests/capacity",
             f"--ignore={PROVIDER}",
         ),
-        ("guard",),
+        ("plan_check",),
     ),
     "provider": Part("prove", (PROVIDER,), options=ONE_BY_ONE),
     "readme": Part("prove", README, options=ONE_BY_ONE),

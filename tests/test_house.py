@@ -55,6 +55,11 @@ BROKEN = [
         {"image/gpu_fleet_image/a.py": "told = 1\n"},
     ),
     (
+        words.beginnings,
+        "stacks/gpu_fleet_stacks/a.py:2: begins with 'What'",
+        {"stacks/gpu_fleet_stacks/a.py": 'def a():\n    """What it is."""\n'},
+    ),
+    (
         words.of_documents,
         "image/gpu_fleet_image/a.sh:1: 'told'",
         {"image/gpu_fleet_image/a.sh": "# who was told\n"},
@@ -63,13 +68,14 @@ BROKEN = [
     (pages.links, "docs/a.md:1: the link to b.md", {"docs/a.md": "[b](b.md)", "b.md": ""}),
     (pages.commands, "a.md:1: .venv", {"a.md": f"{pages.PYTEST}tests/a.py -k b", "tests/a.py": "def test_a"}),
     (pages.paths, "docs/a.md:2: b.py is not there", {"docs/a.md": "\n`b.py`"}),
-    (pages.paths, "docs/platform.md:1: stacks/Pulumi.res", {"docs/platform.md": ""}),
+    (pages.paths, "docs/how-to/monitor.md:1: provisioning/ is", {"docs/how-to/monitor.md": ""}),
     (
         pages.maps,
         "image/README.md:1: does not",
         {"image/README.md": "", "image/gpu_fleet_image/a/__init__.py": ""},
     ),
     (pages.maps, "stacks:1: has no README", {"image/README.md": ""}),
+    (pages.rooms, "image/README.md:1: has 81 lines", {"image/README.md": "\n" * 81}),
     (pages.front_page, "README.md:1: has 1201 words", {"README.md": "a " * 1201}),
     (pages.dependencies, "image/requirements.txt:1: tokens", {"image/requirements.txt": "tokens==1\n"}),
     (trips.drawings, "stacks/README.md:3: draws", drawn(*(f"{file} network" for file in TRIP[1:]))),
@@ -137,12 +143,12 @@ BROKEN = [
     (
         unused.names,
         "image/gpu_fleet_image/a.py:2: a: nothing",
-        {"image/gpu_fleet_image/a.py": "A = 1\ndef a(): A\n", "image/gpu_fleet_image/steps/a": ""},
+        {"image/gpu_fleet_image/a.py": "A = 1\ndef a(): A\n", "image/gpu_fleet_image/recipe/steps/a": ""},
     ),
     (
         unused.names,
         ".ci/checks/unused.py:1: CALLED",
-        {"image/gpu_fleet_image/a.py": "", "image/gpu_fleet_image/steps/a": ""},
+        {"image/gpu_fleet_image/a.py": "", "image/gpu_fleet_image/recipe/steps/a": ""},
     ),
     (unused.helpers, "tests/a.py:3: b:", {"tests/a.py": "def a():\n a()\ndef b():\n", "tests/c.py": "b\n"}),
     (pins.requirements, "image/a/requirements.txt:1: is not", {"image/a/requirements.txt": ""}),
@@ -161,7 +167,11 @@ BROKEN = [
     (tables.actions, f"{tables.ACTIONS}:1: no stand-in", action("getrole", '"A"')),
     (tables.regions, f"{tables.REGIONS}:1: eu-nowhere-1", REGIONS),
     (tables.regions, f"{tables.CATALOG[0]}:1: moon", REGIONS | {tables.CATALOG[0]: 'region = "moon"'}),
-    (tables.written, "docs/settings.md:1: is of other settings", {"docs/settings.md": ""}),
+    (
+        tables.written,
+        "docs/reference/settings.md:1: is of other settings",
+        {"docs/reference/settings.md": ""},
+    ),
 ]
 
 

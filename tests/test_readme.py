@@ -23,7 +23,7 @@ ROOMS = ("stacks", "image", "training", "tests")
 READMES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *(path for room in ROOMS for path in sorted((ROOT / room).rglob("README.md"))),
 ]
 BLOCK = re.compile(r"^```(?:sh|bash|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)

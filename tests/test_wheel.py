@@ -230,8 +230,8 @@ def test_without_its_extra_a_platform_command_says_which_brings_what_it_needs(
     )
 
     assert done.stderr == (
-        "error: needs the Python package pydantic, which is not here; pip install 'gpu-fleet[platform]' "
-        "brings it\n"
+        "error: needs the Python package pydantic, which is not installed here; pip install "
+        "'gpu-fleet[platform]' installs it\n"
     )
 
 

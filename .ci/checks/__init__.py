@@ -1,1 +1,1 @@
-"""The house's own rules, which no linter of the field knows; `.ci/house.py` runs them."""
+"""The house's own rules, which no common linter has; `.ci/house.py` runs them."""

@@ -1,7 +1,8 @@
-"""Who may know whom: the arrows of the house, read from the source; and what has one home.
+"""Dependency rules: which rooms may import which, read from the source; and names with one home.
 
-import-linter has contracts for the table below, but neither circles through what an ``__init__`` hands on
-nor the two clouds as one place; it would be one more package in each environment.
+import-linter has contracts for the table below. It sees neither circles through the names that an
+``__init__`` re-exports, nor the two clouds as one place, and it would be one more package in each
+environment.
 """
 
 import ast
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from checks.sources import Checkout, Finding, Module, NothingToCheckError, line_of
 
 HERE = ".ci/checks/arrows.py"
-# room of the image -> the rooms of it that its modules may know; the recipe runs on a builder
+# room of the image -> the rooms of it that its modules may import; the recipe runs on a builder
 KNOWS = {
     "core": (),
     "providers": ("core",),
@@ -24,7 +25,7 @@ KNOWS = {
     "recipe": ("core",),
 }
 IMAGE = "image/gpu_fleet_image"
-# folder -> what its modules import nothing of
+# folder -> packages that its modules must not import
 FORBIDDEN = {
     "stacks": ("tests", "gpu_fleet", "gpu_fleet_jobs"),
     "training": ("tests", "gpu_fleet_stacks", "gpu_fleet_image"),
@@ -44,28 +45,31 @@ FORBIDDEN = {
 Arrows = dict[str, set[str]]
 
 OWN = ("gpu_fleet_stacks", "gpu_fleet_image", "gpu_fleet", "gpu_fleet_jobs", "tests")
-# A stack uploads the very tarball that the image's own room assembles; two assemblies would part.
-PAYLOAD, OF_IMAGE = "stacks/gpu_fleet_stacks/payload/", ("gpu_fleet_image.core", "gpu_fleet_image.recipe")
+# A stack shares the contract and the clients of the clouds with what runs for it.
+OF_IMAGE = ("gpu_fleet_image.core", "gpu_fleet_image.providers")
+# It uploads the very tarball and wheels that the recipe assembles; two assemblies would part.
+KNOW_THE_RECIPE = ("stacks/gpu_fleet_stacks/payload/", "stacks/gpu_fleet_stacks/images/")
 PROGRAM, MOST_LINES = "stacks/gpu_fleet_stacks/program.py", 40
 OF_PROGRAM = (
     *(
         "gpu_fleet_stacks.catalog",
-        "gpu_fleet_stacks.errors",
+        "gpu_fleet_stacks.core.errors",
         "gpu_fleet_stacks.settings",
         "gpu_fleet_stacks.settings.reader",
     ),
     *("gpu_fleet_stacks.aws.stack", "gpu_fleet_stacks.alicloud.stack"),
 )
-# Rooms that touch no cloud and no Pulumi, but for those of their modules that read or write something.
+# Rooms that touch no cloud and no Pulumi, except for their modules that read or write something.
 PURE = (
     "stacks/gpu_fleet_stacks/settings/",
     "stacks/gpu_fleet_stacks/catalog/",
     "stacks/gpu_fleet_stacks/cost/",
-    "stacks/gpu_fleet_stacks/naming.py",
+    "stacks/gpu_fleet_stacks/core/",
     "stacks/gpu_fleet_stacks/payload/instance_file.py",
 )
 IMPURE = (
     *(
+        "stacks/gpu_fleet_stacks/settings/organization.py",
         "stacks/gpu_fleet_stacks/settings/reader.py",
         "stacks/gpu_fleet_stacks/settings/stack_files.py",
         "stacks/gpu_fleet_stacks/cost/notice.py",
@@ -73,21 +77,20 @@ IMPURE = (
     *(
         "stacks/gpu_fleet_stacks/cost/command.py",
         "stacks/gpu_fleet_stacks/catalog/command.py",
-        "stacks/gpu_fleet_stacks/catalog/refresh/",
     ),
 )
 OUTSIDE = ("pulumi", "pulumi_aws", "pulumi_alicloud", "boto3")
 READER = "stacks/gpu_fleet_stacks/settings/reader.py"
 CONFIGURATION = ("pulumi.Config", "pulumi.runtime.config", "pulumi.config")
-# The modules of the console itself go to every instance and load before any command does.
+# The console's own modules are on every instance and load before any command.
 IN_CONSOLE = 3
 OF_CONSOLE = ("gpu_fleet_image.console", "click", *sys.stdlib_module_names)
 # At the top of stacks/ is only what several rooms need and none owns.
-TOP_NAMES = ("__init__", "__main__", "errors", "files", "listing", "naming", "organization", "program")
+TOP_NAMES = ("__init__", "program")
 TOP_DEPTH = 2
 TOP = {f"stacks/gpu_fleet_stacks/{name}.py" for name in TOP_NAMES}
-# Nothing but the mover raises a desired capacity; `destroy` empties groups, and an acceptance run raises its
-# own throw-away stack's.
+# Only the mover raises a desired capacity; `destroy` empties groups, and an acceptance run raises those of
+# its own throw-away stack.
 RAISES = re.compile("set_desired_capacity|ExecuteScalingRule|ScaleWithAdjustment|execute_policy")
 MAY_RAISE = (
     *(
@@ -100,7 +103,7 @@ MAY_RAISE = (
         "stacks/gpu_fleet_stacks/alicloud/capacity.py",
     ),
 )
-# Folders whose rooms, each a folder or a module in it, can be read with those below it alone.
+# Folders whose rooms (each a folder or a module in it) need only the rooms below them.
 LAYERED = (
     "stacks/gpu_fleet_stacks",
     "image/gpu_fleet_image",
@@ -110,19 +113,19 @@ LAYERED = (
     "training/gpu_fleet_jobs",
 )
 PRODUCT = ("stacks", "image", "training/gpu_fleet", "training/gpu_fleet_jobs")
-# A class name with two homes that is one thing, and why it has them.
+# A class name with two homes that means one thing -> the reason.
 ONE_THING = {
     "AgentCloud": "what the agent needs of a cloud, and the clouds that have it",
     "Engine": "what a teardown needs of the engine, and the engine",
     "Expected": "a table of instance.toml, read by two rooms that may not import each other",
-    "FiniteRange": "a range without NaN, in three rooms that may not import one another",
+    "FiniteRange": "a range without NaN, in two rooms that may not import each other",
     "FleetCallback": "what users import for their library: Hugging Face's Trainer, Lightning",
     "Groups": "what the mover needs of a cloud, and the clouds that have it",
     "Heartbeats": "what a sweep needs of a cloud, and the clouds that have it",
     "Hook": "what the agent completes of a cloud, and the cloud that has it beside the agent",
     "Instances": "what a sweep needs of a cloud, and the clouds that have it",
     "Job": "what a user submits, and what of it an instance needs: rooms that may not import each other",
-    "Leftovers": "what a sweep needs of a cloud, and the clouds that have it",
+    "OrphanedResources": "what a sweep needs of a cloud, and the clouds that have it",
     "Notices": "what the agent needs of a cloud, and the clouds that have it",
     "PlanStep": "what a cloud's room reads of a step of Pulumi's plan, and the step",
     "QuietHours": "a part of the stack file, and of the policy that is written from it",
@@ -132,20 +135,20 @@ ONE_THING = {
 
 
 def rooms(checkout: Checkout) -> Iterator[Finding]:
-    """A room that imports what it may not know."""
+    """Find imports of a room that it may not have."""
     for folder, names in FORBIDDEN.items():
         for module in checkout.modules(folder):
             yield from foreign(module, [name for name in module.imports if _is_of(name, names)])
 
 
 def environments(checkout: Checkout) -> Iterator[Finding]:
-    """What the environments know of the image, of Pulumi and of the configuration."""
+    """Find imports of the image, of Pulumi and of the configuration in the environments."""
     for module in checkout.modules("stacks"):
         yield from of_stacks(module)
 
 
 def console(checkout: Checkout) -> Iterator[Finding]:
-    """A module of the console that imports more than click."""
+    """Find modules of the console that import more than click."""
     for module in (
         module for module in checkout.modules(f"{IMAGE}/console") if module.path.count("/") == IN_CONSOLE
     ):
@@ -153,7 +156,7 @@ def console(checkout: Checkout) -> Iterator[Finding]:
 
 
 def foreign(module: Module, names: Iterable[str]) -> Iterator[Finding]:
-    """The imports of a module that it may not have."""
+    """Return a finding for each forbidden import of a module."""
     return (Finding(module.path, module.imports[name], f"imports {name}: may not know it") for name in names)
 
 
@@ -162,10 +165,12 @@ def _is_of(name: str, rooms: Iterable[str]) -> bool:
 
 
 def of_stacks(module: Module) -> Iterator[Finding]:
-    """What a module of the environments knows and may not, and where it stands."""
-    allowed = OF_IMAGE if module.path.startswith(PAYLOAD) else ()
+    """Find forbidden imports of a module of the environments, and a module in no room."""
+    recipe = ("gpu_fleet_image.recipe",) if module.path.startswith(KNOW_THE_RECIPE) else ()
     image = [
-        name for name in module.imports if name.startswith("gpu_fleet_image.") and not _is_of(name, allowed)
+        name
+        for name in module.imports
+        if name.startswith("gpu_fleet_image.") and not _is_of(name, OF_IMAGE + recipe)
     ]
     yield from foreign(module, image)
     if module.path.startswith(PURE) and not module.path.startswith(IMPURE):
@@ -178,7 +183,7 @@ def of_stacks(module: Module) -> Iterator[Finding]:
 
 
 def program(checkout: Checkout) -> Iterator[Finding]:
-    """The program knows the settings and the clouds, and is short."""
+    """Check that the program imports only the settings and the clouds, and is short."""
     module = checkout.module(PROGRAM)
     own = [name for name in module.imports if name.split(".", 1)[0] in OWN and name != "gpu_fleet_stacks"]
     yield from foreign(module, [name for name in own if not name.startswith(OF_PROGRAM)])
@@ -187,7 +192,7 @@ def program(checkout: Checkout) -> Iterator[Finding]:
 
 
 def circles(checkout: Checkout) -> Iterator[Finding]:
-    """A circle of imports, between modules or between rooms; the ``__init__`` of a folder is a module too."""
+    """Find circles of imports, between modules or between rooms; a folder's ``__init__`` is a module too."""
     for folder in PRODUCT:
         yield from circle(checkout, arrows(checkout.modules(folder)))
     for folder in LAYERED:
@@ -195,9 +200,9 @@ def circles(checkout: Checkout) -> Iterator[Finding]:
 
 
 def arrows(modules: list[Module]) -> Arrows:
-    """Module -> the modules of the same folder that it imports; types count too.
+    """Return module -> the modules of the same folder that it imports; imports for types count too.
 
-    Who imports a module from its package needs that module, not the names that the ``__init__`` hands on.
+    A file that imports a module from its package needs that module, not the names in the ``__init__``.
     """
     names = {module.name for module in modules}
     return {
@@ -207,7 +212,7 @@ def arrows(modules: list[Module]) -> Arrows:
 
 
 def _passed_through(module: Module, names: set[str]) -> set[str]:
-    """The packages from which a file imports modules alone."""
+    """Return the packages from which a file imports modules only."""
     asked: dict[str, set[str]] = {}
     for node in module.all(ast.ImportFrom):
         package = str(node.module)
@@ -216,7 +221,7 @@ def _passed_through(module: Module, names: set[str]) -> set[str]:
 
 
 def between_rooms(folder: str, modules: Arrows) -> Arrows:
-    """Room -> the rooms that it imports, of one folder; a room is a folder in that or a module."""
+    """Return room -> the rooms of a folder that it imports; a room is a folder or a module there."""
     base = folder.partition("/")[2].replace("/", ".")
     found: Arrows = {}
     for name, to in modules.items():
@@ -231,7 +236,7 @@ def _room(module: str, base: str) -> str:
 
 
 def circle(checkout: Checkout, to: Arrows) -> Iterator[Finding]:
-    """The circle of some arrows, where there is one."""
+    """Find a circle in the imports, if there is one."""
     try:
         graphlib.TopologicalSorter(to).prepare()
     except graphlib.CycleError as error:
@@ -247,7 +252,7 @@ def circle(checkout: Checkout, to: Arrows) -> Iterator[Finding]:
 
 
 def homes(checkout: Checkout) -> Iterator[Finding]:
-    """A class name with two meanings, a component with another's type, a raise outside of the mover.
+    """Find a class name with two meanings, a component with another's type, a raise outside of the mover.
 
     The two clouds of one room count as one place.
     """
@@ -268,7 +273,7 @@ def homes(checkout: Checkout) -> Iterator[Finding]:
 
 
 def component_types(checkout: Checkout) -> Iterator[Finding]:
-    """Every component declares a type of its own, of three parts."""
+    """Check that every component declares a type of its own, of three parts."""
     known: set[str] = set()
     for module in checkout.modules("stacks"):
         for node in module.all(ast.Call):

@@ -1,7 +1,8 @@
-"""What a page names is there: links, paths in backticks, rooms on the map above them, tests, packages.
+"""Targets that pages name: links, paths in backticks, rooms on the map, tests, packages.
 
 A path whose first part is a room of the checkout is said from the root; any other from the page's own folder
-or from the package that users import. A file name without a folder is one below the page's own.
+or from the package that users import. A file name without a folder is one below the page's own; on a page
+of the site it may be anywhere.
 """
 
 import fnmatch
@@ -9,7 +10,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from checks.sources import ROOMS, Checkout, Finding, NothingToCheckError, line_of
+from checks.sources import PRODUCT, ROOMS, Checkout, Finding, NothingToCheckError, line_of
 
 PACKAGES = (
     "training/gpu_fleet",
@@ -25,7 +26,7 @@ IN_BACKTICKS = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PATH = re.compile(
     r"[\w.*-]+(?:/[\w.*-]+)*/|(?:[\w.*-]+/)*[\w.*-]+\.(?:py|md|toml|yaml|sh|txt|json|lock|service|timer)"
 )
-# Folders and files that a computer, an instance or a bucket has and the checkout has not.
+# Folders and files of a computer, an instance or a bucket, which the checkout lacks.
 ELSEWHERE = re.compile(
     r"""(?x)
     (?: build | \.venv )/ .*                     # what `make` leaves
@@ -34,28 +35,19 @@ ELSEWHERE = re.compile(
     | (?! stacks | image | training | tests ) .* \.json  # of a run, a bucket or an instance
     """
 )
-# page -> what it names and the checkout has not, and why
+# page -> path that it names and the checkout lacks -> the reason
 NOT_HERE = {
-    "docs/platform.md": {"stacks/Pulumi.research.yaml": "`gpu-fleet new` writes it"},
-    "image/README.md": {
-        "gpu-fleet-bootstrap.service": "a part of the user data",
-        "vendor/": "a folder of the payload",
-    },
+    "docs/explanation/instance-start.md": {"gpu-fleet-bootstrap.service": "a part of the user data"},
+    "docs/how-to/monitor.md": {"provisioning/": "below the folder that the page names"},
+    "image/README.md": {"vendor/": "a folder of the payload"},
     "image/gpu_fleet_image/queue/README.md": dict.fromkeys(
         (".gpu-fleet-accounting/", ".gpu-fleet-queue/"), "on the shared homes"
     ),
-    "image/gpu_fleet_image/controllers/sweep/README.md": dict.fromkeys(
-        ("budget/", "reaper/budget/", "reaper/ledger/", "reaper/leftovers/", "reaper/started/"),
-        "in the bucket",
-    ),
-    "stacks/README.md": {"image/files/": "in the bucket", "reaper/handshake/": "in the bucket"},
-    "stacks/gpu_fleet_stacks/alicloud/README.md": dict.fromkeys(
-        ("closed_buckets.py", "dashboard.py", "first_image.py", "image_roles.py", "sessions.py"),
-        "files that AWS alone has",
-    ),
     "training/README.md": {"train/": "in a data set", "val/": "in a data set"},
 }
+SITE = "docs/"
 MOST_WORDS = 1200  # of the first page
+MOST_LINES = 80  # of a room's README
 CHANGELOG = "CHANGELOG.md"  # it names what was there
 # pytest with one file or folder of tests, and a word of a test's name
 TESTS = re.compile(
@@ -66,14 +58,14 @@ ANY_TESTS = re.compile(r"^\.venv/bin/python -m pytest .*$", re.MULTILINE)
 
 
 def links(checkout: Checkout) -> Iterator[Finding]:
-    """A link to a file that is not there."""
+    """Find links to missing files."""
     for page, line, hit in named(checkout, LINK):
         if not checkout.has(posixpath.join(posixpath.dirname(page), hit[1])):
             yield Finding(page, line, f"the link to {hit[1]} leads nowhere")
 
 
 def commands(checkout: Checkout) -> Iterator[Finding]:
-    """A command that runs tests which are not there."""
+    """Find commands that run missing tests."""
     for page, line, command in named(checkout, ANY_TESTS):
         hit = TESTS.fullmatch(command[0])
         name = re.compile(rf"^ *def test_.*{hit['word'] or ''}" if hit else "", re.MULTILINE)
@@ -82,10 +74,10 @@ def commands(checkout: Checkout) -> Iterator[Finding]:
 
 
 def named(checkout: Checkout, what: re.Pattern[str]) -> Iterator[tuple[str, int, re.Match[str]]]:
-    """(page, line, match) of what pages name.
+    """Return (page, line, match) for each match on a page.
 
     Raises:
-        NothingToCheckError: no page does.
+        NothingToCheckError: there is no match.
     """
     places = [(page, hit) for page in checkout.pages() for hit in what.finditer(checkout.text(page))]
     if not places:
@@ -94,7 +86,7 @@ def named(checkout: Checkout, what: re.Pattern[str]) -> Iterator[tuple[str, int,
 
 
 def paths(checkout: Checkout) -> Iterator[Finding]:
-    """A path in backticks that is not there; an exception that no longer is one."""
+    """Find missing paths in backticks, and exceptions that are no longer needed."""
     for page in checkout.pages():
         text = checkout.text(page)
         words = set(IN_BACKTICKS.findall(BLOCK.sub("", text))) if page != CHANGELOG else set()
@@ -108,27 +100,28 @@ def paths(checkout: Checkout) -> Iterator[Finding]:
 
 
 def is_there(checkout: Checkout, path: str, page: str) -> bool:
-    """Whether a path leads somewhere, said on a page."""
+    """Return whether a page's path exists."""
     bare, folder = path.removesuffix("/"), posixpath.dirname(page)
     if path.partition("/")[0] in ROOMS:
         return checkout.has(bare)
     if path.endswith((".service", ".timer")):
         return bool(_below(checkout, "image", path))
     if "/" not in path:
-        return checkout.has(path) or bool(_below(checkout, folder, path))
+        start = "" if page.startswith(SITE) else folder
+        return checkout.has(path) or bool(_below(checkout, start, path))
     return any(checkout.has(posixpath.join(start, bare)) for start in ("", folder, *PACKAGES))
 
 
 def _below(checkout: Checkout, folder: str, name: str) -> list[str]:
-    """The files of a name that lie below a folder."""
+    """Return the files of a name below a folder."""
     inside = [path for path in checkout.paths if not folder or path.startswith(f"{folder}/")]
     return fnmatch.filter((posixpath.basename(path) for path in inside), name)
 
 
 def maps(checkout: Checkout) -> Iterator[Finding]:
-    """A room that is not on the map of the README above it.
+    """Find rooms that are not on the map of the README above them.
 
-    A room is a package, or has a README of its own; the rest of the top has neither.
+    A room is a package, or has a README of its own; other folders have neither.
     """
     marked = {
         posixpath.dirname(path)
@@ -148,7 +141,7 @@ def maps(checkout: Checkout) -> Iterator[Finding]:
 
 
 def dependencies(checkout: Checkout) -> Iterator[Finding]:
-    """A package that is pinned and of which the table does not say why."""
+    """Find pinned packages that the table of CONTRIBUTING.md lacks."""
     files = [path for path in checkout.paths if posixpath.basename(path) == "requirements.txt"]
     pinned = {
         name: path
@@ -163,7 +156,7 @@ def dependencies(checkout: Checkout) -> Iterator[Finding]:
 
 
 def front_page(checkout: Checkout) -> Iterator[Finding]:
-    """A first page that is longer than a newcomer reads: what it says belongs into docs/."""
+    """Find a first page that is longer than newcomers read; its details belong into docs/."""
     words = len(checkout.text("README.md").split())
     if not words:
         raise NothingToCheckError("README.md is empty")
@@ -171,4 +164,11 @@ def front_page(checkout: Checkout) -> Iterator[Finding]:
         yield Finding("README.md", 1, f"has {words} words, allowed: {MOST_WORDS}")
 
 
-CHECKS = (links, commands, paths, maps, dependencies, front_page)
+def rooms(checkout: Checkout) -> Iterator[Finding]:
+    """Find each room's README that is too long: what a user reads belongs into docs/."""
+    for page in checkout.files(*PRODUCT, suffix="/README.md"):
+        if (lines := checkout.text(page).count("\n")) > MOST_LINES:
+            yield Finding(page, 1, f"has {lines} lines, allowed: {MOST_LINES}")
+
+
+CHECKS = (links, commands, paths, maps, dependencies, front_page, rooms)

@@ -1,6 +1,6 @@
-"""Each version is written once, and every lock is of the requirements, by hash.
+"""Versions and locks: each version is written once, and each lock fits its requirements, with hashes.
 
-A finding in a lock goes away by `make lock`.
+`make lock` removes a finding in a lock.
 """
 
 import re
@@ -19,7 +19,7 @@ NAME = re.compile(r"^([\w.-]+)", re.MULTILINE)
 
 
 def requirements(checkout: Checkout) -> Iterator[Finding]:
-    """Each requirements file has a lock, and each package that it names a version in one of them."""
+    """Check that each requirements file has a lock, and that each package in it has one version in all."""
     there = [path for path in checkout.paths if path.rpartition("/")[2] == "requirements.txt"]
     for path in {*there} ^ {*REQUIREMENTS}:
         yield Finding(path, 1, "is not there, or .ci/environment.py locks it nowhere")
@@ -32,7 +32,7 @@ def requirements(checkout: Checkout) -> Iterator[Finding]:
 
 
 def locks(checkout: Checkout) -> Iterator[Finding]:
-    """A lock that is of other requirements, or holds a package for which any file could stand."""
+    """Find locks of other requirements, and locked packages without a hash."""
     for lock, sources in environment.REQUIREMENTS.items():
         have = pins(checkout.text(lock)) | locked(checkout)
         for path in sources:
@@ -44,12 +44,12 @@ def locks(checkout: Checkout) -> Iterator[Finding]:
 
 
 def locked(checkout: Checkout) -> dict[str, str]:
-    """Name -> version of the development environment."""
+    """Return name -> version of the development environment."""
     return pins(checkout.text(environment.LOCK)) | pins(checkout.text(environment.TORCH_PYPI))
 
 
 def without_hash(lock: str, text: str) -> Iterator[Finding]:
-    """The packages of a lock that have no hash."""
+    """Find packages of a lock without a hash."""
     blocks = list(re.finditer(r"^[a-z0-9].*(?:\n[ #].*)*", text, re.MULTILINE))
     if not blocks:
         yield Finding(lock, 1, "locks no package")
@@ -59,7 +59,7 @@ def without_hash(lock: str, text: str) -> Iterator[Finding]:
 
 
 def torch(checkout: Checkout) -> Iterator[Finding]:
-    """One version of torch, whoever builds it."""
+    """Check that all builds of torch have one version."""
     wanted = f"{locked(checkout).get('torch')}+cpu"
     for version in set(re.findall(r"^torch==(\S+)", checkout.text(CPU_TORCH), re.MULTILINE)) or {"none"}:
         if version != wanted:
@@ -67,7 +67,7 @@ def torch(checkout: Checkout) -> Iterator[Finding]:
 
 
 def wheels(checkout: Checkout) -> Iterator[Finding]:
-    """A version that an image carries and no test has seen; a lock may have one for each Python."""
+    """Find wheels of an image in versions that no test uses; a lock may have one for each Python."""
     tested = "".join(checkout.text(lock) for lock in (environment.LOCK, environment.TORCH_PYPI))
     for listing in (f"image/gpu_fleet_image/recipe/wheels/{base}.txt" for base in PYTHONS):
         text = checkout.text(listing)
@@ -79,7 +79,7 @@ def wheels(checkout: Checkout) -> Iterator[Finding]:
 
 
 def beside_the_locks(checkout: Checkout) -> Iterator[Finding]:
-    """What pyproject.toml says once more is what is tested; a module of tests asks `tests.pins`."""
+    """Check that the versions repeated in pyproject.toml are the tested ones; tests use `tests.pins`."""
     extras = tomllib.loads(checkout.text(DATA)).get("project", {}).get("optional-dependencies", {})
     if not (data := pins("\n".join(extras.get("data", ())))):
         raise NothingToCheckError(f"{DATA}: no version of the extra data")

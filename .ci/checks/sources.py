@@ -1,4 +1,4 @@
-"""The files of a checkout, each read and parsed once, and what a check says of them."""
+"""The files of a checkout, each read and parsed once, and the findings of checks."""
 
 import ast
 import os
@@ -31,11 +31,11 @@ class Finding(NamedTuple):
 
 
 class NothingToCheckError(Exception):
-    """A check that has nothing to look at holds nothing: its files or rows were moved."""
+    """A check has nothing to look at: its files or rows were moved."""
 
 
 class Module:
-    """A Python file: its nodes by kind, of the whole and of each statement at its top."""
+    """A Python file with its nodes by kind, for the whole file and for each of its top statements."""
 
     def __init__(self, path: str, text: str) -> None:
         self.path, self.text = path, text
@@ -45,19 +45,19 @@ class Module:
         self.statements = [(statement, _by_kind(statement)) for statement in ast.parse(text, path).body]
 
     def all(self, kind: type[N]) -> Iterator[N]:
-        """Every node of this very kind."""
+        """Yield every node of exactly this kind."""
         for _, nodes in self.statements:
             yield from nodes.get(kind, ())  # type: ignore[misc] # they are of that kind
 
     @cached_property
     def notes(self) -> list[ast.Constant]:
-        """Its docstrings: texts that are statements."""
+        """Docstrings and other texts that are statements."""
         values = (node.value for node in self.all(ast.Expr))
         return [value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
 
     @cached_property
     def imports(self) -> dict[str, int]:
-        """Every module that it imports, anywhere, and every name that may be one -> the line."""
+        """Imported modules, and imported names that may be modules -> line."""
         found = {alias.name: node.lineno for node in self.all(ast.Import) for alias in node.names}
         for node in self.all(ast.ImportFrom):
             names = (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
@@ -66,7 +66,7 @@ class Module:
 
 
 class Checkout:
-    """The files of a folder, or of texts that stand for one."""
+    """The files of a folder, or texts in their place."""
 
     def __init__(self, root: Path, texts: Mapping[str, str] | None = None) -> None:
         self.root = root
@@ -76,10 +76,10 @@ class Checkout:
         self.folders = {above for path in self.paths for above in _above(path)}
 
     def files(self, *folders: str, suffix: str = "") -> list[str]:
-        """The files below folders, in order.
+        """Return the files below folders, in order.
 
         Raises:
-            NothingToCheckError: there is none.
+            NothingToCheckError: there are none.
         """
         starts = tuple(f"{folder}/" for folder in folders)
         found = [path for path in self.paths if path.startswith(starts) and path.endswith(suffix)]
@@ -88,14 +88,14 @@ class Checkout:
         return found
 
     def pages(self) -> list[str]:
-        """Every Markdown page, of the rooms and at the top."""
+        """Return every Markdown page, of the rooms and at the top."""
         found = [path for path in self.paths if path.endswith(".md")]
         if not found:
             raise NothingToCheckError("no page to check")
         return found
 
     def text(self, path: str) -> str:
-        """The text of a file, empty where there is none."""
+        """Return the text of a file; empty if it is missing."""
         if path not in self._texts:
             file = self.root / path
             known = path in self._known
@@ -103,17 +103,17 @@ class Checkout:
         return self._texts[path]
 
     def module(self, path: str) -> Module:
-        """A Python file, parsed."""
+        """Return a Python file, parsed."""
         if path not in self._modules:
             self._modules[path] = Module(path, self.text(path))
         return self._modules[path]
 
     def modules(self, *folders: str) -> list[Module]:
-        """Every Python file below folders, parsed."""
+        """Return every Python file below folders, parsed."""
         return [self.module(path) for path in self.files(*folders, suffix=".py")]
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file or folder; a `*` stands for any part of a name."""
+        """Return whether there is such a file or folder; a `*` matches any part of a name."""
         path = posixpath.normpath(path)
         if "*" not in path:
             return path in self._known or path in self.folders or path == "."
@@ -126,12 +126,12 @@ class Checkout:
 
 
 def line_of(text: str, part: str | int) -> int:
-    """The line of a text in which a part begins; the first where it has none."""
+    """Return the line of a text in which a part begins; the first line if the part is missing."""
     return text.count("\n", 0, max(text.find(part) if isinstance(part, str) else part, 0)) + 1
 
 
 def _listed(root: Path) -> Iterator[str]:
-    """The files at the top, and those of the rooms but what Python compiled."""
+    """Yield the files at the top, and those of the rooms without the output of tools."""
     yield from (path.name for path in root.iterdir() if path.is_file())
     for room in ROOMS:
         for folder, folders, names in os.walk(root / room):
@@ -146,7 +146,7 @@ def _above(path: str) -> Iterator[str]:
 
 
 def _by_kind(start: ast.AST) -> Nodes:
-    """A node and all below it, by kind: as `ast.walk`, in half the time."""
+    """Return a node and all nodes below it, by kind; like `ast.walk`, in half the time."""
     found: Nodes = defaultdict(list)
     left = [start]
     while left:

@@ -1,4 +1,4 @@
-"""Files that are written from another, or read off a cloud's documentation: each as its source has it."""
+"""Files that are generated, or copied from a cloud's documentation: each must match its source."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ WORD = re.compile(r"\w+")
 
 
 def actions(checkout: Checkout) -> Iterator[Finding]:
-    """Each action of Alibaba Cloud has its page and the day of reading, and a stand-in that answers it."""
+    """Check that each action of Alibaba Cloud has its page, the day of reading, and a stand-in in tests."""
     text = checkout.text(ACTIONS)
     rows: dict[str, Any] = tomllib.loads(text)
     if not rows:
@@ -41,7 +41,7 @@ def actions(checkout: Checkout) -> Iterator[Finding]:
 
 
 def regions(checkout: Checkout) -> Iterator[Finding]:
-    """The regions of AWS are those of the SDK, and the price lists are of regions that a stack may be in."""
+    """Check that AWS regions are those of the SDK, and that price lists name only known regions."""
     known = {cloud: set(table["regions"]) for cloud, table in tomllib.loads(checkout.text(REGIONS)).items()}
     for region in sorted(known.get("aws", set()) ^ _of_sdk()):
         yield Finding(REGIONS, 1, f"{region} is either not listed or not in the SDK")
@@ -54,7 +54,7 @@ def regions(checkout: Checkout) -> Iterator[Finding]:
 
 
 def _of_sdk() -> set[str]:
-    spec = importlib.util.find_spec("botocore")  # importing it would take longer than all of this
+    spec = importlib.util.find_spec("botocore")  # importing it would take longer than this whole check
     assert spec is not None
     assert spec.origin is not None
     content = json.loads((Path(spec.origin).parent / "data" / "partitions.json").read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def _of_sdk() -> set[str]:
 
 
 def written(checkout: Checkout) -> Iterator[Finding]:
-    """The JSON Schema of a stack file and the page of its keys are those of the settings."""
+    """Check that the JSON Schema of a stack file and the page of its keys match the settings."""
     schema = json.dumps(reference.json_schema(), indent=1) + "\n"
     schema_file = reference.FILE.relative_to(projects.OWN)
     for file, text in (

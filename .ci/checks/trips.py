@@ -1,8 +1,8 @@
-"""Three trips through the house, as the READMEs draw them: the files a reader opens from end to end.
+"""Three trips through the house, drawn in the READMEs: the files that a reader opens from end to end.
 
 A README holds a block ``text`` whose first line is ``trip: ...``. Each line after it is a stop: a file, the
 name in it that the trip passes, and what happens there. Every stop must be tied to the one before it, by an
-import or by a text that both files hold, or to the earlier one that ``BY_AN_OBJECT`` names.
+import or by a text in both files, or to the earlier one that ``BY_AN_OBJECT`` names.
 """
 
 import ast
@@ -14,8 +14,8 @@ from typing import NamedTuple
 from checks.sources import Checkout, Finding, Module, NothingToCheckError, line_of
 
 TRIP = re.compile(r"^```text\ntrip: [^\n]+\n(?P<stops>.*?)^```$", re.MULTILINE | re.DOTALL)
-# README -> every file that a reader opens, in order: ties alone would not show a stop that a drawing leaves
-# out, where the two beside it are tied to each other.
+# README -> every file that a reader opens, in order: ties alone would not show that a drawing lacks a stop
+# whose neighbours are tied to each other.
 TRIPS = {
     "stacks/README.md": [
         "stacks/Pulumi.aws-prod.yaml",
@@ -38,15 +38,16 @@ TRIPS = {
     ],
     "image/gpu_fleet_image/controllers/sweep/README.md": [
         "image/gpu_fleet_image/instance/agent/sensors/gpu.py",
-        "image/gpu_fleet_image/instance/agent/sensors/look.py",
+        "image/gpu_fleet_image/instance/agent/sensors/poll.py",
         "image/gpu_fleet_image/instance/agent/loop.py",
         "image/gpu_fleet_image/instance/agent/judge.py",
-        "image/gpu_fleet_image/instance/agent/command.py",
         "image/gpu_fleet_image/instance/agent/publish.py",
         "image/gpu_fleet_image/controllers/sweep/evidence.py",
         "image/gpu_fleet_image/providers/aws/metrics.py",
-        "image/gpu_fleet_image/controllers/sweep/verdict.py",
         "image/gpu_fleet_image/controllers/sweep/sweep.py",
+        "image/gpu_fleet_image/controllers/sweep/verdict.py",
+        "image/gpu_fleet_image/controllers/sweep/rules.py",
+        "image/gpu_fleet_image/controllers/sweep/next_step.py",
         "image/gpu_fleet_image/core/handshake.py",
         "image/gpu_fleet_image/instance/agent/answers.py",
         "image/gpu_fleet_image/instance/agent/listening.py",
@@ -54,11 +55,11 @@ TRIPS = {
         "image/gpu_fleet_image/providers/aws/instances.py",
     ],
 }
-# What hands a trip on where no import does: the text that both files hold.
+# Ties without an import: a text in both files.
 HANDED_ON = {
     ("stacks/Pulumi.aws-prod.yaml", "stacks/gpu_fleet_stacks/settings/schema.py"): "network",
     (
-        "image/gpu_fleet_image/instance/agent/sensors/look.py",
+        "image/gpu_fleet_image/instance/agent/sensors/poll.py",
         "image/gpu_fleet_image/instance/agent/loop.py",
     ): "sample(",
     (
@@ -75,14 +76,14 @@ HANDED_ON = {
     ): "terminate",
 }
 SWEEP = "image/gpu_fleet_image/controllers/sweep"
-# Stops that the one before reaches through an object alone -> the stop that brings it.
+# Stop that the one before reaches only through an object -> the stop that provides the object.
 BY_AN_OBJECT = {
     "training/gpu_fleet/step/spread.py": "training/gpu_fleet/trainer/prepared_run.py",
     "training/gpu_fleet/step/evaluation.py": "training/gpu_fleet/trainer/loop.py",
-    f"{SWEEP}/verdict.py": f"{SWEEP}/evidence.py",
+    f"{SWEEP}/sweep.py": f"{SWEEP}/evidence.py",
     f"{SWEEP}/carry_out.py": f"{SWEEP}/sweep.py",
 }
-# A folder that hands on what one of its modules has.
+# Folders that re-export names of one of their modules.
 FACES = {
     "gpu_fleet_stacks.settings": "gpu_fleet_stacks.settings.schema",
     "gpu_fleet_stacks.catalog": "gpu_fleet_stacks.catalog.lookup",
@@ -98,7 +99,7 @@ class Stop(NamedTuple):
 
 
 def drawings(checkout: Checkout) -> Iterator[Finding]:
-    """A drawing that is not the trip, a stop that leads nowhere, is tied to none or is called at none."""
+    """Find drawings that differ from the trip, and stops that are missing, untied or not called."""
     for readme, files in TRIPS.items():
         stops = drawn(readme, checkout.text(readme))
         if [stop.file for stop in stops] != files:
@@ -110,7 +111,7 @@ def drawings(checkout: Checkout) -> Iterator[Finding]:
 
 
 def drawn(readme: str, text: str) -> list[Stop]:
-    """The stops of a README's drawing."""
+    """Return the stops of a README's drawing."""
     drawing = TRIP.search(text)
     if drawing is None or not drawing["stops"]:
         raise NothingToCheckError(f"{readme}: draws no trip")
@@ -120,7 +121,7 @@ def drawn(readme: str, text: str) -> list[Stop]:
 
 
 def of_trip(checkout: Checkout, stops: list[Stop]) -> Iterator[tuple[Stop, str]]:
-    """(stop, what is wrong with it) of a trip whose files are the right ones."""
+    """Yield (stop, problem) of a trip with the right files."""
     by_file = {stop.file: stop for stop in stops}
     words = {stop: _used(checkout, stop) for stop in stops}
     for stop in stops:
@@ -132,7 +133,7 @@ def of_trip(checkout: Checkout, stops: list[Stop]) -> Iterator[tuple[Stop, str]]
             yield stop, f"is tied neither to {before.file} nor to another by BY_AN_OBJECT"
         if brought_by and _tied(checkout, stop, before):
             yield stop, "needs no row in BY_AN_OBJECT"
-        # a method is called on an object that comes from elsewhere
+        # a method may be called on an object from elsewhere
         if not any(stop.name.rpartition(".")[2] in used for used in words.values()):
             yield stop, "no stop of the trip calls it"
 
@@ -142,7 +143,7 @@ def _module(checkout: Checkout, stop: Stop) -> Module:
 
 
 def _defined(checkout: Checkout, stop: Stop) -> set[str]:
-    """Every class, function and method of a Python file; every key of a YAML file."""
+    """Return every class, function and method of a Python file, or every key of a YAML file."""
     if not stop.file.endswith(".py"):
         return set(re.findall(r"([\w-]+):", checkout.text(stop.file)))
     module = _module(checkout, stop)
@@ -158,14 +159,14 @@ def _defined(checkout: Checkout, stop: Stop) -> set[str]:
 
 
 def _used(checkout: Checkout, stop: Stop) -> set[str]:
-    """The names that the file of a stop uses."""
+    """Return the names that the file of a stop uses."""
     module = _module(checkout, stop)
     names = {node.id for node in module.all(ast.Name)}
     return names | {node.attr for node in module.all(ast.Attribute)}
 
 
 def _tied(checkout: Checkout, stop: Stop, other: Stop) -> bool:
-    """Whether one of two stops imports the other, or both hold the text that hands the trip on."""
+    """Return whether one of two stops imports the other, or both hold the text that ties them."""
     handed = HANDED_ON.get((other.file, stop.file))
     if handed is not None:
         return all(handed in checkout.text(file) for file in (stop.file, other.file))

@@ -1,7 +1,4 @@
-"""What the rooms define, the product uses: a name that tests alone know is theirs, or nobody's.
-
-And no test, nor a helper of tests, leaves a function, class or constant behind that no test uses.
-"""
+"""Unused names: the product must use each name that its rooms define, and tests each helper of theirs."""
 
 import ast
 import re
@@ -13,7 +10,7 @@ from checks.sources import Checkout, Finding, Module, line_of
 CONFIGURATION = ("image/gpu_fleet_image/recipe/rootfs", "image/gpu_fleet_image/recipe/steps")
 CONFIGURATION_FILES = ("pyproject.toml", "Makefile", "image/gpu_fleet_image/recipe/provision.sh")
 BY_CLICK = re.compile(r"\b(command|group)\b")
-# By its name or its room's: a module that is chosen by the cloud's name, or that another program calls.
+# Names that are called by name: of a module that the cloud's name selects, or by another program.
 CALLED_BY_NAME = {
     **dict.fromkeys(
         ("connect", "instances", "caller", "account_id", "AgentCloud"),
@@ -34,17 +31,17 @@ CALLED_BY_NAME = {
     "namespace": "tests of the reaper say the namespace as agents have it, who take it from instance.toml",
     "unpack": "tests/image fetches cloud-init with the apt of the recipe",
 }
-# At the top of a module of tests: a function, a class, or what a name is set to.
+# Definition at the top of a test module: a function, a class, or a constant.
 DEFINITION = re.compile(r"^(?:(?:def|class) (\w+)|([A-Z_]+)(?:: [^\n=]+)? = )", re.MULTILINE)
 WORD = re.compile(r"\w+")
-# By name, or for its effect: pytest calls it.
+# Names that pytest calls, by name or for their effect.
 BY_PYTEST = re.compile(r"test_|Test|pytest_|__")
-# A decorator that keeps what it is given, as those of plays, mutants and commands do; these do not.
+# Decorators that register the function, as those of plays, mutants and commands do; these do not.
 KEEPS = re.compile(r"^@(?!pytest\.fixture|cache|contextmanager|dataclass)|autouse=True", re.MULTILINE)
 
 
 def names(checkout: Checkout) -> Iterator[Finding]:
-    """A name of the rooms that nothing of the product uses; a reason that none needs."""
+    """Find names of the rooms that the product does not use, and exceptions that are not needed."""
     modules = [
         checkout.module("__main__.py"),
         *checkout.modules("image", "stacks", "training/gpu_fleet", "training/gpu_fleet_jobs"),
@@ -62,7 +59,7 @@ def names(checkout: Checkout) -> Iterator[Finding]:
 
 
 def names_of(node: ast.stmt) -> list[str]:
-    """The names that a statement at the top defines, but for commands, which click registers."""
+    """Return the names that a top statement defines, without commands, which click registers."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         called = any(BY_CLICK.search(ast.unparse(decorator)) for decorator in node.decorator_list)
         return [] if called or node.name.startswith("__") else [node.name]
@@ -72,7 +69,7 @@ def names_of(node: ast.stmt) -> list[str]:
 
 
 def taken_from_others(module: Module) -> set[tuple[str, str]]:
-    """(module, name) of what a module takes from another."""
+    """Return (module, name) of each name that a module uses of another."""
     known = {
         alias.asname or alias.name: alias.name for node in module.all(ast.Import) for alias in node.names
     }
@@ -85,7 +82,7 @@ def taken_from_others(module: Module) -> set[tuple[str, str]]:
 
 
 def _dotted(node: ast.expr) -> str:
-    """`a.b` of an expression that is such a chain of names, else an empty text."""
+    """Return `a.b` for an expression that is a chain of names, or else an empty text."""
     if isinstance(node, ast.Attribute):
         owner = _dotted(node.value)
         return f"{owner}.{node.attr}" if owner else ""
@@ -93,14 +90,14 @@ def _dotted(node: ast.expr) -> str:
 
 
 def texts(checkout: Checkout, modules: list[Module]) -> str:
-    """Where a name may stand as text, such as the console's table."""
+    """Return the texts in which a name may be used, such as the console's table."""
     files = (*CONFIGURATION_FILES, *checkout.files(*CONFIGURATION))
     strings = (node.value for module in modules for node in module.all(ast.Constant))
     return "\n".join([*map(checkout.text, files), *(text for text in strings if isinstance(text, str))])
 
 
 def unused(module: Module, taken: set[tuple[str, str]], said: str) -> Iterator[tuple[str, int]]:
-    """(name, line) of what neither another module, nor another statement of its own, nor a text uses."""
+    """Yield (name, line) of names that no other module, no other statement of the module and no text uses."""
     within = set()
     for statement, nodes in module.statements:
         words = {node.id for node in nodes.get(ast.Name, ()) if isinstance(node, ast.Name)}
@@ -121,7 +118,10 @@ def _is_said(module: str, name: str, said: str) -> bool:
 
 
 def helpers(checkout: Checkout) -> Iterator[Finding]:
-    """A name of tests that its own module has once, and no other has beside the module's name."""
+    """Find helpers of tests that no test uses.
+
+    A helper is used if its own module has its name twice, or another module has it beside the module's name.
+    """
     paths = checkout.files("tests", suffix=".py")
     words = {path: Counter(WORD.findall(checkout.text(path))) for path in paths}
     for path in paths:
@@ -135,10 +135,10 @@ def helpers(checkout: Checkout) -> Iterator[Finding]:
 
 
 def defined(text: str) -> Iterator[tuple[str, int]]:
-    """(name, line) of what a module of tests defines for itself, not for pytest or a list of plays."""
+    """Yield (name, line) of a test module's own definitions, not of those for pytest or a list of plays."""
     for hit in DEFINITION.finditer(text):
         name, above = hit[1] or hit[2], text[: hit.start()]
-        is_code = above.count('"""') % 2 == 0  # and no program that is a text here
+        is_code = above.count('"""') % 2 == 0  # not a program in a string
         if is_code and not BY_PYTEST.match(name) and not KEEPS.search(above.rpartition("\n\n")[2]):
             yield name, line_of(text, hit.start())
 

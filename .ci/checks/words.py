@@ -1,6 +1,6 @@
-"""The field's words, in what users read: messages, help texts and READMEs.
+"""The field's words, in text that users read: messages, help texts and READMEs.
 
-One list for all rooms, and for what those who work on them read: docstrings and comments.
+One list serves all rooms, and also what their developers read: docstrings and comments.
 """
 
 import ast
@@ -29,7 +29,7 @@ IN_NOTES = {
     r"\bended (?:one|instance)s?\b": "terminated or stopped",
     r"\binstance goes\b(?! (?:on|to|by|into|through)\b)|; goes\b": "is interrupted, stopped or terminated",
 }
-# the same in what users read; a docstring may say where a loop ends
+# further words for users' texts; a docstring may say where a loop ends
 FOR_USERS = IN_NOTES | {
     r"\ball (?:it|they) meant to\b": "had failed actions",
     r"\bend(?:s|ed|ing)? (?:it|them|that one|nobody|none|any|(?:any|no)thing|instances?)\b": "terminate",
@@ -37,6 +37,11 @@ FOR_USERS = IN_NOTES | {
     r"\bends (?:if unused|of idle)\b|\b(?:confirmed|every) ends?\b|\bdenies the end\b": "terminate",
     r"\bmarked, ended\b|\} ended\b(?! (?:as|with))|\bby \{\} ends\b|\bsweep ends\b": "terminated or stopped",
 }
+# A docstring begins with a verb or a noun phrase; ruff's D401 holds the verbs of functions to the imperative.
+NO_BEGINNING = re.compile(
+    r"(?:What|Whether|As|Of|But|Where|How|Who|Whose|Why|When|Which|Those|For|That|The same|So|If)\b"
+)
+PLAIN = ("stacks", "training", ".ci")  # rooms that keep this; image follows once it is rewritten
 # a name of product code says what it holds
 NAMELESS = {"one", "found", "told", "tell", "tells", "Found", "Word", "machine", "machines"}
 HOUSE_PARTS = {"told", "tell", "tells", "machine", "machines", "somebody"}
@@ -53,49 +58,52 @@ EXCEPTIONS = {
     "image/gpu_fleet_image/recipe/packages.toml": {"[machine]": "a name of deployed images' package groups"},
     "image/gpu_fleet_image/recipe/steps/10-base.sh": {"install_group machine": "the same"},
     "image/gpu_fleet_image/recipe/steps/90-seal.sh": {"machine-id": "systemd's own name"},
-    "image/gpu_fleet_image/console/users/status.py": {"told apart": "tell apart, set off from one another"},
-    "image/gpu_fleet_image/instance/agent/listening.py": {"told apart": "the same"},
     "training/gpu_fleet/metrics/goodput.py": {"Large-Scale Machine Learning": "the title of a paper"},
     "stacks/gpu_fleet_stacks/settings/schema.py": {"people: login name": "the key access.people"},
     "stacks/gpu_fleet_stacks/monitoring/grafana.py": {
         'job="machine"': "a label of the scrapes of stacks that are deployed"
     },
-    "stacks/gpu_fleet_stacks/aws/README.md": {
-        "    people:": "a key of the stack file",
-        "`people.py`": "a module's name",
-    },
-    "docs/settings.md": {"| `people` |": "a key of the stack file"},
-    "stacks/gpu_fleet_stacks/acceptance/README.md": {"pool `people`": "the name of a pool"},
-    "stacks/gpu_fleet_stacks/alicloud/README.md": {
-        "`people: launch`": "a step of the acceptance run, named by its pool",
-        "`people.py`": "a module's name",
-    },
+    "stacks/gpu_fleet_stacks/aws/README.md": {"`people.py`": "a module's name"},
+    "docs/reference/settings.md": {"| `people` |": "a key of the stack file"},
+    "docs/how-to/accounts.md": {"  people:": "a key of the stack file"},
+    "docs/explanation/clouds.md": {"`people: launch`": "a step of the acceptance run, named by its pool"},
+    "stacks/gpu_fleet_stacks/alicloud/README.md": {"`people.py`": "a module's name"},
 }
 
 
 def of_modules(checkout: Checkout) -> Iterator[Finding]:
-    """A house word in a message, a docstring, a comment or a name."""
+    """Find house words in messages, docstrings, comments and names."""
     for module in checkout.modules(*PRODUCT):
         yield from hits(module.path, texts(module), FOR_USERS)
         yield from hits(module.path, notes(module), IN_NOTES)
         yield from nameless(module)
 
 
+def beginnings(checkout: Checkout) -> Iterator[Finding]:
+    """Find docstrings that begin with a question word, a conjunction or a preposition."""
+    for module in (module for room in PLAIN for module in checkout.modules(room)):
+        for note in module.notes:
+            if hit := NO_BEGINNING.match(str(note.value).lstrip()):
+                yield Finding(
+                    module.path, note.lineno, f"begins with {hit[0]!r}: write a verb or a noun phrase"
+                )
+
+
 def of_documents(checkout: Checkout) -> Iterator[Finding]:
-    """A house word in a page, a script, a unit or settings."""
+    """Find house words in pages, scripts, units and settings."""
     for path in documents(checkout):
         yield from hits(path, enumerate(checkout.text(path).splitlines(), 1), FOR_USERS)
 
 
 def exceptions(checkout: Checkout) -> Iterator[Finding]:
-    """An exception for a text that is gone."""
+    """Find exceptions for texts that no longer exist."""
     for path, allowed in EXCEPTIONS.items():
         gone = [part for part in allowed if part not in checkout.text(path)]
         yield from (Finding(path, 1, f"exception {part!r} is not there") for part in gone)
 
 
 def documents(checkout: Checkout) -> list[str]:
-    """Pages, scripts, units and settings: of the rooms, at the top, and the tests' own page."""
+    """Return pages, scripts, units and settings: of the rooms, at the top, and the tests' own page."""
     rooms = checkout.files(*PRODUCT, "docs", ".ci")
     top = [path for path in checkout.paths if "/" not in path and path.endswith(".md")]
     found = [path for path in (*top, "tests/README.md", *rooms) if not path.endswith(NO_TEXTS)]
@@ -105,7 +113,7 @@ def documents(checkout: Checkout) -> list[str]:
 
 
 def hits(path: str, lines: Lines, words: Mapping[str, str]) -> Iterator[Finding]:
-    """Every house word of the texts of a file, but for the exceptions."""
+    """Find every house word in the texts of a file, without the exceptions."""
     allowed, any_word = EXCEPTIONS.get(path, {}), re.compile("|".join(words), re.IGNORECASE)
     for line, text in lines:
         left = reduce(lambda rest, part: rest.replace(part, ""), allowed, text)
@@ -118,7 +126,7 @@ def hits(path: str, lines: Lines, words: Mapping[str, str]) -> Iterator[Finding]
 
 
 def texts(module: Module) -> Lines:
-    """The strings of a module that users read; one of a single word is a key, a name or a path."""
+    """Return the strings of a module that users read; a single word is a key, a name or a path."""
     formatted = list(module.all(ast.JoinedStr))
     apart = {id(part) for text in formatted for part in text.values} | {id(note) for note in module.notes}
     strings = [(text.lineno, _flat(text)) for text in formatted]
@@ -131,21 +139,21 @@ def texts(module: Module) -> Lines:
 
 
 def _flat(text: ast.JoinedStr) -> str:
-    """A formatted text, with {} for each value."""
+    """Return a formatted text, with {} for each value."""
     return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in text.values)
 
 
 def notes(module: Module) -> Lines:
-    """What those read who work on a module: its docstrings and its comments."""
+    """Yield the texts for a module's developers: its docstrings and its comments."""
     yield from ((note.lineno, str(note.value)) for note in module.notes)
-    if re.search(f"#.*(?:{'|'.join(IN_NOTES)})", module.text, re.IGNORECASE):  # else spare the seconds
+    if re.search(f"#.*(?:{'|'.join(IN_NOTES)})", module.text, re.IGNORECASE):  # tokenizing all takes seconds
         for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
             if token.type == tokenize.COMMENT:
                 yield token.start[0], token.string
 
 
 def nameless(module: Module) -> Iterator[Finding]:
-    """A name that says nothing, or says it in a word of the house."""
+    """Find names that say nothing, or use a house word."""
     for name, line in bound_names(module):
         bare = name.strip("_")
         if bare in NAMELESS or HOUSE_PARTS & set(bare.lower().split("_")):
@@ -153,7 +161,7 @@ def nameless(module: Module) -> Iterator[Finding]:
 
 
 def bound_names(module: Module) -> Iterator[tuple[str, int]]:
-    """Every name that a module binds: variable, attribute, argument, function, class, alias."""
+    """Yield every name that a module binds: variable, attribute, argument, function, class, alias."""
     for name in module.all(ast.Name):
         if isinstance(name.ctx, ast.Store):
             yield name.id, name.lineno
@@ -166,4 +174,4 @@ def bound_names(module: Module) -> Iterator[tuple[str, int]]:
     yield from ((node.asname or "", node.lineno) for node in module.all(ast.alias))
 
 
-CHECKS = (of_modules, of_documents, exceptions)
+CHECKS = (of_modules, beginnings, of_documents, exceptions)

@@ -2,7 +2,7 @@
 
 
 def main() -> None:
-    """Build the selected stack, in a process that Pulumi started; other users of the room need no Pulumi."""
+    """Build the selected stack in a process that Pulumi started; other users of the room need no Pulumi."""
     from gpu_fleet_stacks.program import main as build_selected  # noqa: PLC0415 - see above
 
     build_selected()

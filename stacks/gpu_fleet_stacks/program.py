@@ -3,12 +3,12 @@
 import pulumi
 
 from gpu_fleet_stacks.catalog import Cloud
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings import Stack, reader
 
 
 def main() -> None:
-    """Build the selected stack; what cannot be built is one message and no traceback."""
+    """Build the selected stack; a refusal is one message without a traceback."""
     try:
         stack = reader.load()
         exports = build(stack)
@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def build(stack: Stack) -> dict[str, object]:
-    """Hand the settings to their cloud; each is imported only when asked for, their SDKs are large."""
+    """Build the stack by its cloud's module; only that one is imported, since the SDKs are large."""
     if stack.cloud is Cloud.AWS:
         from gpu_fleet_stacks.aws.stack import build as build_aws  # noqa: PLC0415 - see above
 

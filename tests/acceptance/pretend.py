@@ -19,7 +19,7 @@ from gpu_fleet_stacks.acceptance.account import (
     Call,
     CommandOutput,
     Kept,
-    Left,
+    Orphan,
     TestedInstance,
 )
 from gpu_fleet_stacks.acceptance.errors import CallRefusedError, EngineError, NotReachableError
@@ -339,14 +339,14 @@ class PretendCloud:
     def forget_interruption(self) -> None:
         self.fis_role = False
 
-    def left(self) -> list[Left]:
+    def orphans(self) -> list[Orphan]:
         if "left" in self.broken:
             raise CallRefusedError("describe_volumes: UnauthorizedOperation", "UnauthorizedOperation")
         running = [box.instance for box in self.boxes.values() if not box.instance.ended]
-        found = [Left("instance", resource.id, resource.state, resource.type) for resource in running]
+        found = [Orphan("instance", resource.id, resource.state, resource.type) for resource in running]
         if self.stands:
-            found.append(Left("nat gateway", "nat-1", "available", "nat_gateway"))
-        return [*found, Left("kms", "arn:key", self.key, "" if self.key == "PendingDeletion" else "key")]
+            found.append(Orphan("nat gateway", "nat-1", "available", "nat_gateway"))
+        return [*found, Orphan("kms", "arn:key", self.key, "" if self.key == "PendingDeletion" else "key")]
 
     def let_keys_go(self) -> list[str]:
         assert not self.stands or "stays" in self.broken

@@ -13,7 +13,7 @@ import pytest
 from gpu_fleet_stacks.acceptance import engine
 from gpu_fleet_stacks.acceptance.engine import PulumiCli
 from gpu_fleet_stacks.acceptance.errors import AcceptanceError, EngineError
-from gpu_fleet_stacks.guard import policy_pack
+from gpu_fleet_stacks.plan_check import policy_pack
 from gpu_fleet_stacks.teardown.command import destroy
 
 CHECKOUT = Path(__file__).parents[2]

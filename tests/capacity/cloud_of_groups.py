@@ -6,15 +6,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import count
 
-from gpu_fleet_image.controllers.mover.placement import (
-    Action,
-    MoneyLeft,
-    PlacementDecision,
-    PoolView,
-    Site,
-    decide,
-    totals,
-)
+from gpu_fleet_image.controllers.mover.placement import decide, totals
+from gpu_fleet_image.controllers.mover.pool_view import Action, MoneyLeft, PlacementDecision, PoolView, Site
 from gpu_fleet_image.core import policy as policies
 from gpu_fleet_image.core.capacity import Coming, MoverState, Request, Trouble
 from gpu_fleet_image.core.model import TAG_POOL, Group, Instance

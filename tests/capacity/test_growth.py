@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from gpu_fleet_image.controllers.mover import growth
-from gpu_fleet_image.controllers.mover.placement import MoneyLeft
+from gpu_fleet_image.controllers.mover.pool_view import MoneyLeft
 from gpu_fleet_image.core.reaper_errors import CloudError
 from tests.capacity.cloud_of_groups import START
 

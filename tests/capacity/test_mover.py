@@ -10,7 +10,7 @@ import pytest
 
 from gpu_fleet_image.controllers.mover import growth, mover
 from gpu_fleet_image.controllers.mover.mover import _Mover
-from gpu_fleet_image.controllers.mover.placement import Action, PlacementDecision
+from gpu_fleet_image.controllers.mover.pool_view import Action, PlacementDecision
 from gpu_fleet_image.core.capacity import QUEUED, Coming, MoverState
 from gpu_fleet_image.core.model import Group, Inventory
 from gpu_fleet_image.core.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
@@ -107,7 +107,7 @@ def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(m
     group = Group(A, 0, 2, {"i-1": "InService"}, 4, "train", title=f"gpu-fleet-{own.stack}-{A}")
     fleet = SimpleNamespace(fleet=lambda: Inventory((), (group,)))
     store = OwnStore()
-    monkeypatch.setattr(mover, "look", lambda *_: None)
+    monkeypatch.setattr(mover, "read_spending", lambda *_: None)
     cloud = SimpleNamespace(instances=fleet, store=store)
 
     mover.move(cloud, Groups(()), own, lambda: START)  # type: ignore[arg-type] # a part of them
@@ -119,7 +119,7 @@ def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(m
     ("unread", "age", "heard"),
     [
         ((), SILENT_AFTER, ""),
-        ((), SILENT_AFTER * 2, "has not spoken since"),
+        ((), SILENT_AFTER * 2, "has not reported since"),
         (("job 7: tasks",), FRESH, "cannot read 1 jobs"),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_queues_controller_that_is_silent_or_cannot_read_a_job_fails_the_pass(
     own, store = policy(queue_gpus=8), OwnStore()
     said = StoredObject(to_json({}, START - age, unread), "v")
     monkeypatch.setattr(store, "newest", lambda key, *_: said if key == QUEUE else None)
-    monkeypatch.setattr(mover, "look", lambda *_: None)
+    monkeypatch.setattr(mover, "read_spending", lambda *_: None)
     fleet = SimpleNamespace(fleet=lambda: Inventory((), ()))
     cloud = SimpleNamespace(instances=fleet, store=store)
 

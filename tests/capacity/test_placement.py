@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_fleet_image.controllers.mover.placement import COOL_OFF, SILENT, WAIT, Action
+from gpu_fleet_image.controllers.mover.pass_state import COOL_OFF
+from gpu_fleet_image.controllers.mover.pool_view import Action
+from gpu_fleet_image.controllers.mover.requests import WAIT
+from gpu_fleet_image.controllers.mover.withdrawals import SILENT
 from gpu_fleet_image.core.capacity import SPARE, TAG_TAKEN, Fate, state_of
 from gpu_fleet_image.core.capacity import asked as asked_by
 from gpu_fleet_image.core.model import TAG_GIVE_BACK, TAG_KEEP_UNTIL, TAG_TAKEN_AT

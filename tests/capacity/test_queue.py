@@ -2,7 +2,7 @@
 
 from decimal import Decimal
 
-from gpu_fleet_image.controllers.mover.placement import Action
+from gpu_fleet_image.controllers.mover.pool_view import Action
 from gpu_fleet_image.core.queue_need import PoolNeed
 from tests.capacity.cloud_of_groups import LABELS, Cloud, policy
 

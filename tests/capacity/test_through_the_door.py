@@ -198,7 +198,7 @@ def test_who_stops_waiting_for_what_has_come_is_reminded_that_it_is_paid_for(doo
     said = say("take", "train", "--hours", "8", "--yes")
 
     (tags,) = door.taken()
-    assert f"nothing is left to withdraw; yours, and paid for: {tags['id']}" in said.output
+    assert f"nothing is left to withdraw; your instances, which cost money: {tags['id']}" in said.output
 
 
 def test_who_may_not_withdraw_a_request_is_reminded_that_it_stands(say, gives_up, monkeypatch):
@@ -210,7 +210,7 @@ def test_who_may_not_withdraw_a_request_is_reminded_that_it_stands(say, gives_up
 
     said = say("take", "train", "--yes")
 
-    assert "the request stands, since it could not be withdrawn (PutObject: AccessDenied)" in said.output
+    assert "the request could not be withdrawn (PutObject: AccessDenied)" in said.output
 
 
 def test_what_a_group_wants_and_its_zone_has_not_starts_in_the_next_zone(door):
@@ -281,14 +281,17 @@ def test_an_instance_that_another_took_is_given_back_by_who_says_so_alone(door, 
     (tags,) = door.taken()
     assert said.exit_code == 0, said.output
     assert tags["gpu-fleet:give-back"].endswith(" moto")
-    assert "given back by moto, not by its owner eve: the pool's times hold" in said.output
+    assert "given back by moto, not by its owner eve: the pool's times apply" in said.output
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({}, "given back by moto; the sweep is to terminate it once nothing has run there for 5 min"),
-        ({"quiet_weekends": True, "quiet_hours": [{"start": "00:00", "end": "00:00"}]}, "it stays for now"),
+        (
+            {"quiet_weekends": True, "quiet_hours": [{"start": "00:00", "end": "00:00"}]},
+            "not terminated for now",
+        ),
     ],
 )
 def test_who_gives_back_is_shown_what_holds_it_up(door, say, changes, says):

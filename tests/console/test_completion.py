@@ -49,7 +49,7 @@ def script(shell: str) -> str:
 
 
 def test_the_script_of_a_shell_is_the_one_that_the_page_loads():
-    page = (ROOT / "docs/platform.md").read_text()
+    page = (ROOT / "docs/how-to/stack-files.md").read_text()
 
     for shell in ("bash", "zsh", "fish"):
         assert f"_GPU_FLEET_COMPLETE={shell}_source gpu-fleet" in page

@@ -25,8 +25,6 @@ from tests.console.commands import COMMANDS, LEAVES
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(sys.executable).parent / "gpu-fleet"
-# A second door to commands that the console has as well.
-OLDER_DOORS = {("gpu_fleet_stacks.__main__", "main")}
 DEFECTS = ("Traceback", "a defect of gpu-fleet")
 SIGNALLED = 126  # and above, a shell says what else ended a process
 DEFINES = re.compile(r"(command|group)$")
@@ -149,7 +147,7 @@ def test_every_command_of_the_rooms_is_reached():
 
     lost = {
         f"{module}:{name}"
-        for module, name in defined() - OLDER_DOORS
+        for module, name in defined()
         if id(getattr(importlib.import_module(module), name)) not in reached
     }
 
@@ -224,10 +222,10 @@ def test_where_a_room_is_missing_its_commands_are_not_listed_and_say_why(monkeyp
     assert not {"up", "catalog"} & set(instance.list_commands(click.Context(instance)))
     shown = CliRunner().invoke(instance, ["up"])
     assert (
-        "'up' is no command of an instance: on a computer of yours pip install 'gpu-fleet[platform]'"
+        "'up' is no command on an instance: on your own computer pip install 'gpu-fleet[platform]'"
         in shown.output
     )
-    assert "here there are: sweep" in shown.output
+    assert "the commands here are: sweep" in shown.output
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch):
@@ -240,7 +238,8 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
 
     assert shown.exit_code == 1
     assert shown.output == (
-        "error: needs the Python package torch, which is not here; pip install 'gpu-fleet[train]' brings it\n"
+        "error: needs the Python package torch, which is not installed here; "
+        "pip install 'gpu-fleet[train]' installs it\n"
     )
 
 

@@ -120,7 +120,7 @@ def test_each_user_gets_their_own_session_and_both_clouds_names_for_it():
 @pytest.mark.parametrize(
     ("uid", "why"),
     [
-        (0, "root has the instance's own role"),
+        (0, "root uses the instance's role"),
         (DAEMON, "account 'gpu-fleet-probe' is a service's, not a user's"),
         (SLURM, "account 'slurm' is a service's, not a user's"),
         (LEAVER, "account 'lee' is locked"),
@@ -377,4 +377,4 @@ def test_on_alibaba_cloud_users_programs_read_the_keys_that_the_environment_lead
         refused = as_account(0, "from gpu_fleet_image.core.alicloud_credentials import main; main()", **where)
 
     assert json.loads(done.stdout)["AccessKeyId"] == "id-ada", done.stderr
-    assert "root has the instance's own role" in refused.stderr
+    assert "root uses the instance's role" in refused.stderr

@@ -13,7 +13,7 @@ GROUPS = {
     "test_root_file_system.py": "baked",
     "test_boot.py": "baked",
     "test_container.py": "baked",
-    "test_people_log_in.py": "baked",
+    "test_users_log_in.py": "baked",
     "test_first_boot_aws.py": "plain",
     "test_first_boot_alicloud.py": "plain",
 }

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.core.errors import CloudError
-from gpu_fleet_image.core.roster import Person, RosterError, parse
+from gpu_fleet_image.core.roster import RosterError, RosterUser, parse
 from gpu_fleet_image.instance.accounts.changes import (
     ADMINS,
     EXPIRED_DAY,
     NEVER_EXPIRES,
     NO_SHELL,
-    PEOPLE,
     SHELL,
+    USERS,
     EndSessions,
     LocalAccount,
     LocalAccounts,
@@ -33,12 +33,12 @@ from gpu_fleet_stacks.settings import people
 from tests.stacks.examples import stack
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp ada@laptop"
-ADA, BOB = Person("ada", 5001, (KEY,), "vision", 31_000, admin=True), Person("bob", 5002)
+ADA, BOB = RosterUser("ada", 5001, (KEY,), "vision", 31_000, admin=True), RosterUser("bob", 5002)
 SYSTEM = {
     "root": LocalAccount("root", 0, 0, SHELL),
     "ubuntu": LocalAccount("ubuntu", 1000, 1000, SHELL, frozenset({"sudo"})),
 }
-GROUPS = {"root": 0, "sudo": 27, "ubuntu": 1000, PEOPLE: 990, ADMINS: 989}
+GROUPS = {"root": 0, "sudo": 27, "ubuntu": 1000, USERS: 990, ADMINS: 989}
 EMPTY = LocalAccounts(SYSTEM, GROUPS)
 
 
@@ -76,7 +76,7 @@ def applied(state: LocalAccounts, made: list) -> LocalAccounts:
 
 names = st.sampled_from(["ada", "bob", "eve", "kai"])
 persons = st.builds(
-    lambda name, keys, team, admin: Person(
+    lambda name, keys, team, admin: RosterUser(
         name,
         5000 + ["ada", "bob", "eve", "kai"].index(name),
         (KEY,) * keys,
@@ -104,11 +104,11 @@ def test_after_any_history_accounts_are_those_of_the_last_roster(history):
             continue
         person = next((item for item in history[-1] if item.name == name), None)
         if person is None:
-            assert (account.is_locked, account.shell, account.groups) == (True, NO_SHELL, {PEOPLE})
+            assert (account.is_locked, account.shell, account.groups) == (True, NO_SHELL, {USERS})
             assert name not in state.keys
         else:
             wanted = (
-                {PEOPLE} | ({ADMINS} if person.admin else set()) | ({person.team} if person.team else set())
+                {USERS} | ({ADMINS} if person.admin else set()) | ({person.team} if person.team else set())
             )
             assert (account.is_locked, account.shell, account.groups) == (False, SHELL, wanted)
             assert state.keys.get(name, "").splitlines() == list(person.keys)
@@ -125,21 +125,21 @@ def test_a_second_run_changes_nothing_and_looks_for_sessions_of_leavers_alone(hi
 
 
 REFUSED = {
-    "an account of the system": (Person("ubuntu", 5001), "has an account 'ubuntu' of its own (uid 1000)"),
-    "another's number": (Person("eve", 5002), "uid 5002 is that of 'bob'"),
-    "a number of its own that changed": (Person("bob", 5003), "files of 5002 nobody's"),
+    "an account of the system": (RosterUser("ubuntu", 5001), "has an account 'ubuntu' of its own (uid 1000)"),
+    "another's number": (RosterUser("eve", 5002), "uid 5002 is that of 'bob'"),
+    "a number of its own that changed": (RosterUser("bob", 5003), "files of 5002 nobody's"),
     "a group of another number": (
-        Person("kai", 5009, team="vision", team_gid=31_009),
+        RosterUser("kai", 5009, team="vision", team_gid=31_009),
         "group 'vision' has number 31000 here, not 31009",
     ),
     "a number of another group": (
-        Person("kai", 5009, team="speech", team_gid=31_000),
+        RosterUser("kai", 5009, team="speech", team_gid=31_000),
         "group number 31000 of 'speech' is that of group 'vision'",
     ),
-    "a home that is a link": (Person("mallory", 5010), "/home/mallory is no folder"),
-    "somebody else's home": (Person("carol", 5011), "/home/carol belongs to uid 5002"),
+    "a home that is a link": (RosterUser("mallory", 5010), "/home/mallory is no folder"),
+    "somebody else's home": (RosterUser("carol", 5011), "/home/carol belongs to uid 5002"),
     "the number of who left": (
-        Person("zoe", 5012),
+        RosterUser("zoe", 5012),
         "uid 5012 is that of /home/yann, whose files would be theirs",
     ),
 }
@@ -150,7 +150,7 @@ def test_nothing_is_done_for_whom_something_is_in_the_way_and_all_is_done_for_ot
     person, why = REFUSED[case]
     state = applied(EMPTY, changes([ADA, BOB], EMPTY))
     state = replace(state, homes={**state.homes, "mallory": -1, "carol": 5002, "yann": 5012})
-    others = [item for item in (ADA, BOB, Person("dan", 5020)) if item.name != person.name]
+    others = [item for item in (ADA, BOB, RosterUser("dan", 5020)) if item.name != person.name]
 
     made = changes([person, *others], state)
 
@@ -171,7 +171,7 @@ def test_a_leaver_loses_log_in_root_and_keys_but_neither_files_nor_number():
 
     after = applied(state, made)
     assert after.accounts["ada"].expires == EXPIRED_DAY
-    assert after.accounts["ada"].groups == {PEOPLE}
+    assert after.accounts["ada"].groups == {USERS}
     assert after.keys == {}
     assert (after.accounts["ada"].uid, after.homes["ada"]) == (5001, 5001)
     assert EndSessions("ada", 5001) in made
@@ -320,12 +320,12 @@ def test_accounts_are_read_as_the_instance_has_them(tmp_path):
     etc, homes = tmp_path / "etc", tmp_path / "home"
     etc.mkdir(), homes.mkdir(), (homes / "ada").mkdir(), (homes / "eve").symlink_to("/etc")
     (etc / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\nada:x:5001:5001::/home/ada:/bin/bash\n")
-    (etc / "group").write_text(f"root:x:0:\n{PEOPLE}:x:990:ada,bob\nvision:x:31000:ada\n")
+    (etc / "group").write_text(f"root:x:0:\n{USERS}:x:990:ada,bob\nvision:x:31000:ada\n")
     (etc / "shadow").write_text("root:*:20000:0:99999:7:::\nada:*:20000:0:99999:7::1:\n")
 
     seen = local_accounts(etc, tmp_path / "none", homes)
 
-    assert seen.accounts["ada"].groups == {PEOPLE, "vision"}
+    assert seen.accounts["ada"].groups == {USERS, "vision"}
     assert seen.accounts["ada"].is_locked
     assert not seen.accounts["root"].is_locked
     assert seen.homes["eve"] == -1

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_fleet_image.recipe import bootstrap, payload
 from gpu_fleet_image.recipe.bootstrap import RecipePlace, marked
-from gpu_fleet_stacks.payload import wheels_command
+from gpu_fleet_stacks.images import wheels_command
 from tests.image.recipe import do_nothing, lay_down
 
 ORDER = (payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "steps" / "ORDER").read_text()
@@ -187,7 +187,7 @@ def test_a_missing_package_says_soon_that_no_archive_answers(recipe, root_user, 
     said = provision(recipe, "40-scratch", PATH=f"{programs}:/usr/bin:/bin:/usr/sbin:/sbin")
 
     assert said.returncode == 1
-    assert "error: no way to the package archives; missing on this base: mdadm\n" in said.stderr
+    assert "error: no access to the package archives; missing on this base: mdadm\n" in said.stderr
 
 
 def test_the_recipe_installs_the_trainer_from_the_list_that_the_command_uploads():

@@ -20,7 +20,7 @@ if sys.argv[1] == "gpu_fleet_image.instance.gate":
     from gpu_fleet_image.instance.gate import __main__ as gate
     from gpu_fleet_image.instance.gate.checks import ProbedGpu, ProbedInstance
     gpus = tuple(ProbedGpu(str(number), 24) for number in range({gpus}))
-    gate._look = lambda copies: ProbedInstance(gpus)
+    gate._probe = lambda copies: ProbedInstance(gpus)
     sys.exit(gate.main())
 """
 # What a sound image answers to all else that is looked at.

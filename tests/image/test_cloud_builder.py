@@ -250,7 +250,7 @@ def test_a_first_boot_without_a_way_to_pypi_says_that_it_leaves_the_tools_out(cl
     done, calls = cloud_builder("72-tools", "aws", BOOTSTRAP="1", WHEELS="bucket")
 
     assert (done.returncode, calls) == (0, [])
-    assert "event=tools-left-out reason=no way to PyPI" in done.stdout
+    assert "event=tools-left-out reason=no access to PyPI" in done.stdout
 
 
 def test_a_tool_that_no_wheel_brought_is_named(cloud_builder, trainers_environment, tmp_path):

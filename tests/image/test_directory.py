@@ -14,7 +14,7 @@ from gpu_fleet_image.controllers.directory.directory import (
     MemberProfile,
     TeamGroup,
     merge,
-    parse_book,
+    parse_registry,
 )
 from gpu_fleet_image.core import roster
 from gpu_fleet_image.core.errors import ConfigurationError
@@ -25,11 +25,11 @@ ALICE = {"name": "alice", "uid": 5001, "keys": [], "team": "", "team_gid": 0, "a
 DIRECTORY = Directory((ALICE,), (ROOTS, VISION), {"ada": ("ssh-ed25519 AAAA ada",)}, frozenset({"daemon"}))
 
 
-def merged(members, profiles=None, book=None, directory=DIRECTORY):
+def merged(members, profiles=None, registry=None, directory=DIRECTORY):
     names = profiles or {
         member: MemberProfile(member.removeprefix("id-")) for ids in members.values() for member in ids
     }
-    return merge(directory, {"vision": (), "operations": (), **members}, names, book or {})
+    return merge(directory, {"vision": (), "operations": (), **members}, names, registry or {})
 
 
 def users(outcome):
@@ -52,8 +52,8 @@ def test_a_member_of_two_groups_is_in_the_first_team_and_an_admin_where_either_s
 
 def test_who_left_the_group_has_no_account_and_keeps_their_number_for_when_they_come_back():
     before = merged({"vision": ["id-ada", "id-bob"]})
-    left = merged({"vision": ["id-bob"]}, book=before.book)
-    back = merged({"vision": ["id-ada", "id-bob"]}, book=left.book)
+    left = merged({"vision": ["id-bob"]}, registry=before.registry)
+    back = merged({"vision": ["id-ada", "id-bob"]}, registry=left.registry)
 
     assert "ada" not in users(left)
     assert users(back)["ada"]["uid"] == users(before)["ada"]["uid"]
@@ -62,8 +62,10 @@ def test_who_left_the_group_has_no_account_and_keeps_their_number_for_when_they_
 def test_who_is_shut_out_by_the_directory_has_no_account_though_the_group_lists_them():
     before = merged({"vision": ["id-ada"]})
 
-    disabled = merged({"vision": ["id-ada"]}, {"id-ada": MemberProfile("ada", enabled=False)}, before.book)
-    not_asked = merge(DIRECTORY, {"vision": ["id-ada"], "operations": []}, {}, disabled.book)
+    disabled = merged(
+        {"vision": ["id-ada"]}, {"id-ada": MemberProfile("ada", enabled=False)}, before.registry
+    )
+    not_asked = merge(DIRECTORY, {"vision": ["id-ada"], "operations": []}, {}, disabled.registry)
 
     assert "ada" not in users(disabled)
     assert "ada" not in users(not_asked)
@@ -72,7 +74,7 @@ def test_who_is_shut_out_by_the_directory_has_no_account_though_the_group_lists_
 def test_who_was_renamed_keeps_name_and_number_and_is_said_to():
     before = merged({"vision": ["id-ada"]})
 
-    renamed = merged({"vision": ["id-ada"]}, {"id-ada": MemberProfile("ada-lovelace")}, before.book)
+    renamed = merged({"vision": ["id-ada"]}, {"id-ada": MemberProfile("ada-lovelace")}, before.registry)
 
     assert users(renamed)["ada"]["uid"] == users(before)["ada"]["uid"]
     assert "ada-lovelace" not in users(renamed)
@@ -82,10 +84,10 @@ def test_who_was_renamed_keeps_name_and_number_and_is_said_to():
 def test_a_name_that_was_another_members_is_given_to_no_newcomer():
     before = merged({"vision": ["id-ada"]})
 
-    newcomer = merged({"vision": ["id-new"]}, {"id-new": MemberProfile("ada")}, before.book)
+    newcomer = merged({"vision": ["id-new"]}, {"id-new": MemberProfile("ada")}, before.registry)
 
     assert "ada" not in users(newcomer)
-    assert "was another member's" in newcomer.left_out["ada"]
+    assert "was the name of another member" in newcomer.left_out["ada"]
 
 
 @pytest.mark.parametrize(
@@ -105,14 +107,14 @@ def test_a_user_whom_the_stack_names_is_not_made_twice():
     outcome = merged({"vision": ["id-alice"]})
 
     assert outcome.users == [ALICE]
-    assert outcome.book == {}
+    assert outcome.registry == {}
 
 
 def test_of_two_with_one_number_the_member_stays_and_who_came_later_is_left_out():
-    book = {"id-ada": MemberAccount("ada", 20_500, "ada")}
+    registry = {"id-ada": MemberAccount("ada", 20_500, "ada")}
     later = replace(DIRECTORY, named=({**ALICE, "uid": 20_500},))
 
-    outcome = merged({"vision": ["id-ada"]}, book=book, directory=later)
+    outcome = merged({"vision": ["id-ada"]}, registry=registry, directory=later)
 
     assert users(outcome).keys() == {"ada"}
     assert "uid 20500 is 'ada'" in outcome.left_out["alice"]
@@ -135,18 +137,18 @@ rounds = st.lists(st.tuples(st.sets(people), st.sets(people), st.dictionaries(pe
 
 @given(rounds)
 def test_over_any_history_a_number_is_one_users_and_what_is_written_is_a_roster(history):
-    book, owners = {}, {}
+    registry, owners = {}, {}
     for vision, operations, renames in history:
         members = {"vision": sorted(vision), "operations": sorted(operations)}
         profiles = {member: MemberProfile(renames.get(member, member)) for member in vision | operations}
-        outcome = merged(members, profiles, book)
-        book = outcome.book
+        outcome = merged(members, profiles, registry)
+        registry = outcome.registry
         read = roster.parse({"schema_version": 1, "users": outcome.users})
         assert {person.name for person in read} >= {"alice"}
-        for member, account in book.items():
+        for member, account in registry.items():
             assert owners.setdefault(account.uid, (member, account.name)) == (member, account.name)
         listed = {person.uid for person in read} - {5001}
-        assert listed <= {book[member].uid for member in vision | operations if member in book}
+        assert listed <= {registry[member].uid for member in vision | operations if member in registry}
 
 
 @pytest.mark.parametrize(
@@ -166,4 +168,4 @@ def test_over_any_history_a_number_is_one_users_and_what_is_written_is_a_roster(
 )
 def test_no_number_is_given_out_over_a_damaged_book(damaged):
     with pytest.raises(ConfigurationError, match="damaged"):
-        parse_book(damaged)
+        parse_registry(damaged)

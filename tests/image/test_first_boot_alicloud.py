@@ -5,20 +5,19 @@ which holds every signature, and OSS by moto. The user data comes by cloud-init'
 ``stand_ins/alicloud.py``).
 """
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from gpu_fleet_stacks.rehearsal.program import ROOT
 from gpu_fleet_stacks.settings import stack_files
 from tests.image import first_boot
 from tests.image import last_hours as last_hours_of
 from tests.image.last_hours import verdict_of
 from tests.image.stand_ins import nvml
 from tests.image.stand_ins.alicloud import OSS, POOL, REGION, STACK, alicloud_account
+from tests.stacks.registrations import ROOT
 
 pytestmark = [pytest.mark.image, pytest.mark.prove, pytest.mark.timeout(3600)]
 
@@ -51,9 +50,7 @@ def test_cloud_init_got_exactly_what_the_stack_registered(account, instance):
 
 
 def test_the_agent_sees_the_gpu_that_its_stack_expects(account, instance):
-    activity = json.loads(instance.run("cat /run/gpu-fleet/activity.json"))
-
-    assert (activity["instance_id"], activity["unknown"]) == (account.instance.id, [])
+    assert first_boot.whole_activity(instance)["instance_id"] == account.instance.id
 
 
 def test_every_request_was_made_by_the_role_and_went_to_a_name_inside_the_network(account, instance):

@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import pytest
 
-from gpu_fleet_image.instance.accounts.changes import ADMINS, PEOPLE, LocalAccount, LocalAccounts
+from gpu_fleet_image.instance.accounts.changes import ADMINS, USERS, LocalAccount, LocalAccounts
 from gpu_fleet_image.instance.accounts.rights import NO_LOGIN, Rights, end_former_admins, everything, former
 
 GROUP = 989
-ADMIN = LocalAccount("ada", 5001, 5001, "/bin/bash", frozenset({PEOPLE, ADMINS}))
-FORMER = LocalAccount("bob", 5002, 5002, "/bin/bash", frozenset({PEOPLE}))
-ACCOUNTS = LocalAccounts({"ada": ADMIN, "bob": FORMER}, {ADMINS: GROUP, PEOPLE: 990})
+ADMIN = LocalAccount("ada", 5001, 5001, "/bin/bash", frozenset({USERS, ADMINS}))
+FORMER = LocalAccount("bob", 5002, 5002, "/bin/bash", frozenset({USERS}))
+ACCOUNTS = LocalAccounts({"ada": ADMIN, "bob": FORMER}, {ADMINS: GROUP, USERS: 990})
 
 
 def chosen(*processes):

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.instance.accounts import start_run
-from gpu_fleet_image.instance.gpus import book_file, devices
-from gpu_fleet_image.instance.gpus.book import GpuBook, Reservation
+from gpu_fleet_image.instance.gpus import devices, reservations_file
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
+from gpu_fleet_image.instance.gpus.reservations import GpuReservations, Reservation
 from tests.reaper.fake_nvml import FakeNvml
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ COMPILER = shutil.which("cc")
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 SOON = NOW + timedelta(hours=4)
 FAR = datetime(2126, 1, 1, tzinfo=UTC)
-FOUR = GpuBook(("a", "b", "c", "d"))
+FOUR = GpuReservations(("a", "b", "c", "d"))
 
 
 @pytest.fixture
@@ -51,21 +51,21 @@ def call(*words, expect=0):
 
 
 def test_a_user_gets_as_many_gpus_as_were_asked_for_until_the_time_is_over():
-    book = FOUR.reserved("ada", 2, SOON)
+    reservations = FOUR.reserved("ada", 2, SOON)
 
-    assert book.visible("ada") == ("a", "b")
-    assert book.at(SOON - timedelta(seconds=1)) == book
-    assert book.at(SOON).visible("ada") is None
+    assert reservations.visible("ada") == ("a", "b")
+    assert reservations.at(SOON - timedelta(seconds=1)) == reservations
+    assert reservations.at(SOON).visible("ada") is None
 
 
 def test_no_gpu_is_reserved_by_two():
-    book = FOUR.reserved("ada", 2, SOON).reserved("bob", 2, SOON)
+    reservations = FOUR.reserved("ada", 2, SOON).reserved("bob", 2, SOON)
 
-    assert book.visible("bob") == ("c", "d")
+    assert reservations.visible("bob") == ("c", "d")
     with pytest.raises(
-        GpuReservationError, match=r"1 GPUs asked for; 0 of 4 .*: ada has 2 until .*, bob has 2"
+        GpuReservationError, match=r"1 GPUs requested; 0 of 4 .*: ada has 2 until .*, bob has 2"
     ):
-        book.reserved("eve", 1, SOON)
+        reservations.reserved("eve", 1, SOON)
 
 
 def test_who_reserves_again_keeps_the_same_gpus_and_gets_the_new_time():
@@ -83,9 +83,9 @@ def test_who_reserved_nothing_sees_what_is_free_and_without_reservations_everyth
 
 
 def test_gpus_that_were_cut_anew_are_free_while_their_old_names_stay_reserved():
-    book = GpuBook(("m1", "m2"), FOUR.reserved("ada", 4, SOON).reservations)
+    reservations = GpuReservations(("m1", "m2"), FOUR.reserved("ada", 4, SOON).reservations)
 
-    assert book.reserved("bob", 2, SOON).visible("bob") == ("m1", "m2")
+    assert reservations.reserved("bob", 2, SOON).visible("bob") == ("m1", "m2")
 
 
 def test_everybody_reads_who_reserved_what_by_the_command(gpus):
@@ -96,7 +96,7 @@ def test_everybody_reads_who_reserved_what_by_the_command(gpus):
     assert [line.split()[:2] for line in listed[1:]] == [
         *(["GPU-0", "ada"], ["GPU-1", "ada"], ["GPU-2", "free"], ["GPU-3", "free"]),
     ]
-    assert (book_file.paths.gpus_file().stat().st_mode & 0o777) == 0o644
+    assert (reservations_file.paths.gpus_file().stat().st_mode & 0o777) == 0o644
 
 
 def test_what_is_released_is_free(gpus):
@@ -108,7 +108,9 @@ def test_what_is_released_is_free(gpus):
 
 
 def test_a_reservation_that_is_over_is_not_listed_and_its_gpus_can_be_had(gpus):
-    book_file.save(GpuBook(("GPU-0",), (Reservation("ada", ("GPU-0", "GPU-1"), NOW - timedelta(days=900)),)))
+    reservations_file.save(
+        GpuReservations(("GPU-0",), (Reservation("ada", ("GPU-0", "GPU-1"), NOW - timedelta(days=900)),))
+    )
 
     assert "ada" not in call("list")
     assert call("env") == "unset CUDA_VISIBLE_DEVICES\n"
@@ -116,7 +118,7 @@ def test_a_reservation_that_is_over_is_not_listed_and_its_gpus_can_be_had(gpus):
 
 
 def test_a_gpu_that_is_gone_is_listed_as_gone(gpus):
-    book_file.save(GpuBook((), (Reservation("ada", ("MIG-old",), FAR),)))
+    reservations_file.save(GpuReservations((), (Reservation("ada", ("MIG-old",), FAR),)))
 
     assert "MIG-old (gone)" in call("list")
 
@@ -124,7 +126,7 @@ def test_a_gpu_that_is_gone_is_listed_as_gone(gpus):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["5", "--for", "1h"], "5 GPUs asked for; 4 of 4 can be had"),
+        (["5", "--for", "1h"], "5 GPUs requested; 4 of 4 are available"),
         (["1", "--for", "8d"], "--for 8d; allowed: 7d at most"),
         (["1", "--for", "soon"], "duration 'soon'; allowed"),
         (["1", "--for", "1h", "--account", "../x"], "--account '../x'; allowed"),
@@ -135,7 +137,7 @@ def test_what_cannot_be_reserved_is_one_message(gpus, words, message):
 
 
 def test_a_damaged_file_is_named(gpus):
-    book_file.paths.gpus_file().write_text("{")
+    reservations_file.paths.gpus_file().write_text("{")
 
     assert "gpus.json cannot be read" in call("list", expect=1)
 

@@ -206,7 +206,7 @@ WRONG = {
     "lists other than was signed": (listed_otherwise, "nvidia-cuda: ", "dcgm"),
     "gives a branch up": (
         another_branch,
-        rf"nvidia-driver\.ubuntu-24\.04\.version = '580\.\*': file:.*has of {DRIVER} 590\.1-1",
+        rf"nvidia-driver\.ubuntu-24\.04\.version = '580\.\*': file:.*has for {DRIVER} 590\.1-1",
         "ubuntu-archive",
     ),
     "removes a signed file": (

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.instance.gpus import book_file, mps
-from gpu_fleet_image.instance.gpus.book import GpuBook, Reservation
+from gpu_fleet_image.instance.gpus import mps, reservations_file
+from gpu_fleet_image.instance.gpus.reservations import GpuReservations, Reservation
 
 # Keeps what it was asked, with its GPUs; a daemon runs as long as a file of it lies in its folder.
 CONTROL = """#!/bin/sh
@@ -41,7 +41,7 @@ def calls(tmp_path, monkeypatch):
 
 def reserve(account):
     until = datetime.now(UTC) + timedelta(hours=4)
-    book_file.save(GpuBook(("a", "b", "c"), (Reservation(account, ("a", "b"), until),)))
+    reservations_file.save(GpuReservations(("a", "b", "c"), (Reservation(account, ("a", "b"), until),)))
 
 
 def call(action, expect=0):

@@ -77,7 +77,8 @@ def test_a_list_of_wheels_from_other_requirements_is_refused(tmp_path):
     listing.write_text("torch==2.13.0+cpu --hash=sha256:0\n")
 
     with pytest.raises(
-        LockError, match=r"torch==2\.14\.0 \(the list has 2\.13\.0\+cpu\).*python -m gpu_fleet_image\.wheels"
+        LockError,
+        match=r"torch==2\.14\.0 \(the list has 2\.13\.0\+cpu\).*python -m gpu_fleet_image\.recipe\.wheels",
     ):
         wheels.check_fresh(listing, ["torch==2.14.0\n"])
 

@@ -192,7 +192,11 @@ def checkout(tmp_path):
 
 
 def taken(checkout):
-    return set(payload._below(checkout, "image/gpu_fleet_image/controllers/sweep", "python/gpu_fleet_image/controllers/sweep"))
+    return set(
+        payload._below(
+            checkout, "image/gpu_fleet_image/controllers/sweep", "python/gpu_fleet_image/controllers/sweep"
+        )
+    )
 
 
 def test_of_a_checkout_only_what_git_tracks_is_packed(checkout):
@@ -209,7 +213,7 @@ def test_of_a_checkout_only_what_git_tracks_is_packed(checkout):
     )
 
     assert taken(checkout) == {
-        "python/gpu_fleet_image/reaper/own.py",
+        "python/gpu_fleet_image/controllers/sweep/own.py",
         "python/gpu_fleet_image/controllers/sweep/README.md",
     }
 
@@ -228,7 +232,7 @@ def test_a_tracked_file_that_was_deleted_is_left_out(checkout):
     )
     (checkout / "image/gpu_fleet_image/controllers/sweep/README.md").unlink()
 
-    assert taken(checkout) == {"python/gpu_fleet_image/reaper/own.py"}
+    assert taken(checkout) == {"python/gpu_fleet_image/controllers/sweep/own.py"}
 
 
 def test_a_checkout_that_git_cannot_read_is_refused(checkout):

@@ -130,7 +130,7 @@ def test_an_instance_whose_metadata_service_users_reach_is_unfit_for_a_job(tmp_p
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
     monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
     gate.write_report(checks.judge(EXPECTED, SOUND), paths.ready_file(), datetime(2026, 11, 26, tzinfo=UTC))
-    monkeypatch.setattr(gate, "_look", lambda _copies: SOUND)
+    monkeypatch.setattr(gate, "_probe", lambda _copies: SOUND)
     monkeypatch.setattr(gate, "opened", lambda cloud: f"{cloud}: 169.254.169.254 answers users with 200")
 
     assert gate.main(["health"]) == 0
@@ -172,7 +172,7 @@ def test_rdma_devices_are_counted_by_their_driver_while_they_are_up(tmp_path):
     rdma_device(tmp_path, "rdmap2", "efa")
     rdma_device(tmp_path, "mlx5_0", "mlx5_core", "4: ACTIVE")
 
-    seen = probes.look(NoDriver, sys=tmp_path)
+    seen = probes.probe(NoDriver, sys=tmp_path)
 
     assert (seen.efa_interfaces, seen.erdma_interfaces) == (2, 0)
     assert seen.driver_problem == "Driver Not Loaded"
@@ -194,7 +194,7 @@ def test_a_driver_that_does_not_answer_is_waited_for_where_its_gpus_are_on_the_b
     for index in range(on_the_bus):
         pci_device(tmp_path, f"0000:10:1{index}.0", "0x10de", "0x030200")
 
-    found = checks.gpu_count(EXPECTED, probes.look(NoDriver, sys=tmp_path))
+    found = checks.gpu_count(EXPECTED, probes.probe(NoDriver, sys=tmp_path))
 
     assert (found.ok, found.waiting) == (False, waiting)
 
@@ -247,7 +247,7 @@ def one_gpu(**changes):
 
 
 def test_the_peak_of_a_memory_is_that_of_its_data_sheet(tmp_path):
-    (gpu,) = probes.look(OneGpu, sys=tmp_path).gpus
+    (gpu,) = probes.probe(OneGpu, sys=tmp_path).gpus
 
     assert gpu.peak_gib_per_s * probes.GIB / 1e9 == pytest.approx(600, rel=0.001)  # NVIDIA A10G
 
@@ -257,8 +257,8 @@ def test_a_piece_of_a_gpu_has_no_peak_and_what_holds_a_gpu_back_is_named(tmp_pat
     brake = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
     braked = one_gpu(nvmlDeviceGetCurrentClocksEventReasons=answering(brake))
 
-    assert probes.look(cut, sys=tmp_path).gpus[0].peak_gib_per_s is None
-    assert probes.look(braked, sys=tmp_path).gpus[0].slowed_by == ("power brake",)
+    assert probes.probe(cut, sys=tmp_path).gpus[0].peak_gib_per_s is None
+    assert probes.probe(braked, sys=tmp_path).gpus[0].slowed_by == ("power brake",)
 
 
 # state and status of NVML -> what is to come, what has failed
@@ -274,7 +274,7 @@ FABRIC = {
 def test_the_state_of_the_fabric_is_read(tmp_path):
     def read(state, status):
         fabric = (getattr(pynvml, f"NVML_GPU_FABRIC_STATE_{state}"), status)
-        (gpu,) = probes.look(one_gpu(fabric=fabric), sys=tmp_path).gpus
+        (gpu,) = probes.probe(one_gpu(fabric=fabric), sys=tmp_path).gpus
         return gpu.fabric_to_come, gpu.fabric_problem
 
     assert {given: read(*given) for given in FABRIC} == FABRIC
@@ -294,7 +294,7 @@ def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", refuse)
 
-    seen = probes.look(OneGpu, in_this_process, tmp_path)
+    seen = probes.probe(OneGpu, in_this_process, tmp_path)
 
     assert failed(seen, A10G) == {"cuda": f"GPU 0 (00:1e.0): {NO_CUDA}"}
 
@@ -318,7 +318,7 @@ def test_what_an_environment_answers_is_told_from_one_that_is_not_there_yet_or_n
     def checks_failed(name, program, *, complete=True):
         python = environment(tmp_path / name, program, complete=complete)
         return failed(
-            probes.look(OneGpu, lambda count: probes.measured(count, python), tmp_path), A10G
+            probes.probe(OneGpu, lambda count: probes.measured(count, python), tmp_path), A10G
         ).keys()
 
     assert probes.measured(2, tmp_path / "venv/bin/python") == [(None, ""), (None, "")]
@@ -337,13 +337,13 @@ def test_the_recipe_says_last_that_the_environment_is_complete():
 
 
 def test_an_image_without_a_driver_is_named_as_one(tmp_path):
-    seen = probes.look(pynvml, sys=tmp_path)
+    seen = probes.probe(pynvml, sys=tmp_path)
 
     if not seen.driver_problem.startswith("no NVIDIA driver"):
         pytest.skip(f"this computer has a driver: {seen.driver_problem}")
     assert failed(seen, Expected(gpus=1)) == {
         "gpu_count": "0 of 1 GPUs: no NVIDIA driver on this image (NVML Shared Library Not Found); "
-        "name one that has it, see image.mode"
+        "choose a base with a driver, see image.mode"
     }
 
 

@@ -131,7 +131,7 @@ def test_a_loader_that_cannot_go_on_is_reported_at_the_start(python: Path, tmp_p
     status, said = run(python, "plain_lightning", tmp_path, workers=0)
 
     assert status == 0
-    assert "gpu-fleet: not exact in the midst of an epoch: DataLoader has no state_dict" in said
+    assert "gpu-fleet: not exact in the middle of an epoch: DataLoader has no state_dict" in said
 
 
 @pytest.mark.prove

@@ -1,8 +1,8 @@
-"""Slurm as its manuals say it behaves, without a process: what the product's own texts ask of it.
+"""Model of Slurm by its manuals, without a process, driven by the product's own files.
 
-Its settings are read out of the product's ``slurm.conf``, its jobs out of batch scripts, and its prolog and
-health check are the product's own files, run by ``sh``. What a job does is a ``Program``; where its processes
-are alive is known to the engine alone, and no command of Slurm's tells it.
+It reads its settings from the product's ``slurm.conf`` and its jobs from batch scripts. Its prolog and
+health check are the product's own files, run by ``sh``. A ``Program`` is the work of a job. Only the engine
+knows where its processes are alive; no command of Slurm shows it.
 """
 
 import json
@@ -34,7 +34,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @cache
 def prolog_passes(text: str, marks: frozenset[str]) -> bool:
-    """Whether the product's prolog lets a job begin on an instance with these files in /run/gpu-fleet."""
+    """Return whether the product's prolog admits a job on an instance with these files in /run/gpu-fleet."""
     with tempfile.TemporaryDirectory() as folder:
         for name in marks:
             Path(folder, name).touch()
@@ -44,9 +44,9 @@ def prolog_passes(text: str, marks: frozenset[str]) -> bool:
 
 @cache
 def health_says(text: str, marks: frozenset[str], state: str) -> tuple[tuple[str, ...], ...]:
-    """The changes that the product's health check asks of Slurm; ``state`` is what it says of the node.
+    """Return the changes that the product's health check asks of Slurm for a node in ``state``.
 
-    A mark ``broken`` is what the look at the GPUs says.
+    A mark ``broken`` holds the result of the GPU check.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in marks:
@@ -67,12 +67,12 @@ def health_says(text: str, marks: frozenset[str], state: str) -> tuple[tuple[str
 
 @dataclass
 class Program:
-    """What a job does.
+    """Work of a job.
 
     Attributes:
-        work_s: until it is done.
-        errs: how often it fails for a reason that may pass, whatever its node.
-        dies_for_good: it fails at once, and would again.
+        work_s: seconds until it is done.
+        errs: number of passing failures, on any node.
+        dies_for_good: it fails at once, at every try.
     """
 
     work_s: float
@@ -83,7 +83,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Part:
-    """Of a node: GPUs, CPUs and MiB of memory."""
+    """Part of a node: GPUs, CPUs and MiB of memory."""
 
     gpus: int
     cpus: int
@@ -95,7 +95,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Options:
-    """What a submission says of sizes; sbatch's own words and defaults."""
+    """Sizes in a submission, by sbatch's names and defaults."""
 
     nodes: int = 1
     most_nodes: int = 0
@@ -112,7 +112,7 @@ class Options:
 
     @classmethod
     def of(cls, words: dict[str, str]) -> "Options":
-        """Of a script's lines."""
+        """Parse the options in a script's lines."""
         least, _, most = words.get("nodes", "1").partition("-")
         kind, _, number = words.get("gres", "gpu:0").removeprefix("gpu:").rpartition(":")
         return cls(
@@ -135,7 +135,7 @@ class Options:
         return self.ntasks or self.nodes
 
     def parts(self, number: int, whole: Part, per_gpu: int) -> list[Part]:
-        """What it takes of each of so many nodes, the largest first."""
+        """Return the parts that it takes of `number` nodes, largest first."""
         made = []
         for index in range(number):
             tasks = self.tasks // number + (index < self.tasks % number)
@@ -153,19 +153,19 @@ class Job:
     """One job, or a task of an array.
 
     Attributes:
-        takes: what of each of its nodes.
+        takes: part of each of its nodes.
         array: number of its array; empty for none.
         task: in that array.
         at_once: how many tasks of that array may run at once; 0 for all.
         group: number of the heterogeneous job that it is a part of; empty for none.
-        given_up: Slurm holds it, since the nodes of a moment could not run it.
-        admin_comment: what root has written on it.
+        given_up: Slurm holds it, since the present nodes could not run it.
+        admin_comment: comment by root.
         comment: as `gpu-fleet submit` writes it; empty for a job of sbatch alone.
         requeues: it may be put back.
         on: its nodes; kept when it has ended.
         tries: (when, nodes) of each start.
-        resumed_s: how far its program was when this try began.
-        statuses: of its program, at the end of each try that came to one.
+        resumed_s: progress of its program when this try began.
+        statuses: exit statuses of its program, of each try that ended by itself.
         wishes: its user cancelled it.
     """
 
@@ -205,10 +205,10 @@ class Node:
     """One node.
 
     Attributes:
-        heard_at: when its slurmd last answered.
+        heard_at: time of the last answer of its slurmd.
         size: all of it.
-        jobs: what each of those that run here has of it.
-        completing: likewise of those whose processes are not known to be over.
+        jobs: the part of each running job.
+        completing: the part of each job whose processes may not have ended.
     """
 
     name: str
@@ -223,7 +223,7 @@ class Node:
 
     @property
     def state(self) -> str:
-        """As scontrol shows it."""
+        """State of the node, as scontrol shows it."""
         taken = "ALLOCATED" if self.left.cpus == 0 else "MIXED"
         word = "DOWN" if self.down else taken if self.jobs else "IDLE"
         flags = ["COMPLETING"] * bool(self.completing) + ["DRAIN"] * self.drained
@@ -231,17 +231,17 @@ class Node:
 
     @property
     def is_open(self) -> bool:
-        """Whether a job may begin here, where it finds room."""
+        """True if a job that fits may begin here."""
         return not (self.down or self.drained)
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether a job of any size may begin here."""
+        """True if a job of any size may begin here."""
         return self.is_open and not self.jobs and not self.completing
 
     @property
     def left(self) -> Part:
-        """What no job has."""
+        """Part of the node that no job has."""
         parts = [*self.jobs.values(), *self.completing.values()]
         return Part(
             self.size.gpus - sum(part.gpus for part in parts),
@@ -250,7 +250,7 @@ class Node:
         )
 
     def line(self) -> str:
-        """As ``scontrol --oneliner --details show node`` prints it."""
+        """Return the line of ``scontrol --oneliner --details show node``."""
         reason = f" Reason={self.reason} [root@2026-03-02T08:00:00]" if self.reason else ""
         size, left = self.size, self.left
         return (
@@ -262,22 +262,22 @@ class Node:
 
 
 class Instances:
-    """What the engine needs of the instances behind its nodes."""
+    """Interface of the engine to the instances behind its nodes."""
 
     def is_alive(self, name: str) -> bool:
-        """Whether it runs."""
+        """Return whether the instance runs."""
         raise NotImplementedError
 
     def marks(self, name: str) -> frozenset[str]:
-        """Files in its /run/gpu-fleet."""
+        """Return the files in its /run/gpu-fleet."""
         raise NotImplementedError
 
     def is_bad(self, name: str) -> bool:
-        """Whether programs fail there."""
+        """Return whether programs fail there."""
         raise NotImplementedError
 
     def works(self, name: str, *, on: bool) -> None:
-        """Processes of a job begin or end there."""
+        """Note that processes of a job begin or end there."""
         raise NotImplementedError
 
 
@@ -287,13 +287,13 @@ class FakeSlurm:
     Args:
         conf: the product's ``slurm.conf``.
         instances: behind the nodes.
-        ended: (job, status, node to blame) -> what the job's script ends with; the product's own.
+        ended: (job, status, node to blame) -> exit status of the job's script; the product's own.
         chance: rolls dice.
 
     Attributes:
         alive: (job, node) -> until when its processes live; None: until the engine ends them.
-        wrongs: promises that were broken, in words.
-        back_at: when a slurmctld that was told to end is there again.
+        wrongs: descriptions of broken promises.
+        back_at: time when a stopped slurmctld is back.
     """
 
     def __init__(
@@ -335,11 +335,11 @@ class FakeSlurm:
     # what people and the product ask
 
     def submit(self, text: str, program: Program) -> Job:
-        """What sbatch does with a script."""
+        """Submit a script, as sbatch does."""
         return self.submit_all(text, program)[0]
 
     def submit_all(self, text: str, program: Program) -> list[Job]:
-        """Likewise; each task of an array, each part of a heterogeneous job.
+        """Submit a script; return each task of an array and each part of a heterogeneous job.
 
         ``begin`` is in seconds from now, ``mem`` in MiB.
         """
@@ -378,7 +378,7 @@ class FakeSlurm:
         return made
 
     def cancel(self, job: Job) -> None:
-        """What scancel does."""
+        """Cancel a job, as scancel does."""
         job.wishes = True
         if job.state in OVER:
             return
@@ -387,7 +387,7 @@ class FakeSlurm:
         self._over(job, "CANCELLED")
 
     def ask(self, command: Sequence[str]) -> str:
-        """A command of Slurm's. Raises SlurmError."""
+        """Run a command of Slurm. Raises SlurmError."""
         if not self.is_up:
             raise SlurmError(f"{' '.join(command)}: Unable to contact slurm controller (connect failure)")
         words = [word for word in command if not word.startswith("--")]
@@ -409,7 +409,7 @@ class FakeSlurm:
         return ""
 
     def _records(self) -> list[dict[str, Any]]:
-        """As 22.05 writes them; tasks of an array that have not begun are one."""
+        """Return the jobs as 22.05 writes them; tasks of an array that have not begun are one record."""
         jobs = list(self.jobs.values())
         waits = lambda job: job.array and job.state == "PENDING" and not job.tries  # noqa: E731
         heads = {job.array: job for job in reversed(jobs) if waits(job)}
@@ -457,11 +457,11 @@ class FakeSlurm:
     # what happens by itself
 
     def register(self, name: str, pool: str, size: Part) -> None:
-        """slurmd of an instance says that it is there."""
+        """Register an instance, as its slurmd does."""
         self.nodes[name] = Node(name, pool, self.now, size)
 
     def step(self, now: datetime) -> None:
-        """Some seconds pass."""
+        """Advance to `now`."""
         self.now = now
         self._processes_end()
         for job in list(self.jobs.values()):
@@ -482,7 +482,7 @@ class FakeSlurm:
                 del self.jobs[job.id]
 
     def check_health(self) -> None:
-        """Every node's slurmd runs the health check."""
+        """Run the health check on every node, as slurmd does."""
         for node in self.nodes.values():
             if self.is_up and self.instances.is_alive(node.name):
                 state = f"NodeName=NODE State={node.state} x=y Reason={node.reason or 'none'}"
@@ -490,7 +490,7 @@ class FakeSlurm:
                     self.ask(["scontrol", *(word.replace("NODE", node.name) for word in words)])
 
     def _parts(self, job: Job) -> list[Job]:
-        """A job with all that start together with it."""
+        """Return a job and all jobs that start together with it."""
         return [other for other in self.jobs.values() if other.group == job.group] if job.group else [job]
 
     def _may_start(self, job: Job) -> bool:
@@ -518,7 +518,7 @@ class FakeSlurm:
                 self.instances.works(name, on=False)
 
     def _start(self, parts: list[Job]) -> None:
-        """Start all parts of a job, or none; of 22.05 those before one that does not fit keep their nodes."""
+        """Start all parts of a job, or none; in 22.05 those before one that does not fit keep their nodes."""
         job, placed = parts[0], dict[str, dict[str, Part]]()
         if len(parts) == 1 and not self._may_start(job):
             return
@@ -562,10 +562,10 @@ class FakeSlurm:
             self.instances.works(name, on=True)
 
     def _place(self, job: Job, beside: set[str]) -> dict[str, Part] | None:
-        """Its nodes, and what it takes of each; None where it waits. What no node could run is held.
+        """Return its nodes, with the part of each; None if it waits. Hold a job that no node fits.
 
         Args:
-            beside: nodes that it may not have now.
+            beside: nodes that it must not get now.
         """
         nodes = [node for node in self.nodes.values() if node.pool == job.pool]
         job.reason = "Priority" if self._planned else "Resources"
@@ -593,7 +593,7 @@ class FakeSlurm:
         return not self.instances.is_alive(name) or not prolog_passes(self.prolog, self.instances.marks(name))
 
     def _work(self, job: Job) -> None:
-        """How far a try is by now, and whether it ends."""
+        """Advance a try, and end it if it is done."""
         program = job.program
         ran_s = (self.now - (job.began_at or self.now)).total_seconds()
         gone = [name for name in job.on if not self.instances.is_alive(name)]
@@ -620,7 +620,7 @@ class FakeSlurm:
             self._ends(job, 0, "-")
 
     def _ends(self, job: Job, status: int, blamed: str) -> None:
-        """The script ends, as the product makes it end; Slurm goes by its status, once it can hear."""
+        """End the script as the product does; Slurm acts by its status, once slurmctld is up."""
         if not self.is_up:
             return
         done = self.ended(job, status, blamed)
@@ -670,7 +670,7 @@ class FakeSlurm:
 
 
 def placed_on(options: Options, there: list[tuple[str, Part, Part]], per_gpu: int) -> dict[str, Part] | None:
-    """The fewest of these nodes (name, what is free, all of it) on which a job finds room; None for none."""
+    """Return the fewest of these nodes (name, free part, all of it) on which a job fits; None for none."""
     if options.gpu_type:
         return None
     most = min(len(there), options.most_nodes or len(there))
@@ -689,10 +689,10 @@ def placed_on(options: Options, there: list[tuple[str, Part, Part]], per_gpu: in
 
 
 def record(job: Job, now: datetime, tasks: int = 0) -> dict[str, Any]:
-    """A job as ``squeue --json`` of 22.05 writes it, as far as the product reads it.
+    """Return a job as ``squeue --json`` of 22.05 writes it, with the fields that the product reads.
 
     Args:
-        tasks: of an array that have not begun.
+        tasks: number of an array's tasks that have not begun.
     """
     options = job.options
     gpus = {

@@ -39,7 +39,7 @@ KEPT_ALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPC
 
 
 class GuestError(AssertionError):
-    """Something did not come in time; the message has what the guests said."""
+    """Time-out of a wait; the message has the logs of the guests."""
 
 
 def command(*words: str) -> str:
@@ -50,7 +50,7 @@ def command(*words: str) -> str:
 
 @cache
 def hidden_from_guests() -> tuple[str, ...]:
-    """This computer's own trainer and Python, as far as they lie where guests have folders of their own."""
+    """Return the folders of this computer's trainer and Python that guests' own folders would hide."""
     trainer = command(sys.executable, "-I", "-c", "import gpu_fleet; print(*gpu_fleet.__path__)").strip()
     folders = (sys.base_prefix, sys.prefix, str(Path(trainer).parent))
     return tuple(dict.fromkeys(folder for folder in folders if folder.startswith(OWN)))
@@ -58,7 +58,7 @@ def hidden_from_guests() -> tuple[str, ...]:
 
 @contextmanager
 def forwarded(port_for: Callable[[str], int]) -> Iterator[int]:
-    """Ports of this computer's loopback, for the guests as well; gives the one port on ``OUTSIDE``.
+    """Forward ports of this computer's loopback to the guests; yield the one port on ``OUTSIDE``.
 
     Args:
         port_for: a guest's address on that network -> the port that it reaches.
@@ -106,8 +106,8 @@ class Guest:
     """One instance.
 
     Attributes:
-        process: of ``unshare``; what it started ends with it.
-        services: where the cloud answers, as variables of the environment.
+        process: process of ``unshare``; all its children end with it.
+        services: endpoints of the cloud, as environment variables.
     """
 
     id: str
@@ -121,7 +121,7 @@ class Guest:
         return (self.folder / "log").read_text(errors="replace")
 
     def run(self, *words: str, account: str = "root", check: bool = True, at: str = "/") -> str:
-        """What a command says in the guest; words as of a shell's."""
+        """Run a command in the guest; return its output."""
         inside = ["nsenter", f"--target={self._init}", "--all", f"--root=/proc/{self._init}/root"]
         inside += ["env", f"--chdir={at}", *(f"{name}={value}" for name, value in self.services.items())]
         own = [] if account == "root" else ["runuser", "-u", account, "--"]
@@ -133,7 +133,7 @@ class Guest:
 
     @property
     def _init(self) -> int:
-        """Its process 1, which comes a moment after ``unshare``."""
+        """Process 1 of the guest, which starts a moment after ``unshare``."""
         until = time.monotonic() + START_S
         while self.process.poll() is None and time.monotonic() < until:
             children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -143,7 +143,7 @@ class Guest:
         raise GuestError(f"{self.id} is no guest any more:\n{self.log[-3000:]}")
 
     def kill(self) -> None:
-        """All its processes at once, without a word."""
+        """Kill all its processes at once."""
         with suppress(AssertionError):
             os.kill(self._init, signal.SIGKILL)
         self.process.kill()
@@ -155,8 +155,8 @@ class Fleet:
     """The guests of a stack in moto.
 
     Attributes:
-        rehearsed: what the program registered.
-        homes: what stands for the shared homes.
+        rehearsed: resources that the program registered.
+        homes: folder in place of the shared homes.
     """
 
     rehearsed: Rehearsed
@@ -169,13 +169,13 @@ class Fleet:
     _networks: dict[str, str] = field(default_factory=dict)
 
     def instances(self) -> dict[str, dict[str, Any]]:
-        """Instance id -> what EC2 says, of those that run."""
+        """Return instance id -> description by EC2, of the running instances."""
         pages = boto3.client("ec2", REGION).describe_instances()["Reservations"]
         found = [instance for page in pages for instance in page["Instances"]]
         return {made["InstanceId"]: made for made in found if made["State"]["Name"] == "running"}
 
     def boot_new(self) -> list[Guest]:
-        """A guest for each instance that runs and has none."""
+        """Boot a guest for each running instance without one."""
         return [
             self._boot(instance) for name, instance in self.instances().items() if name not in self.guests
         ]
@@ -222,7 +222,7 @@ class Fleet:
         return self.guests[name]
 
     def _gpu(self, given: Path) -> None:
-        """NVIDIA's library as a stand-in, and the device file that Slurm looks for."""
+        """Write a fake of NVIDIA's library, and the device file for which Slurm looks."""
         for place, content in nvml.files(self.folder).items():
             file = given / place.lstrip("/")
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -231,7 +231,7 @@ class Fleet:
         command("mknod", "-m", "666", str(given / "dev/nvidia0"), "c", "195", "0")
 
     def _network(self, instance: str, address: str) -> tuple[str, str]:
-        """A network namespace, and the guest's address towards this computer."""
+        """Create a network namespace; return it, and the guest's address towards this computer."""
         number = len(self.metadata) + 2
         name, link = f"gpufleet-{number}", f"gf{number}"
         command("ip", "netns", "add", name)
@@ -246,13 +246,13 @@ class Fleet:
         return name, outside.partition("/")[0]
 
     def lose(self, name: str) -> None:
-        """An instance is gone without a word: its processes, its network, and then the cloud says so."""
+        """Lose an instance without a notice: its processes, its network, then the instance itself."""
         self.guests[name].kill()
         command("ip", "netns", "delete", self._networks.pop(name))
         boto3.client("ec2", REGION).terminate_instances(InstanceIds=[name])
 
     def until(self, what: Callable[[], Any], timeout_s: float, why: str) -> Any:
-        """What it gives, once that is true; else GuestError with the guests' logs."""
+        """Wait for a true result of `what` and return it; else raise GuestError with the guests' logs."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             found = what()
@@ -285,7 +285,7 @@ def _describe(service: MetadataService, instance_id: str, instance_type: str, ad
 
 
 def _forget_what_was_killed() -> None:
-    """Networks of a test that could not clear up."""
+    """Delete networks of a killed test, which could not clean up."""
     left = [line.split()[0] for line in command("ip", "netns", "list").splitlines() if line]
     for name in [name for name in left if name.startswith("gpufleet-")]:
         command("ip", "netns", "delete", name)
@@ -294,7 +294,7 @@ def _forget_what_was_killed() -> None:
 
 @contextmanager
 def fleet_of(rehearsed: Rehearsed, folder: Path) -> Iterator[Fleet]:
-    """A bridge of its own for the guests; all of it goes with the block."""
+    """Yield a fleet of guests on its own bridge; everything is removed after the block."""
     homes = folder / "homes"
     homes.mkdir(parents=True)
     _forget_what_was_killed()

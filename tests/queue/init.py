@@ -1,6 +1,6 @@
 """Process 1 of a guest: writes the files of the user data, runs the bootstrap's steps, then their units.
 
-What systemd would do with a unit is played here: ExecStartPre lines, ExecStart, again when it ended.
+It plays systemd's part for a unit: ExecStartPre lines, ExecStart, and a restart when it has ended.
 """
 
 import json
@@ -55,7 +55,7 @@ def write_files() -> None:
 
 
 def bootstrap() -> None:
-    """The user data's own program fetches the payload; of its recipe the steps that this is about run."""
+    """Fetch the payload by the user data's own program, and run the recipe's steps for the queue."""
     program = runpy.run_path("/usr/local/libexec/gpu-fleet/fetch")
     folder = program["bring"](json.loads(Path("/etc/gpu-fleet/payload.json").read_text()))
     environment = {**os.environ, "TARGET": "aws", "BOOTSTRAP": "1", "WHEELS": "index"}
@@ -64,7 +64,7 @@ def bootstrap() -> None:
 
 
 def trainer(environment: str) -> None:
-    """This computer's own environment in the place of the one that the step 70-trainer makes."""
+    """Link this computer's environment in the place of the one that the step 70-trainer makes."""
     Path("/opt/gpu-fleet/venv").symlink_to(environment)
     for folder in (*Path(environment).parents, *Path(f"{environment}/bin/python").resolve().parents):
         folder.chmod(folder.stat().st_mode | 0o111)  # users reach it; a copy of root's folder alone changes
@@ -88,7 +88,7 @@ def serve(unit: str) -> None:
 
 
 def serve_credentials() -> None:
-    """As the unit's account, on the socket's address."""
+    """Run the service of credentials as the unit's account, at the socket's address."""
     _, unit, account, address = CREDENTIALS
     lines = (UNITS / unit).read_text().splitlines()
     (command,) = [line.partition("=")[2] for line in lines if line.startswith("ExecStart=")]

@@ -1,7 +1,7 @@
 """``python -m tests.queue.own_mariadb``: the accounts' database on MariaDB itself, disk after disk.
 
-In a mount namespace (``unshare --mount``) folders of the system are this program's own, and go with it. It
-says what it found as JSON, for ``test_database.py``.
+In a mount namespace (``unshare --mount``) this program has its own system folders, which end with it. It
+prints its results as JSON, for ``test_database.py``.
 """
 
 import gzip
@@ -28,19 +28,19 @@ NOBODY = 2**32 - 1  # what slurmdbd 22.05 writes of a job that nobody cancelled
 
 
 def sql(text: str, account: str = "root") -> list[str]:
-    """What MariaDB answers an account, of the accounts' database where there is one."""
+    """Return MariaDB's answer to an account; the accounts' database is chosen for its tables."""
     command = ["runuser", "-u", account, "--", "mariadb", "--skip-column-names"]
     command += [configuration.DATABASE] if TABLE in text else []
     return database.run(command, text.encode()).decode().splitlines()
 
 
 def jobs() -> list[str]:
-    """Each job of the table."""
+    """Return each job in the table."""
     return sql(f"SELECT CONCAT_WS(' ', id, state, kill_requid) FROM {TABLE} ORDER BY id;")
 
 
 def own_folders() -> None:
-    """Of MariaDB and of the homes; other programs keep theirs."""
+    """Mount empty folders for MariaDB and the homes; other programs keep theirs."""
     for folder in (DATA, RUN, CONF.parent, configuration.HOMES):
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(folder)], check=True)
@@ -48,7 +48,7 @@ def own_folders() -> None:
 
 
 def new_disk() -> None:
-    """MariaDB as its package leaves it."""
+    """Set MariaDB up as its package does."""
     for entry in DATA.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     shutil.chown(DATA, "mysql", "mysql")
@@ -58,7 +58,7 @@ def new_disk() -> None:
 
 @contextmanager
 def running(log: Path | None) -> Iterator["subprocess.Popen[bytes]"]:
-    """MariaDB with this log; without a word it is gone where the block ends."""
+    """Run MariaDB with this log, and kill it at the end of the block."""
     replace_text(CONF, configuration.mariadb_conf(log))
     words = ["mariadbd", "--user=mysql", f"--pid-file={RUN}/pid"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -75,7 +75,7 @@ def running(log: Path | None) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def comes_back(kept: database.KeptAccounts) -> list[str]:
-    """A controller with an empty disk; the jobs that it knows."""
+    """Start a controller with an empty disk; return the jobs that it knows."""
     new_disk()
     with running(None):
         database.begin(kept)
@@ -83,7 +83,7 @@ def comes_back(kept: database.KeptAccounts) -> list[str]:
 
 
 def played(kept: database.KeptAccounts) -> dict[str, object]:
-    """A controller, its loss, and what the next ones know."""
+    """Run a controller, lose it, and return the knowledge of the next ones."""
     found: dict[str, object] = {}
     new_disk()
     database.make_room(kept)
@@ -117,7 +117,7 @@ def played(kept: database.KeptAccounts) -> dict[str, object]:
 
 
 def half(kept: database.KeptAccounts) -> list[str]:
-    """A controller that is killed while it fills its database, and starts once more on the same disk."""
+    """Kill a controller while it fills its database, and start it again on the same disk; return its jobs."""
     good = kept.dump.read_bytes()
     new_disk()
     with running(None):

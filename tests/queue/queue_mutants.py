@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 from gpu_fleet_image.console.runs import batch
 from gpu_fleet_image.controllers.meter import freezer
-from gpu_fleet_image.controllers.mover import placement
+from gpu_fleet_image.controllers.mover import growth_budget, placement, withdrawals
 from gpu_fleet_image.controllers.mover.mover import _Mover
 from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.instance.agent import listening
 from gpu_fleet_image.instance.agent.answers import Act, Seen
-from gpu_fleet_image.queue import books, configuration, controller, demand, sizes, slurm
+from gpu_fleet_image.queue import configuration, controller, demand, job_records, sizes, slurm
 from gpu_fleet_image.queue.demand import QueueDemand
 from gpu_fleet_image.queue.sizes import Fit, JobRequest, QueuePool
 from gpu_fleet_jobs.submitted import queued
@@ -26,12 +26,12 @@ Broken = Callable[[ExitStack], object]
 
 
 def of(target: Any, name: str, new: Any) -> Broken:
-    """A name of the product that means something else."""
+    """Return a mutant that replaces an attribute of the product."""
     return lambda stack: stack.enter_context(patch.object(target, name, new))
 
 
 def conf(old: str, new: str) -> Broken:
-    """A line of ``slurm.conf`` that is another."""
+    """Return a mutant that changes a line of ``slurm.conf``."""
     whole = configuration.slurm_conf
 
     def other(cluster: configuration.Cluster) -> str:
@@ -43,7 +43,7 @@ def conf(old: str, new: str) -> Broken:
 
 
 def script(old: str, new: str) -> Broken:
-    """A line of the batch script that is another."""
+    """Return a mutant that changes a line of the batch script."""
     whole = batch.script
 
     def other(job: batch.JobScript) -> str:
@@ -55,7 +55,7 @@ def script(old: str, new: str) -> Broken:
 
 
 def program(old: str, new: str) -> Broken:
-    """A line of prolog and health check that is another."""
+    """Return a mutant that changes a line of prolog and health check."""
     whole = Path.read_text
 
     def other(path: Path, *words: Any, **more: Any) -> str:
@@ -66,7 +66,7 @@ def program(old: str, new: str) -> Broken:
 
 
 def all_of(*parts: Broken) -> Broken:
-    """Promises that two keep are broken where both are."""
+    """Return a mutant of several parts: a promise that two parts keep breaks only with both."""
 
     def broken(stack: ExitStack) -> None:
         for part in parts:
@@ -103,9 +103,9 @@ MUTANTS: dict[str, Broken] = {
     "the queue's state lies on the controller's disk": of(
         configuration, "STATE", Path("/var/lib/gpu-fleet-queue")
     ),
-    "the books begin anew with each controller": of(controller, "kept_books", lambda _: None),
-    "the books forget what Slurm forgets": of(
-        books, "after", lambda before, jobs, now, whole=books.after: whole(None, jobs, now)
+    "the job records begin anew with each controller": of(controller, "kept_records", lambda _: None),
+    "the job records forget what Slurm forgets": of(
+        job_records, "after", lambda before, jobs, now, whole=job_records.after: whole(None, jobs, now)
     ),
     "one answer without an instance means that it is gone": of(controller, "LOOKS_BEFORE_GONE", 1),
     "nobody looks what became of instances": of(
@@ -131,28 +131,28 @@ MUTANTS: dict[str, Broken] = {
     ),
     "the pool grows past its max": all_of(
         of(PoolNeed, "wanted", lambda self, _most: self.standing + sum(self.jobs)),
-        of(placement._Pass, "_may_not_grow", lambda *_words, **_more: ""),
-        of(placement._Pass, "_limits", lambda *_words: ""),
+        of(growth_budget, "refusal", lambda *_words, **_more: ""),
+        of(placement, "_limits", lambda *_words: ""),
     ),
-    "money is no limit": of(placement._Pass, "_too_dear", lambda *_words: ""),
+    "money is no limit": of(growth_budget, "too_dear", lambda *_words: ""),
     "a frozen pool grows": all_of(
         of(freezer, "steps", lambda *_words: iter(())), of(_Mover, "_money", _never_frozen)
     ),
-    "a group without room is waited for": of(placement._Pass, "withdraw", lambda _: None),
+    "a group without room is waited for": of(withdrawals, "withdraw", lambda _: None),
     "an idle instance is never terminated": of(listening, "next_act", lambda _: Act.NOTHING),
 }
 
 
 @contextmanager
 def alive(name: str) -> Iterator[None]:
-    """The product is broken so for as long as the block lasts."""
+    """Break the product by a mutant in the block."""
     with ExitStack() as stack:
         MUTANTS[name](stack)
         yield
 
 
 def first_to_see(name: str, seeds: range) -> tuple[int, str] | None:
-    """The first schedule in which a mutant is seen, and as what; None where none sees it."""
+    """Return the first seed whose schedule detects a mutant, and the error; None if none does."""
     with alive(name):
         for seed in seeds:
             if wrongs := play(seed) or QueuePlay(Schedule.of(seed)).run():

@@ -1,8 +1,8 @@
-"""A queue from its first job to its last, in a world where everything fails: the product's own parts.
+"""Simulation of a queue from its first job to its last, in which everything may fail.
 
-Real are the controller's watch (demand, books, exclusion), the mover with its placement, the sweep with its
-meter and its freeze, the agents' answers to marks, the prolog and the health check, the batch script, and
-what a try of `gpu-fleet submit` ends with. Made up are Slurm (``fake_slurm``), the cloud, and users.
+Real are the controller's watch (demand, job records, exclusion), the mover with its placement, the sweep
+with its meter and its freeze, the agents' answers to marks, the prolog and the health check, the batch
+script, and how a try of `gpu-fleet submit` ends. Made up are Slurm (``fake_slurm``), the cloud, and users.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any
 from gpu_fleet_image.console.runs import batch
 from gpu_fleet_image.controllers.mover import aws as capacity_aws
 from gpu_fleet_image.controllers.mover import mover
-from gpu_fleet_image.controllers.mover.placement import Action
+from gpu_fleet_image.controllers.mover.pool_view import Action
 from gpu_fleet_image.controllers.sweep.handler import conclude
 from gpu_fleet_image.core import policy as policies
 from gpu_fleet_image.core.calls import Calls
@@ -27,8 +27,8 @@ from gpu_fleet_image.core.errors import InstanceError
 from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.store import Store
-from gpu_fleet_image.queue import aws as queue_aws
-from gpu_fleet_image.queue import books, configuration, controller
+from gpu_fleet_image.providers.aws import instances as aws_instances
+from gpu_fleet_image.queue import configuration, controller, job_records
 from gpu_fleet_image.queue.configuration import Cluster
 from gpu_fleet_image.queue.exclusion import failed_on
 from gpu_fleet_jobs.submitted.queued import QueuedJob
@@ -66,7 +66,7 @@ LONGEST_WAIT = timedelta(minutes=16)
 
 
 class QueueAutoScaling(_AutoScaling):
-    """What the mover asks beside the sweep."""
+    """Calls of Auto Scaling that the mover makes in addition to the sweep."""
 
     def describe_auto_scaling_groups(self, MaxRecords=100, Filters=None, AutoScalingGroupNames=None):  # noqa: N803
         return super().describe_auto_scaling_groups(MaxRecords, Filters, AutoScalingGroupNames)
@@ -84,7 +84,7 @@ class QueueAutoScaling(_AutoScaling):
 
 
 class QueueEc2(_Ec2):
-    """What the controller asks: what is started or ended a moment ago may be missing from an answer."""
+    """Calls of EC2 by the controller; an answer may omit an instance that has just started or ended."""
 
     def describe_instances(self, Filters, MaxResults=1000, NextToken="0"):  # noqa: N803
         page = super().describe_instances(Filters, MaxResults, NextToken)
@@ -104,18 +104,18 @@ class QueueEc2(_Ec2):
 
 
 class QueueS3(_S3):
-    """Users' objects are read by their beginning."""
+    """S3 that accepts a Range, as the product reads only the first bytes of users' objects."""
 
     def get_object(self, Bucket, Key, Range=""):  # noqa: N803
         return super().get_object(Bucket, Key)
 
 
 class QueueWorld(World):
-    """A world whose queue works while anything passes, a sweep's calls and waits too.
+    """World whose queue goes on working whenever time passes, also during a sweep's calls and waits.
 
     Attributes:
-        activities: group -> what it tried.
-        forgetful: how often the cloud leaves an instance out of an answer to the controller; never twice in
+        activities: group -> its scaling activities.
+        forgetful: share of answers to the controller from which the cloud omits an instance; never twice in
             a row, as the product expects.
         left_out: ids of its last answer.
     """
@@ -141,7 +141,7 @@ class QueueWorld(World):
                     self._works = False
 
     def gone(self, instance: SimulatedInstance, how: str) -> None:
-        """A sweep ends an instance: no job may be at work there, as the engine knows it."""
+        """Terminate an instance by a sweep; by the engine, no job may work there."""
         if self.play is not None:
             self.play.ended_by_the_sweep(instance)
         super().gone(instance, how)
@@ -152,9 +152,9 @@ class Guest:
     """An instance as the queue sees it.
 
     Attributes:
-        ready_at: when its boot check has passed.
-        dies_at: when the cloud takes it; None for never.
-        stopping: the agent has heard the cloud's notice.
+        ready_at: time when its boot check has passed.
+        dies_at: time when the cloud terminates it; None for never.
+        stopping: the agent has seen the cloud's notice.
         bad: programs fail there.
     """
 
@@ -166,12 +166,12 @@ class Guest:
 
 @dataclass
 class Schedule:
-    """What happens, by chance of one seed.
+    """Random schedule of one seed.
 
     Attributes:
-        jobs: submitted, over the time in which anything may fail.
-        disturbed: how long that is.
-        monthly: the budget.
+        jobs: number of jobs, submitted over the time in which anything may fail.
+        disturbed: length of that time.
+        monthly: budget of a month.
     """
 
     seed: int
@@ -181,7 +181,7 @@ class Schedule:
 
     @classmethod
     def of(cls, seed: int) -> "Schedule":
-        """One of many."""
+        """Return the schedule of a seed."""
         dice = random.Random(seed)
         return cls(seed, dice.randint(3, 9), monthly=dice.choice(["1000", "1000", "4", "2"]))
 
@@ -191,7 +191,7 @@ class QueuePlay(Instances):
 
     Attributes:
         submitted: every job that was ever submitted.
-        wrongs: promises that were broken, in words.
+        wrongs: descriptions of broken promises.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -236,34 +236,34 @@ class QueuePlay(Instances):
         return policies.parse(json.dumps(content))
 
     def conf(self) -> str:
-        """The product's ``slurm.conf``."""
+        """Return the product's ``slurm.conf``."""
         memory = {POOL: SIZE.memory // SIZE.gpus}
         cluster = Cluster(STACK, "host", "10.0.0.4", memory, str(configuration.state_of(STACK)))
         return configuration.slurm_conf(cluster)
 
     def store(self) -> Store:
-        """The stack's records."""
+        """Return the stack's records."""
         return Store(QueueS3(self.world), Calls(self.world.clock), LEDGER)
 
     def new_controller(self) -> None:
-        """Another instance goes on with what lies in the bucket and on the shared homes."""
+        """Start another controller from the bucket and the shared homes."""
         store, calls, ec2 = self.store(), Calls(self.world.clock), QueueEc2(self.world)
         self.watch: controller.ControllerWatch | None = controller.ControllerWatch(
             lambda: self.published,
-            lambda ids: queue_aws.states_of(ec2, calls, ids),
+            lambda ids: aws_instances.states_of(calls, ec2, ids),
             lambda content: store.put("capacity/queue.json", content),
             lambda *_: self._has_changed(),
-            lambda content: store.put(books.JOBS, content),
-            controller.kept_books(store),
+            lambda content: store.put(job_records.JOBS, content),
+            controller.kept_records(store),
             ask=self.slurm.ask,
         )
 
     def _has_changed(self) -> bool:
-        """Whether the stack's pools are others than at the last look: seldom."""
+        """Return whether the stack's pools have changed since the last poll, which is rare."""
         return self.disturbs and self.dice.random() < 0.004
 
     def lose_controller(self) -> None:
-        """It and its disk are gone; another comes."""
+        """Lose the controller and its disk; another one starts later."""
         self.watch, self.slurm.is_up, self.slurm.back_at = None, False, None
         self.seeing_since = datetime.max.replace(tzinfo=UTC)
         self.back_at = self.world.now + timedelta(seconds=self.dice.randint(60, 150))
@@ -272,7 +272,7 @@ class QueuePlay(Instances):
             self.slurm.nodes.clear()
 
     def ends_with(self, job: Job, status: int, blamed: str) -> int:
-        """What the script of a try ends with: of `gpu-fleet submit` the product's word, else the status."""
+        """Return the exit status of a try's script: by the product for `gpu-fleet submit`, else unchanged."""
         if not job.comment:
             return status
         environment = {"SLURM_JOB_ID": job.id}
@@ -290,7 +290,7 @@ class QueuePlay(Instances):
         return self.slurm.ask(words)
 
     def move(self) -> None:
-        """The mover's minute."""
+        """Run the mover, as it does every minute."""
         world = self.world
         made = replace(clients(world), autoscaling=QueueAutoScaling(world), s3=QueueS3(world))
         with contextlib.suppress(InstanceError):  # an alarm; the next minute tries again
@@ -302,7 +302,7 @@ class QueuePlay(Instances):
             )
 
     def sweep(self) -> None:
-        """Every ten minutes."""
+        """Run a sweep, as it does every ten minutes."""
         with contextlib.suppress(InstanceError):
             options = {"unseen": timedelta(0), "override_breaker": True}
             result = sweep_world(self.world, self.policy, **options)
@@ -348,7 +348,7 @@ class QueuePlay(Instances):
             self.guests[made.id] = Guest(now + boots, bad=self.disturbs and self.dice.random() < 0.1)
 
     def _take(self, name: str, *, notice: bool) -> None:
-        """The cloud takes an instance."""
+        """Make the cloud terminate an instance, with or without a notice."""
         guest = self.guests[name]
         guest.stopping = guest.stopping or notice
         guest.dies_at = guest.dies_at or self.world.now + (NOTICE if notice else timedelta(0))
@@ -369,7 +369,7 @@ class QueuePlay(Instances):
     # one beat
 
     def beat(self) -> None:
-        """Five seconds of everything but sweeps."""
+        """Advance everything except sweeps by five seconds."""
         now = self.world.now
         self.spent += PRICE * len(self._running()) * 5 / 3600
         self._deaths()
@@ -424,7 +424,7 @@ class QueuePlay(Instances):
     # what users, clouds and hardware do
 
     def submit(self) -> None:
-        """A job of any kind."""
+        """Submit a random job."""
         dice = self.dice
         program = Program(dice.choice([60.0, 400.0, 1200.0]), dies_for_good=dice.random() < 0.1)
         if not program.dies_for_good and dice.random() < 0.2:
@@ -462,7 +462,7 @@ class QueuePlay(Instances):
             world.forgetful = dice.choice([0.0, 0.05])
 
     def run(self) -> list[str]:
-        """Play it to its end; what went wrong."""
+        """Play the schedule to its end; return the broken promises."""
         world = self.world
         self.sweep()  # the first sweep begins to meter
         until = world.now + self.schedule.disturbed
@@ -478,7 +478,7 @@ class QueuePlay(Instances):
         return self.wrongs + world.wrongs + world.floors() + self._lost()
 
     def _calm(self) -> None:
-        """Nothing fails any more, there is money, and room in one zone at least."""
+        """End all failures; from now on there is money, and capacity in at least one zone."""
         self.disturbs = False
         self.world.faults.throttled = self.world.faults.after_commit = self.world.forgetful = 0.0
         self.room = dict.fromkeys(self.room, True)
@@ -494,7 +494,7 @@ class QueuePlay(Instances):
             self.submitted.append(self.slurm.submit(options, Program(work_s)))
 
     def _hold_waits(self) -> None:
-        """Once nothing fails, a job that waits alone, with room beside what is taken, does not wait long."""
+        """Check that without failures, a single waiting job that fits does not wait long."""
         waiting = [job for job in self.submitted if job.state == "PENDING" and can_run(job)]
         taken = [
             node for node in self.slurm.nodes.values() if self.is_alive(node.name) and not node.takes_jobs
@@ -507,14 +507,14 @@ class QueuePlay(Instances):
             self.wrongs.append(f"job {waiting[0].id} waits for {LONGEST_WAIT} though there is room: {taken}")
 
     def _is_over(self) -> bool:
-        """Every job has ended, and the pool has shrunk to nothing."""
+        """Return whether every job has ended, and the pool is empty."""
         is_over = all(job.state in OVER or not can_run(job) for job in self.submitted)
         return is_over and not self._running()
 
     # promises
 
     def _lost(self) -> list[str]:
-        """Jobs without an end, or with one that is not theirs; an instance that nobody terminates."""
+        """Return jobs without an end or with a wrong one, and instances that are not terminated."""
         wrongs = [
             f"job {job.id} is {job.state} ({job.reason}), {job.program}: lost"
             for job in self.submitted
@@ -534,7 +534,7 @@ class QueuePlay(Instances):
         return job.state == "COMPLETED" and job.program.saved_s >= job.program.work_s
 
     def _hold_starts(self, before: dict[str, int]) -> None:
-        """A job that starts once more starts elsewhere, and not for ever."""
+        """Check that a restarted job starts on another instance, and not without limit."""
         for job in self.submitted:
             if len(job.tries) == before.get(job.id):
                 continue
@@ -552,7 +552,7 @@ class QueuePlay(Instances):
                 self.wrongs.append(f"job {job.id} starts on {', '.join(taken)}, which the cloud takes")
 
     def _hold_deaths(self) -> None:
-        """No job is said to run on an instance that is gone for a while."""
+        """Check that no job is reported as running on an instance that is gone for a while."""
         for job in self.submitted:
             for name in job.on if job.state == "RUNNING" else ():
                 gone = self.deaths.get(name)
@@ -560,7 +560,7 @@ class QueuePlay(Instances):
                     self.wrongs.append(f"job {job.id} runs on {name}, which is gone since {gone}")
 
     def _hold_sizes(self) -> None:
-        """What a sweep has detached is as good as gone."""
+        """Check the sizes of the pool; an instance that a sweep has detached does not count."""
         wanted = sum(group["desired"] for group in self.world.groups.values())
         members = [key for group in self.world.groups.values() for key in group["members"]]
         has = sum(map(self.is_alive, members))
@@ -568,7 +568,7 @@ class QueuePlay(Instances):
             self.wrongs.append(f"the pool wants {wanted} and has {has}; its max is {MOST}")
 
     def _hold_to_limits(self, starts: list[Any], failures: Sequence[Any]) -> None:
-        """Nothing starts whose first hour is more than what is left, and nothing in a frozen pool."""
+        """Check that no instance starts in a frozen pool, or with a first hour above the remaining budget."""
         if not starts:
             return
         budget = self.policy.budget
@@ -586,36 +586,38 @@ class QueuePlay(Instances):
         return freeze is not None and json.loads(freeze[0])["stage"] != "open"
 
     def _hold_books(self) -> None:
-        """Users read of each job, whatever controller wrote it: its state, and time that it may have cost."""
-        said = json.loads(self.world.objects[f"reaper/{books.JOBS}"][0])
+        """Check that users can read the state and the possible time of each job, from any controller."""
+        said = json.loads(self.world.objects[f"reaper/{job_records.JOBS}"][0])
         entries = {entry["job"]["id"]: entry for entry in said["jobs"]}
         for job in self.submitted:
             entry = entries.get(job.id)
             if entry is None:
-                self.wrongs.append(f"job {job.id} is missing in the books")
-            elif job.state in OVER and entry["job"]["state"] not in (job.state, books.UNSEEN):
-                self.wrongs.append(f"job {job.id} is {job.state}, the books say {entry['job']['state']}")
+                self.wrongs.append(f"job {job.id} is missing in the job records")
+            elif job.state in OVER and entry["job"]["state"] not in (job.state, job_records.UNSEEN):
+                self.wrongs.append(
+                    f"job {job.id} is {job.state}, the job records say {entry['job']['state']}"
+                )
 
     def ended_by_the_sweep(self, instance: SimulatedInstance) -> None:
-        """No job is at work on it, as the engine knows."""
+        """Check by the engine that no job works on the instance."""
         if jobs := [job for job, name in self.slurm.alive if name == instance.id]:
             self.wrongs.append(f"the sweep ends {instance.id} under job {', '.join(jobs)}")
 
 
 def can_run(job: Job) -> bool:
-    """Whether a pool at its largest could run a job."""
+    """Return whether a pool at its largest could run a job."""
     there = [(str(number), SIZE, SIZE) for number in range(MOST)]
     return placed_on(job.options, there, SIZE.memory // SIZE.gpus) is not None
 
 
 @dataclass
 class Tally:
-    """What many schedules came to.
+    """Results of many schedules.
 
     Attributes:
-        jobs: submitted in all.
-        lost: of these.
-        wrong: seed -> what went wrong.
+        jobs: number of submitted jobs.
+        lost: number of lost jobs.
+        wrong: seed -> broken promises.
     """
 
     jobs: int = 0
@@ -625,7 +627,7 @@ class Tally:
     wrong: dict[int, list[str]] = field(default_factory=dict)
 
     def play(self, seed: int) -> None:
-        """One more."""
+        """Play one more schedule."""
         played = QueuePlay(Schedule.of(seed))
         found = played.run()
         self.jobs += len(played.submitted)

@@ -1,4 +1,4 @@
-"""Schedules of chance with Slurm itself: small jobs; instances that die, are taken, or shut their doors."""
+"""Random schedules with Slurm itself: small jobs; instances that die, are reclaimed, or refuse jobs."""
 
 import random
 import sys
@@ -28,7 +28,7 @@ class SmallJob:
     """A job that writes a line for each of its steps.
 
     Attributes:
-        state: Slurm's last word.
+        state: last state by Slurm.
         cancelled: its user cancelled it.
     """
 
@@ -40,11 +40,11 @@ class SmallJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended for good."""
+        """True if it has ended for good."""
         return self.state in OVER
 
     def wrongs(self) -> list[str]:
-        """What a user would complain of."""
+        """Return the errors that a user would see."""
         tries = [int(line or 0) for line in self.file.read_text().splitlines()]
         lost = self.state != "COMPLETED" or len(tries) < self.steps
         found = [f"job {self.id} is {self.state} after {len(tries)} of {self.steps} steps: lost"]
@@ -56,11 +56,11 @@ class SmallJob:
 
 @dataclass
 class RealSchedule:
-    """One schedule in a lab that others have used before.
+    """One schedule, in a lab that earlier schedules have used.
 
     Attributes:
-        ends: (when, instance) of those that the cloud takes after its notice.
-        shut: instance -> when its door opens again.
+        ends: (time, instance) of reclaimed instances, after their notice.
+        shut: instance -> time when it takes jobs again.
     """
 
     lab: Lab
@@ -75,7 +75,7 @@ class RealSchedule:
         self._moved_at = 0.0
 
     def run(self) -> list[str]:
-        """Play it; what went wrong."""
+        """Play the schedule; return the errors."""
         number = self.dice.randint(3, 5)
         until = time.monotonic() + DISTURBED_S
         while time.monotonic() < until or len(self.jobs) < number:
@@ -90,7 +90,7 @@ class RealSchedule:
         return [wrong for job in self.jobs for wrong in job.wrongs()]
 
     def _nodes(self) -> list[Guest]:
-        """Living instances of the pool that Slurm knows, but those that are being taken."""
+        """Return the living instances of the pool that Slurm knows, except those that are reclaimed."""
         guests, known = self.lab.fleet.guests, self.lab.nodes()
         return [
             guests[name]
@@ -130,7 +130,7 @@ class RealSchedule:
         self.shut.pop(name, None)
 
     def _pass(self) -> None:
-        """Two seconds: instances come, go, and open their doors; what Slurm says of the jobs."""
+        """Advance by two seconds: instances start, end and take jobs again; read the jobs from Slurm."""
         now = time.monotonic()
         for name in [name for name, at in self.ends.items() if at <= now]:
             del self.ends[name]
@@ -151,13 +151,13 @@ class RealSchedule:
 
 
 def lose_controller(lab: Lab) -> None:
-    """The controller and its disk are gone; another comes."""
+    """Lose the controller and its disk; the group starts another one."""
     lab.fleet.lose(lab.controller.id)
     (lab.controller,) = lab.fleet.until(lab.fleet.boot_new, JOB_S, "the group starts another")
     lab.fleet.until(lambda: "train" in lab.slurm("sinfo"), JOB_S, "slurmctld answers")
 
 
 def report(text: str) -> None:
-    """Progress, on the error stream."""
+    """Print progress on stderr."""
     with suppress(BrokenPipeError):
         sys.stderr.write(f"{text}\n")

@@ -1,7 +1,7 @@
-"""What the queue buys against what runs, with Slurm itself: nodes as large as those of ``size_world``.
+"""Bought instances compared with running jobs, with Slurm itself: nodes as large as in ``size_world``.
 
-The partitions and the way nodes join are the product's; what holds processes to cores and devices that this
-computer has not is left out, and so is the accounting.
+Partitions and the joining of nodes are the product's. The limits to cores and devices are left out, since
+this computer does not have them, and so is the accounting.
 """
 
 import logging
@@ -86,12 +86,12 @@ AHEAD = timedelta(seconds=30)
 
 @dataclass
 class RealPlay:
-    """An empty pool, and what is submitted to it.
+    """An empty pool, and the jobs submitted to it.
 
     Attributes:
         init: process 1 of the namespaces.
-        bought: instances, in the order in which they came.
-        used: those on which a job has begun.
+        bought: instances, in the order of their start.
+        used: instances on which a job has begun.
     """
 
     folder: Path
@@ -105,11 +105,11 @@ class RealPlay:
         self.watch = watch_of(self.said, self.kept, self.ask)
 
     def ask(self, words: Sequence[str]) -> str:
-        """A command of Slurm's. Raises SlurmError."""
+        """Run a command of Slurm. Raises SlurmError."""
         return slurm.run(["nsenter", f"--target={self.init}", "--all", *words])
 
     def submit(self, *words: str) -> str:
-        """With options of sbatch; the job's number, empty where Slurm refuses it."""
+        """Submit with options of sbatch; return the job's number, empty if Slurm refuses it."""
         try:
             return self.ask(
                 ["sbatch", "--parsable", *HOSTILE, f"--output=/run/{OUTPUT}", *words, "/etc/slurm/job"]
@@ -119,15 +119,15 @@ class RealPlay:
             return ""
 
     def jobs(self) -> list[ListedJob]:
-        """All of them."""
+        """Return all jobs."""
         return list(slurm.jobs(self.ask).jobs)
 
     def running(self) -> int:
-        """How many jobs, or tasks of arrays, run."""
+        """Return the number of running jobs and tasks of arrays."""
         return sum(listed.job.state == "RUNNING" for listed in self.jobs())
 
     def add(self) -> None:
-        """Slurm's daemon of one instance more starts, and joins."""
+        """Start slurmd of one more instance, which joins."""
         number = len(self.bought)
         name, link = f"i-{number}", f"gf{number + 1}"
         self.ask(["sh", "-ec", LINK, "link", name, link, ADDRESS_OF.format(number + 10)])
@@ -142,7 +142,7 @@ class RealPlay:
             time.sleep(LOOK_S / 5)
 
     def settle(self) -> None:
-        """Look, buy, and let Slurm start jobs, until nothing has changed for some looks."""
+        """Poll, buy, and let Slurm start jobs, until nothing has changed for some polls."""
         before: list[Any] = []
         until = time.monotonic() + LONGEST_S
         while time.monotonic() < until and (len(before) < SETTLED or any(it != before[0] for it in before)):
@@ -156,17 +156,17 @@ class RealPlay:
             before = [*before, (len(self.bought), sorted(states))][-SETTLED:]
 
     def idle_ones(self) -> set[str]:
-        """Instances that no job has ever used."""
+        """Return the instances that no job has used."""
         return {*self.bought} - self.used
 
     def waiting(self, most: int = 99) -> dict[str, str]:
-        """Job that takes no more instances -> why it waits, as users read it."""
+        """Return job -> reason for users, of waiting jobs that need at most `most` instances."""
         rows = [said["job"] for said in self.kept.get("jobs", ()) if said["job"]["nodes"] <= most]
         return {row["id"]: str(row["reason"]) for row in rows if row["state"] == PENDING}
 
 
 def options_of(words: Mapping[str, Any]) -> list[str]:
-    """Options of the model as those of a command line."""
+    """Return options of the model as command-line options."""
     times = {"begin": "now+"}
     named = [
         (name.replace("_", "-"), times.get(name, ""), value) for name, value in words.items() if name != AND
@@ -176,7 +176,7 @@ def options_of(words: Mapping[str, Any]) -> list[str]:
 
 
 def schedule(play: RealPlay, seed: int) -> list[str]:
-    """Submissions of chance at some moments, as of ``size_world``; what went wrong."""
+    """Play random submissions, like ``size_world``; return the errors."""
     dice, handed_in = random.Random(seed), set[str]()
     for _ in range(dice.randint(1, 3)):
         for words in dice.choices(WORDS, k=dice.randint(1, 5)):
@@ -199,7 +199,7 @@ def schedule(play: RealPlay, seed: int) -> list[str]:
 
 
 def lay(folder: Path) -> None:
-    """Slurm's configuration: the product's, for this computer."""
+    """Write the product's configuration of Slurm, adapted to this computer."""
     cluster = Cluster("test", "localhost", ADDRESS, {POOL: SIZE.memory // SIZE.gpus}, "/run/state")
     rows = [row for row in configuration.slurm_conf(cluster).splitlines() if not row.startswith(LEFT_OUT)]
     # parts of a job in several start by the second scheduler alone, each half minute by default
@@ -214,7 +214,7 @@ def lay(folder: Path) -> None:
 
 @contextmanager
 def real_play(folder: Path) -> Iterator[RealPlay]:
-    """Slurm in namespaces of its own, with an empty pool; all of it ends with the block."""
+    """Run Slurm in its own namespaces, with an empty pool, until the end of the block."""
     lay(folder)
     kinds = ("--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child=KILL")
     command = ["unshare", *kinds, "bash", "-c", WORLD, "world", str(folder)]
@@ -232,7 +232,7 @@ def real_play(folder: Path) -> Iterator[RealPlay]:
 
 
 def _init_of(process: "subprocess.Popen[bytes]", log: Path) -> int:
-    """Process 1, once slurmctld answers."""
+    """Return process 1, once slurmctld answers."""
     until = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < until:
         with suppress(OSError, IndexError, SlurmError):

@@ -1,4 +1,4 @@
-"""What the queue buys against what runs: the controller, a model of Slurm, a mover with money and room."""
+"""Bought instances compared with running jobs: the controller, a model of Slurm, a mover without limits."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ WORDS: tuple[dict[str, object], ...] = (
 def watch_of(
     said: dict[str, Any], kept: dict[str, Any], ask: Callable[[Sequence[str]], str]
 ) -> controller.ControllerWatch:
-    """Watch a Slurm of which every instance runs; what it says and keeps goes into the two."""
+    """Return a watch of a Slurm whose instances all run; `said` and `kept` get its reports."""
     return controller.ControllerWatch(
         lambda: POLICY,
         lambda ids: dict.fromkeys(ids, "running"),
@@ -76,13 +76,13 @@ def watch_of(
 
 @dataclass
 class SizePlay(Instances):
-    """An empty pool, and what is submitted to it.
+    """An empty pool, and the jobs submitted to it.
 
     Attributes:
-        bought: when each instance was asked for.
-        used: those on which a job has begun.
-        said: the controller's last word to the mover.
-        kept: likewise to users.
+        bought: time of each instance's request.
+        used: instances on which a job has begun.
+        said: the controller's last report to the mover.
+        kept: the controller's last report to users.
     """
 
     bought: dict[str, datetime] = field(default_factory=dict)
@@ -113,13 +113,13 @@ class SizePlay(Instances):
             self.used.add(name)
 
     def submit(self, **words: object) -> list[Job]:
-        """With options of sbatch, ``_`` for ``-``."""
+        """Submit with options of sbatch, ``_`` for ``-``."""
         made = self.slurm.submit_all(f"\n{NEXT_PART}\n".join(_scripts(words)), Program(LONG_S))
         self.jobs += made
         return made
 
     def wait(self, span: timedelta = timedelta(minutes=10)) -> None:
-        """The controller looks, the mover buys, instances boot, Slurm starts what it can."""
+        """Advance the time: the controller polls, the mover buys, instances boot, Slurm starts jobs."""
         until = self.now + span
         while self.now < until:
             self.now += BEAT
@@ -134,21 +134,21 @@ class SizePlay(Instances):
 
     @property
     def vain(self) -> set[str]:
-        """Instances that no job has ever used."""
+        """Instances that no job has used."""
         return self.bought.keys() - self.used
 
     def held(self, job: Job) -> bool:
-        """Whether Slurm has given up a job that its nodes could run."""
+        """Return whether Slurm has given up a job that its nodes could run."""
         there = [(name, node.size, node.size) for name, node in self.slurm.nodes.items()]
         return job.given_up and placed_on(job.options, there, SIZE.memory // SIZE.gpus) is not None
 
     def reason(self, job: Job) -> str:
-        """What `gpu-fleet runs` says of it."""
+        """Return the reason in `gpu-fleet runs`."""
         return next(str(said["job"]["reason"]) for said in self.kept["jobs"] if said["job"]["id"] == job.id)
 
 
 def _scripts(words: Mapping[str, Any]) -> Iterator[str]:
-    """Of each part."""
+    """Yield the script of each part."""
     options = {name.replace("_", "-"): value for name, value in words.items() if name != AND}
     lines = [f"#SBATCH --{name}" + f"={value}" * (value != "") for name, value in options.items()]
     yield "\n".join([f"#SBATCH --partition={POOL}", *lines])
@@ -157,7 +157,7 @@ def _scripts(words: Mapping[str, Any]) -> Iterator[str]:
 
 
 def play(seed: int) -> list[str]:
-    """A schedule of chance: submissions at some moments; what went wrong."""
+    """Play random submissions; return the errors."""
     dice, played = random.Random(seed), SizePlay()
     for _ in range(dice.randint(1, 3)):
         for words in dice.choices(WORDS, k=dice.randint(1, 5)):
@@ -174,7 +174,7 @@ def play(seed: int) -> list[str]:
 
 
 def runs_alone(job: Job) -> bool:
-    """Whether one instance more would run a job, now."""
+    """Return whether one more instance would run a job now."""
     options = job.options
     parts = options.parts(1, SIZE, SIZE.memory // SIZE.gpus)
     is_small = options.nodes == 1 and SIZE.holds(parts[0]) and not options.gpu_type

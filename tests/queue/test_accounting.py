@@ -1,4 +1,4 @@
-"""The accounts of the queue: who works for which team, and the dump that outlives the controller's disk."""
+"""Accounts of the queue: users and their teams, and the dump that outlives the controller's disk."""
 
 import gzip
 import json
@@ -110,11 +110,11 @@ NOW = 2_000_000_000.0
 
 
 class Database:
-    """MariaDB's programs, as far as they are called.
+    """Fake of MariaDB's programs that are called.
 
     Attributes:
-        place: how far its log is.
-        refuses: what it does not carry out.
+        place: position in its log.
+        refuses: commands that it refuses.
     """
 
     def __init__(self, data) -> None:
@@ -214,7 +214,7 @@ def test_the_first_controller_has_nothing_to_begin_with(kept, maria):
 
 @pytest.mark.parametrize("text", [HEAD, b""])
 def test_a_filling_that_was_cut_off_passes_for_nothing_and_is_begun_anew(kept, maria, text):
-    """Nor is it written over the good dump."""
+    """It is not written over the good dump either."""
     dumped(kept, text)
     maria.refuses = "DROP" if not text else text.decode()
 
@@ -286,7 +286,7 @@ def test_the_log_is_for_mariadb_alone(kept, monkeypatch):
 
 @pytest.fixture
 def secret(tmp_path, monkeypatch):
-    """A file of root's alone, in a folder of root's alone; MariaDB's account is another."""
+    """Create a file and a folder that only root can read; MariaDB has another account."""
     monkeypatch.setattr(database, "MYSQL", "nobody")
     file = tmp_path / "etc/shadow"
     file.parent.mkdir(mode=0o700)
@@ -348,7 +348,7 @@ def test_slurms_state_is_for_its_account_alone(tmp_path):
 
 
 def test_mariadb_is_filled_without_a_log_and_then_writes_one(kept, maria, monkeypatch, tmp_path):
-    """With its accounts on the disk it never starts without: what was cut off is in the log alone."""
+    """With accounts on the disk it never starts without a log, which alone has interrupted changes."""
     conf = tmp_path / "60-gpu-fleet.cnf"
     monkeypatch.setattr(accounting, "MARIADB", conf)
     logs = []
@@ -385,7 +385,7 @@ def test_associations_are_read_as_sacctmgr_prints_them():
 
 
 class Roster:
-    """The stack's word of its users."""
+    """Fake of the stack's list of users."""
 
     def newest(self, key):
         user = {"name": "ada", "uid": 5001, "keys": [], "team": "nlp", "team_gid": 30001, "admin": False}
@@ -394,7 +394,7 @@ class Roster:
 
 @pytest.fixture
 def accounts(monkeypatch):
-    """Names of those who have an account on the controller."""
+    """Set the names of users with an account on the controller."""
     made = {"ada"}
     monkeypatch.setattr(controller, "has_account", made.__contains__)
     return made
@@ -405,7 +405,7 @@ MISSED = "ClusterName=test Account=nlp UserName=ada(4294967294) Partition= Prior
 
 
 class Slurm:
-    """Its commands, and what slurmctld says of the accounts that it found."""
+    """Fake of Slurm's commands, with slurmctld's answers about accounts."""
 
     def __init__(self, users: str) -> None:
         self.users, self.said = users, []
@@ -441,7 +441,7 @@ def test_the_controller_registers_users_and_keeps_the_dump(kept, maria, accounts
 
 
 def test_who_has_no_account_yet_is_registered_once_there_is_one(kept, maria, accounts):
-    """Slurm would look for the account once, and count no share for its jobs for good."""
+    """Slurm would look for the account once, and then never count a share for its jobs."""
     accounts.clear()
     asked = Slurm(FOUND)
     controller.keep_accounts(Roster(), kept, set(), asked)
@@ -460,7 +460,7 @@ LEAVER = {**TWO, "user_id": 5002, "user_name": "nobody"}  # a new controller doe
 def test_the_jobs_of_who_left_are_cancelled_until_none_is_left_and_then_slurm_forgets_the_user(
     kept, maria, accounts
 ):
-    """A job that hands itself in again is one more: before, it went on for ever."""
+    """A job that submits itself again is one more; it used to run for ever."""
     asked = Slurm(FOUND)
     asked.associations = "nlp||1||\nnlp|ada|1||\nnlp|bob|1||\nroot|root|1||\n"
     asked.jobs = [
@@ -559,7 +559,7 @@ def test_users_that_cannot_be_read_change_nothing(kept, maria):
 
 
 class Damaged:
-    """The stack's word of its users, cut off."""
+    """Fake of a truncated list of users."""
 
     def newest(self, key):
         return StoredObject({"schema_version": 1}, "v")
@@ -573,7 +573,7 @@ def refusing(words):
 
 @pytest.mark.parametrize(("store", "ask"), [(Damaged(), Slurm(FOUND)), (Roster(), refusing)])
 def test_the_dump_is_kept_and_the_log_purged_whatever_is_wrong_with_users(kept, maria, accounts, store, ask):
-    """MariaDB's log on the shared homes would grow for as long as that lasts."""
+    """Otherwise MariaDB's log on the shared homes would grow meanwhile."""
     maria.whole = True
 
     assert not controller.keep_accounts(store, kept, set(), ask)

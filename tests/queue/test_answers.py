@@ -1,4 +1,4 @@
-"""What `squeue --json` says, as Debian 12's 22.05 said it here, and what users may write into it."""
+"""Answers of `squeue --json` of Debian 12's 22.05, recorded here, and texts that users may put into them."""
 
 import json
 from copy import deepcopy
@@ -19,7 +19,7 @@ TEXTS = ("name", "comment", "admin_comment", "current_working_directory", "comma
 
 
 def read(*jobs: dict, **changes: object):
-    """The jobs, the last with some fields changed."""
+    """Read an answer with these jobs, the last with some fields changed."""
     said = deepcopy({**SAID, "jobs": list(jobs)})
     said["jobs"][-1].update(changes)
     return answer(json.dumps(said))
@@ -31,7 +31,7 @@ def one(job: dict, **changes: object):
 
 
 def test_a_comment_that_looks_like_fields_is_a_comment():
-    """It ended the controller's watch, and forged other fields, where they were read out of a line."""
+    """Parsed from a line of text, it used to end the controller's watch and forge other fields."""
     listed = one(HOSTILE)
 
     assert HOSTILE["comment"] == "lr=0.1 Restarts=cosine"
@@ -134,7 +134,7 @@ LISTS = "job_state shared"
 
 
 def of_23_11(job: dict) -> dict:
-    """The job as 23.11 writes it: what is not set or unlimited has the number 0."""
+    """Return the job as 23.11 writes it: an unset or unlimited value has the number 0."""
     written = {
         name: {"set": job[name] is not None, "infinite": False, "number": job[name] or 0}
         for name in OBJECTS.split()
@@ -197,7 +197,7 @@ def test_one_job_that_cannot_be_read_keeps_no_other_from_being_read(changes, say
 
 @pytest.mark.parametrize(("group", "whole"), [(7, [True, False]), (8, [True, True]), ("?", [True, False])])
 def test_a_job_of_which_a_part_cannot_be_read_is_not_whole(group, whole):
-    """Of that part not even its job may be known; a job without parts is whole in any case."""
+    """Even the job of that part may be unknown; a job without parts is always whole."""
     said = read(HOSTILE, {**TWO, "het_job_id": 7}, {**TWO, "het_job_id": group, "tasks": "many"})
 
     assert [listed.is_whole for listed in said.jobs] == whole

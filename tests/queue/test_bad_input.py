@@ -1,4 +1,4 @@
-"""What the queue cannot run is one message of the console's command, with what to do, and no traceback."""
+"""A job that the queue cannot run gets one message with advice, and no traceback."""
 
 import grp
 import json
@@ -32,7 +32,7 @@ TEAMS = {"users": [{"name": "ada", "team": "nlp"}], "teams": {"nlp": {"share": 1
 
 
 def said_now(age: timedelta = timedelta(), **changes: object) -> QueueRecords:
-    """The mover's word of a moment ago."""
+    """Return records with a recent report of the mover."""
     word = Growth(
         datetime.now(UTC) - age,
         Decimal(20),
@@ -46,15 +46,15 @@ def said_now(age: timedelta = timedelta(), **changes: object) -> QueueRecords:
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A folder of ada's on the shared homes, on an instance of a stack with a queue."""
+    """Create a folder of ada on the shared homes, on an instance of a stack with a queue."""
     pools = {"train": pool_policy(capacity=CAPACITY | {"queue_gpus": 8})}
     (tmp_path / "policy.json").write_text(json.dumps(policy_json(pools=pools, take_max_per_person=4)))
     (tmp_path / "queue.json").write_text("{}")
     monkeypatch.setenv("GPU_FLEET_QUEUE_FILE", str(tmp_path / "queue.json"))
     monkeypatch.setattr(queued, "HOMES", tmp_path)
     monkeypatch.setattr(queued, "own_account", lambda: "ada")
-    people = grp.struct_group((changes.PEOPLE, "x", 990, ["ada"]))
-    monkeypatch.setattr(queued.grp, "getgrnam", {changes.PEOPLE: people}.__getitem__)
+    people = grp.struct_group((changes.USERS, "x", 990, ["ada"]))
+    monkeypatch.setattr(queued.grp, "getgrnam", {changes.USERS: people}.__getitem__)
     folder = tmp_path / "ada"
     folder.mkdir()
     (folder / "run.toml").write_text("")
@@ -78,7 +78,7 @@ def submit(home: Path, *words: str):
 
 
 def refused(home: Path, *words: str) -> str:
-    """What a command says that ends without success."""
+    """Return the output of a command that must fail."""
     said = submit(home, *words)
     assert said.exit_code not in (0, None)
     assert not isinstance(said.exception, AssertionError)
@@ -95,14 +95,14 @@ def test_a_run_without_mistakes_reaches_slurm(home):
 
 
 def slurm(home: Path, *states: str) -> None:
-    """Slurm takes every job, and knows nodes of the pool in these states."""
+    """Fake a Slurm that takes every job, with nodes of the pool in these states."""
     sbatch(home, 'echo "Submitted batch job 7"')
     nodes = [NODE.format(name=f"i-{number}", state=state, reason="") for number, state in enumerate(states)]
     sbatch(home, "\n".join(f"echo '{line}'" for line in nodes), "scontrol")
 
 
 def knows(monkeypatch, **changes: object) -> None:
-    """The mover's last word is another."""
+    """Change the mover's last report."""
     monkeypatch.setattr(queued, "records", partial(said_now, **changes))
 
 
@@ -160,7 +160,7 @@ def test_a_pool_whose_price_is_unknown(home, monkeypatch):
 def test_a_job_that_needs_no_more_instances_than_there_are_waits_for_those(
     home, monkeypatch, states, changes
 ):
-    """Slurm knows none of those that boot, and says of those that boot anew that they are down."""
+    """Slurm does not know booting nodes, and reports rebooting ones as down."""
     slurm(home, *states)
     knows(monkeypatch, **changes, totals={"train": 2})
 
@@ -185,7 +185,7 @@ def test_what_is_there_and_coming_counts_against_what_is_missing(home, monkeypat
     ],
 )
 def test_what_may_pass_by_itself_is_no_refusal(home, monkeypatch, changes):
-    """There is money, or nobody knows yet: the job waits, and `gpu-fleet runs` says why."""
+    """There is money, or it is not known yet: the job waits, and `gpu-fleet runs` shows the reason."""
     slurm(home)
     knows(monkeypatch, **changes)
 
@@ -203,13 +203,13 @@ def test_where_the_stack_says_nothing_the_queue_takes_jobs_all_the_same(home, mo
     said = submit(home, *WORDS)
 
     assert said.exit_code == 0
-    assert "neither the budget nor the team's limit was looked at: no answer" in said.output
+    assert "neither the budget nor the team's limit was checked: no answer" in said.output
 
 
 def test_one_folder_of_checkpoints_for_several_instances(home):
     said = refused(home, "--pool", "train", "--nodes", "2", "--checkpoints", "out", "--", "true")
 
-    assert "--checkpoints out: keeps one folder alone; with --nodes 2 your program saves" in said
+    assert "--checkpoints out: saves one folder; with --nodes 2 your program must save" in said
 
 
 def test_no_such_pool(home):
@@ -225,7 +225,7 @@ def test_more_nodes_than_the_pool_may_have(home):
 def test_slurm_is_not_there(home):
     said = refused(home, "run.toml", "--pool", "train")
 
-    assert "sbatch: not on this instance" in said
+    assert "sbatch is not on this instance" in said
     assert "systemctl status gpu-queue-node" in said
 
 
@@ -238,7 +238,7 @@ def test_slurm_does_not_answer(home):
     said = refused(home, "run.toml", "--pool", "train")
 
     assert "Unable to contact slurm controller" in said
-    assert "comes back within minutes, with all jobs" in said
+    assert "returns within minutes, with all jobs" in said
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_user_without_account(home, monkeypatch):
     said = refused(home, "run.toml", "--pool", "train")
 
     own = pwd.getpwuid(os.getuid()).pw_name
-    assert f"account {own}: none of access.people, so other instances do not know it" in said
+    assert f"account {own} is not in access.people, so other instances do not have it" in said
 
 
 WAITS = replace(JOB, state="PENDING", reason="Resources", on="")

@@ -1,4 +1,4 @@
-"""The controller's look: partitions, instances that are gone, and what waits."""
+"""A poll of the controller: partitions, lost instances and waiting jobs."""
 
 import json
 from copy import deepcopy
@@ -23,7 +23,7 @@ POLICY = {"pools": {"train": {"capacity": SIZE}, "dev": {"capacity": None}}}
 
 
 def waits(number: int = 7, nodes: int = 1, **changes: object) -> dict:
-    """A job for whole instances, as Slurm says it."""
+    """Return a waiting job for whole instances, as Slurm writes it."""
     asked = {"tres_req_str": f"cpu=2,node={nodes}", "max_nodes": nodes, "tasks": nodes, "cpus": nodes}
     given = {
         "account": "nlp",
@@ -38,7 +38,7 @@ def waits(number: int = 7, nodes: int = 1, **changes: object) -> dict:
 
 @dataclass
 class Site:
-    """Slurm and the cloud as one look finds them."""
+    """Fake of Slurm and the cloud for one poll."""
 
     nodes: dict[str, str] = field(default_factory=dict)
     states: dict[str, str] = field(default_factory=dict)
@@ -141,7 +141,7 @@ def test_an_instance_that_the_cloud_names_again_is_not_gone():
 
 
 def test_other_pools_in_the_policy_are_read_by_slurm_at_a_new_start():
-    """A node that ran a job at `scontrol reconfigure` would be given no other (22.05)."""
+    """A node that runs a job at `scontrol reconfigure` would get no other job (22.05)."""
     site = Site(changed=True)
 
     site.look()
@@ -196,7 +196,7 @@ def test_the_configuration_is_written_once_and_again_when_pools_change(tmp_path)
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_slurm_is_given_no_plugin_that_the_controller_has_not(tmp_path, monkeypatch, is_there):
-    """It would not start."""
+    """Slurm would not start."""
     monkeypatch.setattr(controller, "LIBRARIES", tmp_path)
     if is_there:
         (tmp_path / "aarch64-linux-gnu/slurm-wlm").mkdir(parents=True)
@@ -219,13 +219,13 @@ NUMBERS_OF_23_11 = st.fixed_dictionaries({"set": JSON, "infinite": JSON, "number
 @given(field=st.sampled_from(sorted(TWO)), value=JSON | NUMBERS_OF_23_11 | st.just(...))
 @settings(max_examples=50, deadline=None)
 def test_no_field_of_a_job_ends_a_look_whatever_slurm_writes_there(field, value):
-    """Another job's need is said all the same. ``...`` stands for a field that is missing."""
+    """The demand of another job is still reported. ``...`` stands for a missing field."""
     other = {**waits(8), field: value}
     if value is ...:
         del other[field]
     site = Site(jobs=[waits(9, priority=10**6), other])
 
-    assert controller.look(site.watch, NOW)
+    assert controller.poll(site.watch, NOW)
 
     assert site.said[0]["pools"]["train"]["jobs"][:1] == [1]
     assert "9" in {entry["job"]["id"] for entry in site.kept[0]["jobs"]}
@@ -241,7 +241,7 @@ def test_limits_are_read_from_what_the_stack_says_of_its_accounts():
 
 
 def test_the_mover_hears_of_no_job_that_its_teams_limit_keeps_waiting():
-    """Before any runs Slurm itself says of each of them that it waits for instances."""
+    """Before any job runs, Slurm itself gives Resources as the reason of each."""
     runs = waits(6, job_state="RUNNING", tres_alloc_str="cpu=2,node=1,gres/gpu=8")
     site = Site(jobs=[runs, waits(7), waits(8), waits(9)], teams={"nlp": TeamLimits(1, 24)})
 
@@ -290,7 +290,7 @@ def test_once_its_instance_is_gone_nothing_is_kept_away_from_it():
 
 
 def test_what_a_user_excludes_stays_excluded_beside_where_the_job_failed():
-    """The controller's list took the place of the user's; neither node counts as room for the job."""
+    """The controller's list used to replace the user's; neither node counts for the job."""
     nodes = {"i-1": "IDLE", "i-2": "IDLE", "i-3": "ALLOCATED"}
     job = waits(comment="gpu-fleet:failed-on=i-1", excluded_nodes="i-2")
     policy = deepcopy(POLICY)
@@ -346,7 +346,7 @@ def test_a_job_that_no_instance_can_run_is_said_to_be_once_and_buys_nothing():
 
 
 def test_users_read_how_many_instances_a_job_waits_for():
-    """Slurm says one node of --gpus=16, whatever its nodes have."""
+    """Slurm reports one node for --gpus=16, whatever its nodes have."""
     site = Site(jobs=[waits(tres_per_node="", tres_per_job="gres:gpu:16", max_nodes=0)])
 
     site.look()
@@ -368,9 +368,9 @@ def test_a_fault_of_ours_in_a_look_ends_no_watch(caplog):
     site = Site(jobs=[waits()])
     site.watch.keep = {}.__getitem__
 
-    assert not controller.look(site.watch, NOW)
+    assert not controller.poll(site.watch, NOW)
     site.watch.keep = site.kept.append
-    assert controller.look(site.watch, NOW)
+    assert controller.poll(site.watch, NOW)
     assert "event=queue-look-failed" in caplog.text
     assert "TypeError" in caplog.text
 
@@ -393,10 +393,10 @@ def test_users_read_of_each_job_what_the_controller_saw():
 
 @dataclass
 class Slurmdbd:
-    """The port of slurmdbd, as slurmctld's start finds it.
+    """Fake of slurmdbd's port for the start of slurmctld.
 
     Attributes:
-        opens_s: when it answers, on a clock that only waits move.
+        opens_s: time when it answers, on a clock that only waits advance.
     """
 
     opens_s: float
@@ -410,7 +410,7 @@ class Slurmdbd:
         return self
 
     def close(self):
-        """Nothing is said on it."""
+        """Close; nothing was sent."""
 
     def wait(self, seconds):
         self.now_s += seconds

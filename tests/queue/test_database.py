@@ -1,4 +1,4 @@
-"""The accounts' database on MariaDB itself: what a controller that was lost with its disk leaves the next."""
+"""The accounts' database on MariaDB itself, after a controller was lost with its disk."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def found():
-    """What each new controller knew (``own_mariadb.py``)."""
+    """Return the knowledge of each new controller (``own_mariadb.py``)."""
     build_requirements.install(PACKAGES)
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", "tests.queue.own_mariadb"],
@@ -85,7 +85,7 @@ def test_a_filling_that_failed_is_begun_anew_and_spoils_no_dump(found):
 
 @pytest.fixture
 def results(tmp_path):
-    """What the package's own unit of MariaDB leaves under a systemd of its own, with the recipe's files."""
+    """Run the package's unit of MariaDB under a separate systemd with the recipe's files; return results."""
     build_requirements.install(PACKAGES)
     system = "etc/systemd/system"
     files = {

@@ -1,4 +1,4 @@
-"""How many instances the jobs that wait need."""
+"""Number of instances that waiting jobs need."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,7 @@ from gpu_fleet_image.queue.answers import ListedJob
 from gpu_fleet_image.queue.demand import needs
 from gpu_fleet_image.queue.sizes import JobRequest, NodeSize, QueuePool
 from gpu_fleet_image.queue.slurm import Node
-from tests.queue.test_books import RUNNING
+from tests.queue.test_job_records import RUNNING
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
 IDLE, BUSY, DRAINED = (frozenset(flags) for flags in (["IDLE"], ["ALLOCATED"], ["IDLE", "DRAIN"]))
@@ -109,7 +109,7 @@ def test_a_job_whose_parts_need_more_than_their_pool_may_have_is_told_so_and_get
 
 
 def test_a_job_in_parts_waits_with_all_of_them_where_one_finds_no_room():
-    """One's pool is full, or its team's limit is enough for the other alone; the next job has the room."""
+    """One part's pool is full, or the team's limit fits the other part alone; the next job gets the room."""
     pools = POOLS | {"full": QueuePool(NodeSize(8, 96, 1_000_000), 1)}
     first, second = group(whole(2), whole(1))
     full = first, replace(second, job=replace(second.job, pool="full"))
@@ -149,7 +149,7 @@ def test_a_job_that_must_begin_before_an_instance_is_there_gets_none_and_is_told
     demand = needs((), [job(whole(1), begin_by_s=int(begin_by.timestamp()))], POOLS, NOW)
 
     assert demand.needs["train"].jobs == jobs
-    why = "must begin by 2026-11-23 10:09 UTC, before an instance more would be there (--deadline)"
+    why = "must start by 2026-11-23 10:09 UTC, before another instance could be ready (--deadline)"
     assert list(demand.refused.values()) == ([] if jobs else [why])
 
 
@@ -165,7 +165,7 @@ def test_a_job_in_parts_waits_with_all_of_them_where_one_waits_for_something_els
 
 
 def test_parts_of_a_job_share_no_instance():
-    """22.05 starts --gpus=1 : --gpus=1 on two nodes alone. What others have left is room for one of them."""
+    """22.05 starts --gpus=1 : --gpus=1 only on two nodes. Capacity left by other jobs fits one of them."""
     mixed = Node("i-0", "train", frozenset({"MIXED"}), left=NodeSize(7, 94, 900_000))
     parts = group(JobRequest(gpus=1), JobRequest(gpus=1))
 
@@ -199,7 +199,7 @@ def test_a_node_of_another_pool_that_a_job_is_kept_away_from_buys_nothing():
     ("reason", "age_s", "jobs"), [("Resources", 2, ()), ("Resources", 4, (1,)), ("", 4, ())]
 )
 def test_a_job_whose_reason_slurm_has_not_thought_about_gets_nothing_yet(reason, age_s, jobs):
-    """22.05 says Resources of one that depends on another, for its first second."""
+    """22.05 gives a dependent job the reason Resources in its first second."""
     submitted = int(NOW.timestamp()) - age_s
 
     assert need(job(whole(1), reason=reason, submitted_s=submitted)).jobs == jobs
@@ -209,14 +209,14 @@ def test_the_word_of_a_silent_controller_is_an_alarm():
     said = to_json({}, NOW)
 
     assert trouble_of(said, NOW + SILENT_AFTER) == ""
-    assert "has not spoken since 2026-11-23T10:00" in trouble_of(said, NOW + 2 * SILENT_AFTER)
+    assert "has not reported since 2026-11-23T10:00" in trouble_of(said, NOW + 2 * SILENT_AFTER)
 
 
 def test_a_job_that_cannot_be_read_is_an_alarm():
     said = to_json({}, NOW, ["squeue --json: job 7: field 'tasks' is missing"])
 
     assert trouble_of(said, NOW).endswith(
-        "1 jobs, and asks for none of theirs: squeue --json: job 7: field 'tasks' is missing"
+        "1 jobs, and requests no instances for them: squeue --json: job 7: field 'tasks' is missing"
     )
 
 

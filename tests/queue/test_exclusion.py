@@ -1,4 +1,4 @@
-"""Away from which nodes a job is kept."""
+"""Nodes that a job must avoid."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from gpu_fleet_image.queue.answers import ListedJob
 from gpu_fleet_image.queue.exclusion import exclusions, failed_on, named
 from gpu_fleet_image.queue.sizes import JobRequest
 from gpu_fleet_image.queue.slurm import Node
-from tests.queue.test_books import RUNNING
+from tests.queue.test_job_records import RUNNING
 
 NODES = [Node(f"i-{number}", "train", frozenset({"IDLE"})) for number in (1, 2, 3)]
 WAITS = replace(RUNNING, state="PENDING", nodes=1, comment="gpu-fleet:failed-on=i-1,-,i-2")
@@ -37,7 +37,7 @@ def test_what_its_user_excluded_stays_so_and_comes_first():
 
 
 def test_where_a_job_failed_is_no_list_of_its_users():
-    """The controller wrote it there at an earlier look."""
+    """The controller wrote it there at an earlier poll."""
     assert kept(replace(WAITS, nodes=7), excluded="i-[1-2]") == {"7": ("i-2",)}
 
 

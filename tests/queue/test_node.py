@@ -1,4 +1,4 @@
-"""How an instance becomes a node: GPUs that the gate counted, munge's key, slurmd's command."""
+"""An instance becomes a node: GPUs by the boot gate, munge's key, slurmd's command."""
 
 import json
 import os
@@ -146,7 +146,7 @@ def test_a_look_at_the_gpus_that_hangs_drains_the_node():
 
 
 def around_job(tmp_path, name, job="17", uid="12345"):
-    """Runs prolog or epilog with folders of the test's own in the place of the instance's."""
+    """Run prolog or epilog with folders of the test in the place of the instance's; return its status."""
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run/ready").touch()
     (tmp_path / "scratch").mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""The units of the queue under a systemd of their own: Slurm works in their sandboxes, and so do jobs.
+"""The units of the queue under a separate systemd: Slurm and its jobs work in their sandboxes.
 
 systemd runs as the first process of new namespaces, on this computer's files with a layer of memory above.
-What lays keys and configuration from the cloud is left out; the servers are Debian's.
+Units that write keys and configuration from the cloud are left out; the servers are Debian's.
 """
 
 import json
@@ -169,7 +169,7 @@ OVERRIDES = {
 
 
 def files(folder: Path) -> None:
-    """What is laid on the root: the units, Slurm's configuration, and the proof."""
+    """Write the files of the root: the units, Slurm's configuration, and the proof."""
     cluster = Cluster("test", "localhost", "10.0.0.1", {"train": 1000}, STATE)
     rows = [row for row in configuration.slurm_conf(cluster).splitlines() if not row.startswith(LEFT_OUT)]
     system = folder / "etc/systemd/system"
@@ -196,7 +196,7 @@ def files(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What was seen, a file each."""
+    """Run the units; return the folder with a file for each result."""
     build_requirements.install(PACKAGES)
     folder = tmp_path_factory.mktemp("units")
     (folder / "results").mkdir()

@@ -1,4 +1,4 @@
-"""Slurm itself, started by what a stack registers: from no instance to a run that outlives one of its own.
+"""Slurm itself, started by a stack's resources: from no instance to a run that outlives one of its instances.
 
 The stack's program runs against moto, and each instance that moto starts is a guest (``guests.py``) that
 boots from its registered user data. The mover is the function's own archive. Nothing here configures Slurm.
@@ -85,7 +85,7 @@ class Lab:
 
     Attributes:
         controller: the guest with slurmctld, which a test may replace.
-        booted_s: how long the last instances took from their start until they were nodes.
+        booted_s: seconds of the last instances from their start until they were nodes.
     """
 
     fleet: Fleet
@@ -97,24 +97,24 @@ class Lab:
         return self.controller.run(*words, check=False)
 
     def nodes(self) -> dict[str, str]:
-        """Instance id -> state of its node."""
+        """Return instance id -> state of its node."""
         lines = self.slurm("sinfo", "--noheader", "-N", "--format=%N %T").splitlines()
         return dict(line.split() for line in lines)
 
     def living(self) -> list[str]:
-        """Ids of instances whose nodes are not down."""
+        """Return the ids of instances whose nodes are not down."""
         return [name for name, state in self.nodes().items() if not state.startswith("down")]
 
     def job(self, number: str) -> str:
-        """What Slurm says of a job."""
+        """Return Slurm's description of a job."""
         return self.slurm("scontrol", "show", "job", number)
 
     def states(self) -> list[str]:
-        """Of all jobs."""
+        """Return the states of all jobs."""
         return self.slurm("squeue", "--noheader", "--format=%T").split()
 
     def need(self) -> PoolNeed:
-        """What the controller last asked of the mover."""
+        """Return the controller's last request to the mover."""
         with suppress(ClientError):
             stored = boto3.client("s3", REGION).get_object(Bucket=BUCKET, Key="reaper/capacity/queue.json")
             content = json.loads(stored["Body"].read())
@@ -122,7 +122,7 @@ class Lab:
         return PoolNeed(0, ())
 
     def grow(self, number: int) -> list[Guest]:
-        """The mover's minute, once the queue asks for so many; the guests that come of it, as nodes."""
+        """Run the mover once the queue asks for `number` instances; return the new guests as nodes."""
         self.fleet.until(lambda: self.need().wanted(3) == number, JOB_S, f"the queue asks for {number}")
         self.door.move()
         began = time.monotonic()
@@ -133,11 +133,11 @@ class Lab:
         return new
 
     def submit(self, *words: str) -> str:
-        """The number of the job that ``gpu-fleet submit`` made of a run of ada's."""
+        """Submit a run of ada by ``gpu-fleet submit``; return the job's number."""
         program = ("/usr/local/bin/gpu-fleet", "submit", "--pool", "train", "--yes")
 
         def taken() -> str:
-            """As a user does whose call of the cloud came to nothing on a busy computer."""
+            """Submit again, as a user does after a failed call of the cloud on a busy computer."""
             said = self.controller.run(*program, *words, account="ada", at="/home/ada", check=False)
             return said if said.startswith("Submitted batch job ") else ""
 
@@ -145,17 +145,17 @@ class Lab:
         return said.split()[3].rstrip(":")
 
     def say(self, *words: str, account: str = "ada") -> str:
-        """What a command of `gpu-fleet` tells a user."""
+        """Run a command of `gpu-fleet`; return its output for the user."""
         return self.controller.run("/usr/local/bin/gpu-fleet", *words, account=account, check=False)
 
     def row(self, job: str, account: str = "ada") -> str:
-        """A job's line in `gpu-fleet runs`."""
+        """Return a job's line in `gpu-fleet runs`."""
         said = self.say("runs", account=account)
         lines = [line for line in said.splitlines() if line.split()[1:2] == [job]]
         return lines[0] if lines else ""
 
     def accounted(self) -> set[str]:
-        """Number, account and state of every job that has ended, as `sacct` says it."""
+        """Return number, account and state of every ended job by `sacct`."""
         said = self.slurm(
             *("sacct", "--allusers", "--allocations", "--noheader", "--parsable2"),
             *("--starttime=now-1day", "--format=jobid,account,state"),
@@ -163,24 +163,24 @@ class Lab:
         return {line for line in said.splitlines() if not line.endswith(("RUNNING", "PENDING", "REQUEUED"))}
 
     def users(self) -> str:
-        """Whom slurmctld knows, and by which number."""
+        """Return the users that slurmctld knows, and their numbers."""
         return self.slurm("scontrol", "show", "assoc_mgr", "flags=assoc")
 
     def priority(self, job: str) -> int:
         return int(self.slurm("squeue", "--noheader", f"--jobs={job}", "--format=%Q") or 0)
 
     def saved(self) -> set[str]:
-        """Folders of checkpoints in the bucket."""
+        """Return the folders of checkpoints in the bucket."""
         listed = boto3.client("s3", REGION).list_objects_v2(Bucket=CHECKPOINTS).get("Contents", [])
         return {part for stored in listed for part in stored["Key"].split("/") if part.startswith("step-")}
 
     def steps_of(self, directory: str) -> int:
-        """How many records of steps a run of ada's has written, over all its tries."""
+        """Return the number of step records that a run of ada has written, over all its tries."""
         metrics = self.fleet.homes / "ada" / directory / "metrics.jsonl"
         return metrics.read_text().count('"train"') if metrics.is_file() else 0
 
     def result_of(self, directory: str) -> dict[str, Any]:
-        """How a run of ada's ended."""
+        """Return the result of a run of ada."""
         return dict(json.loads((self.fleet.homes / "ada" / directory / "result.json").read_text()))
 
     def log_of(self, job: str) -> str:
@@ -189,9 +189,9 @@ class Lab:
 
 
 def record(name: str, seconds: float, goal: str | None = None) -> None:
-    """A figure for the bench file.
+    """Record a figure in the bench file.
 
-    The mover's minute comes at once here, so that up to 60 s are to be added to what waits for an instance.
+    The mover runs at once here; in a fleet add up to 60 s to figures that include a new instance.
     ``queue_submit_to_start_s`` is from `gpu-fleet submit` to the job's start on two instances that came for
     it, ``queue_kill_to_resumed_s`` from an instance's death to the run's start from its checkpoint,
     ``queue_controller_back_s`` from a controller's loss to the queue as it was: each with a fresh boot.
@@ -204,7 +204,7 @@ def record(name: str, seconds: float, goal: str | None = None) -> None:
 
 @contextmanager
 def standing(folder: Path) -> Iterator[Lab]:
-    """A stack with a queue whose controller answers and knows ada; all of it goes with the block."""
+    """Yield a stack with a queue whose controller answers and knows ada; remove it after the block."""
     build_requirements.install(PACKAGES)
     settings = examples.stack(**QUEUED)
     with pytest.MonkeyPatch.context() as patched, moto_server(REGION):
@@ -237,7 +237,7 @@ def lab(tmp_path_factory):
 
 
 def test_what_no_instance_will_start_is_refused_at_once(lab):
-    """A run beyond its team's limit, and one of a frozen pool; `sbatch` hears of neither."""
+    """A run beyond its team's limit, and one of a frozen pool, never reach `sbatch`."""
     program = "/usr/local/bin/gpu-fleet submit --pool train --yes --nodes"
     text = "{} {} -- true 2>&1; echo exit $?"
 
@@ -270,7 +270,7 @@ HOSTILE = ("--comment=lr=0.1 Restarts=cosine JobId=1 NumNodes=9", "--job-name=a|
 
 @pytest.mark.parametrize(("words", "jobs", "why"), MATRIX)
 def test_what_is_asked_for_is_what_a_job_can_use(lab, words, jobs, why):
-    """Words of users that look like fields of Slurm's change nothing of it."""
+    """Texts of users that look like Slurm's fields do not change that."""
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else waits")
     sbatch = ("sbatch", "--parsable", "--partition=train", *HOSTILE, *words, "--wrap=true")
 
@@ -323,7 +323,7 @@ def test_a_run_of_two_instances_starts_from_none_and_outlives_one_of_them(lab):
 
 
 def test_what_a_death_and_a_fresh_node_left_are_the_weights_of_an_undisturbed_run(lab):
-    """The run of before, and the same configuration once more on two nodes that stay."""
+    """Compare the previous run with the same configuration on two nodes that stay."""
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
 
     job = lab.submit("--nodes", "2", "digits.toml", *ALONE, *STEPS, "--run.directory", "runs/undisturbed")
@@ -349,7 +349,7 @@ def test_a_run_that_fails_for_good_is_not_tried_again(lab):
 
 
 def test_a_run_that_fails_perhaps_is_tried_on_another_instance_each_time_and_then_no_more(lab):
-    """Three tries on three instances, the last of which came for it alone."""
+    """It has three tries on three instances; the last instance started for it alone."""
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
     words = ("sh", "-c", "echo $SLURMD_NODENAME >>tries; exit 3")
 
@@ -369,16 +369,16 @@ def test_a_run_that_its_user_cancels_saves_before_it_ends(lab):
 
     said = lab.say("cancel", job)
 
-    assert "is asked to save and end" in said
+    assert "is asked to save and stop" in said
     lab.fleet.until(lambda: "JobState=CANCELLED" in lab.job(job), JOB_S, "the job ends")
     assert list((lab.fleet.homes / "ada/runs/long").rglob("step-*"))
     assert "Restarts=0" in lab.job(job)
 
 
 def test_a_controller_that_is_lost_with_its_disk_comes_back_with_the_queue_as_it_was(lab):
-    """Another instance, with nothing of the first one's: what waits, what runs, the nodes and what ended.
+    """The new instance, with an empty disk, knows waiting, running and ended jobs, and the nodes.
 
-    It is lost as soon as slurmctld has written what `sacct` has said.
+    The controller is lost as soon as slurmctld has saved the jobs that `sacct` shows.
     """
     fleet = lab.fleet
     runs = lab.submit("--", "sh", "-c", "sleep 600")
@@ -416,7 +416,7 @@ def test_a_controller_that_is_lost_with_its_disk_comes_back_with_the_queue_as_it
 
 
 def test_of_two_teams_the_one_that_has_used_less_comes_first(lab):
-    """bob's job came later than ada's, and his team has run nothing yet."""
+    """bob's job is later than ada's, and his team has run nothing yet."""
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
     lab.fleet.until(lambda: "UserName=bob(5002)" in lab.users(), JOB_S, "the new controller knows bob")
     holds = lab.submit("--", "sh", "-c", "sleep 600")
@@ -432,7 +432,7 @@ def test_of_two_teams_the_one_that_has_used_less_comes_first(lab):
 
 
 def test_a_run_that_gives_way_to_another_saves_and_is_resumed(lab):
-    """Of the QoS low: a job of any other takes its instance, once the run has saved."""
+    """The run has the QoS low: a job of another QoS gets its instance, once the run has saved."""
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
     living = lab.living()
     at_rest = lambda: all(lab.nodes()[name] == "idle" for name in living)  # noqa: E731
@@ -452,7 +452,7 @@ def test_a_run_that_gives_way_to_another_saves_and_is_resumed(lab):
 
 
 def test_a_job_beyond_the_limit_of_its_team_waits_and_its_user_reads_why(lab):
-    """No instance is asked for: none would start it."""
+    """The queue asks for no instance, since none would start it."""
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
     words = ("sbatch", "--parsable", "--partition=train", "--gpus-per-node=1", "--wrap=true")
 
@@ -468,7 +468,7 @@ def test_a_job_beyond_the_limit_of_its_team_waits_and_its_user_reads_why(lab):
 
 
 def test_an_instance_that_is_being_terminated_takes_no_job(lab):
-    """Behind the agent's shut door the prolog refuses the job, the node drains, and the job waits."""
+    """The agent refuses work: the prolog refuses the job, the node drains, and the job waits."""
     fleet = lab.fleet
     living = lab.living()
     for name in living:
@@ -506,7 +506,7 @@ with socket.create_server(("169.254.169.254", 80)) as listening:
 
 @pytest.fixture(scope="module")
 def target(lab):
-    """A node with a metadata service of its own, closed by the product's rules."""
+    """Return a node with its own metadata service, closed by the product's rules."""
     if not lab.living():
         lab.submit("true")
         lab.grow(1)
@@ -520,7 +520,7 @@ def target(lab):
 
 @pytest.mark.parametrize("way", ["user", "job", "container", "sudo"])
 def test_no_way_leads_a_user_to_root(lab, target, way):
-    """With munge's key, an own munged signs as root, and the queue runs jobs of root's."""
+    """With munge's key, a user's own munged could sign as root, and the queue would run jobs as root."""
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
     script = ("sh", "/home/ada/attack")
     job = ("srun", "--partition=train", f"--nodelist={target.id}", "--gpus=1")
@@ -550,7 +550,7 @@ sleep 1000 & wait
 
 
 def test_who_leaves_has_no_jobs_any_more_though_they_hand_themselves_in_again(lab):
-    """The roster of the bucket names bob no more."""
+    """The list of users in the bucket no longer has bob."""
     lab.fleet.until(lambda: lab.states() == [], JOB_S, "nothing else runs")
     (lab.fleet.homes / "bob/chain.sh").write_text(CHAIN)
     lab.controller.run("sbatch", "/home/bob/chain.sh", account="bob", at="/home/bob")

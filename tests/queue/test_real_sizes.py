@@ -1,4 +1,4 @@
-"""What is bought is what runs, with Slurm itself: the model's matrix, and what the model does not know."""
+"""Every bought instance runs a job, with Slurm itself: the model's matrix, and cases beyond the model."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def played(packages, tmp_path):
 
 
 def hindered(play: RealPlay) -> None:
-    """Instances that others bought: with all that the pool may have nothing starts."""
+    """Buy instances for other users: with the whole pool, nothing starts."""
     while len(play.bought) < MOST:
         play.add()
     play.settle()
@@ -81,7 +81,7 @@ def hindered(play: RealPlay) -> None:
 
 @pytest.mark.parametrize(("words", "instances"), ROWS)
 def test_what_is_bought_is_what_runs_and_nothing_less_would(played, words, instances):
-    """Words of users that look like fields of Slurm's change nothing of it."""
+    """Texts of users that look like Slurm's fields do not change that."""
     taken = played.submit(*words.split())
 
     played.settle()
@@ -116,7 +116,7 @@ BESIDE = (
     ("--gpus=8", "--gpus=1 : --gpus=8", 3, ""),
     ("--gpus=1", "--gpus=1 : --gpus=1", 2, ""),
     ("--gpus=8", "--nodes=3 --exclusive : --nodes=2 --exclusive", 1, "in all its parts"),
-    ("--gpus=8", "--gpus=1 --deadline=now+1hour --time=55", 1, "must begin by"),
+    ("--gpus=8", "--gpus=1 --deadline=now+1hour --time=55", 1, "must start by"),
     # 22.05 keeps nodes for a part that fits
     ("--gpus=8 : --nodes=5", "--gpus=8", 1, "another part"),
     # the pool has too few for both

@@ -1,6 +1,6 @@
-"""Whatever fails, no job of the queue is lost: schedules of chance, and the queue broken by name.
+"""No failure loses a job of the queue: random schedules, and mutants of the queue.
 
-``tests/bench/bench_queue.py`` plays 500 and has each mutant seen; here are some of both.
+``tests/bench/bench_queue.py`` plays 500 schedules and detects each mutant; here are some of both.
 """
 
 import pytest
@@ -14,7 +14,7 @@ QUICKLY = (
     "a job whose node died is not put back",
     "a run that saved is not run again",
     "the queue's state lies on the controller's disk",
-    "the books begin anew with each controller",
+    "the job records begin anew with each controller",
     "one answer without an instance means that it is gone",
     "a job starts again where it failed",
     "the pool grows past its max",

@@ -1,4 +1,4 @@
-"""What is bought is what runs: submissions of all sizes, types and times, against Slurm's model."""
+"""Every bought instance runs a job: submissions of all sizes, types and times, with the model of Slurm."""
 
 from datetime import timedelta
 
@@ -131,7 +131,7 @@ def test_a_job_for_later_gets_its_instance_when_its_time_has_come():
 
 
 def test_a_job_that_slurm_gave_up_before_its_instances_came_runs_on_them():
-    """22.05 holds what the nodes of a moment could not run: --gpus=16 while one of two is there."""
+    """22.05 holds a job that the present nodes cannot run, such as --gpus=16 on one of two nodes."""
     played = SizePlay()
     played.submit(gpus=8)
     played.wait()
@@ -144,7 +144,7 @@ def test_a_job_that_slurm_gave_up_before_its_instances_came_runs_on_them():
 
 
 def test_a_job_that_is_kept_away_from_one_of_enough_instances_gets_another():
-    """22.05 gives it up with those that are left, and did so again when it was released."""
+    """22.05 gives it up with the remaining nodes, and did so again when it was released."""
     played = SizePlay()
     played.submit(gpus_per_node=1, nodes=2)
     played.wait()
@@ -207,7 +207,7 @@ def test_a_job_in_parts_that_its_user_wants_later_keeps_its_time():
         ({"gres": "gpu:16"}, "asks for 16 GPUs on one of 4 instances, one of pool train has 8"),
         ({"nodes": 5}, "asks for 5 instances, size.max of pool train is 4"),
         ({"mem": 2_000_000}, "of memory on one of 4 instances, one of pool train has 977 GiB"),
-        ({"gres": "gpu:a100:2"}, "names gres:gpu:a100:2, which no instance of pool train is known to have"),
+        ({"gres": "gpu:a100:2"}, "names gres:gpu:a100:2, which is unknown of an instance of pool train"),
     ],
 )
 def test_a_job_that_no_instance_can_run_is_told_so_in_runs_and_in_squeue(words, why):
@@ -222,7 +222,7 @@ def test_a_job_that_no_instance_can_run_is_told_so_in_runs_and_in_squeue(words, 
 
 
 def test_what_slurm_could_run_on_no_node_for_reasons_of_its_own_buys_no_second_instance():
-    """It is released once, given up again, and told so."""
+    """It is released once, given up again, and its user reads that."""
     played = SizePlay()
     played.submit(gpus=8)
     played.wait()

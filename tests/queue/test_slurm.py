@@ -1,4 +1,4 @@
-"""What Slurm's commands print, as Debian 12's 22.05 printed it here."""
+"""Output of Slurm's commands of Debian 12's 22.05, recorded here."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""``gpu-fleet submit`` on a stack with a queue: what sbatch gets, and what is refused before."""
+"""``gpu-fleet submit`` on a stack with a queue: the call of sbatch, and refusals before it."""
 
 import json
 import os
@@ -104,7 +104,7 @@ def test_a_command_whose_program_is_missing_is_refused_before_slurm_hears_of_it(
 
 
 def test_the_job_becomes_the_trainers_own_command_at_the_address_of_its_first_instance(tmp_path, monkeypatch):
-    """What the script leads to, with the words and the variables that it was given."""
+    """Run the script, and check the arguments and variables of the trainer's command."""
     for name, text in {
         "python": 'echo "$PET_MASTER_ADDR $@"',
         "scontrol": "echo ' NodeAddr=10.0.0.5 '",

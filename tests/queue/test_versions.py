@@ -1,6 +1,6 @@
-"""What the controller lays is read by the Slurm of Debian 12 (22.05), and by that of Ubuntu 24.04 (23.11).
+"""The controller's files fit the Slurm of Debian 12 (22.05), and of Ubuntu 24.04 (23.11).
 
-No job has run on 23.11: this holds what its sources and its manual say of the configuration.
+No job has run on 23.11: the tests check the configuration by its sources and its manual.
 """
 
 import re
@@ -51,7 +51,7 @@ def test_both_versions_read_every_option_of_a_partition():
 
 
 def test_no_plugin_is_one_that_23_11_has_no_more():
-    """It took away all plugins called none but of auth and cred, and cons_res (RELEASE_NOTES of 23.11)."""
+    """23.11 removed cons_res, and all plugins called none except of auth and cred (its RELEASE_NOTES)."""
     plugins = [
         value for value in (row.partition("=")[2] for row in ROWS) if re.fullmatch(r"[a-z]+/\w+", value)
     ]
@@ -61,7 +61,7 @@ def test_no_plugin_is_one_that_23_11_has_no_more():
 
 
 def test_the_list_of_gpus_is_each_nodes_own():
-    """Since 23.02 a node gets the controller's copy of what is included by a name without a folder."""
+    """Since 23.02 a node gets the controller's copy of a file that is included by a name without a folder."""
     included = configuration.gres_conf().split()[1]
 
     assert included == configuration.NODE_GPUS
@@ -69,7 +69,7 @@ def test_the_list_of_gpus_is_each_nodes_own():
 
 
 def test_systemd_leaves_the_cgroups_of_jobs_to_slurm():
-    """What the plugin of cgroup v2 asks of slurmd's unit (cgroup_v2.html); it sees the version itself."""
+    """cgroup v2's plugin needs these settings of slurmd's unit (cgroup_v2.html); it detects the version."""
     unit = (
         (ROOT / "image/gpu_fleet_image/recipe/rootfs/etc/systemd/system/gpu-queue-node.service")
         .read_text()

@@ -1,10 +1,10 @@
-"""What Alibaba Cloud documents of each action that the tests answer, and the hold on those answers.
+"""Documented fields of Alibaba Cloud's actions, by which the tests' answers are checked.
 
     python -m tests.reaper.alicloud_api FOLDER
 
 rewrites ``alicloud_api.toml`` from the makers' own SDKs, unpacked below FOLDER (``pip install --no-deps
 --target FOLDER`` and the packages of ``PACKAGES``): the names that a request takes and an answer has, at any
-depth, with the action's page and the day. Stand-ins answer nothing else; what it means is said beside them.
+depth, with the action's page and the day. Fakes answer nothing else.
 """
 
 import argparse
@@ -79,17 +79,17 @@ UNDOCUMENTED: list[str] = []
 
 @cache
 def documented() -> dict[str, Any]:
-    """Action -> its row."""
+    """Return action -> its row."""
     return tomllib.loads(TABLE.read_text())
 
 
 def misfit(action: str, request: Iterable[str], answer: Any) -> str:
-    """What the documentation does not have of a request or an answer; empty where both fit.
+    """Return the undocumented fields of a request or an answer; empty if both fit.
 
     Args:
-        action: say ``DescribeInstances``.
+        action: such as ``DescribeInstances``.
         request: names of parameters, ``Tag.1.Key`` and the like.
-        answer: the whole of it, without its RequestId.
+        answer: the whole answer, without its RequestId.
     """
     row = documented().get(action)
     if row is None:
@@ -100,9 +100,9 @@ def misfit(action: str, request: Iterable[str], answer: Any) -> str:
 
 
 def refused(action: str, request: Iterable[str], answer: Any) -> str:
-    """As ``misfit``, and on record in ``UNDOCUMENTED``, which every test ends by looking at.
+    """Return ``misfit``, and record it in ``UNDOCUMENTED``, which is checked at the end of every test.
 
-    A refusal alone would pass unseen where the caller bears refusals, as agents and sweeps do.
+    A refusal alone would be overlooked if the caller tolerates refusals, as agents and sweeps do.
     """
     odd = misfit(action, request, answer)
     if odd:
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def _fields(package: Path) -> dict[str, set[str]]:
-    """Class -> the names that it sends or reads."""
+    """Return class -> the names that it sends or reads."""
     found: dict[str, set[str]] = {}
     for file in (*package.glob("models.py"), *package.glob("models/_*.py")):
         for part in re.split(r"^class ", file.read_text(), flags=re.MULTILINE)[1:]:

@@ -1,8 +1,8 @@
 """A small HTTP server that speaks Alibaba Cloud's RPC protocol: signatures, parameters, errors.
 
-What an action does is told by an object with a method for each, say ``describe_instances(parameters)``; it
-gives the answer, or raises ``RefusedError``. The real SDK signs; a signature that does not fit is refused. So
-is a parameter that the action does not take, and an answer with a field that it does not have.
+An object with a method for each action, such as ``describe_instances(parameters)``, implements them; it
+returns the answer, or raises ``RefusedError``. The real SDK signs; a wrong signature is refused. So is a
+parameter that the action does not take, and an answer with a field that it does not have.
 """
 
 import base64
@@ -36,7 +36,7 @@ class RefusedError(Exception):
 
 
 def nested(flat: dict[str, str]) -> dict[str, Any]:
-    """``Tag.1.Key`` and its like as lists of objects."""
+    """Convert ``Tag.1.Key`` and the like to lists of objects."""
     tree: dict[str, Any] = {}
     for name, value in flat.items():
         *path, last = name.split(".")
@@ -55,7 +55,7 @@ def _listed(value: Any) -> Any:
 
 
 def signature(method: str, parameters: dict[str, str]) -> str:
-    """RPC, version 1.0 (www.alibabacloud.com/help/en/sdk/product-overview/rpc-mechanism)."""
+    """Sign by RPC, version 1.0 (www.alibabacloud.com/help/en/sdk/product-overview/rpc-mechanism)."""
     pairs = (f"{_encoded(key)}={_encoded(value)}" for key, value in sorted(parameters.items()))
     text = f"{method}&%2F&{_encoded('&'.join(pairs))}"
     digest = hmac.new(f"{SECRET}&".encode(), text.encode(), hashlib.sha1).digest()
@@ -72,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: "Server"
 
     def do_POST(self) -> None:
-        """Hold the signature, answer the action."""
+        """Check the signature, answer the action."""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
         asked = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
         asked |= dict(parse_qsl(body, keep_blank_values=True))
@@ -108,8 +108,8 @@ class Server(ThreadingHTTPServer):
     """The server.
 
     Attributes:
-        actions: what answers.
-        asked: action -> how often it was asked for.
+        actions: object that answers.
+        asked: action -> number of requests.
     """
 
     daemon_threads = True
@@ -118,13 +118,13 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Address of the server."""
         return f"http://127.0.0.1:{self.server_port}"
 
 
 @contextmanager
 def serving(actions: Any = None) -> Iterator[Server]:
-    """A server on a free port."""
+    """Run a server on a free port."""
     server = Server(("127.0.0.1", 0), _Handler)
     server.actions, server.asked = actions, Counter()
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -136,7 +136,7 @@ def serving(actions: Any = None) -> Iterator[Server]:
 
 
 def clients(server: Server, s3: Any = None) -> Clients:
-    """The real SDK's clients, led to the server; they never sleep."""
+    """Return the real SDK's clients for the server; they never sleep."""
     credentials = Credentials(ENVIRON)
     made = {
         name.lower(): Product(name, REGION, credentials, endpoint=server.url, wait=lambda _: None)

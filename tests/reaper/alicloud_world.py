@@ -28,7 +28,7 @@ CODES = {
 
 @contextmanager
 def faults(world: World, operation: str) -> Iterator[None]:
-    """What goes wrong before a call does its work, and after."""
+    """Inject the faults before and after a call's work."""
     try:
         world.before(operation)
         yield
@@ -113,7 +113,7 @@ class Actions:
         return self._numbered("ScalingGroups", found, ask)
 
     def _group(self, name: str) -> dict[str, Any]:
-        """A group made with 0 has no expected number and never gets one, like both pools of alicloud-dev."""
+        """Describe a group; one that is created with 0 never gets an expected number, as in alicloud-dev."""
         group = self.world.groups[name]
         expects = group.get("expects", False)
         return {
@@ -167,7 +167,7 @@ class Actions:
 
     @staticmethod
     def _idle(group: dict[str, Any]) -> None:
-        """Only where no scaling activity of the group is in progress."""
+        """Raise unless no scaling activity of the group is in progress."""
         if group.get("busy"):
             raise RefusedError("ScalingActivityInProgress")
 
@@ -248,7 +248,7 @@ class Actions:
 
 
 class Bucket(_S3):
-    """OSS as boto3 shows it: a bucket with versions, in which nothing forbids to overwrite."""
+    """OSS as boto3 shows it: a bucket with versions, which cannot refuse to overwrite."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -283,7 +283,7 @@ class Bucket(_S3):
         return self._world.answer("ListObjectVersions", {"Versions": found[:MaxKeys]})
 
     def _versions(self, key: str) -> list[tuple[str, bytes]]:
-        """Oldest first; what a user put in the world by hand is the only one."""
+        """Return the versions, oldest first; an object that a test has put has one version."""
         if key not in self._world.objects:
             return []
         body, version = self._world.objects[key]
@@ -292,7 +292,7 @@ class Bucket(_S3):
 
 
 class RecordedNotifier:
-    """The alarm that users hear, and what the world remembers of it."""
+    """Notifier that also records in the world the notices that users get."""
 
     def __init__(self, world: World, alarm: Any) -> None:
         self._world, self._alarm = world, alarm

@@ -1,4 +1,4 @@
-"""What several tests of the reaper stand on."""
+"""Fixtures of several tests of the reaper."""
 
 import boto3
 import pytest
@@ -9,14 +9,14 @@ from tests.reaper.live import live_aws
 
 @pytest.fixture
 def live(tmp_path):
-    """A stack in moto, real agents, the function's own handler, one clock."""
+    """Yield a stack in moto with real agents, the function's own handler, and one clock."""
     with live_aws(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
 def oss(monkeypatch):
-    """A client of moto's S3, which stands in the place of OSS."""
+    """Yield a client of moto's S3, in the place of OSS."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())

@@ -1,8 +1,8 @@
-"""Cases in which data is missing or a call fails, and a limit of nought, put to this sweep.
+"""Cases for the sweep: missing data, failing calls, and a limit of 0.
 
 Cloud Custodian 0.9.53 on our own metric gets the dead agent, the denied call and the vanished instance wrong;
-with ``instance-uptime`` it is right about the one that just booted, and it refuses a limit of nought.
-``bench_reaper`` runs both side by side. Each case plays in a ``World`` and gives the wrongs it saw, in words.
+with ``instance-uptime`` it is right about the instance that has just booted, and it refuses a limit of 0.
+``bench_reaper`` runs both side by side. Each case plays in a ``World`` and returns the errors as text.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ POLICY = policy(idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30)
 
 
 def forgotten(count: int) -> World:
-    """Instances whose owners left 80 minutes ago."""
+    """Create instances whose owners left 80 minutes ago."""
     world = World()
     for _ in range(count):
         world.start(TAGS)
@@ -30,7 +30,7 @@ def forgotten(count: int) -> World:
 
 
 def marked(count: int, checked: Policy = POLICY) -> World:
-    """The same, marked, their grace over."""
+    """Create forgotten instances that are marked and past their grace period."""
     world = forgotten(count)
     sweep_world(world, checked, override_breaker=True)
     world.pass_minutes(21)
@@ -38,7 +38,7 @@ def marked(count: int, checked: Policy = POLICY) -> World:
 
 
 def just_booted() -> list[str]:
-    """An instance with one heartbeat of a window that it has not lived through."""
+    """Keep an instance with one heartbeat, which is younger than the window."""
     world = World()
     instance = world.start(TAGS)
     instance.busy = False
@@ -48,7 +48,7 @@ def just_booted() -> list[str]:
 
 
 def agent_dead() -> list[str]:
-    """An instance last seen idle, whose agent died two hours ago."""
+    """Keep an instance that was idle at last, whose agent died two hours ago."""
     world = marked(1)
     (instance,) = world.instances.values()
     instance.agent = "dead"
@@ -60,7 +60,7 @@ def agent_dead() -> list[str]:
 
 
 def one_batch_denied() -> list[str]:
-    """One call in a few is denied: the others count, and the failure shows."""
+    """Deny one of several calls: the others succeed, and the failure is reported."""
     world = forgotten(MAX_QUERIES + 100)
 
     def deny() -> None:
@@ -79,7 +79,7 @@ def one_batch_denied() -> list[str]:
 
 
 def one_instance_vanished() -> list[str]:
-    """One of 80 instances vanishes right before it is ended: the other 79 go, and one failure is told."""
+    """Lose one of 80 instances right before its end: the other 79 are terminated, one failure is reported."""
     world = marked(80)
     vanishing = next(iter(world.instances))
     world.on_call("TerminateInstances", lambda: world.instances.pop(vanishing), number=1)
@@ -90,7 +90,7 @@ def one_instance_vanished() -> list[str]:
 
 
 def no_action_allowed() -> list[str]:
-    """A limit of nought means none."""
+    """Terminate none with a limit of 0."""
     world = marked(3, policy(idle_after_hours=1, grace_minutes=20, top={"max_actions": 0}))
     none = policy(idle_after_hours=1, grace_minutes=20, top={"max_actions": 0})
     result = sweep_world(world, none)

@@ -1,4 +1,4 @@
-"""moto in this process, with a time of its own and credentials that lead nowhere else."""
+"""moto in this process, with its own time and fake credentials."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,17 +13,17 @@ from tests.reaper.moto_fleet import STARTED
 
 
 class MotoTime(datetime):
-    """Stands still."""
+    """Clock that stands still."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-        """When everything is started."""
+        """Return the time at which everything is started."""
         return STARTED.astimezone(tz)
 
 
 @contextmanager
 def fake_aws() -> Iterator[None]:
-    """Every boto3 client made inside talks to moto."""
+    """Connect every boto3 client that is created in the block to moto."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
             patch.setenv(name, "testing")

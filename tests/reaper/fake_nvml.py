@@ -1,4 +1,4 @@
-"""Something that speaks like the module ``pynvml``, with GPUs and errors that a test chooses.
+"""Fake of the module ``pynvml``, with GPUs and errors that a test chooses.
 
 Its error classes, codes and constants are NVIDIA's own: they come from the real module.
 """
@@ -48,12 +48,12 @@ ANSWERS = {
 
 
 class FakeNvml:
-    """GPUs at rest; ``fail`` makes a call answer an error code.
+    """Idle GPUs; ``fail`` makes a call return an error code.
 
     Attributes:
         gpus: index -> values that a test may change.
-        failing: call -> the error code that it answers.
-        inits: how often the library was opened.
+        failing: call -> the error code that it returns.
+        inits: number of times that the library was opened.
     """
 
     def __init__(self, count=1, mig_instances=None):

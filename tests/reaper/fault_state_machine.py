@@ -1,4 +1,4 @@
-"""Owners, agents, clouds and clocks doing their worst, in any order hypothesis thinks of."""
+"""Faults of owners, agents, clouds and clocks, in any order that hypothesis generates."""
 
 import contextlib
 from datetime import timedelta
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gpu_fleet_image.controllers.sweep.lease import KEY as LEASE_KEY
-from gpu_fleet_image.controllers.sweep.verdict import OLDEST_HEARTBEAT
+from gpu_fleet_image.controllers.sweep.rules import OLDEST_HEARTBEAT
 from gpu_fleet_image.core.errors import InstanceError
 from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_PROTECTED, TAG_STACK, TAG_WITHDRAWN
 from gpu_fleet_image.core.policy import Policy
@@ -36,7 +36,7 @@ chances = st.sampled_from([0.0, 0.01, 0.1, 0.3, 0.6])
 
 
 def same_runs_each_time(count: int) -> settings:
-    """So many runs of fifty steps, the same ones whenever they are made; the benches look for new ones."""
+    """Return settings for `count` runs of fifty steps, always the same; the benches look for new ones."""
     return settings(
         max_examples=count,
         stateful_step_count=50,
@@ -48,7 +48,7 @@ def same_runs_each_time(count: int) -> settings:
 
 
 class FaultStateMachine(RuleBasedStateMachine):
-    """At most eight instances, four in a group that keeps one; sweeps among everything that goes wrong."""
+    """At most eight instances, four of them in a group with a minimum of one; sweeps amid all faults."""
 
     policy: ClassVar[Policy] = POLICY
     runs: ClassVar[int] = 0
@@ -70,7 +70,7 @@ class FaultStateMachine(RuleBasedStateMachine):
         FaultStateMachine.runs += 1
 
     def pick(self, index):
-        """One of the instances that still run, or None."""
+        """Return one of the running instances, or None."""
         running = [instance for instance in self.world.instances.values() if instance.state == "running"]
         return running[index % len(running)] if running else None
 
@@ -139,7 +139,7 @@ class FaultStateMachine(RuleBasedStateMachine):
 
     @rule(index=instances, minutes=st.sampled_from([None, 10]))
     def an_administrator_removes_a_mark(self, index, minutes):
-        """Or writes a later time there."""
+        """Remove a mark, or write a later time there."""
         if instance := self.pick(index):
             until = self.world.now + timedelta(minutes=minutes) if minutes else None
             self.world.unmark(instance, until=until)
@@ -223,22 +223,22 @@ class FaultStateMachine(RuleBasedStateMachine):
         self.forget_leases()
 
     def forget_leases(self):
-        """An operator deletes every version."""
+        """Delete every version of the lease, as an operator may."""
         for key in [key for key in self.world.objects if key.startswith(f"reaper/{LEASE_KEY}")]:
             del self.world.objects[key]
 
     def newest_lease(self):
-        """Where a sweep finds the lease; of a store without conditions on a version, the newest one."""
+        """Return the key of the lease for a sweep; in a store without conditional writes, the newest one."""
         found = sorted(key for key in self.world.objects if key.startswith(f"reaper/{LEASE_KEY}."))
         return found[0] if found else f"reaper/{LEASE_KEY}"
 
     @rule(minutes=st.sampled_from([None, None, 1, 5]), sure=st.booleans())
     def a_sweep_runs(self, minutes, sure):
-        """With little time it is cut off half-way."""
+        """Sweep; with little time the sweep is cut off half-way."""
         self.sweep(minutes, sure=sure)
 
     def sweep(self, minutes=None, *, sure=True):
-        """Sweep, mostly with the breaker overridden: behind it no mistake would show."""
+        """Sweep, mostly with the breaker overridden, which would hide mistakes."""
         allowed = timedelta(minutes=minutes) if minutes else None
         # It says so and exits with an error; that it did no harm is what the invariants hold.
         with contextlib.suppress(InstanceError):
@@ -246,27 +246,27 @@ class FaultStateMachine(RuleBasedStateMachine):
 
     @rule(sweeps=st.integers(9, 14))
     def a_night_passes(self, sweeps):
-        """Long enough to be marked, and perhaps to be terminated."""
+        """Let a time pass that is long enough for a mark, and perhaps for a termination."""
         self.everybody_leaves()
         self.sweeps_run_on_schedule(sweeps)
 
     @rule(sweeps=st.integers(13, 16), chance=st.sampled_from([0.0, 0.002, 0.01, 0.03]))
     def a_night_passes_in_which_some_come_back(self, sweeps, chance):
-        """Everything works, and whoever comes back comes in the middle of a sweep."""
+        """Let a night pass without faults; users come back in the middle of a sweep."""
         self.recover()
         self.world.faults.back_to_work = chance
         self.sweeps_run_on_schedule(sweeps)
 
     @rule(sweeps=st.integers(13, 16), chance=st.sampled_from([0.01, 0.05, 0.3]))
     def a_night_passes_in_which_marks_are_removed(self, sweeps, chance):
-        """Everything else works, so that sweeps come as far as an end."""
+        """Let a night pass in which only marks are removed, so that sweeps reach a termination."""
         self.recover()
         self.world.faults.unmarked = chance
         self.sweeps_run_on_schedule(sweeps)
 
     @rule(index=instances, how=st.sampled_from(["dead", "frozen", "blind"]), minutes=st.integers(1, 30))
     def work_begins_unseen(self, index, how, minutes):
-        """The agent fails at the very moment at which its instance is used again."""
+        """Make the agent fail at the moment when its instance is used again."""
         if instance := self.pick(index):
             instance.agent, instance.busy = how, True
             self.world.pass_minutes(minutes)
@@ -287,7 +287,7 @@ class FaultStateMachine(RuleBasedStateMachine):
         assert before == self.picture()
 
     def picture(self):
-        """All that a sweep can change; agents go on answering meanwhile."""
+        """Return all state that a sweep can change; agents go on answering meanwhile."""
         tags = [
             {key: value for key, value in instance.tags.items() if key != TAG_WITHDRAWN}
             for instance in self.world.instances.values()
@@ -304,7 +304,7 @@ class FaultStateMachine(RuleBasedStateMachine):
             assert self.world.wrongs + self.world.floors() == []
 
     def teardown(self):
-        """When the faults stop, whoever is forgotten goes within one sweep of the earliest allowed time."""
+        """Check that after the faults, forgotten instances end within a sweep of the earliest time."""
         if not hasattr(self, "world"):
             return
         FaultStateMachine.ends_amid_faults += len(self.world.ends)
@@ -320,7 +320,7 @@ class FaultStateMachine(RuleBasedStateMachine):
         assert len(left) <= min(1, len(spared)), "the group keeps one, all others must be gone"
 
     def recover(self):
-        """Nothing goes wrong any more, and everybody leaves."""
+        """End all faults, and let every user leave."""
         self.world.faults, self.world.skew, self.world.page = Faults(), timedelta(0), 1000
         self.world.shown_after = timedelta(0)
         self.forget_leases()

@@ -1,7 +1,7 @@
-"""What an independent harness found in the reaper, and the tests that would fail today if it came back.
+"""Faults that an independent harness found in the reaper, and the tests that would detect them today.
 
-Each line breaks the product the way it was broken then; ``python -m tests.bench.bench_reaper_mutants`` does
-so and asks that its test fails. The tests that start a whole notebook or launcher are in
+Each line breaks the product in the former way. ``python -m tests.bench.bench_reaper_mutants`` does so and
+requires that its test fails. The tests that start a whole notebook or launcher are in
 ``test_real_programs.py``.
 """
 
@@ -21,10 +21,10 @@ TABLE = """
         plan.with_verdict(Verdict.MARK))
 2 a job of 16 nodes ends on Friday, and the breaker keeps them until a person comes
     play: a_fleet_that_is_truly_idle_is_gone_after_a_day
-    _held_by_breaker: situation.now >= until -> False
+    held_by_breaker: situation.now >= until -> False
 2 what its owner gave back waits a day for the breaker, and trips it for others
     test_give_back: test_while_many_are_idle_what_its_owner_gave_back_is_terminated_and_the_others_wait
-    _held_by_breaker: is_given_back(decision.instance) -> False
+    held_by_breaker: is_given_back(decision.instance) -> False
 2 what its owner gave back counts as what sensors found idle
     test_give_back: test_what_its_owner_gives_back_waits_for_no_breaker_and_trips_none
     idle_within_a_day: is_given_back(decision.instance) -> False
@@ -141,7 +141,7 @@ TABLE = """
     _others_on: user.partition('@')[0] != name.partition('@')[0] -> not user.startswith(name)
 8 the owner is not notified who gave the instance back
     test_give_back: test_the_owner_is_notified_of_who_gave_it_back_before_its_grace
-    _given_back: ''
+    given_back_note: ''
 8 a grace period begins though nobody was notified
     test_notify: test_a_grace_period_does_not_begin_while_no_recipient_listens
     _Round._note_notified(self, decisions, listening): self._notified.update(one.instance.id for one
@@ -151,11 +151,11 @@ TABLE = """
 
 @dataclass(frozen=True)
 class Finding:
-    """One way in which the promise did not hold.
+    """One way in which the promise was broken.
 
     Attributes:
-        was: what went wrong.
-        test: that sees it, as a file and a name.
+        was: description of the fault.
+        test: the test that detects it, as a file and a name.
         broken: the product as it was.
     """
 
@@ -165,14 +165,14 @@ class Finding:
 
     @property
     def node(self) -> str:
-        """The test as pytest names it; where it has parameters and is no play, without these."""
+        """Name of the test for pytest, without parameters unless it is a play."""
         file, _, name = self.test.partition(": ")
         if file == "play":
             return f"tests/reaper/test_mutants.py::test_no_play_fails_while_every_guard_stands[{name}]"
         return f"tests/reaper/{file}.py::{name}"
 
     def is_seen_by(self, test: str) -> bool:
-        """Whether a test's id is of the one that sees it."""
+        """Return whether a test's id is that of the detecting test."""
         return self.node in (test, test.partition("[")[0])
 
 

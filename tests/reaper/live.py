@@ -1,8 +1,8 @@
 """Instances with real agents, on one clock of the tests, and the sweep's own handler beside them.
 
-Real are the agent's loop and its second thread's work (called instead of waited for), handler, sweep, bucket
-and EC2 (moto). Made up are time, what the sensors read, and the metric store: moto looks at every point for
-every period. ``Truth`` knows what ran when; nothing of it reaches the product but through the sensors.
+Real are the agent's loop and its second thread's work (called directly), the handler, sweep, bucket and EC2
+(moto). Fake are the time, the readings of sensors, and the metric store: moto looks at every point for
+every period. ``Truth`` holds the true jobs with their times; the product sees them only by the sensors.
 """
 
 # ruff: noqa: N803 - the argument names are boto3's
@@ -40,7 +40,7 @@ from gpu_fleet_image.core.model import TAG_REAP_AFTER, TAG_WITHDRAWN
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.instance.agent import aws as aws_agent
 from gpu_fleet_image.instance.agent import listening, requests
-from gpu_fleet_image.instance.agent.command import AgentOptions, fresh_look, listener, user_socket
+from gpu_fleet_image.instance.agent.command import AgentOptions, fresh_poll, listener, user_socket
 from gpu_fleet_image.instance.agent.habits import Accustomed
 from gpu_fleet_image.instance.agent.judge import JudgeMemory, Limits
 from gpu_fleet_image.instance.agent.listening import CLOSED_FASTER, Senses, Target
@@ -69,19 +69,19 @@ POOL = {
 
 
 def refusal(code: str, operation: str) -> ClientError:
-    """The cloud says no."""
+    """Return the cloud's refusal."""
     return ClientError({"Error": {"Code": code, "Message": "so the test wants it"}}, operation)
 
 
 @dataclass
 class Truth:
-    """What happened on one instance.
+    """True history of one instance.
 
     Attributes:
-        jobs: when each began; none ends.
-        typed_at: input at a terminal.
-        refused: what a shut door kept out.
-        ended_at: when it was stopped or terminated.
+        jobs: start of each job; none ends.
+        typed_at: times of input at a terminal.
+        refused: times at which a closed door refused a use.
+        ended_at: time when it was stopped or terminated.
     """
 
     jobs: list[datetime] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Truth:
 
     @property
     def killed(self) -> bool:
-        """Whether it was ended with a job on it."""
+        """True if it was ended with a job on it."""
         return self.ended_at is not None and any(began <= self.ended_at for began in self.jobs)
 
 
@@ -105,15 +105,15 @@ class Clock:
         self.start = self.now()
 
     def now(self) -> datetime:
-        """The time."""
+        """Return the time."""
         return self._live.now + self._skew
 
     def wait_until(self, moment: datetime) -> None:
-        """The world's clock goes on by itself."""
+        """Do nothing: the world's clock advances by itself."""
 
 
 class Metrics:
-    """CloudWatch as far as agents and sweeps use it."""
+    """Fake of CloudWatch, with the calls that agents and sweeps use."""
 
     def __init__(self, live: "Live") -> None:
         self._live = live
@@ -121,13 +121,13 @@ class Metrics:
         self.own: dict[str, float] = defaultdict(float)
 
     def add(self, instance_id: str, at: datetime, value: float) -> None:
-        """One heartbeat."""
+        """Add one heartbeat."""
         times, values = self.points[instance_id]
         times.append(at)
         values.append(value)
 
     def put_metric_data(self, Namespace: str, MetricData: list[dict[str, Any]]) -> dict[str, Any]:
-        """Keep heartbeats by their time of receipt, and sum up what the sweep says of itself."""
+        """Keep heartbeats by their time of receipt, and sum up the sweep's own metrics."""
         assert Namespace == namespace(STACK)
         for datum in MetricData:
             dimensions = datum.get("Dimensions", [])
@@ -138,7 +138,7 @@ class Metrics:
         return self._answer({})
 
     def get_metric_data(self, MetricDataQueries: list[dict[str, Any]], **span: Any) -> dict[str, Any]:
-        """The smallest value of each period."""
+        """Return the smallest value of each period."""
         self._live.before("GetMetricData")
         results = [self._result(query, span["StartTime"], span["EndTime"]) for query in MetricDataQueries]
         return self._answer({"MetricDataResults": results})
@@ -159,7 +159,7 @@ class Metrics:
         }
 
     def describe_alarms(self, **_: Any) -> dict[str, Any]:
-        """None fires."""
+        """Return no alarm."""
         return self._answer({"MetricAlarms": []})
 
     def _answer(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -168,13 +168,13 @@ class Metrics:
 
 
 class Instance:
-    """One instance: its agent, and what really happens on it.
+    """One instance: its agent, and its true state.
 
     Args:
         live: the world.
         instance_id: its id.
         folder: for its files.
-        skew: how far its clock is ahead.
+        skew: time by which its clock is ahead.
     """
 
     def __init__(self, live: "Live", instance_id: str, folder: Path, skew: timedelta) -> None:
@@ -189,7 +189,7 @@ class Instance:
         self.start_agent(self.idle_since)
 
     def start_agent(self, last_active_at: datetime) -> None:
-        """As its service manager starts it: nothing is left in memory."""
+        """Start the agent with an empty memory, as its service manager does."""
         self.alive = True
         clock: Any = Clock(self._live, self._skew)
         self.clock = clock
@@ -200,7 +200,7 @@ class Instance:
             (self._folder / "run").mkdir(exist_ok=True)
             patch.setattr(listening, "show_all", self.messages.append)
             patch.setattr(listening, "withdraw", lambda: None)
-            senses = Senses(list, OwnUse(), fresh_look(sensors, clock, Limits))
+            senses = Senses(list, OwnUse(), fresh_poll(sensors, clock, Limits))
             target, metadata = Target(self._live.instance, self.id), self._live.metadata_of(self)
             options = AgentOptions(self.id, self._folder / "keep", None, None, None, 1.0)
             cloud = self._live.agent_cloud(self)
@@ -211,7 +211,7 @@ class Instance:
 
     @contextlib.contextmanager
     def as_seen_by_users(self) -> Iterator[None]:
-        """Whoever asks its agent meanwhile finds its files and its socket."""
+        """Give commands its agent's files and socket in the block."""
         file = self._folder / "instance.toml"
         file.write_text(INSTANCE_TOML)
         with pytest.MonkeyPatch.context() as patch:
@@ -221,14 +221,14 @@ class Instance:
                 yield
 
     def stop(self) -> None:
-        """Its user stops it."""
+        """Stop it, as its user does."""
         with self._live.by_a_user():
             self._live.ec2.stop_instances(InstanceIds=[self.id])
         self.stopped_at = self._live.now
         self.truth.jobs.clear()
 
     def boot(self) -> None:
-        """Its user starts it again: nothing is left on tmpfs, and nothing in the agent's memory."""
+        """Start it again, as its user does, with empty tmpfs and an empty agent's memory."""
         with self._live.by_a_user():
             self._live.ec2.start_instances(InstanceIds=[self.id])
         self.truth.ended_at = self.stopped_at = None
@@ -238,26 +238,26 @@ class Instance:
         self.start_agent(self._live.now)
 
     def boot_time(self) -> float:
-        """When it booted, as its kernel says by its own clock."""
+        """Return its boot time by its kernel's clock."""
         return (self.booted_at + self._skew).timestamp()
 
     @property
     def runs(self) -> bool:
-        """Whether nobody has stopped or terminated it."""
+        """True unless it was stopped or terminated."""
         return self.truth.ended_at is None and self.stopped_at is None
 
     @property
     def door_is_shut(self) -> bool:
-        """Whether log-ins and jobs are refused."""
+        """True if log-ins and jobs are refused."""
         return (self._folder / "run/closed").exists() and (self._folder / "nologin").exists()
 
     @property
     def door_is_ajar(self) -> bool:
-        """Whether anything is refused."""
+        """True if log-ins or jobs are refused."""
         return (self._folder / "run/closed").exists() or (self._folder / "nologin").exists()
 
     def begin_job(self, *, past_the_door: bool = False) -> None:
-        """A user starts a job; a shut door refuses it, but for a terminal that was open before."""
+        """Start a user's job; a closed door refuses it, except in a terminal that was open before."""
         if not self.runs:
             return
         if self.door_is_shut and not past_the_door:
@@ -266,27 +266,27 @@ class Instance:
         self.truth.jobs.append(self._live.now)
 
     def log_in(self) -> None:
-        """A user types something."""
+        """Log in and type, as a user does; a closed door refuses it."""
         if self.door_is_shut:
             self.truth.refused.append(self._live.now)
         else:
             self.truth.typed_at.append(self._live.now)
 
     def tick(self) -> None:
-        """Five seconds of the agent's life."""
+        """Run the agent for five seconds."""
         if not self.alive or not self.runs:
             return
         self.loop.run(self.clock.now())
         self._live.at_work = self
         with contextlib.suppress(CloudError, OSError):  # as its thread does: it tries again
-            self.notice_listener.look()
+            self.notice_listener.poll()
 
-    def look(self, now: datetime) -> Reading:
-        """What the sensors read at this moment."""
+    def poll(self, now: datetime) -> Reading:
+        """Return the sensors' reading of this moment."""
         return self.sample(now, everything=True)
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
-        """What the sensors read: a job takes its cores, and its process is there from its first moment."""
+        """Return the sensors' reading: a job takes its cores, and its process exists from its start."""
         truth, at = self.truth, self._live.now
         share = max((min(1.0, (at - began) / TICK) for began in truth.jobs), default=0.0) * self.cores
         jobs = [Started(1, "python", "ada", _since(at, job)) for job in truth.jobs]
@@ -314,8 +314,8 @@ class Live:
         now: the time.
         instances: by id.
         metrics: of agents and sweeps.
-        calls: operations of the sweep, in order.
-        seconds_per_call: of the sweep.
+        calls: the sweep's operations, in order.
+        seconds_per_call: time of each call of the sweep.
     """
 
     cloud = "aws"
@@ -371,14 +371,14 @@ class Live:
         self.calls.clear()
 
     def policy(self, top: dict[str, Any] | None = None, **pool: Any) -> None:
-        """What the function's archive carries."""
+        """Write the policy that the function's archive has."""
         file = self._folder / "policy.json"
         whole = {"cloud": self.cloud, "pools": {"dev": pool_policy(**POOL | pool)}} | (top or {})
         file.write_text(json.dumps(policy_json(**whole)))
         self._patch.setenv("GPU_FLEET_POLICY_FILE", str(file))
 
     def start(self, count: int = 1, *, skew: timedelta = timedelta(0), group: str = "") -> list[Instance]:
-        """Instances that nobody has used for hours, in no group or in a new one."""
+        """Start instances that are idle for hours, in no group or in a new one."""
         ids = launched_group(group, count) if group else launched(count)
         made = [Instance(self, instance_id, self._folder / instance_id, skew) for instance_id in ids]
         for resource in made:
@@ -389,20 +389,20 @@ class Live:
         return made
 
     def _replace_text(self, path: Path, text: str) -> None:
-        """What is written bears the world's time, as on an instance it bears the wall's."""
+        """Replace a file, with the world's time as its time."""
         replace_text(path, text)
         os.utime(path, (self.now.timestamp(), self.now.timestamp()))
 
     def agent_cloud(self, instance: Instance) -> Any:
-        """The cloud as the agent of one instance talks to it."""
+        """Return the cloud for the agent of one instance."""
         return aws_agent.AgentCloud(self.instance, self.metadata_of(instance))
 
     def metadata_of(self, instance: Instance) -> Any:
-        """The metadata service of one instance, which shows its tags."""
+        """Return the metadata service of one instance, which shows its tags."""
         return Metadata(partial(self.tags, instance.id))
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """An instance's tags now."""
+        """Return an instance's present tags."""
         return dict(get_backend("ec2")[ACCOUNT][REGION].tags[instance_id])
 
     def _made(self, operation: str) -> list[str]:
@@ -411,22 +411,22 @@ class Live:
         return self.calls if operation == "*" else [call for call in self.calls if call == operation]
 
     def forget_lease(self) -> None:
-        """As time does: a lease lasts a quarter of an hour."""
+        """Delete the lease, which lasts a quarter of an hour otherwise."""
         self.s3.delete_object(Bucket=RECORDS, Key="reaper/lease.json")
 
     def marked(self) -> list[Instance]:
-        """Instances with a mark."""
+        """Return the instances with a mark."""
         return [instance for instance in self.instances.values() if TAG_REAP_AFTER in self.tags(instance.id)]
 
     def said(self, word: str) -> list[str]:
-        """Which instances said a word, or have a decision."""
+        """Return the instances with a given reply or decision."""
         listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/").get("Contents", [])
         keys = [stored_object["Key"].split("/") for stored_object in listed]
         return [caller.rpartition(":")[2] for _, _, caller, _, name in keys if name == f"{word}.json"]
 
     @contextlib.contextmanager
     def by_a_user(self) -> Iterator[None]:
-        """What a user does in the console, who is neither denied nor slow."""
+        """Run the block as a user in the console, without denials and delays."""
         before, self._agents_act = self._agents_act, True
         try:
             yield
@@ -446,7 +446,7 @@ class Live:
         return WorldTime
 
     def pass_seconds(self, seconds: float) -> None:
-        """Let time pass; every five seconds the agents look."""
+        """Let time pass; the agents poll every five seconds."""
         end = self.now + timedelta(seconds=seconds)
         self._agents_act = True
         try:
@@ -460,14 +460,14 @@ class Live:
             self._agents_act = False
 
     def _tick(self) -> None:
-        """Every five seconds; every second where a door is shut, as the agent's thread does."""
+        """Advance by five seconds; by single seconds if a door is closed, as the agent's thread does."""
         is_fifth = (self.now - EPOCH) % TICK == timedelta(0)
         for instance in self.instances.values():
             if is_fifth or instance.notice_listener.talk.closed_at is not None:
                 instance.tick()
 
     def _do_due(self, until: datetime) -> None:
-        """What happens before a moment, at its own moment."""
+        """Run all scheduled actions before a moment, each at its own time."""
         for process in list(self._later):
             when, act = process
             if when() if callable(when) else when <= until:
@@ -487,11 +487,11 @@ class Live:
         return EPOCH + ((self.now - EPOCH) // step + 1) * step
 
     def publish(self, data: list[dict[str, Any]]) -> None:
-        """What an agent says every minute."""
+        """Publish metrics, as an agent does every minute."""
         self.metrics.put_metric_data(Namespace=namespace(STACK), MetricData=data)
 
     def content(self, name: str) -> str:
-        """The content of the only word or decision of a name."""
+        """Return the content of the only reply or decision of a name."""
         listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/")["Contents"]
         (key,) = [
             stored_object["Key"] for stored_object in listed if stored_object["Key"].endswith(f"/{name}.json")
@@ -505,23 +505,23 @@ class Live:
         return handler.run(flags, self.now + timedelta(minutes=5), f"sweep {len(self.calls)}")
 
     def on_call(self, operation: str, act: Callable[[], object], number: int = 1) -> None:
-        """Let something happen right before the sweep's next call of a kind, or a later one; it may raise."""
+        """Run an action right before the sweep's next call of a kind, or a later one; it may raise."""
         self._surprises.append((operation, len(self._made(operation)) + number, act))
 
     def on_write(self, number: int, act: Callable[[], object]) -> None:
-        """Let something happen right before the sweep's so-many-th write from now on."""
+        """Run an action right before the sweep's `number`-th write from now on."""
         self._surprises.append((WRITES, len(self._made(WRITES)) + number, act))
 
     def after(self, seconds: float, act: Callable[[], object]) -> None:
-        """Let something happen after some seconds from now."""
+        """Run an action after some seconds from now."""
         self._later.append((self.now + timedelta(seconds=seconds), act))
 
     def on_closed(self, instance: Instance, act: Callable[[], object]) -> None:
-        """Let something happen as soon as an instance has said that its door is shut."""
+        """Run an action as soon as an instance has replied that its door is closed."""
         self._later.append((lambda: instance.id in self._closed, act))
 
     def before(self, operation: str) -> None:
-        """What goes before each call of the sweep."""
+        """Inject delays, denials and actions before each call of the sweep."""
         if self._agents_act:
             if self.agents_refused and operation in {"ListObjectsV2", "PutObject", "GetObject"}:
                 raise refusal(self.agents_refused, operation)
@@ -561,7 +561,7 @@ class Live:
                 self._closed.add(key.split("/")[-3].rpartition(":")[2].rpartition("%3A")[2])
 
     def after_call(self, model: Any, parsed: dict[str, Any], **_: object) -> None:
-        """Answers bear the world's time."""
+        """Set the world's time in answers."""
         headers = parsed.get("ResponseMetadata", {}).get("HTTPHeaders")
         if headers is not None:
             headers["date"] = format_datetime(self.now.replace(microsecond=0), usegmt=True)
@@ -574,7 +574,7 @@ class Live:
                 self._set_times(tag)
 
     def _set_times(self, instance: dict[str, Any]) -> None:
-        """A row of DescribeInstances in the world's time; a start makes an instance young again."""
+        """Set the world's times in a row of DescribeInstances; a start makes an instance young again."""
         known = self.instances.get(instance["InstanceId"])
         if known is None:
             return
@@ -598,7 +598,7 @@ def _after_call(**call: Any) -> None:
 
 @cache
 def _made() -> tuple[Any, Any]:
-    """A session for agents, and the sweep's clients, whose calls the living world is told of."""
+    """Return a session for agents, and the sweep's clients; the present world sees their calls."""
     session = boto3.session.Session(region_name=REGION)
     own = aws_session._session.__wrapped__()
     with pytest.MonkeyPatch.context() as patch:
@@ -618,13 +618,13 @@ class Metadata:
         self._tags = tags
 
     def get(self, path: str) -> str | None:
-        """One answer."""
+        """Return one answer."""
         return self._tags().get(path.removeprefix("tags/instance/"))
 
 
 @contextlib.contextmanager
 def live_aws(folder: Path) -> Iterator[Live]:
-    """A stack in moto."""
+    """Yield a stack in moto."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
             patch.setenv(name, "testing")
@@ -634,7 +634,7 @@ def live_aws(folder: Path) -> Iterator[Live]:
 
 
 def marked_and_due(live: Live, count: int = 1, **more: Any) -> list[Instance]:
-    """Instances that a sweep has marked, which answered; the next sweep may terminate them."""
+    """Return marked instances that have replied; the next sweep may terminate them."""
     instances = live.start(count, **more)
     live.pass_minutes(2)
     live.sweep(override_breaker=True)

@@ -1,4 +1,4 @@
-"""A metadata service whose tokens run out, as either cloud has it."""
+"""A metadata service of either cloud, whose tokens expire."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +26,11 @@ class Server:
     answers: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def says(self, path: str, body: str) -> None:
-        """From now on answer so, below ``/latest/meta-data/``."""
+        """Set an answer below ``/latest/meta-data/`` from now on."""
         self.answers[f"/latest/meta-data/{path}"] = (200, body)
 
     def answer(self, asked: Asked) -> Answer:
-        """The answer to one request."""
+        """Return the answer to one request."""
         if asked.method == "PUT":
             self.tokens += 1
             known = asked.headers.get(f"{self.header}-ttl-seconds") == "21600"
@@ -44,7 +44,7 @@ class Server:
 
 @contextmanager
 def metadata_server(cloud: str) -> Iterator[Server]:
-    """Serve on a free port; it knows an instance id."""
+    """Serve on a free port, with an instance id."""
     made = Server(HEADERS[cloud])
     made.says("instance-id", "i-1")
     with answering(made.answer) as made.base:

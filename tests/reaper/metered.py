@@ -14,7 +14,7 @@ HOUR = timedelta(hours=1)
 
 
 def prices(**changes: Any) -> PoolPrices:
-    """A pool whose g5.xlarge costs 2 an hour, 1 on spot, its disks 0.10."""
+    """Return the prices of a pool whose g5.xlarge costs 2 an hour, 1 on spot, its disks 0.10."""
     known: dict[str, Any] = {
         "freezes": False,
         "on_demand": {"g5.xlarge": Decimal(2), "p4d.24xlarge": Decimal(32)},
@@ -26,7 +26,7 @@ def prices(**changes: Any) -> PoolPrices:
 
 
 def budget(**changes: Any) -> BudgetPolicy:
-    """1,000 a month for the pools ``dev`` and ``train``, of which the second freezes."""
+    """Return a budget of 1,000 a month for the pools ``dev`` and ``train``; the second freezes."""
     known: dict[str, Any] = {
         "monthly": Decimal(1000),
         "percents": (80, 100),
@@ -40,22 +40,22 @@ def budget(**changes: Any) -> BudgetPolicy:
 def make_instance(
     name: str = "i-1", pool: str = "dev", launched_at: datetime = NOON, **changes: Any
 ) -> Instance:
-    """A running g5.xlarge."""
+    """Return a running g5.xlarge."""
     tags = {TAG_POOL: pool, TAG_OWNER: "ada"}
     known: dict[str, Any] = {"type": "g5.xlarge", "state": "running", "tags": tags}
     return Instance(id=name, launched_at=launched_at, **(known | changes))
 
 
 def fleet(*running: Instance, gone: tuple[Instance, ...] = ()) -> Inventory:
-    """Instances as the cloud lists them."""
+    """Return instances as the cloud lists them."""
     return Inventory(running, gone=gone)
 
 
 def metered(before: MeterReading | None, seen: Inventory, now: datetime, **changes: Any) -> MeterReading:
-    """The reading after a sweep; its closed days left out."""
+    """Return the reading after a sweep, without its closed days."""
     return advance(before, seen, budget(**changes), "USD", now)[0]
 
 
 def at_noon(*running: Instance) -> MeterReading:
-    """A meter that began at noon, when these instances were launched."""
+    """Return a meter that began at noon, when these instances were launched."""
     return metered(None, fleet(*running), NOON)

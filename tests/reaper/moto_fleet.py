@@ -21,7 +21,7 @@ TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"
 
 
 def pool_policy(**changes: Any) -> dict[str, Any]:
-    """A pool of the policy, idle after 2 hours, with some keys replaced.
+    """Return a pool of the policy, idle after 2 hours, with some keys replaced.
 
     Its instances have no agents that could answer a mark; those of ``live.py`` have.
     """
@@ -38,13 +38,14 @@ def pool_policy(**changes: Any) -> dict[str, Any]:
         "quiet_weekends": False,
         "instance_store_scratch": True,
         "max_lifetime_hours": 168,
+        "scale_in_alarm": None,
         "require_acknowledgement": False,
         "hourly_price": {"g5.xlarge": "1.006"},
     } | changes
 
 
 def policy_json(**changes: Any) -> dict[str, Any]:
-    """A sound policy, with some top-level keys replaced."""
+    """Return a valid policy, with some top-level keys replaced."""
     return {
         "schema_version": 1,
         "cloud": "aws",
@@ -62,7 +63,7 @@ def policy_json(**changes: Any) -> dict[str, Any]:
 
 
 def budget_json(**changes: Any) -> dict[str, Any]:
-    """The policy's budget: 1,000 a month; the pool ``dev`` freezes; some keys replaced."""
+    """Return the policy's budget: 1,000 a month; the pool ``dev`` freezes; some keys replaced."""
     pool = {
         "freezes": True,
         "on_demand": {"g5.xlarge": "1.006"},
@@ -80,18 +81,18 @@ def budget_json(**changes: Any) -> dict[str, Any]:
 
 
 def write_policy(path: Path, **changes: Any) -> Path:
-    """The policy as a file."""
+    """Write the policy into a file."""
     path.write_text(json.dumps(policy_json(**changes)), encoding="utf-8")
     return path
 
 
 def client(service: str) -> Any:
-    """A boto3 client of the tests' region."""
+    """Return a boto3 client of the tests' region."""
     return boto3.client(service, region_name=REGION)
 
 
 def set_clock(monkeypatch: Any, now: datetime) -> None:
-    """Let commands see this time; a live sweep takes no other than the present."""
+    """Set the time for commands; a live sweep accepts only the present time."""
 
     class Clock(datetime):
         @classmethod
@@ -105,12 +106,12 @@ def set_clock(monkeypatch: Any, now: datetime) -> None:
 
 
 def wire(tags: dict[str, str]) -> list[dict[str, str]]:
-    """Tags as boto3 takes them."""
+    """Return tags as boto3 takes them."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def launched(count: int = 1, tags: dict[str, str] = TAGS) -> list[str]:
-    """Ids of new instances in no group."""
+    """Launch instances in no group; return their ids."""
     started = client("ec2").run_instances(
         ImageId="ami-12c6146b",
         InstanceType="g5.xlarge",
@@ -122,7 +123,7 @@ def launched(count: int = 1, tags: dict[str, str] = TAGS) -> list[str]:
 
 
 def launched_group(name: str, desired: int, min_size: int = 0) -> list[str]:
-    """Ids of the instances of a new scaling group."""
+    """Create a scaling group; return the ids of its instances."""
     template = {"ImageId": "ami-12c6146b", "InstanceType": "g5.xlarge"}
     client("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=template)
     client("autoscaling").create_auto_scaling_group(
@@ -138,13 +139,13 @@ def launched_group(name: str, desired: int, min_size: int = 0) -> list[str]:
 
 
 def members(group: str) -> list[str]:
-    """Ids of the instances in a scaling group."""
+    """Return the ids of the instances in a scaling group."""
     found = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group])
     return sorted(instance["InstanceId"] for instance in found["AutoScalingGroups"][0]["Instances"])
 
 
 class MotoFleet:
-    """Makes what a stack would have made: a bucket, a topic with a listening queue, instances, groups."""
+    """Resources of a stack: a bucket, a topic with a queue that receives from it, instances, groups."""
 
     def __init__(self) -> None:
         self.ec2, self.autoscaling, self.cloudwatch = map(client, ("ec2", "autoscaling", "cloudwatch"))
@@ -158,7 +159,7 @@ class MotoFleet:
         )
 
     def environ(self) -> dict[str, str]:
-        """What the stack tells the sweep."""
+        """Return the sweep's environment, as the stack sets it."""
         return {"GPU_FLEET_LEDGER_URI": f"s3://{BUCKET}/reaper", "GPU_FLEET_TOPIC_ARN": self.topic_arn}
 
     def start(self, count: int = 1, **tags: str) -> list[str]:
@@ -176,13 +177,13 @@ class MotoFleet:
         return launched_group(name, desired, min_size)
 
     def members(self, group: str) -> list[str]:
-        """The instances in a group."""
+        """Return the instances in a group."""
         return members(group)
 
     def heartbeats(
         self, ids: list[str], idle_hours: float, until: datetime = NOW, over_hours: float = 3
     ) -> None:
-        """Publish what agents publish of instances whose last activity was so long before ``NOW``."""
+        """Publish agents' heartbeats of instances whose last activity was so long before ``NOW``."""
         idle_at = NOW - timedelta(hours=idle_hours)
         at = until - timedelta(seconds=60)
         moments = [
@@ -204,17 +205,17 @@ class MotoFleet:
             self.cloudwatch.put_metric_data(Namespace=namespace(STACK), MetricData=data[start : start + 1000])
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """An instance's tags."""
+        """Return an instance's tags."""
         found = self.ec2.describe_tags(Filters=[{"Name": "resource-id", "Values": [instance_id]}])
         return {tag["Key"]: tag["Value"] for tag in found["Tags"]}
 
     def state(self, instance_id: str) -> str:
-        """An instance's state."""
+        """Return an instance's state."""
         found = self.ec2.describe_instances(InstanceIds=[instance_id])
         return str(found["Reservations"][0]["Instances"][0]["State"]["Name"])
 
     def heard(self) -> list[dict[str, Any]]:
-        """What was published to the topic since the last time."""
+        """Return the messages on the topic since the last call."""
         found = client("sqs").receive_message(QueueUrl=self.queue_url, MaxNumberOfMessages=10)
         messages = found.get("Messages", [])
         for message in messages:
@@ -222,7 +223,7 @@ class MotoFleet:
         return [json.loads(message["Body"]) for message in messages]
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Every record of an end in the ledger."""
+        """Return every record of an end in the ledger."""
         s3 = client("s3")
         listed = s3.list_objects_v2(Bucket=BUCKET, Prefix="reaper/ledger/").get("Contents", [])
         keys = [

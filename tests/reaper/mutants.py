@@ -1,8 +1,8 @@
 """Ways to break the reaper on purpose, one guard or one operator at a time.
 
-A mutant takes the place of a function's code, so that it works for whoever holds the function: a tuple of
-rules, a module that imported it. Functions are found by their names below ``ROOMS``,
-wherever they lie; one that is not there any more, or twice, is an error.
+A mutant replaces a function's code, so that it works for every reference to the function, such as a tuple of
+rules or a module that imported it. Functions are found by their names below ``ROOMS``,
+in any module; a name that is missing, or there twice, is an error.
 """
 
 import ast
@@ -48,7 +48,7 @@ PROBE = "__reached__"  # in builtins, while conditions are probed
 
 
 class TargetError(Exception):
-    """What a mutant is to break is not there: name its new place in the mutant."""
+    """Error for a mutant whose target is missing: name its new place in the mutant."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Mutant:
     """One way to break one function.
 
     Attributes:
-        name: what is broken, for users; no two have the same.
-        function: what is broken.
-        code: what takes its place.
+        name: unique description of the fault.
+        function: the function to break.
+        code: its replacement.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Mutant:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """The product is broken for as long as the block lasts."""
+        """Break the product in the block."""
         whole = self.function.__code__
         self.function.__code__ = self.code
         try:
@@ -78,7 +78,7 @@ class Mutant:
 
 @cache
 def modules() -> tuple[ModuleType, ...]:
-    """Every module of the reaper."""
+    """Return every module of the reaper."""
     names = [
         found.name
         for room in map(importlib.import_module, ROOMS)
@@ -89,7 +89,7 @@ def modules() -> tuple[ModuleType, ...]:
 
 @cache
 def functions() -> dict[str, list[FunctionType]]:
-    """Name, or class and name, -> the functions of the reaper that are called so."""
+    """Return name, or class and name, -> the reaper's functions of that name."""
     found: dict[str, list[FunctionType]] = {}
     for module in modules():
         for function in functions_of(module):
@@ -98,7 +98,7 @@ def functions() -> dict[str, list[FunctionType]]:
 
 
 def functions_of(module: ModuleType) -> list[FunctionType]:
-    """The functions and methods that a module defines, in the order of its lines."""
+    """Return the functions and methods that a module defines, in the order of its lines."""
     made = []
     for holder in (
         module,
@@ -121,7 +121,7 @@ def functions_of(module: ModuleType) -> list[FunctionType]:
 
 
 def target(name: str) -> FunctionType:
-    """The one function of a name, ``Lease.renew`` or, of a folder or module, ``aws:Instances.fleet``.
+    """Return the only function of a name, ``Lease.renew`` or, in a folder or module, ``aws:Instances.fleet``.
 
     Raises:
         TargetError: there is none, or more than one.
@@ -138,12 +138,12 @@ def target(name: str) -> FunctionType:
 
 
 def home(name: str) -> ModuleType:
-    """The module that a function is in; errors as of ``target``."""
+    """Return the module of a function; raises as ``target`` does."""
     return importlib.import_module(target(name).__module__)
 
 
 def entries(table: str) -> dict[str, list[str]]:
-    """Heading -> the lines below it, which are indented by four; one by eight goes on with the one before."""
+    """Return heading -> its lines, indented by four; a line indented by eight continues the last."""
     found: dict[str, list[str]] = {}
     for line in table.strip().replace("\n        ", " ").splitlines():
         if not line.startswith(" "):
@@ -164,7 +164,7 @@ def broken(text: str) -> Mutant:
 
 
 def gives(name: str, answer: str) -> Mutant:
-    """A function that gives the same answer always: a guard that never speaks up."""
+    """Return a mutant with a constant result: a guard that never refuses."""
     function = target(name)
     return Mutant(
         f"{name} gives {answer}",
@@ -174,7 +174,7 @@ def gives(name: str, answer: str) -> Mutant:
 
 
 def becomes(name: str, parameters: str, body: str) -> Mutant:
-    """A function with another body, in one expression."""
+    """Return a mutant with another body, of one expression."""
     function = target(name)
     return Mutant(
         f"{name} gives {body}",
@@ -184,7 +184,7 @@ def becomes(name: str, parameters: str, body: str) -> Mutant:
 
 
 def swaps(name: str, old: str, new: str) -> Mutant:
-    """One expression in a function's place of another; the first where it stands several times.
+    """Return a mutant with one expression replaced, at its first place.
 
     Raises:
         TargetError: the function has no such expression.
@@ -200,7 +200,7 @@ def swaps(name: str, old: str, new: str) -> Mutant:
 
 
 def negations(module: ModuleType) -> Iterator[Mutant]:
-    """Each comparison, each boolean operator and each bare condition of a module negated, one at a time."""
+    """Yield a mutant for each comparison, boolean operator and bare condition of a module, negated."""
     for function in functions_of(module):
         yield from _negations_of(function)
 
@@ -218,13 +218,13 @@ def _negations_of(function: FunctionType) -> Iterator[Mutant]:
 
 
 def probe(broken: Iterable[ModuleType], note: Callable[[Collection[str]], object]) -> None:
-    """Tell of each condition that is evaluated from now on, by the names of its negations.
+    """Report each condition that is evaluated from now on, by the names of its negations.
 
-    There is no way back: it is for a process that ends then.
+    It cannot be undone: use it in a process that ends afterwards.
 
     Args:
-        broken: modules whose conditions are meant.
-        note: is called at each evaluation.
+        broken: modules of the conditions.
+        note: called at each evaluation.
     """
     names: list[list[str]] = []
 
@@ -244,15 +244,15 @@ def probe(broken: Iterable[ModuleType], note: Callable[[Collection[str]], object
 
 
 def rebuilt(function: FunctionType) -> CodeType:
-    """The code of a function, put together anew as a mutant's is."""
+    """Return the code of a function, compiled again as a mutant's is."""
     return _compiled(_tree(function), function)
 
 
 class _Probes(ast.NodeTransformer):
-    """Puts a call around expressions that gives their value on.
+    """Transformer that wraps expressions in a call that returns their value.
 
     Attributes:
-        numbers: id of an expression's node -> what the call is told.
+        numbers: id of an expression's node -> argument of the call.
     """
 
     def __init__(self) -> None:
@@ -268,13 +268,13 @@ class _Probes(ast.NodeTransformer):
 
 
 def explained() -> dict[str, str]:
-    """Name of a negation that no test can see -> why it changes nothing."""
+    """Return name of a negation that no test can detect -> reason why it changes nothing."""
     content = tomllib.loads(Path(__file__).with_name("survivors.toml").read_text(encoding="utf-8"))
     return {survivor["mutant"]: survivor["reason"] for survivor in content["survivors"]}
 
 
 def _places(tree: ast.AST) -> list[tuple[ast.AST, int]]:
-    """Every operator and every bare condition: its node, and which one of a chain."""
+    """Yield every operator and every bare condition: its node, and its number in a chain."""
     bare = {id(function) for node in ast.walk(tree) for test in _tests_of(node) for function in _bare(test)}
     return [
         (node, index)
@@ -290,14 +290,14 @@ def _places(tree: ast.AST) -> list[tuple[ast.AST, int]]:
 
 
 def _tests_of(node: ast.AST) -> list[ast.expr]:
-    """What a statement, an expression or a loop goes by."""
+    """Return the conditions of a statement, an expression or a loop."""
     if isinstance(node, ast.If | ast.IfExp | ast.While):
         return [node.test]
     return node.ifs if isinstance(node, ast.comprehension) else []
 
 
 def _bare(test: ast.expr) -> Iterator[ast.expr]:
-    """The parts of a condition that are true or false by themselves."""
+    """Yield the parts of a condition that are true or false by themselves."""
     if isinstance(test, ast.BoolOp):
         for value in test.values:
             yield from _bare(value)
@@ -306,7 +306,7 @@ def _bare(test: ast.expr) -> Iterator[ast.expr]:
 
 
 def _negate(tree: ast.Module, index: int) -> tuple[str, str]:
-    """Negate one operator or condition in place; gives its expression before and after."""
+    """Negate one operator or condition in place; return its expression before and after."""
     node, position = _places(tree)[index]
     before = ast.unparse(node)
     changed: ast.AST = node
@@ -344,7 +344,7 @@ def _compiled(tree: ast.AST, function: FunctionType) -> CodeType:
 
 
 def _code(source: str, function: FunctionType) -> CodeType:
-    """The code of the one function in a source, amid what it takes from around it, as of ``super()``."""
+    """Return the code of the only function in a source, with its free variables, such as for ``super()``."""
     if around := ", ".join(function.__code__.co_freevars):
         source = f"def around({around}):\n{textwrap.indent(source, ' ')}"
     codes = _codes_in(compile(source, f"<a mutant of {function.__qualname__}>", "exec"))

@@ -1,4 +1,4 @@
-"""One instance of a fleet as its processes see it: files, environment, and a moto for the cloud."""
+"""One instance of a fleet for its processes: files, environment, and a moto for the cloud."""
 
 import os
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ NO_SERVICE = "http://127.0.0.1:9"
 
 @contextmanager
 def one_instance(folder: Path, metadata: str = NO_SERVICE) -> Iterator[dict[str, str]]:
-    """The environment of its processes.
+    """Yield the environment of its processes.
 
     Args:
-        folder: for its files.
-        metadata: where its metadata service is; by default nowhere.
+        folder: folder of its files.
+        metadata: address of its metadata service; by default there is none.
     """
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -38,6 +38,6 @@ def one_instance(folder: Path, metadata: str = NO_SERVICE) -> Iterator[dict[str,
 
 
 def client(environment: dict[str, str], service: str):
-    """A boto3 client of the instance's cloud."""
+    """Return a boto3 client of the instance's cloud."""
     keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
     return boto3.client(service, REGION, endpoint_url=environment["AWS_ENDPOINT_URL"], **keys)

@@ -1,8 +1,8 @@
-"""Who knows the truth: the whole timeline of each instance, and whether it was right to end it.
+"""The oracle: the true timeline of each instance, and the judgement whether its end was right.
 
-Only the world writes a timeline: work, typing, holds, boots, locks, notices that reached a user. What the
-product writes (tags, records, metrics, acknowledgements) is no evidence here, and nothing that happens at the
-time of an end is excused.
+Only the world writes a timeline: work, typing, holds, boots, locks, notices that reached a user. Data of the
+product (tags, records, metrics, acknowledgements) is no evidence here, and no event at the time of an end
+is excused.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ NEVER = datetime.max.replace(tzinfo=UTC)
 
 @dataclass
 class Span:
-    """Something that lasts.
+    """A span of time.
 
     Attributes:
         begin: its first moment.
@@ -30,16 +30,16 @@ class Span:
     end: datetime = NEVER
 
     def holds_at(self, at: datetime) -> bool:
-        """Whether it had begun and was not over."""
+        """Return whether it had begun and was not over."""
         return self.begin <= at < self.end
 
     def is_over_within(self, least: timedelta) -> bool:
-        """Whether it was over too soon to be seen for certain."""
+        """Return whether it was too short to be detected for certain."""
         return self.end - self.begin < least
 
 
 class Spans(list[Span]):
-    """The stretches of one kind, oldest first."""
+    """Spans of one kind, oldest first."""
 
     def open(self, at: datetime) -> None:
         """Begin one, unless one lasts already."""
@@ -52,31 +52,31 @@ class Spans(list[Span]):
             self[-1].end = at
 
     def holds_at(self, at: datetime) -> bool:
-        """Whether one lasts."""
+        """Return whether one of them covers a moment."""
         return any(span.holds_at(at) for span in self)
 
 
 @dataclass
 class Timeline:
-    """What really happened with one instance.
+    """True history of one instance.
 
     Attributes:
-        boots: when it was launched or started.
+        boots: times when it was launched or started.
         jobs: processes at work.
-        typing: a user types on it, in whatever terminal or notebook.
-        holds: a user asked to keep it; a hold that nobody can read lasts until it is taken back.
+        typing: a user types on it, in any terminal or notebook.
+        holds: a user asked to keep it; an unreadable hold lasts until it is withdrawn.
         foreign: it was not managed by this stack, or protected by its administrator.
         locked: the cloud's termination protection.
         member: it was in a scaling group.
         stopped: it was stopped, and its disks were kept.
         asked_for: low load or a failed boot check asked for it: a shorter idle time is enough.
-        given_back: its owner, and nobody else had to do with it, gave it back: a short idle time is enough,
-            however young it is, and nobody is waited for.
-        taken: when a user got it, which is a use of it like a boot.
-        notices: when a user heard that it will be terminated.
-        written: when users' files that are to be kept changed; a job leaves its results there.
-        saved_at: when all of them were copied last.
-        spared: its mark was taken away, or replaced by a later one, and no other is due yet.
+        given_back: its owner, as its only user, gave it back: a short idle time is enough,
+            at any age, and without a wait for users.
+        taken: times when a user got it, which count as a use like a boot.
+        notices: times when a user was notified of its termination.
+        written: times when users' files to be kept changed; a job writes its results there.
+        saved_at: time of the last copy of all of them.
+        spared: its mark was removed, or replaced by a later one that is not due yet.
     """
 
     boots: list[datetime] = field(default_factory=list)
@@ -96,27 +96,27 @@ class Timeline:
     spared: Spans = field(default_factory=Spans)
 
     def uses(self) -> Iterator[Span]:
-        """Every stretch of use, moments left out."""
+        """Return every span of use, without short moments."""
         yield from (span for span in self.jobs if not span.is_over_within(SHORTEST_WORK))
         yield from (span for span in self.typing if not span.is_over_within(SHORTEST_USE))
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What users were promised.
+    """Promises to users.
 
     Attributes:
-        idle_after: idle time without which no notice is sent.
-        grace: from the notice on.
+        idle_after: least idle time before a notice.
+        grace: time after the notice.
         min_uptime: a younger instance is left alone.
         lifetime: an older instance is asked for, too; None for never.
-        stopped_for: how long an instance is stopped before a notice of its termination; None for ever.
-        idle_on_request: the idle time that is enough for one that was asked for.
-        idle_given_back: and for one that was given back, less what a heartbeat or two round off.
-        unsaved: what was written so shortly before the end of a running instance need not be saved; None
-            where nobody saves.
-        unseen: use that began less than so long before the end is not held against the product; what began
-            earlier and goes on is. The aim is none.
+        stopped_for: time that an instance is stopped before a notice of its termination; None for ever.
+        idle_on_request: least idle time of one that was asked for.
+        idle_given_back: least idle time of one that was given back, less the rounding of two heartbeats.
+        unsaved: changes within this time before the end of a running instance need not be saved; None
+            if nothing is saved.
+        unseen: use that began less than this time before the end is excused, and earlier use that continues
+            is not. The aim is 0.
     """
 
     idle_after: timedelta
@@ -131,7 +131,7 @@ class Rules:
 
 
 def wrongs_of(line: Timeline, at: datetime, rules: Rules) -> list[str]:
-    """Every promise that the end of an instance would break at a moment, in words; empty when it is right."""
+    """Return every promise that the end of an instance would break at a moment; empty if it is right."""
     uses = [span for span in line.uses() if span.begin <= at - rules.unseen]
     now = [span for span in uses if span.holds_at(at)]
     stopped = line.stopped.holds_at(at)
@@ -163,13 +163,13 @@ def wrongs_of(line: Timeline, at: datetime, rules: Rules) -> list[str]:
 
 
 def _is_due(line: Timeline, notice: datetime, at: datetime, rules: Rules) -> bool:
-    """Whether the notice's grace is over; one from before a start or a stop is no notice of this end."""
+    """Return whether the notice's grace is over; a notice from before a start or a stop does not count."""
     grace = timedelta(0) if line.given_back.holds_at(notice) else rules.grace
     return at - notice >= grace and notice >= max([*line.boots, *(span.begin for span in line.stopped)])
 
 
 def _was_idle(line: Timeline, uses: Iterable[Span], notice: datetime, at: datetime, rules: Rules) -> bool:
-    """Whether nobody had used the instance for long enough when the notice was sent, nor has since."""
+    """Return whether the instance was idle for long enough at the notice, and has been since."""
     if line.stopped.holds_at(at):
         return rules.stopped_for is not None and notice - line.stopped[-1].begin >= rules.stopped_for
     old = rules.lifetime is not None and notice - line.boots[-1] >= rules.lifetime

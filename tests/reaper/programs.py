@@ -1,4 +1,4 @@
-"""The real programs that the sensors must know, in an environment of their own, and ways to run them."""
+"""The real programs that the sensors must know, in a separate environment, and ways to run them."""
 
 import hashlib
 import http.client
@@ -23,7 +23,7 @@ LONGEST_WAIT_S = 200.0
 
 
 def environment():
-    """The environment's programs, installed once for each set of packages; beside it the tests' own torch."""
+    """Install the programs once for each set of packages, with the tests' own torch; return the folder."""
     name = hashlib.sha256("\n".join((sys.version, *PACKAGES)).encode()).hexdigest()[:12]
     folder = CHECKOUT / "build" / f"programs-{name}"
     if not (folder / "ready").exists():
@@ -38,7 +38,7 @@ def environment():
 
 @contextmanager
 def running(*command, **options):
-    """A program in a session of its own, all of which ends with the block."""
+    """Run a program in its own session, which is killed at the end of the block."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, start_new_session=True, **(quiet | options)) as process:
         try:
@@ -52,7 +52,7 @@ def running(*command, **options):
 
 
 def until(found, what):
-    """The first true answer; programs take seconds to start."""
+    """Return the first true answer; programs take seconds to start."""
     for _ in range(int(LONGEST_WAIT_S * 4)):
         if answer := found():
             return answer
@@ -62,7 +62,7 @@ def until(found, what):
 
 @contextmanager
 def at_a_terminal(*command, **options):
-    """A program at a terminal of its own; gives the other end, to type at."""
+    """Run a program at its own terminal; yield the other end, for input."""
     master, terminal = pty.openpty()
 
     def take():
@@ -75,7 +75,7 @@ def at_a_terminal(*command, **options):
 
 
 class Jupyter:
-    """A JupyterLab with a home of its own."""
+    """A JupyterLab with its own home."""
 
     def __init__(self, programs, home):
         self._programs = programs
@@ -108,7 +108,7 @@ class Jupyter:
         return json.loads(connection.getresponse().read() or "null")
 
     def execute(self, kernel_id, code):
-        """What a cell does, without waiting for its end."""
+        """Run a cell, without waiting for its end."""
         file = self._home / f".local/share/jupyter/runtime/kernel-{kernel_id}.json"
         text = (
             "import sys; from jupyter_client import BlockingKernelClient as K\n"
@@ -119,7 +119,7 @@ class Jupyter:
         subprocess.run([self._programs / "python", "-c", text, file, code], check=True, timeout=120)
 
     def type_in_terminal(self, name, text):
-        """What a browser sends."""
+        """Send input, as a browser does."""
         server_file = json.loads(self.file().read_text())
         url = f"ws://127.0.0.1:{server_file['port']}/terminals/websocket/{name}?token={server_file['token']}"
         send = (

@@ -1,4 +1,4 @@
-"""Samples and judgements for tests, with everything at rest unless told otherwise."""
+"""Samples and judgements for tests, idle unless set otherwise."""
 
 from datetime import UTC, datetime, timedelta
 from unittest.mock import Mock
@@ -11,7 +11,7 @@ HOUR_AGO = NOON - timedelta(hours=1)
 
 
 def reads(value=None, error=None):
-    """A sensor that reads a value, or fails."""
+    """Return a sensor that reads a value, or fails."""
     return Mock(read=Mock(return_value=value, side_effect=error))
 
 
@@ -20,7 +20,7 @@ def sample(rates=Rates(), gpus=(), presence=None, failures=(), at=NOON):  # noqa
 
 
 def minute(*samples):
-    """Twelve samples, 5 s apart, the last at noon; the given ones last, quiet ones before."""
+    """Return twelve samples, 5 s apart, the last at noon: quiet ones, and then the given ones."""
     padded = [sample()] * (12 - len(samples)) + list(samples)
     return [
         Reading(NOON - timedelta(seconds=5 * (11 - index)), s.rates, s.gpus, s.presence, s.failures)

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for what a decision rests on: true histories, the heartbeats they leave, fleets."""
+"""Hypothesis strategies for the input of a decision: true histories, their heartbeats, fleets."""
 
 import random
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from gpu_fleet_image.controllers.sweep.evidence import (
     combine,
     summarise,
 )
-from gpu_fleet_image.controllers.sweep.verdict import Situation
+from gpu_fleet_image.controllers.sweep.situation import Situation
 from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Activity, Instance, Inventory
 from tests.reaper.sweeping import policy
 from tests.reaper.world import EPOCH
@@ -28,7 +28,7 @@ TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev"}
 
 @dataclass(frozen=True)
 class History:
-    """What an instance's agent said, minute by minute.
+    """Heartbeats of an instance's agent, by minute.
 
     Attributes:
         beats: minutes before now -> value.
@@ -37,7 +37,7 @@ class History:
     beats: dict[int, float]
 
     def activity(self, window: timedelta = IDLE_AFTER, now=NOW) -> Activity:
-        """As the sweep sums it up."""
+        """Return the activity, as the sweep sums it up."""
         coarse_s = coarse_period_s(window)
         coarse = summarise(self._points(coarse_s), now, window, coarse_s)
         fine = summarise(self._points(FINE_PERIOD_S), now, min(FINE_WINDOW, window), FINE_PERIOD_S)
@@ -52,11 +52,11 @@ class History:
         return list(minima.items())
 
     def without(self, minutes) -> "History":
-        """The same with some heartbeats lost."""
+        """Return the history with some heartbeats lost."""
         return History({ago: value for ago, value in self.beats.items() if ago not in minutes})
 
     def active_at(self, ago: int) -> "History":
-        """The same, had the instance worked for a moment so many minutes before now."""
+        """Return the history with a moment of work `ago` minutes before now."""
         beats = {
             at: min(value, (ago - at) * 60.0) if at <= ago else value for at, value in self.beats.items()
         }
@@ -64,15 +64,15 @@ class History:
 
 
 def idle_history(idle_minutes: int, minutes: int = MINUTES) -> History:
-    """An instance that worked until some minutes ago; its agent never missed a minute."""
+    """Return the history of an instance that worked until some minutes ago, without lost heartbeats."""
     return History({ago: max(0.0, (idle_minutes - ago) * 60.0) for ago in range(1, minutes)})
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    """Any idle time, with some heartbeats lost, and perhaps minutes that a sensor failed in.
+    """Draw histories of any idle time, with lost heartbeats, and perhaps with minutes of a failed sensor.
 
-    After such a minute the agent counts anew, as it does after work.
+    After such a minute the agent counts from 0, as it does after work.
     """
     history = idle_history(draw(st.integers(0, MINUTES)))
     chance, seed = draw(st.sampled_from([0.0, 0.02, 0.2])), draw(st.integers(0, 1000))
@@ -84,7 +84,7 @@ def histories(draw: st.DrawFn) -> History:
 
 
 def make_instance(name: str = "i-1", marked_minutes_ago: int | None = 40, **changes: Any) -> Instance:
-    """An instance of the stack, marked when it had been idle for the pool's time, its grace over by now."""
+    """Return an instance that was marked after the pool's idle time, and whose grace is over by now."""
     tags = dict(TAGS)
     if marked_minutes_ago is not None:
         marked_at = NOW - timedelta(minutes=marked_minutes_ago)
@@ -96,6 +96,6 @@ def make_instance(name: str = "i-1", marked_minutes_ago: int | None = 40, **chan
 
 
 def alone(instance: Instance, activity: Activity, **more: Any) -> Situation:
-    """One instance and nothing else."""
+    """Return a situation of one instance."""
     fleet = Inventory((instance,), more.pop("groups", ()))
     return Situation(more.pop("now", NOW), fleet, {instance.id: activity}, more.pop("policy", POLICY), **more)

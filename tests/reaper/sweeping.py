@@ -1,4 +1,4 @@
-"""Run sweeps in a world."""
+"""Sweeps in a world."""
 
 import atexit
 import itertools
@@ -11,8 +11,8 @@ from typing import Any
 
 from gpu_fleet_image.controllers.sweep.carry_out import CHECK_LASTS
 from gpu_fleet_image.controllers.sweep.results import Result
+from gpu_fleet_image.controllers.sweep.rules import OLDEST_HEARTBEAT
 from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
-from gpu_fleet_image.controllers.sweep.verdict import OLDEST_HEARTBEAT
 from gpu_fleet_image.core import policy as policies
 from gpu_fleet_image.core.cloud import SweepCloud, connect
 from gpu_fleet_image.core.notify.notifier import Notifier
@@ -40,7 +40,7 @@ _holders = itertools.count()
 
 
 def policy(pools: dict[str, Any] | None = None, top: dict[str, Any] | None = None, **pool: Any) -> Policy:
-    """A checked policy, with some keys of its one pool or of its top level replaced."""
+    """Return a checked policy, with some keys of its only pool or of its top level replaced."""
     content = policy_json(pools=pools or {"dev": pool_policy(**pool)}, **(top or {}))
     return policies.parse(json.dumps(content))
 
@@ -48,7 +48,7 @@ def policy(pools: dict[str, Any] | None = None, top: dict[str, Any] | None = Non
 def connect_world(
     world: World, checked: Policy, *, deadline_after: timedelta | None = None, read_only: bool = False
 ) -> SweepCloud:
-    """The cloud of a world."""
+    """Return the cloud of a world."""
     made = alicloud_clients(world) if checked.cloud == "alicloud" else clients(world)
     cloud = connect(
         checked,
@@ -64,7 +64,7 @@ def connect_world(
 
 
 def promised(pool: PoolPolicy, unseen: timedelta | None = None) -> Rules:
-    """What the users of a pool were promised; where instances are asked, nothing goes unseen."""
+    """Return the promises to a pool's users; if agents are asked, no use may be missed."""
     asked = timedelta(0) if pool.require_acknowledgement else BLIND
     stopped_days = pool.terminate_stopped_after_days
     return Rules(
@@ -83,7 +83,7 @@ def promised(pool: PoolPolicy, unseen: timedelta | None = None) -> Rules:
 
 @cache
 def server() -> tuple[Server, Clients]:
-    """One for all worlds, for as long as the process lives; a child of the process needs its own."""
+    """Return the process's only server, for all worlds; a child process needs its own."""
     stack = ExitStack()
     answering = stack.enter_context(serving())
     atexit.register(stack.close)
@@ -91,7 +91,7 @@ def server() -> tuple[Server, Clients]:
 
 
 def alicloud_clients(world: World) -> Clients:
-    """The real SDK's clients, led to a server that answers out of this world."""
+    """Return the real SDK's clients, connected to a server that answers from this world."""
     answering, made = server()
     answering.actions = Actions(world)
     return replace(made, s3=Bucket(world))
@@ -105,14 +105,14 @@ def sweep_world(
     unseen: timedelta | None = None,
     **options: Any,
 ) -> Result:
-    """Sweep a world once; errors as of ``sweep``.
+    """Sweep a world once; raises as ``sweep`` does.
 
     Args:
-        world: that is swept.
+        world: the world to sweep.
         checked: the policy.
-        deadline_after: the sweep is cut off then.
+        deadline_after: time after which the sweep is cut off.
         unseen: see ``Rules``.
-        options: of the sweep.
+        options: options of the sweep.
     """
     read_only = options.get("dry_run", False)
     if any(pool.require_acknowledgement for pool in checked.pools.values()):

@@ -1,4 +1,4 @@
-"""Acting when things go wrong half-way: what fails, fails alone, and shows."""
+"""Actions with failures half-way: a failure stays alone, and is reported."""
 
 import json
 from dataclasses import replace
@@ -29,7 +29,7 @@ STOPPING = policy(
 
 
 def marked_group(count: int, checked: Policy = POLICY) -> World:
-    """Members of one group, marked, their grace over."""
+    """Return marked members of one group, past their grace period."""
     world = World()
     world.group("pool", min_size=0)
     for _ in range(count):
@@ -48,7 +48,7 @@ def steps_failed(result) -> list[str]:
 
 
 def test_who_kept_an_instance_is_notified_again_once_the_hold_is_over():
-    """They were promised another time than the notice of before said."""
+    """The new time differs from that in the earlier notice."""
     world = forgotten(1)
     (instance,) = world.instances.values()
     sweep_world(world, POLICY)
@@ -95,7 +95,7 @@ def test_an_end_that_answers_with_an_error_after_it_was_done_counts_as_done():
 
 
 def test_a_refused_end_whose_result_cannot_be_read_is_none():
-    """It counted as saved, and would have been left outside of its group."""
+    """It used to count as saved, and would have stayed outside its group."""
     world = marked_group(1)
 
     def refuse(operation):
@@ -128,7 +128,7 @@ def test_a_failed_end_and_the_one_of_a_later_sweep_are_noted_beside_its_record()
 
 
 def ends_of(world):
-    """What ``gpu-fleet report`` counts, by the records that the sweep left in its bucket."""
+    """Return the ends in ``gpu-fleet report``, from the sweep's records in the bucket."""
     with fake_aws():
         s3 = boto3.client("s3", "us-east-1")
         s3.create_bucket(Bucket="records")
@@ -139,7 +139,7 @@ def ends_of(world):
 
 
 def saved(world):
-    """Which instances saved something."""
+    """Return the instances with savings."""
     return [end.instance_id for end in ends_of(world)]
 
 
@@ -167,7 +167,7 @@ def test_a_sweep_cut_off_before_the_end_saves_nothing_when_the_user_returns():
     [(POLICY, "TerminateInstances", {"ended"}), (STOPPING, "StopInstances", {"ended", "stopped"})],
 )
 def test_what_a_sweep_is_about_to_do_is_on_record_before_it_is_done(checked, call, noted):
-    """A function that is cut off then writes nothing any more: the breaker would count too few."""
+    """A function that is cut off then cannot write: the breaker would count too few."""
     world, memories = marked(1, checked), []
 
     def remember():
@@ -182,7 +182,7 @@ def test_what_a_sweep_is_about_to_do_is_on_record_before_it_is_done(checked, cal
 
 @pytest.mark.parametrize("sweeps_on_time", [True, False])
 def test_a_stop_saves_until_its_user_starts_the_instance_again_whoever_ends_it_then(sweeps_on_time):
-    """No later record says so: it is at work until its user terminates it."""
+    """There is no later record: it is in use until its user terminates it."""
     world = marked(1, STOPPING)
     (instance,) = world.instances.values()
     sweep_world(world, STOPPING)
@@ -286,7 +286,7 @@ def test_bisecting_finds_the_bad_ones_and_does_the_rest():
 
 
 def test_throttling_is_not_bisected():
-    """Twice as many calls would not help."""
+    """More calls would not help."""
     calls = []
 
     def act(ids):
@@ -304,7 +304,7 @@ def test_calls_are_counted_apart():
     cloud.instances.fleet()
     cloud.instances.tag(list(world.instances), {"a": "b"})
 
-    assert (cloud.calls.read, cloud.calls.write) == (2, 1)
+    assert (cloud.calls.reads, cloud.calls.writes) == (2, 1)
 
 
 @pytest.mark.parametrize("lacking", ["store", "notifier"])
@@ -319,16 +319,16 @@ def test_a_sweep_that_acts_needs_both_a_ledger_and_a_topic(lacking):
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_a_dry_run_looks_for_leftovers_where_they_are_asked_for(wanted):
+def test_a_dry_run_looks_for_orphans_where_they_are_asked_for(wanted):
     world = forgotten(1)
 
-    sweep_world(world, POLICY, dry_run=True, leftovers=wanted)
+    sweep_world(world, POLICY, dry_run=True, orphans=wanted)
 
     assert ("DescribeVolumes" in world.calls) is wanted
 
 
 def test_all_are_notified_again_where_newer_users_are_unknown():
-    """A user who came after the notice was told of nothing."""
+    """A user who came after the notice has not been notified."""
 
     class Deaf(Notifier):
         def seen_on(self, instance):
@@ -347,7 +347,7 @@ def test_all_are_notified_again_where_newer_users_are_unknown():
     assert len(instance.line.notices) == 2
 
 
-def test_leftovers_are_looked_for_at_first_and_every_few_hours_and_not_in_between():
+def test_orphans_are_looked_for_at_first_and_every_few_hours_and_not_in_between():
     world, looks = forgotten(1), []
 
     for minutes in (10, LOOK_EVERY.total_seconds() / 60, 0):

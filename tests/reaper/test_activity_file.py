@@ -1,4 +1,4 @@
-"""activity.json: whole or not at all, and what a restarted agent believes of it."""
+"""activity.json: written as a whole, and checked by a restarted agent."""
 
 import json
 from datetime import timedelta

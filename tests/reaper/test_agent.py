@@ -1,4 +1,4 @@
-"""The agent's loop on a clock that a test moves, and its own clock."""
+"""The agent's loop on a clock that a test advances, and its own clock."""
 
 import time
 from datetime import timedelta
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_fleet_image.instance.agent.judge import JudgeMemory, Minute
 from gpu_fleet_image.instance.agent.loop import REAL_PAUSE_S, Agent, Clock, next_multiple
 from gpu_fleet_image.instance.agent.sensors.counters import Counters, RateSensor
-from gpu_fleet_image.instance.agent.sensors.look import Sensors
+from gpu_fleet_image.instance.agent.sensors.poll import Sensors
 from gpu_fleet_image.instance.agent.sensors.reading import Rates
 from tests.reaper.samples import NOON, gpu, reads, sample
 
@@ -19,7 +19,7 @@ BUSY, RESTING = Rates(cpu_cores=1.0), Rates()
 
 
 class FakeClock:
-    """A clock that is at the moment it was last told to wait for, plus delays that a test sets."""
+    """Clock that stands at the end of the last wait, plus delays that a test sets."""
 
     def __init__(self, start=NOON, *, is_real=True, late_s=()):
         self.start = start
@@ -39,7 +39,7 @@ class FakeClock:
 
 
 class Looking:
-    """Sensors that see what a test says for each moment."""
+    """Sensors with readings that a test sets for each moment."""
 
     def __init__(self, rates_at=lambda _at: RESTING):
         self._rates_at = rates_at
@@ -174,7 +174,7 @@ def test_the_next_multiple_is_a_whole_step_and_less_than_one_away(moment, step):
 
 @pytest.fixture
 def real(monkeypatch):
-    """Real seconds as a list of one; sleeping adds to them."""
+    """Return the real seconds in a list; a sleep adds to them."""
     passed = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: passed[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: passed.insert(0, passed.pop() + seconds))

@@ -1,4 +1,4 @@
-"""A real agent process on a fast clock, against a CloudWatch of moto."""
+"""A real agent process on a fast clock, with moto's CloudWatch."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def heartbeats(environment, instance_id, start):
 
 
 def watch(environment, run_dir, pid, hours, real_s):
-    """Watch a process for hours in some real seconds: (how that ended, each SecondsSinceActivity)."""
+    """Watch a process for simulated hours in real seconds; return (its end, each SecondsSinceActivity)."""
     start = datetime.now(UTC) - timedelta(hours=hours)
     ended = run_agent(
         environment,
@@ -82,7 +82,7 @@ def test_a_process_that_computes_is_never_idle_for_long(environment, tmp_path):
 
 @pytest.fixture
 def bucket(environment):
-    """One of the test's own."""
+    """Create a bucket of the test."""
     made = f"made-up-{secrets.token_hex(4)}"
     client(environment, "s3").create_bucket(Bucket=made)
     return made
@@ -90,9 +90,9 @@ def bucket(environment):
 
 @pytest.fixture
 def metadata(environment, bucket, tmp_path):
-    """A metadata service, and the environment of an instance that asks it; a keep folder with one file.
+    """Return a metadata service and the environment of an instance that uses it, with a file to keep.
 
-    ``called-wall`` is there once the agent wrote onto the terminals of this computer.
+    ``called-wall`` exists once the agent has written to the terminals of this computer.
     """
     for folder in ("keep", "bin"):
         (tmp_path / folder).mkdir()
@@ -109,7 +109,7 @@ def metadata(environment, bucket, tmp_path):
 
 
 def watch_until(found, environment, tmp_path, *arguments):
-    """Let an agent run, an hour in each second, until something is found; gives its log."""
+    """Run an agent, an hour in each second, until `found` is true; return its log."""
     log = tmp_path / "agent.log"
     words = [
         sys.executable,
@@ -152,7 +152,7 @@ def test_an_instance_that_its_group_terminates_is_stopped_and_saved(environment,
 def test_a_marked_instance_saves_and_then_says_for_the_mark_that_nothing_runs(
     environment, metadata, bucket, tmp_path
 ):
-    """An agent that plays an instance writes onto no terminal of this computer meanwhile."""
+    """The agent of a simulated instance writes to no terminal of this computer."""
     service, environment_of_metadata = metadata
     start = datetime.now(UTC).replace(microsecond=0)
     service.answers["/latest/meta-data/tags/instance/gpu-fleet:reap-after"] = start.isoformat()
@@ -180,7 +180,7 @@ def test_the_instance_booted_as_long_ago_as_it_runs():
 
 
 def test_a_program_that_the_stack_names_is_work(environment, metadata, bucket, tmp_path):
-    """By the door of the product: the policy in the records bucket, read by the instance's own agent."""
+    """It uses the product's way: the instance's own agent reads the policy in the records bucket."""
     _, environment_of_metadata = metadata
     limits = {"cpu_cores": 64, "disk_kib_per_s": 2**20, "network_kib_per_s": 64}
     sensors = {"watch": ["blender"], "command": [], "command_timeout_s": 5, **limits}

@@ -14,20 +14,20 @@ from gpu_fleet_image.core.alicloud_credentials import Credentials
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import Query, Span
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
-from gpu_fleet_image.core.model import TAG_IDLE_SINCE, Decision, Kind, Leftover, Verdict
+from gpu_fleet_image.core.model import TAG_IDLE_SINCE, Decision, Kind, OrphanedResource, Verdict
 from gpu_fleet_image.core.oss import bucket_client
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.providers.alicloud import connect as alicloud_connect
 from gpu_fleet_image.providers.alicloud.connect import spot_prices
 from gpu_fleet_image.providers.alicloud.instances import TAG_STOPPED_AT, Instances, instance_of
-from gpu_fleet_image.providers.alicloud.leftovers import Leftovers
 from gpu_fleet_image.providers.alicloud.metrics import Heartbeats
+from gpu_fleet_image.providers.alicloud.orphaned_resources import OrphanedResources
 from gpu_fleet_image.providers.alicloud.oss import OssStore
 from gpu_fleet_image.providers.alicloud.session import ATTEMPTS, flat, host_inside, host_of
 from gpu_fleet_image.providers.aws import connect as aws_connect
 from gpu_fleet_image.providers.aws import instances as aws
-from gpu_fleet_image.providers.aws import leftovers as aws_leftovers
 from gpu_fleet_image.providers.aws import metrics as aws_metrics
+from gpu_fleet_image.providers.aws import orphaned_resources as aws_orphans
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
 from tests.reaper.alicloud_world import Actions, Bucket
 from tests.reaper.situations import TAGS, make_instance
@@ -41,7 +41,7 @@ POLICY = policy(top=CLOUD, idle_after_hours=1, grace_minutes=20, min_uptime_minu
 
 
 class Stage:
-    """A world behind a server, and what a sweep asks it with."""
+    """A world behind a server, with a sweep's clients."""
 
     def __init__(self, server, world):
         self.server, self.world = server, world
@@ -103,7 +103,7 @@ def test_a_throttled_call_is_made_again_and_each_try_counts(stage):
     stage.instances.fleet()
 
     assert stage.server.asked["DescribeInstances"] == 3
-    assert stage.calls.read == 3 + 1, "and one for the groups"
+    assert stage.calls.reads == 3 + 1, "and one for the groups"
 
 
 def test_a_call_that_is_throttled_for_ever_is_given_up(stage):
@@ -111,7 +111,7 @@ def test_a_call_that_is_throttled_for_ever_is_given_up(stage):
 
     with pytest.raises(CloudError, match=r"DescribeInstances: Throttling\.User"):
         stage.instances.fleet()
-    assert stage.calls.read == ATTEMPTS
+    assert stage.calls.reads == ATTEMPTS
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_refusal_inside_an_answer_of_success_is_one(stage):
 
 
 def test_a_figure_is_of_its_pool_or_of_the_whole_stack(stage):
-    found = [stage.heartbeats._dimensions(leftover) for leftover in (Figure("X", 2.5, "dev"), Figure("X", 1))]
+    found = [stage.heartbeats._dimensions(figure) for figure in (Figure("X", 2.5, "dev"), Figure("X", 1))]
 
     assert found == [{"Stack": STACK, "Pool": "dev"}, {"Stack": STACK}]
 
@@ -160,7 +160,7 @@ def test_a_dry_run_changes_nothing(stage):
 
 
 def notifier(stage, roster, users=("ada:login",)):
-    """As the sweep's function makes it, with a roster and the users of ``i-1`` among the records."""
+    """Return the notifier of the sweep's function, with a roster and the users of ``i-1`` in the records."""
     store = OssStore(Bucket(stage.world), stage.calls, "oss://records/reaper")
     store.put("roster.json", {"users": {}, "operators": [], "sender": None, "webhooks": []})
     store.put("roster.json", {"operators": ["ops@example.com"], **roster})
@@ -275,7 +275,7 @@ def test_parameters_are_flattened_as_rpc_wants_them_and_read_back():
 
 
 def test_each_product_is_asked_where_it_answers_for_the_region():
-    """Mail by the nearest region that has Direct Mail."""
+    """Mail uses the nearest region with Direct Mail."""
     hosts = {
         ("Ess", "cn-shenzhen"): "ess.aliyuncs.com",
         ("Ess", "cn-wulanchabu"): "ess.cn-wulanchabu.aliyuncs.com",
@@ -302,7 +302,7 @@ def test_both_clouds_have_the_same_classes_and_functions():
     pairs = [
         (Instances, aws.Instances),
         (Heartbeats, aws_metrics.Heartbeats),
-        (Leftovers, aws_leftovers.Leftovers),
+        (OrphanedResources, aws_orphans.OrphanedResources),
     ]
     names = ("connect", "instances", "bucket_client", "caller", "account_id")
 
@@ -311,7 +311,7 @@ def test_both_clouds_have_the_same_classes_and_functions():
 
 
 def public(kind):
-    """Names of a class and of those that it is made of."""
+    """Return the public names of a class and of its bases."""
     return {name for part in kind.__mro__[:-1] for name in vars(part) if not name.startswith("_")}
 
 
@@ -396,7 +396,7 @@ def test_an_instance_that_was_released_is_gone_and_one_of_another_stack_is_left_
     fresh = stage.instances.again([mine.id, released.id, other.id], ())
 
     assert [instance.id for instance in fresh.instances] == [mine.id]
-    assert [(leftover.id, leftover.state) for leftover in fresh.gone] == [(released.id, "terminated")]
+    assert [(instance.id, instance.state) for instance in fresh.gone] == [(released.id, "terminated")]
 
 
 def test_the_newest_spot_price_of_the_dearest_zone_counts(stage):
@@ -436,7 +436,7 @@ def test_forgotten_instances_leave_their_group_as_far_as_its_minimum(expects, le
 
 
 def test_a_group_in_the_midst_of_a_scaling_activity_gives_its_instances_to_a_later_sweep():
-    """DetachInstances is refused while one is in progress: nothing is terminated behind the group's back."""
+    """DetachInstances is refused during a scaling activity, and no instance is terminated without it."""
     world, checked = idle_world(2)
     sweep_world(world, checked, override_breaker=True)
     world.pass_minutes(25)
@@ -478,7 +478,7 @@ def test_an_instance_that_vanishes_keeps_no_other_from_going():
     + [("InternalError", "running", was_done) for was_done in (False, True)],
 )
 def test_a_stop_that_fails_is_noted_where_it_was_done_and_nowhere_else(stage, code, state, was_done):
-    """Else the next stop, by the instance's user, would count as the sweep's, and its disk would go."""
+    """Otherwise a later stop by the user would count as the sweep's, and the disk would be deleted."""
     instance = stage.world.start(TAGS, state=state)
     plain = stage.actions.stop_instances
 
@@ -605,11 +605,11 @@ def test_a_window_that_cannot_be_read_is_no_idle_instance(stage, answer, error):
     assert [(failure.instance_id, error in failure.error) for failure in failures] == [(instance.id, True)]
 
 
-# leftovers
+# orphans
 
 
 class Left(Actions):
-    """Disks, addresses and snapshots."""
+    """Fake of disks, addresses and snapshots."""
 
     def describe_disks(self, ask):
         disk = {"DiskId": "d-1", "Size": 200, "Category": "cloud_essd", "DetachedTime": "2026-03-01T08:00Z"}
@@ -637,7 +637,7 @@ class Left(Actions):
 @pytest.fixture
 def left():
     with serving(Left(World())) as server:
-        yield Leftovers(clients(server), Calls(lambda: EPOCH), STACK)
+        yield OrphanedResources(clients(server), Calls(lambda: EPOCH), STACK)
 
 
 def test_unattached_disks_and_free_addresses_are_found_with_their_time(left):
@@ -659,7 +659,7 @@ def test_the_newest_snapshot_of_a_disk_counts(left):
 
 
 class Paged(Actions):
-    """Two pages of everything, attached and not."""
+    """Fake with two pages of everything, attached and detached."""
 
     def describe_disks(self, ask):
         number = 2 if ask.get("NextToken") else 1
@@ -681,25 +681,23 @@ class Paged(Actions):
 
 def test_every_page_of_disks_and_addresses_is_read_and_what_is_used_again_is_reported():
     with serving(Paged(World())) as server:
-        found = Leftovers(clients(server), Calls(lambda: EPOCH), STACK).find()
+        found = OrphanedResources(clients(server), Calls(lambda: EPOCH), STACK).find()
 
-    assert [(leftover.id, leftover.in_use) for leftover in found] == [
+    assert [(orphan.id, orphan.in_use) for orphan in found] == [
         *(("Available-1", False), ("Available-2", False), ("In_use-1", True), ("In_use-2", True)),
         *(("eip-1", False), ("eip-2", True)),
     ]
-    assert {leftover.unused_since for leftover in found} == {None}, (
-        "none was detached, or it is attached again"
-    )
+    assert {orphan.unused_since for orphan in found} == {None}, "none was detached, or it is attached again"
 
 
 def test_removing_takes_a_disk_or_an_address_and_never_an_instance():
     made, calls = Mock(), Mock()
-    left = Leftovers(made, calls, STACK)
+    left = OrphanedResources(made, calls, STACK)
 
-    left.remove(Leftover(Kind.VOLUME, "d-1"))
-    left.remove(Leftover(Kind.ADDRESS, "eip-1"))
+    left.remove(OrphanedResource(Kind.VOLUME, "d-1"))
+    left.remove(OrphanedResource(Kind.ADDRESS, "eip-1"))
     with pytest.raises(ValueError, match="is no thing to remove here"):
-        left.remove(Leftover(Kind.INSTANCE, "i-1"))
+        left.remove(OrphanedResource(Kind.INSTANCE, "i-1"))
 
     disk, address = made.ecs.action, made.vpc.action
     assert (disk.mock_calls, address.mock_calls) == ([call("DeleteDisk")], [call("ReleaseEipAddress")])
@@ -711,7 +709,7 @@ def test_removing_takes_a_disk_or_an_address_and_never_an_instance():
 
 def test_a_disk_that_something_hangs_on_stays_and_is_reported(left):
     with pytest.raises(CloudError, match="DeleteDisk: DependencyViolation"):
-        left.remove(Leftover(Kind.VOLUME, "d-1"))
+        left.remove(OrphanedResource(Kind.VOLUME, "d-1"))
 
 
 # OSS
@@ -768,7 +766,7 @@ def test_a_bucket_without_versions_forbids_by_itself():
 
 
 class Unversioned(_S3):
-    """A bucket that nobody turned versions on for: a forbidden write is refused."""
+    """A bucket without versions, which can refuse a forbidden write."""
 
     def list_object_versions(self, Bucket, Prefix, MaxKeys):  # noqa: N803 - boto3's
         keys = sorted(key for key in self._world.objects if key.startswith(Prefix))[:MaxKeys]

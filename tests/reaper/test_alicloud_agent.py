@@ -31,7 +31,7 @@ INSTANCE = "i-1"
 
 
 class OneInstance:
-    """What the cloud knows of one instance of a group."""
+    """Fake of the cloud for one instance of a group."""
 
     def __init__(self):
         self.state, self.tags, self.strategy = "InService", {}, "NoSpot"
@@ -93,7 +93,7 @@ def metadata(monkeypatch):
 
 @pytest.fixture
 def listening(cloud, metadata):
-    """The agent's ear, with a clock that stands still."""
+    """Return the agent's listener for notices, with a clock that stands still."""
     made = SimpleNamespace(now=NOON)
     made.notices = Notices(Metadata("alicloud"), clients(cloud), INSTANCE, lambda: made.now)
     made.find, made.mark = made.notices.find, made.notices.mark
@@ -190,7 +190,7 @@ def test_the_hook_is_prolonged_and_completed_by_its_own_token(cloud):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"leaving": [INSTANCE, "i-2"]}, "1 other instances leave by the same token"),
+        ({"leaving": [INSTANCE, "i-2"]}, "1 other instances share its token"),
         ({"state": ""}, "i-1 is in no scaling group"),
     ],
 )
@@ -204,7 +204,7 @@ def test_a_hook_that_others_hang_on_or_of_no_group_is_left_alone(cloud, change, 
 
 
 def test_a_heartbeat_names_instance_and_stack_as_sweep_and_alarms_look_for_them(cloud):
-    """Alarms of Auto Scaling know no metric of group 0; the sweep reads everything else there."""
+    """Alarms of Auto Scaling cannot use a metric of group 0, where the sweep reads everything else."""
     publisher = Publisher(CloudMonitor(clients(cloud).cms, "alicloud-dev", "4711"), "", batched=False)
 
     publisher.add(heartbeat(judgement(idle_s=600.0, gpu_memory_used_percent=50.0), INSTANCE, "dev"), NOON)
@@ -249,7 +249,7 @@ def test_an_instance_reaches_its_bucket_inside_the_network_and_the_group_that_it
 def test_an_instance_that_was_started_without_tokens_asks_for_them_or_says_that_it_cannot(
     cloud, metadata, agent_cloud, caplog, takes
 ):
-    """One that asks for them already is left as it is."""
+    """An instance that requires tokens already does not change."""
     hardened = []
     if takes:
         cloud.actions.modify_instance_metadata_options = lambda ask: hardened.append(ask["HttpTokens"]) or {}
@@ -304,7 +304,7 @@ def test_an_instance_without_a_role_or_with_keys_that_cannot_be_read_says_so(met
 
 @pytest.fixture
 def environment(cloud, metadata, tmp_path):
-    """What a program of the instance is started with."""
+    """Return the environment of the instance's programs."""
     text = INSTANCE_TOML.replace('"aws"', '"alicloud"').replace("aws-dev", "alicloud-dev")
     (tmp_path / "instance.toml").write_text(text.replace("s3:", "oss:"))
     (tmp_path / "run").mkdir(mode=0o755)
@@ -318,7 +318,7 @@ def environment(cloud, metadata, tmp_path):
 
 
 def test_what_the_gate_itself_failed_reaches_the_cloud_in_every_heartbeat(cloud, environment, tmp_path):
-    """The gate's own program, on an instance whose GPU is not there; then half an hour of the agent's."""
+    """Run the gate's own program on an instance without its GPU, and then the agent for half an hour."""
 
     def run(*words):
         command = [sys.executable, "-m", *words]

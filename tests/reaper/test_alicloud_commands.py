@@ -1,4 +1,4 @@
-"""What users type, on Alibaba Cloud."""
+"""Commands of users on Alibaba Cloud."""
 
 import json
 from datetime import UTC, datetime

@@ -13,14 +13,14 @@ CLOUD = {"cloud": "alicloud", "region": "cn-wulanchabu"}
 
 
 class AlicloudFaultStateMachine(FaultStateMachine):
-    """The same owners, agents and clocks; another cloud."""
+    """Fault state machine with Alibaba Cloud, and the same owners, agents and clocks."""
 
     policy: ClassVar[Policy] = policy(top=CLOUD, **POOL)
 
 
 @pytest.mark.parametrize("runs", [5, pytest.param(12, marks=pytest.mark.prove)])
 def test_no_instance_at_work_is_terminated_on_alibaba_cloud_whatever_fails(runs):
-    """The same few runs each time; ``python -m tests.bench.bench_reaper_alicloud`` looks for new ones."""
+    """The runs are always the same; ``python -m tests.bench.bench_reaper_alicloud`` looks for new ones."""
     before = FaultStateMachine.ends_amid_faults
 
     run_state_machine_as_test(AlicloudFaultStateMachine, settings=same_runs_each_time(runs))

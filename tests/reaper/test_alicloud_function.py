@@ -1,4 +1,4 @@
-"""The very archive that the stack would upload, in a fresh interpreter that has nothing else."""
+"""The archive that the stack would upload, in a new interpreter without other packages."""
 
 import base64
 import io
@@ -50,7 +50,7 @@ def unpacked(archive, tmp_path_factory):
 
 @pytest.fixture
 def records(oss):
-    """The stack's bucket of records."""
+    """Create the stack's bucket of records."""
     bucket = STACK.bucket_name("records")
     oss.create_bucket(Bucket=bucket)
     oss.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
@@ -58,7 +58,7 @@ def records(oss):
 
 
 def an_idle_world() -> tuple[World, str]:
-    """One instance of the stack's first pool, idle for longer than its pool allows."""
+    """Create an instance of the stack's first pool that is idle for longer than its pool allows."""
     pool = STACK.pools[0]
     world = World()
     idle = timedelta(hours=pool.idle.after_hours + 1)

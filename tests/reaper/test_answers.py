@@ -1,4 +1,4 @@
-"""What an agent does next about a mark, state by state, and what one look at all sensors shows."""
+"""Next action of an agent about a mark, for each state, and the result of one poll of all sensors."""
 
 from datetime import UTC, datetime, timedelta
 

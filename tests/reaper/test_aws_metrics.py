@@ -1,4 +1,4 @@
-"""How CloudWatch is asked and told: in calls that it takes, with the dimensions that alarms watch."""
+"""Reads and writes of CloudWatch: within its limits, with the dimensions of the alarms."""
 
 from datetime import timedelta
 from unittest.mock import Mock

@@ -24,7 +24,7 @@ POLICY = policy(top=TOP, **TERMS)
 
 
 def fleet(count):
-    """Instances at work for an hour."""
+    """Create instances that are in use for an hour."""
     world = World()
     made = [world.start(TAGS) for _ in range(count)]
     world.pass_minutes(60)
@@ -32,7 +32,7 @@ def fleet(count):
 
 
 def sweeps(world, hours, every_minutes=10, checked=POLICY, **options):
-    """Sweep on schedule; whether each found the breaker tripped."""
+    """Sweep on schedule; return whether each found the breaker tripped."""
     tripped = []
     for _ in range(int(hours * 60 / every_minutes)):
         tripped.append(sweep_world(world, checked, **options).plan.breaker)
@@ -86,7 +86,7 @@ def test_an_operator_s_word_holds_until_those_that_it_is_about_are_terminated():
 
 
 def test_many_that_were_given_back_lately_hold_up_no_other_instance():
-    """What a user says is no sign of blind sensors."""
+    """A user's request is no sign of blind sensors."""
     world, made = fleet(11)
     for instance in made[:5]:
         instance.leave()
@@ -123,7 +123,7 @@ def released(release, **more):
 
 
 def updated_fleet(release="second"):
-    """Ten instances of before an update of the agent, and ten of after it, all left by their users."""
+    """Create ten instances before an update of the agent and ten after it, all left by their users."""
     world, before = fleet(10)
     sweeps(world, 1 / 6, checked=released("first"))
     sweeps(world, 1 / 6, checked=released(release))
@@ -135,7 +135,7 @@ def updated_fleet(release="second"):
 
 
 def test_agents_of_a_new_release_end_nothing_more_until_an_operator_looked():
-    """A release that is blind answers as blindly after a day; the one of before has been seen to see."""
+    """A blind release is still blind after a day; the former one is known to see."""
     world, after = updated_fleet()
 
     sweeps(world, 48, every_minutes=30, checked=released("second"))

@@ -1,4 +1,4 @@
-"""What users do about the budget: see it, lift a freeze, read a day. Against moto."""
+"""Commands about the budget: show it, lift a freeze, read a day. They run against moto."""
 
 import json
 from datetime import timedelta
@@ -36,7 +36,7 @@ def fleet(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs ``gpu-reaper`` under a policy whose budget is as told."""
+    """Return a function that runs ``gpu-reaper`` under a policy with a given budget."""
     set_clock(monkeypatch, NOW)
 
     def invoke(*arguments, **budget):

@@ -1,7 +1,7 @@
-"""``idle.command``: its exit code counts, its rights are none, and root alone may change it.
+"""``idle.command``: its exit code counts, it has no rights, and only root may change it.
 
-What systemd does for its unit is played: the program that the unit starts, as another account, and the one
-that writes how it ended. ``tests/image/test_units_under_systemd.py`` has the unit itself.
+The test plays systemd's part: it runs the program that the unit starts, as another account, and the one
+that records its end. ``tests/image/test_units_under_systemd.py`` has the unit itself.
 """
 
 import os
@@ -15,7 +15,7 @@ import pytest
 
 from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.instance.agent.sensors.busy_command import BUSY, NOT_BUSY, BusyCommand
-from gpu_fleet_image.instance.agent.sensors.look import SensorOptions, Sensors
+from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions, Sensors
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates
 from gpu_fleet_image.recipe.payload import PROJECT
 from tests.reaper.samples import NOON, reads
@@ -43,7 +43,7 @@ IDLE_COMMAND = PROJECT / "image/gpu_fleet_image/recipe/rootfs/usr/libexec/gpu-fl
 
 @pytest.fixture(autouse=True)
 def systemd(monkeypatch):
-    """A systemctl that knows the unit; gives root's own folder, which others can enter."""
+    """Fake a systemctl that knows the unit; yield root's own folder, which others can enter."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         folder.chmod(0o755)
@@ -62,7 +62,7 @@ def systemd(monkeypatch):
 
 @pytest.fixture
 def program(systemd, monkeypatch):
-    """Makes a program that root alone can change, and everybody can run."""
+    """Return a function that writes a program that only root can change, and everyone can run."""
     file, lstat = systemd / "program", Path.lstat
     # everybody may write to /tmp
     monkeypatch.setattr(Path, "lstat", lambda path: lstat(Path("/") if path in systemd.parents else path))
@@ -140,7 +140,7 @@ def test_a_command_that_takes_too_long_is_killed_with_all_it_started(program, sy
 
 
 def _ends(pid):
-    """Whether a process that is killed ends soon: whoever kills a group does not wait for all of it."""
+    """Return whether a killed process ends soon, as a kill of a group does not wait for all its processes."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -167,9 +167,9 @@ def test_what_others_than_root_can_change_or_is_not_there_is_not_run(program, sy
         path.chmod(mode)
     refused = {
         (file, "a\0b"): "a NUL in its arguments",
-        (copies[0],): "group can be changed by others than root",
-        (copies[1],): "all can be changed by others than root",
-        (copies[2],): "shared can be changed by others than root",
+        (copies[0],): "group can be changed by users other than root",
+        (copies[1],): "all can be changed by users other than root",
+        (copies[2],): "shared can be changed by users other than root",
         (link,): "is a link; name the program itself",
         ("/usr/local/bin/none",): "/usr/local/bin/none: No such file",
     }
@@ -183,6 +183,6 @@ def test_a_busy_command_is_activity_and_a_broken_one_a_failure(program):
     asked = [SensorOptions(command=command(program("exit 0")))]
     sensors = Sensors(reads(Rates()), reads(()), reads(Presence()), lambda: asked[0])
 
-    assert sensors.look(NOON).presence.watched == (f"{asked[0].command.command[0]} says busy",)
+    assert sensors.poll(NOON).presence.watched == (f"{asked[0].command.command[0]} says busy",)
     program("exit 3")
-    assert "exit code 3" in sensors.look(NOON).failures[0]
+    assert "exit code 3" in sensors.poll(NOON).failures[0]

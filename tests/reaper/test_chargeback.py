@@ -1,4 +1,4 @@
-"""Who a month's money goes to: rows that add up to the meter, whoever they are for."""
+"""Chargeback of a month: the rows add up to the meter."""
 
 import csv
 import io

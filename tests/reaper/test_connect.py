@@ -1,4 +1,4 @@
-"""`gpu-fleet connect`: the right instance, the cloud's own session program, and what is missing said."""
+"""`gpu-fleet connect`: the right instance, the cloud's session program, messages about missing parts."""
 
 import json
 import os
@@ -30,7 +30,7 @@ FLEET = [instance(1, "dev", "ada"), instance(2, "dev", "bob"), instance(3, "trai
 
 
 def program(folder: Path, name: str) -> None:
-    """Writes down how it was called."""
+    """Write a program that prints its arguments."""
     path = folder / name
     path.write_text('#!/bin/sh\nfor word in "$0" "$@"; do echo "${word##*/}"; done\n')
     path.chmod(0o755)
@@ -81,7 +81,7 @@ def test_an_instance_is_chosen_by_what_is_said_of_it(wanted, found):
     [
         (("i-9", None, None), r"i-9: no running instance of this stack \(nearest: i-"),
         ((None, "serve", None), "running are: dev of ada, dev of bob, train of ada"),
-        ((None, "dev", None), r"2 instances fit; name one:\n  1 i-1 \(dev, g5.xlarge, ada\)\n  2 i-2"),
+        ((None, "dev", None), r"2 instances match; name one:\n  1 i-1 \(dev, g5.xlarge, ada\)\n  2 i-2"),
     ],
     ids=["id", "pool", "several"],
 )
@@ -157,7 +157,7 @@ def test_the_command_becomes_the_session_of_the_stacks_only_instance(tmp_path):
         )
 
     target = answer["Instances"][0]["InstanceId"]
-    assert "connecting by Session Manager's own document" in done.stderr  # there is no bucket with a policy
+    assert "connecting with Session Manager's own document" in done.stderr  # there is no bucket with a policy
     assert done.stdout.split() == ["aws", "ssm", "start-session", "--region", REGION, "--target", target], (
         done.stderr
     )

@@ -1,4 +1,4 @@
-"""Missing data and failing calls end nothing; ``bench_reaper`` puts the same to Cloud Custodian."""
+"""Missing data and failing calls end no instance; ``bench_reaper`` also runs Cloud Custodian."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The drain of an instance: stopped, saved, let go, in this order; time is a test's own."""
+"""The drain of an instance: stop, save, release, in this order; the test controls the time."""
 
 from datetime import timedelta
 
@@ -15,7 +15,7 @@ SPOT = Notice("spot interruption of this instance: terminate", NOON + timedelta(
 
 
 class World:
-    """What a drain does, written down in order; the trainer ends, and saving works, when a test says so."""
+    """Record of a drain's actions in order; the test decides when the trainer ends and saving works."""
 
     def __init__(self, trainer_ends_s=0.0, saving_fails=0, hook_fails=False, saving_takes_s=0.0):
         self.now = NOON
@@ -144,7 +144,7 @@ def test_a_hook_that_fails_stops_nothing(stop_file, caplog):
 
 
 def test_the_spot_market_may_cut_short_what_the_group_began(stop_file):
-    """A group replaces a spot instance at risk; the market may take it while its trainer still saves."""
+    """A group replaces a spot instance at risk; the market may reclaim it while its trainer still saves."""
     world = World(trainer_ends_s=10**6)
     taken_at = NOON + timedelta(minutes=10)
     taken = Notice(SPOT.reason, taken_at + timedelta(minutes=2))

@@ -1,4 +1,4 @@
-"""What a day's GPU hours were worth, and how that is told."""
+"""Efficiency of a day's GPU hours, and its report."""
 
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -43,14 +43,14 @@ def test_hours_of_a_silent_agent_are_unknown_and_neither_computing_nor_idle():
 
     assert [found.total(name) for name in ("computing", "unknown", "idle")] == [0, 24, 0]
     assert found.idle == ()
-    assert "Of 24.00 GPU hours nobody said whether GPUs computed." in mail(found, "s3://there")
+    assert "For 24.00 GPU hours there is no report whether GPUs computed." in mail(found, "s3://there")
 
 
 def test_reserved_hours_without_an_instance_are_rented_and_idle():
     found = summed({"i-1": share(gpus=8)}, {"i-1": 1.0}, unused={"dev": 24 * 3600})
 
     assert [found.total(name) for name in ("rented", "computing", "idle", "unused")] == [384, 192, 192, 192]
-    assert "192.00 reserved GPU hours, paid for, had no instance: they count as idle." in page(found)
+    assert "192.00 reserved GPU hours were paid for but had no instance: they count as idle." in page(found)
 
 
 def test_a_day_with_instances_without_a_price_says_at_least():
@@ -88,7 +88,7 @@ def test_a_day_without_instances_is_reported_too():
 
 
 def test_names_from_tags_cannot_break_the_page():
-    """Nor one that begins like a number, which sums are made of."""
+    """A name that begins like a number cannot change the sums either."""
     for busy, owner in ((0.0, "<script>alert(1)</script>"), (0.5, "1<script>alert(1)</script>")):
         text = page(summed({"i-1": share(owner=owner)}, {"i-1": busy}))
 
@@ -122,7 +122,7 @@ def test_computing_and_unknown_hours_are_part_of_those_rented_and_pools_add_up(i
 
 @pytest.mark.parametrize("value", [1e100, float("nan"), float("inf"), -5.0])
 def test_absurd_numbers_count_like_missing_ones(value):
-    """Everybody on an instance may publish in its name; one such number would end every report."""
+    """Any user of an instance may publish in its name; one such number would break every report."""
     instances = {"i-1": share(), "i-2": share()}
 
     found = summed(instances, {"i-1": value, "i-2": 0.5})

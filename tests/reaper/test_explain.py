@@ -1,4 +1,4 @@
-"""Why an instance is kept or terminated, with the heartbeats as a picture."""
+"""Explanation why an instance is kept or terminated, with a chart of the heartbeats."""
 
 import json
 import os
@@ -122,7 +122,7 @@ def test_a_silent_instance_shows_that_it_is_silent_and_a_mistyped_one_is_answere
     assert "verdict: KEEP-unknown: no heartbeat in the whole window: does the agent run?" in found.output
     assert "blank no heartbeat" in found.output
     assert mistyped.exit_code == 1
-    said = f"{idle[:-1]}: no instance that this stack manages and that exists (nearest: {idle})"
+    said = f"{idle[:-1]}: no existing instance of this stack (nearest: {idle})"
     assert said in mistyped.output
 
 
@@ -174,4 +174,4 @@ def test_elsewhere_than_on_an_instance_one_must_be_named(monkeypatch):
     result = CliRunner().invoke(main, ["explain"])
 
     assert result.exit_code == 2
-    assert "name an instance; on one its own is explained" in result.output
+    assert "name an instance; only on an instance is its own the default" in result.output

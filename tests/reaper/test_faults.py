@@ -1,4 +1,4 @@
-"""No fault makes a sweep end work, and none keeps forgotten instances for long once it is over."""
+"""No fault makes a sweep end an instance in use, or keeps forgotten instances for long afterwards."""
 
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
@@ -8,7 +8,7 @@ from tests.reaper.fault_state_machine import FaultStateMachine, same_runs_each_t
 
 @pytest.mark.parametrize("runs", [5, pytest.param(60, marks=pytest.mark.prove)])
 def test_no_instance_at_work_is_terminated_whatever_fails(runs):
-    """The same runs each time; ``python -m tests.bench.bench_reaper`` looks for new ones."""
+    """The runs are always the same; ``python -m tests.bench.bench_reaper`` looks for new ones."""
     before = FaultStateMachine.ends_amid_faults
 
     run_state_machine_as_test(FaultStateMachine, settings=same_runs_each_time(runs))

@@ -1,4 +1,4 @@
-"""A freeze: nothing new starts, nothing that runs is touched, and every group gets its limit back."""
+"""A freeze: no instance starts, no running one is touched, and every group gets its limit back."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ def group(name="train", members=2, **changes):
 
 
 def applied(freeze, groups):
-    """The groups after every step was taken, none of which may fall below what runs."""
+    """Return the groups after all steps; no step may set a limit below the running instances."""
     after = {group.name: group for group in groups}
     for step in steps(freeze, groups):
         item = after[step.group]
@@ -197,7 +197,7 @@ def test_whatever_is_spent_no_limit_falls_below_what_runs_and_all_come_back(grou
 @pytest.mark.parametrize("spent", [CAPPED_AT, CLOSED_AT])
 @pytest.mark.parametrize("lifted_at_once", [True, False])
 def test_a_limit_that_users_raise_during_a_freeze_is_the_one_that_comes_back(spent, lifted_at_once):
-    """An update of the stack counts as done: the next one would see no difference and leave the old limit."""
+    """The stack counts as updated: the next update would see no difference, and leave the old limit."""
     freeze, (held,) = frozen(spent, [group()])
     now = replace(held, max_size=20)
     if not lifted_at_once:

@@ -1,4 +1,4 @@
-"""What of the gate's report reaches the sweep: a positive report of failure, while nothing works."""
+"""The part of the gate's report that reaches the sweep: a definite failure, while the instance is idle."""
 
 import json
 from datetime import UTC, datetime
@@ -44,7 +44,7 @@ AT_WORK = [
 
 
 def test_an_instance_is_unfit_by_a_failed_report_while_nothing_works_there_and_no_other_sensor_is_blind():
-    """Missing GPUs are what the gate is for, and what the agent's own sensor cannot see past."""
+    """The gate reports missing GPUs, for which the agent's own sensor is blind."""
     unfit = [
         (outcome, passed)
         for outcome in (IDLE, BLIND_GPUS, *AT_WORK)

@@ -1,4 +1,4 @@
-"""What becomes of an instance that was given back or taken: the function's own handler, real agents."""
+"""Instances that were given back or taken, with the function's own handler and real agents."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -35,7 +35,7 @@ def give_back(live, instance, by="ada", **more):
 
 
 def swept(live, minutes=25):
-    """Sweeps on schedule."""
+    """Sweep on schedule."""
     for _ in range(minutes // 5):
         live.sweep()
         live.pass_minutes(5)
@@ -125,7 +125,7 @@ def test_in_the_first_week_what_was_given_back_stays_while_it_is_used(live):
     ("by", "seen", "goes"), [("ada", "", True), ("ada", "bob:login+process", False), ("eve", "", False)]
 )
 def test_a_give_back_terminates_no_work_of_others(live, by, seen, goes):
-    """For those who waits there without a sign the times of the pool hold."""
+    """The pool's times hold for other users, who may wait there without a sign."""
     (instance,) = live.start()
     instance.log_in()
     live.pass_minutes(15)
@@ -149,7 +149,7 @@ def test_the_owner_is_notified_of_who_gave_it_back_before_its_grace(fleet, sweep
     assert report["marked"] == [instance]
     messages = [mail["Message"] for mail in fleet.heard()]
     assert all(
-        "given back by eve, not by its owner ada: the pool's times hold" in message for message in messages
+        "given back by eve, not by its owner ada: the pool's times apply" in message for message in messages
     )
     assert len(messages) == 2, "the owner's, and the operators' alert"
 

@@ -1,4 +1,4 @@
-"""GPUs through an NVML that answers, fails and comes back."""
+"""GPUs by an NVML that answers, fails and recovers."""
 
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ FAILURES = [
 
 @pytest.fixture
 def seconds():
-    """A clock that a test moves."""
+    """Return a clock that a test advances."""
     return SimpleNamespace(now=0.0)
 
 

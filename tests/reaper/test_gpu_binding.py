@@ -1,4 +1,4 @@
-"""GPUs through NVIDIA's own Python binding, over a library that a C compiler makes here."""
+"""GPUs by NVIDIA's own Python binding, with a fake library that a C compiler builds here."""
 
 import json
 import os
@@ -28,7 +28,7 @@ except SensorError as error:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    """An environment in which the library is the driver's."""
+    """Build the library; return an environment in which it is that of the driver."""
     folder = tmp_path_factory.mktemp("driver")
     source = Path(__file__).with_name("fake_nvml.c")
     command = [COMPILER, "-shared", "-fPIC", "-w", "-o", str(folder / "libnvidia-ml.so.1"), str(source)]

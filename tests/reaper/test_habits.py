@@ -1,4 +1,4 @@
-"""A loop left in a pane keeps no instance for ever; a job that begins keeps it from its first moment."""
+"""A loop that was left in a pane keeps no instance for ever; a job keeps it from its start."""
 
 import time
 from dataclasses import replace
@@ -24,7 +24,7 @@ WATCH = Started(9, "nvidia-smi", "ada", 0.3, 1.0, "nvidia-smi", (5, 1.0), cpu_s=
 
 
 def learned(looks, last=WATCH):
-    """Whether the last process only repeats these looks, each (processes, whether busy), a second apart."""
+    """Return whether the last process only repeats these polls, each (processes, busy), a second apart."""
     habits = Habits()
     for number, (processes, busy) in enumerate(looks):
         habits.learned(processes, NOON + timedelta(seconds=number), busy=busy)
@@ -33,7 +33,7 @@ def learned(looks, last=WATCH):
 
 
 def after(runs, last=WATCH, *, busy=False):
-    """Whether the last process only repeats these, each of which was seen once and was then gone."""
+    """Return whether the last process only repeats these, each of which was seen once."""
     looks = [([replace(run, began_s=10.0 + number)], busy) for number, run in enumerate(runs)]
     return learned([look for run in looks for look in (run, ([], busy))], last)
 
@@ -147,26 +147,26 @@ def test_only_a_light_process_after_three_other_runs_of_its_command_is_a_repetit
 
 
 class Eyes:
-    """Sensors that show what they are told to."""
+    """Sensors with given readings."""
 
     def __init__(self):
         self.shown = sample()
 
-    def look(self, now):
+    def poll(self, now):
         return replace(self.shown, at=now)
 
     def sample(self, now, *, everything):
-        return self.look(now)
+        return self.poll(now)
 
 
 def learned_with(last=(), **reading):
-    """Whether a command is known after three runs that were seen beside this; ``last``: what fails then."""
+    """Return whether a command is known after three runs with this reading; then the sensors `last` fail."""
     eyes, seconds = Eyes(), iter(range(100))
     senses = Accustomed(eyes)
 
     def look(*begun, **more):
         eyes.shown = sample(presence=Presence(started=begun), **more)
-        return senses.look(NOON + timedelta(seconds=5 * next(seconds))).presence.started
+        return senses.poll(NOON + timedelta(seconds=5 * next(seconds))).presence.started
 
     for number in range(3):
         look(replace(WATCH, began_s=float(number)), **reading)
@@ -191,12 +191,12 @@ def test_three_runs_on_an_instance_at_rest_are_a_habit_and_beside_work_or_unknow
 
 
 def test_a_known_command_counts_again_while_a_gpu_does_not_answer():
-    """Nobody can tell whether this run of it holds the GPU."""
+    """It is unknown whether this run uses the GPU."""
     assert not learned_with(last=LOST)
 
 
 def test_a_loop_in_a_real_pane_is_known():
-    """Its own processes alone are looked at: what else runs here is another test's."""
+    """The test checks only its own processes; others here belong to other tests."""
     table = ProcessTable(frozenset, time.monotonic, lambda *_arguments: ([], []))
     habits, looks = Habits(), iter(range(10**6))
     sleeping = blake2b(b"sleep\0" + b"0.11\0", digest_size=16).hexdigest()
@@ -214,7 +214,7 @@ def test_a_loop_in_a_real_pane_is_known():
 
 
 def shown(monkeypatch, *looks):
-    """What a process table says began, look by look."""
+    """Return the started processes by a process table, poll by poll."""
     looked = iter(looks)
     monkeypatch.setattr(PROCESSES, lambda _root: [next(looked)])
     table = ProcessTable(frozenset, time.monotonic, lambda *_arguments: ([], []))
@@ -228,7 +228,7 @@ def a_process(*command, **more):
 
 
 def test_a_process_of_root_that_becomes_a_user_s_counts_as_that_user_s(monkeypatch):
-    """As `su`, a queue's daemon and a login do: the id and the beginning stay."""
+    """`su`, a queue's daemon and a login do so: the id and the start time do not change."""
     root = a_process("python", "train.py", uid=0)
 
     before, after = shown(monkeypatch, root, replace(root, uid=4242))
@@ -288,7 +288,7 @@ def test_no_argument_is_kept_logged_or_shown(monkeypatch, caplog):
 
 
 def left_in_a_pane(monkeypatch, every_s, lasts_s, command="nvidia-smi", cpu_s=0.1):
-    """Every instance has a pane with a loop in it that nobody looks at."""
+    """Put a loop that no user watches into a pane of every instance."""
     real = Instance.sample
 
     def shown(self, now, *, everything):

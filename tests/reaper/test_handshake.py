@@ -1,4 +1,4 @@
-"""Nobody loses work between the last look and the termination: agent, sweep and `keep` by their own doors."""
+"""No work is lost between the last check and the termination, with the real agent, sweep and `keep`."""
 
 import errno
 import json
@@ -64,19 +64,19 @@ def ended(instances):
 
 
 def keep(instance):
-    """From a laptop."""
+    """Keep an instance by the command on a laptop."""
     where = ["--instance-id", instance.id, "--region", "us-east-1"]
     return CliRunner().invoke(main, ["keep", "8h", "--reason", "paper", *where])
 
 
 def keep_there(instance):
-    """On the instance: its agent does it."""
+    """Keep an instance by the command on it, through its agent."""
     with instance.as_seen_by_users():
         return CliRunner().invoke(main, ["keep", "8h", "--reason", "paper"])
 
 
 def due(live, **more):
-    """An instance that answered; the next sweep may terminate it."""
+    """Return an instance that has replied; the next sweep may terminate it."""
     return marked_and_due(live, **more)[0]
 
 
@@ -151,7 +151,7 @@ def test_no_job_that_begins_within_ninety_seconds_before_the_sweep_is_killed(liv
 
 
 def test_a_job_finds_a_shut_door_or_the_sweep_finds_the_job(live):
-    """Whatever second it begins in, from the sweep's start to the termination and beyond."""
+    """The job may begin in any second from the sweep's start to the termination and later."""
     instances = marked_and_due(live, 15)
     for number, instance in enumerate(instances):
         live.after(2 * number, instance.begin_job)
@@ -179,7 +179,7 @@ def test_no_job_is_killed_whose_agent_dies_as_it_begins(live):
 
 @pytest.mark.parametrize(("keep", "dies"), [(keep, False), (keep, True), (keep_there, False)])
 def test_a_hold_typed_after_the_last_look_holds(live, dies, keep):
-    """The sweep has read tags and words; it is about to decide. An agent would decide as the hold did."""
+    """The sweep has read tags and replies, and is about to decide. An agent would decide as the hold did."""
     instance, said = due(live), []
 
     def type_it():
@@ -197,7 +197,7 @@ def test_a_hold_typed_after_the_last_look_holds(live, dies, keep):
 
 
 def stopped_and_due(live):
-    """An instance that its user stopped a day ago, and whose owner was notified of its termination."""
+    """Return an instance that its user stopped a day ago, whose owner was notified of its termination."""
     live.policy(terminate_stopped_after_days=1)
     (instance,) = live.start()
     instance.stop()
@@ -214,7 +214,7 @@ def stopped_and_due(live):
 def test_a_hold_typed_after_the_decision_says_that_it_is_too_late(
     live, monkeypatch, arrange, keep, minutes_behind
 ):
-    """On a laptop whose clock is behind, too: clouds answer it up to a quarter of an hour."""
+    """The laptop's clock may be behind, too: clouds accept up to a quarter of an hour."""
     instance, said = arrange(live), []
 
     class Behind(datetime):
@@ -327,7 +327,7 @@ def test_an_instance_that_its_user_starts_again_is_open(live):
 
 
 def closed_by_a_sweep_that_cannot_end(live):
-    """An instance behind its shut door, on its own word; no sweep comes for it any more."""
+    """Return an instance with a closed door, after its reply, that no sweep will end."""
     instance = due(live)
     live.on_call("TerminateInstances", lambda: fail("RequestLimitExceeded", "TerminateInstances"))
     live.sweep()
@@ -352,7 +352,7 @@ OPEN_DOOR = Path(__file__).parents[2] / "image/gpu_fleet_image/recipe/rootfs/usr
 
 
 def timer(folder, minutes):
-    """What gpu-door.timer starts, so many minutes after the door was shut."""
+    """Run the program of gpu-door.timer, so many minutes after the door was closed."""
     for door in (folder / "run/closed", folder / "nologin"):
         if door.exists():
             os.utime(door, (then := time.time() - minutes * 60, then))
@@ -405,7 +405,7 @@ def test_the_timer_leaves_an_administrator_s_refusal_alone(tmp_path):
 
 
 def taking_its_mark_away(live, instance, until=None):
-    """What an administrator does in the console; a second later a user comes, and finds an open door."""
+    """Return an action: an administrator removes the mark, and a second later a user finds an open door."""
 
     def act():
         live.ec2.delete_tags(Resources=[instance.id], Tags=[{"Key": TAG_REAP_AFTER}])
@@ -474,7 +474,7 @@ def test_where_a_removed_mark_cannot_be_refused_users_come_in_once_no_sweep_acts
 def test_an_agent_that_starts_behind_the_shut_door_opens_it_not_while_a_sweep_may_go_by_the_word_before(
     live, is_removed
 ):
-    """The agent before said that it is closed, and a sweep may be at it: who came in now would lose work."""
+    """The former agent replied that the door is closed, and a sweep may act: a new user would lose work."""
     instance = closed_by_a_sweep_that_cannot_end(live)
     instance.alive = False
     if is_removed:
@@ -492,7 +492,7 @@ def test_an_agent_that_starts_behind_the_shut_door_opens_it_not_while_a_sweep_ma
 
 
 def test_a_mark_that_is_removed_before_the_door_is_shut_is_not_refused(live):
-    """Nothing ends an instance that never said that it is closed."""
+    """No sweep ends an instance that never replied that its door is closed."""
     instance = due(live)
 
     taking_its_mark_away(live, instance)()
@@ -503,7 +503,7 @@ def test_a_mark_that_is_removed_before_the_door_is_shut_is_not_refused(live):
 
 
 def due_with_a_job_that_does_little(live, begins_s):
-    """A mark that is due, and a job that begins so long after; it only waits, so no heartbeat shows it."""
+    """Return an instance with a due mark and a later job that only waits, so that no heartbeat shows it."""
     (instance,) = live.start()
     live.pass_minutes(2)
     live.sweep()
@@ -515,7 +515,7 @@ def due_with_a_job_that_does_little(live, begins_s):
 
 
 def swept(live, instance, minutes=10):
-    """Whether sweeps end it now, with the time that each answer takes."""
+    """Return whether sweeps now end it, with the time for each reply."""
     for _ in range(minutes // 3):
         live.sweep()
         live.pass_minutes(3)
@@ -524,7 +524,7 @@ def swept(live, instance, minutes=10):
 
 @pytest.mark.parametrize("waits_min", [0, 20])
 def test_a_job_that_begins_between_the_due_mark_and_the_first_answer_is_never_forgotten(live, waits_min):
-    """Not after a quarter of an hour either; the agent may not even look meanwhile, where it cannot save."""
+    """It is remembered after a quarter of an hour too, and if the agent could not poll while it saved."""
     instance = due_with_a_job_that_does_little(live, 2)
     live.agents_refused = "SlowDown" if waits_min else ""
     live.pass_minutes(20)
@@ -589,7 +589,7 @@ def test_a_member_of_a_group_that_its_user_stopped_is_terminated_though_detachin
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_what_denies_the_termination_is_removed_once_no_sweep_acts_on_the_mark(live, restarts):
-    """Its user has come back in time; by an agent that restarts, too."""
+    """Its user has come back in time; a restarted agent removes it too."""
     instance = due(live)
     instance.log_in()
     live.pass_seconds(30)
@@ -608,7 +608,7 @@ def test_what_denies_the_termination_is_removed_once_no_sweep_acts_on_the_mark(l
 
 @pytest.mark.parametrize(("cloud", "end"), [("aws", "TerminateInstances"), ("alicloud", "DeleteInstances")])
 def test_the_last_word_is_heard_right_before_the_end(cloud, end):
-    """On Alibaba Cloud, which has no second fence, the window that remains is this one call."""
+    """On Alibaba Cloud, which has no second fence, only the window of this call remains."""
     stage = Stage(cloud)
     stage.asked()
 
@@ -685,7 +685,7 @@ def test_only_a_condition_that_does_not_hold_is_a_lost_race(code, version, lost)
 
 
 class Bucket:
-    """A bucket of the right names; counts the pages that were asked for."""
+    """A bucket with names only, which counts the requested pages."""
 
     def __init__(self, keys):
         self.keys = sorted(f"reaper/handshake/{key}" for key in keys)
@@ -755,7 +755,7 @@ def test_an_instance_that_hides_its_refusal_behind_other_names_is_not_taken_at_i
 
 
 def test_unknown_callers_are_skipped_where_the_callers_are_known():
-    """On Alibaba Cloud an instance may write below whatever begins with the name of its pool."""
+    """On Alibaba Cloud an instance may write below every name that begins with that of its pool."""
     made_up = [f"dev.h{number:06}/20261121T120000Z/idle.json" for number in range(5000)]
     alike = [f"dev.h{number:06}.i-1/20261121T120000Z/idle.json" for number in range(5000)]
     bucket = Bucket([*made_up, *alike, *said_by("dev.i-1", "idle"), *said_by("dev.a-1", "idle")])
@@ -782,7 +782,7 @@ def test_where_all_flood_at_once_the_listing_ends_and_who_was_not_heard_has_said
 
 def test_a_bucket_that_begins_anew_instead_of_where_it_was_asked_to_is_no_answer():
     class Deaf(Bucket):
-        """Knows no StartAfter."""
+        """Bucket that ignores StartAfter."""
 
         def list_objects_v2(self, StartAfter="", **more):  # noqa: N803 - boto3's
             return super().list_objects_v2(**more)
@@ -794,7 +794,7 @@ def test_a_bucket_that_begins_anew_instead_of_where_it_was_asked_to_is_no_answer
 
 
 def swept_beside_a_flood(cloud, names, where="20991231T000000Z"):
-    """Three idle instances that answered, of which the second wrote so many names more; and one sweep."""
+    """Sweep three idle instances that have replied; the second has written `names` more objects."""
     stage = Stage(cloud)
     stage.terms(top={"max_actions": 100, "max_percent": 100}, require_acknowledgement=True)
     instances = stage.marked(3)
@@ -858,7 +858,7 @@ def test_many_names_in_a_real_listing_cost_a_sweep_three_calls_a_list(live):
 
 
 def test_a_decision_that_an_instance_made_huge_is_a_failure_of_that_instance_alone(live):
-    """Else the function reads it whole, runs out of memory, and ends nobody."""
+    """Otherwise the function would read it whole, run out of memory, and end no instance."""
     first, second = marked_and_due(live, 2)
     said = live.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/")["Contents"]
     (idle,) = [

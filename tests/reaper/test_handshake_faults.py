@@ -1,4 +1,4 @@
-"""The handshake when things go wrong half-way: crashes, stores that refuse, wrong clocks, two sweeps."""
+"""The handshake with failures half-way: crashes, refusing stores, wrong clocks, two sweeps."""
 
 from datetime import timedelta
 
@@ -21,7 +21,7 @@ WRITES = 8
 
 
 class CrashError(BaseException):
-    """The function is cut off: nothing of it runs any more."""
+    """End of the function in the middle."""
 
 
 def crash():
@@ -31,7 +31,7 @@ def crash():
 @pytest.mark.parametrize("works", [False, True])
 @pytest.mark.parametrize("write", range(1, WRITES + 1))
 def test_a_sweep_that_crashes_before_any_of_its_writes_is_made_good_by_the_next(live, write, works):
-    """And a job that begins then is never killed."""
+    """A job that begins meanwhile is never killed."""
     (instance,) = marked_and_due(live, group="pool")
 
     def work_and_crash():
@@ -90,7 +90,7 @@ def test_an_agent_that_restarts_continues_where_it_was(live, moment):
 
 @pytest.mark.parametrize("minutes", [-10, 10])
 def test_an_instance_whose_clock_is_ten_minutes_off_loses_no_work(live, minutes):
-    """How fresh its word is the bucket says; ahead, it answers early, behind, it answers late."""
+    """The bucket's time shows the age of its reply; a clock ahead replies early, one behind replies late."""
     idle, busy = marked_and_due(live, 2, skew=timedelta(minutes=minutes))
     busy.begin_job()
 

@@ -1,4 +1,4 @@
-"""instance.toml is read as the stack writes it, and refused key by key."""
+"""instance.toml is read as the stack writes it, and errors name each wrong key."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.reaper.instance_toml import INSTANCE_TOML
 
 @pytest.fixture
 def loaded(tmp_path):
-    """Reads a file."""
+    """Return a function that writes and reads a file."""
 
     def load_text(text):
         path = tmp_path / "instance.toml"
@@ -27,7 +27,7 @@ def refusal(loaded, old, new):
 
 
 def test_a_file_of_the_stack_is_read_with_what_is_expected_of_a_type(loaded):
-    """Of an unknown type the least of each, of a pool without types nothing."""
+    """An unknown type has the least of each value; a pool without types expects nothing."""
     instance = loaded(INSTANCE_TOML + '[expected."g5.48xlarge"]\ngpus = 8\nefa_interfaces = 1\n')
 
     assert (instance.stack, instance.pool, instance.region) == ("aws-dev", "dev", "us-east-1")

@@ -1,4 +1,4 @@
-"""What holds whatever a sweep finds: the invariants of the facts page; ``test_sweep_invariants`` has more."""
+"""Invariants of every sweep, from the facts page; ``test_sweep_invariants`` has more."""
 
 import math
 import random
@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.controllers.sweep.evidence import combine, summarise
-from gpu_fleet_image.controllers.sweep.verdict import BREAKER_LASTS, BREAKER_LEAST, Usual, decide
+from gpu_fleet_image.controllers.sweep.fleet_limits import BREAKER_LASTS, BREAKER_LEAST
+from gpu_fleet_image.controllers.sweep.situation import Usual
+from gpu_fleet_image.controllers.sweep.verdict import decide
 from gpu_fleet_image.core.metrics import CODE_UNFIT, CODE_UNKNOWN
 from gpu_fleet_image.core.model import ENDS, Group, Inventory, Plan, Verdict
 from tests.reaper.situations import (
@@ -190,7 +192,7 @@ def test_a_sweep_terminates_no_more_than_allowed_and_the_longest_idle_first(coun
 
 
 def fleet_of(idle, due, busy):
-    """A situation with so many newly idle instances, due ones, and busy ones."""
+    """Return a situation with so many newly idle, due and busy instances."""
     fresh = [make_instance(f"i-new{n}", marked_minutes_ago=None) for n in range(idle)]
     old = [make_instance(f"i-old{n}", idle_since=NOW - timedelta(minutes=161)) for n in range(due)]
     working = [make_instance(f"i-busy{n}", marked_minutes_ago=None) for n in range(busy)]

@@ -1,4 +1,4 @@
-"""Kernels' last activity by their server's word: the loopback alone is asked, no secret is in a message."""
+"""Kernels' last activity by their server: only the loopback is asked, and no secret is in a message."""
 
 import json
 import os
@@ -20,13 +20,13 @@ LONGEST_S = 60.0  # a busy computer may stand still for seconds
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """How long an answer is waited for."""
+    """Set the time-out of an answer."""
     monkeypatch.setattr(sensor, "TIMEOUT_S", LONGEST_S)
 
 
 @contextmanager
 def server(answer, protocol="HTTP/1.0"):
-    """Answers so, (status, headers, body), and is silent then until it may end."""
+    """Serve (status, headers, body), and then be silent until it may end."""
     made = SimpleNamespace(asked=[], answered=threading.Event(), may_end=threading.Event())
     made.may_end.set()
 
@@ -56,7 +56,7 @@ def kernels(*states, ago_s=600.0):
 
 @pytest.fixture
 def notebook(tmp_path):
-    """This process as server and parent of a kernel whose files lie in a folder: gives what is seen of it."""
+    """Return a function to the sensor's view of a kernel, with this process as its server and parent."""
     own = Process(os.getpid(), ("jupyter-lab",), parent=1, uid=os.getuid())
     file = tmp_path / f"jpserver-{own.pid}.json"
     kernel = Process(4_000_000, ("python", "-f", str(tmp_path / "kernel-0abc.json")), parent=own.pid)
@@ -82,7 +82,7 @@ def test_a_kernel_counts_from_its_last_activity(notebook):
 
 @pytest.mark.parametrize("name", ["run_训练笔记本.sh".encode()[:15], b"\xff\xfe", b"a\x0bNSpid:\tx"])
 def test_a_program_of_any_name_may_have_started_a_kernel(tmp_path, name):
-    """The kernel shows fifteen bytes of it, which may end within a character."""
+    """The kernel shows fifteen bytes of the name, which may end within a character."""
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/status").write_bytes(b"Name:\t" + name + b"\nNSpid:\t7\n")
     script = Process(7, ("bash", "run.sh"), parent=1)
@@ -101,7 +101,7 @@ def test_an_answer_of_brackets_within_brackets_and_a_port_that_is_none_are_repor
 
 
 def test_a_busy_kernel_is_in_use_however_long_it_is_silent(notebook):
-    """One without any connection so far is not."""
+    """A kernel without any connection so far is not in use."""
     with server(kernels("busy", "starting", ago_s=7200)) as jupyter:
         (busy, starting), _ = notebook(jupyter.server_port)
 
@@ -141,7 +141,7 @@ def test_a_server_whose_answer_says_nothing_is_unknown_without_its_token(noteboo
 def test_a_question_whose_answer_does_not_end_is_given_up_with_its_thread(
     notebook, monkeypatch, protocol, headers
 ):
-    """Of an answer that is JSON so far, too."""
+    """The answer may be valid JSON so far."""
     asked, body = [], b"2\r\n[]" if "Transfer-Encoding" in headers else b"[]"
     with server((200, headers, body), protocol) as jupyter:
         jupyter.may_end.clear()

@@ -1,4 +1,4 @@
-"""A user's hold: asked for, shortened, replaced, taken back."""
+"""A user's hold: requested, shortened, replaced, withdrawn."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Kept files reach the bucket, each once, and what did not is named."""
+"""Kept files reach the bucket, each once, and others are named."""
 
 import os
 import time
@@ -52,7 +52,7 @@ def copied(s3, name="notes.txt"):
 
 @pytest.fixture
 def again(s3, folder):
-    """Copies once more; the first copy is made."""
+    """Make the first copy; return a function that copies again."""
     sent = {}
     save(folder, s3, PLACE, sent=sent)
     return lambda: save(folder, s3, PLACE, sent=sent)
@@ -69,7 +69,7 @@ def test_a_second_copy_sends_only_what_changed_or_what_the_bucket_lost(s3, folde
 
 
 def test_an_older_file_of_the_same_size_that_was_put_in_place_of_another_is_sent(s3, folder, again):
-    """As `mv`, `cp -p` and `rsync -a` do it: checkpoints are all of one size."""
+    """`mv`, `cp -p` and `rsync -a` do so, and checkpoints have the same size."""
     better, hours_ago = folder.parent / "better.txt", time.time() - 7200
     better.write_text("hullo")
     os.utime(better, (hours_ago, hours_ago))
@@ -81,7 +81,7 @@ def test_an_older_file_of_the_same_size_that_was_put_in_place_of_another_is_sent
 
 
 def before_upload(monkeypatch, s3, act):
-    """Let something happen as the bucket takes the notes, and what that gives after it."""
+    """Run an action before the bucket takes the notes, and its result after it."""
     upload = s3.upload_file
 
     def upload_file(path, bucket, key, **options):
@@ -134,20 +134,20 @@ def test_a_pipe_is_passed_over_and_links_that_anybody_may_put_there_are_not_foll
 
 @pytest.fixture
 def secret(tmp_path):
-    """A folder and a file of root's, outside of what users keep."""
+    """Create a folder and a file of root, outside of the kept folders."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/shadow").write_text("root:hash")
     return tmp_path / "etc/shadow"
 
 
 def swap(path, target):
-    """What a user does in the moment between the agent's look at a name and its opening."""
+    """Replace a file by a link, as a user may between the agent's check of a name and its opening."""
     path.rename(path.with_name("aside"))
     path.symlink_to(target)
 
 
 def swap_once_listed(monkeypatch, act):
-    """Let something happen between the list of the files and their opening."""
+    """Run an action between the listing of the files and their opening."""
     listed = kept_files._listed
 
     def then_swap(*arguments):

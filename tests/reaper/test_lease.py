@@ -1,4 +1,4 @@
-"""The lease between sweeps, and what one sweep tells the next through it."""
+"""The lease between sweeps, and the data of one sweep for the next in it."""
 
 from dataclasses import replace
 from datetime import timedelta

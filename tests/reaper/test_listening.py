@@ -1,4 +1,4 @@
-"""The thread that listens for the end of the instance, and the metadata that it hears."""
+"""The thread that listens for the end of the instance, and the metadata that it reads."""
 
 import errno
 import json
@@ -46,7 +46,7 @@ class MetadataOf:
 
 
 class Heard:
-    """What the instance did about it, as drain, fence and answers."""
+    """Record of the instance's actions, as drain, fence and answers."""
 
     def __init__(self, door=Door(NOWHERE, NOWHERE), talk=None, **metadata):  # noqa: B008 - it holds nothing
         self.metadata, self.events, self.lowered, self.now = MetadataOf(**metadata), [], [], NOON
@@ -56,7 +56,7 @@ class Heard:
         self.notice_listener = NoticeListener(source, nothing, lambda: self.now)
         if talk is not None:
             self.notice_listener.talk = talk
-        self.look = self.notice_listener.look
+        self.poll = self.notice_listener.poll
 
     def store(self):
         raise CloudError("no answer")
@@ -118,28 +118,28 @@ def test_a_hold_holds_until_it_is_over():
 def test_a_notice_drains_and_ends_the_listening():
     heard = Heard(**LEAVING)
 
-    assert heard.look()
+    assert heard.poll()
     assert heard.events == [BY_GROUP.reason, "drained"]
 
 
 def test_what_an_earlier_mark_left_is_lowered_once_and_once_no_sweep_acts_on_that_mark():
-    """A sweep that read the mark in time may still be on its way to end the instance."""
+    """A sweep that read the mark in time may still be about to end the instance."""
     heard = Heard(**{MARK: (NOON + timedelta(hours=1)).isoformat()})
 
-    heard.look()
+    heard.poll()
     heard.now += timedelta(seconds=119)
-    heard.look()
+    heard.poll()
     assert heard.lowered == []
     heard.now += timedelta(seconds=1)
-    heard.look()
-    heard.look()
+    heard.poll()
+    heard.poll()
     assert heard.lowered == [NOON + timedelta(hours=1)], "what is this mark's stays"
 
     del heard.metadata.answers[MARK]
-    heard.look()
+    heard.poll()
     assert heard.lowered == [NOON + timedelta(hours=1)], "its mark is gone since a moment"
     heard.now += timedelta(seconds=120)
-    heard.look()
+    heard.poll()
     assert heard.lowered == [NOON + timedelta(hours=1), None]
 
 
@@ -162,7 +162,7 @@ def test_a_notice_is_withdrawn_with_its_mark_once_and_if_it_was_shown():
     shown, never_shown = Heard(talk=Talk(NOON, notified=True)), Heard(talk=Talk(NOON))
 
     for heard in (shown, shown, never_shown):
-        heard.look()
+        heard.poll()
 
     assert (shown.events, never_shown.events) == (["withdrawn"], [])
 
@@ -170,7 +170,7 @@ def test_a_notice_is_withdrawn_with_its_mark_once_and_if_it_was_shown():
 def test_a_first_mark_is_shown_and_withdraws_nothing():
     heard = Heard(**{MARK: (NOON + timedelta(minutes=20)).isoformat()})
 
-    heard.look()
+    heard.poll()
 
     (shown,) = heard.events
     assert "is terminated or stopped after 2026-11-21 12:20 UTC" in shown
@@ -192,7 +192,7 @@ def test_a_door_that_was_shut_for_another_mark_is_opened_before_anything_is_said
     heard = Heard(door, Talk(NOON - timedelta(hours=1), decision=Winner.END, closed_at=NOON), **there)
 
     with suppress(CloudError):  # its refusal is tried again
-        heard.look()
+        heard.poll()
 
     assert not door.is_shut
     assert heard.events[:2] == [listening.OPEN_AGAIN, "fence"]
@@ -206,7 +206,7 @@ def test_use_is_reported_once_for_each_stretch_of_it_and_looks_are_not(caplog, m
     caplog.set_level("INFO")
     notice_listener = Heard(talk=Talk(NOON, notified=True)).notice_listener
     looks = iter([Seen(("cpu",)), Seen(("cpu",)), Seen((), ("gpu: lost",)), Seen(), Seen(("cpu",))])
-    answers = replace(notice_listener._answers, look=lambda _: next(looks))
+    answers = replace(notice_listener._answers, poll=lambda _: next(looks))
     monkeypatch.setattr(notice_listener, "_answers", answers)
 
     in_a_row = []
@@ -219,10 +219,10 @@ def test_use_is_reported_once_for_each_stretch_of_it_and_looks_are_not(caplog, m
 
 
 def looked(notice_listener, *looks):
-    """The waits of a thread that listens until these looks are over."""
+    """Return the waits of a thread that listens for these polls."""
     ends = [False] * len(looks) + [True]
     notice_listener._closed = Mock(wait=Mock(side_effect=ends))
-    notice_listener.look = Mock(side_effect=looks)
+    notice_listener.poll = Mock(side_effect=looks)
     notice_listener._run(5.0)
     return [call.args[0] for call in notice_listener._closed.wait.call_args_list]
 
@@ -258,7 +258,7 @@ def test_a_refusal_that_cannot_be_written_is_reported_once_and_tried_until_it_is
 
 @pytest.fixture
 def made(tmp_path):
-    """Makes the answers of an instance, with a cloud that says nothing."""
+    """Return a function that makes the answers of an instance, with a silent cloud."""
 
     def make(own=None, bucket=None, **changes):
         cloud = Mock(hook="hook of {}".format, bucket=bucket)
@@ -274,14 +274,14 @@ def made(tmp_path):
     [("gpu-fleet-drain", None, True), ("", None, False), ("gpu-fleet-drain", NOON, False)],
 )
 def test_only_the_group_s_hook_is_asked_for_time(made, hook, ends_at, waits):
-    """The spot market waits for nobody, and an instance of no group has no hook."""
+    """The spot market does not wait, and an instance of no group has no hook."""
     drain = made(lifecycle_hook=hook).drain(Notice("it goes", ends_at))
 
     assert drain._steps.hook == ("hook of i-1" if waits else None)
 
 
 def test_the_copy_of_what_users_keep_is_the_agent_s_own_use_of_the_network(made):
-    """Were it taken for somebody's, no instance with files to keep would ever be terminated."""
+    """Counted as a user's, it would keep every instance with files to keep for ever."""
     own, copied = OwnUse(), []
 
     def bucket():
@@ -295,7 +295,7 @@ def test_the_copy_of_what_users_keep_is_the_agent_s_own_use_of_the_network(made)
 
 
 def files(tmp_path):
-    """What refuses log-ins and jobs now."""
+    """Return the files that now refuse log-ins and jobs."""
     return {path.name: path.read_text() for path in (*tmp_path.glob("nologin"), *tmp_path.glob("run/*"))}
 
 
@@ -324,7 +324,7 @@ def test_a_door_that_shuts_half_way_is_opened_again(door, tmp_path, monkeypatch,
 
 
 def test_a_door_that_opens_half_way_is_known_as_the_agent_s_own(door, monkeypatch):
-    """The agent's own file goes last: a ``nologin`` of another version's text would be an administrator's."""
+    """The agent's own file is removed last: a ``nologin`` with another text would be an administrator's."""
     removed, unlink = [], Path.unlink
 
     def remove(path, **more):
@@ -363,7 +363,7 @@ def test_a_door_shut_again_is_whole_again(door, tmp_path):
 
 
 def test_a_door_of_which_the_agent_s_own_file_was_removed_is_opened_all_the_same(door, tmp_path):
-    """By an administrator who lets jobs in; log-ins would be refused for good."""
+    """An administrator may remove it to admit jobs; otherwise log-ins would be refused for ever."""
     door.shut(CLOSED)
     (tmp_path / "run/closed").unlink()
     assert door.is_shut, "an agent that starts leaves it as it is"
@@ -374,7 +374,7 @@ def test_a_door_of_which_the_agent_s_own_file_was_removed_is_opened_all_the_same
 
 
 def test_a_mark_is_refused_by_the_fence_before_it_is_by_a_reply():
-    """The reply takes the mark away, and a sweep that has not heard it may be about to end the instance."""
+    """The reply removes the mark, and a sweep that has not read it may be about to end the instance."""
     heard = Heard(talk=Talk(NOON))
     exchange = Mock(say=lambda reply, **_more: heard.events.append(reply))
     heard.notice_listener._exchange = lambda: exchange

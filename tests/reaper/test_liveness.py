@@ -1,4 +1,4 @@
-"""Whatever sweeps were killed and calls failed: after that each forgotten instance is ended in time."""
+"""After any killed sweeps and failed calls, each forgotten instance is ended in time."""
 
 import contextlib
 import random
@@ -19,20 +19,20 @@ CALM = COVERED + timedelta(hours=1) + 2 * GRACE + timedelta(minutes=6 * EVERY_MI
 
 
 class KilledError(BaseException):
-    """The function is cut off: nothing of it runs any more."""
+    """End of the function in the middle."""
 
 
 class KillingWorld(World):
-    """A world whose sweeps are killed in the middle of anything.
+    """A world whose sweeps are killed at any moment.
 
     Attributes:
-        killed_after: so many more looks at its clock a sweep may take; None for any number.
+        killed_after: number of further reads of its clock by a sweep; None for any number.
     """
 
     killed_after: int | None = None
 
     def clock(self):
-        """The sweep's clock, at which it looks before and after each call."""
+        """Return the time of the sweep's clock, which it reads before and after each call."""
         if self.killed_after is not None:
             self.killed_after -= 1
             if self.killed_after < 0:
@@ -41,7 +41,7 @@ class KillingWorld(World):
 
 
 def sweep(world, checked):
-    """Sweep once; one that is killed or that fails leaves things to the next."""
+    """Sweep once; the next sweep continues after a kill or a failure."""
     with contextlib.suppress(KilledError, InstanceError):
         sweep_world(world, checked)
 

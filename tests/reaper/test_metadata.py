@@ -1,4 +1,4 @@
-"""The metadata service, with tokens that run out, on both clouds."""
+"""The metadata service, with tokens that expire, on both clouds."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""What the month has cost: exact over gaps, ends and restarts, and never in two currencies."""
+"""Cost of the month: exact over gaps, ends and restarts, and never in two currencies."""
 
 import json
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_what_pools_share_and_a_pool_without_instances_are_metered_too():
 
 
 def ended_at(hours):
-    """A meter that began at noon, by which a sweep terminated the instance so much later."""
+    """Return a meter that began at noon, with an instance that a sweep terminated `hours` later."""
     return note_ends(at_noon(make_instance()), ["i-1"], at(hours))
 
 
@@ -234,7 +234,7 @@ STATES = st.sampled_from(["running", "stopped", "terminated", "vanished"])
 
 @st.composite
 def lives(draw):
-    """Sweeps at rising minutes, each with what became of up to four instances by then."""
+    """Draw sweeps at rising minutes, each with the states of up to four instances."""
     moments = sorted(draw(st.sets(MINUTES, min_size=1, max_size=6)))
     story, alive = [], {}
     for minute in moments:

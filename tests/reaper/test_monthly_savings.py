@@ -1,4 +1,4 @@
-"""A month of the ledger: what it saved, counted once, and the page that shows it."""
+"""A month of the ledger: its savings, counted once, and the page that shows them."""
 
 import json
 import re
@@ -29,7 +29,7 @@ LATER = datetime(2026, 12, 24, tzinfo=UTC)
 
 
 def record(at="2026-11-21T12:00:00+00:00", **changes):
-    """A record as ``ledger.record_of`` writes it."""
+    """Return a record as ``ledger.record_of`` writes it."""
     return {
         "schema_version": 1,
         "at": at,
@@ -160,7 +160,7 @@ def test_no_instance_saves_more_than_the_month_would_have_cost_and_savings_only_
 
 
 class Page(HTMLParser):
-    """Collects the text of a page, and complains about tags that do not close."""
+    """Parser that collects the text of a page, and fails for unclosed tags."""
 
     def __init__(self, text):
         super().__init__()
@@ -185,7 +185,7 @@ def shown(*ends):
 
 
 def test_the_page_has_the_total_every_end_and_plots_that_are_as_large_as_one_another():
-    """A plot that is alone in its row must not grow to the row's width, as flex items do."""
+    """A single plot in its row must not grow to the row's width, as flex items do."""
     text = shown(end("2026-11-30T14:00:00+00:00"))
 
     read = Page(text)
@@ -232,7 +232,7 @@ PLACES = count()
 
 @pytest.fixture
 def report(s3, tmp_path, monkeypatch):
-    """The report of a month with these records, and its page."""
+    """Return a function to the report of a month with these records, and its page."""
 
     def run(records=(), *arguments, uri=None):
         prefix, output = str(next(PLACES)), tmp_path / "page.html"

@@ -1,6 +1,6 @@
-"""Each guard of the reaper broken on purpose, one at a time: a play must see it.
+"""Each guard of the reaper is broken, one at a time: a play must detect it.
 
-``make test`` holds that no play fails on the whole product, and that one broken guard is seen.
+``make test`` checks that no play fails on the whole product, and that one broken guard is detected.
 ``python -m tests.bench.bench_reaper_mutants`` negates every operator of the sweep's decisions as well.
 """
 
@@ -82,7 +82,7 @@ the_agent_dies_behind_the_shut_door
 an_agent_restarts_after_it_refused
     NoticeListener._ask: self._exchange().is_refused() -> False
 its_user_starts_it_while_the_mark_that_led_to_its_stop_stands
-    NoticeListener.look: mark > self._booted_at() -> True
+    NoticeListener.poll: mark > self._booted_at() -> True
 a_stopped_instance_is_started_as_its_end_is_recorded
     [aws] _Batch._changed: []
 a_stopped_instance_is_started_as_its_end_is_called
@@ -124,7 +124,7 @@ its_owner_asks_to_keep_it_as_the_end_is_called
 an_instance_that_answers_is_terminated
     agent:_behind_the_door: talk.saved_at is None or talk.saved_at < closed_at -> False
 it_is_used_between_plan_and_second_look
-    _Sweep._look_again(self, situation, chosen): situation
+    _Sweep._observe_again(self, situation, chosen): situation
 it_is_used_while_the_cloud_is_slow
     _Batch._refuse_late: None
 it_is_used_while_no_sweep_runs
@@ -143,7 +143,7 @@ a_hold_of_many_years_is_over_after_two_weeks
 an_administrator_protects_it
     _licence: TAG_PROTECTED in tags -> False
 its_termination_is_locked
-    [aws] _Sweep._with_lock(self, instance, activity): instance
+    [aws] FleetReader.with_lock(self, instance, activity): instance
     _next_step: case.instance.locked -> False
 it_just_booted
     _young: None
@@ -154,7 +154,7 @@ a_spot_instance_is_not_stopped
 a_stopped_instance_gets_a_notice_of_its_own
     stopped: mark.reap_after <= since or not mark.still_holds(since) or mark.idle_since < since -> False
 the_pool_keeps_its_minimum
-    _floors: {}
+    kept_by_minimum: {}
 the_group_keeps_its_minimum
     _spare_of: 100
 too_many_are_due_at_once
@@ -162,7 +162,7 @@ too_many_are_due_at_once
 a_share_of_the_fleet_is_due_at_once
     action_limit(policy, instances): policy.max_actions
 most_of_the_fleet_falls_idle_at_once
-    _breaker: False
+    _is_tripped: False
 instances_of_small_pools_fall_idle_one_after_another
     _judged_together(situation, plan): [[pool] for pool in situation.policy.pools]
 one_user_comes_and_goes_before_others_fall_idle
@@ -184,7 +184,7 @@ low_load_asks_in_the_first_week
 instances_fall_idle_one_after_another
     idle_within_a_day: usual.ended.items() -> {}.items()
 a_fleet_that_is_truly_idle_is_gone_after_a_day
-    _held_by_breaker: situation.now >= until -> False
+    held_by_breaker: situation.now >= until -> False
 low_load_asks_for_one_at_a_time
     _scale_in: willing[:1] -> willing
 no_load_asks_and_it_is_not_old
@@ -196,7 +196,7 @@ an_unfit_instance_is_used_after_its_mark_while_no_sweep_runs
 the_group_of_an_unfit_instance_is_frozen_after_its_mark
     _nothing_takes_its_place: ''
 failed_boot_checks_are_not_replaced_for_ever
-    _few_replaced(replaced, decisions): tuple(decisions)
+    few_replaced(replaced, decisions): tuple(decisions)
 another_sweep_holds_the_lease
     Lease._refuse_if_held: None
 the_lease_is_lost_half_way
@@ -219,7 +219,7 @@ a_dry_run_changes_nothing
 
 
 class Guard(NamedTuple):
-    """What is broken, and the play and the clouds on which it sees that."""
+    """A mutant, and the play and the clouds that detect it."""
 
     text: str
     play: str
@@ -227,7 +227,7 @@ class Guard(NamedTuple):
 
 
 def guards() -> Iterator[Guard]:
-    """Each guard of the table."""
+    """Return each guard of the table."""
     for play, lines in entries(GUARDS).items():
         for cloud, text in (re.fullmatch(r"(?:\[(\w+)\] )?(.*)", line).groups() for line in lines):
             yield Guard(text, play, (cloud,) if cloud else tuple(CLOUDS))
@@ -268,7 +268,7 @@ def test_a_guard_that_went_elsewhere_is_named():
 
 @pytest.mark.prove
 def test_what_was_found_once_can_still_be_broken_and_its_test_is_there():
-    """The bench breaks it and runs that test."""
+    """The bench applies it and runs that test."""
     for finding in FINDINGS:
         file, _, name = finding.node.partition("::")
         assert [broken(text).name for text in finding.broken], finding.was
@@ -278,7 +278,7 @@ def test_what_was_found_once_can_still_be_broken_and_its_test_is_there():
 
 @pytest.mark.parametrize("module", ["decide", "aws:Instances.fleet"])
 def test_every_operator_is_negated_once_and_every_function_can_take_its_own_place(module):
-    """One that calls ``super()``, too, as one of the second module does."""
+    """This includes a function that calls ``super()``, as one of the second module does."""
     names = [negation.name for negation in negations(home(module))]
 
     assert len(names) == len(set(names))

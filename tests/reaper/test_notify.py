@@ -1,4 +1,4 @@
-"""Who is notified of what: in words that every channel takes, and not the same every ten minutes."""
+"""Recipients and content of notices: in text for every channel, without repetition every ten minutes."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ SWEEPS_A_DAY = 144
 
 
 class Sns:
-    """Takes only what SNS takes: Publish, Subject."""
+    """Fake of SNS that accepts only valid calls of Publish."""
 
     def __init__(self, subscriptions=()):
         self.subjects, self.messages, self.users = [], [], []
@@ -57,7 +57,7 @@ def pending(address):
 
 @dataclass
 class Team:
-    """What reaches users: a roster, who is on the instances, a mail server and rooms that may refuse."""
+    """Channels to users: a roster, the users of instances, a mail server and chat rooms that may refuse."""
 
     roster: Roster
     users: dict[str, list[str]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Team:
 
 
 def announce(team, sns, *instance_ids, deadline=None, **reach):
-    """Marks these instances, with some ways to reach users replaced."""
+    """Announce the marks of these instances, with some channels to users replaced."""
     topic = Topic(sns, Calls(lambda: NOW, deadline=deadline), "arn:aws:sns:::alarms")
     decisions = [
         Decision(make_instance(instance_id, tags={"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
@@ -145,7 +145,7 @@ def test_a_grace_period_does_not_begin_while_no_recipient_listens():
     announced = announce(Team(Roster({"ada": "ada@example.com"}, ("ops@example.com",)), ON_I1), sns, "i-1")
 
     assert announced.notified == []
-    assert announced.problems == ["owner vision not notified of i-1: nobody listens"]
+    assert announced.problems == ["owner vision not notified of i-1: nobody is subscribed"]
     assert list(announced.unreached) == ["ada", "the operators"]
 
 
@@ -169,7 +169,7 @@ def test_a_user_reached_on_one_instance_begins_no_grace_period_of_another():
     announced = announce(team, Sns(), "i-1", "i-2")
 
     assert ids(announced.notified) == ["i-1"]
-    assert announced.problems == ["owner vision not notified of i-2: nobody listens"]
+    assert announced.problems == ["owner vision not notified of i-2: nobody is subscribed"]
 
 
 def test_a_login_name_without_an_address_is_reported_to_the_operators_and_fails_nothing():
@@ -325,7 +325,7 @@ def test_a_subject_says_whose_instances_and_a_message_how_to_name_each():
 
 
 def mails_of_marking(team, notified_at):
-    """How many mails one more mark of the same idle instance brings."""
+    """Return the number of mails after one more mark of the same idle instance."""
     topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
     tools = Tools(Mock(), Notifier(topic, team.reach()), None, POLICY, lambda: NOW)
     hour, before = timedelta(hours=1), len(team.mails)

@@ -1,4 +1,4 @@
-"""The oracle that judges every end in a world: what it calls wrong, on timelines written by hand."""
+"""The oracle that judges every end in a world: its errors for timelines written by hand."""
 
 from datetime import timedelta
 
@@ -21,7 +21,7 @@ END = EPOCH + 10 * HOUR
 
 
 def forgotten() -> Timeline:
-    """Used for its first hour, its owner told an hour and a half before the end."""
+    """Return a timeline with an hour of use, and a notice an hour and a half before the end."""
     line = Timeline(boots=[EPOCH], notices=[END - 1.5 * HOUR])
     line.jobs.append(Span(EPOCH, EPOCH + HOUR))
     line.written, line.saved_at = [EPOCH + HOUR, END - MINUTE], END - 1.2 * HOUR
@@ -33,7 +33,7 @@ def test_a_termination_of_an_unused_instance_is_right():
 
 
 def test_an_instance_that_worked_five_hours_without_pause_is_at_work():
-    """The oracle before this one asked for the latest work alone, and called this end right."""
+    """The former oracle checked only the latest work, and accepted this end."""
     line = forgotten()
     line.jobs.append(Span(END - 5 * HOUR))
 

@@ -1,4 +1,4 @@
-"""People's commands find the stack that is meant: by its published policy, from any computer."""
+"""Users' commands find the right stack by its published policy, from any computer."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from gpu_fleet_image.core import place
 from gpu_fleet_image.core.calls import permission_of
 from gpu_fleet_image.core.place import Asked, Place, place_of
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import stack_files
 from tests.reaper.fake_aws import fake_aws
@@ -28,7 +28,7 @@ BUCKET = f"gpu-fleet-{STACK}-records-{ACCOUNT}"
 
 
 class Files:
-    """Stack files of a checkout."""
+    """Fake stack files of a checkout."""
 
     def __init__(self, **places: dict[str, str]) -> None:
         self._places = places
@@ -45,7 +45,7 @@ class Files:
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """A computer that is no instance, knows no region and has no policy.json."""
+    """Set up a computer that is no instance, without a region and a policy.json."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "GPU_FLEET_LEDGER_URI", "GPU_FLEET_POLICY_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", "/nowhere.toml")
@@ -59,7 +59,7 @@ def fleet(elsewhere):
 
 @pytest.fixture
 def published(fleet):
-    """A stack that put its policy into its bucket."""
+    """Return a stack that has put its policy into its bucket."""
     s3 = boto3.client("s3", region_name=REGION)
     s3.create_bucket(Bucket=BUCKET)
     body = json.dumps(policy_json(budget=budget_json()))
@@ -127,7 +127,7 @@ def test_a_stack_without_a_file_needs_a_region_and_says_so(elsewhere):
     done = run("status", "--stack", "research")
 
     assert done.exit_code == 1
-    assert "stack 'research' has no file here; say where it is with --region (or AWS_REGION)" in done.output
+    assert "stack 'research' has no file here; name its region with --region (or AWS_REGION)" in done.output
     assert "the stack files here are alicloud-dev, " in done.output
 
 

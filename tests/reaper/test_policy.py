@@ -1,4 +1,4 @@
-"""A wrong policy is one message with every wrong key; nothing is swept by it."""
+"""A wrong policy gives one message with every wrong key, and no sweep."""
 
 import json
 
@@ -9,12 +9,16 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.core import policy as policies
+from gpu_fleet_image.core.document import text_of
 from gpu_fleet_image.core.reaper_errors import PolicyError
+from gpu_fleet_stacks.payload import sweep_policy
+from gpu_fleet_stacks.settings import stack_files
 from tests.reaper.moto_fleet import budget_json, policy_json, pool_policy
+from tests.stacks.shipped import SHIPPED
 
 
 def refusal(**changes) -> str:
-    """What is wrong with a policy; nothing of one that is taken."""
+    """Return the error of a policy; empty if it is accepted."""
     try:
         policies.parse(json.dumps(policy_json(**changes)))
     except PolicyError as error:
@@ -53,16 +57,16 @@ WRONG_OF_A_POOL = [
     ({"require_acknowledgement": "yes"}, "require_acknowledgement = 'yes'; allowed: true or false"),
 ]
 ASSUMED = [
-    ({"g5.xlarge": "9"}, "budget.assumed.g5.xlarge = 9; allowed: types without a price: p6.xlarge"),
-    ({"p6.xlarge": "0"}, "budget.assumed.p6.xlarge = 0; allowed: a price above 0"),
+    ({"g5.xlarge": "9"}, "budget.assumed.g5.xlarge = '9'; allowed: types without a price: p6.xlarge"),
+    ({"p6.xlarge": "0"}, "budget.assumed.p6.xlarge = '0'; allowed: a price above 0"),
     ({"p6.xlarge": None}, "budget.assumed.p6.xlarge = None; allowed: a price above 0"),
-    ({"p6.xlarge": 9}, 'budget.assumed.p6.xlarge = 9; allowed: a price as a text, say "1.006"'),
-    ({"p7.xlarge": "9"}, "budget.assumed.p7.xlarge = 9; allowed: types without a price: p6.xlarge"),
+    ({"p6.xlarge": 9}, "budget.assumed.p6.xlarge = 9; allowed: a price above 0 as a text"),
+    ({"p7.xlarge": "9"}, "budget.assumed.p7.xlarge = '9'; allowed: types without a price: p6.xlarge"),
 ]
 
 
 def assuming(prices):
-    """A budget that assumes prices, of which p6.xlarge alone needs one."""
+    """Return a budget with assumed prices; only p6.xlarge needs one."""
     pool = budget_json()["pools"]["dev"]
     pools = {"dev": pool | {"on_demand": pool["on_demand"] | {"p6.xlarge": None}}}
     return budget_json(pools=pools, assumed=prices)
@@ -74,6 +78,13 @@ def test_a_wrong_key_is_named_with_its_path_its_value_and_what_is_allowed():
     said += [(refusal(budget=assuming(prices)), words) for prices, words in ASSUMED]
 
     assert [row for row in said if row[1] not in row[0]] == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_published_policy_is_written_again_to_the_byte(name):
+    published = sweep_policy.policy_text(stack_files.settings_of(name))
+
+    assert text_of(policies.parse(published)) == published
 
 
 def test_every_problem_of_a_file_is_reported_at_once():

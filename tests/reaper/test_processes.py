@@ -1,14 +1,9 @@
-"""Which command lines are work, and which are a kernel or a terminal."""
+"""Command lines that are work, and those of a kernel or a terminal."""
 
 from pathlib import Path
 
-from gpu_fleet_image.instance.agent.sensors.processes import (
-    Process,
-    is_trainer,
-    is_watched,
-    kernel_id,
-    terminal_path,
-)
+from gpu_fleet_image.instance.agent.sensors.commands import is_trainer, is_watched, kernel_id
+from gpu_fleet_image.instance.agent.sensors.processes import Process, terminal_path
 
 WORK = [
     "torchrun --nproc-per-node 8 train.py",
@@ -95,7 +90,7 @@ def command_of(line):
 
 
 def test_work_is_known_by_its_command():
-    """What only waits, or merely looks alike, is not."""
+    """A command that only waits, or looks similar, is no work."""
     assert [line for line in WORK if not is_watched(command_of(line))] == []
     assert [line for line in NO_WORK if is_watched(command_of(line))] == []
 

@@ -1,4 +1,4 @@
-"""Heartbeats reach CloudWatch as the contract in metrics.py has it."""
+"""Heartbeats reach CloudWatch by the contract in metrics.py."""
 
 from datetime import timedelta
 from unittest.mock import Mock
@@ -44,7 +44,7 @@ def test_what_is_not_known_to_be_idle_is_a_code():
 
 
 def cloudwatch(*answers):
-    """A client that takes what it is given, or fails."""
+    """Return a client that accepts every call, or fails."""
     return Mock(put_metric_data=Mock(side_effect=answers or None))
 
 

@@ -1,4 +1,4 @@
-"""The commands of the reaper's README work, against a moto that plays the cloud."""
+"""The commands of the page about the sweep work, against a moto that plays the cloud."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from tests.reaper.moto_fleet import REGION, TAGS, budget_json, write_policy
 from tests.reaper.one_instance import client, one_instance
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "image/gpu_fleet_image/controllers/sweep/README.md"
-COMMANDS = [line.strip() for line in README.read_text().splitlines() if line.startswith("    gpu-fleet ")]
+PAGE = ROOT / "docs/how-to/operate-the-sweep.md"
+COMMANDS = [line for line in PAGE.read_text().splitlines() if line.startswith("gpu-fleet ") and '"$' in line]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def environment(tmp_path_factory):
 
 
 def started(ec2):
-    """A new instance of the fleet."""
+    """Start a new instance of the fleet."""
     wire = [{"Key": key, "Value": value} for key, value in TAGS.items()]
     answer = ec2.run_instances(
         ImageId="ami-12c6146b",
@@ -51,12 +51,12 @@ def started(ec2):
     return answer["Instances"][0]["InstanceId"]
 
 
-def test_the_readme_shows_commands():
+def test_the_page_shows_commands():
     assert len(COMMANDS) >= 6
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_readme_works(command, environment):
+def test_a_command_of_the_page_works(command, environment):
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=environment["FOLDER"],

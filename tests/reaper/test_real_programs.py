@@ -1,4 +1,4 @@
-"""The sensors against the programs themselves: JupyterLab, tmux, OpenSSH, MPI, Ray, torch and accelerate."""
+"""The sensors with the real programs: JupyterLab, tmux, OpenSSH, MPI, Ray, torch and accelerate."""
 
 import json
 import os
@@ -51,21 +51,21 @@ class Eyes:
         self.gpu_pids = frozenset()
         self._table = ProcessTable(lambda: self.gpu_pids, time.monotonic, kernel_sessions)
 
-    def look(self):
+    def poll(self):
         return self._table.read()
 
     def watched(self, pid):
-        """What is work of a program and its descendants."""
+        """Return the work of a program and its descendants."""
         table = {process.pid: process for process in processes()}
         family = {pid}
         for each_process in sorted(table.values(), key=lambda process: process.began_s):
             family |= {each_process.pid} if each_process.parent in family else set()
-        return [text for text in self.look().watched if any(f"({process}," in text for process in family)]
+        return [text for text in self.poll().watched if any(f"({process}," in text for process in family)]
 
     def unused_s(self, kind, words):
         found = [
             session.unused_s
-            for session in self.look().sessions
+            for session in self.poll().sessions
             if session.kind == kind and words in session.who
         ]
         return min(found) if found else None
@@ -106,7 +106,7 @@ def test_a_cell_that_only_waits_is_in_use_while_it_runs(eyes, jupyter, kernel):
 def test_looking_at_a_server_is_no_use_of_it(eyes, jupyter, kernel):
     before = jupyter.ask("GET", "api/kernels?no_track_activity=1"), jupyter.ask("GET", "api/status")
 
-    eyes.look()
+    eyes.poll()
 
     after = jupyter.ask("GET", "api/kernels?no_track_activity=1"), jupyter.ask("GET", "api/status")
     assert after[0][0]["last_activity"] == before[0][0]["last_activity"]
@@ -117,11 +117,11 @@ def test_a_server_that_refuses_every_request_is_unknown_and_its_token_is_not_sho
     server_file = json.loads(jupyter.file().read_text())
     jupyter.file().write_text(json.dumps(server_file | {"token": "another-secret"}))
     try:
-        unknown = eyes.look().unknown
+        unknown = eyes.poll().unknown
     finally:
         jupyter.file().write_text(json.dumps(server_file))
 
-    assert [text for text in unknown if text.endswith("answers 403, so nobody knows what its kernels do")]
+    assert [text for text in unknown if text.endswith("answers 403, so the state of its kernels is unknown")]
     assert "secret" not in str(unknown)
 
 
@@ -186,7 +186,7 @@ def test_a_rank_that_waits_for_its_peer_has_a_connection_to_it(eyes, programs):
 
         def waiting():
             # a process that only starts has no command line yet, and is in no table
-            found = [process for process in eyes.look().processes if process.ranks == 2 and process.peers]
+            found = [process for process in eyes.poll().processes if process.ranks == 2 and process.peers]
             return found[0] if found else None
 
         use = until(waiting, "the rank at rest, connected")
@@ -198,7 +198,7 @@ def test_a_rank_that_waits_for_its_peer_has_a_connection_to_it(eyes, programs):
 
 @pytest.fixture
 def sshd(programs, tmp_path):
-    """A server of this instance's own OpenSSH, and the client's command for it."""
+    """Run a server of this computer's OpenSSH; return the client's command for it."""
     for name in ("host", "own"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
     (tmp_path / "authorized").write_text((tmp_path / "own.pub").read_text())
@@ -224,7 +224,7 @@ def test_a_connection_without_a_terminal_counts_by_what_it_carries(eyes, sshd):
     with running(*sshd, "cat > /dev/null", stdin=subprocess.PIPE) as client:
 
         def use():
-            found = [process for process in eyes.look().processes if process.kind == "ssh"]
+            found = [process for process in eyes.poll().processes if process.kind == "ssh"]
             return found[0] if found else None
 
         until(use, "the connection")

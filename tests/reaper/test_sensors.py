@@ -1,4 +1,4 @@
-"""Sensors against this very instance: real processes, real files, and counters that a test moves."""
+"""Sensors on this computer: real processes, real files, and counters that a test changes."""
 
 import os
 import pty
@@ -24,7 +24,7 @@ from gpu_fleet_image.instance.agent.sensors.counters import (
     TreeCounters,
 )
 from gpu_fleet_image.instance.agent.sensors.gpu import GpuSensor
-from gpu_fleet_image.instance.agent.sensors.look import Sensors
+from gpu_fleet_image.instance.agent.sensors.poll import Sensors
 from gpu_fleet_image.instance.agent.sensors.processes import Process, ProcessTable, _Used
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, ProcessUse, Rates
 from tests.reaper.fake_nvml import FakeNvml
@@ -49,14 +49,14 @@ LOST = SensorError("NVML_ERROR_GPU_IS_LOST")
 
 @contextmanager
 def started(code, *words, **options):
-    """A Python program that has begun, to whose input and from whose output a test speaks."""
+    """Start a Python program that is connected to the test by its input and output."""
     with running(sys.executable, "-S", "-c", code, *words, **(PIPES | options)) as process:
         process.stdout.readline()
         yield process
 
 
 def let_compute(process):
-    """Returns when a process has computed for 0.15 s."""
+    """Wait until a process has computed for 0.15 s."""
     process.stdin.write(b"go\n")
     process.stdin.flush()
     assert process.stdout.readline() == b"2\n"
@@ -69,7 +69,7 @@ def burn_cpu(seconds):
 
 
 def test_the_agents_own_use_is_that_of_our_slice_where_the_kernel_counts_one(tmp_path):
-    """What our other units use is no user's work either."""
+    """The use of our other units is no user's work either."""
     stat = tmp_path / "gpu-fleet.slice" / "cpu.stat"
     stat.parent.mkdir()
     stat.write_text("usage_usec 999000000\nuser_usec 2000000\nsystem_usec 500000\n")
@@ -197,7 +197,7 @@ def test_files_that_a_process_writes_are_seen(tmp_path):
 
 
 def test_a_tree_that_has_exited_is_idle_and_one_that_never_was_is_refused():
-    """Whoever has the number by then is no part of it."""
+    """Another process that has the number by then does not count."""
     with running("sleep", "600") as process:
         counters = TreeCounters(process.pid)
 
@@ -241,7 +241,7 @@ def connected(status, *there):
 
 
 def test_a_rank_that_waits_for_a_peer_elsewhere_differs_from_one_that_stands_alone(monkeypatch):
-    """And from one that is no rank, whatever it is connected to."""
+    """It also differs from a process that is no rank, whatever its connections."""
     with started(WAITING, env={"WORLD_SIZE": "16", "RANK": "3"}) as rank, started(WAITING, env={}) as other:
         alone = use_of(table([rank.pid]).read(), rank.pid)
         connection = connected("ESTABLISHED", "10.0.0.9", 29500)
@@ -320,7 +320,7 @@ def test_what_a_process_used_since_a_look_is_none_of_another_s():
 
 @contextmanager
 def terminal():
-    """(the end to type at, the terminal's place), with a program that reads from it."""
+    """Open a terminal with a program that reads from it; yield (its other end, its path)."""
     master, slave = pty.openpty()
     place = os.ttyname(slave)
     with running("cat", stdin=slave, stdout=slave):
@@ -396,7 +396,7 @@ def test_a_look_names_every_sensor_that_failed_and_keeps_the_others():
 def test_a_mistake_in_reading_is_a_failure_without_its_text_and_is_logged_once(caplog):
     sensors = Sensors(reads(Rates(1.0)), reads(()), reads(error=ZeroDivisionError("token 0123")))
 
-    looks = [sensors.look(NOON) for _ in range(3)]
+    looks = [sensors.poll(NOON) for _ in range(3)]
 
     assert looks[0].rates == Rates(1.0)
     assert {look.failures for look in looks} == {
@@ -412,7 +412,7 @@ def test_the_process_table_is_read_only_when_asked_for():
 
 
 def test_a_look_before_an_end_sees_a_gpu_process_that_began_a_moment_ago():
-    """A minute's sample may know of it 25 s late; the look for a mark may be the last one."""
+    """The sample of a minute may be 25 s late; the check for a mark may be the last one."""
     nvml, now = FakeNvml(), [0.0]
     gpus = GpuSensor(nvml, 1, lambda: now[0])
     sensors = Sensors(reads(Rates(0.0)), gpus, reads(Presence()))
@@ -420,7 +420,7 @@ def test_a_look_before_an_end_sees_a_gpu_process_that_began_a_moment_ago():
     nvml.gpus[0].pids, now[0] = [42], 1.0
 
     sampled = sensors.sample(NOON, everything=False)
-    looked = sensors.look(NOON)
+    looked = sensors.poll(NOON)
 
     assert sampled.gpus[0].pids == ()
     assert looked.gpus[0].pids == (42,)

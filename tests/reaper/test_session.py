@@ -1,4 +1,4 @@
-"""The clients: patient with questions, and never with what ends instances or vouches for a moment."""
+"""The clients retry reads, but not calls that end instances or confirm a moment."""
 
 from unittest.mock import Mock
 
@@ -24,7 +24,7 @@ THROTTLED = f"<Response><Errors><Error><Code>{CODE}</Code></Error></Errors></Res
 
 @pytest.fixture
 def throttled(monkeypatch):
-    """The clients of a region that throttles EC2, and the requests that reached it."""
+    """Return the clients of a region that throttles EC2, and the requests that reached it."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_context: 0.0)
@@ -55,7 +55,7 @@ def test_what_ends_instances_is_called_once_and_a_question_that_is_throttled_is_
 
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
 def test_a_reply_that_the_network_holds_up_is_given_up_within_seconds(cloud, monkeypatch, tmp_path):
-    """It vouches for the look before it: whatever began since, a later look says anew."""
+    """It confirms the check before it; a later check reports processes that began since."""
     keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
     for name, value in (ENVIRON | keys).items():
         monkeypatch.setenv(name, value)

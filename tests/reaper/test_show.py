@@ -1,4 +1,4 @@
-"""A notice is seen where users look: on terminals that no list of log-ins has, and in Jupyter."""
+"""Notices appear on terminals that are in no list of log-ins, and in Jupyter."""
 
 import json
 import os
@@ -19,7 +19,7 @@ TOKEN = "0123456789abcdef"
 
 @pytest.fixture
 def terminal():
-    """A terminal as JupyterLab opens one: (what its user sees, where it lies)."""
+    """Open a terminal as JupyterLab does; yield (its output, its path)."""
     seen, shell = pty.openpty()
     os.set_blocking(seen, False)
     yield seen, Path(os.ttyname(shell))
@@ -71,7 +71,7 @@ def test_a_message_reaches_the_log_also_where_nothing_can_be_shown(caplog, monke
 
 @pytest.fixture
 def notebooks():
-    """Jupyter Server's contents and sessions API, for those with the token: (server, its files)."""
+    """Serve Jupyter Server's contents and sessions API with its token; yield (server, its files)."""
     files, opened = {}, [{"path": "nets/a.ipynb"}, {"path": "nets/b.ipynb"}, {"path": "c.ipynb"}]
 
     def answer(asked):

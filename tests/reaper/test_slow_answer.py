@@ -1,4 +1,4 @@
-"""No look is late by what takes long to find out, and none goes by an answer that is too old."""
+"""Slow questions delay no poll, and no poll uses an answer that is too old."""
 
 import threading
 
@@ -6,7 +6,7 @@ import pytest
 
 from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.instance.agent.sensors import slow_answer
-from gpu_fleet_image.instance.agent.sensors.look import SensorOptions, Sensors
+from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions, Sensors
 from gpu_fleet_image.instance.agent.sensors.processes import ProcessTable
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates
 from gpu_fleet_image.instance.agent.sensors.slow_answer import LOOK_S, SlowAnswer
@@ -14,11 +14,11 @@ from tests.reaper.samples import NOON, reads
 
 
 class Question:
-    """Answers 1, 2, 3, ... each as soon as it may, and after so many seconds.
+    """Question with the answers 1, 2, 3, ..., each once it is allowed and after some seconds.
 
     Attributes:
-        clock: real seconds.
-        takes_s: how long each answer takes.
+        clock: clock in real seconds.
+        takes_s: seconds for each answer.
     """
 
     def __init__(self):
@@ -126,7 +126,7 @@ def test_a_look_sees_what_began_while_the_command_ran():
 
     sensors = Sensors(reads(Rates()), reads(()), presence, lambda: SensorOptions(command=Command()))
 
-    assert sensors.look(NOON).presence.watched == ("torchrun (7)",)
+    assert sensors.poll(NOON).presence.watched == ("torchrun (7)",)
 
 
 def test_a_look_sees_what_began_while_a_notebooks_server_was_asked(monkeypatch):

@@ -1,4 +1,4 @@
-"""After each sweep: the meter moves on, is published, and freezes what the budget says."""
+"""After each sweep the meter advances, is published, and freezes pools by the budget."""
 
 import json
 from datetime import timedelta
@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.spending import line_of
 from gpu_fleet_image.controllers.sweep.handler import conclude
 from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
@@ -26,7 +26,7 @@ def rules(monthly="1000", **changes):
 
 @pytest.fixture
 def world():
-    """A pool of two instances at work, with room for eight more."""
+    """Return a world with a pool of two busy instances, and room for eight more."""
     made = World()
     made.group("pool", min_size=0, max_size=10, **{TAG_POOL: "dev"})
     for _ in range(2):
@@ -106,7 +106,7 @@ def test_the_line_says_how_much_of_a_reservation_is_used(world):
 
 def test_sweeps_that_fail_for_hours_lose_no_money(world):
     swept(world, rules())
-    before = look(
+    before = read_spending(
         connect_world(world, rules()), rules(), connect_world(world, rules()).instances.fleet(), world.now
     )
     world.pass_minutes(7 * 60)
@@ -121,7 +121,7 @@ def test_sweeps_that_fail_for_hours_lose_no_money(world):
     ("prices", "rate"), [({"a": "0.20", "b": "0.30"}, "0.32"), ({"a": "3.00"}, "0.523"), ({}, "0.523")]
 )
 def test_spot_counts_at_the_dearest_zones_price_and_never_for_more_than_the_policys(prices, rate):
-    """Which counts where the market gives none; that it refuses to shows."""
+    """The policy's price counts if the market gives none; a refusal of the market is reported."""
     world = World()
     world.start(TAGS, spot=True)
     world.pass_minutes(1)

@@ -1,4 +1,4 @@
-"""Whatever goes wrong: no money is lost or counted twice, and no limit falls below what runs."""
+"""With any fault, no money is lost or counted twice, and no limit falls below the running instances."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ EVENTS = st.sampled_from(["start", "leave", "end", "faults", "sweep", "sweep", "
 
 
 def swept(world):
-    """A sweep with all that follows it; what it raises is told to nobody here."""
+    """Sweep, with all actions after it; ignore its error."""
     with contextlib.suppress(InstanceError):
         cloud = connect_world(world, POLICY)
         result = sweep(cloud, POLICY, SweepOptions(clock=world.clock, holder=f"at {world.now}"))
@@ -41,7 +41,7 @@ def swept(world):
 
 
 def truth(world, until):
-    """What the instances really cost up to a moment."""
+    """Return the true cost of the instances up to a moment."""
     ends = [(instance, min(until, instance.stopped_at or until)) for instance in world.instances.values()]
     seconds = sum(max(0.0, (end - each_end.launched_at).total_seconds()) for each_end, end in ends)
     return Decimal(seconds) * AN_HOUR / 3600

@@ -1,11 +1,11 @@
-"""What counts as activity comes from the stack's policy, and reaches an agent that runs."""
+"""The stack's policy decides what counts as activity, and reaches a running agent."""
 
 import pytest
 
 from gpu_fleet_image.core.policy import SensorPolicy
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.instance.agent.sensors.busy_command import BusyCommand
-from gpu_fleet_image.instance.agent.sensors.look import SensorOptions
+from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions
 from gpu_fleet_image.instance.agent.stack_policy import (
     READ_EVERY_S,
     TRY_AGAIN_AFTER_S,
@@ -28,7 +28,7 @@ def document(**values):
 
 
 class Bucket:
-    """Gives what a test put into it, on a clock that a test moves."""
+    """Bucket of a test, with a clock that the test advances."""
 
     def __init__(self, content=None):
         self.content = content
@@ -117,7 +117,7 @@ def test_a_policy_from_before_the_sensors_means_the_agent_s_own():
         (None, r"policy\.json is not there"),
         ({"pools": {}}, "has no pool 'dev'"),
         (document(cpu_cores=0), r"pools\.dev\.sensors\.cpu_cores = 0; allowed: a number from 0\.01 to 64"),
-        (document(watch="blender"), r"sensors\.watch = 'blender'; allowed: a list of texts"),
+        (document(watch="blender"), r"sensors\.watch = 'blender'; allowed: a list"),
         (document(wacht=[]), "wacht"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What users see: who has what, how idle it is, when it would go, what it costs."""
+"""Status for users: owners, idle times, times of termination, costs."""
 
 import json
 import re

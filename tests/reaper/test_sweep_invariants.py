@@ -1,4 +1,4 @@
-"""The invariants that take a whole sweep to hold: told, dry, once, alone, in any order, on record."""
+"""Invariants of a whole sweep: notices, dry runs, no repetition, isolation, any order, records."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ READS = ("Describe", "Get")
 
 
 def forgotten_world(count: int, grouped: int = 0, seed: int = 0) -> World:
-    """Instances whose owners left 80 minutes ago, some of them in a group."""
+    """Create instances whose owners left 80 minutes ago, some of them in a group."""
     world = World(seed)
     world.group("pool", 0)
     tags = make_instance(marked_minutes_ago=None).tags

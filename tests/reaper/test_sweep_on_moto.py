@@ -29,7 +29,7 @@ AFTER_GRACE = NOW + timedelta(minutes=31)
 
 @pytest.fixture
 def fleet(monkeypatch):
-    """An empty stack in moto, and an environment that leads to it."""
+    """Yield an empty stack in moto, with an environment for it."""
     with fake_aws():
         made = MotoFleet()
         for name, value in made.environ().items():
@@ -39,7 +39,7 @@ def fleet(monkeypatch):
 
 @pytest.fixture
 def sweep(tmp_path, monkeypatch):
-    """Runs ``gpu-fleet sweep``; returns its exit code and report."""
+    """Return a function that runs ``gpu-fleet sweep`` and returns its result and report."""
 
     def run(now: datetime, *flags: str, **policy) -> tuple[Result, dict]:
         path, report = write_policy(tmp_path / "policy.json", **policy), tmp_path / "report.json"

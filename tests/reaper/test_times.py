@@ -1,4 +1,4 @@
-"""Times as users and tags write them; what no clock will ever show is a mistake, not a crash."""
+"""Times as users and tags write them; an impossible time is a mistake, not a crash."""
 
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo

@@ -1,12 +1,14 @@
-"""Instances that their boot check failed: gate and agent report, the sweep replaces, and not for ever."""
+"""Instances that failed their boot check: gate and agent report it, the sweep replaces them with a limit."""
 
 import json
 from datetime import timedelta
 
 import pytest
 
+from gpu_fleet_image.controllers.sweep.fleet_limits import MOST_REPLACED_IN_A_DAY
 from gpu_fleet_image.controllers.sweep.lease import SweepMemory, _memory
-from gpu_fleet_image.controllers.sweep.verdict import MOST_REPLACED_IN_A_DAY, Situation, decide
+from gpu_fleet_image.controllers.sweep.situation import Situation
+from gpu_fleet_image.controllers.sweep.verdict import decide
 from gpu_fleet_image.core.metrics import CODE_UNFIT
 from gpu_fleet_image.core.model import Group, Inventory, Verdict
 from tests.reaper import test_alicloud
@@ -92,7 +94,7 @@ def test_on_alibaba_cloud_users_are_notified_of_a_group_at_its_minimum():
 
 
 def test_no_other_report_replaces_anything():
-    """A silent gate neither: a fit instance and one whose gate never spoke look the same."""
+    """A silent gate does not either: a fit instance and one without a report look the same."""
     others = [
         History({**dict.fromkeys(MINUTES, CODE_UNFIT), 1: value}) for value in (-1.0, -2.0, -4.0, 0.0, 60.0)
     ]
@@ -136,7 +138,7 @@ CLOUDS = {"aws": SWEEPING, "alicloud": test_alicloud.POLICY}
 
 
 def pool_of_one(**more) -> tuple[World, SimulatedInstance]:
-    """An instance of a group that nobody has used for 70 minutes."""
+    """Return an instance of a group that is idle for 70 minutes."""
     world = World()
     world.group("pool", min_size=0)
     instance = world.join("pool", TAGS, busy=False, **more)
@@ -145,7 +147,7 @@ def pool_of_one(**more) -> tuple[World, SimulatedInstance]:
 
 
 def sweep_for(world, checked, hours):
-    """Sweep on schedule; what failed."""
+    """Sweep on schedule; return the failures."""
     failed = []
     for _ in range(hours * 6):
         failed += sweep_world(world, checked).done.failures

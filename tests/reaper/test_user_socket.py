@@ -1,4 +1,4 @@
-"""The agent's socket for users: the kernel says who asks, and nobody keeps it from the next one."""
+"""The agent's socket for users: the kernel identifies the caller, and no caller blocks another."""
 
 import json
 import os
@@ -56,13 +56,13 @@ class OwnTags:
         self.of |= tags
 
     def get(self, path):
-        """As its metadata service shows them."""
+        """Return a tag, as the metadata service shows it."""
         return self.of.get(path.removeprefix("tags/instance/"))
 
 
 @pytest.fixture
 def tags(tmp_path, monkeypatch):
-    """An instance with an agent that answers for it."""
+    """Serve the agent's socket of an instance; yield the instance's tags."""
     tmp_path.chmod(0o755)
     (tmp_path / "run").mkdir()
     (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
@@ -90,7 +90,7 @@ def speaking(answer, request_within_s=5.0):
 
 @contextmanager
 def connected():
-    """A connection of ours; the address may be too long for the whole path."""
+    """Connect to the socket; its whole path may be too long for an address."""
     with socket.socket(socket.AF_UNIX) as connection:
         folder = os.open(paths.run_dir(), os.O_PATH)
         connection.settimeout(60)
@@ -195,10 +195,7 @@ def test_another_instance_is_refused_to_who_has_no_credentials_of_their_own(tags
     result = run(*words, "--instance", "i-other")
 
     assert result.exit_code == 1
-    assert (
-        "'i-other' is another instance than this one, i-9: nobody here has a right over others"
-        in result.output
-    )
+    assert "'i-other' is not this instance, i-9: from here you cannot change others" in result.output
     assert f"gpu-fleet {words[0]} ... --instance ID --stack aws-dev" in result.output
     assert run(*words, "--instance", "i-9").exit_code == 0
 
@@ -218,8 +215,8 @@ def test_without_an_agent_the_unit_and_the_remedy_are_named(tags, words):
     assert result.exit_code == 1
     assert result.output == (
         f"error: the agent of this instance does not answer at {paths.agent_socket()} (No such file or "
-        "directory): `systemctl status gpu-reaper` says why, and `sudo systemctl restart gpu-reaper` starts "
-        "it anew\n"
+        "directory): `systemctl status gpu-reaper` shows why, and `sudo systemctl restart gpu-reaper` "
+        "restarts it\n"
     )
 
 
@@ -353,7 +350,7 @@ def test_who_says_nothing_or_sends_without_end_or_leaves_holds_no_thread_for_lon
 
 
 class Dribbling:
-    """Sends a byte a second, for ever."""
+    """Connection that sends a byte a second, for ever."""
 
     def __init__(self):
         self.at = 0.0
@@ -375,7 +372,7 @@ def test_who_sends_a_byte_now_and_then_is_left_at_the_deadline_all_the_same(monk
 
 
 def test_one_account_has_few_connections_and_the_others_are_answered(tags, monkeypatch):
-    """Whoever holds theirs open keeps nobody else out; one too many is answered at once."""
+    """Open connections block no other account; one too many gets an answer at once."""
     with connected(), connected():
         until(lambda: len(threads()) == MOST_OF_AN_ACCOUNT, "the agent's threads")
         assert run("release").output == f"error: {BUSY}\n"
@@ -407,7 +404,7 @@ def test_numbers_without_an_account_are_counted_as_one(monkeypatch):
 
 
 class Watched:
-    """A lock that says when somebody waits for it."""
+    """A lock that shows when a thread waits for it."""
 
     def __init__(self):
         self.waited_for, self._lock = threading.Event(), threading.Lock()

@@ -1,4 +1,4 @@
-"""Who was seen on an instance: the agent says each new name once, and the sweep reads it."""
+"""Users seen on an instance: the agent reports each new name once, and the sweep reads it."""
 
 import json
 from io import BytesIO
@@ -24,7 +24,7 @@ SEEN = [User.of(word) for word in WORDS]
 
 
 class Heard:
-    """What the sweep would hear, with a clock that a test turns."""
+    """Record of the reports to the sweep, with a clock that a test advances."""
 
     def __init__(self, folder):
         self.file, self.said, self.now_s, self.fails = folder / "users", [], 0.0, False
@@ -39,7 +39,7 @@ class Heard:
         self.said.append([str(user) for user in users])
 
     def saw(self, *words):
-        """Everybody who was seen in a look, five minutes after the one before: ``name:tie`` each."""
+        """Report the users of a poll, five minutes after the last one: ``name:tie`` each."""
         self.now_s += SAY_AGAIN_AFTER_S
         self.users.saw([(name, Tie(tie)) for name, _, tie in (word.partition(":") for word in words)])
 

@@ -1,4 +1,4 @@
-"""What becomes of one instance, case by case: the parts of a policy that the invariants do not reach."""
+"""Verdicts on one instance, case by case: the parts of a policy that the invariants do not cover."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.controllers.sweep.evidence import summarise, window_of
-from gpu_fleet_image.controllers.sweep.verdict import decide, shortest_idle_time
+from gpu_fleet_image.controllers.sweep.terms import shortest_idle_time
+from gpu_fleet_image.controllers.sweep.verdict import decide
 from gpu_fleet_image.core.handshake import CLOSED_LASTS, IDLE_LASTS, Reply, Said, mark_name, replies, said_of
 from gpu_fleet_image.core.model import (
     TAG_GIVE_BACK,
@@ -76,7 +77,7 @@ def with_beat(ago, value):
 
 
 class Case(NamedTuple):
-    """An instance, what is known of it, and what becomes of it; an alert of None is not asked for."""
+    """An instance, its situation, and its verdict; an alert of None is not checked."""
 
     expected: Verdict
     instance: Instance
@@ -250,7 +251,7 @@ def test_low_load_takes_the_longest_idle_instance_and_only_one():
 
 
 def test_low_load_stays_with_the_instance_that_it_asked_for_first():
-    """However long another is idle by now: that one's user was not notified."""
+    """Another may be idle for longer by now, but its user was not notified."""
     since = NOW - timedelta(minutes=40)
     asked = make_instance("i-1", marked_minutes_ago=5, idle_since=since)
     fleet = Inventory((make_instance("i-0", marked_minutes_ago=None), asked))
@@ -280,7 +281,7 @@ CAREFUL = with_pool(require_acknowledgement=True)
 
 
 def verdict_on(ages, mark_of=None, **changes):
-    """The verdict on a marked instance that said something, so long ago, for its mark or for another."""
+    """Return the verdict on a marked instance with a reply of this age, for its mark or another."""
     marked = make_instance(**changes)
     mark = mark_of or mark_name(datetime.fromisoformat(marked.tags["gpu-fleet:reap-after"]))
     said = {(marked.id, mark): Said(f"AROA:{marked.id}", ages)}
@@ -364,7 +365,7 @@ GIVEN_BACK = {TAG_GIVE_BACK: NOW.isoformat()}
 
 
 def given_back(idle_minutes, *, up_minutes=1440, **changes):
-    """The verdict on an instance that was given back, with no mark unless it is said."""
+    """Return the verdict on an instance that was given back, without a mark by default."""
     tags = GIVEN_BACK | changes.pop("tags", {})
     launched_at = NOW - timedelta(minutes=up_minutes)
     found = make_instance(marked_minutes_ago=None, launched_at=launched_at, tags=tags, **changes)

@@ -1,4 +1,4 @@
-"""The first days: the same decisions, and nothing but words comes of them."""
+"""The first days: the same decisions, but only reports of them."""
 
 import json
 from datetime import timedelta
@@ -23,7 +23,7 @@ WEEK = timedelta(days=7)
 
 @pytest.fixture
 def idle(fleet):  # noqa: F811
-    """An instance that would be terminated with the second sweep."""
+    """Return an instance that the second sweep would terminate."""
     (instance,) = fleet.start()
     fleet.heartbeats([instance], idle_hours=2.5)
     return instance
@@ -31,7 +31,7 @@ def idle(fleet):  # noqa: F811
 
 @pytest.fixture
 def past_grace(fleet, sweep, idle):  # noqa: F811
-    """The sweep that marks it in mind, and the one that would terminate it: (result, report)."""
+    """Run the sweep that would mark it, and the one that would terminate it: (result, report)."""
     sweep(NOW, watch_days=7)
     fleet.heartbeats([idle], idle_hours=2.5, until=AFTER_GRACE)
     return sweep(AFTER_GRACE, watch_days=7)
@@ -163,7 +163,7 @@ def test_every_pool_is_watched_and_none_is_asked_to_answer(cloud):
 
 
 def test_on_alibaba_cloud_the_way_to_begin_anew_names_what_a_plain_deletion_leaves():
-    """A bucket with versions: what was deleted is still read by its older versions."""
+    """In a bucket with versions, a deleted object is still read by its older versions."""
     world = World()
     store = OssStore(Bucket(world), Calls(world.clock), "oss://records/reaper")
     watching.save(store, watching.Watch(world.now))

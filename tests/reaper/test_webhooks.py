@@ -1,4 +1,4 @@
-"""A room gets the message in its own words, and nobody else learns the room's address."""
+"""A chat room gets the message in its own format, and its address stays secret."""
 
 import json
 import socket
@@ -16,7 +16,7 @@ LONGEST_S = 60.0  # of what is not about time: a busy computer may stand still f
 
 @pytest.fixture
 def room(monkeypatch):
-    """A room on the loopback, which has no certificate: takes a message, and answers as the test says."""
+    """Run a room on the loopback, without a certificate: it takes a message, and answers as the test sets."""
     monkeypatch.setattr(webhooks, "SCHEME", "http://")
     for name in ("SILENCE_S", "TOTAL_S"):
         monkeypatch.setattr(webhooks, name, LONGEST_S)
@@ -36,7 +36,7 @@ def room(monkeypatch):
 
 
 def post(room, kind="slack", message="message"):
-    """Why the room did not take it; None where it did."""
+    """Post a message; return the reason of a refusal, None if the room took it."""
     webhook = Webhook(kind, "team")
     return webhooks.post({webhook: f" {room.address}\n"}, "subject", message).get(webhook)
 
@@ -78,7 +78,7 @@ def test_a_room_that_does_not_take_the_message_is_reported_without_a_word_of_its
 
 @pytest.mark.parametrize("dribbles", [False, True])
 def test_a_room_that_hangs_or_dribbles_is_left_behind_and_keeps_no_other_waiting(room, monkeypatch, dribbles):
-    """Its time is over as soon as it has begun to answer; the second room has time."""
+    """In the test its time is up once it has begun to answer; the second room has time."""
     begun, ended = threading.Event(), threading.Event()
 
     def bytes_without_end():

@@ -1,6 +1,6 @@
 """A world with instances, users and a clock; ``world_clients`` shows it as boto3 would.
 
-It knows the truth that no sweep knows: what really happened on each instance. ``oracle`` holds every end
+It knows the truth that no sweep knows: the true history of each instance. ``oracle`` checks every end
 against it.
 """
 
@@ -51,12 +51,12 @@ SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
 
 def refusal(code: str, operation: str = "Operation") -> ClientError:
-    """The cloud says no."""
+    """Return the cloud's refusal."""
     return ClientError({"Error": {"Code": code, "Message": f"the world says {code}"}}, operation)
 
 
 class SimulatedInstance:
-    """One instance: what the cloud says of it, what its agent knows, and what really happens on it.
+    """One instance: its state by the cloud, by its agent, and in truth.
 
     Args:
         clock: the true time.
@@ -65,13 +65,13 @@ class SimulatedInstance:
         busy: whether a user works on it at once.
         unfit: its boot check failed; its agent says so while nothing works.
         spot: bought on the spot market.
-        state: as the cloud tells it.
+        state: state by the cloud.
 
     Attributes:
-        line: what really happened; the oracle's evidence.
-        seen_active_at: what its agent knows of that: since its start, or since the use that it saw.
-        door: what refuses log-ins and jobs.
-        stubborn: the cloud refuses to end it, and nobody knows why.
+        line: true history; the oracle's evidence.
+        seen_active_at: last activity by its agent: its start, or the last use that it saw.
+        door: door that refuses log-ins and jobs.
+        stubborn: the cloud refuses to end it, for an unknown reason.
         clock_ahead: by how much its agent dates its heartbeats into the future.
         loop: a pane where a user left one running, as (seconds from one run to the next, seconds of a run).
         is_new_each_time: each run of it is another command.
@@ -113,7 +113,7 @@ class SimulatedInstance:
 
     @property
     def busy(self) -> bool:
-        """Whether it is used now, in truth; setting it begins a job, or ends every use."""
+        """True if it is really in use now; setting it begins a job, or ends every use."""
         return self.line.jobs.holds_at(self._clock()) or self.line.typing.holds_at(self._clock())
 
     @busy.setter
@@ -124,21 +124,21 @@ class SimulatedInstance:
             self.line.jobs.open(self._clock())
 
     def type(self) -> None:
-        """A user logs in and types."""
+        """Log in and type, as a user does."""
         if not self._is_refused():
             self.line.typing.open(self._clock())
 
     def begin_behind_the_door(self) -> None:
-        """A job begins in a terminal that was open before."""
+        """Begin a job in a terminal that was open before."""
         self.line.jobs.open(self._clock())
 
     def _is_refused(self) -> bool:
-        """Whether the door keeps out what is new."""
+        """Return whether the door refuses a new use."""
         self.door.refused += self.door.is_shut
         return self.door.is_shut
 
     def leave(self) -> None:
-        """Every job ends, and nobody types any more."""
+        """End every job and all typing."""
         for spans in (self.line.jobs, self.line.typing):
             if spans.holds_at(self._clock()):
                 spans.close(self._clock())
@@ -146,20 +146,20 @@ class SimulatedInstance:
                 self._unseen_use = self._unseen_use or not spans[-1].is_over_within(SHORTEST_USE)
 
     def write(self) -> None:
-        """A file that is to be kept changes."""
+        """Change a file that is to be kept."""
         self.line.written.append(self._clock())
 
     def was_used(self) -> bool:
-        """Whether it was used since this was last asked: what an agent that looks every five seconds sees."""
+        """Return whether it was used since the last call, as an agent sees that polls every five seconds."""
         used, self._unseen_use = self._unseen_use or self.busy, False
         return used
 
     def shown(self, after: timedelta) -> int:
-        """How many of its heartbeats the cloud shows by now, if it takes so long for each."""
+        """Return the number of its heartbeats that the cloud shows by now, with this delay."""
         return bisect.bisect_right(self.beats_at, self._clock() - after + self.clock_ahead)
 
     def keep(self, until: datetime | str) -> None:
-        """Its owner asks to keep it, perhaps in words that nobody can read."""
+        """Keep it, as its owner asks, perhaps in an unreadable form."""
         self.release()
         self.line.given_back.close(self._clock())
         self.tags.pop(TAG_GIVE_BACK, None)
@@ -168,10 +168,10 @@ class SimulatedInstance:
         self.tags[TAG_KEEP_UNTIL] = until.isoformat() if isinstance(until, datetime) else until
 
     def unmark(self, promised: timedelta, until: datetime | None = None) -> None:
-        """An administrator deletes what says when it may go, or writes another time there.
+        """Delete its mark, or write another time there, as an administrator may.
 
         Args:
-            promised: the grace that a new mark would have.
+            promised: grace of a new mark.
             until: that other time.
         """
         if self.tags.pop(TAG_REAP_AFTER, None) is None:
@@ -183,39 +183,39 @@ class SimulatedInstance:
         self.line.spared.append(Span(self._clock(), until or self._clock() + grace))
 
     def take(self) -> None:
-        """A user gets it, as the mover writes it down."""
+        """Give it to a user, as the mover records it."""
         self.line.taken.append(self._clock())
         self.tags[TAG_TAKEN_AT] = format_time(self._clock())
 
     def give_back(self) -> None:
-        """Its owner gives it back, and keeps it no longer."""
+        """Give it back, as its owner does, and end its hold."""
         self.release()
         self.line.given_back.open(self._clock())
         self.tags[TAG_GIVE_BACK] = f"{format_time(self._clock())} {self.tags[TAG_OWNER]}"
 
     def release(self) -> None:
-        """Its owner takes that back."""
+        """End the hold, as its owner does."""
         self.line.holds.close(self._clock())
         self.tags.pop(TAG_KEEP_UNTIL, None)
 
     @property
     def is_locked(self) -> bool:
-        """Whether it has termination protection."""
+        """True if it has termination protection."""
         return self.line.locked.holds_at(self._clock())
 
     def lock(self, *, on: bool = True) -> None:
-        """A user turns termination protection on or off."""
+        """Turn termination protection on or off, as a user may."""
         (self.line.locked.open if on else self.line.locked.close)(self._clock())
 
 
 class Door:
-    """The door of one instance: while it is shut nobody begins anything.
+    """The door of one instance: while it is closed, no new use begins.
 
     Attributes:
-        is_shut: whether it is.
-        refused: how often a user came.
-        saved: how often what users keep was saved behind it.
-        while_saving: what happens meanwhile.
+        is_shut: True if it is closed.
+        refused: number of refused uses.
+        saved: number of saves of users' files behind it.
+        while_saving: action during a save.
     """
 
     def __init__(self) -> None:
@@ -223,22 +223,22 @@ class Door:
         self.while_saving: Callable[[], object] = lambda: None
 
     def shut_at(self, now: datetime) -> datetime | None:
-        """As the agent's own, where the file's time cannot be had."""
+        """Return the time of its closing, as the agent's own door does."""
         return now if self.is_shut else None
 
     def shut(self, message: str) -> None:
-        """As the agent's own."""
+        """Change the state as the agent's own door does."""
         assert message, "who is refused is to know why"
         self.is_shut = True
 
     def open(self) -> None:
-        """As the agent's own."""
+        """Change the state as the agent's own door does."""
         self.is_shut = False
 
 
 @dataclass
 class Faults:
-    """What goes wrong, each with a probability for one call."""
+    """Faults, each with a probability for one call."""
 
     throttled: float = 0.0
     denied: float = 0.0
@@ -257,20 +257,20 @@ class Faults:
 
 
 class AgentDiedError(BaseException):
-    """Its process is gone: nothing of it runs any more."""
+    """End of the agent's process."""
 
 
 class HeldUpLook:
-    """One look of an agent, in a thread of its own: while a word is held up it waits, and the world goes on.
+    """One poll of an agent, in its own thread: while a reply is delayed it waits, and the world advances.
 
     One of both runs at a time, so that a run is the same each time.
 
     Args:
-        look: everything that the agent does at it.
+        look: all actions of the agent at the poll.
 
     Attributes:
-        until: when it goes on.
-        is_over: whether everything is done.
+        until: time when it continues.
+        is_over: True if all actions are done.
     """
 
     def __init__(self, look: Callable[[], object]) -> None:
@@ -280,7 +280,7 @@ class HeldUpLook:
         self._thread: threading.Thread | None = None
 
     def go_on(self) -> None:
-        """Go on until it is held up again, or over."""
+        """Continue until it is delayed again, or over."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.look = self  # type: ignore[attr-defined] # for ``wait``
@@ -292,19 +292,19 @@ class HeldUpLook:
             raise self._error
 
     def give_up(self) -> None:
-        """Its agent died."""
+        """End it, since its agent died."""
         self._is_given_up = True
         if self._thread is not None and not self.is_over:
             self.go_on()
 
     @staticmethod
     def is_held_up() -> bool:
-        """Whether this is a look whose words are held up."""
+        """Return whether this thread is a poll with delays."""
         return hasattr(threading.current_thread(), "look")
 
     @staticmethod
     def wait(until: datetime) -> None:
-        """Let the world go on, in such a thread."""
+        """Let the world advance, in such a thread."""
         self = threading.current_thread().look  # type: ignore[attr-defined] # as ``go_on`` made it
         self.until = until
         self._back.release()
@@ -325,12 +325,12 @@ class HeldUpLook:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a client tries to write one object.
+    """Retries of a client for the write of one object.
 
     Attributes:
-        attempts: how often.
-        given_up_after: a connection without an answer.
-        at_most: an attempt takes, with the time until it is connected.
+        attempts: number of attempts.
+        given_up_after: time-out of a connection without an answer.
+        at_most: longest time of an attempt, including its connection.
     """
 
     attempts: int = 1
@@ -342,22 +342,22 @@ class World:
     """Everything there is.
 
     Args:
-        seed: of its faults.
+        seed: seed of its faults.
 
     Attributes:
         now: the time.
-        skew: how far the sweep's own clock is ahead.
+        skew: time by which the sweep's own clock is ahead.
         ends: (time, instance, how) of every end by the API.
-        rules: pool -> what its users were promised; ``sweep_world`` reads it out of the policy.
-        wrongs: every promise that an end broke, in words.
-        page: instances to a page.
-        shown_after: how long the cloud takes until it shows a heartbeat.
-        modified: key of an object -> when it was written, as the bucket tells it.
-        daily: (instance, metric) -> what the cloud says of a whole day of it.
+        rules: pool -> promises to its users; ``sweep_world`` reads them from the policy.
+        wrongs: every promise that an end broke, as text.
+        page: instances of a page.
+        shown_after: delay until the cloud shows a heartbeat.
+        modified: key of an object -> time of its write, by the bucket.
+        daily: (instance, metric) -> value of a whole day, by the cloud.
         spot_prices: instance type -> zone -> price of an hour.
-        answering: makes the agent of an instance, where its policy asks for answers.
+        answering: creates the agent of an instance, if its policy asks for replies.
         agents: id of an instance that was asked -> its agent.
-        unfit_at_start: whether what is started from now on fails its boot check.
+        unfit_at_start: instances that start from now on fail their boot check.
         patience: of the agents' clients.
         way: of one attempt of theirs, by its key: how long it is on its way; None where it is lost.
         way_back: how long the answer of one of the sweep's lists is on its way.
@@ -399,11 +399,11 @@ class World:
     # users and time
 
     def clock(self) -> datetime:
-        """The sweep's clock."""
+        """Return the time of the sweep's clock."""
         return self.now + self.skew
 
     def start(self, tags: dict[str, str], group: str | None = None, **more: Any) -> SimulatedInstance:
-        """Start an instance whose owner works on it at once."""
+        """Start an instance that its owner uses at once."""
         key = f"i-{next(self._numbers):017x}"
         more = {"unfit": self.unfit_at_start} | more
         instance = SimulatedInstance(lambda: self.now, key, dict(tags), **more)
@@ -415,12 +415,12 @@ class World:
         return instance
 
     def group(self, name: str, min_size: int, max_size: int = 10, **tags: str) -> None:
-        """Make an empty scaling group."""
+        """Create an empty scaling group."""
         made = {"min": min_size, "max": max_size, "desired": 0, "members": [], "suspended": set()}
         self.groups[name] = made | {"tags": tags}
 
     def tagged_groups(self) -> list[str]:
-        """The groups that carry the stack's tag."""
+        """Return the groups with the stack's tag."""
         return [name for name, group in self.groups.items() if not group.get("untagged")]
 
     def join(self, group: str, tags: dict[str, str], **more: Any) -> SimulatedInstance:
@@ -449,11 +449,11 @@ class World:
                 self.start(self.instances[key].tags, group, busy=not self.unfit_at_start)
 
     def pass_minutes(self, minutes: int) -> None:
-        """Let time pass; agents look every minute."""
+        """Let time pass; agents poll every minute."""
         self._pass(minutes * MINUTE)
 
     def pass_seconds(self, seconds: float) -> None:
-        """Let time pass, as long as a sweep waits."""
+        """Let time pass, as a sweep's wait does."""
         self._pass(timedelta(seconds=seconds))
 
     def _pass(self, span: timedelta) -> None:
@@ -473,7 +473,7 @@ class World:
                     self._minute_of(instance)
 
     def _asked(self) -> list[SimulatedInstance]:
-        """Instances whose agents are, or were, asked by a mark that is due, or have refused one."""
+        """Return the instances whose agents were asked by a due mark, or have refused one."""
         if self.answering is None:
             return []
         due = [
@@ -490,14 +490,14 @@ class World:
         return mark is not None and datetime.fromisoformat(mark) <= self.now
 
     def _next_look(self, asked: list[SimulatedInstance]) -> datetime:
-        """Agents look every five seconds, and every second behind a shut door."""
+        """Return the time of the next poll: every five seconds, and every second behind a closed door."""
         if not asked:
             return NEVER
         step = SECOND if any(call.door.is_shut for call in asked) else 5 * SECOND
         return EPOCH + ((self.now - EPOCH) // step + 1) * step
 
     def _answer(self, instance: SimulatedInstance) -> None:
-        """One look of an agent at what its mark asks for; its calls take no time of the sweep's."""
+        """Run one poll of an agent about its mark; its calls take none of the sweep's time."""
         assert self.answering is not None
         agent = self.agents.get(instance.id) or self.answering(instance)
         self.agents[instance.id] = agent
@@ -513,7 +513,7 @@ class World:
         self._forget_idle(instance)
 
     def _go_on(self, instance: SimulatedInstance, look: "HeldUpLook") -> None:
-        """One look of an agent, until a word of it is held up; with its agent what is on its way is lost."""
+        """Run one poll of an agent until a reply is delayed; a reply under way is lost with its agent."""
         self._held_up.pop(instance.id, None)
         if instance.agent not in AT_WORK or instance.state != "running":
             look.give_up()
@@ -529,7 +529,7 @@ class World:
             self._held_up[instance.id] = look
 
     def _forget_idle(self, instance: SimulatedInstance) -> None:
-        """Forget an agent that nobody asks."""
+        """Forget an agent that is not asked."""
         agent = self.agents[instance.id]
         tagged = instance.tags.keys() & {TAG_REAP_AFTER, TAG_WITHDRAWN}
         if not tagged and agent.notice_listener.talk.mark is None and not instance.door.is_shut:
@@ -556,7 +556,7 @@ class World:
         instance.beats.append(value)
 
     def restart_agent(self, instance: SimulatedInstance) -> None:
-        """A fresh agent knows of nothing before its start."""
+        """Restart the agent, which then knows nothing from before its start."""
         self._stop_agent(instance)
         instance.senses = None
         if instance.door.is_shut and self.answering is not None:
@@ -572,7 +572,7 @@ class World:
     # what every call goes through
 
     def send(self, instance: SimulatedInstance, key: str) -> None:
-        """A write of an agent until it arrives. Raises what boto3 does where none of its attempts did."""
+        """Delay a write of an agent until it arrives; raises as boto3 does if no attempt arrives."""
         if not HeldUpLook.is_held_up():
             return
         patience = self.patience()
@@ -589,7 +589,7 @@ class World:
         return None if self.chance(LOST) else at_most * self._random.random()
 
     def arrive(self) -> None:
-        """The answer of one of the sweep's lists, once it is read, on its way back."""
+        """Delay the answer of one of the sweep's lists, after it was read."""
         if self.way_back is not None:
             self._pass(self.way_back())
         elif self.faults.lists_held_up and self.chance(self.faults.lists_held_up):
@@ -609,11 +609,11 @@ class World:
         return content | {"ResponseMetadata": {"HTTPHeaders": {"date": date}, "RetryAttempts": 0}}
 
     def on_call(self, operation: str, act: Callable[[], object], number: int = 2) -> None:
-        """Let something happen right before a call, by default the second of its kind from now on."""
+        """Run an action right before a call, by default the second of its kind from now on."""
         self._surprises[operation] = (number, act)
 
     def before(self, operation: str) -> None:
-        """Faults that keep a call from doing anything."""
+        """Inject the faults before a call's work."""
         if self._agents_act:
             if self.chance(self.faults.throttled):
                 raise refusal("RequestLimitExceeded", operation)
@@ -636,19 +636,19 @@ class World:
             raise refusal("UnauthorizedOperation", operation)
 
     def after(self, operation: str) -> None:
-        """The fault that hides that a call did its work."""
+        """Inject the fault that hides a call's success."""
         if self._random.random() < self.faults.after_commit:
             raise refusal("InternalError", operation)
 
     def hear(self, message: str) -> None:
-        """A user reads a message; one that says how to keep an instance is the notice of its end."""
+        """Record a message to users; one with `gpu-fleet keep` is the notice of an instance's end."""
         self.messages.append((self.now, message))
         for instance in self.instances.values():
             if instance.id in message and "gpu-fleet keep" in message:
                 instance.line.notices.append(self.now)
 
     def floors(self) -> list[str]:
-        """Every group that wants fewer than its minimum, or than it has: its cloud would end one of these."""
+        """Return every group that wants fewer than its minimum, or than it has: its cloud would end one."""
         return [
             f"group {name} wants {group['desired']}, its minimum is {group['min']}, and {count} run in it"
             for name, group in self.groups.items()
@@ -661,13 +661,13 @@ class World:
         return self._random.random() < probability
 
     def unmark(self, instance: SimulatedInstance, chance: float = 1.0, until: datetime | None = None) -> None:
-        """An administrator takes its mark away, by chance; see ``SimulatedInstance.unmark``."""
+        """Remove its mark with a probability, as an administrator may; see ``SimulatedInstance.unmark``."""
         rules = self.rules.get(instance.tags.get(TAG_POOL, ""))
         if rules is not None and self.chance(chance):
             instance.unmark(rules.grace, until)
 
     def gone(self, instance: SimulatedInstance, how: str) -> None:
-        """An instance ends, and the oracle judges it before anything else happens."""
+        """End an instance, and let the oracle judge it at once."""
         if instance.state == "running" or (instance.state == "stopped" and how == "terminated"):
             self.ends.append((self.now, instance, how))
             rules = self.rules.get(instance.tags.get(TAG_POOL, ""))
@@ -681,7 +681,7 @@ class World:
         (instance.line.stopped.open if how == "stopped" else instance.line.stopped.close)(self.now)
 
     def boot(self, instance: SimulatedInstance) -> None:
-        """Its owner starts a stopped instance again."""
+        """Start a stopped instance again, as its owner does."""
         instance.state, instance.stopped_at = "running", None
         instance.line.stopped.close(self.now)
         instance.line.boots.append(self.now)

@@ -1,7 +1,7 @@
-"""The agents of a world's instances: their real answers to the sweep's mark, step by step on its clock.
+"""The agents of a world's instances: their real replies to the sweep's mark, step by step on its clock.
 
-Real are ``NoticeListener``, what it decides and what it writes into the bucket. Made up is what stands around
-it: the sensors' reading, which shows what the timeline says of this moment; the door; the metadata service.
+Real are ``NoticeListener``, its decisions and its writes to the bucket. Fake are the sensors' reading, which
+follows the timeline, the door, and the metadata service.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ BOTO3S_OWN_ATTEMPTS = 5  # of its retry mode "legacy"
 
 
 def patience(cloud: str) -> Patience:
-    """Of the client by which the agents of a cloud write their words."""
+    """Return the retries of the client by which a cloud's agents write replies."""
     made = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
     content = INSTANCE_TOML.replace('cloud = "aws"', f'cloud = "{cloud}"')
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file, patch.dict(os.environ, ENVIRON | made):
@@ -53,7 +53,7 @@ def patience(cloud: str) -> Patience:
 
 
 class _Sending:
-    """A bucket that an agent reaches over a network which holds up what it writes."""
+    """A bucket behind a network that delays an agent's writes."""
 
     def __init__(self, world: Any, instance: Any, bucket: Any) -> None:
         self._world, self._instance, self._bucket = world, instance, bucket
@@ -70,9 +70,9 @@ class Agent:
     """The second thread of one instance's agent.
 
     Args:
-        world: whose clock and bucket.
+        world: world with the clock and the bucket.
         instance: the instance.
-        bucket: boto3's S3 client, in a world where agents are at work.
+        bucket: boto3's S3 client of the world.
         cloud: ``aws`` or ``alicloud``.
     """
 
@@ -88,7 +88,7 @@ class Agent:
             drain=_never,
             save=self._save,
             notify=lambda _: None,
-            look=self._look,
+            poll=self._poll,
             store=lambda: self._store,
             caller=lambda: self._who,
             fence=self,
@@ -99,14 +99,14 @@ class Agent:
         self.notice_listener = NoticeListener(notices, answers, lambda: world.now, booted_at=booted_at)
 
     def act(self) -> None:
-        """What the thread does every five seconds, and every second behind a shut door."""
+        """Run the thread's poll of every five seconds, or of every second behind a closed door."""
         if self._cloud == "aws" or self._world.now >= self._tags_at + TAGS_EVERY:
             self._tags, self._tags_at = dict(self._instance.tags), self._world.now
         with contextlib.suppress(CloudError):  # it tries again
-            self.notice_listener.look()
+            self.notice_listener.poll()
 
     def exchange(self) -> Exchange:
-        """What is said and decided for the mark that it was asked about."""
+        """Return the replies and decisions about its mark."""
         assert self.notice_listener.talk.mark is not None
         return Exchange(self._store, self._who, self.notice_listener.talk.mark)
 
@@ -119,26 +119,26 @@ class Agent:
         return Saved(0, 0, 0)
 
     def get(self, path: str) -> str | None:
-        """As the metadata service."""
+        """Return a tag, as the metadata service does."""
         return self._tags.get(path.rpartition("/")[2])
 
     def raise_for(self, mark: datetime) -> None:
-        """As ``Fence``: AWS denies to end an instance that carries this tag; RAM cannot."""
+        """Set the tag with which AWS denies the end of an instance, as ``Fence`` does; RAM cannot."""
         if self._cloud == "aws":
             self._instance.tags[TAG_WITHDRAWN] = format_time(mark)
 
     def lower_but(self, mark: datetime | None) -> None:
-        """As ``Fence``."""
+        """Remove the tag except for a mark, as ``Fence`` does."""
         if mark is None or self._instance.tags.get(TAG_WITHDRAWN) != format_time(mark):
             self._instance.tags.pop(TAG_WITHDRAWN, None)
 
-    def _look(self, mark: datetime) -> Seen:
-        """What an agent that knows the instance's habits makes of this moment."""
+    def _poll(self, mark: datetime) -> Seen:
+        """Return the view of an agent that knows the instance's habits."""
         self._instance.senses = self._instance.senses or Accustomed(self)
-        return seen(self._instance.senses.look(self._world.now), mark, Limits())
+        return seen(self._instance.senses.poll(self._world.now), mark, Limits())
 
-    def look(self, now: datetime) -> Reading:
-        """Everything that is on the instance at this moment, as real sensors would show it."""
+    def poll(self, now: datetime) -> Reading:
+        """Return the present reading of the instance, as real sensors would give it."""
         line, sees = self._instance.line, self._instance.agent != "deluded"
         sessions = [
             Session("terminal", "ada on pts/0", (now - min(at.end, now)).total_seconds())
@@ -158,11 +158,11 @@ class Agent:
         )
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
-        """As ``look``."""
-        return self.look(now)
+        """Return the reading of ``look``."""
+        return self.poll(now)
 
     def _runs(self, now: datetime) -> Iterator[Started]:
-        """What a loop in a pane has running, and a job that looks the same."""
+        """Yield the process of a loop in a pane, and a job that looks the same."""
         if self._instance.loop is None:
             return
         every_s, lasts_s = self._instance.loop

@@ -1,4 +1,4 @@
-"""The boto3 clients that a sweep uses, answering out of a ``World``."""
+"""The boto3 clients of a sweep, which answer from a ``World``."""
 # ruff: noqa: N803, PLR0917 - the argument names and their number are boto3's
 
 import bisect
@@ -14,7 +14,7 @@ DAY_S = 86_400
 
 
 def clients(world: World) -> Clients:
-    """The boto3 clients of a world."""
+    """Return the boto3 clients of a world."""
     ec2 = _Ec2(world)
     return Clients(ec2, _AutoScaling(world), _CloudWatch(world), _Sns(world), _S3(world), ec2)
 

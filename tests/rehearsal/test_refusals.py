@@ -4,7 +4,7 @@ import pulumi
 import pulumi_aws as aws
 import pytest
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.rehearsal.errors import CreationError, RehearsalError, UnknownInvokeError
 from gpu_fleet_stacks.rehearsal.program import read_config
 from tests.rehearsal.examples import run

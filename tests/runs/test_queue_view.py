@@ -15,7 +15,7 @@ from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.core.runs import NodeState, Phase
-from gpu_fleet_image.queue import books
+from gpu_fleet_image.queue import job_records
 from gpu_fleet_image.queue.answers import Job
 from tests.capacity.cloud_of_groups import policy
 
@@ -58,11 +58,11 @@ class Stack:
         bucket = RunBucket(self.s3, Calls(lambda: NOW), "data")
         self.viewer = QueueViewer(policy(queue_gpus=8), bucket, "ada", "users/ada", is_instance, self.said)
 
-    def said(self) -> books.Books:
-        entries = tuple(books.JobEntry(job, NOW.isoformat(), 7200.0, 3600.0) for job in self.jobs)
-        return books.Books(datetime.now(UTC), entries)
+    def said(self) -> job_records.JobRecords:
+        entries = tuple(job_records.JobRecord(job, NOW.isoformat(), 7200.0, 3600.0) for job in self.jobs)
+        return job_records.JobRecords(datetime.now(UTC), entries)
 
-    def entry(self) -> books.JobEntry:
+    def entry(self) -> job_records.JobRecord:
         return self.said().entries[0]
 
     def says(self, name: str, content: bytes) -> None:
@@ -117,15 +117,15 @@ def test_jobs_of_others_are_not_listed(capsys):
 
 def test_a_word_of_the_controllers_that_is_old_is_said_to_be(capsys):
     stack = Stack(JOB)
-    old = books.Books(datetime.now(UTC) - timedelta(hours=2), (stack.entry(),))
+    old = job_records.JobRecords(datetime.now(UTC) - timedelta(hours=2), (stack.entry(),))
 
     queue_view.show_runs(replace(stack.viewer, read=lambda: old))
 
-    assert "said so 2.0 h ago" in capsys.readouterr().err
+    assert "wrote this 2.0 h ago" in capsys.readouterr().err
 
 
 def test_a_controller_that_never_spoke_is_named():
-    with pytest.raises(ConfigurationError, match="has said nothing of jobs yet"):
+    with pytest.raises(ConfigurationError, match="has not written its jobs yet"):
         queue_view.show_runs(replace(Stack().viewer, read=lambda: None))
 
 
@@ -135,7 +135,7 @@ def test_a_controller_that_never_spoke_is_named():
         ({"state": "PENDING", "reason": "Resources", "restarts": 0}, "pending (Resources)"),
         (
             {"state": "PENDING", "reason": "AssocGrpGRES", "restarts": 0},
-            "pending (its team's GPUs are at work: teams.max_gpus)",
+            "pending (its team's GPUs are in use: teams.max_gpus)",
         ),
         ({"comment": "gpu-fleet:failed-on=i-1,-"}, "running (restarts 1; failed on i-1)"),
         ({"state": "FAILED", "reason": "NonZeroExitCode", "restarts": 0}, "failed (NonZeroExitCode)"),
@@ -240,7 +240,7 @@ def test_what_slurm_refuses_is_said():
 
 
 @pytest.mark.parametrize(
-    ("state", "says"), [("RUNNING", "is asked to save and end"), ("PENDING", "ends as soon as it starts")]
+    ("state", "says"), [("RUNNING", "is asked to save and stop"), ("PENDING", "will stop when it starts")]
 )
 def test_a_laptop_leaves_word_where_the_run_looks(state, says):
     stack = Stack(replace(JOB, state=state))

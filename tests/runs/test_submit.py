@@ -35,7 +35,8 @@ from gpu_fleet_image.core.runs import (
     node_prefix,
     state_of,
 )
-from gpu_fleet_image.instance.agent.sensors.processes import is_watched, processes
+from gpu_fleet_image.instance.agent.sensors.commands import is_watched
+from gpu_fleet_image.instance.agent.sensors.processes import processes
 from gpu_fleet_stacks.aws.stack import build
 from gpu_fleet_stacks.rehearsal import sweeps
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
@@ -257,8 +258,8 @@ def test_what_leaves_the_laptop_and_what_does_not_is_said_before_it_is_sent(flee
 
     said = say(*SUBMIT, "--dry-run")
 
-    assert re.match(rf"\d+ files, [\d,]+ bytes, travel into {RECORDS}, where no other", said.output)
-    assert "; left out: data/text/.env (--include NAME sends" in said.output.splitlines()[0]
+    assert re.match(rf"\d+ files, [\d,]+ bytes, are uploaded to {RECORDS}, where no other", said.output)
+    assert "; left out: data/text/.env (--include NAME uploads" in said.output.splitlines()[0]
     assert ", data/text/.env" not in said.output
 
 
@@ -451,7 +452,10 @@ def be_terminated(node):
 
 
 AT_THE_INSTANCE = {
-    "no account": (lambda node: node.accounts("bob"), "there is no account 'ada' here: access.people"),
+    "no account": (
+        lambda node: node.accounts("bob"),
+        "there is no account 'ada' here: add it to access.people",
+    ),
     "who left": (lambda node: node.accounts("ada", locked="ada"), "account 'ada' is locked"),
     "an account of the system": (
         lambda node: node.accounts("ada", groups=False),

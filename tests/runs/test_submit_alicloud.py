@@ -182,7 +182,7 @@ def test_what_the_instance_refuses_comes_back_as_one_message(fleet, delivered):
     said = say(*COMMAND, "--", "ls")
 
     assert said.exit_code == 1
-    assert "refused: there is no account 'ada' here: access.people" in said.output
+    assert "refused: there is no account 'ada' here: add it to access.people" in said.output
     assert delivered == []
 
 
@@ -202,7 +202,7 @@ def test_a_stack_without_the_command_says_how_it_gets_one(fleet, delivered, monk
     said = say(*COMMAND, "--", "ls")
 
     assert said.exit_code == 1
-    assert "stack 'test' has no command another: `gpu-fleet up` makes it" in said.output
+    assert "stack 'test' has no command another: `gpu-fleet up` creates it" in said.output
 
 
 def test_no_word_of_a_caller_becomes_roots(fleet, tmp_path):

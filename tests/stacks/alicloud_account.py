@@ -1,4 +1,4 @@
-"""An Alibaba Cloud account made of answers, behind a server of this computer."""
+"""Fake Alibaba Cloud account with fixed answers, behind a server of this computer."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from gpu_fleet_stacks.calls.alicloud import KEY_ID, KEY_SECRET, Alicloud
+from gpu_fleet_stacks.clients.alicloud import KEY_ID, KEY_SECRET, Alicloud
 from tests.reaper.alicloud_api import refused
 
 OK, FORBIDDEN, SERVER_ERROR = 200, 403, 500
@@ -28,7 +28,7 @@ class Account:
     """Answers by action; an action without one is refused.
 
     Attributes:
-        answers: an answer, a refusal, or a function of the request's parameters that gives one of both.
+        answers: an answer, a refusal, or a function from the request's parameters to one of them.
         asked: every call so far: its action and parameters.
         unsigned: calls that came without a signature.
     """
@@ -54,7 +54,7 @@ class Account:
 
 @contextmanager
 def serving(account: Account, region: str = "cn-shenzhen") -> Iterator[Alicloud]:
-    """The official client against the account."""
+    """Yield the official client, connected to the account."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):

@@ -1,15 +1,15 @@
-"""A sound Alibaba Cloud stack file to bend in tests."""
+"""A valid Alibaba Cloud stack file, to be changed by tests."""
 
 import re
 from typing import Any
 
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.reader import from_mapping
 
 
 def stack_file(**changes: Any) -> dict[str, Any]:
-    """The content of a sound file, with some top-level keys replaced."""
+    """Return the content of a valid file, with some top-level keys replaced."""
     content: dict[str, Any] = {
         "cloud": "alicloud",
         "region": "cn-shenzhen",
@@ -29,23 +29,23 @@ def stack_file(**changes: Any) -> dict[str, Any]:
 
 
 def pool(**changes: Any) -> dict[str, Any]:
-    """A sound pool, with some keys replaced."""
+    """Return a valid pool, with some keys replaced."""
     sound = {"name": "dev", "types": ["ecs.gn7i-c8g1.2xlarge"], "size": {"min": 0, "desired": 1, "max": 2}}
     return sound | changes
 
 
 def stack(name: str = "test", **changes: Any) -> Stack:
-    """A sound stack, with some top-level keys of its file replaced; what has no list price is assumed."""
+    """Return a valid stack, with some keys of its file replaced, and assumed prices where no list has one."""
     return priced(name, stack_file(**changes))
 
 
 def priced(name: str, content: dict[str, Any]) -> Stack:
-    """The stack of a file, with a price assumed for everything that has no list price."""
+    """Return the stack of a file, with an assumed price for everything without a list price."""
     return from_mapping(name, content | {"budget": content["budget"] | {"assume": assumptions(content)}})
 
 
 def assumptions(content: dict[str, Any]) -> dict[str, str]:
-    """A price for everything that a file has to assume one for."""
+    """Return a price for everything that needs an assumed one."""
     assume = dict(content["budget"].get("assume", {}))
     try:
         from_mapping("test", content)

@@ -1,4 +1,4 @@
-"""What the provider checks before it calls any API, of every resource that this project declares.
+"""Checks of the provider before any call of an API, for every resource that this project declares.
 
 Source of each entry: the ValidateFunc and ConflictsWith in ``alicloud/resource_alicloud_<resource>.go`` of
 github.com/aliyun/terraform-provider-alicloud at 81c43b6 (2026-08-21), and where there is none the argument

@@ -49,34 +49,34 @@ STACKS = [name for name in SHIPPED if stack_files.settings_of(name).cloud == "al
 
 
 def shipped(name: str) -> Rehearsed:
-    """What the project's own program registers for a shipped stack."""
+    """Return the registrations of the project's own program for a shipped stack."""
     return declared(name)
 
 
 def everything() -> Rehearsed:
-    """What the stack registers that uses every key there is."""
+    """Return the registrations of a stack that uses every key."""
     return declared(EVERYTHING)
 
 
 def register(settings: Stack) -> Rehearsed:
-    """What any settings register and export, made anew."""
+    """Run the program for any settings; return its registrations and exports."""
     return run(settings)
 
 
 def inputs(rehearsed: Rehearsed, token: str, name: str = "") -> list[dict[str, Any]]:
-    """The inputs of every resource of a type whose name has a part; of all by default."""
+    """Return the inputs of every resource of a type whose name contains `name`; of all by default."""
     return [resource.inputs for resource in rehearsed.of_type(token) if name in resource.name]
 
 
 def statements(document: str) -> list[dict[str, Any]]:
-    """The statements of a policy document."""
+    """Return the statements of a policy document."""
     content = json.loads(document)
     assert content["Version"] == "1"
     return list(content["Statement"])
 
 
 def role_statements(rehearsed: Rehearsed, role: str) -> list[dict[str, Any]]:
-    """What a role may do."""
+    """Return the statements of a role's policy."""
     (policy,) = [
         resource
         for resource in rehearsed.of_type("alicloud:ram/policy:Policy")
@@ -119,7 +119,7 @@ VARIANTS = {
 
 
 def programs() -> dict[str, Rehearsed]:
-    """All of them by name: both shipped stacks, each shape by itself, and every key at once."""
+    """Return all programs by name: both shipped stacks, each shape alone, and every key at once."""
     return {
         **{name: shipped(name) for name in STACKS},
         **{name: declared(settings) for name, settings in VARIANTS.items()},

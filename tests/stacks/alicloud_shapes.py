@@ -1,4 +1,4 @@
-"""A hypothesis strategy for sound stack files of Alibaba Cloud of any shape."""
+"""A hypothesis strategy for valid stack files of Alibaba Cloud of any shape."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ ERDMA_TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.ALICLOUD) if 
 
 @st.composite
 def stack_files_of_any_shape(draw: st.DrawFn) -> dict[str, Any]:
-    """A sound stack file."""
+    """Draw a valid stack file."""
     zones = draw(st.lists(st.sampled_from([f"cn-shenzhen-{x}" for x in "abcdef"]), min_size=1, unique=True))
     nat = draw(st.sampled_from(["none", "one", "per_zone"]))
 

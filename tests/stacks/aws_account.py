@@ -1,4 +1,4 @@
-"""An AWS account made of answers: boto3 clients that reach nobody, held to the shapes of the real API."""
+"""Fake AWS account with fixed answers: boto3 clients without a network, checked by the real API's shapes."""
 
 import copy
 from dataclasses import dataclass, field
@@ -33,10 +33,10 @@ def _made(service: str) -> Any:
 
 @dataclass
 class Account:
-    """Answers by ``service:Operation``; whatever is not there cannot be reached.
+    """Answers by ``service:Operation``; another operation cannot be reached.
 
     Attributes:
-        answers: an answer, a refusal, or a function of the request's parameters that gives one of both.
+        answers: an answer, a refusal, or a function from the request's parameters to one of them.
         asked: every call so far: its name and parameters.
     """
 
@@ -44,7 +44,7 @@ class Account:
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def client(self, service: str) -> Any:
-        """A client of boto3, whose calls end here: a copy of one that is made once a process."""
+        """Return a boto3 client whose calls are answered here: a copy of one that a process makes once."""
         made = _made(service)
         client = object.__new__(type(made))  # it knows no copy, for it answers for every attribute
         vars(client).update(vars(made), meta=copy.copy(made.meta))

@@ -1,4 +1,4 @@
-"""Stacks of either cloud as they are declared, with each provider's words for what both clouds have."""
+"""Declared stacks of either cloud, with each provider's names for what both clouds have."""
 
 import json
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Declared:
-    """A stack's settings, and what its program registers where nothing stands."""
+    """A stack's settings, and its program's registrations in an empty account."""
 
     settings: Stack
     rehearsed: Rehearsed
@@ -76,7 +76,7 @@ class Declared:
         return [resource for token in tokens for resource in self.rehearsed.of_type(token)]
 
     def inputs(self, token: str, name: str = "") -> list[dict[str, Any]]:
-        """The inputs of every resource of a type whose name has a part; of all by default."""
+        """Return the inputs of every resource of a type whose name contains `name`; of all by default."""
         return [resource.inputs for resource in self.of_type(token) if name in resource.name]
 
     def statements(self, role: str = "", effect: str = "Allow") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -90,7 +90,7 @@ class Declared:
 
 @cache
 def declared(name: str) -> Declared:
-    """A stack of ``STACKS``, registered once a process; a test changes nothing of it."""
+    """Return a stack of ``STACKS``, registered once a process; tests must not change it."""
     of = STACKS[name]
     settings = of if isinstance(of, Stack) else stack_files.settings_of(of)
     return Declared(settings, registrations.declared(of))

@@ -1,4 +1,4 @@
-"""Stacks as they are declared, for tests that ask no moto; and their programs run anew."""
+"""Declared stacks for tests without moto, and new runs of their programs."""
 
 from collections.abc import Callable
 
@@ -16,25 +16,25 @@ AWS_STACKS = [name for name in SHIPPED if stack_files.settings_of(name).cloud ==
 
 @pytest.fixture(scope="module", params=AWS_STACKS)
 def declared(request) -> Declared:
-    """Each shipped AWS stack in turn."""
+    """Return each shipped AWS stack in turn."""
     return clouds.declared(request.param)
 
 
 @pytest.fixture(scope="module", params=clouds.ON_ALICLOUD)
 def alicloud(request) -> Declared:
-    """Those of Alibaba Cloud, and one that uses every key there is."""
+    """Return each shipped stack of Alibaba Cloud, and one that uses every key."""
     return clouds.declared(request.param)
 
 
 @pytest.fixture(scope="module", params=clouds.STACKS)
 def either(request) -> Declared:
-    """Each shipped stack of both clouds, and one of each that makes what no shipped one does."""
+    """Return each shipped stack of both clouds, and one of each with resources that no shipped one has."""
     return clouds.declared(request.param)
 
 
 @pytest.fixture
 def register(monkeypatch) -> Callable[[Stack], Rehearsed]:
-    """Run the program for any settings anew, with what a test patches; else ``declared``."""
+    """Return a function that runs the program for any settings with a test's patches; else ``declared``."""
     monkeypatch.setattr(program, "CREATORS", registrations.AnyType())
     monkeypatch.setattr(monitor, "answer", registrations.answer_of_none)
     return registrations.run

@@ -1,4 +1,4 @@
-"""The counters that NVIDIA's exporter publishes unless it is told otherwise.
+"""The counters that NVIDIA's exporter publishes by default.
 
 github.com/NVIDIA/dcgm-exporter, etc/default-counters.csv, rows that are not commented out, read 2026-11-21.
 """

@@ -1,4 +1,4 @@
-"""Deflates each content once in a process: a stack of Alibaba Cloud packs boto3 twice, half of a run."""
+"""Compression of each content once in a process: a stack of Alibaba Cloud packs boto3 twice."""
 
 import zipfile
 import zlib
@@ -10,7 +10,7 @@ LEVEL, WINDOW = zlib.Z_DEFAULT_COMPRESSION, -15
 
 
 class Once:
-    """A compressor that looks whether it has had this content before; the bytes are those of zlib."""
+    """A compressor that reuses the result for the same content; the bytes are those of zlib."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -30,7 +30,7 @@ def deflated(content: bytes) -> bytes:
 
 
 def deflate_once() -> None:
-    """From here on in this process."""
+    """Use it from now on in this process."""
     own = zipfile._get_compressor  # type: ignore[attr-defined]
 
     def compressor(kind: int, level: int | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""What a deletion in reverse order of dependencies meets, read from registrations."""
+"""Order of a deletion, which is the reverse of the dependencies, read from registrations."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from gpu_fleet_stacks.rehearsal.registrations import Registration, RegistrationO
 
 
 def reached(registrations: Iterable[Registration]) -> dict[str, set[str]]:
-    """URN -> every URN that it depends on, however far away: all of them outlive it."""
+    """Return URN -> every URN on which it depends, also indirectly: all of them outlive it."""
     direct = {registration.urn: set(registration.dependencies) for registration in registrations}
     found: dict[str, set[str]] = {}
 
@@ -22,13 +22,13 @@ def reached(registrations: Iterable[Registration]) -> dict[str, set[str]]:
 
 
 def outlived(rehearsed: Rehearsed) -> tuple[Registration, set[str]]:
-    """The key of a stack, and every URN that depends on it."""
+    """Return the key of a stack, and every URN that depends on it."""
     (key,) = (made for made in rehearsed.resources if made.type.endswith(":kms/key:Key"))
     return key, {urn for urn, others in reached(rehearsed.registrations).items() if key.urn in others}
 
 
 def encrypted_with(key: Registration, registrations: Iterable[Registration]) -> list[Registration]:
-    """Every resource whose inputs name the key, by its id or by its ARN."""
+    """Return every resource whose inputs name the key, by its id or by its ARN."""
     names = {key.id, key.outputs["arn"]}
     return [
         registration

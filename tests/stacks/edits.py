@@ -1,4 +1,4 @@
-"""Every key of a stack file, with another value that it may have; and whether the change loses data. Data."""
+"""Table of every key of a stack file, with another valid value, and whether the change loses data."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,8 @@ class Edit:
     Attributes:
         key: its path, with [] for the first of a list; several of one section, or several sections, are
             joined by +, and their values are a tuple.
-        value: what stands there afterwards; of ``pools``, what makes the new list of the old.
-        loses: clouds on which the providers replace or delete something that holds data.
+        value: the new value; for ``pools``, a function from the old list to the new one.
+        loses: clouds whose providers replace or delete a resource that holds data.
     """
 
     key: str
@@ -40,7 +40,7 @@ BY_SSH = {"ssh_from": {"lab": "10.8.0.0/24"}, "people": {"bob": {"uid": 5002, "k
 
 
 def base(cloud: str) -> dict[str, Any]:
-    """Changes that make the sound stack file one with everything that holds data."""
+    """Return changes by which the valid stack file has every resource that holds data."""
     own = {"kms_instance_id": "kst-szh0000000000000000", "redundancy": "LRS"} if cloud == "alicloud" else {}
     return {
         "network": {"cidr": "10.0.0.0/16", "zones": ZONES[cloud], "slots": SLOTS[cloud], "nat": "one"},
@@ -50,7 +50,7 @@ def base(cloud: str) -> dict[str, Any]:
 
 
 def edits(cloud: str) -> tuple[Edit, ...]:
-    """One edit of each key, on one cloud; keys of the other cloud are left out."""
+    """Return one edit of each key, on one cloud; keys of the other cloud are left out."""
     of_cloud = _OF_AWS if cloud == "aws" else _OF_ALICLOUD
     zones, third = ZONES[cloud], THIRD[cloud]
     return (
@@ -168,7 +168,7 @@ _OF_ALICLOUD = (
 
 
 def applied(content: dict[str, Any], chosen: tuple[Edit, ...]) -> dict[str, Any]:
-    """A stack file with some edits made; the one given stays as it is."""
+    """Return a copy of a stack file with some edits."""
     made: dict[str, Any] = {**content}
     for edit in chosen:
         section, _, joined = edit.key.partition(".")

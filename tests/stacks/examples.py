@@ -1,17 +1,18 @@
-"""A sound stack file to bend in tests, and a hypothesis strategy for sound ones of any shape."""
+"""A valid stack file, to be changed by tests, and a hypothesis strategy for valid ones of any shape."""
 
 from typing import Any
 
 from hypothesis import strategies as st
 
-from gpu_fleet_stacks import catalog, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.reader import from_mapping
 
 
 def stack_file(**changes: Any) -> dict[str, Any]:
-    """The content of a sound AWS stack file, with some top-level keys replaced."""
+    """Return the content of a valid AWS stack file, with some top-level keys replaced."""
     content: dict[str, Any] = {
         "cloud": "aws",
         "region": "us-east-1",
@@ -25,12 +26,12 @@ def stack_file(**changes: Any) -> dict[str, Any]:
 
 
 def pool(**changes: Any) -> dict[str, Any]:
-    """A sound pool, with some keys replaced."""
+    """Return a valid pool, with some keys replaced."""
     return {"name": "dev", "types": ["g5.xlarge"], "size": {"min": 0, "desired": 1, "max": 2}} | changes
 
 
 def changed(content: Any, values: dict[str, Any]) -> Any:
-    """A copy of a file with other values at some keys, such as ``pools[0].idle.action``."""
+    """Return a copy of a file with other values at some keys, such as ``pools[0].idle.action``."""
     for key, value in values.items():
         steps = key.replace("[", ".").replace("]", "").split(".")
         content = _put(content, [int(step) if step.isdigit() else step for step in steps], value)
@@ -49,7 +50,7 @@ def _put(place: Any, steps: list[int | str], value: Any) -> Any:
 
 
 def stack(name: str = "test", **changes: Any) -> Stack:
-    """A sound stack, with some top-level keys of its file replaced."""
+    """Return a valid stack, with some top-level keys of its file replaced."""
     return from_mapping(name, stack_file(**changes))
 
 
@@ -75,7 +76,7 @@ ZONES = [f"us-east-1{letter}" for letter in "abcdef"]
 
 @st.composite
 def networks(draw: st.DrawFn) -> dict[str, Any]:
-    """A network of any size, zone count and NAT that may be asked for."""
+    """Draw a network of any valid size, number of zones and NAT."""
     prefix = draw(st.integers(naming.SHORTEST_NETWORK_PREFIX, naming.LONGEST_NETWORK_PREFIX))
     nat = draw(st.sampled_from(["none", "one", "per_zone"]))
     return {
@@ -88,7 +89,7 @@ def networks(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def pools(draw: st.DrawFn, name: str, zones: list[str]) -> dict[str, Any]:
-    """A pool of any market, with and without EFA."""
+    """Draw a pool of any market, with or without EFA."""
     efa = draw(st.booleans())
     market = draw(st.sampled_from(["on-demand", "spot", "reservation", "capacity-block"]))
     reserved = market in ("reservation", "capacity-block")
@@ -109,7 +110,7 @@ def pools(draw: st.DrawFn, name: str, zones: list[str]) -> dict[str, Any]:
 
 @st.composite
 def stack_files(draw: st.DrawFn) -> dict[str, Any]:
-    """A sound stack file of any shape."""
+    """Draw a valid stack file of any shape."""
     network = draw(networks())
     names = draw(st.lists(st.sampled_from(["dev", "train", "serve", "spot"]), min_size=1, unique=True))
     sites = draw(st.lists(st.sampled_from(["10.9.0.0/16", "192.168.7.0/24", "198.51.100.0/24"]), unique=True))

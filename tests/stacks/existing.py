@@ -1,4 +1,4 @@
-"""Stacks that use a VPC, buckets or file systems of somebody else's, and the answers to their lookups."""
+"""Stacks that use an existing VPC, buckets or file systems of another owner, and answers to their lookups."""
 
 from typing import Any
 
@@ -50,13 +50,13 @@ def answering(
     routes: Any = (TO_NAT,),
     **of_subnets: Any,
 ):
-    """What the monitor answers to a program's lookups: every subnet lies in its zone of the VPC.
+    """Return the monitor's answers to a program's lookups: every subnet is in its zone of the VPC.
 
     Args:
-        region: of every bucket.
-        files: what differs from an encrypted EFS in several zones.
-        routes: of every subnet's table.
-        of_subnets: what differs from that.
+        region: region of every bucket.
+        files: changes to an encrypted EFS in several zones.
+        routes: routes of every subnet's table.
+        of_subnets: changes to every subnet.
     """
     zones = {subnet: zone for zone, subnet in subnets.items()}
     networks = {subnet: f"10.77.{number}.0/24" for number, subnet in enumerate(zones)}
@@ -95,14 +95,14 @@ def alicloud_answering(
     target: Any = None,
     **of_vswitches: Any,
 ):
-    """The same on Alibaba Cloud, where what is not there is an empty list.
+    """Return the monitor's answers on Alibaba Cloud, where a missing resource is an empty list.
 
     Args:
-        routes: of every vSwitch's table.
-        bucket: what differs from a bucket that encrypts what it holds; ``NO_BUCKET`` for none.
-        files: what differs from an encrypted NAS or a CPFS; ``NO_FILES`` for none.
-        target: what differs from its active mount target in the VPC; ``NO_FILES`` for none.
-        of_vswitches: what differs from a vSwitch of its zone and the VPC.
+        routes: routes of every vSwitch's table.
+        bucket: changes to a bucket with encryption; ``NO_BUCKET`` for none.
+        files: changes to an encrypted NAS or a CPFS; ``NO_FILES`` for none.
+        target: changes to its active mount target in the VPC; ``NO_FILES`` for none.
+        of_vswitches: changes to a vSwitch of its zone and the VPC.
     """
     known = {
         vswitch: {"id": vswitch, "vpcId": vpc, "zoneId": zone, "routeTableId": TABLE}
@@ -135,14 +135,14 @@ def alicloud_answering(
 
 
 def on_aws(network: Any = None, existing: Any = None, **changes: Any) -> Stack:
-    """A stack in the VPC on AWS, with these file systems or buckets; ``changes`` of its file's other keys."""
+    """Return an AWS stack in the VPC, with these file systems or buckets; ``changes`` are of other keys."""
     section = {"zones": list(EXISTING["subnets"]), "existing": EXISTING} | (network or {})
     storage = changes.pop("storage", {}) | ({"existing": existing} if existing else {})
     return examples.stack("guest", **{"network": section, "storage": storage} | changes)
 
 
 def on_alicloud(network: Any = None, existing: Any = None, **changes: Any) -> Stack:
-    """The same on Alibaba Cloud."""
+    """Return an Alibaba Cloud stack in the VPC, with these file systems or buckets."""
     section = {"zones": list(EXISTING_VSWITCHES["subnets"]), "existing": EXISTING_VSWITCHES} | (network or {})
     storage = {"kms_instance_id": "kst-szh0000000000000000"} | changes.pop("storage", {})
     storage |= {"existing": existing} if existing else {}
@@ -150,7 +150,7 @@ def on_alicloud(network: Any = None, existing: Any = None, **changes: Any) -> St
 
 
 def registered(monkeypatch: pytest.MonkeyPatch, settings: Stack, **answers: Any) -> Rehearsed:
-    """What a stack registers where nothing stands but what the answers to its lookups say."""
+    """Return a stack's registrations in an account that has only the resources of the answers."""
     if settings.cloud is Cloud.ALICLOUD:
         found = alicloud_answering(EXISTING_VSWITCHES["vpc_id"], EXISTING_VSWITCHES["subnets"], **answers)
         monkeypatch.setattr(monitor, "answer", found)

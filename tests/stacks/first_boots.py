@@ -1,4 +1,4 @@
-"""What shipped stacks register for their instances' first boot, and clouds that answer such an instance."""
+"""Registrations of shipped stacks for their instances' first boot, and fake clouds for such an instance."""
 
 import base64
 import json
@@ -39,12 +39,12 @@ ALICLOUD = [name for name in SHIPPED if stack_files.settings_of(name).cloud == "
 
 @dataclass
 class Cloud:
-    """A cloud that one instance is in.
+    """Cloud of one instance.
 
     Attributes:
-        rehearsed: what the stack's program registered there.
-        environment: what leads the instance to its services, and nothing more.
-        heartbeats: what agents published, as (instance id, metric).
+        rehearsed: registrations of the stack's program.
+        environment: variables with the instance's services, and nothing else.
+        heartbeats: metrics published by agents, as (instance id, metric).
     """
 
     rehearsed: Rehearsed
@@ -52,7 +52,7 @@ class Cloud:
     heartbeats: "Heartbeats | CustomMetrics"
 
     def user_data(self) -> dict[str, str]:
-        """Whatever starts instances -> the text that cloud-init reads there."""
+        """Return each resource that starts instances -> the text that cloud-init reads."""
         return {
             registration.name: base64.b64decode(registration.inputs["userData"]).decode()
             for registration in self.rehearsed.registrations
@@ -61,13 +61,13 @@ class Cloud:
 
 
 class Heartbeats:
-    """Of an AWS stack: in moto's CloudWatch."""
+    """Heartbeats of an AWS stack, in moto's CloudWatch."""
 
     def __init__(self, namespace: str, region: str) -> None:
         self._namespace, self._region = namespace, region
 
     def instances(self) -> set[str]:
-        """Who was heard of."""
+        """Return the instances with heartbeats."""
         cloudwatch = boto3.client("cloudwatch", region_name=self._region)
         metrics = cloudwatch.list_metrics(Namespace=self._namespace)["Metrics"]
         dimensions = [dimension for metric in metrics for dimension in metric["Dimensions"]]
@@ -76,16 +76,16 @@ class Heartbeats:
 
 @dataclass
 class CustomMetrics:
-    """Of a stack on Alibaba Cloud: what its server was sent. The instance is of no group and not spot."""
+    """Heartbeats of a stack on Alibaba Cloud, from its server. The instance is of no group, not spot."""
 
     metrics: list[dict[str, str]] = field(default_factory=list)
 
     def describe_scaling_instances(self, ask: dict) -> dict:
-        """No group has it."""
+        """Return no group."""
         return {"ScalingInstances": [], "TotalCount": 0}
 
     def describe_instances(self, ask: dict) -> dict:
-        """No tag of the sweep."""
+        """Return no tag of the sweep."""
         row = {"InstanceId": INSTANCE, "Tags": {"Tag": []}, "SpotStrategy": "NoSpot"}
         return {"Instances": {"Instance": [row]}}
 
@@ -95,13 +95,13 @@ class CustomMetrics:
         return {"Code": "200"}
 
     def instances(self) -> set[str]:
-        """Who was heard of."""
+        """Return the instances with heartbeats."""
         return {json.loads(metric["Dimensions"])["InstanceId"] for metric in self.metrics}
 
 
 @contextmanager
 def aws(name: str) -> Iterator[Cloud]:
-    """A shipped AWS stack in moto, and the metadata service of an instance in it."""
+    """Yield a shipped AWS stack in moto, with the metadata service of an instance in it."""
     settings = stack_files.settings_of(name)
     with usable(name) as rehearsed, metadata_service() as metadata:
         metadata.give_role("pool")
@@ -117,7 +117,7 @@ def aws(name: str) -> Iterator[Cloud]:
 
 @contextmanager
 def alicloud(name: str) -> Iterator[Cloud]:
-    """A shipped stack of Alibaba Cloud: its API by the local server, its payload in moto's S3 for OSS."""
+    """Yield a shipped stack of Alibaba Cloud: API by the local server, payload in moto's S3 for OSS."""
     settings = stack_files.settings_of(name)
     heartbeats = CustomMetrics()
     keys = {
@@ -146,7 +146,7 @@ def alicloud(name: str) -> Iterator[Cloud]:
 
 
 def store(rehearsed: Rehearsed, region: str) -> None:
-    """What the stack uploads to OSS, for no emulator of Alibaba Cloud does."""
+    """Store the stack's uploads to OSS, since there is no emulator of Alibaba Cloud."""
     s3 = boto3.client("s3", region_name=region)
     for resource in rehearsed.of_type("alicloud:oss/bucketObject:BucketObject"):
         bucket, source = resource.inputs["bucket"], resource.inputs.get("source")
@@ -158,7 +158,7 @@ def store(rehearsed: Rehearsed, region: str) -> None:
 
 
 def boot(cloud: Cloud, user_data: str, root: Path) -> str:
-    """Boot an instance from its user data; gives what it said."""
+    """Boot an instance from its user data; return its output."""
     log = root.with_suffix(".log")
     root.mkdir()
     try:
@@ -169,7 +169,7 @@ def boot(cloud: Cloud, user_data: str, root: Path) -> str:
 
 
 def run_enabled(cloud: Cloud, root: Path, unit: str, *options: str) -> "subprocess.CompletedProcess[str]":
-    """Run what a unit runs, if it was enabled, with nothing of this environment's packages in reach."""
+    """Run a unit's program, if the unit was enabled, without this environment's packages."""
     return subprocess.run(
         [*first_boot.service(root, unit), *options],
         env=first_boot.own_environment(root, cloud.environment),

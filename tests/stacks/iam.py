@@ -37,7 +37,7 @@ class PolicyError(ValueError):
 
 
 class Verdict(StrEnum):
-    """What comes out."""
+    """Result of a decision."""
 
     ALLOWED = "allowed"
     NOT_ALLOWED = "not allowed by anything"
@@ -52,7 +52,7 @@ class Request:
         action: ``service:Action``.
         resource: ARN, or ``*`` for an action that knows none.
         principal: ARN of the caller, or a service's name such as ``ec2.amazonaws.com``.
-        context: condition key -> its value or values; what is absent is absent.
+        context: condition key -> its value or values; other keys are absent.
     """
 
     action: str
@@ -61,7 +61,7 @@ class Request:
     context: Mapping[str, Values] = field(default_factory=dict)
 
     def values_of(self, key: str) -> tuple[str, ...] | None:
-        """The values of a key, whose case does not matter; None where it is absent."""
+        """Return the values of a key, in any case; None if it is absent."""
         for name, value in self.context.items():
             if name.lower() == key.lower():
                 return (value,) if isinstance(value, str) else tuple(value)
@@ -69,7 +69,7 @@ class Request:
 
     @property
     def account(self) -> str:
-        """The caller's account; empty for a service."""
+        """Account of the caller; empty for a service."""
         return self.principal.split(":")[4] if self.principal.startswith("arn:") else ""
 
 
@@ -160,7 +160,7 @@ def _is_account(value: str, request: Request) -> bool:
 
 
 def _leaves_it_to_the_account(statement: Mapping[str, Any], request: Request) -> bool:
-    """Whether only the account is named: then the caller's own policies decide."""
+    """Return whether only the account is named: then the caller's own policies decide."""
     named = {value for _, value in _principals(statement)}
     return not named & {"*", request.principal} and any(_is_account(value, request) for value in named)
 
@@ -187,7 +187,7 @@ def _arn_like(pattern: str, request: Request, variables: bool) -> bool:
 
 
 def _arn_matches(pattern: str | None, arn: str) -> bool:
-    """Segment by segment: a wildcard does not span a colon but within the last."""
+    """Match by segments: a wildcard spans colons only in the last segment."""
     if pattern is None:
         return False
     wanted, found = _segments(pattern), _segments(arn)
@@ -202,7 +202,7 @@ def _segments(arn: str) -> list[str]:
 
 
 def _resolved(text: str, request: Request, variables: bool) -> str | None:
-    """The text with its variables filled in, their own wildcards literal; None where one has no value."""
+    """Return the text with its variables filled in, their wildcards literal; None if one has no value."""
     if not variables:
         return text
     missing = False
@@ -325,7 +325,7 @@ def _condition_holds(
     values = [_resolved(_word(item), request, variables) for item in wanted]
 
     def holds(value: str) -> bool:
-        """Any of a positive operator's values; with a negated one, none of them."""
+        """Return whether any value fits a positive operator; with a negated one, whether none does."""
         matches = POSITIVE[NEGATED.get(name, name)]
         return any(each_value is not None and matches(each_value, value) for each_value in values) is (
             name not in NEGATED

@@ -1,4 +1,4 @@
-"""Accounts in which a stack stands: what its roles may do by the policies that the program registers."""
+"""Judges of a stack's account: the permissions of its roles, by the registered policies."""
 
 import json
 from abc import ABC, abstractmethod
@@ -24,10 +24,10 @@ EVERYTHING = json.dumps({"Statement": [{"Effect": "Allow", "Action": "*", "Resou
 
 @dataclass(frozen=True)
 class Right:
-    """A sentence about a role, and the requests that it is about.
+    """A sentence about a role, and its requests.
 
     Attributes:
-        verdicts: what may come of each request: ``MAY``, ``MAY_NOT`` or ``DENIED``.
+        verdicts: allowed results of each request: ``MAY``, ``MAY_NOT`` or ``DENIED``.
         context: the condition keys of the request.
     """
 
@@ -41,7 +41,7 @@ class Right:
 
 @dataclass(frozen=True)
 class Judge(ABC):
-    """The account of a stack: who may do what by what was registered."""
+    """The account of a stack, with its permissions by the registrations."""
 
     settings: Stack
     found: Rehearsed
@@ -65,14 +65,14 @@ class Judge(ABC):
         return [pool.name for pool in self.settings.pools]
 
     def stores(self, *names: str) -> list[str]:
-        """Actions on what is stored."""
+        """Return actions on stored objects."""
         return [f"{self.store}:{name}" for name in names]
 
     def may(self, role: str, action: str, resource: str, context: dict[str, object] | None = None) -> bool:
         return self.verdict(role, action, resource, context or {}) is Verdict.ALLOWED
 
     def wrong(self, rights: Iterable[Right]) -> Iterator[str]:
-        """What the policies say of a request that its sentence does not."""
+        """Yield each contradiction between a sentence and the policies."""
         for right in rights:
             for action in right.actions:
                 verdict = self.verdict(right.role, action, right.resource, right.context)
@@ -82,12 +82,12 @@ class Judge(ABC):
 
     @abstractmethod
     def role(self, role: str) -> str:
-        """The ARN of a role of the stack's, by the end of its name."""
+        """Return the ARN of a role of the stack, by the end of its name."""
 
     @property
     @abstractmethod
     def secret(self) -> str:
-        """Where munge's key lies."""
+        """Return the ARN of munge's key."""
 
     @abstractmethod
     def arn(self, service: str, rest: str) -> str: ...
@@ -115,7 +115,7 @@ class Judge(ABC):
     def verdict(self, role: str, action: str, resource: str, context: dict[str, object]) -> Verdict: ...
 
     def identity(self, role: str) -> list[str]:
-        """The policies of a role, by the end of its name: ``dev-instance`` or ``reaper``."""
+        """Return the policies of a role, by the end of its name: ``dev-instance`` or ``reaper``."""
         token, key = self.policy
         name = f"gpu-fleet-{self.settings.name}-{role}"
         found = [resource.inputs[key] for resource in self.found.of_type(token) if resource.name == name]
@@ -187,13 +187,13 @@ class AwsJudge(Judge):
         return str(key.outputs["arn"])
 
     def tags(self, pool_name: str, **more: str) -> dict[str, object]:
-        """The condition keys of an instance or a group of a pool."""
+        """Return the condition keys of an instance or a group of a pool."""
         tags = {"stack": self.settings.name, "pool": pool_name, "managed": "true"} | more
         prefixes = ("aws:ResourceTag", "ec2:ResourceTag")
         return {f"{prefix}/gpu-fleet:{key}": value for prefix in prefixes for key, value in tags.items()}
 
     def on(self, key: str, pool_name: str) -> dict[str, object]:
-        """What EC2 hands over with a call of instance ``SELF`` on an instance."""
+        """Return the condition keys of EC2 for a call of instance ``SELF`` on an instance."""
         asked = {"ec2:SourceInstanceARN": self.instance(SELF), "ec2:InstanceID": key}
         return asked | self.tags(pool_name)
 
@@ -203,7 +203,7 @@ class AwsJudge(Judge):
         return [each.inputs["policy"] for each in endpoints if each.inputs["serviceName"] == named]
 
     def verdict(self, role: str, action: str, resource: str, context: dict[str, object]) -> Verdict:
-        """As the role, from inside the network: its policies, the resource's, the endpoint's on the way."""
+        """Judge a call of a role inside the network, by the policies of role, resource and endpoint."""
         common = {
             "aws:PrincipalAccount": self.settings.account_id,
             "aws:SecureTransport": "true",
@@ -220,7 +220,7 @@ class AwsJudge(Judge):
         )
 
     def of_resource(self, arn: str) -> list[str]:
-        """The policies of a resource itself."""
+        """Return the policies of a resource itself."""
         if arn.startswith("arn:aws:kms:"):
             return [key.inputs["policy"] for key in self.found.of_type("aws:kms/key:Key")]
         policies = self.found.of_type("aws:s3/bucketPolicy:BucketPolicy")
@@ -228,7 +228,7 @@ class AwsJudge(Judge):
         return [policy.inputs["policy"] for policy in policies if policy.inputs["bucket"] == bucket]
 
     def lets_through(self, service: str, action: str, resource: str, owner: str | None) -> bool:
-        """Whether an endpoint lets through what the caller's own account allows in full."""
+        """Return whether an endpoint admits a call that the caller's own account allows."""
         context = {} if owner is None else {"aws:PrincipalAccount": owner}
         request = Request(action, resource, f"arn:aws:iam::{owner or '000000000000'}:user/somebody", context)
         return iam.decide(request, [EVERYTHING], endpoint=self.endpoint(service)) is Verdict.ALLOWED
@@ -366,7 +366,7 @@ ALICLOUD_ACCOUNTS = (*programs.STACKS, "everything", ALICLOUD_PAIR.name)
 
 
 def judge_of(name: str) -> Judge:
-    """The account of a shipped stack, or of one of those above; on AWS its ids are given by moto."""
+    """Return the account of a shipped stack, or of one above; on AWS its ids are those of moto."""
     settings = _OWN.get(name) or stack_files.settings_of(name)
     of = settings if name in _OWN else name
     if settings.cloud == "alicloud":

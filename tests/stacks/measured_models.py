@@ -1,4 +1,4 @@
-"""Small models trained for one step on the CPU, and what they really keep in memory."""
+"""Small models trained for one step on the CPU, and their real memory."""
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ MODELS = {
 
 
 def measured(name: str) -> tuple[int, int]:
-    """Trains one step with AdamW; gives the number of parameters, and the bytes of all state that stays."""
+    """Train one step with AdamW; return the number of parameters, and the bytes of all remaining state."""
     model, sample = MODELS[name]()
     optimizer = torch.optim.AdamW(model.parameters())
     model(sample).square().mean().backward()

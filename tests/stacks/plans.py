@@ -1,7 +1,7 @@
-"""Pulumi's plan between two settings of a stack, made of what both register and of ``replacement.toml``.
+"""Pulumi's plan between two settings of a stack, from both registrations and ``replacement.toml``.
 
-No engine runs here: a step is a replacement where a property of the table differs, or names a resource that
-is replaced itself. What is new has no id yet; ``pulumi preview`` prints a mark for it.
+No engine runs here: a step is a replacement if a property of the table differs, or names a resource that
+is replaced itself. A new resource has no id yet; ``pulumi preview`` prints a mark for it.
 """
 
 import json
@@ -21,7 +21,7 @@ SHRINKING = {"aws:fsx/lustreFileSystem:LustreFileSystem": "storageCapacity"}
 
 
 def digest(before: Rehearsed | None, after: Rehearsed) -> str:
-    """What ``pulumi preview --json`` prints, as far as the guard reads it."""
+    """Return the output of ``pulumi preview --json``, with the parts that the plan check reads."""
     steps = list(_steps(before.resources if before else (), after.resources))
     return json.dumps({"steps": steps, "changeSummary": {}}, default=str)  # archives are no JSON
 
@@ -62,7 +62,7 @@ def _forces(token: str, key: str, old: Mapping[str, Any], new: Mapping[str, Any]
 
 
 def _unknown(value: Any, replaced: set[str]) -> Any:
-    """An input as it is known before its resource is made anew."""
+    """Return an input as it is known before the replaced resources exist."""
     if isinstance(value, str):
         return UNKNOWN if value in replaced else value
     if isinstance(value, list):

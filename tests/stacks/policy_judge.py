@@ -1,4 +1,4 @@
-"""Resources held to the rules of the policy pack, as the engine does it: each alone, then all together."""
+"""Check of resources by the rules of the policy pack, as the engine does: each alone, then all together."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ class Violation:
     """A broken rule.
 
     Attributes:
-        resource: the one at fault; None where something is missing altogether.
-        mandatory: whether the stack is refused.
+        resource: the resource at fault; None if a resource is missing.
+        mandatory: the stack is refused.
     """
 
     rule: PolicyRule
@@ -27,7 +27,7 @@ class Violation:
 
 
 def violations(resources: Sequence[Resource], profile: Profile) -> Iterator[Violation]:
-    """Every rule that the resources break, rule by rule."""
+    """Return every violation by the resources, rule by rule."""
     for rule in RULES:
         mandatory = is_mandatory(rule, profile)
         for resource, finding in _findings(rule, resources, profile):

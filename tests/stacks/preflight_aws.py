@@ -1,4 +1,4 @@
-"""An AWS account with room for anything, which preflight asks."""
+"""An AWS account without limits, for preflight."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,7 +24,7 @@ IMAGE = {
 
 
 def offers(*zones: str):
-    """Every type that is asked for is sold in these zones."""
+    """Return an answer: every requested type is sold in these zones."""
 
     def answer(params):
         (names,) = (part["Values"] for part in params["Filters"])
@@ -35,18 +35,18 @@ def offers(*zones: str):
 
 
 def adapters(most: int, *, supported: bool = True) -> dict[str, Any]:
-    """Every type has so many EFA interfaces."""
+    """Return an answer: every type has so many EFA interfaces."""
     network = {"EfaSupported": supported, "EfaInfo": {"MaximumEfaInterfaces": most}}
     return {"InstanceTypes": [{"NetworkInfo": network}]}
 
 
 def functions(unreserved: int) -> dict[str, Any]:
-    """Of a thousand runs at once so many are reserved by no function."""
+    """Return an answer: `unreserved` of a thousand concurrent runs are reserved by no function."""
     return {"AccountLimit": {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": unreserved}}
 
 
 def account(allowed: float = 10_000, **changes: Any) -> Account:
-    """The account with quotas of this size, and some answers replaced: ``ec2_DescribeImages=...``."""
+    """Return the account with quotas of this size, and some answers replaced: ``ec2_DescribeImages=...``."""
     answers: dict[str, Any] = {
         "sts:GetCallerIdentity": {"Account": ID, "Arn": f"arn:aws:iam::{ID}:user/test"},
         "service-quotas:GetServiceQuota": {"Quota": {"Value": allowed}},
@@ -78,5 +78,5 @@ def found(settings: Stack, cloud: Account) -> dict[str, Finding]:
 
 
 def wrong_of(*rows: Row) -> list[str]:
-    """The rows that are not found."""
+    """Return the rows without a finding."""
     return wrong(rows, look, account(), stack())

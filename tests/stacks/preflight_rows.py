@@ -1,4 +1,4 @@
-"""Rows of the tables of preflight: an account, a stack, and what is found there about one subject."""
+"""Rows of the tables of preflight: an account, a stack, and the finding about one subject."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ class Row:
     """One finding of a preflight.
 
     Attributes:
-        says, remedy: parts of what the finding says.
-        account: what the cloud answers; None for the test's account with room for anything.
-        stack: None for the test's sound one.
+        says, remedy: parts of the finding's text.
+        account: answers of the cloud; None for the test's account without limits.
+        stack: None for the test's valid one.
     """
 
     subject: str
@@ -28,14 +28,14 @@ class Row:
     remedy: str = field(default="", kw_only=True)
 
     def fits(self, finding: Finding) -> bool:
-        """Whether it is the finding; a problem without a remedy is none."""
+        """Return whether a finding matches; a problem without a remedy does not."""
         helps = bool(finding.remedy) or self.rating is not Rating.PROBLEM
         same = (finding.subject, finding.rating) == (self.subject, self.rating)
         return same and helps and self.says in finding.says and self.remedy in finding.remedy
 
 
 def wrong(rows: Iterable[Row], look: Look, room: Any, sound: Stack) -> list[str]:
-    """The rows whose finding is missing, each with what was found in its place."""
+    """Return the rows whose finding is missing, each with the findings in its place."""
     reports = []
     for row in rows:
         found = list(look(row.stack or sound, row.account or room))

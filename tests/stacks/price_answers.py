@@ -37,7 +37,7 @@ OTHERS = {
 
 
 def product(usage: str, amount: str, **attributes: str) -> str:
-    """One product of the Price List, with a dearer second tier."""
+    """Return one product of the Price List, with a more expensive second tier."""
     tiers = {
         "A.B.1": {"beginRange": "0", "endRange": "50000", "pricePerUnit": {"USD": amount}},
         "A.B.2": {"beginRange": "50000", "endRange": "Inf", "pricePerUnit": {"USD": "99"}},
@@ -51,7 +51,7 @@ def product(usage: str, amount: str, **attributes: str) -> str:
 
 
 def get_products(instances: dict[str, str] | None = None, **changes: str):
-    """The Price List: what the catalog says, with some instances at another price or, at "", not listed."""
+    """Return the Price List by the catalog, with some instances at another price or, at "", not listed."""
     known = {
         kind.name: str(kind.price.amount_per_hour)
         for kind in catalog.load().of_cloud(Cloud.AWS)
@@ -81,7 +81,7 @@ def _matching(
 
 
 def spot_history(**prices: str) -> dict[str, Any]:
-    """A price of each type in one zone since long ago."""
+    """Return a price of each type in one zone since long ago."""
     where = {"AvailabilityZone": "us-east-1a", "Timestamp": datetime(2020, 1, 1, tzinfo=UTC)}
     return {
         "SpotPriceHistory": [
@@ -92,7 +92,7 @@ def spot_history(**prices: str) -> dict[str, Any]:
 
 
 def describe_price(instance: float = 12.5, disk: float = 1.5, currency: str = "CNY"):
-    """Alibaba Cloud's answer: an instance with the system disk that comes with it, or a disk alone."""
+    """Return Alibaba Cloud's answer: an instance with its included system disk, or a disk alone."""
 
     def answer(asked: dict[str, str]) -> dict[str, Any]:
         if asked["ResourceType"] == "disk":

@@ -1,4 +1,4 @@
-"""Training speeds that others published, and what the advice makes of the same runs."""
+"""Published training speeds, and the advice for the same runs."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ PLAIN = Layout(sharded=False, checkpointed=False)
 
 @dataclass(frozen=True)
 class Published:
-    """One figure: samples (tokens for a decoder) a second of all GPUs, and where it stands."""
+    """One figure: samples (tokens for a decoder) a second of all GPUs, and its source."""
 
     name: str
     instance: str
@@ -24,7 +24,7 @@ class Published:
 
     @property
     def error(self) -> float:
-        """The advised time over the published one, less 1."""
+        """Return the advised time over the published one, less 1."""
         instance = peak(of_type(load().get(self.instance)), "fp16")
         assert instance is not None
         advised = seconds(

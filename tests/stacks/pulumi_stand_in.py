@@ -1,4 +1,4 @@
-"""A `pulumi` for PATH: keeps a state in a file, and destroys it in moto by the engine's own rules.
+"""A fake `pulumi` for PATH: it keeps a state in a file, and destroys it in moto by the engine's own rules.
 
 The program is a few lines of shell, which write each of its command lines down beside the state that
 ``GPU_FLEET_TEST_STATE`` names, and hand a ``destroy`` to the test: a process of its own would take longer to
@@ -39,7 +39,7 @@ exit "$code"
 
 @contextmanager
 def installed(folder: Path, registrations: Sequence[Registration]) -> Iterator[Path]:
-    """The program in a folder, and a state beside it, whose file this gives."""
+    """Install the program in a folder, and a state beside it; yield the state's file."""
     program = folder / "pulumi"
     program.write_text(PROGRAM)
     program.chmod(0o755)
@@ -69,18 +69,18 @@ def read(path: Path) -> list[Registration]:
 
 
 def calls(path: Path) -> list[list[str]]:
-    """Every command line so far."""
+    """Return every command line so far."""
     log = path.with_name("calls")
     return [line.split("\037")[:-1] for line in log.read_text().split("\n")[:-1]] if log.exists() else []
 
 
 def excluded(call: Sequence[str]) -> set[str]:
-    """What a command line excludes."""
+    """Return the URNs that a command line excludes."""
     return {value for flag, value in pairwise(call) if flag == "--exclude"}
 
 
 def exported(registrations: Sequence[Registration]) -> dict[str, Any]:
-    """A state as `pulumi stack export` prints it."""
+    """Return a state as `pulumi stack export` prints it."""
     resources = [
         {
             "urn": registration.urn,
@@ -101,7 +101,7 @@ def exported(registrations: Sequence[Registration]) -> dict[str, Any]:
 
 
 def answer(path: Path) -> None:
-    """Destroy what is asked for, until the end."""
+    """Answer requests to destroy, until the end."""
     while (asked := path.with_name(ASKED).read_text()) != END:
         try:
             code, said = engine(path, asked.rstrip("\n").split("\037")[:-1])
@@ -111,7 +111,7 @@ def answer(path: Path) -> None:
 
 
 def engine(path: Path, arguments: Sequence[str]) -> tuple[int, str]:
-    """The exit code of a command line, and what it says."""
+    """Run a command line; return its exit code and output."""
     assert arguments[0] == "destroy", arguments
     clients = RegionClients("us-east-1")
     done = destroy(read(path), clients, DELETERS, excluded(arguments))

@@ -2,10 +2,10 @@
 
 From www.alibabacloud.com/help/en/ram/: policy-elements, conditional-operator, policy-evaluation-process. They
 name neither variables nor ``IfExists``, ``Null``, ``Arn...`` and set operators, and write resources as
-``acs:service:region:account:relative-id``. What is not in those pages is refused.
+``acs:service:region:account:relative-id``. Everything outside those pages is refused.
 
-Nor do they say what a negated operator does where its key is absent. So every call is judged by both
-readings, and one on which they differ is an error: no stack must hang on it.
+Nor do they say what a negated operator does if its key is absent. So every call is judged by both
+readings, and a difference is an error: no stack may depend on it.
 """
 
 import json
@@ -22,7 +22,7 @@ def decide(request: Request, identity: Sequence[str] = (), resource: Sequence[st
     """Judge a call within one account.
 
     Args:
-        request: the call; the principal is not looked at.
+        request: the call; the principal is ignored.
         identity: policies of the caller, as JSON.
         resource: policies of the resource.
 

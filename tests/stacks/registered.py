@@ -1,4 +1,4 @@
-"""Looks at what a program registered."""
+"""Reads of a program's registrations."""
 
 import base64
 import tomllib
@@ -17,18 +17,18 @@ TEMPLATES = (
 
 
 def files_of(template) -> dict[str, str]:
-    """Path to content of what a launch template's user data writes."""
+    """Return path -> content of the files that a launch template's user data writes."""
     config = yaml.safe_load(base64.b64decode(template.inputs["userData"]))
     return {file["path"]: file["content"] for file in config["write_files"]}
 
 
 def instance_files(rehearsed: Rehearsed) -> list[dict[str, Any]]:
-    """What ``instance.toml`` says on the instances of each pool, in no order."""
+    """Return ``instance.toml`` of each pool's instances, in no order."""
     started = [made for kind in TEMPLATES for made in rehearsed.of_type(kind)]
     texts = [files_of(made)[instance_file.PATH] for made in started]
     return [table for table in map(tomllib.loads, texts) if table["pool"]]
 
 
 def named(rehearsed, kind, name):
-    """The registered resource of a kind and a logical name."""
+    """Return the registered resource of a kind and a logical name."""
     return next(made for made in rehearsed.of_type(kind) if made.name == name)

@@ -1,7 +1,7 @@
-"""What programs register, made once: kept on disk by the hash of all that makes it, else in this process.
+"""Registrations of programs, computed once: cached on disk by the hash of their inputs, or in this process.
 
-``declared`` and ``stood`` run no program whose registrations are known. A test that patches what a program
-asks, or listens to what it says, runs it anew by ``run``.
+``declared`` and ``stood`` run no program whose registrations are cached. A test that patches lookups of a
+program, or reads its log, runs it by ``run``.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _made: dict[str, bytes] = {}
 
 
 class AnyType(dict[str, Any]):
-    """A creator for every type: gives back the inputs and what a provider computes, and keeps nothing."""
+    """A creator for every type: returns the inputs and computed values, and keeps nothing."""
 
     def get(self, token: str, default: Any = None) -> Any:
         def create(_: Any, name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -59,7 +59,7 @@ class AnyType(dict[str, Any]):
 
 
 def answer_of_none(clients: RegionClients, token: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Of an account in which no image was built yet; it asks no moto."""
+    """Answer lookups for an account without a built image, without moto."""
     if token == "aws:ssm/getParametersByPath:getParametersByPath":
         return {**arguments, "id": "none", "arns": [], "names": [], "types": [], "values": []}
     if token == "aws:ssm/getParameter:getParameter":
@@ -68,7 +68,7 @@ def answer_of_none(clients: RegionClients, token: str, arguments: dict[str, Any]
 
 
 def run(of: Stack | str) -> Rehearsed:
-    """What the program of a shipped stack, or any settings, register and export now."""
+    """Run the program of a shipped stack or any settings; return its registrations and exports."""
     if isinstance(of, str):
         return run_program(of)
     build = importlib.import_module(f"gpu_fleet_stacks.{of.cloud}.stack").build
@@ -82,13 +82,13 @@ def run(of: Stack | str) -> Rehearsed:
 
 @contextmanager
 def nowhere() -> Iterator[None]:
-    """What a program registers meanwhile stands nowhere, and no moto is asked."""
+    """Create no resources in the block, and use no moto."""
     with patch.object(program, "CREATORS", AnyType()), patch.object(monitor, "answer", answer_of_none):
         yield
 
 
 def declared(of: Stack | str) -> Rehearsed:
-    """What the program of a shipped stack, or any settings, register where nothing stands anywhere."""
+    """Return the registrations of a shipped stack or any settings in an empty account."""
 
     def make() -> Rehearsed:
         if _settings(of).cloud is not Cloud.AWS:
@@ -100,7 +100,7 @@ def declared(of: Stack | str) -> Rehearsed:
 
 
 def stood(of: Stack | str) -> Rehearsed:
-    """The same in an account where every id is moto's; nothing stands any more after it."""
+    """Return the registrations with moto's ids; the resources are removed afterwards."""
 
     def make() -> Rehearsed:
         with moto_server(_settings(of).region):
@@ -110,15 +110,15 @@ def stood(of: Stack | str) -> Rehearsed:
 
 
 def kept(way: str, of: Stack | str, make: Callable[[], Rehearsed]) -> Rehearsed:
-    """What ``make`` gives for a stack; made only where nobody has made it of the same sources.
+    """Return the result of ``make`` for a stack, from the cache if the sources are the same.
 
     Args:
-        way: how it is made, apart from the settings; its words belong to one caller.
+        way: name of the way it is made, apart from the settings; unique to one caller.
         of: the settings, or the name of a shipped stack.
-        make: runs the program. What it patches follows from ``way``: a test's own patches would be kept.
+        make: runs the program. Its patches follow from ``way``: a test's own patches would be cached.
 
     Returns:
-        A copy of its own for each caller.
+        A separate copy for each caller.
     """
     settings = _settings(of)
     maker = Path(str(sys.modules[make.__module__].__file__))
@@ -137,7 +137,7 @@ def _settings(of: Stack | str) -> Stack:
 
 
 def _read_beside(settings: Stack, maker: Path) -> Iterator[str]:
-    """What registrations follow from that is neither in the settings nor in ``SOURCES``."""
+    """Yield the other inputs of registrations, outside of the settings and ``SOURCES``."""
     named = (ROOT / name for name in (settings.image.payload, settings.image.disk) if name)
     for path in (maker, *named):
         if path.is_file():
@@ -166,13 +166,13 @@ def _from_disk(key: str) -> Rehearsed | None:
 
 
 def _files_lie(rehearsed: Rehearsed) -> bool:
-    """Whether the files that are uploaded are there: a payload is made below ``build`` too."""
+    """Return whether the uploaded files exist: a payload is made below ``build`` too."""
     inputs = (value for made in rehearsed.registrations for value in made.inputs.values())
     return all(Path(value.path).is_file() for value in inputs if isinstance(value, pulumi.FileAsset))
 
 
 def _to_disk(key: str, content: bytes) -> bool:
-    """Keep it for other processes, in one move; unless a source is newer than the code of this one."""
+    """Cache it for other processes, in one move, unless a source is newer than this process's code."""
     folder = _folder()
     if folder is None or _newest() >= _began():
         return False
@@ -188,7 +188,7 @@ def _to_disk(key: str, content: bytes) -> bool:
 
 @cache
 def _folder() -> Path | None:
-    """Where registrations of these sources and packages lie; None where this process may have read others."""
+    """Return the folder for registrations of these sources and packages; None if a source is newer."""
     if _newest() >= _began():
         return None
     payloads = payload.digest(payload.assemble(ROOT))  # follows git's index as well as the sources
@@ -203,7 +203,7 @@ def _folder() -> Path | None:
 
 
 def _packages() -> list[str]:
-    """Name and version of everything that is installed."""
+    """Return name and version of every installed package."""
     return sorted(path.name for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info"))
 
 
@@ -224,7 +224,7 @@ def _newest() -> float:
 
 @cache
 def _began() -> float:
-    """When this process began, by the wall clock."""
+    """Return the start time of this process, by the wall clock."""
     ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age

@@ -1,11 +1,11 @@
-"""Write ``replacement.toml``: which properties of a type force a new resource, read from the providers' code.
+"""Write ``replacement.toml``: the properties of a type that force a new resource, from the providers' code.
 
     python -m tests.stacks.replacement_table --alicloud CHECKOUT --aws CHECKOUT
 
 A checkout is a git directory or work tree of terraform-provider-alicloud or terraform-provider-aws, at the
-version that the installed SDK bridges. Types of a cloud whose checkout is not given keep what was read.
+version that the installed SDK bridges. Types of a cloud without a checkout keep their rows.
 
-Rows of AWS have besides what AWS itself publishes as unchangeable: ``createOnlyProperties`` of its resource
+Rows of AWS also have the properties that AWS calls unchangeable: ``createOnlyProperties`` of its resource
 types, as the installed cfn-lint carries them. Without any checkout the script renews these alone.
 """
 
@@ -68,7 +68,7 @@ PROPERTY = re.compile(r'^(?P<indent>\t+)(?:"(?P<text>\w+)"|names\.(?P<constant>\
 
 
 def forced(source: str, constants: Mapping[str, str]) -> list[str]:
-    """The top-level properties of a schema that force a new resource, in the SDK's names.
+    """Return the top-level properties of a schema that force a new resource, in the SDK's names.
 
     Args:
         source: Go, as gofmt leaves it.
@@ -90,7 +90,7 @@ def forced(source: str, constants: Mapping[str, str]) -> list[str]:
 
 
 def published(token: str) -> list[str]:
-    """What AWS publishes as unchangeable of a type, in the SDK's names; only what the SDK takes."""
+    """Return a type's properties that AWS publishes as unchangeable and the SDK has, in its names."""
     name, renamed = PUBLISHED[token]
     schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", name).schema
     paths = [path.removeprefix("/properties/") for path in schema.get("createOnlyProperties", ())]
@@ -99,7 +99,7 @@ def published(token: str) -> list[str]:
 
 
 def input_names(token: str) -> frozenset[str]:
-    """The inputs that the installed SDK takes of a type, in the engine's names."""
+    """Return the inputs of a type in the installed SDK, in the engine's names."""
     arguments = arguments_class(token)
     assert arguments is not None, token
     return frozenset(input_type_types(arguments))
@@ -114,7 +114,7 @@ def _reader(checkout: Path) -> tuple[Callable[[str], str], str]:
 
 
 def rows(cloud: str, checkout: Path) -> dict[str, Any]:
-    """Type -> its row, of one cloud."""
+    """Return type -> its row, of one cloud."""
     read, commit = _reader(checkout)
     constants: dict[str, str] = {}
     if cloud == "aws":

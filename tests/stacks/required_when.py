@@ -1,6 +1,6 @@
-"""What Alibaba Cloud's provider and APIs document as required only under a condition.
+"""Inputs that Alibaba Cloud's provider and APIs document as required only under a condition.
 
-No schema says these: a resource that breaks one passes every preview and is refused at ``up``, or does not do
+No schema has these: a resource that breaks one passes every preview and is refused at ``up``, or does not do
 what it says. Each row was read on 2026-11-21; provider means the argument reference in website/docs/r of
 terraform-provider-alicloud at 81c43b6 (1.289.0).
 """
@@ -21,9 +21,9 @@ class Rule:
 
     Attributes:
         kind: the provider's token without its cloud and class.
-        page: where it stands, below ``PROVIDER`` or the developer reference of a product of ``API``.
-        when: whether it applies to some inputs.
-        holds: whether these inputs keep it.
+        page: its page, below ``PROVIDER`` or the developer reference of a product of ``API``.
+        when: returns whether it applies to some inputs.
+        holds: returns whether these inputs keep it.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Rule:
 
 
 def token(kind: str) -> str:
-    """``ess/alarm`` as the provider writes it: ``alicloud:ess/alarm:Alarm``."""
+    """Return ``ess/alarm`` as the provider writes it: ``alicloud:ess/alarm:Alarm``."""
     name = kind.partition("/")[2]
     return f"alicloud:{kind}:{name[0].upper()}{name[1:]}"
 
@@ -55,7 +55,7 @@ def always(_: Inputs) -> bool:
 
 
 def has(*keys: str) -> Condition:
-    """Each of these is given and is no empty value, which the provider would not send."""
+    """Return a check that each of these is set and not empty; the provider does not send empty values."""
     return lambda inputs: all(inputs.get(key) for key in keys)
 
 

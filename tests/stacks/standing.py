@@ -1,4 +1,4 @@
-"""Stacks that stand in moto, made once a process and given back to each test as they were."""
+"""Deployed stacks in moto, created once a process and restored for each test."""
 
 import atexit
 import copy
@@ -23,7 +23,7 @@ Made = TypeVar("Made")
 
 
 def _copied_parameters(parameters: Any, memo: dict[int, Any]) -> Any:
-    """A copy of SSM's parameters, whose constructor takes what copy.deepcopy does not know."""
+    """Copy SSM's parameters, whose constructor copy.deepcopy cannot call."""
     made = memo[id(parameters)] = parameters.__class__.__new__(parameters.__class__)
     made.default_factory = parameters.default_factory
     vars(made).update(copy.deepcopy(vars(parameters), memo))
@@ -32,7 +32,7 @@ def _copied_parameters(parameters: Any, memo: dict[int, Any]) -> Any:
 
 
 def _copied_weakly(values: Any, memo: dict[int, Any]) -> Any:
-    """A copy that leads to the copies of its values: Lambda's ARNs, which Python leads to the originals."""
+    """Copy Lambda's ARNs with references to the copies; Python's own copy would refer to the originals."""
     made = memo[id(values)] = WeakValueDictionary()
     made.update({key: copy.deepcopy(value, memo) for key, value in values.items()})
     return made
@@ -44,7 +44,7 @@ copy._deepcopy_dispatch[type(threading.RLock())] = lambda lock, _: lock  # type:
 
 
 class Snapshot:
-    """All that moto holds at a moment."""
+    """Snapshot of moto's whole state."""
 
     def __init__(self) -> None:
         self._services = [(service, dict(service)) for service in BackendDict._instances]
@@ -65,13 +65,13 @@ class Snapshot:
         self._chance = mock_random.getstate()
 
     def _copied(self, contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Copies of what backends hold, which lead to the same backends."""
+        """Copy the contents of backends, with references to the same backends."""
         held = (service for service, _ in self._services), (regions for regions, _ in self._accounts)
         memo = {id(kept): kept for objects in (self._backends, *held) for kept in objects}
         return copy.deepcopy(contents, memo)
 
     def restore(self) -> None:
-        """Give moto back what it held; it may be changed and given back again."""
+        """Restore moto's state; it may be changed and restored again."""
         BackendDict.reset()
         BackendDict._instances.extend(service for service, _ in self._services)
         for service, accounts in self._services:
@@ -93,11 +93,11 @@ atexit.register(_made.clear)  # moto closes the files of S3's keys, which it can
 
 @contextmanager
 def standing(key: Hashable, region: str, make: Callable[[], Made]) -> Iterator[Made]:
-    """Serve moto as it is after ``make``, which runs only the first time.
+    """Serve moto with the state after ``make``, which runs only the first time.
 
     Args:
-        key: one for all that is made in the same way.
-        make: makes it in an empty moto, and gives what it knows of it; a test changes nothing of that.
+        key: key of the state; one for each way to make it.
+        make: creates it in an empty moto, and returns its description; a test must not change that.
     """
     with moto_server(region):
         if key in _made:
@@ -109,7 +109,7 @@ def standing(key: Hashable, region: str, make: Callable[[], Made]) -> Iterator[M
 
 @contextmanager
 def usable(name: str) -> Iterator[Rehearsed]:
-    """Serve moto with a shipped stack in it whose buckets take what people write, as in the cloud."""
+    """Serve moto with a shipped stack whose buckets accept users' writes, as in the cloud."""
     region = stack_files.settings_of(name).region
     with (
         conditions_left_out(),

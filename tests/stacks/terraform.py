@@ -35,12 +35,12 @@ Block = Mapping[str, Any]
 
 
 def snake(key: str) -> str:
-    """``vpcZoneIdentifiers`` -> ``vpc_zone_identifiers``."""
+    """Convert ``vpcZoneIdentifiers`` to ``vpc_zone_identifiers``."""
     return re.sub(r"(?<!^)([A-Z])", r"_\1", key).lower()
 
 
 def terraform_type(token: str) -> str:
-    """``aws:ec2/subnet:Subnet`` -> ``aws_subnet``; other services keep their name in front."""
+    """Convert ``aws:ec2/subnet:Subnet`` to ``aws_subnet``; other services keep their name in front."""
     if token in RETYPED:
         return RETYPED[token]
     service, _, kind = token.split(":")[1].partition("/")
@@ -48,10 +48,10 @@ def terraform_type(token: str) -> str:
 
 
 def configuration(rehearsed: Rehearsed, schema: Block, folder: Path) -> dict[str, Any]:
-    """The whole of a stack, with literal values where one resource names another.
+    """Return the configuration of a stack, with literal values for references between resources.
 
     Raises:
-        KeyError: naming an input that the provider does not know.
+        KeyError: names an input that the provider does not know.
     """
     resources: dict[str, dict[str, Any]] = {}
     for resource in rehearsed.resources:
@@ -103,7 +103,7 @@ def _knows(block: Block, name: str) -> bool:
 
 
 def _singulars(name: str) -> Iterator[str]:
-    """Terraform repeats a block in the singular where Pulumi has one list in the plural."""
+    """Yield singular forms of a name: Terraform repeats a block, while Pulumi has one list in the plural."""
     yield name
     for plural, singular in (("ies", "y"), ("es", ""), ("s", "")):
         if name.endswith(plural):
@@ -111,7 +111,7 @@ def _singulars(name: str) -> Iterator[str]:
 
 
 def _escaped(value: Any) -> Any:
-    """``${`` begins an expression in Terraform, and means itself in an IAM policy."""
+    """Escape ``${``, which begins an expression in Terraform, and is literal in an IAM policy."""
     if isinstance(value, str):
         return value.replace("${", "$${")
     if isinstance(value, list):
@@ -148,7 +148,7 @@ def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def provider_schema(folder: Path) -> Block:
-    """The provider's own resource schemas."""
+    """Return the provider's own resource schemas."""
     required = {"required_providers": {"aws": {"source": "hashicorp/aws", "version": VERSION}}}
     (folder / "main.tf.json").write_text(json.dumps({"terraform": required}))
     for arguments in (("init", "-no-color"), ("providers", "schema", "-json")):

@@ -1,4 +1,4 @@
-"""Who may do what, by the policies that the stacks register, judged as both clouds judge them."""
+"""Permissions by the stacks' registered policies, judged as both clouds judge them."""
 
 import json
 from collections.abc import Iterator
@@ -6,13 +6,11 @@ from functools import partial
 
 import pytest
 
-from gpu_fleet_image.core import calls as image_calls
 from gpu_fleet_image.instance.agent import kept_files
 from gpu_fleet_image.providers.alicloud import session as image_alicloud
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.calls import alicloud as stacks_alicloud
-from gpu_fleet_stacks.calls import errors as stacks_calls
 from gpu_fleet_stacks.catalog import regions
+from gpu_fleet_stacks.clients import alicloud as stacks_alicloud
 from gpu_fleet_stacks.settings import Nat
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.judges import (
@@ -53,7 +51,7 @@ def pair() -> AwsJudge:
 
 
 def of_instances(judge: Judge, name: str) -> Rights:
-    """What instances of a pool may do on either cloud."""
+    """Yield the rights of a pool's instances on either cloud."""
     own, tags = partial(Right, f"{name}-instance"), judge.tags(name)
     stores, bucket = judge.stores, judge.bucket
     for target in (SELF, NEIGHBOUR):
@@ -183,7 +181,7 @@ def of_alicloud_instances(judge: AlicloudJudge, name: str) -> Rights:
 
 
 def of_the_sweep(judge: Judge) -> Rights:
-    """What the sweep may do on either cloud."""
+    """Yield the rights of the sweep on either cloud."""
     sweep, tags = partial(Right, "reaper"), judge.tags
     stores, records = judge.stores, partial(judge.bucket, "records")
     target, refused = judge.instance(NEIGHBOUR), judge.refusal
@@ -329,7 +327,7 @@ def test_an_instance_writes_nowhere_else(name):
 
 
 def test_what_the_agent_saves_lies_where_its_role_may_write():
-    """The agent's own function and the registered policy: neither knows the other."""
+    """The agent's own function and the registered policy do not know each other."""
     judge = judge_of(AWS_PAIR.name)
     saved = kept_files.place(f"s3://gpu-fleet-{AWS_PAIR.name}-data", "dev", SELF)
 
@@ -464,7 +462,7 @@ SERVICE_BUCKETS = (
 
 @pytest.mark.parametrize("name", AWS_ACCOUNTS)
 def test_the_gateway_leads_to_the_stacks_buckets_and_carries_nothing_out(name):
-    """The usual theft: somebody brings keys of an account of theirs and copies to a bucket there."""
+    """The usual theft uses keys of another account, and copies to a bucket there."""
     judge = judge_of(name)
     own, theirs, ask = judge.settings.account_id, "999999999999", partial(judge.lets_through, "s3")
 
@@ -521,13 +519,6 @@ def test_a_role_is_taken_by_its_service_alone(name):
     assert {end for _, end in roles} == services.keys()
     for policy, end in roles:
         assert {principal for principal in strangers if takes(policy, principal)} == {services[end]}
-
-
-# what stacks and instances both know of the clouds, and may not import from each other
-
-
-def test_stacks_and_instances_take_the_same_refusals_for_a_missing_permission():
-    assert stacks_calls.DENIED == image_calls.DENIED
 
 
 def test_stacks_and_instances_ask_the_same_hosts_of_alibaba_cloud():

@@ -1,13 +1,13 @@
-"""Who asked what of the stack's buckets: where it is written, who may write it, and how long it stays."""
+"""Access logs of the stack's buckets: their place, their writers, and their retention."""
 
 import json
 from typing import Any
 
 import pytest
 
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.crossguard import encryption_rules
 from gpu_fleet_stacks.crossguard.model import Profile, Resource
-from gpu_fleet_stacks.errors import SettingsError
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples, iam
@@ -29,12 +29,12 @@ def own(kind: str) -> str:
 
 @pytest.fixture(scope="module")
 def logged() -> Rehearsed:
-    """A stack with such logs, as it is registered in moto."""
+    """Return a stack with such logs, registered in moto."""
     return stood(settings(retention_days=400))
 
 
 def of_bucket(found: Rehearsed, kind: str, bucket: str = LOGS) -> list[dict[str, Any]]:
-    """The inputs of a bucket's settings of a kind."""
+    """Return the inputs of a bucket's settings of a kind."""
     token = f"aws:s3/{kind[0].lower()}{kind[1:]}:{kind}"
     return [made.inputs for made in found.of_type(token) if made.inputs["bucket"] == bucket]
 
@@ -58,7 +58,7 @@ def test_the_logs_are_private_under_keys_of_s3_and_go_when_the_setting_says(logg
 
 
 def may(logged: Rehearsed, principal: str, action: str, **context: str) -> bool:
-    """By the policy of the logs' bucket alone."""
+    """Judge by the policy of the logs' bucket alone."""
     (bucket,) = of_bucket(logged, "BucketPolicy")
     secure = {"aws:SecureTransport": "true"}
     request = iam.Request(action, f"arn:aws:s3:::{LOGS}/data/2026", principal, secure | context)
@@ -143,7 +143,7 @@ def test_oss_writes_below_each_buckets_prefix_into_a_private_bucket_under_its_ow
 
 
 def of_s3(algorithm: str, *, logged: bool) -> list[Resource]:
-    """A bucket under a cloud's key or none, which takes another's logs or does not."""
+    """Return a bucket with or without a cloud's key, as a target of another's logs or not."""
     kind = "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration"
     rule = {"applyServerSideEncryptionByDefault": {"sseAlgorithm": algorithm}}
     target = {"bucket": "data", "targetBucket": "logs" if logged else "elsewhere"}
@@ -166,7 +166,7 @@ def test_the_policy_pack_lets_keys_of_s3_stand_for_logs_alone(algorithm, logged,
 
 @pytest.fixture(scope="module")
 def trailed() -> Rehearsed:
-    """A stack with CloudTrail, as it is registered in moto."""
+    """Return a stack with CloudTrail, registered in moto."""
     return stood(examples.stack(logs={"bucket_access": True, "data_events": True}))
 
 
@@ -202,7 +202,7 @@ def test_the_bucket_of_logs_takes_files_of_the_stacks_own_trail_alone(trailed):
         (examples.stack_file(logs={"data_events": True}), "needs the bucket that logs.bucket_access"),
         (
             alicloud_examples.stack_file(logs={"bucket_access": True, "data_events": True}),
-            "is of CloudTrail on AWS",
+            "is only for CloudTrail on AWS",
         ),
     ],
     ids=["no bucket", "another cloud"],

@@ -1,4 +1,4 @@
-"""What a run needs and what to pick for it, against published runs and measured models."""
+"""Needs of a run and the advice for it, compared with published runs and measured models."""
 
 import re
 from dataclasses import replace

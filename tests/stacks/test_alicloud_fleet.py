@@ -1,4 +1,4 @@
-"""Networks, pools, markets and money on Alibaba Cloud; and that whatever is valid builds."""
+"""Networks, pools, markets and costs on Alibaba Cloud; every valid stack file builds."""
 
 import base64
 import json
@@ -8,8 +8,9 @@ import pytest
 from gpu_fleet_image.controllers.meter import budget_check
 from gpu_fleet_image.controllers.sweep import lease
 from gpu_fleet_image.core.capacity import STATE
+from gpu_fleet_image.core.document import written
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.payload.sweep_archive import policy_document
+from gpu_fleet_stacks.payload import sweep_policy
 from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.alicloud_programs import VARIANTS, inputs, shipped
@@ -66,7 +67,7 @@ def test_an_erdma_pool_starts_from_a_configuration_with_an_erdma_interface():
 
 
 def test_a_reserved_pool_starts_in_its_private_pool_only_from_a_configuration_that_names_its_group():
-    """Where the provider looks before it creates one without an eRDMA interface."""
+    """The provider checks this before it creates a configuration without an eRDMA interface."""
     by = {"reservation_id": "eap-bp67acfmxazb40000000", "zones": ["cn-shenzhen-d"]}
     found = declared(stack(pools=[pool(market="reservation", **by)]))
 
@@ -95,7 +96,7 @@ def test_only_an_expected_number_that_reaches_the_cloud_is_registered():
 
 
 def test_an_update_leaves_the_instances_protected_that_are():
-    """The provider reads them back into ``protected_instances``, and takes an absent one for nobody."""
+    """The provider reads them into ``protected_instances``; an absent value would remove the protection."""
     groups = declared(stack()).of_type(GROUP)
 
     assert ["protectedInstances" in group.ignored_changes for group in groups] == [True]
@@ -176,7 +177,7 @@ def test_a_mover_that_fails_three_times_on_end_is_reported():
 
 
 def test_every_state_that_is_written_under_a_number_expires():
-    """OSS knows no condition in a bucket with versions, so that each state is an object of its own."""
+    """OSS has no conditional writes in a bucket with versions, so each state is a separate object."""
     buckets = inputs(declared(stack()), "alicloud:oss/bucket:Bucket", name="records")
 
     rules = {rule["prefix"]: rule["expirations"] for rule in buckets[0]["lifecycleRules"]}
@@ -185,7 +186,7 @@ def test_every_state_that_is_written_under_a_number_expires():
 
 
 def test_a_contact_is_named_by_its_address_wherever_that_stands_in_the_list():
-    """CloudMonitor overwrites a contact of the same name, and Pulumi deletes what was replaced last."""
+    """CloudMonitor overwrites a contact of the same name, and Pulumi deletes replaced resources last."""
 
     def names(*recipients):
         found = declared(stack(budget={"monthly": 40000, "currency": "CNY", "recipients": list(recipients)}))
@@ -203,7 +204,7 @@ def test_a_contact_is_named_by_its_address_wherever_that_stands_in_the_list():
 def test_the_meter_counts_with_the_prices_of_the_catalog():
     made = stack(pools=[pool(), pool(name="big", types=["ecs.gn8v.4xlarge"])])
 
-    pools = policy_document(made)["budget"]["pools"]
+    pools = written(sweep_policy.policy(made))["budget"]["pools"]
 
     assert pools["dev"]["on_demand"] == {"ecs.gn7i-c8g1.2xlarge": "9.532600"}
     assert pools["big"]["on_demand"] == {"ecs.gn8v.4xlarge": None}

@@ -1,10 +1,10 @@
-"""Images of Alibaba Cloud: built from the recipe's payload, or imported from a disk that was baked here."""
+"""Images of Alibaba Cloud: built from the recipe's payload, or imported from a baked disk."""
 
 import hashlib
 
 import pytest
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack
 from tests.stacks.alicloud_programs import STACKS, everything, inputs, shipped

@@ -1,4 +1,4 @@
-"""Every registered resource against the installed SDK and what the provider checks before any call."""
+"""Every registered resource fits the installed SDK, and the provider's checks before any call."""
 
 import re
 from collections import Counter
@@ -17,7 +17,7 @@ def resources():
 
 
 def values(inputs, path):
-    """What stands at a path such as ``networkInterfaces[].instanceType``, if anything does."""
+    """Yield the values at a path such as ``networkInterfaces[].instanceType``, if there are any."""
     head, _, rest = path.partition(".")
     many = head.endswith("[]")
     found = inputs.get(head.removesuffix("[]"))
@@ -43,7 +43,7 @@ def test_the_installed_sdk_knows_every_input_and_misses_none(resources):
 
 
 def registered(resources, token, path):
-    """Every value at a path of a type; there must be one, or nothing is held."""
+    """Return every value at a path of a type; fail without one, as nothing would be checked."""
     found = [value for each in resources if each.type == token for value in values(each.inputs, path)]
     assert found, f"nothing registers {path} of {token}"
     return found
@@ -87,7 +87,7 @@ def test_inputs_that_the_provider_refuses_together_never_meet(resources):
 
 
 def test_options_of_cost_optimized_groups_stand_there_alone(resources):
-    """Its note: valid only if multi_az_policy is COST_OPTIMIZED (alicloud_ess_scaling_group)."""
+    """By its note they are valid only if multi_az_policy is COST_OPTIMIZED (alicloud_ess_scaling_group)."""
     options = {"onDemandBaseCapacity", "onDemandPercentageAboveBaseCapacity", "spotInstancePools"}
     groups = [
         resource.inputs for resource in resources if resource.type == "alicloud:ess/scalingGroup:ScalingGroup"
@@ -98,7 +98,7 @@ def test_options_of_cost_optimized_groups_stand_there_alone(resources):
 
 
 def test_a_standard_or_extreme_file_system_names_no_network(resources):
-    """Set there, they would replace it on every update (alicloud_nas_file_system, vswitch_id)."""
+    """A network would replace it on every update (alicloud_nas_file_system, vswitch_id)."""
     systems = [
         resource.inputs for resource in resources if resource.type == "alicloud:nas/fileSystem:FileSystem"
     ]
@@ -113,7 +113,7 @@ def repeated(names):
 
 
 def test_no_two_resources_of_a_stack_are_called_the_same():
-    """The engine refuses a second resource of one URN; the rehearsal's monitor takes it."""
+    """The engine refuses a second resource of one URN; the rehearsal's monitor accepts it."""
     urns = {name: [registration.urn for registration in shipped(name).registrations] for name in STACKS}
 
     assert {name: repeated(found) for name, found in urns.items() if repeated(found)} == {}

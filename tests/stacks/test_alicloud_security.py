@@ -1,4 +1,4 @@
-"""What a reviewer at a bank looks for in the Alibaba Cloud stacks alone."""
+"""Security requirements of a bank that concern only the Alibaba Cloud stacks."""
 
 import base64
 import io
@@ -109,7 +109,7 @@ def test_an_instance_lets_go_of_instances_of_its_own_pools_groups_alone(everythi
 
 
 def takes_logs(bucket, buckets):
-    """Whether it holds the access logs of the others, and nothing else."""
+    """Return whether a bucket holds only the access logs of others."""
     return bucket["bucket"] in {other.get("logging", {}).get("targetBucket") for other in buckets}
 
 
@@ -183,7 +183,7 @@ def test_a_bucket_lets_only_the_builder_read_its_recipe_from_inside_the_network(
 
 
 def test_through_gateway_and_endpoint_data_leaves_only_into_the_stacks_own_buckets(alicloud):
-    """OSS wants a policy on its gateway endpoint (alicloud_vpc_gateway_endpoint, policy_document)."""
+    """OSS needs a policy on its gateway endpoint (alicloud_vpc_gateway_endpoint, policy_document)."""
     (gateway,) = alicloud.inputs("alicloud:vpc/gatewayEndpoint:GatewayEndpoint")
     name, account = alicloud.settings.name, alicloud.settings.account_id
 

@@ -1,4 +1,4 @@
-"""What the mover and the people who ask it may do on AWS, judged by the evaluator of policies."""
+"""Rights of the mover and of its users on AWS, judged by the evaluator of policies."""
 
 import json
 
@@ -12,7 +12,7 @@ KEY = "2026-11-22/users/ada/100000Z-0a"
 
 
 def texts(declared) -> dict[str, str]:
-    """Role -> its policy, of mover and sweep."""
+    """Return role -> its policy, of mover and sweep."""
     found = declared.of_type("aws:iam/rolePolicy:RolePolicy")
     named = {resource.name.rpartition("-")[2]: resource.inputs["policy"] for resource in found}
     return {name: named[name] for name in ("capacity", "reaper")}
@@ -67,7 +67,7 @@ def test_the_mover_writes_who_took_an_instance_and_no_other_tag(declared):
 
 
 def person(declared, action: str, resource: str, **context) -> Verdict:
-    """What ada, a user, may do by the policy that the stack exports for people."""
+    """Judge a call of ada, a user, by the policy that the stack exports for users."""
     me = {"aws:username": "ada", "aws:userid": "AIDA1"} | context
     return decide(
         Request(action, resource, context=me), identity=[declared.rehearsed.outputs["people_policy"]]
@@ -105,7 +105,7 @@ def test_a_user_reaches_and_gives_back_what_they_took_alone(declared, taken, ver
 
 
 def session(declared, action: str, resource: str, **context) -> Verdict:
-    """What ada may do in a session of a role, which has no name of a user."""
+    """Judge a call of ada in a session of a role, which has no user name."""
     me = {"aws:userid": "AROA1:ada"} | context
     policy = declared.rehearsed.outputs["people_policy"]
     return decide(Request(action, resource, context=me), identity=[policy])

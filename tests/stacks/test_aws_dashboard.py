@@ -1,4 +1,4 @@
-"""The dashboard of a stack, as it is declared, and the names in it as agents and sweep publish them."""
+"""The declared dashboard of a stack, with the metric names that agents and sweep publish."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from gpu_fleet_image.core import metrics
 from gpu_fleet_stacks.aws.dashboard import SHARED
-from gpu_fleet_stacks.naming import metric_namespace, prefixed
+from gpu_fleet_stacks.core.naming import metric_namespace, prefixed
 
 PUBLISHED = {value for name, value in vars(metrics).items() if name.startswith("METRIC_")}
 # docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-metrics.html and eventbridge/latest/userguide
@@ -22,7 +22,7 @@ def body(declared):
 
 @pytest.fixture
 def rows(body):
-    """Every metric of every graph, without searches."""
+    """Return every metric of every graph, without searches."""
     return [
         [part for part in row if isinstance(part, str)]
         for widget in body["widgets"]

@@ -1,4 +1,4 @@
-"""What a plain `pulumi destroy` of an AWS stack leaves: applied to moto, filled, destroyed, read again."""
+"""Resources that a plain `pulumi destroy` of an AWS stack keeps, after a deployment to moto."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ CONTENT = b"step 4000"
 
 @dataclass(frozen=True)
 class Applied:
-    """A stack that stands in moto, and ways to look at it."""
+    """A deployed stack in moto, and reads of it."""
 
     rehearsed: Rehearsed
     clients: RegionClients
@@ -33,7 +33,7 @@ class Applied:
 
     @property
     def buckets(self) -> list[str]:
-        """Those under the stack's own key: the one of access logs is encrypted by S3's (SSE-S3)."""
+        """Buckets under the stack's own key; that of access logs is encrypted by S3's (SSE-S3)."""
         own = self.rehearsed.of_type(BUCKET)
         return [resource.id for resource in own if not resource.name.endswith("-access-logs")]
 
@@ -59,7 +59,7 @@ class Applied:
         return self.client("kms").describe_key(KeyId=self.key.id)["KeyMetadata"]["KeyState"]
 
     def read(self, bucket: str) -> bytes:
-        """An object as S3 hands it out: moto keeps it in clear, S3 asks a key that must be enabled."""
+        """Read an object, and check its key: S3 needs an enabled key, while moto stores plain objects."""
         found = self.client("s3").get_object(Bucket=bucket, Key="dev/run/last")
         assert found["SSEKMSKeyId"] in (self.key.id, self.key.outputs["arn"])
         assert self.key_state() == "Enabled"
@@ -139,7 +139,7 @@ def test_excluding_what_is_protected_keeps_the_data_its_key_and_its_settings():
 
 
 def without_their_order(registration: Registration) -> Registration:
-    """As the graph was: buckets that name no key, settings that go first, a key that Pulumi deletes."""
+    """Restore the former graph: buckets without a key, settings deleted first, a key that Pulumi deletes."""
     needed = () if registration.type == BUCKET else registration.dependencies
     return replace(
         registration,
@@ -150,7 +150,7 @@ def without_their_order(registration: Registration) -> Registration:
 
 
 def test_without_that_order_the_same_destroy_loses_the_data():
-    """Holds the proof itself: it can fail."""
+    """This checks the proof itself: it can fail."""
     with applied("aws-dev") as stack:
         stack.fill()
 

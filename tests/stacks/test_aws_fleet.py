@@ -1,4 +1,4 @@
-"""Pools on AWS: network cards, groups, markets, budget; and that whatever is valid builds."""
+"""Pools on AWS: network cards, groups, markets, budget; every valid stack file builds."""
 
 import pytest
 

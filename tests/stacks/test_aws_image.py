@@ -1,4 +1,4 @@
-"""Images that EC2 Image Builder makes: the recipe's payload on the cloud's own base."""
+"""Images by EC2 Image Builder: the recipe's payload on the cloud's own base."""
 
 import hashlib
 import json
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_stacks.aws.image_documents import component_content
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.crossguard.model import Profile, Resource
-from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.rehearsal.registrations import RegistrationOutcome
 from gpu_fleet_stacks.settings.quantities import canary_types
@@ -28,12 +28,12 @@ PAYLOAD_SHA256 = hashlib.sha256(
 
 @pytest.fixture(scope="module")
 def built():
-    """What a stack with a pipeline registers and exports."""
+    """Return the registrations and exports of a stack with a pipeline."""
     return stood(BUILDING)
 
 
 def inputs(rehearsed, kind, label=""):
-    """The inputs of the only Image Builder resource of a kind whose name ends so; the first zone's."""
+    """Return the inputs of the only Image Builder resource of a kind and a name's end, in the first zone."""
     token = BUILDER.format(kind[0].lower() + kind[1:], kind)
     named = [resource for resource in rehearsed.of_type(token) if resource.name.endswith(label)]
     (found,) = [

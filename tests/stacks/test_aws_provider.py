@@ -1,4 +1,4 @@
-"""The shipped AWS stacks before the real provider's own validation, where this computer has it."""
+"""The shipped AWS stacks pass the real provider's own validation, if this computer has the provider."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Where Terraform knows the provider; each test writes a configuration of its own there."""
+    """Return a folder in which Terraform has the provider; each test writes its own configuration there."""
     return tmp_path_factory.mktemp("terraform")
 
 

@@ -1,4 +1,4 @@
-"""The sweep as a stack declares it: what it may do, what it runs, what wakes somebody up."""
+"""The declared sweep of a stack: its rights, its code, its alarms."""
 
 import json
 import os
@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from gpu_fleet_image.core import policy as policies
+from gpu_fleet_image.core.document import written
 from gpu_fleet_image.core.place import POLICY_KEY
 from gpu_fleet_stacks.aws.reaper import bundle
 from gpu_fleet_stacks.aws.reaper_role import LICENCES, MARKS
-from gpu_fleet_stacks.payload import sweep_archive
-from gpu_fleet_stacks.payload.sweep_archive import policy_document
+from gpu_fleet_stacks.payload import sweep_archive, sweep_policy
 from gpu_fleet_stacks.rehearsal.archives import archive_files, zip_bytes
 from gpu_fleet_stacks.settings import stack_files
 from gpu_fleet_stacks.settings.reader import from_mapping
@@ -48,7 +48,7 @@ def allowing(found: Declared, action: str) -> list[dict]:
 
 
 def own(found: Declared, token: str, end: str = "-reaper") -> dict:
-    """The inputs of the only resource of a type whose name ends so."""
+    """Return the inputs of the only resource of a type whose name ends so."""
     (made,) = [resource for resource in found.of_type(token) if resource.name.endswith(end)]
     return made.inputs
 
@@ -127,7 +127,9 @@ def test_a_user_hears_of_a_sweep_that_fails_holds_back_or_is_silent_for_half_an_
 
 
 def test_the_policy_names_an_alarm_that_the_stack_declares(declared):
-    named = {pool["scale_in_alarm"] for pool in policy_document(declared.settings)["pools"].values()} - {None}
+    named = {
+        pool["scale_in_alarm"] for pool in written(sweep_policy.policy(declared.settings))["pools"].values()
+    } - {None}
 
     assert named <= {alarm["name"] for alarm in declared.inputs(ALARM)}
     assert named, "every shipped stack has a pool that scales"
@@ -136,7 +138,7 @@ def test_the_policy_names_an_alarm_that_the_stack_declares(declared):
 @given(content=examples.stack_files())
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 def test_the_policy_of_any_valid_settings_is_a_valid_policy(content):
-    document = policy_document(from_mapping("any", content))
+    document = written(sweep_policy.policy(from_mapping("any", content)))
 
     parsed = policies.parse(json.dumps(document))
     assert set(parsed.pools) == {pool["name"] for pool in content["pools"]}
@@ -147,7 +149,7 @@ def test_the_policy_carries_what_users_wrote_and_the_catalogs_price():
     idle = {"after_hours": 8, "grace_minutes": 15, "quiet_hours": [span], "quiet_weekends": True}
     stack = examples.stack(pools=[examples.pool(idle=idle)], reaper={"time_zone": "Europe/Berlin"})
 
-    document = policy_document(stack)
+    document = written(sweep_policy.policy(stack))
 
     pool = document["pools"]["dev"]
     assert document["time_zone"] == "Europe/Berlin"
@@ -162,7 +164,7 @@ def test_a_price_of_another_region_is_not_claimed():
     network = {"cidr": "10.0.0.0/16", "zones": ["eu-central-1a"]}
     stack = examples.stack(region="eu-central-1", network=network)
 
-    assert policy_document(stack)["pools"]["dev"]["hourly_price"] == {"g5.xlarge": None}
+    assert written(sweep_policy.policy(stack))["pools"]["dev"]["hourly_price"] == {"g5.xlarge": None}
 
 
 def test_only_an_hour_on_demand_has_a_known_price():
@@ -170,7 +172,7 @@ def test_only_an_hour_on_demand_has_a_known_price():
 
     prices = {
         name: pool["hourly_price"]
-        for name, pool in policy_document(examples.stack(pools=pools))["pools"].items()
+        for name, pool in written(sweep_policy.policy(examples.stack(pools=pools)))["pools"].items()
     }
 
     assert prices == {"dev": {"g5.xlarge": "1.006"}, "cheap": {"g5.xlarge": None}}
@@ -219,7 +221,7 @@ def test_the_archive_holds_the_sweep_and_nothing_of_the_agent():
 
 
 def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(tmp_path):
-    """What Pulumi would upload, unzipped: no click, no rich, no psutil, nothing of this checkout."""
+    """Unzip Pulumi's upload, without click, rich, psutil and this checkout."""
     with zipfile.ZipFile(BytesIO(zip_bytes(bundle(stack_files.settings_of("aws-dev"))))) as archive:
         archive.extractall(tmp_path / "code")
     libraries = tmp_path / "libraries"

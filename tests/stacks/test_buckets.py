@@ -1,4 +1,4 @@
-"""A bucket is emptied by one function on both clouds, and a refused deletion ends it in one message."""
+"""One function empties a bucket on both clouds; a refused deletion ends it with one message."""
 
 from functools import partial
 
@@ -11,10 +11,10 @@ from gpu_fleet_stacks.acceptance.alicloud import AlicloudAccount
 from gpu_fleet_stacks.acceptance.aws import AwsAccount
 from gpu_fleet_stacks.acceptance.clock import SystemClock
 from gpu_fleet_stacks.acceptance.errors import CallRefusedError
-from gpu_fleet_stacks.calls import buckets, oss
-from gpu_fleet_stacks.calls.alicloud import Alicloud
-from gpu_fleet_stacks.calls.aws import Aws
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients import buckets, oss
+from gpu_fleet_stacks.clients.alicloud import Alicloud
+from gpu_fleet_stacks.clients.aws import Aws
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.settings.stack_files import settings_of
 from gpu_fleet_stacks.teardown.alicloud import AlicloudStack
@@ -24,7 +24,7 @@ BUCKET = "gpu-fleet-aws-dev-data-123456789012"
 
 
 class Store:
-    """A bucket that answers as S3 does: by pages, and with refusals of its own.
+    """Fake bucket of S3, with pages and refusals.
 
     ``keeps`` are keys that it deletes no version of; ``lies`` of which it says so all the same.
     """
@@ -102,7 +102,7 @@ def test_a_version_that_stays_though_its_deletion_was_agreed_to_ends_it_too(in_b
 
 @pytest.fixture
 def locked():
-    """boto3's client for a bucket with one object that may not be deleted, and one that may."""
+    """Return boto3's client for a bucket with one object that must not be deleted, and one that may."""
     with moto_server("us-east-1"):
         s3 = boto3.client("s3", region_name="us-east-1")
         s3.create_bucket(Bucket=BUCKET, ObjectLockEnabledForBucket=True)
@@ -141,7 +141,7 @@ def test_accept_finds_nothing_in_a_bucket_that_is_gone(locked, door):
 
 
 def test_oss_is_never_asked_for_a_deletion_of_many():
-    """It wants an MD5 for one, which boto3 no longer sends: 400 MissingArgument, 0016-00000606."""
+    """OSS requires an MD5 for it, which boto3 no longer sends: 400 MissingArgument, 0016-00000606."""
     store = Store([("a", "1"), ("b", "1")])
     store.delete_objects = None
 

@@ -1,11 +1,11 @@
-"""Buckets as folders of the shared scratch: what is linked, who may read them, what is refused."""
+"""Buckets as folders of the shared scratch: links, permissions, refusals."""
 
 import json
 from unittest.mock import patch
 
 import pytest
 
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
@@ -44,7 +44,7 @@ def test_what_cannot_be_linked_is_one_message(case):
 def test_alibaba_clouds_cpfs_is_linked_to_no_bucket():
     storage = {"kms_instance_id": "kst-szh0000000000000000", "scratch_gib": 3600, "cached_buckets": ["data"]}
 
-    assert "is of FSx for Lustre on AWS" in refusal(alicloud_examples.stack_file(storage=storage))
+    assert "is only for FSx for Lustre on AWS" in refusal(alicloud_examples.stack_file(storage=storage))
 
 
 @pytest.fixture

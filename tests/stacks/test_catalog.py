@@ -1,4 +1,4 @@
-"""What the instance catalog says, and how a bad catalog or a bad name is told."""
+"""The instance catalog, and the messages about a bad catalog or a bad name."""
 
 import datetime
 from decimal import Decimal
@@ -48,7 +48,7 @@ types = [{ROW}]
 
 
 def family(name):
-    """``p6-b200.48xlarge`` -> ``p6-b200``; ``ecs.gn7i-c8g1.2xlarge`` -> ``gn7i``."""
+    """Return ``p6-b200`` of ``p6-b200.48xlarge``, and ``gn7i`` of ``ecs.gn7i-c8g1.2xlarge``."""
     return name.split(".")[1].partition("-")[0] if name.startswith("ecs.") else name.partition(".")[0]
 
 
@@ -101,7 +101,7 @@ def test_the_first_card_of_p6_b300_carries_addresses_and_no_adapter():
 
 
 def test_adapters_are_those_of_the_cloud():
-    """EFA by the cards of AWS; on Alibaba Cloud neither cards nor local disks, and eRDMA since gn8 alone."""
+    """EFA follows AWS's cards; Alibaba Cloud has no cards and no local disks, and eRDMA only from gn8 on."""
     for kind in EVERY_TYPE:
         if kind.cloud is Cloud.AWS:
             carried = [card for card in kind.network_cards if card.interface_type != "interface"]
@@ -233,7 +233,7 @@ BAD_FILES = (
     ('price_list = "aws"', 'price_list = "moon"', "x1.large refers to price_lists.moon; defined are aws"),
     ('price_list = "aws"\n', "", "x1.large has a price but no price_list"),
     ("vcpu = 4", 'vcpu = 4, cards = "efa-9"', "x1.large refers to card_layouts.efa-9"),
-    (ROW, f"{ROW}, {ROW}", "x1.large stands there more than once; each type once"),
+    (ROW, f"{ROW}, {ROW}", "x1.large appears more than once; name each type once"),
     ("[sources]", "[sources", "Expected"),
 )
 

@@ -1,4 +1,4 @@
-"""`gpu-fleet check|preview|up|outputs` as a person at a shell meets them."""
+"""`gpu-fleet check|preview|up|outputs`, called by a user at a shell."""
 
 import json
 import os
@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.guard import deploy, policy_pack, pulumi_command
-from gpu_fleet_stacks.guard.pulumi_command import REFUSED, refuse
+from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.plan_check import deploy, policy_pack, pulumi_command
+from gpu_fleet_stacks.plan_check.pulumi_command import REFUSED, refuse
 from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import stack, stack_file
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Shell:
-    """Runs `gpu-fleet` with nothing on PATH but a `pulumi` that writes down how it was called."""
+    """Shell that runs `gpu-fleet` with only a fake `pulumi` on PATH, which records its arguments."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,9 +73,9 @@ def test_check_names_unknown_assumed_and_foreign_prices(shell, monkeypatch):
 
     said = shell.run("check", "mine")
 
-    assert "warning: without these, whose prices are in no public list: nat_gateway" in said
+    assert "warning: without these, which have no public price: nat_gateway" in said
     assert "warning: prices that the stack assumes, in CNY: disk 1.5" in said
-    assert "warning: prices of cn-shenzhen stand in for those of cn-hangzhou: ecs.gn7i-c8g1.2x" in said
+    assert "warning: prices of cn-shenzhen replace those of cn-hangzhou: ecs.gn7i-c8g1.2x" in said
     assert "at worst at least " in said
 
 
@@ -95,7 +95,7 @@ def test_over_its_budget_a_stack_is_refused_with_the_worst_month_and_the_way_out
     said = " ".join(shell.run(command, "dear", *folder, fails=True).split())
 
     assert "error: stack 'dear': budget.monthly = 100.00 USD: the worst case of a month is 1,604.06" in said
-    assert "raise budget.monthly, lower a pool's size.max, or say budget.allow_overcommit: true" in said
+    assert "raise budget.monthly, lower a pool's size.max, or set budget.allow_overcommit: true" in said
     assert "OK" not in said
     assert "Traceback" not in said
 
@@ -143,9 +143,8 @@ def test_what_follows_the_dashes_is_handed_over(shell):
 
     shell.run("up", "aws-dev", "--", "--yes", "--target", "urn:x", "-m", "a new pool")
 
-    expected = (
-        f"up --stack aws-dev --policy-pack {pulumi_command.POLICY_PACK} --yes --target urn:x -m a new pool"
-    )
+    pack = "stacks/gpu_fleet_stacks/crossguard"
+    expected = f"up --stack aws-dev --policy-pack {pack} --yes --target urn:x -m a new pool"
     assert shell.calls[-1] == expected
 
 
@@ -194,12 +193,12 @@ def test_another_program_is_refused(shell):
     shell.has_cli()
     for words in (["https://example.com/program"], ["--yes", "--", "program"]):
         said = shell.run("up", "aws-dev", "--", *words, fails=True)
-        assert "allowed are flags of the Pulumi CLI, say -- --diff" in said
+        assert "allowed are flags of the Pulumi CLI, such as -- --diff" in said
 
 
 @given(st.sampled_from("yfdr"), st.text("yfdrmptv", max_size=4), st.sampled_from("sCc"), st.text(max_size=5))
 def test_a_refused_letter_is_found_in_any_word_of_flags(first, more, refused, rest):
-    """Unless a letter before it takes the rest of the word as its value: `-ms` is the message `s`."""
+    """The exception is a letter before it that takes the rest as its value: `-ms` is the message `s`."""
     word = f"-{first}{more}{refused}{rest}"
     if set(more) & set(pulumi_command.TAKE_A_VALUE):
         refuse([word])
@@ -277,7 +276,7 @@ DRIVER = """
 import os, sys
 from pathlib import Path
 from types import SimpleNamespace
-from gpu_fleet_stacks.guard import deploy
+from gpu_fleet_stacks.plan_check import deploy
 from gpu_fleet_stacks.teardown import engine
 root = Path(os.environ["FOLDER"])
 """
@@ -308,7 +307,7 @@ def test_ctrl_c_lets_the_cli_write_its_state(command, tmp_path):
     _, said = process.communicate(timeout=120)
 
     assert (tmp_path / "state").read_text() == "whole\n"
-    assert "waiting for Pulumi to finish what is under way" in said
+    assert "waiting for Pulumi to finish its running operations" in said
 
 
 def test_ctrl_c_while_the_cli_is_being_started_waits_for_it_too(tmp_path, monkeypatch, capsys):
@@ -323,4 +322,4 @@ def test_ctrl_c_while_the_cli_is_being_started_waits_for_it_too(tmp_path, monkey
     code = deploy.to_its_end([sys.executable, "-c", "raise SystemExit(3)"], tmp_path)
 
     assert (code, signal.getsignal(signal.SIGINT)) == (3, before)
-    assert "waiting for Pulumi to finish what is under way" in capsys.readouterr().err
+    assert "waiting for Pulumi to finish its running operations" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a stack costs: shipped stacks to the cent, and what must hold for any stack."""
+"""Cost of a stack: shipped stacks to the cent, and invariants of any stack."""
 
 import datetime
 from dataclasses import replace
@@ -12,10 +12,10 @@ from gpu_fleet_stacks.alicloud import endpoints as alicloud_endpoints
 from gpu_fleet_stacks.aws import endpoints as aws_endpoints
 from gpu_fleet_stacks.catalog import Cloud, prices
 from gpu_fleet_stacks.catalog.money import CurrencyError, Money
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.cost import view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost, OvercommitError, hold_to_budget, warnings
-from gpu_fleet_stacks.errors import SettingsError
 from gpu_fleet_stacks.settings import Stack, stack_files
 from gpu_fleet_stacks.settings.quantities import ENDPOINTS, CostKind, Level, Volumes
 from gpu_fleet_stacks.settings.reader import from_mapping
@@ -118,7 +118,7 @@ def shipped(name: str) -> Cost:
 
 
 def parts_of(cost: Cost) -> dict[tuple[str | None, str], tuple[str, ...] | None]:
-    """What each part of a stack costs a month: now low, now high, min high, max low, max high."""
+    """Return the monthly cost of each part of a stack: now low, now high, min high, max low, max high."""
     found = {}
     for part in dict.fromkeys((line.pool, str(line.kind)) for line in cost.lines):
         lines = [line for line in cost.lines if (line.pool, line.kind) == part]
@@ -185,7 +185,7 @@ def test_nothing_that_grows_makes_a_stack_cheaper(content, data):
 
 
 def grown(before: Stack, data: st.DataObject) -> tuple[Stack, Volumes]:
-    """The stack with one of its sizes larger."""
+    """Return the stack with one larger size."""
     more = data.draw(st.integers(1, 50), label="more")
     size = data.draw(st.sampled_from(["pool", "volume", "scratch", "zones", "stored"]), label="size")
     first, *others = before.pools
@@ -327,7 +327,7 @@ def test_an_unknown_price_is_warned_of_by_name():
     (unknown, *_) = warnings(shipped("alicloud-prod"), TODAY)
 
     assert "nat_traffic" in unknown
-    assert unknown.endswith("the sums are at least that")
+    assert unknown.endswith("the sums are minimums")
 
 
 def test_a_price_is_stale_after_180_days_and_not_on_the_last_of_them():
@@ -353,11 +353,11 @@ def test_prices_of_another_region_are_said_to_be():
 
     cost = estimate(elsewhere)
 
-    (sentence,) = [text for text in warnings(cost, TODAY) if "stand in" in text]
-    assert sentence.startswith("prices of us-east-1 stand in for those of eu-central-1: g5.xlarge, disk, ")
-    assert sentence.endswith("; nobody knows if the budget holds")
+    (sentence,) = [text for text in warnings(cost, TODAY) if "replace those" in text]
+    assert sentence.startswith("prices of us-east-1 replace those of eu-central-1: g5.xlarge, disk, ")
+    assert sentence.endswith("; it is unknown whether the budget holds")
     assert view.summary(cost, 5000).endswith(
-        "by prices of us-east-1: nobody knows if the budget of 5,000.00 USD holds"
+        "by prices of us-east-1: it is unknown whether the budget of 5,000.00 USD holds"
     )
     assert "under" not in view.summary(cost, 5000)
 
@@ -390,7 +390,7 @@ def months(cost: Cost, kind: CostKind, level: Level) -> dict[str, tuple[Decimal,
 
 
 def test_image_builds_of_a_month_are_counted_by_builder_canary_and_what_is_kept():
-    """Five Sundays; at worst six more hours each, on the dearest type, and disks that are full."""
+    """Five Sundays; at worst six more hours each, on the most expensive type, with full disks."""
     image = {"id": "ami-0123456789abcdef0", "base_id": "ami-0aaaaaaaaaaaaaaaa", "size_gib": 60}
     pools = [pool(types=["g5.xlarge", "g5.2xlarge"])]
 

@@ -1,4 +1,4 @@
-"""The cost as people meet it: the command, the line in a preview, the output, the refusal."""
+"""The cost for users: the command, the line in a preview, the output, the refusal."""
 
 import datetime
 import io
@@ -35,13 +35,13 @@ def run(*arguments: str):
 
 @pytest.fixture
 def years_later(monkeypatch):
-    """Every price is stale."""
+    """Make every price stale."""
     monkeypatch.setattr(prices, "today", lambda: datetime.date(2100, 1, 1))
 
 
 @pytest.fixture
 def said(monkeypatch) -> list[str]:
-    """What a program logs."""
+    """Return the list of a program's log lines."""
     lines: list[str] = []
     for level in ("info", "warn"):
         monkeypatch.setattr(pulumi.log, level, lambda text, level=level: lines.append(f"{level}: {text}"))
@@ -105,7 +105,7 @@ def test_a_price_of_another_region_is_named_beside_it(monkeypatch):
     done = run("test")
 
     assert re.search(r"g5\.xlarge +1\.006 USD .* us-east-1, not eu-central-1", done.output)
-    assert "warning: prices of us-east-1 stand in for those of eu-central-1: g5.xlarge" in done.stderr
+    assert "warning: prices of us-east-1 replace those of eu-central-1: g5.xlarge" in done.stderr
 
 
 def test_more_data_costs_more():
@@ -139,7 +139,7 @@ def test_a_preview_says_the_cost_in_one_line(register, said):
 
 
 def handed_over(settings: Stack) -> str:
-    """The output of a deployed stack, as the CLI prints it."""
+    """Return the output of a deployed stack, as the CLI prints it."""
     return json.dumps(view.output(estimate(settings), settings.budget.monthly))
 
 
@@ -271,7 +271,7 @@ WITHOUT_PRICE = re.compile(
 
 
 def unnamed(parts: set[str], said: str) -> set[str]:
-    """Types that have neither a price nor a word among what is not counted."""
+    """Return the types without a price that are not named as not counted either."""
     unknown = {part for part in parts if part not in CALLED and not WITHOUT_PRICE.match(part)}
     return unknown | {part for part in parts if CALLED.get(part) and CALLED[part] not in said}
 
@@ -284,7 +284,7 @@ def test_every_part_of_a_stack_is_priced_or_named_as_not_counted():
 
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
 def test_every_part_of_a_queue_is_priced_or_named_as_not_counted(cloud, request):
-    """No shipped stack has one."""
+    """No shipped stack has a queue."""
     if cloud == "aws":
         settings, program_of = stack(**test_queue.QUEUED), request.getfixturevalue("register")
     else:

@@ -1,4 +1,4 @@
-"""The rules of the policy pack: each is broken once and refuses with its remedy; shipped stacks pass."""
+"""The rules of the policy pack: each refuses one violation with its remedy; shipped stacks pass."""
 
 import json
 import runpy
@@ -43,7 +43,7 @@ TLS_OF_ONE = policy_of(
 
 @cache
 def shipped(name: str) -> tuple[Resource, ...]:
-    """Every resource that a shipped stack declares."""
+    """Return every resource that a shipped stack declares."""
     found = declared(name).registrations
     return tuple(Resource(resource.type, resource.name, resource.inputs) for resource in found)
 
@@ -66,12 +66,12 @@ Bend = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def with_(**changes: Any) -> Bend:
-    """Inputs with some of them replaced; None takes one away."""
+    """Return a change that replaces some inputs; None removes one."""
     return lambda inputs: {key: value for key, value in (inputs | changes).items() if value is not None}
 
 
 def template(**disk: Any) -> Bend:
-    """A launch template whose only disk is another."""
+    """Return a change of a launch template's only disk."""
     return with_(blockDeviceMappings=[{"deviceName": "/dev/sda1", "ebs": disk}])
 
 
@@ -170,7 +170,7 @@ BREAKS: dict[str, list[tuple[str, Bend]]] = {
 
 
 def said_by(rule: str, stack: str, resources: Iterable[Resource] | None = None) -> list[Violation]:
-    """What a rule says of some resources of a stack, or of the stack as it is."""
+    """Return the violations of a rule by some resources of a stack, or by the shipped stack."""
     found = violations(tuple(resources or shipped(stack)), profile_of(stack))
     return [violation for violation in found if violation.rule.name == rule]
 
@@ -180,7 +180,7 @@ def is_of(made: Resource, kind: str) -> bool:
 
 
 def refuses(rule: str, kind: str, bend: Bend) -> bool:
-    """Whether a rule refuses resources of a kind once they are bent, and says the remedy."""
+    """Return whether a rule refuses changed resources of a kind, and names the remedy."""
     stack = ALICLOUD if "alicloud" in kind else AWS
     bent = [
         Resource(made.type, made.name, bend(dict(made.inputs))) if is_of(made, kind) else made
@@ -236,7 +236,7 @@ def test_an_allowance_bound_by_a_condition_is_not_to_anybody():
 
 @pytest.fixture
 def clinic(tmp_path) -> Callable[[str], Profile]:
-    """The profile of a stack of which profiles.toml says this."""
+    """Return a function to the profile of a stack with this line in profiles.toml."""
 
     def profile(line: str) -> Profile:
         file = tmp_path / f"{len(list(tmp_path.iterdir()))}.toml"
@@ -276,11 +276,11 @@ def test_every_type_that_a_rule_wants_tagged_is_tagged_in_some_stack():
 
 
 class NotYetError(Exception):
-    """What the SDK raises for a value that a preview cannot know."""
+    """Error of the SDK for a value that a preview cannot know."""
 
 
 class Proxy(dict[str, Any]):
-    """A mapping of the SDK: it says which keys there are, and raises for a value that is not known yet."""
+    """A mapping of the SDK: it has all keys, and raises for a value that is not known yet."""
 
     def __getitem__(self, key: str) -> Any:
         if super().__getitem__(key) is NotYetError:
@@ -290,7 +290,7 @@ class Proxy(dict[str, Any]):
 
 @pytest.fixture
 def offered(monkeypatch) -> Callable[[str], dict[str, SimpleNamespace]]:
-    """The policies of the pack for a stack by name; the SDK itself wants an environment of its own."""
+    """Return a function to the pack's policies for a stack by name, with a fake of the SDK."""
 
     def policies_of(stack: str) -> dict[str, SimpleNamespace]:
         made: list[SimpleNamespace] = []
@@ -373,6 +373,6 @@ def test_what_a_preview_cannot_know_counts_as_there(offered):
             policies[rule].validate(found, lambda *words: said.append(words))
 
     assert [finding.split(";")[0] for finding, _ in said] == [
-        "no customer key encrypts what is put into it",
-        "no policy of it refuses requests without TLS",
+        "no customer key encrypts its objects",
+        "none of its policies refuses requests without TLS",
     ]

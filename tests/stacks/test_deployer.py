@@ -1,4 +1,4 @@
-"""What whoever deploys a stack may do, judged by the evaluators of policies, which know no table."""
+"""Rights of the deployer of a stack, judged by the evaluators of policies."""
 
 import json
 from functools import cache
@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.deployer.command import notes
 from gpu_fleet_stacks.deployer.grants import (
     LONGEST_DOCUMENT,
@@ -17,7 +18,6 @@ from gpu_fleet_stacks.deployer.grants import (
     statements,
 )
 from gpu_fleet_stacks.deployer.policy import Declared, Wanted, policies
-from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import Stack, stack_files
 from tests.stacks import alicloud_programs, ram, registrations
@@ -367,7 +367,7 @@ def test_a_stack_whose_name_begins_alike_is_named(monkeypatch):
     monkeypatch.setattr(stack_files, "names", lambda: ["lab", "lab-dev", "labor"])
 
     assert notes(stack("lab"), "my-state") == [
-        "they hold for stack lab-dev too, whose resources' names begin alike"
+        "they also apply to stack lab-dev, whose names begin with the same prefix"
     ]
 
 

@@ -16,7 +16,7 @@ from gpu_fleet_image.controllers.directory.aws import IdentityCenterGroups
 from gpu_fleet_image.controllers.directory.directory import MemberProfile
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.queue.accounting import TeamLimits, limits_of
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.rehearsal.archives import zip_bytes
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
@@ -84,7 +84,9 @@ def test_what_a_directory_may_not_be_is_one_message():
 
     assert {case: said[case] for case, (_, message) in REFUSED.items() if message not in said[case]} == {}
     assert "access.directory.keys.ada = 'ada': has an account in access.people" in refusal(keys)
-    assert f"access.directory.identity_store = '{STORE}': is of IAM Identity Center on AWS" in on_alicloud
+    assert (
+        f"access.directory.identity_store = '{STORE}': is only for IAM Identity Center on AWS" in on_alicloud
+    )
     assert "access.ssh_from = {}: needs a network that users come from" in on_alicloud
 
 
@@ -139,7 +141,7 @@ class Reader:
 
 
 def with_a_directory():
-    """The directory's group, and what a stack registers that reads it."""
+    """Create the directory's group; return it, and the registrations of a stack that reads it."""
     store = boto3.client("identitystore", REGION)
     group = store.create_group(IdentityStoreId=STORE, DisplayName="vision")["GroupId"]
     named = {"alice": {"uid": 5001, "team": "speech"}}
@@ -151,14 +153,14 @@ def with_a_directory():
 
 @pytest.fixture
 def started(tmp_path, lambda_packages):
-    """A reader whose passes are interpreters of their own."""
+    """Yield a reader whose passes are separate interpreters."""
     with standing("directory", REGION, with_a_directory) as (group, rehearsed):
         yield Reader(tmp_path / "code", lambda_packages, group, rehearsed)
 
 
 @pytest.fixture
 def reader(started, forked_functions):
-    """A reader whose passes are forked."""
+    """Return a reader whose passes are forked."""
     return started
 
 
@@ -180,7 +182,7 @@ def test_members_come_and_leave_by_the_functions_own_archive(started):
     assert gone == ["alice"]
     said = [json.loads(done.stdout)["written"] for done in (came, left, again)]
     assert said == [True, True, False]
-    assert "is no login name" in json.loads(came.stdout)["left_out"]["Grace.Hopper"]
+    assert "is not a login name" in json.loads(came.stdout)["left_out"]["Grace.Hopper"]
 
 
 def test_what_a_team_gets_of_the_queue_reaches_the_controller_with_the_members(reader):
@@ -230,7 +232,7 @@ def test_a_half_written_roster_is_written_anew_and_a_damaged_book_stops_the_func
     done = reader.run()
 
     assert done.returncode != 0
-    assert "book of numbers is damaged" in done.stderr
+    assert "UID registry is damaged" in done.stderr
     assert reader.roster() == whole
 
 
@@ -284,7 +286,7 @@ def test_a_directory_of_another_account_is_read_by_its_role_alone():
 
 
 class IdentityStore:
-    """What moto lacks: pages, users that are disabled, and users who are gone."""
+    """Fake of the parts that moto lacks: pages, disabled users, and deleted users."""
 
     def __init__(self, pages=(), users=None):
         self.pages, self.users = list(pages), users or {}
@@ -338,7 +340,7 @@ print(index.handler(b"{}", SimpleNamespace(request_id="1", function=SimpleNamesp
 
 
 class Ims:
-    """RAM user groups: two pages, or none of that name."""
+    """Fake of RAM user groups: two pages, or no such group."""
 
     def __init__(self):
         self.missing = False
@@ -355,7 +357,7 @@ class Ims:
 
 @pytest.fixture(scope="module")
 def ram(tmp_path_factory):
-    """The registered function's archive, unpacked, and its stack."""
+    """Return the registered function's unpacked archive, and its stack."""
     found = register(alicloud_stack(access=ACCESS))
     (function,) = [
         each.inputs for each in found.of_type("alicloud:fc/v3Function:V3Function") if "people" in each.name
@@ -417,7 +419,7 @@ def test_on_alibaba_cloud_the_function_lists_its_groups_and_writes_the_roster_al
 
 
 def test_leavers_are_out_within_five_minutes_of_the_directorys_word():
-    """A minute until the function reads, then the timer of the instances."""
+    """It takes a minute until the function reads, and then the timer of the instances."""
     timer = (
         sweep_archive.ROOT / "gpu_fleet_image/recipe/rootfs/etc/systemd/system/gpu-accounts.timer"
     ).read_text()

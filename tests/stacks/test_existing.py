@@ -1,4 +1,4 @@
-"""A stack that uses what is somebody else's: what it adds there, what it leaves, and what it may."""
+"""A stack that uses another owner's resources: what it adds, what it keeps, and its rights."""
 
 import base64
 import tomllib
@@ -57,7 +57,7 @@ WITH_EFA = [examples.pool(), examples.pool(name="cluster", types=["p4d.24xlarge"
 
 
 def described(user_data: str) -> dict[str, Any]:
-    """``instance.toml`` as the registered user data writes it."""
+    """Return ``instance.toml`` as the registered user data writes it."""
     files = yaml.safe_load(base64.b64decode(user_data))["write_files"]
     (text,) = [file["content"] for file in files if file["path"] == instance_file.PATH]
     return tomllib.loads(text)
@@ -71,7 +71,7 @@ def client(service: str) -> Any:
 
 
 def made_by_hand() -> tuple[dict[str, Any], str]:
-    """A VPC with a private subnet in each zone, an encrypted EFS with a mount target in each, and buckets."""
+    """Create a VPC with a private subnet in each zone, an encrypted EFS with mount targets, and buckets."""
     ec2, efs, s3 = client("ec2"), client("efs"), client("s3")
     vpc = ec2.create_vpc(CidrBlock=CIDR)["Vpc"]["VpcId"]
     made = {
@@ -98,7 +98,7 @@ def groups_of_ec2() -> dict[str, dict[str, Any]]:
 
 
 def somebody_elses() -> dict[str, Any]:
-    """All of the owner's, as the cloud tells it, but what counts or measures."""
+    """Return the owner's resources by the cloud, without counts and measurements."""
     ec2, efs, s3 = client("ec2"), client("efs"), client("s3")
     groups, (files,) = groups_of_ec2(), efs.describe_file_systems()["FileSystems"]
     targets = efs.describe_mount_targets(FileSystemId=files["FileSystemId"])["MountTargets"]
@@ -132,7 +132,7 @@ def somebody_elses() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Guest:
-    """A stack that uses all of it, in moto; what that was before, and after."""
+    """A stack in moto that uses all of it, with the owner's resources before and after."""
 
     existing: dict[str, Any]
     files: str
@@ -141,7 +141,7 @@ class Guest:
     after: dict[str, Any]
 
     def may(self, action: str, resource: str, role: str = "instance", **context: str) -> bool:
-        """As an instance of pool ``dev`` or one of its users, from inside the network."""
+        """Judge a call of an instance of pool ``dev`` or one of its users, from inside the network."""
         (policy,) = [
             made.inputs["policy"]
             for made in self.rehearsed.of_type("aws:iam/rolePolicy:RolePolicy")

@@ -1,4 +1,4 @@
-"""From what a shipped stack registers to a heartbeat: user data, payload, recipe, units; nothing by hand."""
+"""From a shipped stack's registrations to a heartbeat: user data, payload, recipe, units."""
 
 import gzip
 import hashlib
@@ -48,12 +48,12 @@ def cloud():
 
 @pytest.fixture
 def text(cloud):
-    """The user data of one pool."""
+    """Return the user data of one pool."""
     return cloud.user_data()["gpu-fleet-aws-dev-dev-template"]
 
 
 def changed(text, **payload):
-    """The user data with another word about the payload."""
+    """Return the user data with another description of the payload."""
     config = yaml.safe_load(text)
     (file,) = [file for file in config["write_files"] if file["path"].endswith("payload.json")]
     file["content"] = json.dumps(json.loads(file["content"]) | payload)
@@ -61,7 +61,7 @@ def changed(text, **payload):
 
 
 def lacking(content, part):
-    """A payload's tarball without the files whose names begin so."""
+    """Write a payload's tarball without the files whose names begin so."""
     target = content.with_name("lacking.tar.gz")
     with tarfile.open(content) as whole, tarfile.open(target, "w:gz") as left:
         for member in whole:
@@ -128,7 +128,7 @@ def test_without_the_bootstrap_in_the_user_data_the_chain_breaks(cloud, text, tm
 
 
 def put(cloud, content):
-    """Another payload in the stack's bucket; gives its key."""
+    """Put another payload into the stack's bucket; return its key."""
     key = f"{built.PREFIX}/other.tar.gz"
     bucket = (
         f"gpu-fleet-aws-dev-records-{cloud.rehearsed.outputs['bucket_uris']['records'].rpartition('-')[2]}"
@@ -138,14 +138,14 @@ def put(cloud, content):
 
 
 def offer(cloud, file: Path):
-    """Another payload in the stack's bucket; gives what the user data says of it."""
+    """Put another payload into the stack's bucket; return its description in the user data."""
     content = file.read_bytes()
     key = put(cloud, content)
     return {"key": key, "sha256": hashlib.sha256(gzip.decompress(content)).hexdigest()}
 
 
 def failing(cloud, text, root, match):
-    """Boot an instance that must not come up; the one line that says why."""
+    """Boot an instance that must fail; return the line with the reason."""
     with pytest.raises(ChildError, match=match):
         boot(cloud, text, root)
     said = root.with_suffix(".log").read_text()

@@ -1,4 +1,4 @@
-"""What the provider cannot create in one go comes up by `gpu-fleet up` alone, and again after any break."""
+"""`gpu-fleet up` alone creates a stack that the provider needs several passes for, also after any break."""
 
 import json
 from unittest.mock import patch
@@ -13,16 +13,16 @@ from gpu_fleet_stacks.alicloud.first_pass import (
     passes,
     stage_of,
 )
-from gpu_fleet_stacks.calls.errors import CannotCheckError
-from gpu_fleet_stacks.guard import first_values as reporting
-from gpu_fleet_stacks.guard.deploy import up
-from gpu_fleet_stacks.guard.errors import PlanError
-from gpu_fleet_stacks.guard.plan import parse
+from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.plan_check import first_values as reporting
+from gpu_fleet_stacks.plan_check.deploy import up
+from gpu_fleet_stacks.plan_check.errors import PlanError
+from gpu_fleet_stacks.plan_check.plan import parse
 from tests.stacks import plans
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.alicloud_programs import inputs
 from tests.stacks.registrations import declared
-from tests.stacks.test_guard import at_cli  # noqa: F401 - a fixture
+from tests.stacks.test_plan_check import at_cli  # noqa: F401 - a fixture
 
 CLUSTER = stack(pools=[pool(name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdma=True, purpose="training")])
 BOTH = stack(pools=[pool(), pool(name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdma=True)])
@@ -32,7 +32,7 @@ HEALTH = f"{NAME}-health"
 
 
 def at(stages, settings=CLUSTER):
-    """What the program registers in a pass."""
+    """Return the program's registrations in a pass."""
     with patch.dict("os.environ", {VARIABLE: json.dumps(stages)}):
         return declared(settings)
 
@@ -49,7 +49,7 @@ def test_a_new_erdma_configuration_is_made_then_joined_then_enabled():
 
 
 def test_each_pass_is_one_that_the_provider_takes_and_no_group_starts_an_instance_before_the_last():
-    """Created with its group at the top; updated to an interface, and without it; enabled last of all."""
+    """It is created with its group at the top, updated to an interface, then without it, and enabled last."""
     made, joined, whole = (
         inputs(at(stages), CONFIGURATION)[0] for stages in ({NAME: "made"}, {NAME: "joined"}, {})
     )
@@ -77,7 +77,7 @@ def test_an_up_that_broke_off_continues_where_it_stopped(left_by, then):
 
 
 def test_processes_are_suspended_in_the_pass_that_enables_the_group_and_after_it():
-    """Auto Scaling may refuse it before, and the provider would try until it gives up: no pass would end."""
+    """Auto Scaling may refuse it earlier, and the provider would retry until it gives up."""
     kind = "alicloud:ess/suspendProcess:SuspendProcess"
     first, second = passes(steps(None, declared(CLUSTER)))
 
@@ -110,7 +110,7 @@ def test_a_deployed_alarm_waits_for_nothing():
 
 
 def test_without_the_variable_the_program_means_the_finished_stack():
-    """A bare `pulumi up` takes nothing back."""
+    """A bare `pulumi up` undoes nothing."""
     assert stage_of(NAME, {}) is None
     assert stage_of(NAME, {VARIABLE: json.dumps({"other": "made"})}) is None
 
@@ -119,7 +119,7 @@ def test_without_the_variable_the_program_means_the_finished_stack():
 
 
 class CloudMonitor:
-    """Answers as CloudMonitor does: what was put is shown after some looks."""
+    """Fake of CloudMonitor: new data appears after some reads."""
 
     def __init__(self, shown_after=2, code="200"):
         self.put, self.looks, self.shown_after, self.code = [], 0, shown_after, code
@@ -140,7 +140,7 @@ class CloudMonitor:
 
 
 def open_way(region, environ):
-    """The account may upload from here."""
+    """Allow the account's upload from here."""
 
 
 @pytest.fixture(autouse=True)

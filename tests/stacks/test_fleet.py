@@ -1,4 +1,4 @@
-"""Pools on either cloud: how groups share a pool's size, what watches their load, and what is protected."""
+"""Pools on either cloud: the sizes of their groups, the alarms on their load, and protection."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ def cloud(request) -> Cloud:
 
 
 def alarms_of(found, cloud: Cloud, label: str) -> list[dict]:
-    """The inputs of the alarms of pools on what a label names."""
+    """Return the inputs of the pools' alarms with a label."""
     made = found.of_type(ALARMS[cloud])
     return [alarm.inputs for alarm in made if alarm.name.endswith(label) and "-dev-" in alarm.name]
 

@@ -1,4 +1,4 @@
-"""The evaluator of IAM policies against what the IAM user guide says of its own examples."""
+"""The evaluator of IAM policies agrees with the IAM user guide on its own examples."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_within_an_account_the_resources_policy_alone_may_allow():
 
 
 def test_naming_the_account_leaves_it_to_the_callers_own_policies():
-    """Developer guide of KMS, "Default key policy": it enables IAM policies and gives nothing by itself."""
+    """Developer guide of KMS, "Default key policy": it enables IAM policies and allows nothing by itself."""
     key = [policy(allow("kms:*", Principal={"AWS": f"arn:aws:iam::{ACCOUNT}:root"}))]
     request = Request("kms:Decrypt", "arn:aws:kms:us-east-1:123456789012:key/1", CALLER)
 
@@ -173,7 +173,7 @@ def test_an_operator_compares_as_the_guide_says():
 
 
 def test_an_absent_key_fails_what_is_positive_and_passes_what_is_negated():
-    """Under "Negated matching condition operators" and at "...IfExists"."""
+    """The guide has this under "Negated matching condition operators" and at "...IfExists"."""
     for operator, wanted, found, expected in CASES:
         assert holds({operator: {"key": wanted}}, {}) is ("Not" in operator), operator
         assert holds({f"{operator}IfExists": {"key": wanted}}, {}), operator

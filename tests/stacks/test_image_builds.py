@@ -1,4 +1,4 @@
-"""``gpu-fleet image build`` and ``rollback``: started once, followed, promoted when tested, taken back."""
+"""``gpu-fleet image build`` and ``rollback``: start once, follow, promote after tests, roll back."""
 
 import hashlib
 import re
@@ -8,9 +8,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gpu_fleet_stacks.calls.aws import Aws
-from gpu_fleet_stacks.calls.errors import CannotCheckError
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.clients.aws import Aws
+from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.images import command
 from gpu_fleet_stacks.images.alicloud import AlicloudBuilds
 from gpu_fleet_stacks.images.aws import AwsBuilds
@@ -48,7 +48,7 @@ def summary(number, status="AVAILABLE", **more):
 
 
 class Cloud:
-    """An account with a pipeline; its parameter is written as the cloud and the command write it."""
+    """An account with a pipeline; the cloud and the command write its parameter."""
 
     def __init__(self, images=(), statuses=(), promoted=None, sha256=None, settings=BUILDING):
         self.images, self.statuses, self.parameter = list(images), list(statuses), promoted
@@ -70,7 +70,7 @@ class Cloud:
         self.builds = AwsBuilds(settings, Aws(self.account.client))
 
     def page(self, params):
-        """One build a page."""
+        """Return one build a page."""
         before = self.images if params["imagePipelineArn"] == PIPELINE else []
         begun = [
             summary(number, status)
@@ -82,7 +82,7 @@ class Cloud:
         return {"imageSummaryList": listed[place : place + 1], **more}
 
     def start(self, params):
-        """Of one token one build."""
+        """Start one build for each token."""
         tokens = [asked["clientToken"] for asked in self.asked("StartImagePipelineExecution")]
         number = 9 + tokens.index(params["clientToken"])
         self.started.append((number, params["imagePipelineArn"], "BUILDING"))
@@ -111,7 +111,7 @@ class Cloud:
 
 @pytest.fixture
 def run(monkeypatch):
-    """The command against a cloud of the test; no wait takes time."""
+    """Return a function that runs the command with a fake cloud, without waits."""
     waited = []
     monkeypatch.setattr(command.time, "sleep", waited.append)
     monkeypatch.setattr(command, "_now", lambda: datetime(2026, 11, 22, 3, 0, tzinfo=UTC))
@@ -134,8 +134,8 @@ def test_one_command_starts_follows_and_promotes(run):
         f"aws-prod: started build {BUILD_ARN.format(9)}",
         *("03:00 pending", "03:00 building", "03:00 testing", "03:00 distributing"),
         f"aws-prod: {AMI.format(9)} is built and tested; instances boot it once the stack file says below "
-        f"image: parameter: {PARAMETER}, mode: baked, bundled: true (base_id and the rest stay; of id and "
-        "parameter one goes) and `gpu-fleet up test` has run",
+        f"image: parameter: {PARAMETER}, mode: baked, bundled: true (keep base_id and the rest; name either "
+        "id or parameter) and `gpu-fleet up test` has run",
     ]
     assert waited == [POLL_S] * 5
     (started,) = cloud.asked("StartImagePipelineExecution")
@@ -198,7 +198,7 @@ def test_a_build_of_another_recipe_is_no_build_of_this_one_and_rollback_returns_
 
 
 def test_what_it_says_to_write_keeps_the_pipeline(run):
-    """Pasted below image: it must leave a stack that still builds."""
+    """Pasted below image:, it must give a stack that still builds."""
     cloud = Cloud(statuses=["AVAILABLE"])
 
     said, _ = run(command.build, cloud.builds)
@@ -206,7 +206,7 @@ def test_what_it_says_to_write_keeps_the_pipeline(run):
     printed = yaml.safe_load("{" + re.search(r"below image: (.*) \(", said.output).group(1) + "}")
     kept = {"base_id": BUILDING.image.base_id, "payload": BUILDING.image.payload}
     assert stack(image=printed | kept).image.built
-    assert "(base_id and the rest stay" in said.output
+    assert "(keep base_id and the rest" in said.output
 
 
 def test_a_failed_build_promotes_nothing_and_names_step_and_log(run):
@@ -347,7 +347,7 @@ def executions(*rows):
 
 @pytest.fixture
 def ecs():
-    """An account of Alibaba Cloud with the stack's pipeline, and its builds."""
+    """Return an account of Alibaba Cloud with the stack's pipeline, and its builds."""
     named = [
         {"ImagePipelineId": "ip-of-another", "Name": "gpu-fleet-test-0"},
         {"ImagePipelineId": "ip-1", "Name": ECS_NAME},
@@ -385,7 +385,7 @@ def test_on_alibaba_cloud_the_image_is_built_and_the_stack_file_promotes_it(ecs,
 
 
 def images(*numbers):
-    """Of DescribeImages: built ones, and another of the account."""
+    """Return an answer of DescribeImages: built images, and another one of the account."""
     listed = [
         {"ImageId": f"m-{number}", "ImageName": f"gpu-fleet-test_built_{number}", "CreationTime": str(number)}
         for number in numbers
@@ -527,7 +527,7 @@ CRITICAL = {
 
 
 def scanned(critical=(), status="COMPLETED", **cloud):
-    """An account whose builds Amazon Inspector has looked at."""
+    """Return an account whose builds Amazon Inspector has scanned."""
     made = Cloud(settings=SCANNED, **cloud)
     counts = {"critical": len(critical), "high": 2, "medium": 3, "all": len(critical) + 5}
 
@@ -570,7 +570,7 @@ def test_instances_boot_what_they_did_where_a_build_has_critical_findings(run):
     assert cloud.parameter == AMI.format(8)  # the pipeline had written the new one
     counts = f"{AMI.format(9)}: 1 critical, 2 high, 3 medium, 6 all; {AMI.format(8)} stays promoted"
     assert counts in str(said.exception)
-    assert "\n  CVE-2026-1 in openssl 3.0.13, a fix is there: YES" in str(said.exception)
+    assert "\n  CVE-2026-1 in openssl 3.0.13, fix available: YES" in str(said.exception)
 
 
 @pytest.mark.parametrize("status", ["PENDING", "FAILED", "TIMED_OUT"])
@@ -617,10 +617,10 @@ def test_a_pipeline_keeps_findings_only_where_the_setting_says_so():
 @pytest.mark.parametrize(
     ("refused", "says"),
     [
-        (lambda: stack(image={"id": AMI.format(1), "scan": True}), "image.scan = True: is of builds"),
+        (lambda: stack(image={"id": AMI.format(1), "scan": True}), "image.scan = True: is only for builds"),
         (
             lambda: alicloud_examples.stack(image={"id": "m-1", "base_id": "m-2", "scan": True}),
-            "image.scan = True: is of AWS",
+            "image.scan = True: is for AWS only",
         ),
     ],
 )
@@ -638,7 +638,7 @@ NO_ROOM = {
 
 
 def full(cloud, tries):
-    """Whose canary finds no instance so many times; its pipeline stands in two zones."""
+    """Return an account without capacity for the canary so many times; its pipeline has two zones."""
     home = {"arn": PIPELINE, "name": "gpu-fleet-test", "imageRecipeArn": RECIPE}
     other = {"arn": ELSEWHERE, "name": "gpu-fleet-test-us-east-1b", "imageRecipeArn": RECIPE}
     cloud.statuses = ["FAILED"] * tries + ["AVAILABLE"]
@@ -669,16 +669,16 @@ def test_a_canary_that_finds_no_room_is_tried_in_the_next_zone(run):
     assert cloud.parameter == AMI.format(11)
 
 
-def test_a_build_that_the_stacks_keeper_began_meanwhile_is_followed(run):
-    """Two that try again at once would pay for two builds, and the slower one would be promoted."""
+def test_a_build_that_the_stacks_controller_began_meanwhile_is_followed(run):
+    """Two retries at once would pay for two builds, and the slower one would be promoted."""
     cloud = full(Cloud(promoted=AMI.format(8)), 1)
     fails = cloud.account.answers["imagebuilder:ListWorkflowStepExecutions"]
 
-    def keeper_comes_first(_params):
+    def controller_comes_first(_params):
         cloud.started.append((10, ELSEWHERE, "BUILDING"))
         return fails
 
-    cloud.account.answers["imagebuilder:ListWorkflowStepExecutions"] = keeper_comes_first
+    cloud.account.answers["imagebuilder:ListWorkflowStepExecutions"] = controller_comes_first
 
     said, _ = run(command.build, cloud.builds)
 

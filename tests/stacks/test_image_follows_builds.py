@@ -1,4 +1,4 @@
-"""Stacks that boot what they build: what instances boot before the first build has ended, and after."""
+"""Stacks that boot their own builds: the image before and after the end of the first build."""
 
 import base64
 from decimal import Decimal
@@ -14,8 +14,8 @@ from gpu_fleet_image.recipe.payload import PROJECT
 from gpu_fleet_stacks.acceptance import variant
 from gpu_fleet_stacks.alicloud.stack import build as build_alicloud
 from gpu_fleet_stacks.aws.stack import build as build_aws
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.cost import check
-from gpu_fleet_stacks.errors import SettingsError
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.rehearsal.program import run_program
 from gpu_fleet_stacks.settings import ImageMode, reader, stack_files
@@ -153,7 +153,7 @@ def test_on_alibaba_cloud_an_image_that_is_named_as_ours_is_not_looked_up(monkey
 
 def test_what_builds_write_and_a_pool_that_no_build_could_serve_are_refused_before_the_first():
     for changes, says in (
-        ({"image": BUILDS | {"parameter": PARAMETER}}, f"parameter = '{PARAMETER}': is what builds write"),
+        ({"image": BUILDS | {"parameter": PARAMETER}}, f"parameter = '{PARAMETER}': is written by builds"),
         (
             {"image": BUILDS | {"id": FIRST}, "pools": [pool(types=["p3.2xlarge"])]},
             "need Turing or newer; p3.2xlarge is older",
@@ -181,7 +181,7 @@ def test_check_says_what_instances_boot_in_every_mode(monkeypatch):
 
 @pytest.mark.parametrize("name", ["aws-prod", "alicloud-prod"])
 def test_the_stack_of_an_acceptance_run_bootstraps(name):
-    """It builds nothing, and lives for an hour."""
+    """It builds no image, and lives for an hour."""
     real = stack_files.settings_of(name)
     kind = variant.chosen_type(real.cloud, None)
     made = variant.config(stack_files.config_of(stack_files.path_of(name)), real, kind, Decimal(500))

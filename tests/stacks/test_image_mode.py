@@ -1,4 +1,4 @@
-"""Where agent and gate come from: what each mode registers, and what is refused."""
+"""Sources of agent and gate: the registrations of each mode, and refusals."""
 
 import base64
 from types import SimpleNamespace
@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from gpu_fleet_stacks.alicloud import launch as alicloud_launch
 from gpu_fleet_stacks.aws import launch as aws_launch
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.cost import check, notice
-from gpu_fleet_stacks.errors import SettingsError, StacksError
 from gpu_fleet_stacks.payload import user_data
 from gpu_fleet_stacks.payload.instance_file import instance_toml
 from gpu_fleet_stacks.settings import stack_files
@@ -29,7 +29,7 @@ MODES = {
 
 
 def configs(rehearsed):
-    """What cloud-init reads, of everything that starts instances."""
+    """Return cloud-init's input of every resource that starts instances."""
     return [
         yaml.safe_load(base64.b64decode(registration.inputs["userData"]))
         for registration in rehearsed.registrations
@@ -46,7 +46,7 @@ def payloads(rehearsed):
 
 @pytest.fixture(params=["aws", "alicloud"])
 def build(request):
-    """Registers a stack of either cloud in a mode."""
+    """Return a function that registers a stack of either cloud in a mode."""
     stack_of, image = {"aws": (stack, AMI), "alicloud": (alicloud_examples.stack, IMAGE)}[request.param]
     return lambda mode: declared(stack_of(image={"id": image} | MODES[mode]))
 
@@ -135,7 +135,7 @@ def test_user_data_that_the_cloud_would_refuse_is_one_message():
 
 @pytest.mark.parametrize("name", [*AWS, *ALICLOUD])
 def test_the_user_data_of_a_shipped_stack_leaves_room(name):
-    """A pool with a dozen types more still fits."""
+    """A pool with a dozen more types still fits."""
     settings = stack_files.settings_of(name)
     for shipped_pool in settings.pools:
         text = instance_toml(
@@ -148,7 +148,7 @@ def test_the_user_data_of_a_shipped_stack_leaves_room(name):
 
 
 def test_no_edit_of_idle_changes_what_an_instance_boots():
-    """It would make a new version of each launch template, for what the sweep's policy says."""
+    """It would make a new version of each launch template, though the value is in the sweep's policy."""
     edited = stack(pools=[pool(idle={"after_hours": 3, "grace_minutes": 15, "watch": ["solver"]})])
     names = {"home": "", "scratch": "", "user_role": "arn"}
 

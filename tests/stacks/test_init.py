@@ -1,4 +1,4 @@
-"""`gpu-fleet init`: a repository of one's own, and where every command finds it."""
+"""`gpu-fleet init`: a user's own repository, and its use by every command."""
 
 import json
 from pathlib import Path
@@ -9,9 +9,9 @@ import yaml
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.guard import policy_pack
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.new import command, project
+from gpu_fleet_stacks.plan_check import policy_pack
 from gpu_fleet_stacks.settings import projects
 from tests.stacks.test_new import AWS
 
@@ -25,7 +25,7 @@ def run(*arguments: str, **options) -> str:
 
 @pytest.fixture
 def infra(tmp_path, monkeypatch) -> Path:
-    """A repository with the stack `research`, called from a folder outside of it."""
+    """Create a repository with the stack `research`; commands run outside of it."""
     monkeypatch.chdir(tmp_path)
     assert "written" in run("init", "infra", "--stack", "research", *AWS)
     return tmp_path / "infra"
@@ -120,7 +120,7 @@ def test_a_project_that_is_there_is_refused_and_other_files_are_kept(infra, tmp_
     other.mkdir()
     (other / ".gitignore").write_text("mine")
 
-    assert "Pulumi.yaml is there already; nothing was written" in run("init", "infra")
+    assert "Pulumi.yaml already exists; nothing was written" in run("init", "infra")
     assert f"kept     {Path('other/.gitignore')}" in run("init", "other")
     assert (other / ".gitignore").read_text() == "mine"
 
@@ -190,6 +190,6 @@ def test_outside_of_a_checkout_the_policy_pack_is_a_copy_with_an_environment_of_
 
 
 def _made(command: list[str]) -> None:
-    """What `python -m venv` leaves."""
+    """Create the folder of `python -m venv`."""
     if command[2] == "venv":
         Path(command[3]).mkdir(parents=True)

@@ -1,11 +1,11 @@
-"""Logs: those of instances under the stack's key, written and read by none; and how long all are kept."""
+"""Logs: instances write theirs under the stack's key and cannot read them; retention of all logs."""
 
 import tomllib
 from functools import partial
 
 import pytest
 
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.payload.instance_file import PATH
 from tests.stacks import alicloud_examples, examples, judges, test_queue
 from tests.stacks.iam import Request, Verdict, decide
@@ -126,7 +126,7 @@ def test_every_instance_learns_where_its_log_is_the_queues_controller_too():
 
 
 def started(found):
-    """The instance files of everything that is started, the queue's controller too."""
+    """Return the instance files of all instances, including the queue's controller."""
     made = [each for kind in TEMPLATES for each in found.of_type(kind)]
     return [tomllib.loads(files_of(each)[PATH]) for each in made]
 
@@ -176,7 +176,7 @@ def test_without_the_setting_nothing_is_declared_allowed_or_sent(settings, kind,
 
 
 def periods(settings):
-    """The retention of each log."""
+    """Return the retention of each log."""
     keys = {GROUP: "retentionInDays", STORE: "retentionPeriod"}
     return [made.inputs[key] for kind, key in keys.items() for made in declared(settings).of_type(kind)]
 

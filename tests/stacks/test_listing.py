@@ -1,4 +1,4 @@
-"""Tables at every width of a terminal, and in a pipe: nothing is cut."""
+"""Tables lose no text at any width of a terminal, and in a pipe."""
 
 import io
 import re
@@ -12,8 +12,8 @@ from rich.console import Console
 
 from gpu_fleet_stacks.advise.__main__ import main as advise
 from gpu_fleet_stacks.catalog.command import list_types
+from gpu_fleet_stacks.core.listing import Column, Listing
 from gpu_fleet_stacks.cost.command import cost
-from gpu_fleet_stacks.listing import Column, Listing
 
 COMMANDS: dict[str, tuple[click.Command, tuple[str, ...]]] = {
     "cost": (cost, ("aws-prod",)),

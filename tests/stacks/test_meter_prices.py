@@ -1,4 +1,4 @@
-"""The meter as a stack declares it: its prices, its alarms, and what its freeze may touch."""
+"""The declared meter of a stack: its prices, its alarms, and the rights of its freeze."""
 
 import json
 from decimal import Decimal
@@ -6,9 +6,10 @@ from decimal import Decimal
 import pytest
 
 from gpu_fleet_image.core import policy
+from gpu_fleet_image.core.document import written
+from gpu_fleet_stacks.cost import meter_prices
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.cost.meter_prices import budget_document
-from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.payload import sweep_policy
 from gpu_fleet_stacks.settings import stack_files
 from gpu_fleet_stacks.settings.quantities import CostKind, Level
 from gpu_fleet_stacks.settings.reader import from_mapping
@@ -33,7 +34,7 @@ def test_an_hour_at_worst_by_the_meter_is_an_hour_at_worst_by_the_estimate():
         pools=[examples.pool(), examples.pool(name="cheap", market="spot", types=["g5.xlarge", "g6.xlarge"])]
     )
 
-    document, cost = budget_document(stack), estimate(stack)
+    document, cost = written(meter_prices.budget(stack)), estimate(stack)
 
     instances = Decimal(0)
     for pool in stack.pools:
@@ -47,7 +48,7 @@ def test_an_hour_at_worst_by_the_meter_is_an_hour_at_worst_by_the_estimate():
 def test_only_training_pools_freeze():
     stack = examples.stack(pools=[examples.pool(), examples.pool(**TRAIN)])
 
-    pools = budget_document(stack)["pools"]
+    pools = written(meter_prices.budget(stack))["pools"]
 
     assert {name: pool["freezes"] for name, pool in pools.items()} == {"dev": False, "train": True}
 
@@ -60,7 +61,7 @@ def test_what_a_capacity_block_prepaid_costs_nothing_by_the_hour():
         zones=["us-east-1a"],
     )
 
-    found = budget_document(examples.stack(pools=[block]))["pools"]["dev"]
+    found = written(meter_prices.budget(examples.stack(pools=[block])))["pools"]["dev"]
     assert (found["on_demand"], found["reserved"]) == ({"p5.48xlarge": "0"}, 2)
 
 
@@ -68,7 +69,7 @@ def test_prices_are_shown_in_the_budgets_currency():
     budget = {"monthly": 100_000, "currency": "USD", "cny_per_usd": "7", "recipients": ["team@example.com"]}
     stack = alicloud_examples.stack(budget=budget)
 
-    (price,) = budget_document(stack)["pools"]["dev"]["on_demand"].values()
+    (price,) = written(meter_prices.budget(stack))["pools"]["dev"]["on_demand"].values()
 
     line = next(each_line for each_line in estimate(stack).lines if each_line.kind is CostKind.COMPUTE)
     assert Decimal(price) == pytest.approx(line.quotes[0].amount / 7, abs=Decimal("1e-6"))
@@ -152,7 +153,9 @@ def test_assumed_prices_stand_apart_from_those_of_a_list():
     pools = [alicloud_examples.pool(types=[kind]), alicloud_examples.pool(name="spot", market="spot")]
     budget = alicloud_examples.stack_file()["budget"] | {"assume": {kind: "400", "disk": "1.5"}}
 
-    document = budget_document(from_mapping("test", alicloud_examples.stack_file(pools=pools, budget=budget)))
+    document = written(
+        meter_prices.budget(from_mapping("test", alicloud_examples.stack_file(pools=pools, budget=budget)))
+    )
 
     assert document["assumed"] == {kind: "400"}
     assert document["pools"]["dev"]["on_demand"] == {kind: None}
@@ -163,7 +166,7 @@ def test_an_idle_instance_that_is_terminated_saves_its_assumed_price():
     kind = "ecs.gn8v-8x.48xlarge"
     settings = alicloud_examples.stack(pools=[alicloud_examples.pool(types=[kind])])
 
-    document = sweep_archive.policy_document(settings)
+    document = written(sweep_policy.policy(settings))
 
     assert document["pools"]["dev"]["hourly_price"] == {kind: str(settings.budget.assume[kind])}
 
@@ -192,7 +195,7 @@ def test_the_sweep_reads_the_assumed_prices_of_every_shipped_stack():
     for name in SHIPPED:
         settings = stack_files.settings_of(name)
 
-        read = policy.parse(json.dumps(sweep_archive.policy_document(settings)))
+        read = policy.parse(sweep_policy.policy_text(settings))
 
         types = {kind for pool in settings.pools for kind in pool.types}
         assert read.budget.assumed == {

@@ -1,4 +1,4 @@
-"""Pools whose GPUs are cut into instances: which can be, and what their instances are told."""
+"""Pools with MIG: the GPUs that support it, and the setting on their instances."""
 
 import re
 import tomllib
@@ -13,7 +13,7 @@ KINDS = [kind for cloud in Cloud for kind in catalog.load().of_cloud(cloud)]
 
 
 def profile_on(settings):
-    """What the first pool's instances are told."""
+    """Return the MIG profile in the first pool's instance files."""
     text = instance_file.instance_toml(settings, settings.pools[0], "s3://c", "s3://d")
     return tomllib.loads(text)["mig_profile"]
 

@@ -1,4 +1,4 @@
-"""Prometheus and Grafana files: sound by promtool, and every name in them is one that somebody publishes."""
+"""Prometheus and Grafana files are valid by promtool, and use only published metrics."""
 
 import json
 import re
@@ -12,8 +12,8 @@ import yaml
 
 from gpu_fleet_image.controllers.meter import meter
 from gpu_fleet_image.core import metrics
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import dashboard as aws_dashboard
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.monitoring import grafana
 from tests.stacks.dcgm_counters import DEFAULT_COUNTERS
 
@@ -44,7 +44,7 @@ def panels():
 
 
 def queries() -> dict[str, str]:
-    """Title -> query of Prometheus, with the variables filled in."""
+    """Return title -> query of Prometheus, with the variables filled in."""
     return {
         f"{panel['title']} {target['refId']}": target["expr"].replace("$stack", "aws-dev")
         for panel in panels()
@@ -111,7 +111,7 @@ def test_the_dashboard_is_what_its_source_writes():
 
 
 def cells(place):
-    """Where a panel stands on the grid."""
+    """Return the cells of a panel on the grid."""
     return product(range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"]))
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 
 CIDRS = st.builds(
     lambda first, prefix: IPv4Network((first << 16, prefix)),

@@ -1,4 +1,4 @@
-"""Two stacks of one account never share a physical name: it is another one, or the pair is refused."""
+"""Two stacks of one account never share a physical name: the names differ, or the pair is refused."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import Grouping, Stack, stack_files
 from gpu_fleet_stacks.settings.neighbours import clashes, group_labels, one_group_each
@@ -49,13 +49,13 @@ def alicloud_stack() -> Stack:
 
 @pytest.fixture(scope="module", params=[aws_stack, alicloud_stack])
 def registered(request) -> tuple[Stack, Rehearsed]:
-    """A stack with a pool in one group and a pool in one group for each zone, and what it registers."""
+    """Return a stack with a pool in one group and one with a group for each zone, and its registrations."""
     settings = request.param()
     return settings, declared(settings)
 
 
 def fixed_names(found: Rehearsed) -> set[tuple[str, str]]:
-    """Type and name of everything whose name is fixed."""
+    """Return type and name of every resource with a fixed name."""
     return {
         (resource.type, value)
         for resource in found.resources
@@ -65,7 +65,7 @@ def fixed_names(found: Rehearsed) -> set[tuple[str, str]]:
 
 
 def templates(settings: Stack, found: Rehearsed) -> dict[str, set[str]]:
-    """Type -> names, with the stack and a pool's group left open."""
+    """Return type -> names, with placeholders for the stack and a pool's group."""
     labels = [label for pool in settings.pools for label in group_labels(settings, pool)]
     made = defaultdict(set)
     for kind, name in fixed_names(found):
@@ -99,7 +99,7 @@ PARTS = st.lists(WORDS, min_size=2, max_size=6).map(lambda words: ["gpu", *words
 
 @st.composite
 def pairs_of(draw: st.DrawFn, like: Stack) -> tuple[Stack, Stack]:
-    """Two stacks with a pool each; often the same words, cut into stack and pool at different places."""
+    """Draw two stacks with a pool each, often with the same words, split at different places."""
     words = draw(PARTS)
     first, second = (draw(st.integers(1, len(words) - 1)) for _ in "12")
     others = words if draw(st.booleans()) else draw(PARTS)
@@ -115,7 +115,7 @@ def made_of(draw: st.DrawFn, like: Stack, words: list[str], cut: int) -> Stack:
 
 @st.composite
 def stacks_of(draw: st.DrawFn, like: Stack) -> Stack:
-    """A stack with two pools, of which one is often named like a group of the other."""
+    """Draw a stack with two pools; one often has the name of a group of the other."""
     name, zone = "-".join(draw(PARTS)), draw(st.sampled_from(like.network.zones))
     names = (name, draw(st.sampled_from([f"{name}-{zone}", f"{name}-cpu-high"])))
     groups = st.sampled_from(Grouping)

@@ -1,4 +1,4 @@
-"""`gpu-fleet new`: a stack file that `check` takes, from flags and questions."""
+"""`gpu-fleet new`: a stack file that `check` accepts, from flags and questions."""
 
 import pytest
 from click.testing import CliRunner
@@ -25,7 +25,7 @@ ALICLOUD = (
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where stack files lie, empty."""
+    """Create an empty folder for stack files."""
     monkeypatch.setenv("GPU_FLEET_DIR", str(tmp_path))
     return tmp_path
 
@@ -36,7 +36,7 @@ def run(*arguments: str, **options):
 
 @pytest.fixture
 def person(monkeypatch):
-    """Somebody answers at a terminal."""
+    """Answer questions at a terminal, as a user does."""
     monkeypatch.setattr(command, "at_terminal", lambda: True)
 
 
@@ -121,7 +121,7 @@ def test_a_file_that_is_there_is_never_overwritten(folder):
     done = run("research", *AWS)
 
     assert done.exit_code == 1
-    assert "Pulumi.research.yaml is there already; nothing was written" in done.output
+    assert "Pulumi.research.yaml already exists; nothing was written" in done.output
     assert (folder / "Pulumi.research.yaml").read_text() == "mine"
 
 
@@ -134,7 +134,7 @@ def test_print_writes_nothing(folder):
 
 @st.composite
 def answers(draw):
-    """What a person may answer, right or wrong."""
+    """Draw a user's answers, right or wrong."""
     cloud = draw(st.sampled_from(Cloud))
     region = draw(st.sampled_from(regions.of_cloud(cloud)))
     start = stack_file.starting_from("research", cloud, region)

@@ -1,6 +1,5 @@
-"""Every number and switch of a stack file is one: no `true`, no text, nothing without an end."""
+"""Every number and switch of a stack file is checked: no `true` for a number, no text, no infinity."""
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.core import policy
-from gpu_fleet_stacks.errors import SettingsError, StacksError
-from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
+from gpu_fleet_stacks.payload import sweep_policy
 from gpu_fleet_stacks.settings import Stack, namespaces, stack_files
 from gpu_fleet_stacks.settings.reader import from_mapping
 from gpu_fleet_stacks.settings.reference import json_schema
@@ -29,7 +28,7 @@ NAMED = {"slots": "us-east-1a", "assume": "disk"}
 
 
 def leaves(entry: dict[str, Any], place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Where a value of the file stands that is no section, and what the schema says of it."""
+    """Yield the place of each value of the file that is no section, and its entry in the schema."""
     entry = SCHEMA["$defs"][entry["$ref"].removeprefix("#/$defs/")] if "$ref" in entry else entry
     if entry.get("type") == "array":
         yield from leaves(entry["items"], (*place, 0))
@@ -61,7 +60,7 @@ WHOLE, NUMBERS, SWITCHES = found("integer"), found("integer") | found("number"),
 
 
 def file_with(place: Place, value: object) -> dict[str, Any]:
-    """A sound file with one value replaced."""
+    """Return a valid file with one value replaced."""
     content: dict[str, Any] = changed(stack_file(), {key_of(place): value})
     return content
 
@@ -71,7 +70,7 @@ def key_of(place: Place) -> str:
 
 
 def said(place: Place, value: object) -> list[str]:
-    """What the reader says of one value."""
+    """Return the reader's errors about one value."""
     with pytest.raises(SettingsError) as caught:
         from_mapping("test", file_with(place, value))
     return [str(problem) for problem in caught.value.problems if problem.key == key_of(place)]
@@ -150,7 +149,7 @@ def test_the_sweep_takes_the_largest_numbers_that_a_file_may_say():
 
     assert {"pools[0].size.max", "pools[0].max_lifetime_hours", "reaper.max_actions"} <= stacks.keys()
     for read in stacks.values():
-        assert policy.parse(json.dumps(sweep_archive.policy_document(read))).stack == "test"
+        assert policy.parse(sweep_policy.policy_text(read)).stack == "test"
 
 
 def test_a_value_that_no_yaml_reader_can_hold_is_one_message(tmp_path):

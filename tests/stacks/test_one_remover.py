@@ -9,7 +9,7 @@ from tests.stacks.registrations import declared as declared_of
 # What roles other than the sweep's may ask of the services that run instances: look, tag, and say in a drain
 # under way that it goes on or is over. Nothing here ends, stops, detaches, judges, resizes or changes one,
 # but the last two, which change attributes of the own pool's instances that end none: see "One remover" in
-# stacks/gpu_fleet_stacks/alicloud/README.md.
+# docs/explanation/clouds.md.
 HARMLESS = {
     Cloud.AWS: {
         "autoscaling:CompleteLifecycleAction",
@@ -40,7 +40,7 @@ MOVES = {
         *("ess:ModifyScalingGroup", "ess:ScaleWithAdjustment"),
     },
 }
-# What the keeper of builds may ask on Alibaba Cloud.
+# What the controller of builds may ask on Alibaba Cloud.
 BUILDS = {
     *("ecs:DescribeImagePipelineExecutions", "ecs:DescribeImagePipelines"),
     "ecs:StartImagePipelineExecution",
@@ -86,7 +86,7 @@ def test_no_schedule_changes_a_groups_size(either):
 
 
 def test_no_role_but_the_sweeps_may_end_instances(either):
-    """By what the roles may do at all, so that an action of tomorrow is refused too."""
+    """The roles' allowed actions are compared, so that a future action is refused too."""
     allowed = {
         (role, action)
         for role, statement in either.statements()
@@ -109,7 +109,7 @@ def test_no_role_but_the_movers_raises_a_group(either):
 
 
 def test_every_group_waits_for_a_checkpoint_before_an_instance_is_terminated_and_nowhere_else(either):
-    """Completed with ABANDON, a hook at the launch would terminate the instance that it holds."""
+    """A hook at the launch, completed with ABANDON, would terminate the instance that it holds."""
     hooks, leaving = either.of_type(either.words.hook), ON_LEAVING[either.settings.cloud]
 
     assert len(hooks) == len(groups(either))
@@ -156,7 +156,7 @@ def test_no_shipped_group_replaces_instances_on_a_recommendation(declared):
 
 
 def test_no_rule_and_no_alarm_changes_a_groups_size_on_aws(declared):
-    """Alarms on load are read by the mover and the sweep, one for little load acts not; others notify."""
+    """The mover and the sweep read alarms on load; that for low load has no action, and others notify."""
     alarms = [alarm.inputs for alarm in declared.of_type(AWS_ALARM)]
     low = [alarm for alarm in alarms if alarm["comparisonOperator"].startswith("LessThan")]
 
@@ -184,7 +184,7 @@ def test_no_group_refuses_the_sweep_itself_and_none_but_of_spot_terminates_what_
 
 
 def test_only_spot_groups_replace_instances_and_none_on_demand_for_a_cheaper_one(alicloud):
-    """By the market's own notice, five minutes before it takes the instance, not by a recommendation."""
+    """They act on the market's own notice, five minutes ahead, not on a recommendation."""
     for group in groups(alicloud):
         spot = group["multiAzPolicy"] == "COST_OPTIMIZED"
         assert group.get("spotInstanceRemedy", False) is spot
@@ -193,7 +193,7 @@ def test_only_spot_groups_replace_instances_and_none_on_demand_for_a_cheaper_one
 
 
 def test_alarms_act_by_rules_that_change_nothing(alicloud):
-    """The mover and the sweep read them. In percent, since not every release takes zero instances."""
+    """The mover and the sweep read them. They are in percent, as not every release accepts zero instances."""
     rules, alarms = alicloud.of_type(RULE), alicloud.inputs(ALARM)
     low = [alarm for alarm in alarms if alarm["comparisonOperator"].startswith("<")]
 

@@ -1,4 +1,4 @@
-"""What waits for what: on the way up, and in the reverse order on the way down."""
+"""Order of creation, and the reverse order of deletion."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -71,7 +71,7 @@ def records_of(found: Declared) -> str:
 
 
 def test_lustre_waits_for_the_rules_that_let_its_port_in():
-    """FSx refuses it otherwise: "do not permit Lustre LNET network traffic on port 988"."""
+    """Otherwise FSx refuses: "do not permit Lustre LNET network traffic on port 988"."""
     declared = registrations.declared(examples.stack(storage={"scratch_gib": 1200}))
     (lustre,) = declared.of_type("aws:fsx/lustreFileSystem:LustreFileSystem")
     rules = {
@@ -99,7 +99,7 @@ def test_each_kind_of_surrounding_is_declared_by_the_stack_that_uses_every_key()
 
 
 def test_the_drain_hook_is_never_deleted_before_its_group(either):
-    """Pulumi deletes first what depends on the group, and without its hook an instance saves nothing."""
+    """Pulumi deletes dependents of the group first, and without its hook an instance saves nothing."""
     hooks = either.of_type(either.words.hook)
 
     assert hooks
@@ -107,7 +107,7 @@ def test_the_drain_hook_is_never_deleted_before_its_group(either):
 
 
 def test_a_group_that_is_deleted_has_the_time_that_its_instances_take_to_drain(either):
-    """AWS's provider waits 10 minutes by itself: github.com/hashicorp/terraform-provider-aws/pull/949."""
+    """AWS's provider waits 10 minutes by default: github.com/hashicorp/terraform-provider-aws/pull/949."""
     longest_s = max(hook["heartbeatTimeout"] for hook in either.inputs(either.words.hook))
 
     if either.settings.cloud is Cloud.AWS:
@@ -118,7 +118,7 @@ def test_a_group_that_is_deleted_has_the_time_that_its_instances_take_to_drain(e
 
 
 def test_no_configuration_takes_its_group_and_the_instances_away_with_it():
-    """The provider deletes the group with its last configuration where ``force_delete`` says so."""
+    """With ``force_delete`` the provider deletes the group with its last configuration."""
     configurations = clouds.declared("alicloud-everything").of_type(CONFIGURATION)
 
     assert configurations
@@ -138,14 +138,14 @@ def test_whatever_the_key_encrypts_is_gone_before_the_key_is(either):
 
 
 def test_the_network_of_an_instance_that_stays_keeps_the_key_of_its_disks(either):
-    """A stopped instance is in no group; its network cannot be deleted, and what that stands on stays."""
+    """A stopped instance is in no group; its network cannot be deleted, so its dependencies stay."""
     _, before = outlived(either.rehearsed)
 
     assert {resource.urn for resource in either.of_type(*NETWORKS)} <= before
 
 
 def test_only_a_look_at_everything_under_the_key_lets_it_go(either):
-    """Snapshots, images and detached disks are in no state file, so Pulumi may not delete it at all."""
+    """Snapshots, images and detached disks are in no state file, so Pulumi must never delete the key."""
     assert [key.retained for key in either.of_type(either.words.key)] == [True]
 
 
@@ -157,7 +157,7 @@ def test_a_kept_key_keeps_the_role_that_its_policy_trusts(declared):
 
 
 def test_what_stays_keeps_its_settings(either):
-    """They go with their bucket or file system, so a deletion that fails opens nothing."""
+    """They are deleted with their bucket or file system, so a failed deletion opens nothing."""
     owners = either.of_type(either.words.bucket)
     if either.settings.cloud is Cloud.AWS:
         owners += either.of_type(either.words.file_system)
@@ -168,7 +168,7 @@ def test_what_stays_keeps_its_settings(either):
 
 
 def test_what_is_protected_keeps_its_settings_and_its_alias_through_a_partial_destroy(either):
-    """``pulumi destroy --exclude-protected`` keeps what is protected and what that depends on, no more."""
+    """``pulumi destroy --exclude-protected`` keeps only protected resources and their dependencies."""
     words = either.words
     tokens = (words.key, words.alias, words.bucket, words.file_system, *SETTINGS[either.settings.cloud])
 

@@ -1,4 +1,4 @@
-"""What an organisation asks of every resource, on both clouds."""
+"""Requirements of an organisation for every resource, on both clouds."""
 
 import json
 
@@ -25,7 +25,7 @@ STACKS = {
 
 
 def tagged(inputs):
-    """Every set of tags in a resource's inputs, as a dictionary; those of groups are lists."""
+    """Yield every set of tags in a resource's inputs, as a dictionary; those of groups are lists."""
     if isinstance(inputs, dict):
         yield from ([inputs] if "gpu-fleet:stack" in inputs else [])
         # a map by which images are chosen is no set of tags
@@ -59,7 +59,7 @@ def test_a_stack_that_is_asked_nothing_declares_no_boundary():
 
 
 def test_what_an_organisation_asks_arrives_as_the_engine_sends_it(monkeypatch):
-    """The engine hands mappings and lists over as JSON, and the rest as text."""
+    """The engine sends mappings and lists as JSON, and other values as text."""
     asked = examples.stack_file(
         **QUEUED,
         storage={"home": True},

@@ -1,4 +1,4 @@
-"""Nothing is uploaded to an endpoint of OSS that is shut: said before, through the commands that upload."""
+"""No upload to a closed endpoint of OSS: the commands that upload report it before."""
 
 import json
 import threading
@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_stacks.calls import oss
-from gpu_fleet_stacks.calls.alicloud import KEY_ID, KEY_SECRET
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.clients import oss
+from gpu_fleet_stacks.clients.alicloud import KEY_ID, KEY_SECRET
+from gpu_fleet_stacks.core.errors import StacksError
 from tests.stacks.test_commands import shell  # noqa: F401 - a fixture
 
 REGION = "cn-shenzhen"
@@ -25,7 +25,7 @@ NOT_THERE, SHUT, ELSEWHERE = (404, "NoSuchKey"), (400, "PublicEndpointForbidden"
 
 @contextmanager
 def serving(buckets):
-    """OSS for an account: bucket -> how it answers a read; gives boto3's client and what it was asked."""
+    """Fake OSS for an account, bucket -> answer to a read; yield boto3's client and its requests."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -85,7 +85,7 @@ def test_a_read_of_nothing_shows_whether_the_public_endpoint_is_shut(buckets, ac
 
 
 def held(buckets, region=REGION, answers=(), **environ):
-    """What `hold_upload` says; empty where it lets the upload begin."""
+    """Return the error of `hold_upload`, empty if the upload may begin, and the requests."""
     with serving(buckets) as (s3, asked):
         try:
             oss.hold_upload(region, environ, connect=lambda *_: s3, answers=answers.__contains__)
@@ -153,7 +153,7 @@ QUIET = UPLOAD | {"op": "same"}
 
 @pytest.fixture
 def at_home(monkeypatch):
-    """A laptop, logged in; the test says how OSS answers it."""
+    """Set up a laptop with a login; return a context with the test's answers of OSS."""
     for name, value in LOGGED_IN.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("OSS_ENDPOINT", raising=False)

@@ -1,4 +1,4 @@
-"""The program of the user data: what it signs, what it refuses, what reads it."""
+"""The program of the user data: its signatures, its refusals, its readers."""
 
 import ast
 import configparser
@@ -86,7 +86,7 @@ def test_nothing_but_plain_files_below_the_folder_is_unpacked(tmp_path):
 
 
 def unit() -> configparser.ConfigParser:
-    """The unit that the user data writes."""
+    """Return the unit that the user data writes."""
     found = configparser.ConfigParser(interpolation=None, strict=False)
     found.optionxform = str  # systemd's keys have capitals
     found.read_string(user_data.UNIT_TEXT)

@@ -1,4 +1,4 @@
-"""Accounts of people: what a stack file may say of them, where they go, and what that lets whom do."""
+"""Accounts of users: their keys in a stack file, their distribution, and their rights."""
 
 import base64
 import json
@@ -9,7 +9,7 @@ import pytest
 
 from gpu_fleet_image.console.users import connect
 from gpu_fleet_stacks.aws.sessions import document_content
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import people
 from gpu_fleet_stacks.settings.reader import from_mapping

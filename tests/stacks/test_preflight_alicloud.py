@@ -1,4 +1,4 @@
-"""Is there room on Alibaba Cloud: what each answer becomes; the official client against a local server."""
+"""Preflight on Alibaba Cloud: the finding for each answer, with the official client and a local server."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from aliyunsdkcore.client import AcsClient
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
-from gpu_fleet_stacks.calls import alicloud as calls
-from gpu_fleet_stacks.calls.alicloud import Alicloud
+from gpu_fleet_stacks.clients import alicloud as calls
+from gpu_fleet_stacks.clients.alicloud import Alicloud
 from gpu_fleet_stacks.preflight import alicloud
 from gpu_fleet_stacks.preflight.command import preflight
 from gpu_fleet_stacks.preflight.findings import Finding, Rating
@@ -48,7 +48,7 @@ def limits(postpaid: int, used: int = 0, spot: int = 10_000) -> dict[str, Any]:
 
 
 def center(total: float, used: float):
-    """Quota Center lists the quota that is asked for."""
+    """Return an answer of Quota Center with the requested quota."""
 
     def answer(asked):
         code = asked.get("QuotaActionCode", "eip_example")
@@ -59,7 +59,7 @@ def center(total: float, used: float):
 
 
 def stock(**zones: str):
-    """The type that is asked for, by zone (``d`` for cn-shenzhen-d)."""
+    """Return the stock of the requested type by zone (``d`` for cn-shenzhen-d)."""
 
     def of_zone(name: str, zone: str, category: str) -> dict[str, Any]:
         sold = {"Value": name, "Status": "Available", "StatusCategory": category}
@@ -81,7 +81,7 @@ def advice(rate: str) -> dict[str, Any]:
 
 
 class Buckets:
-    """OSS as boto3 shows it: bucket -> its region, and what a read of nothing is answered with."""
+    """Fake of OSS for boto3: bucket -> its region, and the answer to a read of a missing object."""
 
     def __init__(self, read=OPEN, refused="", **regions: str) -> None:
         self._regions = {name.replace("_", "-"): region for name, region in regions.items()}
@@ -108,14 +108,14 @@ def refusal(code, operation, message="no"):
 
 
 def zones_of_nas(*zones: str) -> dict[str, Any]:
-    """API DescribeZones of NAS; a zone that sells nothing of the kind has no instance types."""
+    """Return an answer of NAS's DescribeZones; a zone that does not sell the kind has no instance types."""
     sold = {"cn-shenzhen-x": [], **{zone: [{"StorageType": "advance"}] for zone in zones}}
     rows = [{"ZoneId": zone, "InstanceTypes": {"InstanceType": kinds}} for zone, kinds in sold.items()]
     return {"Zones": {"Zone": rows}}
 
 
 def account(**changes: Any) -> Account:
-    """An account with room for anything, with some answers replaced."""
+    """Return an account without limits, with some answers replaced."""
     answers: dict[str, Any] = {
         "GetRole": {"Role": {"RoleName": "a role"}},
         "GetFlowLogServiceStatus": {"Enabled": True},
@@ -138,10 +138,10 @@ def account(**changes: Any) -> Account:
 
 @dataclass(frozen=True)
 class Seen:
-    """An account with its buckets, seen from somewhere.
+    """An account with its buckets, seen from one place.
 
     Attributes:
-        reachable: the hosts of OSS that answer; None for all.
+        reachable: hosts of OSS that answer; None for all.
     """
 
     account: Account = field(default_factory=account)
@@ -294,7 +294,7 @@ def test_the_image_that_would_boot_now_is_ours_valid_and_small_enough():
     until = "m-wz90000000000000000 (gpu-fleet-7), bootstrapped until the first build"
     others = imaged(IMAGE | {"ImageOwnerAlias": "others"})
     rows = (
-        Row("image", PROBLEM, "is of others, which is not ours", others),
+        Row("image", PROBLEM, "belongs to others, not to this account", others),
         Row("image", PROBLEM, "is Creating", imaged(IMAGE | {"Status": "Creating"})),
         Row("image", PROBLEM, "is arm64", imaged(IMAGE | {"Architecture": "arm64"})),
         Row(
@@ -364,7 +364,7 @@ def test_what_is_not_opened_is_reported_with_what_opens_it():
                 Row(subject, PROBLEM, "", account(**answers), settings, remedy=remedy)
                 for subject, answers, remedy in table
             ),
-            Row("OSS", PROBLEM, "", shut, remedy="open OSS, or pay what is owed"),
+            Row("OSS", PROBLEM, "", shut, remedy="activate OSS, or pay the amount due"),
             Row("PrivateLink", UNCHECKED, "", account(CheckProductOpen=Refusal()), settings),
         )
         == []
@@ -446,7 +446,7 @@ def test_a_webhooks_secret_is_there_and_not_read():
     posting = stack(notify={"webhooks": [{"kind": "dingtalk", "secret": "rooms/vision"}]})
     missing = Refusal("Forbidden.ResourceNotFound", "no")
     table = (
-        (FINE, "is there", {"SecretName": "rooms/vision"}),
+        (FINE, "its secret exists", {"SecretName": "rooms/vision"}),
         (PROBLEM, "is being deleted", {"PlannedDeleteTime": "2026-12-01T00:00:00Z"}),
         (PROBLEM, "there is no secret rooms/vision", missing),
     )
@@ -467,7 +467,7 @@ KMS = {"kms_instance_id": "kst-szh0000000000000000"}
 
 
 def guest(*, internet: bool = True, **existing: Any) -> Stack:
-    """A stack in the VPC, with these file systems or buckets."""
+    """Return a stack in the VPC, with these file systems or buckets."""
     network = {"zones": list(VSWITCHES), "existing": EXISTING_VSWITCHES | {"internet": internet}}
     return stack(network=network, storage=KMS | ({"existing": existing} if existing else {}))
 
@@ -477,7 +477,7 @@ def snat(*entries: dict[str, str]) -> dict[str, Any]:
 
 
 def foreign_vpc(vswitch: Any = None, hops: Any = (NAT,), status="Available", **changes: Any) -> Account:
-    """An account with the VPC: each of its vSwitches in its zone, with these next hops and SNAT for each."""
+    """Return an account with the VPC: each vSwitch in its zone, with these next hops and with SNAT."""
     zones = {known: zone for zone, known in VSWITCHES.items()}
 
     def vswitch_of(asked):
@@ -524,8 +524,8 @@ def test_a_vswitch_of_an_existing_vpc_lies_in_its_zone_and_leads_out():
         (public_alone, foreign_vpc(hops=[to_internet])),
         (no_snat, translated()),
         (no_snat, translated({"SourceCIDR": "10.78.0.0/16"})),
-        ("lies in vpc-other", foreign_vpc({"VpcId": "vpc-other"})),
-        ("lies in cn-shenzhen-f", foreign_vpc({"ZoneId": "cn-shenzhen-f"})),
+        ("is in vpc-other", foreign_vpc({"VpcId": "vpc-other"})),
+        ("is in cn-shenzhen-f", foreign_vpc({"ZoneId": "cn-shenzhen-f"})),
     )
     subject, vswitch = "vSwitch of cn-shenzhen-d", VSWITCHES["cn-shenzhen-d"]
     remedy = "network.existing.subnets.cn-shenzhen-d"
@@ -555,7 +555,7 @@ TO_ALL = {"SourceCidrIp": "10.77.0.0/16", "RWAccess": "RDWR"}
 
 
 def with_nas(rule: Any = None, target: Any = None, **files: Any) -> Account:
-    """An account with an encrypted NAS and its mount target in the VPC, whose group has this rule."""
+    """Return an account with an encrypted NAS and its mount target in the VPC, whose group has this rule."""
     there = {"FileSystemId": NAS, "FileSystemType": "standard", "EncryptType": 1} | files
     standing = {"MountTargetDomain": "a.nas.aliyuncs.com", "VpcId": VPC, "Status": "Active"}
     standing |= {"AccessGroup": "lab"} | (target or {})
@@ -629,7 +629,7 @@ def test_where_no_endpoint_answers_one_line_says_so(monkeypatch):
     done = CliRunner().invoke(preflight, ["alicloud-dev"])
 
     assert done.exit_code == 3
-    assert "could not be checked, and nothing else: GetCallerIdentity: 127.0.0.1:" in done.output
+    assert "could not be checked, so nothing else was: GetCallerIdentity: 127.0.0.1:" in done.output
     assert "Signature" not in done.output
 
 
@@ -643,7 +643,7 @@ def test_without_credentials_one_line_says_how_to_log_in(monkeypatch):
 
 
 def test_a_client_is_kept_until_the_session_is_renewed(monkeypatch):
-    """To make one takes the SDK longer than a call."""
+    """The SDK takes longer to create a client than to make a call."""
     cloud, made = account(), []
     monkeypatch.setattr(calls, "AcsClient", lambda **options: made.append(options) or AcsClient(**options))
     with serving(cloud) as asking:

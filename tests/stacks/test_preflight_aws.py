@@ -1,4 +1,4 @@
-"""Is there room on AWS: what each answer of the cloud becomes, and that every problem is told at once."""
+"""Preflight on AWS: the finding for each answer of the cloud; all problems are reported at once."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -7,7 +7,7 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
-from gpu_fleet_stacks.calls import aws as aws_calls
+from gpu_fleet_stacks.clients import aws as aws_calls
 from gpu_fleet_stacks.preflight import aws
 from gpu_fleet_stacks.preflight.command import preflight
 from gpu_fleet_stacks.preflight.findings import Rating
@@ -54,7 +54,7 @@ RUNNING = [
 
 
 def busy(allowed: int) -> Account:
-    """An account where others have instances, five networks and addresses, and this stack one of each."""
+    """Return an account with other instances, five networks and addresses, and one of each of this stack."""
     networks = [tagged("other")] * 5 + [tagged("test")]
     return account(
         allowed,
@@ -163,7 +163,7 @@ def reserved(market: str = "reservation", by: str = "cr-0123456789abcdef0") -> S
 
 
 def holding(*held: dict[str, Any]) -> Account:
-    """An account with reservations, each of which differs from a sound one; a group holds all of them."""
+    """Return an account with reservations in one group, each given by its changes to a valid one."""
     sound = {
         "CapacityReservationId": "cr-0123456789abcdef0",
         "State": "active",
@@ -191,7 +191,7 @@ def test_a_reservation_is_there_and_fits_the_pool_and_those_of_a_group_count_tog
         (reserved(), [{}], "active, 4 of 4 free"),
         (reserved(), [{"State": "expired"}], "is expired;"),
         (reserved(), [{"InstanceType": "p4d.24xlarge"}], "is of p4d.24xlarge;"),
-        (reserved(), [{"AvailabilityZone": "us-east-1b"}], "lies in us-east-1b;"),
+        (reserved(), [{"AvailabilityZone": "us-east-1b"}], "is in us-east-1b;"),
         (reserved(), [{"TotalInstanceCount": 3}], "holds 3;"),
         (reserved(), [block], "is a capacity block;"),
         (reserved(), [{"EndDate": datetime(2020, 1, 1, tzinfo=UTC)}], "ended 2020-01-01;"),
@@ -218,7 +218,7 @@ def imaged(**changes: Any) -> Account:
 
 
 def written(value: str | None, name: str) -> Account:
-    """An account whose parameter names an image, or that has no parameter."""
+    """Return an account whose parameter names an image, or without the parameter."""
     parameter = {"Parameter": {"Value": value}} if value else Refusal("ParameterNotFound", "")
     return account(ssm_GetParameter=parameter, ec2_DescribeImages={"Images": [IMAGE | {"Name": name}]})
 
@@ -227,14 +227,17 @@ def test_an_image_is_ours_valid_and_small_enough():
     huge = [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 900}}]
     gone = Refusal("InvalidAMIID.NotFound", "does not exist")
     accounts = {
-        "is of account 999999999999, which is not ours": imaged(OwnerId="999999999999"),
+        "belongs to account 999999999999, not to this one": imaged(OwnerId="999999999999"),
         "is failed": imaged(State="failed"),
         "is arm64": imaged(Architecture="arm64"),
         "has 900 GiB, more than a pool's volume_gib of 200": imaged(BlockDeviceMappings=huge),
         f"{AMI} is not in us-east-1": account(ec2_DescribeImages={"Images": []}),
         f"{AMI} is not": account(ec2_DescribeImages=gone),
     }
-    rows = [Row("image", PROBLEM, says, cloud, remedy="image/README.md") for says, cloud in accounts.items()]
+    rows = [
+        Row("image", PROBLEM, says, cloud, remedy="docs/how-to/bake-an-image.md")
+        for says, cloud in accounts.items()
+    ]
 
     assert wrong_of(*rows) == []
 
@@ -274,7 +277,7 @@ def test_name_key_budget_and_credentials_are_the_stacks():
         sts_GetCallerIdentity={"Account": "210987654321", "Arn": "arn:aws:iam::210987654321:user/test"}
     )
     stranger = "the credentials are of 210987654321, the stack belongs to 123456789012"
-    elsewhere = "a stack 'test' is in eu-west-1: gpu-fleet-test-records-123456789012 is there"
+    elsewhere = "a stack 'test' is in eu-west-1: gpu-fleet-test-records-123456789012 exists"
     away, here = (account(s3_HeadBucket={"BucketRegion": region}) for region in ("eu-west-1", "us-east-1"))
     off, dying = (account(kms_DescribeKey=key_is(state)) for state in ("Disabled", "PendingDeletion"))
     of_key = "--region us-east-1 --key-id k-1"
@@ -329,8 +332,8 @@ def test_a_webhooks_secret_is_there_under_a_key_that_the_sweep_may_use_and_not_r
     posting = stack(notify={"webhooks": [{"kind": "slack", "secret": "rooms/vision"}]})
     deleted = {"DeletedDate": datetime(2026, 11, 1, tzinfo=UTC)}
     table = (
-        ({"Name": "rooms/vision"}, FINE, "is there"),
-        ({"KmsKeyId": "alias/gpu-fleet-test"}, FINE, "is there"),
+        ({"Name": "rooms/vision"}, FINE, "its secret exists"),
+        ({"KmsKeyId": "alias/gpu-fleet-test"}, FINE, "its secret exists"),
         ({"KmsKeyId": "alias/other"}, PROBLEM, "the sweep may not use"),
         (deleted, PROBLEM, "is being deleted"),
         (Refusal("ResourceNotFoundException", "no"), PROBLEM, "there is no secret rooms/vision"),
@@ -366,7 +369,7 @@ def test_the_exit_code_says_whether_there_is_room(cloud, code, monkeypatch):
     done = run("aws-dev", cloud, monkeypatch)
 
     assert done.exit_code == code
-    nobody = "could not be checked, and nothing else: Could not connect to the endpoint"
+    nobody = "could not be checked, so nothing else was: Could not connect to the endpoint"
     assert (nobody in done.output) == (not cloud.answers)
 
 
@@ -394,7 +397,7 @@ def test_every_problem_is_reported_at_once_with_what_to_do(monkeypatch):
 
 
 def test_against_moto_whatever_it_knows_is_answered():
-    """moto has no EC2 quotas; everything else of the local stack it answers by itself."""
+    """moto has no EC2 quotas; it answers everything else for the local stack."""
     settings = stack_files.settings_of("local")
     with environment({"MOTO_EC2_LOAD_DEFAULT_AMIS": "true"}), moto_server(settings.region):
         session = boto3.session.Session(region_name=settings.region)

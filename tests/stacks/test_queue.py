@@ -1,4 +1,4 @@
-"""A stack with a queue: what it declares beside the rest, and what a stack without one does not."""
+"""A stack with a queue: its additional resources, which a stack without a queue does not have."""
 
 import json
 from collections.abc import Callable
@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from gpu_fleet_image.core.document import written
 from gpu_fleet_image.queue import accounting, configuration
 from gpu_fleet_stacks.aws import firewall
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.errors import SettingsError
-from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.payload import sweep_archive, sweep_policy
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import Stack, people, queue_rules
 from gpu_fleet_stacks.settings.quantities import HOURS_PER_MONTH, Level
@@ -58,7 +59,7 @@ class Side:
         return self.make(**{**self.without, "queue": queue, **changes})
 
     def may(self, found: Rehearsed, role: str, action: str, on: str = "*") -> bool:
-        """Whether a role may: ``PutObject`` is of the cloud's objects, ``GetSecretValue`` of its secrets."""
+        """Judge a role's action; a name without a service is of the cloud's objects or its secrets."""
         if ":" not in action:
             action = f"{self.services['Secret' in action]}:{action}"
         document = named(found, self.words.role_policy, role).inputs[self.words.document]
@@ -143,7 +144,7 @@ def test_a_stack_without_a_queue_declares_nothing_of_it_and_gives_no_key_to_anyb
     assert without.of_type(side.secret) == ()
     for template in without.of_type(side.template):
         assert "/etc/gpu-fleet/queue.json" not in files_of(template)
-    assert "queue_gpus" not in sweep_archive.policy_text(plain)
+    assert "queue_gpus" not in sweep_policy.policy_text(plain)
     policies = [made.inputs[side.words.document] for made in without.of_type(side.words.role_policy)]
     services = f"{side.services[1]}:GetSecretValue"
     assert [policy for policy in policies if services in policy] == []
@@ -223,7 +224,7 @@ def test_the_controller_raises_and_ends_nothing(side, queued):
 
 
 def test_the_mover_learns_which_pools_the_queue_fills(side):
-    pools = sweep_archive.policy_document(side.stack())["pools"]
+    pools = written(sweep_policy.policy(side.stack()))["pools"]
 
     counted = {
         name: [pool["capacity"][f"queue_{what}"] for what in ("gpus", "cpus", "memory_mib")]
@@ -236,7 +237,7 @@ def test_the_mover_learns_which_pools_the_queue_fills(side):
 
 
 def test_the_controller_has_its_price(side):
-    """A stack file assumes it on Alibaba Cloud: no public list in CNY has it."""
+    """On Alibaba Cloud a stack file assumes it, as no public list in CNY has it."""
     before, after = (estimate(side.stack(queue=queue)) for queue in ("none", "slurm"))
 
     hour, gib = (Decimal("0.0416"), Decimal("0.08")) if side is AWS else (Decimal("2.5"), Decimal("2.5"))
@@ -260,7 +261,7 @@ def test_what_a_queue_cannot_do_without_is_named(side):
         ({"storage": homeless}, "storage.home = False: must be true where queue is slurm"),
         ({"access": {}}, "access.people = {}: must name users where queue is slurm"),
         ({"image": {"id": side.image, "mode": "none"}}, "image.mode = 'none': must be bootstrap"),
-        ({"pools": [pool(name="queue")]}, "pools[0].name = 'queue': is a word of the queue's own"),
+        ({"pools": [pool(name="queue")]}, "pools[0].name = 'queue': is reserved by the queue"),
         ({"pools": [pool(**spread)]}, "must be one zone where queue is slurm"),
         ({"network": shut}, "network.nat = 'none': must lead to the internet where queue is slurm"),
     )
@@ -303,7 +304,7 @@ def test_ports_are_open_by_group_and_as_slurm_has_them():
 
 def test_what_a_queue_and_its_teams_cannot_be_is_named():
     big = AWS.without["pools"][1:]
-    nobody = "teams.noteam = 'noteam': is a team of nobody: neither in access.people nor in access.directory"
+    nobody = "teams.noteam = 'noteam': has no members: it is neither in access.people nor in access.directory"
     sliced = examples.pool(types=["p4d.24xlarge"], mig_profile="1g.5gb")
     table = (
         ({"queue": "pbs"}, "queue = 'pbs'"),

@@ -9,8 +9,8 @@ from gpu_fleet_image.queue.alicloud import VERSION
 from gpu_fleet_stacks.alicloud import firewall, queue
 from gpu_fleet_stacks.alicloud.network import private_networks
 from gpu_fleet_stacks.catalog import Cloud, prices
-from gpu_fleet_stacks.catalog.refresh import alicloud as refresh
-from gpu_fleet_stacks.errors import SettingsError
+from gpu_fleet_stacks.catalog_refresh import alicloud as refresh
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks.alicloud_examples import pool, stack_file
 from tests.stacks.registered import named
@@ -99,7 +99,7 @@ def rules_of(settings):
 
 
 def reaches(rules, client, server, ports, networks):
-    """Whether a way is open at both ends, by rules that name vSwitches alone."""
+    """Return whether a connection is allowed at both ends, by rules that name only vSwitches."""
     (client_group, client_net), (server_group, server_net) = client, server
 
     def opened(group, peer, *, egress):

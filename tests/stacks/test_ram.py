@@ -1,6 +1,6 @@
-"""The evaluator of RAM policies, held to RAM's own examples.
+"""The evaluator of RAM policies agrees with RAM's own examples.
 
-They stand at www.alibabacloud.com/help/en/ram/conditional-operator.
+They are at www.alibabacloud.com/help/en/ram/conditional-operator.
 """
 
 import json

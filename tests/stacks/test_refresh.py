@@ -1,4 +1,4 @@
-"""Today's prices into the price files: what is asked, what is written, and nothing half written."""
+"""Update of the price files: the requests, the written files, and no partial write."""
 
 import datetime
 import shutil
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.calls.aws import Aws
 from gpu_fleet_stacks.catalog import Cloud, prices, reader
-from gpu_fleet_stacks.catalog.refresh import alicloud, aws, command
-from gpu_fleet_stacks.catalog.refresh.listed import ListedPrices, SpotSpan, plain, share_of_time
-from gpu_fleet_stacks.catalog.refresh.rewrite import RefreshError, rewrite_catalog, rewrite_prices, wanted
-from gpu_fleet_stacks.files import replace
+from gpu_fleet_stacks.catalog_refresh import alicloud, aws, command
+from gpu_fleet_stacks.catalog_refresh.listed import ListedPrices, SpotSpan, plain, share_of_time
+from gpu_fleet_stacks.catalog_refresh.rewrite import RefreshError, rewrite_catalog, rewrite_prices, wanted
+from gpu_fleet_stacks.clients.aws import Aws
+from gpu_fleet_stacks.core.files import replace
 from tests.stacks import alicloud_account
 from tests.stacks.aws_account import Account, Refusal
 from tests.stacks.price_answers import describe_price, get_products, spot_history
@@ -28,12 +28,12 @@ CATALOG, PRICES = command.CATALOG.read_text(), command.PRICES.read_text()
 
 
 def say(_: str) -> None:
-    """Nobody listens."""
+    """Ignore a message."""
 
 
 @pytest.fixture
 def copies(tmp_path: Path, monkeypatch) -> Path:
-    """The price files where a test may write; in their own folder."""
+    """Copy the price files to a folder where a test may write."""
     for name in ("CATALOG", "PRICES"):
         path = getattr(command, name)
         shutil.copy(path, tmp_path / path.name)
@@ -43,7 +43,7 @@ def copies(tmp_path: Path, monkeypatch) -> Path:
 
 @pytest.fixture
 def cloud(monkeypatch) -> Account:
-    """AWS with every price as in the files, and spot at a quarter."""
+    """Return an AWS with every price of the files, and spot at a quarter."""
     found = Account(
         {
             "pricing:GetProducts": get_products(),
@@ -63,7 +63,7 @@ def ask(cloud: Account) -> ListedPrices:
 
 
 def test_aws_is_asked_for_every_type_and_everything_else_it_lists(cloud):
-    """Each price is of the first tier, in our unit, and not of a capacity block or another storage class."""
+    """Each price is of the first tier, in our unit, without capacity blocks and other storage classes."""
     found = ask(cloud)
 
     kinds = catalog.load().of_cloud(Cloud.AWS)
@@ -102,7 +102,7 @@ def quote(days_before, price, zone="us-east-1a"):
 
 
 def test_a_spot_price_counts_for_as_long_as_it_held_in_all_zones_together():
-    """Of 90 days at 1, one zone was at 4 for 20 and the other at 9 for 10: a sixth of the time above 1."""
+    """In 90 days at 1, one zone was at 4 for 20 and the other at 9 for 10: a sixth of the time above 1."""
     history = [quote(400, "1"), quote(20, "4"), quote(400, "1", "us-east-1b"), quote(10, "9", "us-east-1b")]
 
     found = aws.spans(reversed(history), UNTIL)
@@ -227,7 +227,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "prices.toml"
     path.write_text("old")
     monkeypatch.setattr(
-        "gpu_fleet_stacks.files.os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full"))
+        "gpu_fleet_stacks.core.files.os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full"))
     )
 
     with pytest.raises(OSError, match="disk full"):

@@ -1,4 +1,4 @@
-"""What is required only under a condition, held against all that the Alibaba Cloud programs register."""
+"""Conditional requirements, checked on all registrations of the Alibaba Cloud programs."""
 
 from tests.stacks.alicloud_programs import programs
 from tests.stacks.required_when import RULES, UNCONDITIONAL
@@ -15,7 +15,7 @@ def test_no_program_breaks_a_documented_condition():
 
 
 def test_every_condition_applies_to_something_that_is_registered():
-    """A rule that applies to nothing holds nothing."""
+    """A rule that applies to no resource checks nothing."""
     found = [resource for program in programs().values() for resource in program.resources]
 
     assert [
@@ -26,7 +26,7 @@ def test_every_condition_applies_to_something_that_is_registered():
 
 
 def test_every_registered_type_was_looked_up():
-    """A type that comes to a program must be read about: has it a condition, or none?"""
+    """A new type in a program needs a look-up whether it has a condition."""
     registered = {resource.type for program in programs().values() for resource in program.resources}
     ruled = {rule.type for rule in RULES}
 

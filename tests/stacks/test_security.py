@@ -1,4 +1,4 @@
-"""What a reviewer at a bank asks of every stack of either cloud, read from what it declares."""
+"""Security requirements of a bank for every stack of either cloud, read from its declaration."""
 
 import base64
 import json
@@ -59,13 +59,13 @@ def rules(found: Declared) -> list[Rule]:
 
 @dataclass(frozen=True)
 class Start:
-    """What instances of a pool start with.
+    """Launch settings of a pool's instances.
 
     Attributes:
-        disks: whether each is encrypted, and by which key.
-        metadata: whether a token is required, and how far an answer goes; None where Auto Scaling takes
+        disks: for each disk, whether it is encrypted, and its key.
+        metadata: whether a token is required, and the hop limit of an answer; None where Auto Scaling takes
             neither, so that an instance does it by itself.
-        tags: of each kind of resource that is tagged at launch.
+        tags: tags of each kind of resource that is tagged at launch.
     """
 
     pool: str
@@ -134,7 +134,7 @@ def test_nothing_lets_the_internet_in(either):
 
 
 def test_ssh_is_open_to_the_named_networks_alone(either):
-    """Between instances of one job any port is open on Alibaba Cloud, by the networks of their vSwitches."""
+    """On Alibaba Cloud all ports are open between instances of a job, by the networks of their vSwitches."""
     opened = {rule.peer for rule in rules(either) if not rule.egress and rule.covers(22)}
     networks = {ip_network(peer) for peer in opened if "/" in peer}
     if either.settings.cloud is Cloud.ALICLOUD:
@@ -239,7 +239,7 @@ KEY_INPUTS = {
 
 
 def test_whatever_holds_data_is_encrypted_with_the_stacks_key(either):
-    """Buckets and disks have tests of their own; CPFS takes no key."""
+    """Buckets and disks have their own tests; CPFS takes no key."""
     used = {resource.inputs.get(key) for kind, key in KEY_INPUTS.items() for resource in either.of_type(kind)}
     stores = [store["encryptConf"] for store in either.inputs("alicloud:log/store:Store")]
     used |= {store["userCmkInfo"]["cmkKeyId"] for store in stores}

@@ -1,4 +1,4 @@
-"""The stack that a command is about, said in any of five ways; and what programs read of it."""
+"""The stack of a command, given in any of five ways; and its output for programs."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,13 @@ import yaml
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_stacks.guard import policy_pack, pulumi_command
+from gpu_fleet_stacks.plan_check import pulumi_command
 from tests.stacks.examples import stack_file
 
 
 @pytest.fixture
 def one(tmp_path, monkeypatch) -> Path:
-    """A folder with the stack `lab` alone."""
+    """Create a folder with only the stack `lab`."""
     monkeypatch.delenv("GPU_FLEET_STACK", raising=False)
     monkeypatch.setenv("GPU_FLEET_DIR", str(tmp_path))
     write(tmp_path, "lab")
@@ -106,7 +106,7 @@ def test_cost_says_to_programs_what_the_stack_exports(one):
 
 
 def test_the_page_names_every_key_that_programs_read(one):
-    page = (policy_pack.PACKAGE.parent / "docs/platform.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/reference/json.md").read_text()
 
     said = {*json.loads(run("check", "-o", "json")), *json.loads(run("cost", "-o", "json"))}
     assert [key for key in said if f"`{key}`" not in page] == []

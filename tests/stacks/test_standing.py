@@ -1,4 +1,4 @@
-"""A stack is given back as it stood: nothing of it leads to what an earlier test was given."""
+"""A deployed stack is restored completely, without references to an earlier test's copy."""
 
 import gc
 

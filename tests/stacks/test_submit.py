@@ -1,4 +1,4 @@
-"""Who may start a run, as whom and where, by the policies that the stacks give to people."""
+"""Rights to start a run, by account and place, in the stacks' policies for users."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ import pytest
 
 from gpu_fleet_image.console.runs import alicloud, aws
 from gpu_fleet_image.core import runs as model
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from tests.stacks import ram
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import stack
@@ -189,7 +189,7 @@ def ram_may(found, account, action, resource, **context):
 
 
 def test_on_alibaba_cloud_a_shell_which_may_be_roots_is_for_operators_alone(assistant):
-    """StartTerminalSession takes any account, and RAM has no condition on it."""
+    """StartTerminalSession accepts any account, and RAM has no condition for it."""
     instance = f"acs:ecs:{ON_ALICLOUD.region}:{ON_ALICLOUD.account_id}:instance/i-1"
 
     def opens(policy, stack=ON_ALICLOUD.name):

@@ -1,6 +1,6 @@
-"""The two clouds room for room.
+"""Comparison of the two clouds, folder by folder.
 
-Whatever differs has a row with its reason in stacks/gpu_fleet_stacks/alicloud/README.md.
+Whatever differs has a row with its reason in docs/explanation/clouds.md.
 """
 
 import ast
@@ -12,15 +12,15 @@ from tests.stacks.alicloud_programs import shipped
 
 STACKS = Path(__file__).parents[2] / "stacks" / "gpu_fleet_stacks"
 AWS, ALICLOUD = STACKS / "aws", STACKS / "alicloud"
-README = ALICLOUD / "README.md"
+PAGE = STACKS.parents[1] / "docs/explanation/clouds.md"
 ROW = re.compile(
     r"^\| `(?P<where>[^`]+)` \| (?P<aws>[^|]+) \| (?P<alicloud>[^|]+) \| (?P<why>[^|]+) \|$", re.MULTILINE
 )
 
 
 def listed():
-    """Where -> why, from the table."""
-    return {row["where"]: row["why"].strip() for row in ROW.finditer(README.read_text())}
+    """Return place -> reason, from the table."""
+    return {row["where"]: row["why"].strip() for row in ROW.finditer(PAGE.read_text())}
 
 
 def files(folder):
@@ -28,14 +28,14 @@ def files(folder):
 
 
 def public(path):
-    """The public functions and classes of a module."""
+    """Return the public functions and classes of a module."""
     kinds = (ast.ClassDef, ast.FunctionDef)
     names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
     return {name for name in names if not name.startswith("_")}
 
 
 def exported(folder):
-    """The names that ``build`` exports, read from its last line."""
+    """Return the names that ``build`` exports, read from its last line."""
     tree = ast.parse((folder / "stack.py").read_text())
     (build,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "build"]
     result = build.body[-1]
@@ -65,7 +65,7 @@ def test_a_file_has_the_same_public_functions_and_classes_on_both_clouds():
     assert sorted(apart - listed().keys()) == []
 
 
-# Calls that end instances or keys. No other module makes one (stacks/README.md); left out are the rehearsal,
+# Calls that end instances or keys. No other module makes one; left out are the rehearsal,
 # which reaches moto alone, and an acceptance run, whose stack is its own.
 ENDS = {
     "teardown/aws.py": (

@@ -1,4 +1,4 @@
-"""The order and the refusals of `gpu-fleet destroy`, with a cloud and an engine of a few lines."""
+"""The order and the refusals of `gpu-fleet destroy`, with a small fake of cloud and engine."""
 
 import os
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.teardown import engine, page, state
 from gpu_fleet_stacks.teardown.errors import StillThereError, TeardownError
 from gpu_fleet_stacks.teardown.holdings import DataStore, HeldInstance, Holdings, Remnant, hold_of
@@ -28,7 +28,7 @@ BUCKET_TYPE = "aws:s3/bucket:Bucket"
 
 
 def resources() -> tuple[StateResource, ...]:
-    """A stack in small: key and alias, three buckets with a policy each, a network, a group."""
+    """Return a small stack: key and alias, three buckets with a policy each, a network, a group."""
     parts = [
         StateResource(KEY, "aws:kms/key:Key", "key-1"),
         StateResource(ALIAS, "aws:kms/alias:Alias", "alias/it", needs=frozenset({KEY})),
@@ -45,16 +45,16 @@ def resources() -> tuple[StateResource, ...]:
 
 @dataclass
 class World:
-    """Cloud and engine at once, and a clock that a sleep moves on.
+    """Fake of cloud and engine, with a clock that a sleep advances.
 
     Attributes:
-        state: what the engine has.
-        fleet: instances that are there.
-        objects: bucket -> how many versions.
-        remnants: under the key and in no state.
-        drains: whether a drained group lets its instances go.
-        fails: how many of the next destroys fail.
-        did: every act, in order.
+        state: resources of the engine.
+        fleet: existing instances.
+        objects: bucket -> number of versions.
+        remnants: resources under the key that are in no state.
+        drains: a drained group terminates its instances.
+        fails: number of next destroys that fail.
+        did: every action, in order.
     """
 
     state: tuple[StateResource, ...] = field(default_factory=resources)
@@ -115,7 +115,7 @@ class World:
         self.did.append(f"key in {days}")
 
     def destroy(self, exclude) -> None:
-        """As the engine would: refuses what is protected, fails at a bucket with objects."""
+        """Destroy as the engine does: refuse protected resources, and fail at a bucket with objects."""
         self.did.append("destroy")
         if self.fails:
             self.fails -= 1
@@ -202,7 +202,7 @@ def test_instances_that_do_not_leave_end_the_wait_and_nothing_else_is_touched():
 
 
 def test_a_stack_with_nothing_but_what_it_keeps_asks_nothing_of_the_engine():
-    """Pulumi would fail on what is protected."""
+    """Pulumi would fail on protected resources."""
     world = World()
     world.run()
     world.did.clear()
@@ -214,7 +214,7 @@ def test_a_stack_with_nothing_but_what_it_keeps_asks_nothing_of_the_engine():
 
 @st.composite
 def worlds(draw):
-    """Any mix of protection, of objects, of remnants."""
+    """Draw any mix of protection, objects and remnants."""
     protected = draw(st.booleans())
     parts = tuple(
         replace(
@@ -230,7 +230,7 @@ def worlds(draw):
 
 @given(worlds(), st.frozensets(st.sampled_from(KINDS)), st.integers(0, 3))
 def test_nothing_kept_is_ever_without_its_key(world, given_up, fails):
-    """However it is cut off: the world itself refuses a key that goes before what it encrypts."""
+    """After any interruption the world refuses to delete a key before the resources that it encrypts."""
     world.fails = fails
     before = dict(world.objects)
     for _ in range(fails + 1):
@@ -278,7 +278,7 @@ def test_the_page_says_why_each_store_stays_and_how_to_go_on():
     text = "\n".join(page.afterwards(STACK, world.run()))
 
     assert "checkpoints: checkpoints, some (not named by --delete-data checkpoints)" in text
-    assert "`gpu-fleet up test` takes it up again" in text
+    assert "`gpu-fleet up test` manages it again" in text
 
 
 def test_flags_that_would_undo_what_was_looked_at_are_refused_and_others_handed_on():
@@ -309,7 +309,7 @@ def test_a_stack_that_was_never_up_has_no_resources():
 
 
 class Shell:
-    """`gpu-fleet destroy` with a folder of its own on PATH."""
+    """Shell that runs `gpu-fleet destroy` with its own folder on PATH."""
 
     def __init__(self, folder, monkeypatch) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""`gpu-fleet destroy` of an Alibaba Cloud stack: its calls, answered by a server of this computer."""
+"""`gpu-fleet destroy` of an Alibaba Cloud stack: a server of this computer answers its calls."""
 
 import json
 from collections.abc import Iterator
@@ -33,15 +33,15 @@ EXPECTS_NONE = {"EnableDesiredCapacity": False, "DesiredCapacity": 0}
 
 @dataclass
 class World:
-    """What the cloud remembers.
+    """State of the fake cloud.
 
     Attributes:
         groups: group id -> ids of its instances.
         states: instance id -> status.
-        protected: instances that their group may not end.
+        protected: instances that their group must not terminate.
         tags: instance id -> more tags.
         snapshots: id -> key.
-        pending: keys that are going.
+        pending: keys with a scheduled deletion.
     """
 
     rehearsed: Rehearsed
@@ -309,7 +309,7 @@ def test_groups_that_the_cloud_itself_guards_are_named_with_how_to_lift_that(tmp
 
 
 def guarded(state: Path) -> str:
-    """The export with deletion protection on every group."""
+    """Return the export with deletion protection on every group."""
     content = json.loads(state.with_name("export.json").read_text())
     for resource in content["deployment"]["resources"]:
         if resource["type"] == GROUP:

@@ -1,4 +1,4 @@
-"""`gpu-fleet destroy` from the shell to moto, with a stand-in for the Pulumi CLI on PATH."""
+"""`gpu-fleet destroy` from the shell to moto, with a fake of the Pulumi CLI on PATH."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ KEY, BUCKET = "aws:kms/key:Key", "aws:s3/bucket:Bucket"
 
 @dataclass
 class Fleet:
-    """A stack that stands in moto, a `pulumi` that knows it, and the command."""
+    """A deployed stack in moto, a `pulumi` with its state, and the command."""
 
     name: str
     rehearsed: Rehearsed
@@ -51,7 +51,7 @@ class Fleet:
                 self.client("s3").put_object(Bucket=self.buckets[kind], Key="run/last", Body=content)
 
     def start(self) -> str:
-        """One instance in the first group, as a user asks for it; its id."""
+        """Start one instance in the first group, as a user does; return its id."""
         name = self.rehearsed.outputs["group_names"]["dev"][0]
         autoscaling = self.client("autoscaling")
         autoscaling.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=1)
@@ -170,7 +170,7 @@ def test_without_yes_and_without_a_terminal_nothing_happens(dev):
     done = dev.run()
 
     assert done.exit_code == 1
-    assert "nobody is at the terminal to confirm" in str(done.exception)
+    assert "there is no terminal to confirm at" in str(done.exception)
     assert dev.destroys() == []
 
 
@@ -202,7 +202,7 @@ def test_a_held_instance_stops_everything_until_a_reason_is_given(dev):
 
 
 def test_instances_that_nothing_reaps_are_seen_and_drained_too(dev):
-    """As with `image.mode: none`: no licence for the sweep, and a user may hold one all the same."""
+    """With `image.mode: none` the sweep has no licence, and a user may still hold an instance."""
     instance = dev.start()
     dev.client("ec2").delete_tags(Resources=[instance], Tags=[{"Key": "gpu-fleet:managed"}])
     hold = [{"Key": "gpu-fleet:protected", "Value": "true"}]
@@ -217,7 +217,7 @@ def test_instances_that_nothing_reaps_are_seen_and_drained_too(dev):
 
 
 def stopped_outside(fleet: Fleet) -> str:
-    """An instance as the sweep leaves it: detached, stopped."""
+    """Detach and stop an instance, as the sweep does."""
     instance, name = fleet.start(), fleet.rehearsed.outputs["group_names"]["dev"][0]
     fleet.client("autoscaling").detach_instances(
         AutoScalingGroupName=name, InstanceIds=[instance], ShouldDecrementDesiredCapacity=True
@@ -239,7 +239,7 @@ def test_what_the_sweep_stopped_is_terminated_only_where_asked(dev):
 
 
 def test_a_build_that_is_half_done_is_waited_for(dev):
-    """Its instance holds the network, so that a destroy would stop in its middle."""
+    """Its instance uses the network, so a destroy would stop in the middle."""
     ec2 = dev.client("ec2")
     tags = {"gpu-fleet:stack": "aws-dev", "CreatedBy": "EC2 Image Builder"}
     wire = [{"Key": key, "Value": value} for key, value in tags.items()]

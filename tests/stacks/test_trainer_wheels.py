@@ -1,4 +1,4 @@
-"""The trainer's wheels, from `gpu-fleet image wheels` into a bucket and from there onto an instance."""
+"""The trainer's wheels, from `gpu-fleet image wheels` through a bucket to an instance."""
 
 import hashlib
 import json
@@ -12,8 +12,8 @@ from moto import mock_aws
 from gpu_fleet_image.core import wheel_store
 from gpu_fleet_image.instance import trainer_wheels
 from gpu_fleet_image.instance.trainer_wheels import main
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.payload import wheels_command
+from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.images import wheels_command
 
 BUCKET = "gpu-fleet-aws-dev-records-123456789012"
 WHEELS = {"six-1.17.0-py3-none-any.whl": b"six", "pip-26.3-py3-none-any.whl": b"pip"}
@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def lists(tmp_path):
-    """A payload's folder of lists, with one base."""
+    """Write a payload's folder of lists, with one base."""
     there = tmp_path / "lists"
     there.mkdir()
     six, pip = LINES.values()
@@ -54,7 +54,7 @@ def lists(tmp_path):
 
 @pytest.fixture
 def instance(monkeypatch, tmp_path, lists):
-    """Runs the program of the recipe as step 70-trainer does; gives its exit status."""
+    """Return a function that runs the recipe's program as step 70-trainer does; it gives the exit status."""
     file = tmp_path / "payload.json"
     file.write_text(json.dumps({"cloud": "aws", "region": "us-east-1", "bucket": BUCKET}))
     monkeypatch.setattr(trainer_wheels, "PAYLOAD_FILE", file)
@@ -112,7 +112,7 @@ def test_an_index_that_names_a_wheel_outside_the_list_is_refused(s3, folder, ins
 
 def test_an_instance_of_a_bucket_without_wheels_says_what_puts_them_there(s3, instance, tmp_path, capsys):
     assert instance(tmp_path / "there") == 1
-    assert "`gpu-fleet image wheels STACK` puts them there" in capsys.readouterr().err
+    assert "`gpu-fleet image wheels STACK` uploads them" in capsys.readouterr().err
 
 
 def test_the_command_puts_what_a_folder_has_into_the_stacks_bucket(s3, folder, lists, monkeypatch):
@@ -126,7 +126,7 @@ def test_the_command_puts_what_a_folder_has_into_the_stacks_bucket(s3, folder, l
 
 
 def test_a_stack_that_does_not_stand_is_one_message_and_nothing_is_fetched_for_it(s3, lists, monkeypatch):
-    """Minutes and gigabytes went by before the first call said so."""
+    """It used to take minutes and gigabytes before the first call failed."""
     monkeypatch.setattr(wheels_command, "LISTS", lists)
     fetches = []
     monkeypatch.setattr(wheels_command, "fetched", lambda *arguments: fetches.append(arguments))
@@ -134,7 +134,7 @@ def test_a_stack_that_does_not_stand_is_one_message_and_nothing_is_fetched_for_i
     said = CliRunner().invoke(wheels_command.wheels, ["aws-prod"])
 
     assert isinstance(said.exception, StacksError)
-    assert "does the stack stand (`gpu-fleet up`)?" in str(said.exception)
+    assert "is the stack deployed (`gpu-fleet up`)?" in str(said.exception)
     assert fetches == []
 
 

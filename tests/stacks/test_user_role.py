@@ -1,4 +1,4 @@
-"""The user role of a pool: what users may do, judged as both clouds judge it, and who may assume it."""
+"""The user role of a pool: the rights of users, judged as both clouds judge them, and its callers."""
 
 import json
 from collections.abc import Iterator
@@ -40,13 +40,13 @@ Rights = Iterator[Right]
 
 
 def session(account: str) -> dict[str, object]:
-    """The condition keys of a user's session, as the instance's service opens it."""
+    """Return the condition keys of a user's session, as the instance's service opens it."""
     tags = {f"aws:PrincipalTag/{ACCOUNT_TAG}": account, "aws:userid": f"{USER}:{account}@{SELF}"}
     return {**tags, "account": account}  # by which Alibaba Cloud's session has its policy
 
 
 def of_users(judge: Judge, name: str) -> Rights:
-    """What users of a pool may do on either cloud."""
+    """Yield the rights of a pool's users on either cloud."""
     own = partial(Right, f"{name}-user", context=session("ada"))
     stores, bucket = judge.stores, judge.bucket
     yield own("finds the instances of its group", MAY, judge.peers, "*")
@@ -69,7 +69,7 @@ def of_users(judge: Judge, name: str) -> Rights:
 
 
 def of_runs(judge: Judge, name: str) -> Rights:
-    """Of submitted runs: the account's own, whatever the role itself opens for all accounts."""
+    """Yield the rights to submitted runs: only to the account's own, whatever the role opens for all."""
     stores, records = judge.stores, partial(judge.bucket, "records")
     prefix = "s3:prefix" if judge.store == "s3" else "oss:Prefix"
     for caller, verdicts in {"ada": MAY, "bob": MAY_NOT, "ada2": MAY_NOT, "ad": MAY_NOT}.items():
@@ -96,7 +96,7 @@ def of_runs(judge: Judge, name: str) -> Rights:
 
 
 def of_records(judge: Judge, own: partial[Right]) -> Rights:
-    """Of what the stack keeps: what it says to users, and nothing else."""
+    """Yield the rights to the stack's records: only to those for users."""
     stores, records = judge.stores, partial(judge.bucket, "records")
     queue = MAY if judge.settings.queued else MAY_NOT
     said = {"policy": MAY, "accounts": queue, "queue/jobs": queue, "capacity/growth": queue}
@@ -124,7 +124,7 @@ def of_records(judge: Judge, own: partial[Right]) -> Rights:
 
 
 def of_machines(judge: Judge, own: partial[Right], name: str) -> Rights:
-    """No right over instances, nothing in the name of agent or queue."""
+    """Yield the missing rights: none over instances, and none in the name of agent or queue."""
     for target in (SELF, NEIGHBOUR):
         context = session("ada") | judge.on(target, name) | {"aws:TagKeys": ["gpu-fleet:keep-until"]}
         yield own("has no right over instances", MAY_NOT, judge.ends, judge.instance(target), context=context)
@@ -173,7 +173,7 @@ def of_alicloud_users(judge: AlicloudJudge, name: str) -> Rights:
 
 
 def wrong(judge: Judge) -> Iterator[str]:
-    """Sentences that do not hold."""
+    """Return the sentences that do not hold."""
     for name in judge.pools:
         yield from judge.wrong(of_users(judge, name))
         if isinstance(judge, AwsJudge):
@@ -209,7 +209,7 @@ def test_where_nothing_of_ours_runs_the_instances_role_writes_for_its_users(clou
 
 
 def altered(monkeypatch, judge, alter):
-    """The judge, to whom user roles have other statements than the stack registered."""
+    """Return the judge with changed statements of the user roles."""
     known = type(judge).identity
 
     def identity(self, role):
@@ -276,7 +276,7 @@ def aws_trust(judge: AwsJudge, pool: str) -> str:
 
 
 def opens(judge: AwsJudge, principal: str, **asked: object) -> bool:
-    """Whether a caller whose own policies allow all opens a session of pool dev's users."""
+    """Return whether a caller whose own policies allow everything opens a session of pool dev's users."""
     context = {key: value for key, value in (SESSION | asked).items() if value is not None}
     own, trust = judge.role("dev-user"), [aws_trust(judge, "dev")]
     requests = (Request(action, own, principal, context) for action in ("sts:AssumeRole", "sts:TagSession"))

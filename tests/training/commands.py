@@ -1,4 +1,4 @@
-"""Runs commands of `python -m gpu_fleet` inside the test, and hears what they tell a person."""
+"""Calls of the commands of `python -m gpu_fleet` inside a test: exit status and messages."""
 
 import os
 from contextlib import redirect_stderr
@@ -13,16 +13,16 @@ from tests.training.ranks import run_ranks
 
 
 def tried(ranks: int, table: dict[str, Any], folder: Path, *overrides: str) -> list[tuple[int, str]]:
-    """Exit status and standard error of every rank of `train` with this configuration."""
+    """Return exit status and standard error of every rank of `train` with this configuration."""
     file = folder / "config.toml"
     file.write_text(tomli_w.dumps(table))
     return run_ranks(command, ranks, ["train", str(file), *overrides])
 
 
 def tried_alone(table: dict[str, Any], folder: Path, *overrides: str) -> tuple[int, str]:
-    """The same for one process, this one, which may be one of several ranks that share the folder.
+    """Run `train` with `table` in this process, which may be one of several ranks that share the folder.
 
-    Each puts the file there whole: a rank that read a half-written one ended, and the other waited for it.
+    Each rank writes the file whole: a rank that read a half-written one ended, and the other waited for it.
     """
     file = folder / "config.toml"
     own = folder / f"config-{os.getpid()}.toml"
@@ -32,7 +32,7 @@ def tried_alone(table: dict[str, Any], folder: Path, *overrides: str) -> tuple[i
 
 
 def command(arguments: list[str]) -> tuple[int, str]:
-    """Runs `python -m gpu_fleet ARGUMENTS` on this rank."""
+    """Run `python -m gpu_fleet ARGUMENTS` on this rank; return its exit status and stderr."""
     heard = StringIO()
     with redirect_stderr(heard):
         try:

@@ -1,4 +1,4 @@
-"""What the trainer's tests share: the digits, a text, a bucket, an instance of no fleet."""
+"""Fixtures of the trainer's tests: the digits, a text, a bucket, an instance of no fleet."""
 
 import sys
 import threading
@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from gpu_fleet.checkpoint import run_identity
 from gpu_fleet.cli import main
-from gpu_fleet.core import own_code
+from gpu_fleet.core import user_code
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.training.examples import write_tokens
 from tests.training.ranks import LOOK_S
@@ -28,7 +28,7 @@ REPOSITORY = {"tests", "image", "stacks", "checks", "conftest"}
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    """Each thread that a test has begun has ended with it, and can ask or say nothing in a later test."""
+    """Check that each thread of a test has ended with it, so that it disturbs no later test."""
     before = {*threading.enumerate()}
     yield
     begun = {*threading.enumerate()} - before
@@ -43,7 +43,7 @@ def _goes_on(thread: threading.Thread) -> bool:
 
 @pytest.fixture(autouse=True)
 def no_fleet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An instance without instance.toml, stop file or metadata service; the folder of the stop file."""
+    """Remove instance.toml, stop file and metadata service; return the folder of the stop file."""
     folder = tmp_path_factory.mktemp("run-gpu-fleet")
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(folder / "no-instance.toml"))
     monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(folder))
@@ -54,13 +54,13 @@ def no_fleet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture(autouse=True)
 def no_code_of_other_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run in this process has the code of its test, and not of the thousand modules of the whole suite."""
-    loaded = own_code._loaded
+    """Give a run in this process the code of its test, without the thousand modules of the whole suite."""
+    loaded = user_code._loaded
     others = {name for name in sys.modules if name.partition(".")[0] in REPOSITORY} - {
         request.module.__name__
     }
     monkeypatch.setattr(
-        own_code,
+        user_code,
         "_loaded",
         lambda *, with_main: {
             name: module for name, module in loaded(with_main=with_main).items() if name not in others
@@ -70,19 +70,19 @@ def no_code_of_other_tests(request: pytest.FixtureRequest, monkeypatch: pytest.M
 
 @pytest.fixture(autouse=True, scope="session")
 def looks_briefly() -> None:
-    """Runs compare what both have looked at: for cheap data that is three seconds of a core."""
+    """Shorten the reading of samples for a run's identity: cheap data would take three seconds of a core."""
     run_identity.LOOK_AT_ALL_S = LOOK_S
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Small models gain nothing from more, and threads that wait for a busy core lose a lot."""
+    """Limit torch to one thread: small models gain nothing from more, and lose time on a busy core."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The prepared digits."""
+    """Prepare the digits."""
     folder = tmp_path_factory.mktemp("data") / "digits"
     result = CliRunner().invoke(main, ["prepare", "digits", str(folder)])
     assert result.exit_code == 0, result.output
@@ -91,13 +91,13 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small text as token files."""
+    """Write a small text as token files."""
     return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture
 def bucket() -> Iterator[str]:
-    """The name of an empty bucket, which boto3 finds by the environment, here and in child processes."""
+    """Yield the name of an empty bucket; boto3 finds it by the environment, here and in child processes."""
     with moto_server("us-east-1"):
         boto3.client("s3").create_bucket(Bucket="checkpoints")
         yield "checkpoints"

@@ -31,7 +31,7 @@ NUMBERED_LENGTH = 4
 
 
 def few_digits(digits: Path, folder: Path, count: int = 512) -> Path:
-    """The first `count` training pictures of the digits, and as many for validation."""
+    """Link the first `count` training pictures of the digits into a data set, for both splits."""
     for split in ("train", "val"):
         for picture in sorted((digits / "train").glob("*/*.png"), key=lambda file: file.name)[:count]:
             copy = folder / split / picture.parent.name / picture.name
@@ -41,7 +41,7 @@ def few_digits(digits: Path, folder: Path, count: int = 512) -> Path:
 
 
 def write_tokens(folder: Path, tokens: int = 4000) -> Path:
-    """Token files of a text that repeats itself with a few slips, so that there is something to learn."""
+    """Write token files of a text that repeats itself with a few errors, so that it can be learned."""
     chance = np.random.default_rng(7)
     text = np.tile(chance.integers(0, VOCABULARY, 97), tokens // 97 + 1)[:tokens]
     slips = chance.random(tokens) < 0.05
@@ -54,7 +54,7 @@ def write_tokens(folder: Path, tokens: int = 4000) -> Path:
 
 
 def write_numbered(folder: Path, samples: int) -> Path:
-    """Token files whose sample n, of NUMBERED_LENGTH tokens, is n over and over."""
+    """Write token files whose sample n has NUMBERED_LENGTH tokens, all equal to n."""
     for split in ("train", "val"):
         (folder / split).mkdir(parents=True)
         tokens = np.append(np.repeat(np.arange(samples), NUMBERED_LENGTH), 0)
@@ -64,7 +64,7 @@ def write_numbered(folder: Path, samples: int) -> Path:
 
 
 def gpt_table(data: Path, directory: Path, steps: int = 6) -> dict[str, Any]:
-    """The configuration of a decoder of a few thousand parameters."""
+    """Return the configuration of a decoder of a few thousand parameters."""
     return {
         "run": {
             "directory": str(directory),
@@ -86,7 +86,7 @@ def gpt_table(data: Path, directory: Path, steps: int = 6) -> dict[str, Any]:
 
 
 def resnet_table(data: Path, directory: Path, steps: int = 12) -> dict[str, Any]:
-    """The configuration of a residual network with dropout, augmentation and accumulation, on the digits."""
+    """Return the configuration of a residual network with dropout, augmentation and accumulation."""
     return {
         "run": {
             "directory": str(directory),
@@ -104,7 +104,7 @@ def resnet_table(data: Path, directory: Path, steps: int = 12) -> dict[str, Any]
 
 
 def changed(table: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a configuration with some keys set."""
+    """Return a copy of a configuration with some keys set."""
     result = deepcopy(table)
     for section, keys in sections.items():
         result.setdefault(section, {}).update(keys)
@@ -112,12 +112,12 @@ def changed(table: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]
 
 
 def train_on(size: int, table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
-    """Trains on `size` ranks and returns rank 0's outcome; see `train_rank` for stop_at."""
+    """Train on `size` ranks and return rank 0's outcome; see `train_rank` for stop_at."""
     return run_ranks(train_rank, size, table, stop_at)[0]
 
 
 def train_rank(table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
-    """Trains on this rank. With `stop_at`, the last rank is told to stop when it has done so many steps."""
+    """Train on this rank. With `stop_at`, the last rank gets a notice after so many steps."""
     settings = config.from_table(table, "test")
     with world(settings.parallel) as where:
         last = stop_at + 1 if stop_at and where.size == 1 else stop_at  # who is alone stops at once
@@ -126,7 +126,7 @@ def train_rank(table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
 
 
 def killed_rank(table: dict[str, Any], micro_batches: int) -> None:
-    """Trains on this rank, which is gone, as by kill -9, in the backward pass after so many micro-batches."""
+    """Train on this rank, and kill it in the backward pass after so many micro-batches, as kill -9 does."""
     seen = 0
 
     def fatal_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def killed_rank(table: dict[str, Any], micro_batches: int) -> None:
 
 
 def await_checkpoint(directory: Path) -> None:
-    """Returns when a save that runs beside the training is down, on however busy an instance."""
+    """Wait until a save beside the training is on disk, also on a busy computer."""
     for _ in range(3000):
         if local.steps(directory / "checkpoints"):
             return
@@ -151,7 +151,7 @@ def await_checkpoint(directory: Path) -> None:
 
 
 class CountingInterruption(Interruption):
-    """Wants to stop once it has been asked often enough; the loop asks once before the first step."""
+    """Interruption after `stop_at` requests for its reason; the loop asks once before the first step."""
 
     def __init__(self, stop_at: int) -> None:
         super().__init__([], poll_s=1.0)
@@ -168,13 +168,13 @@ class CountingInterruption(Interruption):
 
 
 def losses(directory: str | Path) -> list[float]:
-    """The loss of every logged step."""
+    """Return the loss of every logged step."""
     records = read_json_lines(Path(directory) / "metrics.jsonl")
     return [float(record["loss"]) for record in records if record["kind"] == "train"]
 
 
 def compile_without_code() -> None:
-    """From here on this process captures, differentiates and splits graphs, and lets torch run them.
+    """Make this process capture, differentiate and split graphs, but run them by torch, from now on.
 
     The code that the default backend generates for a model takes most of a minute to compile.
     """
@@ -183,12 +183,12 @@ def compile_without_code() -> None:
 
 
 def section(name: str, /, **keys: Any) -> Change:
-    """Other keys in a section."""
+    """Return a change that sets keys of a section."""
     return lambda table, _: changed(table, **{name: keys})
 
 
 def without_pictures(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A data set whose folders are empty."""
+    """Return a configuration whose data set has empty folders."""
     data = folder / "empty"
     for split in ("train", "val"):
         (data / split / "7").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Runs the trainer as people run it: a process, its words on stderr, its exit status."""
+"""The trainer as users run it: a process, its stderr and its exit status."""
 
 import os
 import signal
@@ -21,13 +21,13 @@ DIGITS = ROOT / "training/examples/digits.toml"
 
 @dataclass
 class Program:
-    """A running trainer and what it has said so far."""
+    """A running trainer and its stderr so far."""
 
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
 
     def wait_for(self, words: str) -> str:
-        """The next line of stderr with `words` in it; fails when the program ends before."""
+        """Return the next line of stderr with `words` in it; fail if the program ends before."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
@@ -36,13 +36,13 @@ class Program:
         raise AssertionError(f"ended without saying {words!r}:\n{self.said}")
 
     def finish(self) -> int:
-        """Reads to the end and returns the exit status."""
+        """Read to the end and return the exit status."""
         assert self.process.stderr is not None
         self.lines += self.process.stderr
         return self.process.wait()
 
     def worker(self, rank: int) -> int:
-        """The process id of one rank, found by its environment."""
+        """Return the process id of one rank, found by its environment."""
         found = rank_process(self.process.pid, rank)
         if found is not None:
             return found.pid
@@ -57,7 +57,7 @@ class Program:
 def started(
     *arguments: object, environment: Mapping[str, str] | None = None, limit_s: float = 240.0
 ) -> Iterator[Program]:
-    """`python -m ARGUMENTS` in a process group of its own, which is gone after the block."""
+    """Start `python -m ARGUMENTS` in its own process group, which is killed after the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", *(str(argument) for argument in arguments)],
         stderr=subprocess.PIPE,
@@ -91,7 +91,7 @@ def torchrun(
     environment: Mapping[str, str] | None = None,
     limit_s: float = 240.0,
 ) -> AbstractContextManager[Program]:
-    """`torchrun -m gpu_fleet train ARGUMENTS` on this instance, on a free port."""
+    """Start `torchrun -m gpu_fleet train ARGUMENTS` on this instance, on a free port."""
     return started(
         "torch.distributed.run",
         "--standalone",

@@ -1,4 +1,4 @@
-"""Cases that ``make test`` leaves out, apart from what ranks import: a rank needs no pytest."""
+"""Cases that ``make test`` skips, in a module that ranks do not import, as a rank needs no pytest."""
 
 from typing import Any
 
@@ -6,5 +6,5 @@ import pytest
 
 
 def by_proof(*cases: tuple[Any, ...]) -> list[Any]:
-    """Cases for `make prove-training`, of whose kind `make test` has others."""
+    """Return cases for `make prove-training` alone; `make test` has other cases of the same kind."""
     return [pytest.param(*case, marks=pytest.mark.prove) for case in cases]

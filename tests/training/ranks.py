@@ -1,4 +1,4 @@
-"""Runs a function on several ranks, forked from a process that has torch loaded: milliseconds each."""
+"""Function calls on several ranks, forked from a process that has torch loaded: milliseconds each."""
 
 import faulthandler
 import multiprocessing
@@ -55,7 +55,7 @@ context.set_forkserver_preload(PRELOADED)
 
 @cache
 def server_loaded() -> None:
-    """Waits until the server has loaded what it forks, which is no part of a test's time to answer."""
+    """Wait until the server has loaded its modules; that time does not count for the first test."""
     process = context.Process(target=os.getpid)
     process.start()
     process.join(LOADING_S)
@@ -65,9 +65,9 @@ def server_loaded() -> None:
 def run_ranks(
     function: Callable[..., Any], size: int, *arguments: Any, deadline_s: float = DEADLINE_S
 ) -> list[Any]:
-    """`function(*arguments)` on `size` ranks, as torchrun would start them; their results in rank order.
+    """Call `function(*arguments)` on `size` ranks, as torchrun starts them; return the results in rank order.
 
-    An exception on any rank is raised here with its traceback as text; of a silent rank, where it stands.
+    An exception on any rank is raised here with its traceback as text; for a silent rank, with its stacks.
     """
     server_loaded()
     # as torchrun does: a store that stands before the ranks, on a port that nobody can take in between
@@ -98,7 +98,7 @@ def run_ranks(
 
 
 def _answers(pipes: list[Connection], processes: list[Any], deadline_s: float) -> list[tuple[Any, str]]:
-    """Result and error of each rank; afterwards none is left."""
+    """Return result and error of each rank; end all ranks."""
     answers: list[tuple[Any, str]] = []
     try:
         for pipe, process in zip(pipes, processes, strict=True):
@@ -114,7 +114,7 @@ def _answers(pipes: list[Connection], processes: list[Any], deadline_s: float) -
 
 
 def _told(answers: list[tuple[Any, str]], stacks: Path) -> str:
-    """All that the ranks say: the first error may be of one that only lost touch with the one that failed."""
+    """Return the reports of all ranks: the first error may be of a rank that lost the one that failed."""
     told = []
     for rank, (result, error) in enumerate(answers):
         stands = (stacks / str(rank)).read_text() if error.startswith(SILENT) else ""
@@ -125,7 +125,7 @@ def _told(answers: list[tuple[Any, str]], stacks: Path) -> str:
 
 
 def _is_stopped(process_id: int) -> bool:
-    """Whether the process got SIGSTOP; one that has ended is not stopped."""
+    """Return whether the process got SIGSTOP; False if it has ended."""
     try:
         return bool(psutil.Process(process_id).status() == psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""When a run stops, saves, refuses to go on: at one step on all ranks, and never on top of a broken state."""
+"""A run stops, saves, or fails at one step on all ranks, and never saves a broken state over a good one."""
 
 import json
 import shutil
@@ -63,7 +63,7 @@ def test_a_save_is_asked_for_once_until_it_is_taken(alone: World) -> None:
 
 
 class Echo:
-    """A group of ranks of which nobody else knows anything."""
+    """Process group in which the other ranks have seen nothing."""
 
     def allreduce(self, _tensors: Any, _options: Any) -> "Echo":
         return self
@@ -77,13 +77,13 @@ def one_of_two(alone: World) -> World:
 
 
 def seconds_to_stop(where: World, fast: int, slow_s: float) -> float:
-    """Seconds from a notice, at the begin of the first slow step after so many fast ones, to the stop."""
+    """Return the seconds from a notice at the start of the first slow step, after fast ones, to the stop."""
     now, interruption = [0.0], Interruption([lambda: (Reason.SPOT_NOTICE, "soon")], 1.0)
     stop = Stop(where, interruption, 0.25, lambda: False, lambda: None, clock=lambda: now[0])
     for _ in range(fast):
         assert not stop.agreed_soon()
         now[0] += 0.001
-    interruption.look()
+    interruption.poll()
     noticed_at = now[0]
     now[0] += slow_s
     while not stop.agreed_soon():
@@ -102,7 +102,7 @@ def test_steps_that_become_slow_delay_a_stop_by_nine_of_them_at_most(one_of_two:
 
 
 def exchanges(where: World, every_s: float, step_s: list[float]) -> list[int]:
-    """The calls, counted from 0, at which the ranks exchange what they know, when steps take so long."""
+    """Return the calls, from 0, at which the ranks make an exchange, for steps of these lengths."""
     now = [0.0]
     interruption = CountingInterruption(stop_at=0)
     stop = Stop(where, interruption, every_s, lambda: False, lambda: None, clock=lambda: now[0])
@@ -140,9 +140,9 @@ def test_an_evaluation_says_nothing_about_the_pace_of_the_steps_after_it(one_of_
 
 
 def stopped_at(scenarios: list[tuple[list[float], int, int]]) -> list[int]:
-    """The call at which this rank learns that it has to stop, in each scenario.
+    """Return the call at which this rank learns that it has to stop, in each scenario.
 
-    A scenario is the step time of every rank in seconds, the rank that sees a reason, and at which call.
+    A scenario is the step time of every rank in seconds, the rank that sees a reason, and its call then.
     """
     found = []
     with world(config.Parallel()) as where:
@@ -153,7 +153,7 @@ def stopped_at(scenarios: list[tuple[list[float], int, int]]) -> list[int]:
             while not stop.agreed_soon():
                 now[0] += step_s[where.rank]
                 if where.rank == rank and calls == call:
-                    interruption.look()
+                    interruption.poll()
                 calls += 1
             found.append(calls)
     return found
@@ -184,7 +184,7 @@ def test_a_stop_during_the_evaluation_is_taken_at_once(pictures: Path, tmp_path:
 
 
 def scores(directory: Path) -> list[tuple[Any, Any]]:
-    """Steps and metrics of all evaluations of a run."""
+    """Return the steps and metrics of all evaluations of a run."""
     records = read_json_lines(directory / "metrics.jsonl")
     return [(record["step"], record["metric"]) for record in records if record["kind"] == "evaluation"]
 
@@ -209,7 +209,7 @@ def test_an_evaluation_between_two_steps_that_a_stop_cut_off_is_done_anew(
 
 
 def test_an_evaluation_that_was_measured_is_not_done_anew(pictures: Path, tmp_path: Path) -> None:
-    """The run stops at the step of the evaluation, after it."""
+    """The run stops at the step of the evaluation, after the evaluation."""
     table = changed(resnet_table(pictures, tmp_path, steps=4), run={"evaluate_every_steps": 2})
     train_on(1, changed(table, checkpoint={"every_steps": 2}))
     before = scores(tmp_path)
@@ -247,7 +247,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(tokens: Path, tm
 
 
 def allowing(key: str) -> dict[str, Any]:
-    """A key that may differ as far as the run's identity goes."""
+    """Return the section that allows a key of the run's identity to differ."""
     return {"checkpoint": {"allow": [key]}}
 
 

@@ -1,4 +1,4 @@
-"""`gpu-fleet train run -- COMMAND`: a program that knows nothing of us, its folder, and a notice."""
+"""`gpu-fleet train run -- COMMAND`: a program without gpu-fleet in it, its folder, and a notice."""
 
 import json
 import re
@@ -48,7 +48,7 @@ file.write_text(str(count))
 
 @pytest.fixture
 def counter(tmp_path: Path) -> Path:
-    """A program that counts, and at a signal writes how far it has come."""
+    """Write a program that counts, and at a signal writes its count."""
     file = tmp_path / "counter.py"
     file.write_text(textwrap.dedent(COUNTER))
     return file
@@ -80,7 +80,7 @@ def test_a_program_resumes_elsewhere_where_a_notice_stopped_it(
 def test_a_program_below_a_shell_hears_the_notice_and_is_waited_for(
     counter: Path, bucket: str, no_fleet: Path, tmp_path: Path
 ) -> None:
-    """The shell ends by the signal at once; what the program then saves is in the bucket."""
+    """The shell ends by the signal at once; the files that the program saves later are in the bucket."""
     here = tmp_path / "here"
     flags = ("--checkpoints", here, "--uri", f"s3://{bucket}/count", "--signal", "USR1")
     shell = ("sh", "-c", f"python3 {counter} {here} 1000000; true")
@@ -98,7 +98,7 @@ def test_a_program_below_a_shell_hears_the_notice_and_is_waited_for(
 def test_what_a_command_leaves_behind_is_saved_at_once_and_at_its_end(
     bucket: str, no_fleet: Path, tmp_path: Path
 ) -> None:
-    """A daemon that the notice does not end: what there is goes up beside the wait for it."""
+    """A daemon ignores the notice: the present files are uploaded during the wait for it."""
     here, place = tmp_path / "here", f"s3://{bucket}/left"
     here.mkdir()
     (here / "early").write_text("1")
@@ -145,7 +145,7 @@ ours.communicate()
 
 
 def test_zombies_are_reaped_but_those_that_are_waited_for() -> None:
-    """As the first process of a container has those of all programs that ended."""
+    """The first process of a container gets the zombies of all programs that ended."""
     done = subprocess.run(
         [sys.executable, "-c", REAPED], capture_output=True, text=True, check=True, timeout=60
     )
@@ -154,14 +154,14 @@ def test_zombies_are_reaped_but_those_that_are_waited_for() -> None:
 
 
 def program(folder: Path, bucket: str, steps: int) -> AbstractContextManager[Program]:
-    """The example on two ranks, for so many steps."""
+    """Start the example on two ranks, for so many steps."""
     flags = ("--checkpoints", folder, "--uri", f"s3://{bucket}/program", "--every-s", "3600")
     words = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     return started("gpu_fleet", "run", *flags, "--", *words, PROGRAM, folder, steps)
 
 
 def undisturbed_rank(folder: Path, steps: int) -> None:
-    """The example on this rank, by itself."""
+    """Run the example on this rank, without `run`."""
     sys.argv = [str(PROGRAM), str(folder), str(steps)]
     runpy.run_path(str(PROGRAM), run_name="__main__")
 
@@ -169,7 +169,7 @@ def undisturbed_rank(folder: Path, steps: int) -> None:
 def test_a_program_of_two_ranks_that_is_stopped_ends_with_the_same_bits(
     bucket: str, no_fleet: Path, forked: None, tmp_path: Path
 ) -> None:
-    """Stopped by a notice on one instance, it goes on on another, by what is in the bucket."""
+    """It is stopped by a notice on one instance, and resumes on another from the bucket."""
     with program(tmp_path / "here", bucket, 10**6) as first:
         first.wait_for("begins at 0")
         (no_fleet / "stop").write_text("spot\n")
@@ -206,7 +206,7 @@ def test_the_status_says_whether_to_run_it_again(status: int, reason: Reason, ex
 
 
 def test_a_command_that_has_finished_has_not_failed(tmp_path: Path) -> None:
-    """Whatever another one, started in the same folder meanwhile, has left there."""
+    """The files of another command, started in the same folder meanwhile, do not matter."""
     word = outcome.NewWord(tmp_path)
     outcome.write_failure(tmp_path, "data.path: is not a folder", 0)
 
@@ -240,7 +240,7 @@ def test_of_two_that_keep_one_folder_the_second_does_not_begin(
 def test_who_has_lost_the_folder_meanwhile_leaves_it_to_the_successor_and_is_to_be_run_again(
     bucket: str, tmp_path: Path
 ) -> None:
-    """As on an instance that was paused for longer than a lease lasts."""
+    """An instance that was paused for longer than a lease lasts does this."""
     place, here = f"s3://{bucket}/mine", tmp_path / "here"
     store = CheckpointStore(f"{place}/{any_command.LEASED}")
     stood_still = f"touch {tmp_path}/begun; until [ -e {tmp_path}/goes-on ]; do sleep 0.02; done"
@@ -283,7 +283,7 @@ def test_an_upload_that_fails_in_a_way_nobody_expects_is_no_success(
 def test_an_upload_that_hangs_is_given_up_and_reported(
     *, begins: bool, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the last one hangs or one before it, which the last one would wait for."""
+    """Either the last upload hangs, or an earlier one, for which the last one would wait."""
     hung, release = threading.Event(), threading.Event()
 
     def hang(_store: ObjectStore, name: str, _content: Any, _moved: Any = None) -> None:
@@ -314,7 +314,7 @@ def test_an_upload_that_hangs_is_given_up_and_reported(
 
     assert hung.is_set()
     assert done.exit_code == 75, done.output
-    said = rf"error: {place} has not answered for \d+ s: it lacks what {folder} has had"
+    said = rf"error: {place} has not answered for \d+ s: changes in {folder} since its last sync"
     assert re.search(said, done.output), done.output
     assert (folder / "step").read_text() == "1\n"
 

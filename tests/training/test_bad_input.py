@@ -1,4 +1,4 @@
-"""What a user gets wrong is told in one message that names the key, the value and what would do."""
+"""A user's mistake gets one message that names the key, the value and the allowed values."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError
 
-from gpu_fleet.core import config, own_code
+from gpu_fleet.core import config, user_code
 from gpu_fleet.core.errors import PeerError
 from gpu_fleet.data.dataset import CorruptSampleError
 from gpu_fleet.data.images import decode
@@ -80,7 +80,7 @@ def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             section("data", path=__file__),
-            "test_bad_input.py': is a file; of files .parquet and .jsonl are read, others after `prepare`",
+            "test_bad_input.py': is a file; only .parquet and .jsonl are read; `prepare` converts others",
         ),
         (
             section("metrics", profile_steps=[50, 60]),
@@ -111,7 +111,7 @@ def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (without_pictures, "train/7: holds no pictures, so its class would be empty"),
         (
             section("schedule", warmup_steps=12),
-            "schedule.warmup_steps = 12: the run has 12 steps, and never its learning rate",
+            "schedule.warmup_steps = 12: the run has 12 steps and never reaches its rate",
         ),
         (section("run", batch_size=10**6), "run.batch_size = 1000000: the training data have "),
     ],
@@ -226,7 +226,7 @@ def test_a_corrupt_sample_below_the_limit_is_skipped_and_counted(pictures: Path,
 
 
 def broken_held_out(pictures: Path, data: Path, count: int) -> Path:
-    """A copy of the data set whose first held-out pictures are none."""
+    """Copy the data set, and break its first `count` held-out pictures."""
     shutil.copytree(pictures, data, symlinks=False)
     for picture in sorted((data / "val").glob("*/*.png"))[:count]:
         picture.write_bytes(b"not a picture")
@@ -282,7 +282,7 @@ def test_a_full_device_is_reported_with_the_knobs_that_help() -> None:
 def test_what_a_full_device_is_advised_is_accepted_by_a_run_with_checkpoints(
     tokens: Path, tmp_path: Path
 ) -> None:
-    """Each line of the advice by itself, as the user types it, on the directory of the run that was full."""
+    """Try each line of the advice alone, as the user types it, on the directory of the run."""
     table = gpt_table(tokens, tmp_path / "run")
     train_on(1, table, stop_at=2)
     advice = str(rank.no_room(RuntimeError("full"), config.from_table(table, "test"))).splitlines()[1:]
@@ -336,10 +336,10 @@ def test_another_fault_of_torch_is_not_disguised() -> None:
 def test_what_is_of_a_peer_or_a_device_is_no_mistake_of_the_code_that_it_came_to_light_in(
     fault: RuntimeError, kind: type[Exception]
 ) -> None:
-    """A loss that calls all_reduce: the run would never be tried again."""
+    """A loss may call all_reduce; as a mistake of its code, the run would not be retried."""
     settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
 
-    with pytest.raises(type(fault)) as raised, own_code.explained("loss.name = 'mine.py:loss'"):
+    with pytest.raises(type(fault)) as raised, user_code.explained("loss.name = 'mine.py:loss'"):
         raise fault
 
     error = rank.explained(raised.value, settings)
@@ -348,7 +348,7 @@ def test_what_is_of_a_peer_or_a_device_is_no_mistake_of_the_code_that_it_came_to
 
 
 def test_help_and_what_is_wrong_before_a_run_wait_for_no_torch() -> None:
-    """Importing torch takes seconds, on each rank and for each slip of a flag."""
+    """An import of torch would take seconds, on each rank and for each wrong flag."""
     program = (
         "import sys; from click.testing import CliRunner; from gpu_fleet.cli import main\n"
         "for words in [['--help'], ['train', '--help'], ['bench', '--help'], ['run', '--help'],\n"

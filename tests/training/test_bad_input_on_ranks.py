@@ -1,4 +1,4 @@
-"""What a user gets wrong is told once by rank 0, and every rank ends."""
+"""A user's mistake is reported once, by rank 0, and every rank ends."""
 
 import os
 import shutil
@@ -178,11 +178,11 @@ def test_a_full_device_of_one_rank_ends_both_and_names_what_helps(
     assert answers[0][1].count("error: ") == 1
     if full == 1:
         assert "error: rank 1: the device has no room for a step" in answers[1][1]
-        assert "error: lost touch with another rank, whose own message says why" in answers[0][1]
+        assert "error: lost another rank, whose own message has the reason" in answers[0][1]
 
 
 def hungry_rank(table: dict[str, Any], folder: Path, full: int) -> tuple[int, str]:
-    """Runs `train` on this rank; the loss of rank `full` asks for more memory than there is."""
+    """Run `train` on this rank; the loss of rank `full` asks for more memory than there is."""
 
     def hungry(*_tensors: torch.Tensor) -> torch.Tensor:
         return torch.empty(ONE_PETABYTE, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Shards in a bucket: the run of a disk, with its bits; what disturbs a read is waited for or named."""
+"""Shards in a bucket give the same bits as on a disk; a failing read is retried or named."""
 
 import json
 import threading
@@ -40,7 +40,7 @@ def command(*words: str) -> str:
 
 @pytest.fixture(scope="module")
 def shards(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The digits in shards."""
+    """Pack the digits into shards."""
     folder = tmp_path_factory.mktemp("shards") / "digits"
     command("shards", str(digits), str(folder), "--samples", "400")
     return folder
@@ -48,7 +48,7 @@ def shards(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def uploaded(shards: Path, bucket: str) -> str:
-    """The tars of the digits in a bucket, with nothing that `prepare` wrote."""
+    """Upload the tars of the digits to a bucket, without the files that `prepare` wrote beside them."""
     for file in shards.glob("*/*.tar"):
         boto3.client("s3").upload_file(str(file), bucket, f"digits/{file.relative_to(shards)}")
     return f"s3://{bucket}/digits"
@@ -97,7 +97,7 @@ def test_records_of_a_bucket_are_those_of_the_disk_in_a_request_for_each_part_of
 
 
 class Written(DiskFolder):
-    """A folder with another index than lies in it."""
+    """A folder whose index is replaced by other content."""
 
     def __init__(self, folder: Path, content: bytes) -> None:
         super().__init__(folder)
@@ -126,7 +126,7 @@ def test_every_member_is_in_one_read_of_bounded_length(wanted: list[BytesInShard
 
 
 class Failing:
-    """A bucket whose reads fail so many times, in a way that passes."""
+    """A bucket whose first reads have a passing failure."""
 
     def __init__(self, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left, self.slept, self._now = times, 0.0, 0.0
@@ -186,7 +186,7 @@ def test_what_may_pass_in_a_reader_process_may_pass_in_the_run(workers: int) -> 
 
 
 class HalfAnswers(BaseHTTPRequestHandler):
-    """An object store that closes the line in the midst of an answer."""
+    """An object store that closes the connection in the middle of an answer."""
 
     def do_GET(self) -> None:
         self.send_response(206)
@@ -195,7 +195,7 @@ class HalfAnswers(BaseHTTPRequestHandler):
         self.wfile.write(b"x" * 100)
 
     def log_message(self, *_args: object) -> None:
-        """Keeps the test's output clean."""
+        """Log nothing, to keep the test's output clean."""
 
 
 def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_index(bucket: str) -> None:
-    """Only the tars."""
+    """Leave only the tars."""
 
 
 def a_lost_shard(bucket: str) -> None:

@@ -40,7 +40,7 @@ def error(model, batch):
 
 @pytest.fixture
 def table(tmp_path: Path) -> dict[str, Any]:
-    """Steps of six samples, of which few meet all experts."""
+    """Return a configuration with steps of six samples; few steps use all experts."""
     file = tmp_path / "experts.py"
     file.write_text(EXPERTS)
     return {

@@ -1,4 +1,4 @@
-"""What makes a checkpoint one: whole, verified, kept long enough, in a folder and in a bucket."""
+"""A checkpoint is whole, verified, and kept long enough, in a folder and in a bucket."""
 
 import subprocess
 import sys
@@ -35,13 +35,13 @@ URI = "s3://checkpoints/runs/a"
 
 @pytest.fixture
 def alone() -> Iterator[World]:
-    """The world of one process."""
+    """Yield the world of one process."""
     with world(config.Parallel()) as where:
         yield where
 
 
 def save(root: Path, *steps: int, store: CheckpointStore | None = None, keep: int = 9) -> None:
-    """Saves each of `steps`, and waits until it is where it belongs."""
+    """Save each of `steps`, and wait until it is on disk and in the store."""
     for step in steps:
         saver = Saver(root, store, keep)
         saver.save(local.Manifest(step, "model", 1), {"weights": torch.full((1000,), float(step))})
@@ -316,7 +316,7 @@ def test_an_upload_that_failed_is_reported_at_the_end(
 
 
 class SlowStore(CheckpointStore):
-    """Takes a checkpoint only when somebody opens the line."""
+    """Store that takes a checkpoint only once the test opens the line."""
 
     def __init__(self) -> None:
         super().__init__(URI)
@@ -327,7 +327,7 @@ class SlowStore(CheckpointStore):
         super().upload(folder, manifest, *asked)
 
     def prune(self, newest: int, keep: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def test_the_end_of_an_upload_is_waited_for_as_long_as_asked(bucket: str, tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_the_end_of_an_upload_is_waited_for_as_long_as_asked(bucket: str, tmp_pa
 
 
 class PatientSaver(Saver):
-    """Is done when asked for the third time, and notes how long it was given."""
+    """Saver that is done at the third `close`, and notes the time limits."""
 
     def __init__(self) -> None:
         self.asked: list[float | None] = []
@@ -378,7 +378,7 @@ def test_a_part_that_cannot_be_written_is_a_checkpoint_error(alone: World, tmp_p
 
 
 class HangingStore(CheckpointStore):
-    """Whose first upload never moves, as a connection that nobody answers."""
+    """Store whose first upload never moves, like a dead connection."""
 
     def __init__(self) -> None:
         super().__init__(URI)
@@ -432,7 +432,7 @@ def test_an_upload_that_moves_is_cancelled_where_a_newer_one_has_to_pass() -> No
 
 
 class DisturbedStore(CheckpointStore):
-    """Fails in a way that passes, so many times before it takes a checkpoint."""
+    """Store with passing failures before it takes a checkpoint."""
 
     def __init__(self, failures: float) -> None:
         super().__init__(URI)
@@ -500,7 +500,7 @@ def test_denied_pruning_loses_nothing(
 
 
 class FailingStore(CheckpointStore):
-    """Fails so many times before it gives a checkpoint."""
+    """Store with failures before it gives a checkpoint."""
 
     def __init__(self, failures: int, *, passing: bool) -> None:
         super().__init__(URI)
@@ -587,7 +587,7 @@ def test_patience_ends() -> None:
 
 
 def test_a_refused_upload_of_a_file_is_a_refusal(bucket: str, tmp_path: Path) -> None:
-    """boto3 wraps the answer into an error that says nothing but its text."""
+    """boto3 wraps the answer into an error that holds only its text."""
     (tmp_path / "x").write_text("one")
     store = CheckpointStore("s3://not-there/mine")
 

@@ -31,12 +31,12 @@ LONGEST_LIFE = 1.5  # saves, after the first
 
 
 def content(step: int) -> torch.Tensor:
-    """What the checkpoint of a step holds."""
+    """Return the content of the checkpoint of a step."""
     return torch.full((64, 64), float(step))
 
 
 def newest_whole(root: Path) -> int:
-    """The step of the newest checkpoint, which holds all that was saved."""
+    """Return the step of the newest checkpoint, after a check that it is whole."""
     step = local.steps(root)[-1]
     newest = root / local.folder_name(step)
     assert local.verify(newest).step == step
@@ -45,14 +45,14 @@ def newest_whole(root: Path) -> int:
 
 
 def save_one(root: Path, step: int) -> None:
-    """Saves a step, and waits until it is durable."""
+    """Save a step, and wait until it is durable."""
     saves = Saver(root, store=None, keep=2)
     saves.save(local.Manifest(step, model="killed", world_size=1), {"weights": content(step)})
     saves.close()
 
 
 def crash_in_save(root: Path, step: int, call: int) -> None:
-    """Saves a step; ends without a word before the `call`-th change of the folder, from 1 on."""
+    """Save a step, but end the process right before the `call`-th change of the folder, from 1 on."""
     calls = count(1)
 
     def end_before(event: str, arguments: tuple[Any, ...]) -> None:
@@ -85,7 +85,7 @@ def test_a_save_that_ends_before_any_of_its_changes_leaves_the_one_before_whole(
 
 
 def save_without_end(root: Path, pipe: Connection) -> None:
-    """Saves one step after another from the newest on, and says each that is durable."""
+    """Save one step after another from the newest on, and report each that is durable."""
     uploader.LESS_URGENT = 0  # no training here wants the core; other tests would take it for most of a save
     local.sweep(root)
     saves = Saver(root, store=None, keep=2)
@@ -100,7 +100,7 @@ def save_without_end(root: Path, pipe: Connection) -> None:
 
 
 def reported_step(pipe: Connection) -> int:
-    """The last step that the killed process has said, or 0."""
+    """Return the last step that the killed process has reported, or 0."""
     last = 0
     try:
         while pipe.poll():

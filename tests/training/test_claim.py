@@ -45,7 +45,7 @@ sys.stdin.read()
 
 @pytest.fixture(autouse=True)
 def notices_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A guard whose process would be gone hears of no notice any more."""
+    """Stop the listeners of guards whose process would have ended."""
     began, enter = list[Interruption](), Interruption.__enter__
 
     def entered(interruption: Interruption) -> Interruption:
@@ -65,7 +65,7 @@ def points(seed: int = 0) -> list[torch.Tensor]:
 def trained(
     folder: Path, arguments: Any = None, samples: Any = None, *, saves: bool = True, **options: Any
 ) -> str | None:
-    """One training of a library with a guard, which saves step 4; what it went on from."""
+    """Train once with a guard, which saves step 4; return the checkpoint from which it resumed."""
     guard = Guard(folder, pattern="step-*", **options)
     found = guard.newest()
     guard.begin(ARGUMENTS if arguments is None else arguments, points() if samples is None else samples)
@@ -107,7 +107,7 @@ def test_another_run_in_the_folder_is_refused_and_may_be_allowed(
 
 
 def test_a_folder_without_a_checkpoint_is_any_runs(tmp_path: Path) -> None:
-    """As after a kill before the first save."""
+    """A kill before the first save leaves such a folder."""
     trained(tmp_path, config={"width": 4}, saves=False)
 
     assert trained(tmp_path, config={"width": 8}) is None
@@ -175,7 +175,7 @@ def test_a_second_instance_is_refused_until_the_lease_is_released(
 def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_server_gave_up(
     uri: str, tmp_path: Path
 ) -> None:
-    """As one process may lock a file twice."""
+    """One process may lock a file twice, which stands for a lost lock here."""
     first = RunLease(CheckpointStore(uri), ELSEWHERE, renew_every_s=0.05)
     first.acquire()
     (tmp_path / OURS).mkdir()
@@ -266,7 +266,7 @@ def test_another_rank_claims_nothing(variable: str, tmp_path: Path, monkeypatch:
 
 
 def began(directory: str) -> Any:
-    """On a rank whose disk has a checkpoint that the other's has not: the status it ends with."""
+    """Return the exit status of a rank if only one disk has the newest checkpoint."""
     own = Path(directory) / os.environ["RANK"]
     (own / f"step-{4 * int(os.environ['RANK'])}").mkdir(parents=True)
     dist.init_process_group("gloo")
@@ -289,7 +289,7 @@ def test_ranks_that_would_go_on_from_different_checkpoints_all_end(tmp_path: Pat
 
 
 def chosen_beside_a_holder(uri: str, directory: str, with_group: bool) -> str:
-    """What a rank goes on from whose rank 0 finds a holder that saves once more, and then ends."""
+    """Return this rank's checkpoint to resume from, if rank 0 finds a holder that saves and then ends."""
     if with_group:
         dist.init_process_group("gloo")
     if os.environ["RANK"] == "0":
@@ -300,7 +300,7 @@ def chosen_beside_a_holder(uri: str, directory: str, with_group: bool) -> str:
 
 
 def ended_at_the_second_look(uri: str, directory: Path) -> None:
-    """The holder ends once rank 1 waits, or has looked into the bucket without."""
+    """Make the holder end once rank 1 waits, or has read the bucket without waiting."""
     holder, former, looks = RunLease(CheckpointStore(uri), ELSEWHERE), directory / "former", count(1)
     holder.acquire()
     leases.LOOK_EVERY_S = 0.0
@@ -396,7 +396,7 @@ def test_of_the_trainers_arguments_those_count_that_change_the_result(
 
 
 class KilledTrainer:
-    """Evaluates at the start, as its checkpoint asks for, and dies while it writes that checkpoint again."""
+    """Trainer that evaluates at the start, as its checkpoint asks, and is killed while it saves again."""
 
     def __init__(self, folder: Path) -> None:
         self.callback = FleetCallback(folder)

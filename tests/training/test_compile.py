@@ -1,4 +1,4 @@
-"""Compiled models learn what the others learn, however they are spread."""
+"""Compiled models learn the same as others, for every strategy."""
 
 from collections.abc import Callable
 from functools import cache
@@ -27,7 +27,7 @@ PIPELINE = {"strategy": "pipeline", "pipeline": 2}
 
 
 def compiled_rank(table: dict[str, Any]) -> int:
-    """Trains on this rank; how many graphs were compiled."""
+    """Train on this rank; return the number of compiled graphs."""
     compile_without_code()
     train_rank(table)
     return int(counters["stats"]["unique_graphs"])
@@ -35,7 +35,7 @@ def compiled_rank(table: dict[str, Any]) -> int:
 
 @pytest.fixture(scope="module")
 def plain(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[float]]:
-    """The losses of a plain model of so many layers; each is trained once."""
+    """Return a function from a number of layers to the losses of a plain model; each is trained once."""
 
     @cache
     def trained(layers: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""The example run of the README, as a person runs it, with what clouds do to it."""
+"""The example run of the README, as a user runs it, with the interruptions of clouds."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def result_of(directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def straight(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the example run, undisturbed, on two ranks."""
+    """Train the example on two ranks, undisturbed; return its folder."""
     directory = tmp_path_factory.mktemp("straight")
     words = ["train", str(DIGITS), "--data.path", str(digits), "--run.directory", str(directory)]
     ended = run_ranks(command, 2, words)
@@ -51,7 +51,7 @@ def test_neither_a_kill_of_one_rank_nor_a_sigterm_to_it_costs_a_bit(
 ) -> None:
     """A SIGTERM to torchrun: test_launch.py. A spot notice to an instance: acceptance/test_on_moto.py.
 
-    What is interrupted has no end that it could reach before. It is resumed, and compared, as a shorter run.
+    The interrupted run is too long to end before the signal. It is resumed, and compared, as a shorter run.
     """
     endless = (DIGITS, "--data.path", digits, "--run.epochs", 0, "--schedule.name", "constant")
     uploaded = ("--checkpoint.uri", f"s3://{bucket}/runs/digits", "--checkpoint.every_steps", 20)

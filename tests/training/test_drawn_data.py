@@ -1,4 +1,4 @@
-"""Data of one's own that are drawn anew in every process, or relabelled: what a run says of them."""
+"""A user's own data that is drawn again in every process, or relabelled: the warnings of a run."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def model(width=4):
 
 @pytest.fixture
 def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Three steps on samples that no two processes draw alike."""
+    """Return a configuration of three steps on samples that every process draws differently."""
     monkeypatch.chdir(tmp_path)
     Path("drawn.py").write_text(DRAWN)
     return {
@@ -109,7 +109,7 @@ def test_what_was_allowed_once_may_stay_allowed(drawn: dict[str, Any], tmp_path:
 
 
 def equal_samples() -> list[dict[str, Any]]:
-    """Two that are equal, and differ in the order of a set and in where their words lie in memory."""
+    """Return two equal samples that differ in the order of a set and in memory addresses."""
     return [
         {
             "words": np.array(["".join(["a", str(n)]) for n in range(2)], dtype=object),
@@ -141,7 +141,7 @@ def test_a_half_that_differs_is_another_content() -> None:
 
 
 class Labelled:
-    """Samples of which some labels are others."""
+    """Samples with some changed labels."""
 
     def __init__(self, size: int = 1000, relabelled: float = 0.0, seed: int = 0) -> None:
         self.labels = np.arange(size) % 10

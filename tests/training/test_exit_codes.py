@@ -1,4 +1,4 @@
-"""One table of exit statuses, which trainer, unit and README share."""
+"""One table of exit statuses, which trainer, unit and page share."""
 
 import re
 from pathlib import Path
@@ -47,8 +47,8 @@ def test_the_unit_obeys_the_table() -> None:
     assert (unit["StartLimitIntervalSec"], unit["StartLimitBurst"]) == ("1d", "5")  # failures after hours too
 
 
-def test_the_readme_shows_every_status() -> None:
-    shown = (ROOT / "training/README.md").read_text()
+def test_the_page_shows_every_status() -> None:
+    shown = (ROOT / "docs/reference/exit-codes.md").read_text()
 
     for status in (exit_codes.FINISHED, exit_codes.STOPPED, exit_codes.FAILED_FOR_GOOD):
         assert re.search(rf"^\| .*\b{status}\b.* \|", shown, re.MULTILINE)
@@ -75,7 +75,7 @@ def test_a_restarted_rank_does_not_try_what_failed_for_good(
 def test_a_restarted_rank_does_not_wait_again_for_a_run_that_another_process_holds(
     tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`launch` ends torchrun then; a try that it has begun by then is over at once, and may be made later."""
+    """`launch` then ends torchrun; a restart that has begun by then ends at once, and may be made later."""
     monkeypatch.setenv(outcome.REFUSED, str(tmp_path / "refused"))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this run")
     table = gpt_table(tokens, tmp_path / "run")
@@ -99,7 +99,7 @@ def test_a_restarted_rank_does_not_wait_again_for_a_run_that_another_process_hol
 def test_without_torchrun_a_run_that_stopped_says_that_it_wants_to_be_run_again(
     tokens: Path, tmp_path: Path, no_fleet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torchrun would start again at once whatever ends with another status than 0."""
+    """torchrun restarts ranks that end with another status than 0 at once."""
     table = gpt_table(tokens, tmp_path / "run")
     (no_fleet / "stop").write_text("spot")
     stopped, _ = tried_alone(table, tmp_path)
@@ -114,7 +114,7 @@ def test_without_torchrun_a_run_that_stopped_says_that_it_wants_to_be_run_again(
 
 
 def test_data_that_are_not_there_fail_for_good_before_there_is_a_run_directory(tmp_path: Path) -> None:
-    """Without that word torchrun would try again, and `launch` end with a status that says so."""
+    """Without failure.json torchrun would try again, and `launch` would report a passing failure."""
     status, _ = tried_alone(gpt_table(tmp_path / "nowhere", tmp_path / "run"), tmp_path)
 
     assert status == 65

@@ -28,12 +28,12 @@ URI = "s3://checkpoints/runs/a"
 
 @pytest.fixture(scope="module")
 def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few digits."""
+    """Link a few digits."""
     return few_digits(digits, tmp_path_factory.mktemp("pictures"))
 
 
 class Followed(nn.Module):
-    """Pulls each output to a mean that follows this rank's own samples, as a codebook does."""
+    """Model that pulls each output to a mean of this rank's own samples, as a codebook does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Note:
 
 
 class Phase(Enum):
-    """Values that are neither numbers nor text."""
+    """Enum whose values are neither numbers nor text."""
 
     FIRST = "first"
 
@@ -99,7 +99,7 @@ def test_a_value_that_no_checkpoint_gives_back_is_named_with_its_place(value: ob
 
 
 class Remembering(torch.optim.SGD):
-    """Keeps the last gradients in a deque."""
+    """Optimizer that keeps the last gradients in a deque."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure
         super().step(closure)
@@ -178,7 +178,7 @@ def test_a_loop_that_trains_nothing_does_not_finish(
 
 
 class OneBad(nn.Module):
-    """Has a running mean that breaks where statistics are computed anew."""
+    """Model whose running mean breaks when batch-norm statistics are computed again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ def test_an_average_that_is_not_finite_is_neither_exported_nor_a_success(
 
 
 class Forgetful(CheckpointStore):
-    """A bucket whose upload fails with an error that nobody expects, or that takes nothing."""
+    """A bucket whose upload fails with an unexpected error, or that loses the upload."""
 
     error: Exception | None = KeyError("ETag")
 
@@ -275,7 +275,7 @@ def test_a_run_whose_checkpoint_is_gone_from_the_bucket_at_its_end_does_not_fini
 
 
 def buffers_after(directory: str, steps: int) -> list[float]:
-    """Trains with a loop of one's own; the running statistics of this rank at the end."""
+    """Train with a user's own loop; return the running statistics of this rank at the end."""
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A folder of checkpoints and its bucket: what is cut off, what is older, who comes second."""
+"""A folder of checkpoints and its bucket: interrupted copies, older states, a second process."""
 
 import json
 import os
@@ -69,7 +69,7 @@ class Store:
 
     @property
     def names(self) -> set[str]:
-        """Of the files that can be brought back."""
+        """Names of the files that can be restored."""
         listed = json.loads(self.objects[f"{self.uri}/folder.json"])
         return {
             name
@@ -80,7 +80,7 @@ class Store:
 
 @pytest.fixture
 def store() -> Store:
-    """An empty bucket."""
+    """Return an empty bucket."""
     return Store({})
 
 
@@ -89,7 +89,7 @@ def sync(folder: Path, store: Store) -> FolderSync:
 
 
 def files(folder: Path, **content: str) -> Path:
-    """A folder with these files, written in this order; one second lies between two of them."""
+    """Write these files into a folder in this order, one second apart; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for second, (name, text) in enumerate(content.items()):
         (folder / name).write_text(text)
@@ -98,12 +98,12 @@ def files(folder: Path, **content: str) -> Path:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Names and texts, but not what is gpu-fleet's own."""
+    """Return names and texts of the files, without those of gpu-fleet."""
     return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
 
 def failing(call: int, *, passing: bool) -> Callable[[str, str], None]:
-    """The `call`-th question for a content fails, from 1 on."""
+    """Return a hook that fails the `call`-th request for a content, from 1 on."""
     calls: list[str] = []
 
     def before(verb: str, name: str) -> None:
@@ -118,7 +118,7 @@ def failing(call: int, *, passing: bool) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def command(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """`run` with a folder in the bucket in memory, without a lease, which would ask a real one."""
+    """Return a function that calls `run` with a bucket in memory, without a lease."""
     monkeypatch.setattr(any_command, "_kept", lambda folder, _place: (RunClaim(), sync(folder, store)))
 
     def run(folder: Path, script: str, *more: str) -> Result:
@@ -130,7 +130,7 @@ def command(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resu
 
 @pytest.fixture
 def cut_off() -> Iterator[list[int]]:
-    """SIGTERM that nobody holds, which would end the process."""
+    """Note each SIGTERM that is not handled, instead of ending the process."""
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
     yield heard
@@ -143,7 +143,7 @@ FOUR = {"a": "1", "b": "2", "c": "3", "d": "4"}
 def test_a_command_never_starts_on_a_part_of_its_folder(
     store: Store, command: Callable[..., Result], tmp_path: Path
 ) -> None:
-    """Cut off in the midst, the next try brings the whole folder and nothing is lost in the bucket."""
+    """After an interrupted restore, the next try restores the whole folder; the bucket keeps its files."""
     sync(files(tmp_path / "here", **FOUR), store).up(last=True)
     there = tmp_path / "there"
 
@@ -192,7 +192,7 @@ def test_a_part_of_a_folder_resumes_with_no_other_bucket(store: Store, tmp_path:
 def test_an_older_disk_takes_the_newer_bucket(
     store: Store, command: Callable[..., Result], tmp_path: Path
 ) -> None:
-    """Begun here, gone on with elsewhere, and here again: nothing is overwritten, the older is set aside."""
+    """The run begins here, continues elsewhere, and returns: the older state is set aside."""
     here, there = tmp_path / "here", tmp_path / "there"
     results = [
         command(here, f"echo 10 > {here}/step"),
@@ -219,7 +219,7 @@ def test_a_disk_that_is_newer_than_the_bucket_resumes(store: Store, tmp_path: Pa
 
 
 def test_a_disk_that_lost_touch_while_it_listed_resumes(store: Store, tmp_path: Path) -> None:
-    """Lost between the list in the bucket and the note of it on the disk."""
+    """The connection is lost after the list is in the bucket, and before the disk has a note of it."""
     here = files(tmp_path / "here", step="10")
     sync(here, store).up(last=True)
     files(here, step="11")
@@ -281,7 +281,7 @@ def test_a_signal_does_not_cut_the_last_upload_off(
 def test_a_command_that_lost_its_run_is_terminated(
     store: Store, command: Callable[..., Result], tmp_path: Path
 ) -> None:
-    """Another process saves meanwhile: this one gets the signal, and 65 says that no other try helps."""
+    """Another process saves meanwhile: the command gets the signal, and 65 says that a retry cannot help."""
     here = tmp_path / "here"
 
     def taken_over(verb: str, name: str) -> None:
@@ -300,7 +300,7 @@ def test_a_command_that_lost_its_run_is_terminated(
 
 
 class FreeLease:
-    """Of a place that nobody else wants; see test_claim.py for others."""
+    """Lease of a place that no other process wants; see test_claim.py for others."""
 
     def acquire(self, _within_s: float) -> bool:
         return True
@@ -311,7 +311,7 @@ class FreeLease:
 
 
 def guarding(folder: Path, store: Store) -> guard.Guard:
-    """A guard on a store that is in this process alone."""
+    """Return a guard on a store that only this process has."""
     guard.ObjectStore = lambda _uri: store  # type: ignore[misc,assignment]
     claim.CheckpointStore = lambda _uri: store  # type: ignore[misc,assignment]
     claims.RunLease = lambda *_, **__: FreeLease()  # type: ignore[misc,assignment]
@@ -319,16 +319,16 @@ def guarding(folder: Path, store: Store) -> guard.Guard:
 
 
 def wait_for(*files: Path, within_s: float) -> None:
-    """Returns once all of them are there, or after so long."""
+    """Wait until all files exist, or for `within_s` seconds."""
     until_s = time.monotonic() + within_s
     while not all(file.exists() for file in files) and time.monotonic() < until_s:
         time.sleep(0.01)
 
 
 def bring_rank(folder: Path, objects: Objects) -> str | None:
-    """What one rank takes for the newest checkpoint, before there is a process group.
+    """Return the newest checkpoint by one rank's search, before there is a process group.
 
-    Contents come once both ranks look and one of them has found something, or a while after.
+    The store delays contents until both ranks search and one of them has found something, or a while longer.
     """
     store, looked = Store(objects), folder.with_name("looked")
     others = [folder.with_name(f"looks-{rank}") for rank in range(2)]
@@ -347,7 +347,7 @@ def bring_rank(folder: Path, objects: Objects) -> str | None:
 
 
 def test_every_rank_finds_the_checkpoint_before_they_have_met(store: Store, tmp_path: Path) -> None:
-    """As with Lightning, which makes the process group after `newest()`."""
+    """Lightning creates the process group only after `newest()`."""
     sync(files(tmp_path / "here", **{"step-8.ckpt": "8"}), store).up(last=True)
 
     newest = run_ranks(bring_rank, 2, tmp_path / "there", store.objects)
@@ -356,7 +356,7 @@ def test_every_rank_finds_the_checkpoint_before_they_have_met(store: Store, tmp_
 
 
 def saved_rank(folder: Path) -> set[str]:
-    """What is in the bucket once each of two ranks has written its part; the second is late."""
+    """Return the files in the bucket once each of two ranks has written its part; the second is late."""
     dist.init_process_group("gloo")
     rank, store, looked = dist.get_rank(), Store({}), folder.with_name("looked")
     store.before = lambda _verb, _name: looked.touch()
@@ -372,14 +372,14 @@ def saved_rank(folder: Path) -> set[str]:
 
 
 def test_a_save_is_uploaded_with_the_files_of_all_ranks(tmp_path: Path) -> None:
-    """As the Trainer of transformers has each rank write the state of its own generators."""
+    """With the Trainer of transformers each rank writes the state of its own generators."""
     assert run_ranks(saved_rank, 2, tmp_path / "here")[0] == {"rng-0", "rng-1"}
 
 
 def test_a_refusal_in_a_callback_is_one_message(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """No loop of another library knows our errors; `train run` around it reads that no other try helps."""
+    """Other libraries do not know our errors; `train run` around them reads that a retry cannot help."""
     sync(files(tmp_path / "here", step="10"), store).up(last=True)
     monkeypatch.setattr(guard, "ObjectStore", guard.ObjectStore)  # to be set back
     monkeypatch.setattr(claim, "CheckpointStore", claim.CheckpointStore)
@@ -400,7 +400,7 @@ def test_a_refusal_in_a_callback_is_one_message(
 def test_a_bucket_that_is_disturbed_between_two_saves_ends_no_run(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The next save makes it good; the last one has to come through."""
+    """The next save makes up for it; only the last one has to succeed."""
     for module, name in ((guard, "ObjectStore"), (claim, "CheckpointStore"), (claims, "RunLease")):
         monkeypatch.setattr(module, name, getattr(module, name))  # to be set back
     monkeypatch.setattr(guard, "BETWEEN_S", 0.0)
@@ -459,7 +459,7 @@ def test_a_notice_in_a_restore_ends_the_command_before_it_begins(
 
 
 def test_the_newest_file_stays_the_newest(store: Store, tmp_path: Path) -> None:
-    """By time, by which many programs find it, among files and among folders."""
+    """Its time stays the newest, by which many programs find it, among files and among folders."""
     here, there = files(tmp_path / "here", **{"ckpt-9": "9", "ckpt-10": "10"}), tmp_path / "there"
     files(here / "step-9", weights="9")
     files(here / "step-10", first="1", weights="10")
@@ -487,7 +487,7 @@ def test_a_folder_that_the_bucket_lacks_at_the_end_is_no_success(store: Store, t
 
 
 def test_links_come_back_and_lead_where_they_led(store: Store, tmp_path: Path) -> None:
-    """Also one that was written as an absolute path, which another disk does not have."""
+    """This includes a link with an absolute path, which another disk does not have."""
     here, there = files(tmp_path / "here", x="1"), tmp_path / "there"
     files(here / "step-10", weights="10")
     (here / "last").symlink_to("step-10")
@@ -529,13 +529,13 @@ class Clock:
         self.now = 2_000_000.0
 
     def write(self, file: Path, text: str) -> None:
-        """Into a file, at this moment."""
+        """Write a file with the present time."""
         file.write_text(text)
         os.utime(file, (self.now, self.now))
 
 
 def test_a_file_that_is_rewritten_stays_in_the_bucket(store: Store, tmp_path: Path) -> None:
-    """As `torch.save(state, "last.pt")` does it, into the file that was there."""
+    """`torch.save(state, "last.pt")` writes into the existing file."""
     clock, here = Clock(), files(tmp_path / "here", last="1")
     guarded = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
     guarded.up()
@@ -567,7 +567,7 @@ def test_no_part_of_a_checkpoint_is_committed(store: Store, tmp_path: Path) -> N
 
 
 def test_a_file_that_is_never_at_rest_holds_the_others_up_once(store: Store, tmp_path: Path) -> None:
-    """A log to which each step adds a line: it is as it was, and what is whole goes up without it."""
+    """Each step appends to a log: the bucket keeps its former content, and gets all whole files."""
     clock, here = Clock(), files(tmp_path / "here", log="1", step="1")
     guarded = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
     guarded.up()
@@ -606,7 +606,7 @@ def test_a_file_that_changes_while_others_go_up_is_not_taken_for_what_it_was(
 def test_a_notice_is_passed_on_while_the_folder_is_uploaded(
     store: Store, command: Callable[..., Result], no_fleet: Path, tmp_path: Path
 ) -> None:
-    """An upload may take longer than there is left; one that is on its way gives way to the last."""
+    """An upload may take longer than the grace period; a running one gives way to the last one."""
     here, notified = tmp_path / "here", tmp_path / "notified"
     heard: list[bool] = []
 
@@ -634,7 +634,7 @@ def test_a_notice_is_passed_on_while_the_folder_is_uploaded(
 def test_a_killed_command_leaves_what_is_whole_in_the_bucket(
     store: Store, command: Callable[..., Result], tmp_path: Path
 ) -> None:
-    """Its log was being written to, which no later look will see at rest."""
+    """The last write to its log was just before, and no later poll sees it at rest."""
     here = tmp_path / "here"
     script = f"echo 1 > {here}/step; touch -d 2000-01-01 {here}/step; echo x > {here}/log; kill -9 $$"
 

@@ -1,4 +1,4 @@
-"""Generators that a user's data hold are set for each sample, as those of torch, numpy and random are."""
+"""Generators in a user's data are seeded for each sample, like those of torch, numpy and random."""
 
 import random
 from functools import partial

@@ -1,4 +1,4 @@
-"""Where the wall time of a run went: each second is booked once, and what was done twice is lost."""
+"""Wall time of a run by account: each second is booked once, and repeated steps count as lost."""
 
 import json
 import time
@@ -17,8 +17,9 @@ from gpu_fleet.metrics import price
 from gpu_fleet.metrics.goodput import BOOKED, Book, Goodput, HourPrice, goodput, process_started_at_s
 from gpu_fleet.metrics.records import read_json_lines
 from gpu_fleet.metrics.report import time_lines
+from gpu_fleet_image.core.document import written
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.payload import instance_file, sweep_archive
+from gpu_fleet_stacks.payload import instance_file, sweep_archive, sweep_policy
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.settings import Market, Pool, Size, Stack
 from gpu_fleet_stacks.settings.quantities import Level
@@ -34,7 +35,7 @@ def time_record(began: float, at: float, step: int, resumed: int = 0, **seconds:
 
 
 def accounted(found: Goodput) -> float:
-    """The part of the wall time that is in one of the accounts."""
+    """Return the part of the wall time that is in one of the accounts."""
     known = found.start_s + found.productive_s + found.stall_s + found.waiting_s + found.lost_s
     return known / found.wall_s if found.wall_s > 0 else 1.0
 
@@ -108,7 +109,7 @@ def test_the_start_of_the_process_counts():
 
 
 def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens: Path, tmp_path: Path, monkeypatch):
-    """On two ranks: the first try dies in its fifth step, and leaves a checkpoint of the third."""
+    """On two ranks, the first try dies in its fifth step, and leaves a checkpoint of the third."""
     table = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"every_steps": 3})
     begin = time.time()
     with pytest.raises(AssertionError, match="ended without a word"):
@@ -146,14 +147,14 @@ TYPE, SPOT_USD = "g5.xlarge", "0.25"
 def in_a_spot_pool(
     request: pytest.FixtureRequest, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Stack]:
-    """A spot instance, or what the parameter says, as its stack makes one, with policy and metadata."""
+    """Yield the stack of this instance, with policy and metadata: spot, or the market of the parameter."""
     declared = stack(pools=[pool(market="spot", types=[TYPE])])
     text = instance_file.instance_toml(
         declared, declared.pools[0], "", "", records_uri=f"s3://{bucket}/reaper"
     )
     (tmp_path / "instance.toml").write_text(text)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
-    policy = json.loads(sweep_archive.policy_text(declared))
+    policy = json.loads(sweep_policy.policy_text(declared))
     policy["budget"]["pools"]["dev"]["spot"][TYPE] = SPOT_USD  # in the catalog both cost the same
     boto3.client("s3").put_object(
         Bucket=bucket, Key=sweep_archive.POLICY_KEY, Body=json.dumps(policy).encode()
@@ -169,12 +170,12 @@ def in_a_spot_pool(
 def test_on_an_instance_the_stack_s_own_policy_says_what_the_lost_time_cost(
     request: pytest.FixtureRequest, in_a_spot_pool: Stack, tokens: Path, tmp_path: Path
 ) -> None:
-    """At the price of the market on which this very instance was bought."""
+    """The price is that of the market of this very instance."""
     train_on(2, gpt_table(tokens, tmp_path / "run", steps=2))
 
     priced = estimate(replace(in_a_spot_pool, pools=(usual_pool(in_a_spot_pool),)))
     on_demand = float(priced.hour(Level.NOW, priced.of_pool("dev")).expected.amount)
-    pool_prices = sweep_archive.policy_document(in_a_spot_pool)["budget"]["pools"]["dev"]
+    pool_prices = written(sweep_policy.policy(in_a_spot_pool))["budget"]["pools"]["dev"]
     spot = float(SPOT_USD) + float(pool_prices["disk_per_hour"])
     hour = on_demand if "on-demand" in request.node.name else spot
     assert on_demand > 2 * spot
@@ -204,7 +205,7 @@ def test_without_a_policy_a_run_trains_without_a_price(
 def test_spot_counts_at_its_own_price_and_a_job_at_that_of_all_its_instances(
     in_a_spot_pool: Stack,
 ) -> None:
-    policy = sweep_archive.policy_document(in_a_spot_pool)
+    policy = written(sweep_policy.policy(in_a_spot_pool))
     policy["budget"]["pools"]["dev"]["spot"][TYPE] = "0.5"
     policy["budget"]["pools"]["dev"]["disk_per_hour"] = "0.25"
 

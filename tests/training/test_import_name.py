@@ -18,7 +18,7 @@ SHORT = ("--run.epochs", "0.0", "--run.steps", "2", "--schedule.warmup_steps", "
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A researcher's repository, whose packages have the names of this house's rooms."""
+    """Create a researcher's repository whose packages have the names of this project's folders."""
     folder = tmp_path / "repository"
     for name in TAKEN:
         (folder / name).mkdir(parents=True)

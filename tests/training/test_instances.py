@@ -1,4 +1,4 @@
-"""Ranks on two instances with disks of their own, and what they agree on."""
+"""Agreement of ranks on two instances with separate disks."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ URI = "s3://checkpoints/runs/a"
 
 
 def on_own_instance(root: Path) -> Path:
-    """Makes this rank the first of an instance of its own, with a disk of its own."""
+    """Make this rank the first of its own instance, with its own disk; return the disk."""
     os.environ["LOCAL_RANK"] = "0"
     disk = root / os.environ["RANK"]
     disk.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def on_own_instance(root: Path) -> Path:
 
 
 def newest(root: Path, steps: dict[str, list[int]], uri: str) -> int | str | None:
-    """The step that this rank would resume from, with `steps` on the disks of the ranks, or the error."""
+    """Return the step from which this rank would resume, with `steps` on the ranks' disks, or the error."""
     disk = on_own_instance(root)
     save(disk, *steps[os.environ["RANK"]])
     with world(config.Parallel()) as where:
@@ -58,7 +58,7 @@ def test_a_new_instance_fetches_what_the_other_uploaded(bucket: str, tmp_path: P
 
 
 def fetched_into(root: Path) -> list[int]:
-    """The steps that this rank, of an instance of its own, downloads into a folder that all share."""
+    """Return the steps that this rank, on its own instance, downloads into a folder that all share."""
     os.environ["LOCAL_RANK"] = "0"
     fetched = []
 
@@ -106,7 +106,7 @@ def sharded_table(folder: Path, **checkpoint: Any) -> dict[str, Any]:
 def brought_up(
     table: dict[str, Any], root: Path, stop_at: int
 ) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Trains on this rank, on an instance of its own: the outcome, what it uploaded, what is left here."""
+    """Train on this rank, on its own instance; return the outcome, the uploaded and the remaining files."""
     disk, uploaded = on_own_instance(root), []
 
     class NotingStore(CheckpointStore):
@@ -136,7 +136,7 @@ def test_instances_that_share_nothing_save_a_sharded_run_each_its_part(bucket: s
 
 
 def failing_upload(table: dict[str, Any], root: Path) -> str:
-    """The error that this rank ends with when the bucket refuses the files of rank 1."""
+    """Return the error with which this rank ends when the bucket refuses the files of rank 1."""
     disk = on_own_instance(root)
 
     class RefusingStore(CheckpointStore):
@@ -171,7 +171,7 @@ def test_a_team_waits_for_no_rank_that_says_nothing_for_ever() -> None:
 
 
 def agreed_values(values: list[list[tuple[int, int]]]) -> list[list[int] | None]:
-    """What this rank learns by handing in its row of `values`, and then without handing in anything."""
+    """Return the results for this rank: one for each pair of its row of `values`, and one without a pair."""
     with world(config.Parallel()) as where:
         agreement = Agreement(where, count=2)
         learned = []
@@ -188,7 +188,7 @@ def test_all_ranks_learn_the_largest_of_each_value_once() -> None:
 
 
 def failed_together() -> tuple[str, bool]:
-    """The error that this rank sees when rank 1 alone fails."""
+    """Return the error that this rank sees when rank 1 alone fails."""
 
     def fail_on_rank_1() -> None:
         if os.environ["RANK"] == "1":

@@ -1,4 +1,4 @@
-"""What makes a run stop, and who may say so."""
+"""Reasons to stop a run, and their sources."""
 
 import json
 import os
@@ -31,7 +31,7 @@ REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 @contextmanager
 def alicloud_metadata(answers: dict[str, str]) -> Iterator[str]:
-    """A metadata service of Alibaba Cloud as our launch templates ask for it, with tokens; its base URL."""
+    """Serve Alibaba Cloud's metadata with tokens, as our launch templates require; yield the base URL."""
     header = "X-aliyun-ecs-metadata-token"
 
     class Handler(BaseHTTPRequestHandler):
@@ -175,7 +175,7 @@ def test_an_instance_of_no_fleet_is_asked_for_its_stop_file_only(no_fleet: Path)
 def test_an_instance_of_the_fleet_asks_the_metadata_of_its_cloud(
     cloud: str, kind: type, no_fleet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the environment of its users names both."""
+    """The environment of its users may name both clouds."""
     for variable in ("AWS_EC2_METADATA_SERVICE_ENDPOINT", "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT"):
         monkeypatch.setenv(variable, "http://127.0.0.1:823")
     Path(os.environ["GPU_FLEET_INSTANCE_FILE"]).write_text(f'cloud = "{cloud}"\n')
@@ -195,7 +195,7 @@ def test_the_first_reason_stays() -> None:
     interruption = Interruption([lambda: next(notices)], poll_s=1.0)
 
     for _ in range(3):
-        interruption.look()
+        interruption.poll()
 
     assert (interruption.reason, interruption.detail) == (Reason.REBALANCE, "first")
 
@@ -212,7 +212,7 @@ def test_a_signal_is_noted_and_the_old_handler_comes_back() -> None:
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_sigterm_does_not_cut_the_last_save_off(first: signal.Signals) -> None:
-    """As schedulers send it: once as a notice, and once more at the time limit."""
+    """Schedulers send it twice: once as a notice, and once at the time limit."""
     now = [100.0]
     with Interruption([], poll_s=1.0, clock=lambda: now[0]) as interruption:
         os.kill(os.getpid(), first)

@@ -1,4 +1,4 @@
-"""Killed or notified at the worst moment: the same bits after the resume, or a status that says why not."""
+"""A kill or a notice at the worst moment changes no bit of the resumed run, or gives a status why."""
 
 import os
 import time
@@ -32,7 +32,7 @@ STEPS = 6
 
 
 def table_of(tokens: Path, directory: Path, **checkpoint: Any) -> dict[str, Any]:
-    """Six steps with dropout, an evaluation after every second and after the last."""
+    """Return a configuration of six steps with dropout; every second step and the last are evaluated."""
     table = gpt_table(tokens, directory, STEPS)
     options = {**table["model"]["options"], "attention_dropout": 0.2}
     run = {"evaluate_every_steps": 2}
@@ -41,18 +41,18 @@ def table_of(tokens: Path, directory: Path, **checkpoint: Any) -> dict[str, Any]
 
 @pytest.fixture(scope="module")
 def straight(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The outcome of two ranks that nobody disturbs."""
+    """Return the outcome of two undisturbed ranks."""
     return train_on(2, table_of(tokens, tmp_path_factory.mktemp("straight")))
 
 
 @pytest.fixture(scope="module")
 def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The same of one."""
+    """Return the outcome of one undisturbed rank."""
     return train_rank(table_of(tokens, tmp_path_factory.mktemp("alone")))
 
 
 def killed_in_evaluation(table: dict[str, Any], step: int) -> None:
-    """Trains on this rank, which is gone while it evaluates after so many steps."""
+    """Train on this rank, and kill it in the evaluation after so many steps."""
     scored = loop.scored
 
     def fatal(run: PreparedRun, state: State, stop: Stop) -> tuple[HeldOutScore | None, dict[str, float]]:
@@ -95,14 +95,14 @@ def test_a_kill_before_any_checkpoint_costs_its_steps_alone(
 
 
 def unmeasured(table: dict[str, Any]) -> dict[str, Any]:
-    """Without evaluation on the way, which asks for notices too."""
+    """Return the configuration without evaluations between steps, which poll for notices too."""
     return changed(table, run={"evaluate_every_steps": 0})
 
 
 def upload_with(
     monkeypatch: pytest.MonkeyPatch, before: Callable[[int, Callable[[int], None]], None]
 ) -> None:
-    """Each upload of a step does `before`(step, moved) first."""
+    """Make each upload of a step call `before`(step, moved) first."""
     upload = CheckpointStore.upload_files
 
     def disturbed(
@@ -117,7 +117,7 @@ def upload_with(
 def test_a_notice_during_a_slow_upload_brings_the_newer_step_up(
     alone: dict[str, Any], bucket: str, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The slow one moves byte after byte, and would go on for longer than the instance lives."""
+    """The slow upload moves byte after byte, and would take longer than the instance lives."""
     uri = f"s3://{bucket}/run"
 
     def crawl(step: int, moved: Callable[[int], None]) -> None:

@@ -1,4 +1,4 @@
-"""Every kind of data trains: from the raw files over `prepare` to a finished run, on two ranks."""
+"""Every kind of data, from raw files through `prepare` to a finished run on two ranks."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ def prepare(*arguments: str) -> None:
 
 @pytest.fixture
 def weather(tmp_path: Path) -> Path:
-    """A table of sentences of two classes."""
+    """Write a table of sentences of two classes."""
     rows = [f"the {word} came on day {n},{label}" for n in range(40) for word, label in PAIRS]
     (tmp_path / "weather.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
     return tmp_path / "weather.csv"
@@ -50,7 +50,7 @@ def test_labelled_texts_train_a_classifier(weather, tmp_path):
 
 @pytest.fixture
 def shards(digits: Path, tmp_path: Path) -> Path:
-    """The digits in four shards for training and one for validation."""
+    """Pack the digits into four shards for training and one for validation."""
     prepare("shards", str(digits), str(tmp_path / "shards"), "--samples", "400")
     return tmp_path / "shards"
 
@@ -69,7 +69,7 @@ def test_shards_train_as_their_folder_does(digits, shards, tmp_path):
 
 
 def damage(shards: Path) -> None:
-    """Overwrites the pictures of every shard for training, and leaves the index as it was."""
+    """Overwrite the pictures of every training shard, and leave the index unchanged."""
     for file in sorted((shards / "train").glob("*.tar")):
         content = bytearray(file.read_bytes())
         for start in range(600, len(content), 4096):

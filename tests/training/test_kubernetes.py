@@ -1,4 +1,4 @@
-"""Manifests for a cluster that people have: valid by two versions of Kubernetes, true to the exit codes."""
+"""Manifests for a user's cluster: valid by two versions of Kubernetes, true to the exit codes."""
 
 import subprocess
 import sys
@@ -93,7 +93,7 @@ def test_a_wrong_job_is_refused(spoil: Any, version: str) -> None:
 
 @pytest.mark.parametrize("kind", ["--kubernetes", "--trainjob"])
 def test_kueue_can_take_the_run(kind: str) -> None:
-    """What Kueue makes of the label and the pods is a Workload, which its own definition holds."""
+    """Kueue builds a Workload from the label and the pods; it fits Kueue's own schema."""
     manifests = rendered(*EVERYTHING, kind=kind)
     queued = of_kind(manifests, "Job" if kind == "--kubernetes" else "TrainJob")
     pods = {"name": "main", "count": 2, "template": {"spec": pod_of(manifests)}}
@@ -237,15 +237,15 @@ BAD_INPUT = [
     (("--claim", "other:data"), "two volumes cannot both be /workspace/data"),
     (("--node-selector", "p5"), "--node-selector = 'p5': write KEY=VALUE"),
     (("--run.epoch", "1"), "run.epoch: unknown key; did you mean epochs?"),
-    (("--checkpoint.uri", "none"), "checkpoint.uri = 'none': a pod's own disk goes with it"),
-    (("--checkpoint.uri", "oss://b/p"), "checkpoint.endpoint = '': must say where OSS answers"),
-    (("--data.path", "corpora/web"), "say --claim NAME:corpora"),
+    (("--checkpoint.uri", "none"), "checkpoint.uri = 'none': a pod's own disk is lost with the pod"),
+    (("--checkpoint.uri", "oss://b/p"), "checkpoint.endpoint = '': must be the endpoint of OSS"),
+    (("--data.path", "corpora/web"), "set --claim NAME:corpora"),
     (("--model.weights", "../llama"), "model.weights = '../llama': is on this computer"),
 ]
 
 
 def wrong(arguments: tuple[str, ...], message: str) -> bool:
-    """Whether this input is answered otherwise than by one message, with nothing on stdout."""
+    """Return whether the answer to this input is not one message on stderr with nothing on stdout."""
     result = run(*PLAIN, *BUCKET, *arguments)
     said = result.stderr
     return (
@@ -266,7 +266,7 @@ def test_bad_input_is_one_message_and_no_manifest() -> None:
 def test_without_a_kind_it_says_which_there_are() -> None:
     result = CliRunner().invoke(main, ["render", str(DIGITS), "--image", IMAGE])
 
-    assert "say --kubernetes for an Indexed Job, or --trainjob" in result.stderr
+    assert "give --kubernetes for an Indexed Job, or --trainjob" in result.stderr
 
 
 def test_an_image_without_digest_is_warned_about() -> None:

@@ -1,4 +1,4 @@
-"""What a manifest says is run: two pods meet, are drained, are replaced, and finish."""
+"""Run the pods of a manifest: two pods meet, are drained, are replaced, and finish."""
 
 import json
 import os
@@ -26,7 +26,7 @@ MORE = 30
 
 
 def rendered(tmp_path: Path, steps: int) -> list[dict[str, Any]]:
-    """Of a small run with a model of its own, on one process a pod; volumes hold data and checkpoints."""
+    """Render a small run with its own model, one process a pod; volumes hold data and checkpoints."""
     (tmp_path / "perceptron.py").write_text(EXAMPLE.read_text())
     table = {
         "run": {"directory": "runs/small", "steps": steps, "batch_size": 32},
@@ -51,7 +51,7 @@ def rendered(tmp_path: Path, steps: int) -> list[dict[str, Any]]:
 def running(
     manifests: list[dict[str, Any]], folder: Path, claims: dict[str, Path]
 ) -> Iterator[tuple[list[Pod], Any]]:
-    """Both pods, new ones, and what they say; none is left after the block."""
+    """Start two new pods; yield them and their stderr, and end them after the block."""
     reading, writing = os.pipe()
     with ExitStack() as stack:
         port = stack.enter_context(reserved_port())

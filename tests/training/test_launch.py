@@ -1,4 +1,4 @@
-"""Launching: who trains together, with which command, in which environment, and what the exit status says."""
+"""Launch: the peers, the command, the environment and the exit status."""
 
 import http.server
 import json
@@ -49,7 +49,7 @@ path = "/nowhere"
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
-    """As much of IMDSv2 as a launch asks for; refuses a question without the token."""
+    """Metadata service with the part of IMDSv2 that a launch uses; refuses a request without the token."""
 
     facts: dict[str, str] = {}  # noqa: RUF012 - set anew by every test
 
@@ -68,7 +68,7 @@ class Metadata(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *_args: object) -> None:
-        """Keeps the test's output clean."""
+        """Log nothing, to keep the test's output clean."""
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def instance_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def metadata(monkeypatch: pytest.MonkeyPatch):
-    """The metadata service of one instance; `facts` may be changed."""
+    """Serve the metadata of one instance; yield its facts, which may be changed."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -101,7 +101,7 @@ def metadata(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch, metadata, instance_file):
-    """Three instances of one Auto Scaling group in moto; the metadata service speaks for the last of them."""
+    """Create three instances of one Auto Scaling group in moto; the metadata service is of the last."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
@@ -127,7 +127,7 @@ def pool(monkeypatch: pytest.MonkeyPatch, metadata, instance_file):
 
 
 def members() -> list[dict]:
-    """The instances of the pool, lowest address first."""
+    """Return the instances of the pool, lowest address first."""
     reservations = boto3.client("ec2", region_name="us-east-1").describe_instances()["Reservations"]
     found = [instance for reservation in reservations for instance in reservation["Instances"]]
     order = in_order([instance["PrivateIpAddress"] for instance in found])
@@ -135,7 +135,7 @@ def members() -> list[dict]:
 
 
 def speaker(instance: dict) -> dict[str, str]:
-    """What the metadata service of `instance` says."""
+    """Return the facts of the metadata service of `instance`."""
     return {"instance-id": instance["InstanceId"], "local-ipv4": instance["PrivateIpAddress"]}
 
 
@@ -146,7 +146,7 @@ def dry_run(config_file: Path, *arguments: str):
 def test_every_instance_of_the_pool_meets_at_the_lowest_address_which_alone_hosts_the_rendezvous(
     pool, config_file
 ):
-    """With the network variables of the type, and overrides that reach the trainer unchanged."""
+    """The command has the network variables of the type, and the overrides unchanged."""
     words = (config_file, "--nproc-per-node", "8", "--run.seed", "7")
     guest = dry_run(*words)
     pool.update(speaker(members()[0]))
@@ -316,7 +316,7 @@ def test_sigterm_reaches_the_child(*, begins, status, tmp_path, restored_signals
 
 
 def test_a_second_sigterm_does_not_reach_the_child(restored_signals):
-    """torchrun would end at it, and leave its ranks in the midst of their last save."""
+    """torchrun would end at it, and leave its ranks in the middle of their last save."""
     sent = []
     forwarded = launch.Forwarded()
     forwarded.to(SimpleNamespace(send_signal=sent.append))
@@ -387,7 +387,7 @@ time.sleep(300)
 def test_torchrun_does_not_try_again_at_once_where_another_process_has_the_run(
     notified, tmp_path, restored_signals, monkeypatch
 ):
-    """It was waited for; what may be another process's directory by now gets no word of it."""
+    """The start has waited for it already; no file is written into the directory of the other process."""
     awaited = launch._awaited
 
     def notify(process, **named):
@@ -414,7 +414,7 @@ sys.exit(int(sys.argv[2]))
 
 @pytest.mark.parametrize("torchrun", [0, 1])
 def test_a_notice_to_the_ranks_alone_while_they_wait_is_a_stop(torchrun, tmp_path, restored_signals):
-    """As a spot notice or the stop file, of which `launch` itself hears nothing."""
+    """`launch` itself does not see a spot notice or the stop file."""
     command = [sys.executable, "-c", STOPS_WAITING, str(tmp_path), str(torchrun)]
 
     assert launch.run(command, {}, tmp_path) == 85
@@ -438,14 +438,14 @@ on_any_number = pytest.mark.parametrize("meeting", [ALONE, TOGETHER], ids=["alon
 def test_a_mistaken_command_in_the_same_directory_does_not_end_the_run(
     where, status, meeting, tmp_path, restored_signals
 ):
-    """One that somebody else starts there, which finds no data, speaks for itself alone."""
+    """A command that finds no data, started there by mistake, fails alone."""
     command = [sys.executable, "-c", IS_REFUSED, str(tmp_path), where, *meeting]
 
     assert launch.run(command, {}, tmp_path) == status
 
 
 def test_the_instances_of_a_job_know_each_others_word():
-    """In a directory that they share any of them may write last."""
+    """In a shared directory any of them may write last."""
     here, there = (["torchrun", f"--local-addr={own}", *TOGETHER] for own in ("10.0.0.1", "10.0.0.2"))
 
     assert launch._token(here) == launch._token(there)
@@ -476,7 +476,7 @@ sys.exit(status)
 def test_what_the_ranks_leave_counts_whatever_the_clocks_say(
     *, word, torchrun, status, meeting, tmp_path, restored_signals
 ):
-    """An end without a word, as of os._exit(0) in somebody's code, is no end of the training."""
+    """An end without a result, such as by os._exit(0) in a user's code, does not count as finished."""
     command = [sys.executable, "-c", ENDS, str(tmp_path), word, str(torchrun), *meeting]
 
     assert launch.run(command, {}, tmp_path) == status
@@ -513,7 +513,7 @@ def test_torchrun_does_not_wait_for_the_peer_that_the_notice_has_stopped(
 
 
 def test_two_instances_meet_and_start_their_trainers(forked, tmp_path):
-    """Real torchruns, on two addresses of loopback; what they start shows its help and is done."""
+    """Start real torchruns on two loopback addresses; the ranks print their help and end."""
     addresses = ("127.0.0.1", "127.0.0.2")
     with reserved_port(addresses[0]) as port:  # other tests meet at the port of every day
         plans = [

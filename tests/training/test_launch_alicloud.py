@@ -42,7 +42,7 @@ FACTS = {
 
 
 class Cloud(http.server.BaseHTTPRequestHandler):
-    """The metadata service, which wants its token, and DescribeScalingInstances in pages of two."""
+    """Metadata service that requires its token, and DescribeScalingInstances in pages of two."""
 
     members: list[dict] = []  # noqa: RUF012 - set anew by every test
     queries: list[dict] = []  # noqa: RUF012 - as above
@@ -79,7 +79,7 @@ class Cloud(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *_args: object) -> None:
-        """Keeps the test's output clean."""
+        """Log nothing, to keep the test's output clean."""
 
 
 def member(number: int, address: str, state: str = "InService") -> dict:
@@ -93,7 +93,7 @@ def member(number: int, address: str, state: str = "InService") -> dict:
 
 @pytest.fixture
 def cloud(monkeypatch, tmp_path):
-    """A group of three, of which this instance is the second."""
+    """Serve a group of three; this instance is the second."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cloud)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     base = f"http://127.0.0.1:{server.server_port}"

@@ -41,9 +41,9 @@ ELSEWHERE, HERE = Holder("elsewhere", "boot", 1), Holder("here", "boot", 1)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Looks follow at once. Who is alive may stand still for seconds, as a busy computer does.
+    """Poll without pauses, and let a live holder stand still for seconds, as on a busy computer.
 
-    What is still held at the end of a test is renewed no more.
+    At the end of a test, leases that are still held are renewed no more.
     """
     held, acquire = list[RunLease](), RunLease.acquire
 
@@ -62,7 +62,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Object stores tell times in whole seconds: two of them are a long time where nobody is alive."""
+    """Take a lease over after two seconds; object stores report times in whole seconds."""
     monkeypatch.setattr(leases, "TAKEN_OVER_AFTER_S", 2.0)
     monkeypatch.setattr(leases, "WAIT_S", 150.0)
 
@@ -75,7 +75,7 @@ def store(bucket: str, request: pytest.FixtureRequest) -> CheckpointStore:
 
 @pytest.fixture
 def living(store: CheckpointStore) -> Iterator[RunLease]:
-    """A lease of another instance, which renews it."""
+    """Yield a lease that another instance holds and renews."""
     held = RunLease(store, ELSEWHERE, renew_every_s=0.1)
     held.acquire()
     yield held
@@ -98,7 +98,7 @@ def test_a_second_process_is_refused_while_the_first_lives(store: CheckpointStor
 def test_a_holder_that_is_about_to_end_is_waited_for(
     store: CheckpointStore, living: RunLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the instance that a spot notice leaves two minutes, whose replacement is there already."""
+    """After a spot notice an instance has two minutes, and its replacement may already run."""
     monkeypatch.setattr(leases, "WAIT_S", 150.0)
     looks = iter([lambda: None, living.release])
     follower = RunLease(store, HERE, sleep=lambda _: next(looks)())
@@ -128,7 +128,7 @@ def test_a_stop_file_ends_the_wait_of_train_as_a_stop_before_the_first_step(
     no_fleet: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torchrun would start again at once whatever ends with another status than 0; `launch` has the word."""
+    """torchrun restarts ranks that end with another status than 0 at once; `launch` reads the refusal."""
     monkeypatch.setattr(leases, "WAIT_S", 150.0)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
     refusal = tmp_path / "refused"
@@ -145,7 +145,7 @@ def test_a_stop_file_ends_the_wait_of_train_as_a_stop_before_the_first_step(
 
 
 def test_a_wait_in_slices_ends_as_one_in_one_piece(store: CheckpointStore, living: RunLease) -> None:
-    """Between them the ranks meet, of which the others would else wait in one collective."""
+    """The ranks meet between slices; otherwise the others would wait in one collective."""
     now = [0.0]
 
     def pass_on(_: float) -> None:
@@ -194,7 +194,7 @@ def test_a_holder_that_died_is_followed_after_the_stated_time_and_commits_nothin
 def test_a_holder_that_stood_still_in_the_midst_of_a_save_commits_nothing_over_its_successor(
     store: CheckpointStore, stands_still: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a stopped process or a paused instance, which knows nothing of the time that has passed."""
+    """A stopped process or a paused instance does not know how much time has passed."""
     held = RunLease(store, ELSEWHERE, renew_every_s=1000)
     held.acquire()
     stood = threading.Event()
@@ -231,7 +231,7 @@ def test_a_holder_that_stood_still_in_the_midst_of_a_save_commits_nothing_over_i
 def test_a_file_that_is_half_up_is_not_completed_over_that_of_the_successor(
     store: CheckpointStore, tmp_path: Path
 ) -> None:
-    """What stands still in an upload asks at its next part, as it knows by its clock."""
+    """A holder that stood still in an upload sees it by its clock, and checks the lease at the next part."""
     now = [0.0]
     held = RunLease(store, ELSEWHERE, clock=lambda: now[0])
     held.acquire()
@@ -263,7 +263,7 @@ def test_a_holder_that_has_lost_the_run_learns_so_by_its_next_renewal_and_writes
 def test_a_silent_bucket_keeps_no_checkpoint_from_the_disk(
     store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose run it is cannot be known then; a folder that several share has its lock."""
+    """The holder is unknown then; a shared folder has its own lock."""
     held = RunLease(store, ELSEWHERE, renew_every_s=1000)
     held.acquire()
     silent = threading.Event()
@@ -282,7 +282,7 @@ def test_a_silent_bucket_keeps_no_checkpoint_from_the_disk(
 def test_a_folder_that_another_process_has_taken_is_not_written_to(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a file system without locks, or where the folder was removed while this process stood still."""
+    """It happens on a file system without locks, or if the folder was removed while this process slept."""
     if how == "no locks":
         monkeypatch.setattr("fcntl.lockf", _no_locks)
     first = local.lock(tmp_path)
@@ -306,7 +306,7 @@ def test_a_folder_that_another_process_has_taken_is_not_written_to(
 def test_the_other_ranks_hear_why_the_first_commits_nothing(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a checkpoint in parts; they waited for its word for parallel.timeout_s."""
+    """In a sharded checkpoint they would otherwise wait for its report for parallel.timeout_s."""
     lock = local.lock(tmp_path)
     lock.mark()
     local.open_stage(tmp_path, 1)
@@ -342,7 +342,7 @@ def test_the_other_ranks_hear_why_the_first_commits_nothing(
 def test_a_holder_whose_file_server_was_away_takes_its_lock_again(
     left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server gave the lock up, so that the file that is held answers no more; nobody else has come."""
+    """The server dropped the lock, so the open file fails; no other process has come."""
     held = local.lock(tmp_path)
     held.mark()
     with monkeypatch.context() as outage:
@@ -380,7 +380,7 @@ def test_a_holder_whose_file_server_was_away_makes_room_for_who_has_come(
 def test_a_folder_that_cannot_be_looked_at_ends_all_ranks_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An OSError would end rank 0 alone, in the midst of a look for all."""
+    """An OSError would end rank 0 alone, while it checks for all."""
     held = local.lock(tmp_path)
     held.mark()
     with monkeypatch.context() as outage:
@@ -502,7 +502,7 @@ def test_train_is_refused_for_now_and_gives_its_own_lease_back(
 def test_a_dead_holder_is_followed_however_short_the_ranks_wait_for_each_other(
     store: CheckpointStore, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes 90 s to be sure, three times as long as half the time-out: rank 0 waits in slices of it."""
+    """It takes 90 s to be sure, longer than the time-out of a collective: rank 0 waits in slices."""
     RunLease(store, ELSEWHERE, renew_every_s=1000).acquire()
     now, slices = [0.0], list[float]()
     newest, acquire = CheckpointStore.newest_lease, RunLease.acquire
@@ -558,7 +558,7 @@ def data(split):
 def test_a_stopped_trainer_that_continues_leaves_all_to_its_successor_and_is_to_be_run_again(
     store: CheckpointStore, tmp_path: Path
 ) -> None:
-    """From the door: stopped in step 4 and taken over, it ends at its next save and names who has the run."""
+    """The command, stopped in step 4 and taken over, ends at its next save and names the new holder."""
     (tmp_path / "mine.py").write_text(STANDS_STILL)
     table: dict[str, Any] = {
         "run": {"directory": "run", "steps": 12, "batch_size": 8},
@@ -588,7 +588,7 @@ def test_a_stopped_trainer_that_continues_leaves_all_to_its_successor_and_is_to_
 def test_a_run_that_has_finished_ends_so_though_another_start_waits_for_its_lease(
     store: CheckpointStore, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease is given back when all is written: whoever takes it then takes nothing away."""
+    """The lease is released after the last write, so a new holder changes nothing."""
     table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
     release, written = RunLease.release, list[bool]()
 
@@ -660,7 +660,7 @@ def test_a_loop_of_ones_own_is_refused_and_gives_its_lease_back_too(
 def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_server_gave_up(
     program: str, store: CheckpointStore, living: RunLease, tokens: Path, tmp_path: Path
 ) -> None:
-    """As one process may lock a file twice. Else the start would wait in vain, and the holder end with it."""
+    """One process may lock a file twice. Otherwise the start would wait in vain, and end the holder."""
     root = tmp_path / "run/checkpoints"
     root.mkdir(parents=True)
     held = local.lock(root)

@@ -1,4 +1,4 @@
-"""What the folder of a data set holds and its reader does not take: counted and named, or refused."""
+"""Files in a data set's folder that its reader leaves out are counted and named, or refused."""
 
 import codecs
 import csv
@@ -39,7 +39,7 @@ def usual() -> None:
 
 
 def beside(*names: str, content: bytes = b"x") -> Callable[[], None]:
-    """The usual folder with more files, and folders where a name ends with a slash."""
+    """Return a function that writes the usual folder with more files; a name with a slash is a folder."""
 
     def lay() -> None:
         usual()
@@ -118,7 +118,7 @@ FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
         "val/fox/0.png: would not be read: it is in no folder",
     ),
     "a class without held-out ones": (only(*SPLIT, "train/fox"), "val/fox: is missing"),
-    "a class in two cases": (only(*SPLIT, "train/Cat"), "'Cat' and 'cat' differ only by their writing"),
+    "a class in two cases": (only(*SPLIT, "train/Cat"), "'Cat' and 'cat' differ only in spelling"),
     "another Unicode form": (only("train/\xe9", "train/b", "val/e\u0301", "val/b"), r"not '\xe9')"),
     "one folder as two classes": (
         linked("train/mouse", "cat"),
@@ -126,11 +126,11 @@ FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "splits of other names": (
         only("Training/a", "Training/b", "Testing/a"),
-        "look like splits; call them train",
+        "look like splits; rename them train",
     ),
     "splits of longer names": (
         only("train_set/a", "test-set/a"),
-        "look like splits; call them train and val",
+        "look like splits; rename them train and val",
     ),
     "one folder as two splits": (
         val_of_train,
@@ -138,7 +138,7 @@ FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "a split among classes": (
         only("a", "b", "test/a", "test/b"),
-        "test would be classes, and look like splits",
+        "test would be classes, but look like splits",
     ),
     "a folder too high": (
         only("data/train/a", "data/val/a"),
@@ -150,7 +150,7 @@ FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
 
 
 def census_of(root: Path, **data: Any) -> str:
-    """What is read and what is left out, or the error, with ROOT for the folder."""
+    """Return the numbers of samples and the census as text, or the error, with ROOT for the folder."""
     settings = config.Data(path=str(root), **data)
     try:
         description = describe(root)
@@ -219,7 +219,7 @@ def pixels(content: bytes, **data: Any) -> np.ndarray[Any, Any]:
     ("kind", "side"), [("JPEG", 0), ("JPEG", 16), ("PNG", 0), ("WEBP", 16), ("TIFF", 16)]
 )
 def test_a_picture_that_a_camera_turned_is_upright(orientation: int, kind: str, side: int) -> None:
-    """What is stored is turned so that the turn back gives the ramp."""
+    """The stored picture is turned so that its orientation gives the ramp again."""
     ramp = np.tile(np.linspace(0, 255, 96).astype(np.uint8), (64, 1))
     picture = Image.fromarray(np.stack([ramp, ramp, 255 - ramp], axis=-1))
     turns = [0, 0, 0, 3, 1, 5, 2, 6, 4]  # what undoes the orientation, by Pillow's numbers
@@ -296,7 +296,7 @@ CSV: dict[str, tuple[bytes, str]] = {
     "a short row": (table().encode() + b"well\n", "line 22: 1 fields, and 2 in the header"),
     "Windows": (
         table().encode("cp1252"),
-        "is no utf-8: byte 0xe8; say which it is, such as --encoding cp1252",
+        "is no utf-8: byte 0xe8; name the encoding, such as --encoding cp1252",
     ),
     "UTF-16 without a mark": (table().encode("utf-16-le"), r"is no utf-8: byte 0xe8"),
     "two columns of a name": (table(header="text,label,label").encode(), "has 2 such columns; rename one"),

@@ -1,4 +1,4 @@
-"""`from gpu_fleet import Run` in a loop of one's own."""
+"""`from gpu_fleet import Run` in a user's own loop."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ LOOP = ROOT / "training/examples/own_loop.py"
 
 
 def loop_rank(directory: str, stop_at: int = 0, workers: int = 0) -> int:
-    """Runs the example on this rank, to be stopped after so many steps; its exit status."""
+    """Run the example on this rank, and stop it after so many steps; return its exit status."""
     os.environ |= {"STEPS": "8", "WORKERS": str(workers)}
     rank = int(os.environ["RANK"])
     library.Interruption = lambda *_: CountingInterruption(stop_at if rank else 0)  # type: ignore[misc,assignment]
@@ -70,14 +70,14 @@ def test_a_loop_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
 
 
 def points(count: int, seed: int = 0) -> list[torch.Tensor]:
-    """As many samples, the same for the same seed."""
+    """Return `count` samples, the same for the same seed."""
     return list(torch.randn(count, 3, generator=torch.Generator().manual_seed(seed)))
 
 
 def small(
     directory: Path, steps: int, data: list[torch.Tensor] | None = None, batch_size: int = 2, **options: Any
 ) -> nn.Module:
-    """A run in this process, which draws from its generators in every step."""
+    """Train in this process, with random numbers in every step; return the model."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with Run(directory, model=model, optimizer=optimizer, **options) as run:
@@ -129,7 +129,7 @@ def test_a_run_with_another_configuration_is_refused_until_its_key_is_allowed(
 
 
 def rank_with_its_number_in_config(directory: str, steps: int) -> int:
-    """A run on this rank, such as of `config=vars(arguments)`; its exit status."""
+    """Run with the rank in `config`, as `config=vars(arguments)` may have it; return the exit status."""
     dist.init_process_group("gloo")
     try:
         small(Path(directory), steps, config={"rank": dist.get_rank()})
@@ -147,7 +147,7 @@ def test_a_configuration_that_names_its_rank_resumes_on_all_ranks(tmp_path: Path
 
 
 def test_a_value_of_a_configuration_is_written_the_same_in_every_process() -> None:
-    """A set has another order in each, and a function or an object another address."""
+    """The order of a set and the address of a function or an object differ by process."""
     values = {"set": {"b", "c", "a"}, "function": points, "objects": [object()]}
 
     written = dict(run_identity.flattened({"run": values}))
@@ -218,7 +218,7 @@ def test_a_loop_that_is_refused_leaves_the_result_of_the_finished_one(
 
 
 def test_what_the_loop_reads_on_the_way_is_no_part_of_the_run(tmp_path: Path) -> None:
-    """Held-out data that are opened at some steps and not at others."""
+    """Held-out data may be opened at some steps only."""
 
     def evaluated(steps: int, at: int) -> None:
         with Run(tmp_path, model=nn.Linear(3, 1)) as run:
@@ -247,7 +247,7 @@ def test_a_checkpoint_that_does_not_fit_fails_for_good(
 
 
 def is_free(directory: Path) -> bool:
-    """Whether another process may have the folder of a run."""
+    """Return whether another process may lock the folder of a run."""
     try:
         local.lock(directory / "checkpoints").close()
     except CheckpointError:
@@ -300,7 +300,7 @@ def test_a_state_comes_back_with_the_kinds_of_its_containers(tmp_path: Path) -> 
 
 
 def scheduled(directory: Path, steps: int) -> list[float]:
-    """The learning rates of a run whose schedule goes from a warm-up to milestones, step by step."""
+    """Return the learning rate of each step of a run whose schedule has a warm-up and milestones."""
     parameter = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(parameter.parameters(), lr=1.0)
     warm_up = lr_scheduler.LinearLR(optimizer, 0.5, total_iters=3)
@@ -394,7 +394,7 @@ def test_a_save_that_has_begun_is_committed_when_the_loop_fails(
     commit, close, release = local.commit, Saver.close, RunClaim.release
 
     def committed(*arguments: Any) -> local.Manifest:
-        """Slower than the loop, as of a large model: until it is waited for, or lock and lease are gone."""
+        """Commit only once the loop waits for it, or lock and lease are released, as with a large model."""
         released.wait()
         return commit(*arguments)
 
@@ -435,7 +435,7 @@ def test_a_lock_that_is_closed_is_not_ours(tmp_path: Path) -> None:
 
 
 class Odd:
-    """Keeps something that cannot be read again without running code."""
+    """Object whose state cannot be read again without running code."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"path": Path()}
@@ -484,11 +484,11 @@ def sharded_rank(directory: str) -> str:
 def test_a_sharded_model_is_refused(tmp_path: Path) -> None:
     (said,) = run_ranks(sharded_rank, 1, str(tmp_path))
 
-    assert said.startswith("Run(model=...): is sharded, and Run saves what a rank holds whole")
+    assert said.startswith("Run(model=...): is sharded, and Run saves only whole models")
 
 
 def rank_alone(directory: str, seed_by_rank: int) -> str:
-    """Steps of a model that no DistributedDataParallel keeps alike; what this rank logs as a warning."""
+    """Run steps of a model without DistributedDataParallel; return the warnings of this rank."""
     dist.init_process_group("gloo")
     torch.manual_seed(seed_by_rank * dist.get_rank())
     heard = StringIO()

@@ -1,4 +1,4 @@
-"""Metrics: what is measured is right, and every writer says the same in its own format."""
+"""Metrics: the measurements are right, and every writer has the same numbers in its own format."""
 
 import errno
 import io
@@ -36,7 +36,7 @@ def parameters(model: torch.nn.Module) -> int:
 
 
 class Noting(torch.nn.Linear):
-    """Notes what it is called with."""
+    """Writer that notes its arguments."""
 
     def forward(self, inputs):
         self.called_with = type(inputs)
@@ -44,10 +44,10 @@ class Noting(torch.nn.Linear):
 
 
 def decoder_flops_per_token(parameters: int, layers: int, width: int, length: int) -> float:
-    """The formula of PaLM's appendix B for a decoder: 6 N + 12 L H Q T.
+    """Return the operations by the formula of PaLM's appendix B for a decoder: 6 N + 12 L H Q T.
 
     Args:
-        parameters: N, those that are multiplied with: all but the tables that are only looked up in.
+        parameters: N, the parameters in products: all except the embedding tables.
         layers: L.
         width: H times Q, heads times the size of a head.
         length: T, tokens of a sequence.
@@ -100,7 +100,7 @@ def test_a_sample_on_another_device_than_the_model_is_counted():
 
 def test_a_model_whose_operations_cannot_be_counted_trains_without_the_figure(caplog):
     class Skips(torch.nn.Linear):
-        """Reads the value of a tensor, which fake ones lack."""
+        """Model that reads the value of a tensor, which a fake tensor lacks."""
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return super().forward(inputs) if float(inputs.sum()) else inputs
@@ -188,13 +188,13 @@ def test_a_file_that_cannot_be_written_is_reported_by_its_key():
 
 
 def test_a_full_disk_is_no_error_of_the_configuration():
-    """It may have room when the run is tried again."""
+    """It may have room at the next try."""
     with pytest.raises(OSError, match="No space left on device"):
         JsonLines(Path("/dev/full")).write(RECORD)
 
 
 def curves(folder: Path) -> set[tuple[str, int, float]]:
-    """Tag, step and value of every scalar in the event files of a folder, read frame by frame."""
+    """Return tag, step and value of every scalar in the event files of a folder."""
     found = set()
     for file in folder.iterdir():
         content = file.read_bytes()

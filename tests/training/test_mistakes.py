@@ -1,4 +1,4 @@
-"""Mistakes in a user's own code: each is one message that says what would do."""
+"""Mistakes in a user's own code: each gets one message that says what is allowed."""
 
 import json
 import os
@@ -120,17 +120,17 @@ MISTAKES: dict[str, Mistake] = {
     "samples of several shapes": (
         "class Rows(Rows):\n    def __getitem__(self, index):\n        return torch.zeros(1 + index), 0",
         {},
-        "samples make no batch: stack expects each tensor to be equal size",
+        "samples cannot form a batch: stack expects each tensor to be equal size",
     ),
     "samples that are objects": (
         "class Rows(Rows):\n    def __getitem__(self, index):\n        return object()",
         {},
-        "samples make no batch: default_collate: batch must contain tensors",
+        "samples cannot form a batch: default_collate: batch must contain tensors",
     ),
     "a batch that no process can be sent": (
         "def together(samples):\n    return {'rows': lambda: samples}",
         {"data": {"collate": "mine.py:together", "workers": 1}},
-        "a batch holds a function; tensors, numbers and text do",
+        "a batch holds a function; allowed: tensors, numbers and text",
     ),
     "a collate of two arguments": (
         "def together(one, other): ...",
@@ -189,7 +189,7 @@ MISTAKES: dict[str, Mistake] = {
     "a loss of each sample": (
         "def own(model, batch):\n    return model(batch[0]).sum(1)",
         {"loss": {"name": "mine.py:own"}},
-        "gave a tensor of shape [8]; its mean () is wanted",
+        "gave a tensor of shape [8], not the mean ()",
     ),
     "a loss without a gradient": (
         "def own(model, batch):\n    return loss(model, batch).detach()",
@@ -313,15 +313,15 @@ MISTAKES: dict[str, Mistake] = {
     "a decay that no parameter would have": (
         "",
         {"optimizer": {"name": "torch.optim:AdamW", "options": {"weight_decay": 0.3}}},
-        "options.weight_decay = 0.3 is for no parameter, as all are handed to torch.optim:AdamW "
-        "with a decay; set optimizer.weight_decay",
+        "options.weight_decay = 0.3 has no effect, as torch.optim:AdamW gets a decay for each parameter; "
+        "set optimizer.weight_decay",
     ),
     "options of no loss": ("", {"loss": {"options": {"power": 2}}}, "is for a function of your own; name it"),
     "options of no metric": ("", {"metric": {"options": {"k": 2}}}, "is for a function of your own; name it"),
     "an optimizer of another model": (
         "def own(parameters, lr):\n    return torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=lr)",
         {"optimizer": {"name": "mine.py:own"}},
-        "gave an optimizer of none of the parameters that it was called with",
+        "gave an optimizer without any of the given parameters",
     ),
     "an optimizer of other gradients": (
         "",
@@ -336,12 +336,12 @@ MISTAKES: dict[str, Mistake] = {
     "a loss that is complex": (
         "def own(model, batch):\n    return loss(model, batch) * 1j",
         {"loss": {"name": "mine.py:own"}},
-        "gave a torch.complex64; a real number is wanted",
+        "gave a torch.complex64, not a real number",
     ),
     "a loss that keeps its graph": (
         "kept = []\ndef own(model, batch):\n    kept.append(loss(model, batch))\n    return sum(kept)",
         {"loss": {"name": "mine.py:own"}},
-        "a loss goes back into the graph of an earlier step, which is gone; detach what your code keeps",
+        "a loss depends on the graph of an earlier step, which is freed; detach tensors that your code keeps",
     ),
     "a metric of nothing": (
         "def own(model, batch):\n    return {'error': None}",
@@ -356,12 +356,12 @@ MISTAKES: dict[str, Mistake] = {
     "a metric that is called loss": (
         "def own(model, batch):\n    return {'loss': 1.0}",
         {"metric": {"name": "mine.py:own"}},
-        "gave 'loss' as a name; text does, but for 'loss', which is there anyway",
+        "gave 'loss' as a name; allowed: text except 'loss', which is always reported",
     ),
     "metrics without a name": (
         "def own(model, batch):\n    return {1: 1.0}",
         {"metric": {"name": "mine.py:own"}},
-        "gave 1 as a name; text does",
+        "gave 1 as a name; allowed: text",
     ),
     "a path and a name": (
         "",
@@ -389,7 +389,7 @@ def table_of(folder: Path, keys: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Lays the user's file into a folder of the test, from which the run is started."""
+    """Return a function that writes the user's file into a folder of the test, and starts from there."""
     monkeypatch.chdir(tmp_path)
 
     def lay(more: str) -> Path:
@@ -506,7 +506,7 @@ def test_metrics_that_are_others_for_another_batch_are_one_message(place: Callab
 
 
 def test_a_metric_that_is_no_number_is_left_out_of_what_is_written(place: Callable[[str], Path]) -> None:
-    """JSON knows no NaN: a strict reader would refuse the whole of result.json."""
+    """JSON has no NaN: a strict reader would refuse all of result.json."""
     folder = place("def own(model, batch):\n    return {'error': float('nan')}")
 
     status, said = tried_alone(table_of(folder, {"metric": {"name": "mine.py:own"}}), folder)
@@ -534,7 +534,7 @@ ROOTED = """
 def test_weights_that_are_no_numbers_are_not_saved(
     keys: dict[str, dict[str, Any]], place: Callable[[str], Path]
 ) -> None:
-    """The loss of the step is a number, and its gradient is none."""
+    """The loss of the step is finite, and its gradient is NaN."""
     folder = place(ROOTED)
     keys = changed({"loss": {"name": "mine.py:own"}, "run": {"steps": 2}}, **keys)
 

@@ -1,4 +1,4 @@
-"""Every number of a configuration is one: no `true`, no text, nothing without an end."""
+"""Every number of a configuration must be a finite number: no `true`, no text."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ NO_NUMBERS = st.sampled_from([True, False, math.nan, math.inf, -math.inf, -1]) |
 
 
 def numbers() -> list[tuple[str, str]]:
-    """(section, key) of every key that is a number, or may be one."""
+    """Return (section, key) of every key that is or may be a number."""
     parts = {
         name: SCHEMA["$defs"][entry["$ref"].rpartition("/")[2]]
         for name, entry in SCHEMA["properties"].items()

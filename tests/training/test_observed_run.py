@@ -1,4 +1,4 @@
-"""A whole run as people watch it: its trace, its metrics, and what happens when a rank hangs."""
+"""A whole run as users observe it: its trace, its metrics, and a rank that hangs."""
 
 import itertools
 import json
@@ -59,7 +59,7 @@ def test_records_say_what_part_of_a_known_peak_is_reached(table, tmp_path):
 
 
 def peak_rank(table: dict[str, Any]) -> None:
-    """Trains on this rank as on a device of 1 GFLOP/s, with 3 MFLOP a sample."""
+    """Train on this rank as on a device of 1 GFLOP/s, with 3 MFLOP a sample."""
     gpu_fleet.trainer.initial_state.utilisation_of = lambda _run, _model: Utilisation(3e6, 1e9)
     settings = config.from_table(table, "test")
     with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
@@ -67,7 +67,7 @@ def peak_rank(table: dict[str, Any]) -> None:
 
 
 def test_every_instance_of_a_run_finds_its_result(table, tmp_path):
-    """Two ranks as if on two instances, each with a disk of its own."""
+    """Two ranks run as on two instances with separate disks."""
     outcomes = run_ranks(instance_rank, 2, table)
 
     for number, found in enumerate(outcomes):
@@ -77,7 +77,7 @@ def test_every_instance_of_a_run_finds_its_result(table, tmp_path):
 
 
 def instance_rank(table: dict[str, Any]) -> dict[str, Any]:
-    """Trains on this rank as on an instance that holds nobody else."""
+    """Train on this rank as on an instance without other ranks."""
     rank, os.environ["LOCAL_RANK"] = os.environ["RANK"], "0"
     own = changed(table, run={"directory": f"{table['run']['directory']}/instance-{rank}"})
     settings = config.from_table(own, "test")
@@ -91,7 +91,7 @@ def test_a_loss_that_is_no_number_ends_all_ranks_with_rank_and_step(table):
 
 
 def diverging_rank(table: dict[str, Any]) -> None:
-    """Trains on this rank; the loss of rank 1 is no number from the third step (of two micro-batches) on."""
+    """Train on this rank; the loss of rank 1 is NaN from the third step (of two micro-batches) on."""
     real, calls = loop.mean_loss, itertools.count(1)
     if os.environ["RANK"] == "1":
         loop.mean_loss = lambda *tensors: real(*tensors) * (math.nan if next(calls) > 4 else 1)
@@ -117,9 +117,9 @@ PATIENT_S, LIMIT_S = 60.0, 2.4
 
 
 def hang_rank(table: dict[str, Any]) -> None:
-    """Trains on this rank; the first loss of rank 1 never comes, and its watchdog lets rank 0 end first.
+    """Train on this rank; rank 1 hangs in its first loss, and its watchdog lets rank 0 end first.
 
-    Both are alive, so neither is taken for one that tells no more, however late its thread gets a core.
+    Both are alive, so neither counts as silent, however late its thread gets a core.
     """
     process_id = Path(table["run"]["directory"]) / "process-of-rank-0"
 
@@ -144,7 +144,7 @@ def hang_rank(table: dict[str, Any]) -> None:
 
 
 def test_a_stopped_rank_is_named_by_the_one_that_waits_for_it(table, tmp_path):
-    """As by kill -STOP, or on an instance that is gone: rank 0 used to name itself."""
+    """kill -STOP or a lost instance stops a rank so; rank 0 used to name itself."""
     with pytest.raises(AssertionError, match="rank 0 of 2:\nended without a word"):
         run_ranks(stopped_rank, 2, changed(table, parallel={"timeout_s": PATIENT_S}))
 
@@ -156,7 +156,7 @@ def test_a_stopped_rank_is_named_by_the_one_that_waits_for_it(table, tmp_path):
 
 
 def stopped_rank(table: dict[str, Any]) -> None:
-    """Trains on this rank; rank 1 is stopped in its second step (of two micro-batches)."""
+    """Train on this rank; rank 1 is stopped in its second step (of two micro-batches)."""
     real, calls = loop.mean_loss, itertools.count(1)
 
     def stopping_loss(*tensors: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From gradients to weights: the rate of every step, averages, number formats, what they cost in memory."""
+"""From gradients to weights: the rate of every step, averages, number formats, memory."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -135,7 +135,7 @@ def test_weights_are_measured_as_they_are_until_an_average_begins(pictures: Path
 
 
 def largest_batch(table: dict[str, Any]) -> tuple[int, str]:
-    """Trains on this rank: the most samples a model saw at once, and the hash of the buffers."""
+    """Train on this rank; return the largest batch of the model, and the hash of the buffers."""
     sizes, buffers = [], []
 
     def noted(model: Evaluated, **options: Any) -> Any:
@@ -167,7 +167,7 @@ def test_an_average_needs_no_larger_batch_than_a_step_and_is_the_same_on_all_ran
 
 
 def evaluated(directory: Path) -> list[float]:
-    """The losses on the held-out data."""
+    """Return the losses on the held-out data."""
     records = read_json_lines(directory / "metrics.jsonl")
     return [float(record["loss"]) for record in records if record["kind"] == "evaluation"]
 

@@ -1,4 +1,4 @@
-"""Which samples a rank reads: each exactly once an epoch, however many ranks there are."""
+"""The ranks read each sample exactly once an epoch, for any number of ranks."""
 
 from collections import Counter
 from itertools import islice

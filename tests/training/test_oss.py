@@ -1,4 +1,4 @@
-"""OSS as an instance on Alibaba Cloud reaches it: inside the network, with the keys of its role."""
+"""Access of an Alibaba Cloud instance to OSS: by the internal endpoint, with the keys of its role."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ KEYS = {
 
 @pytest.fixture
 def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """The metadata service of an instance of a fleet; its environment has no keys and no endpoint."""
+    """Yield the metadata service of an instance whose environment has no keys and no endpoint."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
     file = tmp_path / "instance.toml"
@@ -96,5 +96,5 @@ def test_an_instance_without_a_role_says_so(instance: Server) -> None:
 def test_elsewhere_the_endpoint_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
 
-    with pytest.raises(CheckpointError, match=r"checkpoint.endpoint = '': must say where OSS answers"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.endpoint = '': must be the endpoint of OSS"):
         CheckpointStore("oss://bucket/runs")

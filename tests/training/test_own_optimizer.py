@@ -1,4 +1,4 @@
-"""A user's own optimizer: what it keeps in its groups is resumed, what it gives a group is kept."""
+"""A user's own optimizer: state in its groups is resumed, and its settings of a group are kept."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ HERE = "tests.training.test_own_optimizer"
 
 
 class Counting(torch.optim.Optimizer):
-    """Has its step in its groups from the start, as Prodigy and schedule-free ones have."""
+    """Optimizer with a step count in its groups from the start, like Prodigy and schedule-free ones."""
 
     def __init__(self, params: Any, lr: float, power: float = 1.0) -> None:
         super().__init__(params, {"lr": lr, "power": power, "k": 0})
@@ -31,7 +31,7 @@ class Counting(torch.optim.Optimizer):
 
 
 class Lazy(Counting):
-    """Has its step in its groups from the first step on, as FusedAdam of apex."""
+    """Optimizer with a step count in its groups from the first step on, like FusedAdam of apex."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, lr)
@@ -40,7 +40,7 @@ class Lazy(Counting):
 
 
 class WithMoments(Counting):
-    """Has moments of its parameters too."""
+    """Optimizer that also has moments of its parameters."""
 
     def update(self, weight: torch.Tensor, rate: float) -> None:
         before = self.state[weight].setdefault("before", torch.zeros_like(weight))
@@ -103,7 +103,7 @@ def test_an_option_that_may_differ_is_taken_anew(tokens: Path, tmp_path: Path) -
 
 
 def layered(parameters: Any, lr: float) -> torch.optim.Optimizer:
-    """The first group learns at a tenth of the rate."""
+    """Return an optimizer whose first group learns at a tenth of the rate."""
     first, *others = parameters
     return torch.optim.SGD([{**first, "lr": lr / 10}, *others], lr=lr)
 

@@ -1,4 +1,4 @@
-"""A forked trainer is to whoever starts it what one of its own interpreter is."""
+"""A forked trainer behaves like one in a new interpreter."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def run(code: str, folder: Path, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    """A script as torchrun starts one."""
+    """Run a script in the environment that torchrun gives it."""
     script = folder / "script.py"
     script.write_text(code)
     own = {**os.environ, "TORCHELASTIC_RUN_ID": "test", "WORD": "heard"}
@@ -60,7 +60,7 @@ def run(code: str, folder: Path, *words: str, **how: Any) -> subprocess.Complete
 
 @contextmanager
 def endless(digits: Path, folder: Path) -> Iterator[Program]:
-    """torchrun and two ranks in the midst of a run."""
+    """torchrun and two ranks in the middle of a run."""
     keys = {"data.path": digits, "run.directory": folder, "run.epochs": 500, "checkpoint.every_steps": 5}
     overrides = [word for key, value in keys.items() for word in (f"--{key}", value)]
     with torchrun(DIGITS, *overrides) as program:
@@ -111,7 +111,7 @@ def test_a_mistake_is_said_in_the_same_words(way):
 
 
 def test_it_and_what_it_starts_are_children_that_a_signal_reaches(digits, forked, tmp_path):
-    """torchrun and two ranks, seen from outside: whose they are, their commands, their variables."""
+    """torchrun and two ranks, seen from outside: their parents, commands and variables."""
     with endless(digits, tmp_path) as program:
         agent = psutil.Process(program.process.pid)
         ranks = [psutil.Process(program.worker(rank)) for rank in range(2)]

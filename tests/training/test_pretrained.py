@@ -65,7 +65,7 @@ def seeded(model: type[PreTrainedModel], settings: Any) -> PreTrainedModel:
 
 
 def qwen(folder: Path) -> None:
-    """Grouped heads, tied embeddings, in several files."""
+    """Save a model with grouped heads and tied embeddings, in several files."""
     settings = Qwen2Config(**DECODER, num_key_value_heads=2, tie_word_embeddings=True)
     seeded(Qwen2ForCausalLM, settings).save_pretrained(folder, max_shard_size="20KB")
 
@@ -82,7 +82,7 @@ def gpt2(folder: Path) -> None:
 
 
 def published_bert(folder: Path) -> None:
-    """As the first of them was published: `bert.` before every name, gamma and beta in its norms."""
+    """Save a BERT in the layout of the first published one: names with `bert.`, norms with gamma and beta."""
     model = seeded(BertForPreTraining, BertConfig(**TINY, vocab_size=VOCABULARY, num_labels=2))
     model.save_pretrained(folder)
     renamed = {
@@ -105,7 +105,7 @@ def vit(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts of two classes, told apart by one token; id 0 pads."""
+    """Write texts of two classes, which differ in one token; id 0 pads."""
     folder, chance = tmp_path_factory.mktemp("sentences"), np.random.default_rng(3)
     for split in ("train", "val"):
         (folder / split).mkdir()
@@ -141,7 +141,7 @@ WITHOUT_DROPOUT = {
 
 @pytest.fixture
 def table(tokens: Path, sentences: Path, digits: Path, tmp_path: Path) -> Any:
-    """The configuration of a model of MODELS, whose folder is made for it, in a run directory by name."""
+    """Return a function that makes a published model of MODELS and the configuration of a run with it."""
 
     def made(model: str, run: str = "run", strategy: str = "ddp", steps: int = 4) -> dict[str, Any]:
         write, name = MODELS[model]
@@ -160,7 +160,7 @@ def table(tokens: Path, sentences: Path, digits: Path, tmp_path: Path) -> Any:
 
 
 def opened(folder: Path, name: str, kind: str) -> nn.Module:
-    """A folder's model as the trainer has it."""
+    """Build and fill a folder's model as the trainer does."""
     facts = Facts(2 if kind == "text" else 10, VOCABULARY, 16)
     model = pretrained.build(name, {}, facts, kind, weights=str(folder), config="")
     weights.fill(model, str(folder), torch.device("cpu"), seed=0)
@@ -233,7 +233,7 @@ LLAMA_3 = {**SIZES, "rope_theta": 500_000.0, "norm_eps": 1e-5}
 
 @pytest.fixture
 def llama_3(tmp_path: Path) -> Path:
-    """A decoder with the rotation and the norms of Llama 3."""
+    """Save a decoder with the rotation and the norms of Llama 3."""
     rope = {"rope_type": "default", "rope_theta": LLAMA_3["rope_theta"]}
     settings = LlamaConfig(
         **DECODER, tie_word_embeddings=False, rms_norm_eps=LLAMA_3["norm_eps"], rope_parameters=rope
@@ -363,7 +363,7 @@ TWO_SIDES = CLIPConfig(
 
 
 def written(tensor: torch.Tensor, garbage: float) -> torch.Tensor:
-    """Memory of the CPU with these numbers in it; the meta device has none."""
+    """Fill a tensor with `garbage`; on the meta device there is no memory to fill."""
     return tensor if tensor.is_meta else tensor.detach().fill_(garbage)
 
 
@@ -384,7 +384,7 @@ def drawn_anew(family: str, settings: Any, folder: Path, empty: Any = torch.empt
 def test_weights_that_are_drawn_anew_depend_on_the_seed_alone(
     family: str, settings: Any, tmp_path: Path
 ) -> None:
-    """Some of them held what was in memory before: here other numbers each time."""
+    """Some values used to be left-over memory, which differs each time here."""
     empty = torch.empty
     first, second = (
         drawn_anew(
@@ -411,7 +411,7 @@ def test_a_tensor_without_a_drawn_value_is_named(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(weights, "_constructed", without)
 
-    with pytest.raises(ModelError, match="CLIPModel: transformers gives logit_scale no value to begin with"):
+    with pytest.raises(ModelError, match="CLIPModel: transformers gives logit_scale no initial value"):
         drawn_anew("AutoModel", TWO_SIDES, tmp_path)
 
 
@@ -453,7 +453,7 @@ def test_a_folder_that_does_not_fit_is_one_message(
 def test_a_folder_with_code_of_its_own_is_refused_by_its_files_without_a_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a terminal is there, transformers would ask for 15 seconds whether to run the code."""
+    """With a terminal, transformers would ask for 15 seconds whether to run the code."""
     asked: list[str] = []
     monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "n")
     own = {"model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.Mine"}}
@@ -545,7 +545,7 @@ def test_a_model_that_cannot_take_the_pictures_says_so_before_the_first_step(
 
 
 def test_a_model_that_cannot_be_cut_is_one_message(tokens: Path, tmp_path: Path) -> None:
-    """Mamba hands the weights of its layers to one function."""
+    """Mamba passes the weights of its layers to one function."""
     folder = str(tmp_path / "mamba")
     MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=VOCABULARY, state_size=8).save_pretrained(
         folder
@@ -581,7 +581,7 @@ WIDE = {"hidden_size": 256, "num_hidden_layers": 8, "intermediate_size": 1024, "
 
 
 class AllocatedBytes(TorchDispatchMode):
-    """Bytes of the storages that are alive, by every tensor that an operation makes."""
+    """Counter of the bytes in storages that are alive, of all tensors that operations create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -610,7 +610,7 @@ class AllocatedBytes(TorchDispatchMode):
 
 
 def filling_rank(folder: str, kind: dict[str, str]) -> tuple[int, int, int, int]:
-    """Peak, what stays, all parameters and the largest layer, in bytes, of a model under FSDP."""
+    """Return bytes of a model under FSDP: the peak, the rest, all parameters, the largest layer."""
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # other threads are not counted
     settings = config.from_table(
         {

@@ -13,7 +13,7 @@ from gpu_fleet.trainer.train import parse_steps
 
 
 def run_steps(trace: StepTrace, steps: range) -> None:
-    """Each step multiplies matrices of its own size, so that the trace tells them apart."""
+    """Multiply matrices of another size in each step, so that the trace shows the step."""
     for step in steps:
         trace.before_step(step)
         torch.ones(step, 2) @ torch.ones(2, step)

@@ -1,4 +1,4 @@
-"""`queued`: how a job of the queue ends, what it says meanwhile, and whom it blames."""
+"""`queued`: the end of a queue's job, its reports, and the instance that it blames."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def usr1():
 
 
 class Slurm:
-    """What the job asks of Slurm."""
+    """Fake of the commands of Slurm that a job calls."""
 
     def __init__(self, comment: str = "gpu-fleet", answer: str = "") -> None:
         self.calls: list[str] = []
@@ -63,7 +63,7 @@ class Slurm:
 
 @pytest.fixture
 def srun(tmp_path, monkeypatch):
-    """Puts a shell script in srun's place."""
+    """Return a function that puts a shell script in the place of srun."""
 
     def put(text: str) -> None:
         file = tmp_path / "srun"
@@ -209,7 +209,7 @@ def test_a_run_that_a_laptop_cancelled_while_it_waited_starts_no_more(srun, tmp_
 
 
 def test_a_cancelled_run_saves_before_slurm_ends_the_job(srun, tmp_path, monkeypatch):
-    """The steps alone hear of it first, and the job is ended once they are over."""
+    """Only the steps get the first signal; the job is cancelled once they have ended."""
     monkeypatch.setattr(queued, "LOOK_EVERY_S", 0.01)
     began, pipe = tmp_path / "began", tmp_path / "asked"
     for each in (began, pipe):

@@ -1,4 +1,4 @@
-"""What a user's code may raise in the midst of a run: one line with file and number, and the right status."""
+"""An error of a user's code during a run gives one line with file and number, and the right status."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ RAISED = {
 
 @pytest.fixture(autouse=True)
 def no_reader_is_left() -> Iterator[None]:
-    """The frames of an error hold what reads their batches; its processes have ended with the run."""
+    """Check that all reader processes have ended, although the frames of an error hold their iterators."""
     yield
     assert multiprocessing.active_children() == []
 
@@ -84,7 +84,7 @@ def test_what_own_code_raises_is_one_line_with_its_place(
 
 
 def test_a_rank_whose_disk_fails_says_where_and_may_be_tried_again(place: Callable[[str], Path]) -> None:
-    """The other one loses its peer, which may be tried again too."""
+    """The other rank loses its peer, which may be retried too."""
     error = "OSError(5, 'Input/output error') if os.environ['RANK'] == '1' else None"
     folder = place("import os\n" + PLACES["model"].replace("raise {error}", f"error = {error}") + "")
     text = (folder / "mine.py").read_text()
@@ -103,7 +103,7 @@ def test_a_rank_whose_disk_fails_says_where_and_may_be_tried_again(place: Callab
 
 
 def test_a_reader_that_is_killed_may_be_tried_again(place: Callable[[str], Path]) -> None:
-    """As by a kernel that is out of memory."""
+    """A kernel without memory kills one so."""
     kills = PLACES["reader"].replace("raise {error}", "os.kill(os.getpid(), 9)")
     folder = place(kills)
 
@@ -123,7 +123,7 @@ def test_readers_end_with_a_loop_of_ones_own_though_its_batches_are_still_held(t
 
 
 def raised_from(cause: Exception) -> Exception:
-    """As a library for the web raises it, which has errors of its own."""
+    """Return an error of a library for the web, with `cause` behind it."""
 
     class NoConnectionError(OSError):
         pass

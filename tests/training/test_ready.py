@@ -1,4 +1,4 @@
-"""The ready configurations: valid, for eight GPUs, with a model that can be built, and explained."""
+"""The ready configurations are valid for eight GPUs, have a model that can be built, and are documented."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def test_a_ready_configuration_is_valid_and_explained(name: str) -> None:
 
     assert check_sizes(settings, 8) == 8
     assert settings.schedule.warmup_steps > 0
-    assert f"`{name}.toml`" in (ROOT / "training/README.md").read_text()
+    assert f"`{name}.toml`" in (ROOT / "docs/how-to/prepare-data.md").read_text()
 
 
 @pytest.mark.parametrize("name", READY)

@@ -1,4 +1,4 @@
-"""Pods find each other by what a scheduler says: in any order, and after pod 0 was replaced."""
+"""Pods find each other by the scheduler's variables, in any order, and after pod 0 was replaced."""
 
 import signal
 import socket

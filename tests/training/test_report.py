@@ -1,4 +1,4 @@
-"""Reports: the numbers of the page are those of the run, and the files need nothing else."""
+"""Reports: the page has the numbers of the run, and needs no other file."""
 
 import json
 from html.parser import HTMLParser
@@ -30,7 +30,7 @@ def train_record(step: int, **changes: float) -> dict:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A finished run of forty steps, measured once on held-out data."""
+    """Write the files of a finished run of forty steps, measured once on held-out data."""
     records = [train_record(step) for step in range(10, 50, 10)]
     records.append({"kind": "evaluation", "step": 40, "metric_name": "accuracy", "metric": 0.9, "loss": 0.2})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -93,7 +93,7 @@ def try_record(started_at_s: float, step: int, resumed_from_step: int) -> dict:
 
 
 def test_a_run_that_was_stopped_in_order_says_how_often_it_was_resumed():
-    """It does no step again: a report of such a run said that it was resumed 0 times."""
+    """It repeats no step: a report of such a run used to say that it was resumed 0 times."""
     records = [
         train_record(10),
         try_record(1.0, 10, 0),

@@ -1,4 +1,4 @@
-"""A DataLoader of a user's own goes on in the midst of an epoch as if nothing had happened."""
+"""A user's own DataLoader resumes in the middle of an epoch with the batches of an undisturbed run."""
 
 import os
 import random
@@ -41,7 +41,7 @@ PROVEN = ("readers", "readers that stay, a generator")  # on demand, as processe
 
 
 class Rows(Dataset[torch.Tensor]):
-    """Samples that begin with their number, and draw from three generators."""
+    """Samples of a number and random values from three generators."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -68,7 +68,7 @@ def loader_of(how: Mapping[str, Any]) -> ResumableLoader:
 
 
 def trained(loader: ResumableLoader, done: int = 0) -> Generator[tuple[int, Any]]:
-    """Yields (epoch, batch) to the end; each step draws, as dropout does, from the state that a save has."""
+    """Yield (epoch, batch) to the end; each step draws from the saved generator, as dropout does."""
     epoch = done // len(loader)
     while epoch < EPOCHS:
         for batch in loader:
@@ -126,7 +126,7 @@ def test_a_sample_is_the_same_wherever_it_is_read() -> None:
 
 
 def test_a_loader_that_is_there_already_draws_by_epoch_and_index() -> None:
-    """As those that the libraries make: the epoch reaches readers that stay."""
+    """The libraries make such loaders: the epoch must reach persistent readers."""
     loader: DataLoader[torch.Tensor] = DataLoader(Rows(), BATCH, num_workers=1, persistent_workers=True)
     reads = seeded(loader)
     assert reads is not None
@@ -155,7 +155,7 @@ def test_samples_that_draw_are_found(*, drawing: bool) -> None:
 
 
 def looped(directory: Path, steps: int, *, given: bool = True) -> torch.Tensor:
-    """The weight after a loop around a DataLoader, which is given to the run or not."""
+    """Return the weight after a loop over a DataLoader, which is `given` to the run or not."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -203,7 +203,7 @@ def test_a_loader_that_no_run_can_resume_is_refused(
 
 
 class Killed(Rows):
-    """Samples whose reader process is killed, as one is where the memory is full."""
+    """Samples that kill their reader process, as full memory does."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if get_worker_info() is not None:

@@ -1,4 +1,4 @@
-"""A run that was interrupted anywhere ends with the very parameters of one that was not."""
+"""A run that was interrupted anywhere ends with the same parameters as an undisturbed one."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -37,14 +37,14 @@ def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def table_of(pictures: Path, directory: Path) -> dict[str, Any]:
-    """Ten steps with dropout, augmentation, accumulation and an averaged model."""
+    """Return a configuration of ten steps with dropout, augmentation, accumulation and an averaged model."""
     average = {"name": "ema", "decay": 0.9, "batch_norm_batches": 2}
     return changed(resnet_table(pictures, directory, steps=10), average=average)
 
 
 @pytest.fixture(scope="module")
 def straight(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The outcome of two ranks that nobody disturbs."""
+    """Return the outcome of two undisturbed ranks."""
     return train_on(2, table_of(pictures, tmp_path_factory.mktemp("straight")))
 
 
@@ -140,7 +140,7 @@ def test_half_the_ranks_go_on_with_twice_the_micro_batches_each(
 
 
 def reading_rank(table: dict[str, Any], stop_at: int) -> list[list[int]]:
-    """Trains on this rank; the numbers of the samples of each step that it took."""
+    """Train on this rank; return the numbers of the samples of each step."""
     taken: list[list[int]] = []
 
     def noted(run: PreparedRun, state: State, batches: Iterator[Batch], meter: Meter, **options: bool) -> Any:

@@ -22,7 +22,7 @@ KEYS = {
 
 
 class Sts(http.server.BaseHTTPRequestHandler):
-    """As much of AssumeRoleWithOIDC as its page says."""
+    """Fake of STS with AssumeRoleWithOIDC, by its page."""
 
     asked: list[dict[str, str]] = []  # noqa: RUF012 - set anew by every test
     status, keys = 200, KEYS
@@ -36,12 +36,12 @@ class Sts(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(content).encode())
 
     def log_message(self, *_args: object) -> None:
-        """Keeps the test's output clean."""
+        """Log nothing, to keep the test's output clean."""
 
 
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Sts]]:
-    """What ACK's webhook gives a pod, and an STS for it."""
+    """Set the variables that ACK's webhook gives a pod, and serve an STS for it."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "token").write_text("the-token\n")

@@ -1,4 +1,4 @@
-"""A run goes on from its own checkpoints and from no others, whatever their folder is called."""
+"""A run resumes from its own checkpoints only, whatever their folder is called."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ DATA = Path("data")
 
 @pytest.fixture
 def table(tokens: Path, tmp_path: Path) -> dict[str, Any]:
-    """Three steps of a small decoder."""
+    """Return a configuration of three steps of a small decoder."""
     return gpt_table(tokens, tmp_path / "run", steps=3)
 
 
@@ -101,7 +101,7 @@ def test_an_allowed_key_may_differ_and_no_other(table: dict[str, Any], tmp_path:
 
 
 def test_seed_and_data_can_be_allowed_too(table: dict[str, Any], tmp_path: Path) -> None:
-    """As the table of what differs says; the order goes on from the same number of samples."""
+    """The table of differences says so; the order continues from the same number of samples."""
     train_rank(table, stop_at=2)
     other = write_tokens(tmp_path / "other", tokens=3000)
     changed_keys = ("run.seed", "data.samples", "data.content")

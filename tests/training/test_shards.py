@@ -1,4 +1,4 @@
-"""Shards: the same pictures as the folder they came from, found at once, and damage is named."""
+"""Shards have the same pictures as their folder, each read directly; damage is named."""
 
 import io
 import pickle
@@ -32,7 +32,7 @@ def png(shade: int) -> bytes:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Ten pictures of two classes to train, four to validate; each has a shade of its own."""
+    """Write ten pictures of two classes to train, four to validate; each has its own shade."""
     root = tmp_path / "pictures"
     for split, count in (("train", 10), ("val", 4)):
         for number in range(count):
@@ -44,7 +44,7 @@ def pictures(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def packed(pictures: Path, tmp_path: Path) -> Path:
-    """The same pictures in shards of four."""
+    """Pack the same pictures into shards of four."""
     out = tmp_path / "shards"
     result = run("shards", str(pictures), str(out), "--samples", "4")
     assert result.exit_code == 0, result.output
@@ -224,7 +224,7 @@ def array(numbers: list[int]) -> bytes:
 
 @pytest.fixture
 def any_keys(tmp_path: Path) -> Path:
-    """Two tars to train, one to validate: in each three samples of four keys, and a member that is none."""
+    """Write two tars to train and one to validate, each with three samples of four keys and a README."""
     root = tmp_path / "any"
     for split, tars in (("train", 2), ("val", 1)):
         for shard in range(tars):
@@ -295,7 +295,7 @@ def test_a_sample_that_lacks_a_key_is_named_and_left_out_up_to_the_limit(any_key
 def test_a_sample_that_another_would_replace_is_named(
     names: tuple[str, ...], keys: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
-    """One of the two was left out, and nothing said so."""
+    """One of the two used to be left out without a message."""
     (tmp_path / "train").mkdir()
     with tarfile.open(tmp_path / "train/0.tar", "w") as tar:
         for name in names:

@@ -1,4 +1,4 @@
-"""Data that share themselves out over the ranks, where each is to read all of them."""
+"""Data that already gives each rank a share, although every rank must read all samples."""
 
 import os
 from collections.abc import Iterator
@@ -104,7 +104,7 @@ def test_data_that_are_whole_on_each_rank_are_trained_on(data: str, ranks: int, 
 
 
 class Numbers(IterableDataset[torch.Tensor]):
-    """Samples that a rank knows as its own, or all of them."""
+    """Samples that differ by rank, or are the same on all ranks."""
 
     def __init__(self, begin: int, stride: int) -> None:
         self.numbers = range(begin, 64, stride)
@@ -114,7 +114,7 @@ class Numbers(IterableDataset[torch.Tensor]):
 
 
 def script_rank(directory: str, shares: bool, held_out_on_first: bool) -> tuple[int, str]:
-    """A script with Run on this rank; its exit status and words."""
+    """Run a script with Run on this rank; return its exit status and stderr."""
     heard, model = StringIO(), nn.Linear(3, 1)
     with world(config.Parallel()) as where, redirect_stderr(heard):
         try:

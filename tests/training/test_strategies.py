@@ -1,4 +1,4 @@
-"""Every way to spread a model learns what one process learns, and reads what another one saved."""
+"""Every strategy learns the same as one process, and reads the checkpoints of the others."""
 
 import shutil
 from collections.abc import Callable
@@ -31,14 +31,14 @@ Straight = tuple[dict[str, Any], list[float]]  # outcome, and the loss of each s
 
 @pytest.fixture(scope="module")
 def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Straight:
-    """The outcome and the losses of one process."""
+    """Return the outcome and the losses of one process."""
     directory = tmp_path_factory.mktemp("alone")
     return train_on(1, gpt_table(tokens, directory)), losses(directory)
 
 
 @pytest.fixture(scope="module")
 def straight(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Straight]:
-    """The outcome and the losses of so many ranks that nobody disturbs; each is trained once."""
+    """Return a function to the outcome and losses of undisturbed ranks; each setting is trained once."""
     found: dict[str, Straight] = {}
 
     def trained(size: int, parallel: dict[str, Any]) -> Straight:
@@ -53,7 +53,7 @@ def straight(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 @pytest.fixture(scope="module")
 def stopped_fsdp(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """The outcome and the folder of two ranks of FSDP that were stopped after three steps."""
+    """Return the outcome and the folder of two ranks of FSDP that were stopped after three steps."""
     directory = tmp_path_factory.mktemp("stopped")
     return train_on(2, changed(gpt_table(tokens, directory), parallel=FSDP), stop_at=3), directory
 
@@ -76,7 +76,7 @@ def test_several_ranks_learn_what_one_learns(*, size, parallel, alone, straight)
 
 
 def exporting_rank(table: dict[str, Any]) -> int:
-    """Trains on this rank; the number of whole tensors that it holds for the finished model."""
+    """Train on this rank; return the number of whole tensors that it holds for the finished model."""
     held: list[int] = []
 
     def noted(*arguments: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_rank_0_alone_holds_the_finished_model(
 
 
 class Shared(nn.Module):
-    """Layers of one list, of which two have one weight."""
+    """Layers of one list; two of them share a weight."""
 
     def __init__(self, factor: float | list[float]) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Shared(nn.Module):
 
 
 def shared_rank(factor: float | list[float]) -> str:
-    """What is wrong with the gradients of such a model under FSDP; empty if they are those of the whole."""
+    """Return the difference between gradients under FSDP and of the whole model; empty if they are equal."""
     settings = config.from_table(gpt_table(Path("data"), Path("run")) | {"model": {"name": "mine.py:m"}}, "")
     with world(settings.parallel) as where:
         torch.manual_seed(0)

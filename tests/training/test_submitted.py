@@ -1,4 +1,4 @@
-"""`work`: what an instance does with a submitted run, and how often; `pack`: what it refuses to send."""
+"""`work`: an instance's tries of a submitted run; `pack`: the files that it refuses to send."""
 
 import hashlib
 import io
@@ -28,7 +28,7 @@ COUNTS = "import pathlib, sys; f = pathlib.Path('tries'); f.open('a').write('x')
 
 
 class Bucket:
-    """An ObjectStore of a dictionary; may be silent."""
+    """An ObjectStore in a dictionary; it may be silent."""
 
     uri = "s3://records/runs/jobs/ada/digits-1"
 
@@ -67,7 +67,7 @@ class Bucket:
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """A worker takes the signals of its process."""
+    """Restore the signal handlers, which a worker replaces in its process."""
     before = {signal_: signal.getsignal(signal_) for signal_ in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
@@ -76,12 +76,12 @@ def handlers() -> Iterator[None]:
 
 @pytest.fixture
 def bucket() -> Bucket:
-    """Where the job lies, and where the instance speaks."""
+    """Return the bucket of the job and of the instance's reports."""
     return Bucket()
 
 
 def worker(bucket: Bucket, folder: Path, code: str, while_paused=lambda: None) -> Worker:
-    """One whose clock passes while it rests, and not otherwise."""
+    """Return a worker whose clock advances only in pauses."""
     job = Job(0, 1, "10.0.0.4", ("run", "--", sys.executable, "-c", code), "", "0" * 64)
     passed = [0.0]
 
@@ -117,7 +117,7 @@ def test_what_is_over_is_not_tried_again(bucket, tmp_path, status, phase):
 
 
 def test_a_cancelled_run_and_one_that_gets_a_signal_between_two_tries_are_not_tried_again(bucket, tmp_path):
-    """The unit of a cancelled one has not failed."""
+    """The unit of a cancelled run does not fail."""
     for folder in (cancelled := tmp_path / "cancelled", notified := tmp_path / "notified"):
         folder.mkdir()
     fails = COUNTS.format(status=3)
@@ -187,7 +187,7 @@ def test_files_lie_where_they_lay(tmp_path):
 
 
 def test_an_archive_that_leaves_its_folder_is_none_or_another_is_refused(tmp_path):
-    """A link becomes a file that leads nowhere."""
+    """A link becomes a file without a target."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as file:
         link = zipfile.ZipInfo("link")
@@ -232,7 +232,7 @@ def test_whatever_an_archive_holds_nothing_lies_outside_of_its_folder(names, spo
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Where a user submits."""
+    """Create the folder from which a user submits, and change to it."""
     folder = tmp_path / "mine"
     (folder / "data").mkdir(parents=True)
     (folder / "data/a").write_text("b")
@@ -598,9 +598,9 @@ REFUSED = {
     "a folder that stays here": (("--", "python", "train.py", "data"), "'data' of COMMAND: instances do not"),
     "a file above": (("--", "cat", "../secret.txt"), "'../secret.txt' of COMMAND: must be below"),
     "checkpoints above": (("--checkpoints", "../x", "--", "ls"), "--checkpoints = '../x': must be below"),
-    "flags of a configuration": (("--branch", "b", "--", "ls"), "--allow and --branch are of a CONFIG"),
+    "flags of a configuration": (("--branch", "b", "--", "ls"), "--allow and --branch are for CONFIG"),
     "no such configuration": (("digits.toml",), "CONFIG 'digits.toml': there is no such file"),
-    "a command's flag": (("--checkpoints", "x", "digits.toml"), "is of a COMMAND; CONFIG says run.directory"),
+    "a command's flag": (("--checkpoints", "x", "digits.toml"), "is for COMMAND; CONFIG has run.directory"),
 } | {
     case: (("--", *words), message)
     for case, (words, message) in {

@@ -1,4 +1,4 @@
-"""Labelled texts: rows of a CSV become padded samples, and what is wrong with a row is said."""
+"""Labelled texts: rows of a CSV become padded samples, and a bad row is named with its mistake."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ CHANCE = np.random.default_rng(0)
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Forty rows of two classes, told apart by one word."""
+    """Write forty rows of two classes, which differ in one word."""
     words = {"warm": "sun", "cold": "snow"}
     rows = [f'"number {n}, {words[label]}",{label}' for n in range(20) for label in words]
     file = tmp_path / "weather.csv"

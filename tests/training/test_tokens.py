@@ -1,4 +1,4 @@
-"""Token files: what `prepare tokens` writes is what the trainer reads, and damage is named."""
+"""Token files: the trainer reads the text that `prepare tokens` wrote, and damage is named."""
 
 import gzip
 import json
@@ -40,7 +40,7 @@ def settings(path: Path, length: int) -> config.Data:
 
 
 def read_all(out: Path, split: str, length: int) -> bytes:
-    """The text of a split, put together again from the samples."""
+    """Join the samples of a split to its text again."""
     dataset = open_split(settings(out, length), describe(out), split)
     ids = np.concatenate([dataset.sample(index, CHANCE)[0] for index in range(len(dataset))])
     return bytes(ids[ids < 256].astype(np.uint8))

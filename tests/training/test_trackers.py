@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow take the records of a run; the real packages in an environment of their own."""
+"""Weights & Biases and MLflow take the records of a run; the real packages are in a separate environment."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_no_two_runs_of_a_project_have_one_id_at_wandb() -> None:
 
 
 class Server:
-    """A tracker that fails for some steps, and hangs as long as it is not let go on."""
+    """A tracker that fails for some steps, and hangs until the test releases it."""
 
     def __init__(self, fails_at: tuple[int, ...] = ()) -> None:
         self.fails_at, self.taken, self.closed = fails_at, [], False
@@ -112,7 +112,7 @@ def test_a_tracker_that_hangs_holds_up_neither_a_step_nor_the_end(caplog: pytest
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """An interpreter that has both, and borrows torch from this environment; kept in build/."""
+    """Return an interpreter with both packages, and torch of this environment; it is kept in build/."""
     folder = ROOT / "build" / "trackers"
     if not (folder / ".ready").exists():
         if not os.environ.get(WANTED):

@@ -1,4 +1,4 @@
-"""What fails again and again at one step is tried six times, and what nobody tries again is not counted."""
+"""A run that always fails at one step is tried six times; restarts within one try do not count."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ LIMIT = 6
 
 
 def begun(directory: Path, step: int) -> Tries:
-    """One try, which is killed."""
+    """Begin one try, which is then killed."""
     tries = Tries(directory, LIMIT)
     tries.begin(step, None, leads=True)
     return tries
@@ -32,7 +32,7 @@ def test_the_seventh_try_from_one_step_fails_for_good_and_whoever_runs_it_again_
     for _ in range(LIMIT):
         begun(tmp_path, step=4)
 
-    with pytest.raises(StandstillError, match="6 tries in a row have begun at step 4 and none came") as end:
+    with pytest.raises(StandstillError, match="6 tries in a row have begun at step 4 and none") as end:
         begun(tmp_path, step=4)
     for _ in range(LIMIT):
         begun(tmp_path, step=4)
@@ -48,7 +48,7 @@ def test_a_checkpoint_is_progress(tmp_path: Path) -> None:
 def test_what_torchrun_starts_again_belongs_to_the_same_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the five starts of a unit each may start its ranks four times."""
+    """Each of the five starts of a unit may start its ranks four times."""
     for _ in range(LIMIT):
         monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
         begun(tmp_path, step=4)
@@ -105,7 +105,7 @@ def test_a_run_that_fails_at_one_step_is_bounded_and_what_fails_for_good_is_not_
 def test_a_run_that_always_begins_anew_is_counted_until_its_first_checkpoint(
     every_steps: int, statuses: list[int], place: Callable[[str], Path]
 ) -> None:
-    """With checkpoint.resume = false a try that goes well for hours begins at step 0, as all do."""
+    """With checkpoint.resume = false each try begins at step 0, also after hours of good steps."""
     folder = place(PLACES["model"].format(error="OSError(5, 'Input/output error')"))
     keys = {"tries": 2, "resume": False, "every_steps": every_steps, "every_s": 0.0}
     table = table_of(folder, {"run": {"steps": 40}, "checkpoint": keys})

@@ -24,7 +24,7 @@ def follow(run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A researcher's repository, two of whose packages have names of this house's rooms."""
+    """Create a researcher's repository; two of its packages have names of this project's folders."""
     folder = tmp_path_factory.mktemp("repository")
     for name in ("training", "image"):
         (folder / name).mkdir()
@@ -34,7 +34,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment set up from this checkout; its libraries would take mypy a minute."""
+    """Return the Python of an environment of this checkout, without libraries: mypy would need a minute."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
     environment.show_trainer(next(folder.glob("lib/python*/site-packages")))

@@ -1,4 +1,4 @@
-"""Targets that count in no loss lie unevenly; each that counts weighs the same, wherever it is read."""
+"""Ignored targets are uneven over the ranks; each counted target weighs the same on any rank."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ LENGTH = 16
 
 @pytest.fixture(scope="module")
 def holey(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token files; two of five sequences are corrupt, and a neighbour without targets takes their place."""
+    """Write token files; two of five sequences are corrupt, and a neighbour without targets replaces them."""
     folder = write_tokens(tmp_path_factory.mktemp("holey"))
     file = folder / "train" / "tokens.bin"
     tokens = np.fromfile(file, dtype="<u2")
@@ -31,7 +31,7 @@ def table_of(data: Path, directory: Path, **run: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(holey: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of one rank that reads each step as one batch."""
+    """Return the losses of one rank that reads each step as one batch."""
     directory = tmp_path_factory.mktemp("whole")
     train_on(1, table_of(holey, directory, accumulation=1))
     return losses(directory)
@@ -123,7 +123,7 @@ def error(model, batch):
 
 @pytest.fixture(scope="module")
 def own_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's data whose targets lie unevenly, and models that take them."""
+    """Write a user's file with data of uneven targets, and models for them."""
     file = tmp_path_factory.mktemp("own") / "answers.py"
     file.write_text(ANSWERS)
     return file
@@ -168,7 +168,7 @@ CLASSES = {"model": "classifier", "data": "classes"}
 def test_targets_of_own_data_weigh_alike_in_training_and_in_the_score(
     kind: dict[str, str], own_file: Path, tmp_path: Path
 ) -> None:
-    """Micro-batches of two samples, of which some have no target: fine-tuning on answers, and a hole."""
+    """Some micro-batches of two samples have no target: fine-tuning on answers, and a hole."""
     whole = train_on(1, own_table(kind, own_file, tmp_path / "whole", accumulation=1))
     cut = train_on(2, own_table(kind, own_file, tmp_path / "cut", accumulation=6))
 
@@ -180,7 +180,7 @@ def test_targets_of_own_data_weigh_alike_in_training_and_in_the_score(
 
 
 def test_a_metric_that_counted_nothing_has_no_value(own_file: Path, tmp_path: Path) -> None:
-    """0 would be the best error there is."""
+    """The value 0 would look like the best error."""
     with own_file.open("a") as file:
         file.write(
             "\n\ndef of_none(model, batch):\n    return {'error': (torch.tensor(0.0), torch.tensor(0))}\n"

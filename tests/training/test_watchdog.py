@@ -12,7 +12,7 @@ from gpu_fleet.preemption.watchdog import Watchdog
 
 
 class Clock:
-    """Time that passes only when told."""
+    """Time that passes only when the test advances it."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -28,7 +28,7 @@ def clock():
 
 @pytest.fixture
 def ended():
-    """The exit statuses that the watchdog asked for."""
+    """Return the list of exit statuses that the watchdog asked for."""
     return []
 
 
@@ -41,7 +41,7 @@ def test_a_run_that_moves_is_left_alone(watchdog, clock, ended):
     for _ in range(5):
         watchdog.beat()
         clock.now_s += 59
-        watchdog.look()
+        watchdog.poll()
 
     assert ended == []
 
@@ -50,7 +50,7 @@ def test_a_run_that_hangs_is_terminated_with_a_failure(watchdog, clock, ended):
     watchdog.beat()
     clock.now_s += 60
 
-    watchdog.look()
+    watchdog.poll()
 
     assert ended == [FAILED_PERHAPS]
 
@@ -58,12 +58,12 @@ def test_a_run_that_hangs_is_terminated_with_a_failure(watchdog, clock, ended):
 def test_a_run_that_rests_is_not_watched_until_it_moves_again(watchdog, clock, ended):
     watchdog.rest()
     clock.now_s += 1000
-    watchdog.look()
+    watchdog.poll()
     assert ended == []
 
     watchdog.beat()
     clock.now_s += 60
-    watchdog.look()
+    watchdog.poll()
 
     assert ended == [FAILED_PERHAPS]
 
@@ -73,7 +73,7 @@ def test_rank_step_and_seconds_are_named(watchdog, clock, caplog):
     clock.now_s += 61
 
     with caplog.at_level(logging.CRITICAL):
-        watchdog.look()
+        watchdog.poll()
 
     assert "event=stalled rank=3 step=7 silent_s=61.0 limit_s=60.0" in caplog.text
 
@@ -84,7 +84,7 @@ def test_the_stacks_of_all_threads_are_kept(watchdog, clock, tmp_path):
     other.start()
     clock.now_s += 60
 
-    watchdog.look()
+    watchdog.poll()
 
     release.set()
     other.join()
@@ -120,7 +120,7 @@ def test_the_line_of_the_room_where_the_run_hangs_is_named(clock, ended, tmp_pat
     inside.wait()
     clock.now_s += 60
 
-    found[0].look()
+    found[0].poll()
 
     release.set()
     thread.join()
@@ -133,7 +133,7 @@ def test_stacks_that_cannot_be_written_do_not_keep_the_process_alive(clock, ende
     watchdog = Watchdog(3, limit_s=60, directory=absent, step=lambda: 7, clock=clock, end=ended.append)
     clock.now_s += 60
 
-    watchdog.look()
+    watchdog.poll()
 
     assert ended == [FAILED_PERHAPS]
 
@@ -178,7 +178,7 @@ def test_a_rank_that_never_came_is_blamed():
 
 
 def test_a_store_that_is_gone_is_said_and_waited_for_no_longer(monkeypatch):
-    """As where the process of rank 0, in which it lies, was stopped: calls then never return."""
+    """The store is in the process of rank 0; once that is stopped, calls never return."""
     monkeypatch.setattr("gpu_fleet.preemption.peers.ANSWER_S", 0.01)
     never = threading.Event()
     store = SimpleNamespace(set=lambda *_: never.wait(), check=lambda _: False, multi_get=lambda _: [])

@@ -1,4 +1,4 @@
-"""The Trainer of transformers: a callback and `newest()` make a program of one's own safe on spot instances.
+"""The Trainer of transformers: a callback and `newest()` make your own program safe on spot instances.
 
 .venv/bin/torchrun --standalone --nproc-per-node 2 training/examples/own_huggingface.py runs/own_huggingface
 """

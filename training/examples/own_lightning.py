@@ -1,4 +1,4 @@
-"""Lightning's Trainer: a callback, `newest()`, and a loader that goes on in the midst of an epoch.
+"""Lightning's Trainer: a callback, `newest()`, and a loader that resumes in the middle of an epoch.
 
 .venv/bin/torchrun --standalone --nproc-per-node 2 training/examples/own_lightning.py runs/own_lightning
 """

@@ -1,4 +1,4 @@
-"""A model of one's own on a prepared data set: any class or function that gives a torch.nn.Module.
+"""Your own model on a prepared data set: any class or function that returns a torch.nn.Module.
 
 gpu-fleet train prepare digits data/digits
 gpu-fleet train train training/examples/own_model.toml

@@ -1,4 +1,4 @@
-"""A program that saves by itself: `run` hands it a notice as a signal, and keeps its folder in the bucket.
+"""A program that saves by itself: `run` sends it a signal at a notice, and copies its folder to the bucket.
 
 gpu-fleet train run --checkpoints r -- torchrun --nproc-per-node 2 training/examples/own_program.py r 1000
 """

@@ -1,4 +1,4 @@
-"""WebDataset tars of any keys, here a picture and a JSON text beside it, from which a number is learned.
+"""WebDataset tars of any keys: here a picture, and JSON with the number to learn.
 
 gpu-fleet train prepare index data/houses --keys jpg,json
 gpu-fleet train train training/examples/own_records.toml

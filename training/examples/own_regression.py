@@ -1,4 +1,4 @@
-"""Everything of one's own: samples with several inputs, batches, model, loss and metrics.
+"""Your own data set (samples with several inputs), batches, model, loss and metrics.
 
 gpu-fleet train train training/examples/own_regression.toml
 """

@@ -1,4 +1,4 @@
-"""Samples that come one after the other: an IterableDataset, here of random walks of which the sign is asked.
+"""Samples from a stream, an IterableDataset: here random walks, to be classified by the sign of their end.
 
 gpu-fleet train train training/examples/own_stream.toml
 """
@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 
 class Walks(IterableDataset[tuple[Tensor, int]]):
-    """Steps (length,) of a walk, and whether it ends above its begin."""
+    """Steps (length,) of a walk, and 1 if it ends above its start, else 0."""
 
     def __init__(self, length: int) -> None:
         self.length = length

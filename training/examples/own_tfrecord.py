@@ -1,4 +1,4 @@
-"""TFRecord files of tf.train.Example: the place of each record is found once, so that any is one read.
+"""TFRecord files of tf.train.Example: an index of all records, so that one read gives any of them.
 
 pip install tfrecord
 gpu-fleet train train training/examples/own_tfrecord.toml

@@ -4,7 +4,7 @@ from gpu_fleet.core.lazy_groups import LazyGroup
 
 main = LazyGroup(
     "gpu_fleet",
-    help="Train models that lose no step: prepare data, train, look at what happened.",
+    help="Train models with exact resume: prepare data, train, report.",
     epilog="\b\nExample:\n  gpu-fleet train train training/examples/digits.toml",
     table={
         "bench": "gpu_fleet.trainer.train:bench",

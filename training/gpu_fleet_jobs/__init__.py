@@ -1,1 +1,1 @@
-"""Runs on several instances: who meets whom, submitted jobs, manifests for Kubernetes."""
+"""Runs on several instances: rendezvous, submitted jobs, manifests for Kubernetes."""

@@ -1,1 +1,1 @@
-"""``gpu-fleet``: one command for users and platform teams. Needs click and the standard library, no room."""
+"""``gpu-fleet``: one command for users and platform teams. It needs only click and the standard library."""

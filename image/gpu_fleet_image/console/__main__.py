@@ -1,4 +1,4 @@
-"""``python -m gpu_fleet_image.console`` is ``gpu-fleet``."""
+"""``python -m gpu_fleet_image.console``, the same as ``gpu-fleet``."""
 
 from gpu_fleet_image.console.cli import main
 

@@ -1,4 +1,4 @@
-"""The root of ``gpu-fleet``: what any command raises on purpose is one message and an exit code."""
+"""The root of ``gpu-fleet``: a command's expected errors become one message and an exit code."""
 
 import os
 import sys
@@ -17,14 +17,14 @@ from gpu_fleet_image.console.table import SECTIONS
 NAME = "gpu-fleet"
 CHECK = "gpu_fleet_stacks.cost.check:check"
 FAILED = 1
-# What a shell reports of a process that Ctrl-C (SIGINT, 2) ended.
+# A shell's exit code of a process that Ctrl-C (SIGINT, 2) ended.
 INTERRUPTED = 128 + 2
 TRACEBACK = "GPU_FLEET_TRACEBACK"
 FOLDER = "GPU_FLEET_DIR"  # stacks/gpu_fleet_stacks/settings/projects.py reads it
 
 
 class Console(TableGroup):
-    """The root group; ``main`` is the one place where exceptions end."""
+    """Root group, whose ``main`` alone handles exceptions."""
 
     def main(
         self,
@@ -34,7 +34,7 @@ class Console(TableGroup):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run a command line and exit; usage errors with 2, what a room raises on purpose with 1."""
+        """Run a command line and exit: with 2 on usage errors, with 1 on a command's expected errors."""
         if args is None:
             become_trainer(sys.argv[1:])
         if not standalone_mode:
@@ -49,20 +49,20 @@ class Console(TableGroup):
 
 
 def become_trainer(arguments: Sequence[str]) -> None:
-    """Go on as the trainer's own process where the command line is its; else return.
+    """Replace this process by the trainer's own, if the command line is for it; else return.
 
-    It imports modules of a user by any name: also `image` and `stacks`, which in this process are ours.
-    An isolated interpreter (-I) sees no module of a user, and stays.
+    The trainer imports a user's modules by any name, also `image` and `stacks`, which this process uses
+    itself. An isolated interpreter (-I) sees no module of a user, and stays.
     """
     if arguments[:1] == ["train"] and not sys.flags.isolated:
         os.execv(sys.executable, [sys.executable, "-m", "gpu_fleet", *arguments[1:]])  # noqa: S606 - no shell needed
 
 
 def ended(run: Callable[[], Any]) -> int:
-    """The exit code of a command line, its error said.
+    """Run a command line, print its error, and return its exit code.
 
     Args:
-        run: runs it, and gives an exit code where click ends it early, say after ``--help``.
+        run: runs it, and returns an exit code if click ends it early, say after ``--help``.
     """
     open_streams()
     try:
@@ -75,7 +75,7 @@ def ended(run: Callable[[], Any]) -> int:
         error.show()
         return error.exit_code
     except BrokenPipeError:
-        # The reader is gone: nothing more can be said, also not by the interpreter when it flushes.
+        # The reader is gone: nothing more can be written, also not when the interpreter flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
@@ -87,7 +87,7 @@ def ended(run: Callable[[], Any]) -> int:
 
 
 def open_streams() -> None:
-    """Give output a place where the caller closed it, and a ``?`` for what its encoding lacks."""
+    """Replace an output that the caller closed, and print ``?`` for characters that its encoding lacks."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, StringIO())
@@ -96,7 +96,7 @@ def open_streams() -> None:
 
 
 def words(error: Exception) -> str:
-    """An exception in one message for a user."""
+    """Return the message for an exception, for a user."""
     if is_meant(error):
         return str(error)
     if (wrong := misconfigured(error)) is not None:
@@ -107,14 +107,14 @@ def words(error: Exception) -> str:
 
 
 def say_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """What ``--version`` does: one line, and no command."""
+    """Handle ``--version``: print one line, and run no command."""
     if wanted and not ctx.resilient_parsing:
         click.echo(version.text())
         ctx.exit()
 
 
 def choose_folder(ctx: click.Context, _: click.Parameter, folder: str | None) -> None:
-    """What ``--dir`` does: the variable is what every room reads, also in a process that a command starts."""
+    """Handle ``--dir``: set the variable that every command reads, also in child processes."""
     if folder and not ctx.resilient_parsing:
         before = os.environ.get(FOLDER, "")
         os.environ[FOLDER] = folder
@@ -122,14 +122,14 @@ def choose_folder(ctx: click.Context, _: click.Parameter, folder: str | None) ->
 
 
 def example() -> str:
-    """What to try first: of a checkout its stacks, on an instance the instance."""
+    """Return a first command to try: in a checkout for its stacks, on an instance for the instance."""
     return "gpu-fleet check aws-dev" if lazy.is_here(CHECK) else "gpu-fleet status"
 
 
 main = Console(
     NAME,
     {title: dict(rows) for title, rows in SECTIONS.items()},
-    "Shared GPU fleets on AWS and Alibaba Cloud. COMMAND --help has an example of each command.",
+    "Shared GPU fleets on AWS and Alibaba Cloud. COMMAND --help shows an example of each command.",
     example(),
 )
 main.params += [
@@ -138,7 +138,7 @@ main.params += [
         metavar="DIR",
         expose_value=False,
         callback=choose_folder,
-        help=f"The project whose stack files are meant; by default {FOLDER}, else from here upward.",
+        help=f"Folder of the stack files' project; by default {FOLDER}, else this folder or one above.",
     ),
     click.Option(
         ["--version"],
@@ -146,7 +146,7 @@ main.params += [
         is_eager=True,
         expose_value=False,
         callback=say_version,
-        help="Say which gpu-fleet this is, for a report.",
+        help="Show the version, for a report.",
     ),
 ]
 main.context_settings = {"help_option_names": ["-h", "--help"], "obj": StackFiles()}

@@ -1,4 +1,4 @@
-"""Click groups over the table: nothing of a command is loaded before it is called."""
+"""Click groups over the table: no module of a command is loaded before it is called."""
 
 import click
 from click.shell_completion import CompletionItem
@@ -23,25 +23,25 @@ class TableGroup(click.Group):
         return {name: row for rows in self.sections.values() for name, row in rows.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """The names, in the order of the help."""
+        """Return the names in the order of the help."""
         return list(self._rows())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """The command, with its module imported now."""
+        """Return the command; its module is imported now."""
         row = self._rows().get(cmd_name)
         if isinstance(row, Rows):
             return TableGroup(cmd_name, {"Commands": dict(row.commands)}, row.line, row.example)
         return None if row is None else lazy.command(row.target)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
-        """The list in ``--help``; loads nothing."""
+        """Write the list in ``--help`` without loading a command."""
         for title, rows in self.sections.items():
             if rows and title != INTERNAL:
                 with formatter.section(title):
                     formatter.write_dl([(name, row.line) for name, row in rows.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names of commands, and the group's own options; loads nothing."""
+        """Return completions: commands' names and the group's own options, without loading a command."""
         own = click.Command.shell_complete(self, ctx, incomplete)
         offered = self._rows().keys() - self.sections.get(INTERNAL, {}).keys()
         commands = (
@@ -54,20 +54,20 @@ class TableGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; a typo is answered with the nearest names, a missing room with that."""
+        """Find the command. A typo is answered with the nearest names, a missing package with its name."""
         name, known = args[0], self._rows()
         if name in known or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         if name in self._absent:
             ctx.fail(
-                f"{name!r} is no command of an instance: on a computer of yours pip install "
-                f"'gpu-fleet[platform]' brings it; here there are: {', '.join(known)}"
+                f"{name!r} is no command on an instance: on your own computer pip install "
+                f"'gpu-fleet[platform]' installs it; the commands here are: {', '.join(known)}"
             )
         raise click.exceptions.NoSuchCommand(name, possibilities=known, ctx=ctx)
 
 
 def _present(rows: Section) -> Section:
-    """The rows whose modules are here; of a group those of its commands."""
+    """Return the rows whose modules are on this computer; in a group, those of its commands."""
     kept: Section = {}
     for name, row in rows.items():
         if isinstance(row, Row):

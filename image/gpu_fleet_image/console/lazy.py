@@ -1,4 +1,4 @@
-"""Click objects by their place, as text: a command's module is loaded when it is called, not before."""
+"""Click objects as text: a command's module is loaded when it is called, not before."""
 
 import importlib
 import importlib.util
@@ -9,12 +9,12 @@ import click
 
 from gpu_fleet_image.console.errors import CommandNotHereError
 
-# Room -> the extra of the wheel that brings what its commands need.
+# Package -> the extra of the wheel with its commands' requirements.
 EXTRAS = {"gpu_fleet_stacks": "platform", "gpu_fleet": "train", "gpu_fleet_jobs": "train"}
 
 
 def is_here(target: str) -> bool:
-    """Whether the module of ``module:attribute`` lies on this computer; loads nothing.
+    """Return whether the module of ``module:attribute`` is on this computer, without loading it.
 
     Args:
         target: say ``gpu_fleet_stacks.preflight.command:preflight``.
@@ -32,7 +32,7 @@ def is_here(target: str) -> bool:
 
 
 def load(target: str) -> Any:
-    """What ``module:attribute`` names.
+    """Load ``module:attribute``.
 
     Raises:
         CommandNotHereError: a package that the module needs is not installed on this computer.
@@ -42,13 +42,13 @@ def load(target: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         room = module.partition(".")[0]
-        advice = f"; pip install 'gpu-fleet[{EXTRAS[room]}]' brings it" if room in EXTRAS else ""
+        advice = f"; pip install 'gpu-fleet[{EXTRAS[room]}]' installs it" if room in EXTRAS else ""
         raise CommandNotHereError(
-            f"needs the Python package {error.name}, which is not here{advice}"
+            f"needs the Python package {error.name}, which is not installed here{advice}"
         ) from error
 
 
 def command(target: str) -> click.Command:
-    """The click command or group that ``module:attribute`` names; errors as for ``load``."""
+    """Load the click command or group of ``module:attribute``; errors as for ``load``."""
     loaded: click.Command = load(target)
     return loaded

@@ -1,4 +1,4 @@
-"""The stack files of a checkout, for commands whose rooms know nothing of them; elsewhere there are none."""
+"""Stack files of a checkout, for commands that do not import their package; elsewhere there are none."""
 
 from collections.abc import Mapping
 
@@ -11,24 +11,24 @@ POOLS = "gpu_fleet_stacks.settings.stack_files:pools_of"
 
 
 class StackFiles:
-    """What a command finds as click's ``obj``."""
+    """Access to stack files, in click's ``obj``."""
 
     def names(self) -> list[str]:
-        """Every stack that has a file here."""
+        """Return every stack that has a file here."""
         stacks: list[str] = lazy.load(NAMES)() if lazy.is_here(NAMES) else []
         return stacks
 
     def place(self, name: str) -> Mapping[str, str]:
-        """Cloud, region, account_id and endpoint_url of one of them, by its file.
+        """Return cloud, region, account_id and endpoint_url of a stack, from its file.
 
         Raises:
-            gpu_fleet_stacks.errors.StacksError: the file is wrong.
+            gpu_fleet_stacks.core.errors.StacksError: the file is wrong.
         """
         answer: Mapping[str, str] = lazy.load(PLACE)(name)
         return answer
 
     def pools(self, name: str) -> list[str]:
-        """The names of a stack's pools, for a shell to complete; none where its file is missing or wrong."""
+        """Return the names of a stack's pools, for completion; empty if its file is missing or wrong."""
         if name not in self.names():
             return []
         try:

@@ -1,4 +1,4 @@
-"""Every command of ``gpu-fleet``: its name, where its click object lies, and its line in the help. Data."""
+"""Every command of ``gpu-fleet``: its name, its click object, and its line in the help."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Rows:
 
 
 IMAGE = Rows(
-    "Build images, roll them back, and hold what they take from outside.",
+    "Build images, roll them back, and lock their downloads.",
     "gpu-fleet image build aws-prod",
     {
         "build": Row(
@@ -40,7 +40,9 @@ IMAGE = Rows(
         "rollback": Row(
             "gpu_fleet_stacks.images.command:rollback", "Boot the image before the promoted one."
         ),
-        "scan": Row("gpu_fleet_stacks.images.command:scan", "What a scanner knows of the promoted image."),
+        "scan": Row(
+            "gpu_fleet_stacks.images.command:scan", "Show a scanner's findings on the promoted image."
+        ),
         "bake": Row(
             "gpu_fleet_image.recipe.build:main", "Bake on this computer: a folder, a disk or a container."
         ),
@@ -48,32 +50,31 @@ IMAGE = Rows(
             "gpu_fleet_image.recipe.file_list:main", "Compare two bakes of the same inputs, file by file."
         ),
         "lock": Row(
-            "gpu_fleet_image.recipe.lock_command:main", "List what comes from outside, and how it is held."
+            "gpu_fleet_image.recipe.lock_command:main", "List the image's downloads, and their locks."
         ),
         "payload": Row(
             "gpu_fleet_image.recipe.build:payload_command", "Write the tarball that a cloud's builder runs."
         ),
         "wheels": Row(
-            "gpu_fleet_stacks.payload.wheels_command:wheels", "Put the trainer's wheels into a bucket."
+            "gpu_fleet_stacks.images.wheels_command:wheels", "Put the trainer's wheels into a bucket."
         ),
     },
 )
 
 GPU = Rows(
-    "Share an instance's GPUs: who reserved which, until when.",
+    "Share an instance's GPUs by reservations.",
     "gpu-fleet gpu list",
     {
         "list": Row(
-            "gpu_fleet_image.instance.gpus.command:list_gpus", "The instance's GPUs, and who reserved them."
+            "gpu_fleet_image.instance.gpus.command:list_gpus",
+            "List the instance's GPUs and their reservations.",
         ),
         "reserve": Row(
             "gpu_fleet_image.instance.gpus.command:reserve", "Reserve some of them for hours or days."
         ),
-        "release": Row("gpu_fleet_image.instance.gpus.command:release", "Give yours back before."),
-        "env": Row("gpu_fleet_image.instance.gpus.command:env", "Let an open shell see yours alone."),
-        "mps": Row(
-            "gpu_fleet_image.instance.gpus.mps:mps", "Let several processes compute on yours at once."
-        ),
+        "release": Row("gpu_fleet_image.instance.gpus.command:release", "Release your GPUs early."),
+        "env": Row("gpu_fleet_image.instance.gpus.command:env", "Limit an open shell to your GPUs."),
+        "mps": Row("gpu_fleet_image.instance.gpus.mps:mps", "Run several processes on your GPUs at once."),
     },
 )
 
@@ -86,14 +87,14 @@ CATALOG = Rows(
             "gpu_fleet_stacks.catalog.command:show", "One type: GPUs, network, quota, price, source."
         ),
         "refresh": Row(
-            "gpu_fleet_stacks.catalog.refresh.command:refresh", "Read today's list prices from the clouds."
+            "gpu_fleet_stacks.catalog_refresh.command:refresh", "Read today's list prices from the clouds."
         ),
     },
 )
 
-# Called by units of an instance: no help and no completion offers them.
+# For units of an instance: neither help nor completion shows them.
 INTERNAL = "On an instance, by systemd"
-# Who uses it -> its commands, in the order of the help.
+# Audience -> its commands, in the order of the help.
 SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
     "Users of instances": {
         "take": Row(
@@ -104,14 +105,14 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
             "gpu_fleet_image.console.users.status:status", "Every instance: owner, idle time, cost."
         ),
         "explain": Row(
-            "gpu_fleet_image.console.users.explain:explain", "Why an instance is terminated or kept."
+            "gpu_fleet_image.console.users.explain:explain", "Explain why an instance is terminated or kept."
         ),
         "keep": Row(
             "gpu_fleet_image.console.users.keep:keep", "Keep an instance for hours or days, used or not."
         ),
-        "release": Row("gpu_fleet_image.console.users.keep:release", "Keep an instance no longer."),
+        "release": Row("gpu_fleet_image.console.users.keep:release", "Release your hold on an instance."),
         "connect": Row(
-            "gpu_fleet_image.console.users.connect:connect", "A shell on an instance, or a port of it here."
+            "gpu_fleet_image.console.users.connect:connect", "Open a shell on an instance, or forward a port."
         ),
         "gpu": GPU,
         "train": Row("gpu_fleet.cli:main", "Prepare data, train, launch on many instances."),
@@ -122,7 +123,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
             "gpu_fleet_image.console.runs.follow:runs", "Your submitted runs: phase, step, loss, cost."
         ),
         "logs": Row("gpu_fleet_image.console.runs.follow:logs", "The log of a submitted run."),
-        "cancel": Row("gpu_fleet_image.console.runs.follow:cancel", "Ask a submitted run to save and end."),
+        "cancel": Row("gpu_fleet_image.console.runs.follow:cancel", "Ask a submitted run to save and stop."),
     },
     "Platform teams": {
         "init": Row(
@@ -134,45 +135,44 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
             "gpu_fleet_stacks.settings.reference:command",
             "The stack file's keys, as a JSON Schema for editors.",
         ),
-        "cost": Row("gpu_fleet_stacks.cost.command:cost", "What a stack costs an hour and a month."),
-        "advise": Row(
-            "gpu_fleet_stacks.advise.__main__:main", "What a training run needs, and what to rent."
-        ),
+        "cost": Row("gpu_fleet_stacks.cost.command:cost", "Show what a stack costs an hour and a month."),
+        "advise": Row("gpu_fleet_stacks.advise.__main__:main", "Advise what a training run needs to rent."),
         "catalog": CATALOG,
         "rehearse": Row(
             "gpu_fleet_stacks.rehearsal.__main__:main", "Run a stack in process, without an account."
         ),
         "preflight": Row(
-            "gpu_fleet_stacks.preflight.command:preflight", "Ask the cloud whether there is room."
+            "gpu_fleet_stacks.preflight.command:preflight", "Check quotas and capacity in the cloud."
         ),
         "policy": Row(
-            "gpu_fleet_stacks.deployer.command:policy", "What whoever deploys a stack may do, as policies."
+            "gpu_fleet_stacks.deployer.command:policy", "Print the policies that a deployer needs."
         ),
-        "preview": Row("gpu_fleet_stacks.guard.pulumi_command:preview", "Show what `up` would change."),
+        "preview": Row("gpu_fleet_stacks.plan_check.pulumi_command:preview", "Show what `up` would change."),
         "accept": Row(
             "gpu_fleet_stacks.acceptance.command:accept", "Prove a stack in a real account, cost capped."
         ),
         "outputs": Row(
-            "gpu_fleet_stacks.guard.pulumi_command:outputs", "Print what a deployed stack exports."
+            "gpu_fleet_stacks.plan_check.pulumi_command:outputs", "Print what a deployed stack exports."
         ),
-        "up": Row("gpu_fleet_stacks.guard.pulumi_command:up", "Create or update the stack."),
+        "up": Row("gpu_fleet_stacks.plan_check.pulumi_command:up", "Create or update the stack."),
         "destroy": Row(
             "gpu_fleet_stacks.teardown.command:destroy", "Drain and delete a stack; keep its data."
         ),
         "sweep": Row(
-            "gpu_fleet_image.console.operators.sweep:sweep", "Run the idle sweep by hand; dry by default."
+            "gpu_fleet_image.console.operators.sweep:sweep",
+            "Run the idle sweep by hand; a dry run by default.",
         ),
         "unfreeze": Row(
             "gpu_fleet_image.console.operators.unfreeze:unfreeze", "Let frozen pools scale out again."
         ),
         "report": Row(
-            "gpu_fleet_image.console.operators.report:report", "What a month saved, or a day was worth."
+            "gpu_fleet_image.console.operators.report:report", "Report a month's savings, or a day's GPU use."
         ),
         "image": IMAGE,
     },
     INTERNAL: {
         "accounts": Row(
-            "gpu_fleet_image.instance.accounts.command:command", "Make the accounts of the stack's users."
+            "gpu_fleet_image.instance.accounts.command:command", "Create the accounts of the stack's users."
         ),
         "start-run": Row(
             "gpu_fleet_image.instance.accounts.start_run:start_run", "Start a submitted run, as its account."

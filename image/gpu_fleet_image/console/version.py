@@ -1,17 +1,17 @@
-"""Which gpu-fleet this is: the package's number, and on an instance the digest of what it was made from."""
+"""The version of gpu-fleet: the package's number, and on an instance its payload's digest."""
 
 import json
 from pathlib import Path
 from platform import python_version
 
 NAME = "gpu-fleet"
-PAYLOAD_DIGEST = Path("opt/gpu-fleet/payload/payload.sha256")  # where the first boot unpacked it
+PAYLOAD_DIGEST = Path("opt/gpu-fleet/payload/payload.sha256")  # unpacked by the first boot
 MANIFEST = Path("usr/share/gpu-fleet/manifest.json")  # of a built image (steps/95-manifest.sh)
 SHOWN_DIGITS = 12
 
 
 def text(root: Path = Path("/")) -> str:
-    """One line for ``--version``, with all that a report of a defect needs.
+    """Return one line for ``--version``, with all that a report of a defect needs.
 
     Args:
         root: of the file system.
@@ -28,11 +28,11 @@ def text(root: Path = Path("/")) -> str:
 
 
 def payload_of(root: Path) -> str:
-    """The SHA-256 of the payload that this instance was made from; empty on any other computer."""
+    """Return the SHA-256 of the payload that this instance was made from; empty on any other computer."""
     try:
         return (root / PAYLOAD_DIGEST).read_text(encoding="utf-8").strip()
     except OSError:
-        pass  # a built image has none
+        pass  # a built image does not have it
     try:
         return str(json.loads((root / MANIFEST).read_text(encoding="utf-8"))["payload_sha256"])
     except (OSError, ValueError, KeyError):

@@ -1,10 +1,9 @@
-"""Alibaba Cloud's keys: of a user or a function from the environment, on an instance from a role.
+"""Alibaba Cloud access keys: a user's or a function's from the environment, an instance's from its role.
 
-Root has the instance's role by the metadata service, users the pool's user role by the credentials service,
-whose address is in their environment. ``run gpu_fleet_image.core.alicloud_credentials`` prints those of
-the role as the AWS SDK asks a credential_process for them, again and again: rclone reads OSS with that SDK,
-which knows
-only roles of AWS.
+Root gets the instance's role from the metadata service. Users get the pool's user role from the credentials
+service, whose address is in their environment. ``run gpu_fleet_image.core.alicloud_credentials`` prints the
+role's keys in the form that the AWS SDK expects of a credential_process: rclone reads OSS with that SDK,
+which knows only roles of AWS, and runs the command whenever keys expire.
 https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata
 https://www.alibabacloud.com/help/en/sdk/developer-reference/v2-manage-python-access-credentials
 https://docs.aws.amazon.com/sdkref/latest/guide/feature-process-credentials.html
@@ -29,7 +28,7 @@ TOKEN = "ALIBABA_CLOUD_SECURITY_TOKEN"  # noqa: S105 - a name
 URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # of users of an instance (image/gpu_fleet_image/instance/credentials)
 TIMEOUT_S = 10.0
 ROLES = "ram/security-credentials/"
-RENEW_BEFORE = timedelta(minutes=10)  # the service has new ones half an hour before the old ones end
+RENEW_BEFORE = timedelta(minutes=10)  # the service has new keys half an hour before the old ones expire
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,10 @@ class AccessKey:
 
 
 class Credentials:
-    """The keys that count now.
+    """Source of the keys that are valid now.
 
     Args:
-        environ: where a function and a user have theirs.
+        environ: where a function and a user have their keys.
         metadata: of this instance; None elsewhere.
     """
 
@@ -61,7 +60,7 @@ class Credentials:
         self._of_role: tuple[AccessKey, datetime] | None = None
 
     def current(self) -> AccessKey:
-        """The keys of the environment, else of this process's role on this instance.
+        """Return the keys of the environment, else of this process's role on this instance.
 
         Raises:
             ConfigurationError: there are none.
@@ -78,18 +77,18 @@ class Credentials:
             try:
                 self._of_role = of_role(self._metadata)
             except ConfigurationError as error:
-                raise ConfigurationError(f"{error}; needed is {log_in('alicloud')}") from error
+                raise ConfigurationError(f"{error}; you need {log_in('alicloud')}") from error
             except CloudError as error:
-                raise CloudError(f"{error}; needed is {log_in('alicloud')}", error.code) from error
+                raise CloudError(f"{error}; you need {log_in('alicloud')}", error.code) from error
         return self._of_role[0]
 
 
 def of_role(metadata: Metadata, environ: Mapping[str, str] = os.environ) -> tuple[AccessKey, datetime]:
-    """The keys of this process's role on this instance, and when they expire, in UTC.
+    """Return the keys of this process's role on this instance, and when they expire, in UTC.
 
     Raises:
         ConfigurationError: the instance has no role.
-        CloudError: nobody gives them, or what is given cannot be read.
+        CloudError: the service does not answer, or its answer cannot be read.
     """
     if uri := environ.get(URI):
         return _read(_given(uri), uri)
@@ -120,7 +119,7 @@ def _read(text: str, where: str) -> tuple[AccessKey, datetime]:
 
 
 def temporary_keys(answer: Any, where: str) -> tuple[AccessKey, datetime]:
-    """The keys in an answer of Alibaba Cloud's, and when they expire, in UTC.
+    """Return the keys in a reply of Alibaba Cloud, and when they expire, in UTC.
 
     Raises:
         CloudError: there are none; the message begins with ``where``.
@@ -133,7 +132,7 @@ def temporary_keys(answer: Any, where: str) -> tuple[AccessKey, datetime]:
 
 
 def main() -> int:
-    """Exit status 1, and one line, when there are no keys."""
+    """Print the role's keys; return exit status 1, after one line on stderr, if there are none."""
     try:
         keys, expiration = of_role(Metadata("alicloud"))
     except InstanceError as error:

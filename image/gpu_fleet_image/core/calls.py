@@ -1,4 +1,4 @@
-"""Every call a sweep makes to the cloud: counted, timed against a deadline, its errors in one shape."""
+"""Every call of a sweep to the cloud: counted, held to a deadline, its errors in one form."""
 
 import email.utils
 import logging
@@ -17,14 +17,15 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.errors import log_in
 from gpu_fleet_image.core.reaper_errors import AnswerError, CloudError, DeadlineError
 
 Item = TypeVar("Item")
 log = logging.getLogger(__name__)
 
-# After as many tries as the clients make (``session.py`` of each cloud) these say nothing about
-# the ids of the call.
+# After the clients' own retries (``session.py`` of each cloud), these errors say nothing about the ids of the
+# call.
 TRANSIENT = frozenset(
     {
         "Throttling",
@@ -47,16 +48,7 @@ TRANSIENT = frozenset(
     }
 )
 
-# The credentials are known, and a permission is missing: AWS, then Alibaba Cloud. A test holds it equal to
-# that of stacks/gpu_fleet_stacks/calls/errors.py.
-DENIED = frozenset(
-    {
-        *("AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedException"),
-        *("UnauthorizedOperation", "403"),
-        *("Forbidden", "Forbidden.RAM", "Forbidden.Unauthorized", "NoPermission", "NotAuthorized"),
-    }
-)
-# Who asks is not known: nobody logged in, or a log-in is over.
+# The caller is unknown: nobody logged in, or the log-in has expired.
 NOBODY = (
     NoCredentialsError,
     PartialCredentialsError,
@@ -77,7 +69,7 @@ OVER = frozenset(
         *("InvalidSecurityToken.Expired", "InvalidSecurityToken.Malformed"),
     }
 )
-# Names of calls and services that policies spell otherwise (AWS service authorization reference).
+# Calls and services that policies name differently (AWS service authorization reference).
 ACTIONS = {
     "HeadObject": "GetObject",
     "ListObjectsV2": "ListBucket",
@@ -88,7 +80,7 @@ SERVICES = {"monitoring": "cloudwatch"}
 
 @dataclass(frozen=True)
 class Failure:
-    """One instance that something could not be done to, or ``*`` for all.
+    """An action that failed for one instance, or for all (``*``).
 
     Attributes:
         instance_id: the instance, or ``*``.
@@ -100,16 +92,16 @@ class Failure:
 
 
 class Calls:
-    """Makes calls, and counts them.
+    """Client wrapper that makes calls and counts them.
 
     Args:
-        clock: the time now.
-        deadline: after it no call is made.
+        clock: returns the time now.
+        deadline: no call is made after it.
         read_only: refuse to make a call that changes anything.
 
     Attributes:
-        read: calls that only looked, retries counted.
-        write: calls that may have changed something, retries counted.
+        reads: calls that changed nothing, retries counted.
+        writes: calls that may have changed something, retries counted.
         skew_s: how far this instance's clock is ahead of the cloud's, by the latest answer; None before.
     """
 
@@ -119,15 +111,15 @@ class Calls:
         self._clock = clock
         self._deadline = deadline
         self._read_only = read_only
-        self.read = 0
-        self.write = 0
+        self.reads = 0
+        self.writes = 0
         self.skew_s: float | None = None
 
     def now(self) -> datetime:
-        """The time that every deadline here is held against."""
+        """Return the time that every deadline here is compared with."""
         return self._clock()
 
-    def look(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    def read(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
         """Make a call that changes nothing.
 
         Raises:
@@ -135,21 +127,21 @@ class Calls:
             DeadlineError: there is no time left.
         """
         answer, attempts = self._call(method, arguments)
-        self.read += attempts
+        self.reads += attempts
         if isinstance(answer, CloudError):
             raise answer
         return answer
 
     def change(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-        """Make a call that may change something; errors as for ``look``.
+        """Make a call that may change something; errors as for ``read``.
 
         Raises:
-            CloudError: also where only looking is allowed.
+            CloudError: also where only reading is allowed.
         """
         if self._read_only:
             raise CloudError(f"{_name(method)} in a dry run", "DryRun")
         answer, attempts = self._call(method, arguments)
-        self.write += attempts
+        self.writes += attempts
         if isinstance(answer, CloudError):
             raise answer
         return answer
@@ -170,7 +162,7 @@ class Calls:
             return failed, 1 + int(metadata.get("RetryAttempts", 0))
         except BotoCoreError as error:
             log.info("call=%s error=%r", _name(method), str(error))
-            remedy = f"; needed are {log_in(_cloud(method))}" if isinstance(error, NOBODY) else ""
+            remedy = f"; you need {log_in(_cloud(method))}" if isinstance(error, NOBODY) else ""
             return CloudError(f"{_name(method)}: {error}{remedy}", "ServiceUnavailable"), 1
         except AnswerError as error:
             log.info("call=%s code=%s message=%r", _name(method), error.code, error.message)
@@ -188,15 +180,15 @@ class Calls:
 def bisect(ids: Sequence[str], step: str, act: Callable[[Sequence[str]], object]) -> list[Failure]:
     """Do something to many instances at once, so that one bad id fails alone.
 
-    A batch that the cloud refuses is cut in half and tried again; one that it had no time for is not.
+    A batch that the cloud refuses is split in half and tried again; one that ran out of time is not.
 
     Args:
         ids: the instances of one batch.
-        step: what is done, for the report.
-        act: does it to some of them, or raises ``CloudError``; doing it twice must do no harm.
+        step: name of the action, for the report.
+        act: does it to some of them, or raises ``CloudError``; it must be idempotent.
 
     Returns:
-        One failure for each instance it was not done to.
+        One failure for each instance that the action did not reach.
     """
     if not ids:
         return []
@@ -213,7 +205,7 @@ def bisect(ids: Sequence[str], step: str, act: Callable[[Sequence[str]], object]
 
 
 def batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
-    """Consecutive parts of at most ``size``."""
+    """Return consecutive parts of at most ``size`` items."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
@@ -222,24 +214,24 @@ def _name(method: Callable[..., Any]) -> str:
 
 
 def _remedy(method: Callable[..., Any], code: str) -> str:
-    """How to log in, or the permission to ask an administrator for, where one of these is missing."""
+    """Return how to log in, or which permission to ask an administrator for; empty if neither would help."""
     if code in OVER:
-        return f"; these credentials count no more, needed are {log_in(_cloud(method))}"
+        return f"; these credentials are no longer valid; you need {log_in(_cloud(method))}"
     needed = permission_of(method) if code in DENIED else ""
     return f"; missing permission: {needed}" if needed else ""
 
 
 def _cloud(method: Callable[..., Any]) -> str:
-    """Whose call it is: boto3 also speaks with OSS."""
+    """Return the cloud that a call goes to. boto3 also talks to OSS."""
     meta = getattr(getattr(method, "__self__", None), "meta", None)
     return "alicloud" if meta is None or ".aliyuncs.com" in meta.endpoint_url else "aws"
 
 
 def permission_of(method: Callable[..., Any]) -> str:
-    """What a policy must allow for a call, say ``s3:GetObject``; empty where that is not known.
+    """Return the permission that a call needs, say ``s3:GetObject``; empty if it is not known.
 
     Args:
-        method: of a boto3 client, or with an attribute ``permission``.
+        method: of a boto3 client, or a callable with an attribute ``permission``.
     """
     meta = getattr(getattr(method, "__self__", None), "meta", None)
     if meta is None:

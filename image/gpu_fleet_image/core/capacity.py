@@ -1,10 +1,10 @@
-"""What is asked for, what is on its way, and what the mover remembers from pass to pass.
+"""Requests for instances, instances on their way, and the mover's state between passes.
 
 All of it lies below ``capacity/`` of the stack's records:
 
 - ``requests/DAY/KIND/CALLER/NAME.json``: one request, written by the user who asks. KIND is ``users`` or
-  ``sessions``, CALLER what the cloud calls the credentials: below it nobody else can write on AWS.
-- ``state.json``: what became of each; the mover alone writes it, and whoever asked reads it.
+  ``sessions``. CALLER is the cloud's name of the credentials: on AWS nobody else can write below it.
+- ``state.json``: the state of each request. Only the mover writes it; users read it.
 - ``ledger/YYYY/MM/DD/...json``: every decision, written before it is carried out, never overwritten.
 """
 
@@ -23,11 +23,11 @@ REQUESTS = f"{PREFIX}/requests"
 STATE = f"{PREFIX}/state.json"
 LEDGER = f"{PREFIX}/ledger"
 SCHEMA = 1
-# On an instance: the key of the request that it came for, or one of the three words.
+# Tag of an instance: the key of the request that it was started for, or one of the three words below.
 TAG_TAKEN = "gpu-fleet:taken"
 SPARE, SHARED, QUEUED = "spare", "shared", "queued"
 LONGEST_HOURS = 14 * 24
-# A session's id has a colon, a user's has none: an IAM user's own id is no second name of the same user.
+# A session's id has a colon, a user's has none: an IAM user's own id cannot be a second name of that user.
 REQUEST_KEY = re.compile(
     r"\d{4}-\d\d-\d\d/(?:users/([^/:]{1,64})|sessions/([^/:]{1,64}:[^/:]{1,64}))/[0-9TZ]{1,20}-[0-9a-f]{1,16}"
 )
@@ -36,7 +36,7 @@ REMEMBERED = timedelta(days=2)
 
 
 class Fate(StrEnum):
-    """What became of a request."""
+    """State of a request."""
 
     OPEN = "open"
     FILLED = "filled"
@@ -46,17 +46,17 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for, and what became of it.
+    """A user's request for instances, and its state.
 
     Attributes:
         key: ``DAY/KIND/CALLER/NAME``.
-        count: how many instances.
-        hours: how long they are kept, used or not; None to leave them to the idle rules alone.
+        count: number of instances.
+        hours: how long they are kept, used or not; None if only the idle rules apply.
         at: when the mover first saw it.
-        reason: why, for whoever asked.
-        instances: that came, in order.
-        tried: where there was no room, and what the cloud said.
-        withdraws: the key of an earlier request of the same user, which this one withdraws; else empty.
+        reason: explanation for the user.
+        instances: ids of the instances that were started for it, in order.
+        tried: groups without capacity, and the cloud's error of each.
+        withdraws: key of an earlier request of the same user that this one withdraws; else empty.
     """
 
     key: str
@@ -72,11 +72,11 @@ class Request:
 
     @property
     def owner(self) -> str:
-        """Who asks: a user's name, or a session's, as far as the role lets nobody choose another one."""
+        """Name of the requester: a user, or a session, which counts only if the role fixes session names."""
         return owner_of(self.key)
 
     def to_json(self) -> dict[str, Any]:
-        """As the state holds it."""
+        """Return the request as the state holds it."""
         return {
             "pool": self.pool,
             "count": self.count,
@@ -92,12 +92,12 @@ class Request:
 
 
 def caller_in(key: str) -> str:
-    """Who asks, by a request's key: ``users/NAME`` or ``sessions/ID:NAME``."""
+    """Return the requester in a request's key: ``users/NAME`` or ``sessions/ID:NAME``."""
     return key.partition("/")[2].rpartition("/")[0]
 
 
 def owner_of(key: str) -> str:
-    """The name in a request's key."""
+    """Return the owner's name in a request's key."""
     match = REQUEST_KEY.fullmatch(key)
     if match is None:
         raise ValueError(f"{key}: no key of a request")
@@ -106,16 +106,16 @@ def owner_of(key: str) -> str:
 
 @dataclass(frozen=True)
 class Coming:
-    """An instance that is on its way, or waits for a place to start.
+    """An instance that is being started, or waits for a group with capacity.
 
     Attributes:
         purpose: the key of a request, ``spare``, ``shared`` or ``queued``.
-        asked_at: since when it is wanted.
-        group: where it is being started; empty while it waits.
-        since: since when there.
-        goal: desired capacity of that group once it was raised for this one.
-        started: the group was raised.
-        activity: what the cloud calls the activity that raised it, where it says so.
+        asked_at: time of the request for it.
+        group: the group that is starting it; empty while it waits.
+        since: when that group was chosen.
+        goal: desired capacity of that group once it was raised for this instance.
+        started: the group's capacity was raised.
+        activity: the cloud's id of the activity that raised it, if it returns one.
     """
 
     id: str
@@ -129,11 +129,11 @@ class Coming:
     activity: str = ""
 
     def back(self) -> "Coming":
-        """The same without a place."""
+        """Return a copy without a group."""
         return replace(self, group="", since=None, goal=0, started=False, activity="")
 
     def to_json(self) -> dict[str, Any]:
-        """As the state holds it."""
+        """Return the record as the state holds it."""
         return {
             "id": self.id,
             "pool": self.pool,
@@ -149,7 +149,7 @@ class Coming:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A group could start nothing: when, and what the cloud said."""
+    """A group's latest failure to start an instance: when, and the cloud's error."""
 
     at: datetime
     why: str
@@ -157,11 +157,11 @@ class Trouble:
 
 @dataclass(frozen=True)
 class MoverState:
-    """What one pass hands to the next.
+    """State that one pass hands to the next.
 
     Attributes:
         requests: key -> request, open ones and those of the last two days.
-        coming: what is on its way, oldest first.
+        coming: instances on their way, oldest first.
         trouble: group -> its last failure.
         raised_for_load: pool -> when its load last brought it an instance.
         held: pool -> why it gets neither spares nor instances for its load.
@@ -174,7 +174,7 @@ class MoverState:
     held: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As the bucket holds it."""
+        """Return the state as the bucket holds it."""
         return {
             "schema_version": SCHEMA,
             "requests": {key: request.to_json() for key, request in sorted(self.requests.items())},
@@ -188,10 +188,10 @@ class MoverState:
 
 
 def state_of(raw: Mapping[str, Any]) -> MoverState:
-    """What ``MoverState.to_json`` wrote.
+    """Parse what ``MoverState.to_json`` wrote.
 
     Raises:
-        CloudError: it is damaged; nothing is started then.
+        CloudError: it is damaged; no instance is started then.
     """
     try:
         return MoverState(
@@ -235,7 +235,10 @@ def _coming(raw: Mapping[str, Any]) -> Coming:
 
 
 def asked(key: str, raw: Mapping[str, Any], now: datetime) -> Request:
-    """A request as a user wrote it; what is wrong with it refuses it, in words for whoever asked."""
+    """Parse a request as a user wrote it.
+
+    A malformed one is returned as refused, with the reason for the user.
+    """
     if "withdraws" in raw:
         return _withdrawal(key, raw["withdraws"], now)
     pool, count, hours = raw.get("pool"), raw.get("count"), raw.get("hours")
@@ -254,7 +257,7 @@ def asked(key: str, raw: Mapping[str, Any], now: datetime) -> Request:
 
 
 def _withdrawal(key: str, withdraws: Any, now: datetime) -> Request:
-    """A request that withdraws another of the same user."""
+    """Parse a request that withdraws another of the same user."""
     if (
         isinstance(withdraws, str)
         and REQUEST_KEY.fullmatch(withdraws)

@@ -1,7 +1,7 @@
-"""What sweep, meter and commands need of a cloud, and how it gets there from a policy and the environment.
+"""Protocols of a cloud for sweep, meter and commands, and the connection to it.
 
-``aws/connect.py`` and ``alicloud/connect.py`` have the same functions. Neither is imported here: the archive
-of one cloud's sweep carries nothing of the other's.
+``providers/aws/connect.py`` and ``providers/alicloud/connect.py`` have the same functions. Neither is
+imported here: the archive of one cloud's sweep carries no code of the other's.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from gpu_fleet_image.core.calls import Calls, Failure
 from gpu_fleet_image.core.metrics import Figure
-from gpu_fleet_image.core.model import Instance, Inventory, Leftover
+from gpu_fleet_image.core.model import Instance, Inventory, OrphanedResource
 from gpu_fleet_image.core.notify.notifier import Notifier
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError
@@ -33,10 +33,10 @@ class Query:
     """One metric of one instance.
 
     Attributes:
-        period_s: length of a period; its smallest value is asked for unless ``statistic`` says otherwise.
-        enough_below_s: a newest value from 0 up to this says enough: where a cloud is cheaper to ask for it
-            alone, the rest of the window may stay unread.
-        statistic: what is asked of a period's values.
+        period_s: length of a period; its smallest value is asked for unless ``statistic`` differs.
+        enough_below_s: the newest value alone is enough if it lies between 0 and this: on a cloud where that
+            is cheaper to ask for, the rest of the window may stay unread.
+        statistic: aggregate of a period's values.
     """
 
     instance_id: str
@@ -48,11 +48,11 @@ class Query:
 
 @dataclass
 class Answer:
-    """What came back for one query.
+    """Data points of one query.
 
     Attributes:
-        points: (start of the period, its value), in any order, perhaps repeated.
-        status: the newest that the cloud said of it.
+        points: (start of the period, its value), in any order, possibly repeated.
+        status: the cloud's latest status of the query.
     """
 
     points: list[tuple[datetime, float]] = field(default_factory=list)
@@ -60,20 +60,20 @@ class Answer:
 
     @property
     def complete(self) -> bool:
-        """Whether every point is here."""
+        """True if every point is here."""
         return self.status == COMPLETE
 
 
 @dataclass(frozen=True)
 class Span:
-    """Which time is asked for."""
+    """Time span of a query."""
 
     start: datetime
     end: datetime
 
 
 def give_up(batch: Sequence[Query], answers: Mapping[Query, Answer], error: CloudError) -> list[Failure]:
-    """Note that a call for these failed; a failure of each."""
+    """Mark these queries as failed, and return a failure for each."""
     for query in batch:
         answers[query].status = "Failed"
     return [Failure(query.instance_id, "read heartbeats", str(error)) for query in batch]
@@ -96,40 +96,40 @@ class Instances(Protocol):
         """Every managed instance of the stack, and its scaling groups."""
 
     def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Inventory:
-        """The same instances and groups, read anew; in ``gone`` the terminated ones of the instances."""
+        """Read the same instances and groups again; ``gone`` lists the terminated ones."""
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """An instance's tags; none for one that is not there."""
+        """Return an instance's tags; empty for an instance that does not exist."""
 
     def lock(self, instance_id: str, action: str) -> str:
-        """Why the cloud would not stop or terminate an instance, where its list does not say."""
+        """Return why the cloud would not stop or terminate an instance, if its listing does not say it."""
 
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
-        """Those of the alarms that are in the state ALARM."""
+        """Return those of the alarms that are in the state ALARM."""
 
     def tag(self, ids: Sequence[str], tags: Mapping[str, str]) -> None:
         """Set tags."""
 
     def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
-        """Take tags away, whatever their value."""
+        """Remove tags, whatever their value."""
 
     def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
-        """Take instances out of their group, which then wants fewer, or starts others where ``replaced``."""
+        """Remove instances from their group, and lower its desired capacity unless ``replaced``."""
 
     def attach(self, group: str, ids: Sequence[str]) -> None:
-        """Put instances back into their group, which then wants more."""
+        """Put instances back into their group, and raise its desired capacity."""
 
     def stop(self, ids: Sequence[str]) -> None:
         """Stop instances; their disks stay."""
 
     def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:
-        """End instances for good; ``stopped``: none that runs, where the call can ask that."""
+        """Terminate instances; with ``stopped`` no running one, if the call can express that."""
 
     def limit(self, group: str, max_size: int) -> None:
-        """Let a group grow to so many instances and no further."""
+        """Limit a group to ``max_size`` instances."""
 
     def close(self, group: str) -> None:
-        """Let a group start no instance any more."""
+        """Keep a group from starting instances."""
 
     def open(self, group: str) -> None:
         """Let a group start instances again."""
@@ -139,54 +139,54 @@ class Heartbeats(Protocol):
     """The metrics of one stack."""
 
     def read(self, queries: Sequence[Query], span: Span) -> tuple[dict[Query, Answer], list[Failure]]:
-        """An answer for every query, incomplete where a call failed; and the failures."""
+        """Return an answer for every query, incomplete if a call failed; and the failures."""
 
     def publish(self, figures: Sequence[Figure]) -> None:
-        """Publish what the sweep and its meter say; raises CloudError."""
+        """Publish the figures of the sweep and its meter; raises CloudError."""
 
 
-class Leftovers(Protocol):
+class OrphanedResources(Protocol):
     """What the stack's instances left behind. Every method raises CloudError where the cloud refuses."""
 
-    def find(self, stopped: Sequence[Instance] = ()) -> list[Leftover]:
+    def find(self, stopped: Sequence[Instance] = ()) -> list[OrphanedResource]:
         """Unattached volumes, unassociated addresses, stopped instances with what their disks take."""
 
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
-        """Volume id -> start of its newest complete snapshot."""
+        """Return volume id -> start of its newest complete snapshot."""
 
     def written(self, since: Mapping[str, datetime], now: datetime) -> dict[str, datetime]:
-        """Volume id -> until when it was written to after a moment, where ``find`` does not show.
+        """Return volume id -> last write after a given moment, if ``find`` does not show it.
 
-        A volume that is attached and detached again between two looks keeps the note of the first.
+        A volume that is attached and detached again between two polls keeps the note of the first poll.
         """
 
-    def remove(self, leftover: Leftover) -> None:
+    def remove(self, orphan: OrphanedResource) -> None:
         """Delete a volume or give an address back."""
 
 
 @dataclass(frozen=True)
 class SweepCloud:
-    """Where a sweep looks and acts.
+    """Connection of a sweep to its cloud.
 
-    Attributes:
+    calls: counts every call of the other members.
         calls: counts every call of the others.
         notifier: notifies users; None only in a dry run.
         store: holds lease and ledger; None only in a dry run.
-        spot_prices: what an hour of some types costs on the spot market now, in the policy's currency, types
-            without a price left out; raises CloudError. None where the policy's own prices are all there is.
+        spot_prices: returns the spot price of an hour of some types now, in the policy's currency, without
+            types that have no price; raises CloudError. None if the policy's own prices are the only ones.
     """
 
     calls: Calls
     instances: Instances
     heartbeats: Heartbeats
-    leftovers: Leftovers
+    orphans: OrphanedResources
     notifier: Notifier | None = None
     store: Store | None = None
     spot_prices: Callable[[Sequence[str]], Mapping[str, Decimal]] | None = None
 
 
 def module(cloud: str) -> ModuleType:
-    """The module that connects to a cloud.
+    """Return the module that connects to a cloud.
 
     It has ``connect(policy, calls, environ, made=None) -> Cloud``,
     ``instances(region, calls, stack="") -> Instances``, ``account_id(region, calls)`` of the credentials,
@@ -199,7 +199,7 @@ def module(cloud: str) -> ModuleType:
 
 
 def bucket_client(cloud: str, region: str) -> Any:
-    """boto3's S3 client for the cloud's buckets."""
+    """Return boto3's S3 client for the cloud's buckets."""
     return module(cloud).bucket_client(region)
 
 
@@ -211,7 +211,7 @@ BESIDE_PACKAGE = Path(__file__).resolve().parents[2] / "policy.json"
 
 
 def policy_file(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the policy lies unless a flag says otherwise."""
+    """Return the path of the policy, unless a flag sets it."""
     return Path(environ.get(POLICY_FILE) or BESIDE_PACKAGE)
 
 
@@ -224,13 +224,13 @@ def connect(
     environ: Mapping[str, str] = os.environ,
     made: Any = None,
 ) -> SweepCloud:
-    """The stack's cloud.
+    """Return a connection to the stack's cloud.
 
     Args:
         clock: the time now.
         deadline: no call is made after it.
-        read_only: no call changes anything.
-        environ: where the ledger, and what notifies users, are named.
+        read_only: refuse calls that change anything.
+        environ: names the ledger and the notification channel.
         made: the cloud's ``Clients`` to use instead of new ones.
 
     Raises:

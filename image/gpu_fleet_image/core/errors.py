@@ -1,10 +1,10 @@
-"""What every program on an instance raises on purpose: one message for a user, shown without a traceback."""
+"""Errors that every program on an instance raises on purpose: one message for a user, without a traceback."""
 
 import difflib
 import os
 from collections.abc import Iterable, Mapping
 
-# Cloud -> what a user does whose credentials are missing, or count no more.
+# Cloud -> how a user logs in whose credentials are missing or no longer valid.
 LOG_IN = {
     "aws": (
         "your own credentials of AWS: run `aws configure sso` once, then `aws sso login`, and set "
@@ -18,13 +18,13 @@ LOG_IN = {
 
 
 def log_in(cloud: str, environ: Mapping[str, str] = os.environ) -> str:
-    """What a user does whose credentials are missing or count no more, and which profile was tried."""
+    """Return how a user logs in whose credentials are missing or invalid, and which profile was tried."""
     profile = environ.get("AWS_PROFILE") if cloud == "aws" else None
     return LOG_IN[cloud] + (f" (tried: profile {profile!r})" if profile else "")
 
 
 class InstanceError(Exception):
-    """Base of the errors of this room, of the gate and of the reaper."""
+    """Base of the errors of this package, of the gate and of the reaper."""
 
 
 class ConfigurationError(InstanceError):
@@ -36,7 +36,7 @@ class InstanceFileError(InstanceError):
 
 
 class CloudError(InstanceError):
-    """The metadata service did not answer, or a call to the cloud failed for good.
+    """The metadata service did not answer, or a call to the cloud failed after all retries.
 
     Attributes:
         code: the cloud's error code.
@@ -48,6 +48,6 @@ class CloudError(InstanceError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a typo: ``(nearest: idle_after_hours)``, or nothing."""
+    """Return a hint for a typo: ``(nearest: idle_after_hours)``, or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (nearest: {close[0]})" if close else ""

@@ -1,9 +1,9 @@
-"""Small files that root's programs write whole and read back, where users of the instance may not meddle.
+"""Small files that root's programs write whole and read back, protected from the instance's users.
 
-A program that runs as root and opens a name that others can foresee, in a folder where they may write, opens
-what they put there: a link to a file that root alone may touch, or a pipe that never answers. So a file is
-made under a name that nobody can guess, put in place by one rename, and read without following a link or
-waiting; a folder that others may write is refused. https://cwe.mitre.org/data/definitions/59.html
+If a program that runs as root opens a predictable name in a folder where users may write, it opens what they
+put there: a link to a file that only root may access, or a pipe that never answers. So a file is made under a
+name that nobody can guess, put in place by one rename, and read without following a link or waiting. A folder
+that others may write to is refused. https://cwe.mitre.org/data/definitions/59.html
 """
 
 import errno
@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 
 ROOT = 0
-LARGEST_READ_BYTES = 2**20  # of a file that agent or gate wrote; theirs take some KiB
+LARGEST_READ_BYTES = 2**20  # of a file that agent or gate wrote; theirs have a few KiB
 READABLE_BY_ALL, OWN = 0o644, 0o600
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# without O_NONBLOCK a pipe that nobody writes would be waited for
+# without O_NONBLOCK, opening a pipe without a writer would block
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -27,10 +27,10 @@ def replace_text(path: Path, text: str, mode: int = READABLE_BY_ALL) -> None:
     """Write a file at once, so that nobody reads half of it.
 
     Args:
-        path: of the file; its folder must be there.
+        path: of the file; its folder must exist.
 
     Raises:
-        OSError: it cannot be written, or others may write its folder (``PermissionError``).
+        OSError: it cannot be written, or others may write to its folder (``PermissionError``).
     """
     with _folder(path.parent) as folder:
         unfinished = f".{path.name}.{secrets.token_hex(8)}"
@@ -49,10 +49,10 @@ def replace_text(path: Path, text: str, mode: int = READABLE_BY_ALL) -> None:
 
 
 def read_text(path: Path) -> str:
-    """All of a file that root or this program's own user wrote.
+    """Return the whole text of a file that root or this program's own user wrote.
 
     Raises:
-        OSError: it cannot be read, or is a link, a pipe, too large, or somebody else's.
+        OSError: it cannot be read, is a link, a pipe or too large, or belongs to another user.
         UnicodeDecodeError: it is not UTF-8.
     """
     descriptor = os.open(path, FILE)
@@ -70,12 +70,12 @@ def read_text(path: Path) -> str:
 
 @contextmanager
 def opened(folder: Path, relative: PurePath) -> Iterator[int]:
-    """A descriptor of a regular file somewhere below a folder, for reading; no link on the way is followed.
+    """Open a regular file below a folder for reading, following no link on the way; yield its descriptor.
 
-    For folders in which users move things about while root reads: what a name led to before says nothing.
+    For folders in which users move things while root reads: an earlier check of the path proves nothing.
 
     Raises:
-        OSError: a part of the way is a link, or at its end is no regular file.
+        OSError: a part of the path is a link, or the path leads to no regular file.
     """
     parent = os.open(folder, FOLDER)
     try:
@@ -96,15 +96,15 @@ def opened(folder: Path, relative: PurePath) -> Iterator[int]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """While no other program of root's is at the same; the others wait.
+    """Hold a lock against other programs of root; they wait.
 
-    Nobody else can open the lock: who may only read a file may lock it, and keep root waiting for ever.
+    No other user can open the lock: whoever may read a file can lock it, and block root for ever.
 
     Args:
-        path: of the lock; its folder must be there.
+        path: of the lock; its folder must exist.
 
     Raises:
-        OSError: it cannot be opened, or others may write its folder (``PermissionError``).
+        OSError: it cannot be opened, or others may write to its folder (``PermissionError``).
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with _folder(path.parent) as folder:
@@ -119,7 +119,7 @@ def alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _folder(path: Path) -> Iterator[int]:
-    """A descriptor of a folder that is safe to write; names are looked up by it, not by the path."""
+    """Open a folder that is safe to write to; yield its descriptor, by which names are looked up."""
     descriptor = os.open(path, FOLDER)
     try:
         why = unsafe(os.fstat(descriptor), os.geteuid())
@@ -131,12 +131,12 @@ def _folder(path: Path) -> Iterator[int]:
 
 
 def unsafe(folder: os.stat_result, user: int) -> str:
-    """Why a user must not write a predictable name in a folder; empty where it may. Pure.
+    """Return why a user must not write a predictable name in a folder; empty if it is safe. Pure.
 
-    A group's folder is refused to root alone: a developer's own group is often theirs alone (umask 002).
+    Only root is refused a group's folder: a developer's own group often has no other member (umask 002).
 
     Args:
-        folder: what ``stat`` says of it.
+        folder: its ``stat``.
         user: number of the user who would write.
     """
     if folder.st_uid not in (ROOT, user):

@@ -1,21 +1,20 @@
-"""What sweep and instance say to one another before a stop or a termination, and ``gpu-fleet keep`` to both.
+"""Handshake of sweep and instance before a stop or a termination, and of ``gpu-fleet keep`` with both.
 
-Below ``handshake/CALLER/MARK/`` of the stack's records lie, for one mark of one instance:
+Objects for one mark of one instance lie below ``handshake/CALLER/MARK/`` of the stack's records:
 
-- ``idle``, ``closed``, ``refused``: replies of its agent. *Idle*: /scratch/keep is saved, and nothing runs
-  here. *Closed*: log-ins and jobs are refused, and still nothing runs. *Refused*: this mark is over.
-- ``decision``: created once. Whoever comes first wins: the sweep with *end*, the instance with *withdrawn*.
+- ``idle``, ``closed``, ``refused``: replies of its agent. *Idle*: /scratch/keep is saved, and nothing runs.
+  *Closed*: log-ins and jobs are refused, and still nothing runs. *Refused*: the mark is void.
+- ``decision``: created once; the first writer wins: the sweep with *end*, or the instance with *withdrawn*.
 
-CALLER is what the cloud calls the instance's credentials: on AWS ``${aws:userid}``, ``AROA...:i-0123``, below
-which one instance alone can write; on Alibaba Cloud, which knows no such variable, ``POOL.i-0123``. For a
-stopped instance, which has no agent, CALLER is its id alone: there sweep and ``keep`` meet. MARK is
-the mark's reap-after: no reply counts for another mark. How old a reply is the store says, so that a wrong
-clock of an instance makes nothing fresh. Nobody deletes these objects; the bucket does, two days after.
+CALLER is the cloud's name of the instance's credentials. On AWS it is ``${aws:userid}``, ``AROA...:i-0123``,
+below which only that instance can write. Alibaba Cloud has no such variable: there it is ``POOL.i-0123``. A
+stopped instance has no agent: its CALLER is its id alone, which sweep and ``keep`` share. MARK is the mark's
+reap-after; a reply counts for no other mark. The store gives the age of a reply, so that an instance's wrong
+clock makes nothing fresh. Nobody deletes these objects; the bucket does, after two days.
 
-An instance can write as many names below its own CALLER as it likes. So whoever listens asks for the marks
-of this moment and jumps over what else lies there: a caller costs three more pages of a listing at most.
-Below a mark its agent writes three names; where there are more than ``MOST_REPLIES``, none is believed, and
-the instance stays.
+An instance can write as many names below its own CALLER as it likes. So the reader asks for the present marks
+and skips all other names: a caller costs three more pages of a listing at most. An agent writes three names
+below a mark; with more than ``MOST_REPLIES`` none is believed, and the instance is not terminated.
 """
 
 import re
@@ -26,28 +25,28 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from gpu_fleet_image.core.calls import DENIED
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.store import Listed, Page, Store
 from gpu_fleet_image.core.times import format_time, parse_time
 
 PREFIX = "handshake"
 DECISION = "decision"
-# The agent says each again while it holds: ``agent/answers.py``.
+# The agent repeats each reply while it holds: ``agent/answers.py``.
 IDLE_LASTS = timedelta(minutes=3)
-# As long an agent that died is believed. A living one says it again every ten seconds, agents of before every
-# twenty, and a look at all sensors may take some more.
+# A dead agent is believed for this long. A living one repeats its reply every ten seconds, older agents every
+# twenty, and reading all sensors may take some more.
 CLOSED_LASTS = timedelta(seconds=30)
-LONGEST = 1 << 16  # bytes of a reply or decision: an instance may write what it likes there
-MOST_REPLIES = 16  # below one mark, four times what an agent, the sweep and `keep` write
-MOST_NAMES = 200  # of one caller in two days: a new mark every hour; more are jumped over
+LONGEST = 1 << 16  # bytes of a reply or decision: an instance can write anything there
+MOST_REPLIES = 16  # below one mark: four times as many as an agent, the sweep and `keep` write
+MOST_NAMES = 200  # of one caller in two days: a new mark every hour; more are skipped
 # Of one listing, beside two for each instance that is asked: some 25,000 marks in two days.
 MOST_PAGES = 100
-_AFTER_SLASH = "0"  # the character after "/": what comes after `CALLER/` and everything below it
+_AFTER_SLASH = "0"  # the character after "/": sorts after `CALLER/` and everything below it
 
 
 class Reply(StrEnum):
-    """What an instance says for a mark."""
+    """An instance's reply for a mark."""
 
     IDLE = "idle"
     CLOSED = "closed"
@@ -55,7 +54,7 @@ class Reply(StrEnum):
 
 
 class Winner(StrEnum):
-    """What was decided for a mark."""
+    """Winner of the decision for a mark."""
 
     END = "end"
     WITHDRAWN = "withdrawn"
@@ -63,12 +62,13 @@ class Winner(StrEnum):
 
 @dataclass(frozen=True)
 class Said:
-    """What one instance said for one mark.
+    """Replies of one instance for one mark.
 
     Attributes:
-        caller: under which name; empty where two names claim to be the instance, so that none is believed.
-        ages: reply -> since when it was last said.
-        flooded: so many names lie below the mark that not all were read; none of them is believed.
+        caller: the instance's name in the records; empty if two names claim to be the instance, so that none
+            counts.
+        ages: reply -> time since it was last written.
+        flooded: the mark has so many names that not all were read; none of them counts.
     """
 
     caller: str
@@ -77,7 +77,7 @@ class Said:
 
     @property
     def reply(self) -> Reply | None:
-        """The one that counts now; None where it said nothing, or nothing lately."""
+        """The reply that counts now; None if there is none, or none recent enough."""
         if not self.caller or self.flooded:
             return None
         if Reply.REFUSED in self.ages:
@@ -89,10 +89,10 @@ class Said:
 
 @dataclass(frozen=True)
 class Decided:
-    """What was decided for a mark.
+    """Decision for a mark.
 
     Attributes:
-        at: when, by the clock of whoever did; None where that cannot be read.
+        at: its time, by the clock of the writer; None if that cannot be read.
     """
 
     winner: Winner
@@ -100,28 +100,28 @@ class Decided:
 
 
 NOTHING_SAID = Said("")
-# (instance id, mark) -> what was said.
+# (instance id, mark) -> its replies
 Replies = Mapping[tuple[str, str], Said]
 
 
 def mark_name(reap_after: datetime) -> str:
-    """How a mark is called: ``20261121T120000Z``."""
+    """Return the name of a mark: ``20261121T120000Z``."""
     return f"{reap_after:%Y%m%dT%H%M%SZ}"
 
 
 def key(caller: str, reap_after: datetime, name: str) -> str:
-    """Where a reply or the decision lies."""
+    """Return the key of a reply or of the decision."""
     return f"{PREFIX}/{caller}/{mark_name(reap_after)}/{name}.json"
 
 
 def replies(listed: Iterable[Listed]) -> Replies:
-    """What a listing below ``PREFIX`` says; names that are none of these are passed over."""
+    """Return the replies in a listing below ``PREFIX``; other names are skipped."""
     said_by: dict[tuple[str, str], Said] = {}
     for entry in listed:
         match entry.key.removesuffix(".json").split("/"):
             case [_, caller, mark, name] if name == DECISION or name in set(Reply):
                 *role, instance_id = re.split("[:.]", caller)
-                if not role:  # of a stopped instance, which says nothing
+                if not role:  # of a stopped instance, which has no agent
                     continue
                 said = said_by.get((instance_id, mark), Said(caller))
                 ages = said.ages if name == DECISION else {**said.ages, Reply(name): entry.age}
@@ -132,11 +132,11 @@ def replies(listed: Iterable[Listed]) -> Replies:
 
 @dataclass(frozen=True)
 class MarkQuestion:
-    """An instance that is asked for its reply for a mark.
+    """An instance whose reply for a mark is wanted.
 
     Attributes:
         mark: the mark's reap-after.
-        caller: its name in the records; empty where only its id is known.
+        caller: its name in the records; empty if only its id is known.
     """
 
     instance_id: str
@@ -146,12 +146,12 @@ class MarkQuestion:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a listing gave.
+    """Replies in a listing, and callers that wrote too much.
 
     Attributes:
-        replies: of those that were asked, and of others that were passed on the way.
-        flooding: caller that wrote more names than agents do -> how many of them were read; ``*`` for all
-            together, where so many pages were needed that the last were not read.
+        replies: of the instances asked for, and of others that were read on the way.
+        flooding: caller that wrote more names than agents do -> how many of them were read. The key ``*``
+            stands for all together, if the last pages were not read because there were too many.
     """
 
     replies: Replies = field(default_factory=dict)
@@ -159,7 +159,7 @@ class Heard:
 
 
 def heard(store: Store, asked: Collection[MarkQuestion]) -> Heard:
-    """What the instances said for these marks, of which there is one at least. Raises CloudError."""
+    """Read the instances' replies for these marks, of which there is at least one. Raises CloudError."""
     listening = _Listening(asked)
     after, token = listening.start, ""
     for _ in range(MOST_PAGES + 2 * len(asked)):
@@ -171,18 +171,18 @@ def heard(store: Store, asked: Collection[MarkQuestion]) -> Heard:
         goal = listening.goal(last) if last else last
         if goal is None:
             return listening.heard()
-        # where nothing is to be jumped over, as the bucket itself goes on
+        # without a skip, use the bucket's own token
         after, token = ("", page.token) if goal == last else (goal, "")
     return listening.heard(given_up_at=last)
 
 
 def pool_caller(pool: str, instance_id: str) -> str:
-    """How an instance calls itself where the cloud has no name for its credentials alone."""
+    """Return an instance's name in the records on a cloud that has no name for its credentials alone."""
     return f"{pool}.{instance_id}"
 
 
 class _Listening:
-    """Which marks are asked for, what was read of them so far, and where to read on. Pure.
+    """State of a listing: the marks asked for, what was read so far, and where to continue. Pure.
 
     Attributes:
         start: the key after which the listing begins.
@@ -198,10 +198,10 @@ class _Listening:
         self._read: list[Listed] = []
         self._names = Counter[str]()
         self._below = Counter[tuple[str, str]]()
-        self.start = self._places[0]  # no name that is not known comes before all that are
+        self.start = self._places[0]  # no unknown name sorts before all known ones
 
     def note(self, page: Page) -> None:
-        """Take up one page."""
+        """Add one page."""
         for entry in page.listed:
             caller, mark = _place(entry.key)
             self._names[caller] += 1
@@ -210,7 +210,7 @@ class _Listening:
                 self._read.append(entry)
 
     def goal(self, last: str) -> str | None:
-        """After which key to read on, at least the last one that was read; None where nothing is left."""
+        """Return the key to read on after, at least the last one read; None if nothing is left."""
         caller, mark = _place(last)
         marks = self._marks.get(_instance_of(caller), ()) if self._may_be(caller) else ()
         if mark in marks and self._below[caller, mark] <= MOST_REPLIES:
@@ -223,10 +223,10 @@ class _Listening:
         return next((prefix for prefix in asked if prefix > last), f"{PREFIX}/{caller}{_AFTER_SLASH}")
 
     def heard(self, given_up_at: str = "") -> Heard:
-        """What all of it gives.
+        """Return the replies read so far.
 
         Args:
-            given_up_at: the last key that was read, where more were to be; empty otherwise.
+            given_up_at: the last key that was read, if there were more; else empty.
         """
         heard = dict(replies(self._read))
         flooded = {place for place, count in self._below.items() if count > MOST_REPLIES}
@@ -240,12 +240,12 @@ class _Listening:
         return Heard(heard, flooding | ({"*": self._names.total()} if given_up_at else {}))
 
     def _may_be(self, caller: str) -> bool:
-        """Whether a caller may be the instance whose id it bears; where its name is known, no other is."""
+        """Return whether a caller may be the instance whose id it bears; a known name admits no other."""
         return self._callers.get(_instance_of(caller), "") in ("", caller)
 
 
 def _place(key_of_word: str) -> tuple[str, str]:
-    """(caller, mark) of a key below ``PREFIX``, whatever it is."""
+    """Return (caller, mark) of any key below ``PREFIX``."""
     parts = key_of_word.split("/", 3)
     return parts[1], parts[2] if len(parts) > 3 else ""  # noqa: PLR2004 - prefix, caller, mark, and the rest
 
@@ -255,13 +255,13 @@ def _instance_of(caller: str) -> str:
 
 
 def said_of(said_by: Replies, instance_id: str, reap_after: datetime) -> Said:
-    """What one instance said for one mark."""
+    """Return the replies of one instance for one mark."""
     return said_by.get((instance_id, mark_name(reap_after)), NOTHING_SAID)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one instance and the sweep write for one mark. Every method raises CloudError.
+    """Records that one instance and the sweep write for one mark. Every method raises CloudError.
 
     Attributes:
         store: of the stack's records.
@@ -274,14 +274,14 @@ class Exchange:
     mark: datetime
 
     def say(self, reply: Reply, **more: Any) -> None:
-        """Say a reply, once more if it was said before."""
+        """Write a reply, or renew it."""
         self.store.put(key(self.caller, self.mark, reply), {"schema_version": 1, **more})
 
     def claim(self, wanted: Winner, reason: str, now: datetime) -> Winner:
         """Decide, unless it is decided already.
 
         Returns:
-            What is decided: who claims twice, say after an answer that was lost, gets the same answer.
+            The decision. A second claim, say after a lost answer, returns the same decision.
         """
         content = {"schema_version": 1, "winner": wanted, "reason": reason, "at": format_time(now)}
         if self.store.create(self._decision_key, content) is not None:
@@ -292,12 +292,12 @@ class Exchange:
         return decided
 
     def decision(self) -> Winner | None:
-        """What is decided, or None."""
+        """Return the winner of the decision, or None."""
         decided = self.decided()
         return decided.winner if decided else None
 
     def decided(self) -> "Decided | None":
-        """What is decided and when, or None."""
+        """Return the decision and its time, or None."""
         there = self._is_there(self._decision_key)
         stored = self.store.get(self._decision_key, LONGEST) if there else None
         if stored is None:
@@ -309,10 +309,10 @@ class Exchange:
         try:
             return Decided(winner, parse_time(str(stored.content.get("at"))))
         except ValueError:
-            return Decided(winner)  # who won is known all the same
+            return Decided(winner)  # the winner is known all the same
 
     def is_refused(self) -> bool:
-        """Whether the instance said *refused*: it stays, and the next sweep takes the mark away."""
+        """Return whether the instance refused: it is not terminated, and the next sweep removes the mark."""
         return self._is_there(key(self.caller, self.mark, Reply.REFUSED))
 
     def _is_there(self, wanted: str) -> bool:
@@ -321,7 +321,7 @@ class Exchange:
         except CloudError as error:
             if error.code not in DENIED:
                 raise
-            return False  # what S3 says of an object that is not there, to an instance, which may not list
+            return False  # S3's reply for an object that does not exist, to an instance, which may not list
 
     @property
     def _decision_key(self) -> str:

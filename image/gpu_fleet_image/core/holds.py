@@ -1,4 +1,4 @@
-"""A user's hold on an instance, as tags that the sweep obeys: set and removed."""
+"""Holds: a user's wish to keep an instance, set and removed as tags that the sweep obeys."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,19 +19,21 @@ from gpu_fleet_image.core.model import (
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, NotHolderError, TooLateError
 from gpu_fleet_image.core.times import format_time
 
-# A clock that is behind by less still finds a due mark due. Clouds take calls of one that is off by a quarter
-# of an hour (RequestTimeTooSkewed of S3 and OSS); who is further off cannot set the hold either.
+# A mark that is due counts as due even if this clock is behind by less. Clouds refuse calls whose clock is
+# off by more than a quarter of an hour (RequestTimeTooSkewed of S3 and OSS), so such a caller cannot set the
+# hold either.
 NOT_DUE_YET = timedelta(minutes=30)
 LONGEST_REASON = 128  # characters of a tag's value: 256 in EC2's API, 128 in ECS's
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sets or ends a hold.
+    """A caller who sets or removes a hold.
 
     Attributes:
-        name: an account's on the instance, a user's in the cloud elsewhere.
-        in_place_of: whose hold they say that it is; elsewhere, where the cloud decides who may tag.
+        name: an account on the instance, or a user of the cloud elsewhere.
+        in_place_of: the holder that the caller claims to be; elsewhere only, where the cloud decides who may
+            tag.
     """
 
     name: str
@@ -39,14 +41,14 @@ class Caller:
     is_root: bool = False
 
     def may_change(self, hold: Hold, owner: str) -> bool:
-        """Whether the hold is theirs, the instance is, or neither is anybody's by name; root may anyway."""
+        """Return whether the caller owns the hold or the instance, neither has an owner, or it is root."""
         named = {_short(hold.holder), _short(owner)} - {""}
         own = {_short(self.name), _short(self.in_place_of)}
         return self.is_root or not named or not named.isdisjoint(own)
 
 
 def _short(name: str) -> str:
-    """A name as accounts have it: users of a directory are called by their address in the cloud."""
+    """Return a name in the form of accounts: the cloud calls users of a directory by their address."""
     return name.partition("@")[0].lower()
 
 
@@ -55,7 +57,7 @@ class Wish:
     """A hold that a user asks for.
 
     Attributes:
-        shortened: it was asked for longer than is allowed.
+        shortened: the wish was longer than allowed.
     """
 
     until: datetime
@@ -63,13 +65,13 @@ class Wish:
     shortened: bool
 
     def tags(self, holder: str) -> dict[str, str]:
-        """The hold as tags."""
+        """Return the hold as tags."""
         until = format_time(self.until)
         return {TAG_KEEP_UNTIL: until, TAG_KEEP_REASON: self.reason, TAG_KEEP_BY: f"{until} {holder}"}
 
 
 def wish(duration: timedelta, reason: str, now: datetime) -> Wish:
-    """A hold from now on, for 14 days at most.
+    """Return a hold from now on, for 14 days at most.
 
     Raises:
         ConfigurationError: the reason is empty or does not fit a tag.
@@ -81,37 +83,37 @@ def wish(duration: timedelta, reason: str, now: datetime) -> Wish:
         )
     if not reason.isprintable():
         raise ConfigurationError(f"--reason {reason!r}; allowed: characters that can be printed")
-    # A second less: the sweep's clock may be behind, and it doubts a hold of more than 14 days.
+    # A minute less: the sweep's clock may be behind, and it doubts a hold of more than 14 days.
     longest = KEEP_AT_MOST - timedelta(minutes=1)
     return Wish(now + min(duration, longest), reason, shortened=duration > KEEP_AT_MOST)
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a command prints: lines, and warnings beside them."""
+    """Output of a command: lines, and warnings beside them."""
 
     lines: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
 
 class Tagging(Protocol):
-    """Reads and changes the tags of instances; each method raises CloudError."""
+    """Access to the tags of instances; each method raises CloudError."""
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """An instance's tags; none for one that is not there."""
+        """Return an instance's tags; empty for an instance that does not exist."""
 
     def tag(self, ids: Sequence[str], tags: Mapping[str, str]) -> None:
         """Set tags."""
 
     def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
-        """Take tags away, whatever their value."""
+        """Remove tags, whatever their value."""
 
 
 def managed(instance_id: str, tagging: Tagging) -> dict[str, str]:
-    """The tags of an instance that the reaper may touch.
+    """Return the tags of an instance that the reaper may touch.
 
     Raises:
-        ConfigurationError: it never touches the instance.
+        ConfigurationError: the reaper never touches the instance.
         CloudError: the cloud does not answer.
     """
     tags = tagging.tags(instance_id)
@@ -125,11 +127,10 @@ def managed(instance_id: str, tagging: Tagging) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class KeepTarget:
-    """The instance that a user means.
+    """The instance of a user's command.
 
     Attributes:
-        records: where sweep and instance answer one another, and under which name the instance does so,
-            for a mark.
+        records: returns, for a mark, the exchange of sweep and instance, under the instance's name there.
     """
 
     id: str
@@ -137,11 +138,11 @@ class KeepTarget:
     records: Callable[[datetime], Exchange]
 
     def keep(self, wanted: Wish, caller: Caller) -> Output:
-        """Set a hold, which replaces the one before.
+        """Set a hold, which replaces an earlier one.
 
         Raises:
-            TooLateError: the sweep has decided to end the instance; it is not kept.
-            NotHolderError: another keeps it.
+            TooLateError: the sweep has decided to terminate or stop the instance; it is not kept.
+            NotHolderError: another user keeps it.
             ConfigurationError, CloudError: as ``managed``.
         """
         hold = self._changeable(caller)
@@ -159,12 +160,12 @@ class KeepTarget:
         """Let a hold end now. Raises NotHolderError, ConfigurationError, CloudError as ``keep``."""
         if self._changeable(caller) is None:
             return Output((f"{self.id} was not kept",))
-        # over, but still there: an earlier give-back stays void, and who was notified before is notified anew
+        # expired, but not removed: an earlier give-back stays void, and users are notified again
         self.tagging.tag([self.id], {TAG_KEEP_UNTIL: format_time(datetime.now(UTC))})
         return Output((f"{self.id} is kept no longer",))
 
     def _changeable(self, caller: Caller) -> Hold | None:
-        """The hold in force, if there is one; errors as of ``release``."""
+        """Return the hold in force, if any; errors as of ``release``."""
         tags = managed(self.id, self.tagging)
         hold, owner = hold_in(tags, datetime.now(UTC)), tags.get(TAG_OWNER, "")
         if hold is None or caller.may_change(hold, owner):
@@ -177,14 +178,14 @@ class KeepTarget:
         )
 
     def withdraw(self, wanted: Wish) -> bool:
-        """Withdraw a mark that is due, unless the sweep has decided to end the instance.
+        """Withdraw a mark that is due, unless the sweep has decided to terminate or stop the instance.
 
         Returns:
-            Whether nobody has decided otherwise, or the instance has refused that. A mark that is not due yet
-            needs nothing: the hold is read again before anything is decided.
+            True if the withdrawal stands, or the instance refused the termination. A mark that is not due yet
+            needs no withdrawal: the hold is read again before anything is decided.
 
         Raises:
-            CloudError: nobody knows; the message says so.
+            CloudError: the decision is unknown; the message says so.
         """
         now = datetime.now(UTC)
         try:
@@ -196,13 +197,13 @@ class KeepTarget:
             return decided is Winner.WITHDRAWN or exchange.is_refused()
         except CloudError as error:
             raise CloudError(
-                f"{self.id} may be terminated any moment, and nobody can say that it is kept: {error}",
+                f"{self.id} may be terminated at any moment; the hold could not be confirmed: {error}",
                 error.code,
             ) from error
 
 
 def _too_late(instance_id: str) -> str:
     return (
-        f"too late: the sweep has decided to terminate or stop {instance_id}, where nothing ran. "
+        f"too late: the sweep has decided to terminate or stop {instance_id}, which was idle. "
         "It is not kept; /scratch/keep is saved"
     )

@@ -1,4 +1,4 @@
-"""``instance.toml``: what the stack declares about an instance."""
+"""``instance.toml``: the stack's declaration of an instance."""
 
 import math
 import tomllib
@@ -20,13 +20,13 @@ TEXTS = (
     "lifecycle_hook",
     "home_file_system",
 )
-# What older files lack.
+# Keys that older files lack.
 LATER_TEXTS = ("monitor_group", "records_uri", "instance_log", "user_role")
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the catalog says of an instance type.
+    """Properties of an instance type, from the catalog.
 
     Attributes:
         efa_interfaces: Elastic Fabric Adapters.
@@ -40,20 +40,20 @@ class Expected:
 
 @dataclass(frozen=True)
 class InstanceFile:
-    """This instance, as far as agent, gate and commands need to know it.
+    """Properties of this instance that agent, gate and commands need.
 
     Attributes:
         cloud: ``aws`` or ``alicloud``.
-        data_uri: bucket for what is saved before the instance is terminated, ``s3://BUCKET``.
+        data_uri: bucket that receives data before the instance is terminated, ``s3://BUCKET``.
         lifecycle_hook: of the pool's scaling group; empty without one.
         home_file_system: DNS name of the shared home, or empty.
         monitor_group: CloudMonitor's application group for metrics of the pool; empty for none, and in files
             older than the key.
-        records_uri: where the agent answers the sweep, ``s3://BUCKET/reaper``; empty in older files.
-        instance_log: where its logs go: a log group, or ``PROJECT/STORE``; empty for nowhere, and in
-            older files.
-        user_role: what users' credentials are of, an ARN; empty where no pool declares one.
-        expected: instance type -> what it must have.
+        records_uri: where the agent replies to the sweep, ``s3://BUCKET/reaper``; empty in older files.
+        instance_log: destination of its logs: a log group, or ``PROJECT/STORE``; empty for none, and in older
+            files.
+        user_role: the role behind users' credentials, an ARN; empty if no pool declares one.
+        expected: instance type -> its properties.
     """
 
     cloud: str
@@ -71,7 +71,7 @@ class InstanceFile:
     user_role: str = ""
 
     def expected_of(self, instance_type: str | None) -> Expected:
-        """What an instance of a type must have; of an unknown type the least of any type of the pool."""
+        """Return what an instance of a type must have; of an unknown type, the least of the pool's types."""
         if instance_type in self.expected or not self.expected:
             return self.expected.get(instance_type or "", Expected())
         known = [asdict(each) for each in self.expected.values()]
@@ -85,7 +85,7 @@ def load(path: Path) -> InstanceFile:
     """Read and check the file.
 
     Raises:
-        InstanceFileError: naming every key that is wrong.
+        InstanceFileError: names every key that is wrong.
     """
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What the tags of an instance say: the sweep's mark, and users' holds. Pure."""
+"""Tags of an instance: the sweep's mark, and users' holds. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from gpu_fleet_image.core.times import format_time, parse_time
 
 # Two estimates of one idle instance's ``idle_since`` differ by at most two heartbeats.
 SAME_IDLENESS = timedelta(minutes=2)
-# Accounts that images and session managers come with, for whoever has the key: they name no user.
+# Accounts that images and session managers create, for any holder of a key: they name no user.
 EVERYBODYS = frozenset(
     {"admin", "debian", "ec2-user", "ecs-assist-user", "ecs-user", "root", "ssm-user", "ubuntu"}
 )
@@ -29,22 +29,22 @@ EVERYBODYS = frozenset(
 
 @dataclass(frozen=True)
 class Mark:
-    """A sweep found the instance idle, notified its owner, and wrote this down on it.
+    """Record on an instance that a sweep found it idle and notified its owner.
 
     Attributes:
-        idle_since: since when it was idle then.
-        reap_after: when it may go.
+        idle_since: start of the idleness, as the sweep saw it then.
+        reap_after: time from which it may be terminated.
     """
 
     idle_since: datetime
     reap_after: datetime
 
     def tags(self) -> dict[str, str]:
-        """The mark as tags."""
+        """Return the mark as tags."""
         return {TAG_IDLE_SINCE: format_time(self.idle_since), TAG_REAP_AFTER: format_time(self.reap_after)}
 
     def still_holds(self, idle_since: datetime) -> bool:
-        """Whether the instance has been idle all the time since it was marked."""
+        """Return whether the instance has been idle ever since it was marked."""
         return idle_since <= self.idle_since + SAME_IDLENESS
 
 
@@ -53,11 +53,11 @@ class Hold:
     """A user's wish to keep an instance.
 
     Attributes:
-        until: when it ends; None where the tag cannot be read, which holds and is reported.
-        reason: why, in the owner's words.
-        problem: what is wrong with the tag, or an empty text.
-        is_far: it is for longer than is allowed, and ends that long after a sweep first saw it.
-        holder: who set it; empty where no tag says so.
+        until: end of the hold; None if the tag cannot be read: the hold counts, and is reported.
+        reason: in the owner's words.
+        problem: error in the tag, or an empty text.
+        is_far: it is longer than allowed; it ends the longest allowed time after a sweep first saw it.
+        holder: the user who set it; empty if no tag says so.
     """
 
     until: datetime | None
@@ -68,12 +68,12 @@ class Hold:
 
 
 def is_marked(instance: Instance) -> bool:
-    """Whether any trace of a mark is on the instance."""
+    """Return whether any trace of a mark is on the instance."""
     return TAG_REAP_AFTER in instance.tags or TAG_IDLE_SINCE in instance.tags
 
 
 def mark_of(instance: Instance) -> Mark | None:
-    """The mark, or None where there is none that can be read."""
+    """Return the mark, or None if there is none that can be read."""
     try:
         return Mark(parse_time(instance.tags[TAG_IDLE_SINCE]), parse_time(instance.tags[TAG_REAP_AFTER]))
     except (KeyError, ValueError):
@@ -81,12 +81,12 @@ def mark_of(instance: Instance) -> Mark | None:
 
 
 def hold_of(instance: Instance, now: datetime) -> Hold | None:
-    """The hold in force, or None; one that is over holds no longer, one that is malformed does."""
+    """Return the hold in force, or None. An expired hold no longer counts; a malformed one does."""
     return hold_in(instance.tags, now)
 
 
 def hold_in(tags: Mapping[str, str], now: datetime) -> Hold | None:
-    """The hold that an instance's tags say; as ``hold_of``."""
+    """Return the hold in an instance's tags; as ``hold_of``."""
     text = tags.get(TAG_KEEP_UNTIL)
     if text is None:
         return None
@@ -108,12 +108,12 @@ def hold_in(tags: Mapping[str, str], now: datetime) -> Hold | None:
 
 @dataclass(frozen=True)
 class GiveBack:
-    """A user gave an instance back.
+    """A user's request to terminate an instance that they no longer need.
 
     Attributes:
-        by: their name; empty where the tag is of before, when it said the time alone.
-        owner: whose instance it is.
-        others: login names of who else was seen on it, if it is the owner who gave it back.
+        by: their name; empty for a tag of an older version, which held the time alone.
+        owner: the instance's owner.
+        others: login names of other users seen on it, if the owner gave it back.
     """
 
     by: str
@@ -122,29 +122,29 @@ class GiveBack:
 
     @property
     def is_the_owners(self) -> bool:
-        """Whether the one whose instance it is said so."""
+        """True if the owner gave it back."""
         return self.by in ("", self.owner)
 
     @property
     def is_sole(self) -> bool:
-        """Whether nobody but who gave it back has to do with the instance: then their word is enough."""
+        """True if the user who gave it back is its only user: then that suffices."""
         return self.is_the_owners and not self.others
 
     def __str__(self) -> str:
         if not self.is_the_owners:
             return (
-                f"given back by {self.by}, not by its owner {self.owner or 'nobody'}: the pool's times hold"
+                f"given back by {self.by}, not by its owner {self.owner or 'nobody'}: the pool's times apply"
             )
         who = f"given back by {self.by or 'its owner'}"
         return (
-            f"{who}, but {', '.join(self.others)} used it too: the pool's times hold" if self.others else who
+            f"{who}, but {', '.join(self.others)} used it too: the pool's times apply" if self.others else who
         )
 
 
 def give_back_of(instance: Instance) -> GiveBack | None:
-    """That the instance was given back in this run of it, and was not kept since; else None.
+    """Return the give-back, if it belongs to this run of the instance and no hold followed; else None.
 
-    Giving back takes a hold's tags off, so that one beside it is younger, be it over or not.
+    Giving back removes a hold's tags. A hold beside a give-back is therefore younger, even if it has expired.
     """
     at = given_back_at(instance)
     if at is None or TAG_KEEP_UNTIL in instance.tags or at < instance.launched_at:
@@ -154,7 +154,7 @@ def give_back_of(instance: Instance) -> GiveBack | None:
 
 
 def given_back_at(instance: Instance) -> datetime | None:
-    """When the instance was last given back; None for never, or where that cannot be read."""
+    """Return when the instance was last given back; None if it never was, or if the time cannot be read."""
     try:
         return parse_time(instance.tags.get(TAG_GIVE_BACK, "").partition(" ")[0])
     except ValueError:
@@ -162,20 +162,20 @@ def given_back_at(instance: Instance) -> datetime | None:
 
 
 def _others_on(instance: Instance, name: str) -> tuple[str, ...]:
-    """Who was seen on an instance beside a user; an account of everybody's is theirs where it is alone."""
+    """Return the users seen on an instance besides one; a shared account alone counts as that user."""
     seen = [user.name for word in instance.tags.get(TAG_USERS, "").split() if (user := User.of(word))]
     others = [user for user in seen if user.partition("@")[0] != name.partition("@")[0]]
     return () if len(seen) == 1 and seen[0] in EVERYBODYS else tuple(others)
 
 
 def is_given_back(instance: Instance) -> bool:
-    """Whether its owner gave the instance back, and nobody else was seen on it."""
+    """Return whether the owner gave the instance back and no other user was seen on it."""
     given_back = give_back_of(instance)
     return given_back is not None and given_back.is_sole
 
 
 def taken_at(instance: Instance) -> datetime | None:
-    """When a user got the instance, or None where nobody did or that cannot be read."""
+    """Return when a user took the instance, or None if nobody did or the time cannot be read."""
     try:
         return parse_time(instance.tags[TAG_TAKEN_AT])
     except (KeyError, ValueError):
@@ -183,9 +183,9 @@ def taken_at(instance: Instance) -> datetime | None:
 
 
 def held_until(tags: Mapping[str, str], now: datetime) -> str:
-    """The text of a hold that an agent goes by, or an empty one.
+    """Return the text of the hold that an agent obeys, or an empty one.
 
-    One that is too far is for the sweep to judge, which alone knows since when it stands.
+    An agent ignores a hold that is too long: only the sweep knows when it was set.
     """
     hold = hold_in(tags, now)
     return tags[TAG_KEEP_UNTIL] if hold and not hold.is_far else ""

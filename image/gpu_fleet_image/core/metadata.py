@@ -29,7 +29,7 @@ TYPE_PATHS = {"aws": "instance-type", "alicloud": "instance/instance-type"}
 
 
 class Metadata:
-    """Asks the service; keeps its session token.
+    """Client of the metadata service, with its session token.
 
     Args:
         cloud: ``aws`` or ``alicloud``.
@@ -44,13 +44,13 @@ class Metadata:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def get(self, path: str) -> str | None:
-        """What lies under ``/latest/meta-data/``, or None when there is no such thing now.
+        """Return the value under ``/latest/meta-data/``, or None if there is none now.
 
         Args:
-            path: below it, ``instance-id`` say.
+            path: below it, say ``instance-id``.
 
         Raises:
-            CloudError: when the service does not answer.
+            CloudError: the service does not answer.
         """
         try:
             return self._get(path)
@@ -59,7 +59,7 @@ class Metadata:
                 return None
             if error.code != HTTP_UNAUTHORIZED:
                 raise CloudError(f"metadata {path}: HTTP {error.code}") from error
-        self._token = ""  # it ran out, or is of before a restart of the service
+        self._token = ""  # it has expired, or the service has restarted
         try:
             return self._get(path)
         except urllib.error.HTTPError as error:
@@ -68,11 +68,14 @@ class Metadata:
             raise CloudError(f"metadata {path}: HTTP {error.code}") from error
 
     def instance_type(self) -> str | None:
-        """The instance's type; None and errors as for ``get``."""
+        """Return the instance's type; None and errors as for ``get``."""
         return self.get(self._type_path)
 
     def answers_without_token(self) -> bool:
-        """Whether anybody may ask who can send a plain request, say through a proxy; raises CloudError."""
+        """Return whether the service answers requests without a token, say through a proxy.
+
+        Raises CloudError.
+        """
         try:
             self._send("GET", "/latest/meta-data/instance-id", {})
         except urllib.error.HTTPError:

@@ -1,4 +1,4 @@
-"""The words of this room: instances, groups, what is known of their activity, and verdicts."""
+"""The reaper's data model: instances, groups, their activity, and verdicts."""
 
 import re
 from collections.abc import Mapping
@@ -13,23 +13,23 @@ TAG_OWNER = "gpu-fleet:owner"
 TAG_MANAGED = "gpu-fleet:managed"
 TAG_IDLE_SINCE = "gpu-fleet:idle-since"
 TAG_REAP_AFTER = "gpu-fleet:reap-after"
-TAG_PROTECTED = "gpu-fleet:protected"  # any value: an administrator's never
-TAG_WITHDRAWN = "gpu-fleet:withdrawn"  # an instance's own, for a mark: on AWS it denies its stop
-# set by whoever took the instance, as ``TIME NAME``: the sweep terminates it as soon as nothing runs there
+TAG_PROTECTED = "gpu-fleet:protected"  # any value: set by an administrator, the instance is never terminated
+TAG_WITHDRAWN = "gpu-fleet:withdrawn"  # the instance's own, for a mark: on AWS it denies its stop
+# set by the user of the instance, as ``TIME NAME``: the sweep terminates it as soon as it is idle
 TAG_GIVE_BACK = "gpu-fleet:give-back"
-TAG_TAKEN_AT = "gpu-fleet:taken-at"  # when a user got it, be it a spare that ran before; set by the mover
+TAG_TAKEN_AT = "gpu-fleet:taken-at"  # when a user got it, even if it ran before as a spare; set by the mover
 TAG_KEEP_UNTIL = "gpu-fleet:keep-until"
 TAG_KEEP_REASON = "gpu-fleet:keep-reason"
 TAG_KEEP_BY = "gpu-fleet:keep-by"  # TIME NAME: of the hold whose end is TIME
-TAG_USERS = "gpu-fleet:users"  # who was seen on the instance, newest first; set by its agent
+TAG_USERS = "gpu-fleet:users"  # users seen on the instance, newest first; set by its agent
 
 KEEP_AT_MOST = timedelta(days=14)
-# A login name that may be said: what a tag's value may hold (EC2, API Tag), without what sets words apart.
+# A login name that a tag's value can hold (EC2, API Tag), without the characters that separate words.
 LOGIN_NAME = re.compile(r"[\w./=@-]{1,64}", re.ASCII)
 
 
 class Tie(StrEnum):
-    """What a user was seen to do on an instance."""
+    """Relation of a user to an instance: what they did there."""
 
     LAUNCHED = "launch"
     LOGGED_IN = "login"
@@ -41,7 +41,7 @@ class User:
     """A user seen on an instance: a word of ``TAG_USERS``, say ``ada:login+process``.
 
     Attributes:
-        ties: what they did, each once.
+        ties: what they did, each kind once.
     """
 
     name: str
@@ -49,7 +49,7 @@ class User:
 
     @classmethod
     def of(cls, word: object) -> "User | None":
-        """What a word says; None for one that no agent writes."""
+        """Parse a word; None for one that no agent writes."""
         name, colon, ties = str(word).partition(":")
         if not colon or LOGIN_NAME.fullmatch(name) is None:
             return None
@@ -63,7 +63,7 @@ class User:
 
 
 class Verdict(StrEnum):
-    """What a sweep does with one instance; only STOP and TERMINATE end it."""
+    """Result of a sweep for one instance; only STOP and TERMINATE act on it."""
 
     KEEP_BUSY = "KEEP-busy"
     KEEP_YOUNG = "KEEP-young"
@@ -88,10 +88,10 @@ class Instance:
 
     Attributes:
         state: ``pending``, ``running``, ``stopping``, ``stopped``, ``shutting-down`` or ``terminated``.
-        launched_at: last start; a stop and start moves it.
-        stopped_at: when it was stopped or terminated, where the cloud says so.
-        locked: why the cloud itself would not let it go, or an empty text.
-        image: what it booted, or an empty text where the cloud does not say so.
+        launched_at: last start; a stop and a start change it.
+        stopped_at: when it was stopped or terminated, if the cloud reports it.
+        locked: why the cloud itself would not terminate it, or an empty text.
+        image: the image it booted, or an empty text if the cloud does not report it.
     """
 
     id: str
@@ -111,7 +111,7 @@ class Instance:
 
     @property
     def owner(self) -> str:
-        """Who answers for it, or an empty text."""
+        """Its owner, or an empty text."""
         return self.tags.get(TAG_OWNER, "")
 
 
@@ -123,9 +123,9 @@ class Group:
         min_size: the group never has fewer instances.
         members: instance id -> lifecycle state (``InService``, ``Standby``, ``Terminating:Wait``...).
         max_size: the group never has more instances.
-        pool: whose instances it starts, or an empty text.
-        closed: it starts no instance, whatever it wants (its ``Launch`` process is suspended).
-        title: what its stack calls it: its name on AWS, where Alibaba Cloud goes by ids.
+        pool: the pool whose instances it starts, or an empty text.
+        closed: it starts no instance, whatever its desired capacity (its ``Launch`` process is suspended).
+        title: its name in the stack: on AWS its name, while Alibaba Cloud uses ids.
     """
 
     name: str
@@ -139,17 +139,17 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Instances that are in it and not on their way out."""
+        """Number of members that are not leaving."""
         leaving = ("Terminat", "Detach", "Remov")
         return sum(not state.startswith(leaving) for state in self.members.values())
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Every managed instance of the stack, and the groups they are in.
+    """All managed instances of the stack, and their groups.
 
     Attributes:
-        instances: those that are not gone.
+        instances: those that are not terminated.
         groups: every group of the stack.
         gone: terminated ones that the cloud still lists, for the meter alone.
     """
@@ -159,33 +159,32 @@ class Inventory:
     gone: tuple[Instance, ...] = ()
 
     def group_of(self, instance_id: str) -> Group | None:
-        """The group an instance is in, if any."""
+        """Return the group of an instance, if any."""
         return next((group for group in self.groups if instance_id in group.members), None)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many metric periods of a window hold a heartbeat that says whether the instance is idle."""
+    """Share of a window's metric periods with a heartbeat that shows idleness or activity."""
 
     seen: int
     expected: int
 
     @property
     def percent(self) -> float:
-        """Share of the window that is covered."""
+        """Covered share of the window, in percent."""
         return 100.0 * self.seen / self.expected if self.expected else 0.0
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What an instance's heartbeats say, summed up.
+    """Summary of an instance's heartbeats.
 
     Attributes:
         newest_at: start of the metric period of the newest heartbeat; None without any.
         newest_value: that period's smallest ``SecondsSinceActivity``: seconds, or a negative code.
-        last_active_at: the latest moment at or after which something is known to have been active; None when
-            no heartbeat says.
-        coverage: of each window that was looked at.
+        last_active_at: latest moment at or after which activity is known; None if no heartbeat shows one.
+        coverage: of each window that was read.
         complete: the cloud answered the whole query.
         contradictory: the heartbeats disagree with one another.
     """
@@ -201,16 +200,16 @@ class Activity:
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict on one instance, with its one reason.
+    """Verdict on one instance, with its single reason.
 
     Attributes:
-        reason: why, for a user.
+        reason: explanation for a user.
         idle_s: proven seconds without activity, where known.
-        idle_since: since when nothing was active, where known.
-        reap_after: when the instance may go, where marked or to be marked.
+        idle_since: start of the idleness, if known.
+        reap_after: time from which the instance may be terminated, if it is marked or will be.
         alert: a user should be notified.
-        hourly_price: of the instance in the policy's currency, where known.
-        replaced: its group starts another in its place.
+        hourly_price: of the instance in the policy's currency, if known.
+        replaced: its group starts another instance in its place.
         withdrawn: its agent withdrew the mark, though its heartbeats show no use.
     """
 
@@ -228,23 +227,23 @@ class Decision:
 
 @dataclass(frozen=True)
 class Plan:
-    """One decision for each instance.
+    """Decisions of one sweep, one for each instance.
 
     Attributes:
-        decisions: by instance id.
-        breaker: too many instances fell idle at once; nothing is to be done.
+        decisions: sorted by instance id.
+        breaker: too many instances became idle at once; the sweep does nothing.
     """
 
     decisions: tuple[Decision, ...]
     breaker: bool = False
 
     def with_verdict(self, *verdicts: Verdict) -> tuple[Decision, ...]:
-        """The decisions with one of these verdicts."""
+        """Return the decisions with one of these verdicts."""
         return tuple(decision for decision in self.decisions if decision.verdict in verdicts)
 
 
 class Kind(StrEnum):
-    """What an instance left behind."""
+    """Kind of a resource that an instance left behind."""
 
     VOLUME = "volume"
     ADDRESS = "address"
@@ -252,12 +251,12 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Leftover:
+class OrphanedResource:
     """One thing that nobody uses.
 
     Attributes:
         size_gib: of a volume, or of a stopped instance's volumes; 0 for an address.
-        unused_since: where the cloud reports it; else the note on it counts.
+        unused_since: as the cloud reports it; otherwise the note on it counts.
         in_use: it carries a note but is used again.
     """
 

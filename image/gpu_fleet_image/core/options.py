@@ -1,6 +1,5 @@
 """Command-line options that several commands share."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import datetime
@@ -16,20 +15,10 @@ from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import paths
 from gpu_fleet_image.core.cloud import LEDGER_URI, policy_file
 from gpu_fleet_image.core.place import Asked
+from gpu_fleet_image.core.shared_options import STACK_VARIABLE
 from gpu_fleet_image.core.times import parse_time
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-class FiniteRange(click.FloatRange):
-    """A range that holds no NaN: every comparison with one is false, so click's own lets it in."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse what is outside of the range, and what is no number or no end."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} must be a finite number", param, ctx)
-        return number
 
 
 class IsoTime(click.ParamType[datetime]):
@@ -38,7 +27,7 @@ class IsoTime(click.ParamType[datetime]):
     name = "ISO"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Parse it, or fail naming what is allowed."""
+        """Parse the text, or fail naming the allowed form."""
         if isinstance(value, datetime):
             return value
         try:
@@ -51,10 +40,10 @@ now_option: Decorator = click.option("--now", type=IsoTime(), help="As of this t
 
 
 class Known(click.ParamType[str]):
-    """A name that may be any; a shell completes it with those that are known here.
+    """A free name; a shell completes it with the names known here.
 
     Args:
-        known: by the context of the command, the names.
+        known: returns the names, given the command's context.
     """
 
     def __init__(self, name: str, known: Callable[[click.Context], list[str]]) -> None:
@@ -67,22 +56,21 @@ class Known(click.ParamType[str]):
         param: click.Parameter,  # noqa: ARG002 - click's signature
         incomplete: str,
     ) -> list[CompletionItem]:
-        """The names that begin so."""
+        """Return the known names that begin with the text."""
         return [CompletionItem(name) for name in self._known(ctx) if name.startswith(incomplete)]
 
 
 def _stacks(context: click.Context) -> list[str]:
-    """Those that have a file here, if this is a checkout."""
+    """Return the stacks that have a file here, if this is a checkout."""
     return context.obj.names() if context.obj else []
 
 
 def _pools(context: click.Context) -> list[str]:
-    """Those of the stack that ``--stack`` names."""
+    """Return the pools of the stack that ``--stack`` names."""
     stack = context.params.get("stack")
     return context.obj.pools(stack) if context.obj and stack else []
 
 
-STACK_VARIABLE = "GPU_FLEET_STACK"
 STACK_NAME, POOL_NAME = Known("stack", _stacks), Known("pool", _pools)
 WHERE: tuple[Decorator, ...] = (
     click.option(
@@ -100,40 +88,29 @@ POLICY: tuple[Decorator, ...] = (
     click.option(
         "--policy", "policy_path", metavar="FILE", type=click.Path(path_type=Path), help="A policy in a file."
     ),
-    click.option("--ledger", metavar="URI", help=f"Where the ledger lies; by default {LEDGER_URI}."),
+    click.option("--ledger", metavar="URI", help=f"URI of the ledger; by default {LEDGER_URI}."),
 )
 
 
 def stack_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which stack is meant; the command gets them as ``asked``."""
+    """Add the options that select a stack; the command gets them as ``asked``."""
     return _asking(command, (*WHERE, *POLICY))
 
 
 def subject_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The same for a command whose subject is a stack: its name may be an argument too."""
+    """Add the same options, and the stack's name as an argument."""
     return click.argument("subject", metavar="[STACK]", required=False, type=STACK_NAME)(
         _asking(command, (*WHERE, *POLICY))
     )
 
 
-def json_option(command: Callable[..., None]) -> Callable[..., None]:
-    """``-o json``, as the parameter ``as_json``."""
-    return click.option(
-        *("-o", "--output", "as_json"),
-        type=click.Choice(["table", "json"]),
-        default="table",
-        callback=lambda _, __, form: form == "json",
-        help="For programs: json, with the keys of docs/platform.md.",
-    )(command)
-
-
 def where_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The same without those of a policy, for a command that needs none."""
+    """Add the same options but those of a policy, for a command that needs none."""
     return _asking(command, WHERE)
 
 
 def _stack_of(context: click.Context, subject: str | None, said: Mapping[str, Any]) -> str | None:
-    """The stack that a command line means; None where this instance, or a policy, says which."""
+    """Return the stack that a command line selects; None if this instance or a policy selects it."""
     flag = said["stack"]
     by_flag = context.get_parameter_source("stack") is ParameterSource.COMMANDLINE
     if subject and by_flag and flag != subject:

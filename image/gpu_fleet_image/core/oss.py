@@ -1,4 +1,4 @@
-"""OSS through its S3 interface: where it answers, and boto3's client for it."""
+"""OSS through its S3 interface: its endpoints, and boto3's client for it."""
 
 import os
 from typing import Any
@@ -9,9 +9,9 @@ from botocore.config import Config
 
 from gpu_fleet_image.core.alicloud_credentials import Credentials
 
-ENDPOINT = "GPU_FLEET_ALICLOUD_OSS_ENDPOINT"  # environment: where OSS answers, for functions and tests
+ENDPOINT = "GPU_FLEET_ALICLOUD_OSS_ENDPOINT"  # environment: endpoint of OSS, for functions and tests
 # https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss
-# The public one costs, and refuses accounts opened since March 2025 in mainland regions.
+# The public endpoint costs, and refuses accounts opened since March 2025 in mainland regions.
 ENDPOINT_OUTSIDE = "https://s3.oss-{region}.aliyuncs.com"
 ENDPOINT_INSIDE = "https://s3.oss-{region}-internal.aliyuncs.com"
 FORBID_OVERWRITE = "x-oss-forbid-overwrite"  # OSS API, PutObject
@@ -20,16 +20,16 @@ FORBID_OVERWRITE = "x-oss-forbid-overwrite"  # OSS API, PutObject
 def bucket_client(
     region: str, credentials: Credentials, endpoint: str | None = None, *, once: bool = False
 ) -> Any:
-    """boto3's S3 client for OSS, with the keys that count now.
+    """Return boto3's S3 client for OSS, with the keys that are valid now.
 
-    OSS knows neither the newer checksums nor path addressing, nor ``If-None-Match`` on a write: for that it
-    has a header of its own, which is sent in its place.
+    OSS supports neither the newer checksums nor path addressing, nor ``If-None-Match`` on a write: its own
+    header is sent instead.
 
     Args:
         region: of the bucket.
-        credentials: of whoever asks.
-        endpoint: where OSS answers; None for the public one, or what the environment says.
-        once: for what must not be late: a call is made once, and given up after seconds.
+        credentials: of the caller.
+        endpoint: of OSS; None for that of the environment, else the public one.
+        once: make a call only once and give up after seconds, for what must not be late.
 
     Raises:
         ConfigurationError: there are no credentials.

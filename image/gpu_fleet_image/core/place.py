@@ -1,4 +1,4 @@
-"""Where a stack is, and the policy that it published: for users' commands, wherever they run."""
+"""Location of a stack and its published policy, for users' commands, wherever they run."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -10,8 +10,9 @@ from typing import Protocol
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import instance_file, paths
 from gpu_fleet_image.core import policy as policies
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import LEDGER_URI, POLICY_FILE, policy_file
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, InstanceFileError, nearest
 from gpu_fleet_image.core.store import ABSENT
@@ -24,21 +25,21 @@ NO_BUCKET = "NoSuchBucket"
 
 
 class StackFiles(Protocol):
-    """The stack files of a checkout, for a command that runs in one; elsewhere there are none."""
+    """Stack files of a checkout; a command that runs elsewhere has none."""
 
     def names(self) -> list[str]:
-        """Every stack that has a file."""
+        """Return the names of all stacks that have a file."""
 
     def place(self, name: str) -> Mapping[str, str]:
-        """Cloud, region, account_id and endpoint_url of a stack, as far as its file says them."""
+        """Return cloud, region, account_id and endpoint_url of a stack, if its file has them."""
 
     def pools(self, name: str) -> list[str]:
-        """The names of a stack's pools."""
+        """Return the names of a stack's pools."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one stack is.
+    """Location of one stack.
 
     Attributes:
         cloud: ``aws`` or ``alicloud``.
@@ -53,19 +54,19 @@ class Place:
     endpoint_url: str = ""
 
     def bucket(self, account_id: str) -> str:
-        """The bucket of the stack's records, as the stack names it."""
+        """Return the name of the bucket of the stack's records."""
         return f"gpu-fleet-{self.stack}-records-{account_id}"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command line says of the stack that it means.
+    """Flags of a command line that select a stack.
 
     Attributes:
         policy_path: ``--policy``.
         stack, cloud, region, account_id: the flags of these names.
         ledger: ``--ledger``.
-        files: the stack files there are.
+        files: the stack files here, if any.
     """
 
     policy_path: Path | None = None
@@ -77,15 +78,15 @@ class Asked:
     files: StackFiles | None = None
 
     def refuse_pool(self, key: str, pool: str) -> None:
-        """Refuse a pool that the stack's file here does not have, before any cloud is asked.
+        """Refuse a pool that the stack's file here does not have, before any call to a cloud.
 
-        Flags that say where the stack is may mean another of that name; its published policy says then.
+        Flags for the location may mean another stack of that name; then its published policy decides.
 
         Args:
-            key: what the command line calls it.
+            key: the pool's name on the command line.
 
         Raises:
-            ConfigurationError: naming the pools that the file has.
+            ConfigurationError: names the pools that the file has.
         """
         elsewhere = self.policy_path or self.region or self.account_id
         pools = self.files.pools(self.stack) if self.files and self.stack and not elsewhere else []
@@ -97,15 +98,15 @@ class Asked:
 
     @property
     def is_silent(self) -> bool:
-        """Neither a flag nor the environment says which stack is meant."""
+        """True if neither a flag nor the environment selects a stack."""
         return not (self.policy_path or self.stack or policy_file().exists() or os.environ.get(POLICY_FILE))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The stack that a command is about.
+    """Stack that a command is about.
 
-    Attributes:
+    environ: the environment with the stack's ledger, as ``core.cloud.connect`` expects it.
         environ: the environment with its ledger, as ``environment.connect`` takes it.
     """
 
@@ -114,10 +115,10 @@ class Subject:
 
 
 def subject(asked: Asked) -> Subject:
-    """The policy of the stack that is meant, from a file or from the stack's own bucket.
+    """Return the policy of the selected stack, from a file or from the stack's own bucket.
 
     Raises:
-        ReaperError: it is not known which stack is meant, or its policy cannot be read.
+        ReaperError: the stack is not known, or its policy cannot be read.
     """
     own = {LEDGER_URI: asked.ledger} if asked.ledger else {}
     if not asked.stack and not asked.is_silent:
@@ -132,15 +133,15 @@ def subject(asked: Asked) -> Subject:
 
 
 def ledger_uri(place: Place, account_id: str) -> str:
-    """Where the stack keeps the sweep's records."""
+    """Return the URI of the sweep's records."""
     return f"{SCHEMES[place.cloud]}://{place.bucket(account_id)}/{LEDGER_PREFIX}"
 
 
 def place_of(asked: Asked) -> Place:
-    """Where the stack is: by flags, else its file in a checkout, else this instance, else the environment.
+    """Return the stack's location: from flags, its file in a checkout, this instance, or the environment.
 
     Raises:
-        ConfigurationError: nothing says the stack or its region.
+        ConfigurationError: nothing names the stack or its region.
     """
     here = _instance()
     name = asked.stack or here.get("stack")
@@ -163,17 +164,17 @@ def place_of(asked: Asked) -> Place:
 
 
 def published(place: Place, account_id: str) -> Policy:
-    """The policy that a stack published in its bucket.
+    """Return the policy that a stack published in its bucket.
 
     Raises:
-        ConfigurationError: the stack is not deployed there, or published none.
-        CloudError: it may not be read, or the cloud does not answer.
+        ConfigurationError: the stack is not deployed there, or has published none.
+        CloudError: access is denied, or the cloud does not answer.
     """
     bucket = place.bucket(account_id)
     where = f"{SCHEMES[place.cloud]}://{bucket}/{POLICY_KEY}"
     s3 = clouds.bucket_client(place.cloud, place.region)
     try:
-        answer = _calls().look(s3.get_object, Bucket=bucket, Key=POLICY_KEY)
+        answer = _calls().read(s3.get_object, Bucket=bucket, Key=POLICY_KEY)
     except CloudError as error:
         if error.code == NO_BUCKET:
             raise ConfigurationError(
@@ -193,23 +194,23 @@ def published(place: Place, account_id: str) -> Policy:
 
 
 def account_of(place: Place) -> str:
-    """The account of the credentials. Raises CloudError: there are none, or they are refused."""
+    """Return the account of the credentials. Raises CloudError if there are none, or they are refused."""
     account: str = clouds.module(place.cloud).account_id(place.region, _calls())
     return account
 
 
 def region_of_environment(cloud: str) -> str | None:
-    """The region that the environment names, if it does."""
+    """Return the region in the environment, if there is one."""
     return next(filter(None, map(os.environ.get, REGION_VARIABLES[cloud])), None)
 
 
 def cloud_of_environment() -> str:
-    """The first cloud that the environment names a region of."""
+    """Return the first cloud whose region the environment names."""
     return next((cloud for cloud in clouds.CLOUDS if region_of_environment(cloud)), clouds.CLOUDS[0])
 
 
 def _instance() -> dict[str, str]:
-    """What this instance's file says of its stack; nothing elsewhere."""
+    """Return cloud, region and stack of this instance's file; empty elsewhere."""
     if not paths.instance_file().exists():
         return {}
     try:
@@ -221,7 +222,7 @@ def _instance() -> dict[str, str]:
 
 def _no_region(name: str, cloud: str, files: StackFiles | None) -> str:
     variable = REGION_VARIABLES[cloud][0]
-    return f"stack {name!r} has no file here; say where it is with --region (or {variable}){_here(files)}"
+    return f"stack {name!r} has no file here; name its region with --region (or {variable}){_here(files)}"
 
 
 def _here(files: StackFiles | None) -> str:
@@ -230,7 +231,7 @@ def _here(files: StackFiles | None) -> str:
 
 
 def _use_emulator(url: str) -> None:
-    """Lead every client of this process to the emulator of the stack file, which takes any credentials."""
+    """Direct every client of this process to the stack file's emulator, which accepts any credentials."""
     os.environ.setdefault("AWS_ENDPOINT_URL", url)
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         os.environ.setdefault(variable, "emulator")

@@ -1,14 +1,15 @@
-"""The sweep's policy: ``policy.json`` as frozen dataclasses, every problem of a file reported at once."""
+"""The policy of a stack: dataclasses that the stack writes as ``policy.json`` and everything else reads."""
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 from zoneinfo import ZoneInfo
 
-from gpu_fleet_image.core import budget_policy as budgets
-from gpu_fleet_image.core.json_fields import Fields
+from gpu_fleet_image.core import document
+from gpu_fleet_image.core.budget_policy import BudgetPolicy
+from gpu_fleet_image.core.document import CLOCK, FLAG, LEFT_OUT, PRICE, TEXT, ZONE, number, one_of, whole
 from gpu_fleet_image.core.reaper_errors import PolicyError
 
 KEY = "policy.json"  # in the records bucket, where the ledger is
@@ -25,99 +26,106 @@ MAX_IDLE_AFTER_HOURS = 14 * 24  # CloudWatch keeps the 60 s heartbeats 15 days (
 class QuietHours:
     """A daily span without marks and actions, minutes since local midnight; may pass midnight."""
 
-    start_minute: int
-    end_minute: int
+    start: Annotated[int, CLOCK]
+    end: Annotated[int, CLOCK]
 
 
 @dataclass(frozen=True)
 class SensorPolicy:
-    """What counts as activity on a pool's instances; the agents read it, the sweep does not.
+    """Thresholds of activity on a pool's instances; the agents read them, the sweep does not.
 
     Attributes:
-        watch: names of programs that are work while they run.
-        command: a program that says whether the instance is busy, with its arguments; empty for none.
-        command_timeout_s: how long it may take.
+        watch: names of programs that count as activity while they run.
+        command: a program with its arguments that reports whether the instance is busy; empty for none.
+        command_timeout_s: its time limit.
         cpu_cores: mean of a minute that counts as activity.
     """
 
-    watch: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    command_timeout_s: float = 5.0
-    cpu_cores: float = 0.1
-    disk_kib_per_s: float = 100.0
-    network_kib_per_s: float = 64.0
+    watch: tuple[Annotated[str, TEXT], ...] = ()
+    command: tuple[Annotated[str, TEXT], ...] = ()
+    command_timeout_s: Annotated[float, number(1, 20)] = 5.0
+    cpu_cores: Annotated[float, number(0.01, 64)] = 0.1
+    disk_kib_per_s: Annotated[float, number(1, 2**20)] = 100.0
+    network_kib_per_s: Annotated[float, number(1, 2**20)] = 64.0
 
 
 @dataclass(frozen=True)
 class CapacityPolicy:
-    """How a pool grows (``gpu_fleet_image.controllers.mover``).
+    """Growth of a pool (``gpu_fleet_image.controllers.mover``).
 
     Attributes:
-        groups: what the stack calls its scaling groups, in order of preference.
-        max_size: instances of the whole pool, at most.
-        spare: instances that are kept for whoever takes one next.
-        together: the instances of one request start in the same group: they stand close together.
-        scale_out_alarms: alarms whose ALARM state asks for an instance more.
-        on_demand_fallback: of a spot pool: where no spot instance is to be had, it buys on demand.
-        queue_gpus: GPUs of each instance, where the stack's queue fills the pool; None without a queue.
-        queue_cpus: of each of these likewise, as Slurm counts them.
-        queue_memory_mib: which jobs have of each.
+        groups: the stack's names of its scaling groups, in order of preference.
+        max_size: maximum number of instances of the whole pool.
+        spare: idle instances that are kept ready for the next user.
+        together: the instances of one request start in the same group, so that they are close together.
+        scale_out_alarms: alarms whose ALARM state requests one more instance.
+        on_demand_fallback: of a spot pool: buy on demand if there is no spot capacity.
+        queue_gpus: GPUs of each instance, if the stack's queue uses the pool; None without a queue.
+        queue_cpus: CPUs of each such instance, as Slurm counts them.
+        queue_memory_mib: memory for jobs on each such instance.
     """
 
-    groups: tuple[str, ...]
-    max_size: int
-    spare: int = 0
-    together: bool = False
-    scale_out_alarms: tuple[str, ...] = ()
-    on_demand_fallback: bool = False
-    queue_gpus: int | None = None
-    queue_cpus: int | None = None
-    queue_memory_mib: int | None = None
+    groups: tuple[Annotated[str, TEXT], ...]
+    max_size: Annotated[int, whole(1, 100_000)]
+    spare: Annotated[int, whole(0, 100_000)] = 0
+    together: Annotated[bool, FLAG] = False
+    scale_out_alarms: tuple[Annotated[str, TEXT], ...] = ()
+    on_demand_fallback: Annotated[bool, FLAG] = field(default=False, metadata=LEFT_OUT)
+    queue_gpus: Annotated[int, whole(0, 1024)] | None = field(default=None, metadata=LEFT_OUT)
+    queue_cpus: Annotated[int, whole(1, 4096)] | None = field(default=None, metadata=LEFT_OUT)
+    queue_memory_mib: Annotated[int, whole(1, 1 << 30)] | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)
-class PoolPolicy:
+class PoolPolicy(document.Contradictory):
     """When an instance of one pool counts as forgotten, and what happens then.
 
     Attributes:
-        market: how the pool's instances are bought.
-        min_size: instances of the pool that always stay.
+        market: purchase option of the pool's instances.
+        min_size: instances of the pool that are never terminated.
         idle_after_hours: idle time before the mark.
         grace_minutes: time between the mark, which notifies the owner, and the action.
         min_uptime_minutes: an instance started more recently is left alone.
-        coverage_percent: share of the window's heartbeats without which nothing is decided.
+        coverage_percent: minimum share of the window's heartbeats for a decision.
         action: ``stop`` or ``terminate``.
-        terminate_stopped_after_days: second stage after a stop; None for never.
+        terminate_stopped_after_days: age of a stop after which the instance is terminated; None for never.
         quiet_hours: daily spans without marks and actions.
-        quiet_weekends: none from Saturday 00:00 to Monday 00:00 either.
-        instance_store_scratch: the instances hold data that a stop would lose.
+        quiet_weekends: no marks and actions from Saturday 00:00 to Monday 00:00 either.
+        instance_store_scratch: a stop would lose data of the instances.
         max_lifetime_hours: age at which the owner is asked to replace the instance; None for never.
-        scale_in_alarm: an alarm whose ALARM state asks for one idle instance less; None for none.
-        require_acknowledgement: stop or terminate no running instance before its agent says, for this very
-            mark, that /scratch/keep is saved and nothing runs there (``handshake.py``). Only for agents older
-            than that is it false.
-        hourly_price: instance type -> on-demand price of an hour; None where it is unknown.
-        sensors: what counts as activity.
-        capacity: how the pool grows; None in policies of before, which leave that to the groups.
+        scale_in_alarm: an alarm whose ALARM state requests one idle instance less; None for none.
+        require_acknowledgement: stop or terminate a running instance only after its agent has confirmed for
+            this mark that /scratch/keep is saved and nothing runs (``handshake.py``). It is false only for
+            agents older than that.
+        hourly_price: instance type -> on-demand price of an hour; None if it is unknown.
+        sensors: thresholds of activity.
+        capacity: growth of the pool; None in older policies, which leave it to the groups.
     """
 
-    market: str
-    min_size: int
-    idle_after_hours: float
-    grace_minutes: int
-    min_uptime_minutes: int
-    coverage_percent: int
-    action: str
-    terminate_stopped_after_days: int | None
+    market: Annotated[str, one_of(*MARKETS)]
+    min_size: Annotated[int, whole(0, 100_000)]
+    idle_after_hours: Annotated[float, number(0.05, MAX_IDLE_AFTER_HOURS)]
+    grace_minutes: Annotated[int, whole(0, 7 * 24 * 60)]
+    min_uptime_minutes: Annotated[int, whole(0, 14 * 24 * 60)]
+    coverage_percent: Annotated[int, whole(1, 100)]
+    action: Annotated[str, one_of(*ACTIONS)]
+    terminate_stopped_after_days: Annotated[int, whole(1, 3650)] | None
     quiet_hours: tuple[QuietHours, ...]
-    quiet_weekends: bool
-    instance_store_scratch: bool
-    max_lifetime_hours: int | None
-    scale_in_alarm: str | None
-    require_acknowledgement: bool
-    hourly_price: dict[str, Decimal | None]
+    quiet_weekends: Annotated[bool, FLAG]
+    instance_store_scratch: Annotated[bool, FLAG]
+    max_lifetime_hours: Annotated[int, whole(24, 100_000)] | None
+    scale_in_alarm: Annotated[str, TEXT] | None
+    require_acknowledgement: Annotated[bool, FLAG]
+    hourly_price: dict[str, Annotated[Decimal, PRICE] | None]
     sensors: SensorPolicy = field(default_factory=SensorPolicy)
     capacity: CapacityPolicy | None = None
+
+    def contradictions(self) -> Iterator[tuple[str, object, str]]:
+        """Refuse a stop that loses instance-store data, or that the cloud refuses for most spot requests."""
+        if self.action == "stop" and self.market == "spot":
+            yield "action", "stop", "terminate, because market is spot"
+        if self.action == "stop" and self.instance_store_scratch:
+            yield "action", "stop", "terminate, because instance_store_scratch is true"
 
 
 @dataclass(frozen=True)
@@ -129,57 +137,59 @@ class LeftoverPolicy:
         remove: remove volumes that have a snapshot, and addresses, instead of only listing them.
     """
 
-    older_than_days: int
-    remove: bool
+    older_than_days: Annotated[int, whole(1, 3650)]
+    remove: Annotated[bool, FLAG]
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What one stack's sweep may do.
+    """Limits and settings of one stack's sweep.
 
     Attributes:
         cloud: ``aws`` or ``alicloud``.
         region: the stack's region.
-        stack: only instances tagged with this stack are looked at.
-        metric_namespace: where its agents publish.
+        stack: the sweep looks only at instances tagged with this stack.
+        metric_namespace: namespace of its agents' metrics.
         currency: of every price in the file.
-        dry_run: plan only.
-        max_actions: stops and terminations in one sweep, at most.
-        max_percent: the same as a share of the running fleet.
+        dry_run: plan only, do not act.
+        max_actions: maximum number of stops and terminations in one sweep.
+        max_percent: the same limit as a share of the running fleet.
         time_zone: of the quiet hours.
         pools: pool -> its policy.
-        leftovers: what to do with what is left over.
+        leftovers: handling of orphaned resources.
         watch_days: days from the first sweep in which nothing is marked, stopped or terminated.
-        notify_users: the records say who is reached where (``roster.json``).
-        budget: what a month may cost, and prices to meter with; None for a policy that meters nothing.
-        take_max_per_person: instances that one user may have taken at once, in all pools.
-        session_document: by which Session Manager opens shells as the caller's account; empty for its own.
-        breaker_release: when an instance that the mass-idle breaker held may end.
-        agents: the release of the agent that instances get from now on.
+        notify_users: the records hold users' addresses (``roster.json``).
+        budget: the month's budget, and prices of the meter; None for a policy without a meter.
+        take_max_per_person: maximum number of instances that one user may have at once, in all pools.
+        session_document: document with which Session Manager opens shells as the caller's account; empty for
+            its default.
+        breaker_release: when the sweep may act on an instance that the mass-idle breaker held.
+        agents: release of the agent for new instances.
     """
 
-    cloud: str
-    region: str
-    stack: str
-    metric_namespace: str
-    currency: str
-    dry_run: bool
-    max_actions: int
-    max_percent: int
-    time_zone: ZoneInfo
+    cloud: Annotated[str, one_of(*CLOUDS)]
+    region: Annotated[str, TEXT]
+    stack: Annotated[str, TEXT]
+    metric_namespace: Annotated[str, TEXT]
+    currency: Annotated[str, TEXT]
+    dry_run: Annotated[bool, FLAG]
+    max_actions: Annotated[int, whole(0, 100_000)]
+    max_percent: Annotated[int, whole(0, 100)]
+    time_zone: Annotated[ZoneInfo, ZONE]
     pools: dict[str, PoolPolicy]
     leftovers: LeftoverPolicy
-    budget: budgets.BudgetPolicy | None = None
-    watch_days: int = 0
-    notify_users: bool = False
-    take_max_per_person: int = 0
-    session_document: str = ""
-    breaker_release: str = BY_OPERATOR_AFTER_UPDATE
-    agents: str = ""
+    budget: BudgetPolicy | None = None
+    watch_days: Annotated[int, whole(0, 90)] = 0
+    notify_users: Annotated[bool, FLAG] = False
+    take_max_per_person: Annotated[int, whole(0, 100_000)] = 0
+    session_document: Annotated[str, TEXT] = field(default="", metadata=LEFT_OUT)
+    breaker_release: Annotated[str, one_of(*BREAKER_RELEASES)] = BY_OPERATOR_AFTER_UPDATE
+    agents: Annotated[str, TEXT] = field(default="", metadata=LEFT_OUT)
+    schema_version: Annotated[int, one_of(1)] = 1
 
     @property
     def has_queue(self) -> bool:
-        """Whether a queue starts jobs on the stack's instances."""
+        """True if a queue starts jobs on the stack's instances."""
         return any(pool.capacity and pool.capacity.queue_gpus is not None for pool in self.pools.values())
 
 
@@ -187,7 +197,7 @@ def load(path: Path) -> Policy:
     """Read and check a policy file.
 
     Raises:
-        PolicyError: naming every wrong key with its value and what is allowed.
+        PolicyError: names every wrong key with its value and what is allowed.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -203,131 +213,15 @@ def parse(text: str, name: str = "policy") -> Policy:
 
     Args:
         text: the JSON.
-        name: what to call it in messages.
+        name: its name in messages.
 
     Raises:
         PolicyError: as for ``load``.
     """
-    try:
-        raw = json.loads(text, parse_float=Decimal)
-    except ValueError as error:
-        raise PolicyError(f"{name}: not JSON: {error}") from error
-    fields = Fields(raw)
-    policy = _policy(fields)
-    if fields.problems:
-        raise PolicyError("\n".join(f"{name}: {problem}" for problem in fields.problems))
-    return policy
-
-
-def _policy(fields: Fields) -> Policy:
-    fields.choice("schema_version", (1,))
-    policy = Policy(
-        cloud=fields.choice("cloud", CLOUDS),
-        region=fields.text("region"),
-        stack=fields.text("stack"),
-        metric_namespace=fields.text("metric_namespace"),
-        currency=fields.text("currency"),
-        dry_run=fields.flag("dry_run", default=False),
-        max_actions=fields.integer("max_actions", 0, 100_000),
-        max_percent=fields.integer("max_percent", 0, 100),
-        time_zone=fields.zone("time_zone"),
-        pools={name: _pool(pool) for name, pool in fields.tables("pools")},
-        leftovers=_leftovers(fields.table("leftovers")),
-        budget=budgets.read(table) if (table := fields.optional_table("budget")) else None,
-        watch_days=fields.optional_integer("watch_days", 0, 90) or 0,
-        notify_users=fields.flag("notify_users", default=False),
-        take_max_per_person=fields.optional_integer("take_max_per_person", 0, 100_000) or 0,
-        session_document=fields.optional_text("session_document") or "",
-        breaker_release=_breaker_release(fields),
-        agents=fields.optional_text("agents") or "",
-    )
-    fields.refuse_unknown()
-    return policy
-
-
-def _breaker_release(fields: Fields) -> str:
-    """Of older policies the default."""
-    said = fields.optional_text("breaker_release") or BY_OPERATOR_AFTER_UPDATE
-    if said not in BREAKER_RELEASES:
-        fields.problem("breaker_release", said, ", ".join(BREAKER_RELEASES))
-    return said
-
-
-def _pool(fields: Fields) -> PoolPolicy:
-    pool = PoolPolicy(
-        market=fields.choice("market", MARKETS),
-        min_size=fields.integer("min_size", 0, 100_000),
-        idle_after_hours=fields.number("idle_after_hours", 0.05, MAX_IDLE_AFTER_HOURS),
-        grace_minutes=fields.integer("grace_minutes", 0, 7 * 24 * 60),
-        min_uptime_minutes=fields.integer("min_uptime_minutes", 0, 14 * 24 * 60),
-        coverage_percent=fields.integer("coverage_percent", 1, 100),
-        action=fields.choice("action", ACTIONS),
-        terminate_stopped_after_days=fields.optional_integer("terminate_stopped_after_days", 1, 3650),
-        quiet_hours=tuple(QuietHours(*span) for span in fields.spans("quiet_hours")),
-        quiet_weekends=fields.flag("quiet_weekends", default=False),
-        instance_store_scratch=fields.flag("instance_store_scratch", default=True),
-        max_lifetime_hours=fields.optional_integer("max_lifetime_hours", 24, 100_000),
-        scale_in_alarm=fields.optional_text("scale_in_alarm"),
-        require_acknowledgement=fields.flag("require_acknowledgement", default=True),
-        hourly_price=fields.prices("hourly_price"),
-        sensors=sensors(table) if (table := fields.optional_table("sensors")) else SensorPolicy(),
-        capacity=_capacity(table) if (table := fields.optional_table("capacity")) else None,
-    )
-    fields.refuse_unknown()
-    _refuse_unsafe_stop(fields, pool)
-    return pool
-
-
-def _capacity(fields: Fields) -> CapacityPolicy:
-    capacity = CapacityPolicy(
-        groups=fields.words("groups"),
-        max_size=fields.integer("max_size", 1, 100_000),
-        spare=fields.integer("spare", 0, 100_000),
-        together=fields.flag("together", default=False),
-        scale_out_alarms=fields.words("scale_out_alarms"),
-        on_demand_fallback=fields.flag("on_demand_fallback", default=False),
-        queue_gpus=fields.optional_integer("queue_gpus", 0, 1024),
-        queue_cpus=fields.optional_integer("queue_cpus", 1, 4096),
-        queue_memory_mib=fields.optional_integer("queue_memory_mib", 1, 1 << 30),
-    )
-    fields.refuse_unknown()
-    return capacity
-
-
-def sensors(fields: Fields) -> SensorPolicy:
-    """A pool's ``sensors``; what is wrong with them goes to the fields' problems."""
-    read = SensorPolicy(
-        watch=fields.words("watch"),
-        command=fields.words("command"),
-        command_timeout_s=fields.number("command_timeout_s", 1, 20),
-        cpu_cores=fields.number("cpu_cores", 0.01, 64),
-        disk_kib_per_s=fields.number("disk_kib_per_s", 1, 2**20),
-        network_kib_per_s=fields.number("network_kib_per_s", 1, 2**20),
-    )
-    fields.refuse_unknown()
-    return read
-
-
-def _refuse_unsafe_stop(fields: Fields, pool: PoolPolicy) -> None:
-    """A stop loses instance-store data, and the cloud refuses it for most spot requests."""
-    if pool.action != "stop":
-        return
-    if pool.market == "spot":
-        fields.problem("action", "stop", "terminate, because market is spot")
-    if pool.instance_store_scratch:
-        fields.problem("action", "stop", "terminate, because instance_store_scratch is true")
-
-
-def _leftovers(fields: Fields) -> LeftoverPolicy:
-    leftovers = LeftoverPolicy(
-        older_than_days=fields.integer("older_than_days", 1, 3650),
-        remove=fields.flag("remove", default=False),
-    )
-    fields.refuse_unknown()
-    return leftovers
+    return document.parse(Policy, text, PolicyError, name)
 
 
 def unit_price(policy: Policy, pool: str, instance_type: str) -> Decimal | None:
-    """Price of an hour in the policy's currency, or None where nobody said it."""
-    known: dict[str, Any] = policy.pools[pool].hourly_price if pool in policy.pools else {}
+    """Return the price of an hour in the policy's currency, or None if it is unknown."""
+    known = policy.pools[pool].hourly_price if pool in policy.pools else {}
     return known.get(instance_type)

@@ -1,10 +1,10 @@
-"""What this room raises on purpose."""
+"""Errors that the queue raises on purpose."""
 
 from gpu_fleet_image.core.errors import InstanceError
 
 
 class QueueError(InstanceError):
-    """Base of the queue's own."""
+    """Base of the queue's errors."""
 
 
 class QueueFileError(QueueError):
@@ -12,20 +12,20 @@ class QueueFileError(QueueError):
 
 
 class NotReadyError(QueueError):
-    """Something that this instance needs is not there yet; it is tried again."""
+    """Something that this instance needs is not there yet; the caller tries again."""
 
 
 class DatabaseError(QueueError):
-    """The database behind the queue's accounting does not answer, or refuses."""
+    """The database behind the queue's accounting does not answer, or refuses access."""
 
 
 class RosterUnreadError(QueueError):
-    """The list of the stack's users is not as the stack writes it."""
+    """The list of the stack's users is not in the stack's format."""
 
 
 class PolicyUnreadError(QueueError):
-    """The stack's policy says too little of a pool of the queue."""
+    """The stack's policy lacks values of a pool of the queue."""
 
 
 class SlurmError(QueueError):
-    """A command of Slurm failed, or said what none of its versions says."""
+    """A Slurm command failed, or printed output that no supported version prints."""

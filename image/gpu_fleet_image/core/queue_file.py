@@ -1,4 +1,4 @@
-"""``/etc/gpu-fleet/queue.json``: what the user data says of the stack's queue."""
+"""``/etc/gpu-fleet/queue.json``: the stack's queue, as the user data describes it."""
 
 import json
 import os
@@ -13,7 +13,7 @@ TEXTS = ("role", "address", "secret")
 
 
 class QueueRole(StrEnum):
-    """What an instance is to the queue."""
+    """Role of an instance in the queue."""
 
     CONTROLLER = "controller"
     NODE = "node"
@@ -21,11 +21,11 @@ class QueueRole(StrEnum):
 
 @dataclass(frozen=True)
 class QueueFile:
-    """The queue as one instance knows it.
+    """Queue settings of one instance.
 
     Attributes:
-        address: the controller's, which stays when the controller is replaced.
-        secret: name of the secret that holds munge's key.
+        address: the controller's, which stays the same when the controller is replaced.
+        secret: name of the secret with munge's key.
     """
 
     role: QueueRole
@@ -34,7 +34,7 @@ class QueueFile:
 
 
 def path() -> Path:
-    """Where it lies (``GPU_FLEET_QUEUE_FILE``)."""
+    """Return the path of the file (``GPU_FLEET_QUEUE_FILE``)."""
     return Path(os.environ.get("GPU_FLEET_QUEUE_FILE", "/etc/gpu-fleet/queue.json"))
 
 
@@ -42,7 +42,7 @@ def load(file: Path) -> QueueFile:
     """Read and check the file.
 
     Raises:
-        QueueFileError: naming what is wrong.
+        QueueFileError: names what is wrong.
     """
     try:
         raw: Any = json.loads(file.read_text(encoding="utf-8"))

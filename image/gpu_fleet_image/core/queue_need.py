@@ -1,4 +1,7 @@
-"""What a stack's queue wants of the mover: ``capacity/queue.json``, which its controller writes. Pure."""
+"""Capacity that a stack's queue requests of the mover: ``capacity/queue.json``, written by its controller.
+
+Pure.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +14,9 @@ from gpu_fleet_image.core.times import format_time, parse_time
 
 QUEUE = f"{PREFIX}/queue.json"
 SCHEMA = 1
-# A controller says so four times a minute; what an older word wants may be over.
+# A controller writes four times a minute; an older request may be obsolete.
 FRESH = timedelta(minutes=5)
-# A controller that is replaced is back before that.
+# A replaced controller is back before that.
 SILENT_AFTER = timedelta(minutes=15)
 LONGEST = 1 << 20  # bytes of the object
 MOST_JOBS = 1000
@@ -22,18 +25,18 @@ LONGEST_WHY = 300
 
 @dataclass(frozen=True)
 class PoolNeed:
-    """What waits for instances of one pool.
+    """Demand for instances of one pool.
 
     Attributes:
-        standing: instances of the queue that are at work, or take no jobs.
-        jobs: how many whole instances each waiting job needs, those that come first first.
+        standing: instances of the queue that are busy, or take no jobs.
+        jobs: number of whole instances of each waiting job, in queue order.
     """
 
     standing: int
     jobs: tuple[int, ...]
 
     def wanted(self, most: int) -> int:
-        """How many instances the pool should have: a job gets all that it needs or none, up to so many."""
+        """Return the desired size of the pool, up to ``most``: a job gets all its instances or none."""
         total = self.standing
         for number in self.jobs:
             if total + number <= most:
@@ -42,10 +45,10 @@ class PoolNeed:
 
 
 def to_json(needs: Mapping[str, PoolNeed], now: datetime, unread: Sequence[str] = ()) -> dict[str, Any]:
-    """As the bucket holds it.
+    """Return the demand as the bucket holds it.
 
     Args:
-        unread: why jobs could not be read.
+        unread: why jobs could not be read, one text each.
     """
     pools = {
         pool: {"standing": need.standing, "jobs": list(need.jobs[:MOST_JOBS])}
@@ -56,7 +59,7 @@ def to_json(needs: Mapping[str, PoolNeed], now: datetime, unread: Sequence[str] 
 
 
 def needs_of(raw: Mapping[str, Any], now: datetime) -> dict[str, PoolNeed]:
-    """What ``to_json`` wrote; nothing where that is old.
+    """Parse what ``to_json`` wrote; empty if it is old.
 
     Raises:
         CloudError: it is damaged.
@@ -73,11 +76,14 @@ def needs_of(raw: Mapping[str, Any], now: datetime) -> dict[str, PoolNeed]:
 
 
 def trouble_of(raw: Mapping[str, Any], now: datetime) -> str:
-    """What an operator must hear of the queue's controller; empty for nothing. ``needs_of`` has read it."""
+    """Return a problem of the queue's controller for the operator; empty for none.
+
+    ``needs_of`` has read it.
+    """
     at = parse_time(raw["at"])
     if now - at > SILENT_AFTER:
-        return f"the queue's controller has not spoken since {format_time(at)}: no job gets an instance"
+        return f"the queue's controller has not reported since {format_time(at)}: no job gets an instance"
     if number := raw.get("unread"):
         why = raw.get("unread_why")
-        return f"the queue's controller cannot read {number} jobs, and asks for none of theirs: {why}"
+        return f"the queue's controller cannot read {number} jobs, and requests no instances for them: {why}"
     return ""

@@ -1,4 +1,4 @@
-"""Everything this room raises on purpose; the first four come from the room that agent and gate share."""
+"""Errors that the reaper raises on purpose, with the first four of ``core.errors``."""
 
 from gpu_fleet_image.core.errors import (
     CloudError,
@@ -24,19 +24,19 @@ __all__ = [
 
 
 class ReaperError(InstanceError):
-    """Base of the reaper's own."""
+    """Base of the reaper's errors."""
 
 
 class PolicyError(ReaperError):
-    """The policy file is wrong; the message lists every problem found."""
+    """The policy file is wrong; the message lists every problem."""
 
 
 class AnswerError(ReaperError):
-    """A cloud refused a call, or did not answer; ``Calls`` makes a ``CloudError`` of it.
+    """A cloud refused a call, or did not answer; ``Calls`` turns it into a ``CloudError``.
 
     Attributes:
         code: the cloud's error code.
-        attempts: how often it was asked.
+        attempts: number of attempts.
     """
 
     def __init__(self, code: str, message: str, attempts: int = 1) -> None:
@@ -47,24 +47,24 @@ class AnswerError(ReaperError):
 
 
 class DeadlineError(ReaperError):
-    """The time given to a sweep is over."""
+    """The time limit of a sweep has passed."""
 
 
 class LeaseError(ReaperError):
-    """Another sweep holds the lease, or took it from this one."""
+    """Another sweep holds the lease, or took it over."""
 
 
 class AgentError(ReaperError):
-    """The agent of this instance refuses what a user asks, or does not answer."""
+    """The agent of this instance refuses a user's request, or does not answer."""
 
 
 class NotHolderError(ReaperError):
-    """A hold is another user's."""
+    """A hold belongs to another user."""
 
 
 class TooLateError(ReaperError):
-    """Somebody else decided first."""
+    """Another party decided first."""
 
 
 class SensorError(ReaperError):
-    """A sensor could not be read; the message names why."""
+    """A sensor could not be read; the message gives the reason."""

@@ -1,4 +1,4 @@
-"""``accounts.json``: who has an account on the stack's instances."""
+"""``accounts.json``: the accounts on the stack's instances."""
 
 import re
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ UIDS, TEAM_GIDS = range(2000, 30_000), range(30_000, 50_000)
 
 
 class RosterError(InstanceError):
-    """``accounts.json`` is not as it must be; nothing of it is carried out."""
+    """``accounts.json`` is malformed; nothing of it is applied."""
 
 
 @dataclass(frozen=True)
-class Person:
+class RosterUser:
     """A user's account.
 
     Attributes:
         uid: also the number of the group of the same name.
         keys: lines of ``authorized_keys``.
-        team: a group beside the own; empty for none.
+        team: an additional group; empty for none.
         team_gid: its number; 0 without a team.
         admin: may become root.
     """
@@ -36,11 +36,11 @@ class Person:
     admin: bool = False
 
 
-def parse(document: dict[str, Any]) -> tuple[Person, ...]:
+def parse(document: dict[str, Any]) -> tuple[RosterUser, ...]:
     """Everybody. What the file says is checked anew: root acts on it.
 
     Raises:
-        RosterError: naming everything that is wrong.
+        RosterError: names everything that is wrong.
     """
     if document.get("schema_version") != 1:
         raise RosterError(f"{KEY}: schema_version = {document.get('schema_version')!r}; allowed: 1")
@@ -52,15 +52,15 @@ def parse(document: dict[str, Any]) -> tuple[Person, ...]:
         for index, entry in enumerate(entries)
         for problem in _problems(entry if isinstance(entry, dict) else {})
     ]
-    people = () if problems else tuple(_person(entry) for entry in entries)
-    problems += _clashes(people)
+    users = () if problems else tuple(_user(entry) for entry in entries)
+    problems += _clashes(users)
     if problems:
         raise RosterError("\n".join(problems))
-    return people
+    return users
 
 
-def _person(entry: dict[str, Any]) -> Person:
-    return Person(
+def _user(entry: dict[str, Any]) -> RosterUser:
+    return RosterUser(
         name=entry["name"],
         uid=entry["uid"],
         keys=tuple(entry["keys"]),
@@ -88,10 +88,10 @@ def _within(value: object, numbers: range) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value in numbers
 
 
-def _clashes(people: tuple[Person, ...]) -> list[str]:
-    """Two of one name or number."""
-    names = [person.name for person in people]
-    uids = [person.uid for person in people]
+def _clashes(users: tuple[RosterUser, ...]) -> list[str]:
+    """Return a problem for each name or number that occurs twice."""
+    names = [user.name for user in users]
+    uids = [user.uid for user in users]
     twice = sorted({name for name in names if names.count(name) > 1})
     shared = sorted({uid for uid in uids if uids.count(uid) > 1})
     return [f"{KEY}: {name!r} is named twice" for name in twice] + [

@@ -1,8 +1,8 @@
-"""A submitted run: its names, its place in the records bucket, and the words its instances leave there.
+"""A submitted run: its names, its place in the records bucket, and its instances' status objects.
 
-``runs/jobs/ACCOUNT/RUN/`` is written by whoever submits, ``runs/words/ACCOUNT/POOL/RUN/INSTANCE/`` by the
-account's processes on the instances; no other user reads either. Who may write below ``runs/jobs/ACCOUNT/``
-decides whose account a run gets (``stacks/gpu_fleet_stacks/aws/submit.py``).
+The submitter writes ``runs/jobs/ACCOUNT/RUN/``; the account's processes on the instances write
+``runs/words/ACCOUNT/POOL/RUN/INSTANCE/``; no other user reads either. Write access below
+``runs/jobs/ACCOUNT/`` decides whose account a run gets (``stacks/gpu_fleet_stacks/aws/submit.py``).
 """
 
 import hashlib
@@ -14,8 +14,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-# What the stacks' documents let through (stacks/gpu_fleet_stacks/naming.py has the same; a test holds them
-# together).
+# What the stacks' documents let through (stacks/gpu_fleet_stacks/core/naming.py has the same; a test holds
+# them together).
 ACCOUNT = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 RUN = re.compile(r"[a-z][a-z0-9-]{0,62}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -28,12 +28,12 @@ JOB, ARCHIVE, CANCEL, STATE, LOG = "job.json", "files.zip", "cancel", "state.jso
 
 
 class Phase(StrEnum):
-    """What an instance says of its part of a run.
+    """State of an instance's part of a run.
 
-    See ``gpu_fleet_jobs/submitted/work.py`` has the same words.
+    ``gpu_fleet_jobs/submitted/work.py`` has the same values.
     """
 
-    SENT = "sent"  # nobody has heard of it yet
+    SENT = "sent"  # no instance has seen it yet
     REFUSED = "refused"
     STARTING = "starting"
     RUNNING = "running"
@@ -61,15 +61,15 @@ class Member:
 
 @dataclass(frozen=True)
 class Job:
-    """What a user submits; only who may write below the account's prefix makes one.
+    """Job that a user submits; only writers below the account's prefix can make one.
 
     Attributes:
-        instances: by node rank; the first one is where all meet.
+        instances: by node rank; the first one is the rendezvous.
         arguments: of ``python -m gpu_fleet`` there: ``launch`` and a configuration, or ``run`` and a command.
-        directory: where the run leaves its result.
-        archive_sha256: of the files that travel with it.
-        by: the caller, as the cloud calls the credentials.
-        at: when, ISO 8601.
+        directory: folder of the run's results.
+        archive_sha256: of the files that the job brings along.
+        by: the caller, by the cloud's name of the credentials.
+        at: time of submission, ISO 8601.
     """
 
     run: str
@@ -85,17 +85,17 @@ class Job:
     schema_version: int = SCHEMA
 
     def content(self) -> bytes:
-        """As it lies in the bucket."""
+        """Return the JSON object as it lies in the bucket."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
 
     @property
     def sha256(self) -> str:
-        """Of the content; the instance holds what it fetches against it."""
+        """Hash of the content; the instance compares it with what it fetches."""
         return hashlib.sha256(self.content()).hexdigest()
 
 
 def job_of(content: bytes) -> Job | None:
-    """A job as a user wrote it; None for what is none."""
+    """Parse a job as a user wrote it; None if it is malformed."""
     try:
         raw: dict[str, Any] = json.loads(content)
         members = tuple(Member(str(member["id"]), str(member["address"])) for member in raw.pop("instances"))
@@ -108,12 +108,12 @@ def job_of(content: bytes) -> Job | None:
 
 @dataclass(frozen=True)
 class NodeState:
-    """The newest word of one instance about its part of a run.
+    """Latest status of one instance's part of a run.
 
     Attributes:
-        at: when it was said, ISO 8601.
+        at: when it was written, ISO 8601.
         detail: for users.
-        step, loss, ettr: of the trainer's newest record; None before there is one.
+        step, loss, ettr: of the trainer's newest record; None before the first.
     """
 
     phase: Phase
@@ -126,7 +126,7 @@ class NodeState:
 
 
 def state_of(content: bytes | None) -> NodeState:
-    """What an instance wrote; SENT where it wrote nothing, or nothing that can be read."""
+    """Parse an instance's status; SENT if there is none, or none that can be read."""
     try:
         raw = json.loads(content or b"")
         return NodeState(
@@ -143,7 +143,7 @@ def state_of(content: bytes | None) -> NodeState:
 
 
 def refusal_of(content: bytes | None) -> NodeState | None:
-    """What became of a run that was written and not sent, by the word to end it; None for any other."""
+    """Return the state of a run that was written but not sent, from its cancel object; else None."""
     try:
         raw = json.loads(content or b"")
         return NodeState(Phase.REFUSED, str(raw["at"]), str(raw["refused"]))
@@ -156,7 +156,7 @@ def _number(value: object, kind: type) -> Any:
 
 
 def overall(states: Sequence[NodeState]) -> Phase:
-    """Of a run, by what its instances say: the worst that is over, else the earliest that is not."""
+    """Return the state of a run: the worst of its finished instances, else the earliest of the others."""
     phases = {state.phase for state in states}
     for phase in (Phase.REFUSED, Phase.FAILED, Phase.RETRYING):
         if phase in phases:
@@ -168,7 +168,7 @@ def overall(states: Sequence[NodeState]) -> Phase:
 
 
 def run_name(title: str, now: datetime) -> str:
-    """The name of a submission: the last part of its title, a path or a word, then the time."""
+    """Return the name of a submission: the last part of its title, a path or a word, then the time."""
     last = [part for part in title.split("/") if part not in ("", ".", "..")]
     plain = re.sub(r"[^a-z0-9]+", "-", (last[-1] if last else "run").lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
@@ -176,25 +176,25 @@ def run_name(title: str, now: datetime) -> str:
 
 
 def job_prefix(account: str, run: str = "") -> str:
-    """Where a job lies; without a run, those of an account."""
+    """Return the prefix of a job; without a run, that of an account's jobs."""
     return f"{JOBS}/{account}/{run}/" if run else f"{JOBS}/{account}/"
 
 
 def node_prefix(job: Job, instance: str) -> str:
-    """Where an instance says what becomes of its part."""
+    """Return the prefix of an instance's status of a run."""
     return place_of(job.pool, job.account, job.run, instance)
 
 
 def words_prefix(account: str) -> str:
-    """Where an account's runs speak."""
+    """Return the prefix of the status objects of an account's runs."""
     return f"{RUNS}/{account}/"
 
 
 def place_of(pool: str, account: str, run: str, who: str) -> str:
-    """Where one instance of a pool speaks of a run, or the queue's job of it (`QUEUED`)."""
+    """Return the prefix of a run's status, by an instance of a pool or by the queue (`QUEUED`)."""
     return f"{words_prefix(account)}{pool}/{run}/{who}/"
 
 
 def parameters(job: Job) -> Mapping[str, str]:
-    """All that the stack's document takes."""
+    """Return all parameters of the stack's document."""
     return {"Account": job.account, "Run": job.run, "Sha256": job.sha256}

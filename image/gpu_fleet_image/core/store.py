@@ -1,7 +1,8 @@
-"""Small JSON objects in a bucket, written only under a condition."""
+"""Small JSON objects in a bucket, written under a condition."""
 
 import email.utils
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 
-# PutObject answers these when a condition does not hold (S3 API, conditional writes;
+# PutObject's errors if a condition does not hold (S3 API, conditional writes;
 # OSS API, x-oss-forbid-overwrite).
 REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "FileAlreadyExists", "412", "409"})
 ABSENT = frozenset({"NoSuchKey", "404"})
@@ -17,11 +18,11 @@ ABSENT = frozenset({"NoSuchKey", "404"})
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object as it was read.
+    """An object as it was read, with its version.
 
     Attributes:
         content: the JSON object.
-        version: what a later write may be conditional on.
+        version: for a later conditional write.
     """
 
     content: dict[str, Any]
@@ -34,7 +35,7 @@ class Listed:
 
     Attributes:
         key: below the store's prefix.
-        age: since it was last written, both times by the bucket's clock.
+        age: time since it was last written, by the bucket's clock.
     """
 
     key: str
@@ -47,7 +48,7 @@ class Page:
 
     Attributes:
         listed: in the order of the keys.
-        token: to go on with; empty on the last page.
+        token: continuation token; empty on the last page.
     """
 
     listed: list[Listed]
@@ -61,7 +62,7 @@ class Store:
         uri: ``s3://bucket/prefix``.
 
     Raises:
-        ConfigurationError: when the URI is not one.
+        ConfigurationError: the URI is malformed.
     """
 
     def __init__(self, s3: Any, calls: Calls, uri: str) -> None:
@@ -76,11 +77,11 @@ class Store:
         self._calls = calls
 
     def get(self, key: str, at_most: int | None = None) -> StoredObject | None:
-        """An object, or None where there is none.
+        """Return an object, or None if there is none.
 
         Args:
             key: below the prefix.
-            at_most: bytes, of an object that others write: no more are read.
+            at_most: limit in bytes, for an object that others write: no more are read.
 
         Raises:
             CloudError: it could not be read, is no JSON object, or is longer.
@@ -88,28 +89,28 @@ class Store:
         return self._read(key, at_most)
 
     def newest(self, key: str, at_most: int | None = None) -> StoredObject | None:
-        """What was last written to a key, be it by a user who was too late; else as ``get``."""
+        """Return the latest object of a key, even if a user wrote it too late; otherwise as ``get``."""
         return self._read(key, at_most)
 
     def beginning(self, key: str, length: int) -> StoredObject | None:
-        """As ``newest``, but of an object that others write no more than so many bytes are read.
+        """Return an object as ``newest``, reading ``length`` bytes at most, for an object that others write.
 
         Raises:
-            CloudError: as of ``get``; one that is longer, or empty, is no JSON object.
+            CloudError: as of ``get``; an object that is longer, or empty, is not a JSON object.
         """
         return self._read(key, Range=f"bytes=0-{length - 1}")
 
     def create(self, key: str, content: dict[str, Any]) -> str | None:
-        """Write an object that must not be there yet: its version, or None where it is. Raises CloudError."""
+        """Create an object; return its version, or None if the key exists. Raises CloudError."""
         answer = self._put(key, content, IfNoneMatch="*")
         return None if answer is None else str(answer["ETag"])
 
     def put(self, key: str, content: dict[str, Any]) -> None:
-        """Write an object, over an older one if there is one. Raises CloudError."""
+        """Write an object, replacing an older one. Raises CloudError."""
         self._put(key, content)
 
     def listed(self, prefix: str) -> list[Listed]:
-        """Every object whose key begins so, in the order of the keys. Raises CloudError."""
+        """Return all objects whose key begins with the prefix, in order of the keys. Raises CloudError."""
         entries: list[Listed] = []
         page = self.page(prefix)
         entries += page.listed
@@ -119,20 +120,20 @@ class Store:
         return entries
 
     def page(self, prefix: str, after: str = "", token: str = "") -> Page:
-        """A thousand objects at most whose keys begin so, in the order of the keys: one call.
+        """Return up to a thousand objects whose key begins with the prefix, in order of the keys: one call.
 
         Args:
-            prefix: how the keys begin.
-            after: only keys that come after this one, which need not be there; empty for all.
-            token: of the page before, in place of ``after``, to go on where that ended.
+            prefix: beginning of the keys.
+            after: only keys that sort after this one, which need not exist; empty for all.
+            token: of the previous page, instead of ``after``, to continue there.
 
         Raises:
-            CloudError: also where the bucket lists what was not asked for.
+            CloudError: as of ``get``, and if the bucket lists other keys.
         """
         where = (
             {"ContinuationToken": token} if token else {"StartAfter": self._prefix + after} if after else {}
         )
-        answer = self._calls.look(
+        answer = self._calls.read(
             self._s3.list_objects_v2, Bucket=self._bucket, Prefix=self._prefix + prefix, **where
         )
         now = self._answered_at(answer)
@@ -147,12 +148,12 @@ class Store:
         return Page(listed, answer.get("NextContinuationToken", ""))
 
     def _answered_at(self, page: dict[str, Any]) -> datetime:
-        """When the bucket answered, by its own clock."""
+        """Return the time of the bucket's answer, by its own clock."""
         date = page["ResponseMetadata"]["HTTPHeaders"].get("date")
         return email.utils.parsedate_to_datetime(date) if date else self._calls.now()
 
     def put_page(self, key: str, text: str) -> str:
-        """Write an HTML page, over an older one if there is one; gives its URI. Raises CloudError."""
+        """Write an HTML page, replacing an older one; return its URI. Raises CloudError."""
         self._calls.change(
             self._s3.put_object,
             Bucket=self._bucket,
@@ -163,7 +164,7 @@ class Store:
         return f"{self._scheme}://{self._bucket}/{self._prefix}{key}"
 
     def replace(self, key: str, content: dict[str, Any], version: str) -> str | None:
-        """Write over the version that was read: the new one, or None where a user was quicker.
+        """Replace the version that was read; return the new one, or None if another writer was first.
 
         Raises:
             CloudError: it could not be written.
@@ -172,16 +173,16 @@ class Store:
         return None if answer is None else str(answer["ETag"])
 
     def move_on(self, key: str, content: dict[str, Any], version: str | None) -> str | None:
-        """Create an object where none was read, else replace the version that was; as those two."""
+        """Create an object if none was read, else replace the version that was; results as of those two."""
         return self.create(key, content) if version is None else self.replace(key, content, version)
 
     def to_forget(self, key: str) -> str:
-        """What a user does so that ``get`` finds nothing any more."""
+        """Return how a user makes ``get`` find nothing."""
         return f"delete {self._scheme}://{self._bucket}/{self._prefix}{key}"
 
     def _read(self, key: str, at_most: int | None = None, **exact: str) -> StoredObject | None:
         try:
-            answer = self._calls.look(
+            answer = self._calls.read(
                 self._s3.get_object, Bucket=self._bucket, Key=self._prefix + key, **exact
             )
         except CloudError as error:
@@ -191,7 +192,7 @@ class Store:
         return stored_object(answer, self._prefix + key, at_most)
 
     def _put(self, key: str, content: dict[str, Any], **condition: str) -> dict[str, Any] | None:
-        """What PutObject answered, or None where the condition does not hold."""
+        """Return PutObject's answer, or None if the condition does not hold."""
         try:
             answer: dict[str, Any] = self._calls.change(
                 self._s3.put_object,
@@ -208,11 +209,32 @@ class Store:
         return answer
 
 
+def _directly(method: Callable[..., Any], **arguments: Any) -> Any:
+    return method(**arguments)
+
+
+def objects_below(
+    s3: Any, bucket: str, prefix: str, ask: Callable[..., Any] = _directly
+) -> Iterator[dict[str, Any]]:
+    """Yield every object whose key begins with the prefix, as ListObjectsV2 lists it.
+
+    Args:
+        ask: makes each call, such as ``Calls.read``; its errors are raised as they are.
+    """
+    arguments: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
+    while True:
+        page = ask(s3.list_objects_v2, **arguments)
+        yield from page.get("Contents", ())
+        if not page.get("NextContinuationToken"):
+            return
+        arguments["ContinuationToken"] = page["NextContinuationToken"]
+
+
 def stored_object(answer: dict[str, Any], key: str, at_most: int | None = None) -> StoredObject:
-    """What GetObject answered.
+    """Parse GetObject's answer.
 
     Raises:
-        CloudError: it is no JSON object, or longer than so many bytes.
+        CloudError: it is not a JSON object, or longer than ``at_most`` bytes.
     """
     body = answer["Body"].read() if at_most is None else answer["Body"].read(at_most + 1)
     if at_most is not None and len(body) > at_most:

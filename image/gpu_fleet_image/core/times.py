@@ -16,10 +16,10 @@ LONGEST_DURATION = timedelta(days=36_500)
 
 
 def parse_time(text: str) -> datetime:
-    """An ISO 8601 time with its zone, as UTC.
+    """Parse an ISO 8601 time with its zone; return it as UTC.
 
     Raises:
-        ValueError: when it is not one, names no zone, or lies where no clock will ever be.
+        ValueError: it is malformed, names no zone, or lies where no clock will ever be.
     """
     value = datetime.fromisoformat(text.strip())
     if value.tzinfo is None:
@@ -30,12 +30,12 @@ def parse_time(text: str) -> datetime:
 
 
 def format_time(value: datetime) -> str:
-    """ISO 8601 in UTC with whole seconds, as tags hold it."""
+    """Return a time as ISO 8601 in UTC with whole seconds, as tags hold it."""
     return value.astimezone(UTC).replace(microsecond=0).isoformat()
 
 
 def parse_duration(text: str) -> timedelta:
-    """``90m``, ``8h`` or ``2d`` as a time span longer than nothing.
+    """Parse ``90m``, ``8h`` or ``2d``; return a time span longer than zero.
 
     Raises:
         ConfigurationError: for anything else.
@@ -48,13 +48,13 @@ def parse_duration(text: str) -> timedelta:
 
 
 def is_quiet(now: datetime, spans: Sequence[QuietHours], zone: ZoneInfo, *, weekends: bool) -> bool:
-    """Whether users asked for quiet at this moment.
+    """Return whether users asked for quiet at this moment.
 
     Args:
         now: any aware time.
         spans: daily spans of local wall-clock minutes, end exclusive; one that starts after its end passes
             midnight, and one that starts at its end lasts all day.
-        zone: whose wall clock.
+        zone: of the wall clock.
         weekends: Saturday and Sunday are quiet.
     """
     local = now.astimezone(zone)
@@ -65,13 +65,13 @@ def is_quiet(now: datetime, spans: Sequence[QuietHours], zone: ZoneInfo, *, week
 
 
 def _within(minute: int, span: QuietHours) -> bool:
-    if span.start_minute < span.end_minute:
-        return span.start_minute <= minute < span.end_minute
-    return minute >= span.start_minute or minute < span.end_minute
+    if span.start < span.end:
+        return span.start <= minute < span.end
+    return minute >= span.start or minute < span.end
 
 
 def format_span(value: timedelta) -> str:
-    """A time span for a user: ``47 s``, ``12 min``, ``5.5 h`` or ``3.2 d``."""
+    """Return a time span for a user: ``47 s``, ``12 min``, ``5.5 h`` or ``3.2 d``."""
     seconds = abs(value.total_seconds())
     for unit, length_s, up_to in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
         if seconds < up_to:
@@ -81,7 +81,7 @@ def format_span(value: timedelta) -> str:
 
 
 def marking_rule(pool: str, idle_after: timedelta, percent: int, action: str, grace_minutes: int) -> str:
-    """When a pool marks an instance, and what follows, for a user."""
+    """Return a pool's rule for marks and actions, for a user."""
     return (
         f"pool {pool}: marked after {format_span(idle_after)} idle with {percent} % of the heartbeats, "
         f"{action} {grace_minutes} min later"

@@ -17,7 +17,7 @@ Fetch = Callable[[str, Path], object]
 
 
 def listing(folder: Path, base: str) -> str:
-    """Return what an instance of a base installs, one wheel a line: the base's list, and the installer's.
+    """Return the wheels that an instance of a base installs, one a line: the base's and the installer's.
 
     Args:
         folder: ``image/gpu_fleet_image/recipe/wheels``, here or in a payload.
@@ -76,6 +76,6 @@ def fetch_all(text: str, folder: Path, fetch: Fetch) -> int:
 
 
 def digest(file: Path) -> str:
-    """Return SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

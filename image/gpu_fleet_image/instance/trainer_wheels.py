@@ -1,9 +1,9 @@
 """``run gpu_fleet_image.instance.trainer_wheels LISTS BASE FOLDER``.
 
-The trainer's wheels from the bucket, not from PyPI.
+Downloads the trainer's wheels from the bucket instead of PyPI.
 
-``gpu-fleet image wheels STACK`` put them there. What arrives is held against the index here, and against the
-list by pip once more.
+``gpu-fleet image wheels STACK`` uploads them. Each download is compared with the index here, and by pip with
+the list.
 """
 
 import json
@@ -20,12 +20,12 @@ from gpu_fleet_image.core.errors import InstanceError
 from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.core.wheel_store import Fetch, fetch_all, index_key, listing
 
-# What the user data says of the payload: cloud, region and bucket are those of the wheels too.
+# The payload's entry of the user data: the wheels have the same cloud, region and bucket.
 PAYLOAD_FILE = Path("/etc/gpu-fleet/payload.json")
 
 
 def _fetcher(payload: Mapping[str, str]) -> Fetch:
-    """Brings objects of the stack's bucket, with the instance's role."""
+    """Return a function that downloads objects of the stack's bucket, with the instance's role."""
     region, bucket = payload["region"], payload["bucket"]
     if payload["cloud"] == "alicloud":
         inside = oss.ENDPOINT_INSIDE.format(region=region)
@@ -36,7 +36,7 @@ def _fetcher(payload: Mapping[str, str]) -> Fetch:
 
 
 def main() -> int:
-    """Exit status 1, and one line, when the bucket does not have what the list names."""
+    """Download the wheels; return 1, after one line, if the bucket lacks some of the list."""
     lists, base, folder = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     payload = json.loads(PAYLOAD_FILE.read_text(encoding="utf-8"))
     where = f"bucket {payload['bucket']}"
@@ -45,7 +45,7 @@ def main() -> int:
         where += f", {index_key(text)}"
         count = fetch_all(text, folder, _fetcher(payload))
     except (InstanceError, BotoCoreError, ClientError, OSError, ValueError) as error:
-        advice = "`gpu-fleet image wheels STACK` puts them there"
+        advice = "`gpu-fleet image wheels STACK` uploads them"
         sys.stderr.write(f"error: the trainer's wheels ({where}): {error}; {advice}\n")
         return 1
     sys.stdout.write(f"event=trainer-wheels count={count} folder={folder}\n")

@@ -1,1 +1,1 @@
-"""Slurm on a stack with ``queue: slurm``: its configuration, its controller's watch, and how nodes join."""
+"""Slurm on a stack with ``queue: slurm``: its configuration, the controller's watch, and joining nodes."""

@@ -1,9 +1,9 @@
 """``python -m gpu_fleet_image.queue.accounting prepare``.
 
-The database behind ``sacct``, on the controller's own disk.
+The database of ``sacct``, on the controller's own disk.
 
-What of it outlives that disk is in ``database.py``. Who works for which team says the stack
-(``access.people``): a team is an account of Slurm's, with the share and the limit that ``teams`` gives it.
+``database.py`` holds the parts that outlive that disk. The stack assigns users to teams (``access.people``):
+a team is an account in Slurm, with the share and the limit of ``teams``.
 """
 
 import logging
@@ -30,25 +30,25 @@ from gpu_fleet_image.queue.slurm import Association
 DUMP = "accounting.sql.gz"
 SLURMDBD = Path("/etc/slurm/slurmdbd.conf")
 MARIADB = Path("/etc/mysql/mariadb.conf.d/60-gpu-fleet.cnf")
-ROSTER = "accounts.json"  # of the stack (image/gpu_fleet_image/core/roster.py has all of it)
+ROSTER = "accounts.json"  # of the stack (image/gpu_fleet_image/core/roster.py has the whole)
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
-WITHOUT_TEAM = "no-team"  # the account of those who are in none
-ROOT = "root"  # Slurm's own, above all accounts
+WITHOUT_TEAM = "no-team"  # the account of users without a team
+ROOT = "root"  # Slurm's own account, above all others
 USER_NUMBERS = range(2000, 30_000)  # of the roster (image/gpu_fleet_image/core/roster.py)
 NO_LIMIT = -1  # sacctmgr(1): "To clear a previously set value"
 LOG = logging.getLogger(__name__)
 
 
 def kept_of(stack: str) -> KeptAccounts:
-    """Where the accounts of a stack outlive its controller."""
+    """Return where the accounts of a stack outlive its controller."""
     return KeptAccounts(configuration.state_of(stack) / DUMP, configuration.accounting_log_of(stack))
 
 
 def teams_of(roster: Mapping[str, Any]) -> dict[str, str]:
-    """User -> Slurm's account: the team. Pure.
+    """Return user -> Slurm's account: the team. Pure.
 
     Raises:
-        RosterUnreadError: it is not as the stack writes it; nothing of it is carried out.
+        RosterUnreadError: the roster is not in the stack's format; nothing of it is applied.
     """
     try:
         pairs = {str(user["name"]): str(user["team"]) for user in roster["users"]}
@@ -61,14 +61,14 @@ def teams_of(roster: Mapping[str, Any]) -> dict[str, str]:
 
 
 def numbers_of(roster: Mapping[str, Any]) -> frozenset[int]:
-    """Users' numbers. Pure.
+    """Return users' numbers. Pure.
 
     Raises:
-        RosterUnreadError: it is not as the stack writes it; nothing of it is carried out.
+        RosterUnreadError: the roster is not in the stack's format; nothing of it is applied.
     """
     try:
         users = roster["users"]
-        if not isinstance(users, list):  # an empty one is nobody, and ends all jobs
+        if not isinstance(users, list):  # an empty list means no users, and cancels all jobs
             raise TypeError(f"users = {users!r}; allowed: a list")
         return frozenset(int(user["uid"]) for user in users)
     except (KeyError, TypeError, ValueError) as error:
@@ -76,11 +76,11 @@ def numbers_of(roster: Mapping[str, Any]) -> frozenset[int]:
 
 
 def leavers_jobs(jobs: Iterable[ListedJob], numbers: Collection[int]) -> list[str]:
-    """Jobs that live, of users whom the roster names no more. Pure.
+    """Return the live jobs of users who are no longer in the roster. Pure.
 
-    By their numbers: a new controller knows no names until it has made the accounts. A roster of nobody is a
-    word too: what could not be read is not written (image/gpu_fleet_image/controllers/directory/refresh.py),
-    and it locks every account.
+    Users are matched by number: a new controller knows no names until it has made the accounts. An empty
+        roster counts as well, and locks every account: a roster that could not be read is never written
+        (image/gpu_fleet_image/controllers/directory/refresh.py).
     """
     return [
         listed.job.id
@@ -90,9 +90,11 @@ def leavers_jobs(jobs: Iterable[ListedJob], numbers: Collection[int]) -> list[st
 
 
 def partings(wanted: Collection[str], known: Iterable[Association], *, have_jobs: bool) -> list[list[str]]:
-    """The changes by which Slurm takes no job of who left, and once there is none forgets them. Pure.
+    """Return the commands that make Slurm refuse jobs of users who left, and delete those users once idle.
 
-    What they did stays in their teams' accounts.
+    Pure.
+
+    Their past usage stays in their teams' accounts.
     """
     leavers = {entry.user: entry.takes_jobs for entry in known if entry.user not in {"", ROOT, *wanted}}
     if not have_jobs:
@@ -106,10 +108,10 @@ def partings(wanted: Collection[str], known: Iterable[Association], *, have_jobs
 
 @dataclass(frozen=True)
 class TeamLimits:
-    """What a team gets of the queue.
+    """A team's part of the queue.
 
     Attributes:
-        max_gpus: that its jobs may have at once; None for all.
+        max_gpus: limit on the GPUs of its running jobs; None for none.
     """
 
     share: int = 1
@@ -117,10 +119,10 @@ class TeamLimits:
 
 
 def limits_of(roster: Mapping[str, Any]) -> dict[str, TeamLimits]:
-    """Team -> what the stack file gives it. Pure.
+    """Return team -> its limits in the stack file. Pure.
 
     Raises:
-        RosterUnreadError: it is not as the stack writes it; nothing of it is carried out.
+        RosterUnreadError: the roster is not in the stack's format; nothing of it is applied.
     """
     try:
         return {str(name): TeamLimits(**team) for name, team in roster.get("teams", {}).items()}
@@ -131,13 +133,13 @@ def limits_of(roster: Mapping[str, Any]) -> dict[str, TeamLimits]:
 def shares(
     wanted: Mapping[str, str], known: Iterable[Association], teams: Mapping[str, TeamLimits] | None = None
 ) -> list[list[str]]:
-    """The changes of Slurm's accounts by which each user works for their team. Pure.
+    """Return the changes of Slurm's accounts that assign each user to their team. Pure.
 
-    What a user did for another team before stays in that account.
+    A user's past usage for another team stays in that account.
 
     Args:
         wanted: user -> account.
-        teams: what accounts get that are not like any other.
+        teams: limits of accounts that differ from the default.
     """
     known = list(known)
     accounts = {entry.account: TeamLimits(entry.share, entry.max_gpus) for entry in known if not entry.user}
@@ -155,16 +157,16 @@ def shares(
         if (name, account) not in users:
             new.append(["add", "user", name, f"account={account}", "fairshare=1"])
             new.append(["modify", "user", "where", f"name={name}", "set", f"defaultaccount={account}"])
-        if not users.get((name, account), True):  # who left has come back
+        if not users.get((name, account), True):  # a user who left has come back
             new.append(["modify", "user", "where", f"name={name}", "set", f"maxsubmitjobs={NO_LIMIT}"])
     return new
 
 
 def qualities(known: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """The changes by which jobs of the QoS ``low`` come last, and give way to all others. Pure.
+    """Return the changes that put jobs of the QoS ``low`` last, and let all others preempt them. Pure.
 
     Args:
-        known: QoS -> those whose jobs give way to its own.
+        known: QoS -> the QoS that it preempts.
     """
     new = []
     if LOW not in known:
@@ -175,11 +177,11 @@ def qualities(known: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def prepare() -> None:
-    """Lay what slurmdbd needs and start its database; raises InstanceError, OSError."""
+    """Write what slurmdbd needs and start its database; raises InstanceError, OSError."""
     instance = instance_file.load(paths.instance_file())
     queue = queue_file.load(queue_file.path())
     if not os.path.ismount(configuration.HOMES):
-        raise NotReadyError(f"{configuration.HOMES} is not mounted: the accounts would begin anew")
+        raise NotReadyError(f"{configuration.HOMES} is not mounted: the accounts would start empty")
     kept = kept_of(instance.stack)
     database.make_room(kept)
     SLURMDBD.parent.mkdir(parents=True, exist_ok=True)
@@ -190,24 +192,24 @@ def prepare() -> None:
 
 
 def start_database(kept: KeptAccounts) -> bool:
-    """Start MariaDB anew, with all accounts; whether it was filled. Raises DatabaseError, OSError."""
+    """Start MariaDB with all accounts; return whether they were restored. Raises DatabaseError, OSError."""
     filled = False
-    # One that has its accounts needs its log to start: it asks that what it had begun as it was cut off.
+    # A complete database needs its log to start: MariaDB reads what it had begun when it was interrupted.
     if not database.is_whole():
-        _start_mariadb(None)  # what is filled in from the log must not be written to it again
+        _start_mariadb(None)  # what is restored from the log must not be written to it again
         filled = database.begin(kept)
     _start_mariadb(kept.log)
     return filled
 
 
 def _start_mariadb(log: Path | None) -> None:
-    """Start it anew, with this log. Raises DatabaseError, OSError."""
+    """Restart MariaDB with this log. Raises DatabaseError, OSError."""
     replace_text(MARIADB, configuration.mariadb_conf(log))
     database.run(["systemctl", "restart", "mariadb.service"])
 
 
 def main(words: list[str]) -> int:
-    """Exit status for the unit."""
+    """Run the unit's command; return its exit status."""
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     if words != ["prepare"]:
         LOG.error("event=usage words=%r allowed='prepare'", words)

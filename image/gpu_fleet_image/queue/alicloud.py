@@ -1,35 +1,33 @@
-"""The queue on Alibaba Cloud: KMS's secrets, ECS, OSS."""
+"""The queue on Alibaba Cloud: secrets in KMS, instances in ECS, records in OSS."""
 
 import base64
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from gpu_fleet_image.core import oss
 from gpu_fleet_image.core.alicloud_credentials import KEY_ID, AccessKey, Credentials
-from gpu_fleet_image.core.calls import Calls, batches
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.instance_file import InstanceFile
 from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.core.queue_errors import NotReadyError
 from gpu_fleet_image.core.reaper_errors import AnswerError
 from gpu_fleet_image.core.store import StoredObject
+from gpu_fleet_image.providers.alicloud import instances
 from gpu_fleet_image.providers.alicloud.oss import OssStore
 from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Product, clients
 from gpu_fleet_image.queue import munge
 
-# The key's version and its label. The secret's current version stays the sentence that the stack declares,
-# which Pulumi reads back into its state (stacks/gpu_fleet_stacks/alicloud/queue.py).
+# The key's version and its label. The secret's current version stays the text that the stack declares, which
+# Pulumi reads back into its state (stacks/gpu_fleet_stacks/alicloud/queue.py).
 VERSION = "munge"
-PAGE = 100  # ECS API, DescribeInstances
-# What ECS calls a state -> what EC2 does, where these are not the same word in small letters.
-STATES = {"Starting": "pending"}
 
 
 class AlicloudQueue:
-    """As ``cloud.QueueCloud``."""
+    """Implementation of ``cloud.QueueCloud``."""
 
     def __init__(self, instance: InstanceFile) -> None:
         metadata = None if os.environ.get(KEY_ID) else Metadata(instance.cloud)
@@ -39,15 +37,15 @@ class AlicloudQueue:
         self._calls = Calls(lambda: datetime.now(UTC))
 
     def key(self, secret: str, *, may_make: bool) -> bytes:
-        """As the protocol."""
+        """Return munge's key as the protocol."""
         return fetched(self._clients.kms, secret, may_make=may_make)
 
     def states(self, ids: list[str]) -> dict[str, str]:
-        """As the protocol."""
-        return states_of(self._clients.ecs, self._calls, ids)
+        """Return instances' states as the protocol."""
+        return instances.states_of(self._calls, self._clients.ecs, ids)
 
     def store(self) -> "RecordsStore":
-        """As the protocol."""
+        """Return the stack's records as the protocol."""
         inside = oss.ENDPOINT_INSIDE.format(region=self._instance.region)
 
         def bucket() -> Any:
@@ -57,15 +55,15 @@ class AlicloudQueue:
 
 
 def connect(instance: InstanceFile) -> AlicloudQueue:
-    """The cloud of this instance."""
+    """Return the cloud of this instance."""
     return AlicloudQueue(instance)
 
 
 class RecordsStore(OssStore):
-    """The records, as long as the controller runs: a client of boto3 outlives no key of a role.
+    """Records of a controller that runs for long: a client of boto3 expires with its role's keys.
 
     Args:
-        keys: those that count now.
+        keys: returns the keys that are valid now.
         bucket: makes boto3's client with them.
     """
 
@@ -77,12 +75,12 @@ class RecordsStore(OssStore):
         self._of: AccessKey | None = None
 
     def newest(self, key: str, at_most: int | None = None) -> StoredObject | None:
-        """As ``Store``."""
+        """Return an object as ``Store``."""
         self._renew()
         return super().newest(key, at_most)
 
     def put(self, key: str, content: dict[str, Any]) -> None:
-        """As ``Store``."""
+        """Write an object as ``Store``."""
         self._renew()
         super().put(key, content)
 
@@ -93,11 +91,11 @@ class RecordsStore(OssStore):
 
 
 def fetched(kms: Product, secret: str, *, may_make: bool) -> bytes:
-    """The key; arguments and errors as of ``cloud.QueueCloud.key``.
+    """Return munge's key; arguments and errors as of ``cloud.QueueCloud.key``.
 
-    KMS changes no version that is there: it refuses another value under its number. So of two controllers one
-    makes the key, the other finds it when it tries again, and whatever kept this one from reading the key,
-    making one loses none.
+    KMS never changes an existing version: it refuses another value under its number. So of two controllers
+        one makes the key, and the other finds it when it tries again. After any failed read, making a key
+        cannot overwrite one.
     """
     try:
         answer = kms.action("GetSecretValue")(SecretName=secret, VersionId=VERSION)
@@ -117,16 +115,3 @@ def fetched(kms: Product, secret: str, *, may_make: bool) -> bytes:
     except AnswerError as error:
         raise NotReadyError(f"secret {secret}: not read: {absent}; not made: {error}") from error
     return made
-
-
-def states_of(ecs: Product, calls: Calls, ids: Iterable[str]) -> dict[str, str]:
-    """As ``cloud.QueueCloud.states``. ECS leaves out what it knows no more."""
-    states: dict[str, str] = {}
-    for some in batches(list(ids), PAGE):
-        page = calls.look(
-            ecs.action("DescribeInstances"), InstanceIds=json.dumps(list(some)), MaxResults=PAGE
-        )
-        for raw in page["Instances"]["Instance"]:
-            status = str(raw["Status"])
-            states[str(raw["InstanceId"])] = STATES.get(status, status.lower())
-    return states

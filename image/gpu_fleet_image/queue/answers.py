@@ -1,7 +1,7 @@
-"""What ``squeue --json`` says of jobs, field by field. Pure.
+"""Parser of the jobs in ``squeue --json``, field by field. Pure.
 
-What users write (names, comments, folders) is text of JSON: none of it can be taken for a field. Two shapes
-are read: that of 22.05, and that of 23.11, whose numbers are objects and whose states are lists.
+Users' texts (names, comments, folders) are JSON strings: they cannot be taken for a field. Two formats are
+read: that of 22.05, and that of 23.11, whose numbers are objects and whose states are lists.
 """
 
 import json
@@ -14,21 +14,21 @@ from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.queue.sizes import THREADS, JobRequest
 
 COMMAND = "squeue --json"
-# Without it Slurm cuts the list of an array's tasks.
+# Without it Slurm truncates the list of an array's tasks.
 ENVIRONMENT = {"SLURM_BITSTR_LEN": "0"}
 LONGEST_NAME = 200
 LONGEST_PATH = 4096  # PATH_MAX of limits.h
-WIDEST = 10  # sbatch(1): a number in a file name pattern is filled up to ten digits
-OURS = "gpu-fleet"  # how comments begin that are not users' own business
+WIDEST = 10  # sbatch(1): a number in a file name pattern is padded to ten digits at most
+OURS = "gpu-fleet"  # prefix of comments that are not users' own
 ANY_GROUP = "*"
 PENDING = "PENDING"
 ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 NODES = re.compile(r"(?:^|,)node=(\d+)")
 GIVEN_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
-# A GPU with a type too, which no node of ours has: a pool is of one model.
+# A GPU may have a type too, but no node of the fleet has one: a pool has a single model.
 GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d+)(?P<unit>[kKmM]?))?")
-CPUS = re.compile(r"cpu[:=]\d+")  # which 23.11 writes of each task beside GPUs; `cpus` has them
-NO_GRES = ("gres:none", "gres/none", "none")  # as `sbatch --gres=none` says it
+CPUS = re.compile(r"cpu[:=]\d+")  # 23.11 writes it for each task beside GPUs; `cpus` has the total
+NO_GRES = ("gres:none", "gres/none", "none")  # written by `sbatch --gres=none`
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
 RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 PATTERN = re.compile(r"%(\d{0,4})([%Aajux])")
@@ -36,17 +36,17 @@ PATTERN = re.compile(r"%(\d{0,4})([%Aajux])")
 
 @dataclass(frozen=True)
 class Job:
-    """A job as Slurm knows it, until some minutes after its end.
+    """A job in Slurm, until some minutes after its end.
 
     Attributes:
-        name: as its user gave it, what cannot be printed left out.
-        account: whose it is.
-        nodes: how many it has, or needs.
+        name: the user's name of it, without control characters.
+        account: login name of its user.
+        nodes: number of nodes that it has, or needs.
         state: PENDING, RUNNING, COMPLETED ... (squeue(1), "JOB STATE CODES").
-        reason: why it waits, or ended; empty for none.
-        on: its nodes as Slurm writes them, ``i-0a[1-2]``; empty while it has none.
+        reason: why it waits, or why it ended; empty for none.
+        on: its nodes in Slurm's notation, ``i-0a[1-2]``; empty before it has any.
         log: the file of its output.
-        comment: empty where it is its user's own.
+        comment: empty if it is the user's own.
     """
 
     id: str
@@ -64,24 +64,24 @@ class Job:
 
 @dataclass(frozen=True)
 class ListedJob:
-    """A job with what the queue decides by, beside what users read of it.
+    """A job with what the queue needs for its decisions, besides what users read.
 
     Attributes:
-        request: what it asks for.
-        team: whose share and limit it is under.
+        request: the resources that it asks for.
+        team: the account whose share and limit apply.
         uid: its user's number.
-        eligible_s: from when on it may start, in seconds since 1970; 0 where Slurm does not say.
-        submitted_s: when it was handed in, likewise.
-        tasks: how many tasks of an array it stands for; 1 for any other job.
-        at_once: how many tasks of its array may run at once; 0 for all.
+        eligible_s: earliest start, in seconds since 1970; 0 if Slurm does not give it.
+        submitted_s: time of submission, likewise.
+        tasks: number of an array's tasks that it stands for; 1 for any other job.
+        at_once: number of tasks of its array that may run at once; 0 for all.
         array: the array's number, or empty.
-        begin_by_s: until when it must start to end in time, likewise; 0 for whenever.
-        group: the number of the heterogeneous job that it is a part of, or empty.
-        is_whole: whether all other parts of that job could be read.
-        pools: all that it may start in, `sbatch --partition=a,b`, the first one first.
-        gpus: that it has.
-        admin_comment: what the queue last said of it to its user.
-        excluded: nodes that it is kept away from, as Slurm writes them.
+        begin_by_s: latest start that meets its deadline, likewise; 0 for none.
+        group: number of its heterogeneous job, or empty.
+        is_whole: True if all other parts of that job could be read.
+        pools: all pools that it may start in, `sbatch --partition=a,b`, the first one first.
+        gpus: number of GPUs that it has.
+        admin_comment: the queue's last message about it to its user.
+        excluded: nodes that it must not use, in Slurm's notation.
     """
 
     job: Job
@@ -108,7 +108,7 @@ class JobList:
     """All jobs.
 
     Attributes:
-        unread: why each of the others could not be read.
+        unread: for each job that could not be read, the reason.
     """
 
     jobs: tuple[ListedJob, ...]
@@ -116,7 +116,7 @@ class JobList:
 
 
 class JobFields:
-    """The fields of one job. Each raises SlurmError where it is missing, or is something else."""
+    """Reader of one job's fields. Every method raises SlurmError if a field is missing or malformed."""
 
     def __init__(self, raw: Any) -> None:
         if not isinstance(raw, dict):
@@ -135,7 +135,7 @@ class JobFields:
         )
 
     def number(self, name: str) -> int:
-        """A whole number; 0 for none."""
+        """Return a whole number; 0 for none."""
         value = self._get(name)
         if isinstance(value, dict):
             value = value.get("number") if value.get("set") and not value.get("infinite") else None
@@ -146,7 +146,7 @@ class JobFields:
         return value
 
     def text(self, name: str) -> str:
-        """A text; empty for none. Of a list its first."""
+        """Return a text; empty for none, the first one of a list."""
         value = self._get(name)
         value = (value[0] if value else "") if isinstance(value, list) else value
         if value is None:
@@ -156,7 +156,7 @@ class JobFields:
         return value
 
     def gpus(self, name: str) -> tuple[int, str]:
-        """How many GPUs a list of resources has; and what of it is none of ours, or empty."""
+        """Return the number of GPUs in a list of resources, and a resource that no pool has, if any."""
         count = 0
         for part in filter(None, self.text(name).split(",")):
             if CPUS.fullmatch(part) or part in NO_GRES:
@@ -169,10 +169,10 @@ class JobFields:
 
 
 def answer(text: str) -> JobList:
-    """All jobs; one that cannot be read is said so, and keeps no other from being read.
+    """Parse all jobs. A job that cannot be read is reported, and does not affect the others.
 
     Raises:
-        SlurmError: it is no answer of Slurm's, or none of its jobs can be read.
+        SlurmError: it is not Slurm's output, or none of its jobs can be read.
     """
     try:
         content = json.loads(text)
@@ -185,11 +185,11 @@ def answer(text: str) -> JobList:
         raise SlurmError(f"{COMMAND}: errors = {_short(content['errors'])}; allowed: none")
     jobs: list[ListedJob] = []
     unread: list[str] = []
-    torn: set[str] = set()  # groups of those that cannot be read
+    torn: set[str] = set()  # groups of jobs that cannot be read
     for raw in raws:
         try:
             jobs.append(listed(JobFields(raw)))
-        except Exception as error:  # noqa: BLE001 - what one user wrote must not hide the jobs of all others
+        except Exception as error:  # noqa: BLE001 - one user's text must not hide the jobs of all others
             known = isinstance(error, SlurmError)
             unread.append(str(error) if known else f"{COMMAND}: a job cannot be read: {type(error).__name__}")
             torn.add(_group_of(raw))
@@ -200,7 +200,7 @@ def answer(text: str) -> JobList:
 
 
 def _group_of(raw: Any) -> str:
-    """The heterogeneous job that one is a part of which cannot be read; empty for none."""
+    """Return the heterogeneous job of a part that cannot be read; empty for none."""
     try:
         number = JobFields(raw).number("het_job_id")
     except SlurmError:
@@ -209,7 +209,7 @@ def _group_of(raw: Any) -> str:
 
 
 def listed(raw: JobFields) -> ListedJob:
-    """One job. Raises SlurmError."""
+    """Parse one job. Raises SlurmError."""
     tasks = raw.text("array_task_string")
     array = raw.number("array_job_id")
     group = raw.number("het_job_id")
@@ -235,7 +235,7 @@ def listed(raw: JobFields) -> ListedJob:
 
 
 def _begin_by_s(raw: JobFields) -> int:
-    """Slurm ends a job that waits once its least time would pass its deadline."""
+    """Return the latest start: Slurm ends a waiting job once its minimum time would pass its deadline."""
     deadline_s = raw.number("deadline")
     minutes = raw.number("time_minimum") or raw.number("time_limit")
     return max(1, deadline_s - minutes * 60) if deadline_s else 0
@@ -259,7 +259,7 @@ def _job(raw: JobFields) -> Job:
 
 
 def request(raw: JobFields) -> JobRequest:
-    """What a job asks for. Raises SlurmError."""
+    """Return the resources that a job asks for. Raises SlurmError."""
     kinds = ("tres_per_job", "tres_per_node", "tres_per_task", "tres_per_socket")
     (of_job, _), (of_node, _), (of_task, _), (of_socket, _) = given = [raw.gpus(kind) for kind in kinds]
     cpus_per_gpu, memory_per_gpu = raw.gpus("cpus_per_tres")[0], raw.gpus("memory_per_tres")[0]
@@ -285,7 +285,7 @@ def request(raw: JobFields) -> JobRequest:
 
 
 def _unpromised(raw: JobFields, gres: Sequence[str]) -> str:
-    """What a job names of its nodes that no pool promises; empty for nothing."""
+    """Return a requirement of a job that no pool guarantees; empty for none."""
     if wrong := next(filter(None, gres), ""):
         return printable(wrong)
     features = raw.text("features")
@@ -301,7 +301,7 @@ def _unpromised(raw: JobFields, gres: Sequence[str]) -> str:
 
 
 def _count(tasks: str) -> int:
-    """How many tasks ``0-7,9-21:4%2`` has. Raises SlurmError."""
+    """Return the number of tasks in ``0-7,9-21:4%2``. Raises SlurmError."""
     number = 0
     for part in tasks.partition("%")[0].split(","):
         tasks_of = RANGE.fullmatch(part)
@@ -313,14 +313,14 @@ def _count(tasks: str) -> int:
 
 
 def printable(text: str, longest: int = LONGEST_NAME) -> str:
-    """What users wrote, for a line of a table: no control characters, and no end of lines."""
+    """Return a user's text for a line of a table, without control characters and line ends."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:longest])
 
 
 def _log(raw: JobFields) -> str:
-    """The file of a job's output: 22.05 says the pattern (sbatch(1), "FILENAME PATTERN").
+    """Return the file of a job's output; 22.05 gives its pattern (sbatch(1), "FILENAME PATTERN").
 
-    Empty for a path that no file can have, or that would not be shown as it is.
+    The result is empty for a path that no file can have, or that could not be shown unchanged.
     """
     array, task = raw.number("array_job_id"), raw.number("array_task_id")
     pattern = raw.text("standard_output") or ("slurm-%A_%a.out" if array else "slurm-%j.out")

@@ -1,4 +1,4 @@
-"""The queue on AWS: Secrets Manager, EC2, S3."""
+"""The queue on AWS: secrets in Secrets Manager, instances in EC2, records in S3."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -6,14 +6,12 @@ from typing import Any
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.instance_file import InstanceFile
 from gpu_fleet_image.core.store import Store
-from gpu_fleet_image.providers.aws import session
+from gpu_fleet_image.providers.aws import instances, session
 from gpu_fleet_image.queue import munge
-
-MOST_VALUES = 200  # of one filter (EC2 API, Filter)
 
 
 class AwsQueue:
-    """As ``cloud.QueueCloud``."""
+    """Implementation of ``cloud.QueueCloud``."""
 
     def __init__(self, instance: InstanceFile) -> None:
         self._instance = instance
@@ -21,33 +19,21 @@ class AwsQueue:
         self._ec2: Any = None
 
     def key(self, secret: str, *, may_make: bool) -> bytes:
-        """As the protocol."""
+        """Return munge's key as the protocol."""
         client = session.client("secretsmanager", self._instance.region)
         return munge.fetched(client, secret, may_make=may_make)
 
     def states(self, ids: list[str]) -> dict[str, str]:
-        """As the protocol."""
+        """Return instances' states as the protocol."""
         self._ec2 = self._ec2 or session.client("ec2", self._instance.region)
-        return states_of(self._ec2, self._calls, ids)
+        return instances.states_of(self._calls, self._ec2, ids)
 
     def store(self) -> Store:
-        """As the protocol."""
+        """Return the stack's records as the protocol."""
         s3 = session.client("s3", self._instance.region)
         return Store(s3, self._calls, self._instance.records_uri)
 
 
 def connect(instance: InstanceFile) -> AwsQueue:
-    """The cloud of this instance."""
+    """Return the cloud of this instance."""
     return AwsQueue(instance)
-
-
-def states_of(ec2: Any, calls: Calls, ids: list[str]) -> dict[str, str]:
-    """Instance id -> its state, of those that EC2 still knows. Raises CloudError."""
-    states: dict[str, str] = {}
-    for start in range(0, len(ids), MOST_VALUES):
-        wanted = [{"Name": "instance-id", "Values": ids[start : start + MOST_VALUES]}]
-        answer = calls.look(ec2.describe_instances, Filters=wanted)
-        for reservation in answer["Reservations"]:
-            for instance in reservation["Instances"]:
-                states[instance["InstanceId"]] = instance["State"]["Name"]
-    return states

@@ -1,7 +1,7 @@
-"""Slurm's configuration as text: what the controller reads, and nodes fetch from it (configless). Pure.
+"""Slurm's configuration as text: read by the controller, and fetched from it by nodes (configless). Pure.
 
 A pool is a partition. Nodes are dynamic: an instance registers itself under its id, with its pool as a
-feature, and the partition is whoever has that feature. https://slurm.schedmd.com/slurm.conf.html
+feature, and the partition contains all nodes with that feature. https://slurm.schedmd.com/slurm.conf.html
 """
 
 from collections.abc import Mapping
@@ -9,31 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONTROLLER_PORT, NODE_PORT, DATABASE_PORT = 6817, 6818, 6819
-# what srun listens on for its steps; the security groups let the controller and the pool in
+# ports of srun for its steps; the security groups admit the controller and the pool
 SRUN_PORTS = (60001, 63000)
-# of all pools, with those that were terminated a moment ago; the controller is restarted for another value
+# of all pools, with recently terminated ones; another value needs a restart of the controller
 MOST_NODES = 4096
-# Saved and to be run again (gpu_fleet/core/exit_codes.py): the same job goes on elsewhere.
+# Saved and to be run again (gpu_fleet/core/exit_codes.py): the same job continues elsewhere.
 REQUEUED_EXIT = 85
-# How long a credential of a step holds. A job that was requeued waits as long, so that no node goes on with
-# it: 120 s unless set. The prolog, which only looks at two files, must be over by then.
+# Lifetime of a step's credential; the default is 120 s. A requeued job waits for as long, so that no node
+# continues it. The prolog, which only checks two files, must end within it.
 CREDENTIAL_S = 30
-# A node that says nothing for so long is down, whatever the cloud says of its instance.
+# A node that does not respond for so long is down, whatever the cloud reports of its instance.
 SILENT_S = 300
-# Of the shared homes: encrypted, backed up, and there when the next controller comes.
+# On the shared homes: encrypted, backed up, and there for the next controller.
 HOMES = Path("/home")
 STATE = HOMES / ".gpu-fleet-queue"
-ACCOUNTING = HOMES / ".gpu-fleet-accounting"  # MariaDB's log, for its account alone
+ACCOUNTING = HOMES / ".gpu-fleet-accounting"  # MariaDB's log, readable by its account only
 DATABASE = "slurm_acct_db"
 DATABASE_MIB = 256  # of the controller's 4 GiB; Slurm's manual asks for more than MariaDB's own 128
 LOG_NAME = "log"
-LOG_MIB = 16  # of a file of the log, which goes once a dump has all of it
-# Fair share weighs more than any age; what was used counts half after a week.
+LOG_MIB = 16  # of a file of the log, which is deleted once a dump contains all of it
+# Fair share weighs more than any age; usage counts half after a week.
 FAIR_SHARE, AGE, HALF_LIFE = 100_000, 1_000, "7-0"
-# Before both: a job that gives way to another must not come before it, or it would be stopped as it starts.
+# Above both: a job that can be preempted must not start before the one that preempts it.
 QUALITY = 1_000_000
-NORMAL, LOW = "normal", "low"  # the first is Slurm's own, for jobs that name none
-# As long as a notice of a spot instance, within which a run saves.
+NORMAL, LOW = "normal", "low"  # the first is Slurm's own, for jobs without a QoS
+# As long as a spot instance's interruption notice, within which a run saves.
 GRACE_S = 120
 LIBEXEC = "/usr/libexec/gpu-fleet"
 NODE_GPUS = "/etc/gpu-fleet/gres.conf"
@@ -41,16 +41,15 @@ NODE_GPUS = "/etc/gpu-fleet/gres.conf"
 
 @dataclass(frozen=True)
 class Cluster:
-    """A stack's queue.
+    """Settings of a stack's queue.
 
     Attributes:
         name: the stack's.
-        host: the controller's host name, as it calls itself.
+        host: the controller's own host name.
         address: the controller's fixed address.
-        pools: their names, the first of them the default partition, and the MiB of memory that a job of each
-            gets with a GPU unless it says more.
+        pools: name -> default MiB of memory for each GPU of a job; the first pool is the default partition.
         state: folder of the controller's state, on storage that outlives it.
-        counts_gpus_of_tasks: slurmctld has the plugin that ``job_submit`` is for.
+        counts_gpus_of_tasks: slurmctld has the plugin that runs ``job_submit``.
     """
 
     name: str
@@ -62,14 +61,14 @@ class Cluster:
 
 
 def slurm_conf(cluster: Cluster) -> str:
-    """``slurm.conf``; equal pools give equal text."""
+    """Return ``slurm.conf``; equal pools give equal text."""
     rows = [
         f"ClusterName={cluster.name}",
         f"SlurmctldHost={cluster.host}({cluster.address})",
         f"SlurmctldPort={CONTROLLER_PORT}",
         f"SlurmdPort={NODE_PORT}",
         f"SrunPortRange={SRUN_PORTS[0]}-{SRUN_PORTS[1]}",
-        # a job that gives way hears of it by a signal of its own choice (sbatch --signal), else by SIGTERM
+        # a preempted job gets the signal of its own choice (sbatch --signal), else SIGTERM
         "SlurmctldParameters=enable_configless,preempt_send_user_signal",
         "AuthType=auth/munge",
         f"AuthInfo=cred_expire={CREDENTIAL_S}",
@@ -81,11 +80,11 @@ def slurm_conf(cluster: Cluster) -> str:
         "SlurmdPidFile=/run/slurmd.pid",
         "MailProg=/bin/true",
         "MpiDefault=none",
-        # every process of a job is in its cgroup, and so ends with it
+        # every process of a job is in its cgroup, and ends with it
         "ProctrackType=proctrack/cgroup",
         "TaskPlugin=task/cgroup,task/affinity",
         "SelectType=select/cons_tres",
-        # memory too is given to one job alone (cgroup.conf holds it to that)
+        # memory too is allocated to one job alone (cgroup.conf enforces it)
         "SelectTypeParameters=CR_Core_Memory",
         "GresTypes=gpu",
         f"MaxNodeCount={MOST_NODES}",
@@ -93,10 +92,10 @@ def slurm_conf(cluster: Cluster) -> str:
         "ReturnToService=2",
         f"SlurmdTimeout={SILENT_S}",
         "JobRequeue=1",
-        # a job that a node refused goes on elsewhere by itself
+        # a job that a node refused continues elsewhere by itself
         "SchedulerParameters=nohold_on_prolog_fail",
         f"RequeueExit={REQUEUED_EXIT}",
-        # a step of its own on every node of a job, which the reaper's agent sees as work
+        # an extern step on every node of a job, which the reaper's agent counts as activity
         "PrologFlags=Alloc,Contain",
         f"Prolog={LIBEXEC}/queue-prolog",
         f"Epilog={LIBEXEC}/queue-epilog",
@@ -105,9 +104,10 @@ def slurm_conf(cluster: Cluster) -> str:
         "HealthCheckNodeState=ANY",
         f"TaskProlog={LIBEXEC}/queue-task-prolog",
         *_accounting(cluster.address),
-        # a user whom Slurm does not know has no jobs: who left hands none in, from a job that ends neither
+        # a user whom Slurm does not know has no jobs: users who left cannot submit, not even from a job that
+        # ends
         "AccountingStorageEnforce=limits",
-        # after its time of grace a job that gave way goes back into the queue
+        # after its grace time a preempted job returns to the queue
         "PreemptType=preempt/qos",
         "PreemptMode=REQUEUE",
         *["JobSubmitPlugins=lua"] * cluster.counts_gpus_of_tasks,
@@ -121,9 +121,9 @@ def slurm_conf(cluster: Cluster) -> str:
 
 
 def _accounting(address: str) -> list[str]:
-    """What is written of each job, and how the shares of accounts order those that wait.
+    """Return the settings of job records, and of the order of waiting jobs by the shares of accounts.
 
-    Where the database is down slurmctld goes by what it remembers of the accounts.
+    While the database is down, slurmctld uses the accounts in its memory.
     """
     return [
         "AccountingStorageType=accounting_storage/slurmdbd",
@@ -141,17 +141,20 @@ def _accounting(address: str) -> list[str]:
 
 
 def state_of(stack: str) -> Path:
-    """Where a controller keeps what outlives it."""
+    """Return the folder of a controller's state that outlives it."""
     return STATE / stack
 
 
 def accounting_log_of(stack: str) -> Path:
-    """Where MariaDB writes its log."""
+    """Return the folder of MariaDB's log."""
     return ACCOUNTING / stack
 
 
 def slurmdbd_conf(host: str, address: str) -> str:
-    """``slurmdbd.conf``: https://slurm.schedmd.com/slurmdbd.conf.html. No password: the socket says who."""
+    """Return ``slurmdbd.conf``: https://slurm.schedmd.com/slurmdbd.conf.html.
+
+    The socket replaces a password.
+    """
     rows = [
         "AuthType=auth/munge",
         f"DbdHost={host}",
@@ -163,7 +166,7 @@ def slurmdbd_conf(host: str, address: str) -> str:
         "StorageHost=localhost",
         "StorageUser=slurm",
         f"StorageLoc={DATABASE}",
-        # a dump holds all of it: years of steps would make it large
+        # a dump contains all of it: years of steps would make it large
         "PurgeJobAfter=12months",
         "PurgeStepAfter=1month",
     ]
@@ -171,10 +174,10 @@ def slurmdbd_conf(host: str, address: str) -> str:
 
 
 def mariadb_conf(log: Path | None) -> str:
-    """What Slurm asks of MariaDB (https://slurm.schedmd.com/accounting.html): by its socket alone.
+    """Return MariaDB's settings for Slurm (https://slurm.schedmd.com/accounting.html), with its socket only.
 
     Args:
-        log: the folder to which each change goes before it counts as done; None to write none.
+        log: the folder of the log, to which each change is written before it counts as done; None for no log.
     """
     rows = [
         "[mariadbd]",
@@ -188,7 +191,7 @@ def mariadb_conf(log: Path | None) -> str:
             "binlog_format=ROW",
             "sync_binlog=1",
             f"max_binlog_size={LOG_MIB}M",
-            # only what a dump has goes (image/gpu_fleet_image/queue/database.py)
+            # only what a dump contains is deleted (image/gpu_fleet_image/queue/database.py)
             "expire_logs_days=0",
             # slurmdbd makes functions of its own, and is not the database's root
             "log_bin_trust_function_creators=1",
@@ -197,10 +200,10 @@ def mariadb_conf(log: Path | None) -> str:
 
 
 def job_submit() -> str:
-    """``job_submit.lua``: as many GPUs as ``--ntasks-per-gpu`` means where a job names none.
+    """Return ``job_submit.lua``: it derives a job's GPUs from ``--ntasks-per-gpu`` if the job names none.
 
-    sbatch(1) says that Slurm counts them; 22.05 does not, starts such a job nowhere, and says of it in no
-    answer why. https://slurm.schedmd.com/job_submit_plugins.html
+    sbatch(1) says that Slurm counts them. 22.05 does not, never starts such a job, and gives no reason in its
+    replies. https://slurm.schedmd.com/job_submit_plugins.html
     """
     return """\
 function slurm_job_submit(job, _partitions, _uid)
@@ -220,20 +223,20 @@ end
 
 
 def gres_conf() -> str:
-    """``gres.conf``, the same for every node: each brings the list of its own GPUs.
+    """Return ``gres.conf``, the same for every node: it includes the node's own list of GPUs.
 
-    slurmd drops GPUs without device files, and only the node knows its own; what is included is read there.
+    slurmd drops GPUs without device files, and only the node knows its own; included files are read there.
     """
     return f"Include {NODE_GPUS}\n"
 
 
 def cgroup_conf() -> str:
-    """``cgroup.conf``: a job has the GPUs, cores and memory that it was given, and no others."""
+    """Return ``cgroup.conf``: a job has only the GPUs, cores and memory that it was allocated."""
     return "ConstrainCores=yes\nConstrainDevices=yes\nConstrainRAMSpace=yes\n"
 
 
 def node_gpus(count: int) -> str:
-    """The node's own part of ``gres.conf``; empty without GPUs."""
+    """Return the node's own part of ``gres.conf``; empty without GPUs."""
     if count == 0:
         return ""
     devices = "/dev/nvidia0" if count == 1 else f"/dev/nvidia[0-{count - 1}]"
@@ -241,7 +244,7 @@ def node_gpus(count: int) -> str:
 
 
 def node_command(instance_id: str, pool: str, gpus: int, address: str) -> list[str]:
-    """How slurmd starts on an instance."""
+    """Return slurmd's command on an instance."""
     parameters = f"Feature={pool}" + (f" Gres=gpu:{gpus}" if gpus else "")
     server = f"{address}:{CONTROLLER_PORT}"
     return ["slurmd", "-D", "-Z", "-N", instance_id, "--conf", parameters, "--conf-server", server]

@@ -1,8 +1,8 @@
-"""``python -m gpu_fleet_image.queue.controller``: what the controller does beside slurmctld.
+"""``python -m gpu_fleet_image.queue.controller``: the controller's programs beside slurmctld.
 
-``prepare`` lays munge's key and Slurm's configuration; ``wait`` waits for slurmdbd; ``watch`` keeps the
-partitions those of the stack's policy, says to the mover what waits for instances, and forgets nodes whose
-instances are gone, so that their jobs go on elsewhere at once instead of after slurmd's own timeout.
+``prepare`` writes munge's key and Slurm's configuration; ``wait`` waits for slurmdbd. ``watch`` keeps the
+partitions in line with the stack's policy, reports the demand for instances to the mover, and removes nodes
+whose instances are gone, so that their jobs continue elsewhere at once instead of after slurmd's timeout.
 """
 
 import logging
@@ -18,44 +18,53 @@ from pathlib import Path
 from typing import Any
 
 from gpu_fleet_image.core import instance_file, paths, queue_file
-from gpu_fleet_image.core.calls import DENIED
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import replace_text
 from gpu_fleet_image.core.policy import KEY as POLICY
 from gpu_fleet_image.core.queue_errors import NotReadyError, PolicyUnreadError, SlurmError
 from gpu_fleet_image.core.queue_need import QUEUE, to_json
 from gpu_fleet_image.core.store import Store
-from gpu_fleet_image.queue import accounting, books, cloud, configuration, database, folders, munge, slurm
+from gpu_fleet_image.queue import (
+    accounting,
+    cloud,
+    configuration,
+    database,
+    folders,
+    job_records,
+    munge,
+    slurm,
+)
 from gpu_fleet_image.queue.accounting import TeamLimits
 from gpu_fleet_image.queue.answers import PENDING, JobList, ListedJob
-from gpu_fleet_image.queue.books import Books
 from gpu_fleet_image.queue.configuration import DATABASE_PORT, Cluster
 from gpu_fleet_image.queue.database import KeptAccounts
 from gpu_fleet_image.queue.demand import QueueDemand, needs
 from gpu_fleet_image.queue.exclusion import exclusions, named
+from gpu_fleet_image.queue.job_records import JobRecords
 from gpu_fleet_image.queue.refusals import Refusals, described
 from gpu_fleet_image.queue.sizes import NodeSize, QueuePool
 
 FOLDER = Path("/etc/slurm")
-# In Debian's slurm-wlm-basic-plugins; one that is named and is not there keeps slurmctld from starting.
+# In Debian's slurm-wlm-basic-plugins; slurmctld does not start if a named plugin is missing.
 LIBRARIES, SUBMIT_PLUGIN = Path("/usr/lib"), "*/slurm-wlm/job_submit_lua.so"
 LOOK_EVERY_S = 15.0
 ACCOUNTS_EVERY_S = 60.0
-# systemd gives each command before the start of slurmctld 90 s
+# systemd allows each command before the start of slurmctld 90 s
 ACCOUNTS_WAIT_S, ACCOUNTS_PAUSE_S = 60.0, 1.0
 LIVING = ("pending", "running")
-# Without any word of the cloud in two looks in a row; once may be an answer of before it started.
+# Polls in a row in which the cloud does not know an instance; one may be an answer from before it started.
 LOOKS_BEFORE_GONE = 2
-# slurmctld 22.05 ends with a segmentation fault where a node is deleted while it still tries to reach it.
+# slurmctld 22.05 crashes with a segmentation fault if a node is deleted while it still tries to reach it.
 FORGET_AFTER = timedelta(minutes=5)
 LOG = logging.getLogger(__name__)
 
 
 def pools_of(policy: dict[str, Any]) -> dict[str, QueuePool]:
-    """Pools of the queue, as the stack's policy has them.
+    """Return the pools of the queue in the stack's policy.
 
     Raises:
-        PolicyUnreadError: it says too little of one.
+        PolicyUnreadError: values of a pool are missing.
     """
     pools = policy.get("pools", {})
     queued = {
@@ -77,7 +86,7 @@ def _pool_of(capacity: dict[str, Any]) -> QueuePool:
 
 
 def cluster_of(stack: str, address: str, pools: Mapping[str, QueuePool]) -> Cluster:
-    """The queue of this controller."""
+    """Return the settings of this controller's queue."""
     state = str(configuration.state_of(stack))
     memory = {name: pool.size.memory_per_gpu for name, pool in sorted(pools.items())}
     has_lua = any(LIBRARIES.glob(SUBMIT_PLUGIN))
@@ -85,7 +94,7 @@ def cluster_of(stack: str, address: str, pools: Mapping[str, QueuePool]) -> Clus
 
 
 def lay(cluster: Cluster, folder: Path) -> bool:
-    """Write the configuration; whether it was another."""
+    """Write the configuration; return whether it changed."""
     texts = {
         "slurm.conf": configuration.slurm_conf(cluster),
         "gres.conf": configuration.gres_conf(),
@@ -104,16 +113,16 @@ def lay(cluster: Cluster, folder: Path) -> bool:
 
 @dataclass
 class ControllerWatch:
-    """The controller's look, again and again.
+    """The controller's repeated poll.
 
     Attributes:
-        policy: reads the stack's policy; None where it is not there.
-        states: of instances by their ids, those that the cloud still knows.
-        say: writes what the mover reads.
-        configured: lays the configuration of these pools; whether it changed.
-        keep: writes what users read of all jobs.
-        written: what it wrote last, or the controller before this one.
-        limits: reads what each team gets.
+        policy: returns the stack's policy; None if it is not there.
+        states: returns instances' states by their ids, of those that the cloud still knows.
+        say: writes the demand that the mover reads.
+        configured: writes the configuration of these pools; returns whether it changed.
+        keep: writes the record of all jobs, for users.
+        written: the last record, of this controller or the one before.
+        limits: returns each team's limits.
         ask: calls Slurm.
     """
 
@@ -122,13 +131,13 @@ class ControllerWatch:
     say: Callable[[dict[str, Any]], None]
     configured: Callable[[Mapping[str, QueuePool]], bool]
     keep: Callable[[dict[str, Any]], None]
-    written: Books | None = None
+    written: JobRecords | None = None
     ask: slurm.Run = slurm.run
     limits: Callable[[], Mapping[str, TeamLimits]] = dict
     _missed: dict[str, int] = field(default_factory=dict)
     _gone_since: dict[str, datetime] = field(default_factory=dict)
-    _unread: bool = False  # a configuration that slurmctld has not read
-    _known: frozenset[str] = frozenset()  # nodes of the last look
+    _unread: bool = False  # slurmctld has not read the latest configuration yet
+    _known: frozenset[str] = frozenset()  # nodes of the last poll
 
     def __post_init__(self) -> None:
         self._refusals = Refusals(self._ask)
@@ -137,10 +146,10 @@ class ControllerWatch:
         return self.ask(words)
 
     def once(self, now: datetime) -> None:
-        """One look.
+        """Poll once.
 
         Raises:
-            CloudError, SlurmError: what is there could not be read; nothing was decided by it.
+            CloudError, SlurmError: some input could not be read; nothing was decided.
         """
         policy = self.policy()
         pools = pools_of(policy) if policy else {}
@@ -150,7 +159,7 @@ class ControllerWatch:
             slurm.start_anew(self.ask)
             self._unread = False
             LOG.info("event=queue-reconfigured pools=%s", ",".join(pools))
-            return  # the next look finds it
+            return  # the next poll sees the nodes
         nodes = slurm.nodes(self.ask)
         gone = self._gone(nodes)
         self._gone_since = {name: self._gone_since.get(name, now) for name in gone}
@@ -163,8 +172,8 @@ class ControllerWatch:
             LOG.error("event=queue-job-unread reason=%r", why)
         excluded = self._keep_away(said.jobs, nodes, left, pools)
         demand = self._count(left, said, pools, teams, excluded=excluded, now=now) if pools else None
-        self.written = books.after(self.written, described(said.jobs, demand), now)
-        self.keep(books.to_json(self.written))
+        self.written = job_records.after(self.written, described(said.jobs, demand), now)
+        self.keep(job_records.to_json(self.written))
 
     def _count(
         self,
@@ -176,7 +185,7 @@ class ControllerWatch:
         excluded: Mapping[str, Sequence[str]],
         now: datetime,
     ) -> QueueDemand:
-        """Count what the jobs need; say it to the mover, and to jobs why no instance would help."""
+        """Count what the jobs need; report it to the mover, and notify jobs why no instance would help."""
         self._refusals.judge(said.jobs, nodes, excluded)
         names = frozenset(node.name for node in nodes)
         demand = needs(
@@ -201,16 +210,16 @@ class ControllerWatch:
         left: Sequence[slurm.Node],
         pools: Mapping[str, QueuePool],
     ) -> dict[str, tuple[str, ...]]:
-        """Keep jobs away from nodes on which they failed; one that has begun meanwhile runs where it is.
+        """Keep jobs away from nodes on which they failed; a job that has started meanwhile runs on.
 
-        Nobody stays away from an instance that is gone: Slurm would keep the job from another that comes.
+        Nodes of gone instances are not excluded: Slurm would keep the job from a new node in its place.
 
         Args:
-            known: nodes with those whose instances are gone.
-            left: those whose instances run.
+            known: nodes, with those whose instances are gone.
+            left: nodes whose instances run.
 
         Returns:
-            Job that waits -> the nodes that it is kept away from now.
+            Waiting job -> the nodes that it is kept away from now.
         """
         wanted = exclusions(jobs, left, {name: pool.most for name, pool in pools.items()})
         for listed in jobs:
@@ -235,7 +244,10 @@ class ControllerWatch:
             LOG.info("event=queue-node-forgotten node=%s", node.name)
 
     def _gone(self, nodes: Iterable[slurm.Node]) -> dict[str, str]:
-        """Nodes whose instances run no more -> why; what the cloud does not say is not gone."""
+        """Return nodes whose instances no longer run -> why.
+
+        A state that the cloud does not report is not gone.
+        """
         names = [node.name for node in nodes]
         states = self.states(names) if names else {}
         self._missed = {name: self._missed.get(name, 0) + 1 for name in names if name not in states}
@@ -245,7 +257,7 @@ class ControllerWatch:
 
 
 def prepare() -> None:
-    """Lay what slurmctld needs; raises InstanceError, OSError."""
+    """Write what slurmctld needs; raises InstanceError, OSError."""
     instance = instance_file.load(paths.instance_file())
     queue = queue_file.load(queue_file.path())
     if not os.path.ismount(configuration.HOMES):
@@ -255,7 +267,7 @@ def prepare() -> None:
     key = cloud.of(instance).key(queue.secret, may_make=True)
     munge.lay(key)
     lay_state(configuration.state_of(instance.stack))
-    replace_text(Path(configuration.NODE_GPUS), "")  # which gres.conf includes; a controller has none
+    replace_text(Path(configuration.NODE_GPUS), "")  # gres.conf includes it; a controller has no GPUs
     policy = _store(instance).newest(POLICY)
     pools = pools_of(policy.content) if policy else {}
     if not pools:
@@ -265,10 +277,10 @@ def prepare() -> None:
 
 
 def lay_state(state: Path, account: str = "slurm") -> None:
-    """slurmctld's folder and the one above it, for its account, which had another number elsewhere.
+    """Make slurmctld's folder and its parent for its account, whose number may differ between controllers.
 
     Raises:
-        OSError: one cannot be laid, or is a link.
+        OSError: one cannot be made, or is a link.
     """
     owner = pwd.getpwnam(account)
     with folders.made(state.parent) as parent, folders.made(state.name, parent) as own:
@@ -281,18 +293,18 @@ def _store(instance: instance_file.InstanceFile) -> Store:
 
 
 def limits_of(store: Store) -> dict[str, TeamLimits]:
-    """What the stack gives each team. Raises CloudError, RosterUnreadError."""
+    """Return the limits of each team. Raises CloudError, RosterUnreadError."""
     roster = store.newest(accounting.ROSTER)
     return accounting.limits_of(roster.content) if roster else {}
 
 
-def kept_books(store: Store) -> Books | None:
+def kept_records(store: Store) -> JobRecords | None:
     """What the controller before this one wrote of all jobs; a damaged one is none. Raises CloudError."""
     try:
-        stored = store.newest(books.JOBS, books.LONGEST)
-        return books.books_of(stored.content) if stored else None
+        stored = store.newest(job_records.JOBS, job_records.LONGEST)
+        return job_records.records_of(stored.content) if stored else None
     except CloudError as error:
-        # S3 says "denied" of what is not there to a role that may not list
+        # S3 replies "denied" for a missing object to a role that may not list
         if error.code not in (*DENIED, "Malformed"):
             raise
         LOG.info("event=queue-books-new reason=%r", str(error))
@@ -300,12 +312,12 @@ def kept_books(store: Store) -> Books | None:
 
 
 def keep_accounts(store: Store, kept: KeptAccounts, tried: set[str], ask: slurm.Run = slurm.run) -> bool:
-    """Let each user work for their team, and keep what the database holds; whether both could be done.
+    """Assign users to their teams, and back the database up; return whether both succeeded.
 
-    Neither waits for the other: without a dump MariaDB's log on the shared homes grows for ever.
+    Both are always tried: without a dump MariaDB's log on the shared homes grows without end.
 
     Args:
-        kept: where that outlives this controller.
+        kept: destination of the backup.
         tried: as of ``find_users``.
     """
     registered = _done("queue-accounts-failed", lambda: _register_users(store, tried, ask))
@@ -313,20 +325,20 @@ def keep_accounts(store: Store, kept: KeptAccounts, tried: set[str], ask: slurm.
 
 
 def _done(event: str, step: Callable[[], None]) -> bool:
-    """Whether a step could be done; the log says why not. Nothing that it raises goes any further."""
+    """Run a step; return whether it succeeded, log any error, and raise nothing."""
     try:
         step()
     except (InstanceError, OSError) as error:
         LOG.warning("event=%s reason=%r", event, str(error))
         return False
-    except Exception:  # a fault of ours: no job's content may end the watch
+    except Exception:  # a defect: no job's content may end the watch
         LOG.exception("event=%s reason=unknown", event)
         return False
     return True
 
 
 def _register_users(store: Store, tried: set[str], ask: slurm.Run) -> None:
-    """Raises InstanceError, OSError: not all of them are."""
+    """Register all users; raises InstanceError, OSError if some could not be registered."""
     known = slurm.associations(ask)
     roster = store.newest(accounting.ROSTER)
     teams = accounting.teams_of(roster.content) if roster else {}
@@ -344,12 +356,13 @@ def _register_users(store: Store, tried: set[str], ask: slurm.Run) -> None:
 def part_with_leavers(
     roster: Mapping[str, Any], known: Iterable[slurm.Association], ask: slurm.Run = slurm.run
 ) -> None:
-    """End the jobs of those whom the roster names no more, and let Slurm forget them.
+    """Cancel the jobs of users who are no longer in the roster, and delete those users from Slurm.
 
-    A job may hand itself in again as it ends: so first Slurm takes none of theirs. It forgets who has none.
+    A job may submit itself again as it ends, so Slurm first refuses new jobs of these users. It deletes users
+    without jobs.
 
     Raises:
-        SlurmError, RosterUnreadError: what is left is done at the next look.
+        SlurmError, RosterUnreadError: the rest is done at the next poll.
     """
     jobs = accounting.leavers_jobs(slurm.jobs(ask).jobs, accounting.numbers_of(roster))
     for words in accounting.partings(accounting.teams_of(roster), known, have_jobs=bool(jobs)):
@@ -361,13 +374,13 @@ def part_with_leavers(
 
 
 def _keep_database(kept: KeptAccounts) -> None:
-    """Raises DatabaseError, OSError: the dump before stays, with the log since."""
+    """Back the database up; on DatabaseError or OSError the previous dump stays, with the log since."""
     if database.keep(kept, time.time()):
         LOG.info("event=queue-accounting-kept file=%s", kept.dump)
 
 
 def has_account(user: str) -> bool:
-    """Whether this instance has made the user's account."""
+    """Return whether this instance has the user's account."""
     try:
         pwd.getpwnam(user)
     except KeyError:
@@ -376,15 +389,15 @@ def has_account(user: str) -> bool:
 
 
 def find_users(there: Iterable[str], tried: set[str], ask: slurm.Run = slurm.run) -> None:
-    """Let slurmctld know users whom it missed.
+    """Make slurmctld recognise users whom it missed.
 
-    It looks for an account once, when it reads who works for which team, and does not hear of a user who is
-    registered while it starts; their jobs have neither team nor share. ``scontrol reconfigure`` finds the
-    account, not the user's team, nor the jobs that wait; a new start does.
+    It looks an account up once, when it reads the users' teams, and misses a user who is registered while it
+    starts; their jobs have neither team nor share. ``scontrol reconfigure`` finds the account, but not the
+    user's team nor the waiting jobs; a restart finds all.
 
     Args:
-        there: users who have an account on this instance now: so one start finds them.
-        tried: those for whom it was started anew and whom it has not found since; kept up to date.
+        there: users who have an account on this instance now, so that one restart finds them.
+        tried: users for whom it was restarted and whom it has not found since; updated.
 
     Raises:
         SlurmError: slurmctld does not answer.
@@ -397,17 +410,17 @@ def find_users(there: Iterable[str], tried: set[str], ask: slurm.Run = slurm.run
         tried |= missed
 
 
-def look(watching: ControllerWatch, now: datetime) -> bool:
+def poll(watching: ControllerWatch, now: datetime) -> bool:
     """One look of many; whether it could be done.
 
-    Whatever one fails by, another comes: the mover raises its alarm where the controller has said nothing of
-    the queue for a while.
+    A failed poll is followed by another: the mover raises its alarm if the controller has not reported for a
+        while.
     """
     return _done("queue-look-failed", lambda: watching.once(now))
 
 
 def watch() -> None:
-    """Look until systemd ends it; raises InstanceError where it cannot begin."""
+    """Poll until systemd stops it; raises InstanceError if it cannot start."""
     instance = instance_file.load(paths.instance_file())
     queue = queue_file.load(queue_file.path())
     store, states = _store(instance), cloud.of(instance).states
@@ -424,13 +437,13 @@ def watch() -> None:
         states,
         lambda content: store.put(QUEUE, content),
         configured,
-        lambda content: store.put(books.JOBS, content),
-        kept_books(store),
+        lambda content: store.put(job_records.JOBS, content),
+        kept_records(store),
         limits=lambda: limits_of(store),
     )
     accounts_at_s, tried = float("-inf"), set[str]()
     while True:
-        look(watching, datetime.now(UTC))
+        poll(watching, datetime.now(UTC))
         kept = accounting.kept_of(instance.stack)
         if time.monotonic() - accounts_at_s >= ACCOUNTS_EVERY_S and keep_accounts(store, kept, tried):
             accounts_at_s = time.monotonic()
@@ -443,10 +456,10 @@ def wait_for_accounts(
     pause: Callable[[float], None] = time.sleep,
     connect: Callable[..., socket.socket] = socket.create_connection,
 ) -> bool:
-    """Wait until slurmdbd answers, which a new controller fills first; whether it does.
+    """Wait until slurmdbd answers, which a new controller restores first; return whether it does.
 
-    slurmctld that starts before it counts by what it remembers of the accounts. Jobs wait for neither long:
-    without slurmdbd the queue works all the same.
+    A slurmctld that starts earlier uses the accounts in its memory. The wait is short, because the queue
+    works without slurmdbd.
     """
     until = clock() + ACCOUNTS_WAIT_S
     while True:
@@ -462,12 +475,12 @@ def wait_for_accounts(
 
 
 def wait() -> None:
-    """As ``wait_for_accounts``, on this controller; raises InstanceError."""
+    """Wait for this controller's slurmdbd; raises InstanceError."""
     wait_for_accounts(queue_file.load(queue_file.path()).address)
 
 
 def main(words: list[str]) -> int:
-    """Exit status for the unit."""
+    """Run the unit's command; return its exit status."""
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     programs = {"prepare": prepare, "wait": wait, "watch": watch}
     if len(words) != 1 or words[0] not in programs:

@@ -1,8 +1,8 @@
-"""MariaDB on the controller's own disk, and what of it outlives that disk.
+"""MariaDB on the controller's own disk, and the backup that outlives that disk.
 
-MariaDB should not lie on NFS. So the shared homes have a dump of it, and MariaDB's own log of every change
-since (its binary log), which is on storage before a change counts as done. A controller without a database
-begins with both.
+MariaDB should not be on NFS. So the shared homes hold a dump, and MariaDB's own log of every change since
+(its binary log), which is on storage before a change counts as done. A controller without a database starts
+from both.
 """
 
 import gzip
@@ -19,45 +19,45 @@ from gpu_fleet_image.core.queue_errors import DatabaseError
 from gpu_fleet_image.queue import folders
 from gpu_fleet_image.queue.configuration import DATABASE, LOG_NAME
 
-TIMEOUT_S = 600  # of a dump that is read or written whole
+TIMEOUT_S = 600  # of reading or writing a whole dump
 READ_BY_OWNER = 0o600
-MAY_PASS = 0o711  # to a folder below, not to look around
-# What a new controller reads of the log at most, beside a dump: minutes, not months.
+MAY_PASS = 0o711  # to reach a folder below, without listing this one
+# Limits the log that a new controller reads beside a dump: minutes, not months.
 DUMP_EVERY_S = 600.0
-MYSQL = "mysql"  # MariaDB's account: what it wrote is read back as nobody else
-# A database that is there once the accounts are complete: a folder, to be seen before MariaDB runs.
+MYSQL = "mysql"  # MariaDB's account: only it reads back what it wrote
+# A database that exists once the accounts are complete: its folder is visible before MariaDB runs.
 WHOLE = "gpu_fleet_whole"
 DATA = Path("/var/lib/mysql")
-# By its socket, as the account that calls: there is no password, and nobody else may connect.
+# Through its socket, as the calling account: there is no password, and nobody else can connect.
 SETUP = f"""CREATE DATABASE IF NOT EXISTS {DATABASE};
 CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA unix_socket;
 GRANT ALL ON {DATABASE}.* TO 'slurm'@'localhost';
 """
 ANEW = f"DROP DATABASE IF EXISTS {DATABASE};\n"
-# Tables without a trigger: to make it again each time would be a change, and wait for who reads the table.
+# Tables without a trigger: making it again each time would be a change, and wait for readers of the table.
 TABLES = f"""SELECT table_name FROM information_schema.tables AS known WHERE table_schema = '{DATABASE}'
 AND NOT EXISTS (SELECT 1 FROM information_schema.triggers
   WHERE trigger_schema = '{DATABASE}' AND event_object_table = known.table_name);
 """  # noqa: S608
 JOB_TABLE = re.compile(r"[a-z0-9-]+_job_table")
-# Users' numbers; where nobody cancelled a job slurmdbd writes -1 (22.05), NULL or a number above them.
+# Users' numbers; if nobody cancelled a job, slurmdbd writes -1 (22.05), NULL or a number above them.
 USERS = "BETWEEN 0 AND 4294967293"
-# slurmctld sends the end of each job that it knows again when it starts, and no more who cancelled it.
+# When slurmctld starts, it sends the end of each known job again, without the user who cancelled it.
 KEEP_WHO = """CREATE TRIGGER IF NOT EXISTS gpu_fleet_keep_who BEFORE UPDATE ON `{table}` FOR EACH ROW
 SET NEW.kill_requid = IF(NEW.state = OLD.state AND OLD.kill_requid {users}
   AND NOT COALESCE(NEW.kill_requid {users}, FALSE), OLD.kill_requid, NEW.kill_requid);
 """
 WHERE = re.compile(r"^-- CHANGE MASTER TO MASTER_LOG_FILE='([\w.-]+)', MASTER_LOG_POS=(\d+);$", re.MULTILINE)
-HEAD = 4096  # bytes of a dump that say where in the log it was made
+HEAD = 4096  # bytes of a dump that hold its position in the log
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class KeptAccounts:
-    """Where the accounts outlive a controller.
+    """Backup of the accounts, which outlives a controller.
 
     Attributes:
-        log: folder of MariaDB's log, for its account alone.
+        log: folder of MariaDB's log, readable by its account only.
     """
 
     dump: Path
@@ -66,11 +66,11 @@ class KeptAccounts:
 
 @dataclass(frozen=True)
 class LogPlace:
-    """A place in MariaDB's log.
+    """A position in MariaDB's log.
 
     Attributes:
         file: its name without the folder.
-        at: bytes from its beginning.
+        at: bytes from its start.
     """
 
     file: str
@@ -78,7 +78,7 @@ class LogPlace:
 
 
 def run(command: Sequence[str], given: bytes = b"") -> bytes:
-    """What a program of MariaDB's says. Raises DatabaseError."""
+    """Return the output of a program of MariaDB. Raises DatabaseError."""
     try:
         done = subprocess.run(command, input=given, capture_output=True, check=False, timeout=TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -89,20 +89,20 @@ def run(command: Sequence[str], given: bytes = b"") -> bytes:
 
 
 def _ask(query: str) -> list[str]:
-    """Lines of an answer, columns by tabs. Raises DatabaseError."""
+    """Return the lines of a query's answer, with columns separated by tabs. Raises DatabaseError."""
     return run(["mariadb", "--skip-column-names"], query.encode()).decode().splitlines()
 
 
 def is_whole() -> bool:
-    """Whether the accounts are on this disk, and complete."""
+    """Return whether the accounts on this disk are complete."""
     return (DATA / WHOLE).is_dir()
 
 
 def make_room(kept: KeptAccounts) -> None:
-    """The log's folder, for MariaDB's account, which had another number elsewhere.
+    """Make the log's folder for MariaDB's account, whose number may differ between controllers.
 
     Raises:
-        OSError: it cannot be laid, or is a link, or the folder above it.
+        OSError: it cannot be made, or it or its parent is a link.
     """
     owner = pwd.getpwnam(MYSQL)
     with folders.made(kept.log.parent) as parent, folders.made(kept.log.name, parent) as log:
@@ -112,12 +112,14 @@ def make_room(kept: KeptAccounts) -> None:
 
 
 def begin(kept: KeptAccounts) -> bool:
-    """Make the database and fill it with what is kept, while MariaDB writes no log; whether it did.
+    """Make the database and restore the backup, while MariaDB writes no log.
 
-    A filling that was cut off is begun anew: what it left must not pass for all.
+    Return whether data was restored.
+
+    An interrupted restore starts again: its remains must not count as complete.
 
     Raises:
-        DatabaseError, OSError: it is not complete, and is begun anew next time.
+        DatabaseError, OSError: it is not complete; the next call starts again.
     """
     if is_whole():
         return False
@@ -138,7 +140,7 @@ def begin(kept: KeptAccounts) -> bool:
 
 
 def _dumped(dump: Path) -> bytes:
-    """The dump's text, empty where there is none. Raises DatabaseError."""
+    """Return the dump's text, empty if there is none. Raises DatabaseError."""
     if not dump.is_file():
         return b""
     try:
@@ -148,13 +150,13 @@ def _dumped(dump: Path) -> bytes:
 
 
 def where(text: bytes) -> LogPlace | None:
-    """The place in the log at which a dump was made; None where it does not say so."""
+    """Return the position in the log of a dump; None if the dump has none."""
     place = WHERE.search(text[:HEAD].decode(errors="replace"))
     return LogPlace(place[1], int(place[2])) if place else None
 
 
 def _log_files(folder: Path, place: LogPlace | None) -> list[tuple[Path, int]]:
-    """Files of the log from a place on, and where to begin in each."""
+    """Return the files of the log from a position on, and the start in each."""
     files = sorted(file for file in folder.glob(f"{LOG_NAME}.*") if file.suffix[1:].isdigit())
     if place is None:
         return [(file, 0) for file in files]
@@ -162,14 +164,14 @@ def _log_files(folder: Path, place: LogPlace | None) -> list[tuple[Path, int]]:
 
 
 def _fill(text: bytes) -> None:
-    """Empty the database, and fill it with a dump. Raises DatabaseError."""
+    """Empty the database, and load a dump. Raises DatabaseError."""
     run(["mariadb"], (ANEW + SETUP).encode())
-    # not as the database's root: the dump lies where Slurm's account may write
+    # not as the database's root: Slurm's account can write to the dump's folder
     run(["runuser", "-u", "slurm", "--", "mariadb", DATABASE], text)
 
 
 def _changes(file: Path, at: int) -> bytes:
-    """The changes of a file of the log, whose last one may be cut off: as far as it can be read."""
+    """Return the changes of a file of the log up to its readable end, since it may be truncated."""
     begin_at = [f"--start-position={at}"] if at else []
     command = ["runuser", "-u", MYSQL, "--", "mariadb-binlog", f"--database={DATABASE}", *begin_at, str(file)]
     try:
@@ -183,22 +185,22 @@ def _changes(file: Path, at: int) -> bytes:
 
 
 def guard() -> None:
-    """Let nobody forget who cancelled a job; for tables that are there. Raises DatabaseError."""
+    """Keep the user who cancelled a job in every job table. Raises DatabaseError."""
     for table in filter(JOB_TABLE.fullmatch, _ask(TABLES)):
         run(["mariadb", DATABASE], KEEP_WHO.format(table=table, users=USERS).encode())
 
 
 def keep(kept: KeptAccounts, now_s: float) -> bool:
-    """Write the dump where something changed and the last one is old; whether it did.
+    """Write the dump if something changed and the last one is old; return whether it was written.
 
     Args:
         now_s: seconds since 1970.
 
     Raises:
-        DatabaseError, OSError: it is not written; the one before stays, with the log since.
+        DatabaseError, OSError: it was not written; the previous dump stays, with the log since.
     """
     if not is_whole():
-        raise DatabaseError("the accounts are not complete: none of them is kept over what is")
+        raise DatabaseError("the accounts are not complete: the backup is not overwritten")
     guard()
     if not _is_due(kept.dump, now_s):
         return False

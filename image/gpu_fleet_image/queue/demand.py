@@ -1,4 +1,4 @@
-"""How many instances the jobs that wait need, and which of them none would help. Pure."""
+"""Number of instances that the waiting jobs need, and the jobs that no instance would help. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from gpu_fleet_image.queue.kept_back import Outlook, is_kept_back
 from gpu_fleet_image.queue.sizes import Fit, NodeSize, QueuePool, fit
 from gpu_fleet_image.queue.slurm import Node
 
-# Why a job waits that no instance more would start (squeue(1), "JOB REASON CODES").
+# Reasons of waiting that no further instance would change (squeue(1), "JOB REASON CODES").
 NOT_FOR_ROOM = frozenset(
     {
         *("DeadLine", "Dependency", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS"),
@@ -20,34 +20,34 @@ NOT_FOR_ROOM = frozenset(
         *("PartitionInactive", "PartitionTimeLimit", "Reservation", "launch_failed_requeued_held"),
     }
 )
-OF_LIMITS = ("Assoc", "QOS")  # how reasons begin that are limits of an account or of a QoS
-# Slurm has looked at the nodes that there are, could run the job on none, and holds it.
+OF_LIMITS = ("Assoc", "QOS")  # prefixes of reasons that are limits of an account or of a QoS
+# Slurm has tried the present nodes, could run the job on none, and holds it.
 GIVEN_UP = "BadConstraints"
-# Slurm has looked at what its nodes have left, and found too little.
+# Slurm has tried its nodes, and found too little left on them.
 TRIED = "Resources"
-# What Slurm says of a job that it has not looked at, or that others wait before: its second scheduler looks
-# at all each half minute (bf_interval), and may find room on what others left of several nodes.
-NOT_LOOKED_AT = ("", "Priority")
-LOOKED_AT_S = 35
-# 22.05 says "Resources" of a job right after it was handed in, and a second later what is so: "Dependency".
+# Slurm's reasons for a job that it has not tried, or that others precede: its second scheduler tries all of
+# them each half minute (bf_interval), and may find room in the remains of several nodes.
+NOT_TRIED = ("", "Priority")
+TRIED_AFTER_S = 35
+# 22.05 reports "Resources" right after a submission, and the true reason a second later: "Dependency".
 TRUE_AFTER_S = 3
-# An instance takes minutes to boot: what may begin within one is asked for now.
+# An instance takes minutes to boot: jobs that may start within this time count now.
 LEAD = timedelta(minutes=1)
-# What must begin sooner than this gets none: boots of many minutes are seen where Slurm is installed at boot.
+# A job that must start sooner gets no instance: boots take many minutes where Slurm is installed at boot.
 LONGEST_BOOT = timedelta(minutes=10)
-TOO_LATE = "must begin by {by:%Y-%m-%d %H:%M} UTC, before an instance more would be there (--deadline)"
+TOO_LATE = "must start by {by:%Y-%m-%d %H:%M} UTC, before another instance could be ready (--deadline)"
 NOT_HERE = "Slurm finds no instance of {pool} that could run it, though there are enough"
 
 
 @dataclass(frozen=True)
 class QueueDemand:
-    """What the jobs that wait come to.
+    """Demand of the waiting jobs.
 
     Attributes:
         needs: pool -> what it needs.
         refused: job -> why no number of instances would run it.
-        fits: job -> how many instances it takes, of all others that wait.
-        kept_back: parts of heterogeneous jobs at which Slurm is not to look for now.
+        fits: job -> number of instances that it takes, of all other waiting jobs.
+        kept_back: parts of heterogeneous jobs that Slurm should not try for now.
     """
 
     needs: dict[str, PoolNeed]
@@ -58,16 +58,16 @@ class QueueDemand:
 
 @dataclass
 class Room:
-    """What a pool has, and is to get.
+    """Capacity of a pool: what it has, and what it will get.
 
     Attributes:
-        standing: instances that are at work, or take no jobs.
-        free: nodes that run no job and take one, less those that jobs are to have.
-        partly: node -> what jobs have left of it.
-        tried: nodes of both kinds on which Slurm has looked for room already.
-        new: node -> what is left of each that jobs are to have: a free one, or one that was asked for.
-        counted: free nodes that ``wanted`` has.
-        wanted: instances of each job that needs new ones.
+        standing: instances that are busy, or take no jobs.
+        free: nodes that run no job and accept one, less those that are planned for jobs.
+        partly: node -> the part that jobs leave free.
+        tried: nodes of both kinds that Slurm has already tried.
+        new: node -> the part left of each planned node: a free one, or a requested one.
+        counted: free nodes that ``wanted`` includes.
+        wanted: number of instances of each job that needs new ones.
     """
 
     pool: QueuePool
@@ -80,7 +80,7 @@ class Room:
     wanted: list[int] = field(default_factory=list)
 
     def copy(self) -> "Room":
-        """One that changes by itself."""
+        """Return an independent copy."""
         return replace(
             self,
             free=[*self.free],
@@ -91,16 +91,16 @@ class Room:
         )
 
     def take(self, wants: Fit, besides: Collection[str], *, buys: bool) -> set[str] | None:
-        """Find room for a job; the nodes that it is to have, None where the pool may not be large enough.
+        """Find room for a job; return its nodes, or None if the pool's limit does not allow it.
 
         Args:
             besides: nodes that it is kept away from.
-            buys: it may have nodes that are not there.
+            buys: whether it may have nodes that do not exist yet.
         """
         there, missing = self._placed(wants.parts, besides)
         free = [name for name in self.free if name not in besides][: len(missing)]
         bought = [f"asked for: {len(self.new) + number}" for number in range(len(missing) - len(free))]
-        # beside free ones that this job may not have, once: more are only asked for beyond all that there are
+        # with free ones that this job must not use, once: more are requested only beyond all that exist
         counted = {*(self.free if bought else free)} - self.counted
         number = len(counted) + len(bought)
         if self.standing + sum(self.wanted) + number > self.pool.most:
@@ -118,14 +118,14 @@ class Room:
         return {*there, *coming}
 
     def _fill(self, there: Mapping[str, NodeSize]) -> set[str]:
-        """Take these parts of what nodes have left; gives their names."""
+        """Take these parts of what nodes have left; return their names."""
         for name, part in there.items():
             left = self.partly if name in self.partly else self.new
             left[name] = left[name].without(part)
         return {*there}
 
     def _spread(self, wants: Fit, besides: Collection[str]) -> dict[str, NodeSize]:
-        """As Slurm does, on more nodes where those have enough left; empty where they have not."""
+        """Find room on the remains of more nodes, as Slurm does; empty without room."""
         for parts in wants.spread:
             there, missing = self._placed(parts, besides)
             if not missing:
@@ -135,7 +135,7 @@ class Room:
     def _placed(
         self, parts: Sequence[NodeSize], besides: Collection[str]
     ) -> tuple[dict[str, NodeSize], list[NodeSize]]:
-        """Which part goes on which node that has some left, and which on none of them."""
+        """Return the parts that fit on nodes with some capacity left, and those that fit on none."""
         there: dict[str, NodeSize] = {}
         missing: list[NodeSize] = []
         some_left = {name: left for name, left in (self.partly | self.new).items() if name not in besides}
@@ -150,12 +150,12 @@ class Room:
 
 @dataclass
 class Rooms:
-    """What all pools have.
+    """Capacity of all pools.
 
     Attributes:
         pools: by name.
-        left: team -> GPUs that its limit leaves to its jobs that wait.
-        given: jobs that have room, or instances that are asked for.
+        left: team -> GPUs that its limit leaves for its waiting jobs.
+        given: jobs with room, or with instances that were requested.
         limited: jobs for which their team's limit leaves too little now.
     """
 
@@ -172,7 +172,7 @@ class Rooms:
         *,
         buys: bool,
     ) -> bool:
-        """Find room for all parts of a job, or for none; whether there may be enough."""
+        """Find room for all parts of a job, or for none; return whether there may be enough."""
         placed = self._placed(parts, fits, excluded, buys=buys)
         if placed and placed[1] and all(part.job.reason == TRIED for part in parts):
             beside = {part.job.pool: [*self.pools[part.job.pool].partly] for part in parts}
@@ -193,14 +193,17 @@ class Rooms:
         *,
         buys: bool,
     ) -> tuple["Rooms", bool] | None:
-        """What would be left, and whether all of it is beside jobs and on nodes that Slurm has tried."""
+        """Return the capacity left, and whether the job shares nodes that Slurm has all tried.
+
+        None without room.
+        """
         after = Rooms({part.job.pool: self.pools[part.job.pool].copy() for part in parts}, {**self.left})
         taken: dict[str, set[str]] = {name: set() for name in after.pools}
         for part in parts:
             name, wants = part.job.pool, fits[part.job.id]
             if len(parts) > 1:  # their places depend on one another
                 wants = replace(wants, spread=())
-            # of 22.05 no two parts of a job share a node
+            # in 22.05 no two parts of a job share a node
             besides = {*excluded.get(part.job.id, ()), *taken[name]}
             nodes = after.pools[name].take(wants, besides, buys=buys)
             if wants.gpus > after.left.get(part.team, wants.gpus):
@@ -221,7 +224,7 @@ class Rooms:
 def rooms_of(
     nodes: Iterable[Node], pools: Mapping[str, QueuePool], fresh: Collection[str]
 ) -> dict[str, Room]:
-    """Each pool as it is."""
+    """Return the present capacity of each pool."""
     rooms = {name: Room(pool) for name, pool in pools.items()}
     for node in nodes:
         if node.pool not in rooms:
@@ -248,14 +251,14 @@ def needs(
     given_up: Collection[str] = frozenset(),
     fresh: Collection[str] = frozenset(),
 ) -> QueueDemand:
-    """What each pool needs. A job gets instances only where those could run it.
+    """Return the demand of each pool. A job gets instances only in pools that could run it.
 
     Args:
-        nodes: all that Slurm knows.
-        jobs: likewise.
-        excluded: job -> nodes that it is kept away from: one that is free is none for this job.
-        limits: team -> GPUs that its jobs may have at once: no instance would start one more.
-        given_up: jobs that Slurm could not place though there were enough nodes.
+        nodes: all nodes in Slurm.
+        jobs: all jobs in Slurm.
+        excluded: job -> nodes that it is kept away from, which count as not free for it.
+        limits: team -> GPUs of its running jobs at most: beyond it no instance helps.
+        given_up: jobs that Slurm could not place although there were enough nodes.
         fresh: nodes that Slurm may not have tried yet.
     """
     rooms = Rooms(rooms_of(nodes, pools, fresh), _left(limits, jobs))
@@ -280,7 +283,7 @@ def _kept_back(
     refused: Collection[str],
     now: datetime,
 ) -> frozenset[str]:
-    """Parts of heterogeneous jobs that cannot start, and would keep nodes from others."""
+    """Return the parts of heterogeneous jobs that cannot start, and would keep nodes from others."""
     there = Counter(node.pool for node in nodes)
     groups: dict[str, list[ListedJob]] = defaultdict(list)
     for job in jobs:
@@ -299,7 +302,7 @@ def _kept_back(
 def nodes_for(
     job: ListedJob, nodes: Iterable[Node], excluded: Mapping[str, Collection[str]]
 ) -> frozenset[str]:
-    """Nodes of its pool that are there, less those that a job is kept away from."""
+    """Return the present nodes of its pool, without those that a job is kept away from."""
     beside = excluded.get(job.job.id, ())
     known = (node.name for node in nodes if node.is_there and node.pool == job.job.pool)
     return frozenset(name for name in known if name not in beside)
@@ -308,12 +311,12 @@ def nodes_for(
 def _is_to_be_tried(
     job: ListedJob, fits: Mapping[str, Fit], nodes: Iterable[Node], excluded: Mapping[str, Collection[str]]
 ) -> bool:
-    """Whether Slurm gave it up, and is to look at the nodes that there are by now first."""
+    """Return whether Slurm gave the job up, but there are enough nodes now to try first."""
     return job.job.reason == GIVEN_UP and fits[job.job.id].nodes <= len(nodes_for(job, nodes, excluded))
 
 
 def _in_its_pool(job: ListedJob, pools: Mapping[str, QueuePool]) -> ListedJob:
-    """The job in the first of its pools whose instances could run it, else as it is."""
+    """Return the job in the first of its pools whose instances could run it, else unchanged."""
     if len(job.pools) <= 1:
         return job
     for name in job.pools:
@@ -323,7 +326,7 @@ def _in_its_pool(job: ListedJob, pools: Mapping[str, QueuePool]) -> ListedJob:
 
 
 def _left(limits: Mapping[str, int], jobs: Iterable[ListedJob]) -> dict[str, int]:
-    """Team with a limit -> GPUs that its jobs may have beside those that they have."""
+    """Return team with a limit -> GPUs that its jobs may have besides those in use."""
     used: Counter[str] = Counter()
     for job in jobs:
         if job.job.state not in (PENDING, *ENDED):
@@ -338,7 +341,7 @@ def _sorted_out(
     given_up: Collection[str],
     now: datetime,
 ) -> tuple[dict[str, Fit], dict[str, str]]:
-    """Jobs that wait: how each fits on instances, or why it never does; of a group all parts or none."""
+    """Return, for waiting jobs, how each fits on instances, or why not; all parts of a group or none."""
     fits: dict[str, Fit] = {}
     refused: dict[str, str] = {}
     groups: dict[str, list[ListedJob]] = defaultdict(list)
@@ -363,7 +366,7 @@ def _sorted_out(
 
 
 def _outcome(job: ListedJob, pool: QueuePool, given_up: Collection[str], now: datetime) -> Fit | str:
-    """How a job fits on instances of its pool, or why no instance more would start it."""
+    """Return how a job fits on instances of its pool, or why no further instance would start it."""
     name = f"pool {job.job.pool}"
     if job.job.id in given_up:
         return NOT_HERE.format(pool=name)
@@ -373,7 +376,7 @@ def _outcome(job: ListedJob, pool: QueuePool, given_up: Collection[str], now: da
 
 
 def _too_many(parts: Sequence[ListedJob], fits: Mapping[str, Fit], pools: Mapping[str, QueuePool]) -> str:
-    """Why a pool may never have as many instances as all parts of a job need; empty where it may."""
+    """Return why a pool can never have as many instances as a job's parts need; empty if it can."""
     needed: Counter[str] = Counter()
     for part in parts:
         needed[part.job.pool] += fits[part.job.id].nodes
@@ -384,7 +387,7 @@ def _too_many(parts: Sequence[ListedJob], fits: Mapping[str, Fit], pools: Mappin
 
 
 def _beyond(parts: Sequence[ListedJob], fits: Mapping[str, Fit], limits: Mapping[str, int]) -> str:
-    """Why a team may never have as many GPUs as all parts of a job need; empty where it may."""
+    """Return why a team can never have as many GPUs as a job's parts need; empty if it can."""
     needed: Counter[str] = Counter()
     for part in parts:
         needed[part.team] += fits[part.job.id].gpus
@@ -399,7 +402,7 @@ def _in_all(parts: Sequence[ListedJob]) -> str:
 
 
 def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[ListedJob], int]]:
-    """Jobs that instances would start now as their parts, and how many tasks of each; in their order."""
+    """Yield the jobs that instances would start now, as their parts, with the number of tasks, in order."""
     running = Counter(job.array for job in jobs if job.array and job.job.state not in (PENDING, *ENDED))
     groups: dict[str, list[ListedJob]] = defaultdict(list)
     for job in sorted(jobs, key=_place_in_line):
@@ -413,12 +416,12 @@ def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[Listed
 
 
 def _place_in_line(job: ListedJob) -> tuple[bool, int, int]:
-    """For sorting: what Slurm gave up has no priority until it is released, and mostly comes first then."""
+    """Return the sort key of a job. One that Slurm holds has priority 0 until it is released."""
     return job.job.reason != GIVEN_UP, -job.priority, int(job.job.id)
 
 
 def _is_due(job: ListedJob, now: datetime) -> bool:
-    """Whether room is what it waits for, now or within an instance's boot."""
+    """Return whether a job waits for capacity, now or within an instance's boot."""
     if not job.is_whole:
         return False
     reason = job.job.reason
@@ -429,6 +432,6 @@ def _is_due(job: ListedJob, now: datetime) -> bool:
 
 
 def _is_new(job: ListedJob, now: datetime) -> bool:
-    """Whether Slurm may not have said yet what it waits for."""
-    least_s = LOOKED_AT_S if job.job.reason in NOT_LOOKED_AT else TRUE_AFTER_S
+    """Return whether Slurm may not have given the true reason yet."""
+    least_s = TRIED_AFTER_S if job.job.reason in NOT_TRIED else TRUE_AFTER_S
     return now.timestamp() - job.submitted_s < least_s

@@ -1,8 +1,8 @@
-"""Which nodes a job of `gpu-fleet submit` is kept away from: those on which it failed. Pure.
+"""Nodes that a job of `gpu-fleet submit` is kept away from, because it failed there. Pure.
 
-A try that failed for a reason that may pass leaves the instance in the job's comment
-(gpu_fleet_jobs/submitted/queued.py). Only a job that waits can be changed: the controller does so at its
-look, while the job waits for its next try.
+A try that failed for a temporary reason leaves the instance in the job's comment
+(gpu_fleet_jobs/submitted/queued.py). Only a waiting job can be changed: the controller does so at its poll,
+while the job waits for its next try.
 """
 
 import re
@@ -11,25 +11,25 @@ from collections.abc import Iterable, Mapping
 from gpu_fleet_image.queue.answers import OURS, PENDING, ListedJob
 from gpu_fleet_image.queue.slurm import Node
 
-COMMENT = OURS  # of the jobs that `gpu-fleet submit` made
+COMMENT = OURS  # of jobs from `gpu-fleet submit`
 HOSTS = re.compile(r"[^,\[]+(?:\[[^\]]*\][^,]*)?")
 PART = re.compile(r"([^\[\]]+)(?:\[([\d,-]+)\])?")
 FAILED_ON = re.compile(rf"{COMMENT}:failed-on=(\S+)")
 
 
 def is_submitted(comment: str) -> bool:
-    """Whether a job came from `gpu-fleet submit`."""
+    """Return whether a job came from `gpu-fleet submit`."""
     return comment.partition(":")[0] == COMMENT
 
 
 def failed_on(comment: str) -> tuple[str, ...]:
-    """Instances on which a job failed, the newest first, each once."""
+    """Return the instances on which a job failed, the newest first, each once."""
     named = FAILED_ON.fullmatch(comment)
     return tuple(dict.fromkeys(reversed(named[1].split(",")))) if named else ()
 
 
 def named(hosts: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of some nodes that a list of Slurm's names, ``i-0a[1-2,7],i-0b``."""
+    """Return those of some nodes that a list in Slurm's notation names, ``i-0a[1-2,7],i-0b``."""
     parts = [part for text in HOSTS.findall(hosts) if (part := PART.fullmatch(text))]
     return tuple(name for name in names if any(_is_in(name, part[1], part[2]) for part in parts))
 
@@ -51,13 +51,13 @@ def _is_in(name: str, start: str, ranges: str | None) -> bool:
 def exclusions(
     jobs: Iterable[ListedJob], nodes: Iterable[Node], most: Mapping[str, int]
 ) -> dict[str, tuple[str, ...]]:
-    """Job -> the nodes that it is to be kept away from, of each that waits: its user's, and where it failed.
+    """Return waiting job -> nodes to exclude: those of its user, and those on which it failed.
 
-    Of the second never so many that the rest of its pool were too small for it: it would wait for ever.
+    Of the latter only so many are excluded that its pool stays large enough: else it would wait for ever.
 
     Args:
-        nodes: those whose instances run.
-        most: pool -> how many instances it may have.
+        nodes: nodes whose instances run.
+        most: pool -> its maximum number of instances.
     """
     there = {node.name: node.pool for node in nodes}
     kept: dict[str, tuple[str, ...]] = {}

@@ -1,7 +1,8 @@
-"""Folders on the shared homes, where root of any instance of the stack may lay what it likes.
+"""Folders on the shared homes, where root of any instance of the stack can write anything.
 
-What root of the controller gives to an account there must be what it looked at: a link would lead it to the
-controller's own files. So folders are opened without following one, and changed by what was opened.
+When the controller's root gives a folder there to an account, it must be the one that it checked: a link
+could lead to the controller's own files. So folders are opened without following links, and changed by
+descriptor.
 """
 
 import os
@@ -17,10 +18,10 @@ OWNER_ALONE = 0o700
 
 @contextmanager
 def made(name: str | Path, parent: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder, which is made where it is not there.
+    """Open a folder, which is made if it does not exist; yield its descriptor.
 
     Args:
-        parent: descriptor of the folder that has it; None for a path.
+        parent: descriptor of its parent; None for a path.
 
     Raises:
         OSError: it cannot be made, or is a link or a file (``NotADirectoryError``).
@@ -35,13 +36,13 @@ def made(name: str | Path, parent: int | None = None) -> Iterator[int]:
 
 
 def give(folder: int, user: int, group: int, mode: int = OWNER_ALONE) -> None:
-    """Let a folder be an account's. Raises OSError."""
+    """Give a folder to an account. Raises OSError."""
     os.fchown(folder, user, group)
     os.fchmod(folder, mode)
 
 
 def give_files(folder: int, user: int, group: int) -> None:
-    """Let the regular files of a folder be an account's; links stay as they are. Raises OSError."""
+    """Give the regular files of a folder to an account; links stay unchanged. Raises OSError."""
     for name in os.listdir(folder):
         if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             os.chown(name, user, group, dir_fd=folder, follow_symlinks=False)

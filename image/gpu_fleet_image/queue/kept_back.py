@@ -1,4 +1,4 @@
-"""Which heterogeneous jobs Slurm is not to look at, for others to get past them. Pure.
+"""Choice of the heterogeneous jobs that Slurm should not try for now, so that others can start. Pure.
 
 Slurm's second scheduler keeps nodes for those parts that would fit now, also where the others do not, and
 its first one starts nothing behind such a job (22.05, ``backfill.c`` and ``job_scheduler.c``): one that
@@ -19,13 +19,13 @@ WAITS = "waits until there is room for all its parts"
 
 
 def is_kept_back(job: ListedJob, now: datetime) -> bool:
-    """Whether the StartTime of a job is the queue's own, not its user's."""
+    """Return whether the queue has set the StartTime of a job, and not its user."""
     return job.admin_comment.endswith(MARK) and job.eligible_s <= (now + FOR + AGAIN).timestamp()
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What becomes of the parts of heterogeneous jobs, and of the pools.
+    """State of the parts of heterogeneous jobs, and of the pools.
 
     Attributes:
         due: parts that wait for room alone.
@@ -40,7 +40,7 @@ class Outlook:
     busy: Collection[str]
 
     def kept_back(self, groups: Iterable[Sequence[ListedJob]]) -> frozenset[str]:
-        """Parts that are due, of jobs for which there is no room.
+        """Return the parts that are due, of jobs without room.
 
         Where others get nothing either Slurm may gather for it what those leave that run.
         """

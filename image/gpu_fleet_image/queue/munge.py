@@ -1,4 +1,4 @@
-"""Munge's key: from the stack's secret store onto the instance, never through user data."""
+"""Munge's key: from the stack's secret store to the instance, never through user data."""
 
 import base64
 import binascii
@@ -14,12 +14,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 from gpu_fleet_image.core.queue_errors import NotReadyError
 
 KEY = Path("/etc/munge/munge.key")
-KEY_BYTES = 1024  # what create-munge-key(8) takes by default
+KEY_BYTES = 1024  # default of create-munge-key(8)
 READ_BY_OWNER = 0o400
 
 
 def fetched(secretsmanager: Any, secret: str, *, may_make: bool) -> bytes:
-    """The key.
+    """Return munge's key.
 
     The secret's first version is the key that the first controller made: neither the stack's state nor its
     program ever holds it.
@@ -27,7 +27,7 @@ def fetched(secretsmanager: Any, secret: str, *, may_make: bool) -> bytes:
     Args:
         secretsmanager: boto3's client.
         secret: the secret's name.
-        may_make: make the key where there is none yet; the controller alone may.
+        may_make: make the key if there is none yet; only the controller may.
 
     Raises:
         NotReadyError: there is none yet, it is damaged, or the secret cannot be read.
@@ -51,7 +51,7 @@ def _code(error: Exception) -> str:
 
 
 def decoded(text: str, secret: str) -> bytes:
-    """The key in a secret's value; raises NotReadyError where it is none."""
+    """Return the key in a secret's value; raises NotReadyError if it is malformed."""
     try:
         key = base64.b64decode(text, validate=True)
     except binascii.Error as error:
@@ -62,7 +62,7 @@ def decoded(text: str, secret: str) -> bytes:
 
 
 def lay(key: bytes, file: Path = KEY, own: Callable[..., None] = shutil.chown) -> None:
-    """Put the key where munged reads it, readable by its account alone."""
+    """Write the key where munged reads it, readable only by its account."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
     part.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""What is said of a job that no instance would run, and the second look at one that Slurm gave up too early.
+"""Messages to jobs that no instance would run, and the retry of jobs that Slurm gave up too early.
 
-Slurm holds a job for ever that the nodes of the moment could not run, though more of them could (22.05,
-``BadConstraints``). Once there are enough it is released. Slurm that gives it up again with those is right.
+Slurm holds a job for ever if the present nodes could not run it, though more of them could (22.05,
+``BadConstraints``). It is released once there are enough. If Slurm gives it up again with those, that stands.
 """
 
 import logging
@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 
 
 def described(jobs: Iterable[ListedJob], demand: QueueDemand | None) -> list[Job]:
-    """Jobs as users read them: how many instances one waits for, or why it does so in vain."""
+    """Return the jobs for users: with the number of instances that one waits for, or why it waits in vain."""
     if demand is None:
         return [listed.job for listed in jobs]
     waits = dict.fromkeys(demand.kept_back, kept_back.WAITS)
@@ -43,7 +43,7 @@ def _word(job: str, demand: QueueDemand) -> str:
 
 @dataclass
 class Refusals:
-    """What was said of jobs that wait.
+    """Messages to waiting jobs.
 
     Attributes:
         ask: calls Slurm.
@@ -52,10 +52,10 @@ class Refusals:
 
     ask: slurm.Run
     given_up: dict[str, frozenset[str]] = field(default_factory=dict)
-    _released: dict[str, frozenset[str]] = field(default_factory=dict)  # job -> nodes that were there
+    _released: dict[str, frozenset[str]] = field(default_factory=dict)  # job -> nodes at its release
 
     def judge(self, jobs: Sequence[ListedJob], nodes: Sequence[slurm.Node], excluded: Excluded) -> None:
-        """Take note of those that Slurm gave up once more, until they are gone or there are new nodes."""
+        """Record jobs that Slurm gave up again, until they are gone or there are new nodes."""
         waiting = {job.job.id: job for job in jobs if job.job.state == PENDING}
         for job, tried in list(self.given_up.items()):
             if job not in waiting or nodes_for(waiting[job], nodes, excluded) - tried:
@@ -76,7 +76,7 @@ class Refusals:
         demand: QueueDemand,
         now: datetime,
     ) -> None:
-        """Leave word on jobs that nothing helps; release those for which there are enough nodes by now."""
+        """Write messages to jobs that nothing helps; release those for which there are now enough nodes."""
         for listed in jobs:
             job = listed.job
             if job.state != PENDING:

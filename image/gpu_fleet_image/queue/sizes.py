@@ -1,9 +1,12 @@
-"""How many instances of a pool a job needs, and how much of each: as Slurm's ``cons_tres`` counts. Pure."""
+"""Number of a pool's instances that a job needs, and its part of each, as Slurm's ``cons_tres`` counts.
+
+Pure.
+"""
 
 import math
 from dataclasses import dataclass
 
-# Slurm gives whole cores (CR_Core), and a core of the clouds' instances is two of their vCPUs.
+# Slurm allocates whole cores (CR_Core), and a core of the clouds' instances is two of their vCPUs.
 THREADS = 2
 MIB_PER_GIB = 1024
 # Room is looked for on so many nodes more than a job needs: a look at thousands of jobs is to take seconds.
@@ -12,23 +15,23 @@ MOST_MORE = 3
 
 @dataclass(frozen=True)
 class NodeSize:
-    """Of an instance, or a part of one."""
+    """Size of an instance, or of a part of one."""
 
     gpus: int
     cpus: int
     memory_mib: int
 
     def holds(self, other: "NodeSize") -> bool:
-        """Whether there is room for the other."""
+        """Return whether this has room for the other."""
         return self.gpus >= other.gpus and self.cpus >= other.cpus and self.memory_mib >= other.memory_mib
 
     def without(self, other: "NodeSize") -> "NodeSize":
-        """What the other leaves."""
+        """Return the difference to the other."""
         return NodeSize(self.gpus - other.gpus, self.cpus - other.cpus, self.memory_mib - other.memory_mib)
 
     @property
     def memory_per_gpu(self) -> int:
-        """What a job gets with each GPU unless it says more; 0 without GPUs."""
+        """Default memory of a job for each GPU, in MiB; 0 without GPUs."""
         return self.memory_mib // self.gpus if self.gpus else 0
 
 
@@ -40,8 +43,8 @@ class QueuePool:
     """A pool as the queue counts it.
 
     Attributes:
-        size: the least of any of its types.
-        most: how many instances it may have.
+        size: the smallest of its types.
+        most: maximum number of instances.
     """
 
     size: NodeSize
@@ -50,17 +53,17 @@ class QueuePool:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a job asks for; 0 where it says nothing.
+    """Resources that a job asks for; 0 for no request.
 
     Attributes:
-        max_nodes: it takes no more.
+        max_nodes: maximum number of nodes.
         cpus: for all its tasks.
         min_cpus: on each node.
-        single_threads: it takes one thread of each core.
-        gpus: in all.
+        single_threads: one thread of each core only.
+        gpus: in total.
         memory: MiB on each node.
-        exclusive: it shares its nodes with nobody.
-        unpromised: what it names of its nodes that nobody knows of an instance before it is there.
+        exclusive: no other job may share its nodes.
+        unpromised: a requirement of its nodes that is unknown of an instance before it starts.
     """
 
     min_nodes: int = 1
@@ -82,19 +85,19 @@ class JobRequest:
 
     @property
     def least(self) -> int:
-        """Nodes that it takes at least, however large they are."""
+        """Minimum number of nodes, however large they are."""
         by_tasks = math.ceil(self.tasks / self.tasks_per_node) if self.tasks_per_node else 1
         by_gpus = math.ceil(self.gpus / self.gpus_per_node) if self.gpus_per_node else 1
         return max(1, self.min_nodes, by_tasks, by_gpus)
 
     def parts(self, number: int, whole: NodeSize) -> tuple[NodeSize, ...]:
-        """What it takes of each of so many nodes, the most first."""
+        """Return its parts of each of so many nodes, the largest first."""
         return tuple(self._part(index, number, whole) for index in range(number))
 
     def _part(self, index: int, number: int, whole: NodeSize) -> NodeSize:
         tasks = _dealt(self.tasks, index, number)
         gpus = self.gpus_per_node or max(_dealt(self.gpus, index, number), self.gpus_per_task * tasks)
-        # of whole tasks only where it says how many a node has; fewer CPUs than tasks is --overcommit
+        # whole tasks only if it says how many a node has; fewer CPUs than tasks is --overcommit
         by_task = self.tasks_per_node and self.cpus >= self.tasks
         of_tasks = tasks * math.ceil(self.cpus / self.tasks) if by_task else _dealt(self.cpus, index, number)
         cpus = max(of_tasks, 1, self.min_cpus, self.cpus_per_gpu * gpus)
@@ -110,11 +113,11 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class Fit:
-    """A job on instances of a pool.
+    """Placement of a job on instances of a pool.
 
     Attributes:
-        parts: what it takes of each of its nodes, the most first.
-        gpus: in all.
+        parts: its part of each node, the largest first.
+        gpus: in total.
         spread: likewise on some nodes more than it needs.
     """
 
@@ -124,19 +127,19 @@ class Fit:
 
     @property
     def nodes(self) -> int:
-        """How many it takes."""
+        """Number of nodes."""
         return len(self.parts)
 
 
 def _dealt(number: int, index: int, among: int) -> int:
-    """What one of several gets of a number that is dealt out evenly."""
+    """Return the share of one among several when a number is dealt out evenly."""
     return number // among + (index < number % among)
 
 
 def fit(request: JobRequest, name: str, pool: QueuePool) -> Fit | str:
-    """How a job fits on as few instances of a pool as can be; else why no number of them runs it."""
+    """Return how a job fits on as few instances of a pool as possible; else why no number of them runs it."""
     if request.unpromised:
-        return f"names {request.unpromised}, which no instance of {name} is known to have before it is there"
+        return f"names {request.unpromised}, which is unknown of an instance of {name} before it starts"
     least, most = request.least, min(pool.most, request.max_nodes or pool.most)
     number = max(least, most)
     for number in range(least, most + 1):
@@ -151,7 +154,7 @@ def fit(request: JobRequest, name: str, pool: QueuePool) -> Fit | str:
 
 
 def _why_not(request: JobRequest, parts: tuple[NodeSize, ...], name: str, pool: QueuePool) -> str:
-    """In words: the first thing that there is too little of."""
+    """Return the first resource that is too small, in words."""
     if request.least > pool.most:
         return f"asks for {request.least} instances, size.max of {name} is {pool.most}"
     size, largest = (

@@ -1,4 +1,4 @@
-"""What Slurm's own commands say, and the few that change something."""
+"""Slurm's commands: their output, and the few that change something."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from gpu_fleet_image.queue.answers import ENVIRONMENT, JobList, answer
 from gpu_fleet_image.queue.sizes import NOTHING, NodeSize
 
 TIMEOUT_S = 30
-# Flags behind the state of a node, "IDLE+DRAIN+DYNAMIC_NORM" (scontrol(1), "NODE STATE CODES").
+# Flags after the state of a node, "IDLE+DRAIN+DYNAMIC_NORM" (scontrol(1), "NODE STATE CODES").
 GONE_FLAGS = frozenset({"DOWN", "FAIL", "NOT_RESPONDING"})
 BUSY_FLAGS = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
 CLOSED_FLAGS = frozenset({"DRAIN", "INVALID_REG", "MAINTENANCE"})
@@ -25,7 +25,7 @@ Run = Callable[[Sequence[str]], str]
 
 
 def run(command: Sequence[str]) -> str:
-    """Standard output of a command of Slurm.
+    """Return the standard output of a command of Slurm.
 
     Raises:
         SlurmError: it failed, or the controller did not answer.
@@ -37,7 +37,7 @@ def run(command: Sequence[str]) -> str:
             check=False,
             timeout=TIMEOUT_S,
             encoding="utf-8",
-            errors="replace",  # users write what bytes they like
+            errors="replace",  # users write any bytes
             env={**os.environ, **ENVIRONMENT},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -49,14 +49,14 @@ def run(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Node:
-    """An instance as Slurm knows it.
+    """A node of Slurm.
 
     Attributes:
         name: the instance's id.
-        pool: by its feature.
+        pool: from its feature.
         flags: of its state.
-        reason: why it takes no jobs, where that was said.
-        left: what jobs have left of it.
+        reason: why it takes no jobs, if that is given.
+        left: the part that jobs leave free.
     """
 
     name: str
@@ -67,17 +67,17 @@ class Node:
 
     @property
     def is_there(self) -> bool:
-        """Whether Slurm places jobs by it, now or later."""
+        """True if Slurm places jobs on it, now or later."""
         return not self.flags & GONE_FLAGS
 
     @property
     def is_free(self) -> bool:
-        """Whether it runs no job and takes one."""
+        """True if it runs no job and accepts one."""
         return not self.flags & (GONE_FLAGS | BUSY_FLAGS | CLOSED_FLAGS)
 
     @property
     def is_partly_free(self) -> bool:
-        """Whether it runs a job, and takes another beside it."""
+        """True if it runs a job and accepts another."""
         return "MIXED" in self.flags and not self.flags & (GONE_FLAGS | CLOSED_FLAGS | {"COMPLETING"})
 
 
@@ -87,9 +87,9 @@ class Association:
 
     Attributes:
         user: empty for the account itself.
-        share: 0 where it has none of its own.
-        max_gpus: its limit; None for none.
-        takes_jobs: whether new ones are taken.
+        share: 0 without a share of its own.
+        max_gpus: its limit; None without one.
+        takes_jobs: True if new jobs are accepted.
     """
 
     account: str
@@ -100,9 +100,10 @@ class Association:
 
 
 def nodes(ask: Run = run) -> list[Node]:
-    """All that are registered. Raises SlurmError.
+    """Return all registered nodes. Raises SlurmError.
 
-    Only root writes what is read here. The reason, of free words, comes last: of two fields the first counts.
+    Only root writes these texts. The reason is free text and comes last: of two equal fields the first
+    counts.
     """
     text = ask(["scontrol", "--oneliner", "--details", "show", "nodes"])
     registered = []
@@ -119,7 +120,7 @@ def nodes(ask: Run = run) -> list[Node]:
 
 
 def _left(fields: dict[str, str]) -> NodeSize:
-    """What jobs have left of a node. Raises SlurmError."""
+    """Return the part of a node that jobs leave free. Raises SlurmError."""
     try:
         return NodeSize(
             _gpus(fields.get("Gres", "")) - _gpus(fields.get("GresUsed", "")),
@@ -135,37 +136,40 @@ def _gpus(gres: str) -> int:
 
 
 def jobs(ask: Run = run) -> JobList:
-    """All that Slurm knows. Raises SlurmError."""
+    """Return all jobs in Slurm. Raises SlurmError."""
     return answer(ask(["squeue", "--json"]))
 
 
 def notify(job: str, text: str, ask: Run = run) -> None:
-    """Leave word on a job, for ``scontrol show job`` and ``squeue -O admin_comment``. Raises SlurmError."""
+    """Write a message to a job, for ``scontrol show job`` and ``squeue -O admin_comment``.
+
+    Raises SlurmError.
+    """
     _update(job, f"admincomment={text}", ask)
 
 
 def start_in(job: str, seconds: int, ask: Run = run) -> None:
-    """Let a job that waits start so much later, or as soon as it can. Raises SlurmError."""
+    """Let a pending job start in so many seconds at the earliest; raises SlurmError."""
     _update(job, f"starttime=now+{seconds}" if seconds else "starttime=now", ask)
 
 
 def _update(job: str, change: str, ask: Run) -> None:
-    """Raises SlurmError."""
+    """Change one field of a job; raises SlurmError."""
     try:
         ask(["scontrol", "update", f"jobid={job}", change])
     except SlurmError as error:
-        # what 22.05 answers of a job that its nodes cannot run, once it has changed it
+        # 22.05's reply about a job that its nodes cannot run, although it has changed it
         if "Requested partition configuration not available now" not in str(error):
             raise
 
 
 def release(job: str, ask: Run = run) -> None:
-    """Let Slurm look at a job again that it has given up. Raises SlurmError."""
+    """Let Slurm try a job again that it has given up. Raises SlurmError."""
     ask(["scontrol", "release", job])
 
 
 def associations(ask: Run = run) -> list[Association]:
-    """All accounts, and who works for which. Raises SlurmError."""
+    """Return all accounts, and the users of each. Raises SlurmError."""
     fields = "format=account,user,share,grptres,maxsubmit"
     text = ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", fields])
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == fields.count(",")]
@@ -179,47 +183,47 @@ def _association(account: str, user: str, share: str, limits: str, most_jobs: st
 
 
 def preempted(ask: Run = run) -> dict[str, list[str]]:
-    """QoS -> those whose jobs give way to its own. Raises SlurmError."""
+    """Return QoS -> the QoS that it preempts. Raises SlurmError."""
     text = ask(["sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,preempt"])
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 1]
     return {name: [word for word in others.split(",") if word] for name, others in rows}
 
 
 def known_users(ask: Run = run) -> set[str]:
-    """Users of whom slurmctld knows that they work for a team, and by which number. Raises SlurmError."""
+    """Return users whose team and number slurmctld knows. Raises SlurmError."""
     text = ask(["scontrol", "show", "assoc_mgr", "flags=assoc"])
     return {name for name, uid in USER_NAME.findall(text) if uid.isdigit() and int(uid) != NO_UID}
 
 
 def start_anew(ask: Run = run) -> None:
-    """Let slurmctld end; its unit starts it again, and jobs that run go on. Raises SlurmError.
+    """Stop slurmctld; its unit starts it again, and running jobs continue. Raises SlurmError.
 
-    Not ``scontrol reconfigure``: after that 22.05 keeps a dynamic node that ran a job ALLOCATED for good,
-    and reads neither AccountingStorageEnforce nor the teams of users whom it had not found.
+    ``scontrol reconfigure`` would not do: after it 22.05 keeps a dynamic node that ran a job ALLOCATED for
+    good, and reads neither AccountingStorageEnforce nor the teams of users whom it had missed.
     """
     ask(["scontrol", "shutdown", "slurmctld"])
 
 
 def change_accounts(words: Sequence[str], ask: Run = run) -> None:
-    """Change accounts or users; what is so already is no error. Raises SlurmError."""
+    """Change accounts or users; a value that is already set is no error. Raises SlurmError."""
     ask(["sacctmgr", "--immediate", *words])
 
 
 def keep_away(job: str, names: Sequence[str], ask: Run = run) -> None:
-    """Let a job that waits start on none of these nodes, and on any other. Raises SlurmError."""
+    """Keep a waiting job away from these nodes, and from no other. Raises SlurmError."""
     ask(["scontrol", "update", f"jobid={job}", f"excnodelist={','.join(names)}"])
 
 
 def cancel(job: str, *, saves: bool, ask: Run = run) -> None:
-    """End a job, once it has saved where it can (gpu_fleet_jobs/submitted/queued.py). Raises SlurmError."""
+    """End a job, after it has saved if it can (gpu_fleet_jobs/submitted/queued.py). Raises SlurmError."""
     ask(["scancel", *(["--batch", "--signal=USR1"] if saves else []), job])
 
 
 def give_up(node: str, why: str, ask: Run = run) -> None:
-    """Put the jobs of a node whose instance is gone back into the queue, at once. Raises SlurmError."""
+    """Requeue the jobs of a node whose instance is gone, at once. Raises SlurmError."""
     ask(["scontrol", "update", f"nodename={node}", "state=down", f"reason={why}"])
 
 
 def forget(node: str, ask: Run = run) -> None:
-    """Delete a node that nothing of Slurm's waits for any more. Raises SlurmError."""
+    """Delete a node that Slurm no longer waits for. Raises SlurmError."""
     ask(["scontrol", "delete", f"nodename={node}"])

@@ -1,9 +1,9 @@
-"""The recipe at the first boot of an image that is not ours: steps marked so, one after another.
+"""The recipe at the first boot of an image that gpu-fleet did not bake: runs the marked steps in order.
 
-Lies in the payload beside ``provision.sh`` and runs with the system's Python alone. The agent comes first and
-needs nothing from outside. A step that fails is reported, to the journal and in
-``/run/gpu-fleet/bootstrap.json``, and the next one runs; what failed is tried again later, since archives and
-indexes are often only slow to be reached. What is still left then is tried at the next boot, and that alone.
+It is in the payload beside ``provision.sh`` and needs only the system's Python. The agent comes first and
+needs no download. A failed step is reported to the journal and in ``/run/gpu-fleet/bootstrap.json``, and the
+next one runs. Failed steps are tried again later, since archives and indexes are often only slow to reach.
+Steps that still fail are tried at the next boot, and only those.
 """
 
 import json
@@ -15,25 +15,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-# the payload has the project's modules beside this file, for a Python that knows none of them
+# the payload has the project's modules beside this file; the system's Python has none of them
 sys.path.append(str(Path(__file__).resolve().parent / "python"))
 
 from gpu_fleet_image.core.files import replace_text
 
-# An instance that has just booted may get its way out minutes later; what still fails after these will not
-# heal.
+# An instance that has just booted may get internet access minutes later; what still fails after these waits
+# will not recover.
 WAITS_S = (30, 120, 600)
-INCOMPLETE = (
-    3  # exit status: the agent may run, but not every step is done; the unit does not start again for it
-)
+INCOMPLETE = 3  # exit status: the agent may run, but not every step is done; the unit does not restart for it
 FIRST = "15-agent"
 
 
 @dataclass(frozen=True)
 class RecipePlace:
-    """Where the recipe works.
+    """Folders and target of the recipe.
 
-    Attributes:
+    root: the instance's root, or a folder that replaces it.
         root: the instance's root, or a folder in its stead.
         target: ``aws`` or ``alicloud``.
     """
@@ -44,28 +42,28 @@ class RecipePlace:
 
     @property
     def is_folder(self) -> bool:
-        """Whether this is a rehearsal: no root rights, no systemd, no packages."""
+        """True in a rehearsal: no root rights, no systemd, no packages."""
         return self.root != Path("/")
 
     @property
     def report_file(self) -> Path:
-        """For users and tests: what was done."""
+        """Report of the steps, for users and tests."""
         return self.root / "run/gpu-fleet/bootstrap.json"
 
     @property
     def marker(self) -> Path:
-        """Its presence keeps the unit of the user data from doing all again at the next boot."""
+        """File that keeps the unit of the user data from running all steps again at the next boot."""
         return self.root / "var/lib/gpu-fleet/bootstrapped"
 
     @property
     def done_file(self) -> Path:
-        """The payload's digest, and below it the steps that are done, for the next boot."""
+        """File with the payload's digest and its completed steps, for the next boot."""
         return self.root / "var/lib/gpu-fleet/steps-done"
 
 
 @dataclass
 class BootstrapReport:
-    """What was done so far.
+    """Progress of the steps.
 
     Attributes:
         payload: digest of the payload's content.
@@ -81,13 +79,13 @@ class BootstrapReport:
 
 
 def marked(order: str, target: str, mark: str) -> tuple[str, ...]:
-    """The steps of ``steps/ORDER`` that are for a target and carry a mark, in their order. Pure."""
+    """Return the steps of ``steps/ORDER`` that are for a target and have a mark, in their order. Pure."""
     rows = [line.split() for line in order.splitlines() if line.strip() and not line.startswith("#")]
     return tuple(name for name, *words in rows if target in words and mark in words)
 
 
 def run_step(place: RecipePlace, step: str) -> str:
-    """Run one step, its output passed on; gives ``done``, or the last thing it said when it failed."""
+    """Run one step and pass its output on; return ``done``, or its last line if it failed."""
     environment = {
         **os.environ,
         "TARGET": place.target,
@@ -107,7 +105,7 @@ def run_step(place: RecipePlace, step: str) -> str:
         for line in process.stdout or ():
             sys.stdout.write(line)
             sys.stdout.flush()
-            # "event=step-failed" comes after what the step itself said
+            # "event=step-failed" follows the step's own output
             said = line.strip() if line.strip() and not line.startswith("event=step-") else said
     return "done" if process.returncode == 0 else said or f"exit status {process.returncode}"
 
@@ -118,16 +116,16 @@ def bootstrap(
     run: Callable[[RecipePlace, str], str] = run_step,
     wait: Callable[[float], None] = time.sleep,
 ) -> BootstrapReport:
-    """Run the steps, and again after a while those that failed.
+    """Run the steps, and run failed ones again after a while.
 
     Args:
-        steps: their names in order; those that an earlier boot has done are not run again.
-        wait: for so many seconds.
+        steps: their names in order; those that an earlier boot completed are not run again.
+        wait: sleeps for so many seconds.
     """
     report = BootstrapReport((place.payload / "payload.sha256").read_text(encoding="utf-8").strip())
     before = done_before(place, report.payload)
     report.steps = dict.fromkeys((step for step in steps if step in before), "done")
-    # the agent's step costs nothing and starts the agent; the trainer's would empty an environment in use
+    # the agent's step is cheap and starts the agent; the trainer's would empty an environment in use
     left = [step for step in steps if step == FIRST or step not in before]
     for pause_s in (*WAITS_S, None):
         left = [step for step in left if not _succeeds(place, step, report, run)]
@@ -153,7 +151,7 @@ def _succeeds(
 
 
 def done_before(place: RecipePlace, payload: str) -> frozenset[str]:
-    """The steps of this very payload that an earlier boot has done."""
+    """Return the steps of the same payload that an earlier boot completed."""
     try:
         digest, *steps = place.done_file.read_text(encoding="utf-8").split()
     except (OSError, ValueError):
@@ -162,7 +160,7 @@ def done_before(place: RecipePlace, payload: str) -> frozenset[str]:
 
 
 def write(place: RecipePlace, report: BootstrapReport) -> None:
-    """Report and what is done, each in one move; a folder that cannot be written ends nothing."""
+    """Write the report and the completed steps, each in one move; log a folder that cannot be written."""
     done = [step for step, state in report.steps.items() if state == "done"]
     _put(place.report_file, json.dumps(asdict(report), indent=1) + "\n")
     _put(place.done_file, "\n".join([report.payload, *done]) + "\n")
@@ -177,7 +175,7 @@ def _put(file: Path, text: str) -> None:
 
 
 def mark_of(place: RecipePlace) -> str:
-    """Which steps of ``steps/ORDER`` are run here: a queue's controller has no GPU and is in no pool."""
+    """Return the mark of the steps to run here: a queue's controller has no GPU and is in no pool."""
     if place.is_folder:
         return "folder"
     try:
@@ -188,7 +186,7 @@ def mark_of(place: RecipePlace) -> str:
 
 
 def main() -> int:
-    """Exit status 0 when every step is done, ``INCOMPLETE`` when one is not."""
+    """Run the recipe; return 0 if every step is done, else ``INCOMPLETE``."""
     place = RecipePlace(
         Path(__file__).resolve().parent, Path(os.environ.get("GPU_FLEET_ROOT", "/")), os.environ["TARGET"]
     )

@@ -1,4 +1,4 @@
-"""The Debian packages that making and testing an image needs.
+"""Debian packages for making and testing an image.
 
 ``python -m gpu_fleet_image.recipe.build_requirements``.
 """
@@ -19,12 +19,12 @@ BOOT = ("qemu-system-x86", "qemu-utils", "seabios", "genisoimage", "socat")
 CHECK = ("shellcheck", "systemd")
 # Another program may hold dpkg's lock for a while: unattended upgrades, a second bake.
 LOCK_TIMEOUT_S = 300
-# What ours hold while they run apt, one after another: apt fails where another has its lists.
+# Lock of our processes while they run apt, one after another: apt fails if another one uses its lists.
 DPKG = Path("/var/lib/dpkg")
 
 
 def no_apt() -> str | None:
-    """Why there is no apt here, in one sentence; None where there is."""
+    """Return why there is no apt here, in one sentence; None if there is."""
     for program in ("apt-get", "dpkg-query"):
         if shutil.which(program) is None:
             return f"{program} is not on PATH: this needs Debian 12 or Ubuntu"
@@ -32,7 +32,7 @@ def no_apt() -> str | None:
 
 
 def hindrance() -> str | None:
-    """Why packages cannot be installed here, in one sentence; None when they can."""
+    """Return why packages cannot be installed here, in one sentence; None if they can."""
     if (reason := no_apt()) is not None:
         return reason
     if os.geteuid() != 0:
@@ -41,13 +41,13 @@ def hindrance() -> str | None:
 
 
 def missing(packages: Iterable[str]) -> list[str]:
-    """Those packages that are not installed."""
+    """Return those packages that are not installed."""
     asked = sorted(set(packages))
     listing = subprocess.run(
         ["dpkg-query", "--show", "--showformat", "${binary:Package} ${db:Status-Status}\n", *asked],
         capture_output=True,
         text=True,
-        check=False,  # it exits with 1 when one of them is unknown
+        check=False,  # it exits with 1 if a package is unknown
     )
     fields = (line.split() for line in listing.stdout.splitlines())
     installed = {name.split(":")[0] for name, status in fields if status == "installed"}
@@ -55,13 +55,13 @@ def missing(packages: Iterable[str]) -> list[str]:
 
 
 def install(packages: Iterable[str]) -> list[str]:
-    """Install what is missing, without recommended extras.
+    """Install missing packages, without recommended extras.
 
     Returns:
         the packages that were missing.
 
     Raises:
-        RequirementError: not root, no apt, or apt's own words when it failed.
+        RequirementError: not root, no apt, or apt's error.
     """
     absent = missing(packages) if shutil.which("dpkg-query") else sorted(set(packages))
     if not absent:
@@ -75,13 +75,13 @@ def install(packages: Iterable[str]) -> list[str]:
 
 
 def unpack(packages: Sequence[str], folder: Path) -> Path:
-    """Lay the files of packages under a folder, installing nothing; a folder that is there is taken as it is.
+    """Extract packages below a folder without installing them; an existing folder is used as it is.
 
     Returns:
         the folder.
 
     Raises:
-        RequirementError: no apt, or apt's own words when it failed.
+        RequirementError: no apt, or apt's error.
     """
     if folder.is_dir():
         return folder
@@ -92,7 +92,7 @@ def unpack(packages: Sequence[str], folder: Path) -> Path:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     _apt(["update"])
-    # apt's own sandbox user may not write here
+    # apt's own sandbox user cannot write here
     _apt(["download", "-o", "APT::Sandbox::User=root", *packages], unfinished)
     for archive in sorted(unfinished.glob("*.deb")):
         subprocess.run(["dpkg", "--extract", archive.name, "."], cwd=unfinished, check=True)
@@ -101,7 +101,7 @@ def unpack(packages: Sequence[str], folder: Path) -> Path:
 
 
 def quiet() -> dict[str, str]:
-    """The environment in which apt asks nothing and speaks English."""
+    """Return the environment in which apt asks no questions and prints English."""
     return {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
 
 
@@ -124,7 +124,7 @@ def _apt(arguments: Sequence[str], folder: Path | None = None) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process of ours on this computer works in a folder, and keep it meanwhile."""
+    """Hold a folder's lock; wait while another process of ours on this computer holds it."""
     held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -134,7 +134,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def main() -> int:
-    """Install everything; exit status 1 and one line when that cannot be."""
+    """Install everything; return 1, after one line, if that fails."""
     try:
         added = install((*BAKE, *BOOT, *CHECK))
     except ImageError as error:

@@ -1,11 +1,11 @@
-"""From a root file system to a disk that a virtual machine boots: ext4, kernel and initrd beside it."""
+"""A disk for a virtual machine from a root file system: ext4, with kernel and initrd beside it."""
 
 import subprocess
 from pathlib import Path
 
 from gpu_fleet_image.recipe.errors import BakeError
 
-# Room for logs, checkpoints of tests and what users install; the file is sparse.
+# Space for logs, checkpoints of tests and users' packages; the file is sparse.
 SPARE_GIB = 2
 LABEL = "gpu-fleet"
 FORMATS = ("raw", "qcow2")
@@ -14,7 +14,7 @@ FORMATS = ("raw", "qcow2")
 def make(root: Path, folder: Path, size_bytes: int, disk_format: str = "raw") -> Path:
     """Write ``disk.raw`` (or ``disk.qcow2``), ``vmlinuz`` and ``initrd.img``.
 
-    The disk has no boot loader: QEMU is handed kernel and initrd, and a cloud's base image brings its own.
+    The disk has no boot loader: QEMU gets kernel and initrd directly, and a cloud's base image has its own.
 
     Args:
         size_bytes: of the files below root.
@@ -42,7 +42,7 @@ def make(root: Path, folder: Path, size_bytes: int, disk_format: str = "raw") ->
 
 
 def newest_kernel(root: Path) -> str:
-    """The release of the newest kernel that has both image and initrd.
+    """Return the release of the newest kernel that has both image and initrd.
 
     Raises:
         BakeError: there is none.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs a command inside a root file system: enter.sh ROOT PAYLOAD FILES APT_CACHE COMMAND...
-# Called through `unshare --mount --pid --fork --kill-child`: the kernel takes every mount away and ends every
-# process when this one ends, however it ends, so there is nothing to undo by hand.
+# Run a command inside a root file system: enter.sh ROOT PAYLOAD FILES APT_CACHE COMMAND...
+# It is called through `unshare --mount --pid --fork --kill-child`: when this process ends, however it ends, the kernel
+# removes every mount and ends every process, so there is nothing to undo by hand.
 set -euo pipefail
 
 root=$1 payload=$2 files=$3 apt_cache=$4
@@ -24,7 +24,7 @@ bind "$payload" "$root/run/bake/payload"
 bind "$files" "$root/run/bake/files"
 bind "$apt_cache" "$root/var/cache/apt/archives"
 
-# names resolve as on this computer; on the instance-to-be the same link leads to its own resolver
+# names resolve as on this computer; on the later instance the same link leads to its own resolver
 ln -sfn ../run/systemd/resolve/stub-resolv.conf "$root/etc/resolv.conf"
 mkdir -p "$root/run/systemd/resolve"
 cp --dereference /etc/resolv.conf "$root/run/systemd/resolve/stub-resolv.conf"

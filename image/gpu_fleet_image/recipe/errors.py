@@ -1,4 +1,4 @@
-"""What can go wrong while an image is made; each message names the file or the flag and what to do."""
+"""Errors while an image is made; each message names the file or the flag, and the remedy."""
 
 
 class ImageError(Exception):
@@ -6,11 +6,11 @@ class ImageError(Exception):
 
 
 class RequirementError(ImageError):
-    """This computer lacks something: root, apt, a program, room on the disk."""
+    """This computer lacks something: root, apt, a program, disk space."""
 
 
 class LockError(ImageError):
-    """An outside artefact is not the one that versions.toml names, or is not to be had."""
+    """A downloaded artefact differs from versions.toml, or is not available."""
 
 
 class PayloadError(ImageError):

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# What the steps share: the log, the package map, what is locked and what holds it.
+# Functions of the steps: the log, the package map, the locked versions and their checks.
 
 # a function that fails inside $( ) ends the step too
 shopt -s inherit_errexit
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
-# ROOT: a folder instead of this instance's root; BOOTSTRAP: this is the first boot of an image that is not ours
+# ROOT: a folder that replaces this instance's root; BOOTSTRAP: the first boot of an image that gpu-fleet did not bake
 export ROOT=${ROOT:-} BOOTSTRAP=${BOOTSTRAP:-}
 # shellcheck source=/dev/null
 BASE=$(. /etc/os-release && printf '%s-%s' "$ID" "$VERSION_ID")
@@ -18,7 +18,7 @@ fail() {
     exit 1
 }
 
-# queue_role: what this instance is to its stack's queue, controller or node; nothing without a queue.
+# queue_role: role of this instance in its stack's queue, controller or node; empty without a queue.
 queue_role() {
     sed -n 's/^ *"role": "\([a-z]*\)".*/\1/p' "$ROOT/etc/gpu-fleet/queue.json" 2>/dev/null || true
 }
@@ -28,7 +28,7 @@ packages_of() {
     awk -v group="$1" '$1 == group { print $2 }' "$PAYLOAD/packages/$BASE.tsv"
 }
 
-# locked ARTEFACT FIELD: a field of versions.toml; ends the step when there is none.
+# locked ARTEFACT FIELD: a field of versions.toml; ends the step if there is none.
 locked() {
     local value
     value=$(field "$1" "$2")
@@ -36,13 +36,13 @@ locked() {
     printf '%s' "$value"
 }
 
-# field ARTEFACT FIELD: as locked, but nothing where there is none.
+# field ARTEFACT FIELD: the locked value, or nothing if there is none.
 field() {
     awk -F '\t' -v name="$1" -v field="$2" '$1 == name && $2 == field { print $3 }' "$PAYLOAD/versions/$BASE.tsv"
 }
 
-# outside ARTEFACT: the path of a maker's file, fetched where FILES lacks it; held by its maker's signature, or by the
-# hash that its maker publishes. Ends the step when it is another file.
+# outside ARTEFACT: the path of a maker's file, fetched if FILES lacks it. Its maker's signature or published hash is
+# checked; a different file ends the step.
 outside() {
     local url file
     url=$(locked "$1" url)
@@ -82,22 +82,22 @@ check_hash() {
     [ "$found" = "$expected" ] || fail "$2: sha256 is $found, versions.toml has $expected"
 }
 
-# check_key ARTEFACT FILE: whether a file has the key that is locked, and none beside it.
+# check_key ARTEFACT FILE: check that a file has the locked key, and no other.
 check_key() {
     local found fingerprint
     fingerprint=$(locked "$1" key_fingerprint)
-    # of every key in the file, since each would be trusted; subkeys hang on theirs
+    # of every key in the file, since apt would trust each; subkeys belong to theirs
     found=$(gpg --show-keys --with-colons "$2" 2>/dev/null |
         awk -F: '$1 == "pub" { own = 1 } own && $1 == "fpr" { print $10; own = 0 }' | paste -sd' ' || true)
     [ "$found" = "$fingerprint" ] || fail "$2: fingerprint is ${found:-none}, versions.toml has $fingerprint"
 }
 
-# While an image is made apt knows the locked archives and none that its base came with; 90-seal gives those back.
+# While an image is made, apt knows only the locked archives; 90-seal restores the base's own.
 ARCHIVES=/etc/apt/gpu-fleet
 ARCHIVES_ONLY=/etc/apt/apt.conf.d/60-gpu-fleet-archives
 ARCHIVE_DAY=/usr/share/gpu-fleet/archive-day
 
-# archive ARTEFACT: an archive, held by its key and by no other; its signed lists hold every package.
+# archive ARTEFACT: add an archive with its key only; its signed lists have the hash of every package.
 archive() {
     local uri components said
     uri=$(locked "$1" uri)
@@ -107,15 +107,15 @@ archive() {
     command install -D -m 0644 "$PAYLOAD/keys/$1.asc" "/etc/apt/keyrings/$1.asc"
     mkdir -p "$ARCHIVES"
     printf 'Dir::Etc::SourceList "/dev/null";\nDir::Etc::SourceParts "%s";\n' "$ARCHIVES" >"$ARCHIVES_ONLY"
-    # a day that is over is no attack
+    # a day in the past is no attack
     printf '%s\n' "Types: deb" "URIs: $uri" "Suites: $(locked "$1" suites)" ${components:+"Components: $components"} \
         "Architectures: amd64" "Check-Valid-Until: no" "Signed-By: /etc/apt/keyrings/$1.asc" >"$ARCHIVES/$1.sources"
     said=$(apt-get update --quiet -o APT::Update::Error-Mode=any 2>&1) ||
         fail "archive $1: $(grep -m 1 '^[EW]:' <<<"$said" || echo "$said")"
 }
 
-# archive_day: the day as which the distribution is read: the locked one or, where that is later, the base image's own,
-# since its kernel has no modules in an older archive. The same for every step of a build.
+# archive_day: the day of the distribution's archive: the locked one, or the base image's own if that is later, since
+# its kernel has no modules in an older archive. It is the same for every step of a build.
 archive_day() {
     local day serial now
     if [ ! -s "$ARCHIVE_DAY" ]; then
@@ -130,7 +130,7 @@ archive_day() {
     cat "$ARCHIVE_DAY"
 }
 
-# install PACKAGE...: without recommended extras; unsafe-io because an unfinished image is thrown away.
+# install PACKAGE...: without recommended extras; unsafe-io, because an unfinished image is discarded.
 install() {
     [ $# -gt 0 ] || return 0
     if [ -n "$BOOTSTRAP" ]; then
@@ -141,16 +141,16 @@ install() {
         -o Dpkg::Options::=--force-unsafe-io -o Dpkg::Options::=--force-confold -o DPkg::Lock::Timeout=300 "$@"
 }
 
-# install_missing PACKAGE...: at a first boot, only what the base lacks; says soon that there is no way out.
+# install_missing PACKAGE...: at a first boot, install only what the base lacks; fail soon without internet access.
 install_missing() {
     local name missing=() patience=(-o Acquire::Retries=1 -o Acquire::http::Timeout=15 -o Acquire::https::Timeout=15)
     for name in "$@"; do
         dpkg-query --show --showformat '${db:Status-Status}\n' "$name" 2>/dev/null | grep -qx installed || missing+=("$name")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
-    # apt-get update ends with 0 where no archive answers, unless an option says that this is an error
+    # apt-get update ends with 0 if no archive answers, unless an option makes that an error
     apt-get update --quiet "${patience[@]}" -o APT::Update::Error-Mode=any ||
-        fail "no way to the package archives; missing on this base: ${missing[*]}"
+        fail "no access to the package archives; missing on this base: ${missing[*]}"
     apt-get install --quiet --yes --no-install-recommends "${patience[@]}" \
         -o Dpkg::Options::=--force-confold -o DPkg::Lock::Timeout=300 "${missing[@]}" ||
         fail "cannot install ${missing[*]}"
@@ -163,7 +163,7 @@ install_group() {
     install "${names[@]}"
 }
 
-# version_of ARTEFACT: the newest version in the archive that is as locked; a series, say 580.*, is a pattern.
+# version_of ARTEFACT: the newest version in the archive that matches the lock; a series, say 580.*, is a pattern.
 version_of() {
     local name wanted version offered=()
     name=$(packages_of "$1" | head -n 1)
@@ -179,7 +179,7 @@ version_of() {
     fail "versions.toml: $1.$BASE.version = '$wanted': the archive has $name ${offered[*]:-in no version}"
 }
 
-# install_locked ARTEFACT: the packages of its group at the locked version, and hold them there.
+# install_locked ARTEFACT: install the packages of its group at the locked version, and hold them.
 install_locked() {
     local names version
     mapfile -t names < <(packages_of "$1")
@@ -188,7 +188,7 @@ install_locked() {
     apt-mark hold "${names[@]}" >/dev/null
 }
 
-# lay PATH...: files of rootfs/ as they lie on the instance, programs executable, all owned by root.
+# lay PATH...: copy files of rootfs/ to their place on the instance, programs executable, all owned by root.
 lay() {
     local path owner=(--owner=root --group=root)
     [ -z "$ROOT" ] || owner=()
@@ -204,8 +204,8 @@ lay() {
     done
 }
 
-# serve UNIT...: units that run at every boot, and at a first boot from now on, without waiting for them. In a folder
-# only the links of their targets are made, as systemctl would.
+# serve UNIT...: enable units for every boot, and start them at a first boot without waiting. In a folder only the links
+# of their targets are made, as systemctl would.
 serve() {
     local unit wants
     if [ -z "$ROOT" ]; then

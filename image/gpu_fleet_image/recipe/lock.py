@@ -46,7 +46,7 @@ TWO_OCTETS = 192
 class Artefact:
     """One outside artefact on one base; ``HOLDS`` lists what its kind needs, the rest is empty.
 
-    Attributes:
+    name: as in versions.toml; of an archive also the name of its key, ``keys/<name>.asc``.
         name: as in versions.toml; of an archive also that of its key, ``keys/<name>.asc``.
         base: the distribution, say ``debian-12``.
         kind: a key of ``HOLDS``.
@@ -268,6 +268,4 @@ def verify(file: Path, expected: str) -> None:
     except OSError as error:
         raise LockError(f"{file}: cannot be read: {error.strerror}") from error
     if digest != expected:
-        raise LockError(
-            f"{file}: sha256 is {digest}, versions.toml has {expected}: another file than was locked"
-        )
+        raise LockError(f"{file}: sha256 is {digest}, versions.toml has {expected}: not the locked file")

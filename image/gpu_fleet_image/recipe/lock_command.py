@@ -1,7 +1,8 @@
 """``gpu-fleet image lock``: list the lockfile; ``--update``: refresh it online.
 
-apt itself reads each archive, in a folder of its own and with the committed key alone, so that a version is
-only taken from lists whose signature holds. What does not answer is reported and left; the rest is written.
+apt itself reads each archive, in a folder of its own and with the committed key alone, so that a version only
+comes from lists with a valid signature. A source that does not answer is reported and left; the others are
+written.
 """
 
 import html
@@ -42,11 +43,11 @@ def refresh(lockfile: Path, now: datetime) -> tuple[list[str], list[str]]:
     """Write the newest day, versions and published hashes into the lockfile.
 
     Args:
-        lockfile: beside it lie keys/ and packages.toml.
-        now: UTC; archives are taken as they were when its day began.
+        lockfile: the file; keys/ and packages.toml lie beside it.
+        now: UTC; archives are read as of the start of its day.
 
     Returns:
-        what changed, and what could not be refreshed, each a line.
+        the changes, and the failed refreshes, one a line each.
 
     Raises:
         LockError: the lockfile is wrong.
@@ -75,7 +76,7 @@ def refresh(lockfile: Path, now: datetime) -> tuple[list[str], list[str]]:
 def _refreshed(
     artefact: lock.Artefact, artefacts: Iterable[lock.Artefact], folder: Path, now: datetime
 ) -> Iterator[tuple[str, Values]]:
-    """Name and new values of what follows from one artefact: of an archive also its packages'."""
+    """Yield name and new values of one artefact; for an archive also of its packages."""
     if artefact.kind == "archive":
         dated = replace(artefact, day=f"{now:%Y%m%d}T000000Z" if artefact.day else "")
         packages = [
@@ -88,7 +89,7 @@ def _refreshed(
         offered = versions(dated, folder / "keys" / f"{artefact.name}.asc", firsts.values())
         chosen = {package.name: newest(package, firsts[package.name], offered, dated) for package in packages}
         if artefact.day:
-            # of a day a series has one newest version, on every later build too
+            # on a given day a series has one newest version, on every later build too
             yield artefact.name, {"day": dated.day}
             return
         yield from ((name, {"version": version}) for name, version in chosen.items())
@@ -107,10 +108,10 @@ def _refreshed(
 
 
 def versions(archive: lock.Artefact, key: Path, packages: Iterable[str]) -> dict[str, list[str]]:
-    """Package -> its versions in an archive, the newest first.
+    """Return package -> its versions in an archive, the newest first.
 
     Raises:
-        LockError: apt's words where the archive does not answer, or is not signed by the key.
+        LockError: apt's error if the archive does not answer, or is not signed by the key.
     """
     if (reason := build_requirements.no_apt()) is not None:
         raise LockError(f"{archive.name}: {reason}")
@@ -134,7 +135,7 @@ def versions(archive: lock.Artefact, key: Path, packages: Iterable[str]) -> dict
 
 
 def _apt(root: Path, archive: lock.Artefact, program: str, *arguments: str) -> str:
-    """Run a program of apt with nothing of this computer's archives, packages and caches."""
+    """Run a program of apt without this computer's archives, packages and caches."""
     options = {
         "Dir::Etc": root / "etc/apt",
         "Dir::Etc::SourceList": "/dev/null",
@@ -166,7 +167,7 @@ def _apt(root: Path, archive: lock.Artefact, program: str, *arguments: str) -> s
 def newest(
     artefact: lock.Artefact, package: str, offered: Mapping[str, list[str]], archive: lock.Artefact
 ) -> str:
-    """The version to take: of a series the newest in it, else the newest there is.
+    """Return the version to lock: the newest of a series, else the newest of all.
 
     Raises:
         LockError: the archive has none.
@@ -176,17 +177,17 @@ def newest(
     if not fitting:
         has = ", ".join(offered[package]) or "no version"
         raise LockError(
-            f"{artefact.name}.{artefact.base}.version = {artefact.version!r}: {archive.location} has of "
+            f"{artefact.name}.{artefact.base}.version = {artefact.version!r}: {archive.location} has for "
             f"{package} {has}"
         )
     return fitting[0]
 
 
 def _newest_proven(artefact: lock.Artefact) -> lock.Artefact:
-    """The newest version that its maker has signed, or published a hash of, from the locked one on.
+    """Return the newest version from the locked one on that its maker has signed, or published a hash of.
 
     Raises:
-        LockError: the locked one is gone.
+        LockError: the locked version is gone.
     """
     if not _exists(artefact.proof):
         raise LockError(
@@ -202,7 +203,10 @@ def _proven(artefact: lock.Artefact) -> lock.Artefact | None:
 
 
 def successors(artefact: lock.Artefact) -> list[lock.Artefact]:
-    """The versions that may follow one: 1.50.1 -> 2.0.0, 1.51.0, 1.50.2; 2.9.0-1 -> 3.0.0-0, ... Pure."""
+    """Return the versions that may follow one: 1.50.1 -> 2.0.0, 1.51.0, 1.50.2.
+
+    2.9.0-1 -> 3.0.0-0, ... Pure.
+    """
     parts = re.split(r"([.-])", artefact.version)
     places = range(0, len(parts), 2)
     later = [
@@ -217,7 +221,7 @@ def successors(artefact: lock.Artefact) -> list[lock.Artefact]:
 
 
 def bare_hash(text: str, artefact: lock.Artefact) -> str:
-    """The SHA-256 in a file of its own, as ``sha256sum`` writes it or alone. Pure.
+    """Return the SHA-256 in a file that ``sha256sum`` wrote, or that has only the hash. Pure.
 
     Raises:
         LockError: there is none.
@@ -228,7 +232,7 @@ def bare_hash(text: str, artefact: lock.Artefact) -> str:
 
 
 def published(page: str, artefact: lock.Artefact) -> tuple[str, str]:
-    """Version and SHA-256 of the newest file that its maker's page lists. Pure.
+    """Return version and SHA-256 of the newest file on its maker's page. Pure.
 
     Raises:
         LockError: the page lists none with a hash.
@@ -253,13 +257,13 @@ def _read(url: str) -> str:
 
 
 def _exists(url: str) -> bool:
-    """Whether there is such a file; a server that does not answer is an error."""
+    """Return whether a file exists; a server that does not answer is an error."""
     request = urllib.request.Request(url, method="HEAD")  # noqa: S310 - as above
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S):  # noqa: S310 - as above
             return True
     except urllib.error.HTTPError as error:
-        # a bucket that may not be listed says "forbidden" of what it does not have
+        # a bucket without list permission answers "forbidden" for a missing object
         if error.code in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
             return False
         raise LockError(f"{url}: {error}") from error
@@ -269,7 +273,7 @@ def _exists(url: str) -> bool:
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image lock --update")
 @click.option(
-    "--update", is_flag=True, help="First read archives and makers' pages, and write what is newest."
+    "--update", is_flag=True, help="First read archives and makers' pages, and lock the newest versions."
 )
 @click.option(
     "--lockfile",
@@ -278,7 +282,7 @@ def _exists(url: str) -> bool:
     help="Another versions.toml.",
 )
 def main(update: bool, lockfile: Path) -> None:
-    """List what comes from outside and how it is held; exit status 1 when a key or a list is another."""
+    """List the locked downloads; exit status 1 if a key or a list differs from its lock."""
     changes: list[str] = []
     failed: list[str] = []
     try:
@@ -297,7 +301,7 @@ def main(update: bool, lockfile: Path) -> None:
 
 
 def _table(artefacts: tuple[lock.Artefact, ...]) -> Table:
-    table = Table("artefact", "base", "version", "held by")
+    table = Table("artefact", "base", "version", "locked by")
     for artefact in artefacts:
         key, digest = artefact.key_fingerprint[-16:], artefact.sha256[:16]
         held = (key and f"key {key}") or (digest and f"sha256 {digest}") or artefact.archive or "its archive"

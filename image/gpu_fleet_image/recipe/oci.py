@@ -39,7 +39,7 @@ class _Blob:
 
     @property
     def descriptor(self) -> dict[str, Any]:
-        """The reference by which other parts name it."""
+        """Reference to this part, for other parts."""
         return {"mediaType": self.media_type, "digest": f"sha256:{self.digest}", "size": self.size}
 
 
@@ -48,7 +48,7 @@ class _Writable(Protocol):
 
 
 class _HashingWriter(io.RawIOBase):
-    """Writes bytes to a target and hashes them."""
+    """Writer that hashes the bytes on their way to a target."""
 
     def __init__(self, target: _Writable) -> None:
         self._target = target

@@ -1,6 +1,6 @@
-"""Source of an instance as one tarball: the recipe, the lists that it reads, the Python that runs on it.
+"""Source of an instance as one tarball: the recipe, its lists, and the Python modules of the instance.
 
-The hash is its name. So a bake on a cloud runs exactly what was baked here, and an instance that boots
+Its name is its hash. So a bake on a cloud runs exactly what was baked here, and an instance that boots
 another image runs exactly what its stack was made from.
 """
 

@@ -1,4 +1,4 @@
-"""Where this gpu-fleet lies, a checkout or an installed package, and where it keeps what it made."""
+"""Folders of this gpu-fleet, a checkout or an installed package, and of its results."""
 
 import os
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 PACKAGES = Path(__file__).resolve().parents[2]  # the folder that holds gpu_fleet_image
 PROJECT = PACKAGES.parent if PACKAGES.name == "image" else PACKAGES
 CACHE_VARIABLE = "XDG_CACHE_HOME"
-# Folder of a checkout -> where the wheel has it, instead of below the folder of its room
+# Folder of a checkout -> its place in the wheel, instead of below the folder of its room
 # (image/gpu_fleet_image/recipe/users_wheel.py).
 INSTALLED = {"training/examples": "gpu_fleet_image/examples"}
 
 
 def is_checkout(project: Path = PROJECT) -> bool:
-    """Return whether the folder is a checkout, or a copy of one, and no environment's packages."""
+    """Return whether the folder is a checkout, or a copy of one, and not an environment's packages."""
     return (project / "pyproject.toml").is_file()
 
 
@@ -27,7 +27,7 @@ def folder(name: str, project: Path = PROJECT) -> Path:
 
 
 def build_folder() -> Path:
-    """Return where what is made is kept, named by its content: in the checkout, else in the user's cache."""
+    """Return the folder of results, named by content: in the checkout, else in the user's cache."""
     if is_checkout():
         return PROJECT / "build"
     named = os.environ.get(CACHE_VARIABLE)

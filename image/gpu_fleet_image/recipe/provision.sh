@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# One recipe for every target: runs the steps of steps/ORDER in their order, each in a shell of its own.
+# One recipe for every target: runs the steps of steps/ORDER in order, each in a shell of its own.
 #
 #   TARGET=aws|alicloud|qemu|oci [FILES=DIR] provision.sh [STEP...]
 #
-# FILES holds what was fetched and checked beforehand: wheels/ and other outside files. Without STEP all
-# that apply to the target run. Every step may run again over its own result. At the first boot of an image that
-# is not ours bootstrap.py calls this with BOOTSTRAP=1 for one step after another; with ROOT=DIR a step works into
-# a folder and needs no root.
+# FILES holds files that were fetched and checked before: wheels/ and other downloads. Without STEP, all steps of the
+# target run. Every step can run again over its own result. At the first boot of an image that gpu-fleet did not bake,
+# bootstrap.py calls this with BOOTSTRAP=1 for one step after another. With ROOT=DIR a step works in a folder and needs
+# no root.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -21,7 +21,7 @@ main() {
     esac
     if [ -z "$ROOT" ]; then
         [ "$(id -u)" -eq 0 ] || fail "not root (user id $(id -u)): provisioning changes the whole instance"
-        # the agent must come up on whatever was booted
+        # the agent must run on any image that was booted
         [ "$BOOTSTRAP $*" = "1 15-agent" ] || [ -f "$here/versions/$BASE.tsv" ] ||
             fail "base $BASE: no versions/$BASE.tsv; the bases are $(bases)"
     fi

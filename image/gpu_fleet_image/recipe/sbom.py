@@ -1,7 +1,7 @@
-"""Writes the image's bill of materials (CycloneDX 1.5) and its manifest; runs inside it, on the stdlib.
+"""Write the image's bill of materials (CycloneDX 1.5) and its manifest; runs inside it, on the stdlib.
 
 Package URLs are canonical (https://github.com/package-url/purl-spec; a test parses them with its library). A
-Debian package's URL has the release and the source package, by which scanners find advisories.
+Debian package's URL has the release and the source package, with which scanners find advisories.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """Quote a part of a package URL; the canonical form keeps a colon, of an epoch for example."""
+    """Quote a part of a package URL; the canonical form keeps a colon, for example of an epoch."""
     return quote(text, safe=":")
 
 
@@ -90,7 +90,7 @@ def document(components: Iterable[Component], properties: Mapping[str, str]) -> 
 def manifest(
     properties: Mapping[str, str], components: Iterable[Component], kernels: Iterable[str]
 ) -> dict[str, Any]:
-    """Return what an operator or a test reads first: target, base, payload, kernels, main versions."""
+    """Return the main facts for an operator or a test: target, base, payload, kernels, main versions."""
     telling = (
         *(
             "nvidia",
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--base", required=True)
     parser.add_argument("--payload", type=Path, required=True, help="file with the payload's SHA-256")
     parser.add_argument("--environment", type=Path, required=True, help="virtual environment")
-    parser.add_argument("--folder", type=Path, required=True, help="where both files go")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of both files")
     options = parser.parse_args()
     components = debian_components(_output("dpkg-query", "--show", "--showformat", DPKG_FORMAT), options.base)
     components += python_components(_output(str(options.environment / "bin" / "python"), "-c", LIST_WHEELS))

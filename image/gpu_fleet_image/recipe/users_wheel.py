@@ -1,4 +1,4 @@
-"""The part of a wheel that setuptools cannot say in pyproject.toml: where the trainer's examples lie."""
+"""The part of a wheel that pyproject.toml cannot express: the place of the trainer's examples."""
 
 import shutil
 from pathlib import Path
@@ -12,10 +12,10 @@ KINDS = ("*.py", "*.toml")
 
 
 class UsersWheel(build_py):  # type: ignore[misc] # as above
-    """Copies the packages and the examples into a folder that holds nothing of an earlier build."""
+    """Build step that copies the packages and the examples into an empty folder."""
 
     def run(self) -> None:
-        """Copy them; of a checkout that is installed in place nothing is copied."""
+        """Copy them; for a checkout that is installed in place, copy nothing."""
         if not self.editable_mode:
             shutil.rmtree(Path(self.build_lib), ignore_errors=True)
         super().run()

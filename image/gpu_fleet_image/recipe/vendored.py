@@ -1,8 +1,8 @@
 """Packages of agent, gate and commands: one tree for the system's own Python, without venv and pip.
 
-They come from wheels that are locked by hash, for Linux on x86-64, on whatever computer this runs. All are
-pure Python but psutil, whose wheel has the stable ABI and so fits every CPython from 3.6 on. Of boto3's
-descriptions of four hundred services the tree holds only those that an instance calls.
+They come from wheels for Linux on x86-64 that are locked by hash, whatever computer this runs on. All are
+pure Python but psutil, whose wheel has the stable ABI and so fits every CPython from 3.6 on. The tree holds
+boto3's descriptions only of those services that an instance calls, of four hundred.
 """
 
 import hashlib

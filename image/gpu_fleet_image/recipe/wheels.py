@@ -255,7 +255,7 @@ def sha256(wheel: Path) -> str:
 def _require_python(base: str) -> None:
     if sys.version_info[:2] != PYTHONS[base]:
         wanted, have = (".".join(map(str, version)) for version in (PYTHONS[base], sys.version_info[:2]))
-        raise RequirementError(f"Python {have}: {base} has {wanted}, and wheels are made for one")
+        raise RequirementError(f"Python {have}: {base} has {wanted}, and wheels fit only one version")
 
 
 def _pip(listing: str, into: Path, *options: str) -> None:
@@ -279,7 +279,7 @@ def _pip(listing: str, into: Path, *options: str) -> None:
 
 
 def main() -> int:
-    """Lock the wheels of every base, then those of the tools; return 1, with one line, when it fails."""
+    """Lock the wheels of every base, then those of the tools; return 1, after one line, if that fails."""
     for name in (*PYTHONS, "tools"):
         try:
             digest = lock_tools() if name == "tools" else lock(name)

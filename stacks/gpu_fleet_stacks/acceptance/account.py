@@ -1,4 +1,4 @@
-"""Protocol of a cloud account, as an acceptance run uses it on either cloud."""
+"""Protocol of a cloud account in an acceptance run on either cloud."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
 
-from gpu_fleet_stacks.naming import PROJECT
+from gpu_fleet_stacks.core.naming import PROJECT
 
 TAG_STACK, TAG_POOL = f"{PROJECT}:stack", f"{PROJECT}:pool"
 TAG_KEEP_UNTIL, TAG_KEEP_REASON = f"{PROJECT}:keep-until", f"{PROJECT}:keep-reason"
@@ -53,7 +53,7 @@ class CommandOutput:
 
 
 @dataclass(frozen=True)
-class Left:
+class Orphan:
     """Something of the stack that still exists.
 
     Attributes:
@@ -91,7 +91,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Kept:
-    """A setting of a scaling group: the value that was asked for, and the value that the cloud has.
+    """A setting of a scaling group: the requested value and the cloud's value.
 
     Attributes:
         setting: the cloud's name of the setting.
@@ -123,10 +123,10 @@ class Account(Protocol):
         """Return every instance with the stack's tag; terminated ones for as long as the cloud lists them."""
 
     def kept(self, groups: Mapping[str, Sequence[str]]) -> Sequence[Kept]:
-        """Compare the groups' settings with what the program asked for; ``groups``: pool -> its groups."""
+        """Compare the groups' settings with the requested ones; ``groups``: pool -> its groups."""
 
     def raise_empty(self, groups: Mapping[str, Sequence[str]]) -> Sequence[str]:
-        """Ask for an instance in each group made with 0 that grows by request; return those groups."""
+        """Request an instance in each group made with 0 that grows by request; return those groups."""
 
     def logged(self) -> Mapping[str, float]:
         """Return the highest recent inflow of each log store, in bytes per second; 0 where nothing arrived.
@@ -148,10 +148,10 @@ class Account(Protocol):
         """Return the script's result; None while it runs."""
 
     def newest_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
-        """Return when the instance's agent was last heard since ``since``; None if it was not."""
+        """Return the newest heartbeat of the instance's agent since ``since``; None if there was none."""
 
     def first_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
-        """Return when the instance's agent was first heard since ``since``; None if it was not."""
+        """Return the first heartbeat of the instance's agent since ``since``; None if there was none."""
 
     def tag(self, instance_id: str, tags: Mapping[str, str]) -> None:
         """Set tags."""
@@ -160,13 +160,13 @@ class Account(Protocol):
         """Remove tags."""
 
     def keys(self, uri: str) -> Mapping[str, datetime]:
-        """Return every object below ``s3://bucket/prefix`` (or ``oss://``): key -> when it was written."""
+        """Return every object below ``s3://bucket/prefix`` (or ``oss://``): key -> time of writing."""
 
     def read(self, uri: str) -> bytes:
         """Return one object."""
 
     def watched(self, topic: str) -> Mapping[str, Sequence[str]]:
-        """Return what watches the stack: kind (``alarms``...) -> names; ``recipients`` -> their states.
+        """Return the monitoring of the stack: kind (``alarms``...) -> names; ``recipients`` -> their states.
 
         Args:
             topic: the stack's output that names where alarms are sent.
@@ -176,16 +176,16 @@ class Account(Protocol):
         """Have the cloud interrupt a spot instance; return a description of the request, for the evidence."""
 
     def forget_interruption(self) -> None:
-        """Remove what ``interrupt`` made; do nothing where there is nothing."""
+        """Remove what ``interrupt`` made, if anything."""
 
-    def left(self) -> Sequence[Left]:
+    def orphans(self) -> Sequence[Orphan]:
         """Return everything that still carries the stack's tag."""
 
     def end_stragglers(self) -> Sequence[str]:
         """Terminate the stack's instances that outlived their groups; return their ids."""
 
     def let_keys_go(self) -> Sequence[str]:
-        """Schedule the deletion of the stack's keys once they encrypt nothing any more; return their ARNs."""
+        """Schedule the deletion of the stack's keys once they encrypt nothing; return their ARNs."""
 
     def empty_buckets(self) -> int:
         """Remove every object and version from the stack's buckets; return their number."""

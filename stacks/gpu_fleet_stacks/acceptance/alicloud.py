@@ -1,8 +1,8 @@
 """An Alibaba Cloud account in an acceptance run; ``CALLS`` lists every call with its documentation page.
 
-Products answer by their RPC interface, OSS by its S3 interface. The cloud cannot do two things that AWS can,
-and the evidence says so: it interrupts no spot instance on request, and its functions use another protocol.
-The sweep's mark alone proves that its schedule works.
+Products answer by their RPC interface, OSS by its S3 interface. The cloud lacks two abilities of AWS, and the
+evidence says so: it interrupts no spot instance on request, and its functions use another protocol. So only
+the sweep's mark proves that its schedule works.
 """
 
 import base64
@@ -15,7 +15,6 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.acceptance.account import (
     HEARTBEAT_METRIC,
     TAG_POOL,
@@ -23,14 +22,15 @@ from gpu_fleet_stacks.acceptance.account import (
     Call,
     CommandOutput,
     Kept,
-    Left,
+    Orphan,
     TestedInstance,
 )
 from gpu_fleet_stacks.acceptance.clock import RunClock
 from gpu_fleet_stacks.acceptance.errors import CallRefusedError, NotReachableError
-from gpu_fleet_stacks.calls import buckets, oss
-from gpu_fleet_stacks.calls.alicloud import VERSIONS, Alicloud, expects_a_number, listed
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients import buckets, oss
+from gpu_fleet_stacks.clients.alicloud import VERSIONS, Alicloud, expects_a_number, listed
+from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 
 LOG = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ STATISTICS = (
     "Maximum",
     "Sum",
     "Value",
-)  # DescribeMetricMetaList says which of them a metric has
+)  # DescribeMetricMetaList lists those that a metric has
 TAGGED_PAGE = 1000  # ListTagResources
 KEY_WAITS_DAYS = 7
 PENDING_DELETION = "PendingDeletion"
@@ -126,7 +126,7 @@ class AlicloudAccount:
         return str(self._ask("sts.GetCallerIdentity")["AccountId"])
 
     def instances(self) -> list[TestedInstance]:
-        """Return every instance with the stack's tag; one that was seen and is released is terminated."""
+        """Return every instance with the stack's tag; a released one that was seen before is terminated."""
         pages = self._tokens(
             "ecs.DescribeInstances", ("Instances", "Instance"), self._own(), MaxResults=str(PAGE)
         )
@@ -233,17 +233,17 @@ class AlicloudAccount:
         )
 
     def newest_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
-        """Return when the agent was last heard since ``since``; None if it was not."""
+        """Return the agent's newest heartbeat since ``since``; None if there was none."""
         return max(self._heartbeats(instance_id, since), default=None)
 
     def first_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
-        """Return when the agent was first heard since ``since``; None if it was not."""
+        """Return the agent's first heartbeat since ``since``; None if there was none."""
         return min(self._heartbeats(instance_id, since), default=None)
 
     def _heartbeats(self, instance_id: str, since: datetime) -> list[datetime]:
         """Return the minutes with a heartbeat.
 
-        Image/gpu_fleet_image/providers/alicloud/metrics.py defines the metric's name.
+        ``image/gpu_fleet_image/providers/alicloud/metrics.py`` defines the metric's name.
         """
         stack = "".join(letter if letter.isalnum() else "_" for letter in self._stack.name)
         answer = self._ask(
@@ -274,7 +274,7 @@ class AlicloudAccount:
         self._ask("ecs.UntagResources", ResourceType="instance", **{"ResourceId.1": instance_id}, **names)
 
     def keys(self, uri: str) -> dict[str, datetime]:
-        """Return every object below a prefix: key -> when it was written."""
+        """Return every object below a prefix: key -> time of writing."""
         bucket, prefix = _parted(uri)
         modified: dict[str, datetime] = {}
         more: dict[str, str] = {}
@@ -309,7 +309,7 @@ class AlicloudAccount:
     def forget_interruption(self) -> None:
         """Do nothing: ``interrupt`` makes nothing here."""
 
-    def left(self) -> list[Left]:
+    def orphans(self) -> list[Orphan]:
         """List everything that still carries the stack's tag.
 
         Each product's own API lists what is paid by the hour; the tag service lists the rest.
@@ -320,36 +320,36 @@ class AlicloudAccount:
         addresses = self._ask("vpc.DescribeEipAddresses", PageSize=str(PAGE), **own)
         return [
             *(
-                Left("instance", instance.id, instance.state, instance.type)
+                Orphan("instance", instance.id, instance.state, instance.type)
                 for instance in self.instances()
                 if not instance.ended
             ),
-            *(Left("disk", raw["DiskId"], raw["Status"], "disk", Decimal(raw["Size"])) for raw in disks),
+            *(Orphan("disk", raw["DiskId"], raw["Status"], "disk", Decimal(raw["Size"])) for raw in disks),
             *(
-                Left("nat gateway", raw["NatGatewayId"], raw["Status"], "nat_gateway")
+                Orphan("nat gateway", raw["NatGatewayId"], raw["Status"], "nat_gateway")
                 for raw in listed(gateways, "NatGateways", "NatGateway")
             ),
             *(
-                Left("public address", raw["AllocationId"], raw["Status"], "public_address")
+                Orphan("public address", raw["AllocationId"], raw["Status"], "public_address")
                 for raw in listed(addresses, "EipAddresses", "EipAddress")
             ),
             *self._tagged(),
         ]
 
-    def _tagged(self) -> Iterator[Left]:
+    def _tagged(self) -> Iterator[Orphan]:
         """Yield everything else that the tag service lists."""
         listed_kinds = (":instance/", ":disk/", ":natgateway/", ":eip/")
         for arn in self._arns():
             service = arn.split(":")[2]
             if service == "kms":
                 state = self._key_state(arn)
-                yield Left("kms", arn, state, "" if state == PENDING_DELETION else "key")
+                yield Orphan("kms", arn, state, "" if state == PENDING_DELETION else "key")
             elif service == "oss":
-                yield from self._bucket_left(arn)
+                yield from self._orphaned_bucket(arn)
             elif not any(kind in arn for kind in listed_kinds):
-                yield Left(service, arn, note="may have been deleted already")
+                yield Orphan(service, arn, note="may have been deleted already")
 
-    def _bucket_left(self, arn: str) -> Iterator[Left]:
+    def _orphaned_bucket(self, arn: str) -> Iterator[Orphan]:
         try:
             page = self._oss("list_object_versions", Bucket=_last(arn), MaxKeys=1)
         except CallRefusedError as error:
@@ -357,7 +357,7 @@ class AlicloudAccount:
                 return
             raise
         holds = bool(page.get("Versions") or page.get("DeleteMarkers"))
-        yield Left("oss", arn, "holds objects" if holds else "empty", "contents" if holds else "")
+        yield Orphan("oss", arn, "holds objects" if holds else "empty", "contents" if holds else "")
 
     def _arns(self) -> list[str]:
         tags = json.dumps({TAG_STACK: self._stack.name})
@@ -370,7 +370,7 @@ class AlicloudAccount:
         return str(self._ask("kms.DescribeKey", KeyId=_last(arn))["KeyMetadata"]["KeyState"])
 
     def let_keys_go(self) -> list[str]:
-        """Schedule the deletion of the stack's keys once no disk is left that they encrypt."""
+        """Schedule the deletion of the stack's keys once they encrypt no disk."""
         if list(self._tokens("ecs.DescribeDisks", ("Disks", "Disk"), self._own(), MaxResults=str(PAGE))):
             return []
         keys = [arn for arn in self._arns() if ":kms:" in arn and self._key_state(arn) != PENDING_DELETION]
@@ -387,7 +387,7 @@ class AlicloudAccount:
         return running
 
     def empty_buckets(self) -> int:
-        """Remove every version of every object from the buckets that carry the stack's tag and name."""
+        """Remove every version of every object from the buckets with the stack's tag and name."""
         own = f"{naming.prefixed(self._stack.name)}-"
         buckets = [_last(arn) for arn in self._arns() if ":oss:" in arn]
         return sum(self._empty(bucket) for bucket in buckets if bucket.startswith(own))
@@ -409,7 +409,7 @@ class AlicloudAccount:
     def _tokens(
         self, name: str, path: tuple[str, ...], chosen: Mapping[str, str], **parameters: str
     ) -> Iterator[dict[str, Any]]:
-        """Yield the rows of every page of a call that pages by ``NextToken``."""
+        """Yield the rows of all pages of a call with ``NextToken``."""
         token: dict[str, str] = {}
         while True:
             page = self._ask(name, **chosen, **parameters, **token)
@@ -461,7 +461,7 @@ class AlicloudAccount:
 
 
 def _kept(pool: Pool, group: str, raw: Mapping[str, Any]) -> Iterator[Kept]:
-    """Yield the settings of a group that only a real account can show, by DescribeScalingGroups' names."""
+    """Yield the settings of a group that only a real account can show, with DescribeScalingGroups' names."""
     options = raw.get("CapacityOptions") or {}
     yield Kept(group, "LifecycleState", "Active", raw.get("LifecycleState"))
     yield Kept(group, "EnableDesiredCapacity", pool.size.desired > 0, expects_a_number(raw))

@@ -9,7 +9,6 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.acceptance.account import (
     HEARTBEAT_METRIC,
     TAG_POOL,
@@ -17,14 +16,15 @@ from gpu_fleet_stacks.acceptance.account import (
     Call,
     CommandOutput,
     Kept,
-    Left,
+    Orphan,
     TestedInstance,
 )
 from gpu_fleet_stacks.acceptance.clock import RunClock
 from gpu_fleet_stacks.acceptance.errors import CallRefusedError, NotReachableError
-from gpu_fleet_stacks.calls import buckets
-from gpu_fleet_stacks.calls.aws import Clients, clients_in
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients import buckets
+from gpu_fleet_stacks.clients.aws import Clients, clients_in
+from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Market, Stack
 
 LOG = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ NOTICE = "PT2M"
 ROLE_PATIENCE = timedelta(minutes=2)
 ROLE_EVERY_S = 10
 EXPERIMENT_FAILED = frozenset({"failed", "stopped", "cancelled"})
-KEY_WAITS_DAYS = 7  # the least that ScheduleKeyDeletion takes
+KEY_WAITS_DAYS = 7  # the least that ScheduleKeyDeletion allows
 NO_BUCKET = "NoSuchBucket"
 PENDING_DELETION = "PendingDeletion"
 GATEWAY_GONE = frozenset({"deleted", "deleting"})
@@ -144,7 +144,7 @@ class AwsAccount:
         return []
 
     def logged(self) -> dict[str, float]:
-        """Return nothing: CloudWatch Logs tries the key before it makes a log group
+        """Return nothing: CloudWatch Logs tests the key before it makes a log group
         (docs.aws.amazon.com/AmazonCloudWatch/latest/logs/encrypt-log-data-kms.html).
         """
         return {}
@@ -194,15 +194,15 @@ class AwsAccount:
         )
 
     def newest_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
-        """Return when the agent was last heard since ``since``; None if it was not."""
+        """Return the agent's newest heartbeat since ``since``; None if there was none."""
         return max(self._heartbeats(instance_id, since), default=None)
 
     def first_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
-        """Return when the agent was first heard since ``since``; None if it was not."""
+        """Return the agent's first heartbeat since ``since``; None if there was none."""
         return min(self._heartbeats(instance_id, since), default=None)
 
     def _heartbeats(self, instance_id: str, since: datetime) -> list[datetime]:
-        """Return the minutes with a heartbeat; CloudWatch gives at most 1,440 points a call, a day."""
+        """Return the minutes with a heartbeat; CloudWatch returns at most 1,440 points a call, one day."""
         statistics = self._ask(
             "cloudwatch.get_metric_statistics",
             Namespace=naming.metric_namespace(self._stack.name),
@@ -226,7 +226,7 @@ class AwsAccount:
         self._ask("ec2.delete_tags", Resources=[instance_id], Tags=[{"Key": key} for key in keys])
 
     def keys(self, uri: str) -> dict[str, datetime]:
-        """Return every object below a prefix: key -> when it was written."""
+        """Return every object below a prefix: key -> time of writing."""
         bucket, prefix = _parted(uri)
         pages = self._pages(
             "s3.list_objects_v2",
@@ -333,7 +333,7 @@ class AwsAccount:
         return str(made["Role"]["Arn"])
 
     def _template(self, instance_arn: str, role_arn: str) -> str:
-        """Make the experiment's template; try again while FIS does not know the role yet."""
+        """Make the experiment's template; retry while FIS does not know the role yet."""
         until = self._clock.now() + ROLE_PATIENCE
         while True:
             try:
@@ -366,7 +366,7 @@ class AwsAccount:
             self._clock.sleep(ROLE_EVERY_S)
 
     def forget_interruption(self) -> None:
-        """Remove template and role; one that does not exist is no failure."""
+        """Remove template and role, if they exist."""
         if self._experiment is not None:
             self._gone("fis.delete_experiment_template", "ResourceNotFoundException", id=self._experiment)
             self._experiment = None
@@ -380,7 +380,7 @@ class AwsAccount:
             if error.code != absent:
                 raise
 
-    def left(self) -> list[Left]:
+    def orphans(self) -> list[Orphan]:
         """List everything that still carries the stack's tag.
 
         The tagging API also lists deleted resources for a while. Instances, volumes, gateways and addresses
@@ -392,35 +392,38 @@ class AwsAccount:
         gateways = self._pages("ec2.describe_nat_gateways", "NatGateways", Filter=own)
         addresses = self._ask("ec2.describe_addresses", Filters=own)["Addresses"]
         return [
-            *(Left("instance", instance.id, instance.state, instance.type) for instance in instances),
+            *(Orphan("instance", instance.id, instance.state, instance.type) for instance in instances),
             *(
-                Left("volume", volume["VolumeId"], volume["State"], "disk", Decimal(volume["Size"]))
+                Orphan("volume", volume["VolumeId"], volume["State"], "disk", Decimal(volume["Size"]))
                 for volume in volumes
             ),
             *(
-                Left("nat gateway", gateway["NatGatewayId"], gateway["State"], "nat_gateway")
+                Orphan("nat gateway", gateway["NatGatewayId"], gateway["State"], "nat_gateway")
                 for gateway in gateways
                 if gateway["State"] not in GATEWAY_GONE
             ),
-            *(Left("public address", address["AllocationId"], "", "public_address") for address in addresses),
+            *(
+                Orphan("public address", address["AllocationId"], "", "public_address")
+                for address in addresses
+            ),
             *self._tagged(),
         ]
 
-    def _tagged(self) -> Iterator[Left]:
+    def _tagged(self) -> Iterator[Orphan]:
         """Yield everything else that the tagging API lists."""
         listed_by_ec2 = (":instance/", ":volume/", ":natgateway/", ":elastic-ip/")
         for arn in self._arns():
             service = arn.split(":")[2]
             if service == "kms":
-                yield self._key_left(arn)
+                yield self._orphaned_key(arn)
             elif service == "s3":
-                yield from self._bucket_left(arn)
+                yield from self._orphaned_bucket(arn)
             elif not (service == "ec2" and any(kind in arn for kind in listed_by_ec2)):
                 note = "may have been deleted already: the tagging API remembers for a while"
-                yield Left(service, arn, note=note)
+                yield Orphan(service, arn, note=note)
 
-    def _bucket_left(self, arn: str) -> Iterator[Left]:
-        """Yield the bucket if it exists; a bucket with objects costs by their size, which is not asked."""
+    def _orphaned_bucket(self, arn: str) -> Iterator[Orphan]:
+        """Yield the bucket if it exists; its objects cost by their size, which is not read."""
         name = arn.rpartition(":")[2]
         try:
             page = self._ask("s3.list_object_versions", Bucket=name, MaxKeys=1)
@@ -429,7 +432,7 @@ class AwsAccount:
                 return
             raise
         holds = bool(page.get("Versions") or page.get("DeleteMarkers"))
-        yield Left("s3", arn, "holds objects" if holds else "empty", "contents" if holds else "")
+        yield Orphan("s3", arn, "holds objects" if holds else "empty", "contents" if holds else "")
 
     def _arns(self, *types: str) -> list[str]:
         """Return the ARNs with the stack's tag, of the given resource types or of all."""
@@ -442,18 +445,18 @@ class AwsAccount:
         )
         return [str(entry["ResourceARN"]) for entry in pages]
 
-    def _key_left(self, arn: str) -> Left:
+    def _orphaned_key(self, arn: str) -> Orphan:
         """Describe a key; it costs until its deletion is scheduled (aws.amazon.com/kms/pricing)."""
         state = self._key_state(arn)
         if state == PENDING_DELETION:
-            return Left("kms", arn, state, note="deleted after its waiting period, which costs nothing")
-        return Left("kms", arn, state, "key", note="a key costs by the month")
+            return Orphan("kms", arn, state, note="deleted after its waiting period, which costs nothing")
+        return Orphan("kms", arn, state, "key", note="a key costs by the month")
 
     def _key_state(self, arn: str) -> str:
         return str(self._ask("kms.describe_key", KeyId=arn)["KeyMetadata"]["KeyState"])
 
     def let_keys_go(self) -> list[str]:
-        """Schedule the deletion of the stack's keys once no volume is left that they encrypt."""
+        """Schedule the deletion of the stack's keys once they encrypt no volume."""
         own = [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]}]
         if list(self._pages("ec2.describe_volumes", "Volumes", Filters=own)):
             return []
@@ -471,7 +474,7 @@ class AwsAccount:
         return running
 
     def empty_buckets(self) -> int:
-        """Remove every version of every object from the buckets that carry the stack's tag and name."""
+        """Remove every version of every object from the buckets with the stack's tag and name."""
         own = f"{naming.prefixed(self._stack.name)}-"
         buckets = [arn.rpartition(":")[2] for arn in self._arns("s3")]
         return sum(self._empty(bucket) for bucket in buckets if bucket.startswith(own))
@@ -515,7 +518,7 @@ class AwsAccount:
     def _pages(
         self, name: str, key: str, *, token: tuple[str, str] = ("NextToken", "NextToken"), **arguments: Any
     ) -> Iterator[Any]:
-        """Yield everything under ``key`` of every page; errors as in ``_ask``.
+        """Yield the items under ``key`` of all pages; errors as in ``_ask``.
 
         Args:
             token: the names of the next page's token: in the answer, and in the request.

@@ -1,4 +1,4 @@
-"""Clock of an acceptance run; tests bring their own."""
+"""Clock of an acceptance run; tests pass their own."""
 
 import time
 from datetime import UTC, datetime
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class RunClock(Protocol):
-    """Gives the time and waits."""
+    """Clock that returns the time and waits."""
 
     def now(self) -> datetime:
         """Return the time, aware UTC."""

@@ -16,7 +16,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from gpu_fleet_stacks import files, naming
 from gpu_fleet_stacks.acceptance import evidence as evidences
 from gpu_fleet_stacks.acceptance import plan, steps, variant
 from gpu_fleet_stacks.acceptance.account import Account
@@ -29,7 +28,8 @@ from gpu_fleet_stacks.acceptance.plan import AcceptanceStep, RunCost
 from gpu_fleet_stacks.acceptance.runner import AcceptanceRun, execute, tear_down
 from gpu_fleet_stacks.catalog import Cloud, InstanceType
 from gpu_fleet_stacks.catalog.money import Money
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core import files, naming
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.preflight.command import look as preflight_look
 from gpu_fleet_stacks.rehearsal.processes import ended_like_by_keyboard
 from gpu_fleet_stacks.settings import ImageMode, Stack, projects, reader, stack_files, yaml_text
@@ -37,8 +37,8 @@ from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
 CODE = Path(__file__).resolve().parents[3]
 PIPE_WIDTH = 140
-INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C ended
-# Some minutes on four processors: the interruption comes some tens of seconds after the request for it.
+INTERRUPTED = 130  # exit code of a process that Ctrl-C ended, as a shell reports it
+# Some minutes on four processors: an interruption follows its request by some tens of seconds.
 EPOCHS = 400.0
 PACKAGES = ("boto3", "botocore", "pulumi", "pulumi-aws", "pulumi-alicloud", "aliyun-python-sdk-core")
 ACCOUNTS = {
@@ -57,11 +57,11 @@ def account_of(stack: Stack, clock: RunClock) -> Account:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The world that a run acts on; tests bring another.
+    """The environment that a run acts on; tests pass their own.
 
     Attributes:
         engine: (stack's name, log) -> the engine that deploys it.
-        look: asks the cloud whether there is room.
+        look: asks the cloud whether it has capacity.
         stack_folder: the folder of the stack files, where the variant's file is written too.
     """
 
@@ -183,7 +183,7 @@ class Prepared:
 
 
 def prepare(world: Surroundings, options: AcceptOptions) -> Prepared:
-    """Derive a stack's variant and what the run may cost; start nothing.
+    """Derive a stack's variant and the run's highest cost; start nothing.
 
     Raises:
         StacksError: the stack does not exist, its file is wrong, it cannot be accepted, or a price is
@@ -214,8 +214,8 @@ def _accept(console: Console, world: Surroundings, prepared: Prepared, *, plan_o
         return 0
     if prepared.path.exists():
         raise AcceptanceError(
-            f"{prepared.path} is there: an earlier run was not torn down, or another is under way; "
-            f"when none does: gpu-fleet accept {prepared.options.name} --clean-up"
+            f"{prepared.path} exists: an earlier run was not torn down, or another is running; "
+            f"if none runs: gpu-fleet accept {prepared.options.name} --clean-up"
         )
     run = _run(world, prepared)
     _hold_to_account(run)
@@ -228,7 +228,7 @@ def _accept(console: Console, world: Surroundings, prepared: Prepared, *, plan_o
 
 
 def _clean_up(console: Console, world: Surroundings, prepared: Prepared) -> int:
-    """Tear down what an earlier run left; return the exit code."""
+    """Tear down the remains of an earlier run; return the exit code."""
     run = _run(world, prepared)
     _hold_to_account(run)
     if not prepared.path.exists():
@@ -238,7 +238,7 @@ def _clean_up(console: Console, world: Surroundings, prepared: Prepared) -> int:
 
 
 def _run(world: Surroundings, prepared: Prepared) -> AcceptanceRun:
-    """Return a run that has not begun."""
+    """Return a run that has not started."""
     small, cap = prepared.variant, prepared.cap
     engine = world.engine(small.name, world.evidence_folder / f"{small.name}-pulumi.log")
     evidence = Evidence(
@@ -295,13 +295,13 @@ def _ended(console: Console, world: Surroundings, prepared: Prepared, run: Accep
     if torn_down:
         prepared.path.unlink(missing_ok=True)
     remaining = run.evidence.remaining or []
-    paid = [leftover for leftover in remaining if leftover.per_hour != "0"]
+    paid = [orphan for orphan in remaining if orphan.per_hour != "0"]
     if len(remaining) > len(paid):
         count = len(remaining) - len(paid)
         console.print(f"{count} things still carry the tag and are not paid by the hour: see the evidence")
-    for leftover in paid:
-        what = f"{leftover.kind} {leftover.id} {leftover.state}"
-        line = f"still there: {what}, {leftover.per_hour} an hour {leftover.note}"
+    for orphan in paid:
+        what = f"{orphan.kind} {orphan.id} {orphan.state}"
+        line = f"still there: {what}, {orphan.per_hour} an hour {orphan.note}"
         console.print(line, highlight=False, markup=False)
     if not torn_down:
         console.print(f"[bold red]not torn down[/]: gpu-fleet accept {run.evidence.stack} --clean-up")
@@ -330,14 +330,14 @@ def _show(console: Console, prepared: Prepared) -> None:
 
 
 class _Listener:
-    """Shows each step as it begins and ends, and writes the evidence after each step."""
+    """A listener that shows each step at its begin and end, and writes the evidence after each step."""
 
     def __init__(self, console: Console, run: AcceptanceRun, folder: Path) -> None:
         self._console, self._run, self._folder = console, run, folder
         self._status: Any = None
 
     def listen(self, event: str, step: AcceptanceStep | None, done: StepRecord | None) -> None:
-        """Show that a step begins or has ended."""
+        """Show that a step starts or has ended."""
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -355,13 +355,13 @@ class _Listener:
 
 
 def versions(engine: StackEngine) -> dict[str, str]:
-    """Return the version of everything that takes part; ``unknown`` where it cannot be asked."""
+    """Return the version of each program and module of the run; ``unknown`` if it cannot be read."""
     versions = {"gpu-fleet": _commit(), "python": platform.python_version(), "pulumi CLI": engine.version()}
     return versions | {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def _commit() -> str:
-    """Return the commit of the checkout, ``-dirty`` where files were changed; else the package's version."""
+    """Return the commit of the checkout, ``-dirty`` with changed files; otherwise the package's version."""
     if not (CODE / ".git").exists():
         return importlib.metadata.version(naming.PROJECT)
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]

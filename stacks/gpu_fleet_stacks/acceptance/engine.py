@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpu_fleet_stacks.acceptance.errors import AcceptanceError, EngineError
-from gpu_fleet_stacks.guard import policy_pack
-from gpu_fleet_stacks.guard.pulumi_command import CLI_ADVICE
+from gpu_fleet_stacks.plan_check import policy_pack
+from gpu_fleet_stacks.plan_check.pulumi_command import CLI_ADVICE
 
 # The user's own commands. `up` runs every pass that the provider needs, each checked as for users.
 # `destroy` drains instances, deletes data by name, and deletes the key last.
@@ -30,7 +30,7 @@ PATIENCE_S = 300
 
 
 class StackEngine(Protocol):
-    """Deploys one stack and destroys it; every method raises ``EngineError``."""
+    """Engine that deploys one stack and destroys it; every method raises ``EngineError``."""
 
     def version(self) -> str:
         """Return the engine's version."""
@@ -42,7 +42,7 @@ class StackEngine(Protocol):
         """Return the stack's exports, by name."""
 
     def destroy(self, timeout_s: float) -> None:
-        """Delete everything that the stack made; do nothing where there is no such stack."""
+        """Delete everything that the stack made; do nothing if there is no such stack."""
 
     def forget(self) -> None:
         """Remove the empty stack from the backend."""
@@ -51,12 +51,12 @@ class StackEngine(Protocol):
 class PulumiCli:
     """The CLI, run in the project with the operator's backend and credentials.
 
-    Each command leads a session of its own, so a terminal's Ctrl-C reaches this process only, which passes it
+    Each command leads a session of its own, so a terminal's Ctrl-C reaches only this process, which passes it
     on. The first Ctrl-C ends ``up``; ``gpu-fleet destroy`` ends at the second.
 
     Args:
         root: the project, which holds Pulumi.yaml.
-        stack: the stack's name; its file lies in the project.
+        stack: the stack's name; its file is in the project.
     """
 
     def __init__(self, root: Path, stack: str, log: Path) -> None:
@@ -79,7 +79,7 @@ class PulumiCli:
         return outputs
 
     def destroy(self, timeout_s: float) -> None:
-        """Run ``gpu-fleet destroy`` after lifting the lock of an update that was cut off."""
+        """Run ``gpu-fleet destroy`` after lifting the lock of an interrupted update."""
         if not self._known():
             return
         self._run(["cancel", "--yes", "--stack", self._stack], timeout_s, may_fail=True)
@@ -164,8 +164,8 @@ def _ended(process: "subprocess.Popen[bytes]", timeout_s: float, *, patient: boo
 
 
 def _interrupt(process: "subprocess.Popen[bytes]") -> None:
-    """Ask the CLI to stop as Ctrl-C does; it finishes its operations, so that its state stays true."""
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    """Ask the CLI to stop as Ctrl-C does; it finishes its operations, so that its state stays correct."""
+    os.killpg(process.pid, signal.SIGINT)  # to the whole group, as a terminal does
     try:
         process.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """Errors of the acceptance run, a branch of the package's tree; each message is for users."""
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 
 class AcceptanceError(StacksError):
@@ -24,7 +24,7 @@ class EngineError(AcceptanceError):
 
 
 class StepError(AcceptanceError):
-    """A step saw something other than it expects; the message says what."""
+    """A step observed something unexpected; the message says what."""
 
 
 class StopError(AcceptanceError):
@@ -32,4 +32,4 @@ class StopError(AcceptanceError):
 
 
 class NotReachableError(CallRefusedError):
-    """The instance takes no commands yet: its agent has not registered."""
+    """The instance accepts no commands yet: its agent has not registered."""

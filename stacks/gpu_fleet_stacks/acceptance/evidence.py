@@ -9,8 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_stacks import files
 from gpu_fleet_stacks.acceptance.account import Call
+from gpu_fleet_stacks.core import files
 
 SCHEMA_VERSION = 1
 SHOWN_DIGITS = 4
@@ -26,12 +26,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step as it went.
+    """Record of one step.
 
     Attributes:
         status: its result.
         started, ended: aware UTC.
-        observed: what the step saw, or why it failed or was skipped.
+        observed: the step's observation, or why it failed or was skipped.
         accrued: the run's cost so far, in its currency.
         calls: the API calls that it made.
     """
@@ -58,7 +58,7 @@ class Remainder:
     """Something that still existed at the end.
 
     Attributes:
-        kind, id, state, note: as in ``account.Left``.
+        kind, id, state, note: as in ``account.Orphan``.
         per_hour: its cost per hour, as text; ``unknown`` where the price is unknown, ``0`` where it is not
             paid by the hour.
     """
@@ -114,7 +114,7 @@ class Evidence:
     @property
     def clean(self) -> bool:
         """Return whether nothing is left that costs money or may."""
-        return self.remaining is not None and all(leftover.per_hour == "0" for leftover in self.remaining)
+        return self.remaining is not None and all(orphan.per_hour == "0" for orphan in self.remaining)
 
     @property
     def passed(self) -> bool:

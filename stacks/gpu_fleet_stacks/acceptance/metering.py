@@ -16,16 +16,16 @@ HOUR_S = 3600
 
 @dataclass
 class Metering:
-    """The run's own estimate.
+    """The run's own estimate of its cost.
 
-    Of shared resources a begun hour counts whole, as NAT gateways are charged.
+    A begun hour of shared resources counts whole, as NAT gateways are charged.
 
     Attributes:
         cap: the most that the run may cost.
-        once: what is paid by volume, counted from the first moment.
+        once: cost by volume, counted from the first moment.
         unpriced_per_hour: the operator's figure for everything without a price.
-        began: when the deployment began; None before, when nothing costs anything.
-        seconds: (type, spot) -> instance id -> for how long it was seen to run.
+        began: start of the deployment; None before, when nothing costs anything.
+        seconds: (type, spot) -> instance id -> observed running time.
     """
 
     variant: Stack
@@ -65,12 +65,12 @@ class Metering:
         price = self.prices[kind, spot]
         if price is None:
             raise StopError(
-                f"an instance of type {kind} runs, whose price nobody knows: unknown is never free"
+                f"an instance of type {kind} runs, and its price is unknown: unknown is never free"
             )
         return price
 
     def hold(self, now: datetime, reserve: Money) -> None:
-        """Stop the run before it passes its cap.
+        """Stop the run before it exceeds its cap.
 
         Args:
             reserve: what the tear-down may still cost.

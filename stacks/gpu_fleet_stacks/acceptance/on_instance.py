@@ -1,6 +1,6 @@
-"""The shell scripts that an acceptance run has an instance run as root. Pure.
+"""Shell scripts that an acceptance run has an instance run as root. Pure.
 
-They use what every instance of a stack has: the gate's report, the trainer's unit with its folder of jobs,
+They use parts of every instance of a stack: the gate's report, the trainer's unit with its folder of jobs,
 the stop file. AWS-RunShellScript and Cloud Assistant run them with ``sh``, so the scripts avoid bash syntax.
 """
 
@@ -57,7 +57,7 @@ def gate() -> str:
 
 
 def environment() -> str:
-    """Print torch's version and how many GPUs it sees; exit code 3 while there is no environment."""
+    """Print torch's version and the number of GPUs that it sees; exit code 3 without an environment."""
     probe = "import torch, gpu_fleet; print(torch.__version__, torch.cuda.device_count())"
     return f"[ -x {PYTHON} ] || exit 3\n{PYTHON} -c {shlex.quote(probe)} || exit 3\n"
 

@@ -1,4 +1,4 @@
-"""Runner of an acceptance run: runs the steps, limits time and cost, and always tears down."""
+"""Runner of an acceptance run: it runs the steps, limits time and cost, and always tears down."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from gpu_fleet_stacks.acceptance.evidence import Evidence, Remainder, Status, St
 from gpu_fleet_stacks.acceptance.metering import Metering
 from gpu_fleet_stacks.acceptance.plan import AcceptanceStep
 from gpu_fleet_stacks.catalog.money import Money
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings import Stack
 
 LOG = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ REFUSALS_IN_A_ROW = 5
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step that passed: what it expected, and what it saw."""
+    """Result of a step that passed: what it expected, and what it observed."""
 
     expected: str
     observed: str
@@ -77,7 +77,7 @@ class AcceptanceRun:
         """
         now = self.clock.now()
         if self.ends_at is not None and now >= self.ends_at:
-            raise StopError("the run's time is over, and what is left of it is for the tear-down")
+            raise StopError("the run's time is used up; the rest is reserved for the tear-down")
         if self.metering.began is None:
             return
         if self.metered_at is None or now - self.metered_at >= METER_EVERY:
@@ -122,7 +122,7 @@ Listener = Callable[[str, AcceptanceStep | None, StepRecord | None], None]
 
 
 def _silent(event: str, step: AcceptanceStep | None, done: StepRecord | None) -> None:
-    """Do nothing: a listener for a run that nobody watches."""
+    """Do nothing, as the listener of a run without an observer."""
 
 
 def execute(
@@ -237,7 +237,7 @@ def tear_down(run: AcceptanceRun, listener: Listener = _silent) -> None:
         except KeyboardInterrupt:
             problems.append("interrupted by the operator; run it again with --clean-up")
             break
-        except Exception as error:  # what is left must be listed, whatever fails before
+        except Exception as error:  # the remains must be listed, whatever fails before
             LOG.exception("event=tear-down-broke part=%s", part.__name__)
             problems.append(f"unexpected: {error!r}")
     status = Status.FAILED if problems or not run.evidence.clean else Status.OK
@@ -254,7 +254,7 @@ def _forget_interruption(run: AcceptanceRun) -> None:
 
 
 def _destroy(run: AcceptanceRun) -> None:
-    """Destroy the stack; where it fails, remove what blocks it and try again.
+    """Destroy the stack; if that fails, remove what blocks it and try again.
 
     Buckets with objects and instances that outlived their groups block it; both belong to this stack alone.
 
@@ -281,27 +281,27 @@ def _list(run: AcceptanceRun) -> None:
     """Record everything that still carries the stack's tag, with its cost per hour."""
     run.evidence.remaining = [
         Remainder(
-            leftover.kind,
-            leftover.id,
-            leftover.state,
-            _hourly(run, leftover.priced_as, leftover.units),
-            leftover.note,
+            orphan.kind,
+            orphan.id,
+            orphan.state,
+            _hourly(run, orphan.priced_as, orphan.units),
+            orphan.note,
         )
-        for leftover in run.account.left()
+        for orphan in run.account.orphans()
     ]
 
 
 def _hourly(run: AcceptanceRun, priced_as: str, units: Any) -> str:
     if not priced_as:
         return "0"
-    price = plan.left_hour(run.variant, priced_as, units)
+    price = plan.orphan_hour(run.variant, priced_as, units)
     return "unknown" if price is None else f"{price.amount:.4f}"
 
 
 def _summary(remaining: Sequence[Remainder] | None) -> str:
     if not remaining:
         return "nothing carries the stack's tag any more"
-    paid = [leftover for leftover in remaining if leftover.per_hour != "0"]
+    paid = [orphan for orphan in remaining if orphan.per_hour != "0"]
     if paid:
-        return "still there and paid for: " + ", ".join(f"{leftover.kind} {leftover.id}" for leftover in paid)
+        return "still there and paid for: " + ", ".join(f"{orphan.kind} {orphan.id}" for orphan in paid)
     return f"{len(remaining)} things still carry the tag, none of them paid by the hour"

@@ -22,7 +22,7 @@ from gpu_fleet_stacks.preflight.command import look as preflight_look
 from gpu_fleet_stacks.preflight.findings import Finding, Rating
 
 RANKS = 2
-# An agent is heard every minute; the sweep counts an agent that is silent for four as unknown.
+# An agent sends a heartbeat every minute; after four silent minutes the sweep counts it as unknown.
 FRESH = timedelta(minutes=4)
 HELD_FOR = timedelta(hours=12)
 # A reading is at most one sweep period away from the truth; an instance's clock starts a little later.
@@ -35,7 +35,7 @@ GPU_RUN_EPOCHS = 2.0
 # digits.toml saves every 50 steps; the run is interrupted after the first checkpoint is committed.
 STEP_KEY = re.compile(r"/step-(\d+)/manifest\.json$")
 LOOK_EVERY_S = 5.0
-KNOWN_AFTER_S = 1.0  # an invocation is known a moment after its command
+KNOWN_AFTER_S = 1.0  # an invocation can be read a moment after its command
 
 
 def actions(look: Callable[[Any], Any] = preflight_look) -> dict[str, Action]:
@@ -120,7 +120,7 @@ def _group_ids(run: AcceptanceRun) -> Mapping[str, list[str]]:
 
 
 def _groups(run: AcceptanceRun) -> StepResult:
-    """Compare the groups' settings with what was asked; the failure lists every difference."""
+    """Compare the groups' settings with the requested ones; the failure lists every difference."""
     groups = _group_ids(run)
     raised = list(run.account.raise_empty(groups))
     kept = run.account.kept(groups)
@@ -175,10 +175,12 @@ def _heartbeat(run: AcceptanceRun, pool: str) -> StepResult:
     newest = run.account.newest_heartbeat(instance, launched) or first
     silent_s = (run.clock.now() - newest).total_seconds()
     if silent_s > FRESH.total_seconds():
-        raise StepError(f"{instance} was last heard {silent_s:.0f} s ago: its agent has fallen silent")
+        raise StepError(f"{instance} sent its last heartbeat {silent_s:.0f} s ago: its agent is silent")
     seconds = (first - launched).total_seconds()
     facts = {"instance": instance, "first_heartbeat_after_s": round(seconds)}
-    return StepResult("a heartbeat, and a fresh one", f"first heard {seconds:.0f} s after its launch", facts)
+    return StepResult(
+        "a heartbeat, and a fresh one", f"first heartbeat {seconds:.0f} s after its launch", facts
+    )
 
 
 def ask(run: AcceptanceRun, instance: str, script: str, poll_s: float = LOOK_EVERY_S) -> CommandOutput:
@@ -208,7 +210,7 @@ def ordered(run: AcceptanceRun, instance: str, script: str, what: str) -> Comman
 
 
 def _there(run: AcceptanceRun, instance: str, script: str, what: str) -> str:
-    """Run the script again until what it prints exists; return its output."""
+    """Run the script again until its output exists; return the output."""
 
     def look() -> str | None:
         said = ask(run, instance, script)
@@ -257,7 +259,7 @@ def _job(run: AcceptanceRun, name: str, *, ranks: int, epochs: float, on_gpu: bo
 
 
 def _two_ranks(run: AcceptanceRun, name: str) -> TrainerJob:
-    """Return a job of two ranks: on the GPUs where the instance has two, else on its processors."""
+    """Return a job of two ranks: on the GPUs if the instance has two, or else on its processors."""
     return _job(run, name, ranks=RANKS, epochs=run.epochs, on_gpu=run.memory["gpus"] >= RANKS)
 
 
@@ -317,7 +319,7 @@ def _train_two_ranks(run: AcceptanceRun) -> StepResult:
 
 
 def _committed(run: AcceptanceRun, job: TrainerJob) -> dict[int, datetime]:
-    """Return the committed steps: step -> when its manifest was written."""
+    """Return the committed steps: step -> time of its manifest."""
     steps = {STEP_KEY.search(f"/{key}"): at for key, at in run.account.keys(f"{job.checkpoint_uri}/").items()}
     return {int(match[1]): at for match, at in steps.items() if match}
 
@@ -335,7 +337,7 @@ def _interrupt(run: AcceptanceRun) -> StepResult:
     committed = _committed(run, job)
     saved, of_steps = max(committed), run.memory["straight"]["step"]
     if saved >= of_steps:
-        raise StepError(f"the run was over before the notice came: step {saved}")
+        raise StepError(f"the run was over before the notice arrived: step {saved}")
     if stopped.get("step", saved) != saved or committed[saved] < asked_at - CLOCKS_DIFFER:
         raise StepError(f"{how}: nothing was saved after the notice; the newest step is {saved}")
     run.memory |= {"job": job, "saved": saved, "by_cloud": by_cloud}
@@ -346,7 +348,7 @@ def _interrupt(run: AcceptanceRun) -> StepResult:
 
 
 def _stopped(run: AcceptanceRun, job: TrainerJob, instance: str) -> dict[str, Any]:
-    """Wait until the run has stopped; return its result, empty where the instance is gone before."""
+    """Wait until the run has stopped; return its result, or nothing if the instance is gone before."""
 
     def look() -> dict[str, Any] | None:
         if _is_gone(run, instance):
@@ -465,7 +467,7 @@ def _terminate(run: AcceptanceRun) -> StepResult:
 
 
 def _newest_meter(run: AcceptanceRun, records: str) -> str:
-    """Return the URI of the meter's newest state; on OSS each state has a key, the newest first by name."""
+    """Return the URI of the meter's newest state; OSS has a key for each state, the newest first by name."""
     numbered = run.account.keys(f"{records}/{METER}.")
     return f"{records}/{min(numbered, default=METER)}"
 

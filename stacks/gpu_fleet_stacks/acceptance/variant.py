@@ -1,16 +1,18 @@
 """The small stack that an acceptance run deploys in place of the real one. Pure.
 
 It has the real stack's account, region, network, image and owner, and two instances: one on demand that the
-sweep finds idle, and one on spot that the trainer loses. It has its own name, so the real stack is untouched.
+sweep finds idle, and one on spot that is interrupted during training. It has its own name, so the real stack
+is untouched.
 """
 
 from collections.abc import Mapping
 from decimal import ROUND_UP, Decimal
 from typing import Any
 
-from gpu_fleet_stacks import catalog, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.acceptance.errors import AcceptanceError
 from gpu_fleet_stacks.catalog import Cloud, InstanceType
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import ImageMode, Stack
 
 SUFFIX = "-accept"
@@ -21,8 +23,8 @@ IDLE_AFTER_HOURS = 0.5
 GRACE_MINUTES = 10
 SWEEP_EVERY_MINUTES = 5
 LEAST_VOLUME_GIB = 100
-# Alibaba Cloud: a group made with 0 has no expected number and grows by request; only a real account can
-# show whether it does.
+# Alibaba Cloud: a group made with 0 has no expected number and grows by request; only a real account
+# shows whether it does.
 DESIRED = {Cloud.AWS: 1, Cloud.ALICLOUD: 0}
 SCRATCH_GIB = {Cloud.AWS: 0, Cloud.ALICLOUD: 100}  # types of Alibaba Cloud have no local disks
 # Names of prices.toml that the variant pays for; a stack file's assumptions of them hold for it too.

@@ -1,17 +1,16 @@
 """``gpu-fleet advise --params 7e9 --batch 32 --seq 2048``: needs of a run, and instances for it."""
 
 import datetime
-import math
 from collections.abc import Iterator
 from decimal import Decimal
 from operator import attrgetter
-from typing import Any, get_args
+from typing import get_args
 
 import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpu_fleet_stacks import listing
+from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_stacks.advise import offers, scorecard
 from gpu_fleet_stacks.advise.plan import (
     GIB,
@@ -34,22 +33,12 @@ from gpu_fleet_stacks.advise.work import (
 from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, Money
 from gpu_fleet_stacks.catalog.prices import read_on
-from gpu_fleet_stacks.listing import Column, Listing
+from gpu_fleet_stacks.core import listing
+from gpu_fleet_stacks.core.listing import Column, Listing
 
 PIPE_WIDTH = 170
 EIGHT = 8
 FITS = ("yes", "on spot")
-
-
-class FiniteRange(click.FloatRange):
-    """A range without NaN: every comparison with NaN is false, so click's own range accepts it."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse numbers outside the range, NaN and infinity."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} must be a finite number", param, ctx)
-        return number
 
 
 class LargeNumber(click.ParamType[float]):
@@ -136,7 +125,7 @@ def main(
 def affordable(plan: Candidate, most: Money | None) -> str:
     """Say whether a plan is expected to fit the budget; empty where currency or price leave that open.
 
-    A plan whose spot price nobody publishes fits on demand or not at all.
+    A plan without a public spot price fits on demand or not at all.
     """
     if most is None or plan.on_demand is None or plan.on_demand.currency != most.currency:
         return ""
@@ -214,7 +203,7 @@ def ranking(ranked: list[Candidate], most: Money | None, discount: Decimal | Non
 
 
 def _reserved(plan: Candidate, discount: Decimal) -> str:
-    """Format what a reservation costs, and how much of the months that are paid for the run uses."""
+    """Format the cost of a reservation, and the share of its months that the run uses."""
     amount, months = reserved(plan, discount), months_begun(plan)
     if amount is None:
         return "unknown"
@@ -223,7 +212,7 @@ def _reserved(plan: Candidate, discount: Decimal) -> str:
 
 
 def dates_of(ranked: list[Candidate], today: datetime.date) -> Iterator[str]:
-    """Yield when the prices of each region were read, and how old they are where that is too old to trust."""
+    """Yield when the prices of each region were read, with their age if they are too old to trust."""
     regions = {plan.offer.price.region: None for plan in ranked if plan.offer.price}
     for region in regions:
         here = [plan.offer for plan in ranked if plan.offer.price and plan.offer.price.region == region]
@@ -234,7 +223,7 @@ def dates_of(ranked: list[Candidate], today: datetime.date) -> Iterator[str]:
 
 
 def vendors(cny_per_usd: Decimal | None, *, sources: bool) -> RenderableType:
-    """Return the scorecard, and where asked the source of each number."""
+    """Return the scorecard, and on request the source of each number."""
     weights = offers.vendors().weights
     cards = scorecard.cards(cny_per_usd)
     criteria = (

@@ -16,13 +16,13 @@ from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.catalog.instance_types import InstanceType, Price
 from gpu_fleet_stacks.catalog.numbers import AMOUNT, NUMBER
 from gpu_fleet_stacks.catalog.prices import SpotPrice
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 FILE = Path(__file__).with_name("vendors.toml")
 
 
 class VendorsError(StacksError):
-    """A file of vendors that is not valid."""
+    """A vendors file that is not valid."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Offer:
         network_gbps: of all its cards; None where unknown.
         joined: whether RDMA can connect several of them.
         price: for an hour on demand; None where no list has it.
-        spot: for an hour on spot, in the region of ``price``; None where nobody publishes it.
+        spot: for an hour on spot, in the region of ``price``; None where no price is published.
         comparison: for comparison only: no stack can use it.
     """
 

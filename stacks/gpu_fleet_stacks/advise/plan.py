@@ -1,4 +1,4 @@
-"""Instances that finish a run, with time and cost: every type of the catalog that can. Pure."""
+"""Instances that finish a run, with time and cost: every suitable type of the catalog. Pure."""
 
 import math
 import tomllib
@@ -29,11 +29,11 @@ class Candidate:
     """A way to finish a run.
 
     Attributes:
-        gpus: how many of all their GPUs work.
+        gpus: number of their GPUs that the run uses.
         layout: how the run is spread over them.
         hours: from the first step to the last, without interruptions.
         on_demand: list price of all instances for that time; None where no price is public.
-        spot: what that time is expected to cost on spot; None where nobody publishes a price.
+        spot: expected spot price for that time; None where no price is public.
         spot_p90: the same at the 90th percentile of the spot price.
     """
 
@@ -136,7 +136,7 @@ def _priced(
 
 
 def months_begun(plan: Candidate) -> int:
-    """Return the months that a reservation for the run is paid for: every month that it begins."""
+    """Return the months of a reservation that the run pays for: every month that it begins."""
     return math.ceil(plan.hours / HOURS_PER_MONTH)
 
 

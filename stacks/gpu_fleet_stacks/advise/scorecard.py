@@ -1,7 +1,7 @@
 """Comparison of vendors: five criteria with weights in vendors.toml, every number with a source. Pure.
 
-The best value of a criterion earns its full weight, every other value its share of the best. Where a vendor
-has no sourced number, the criterion is left out, and the card says how much of the weight counted.
+The best value of a criterion gets its full weight, every other value its share of the best. A criterion
+without a sourced number is left out, and the card shows how much of the weight counted.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,14 +1,14 @@
-"""Who asked what of the stack's buckets: OSS's access logs, in a bucket of their own.
+"""OSS access logs of the stack's buckets, in a bucket of their own.
 
-The one bucket that the stack's key does not encrypt, as on AWS: OSS's own keys do, so that its delivery needs
-no right on the stack's key. It holds names of objects and callers, and no object.
+As on AWS, the stack's key does not encrypt this bucket: OSS's own keys do, so that its delivery needs no
+right on the stack's key. It holds names of objects and callers, and no object.
 """
 
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Redundancy, Stack
 
 KIND = "access-logs"
@@ -17,9 +17,9 @@ ABORT_UPLOADS_AFTER_DAYS = 7
 
 
 def bucket(name: str, stack: Stack, parent: pulumi.Resource) -> pulumi.Resource:
-    """The bucket; gives what must stand before OSS delivers there.
+    """Declare the log bucket; return the resource that must exist before OSS delivers there.
 
-    OSS writes as the owner of both buckets, which lie in one region and account, and needs no policy for it
+    OSS writes as the owner of both buckets, which are in one region and account, and needs no policy for it
     (www.alibabacloud.com/help/en/oss/developer-reference/putbucketlogging).
     """
     name = f"{name}-{KIND}"
@@ -49,14 +49,14 @@ def bucket(name: str, stack: Stack, parent: pulumi.Resource) -> pulumi.Resource:
 
 
 def logging(stack: Stack, kind: str) -> alicloud.oss.BucketLoggingArgs | None:
-    """The part of a bucket that has OSS write its log."""
+    """Return the part of a bucket that makes OSS write its access log; None where it is off."""
     if not stack.logs.bucket_access:
         return None
     return alicloud.oss.BucketLoggingArgs(target_bucket=stack.bucket_name(KIND), target_prefix=f"{kind}/")
 
 
 def _old_logs(days: int) -> alicloud.oss.BucketLifecycleRuleArgs:
-    """What is older than any other log of the stack goes; a version that was deleted, the day after."""
+    """Return the rule that deletes files with the age of the stack's other logs, and versions a day later."""
     return alicloud.oss.BucketLifecycleRuleArgs(
         id="old-logs",
         enabled=True,

@@ -1,14 +1,14 @@
-"""Alarms on the stack's own metrics, as CloudMonitor wants them."""
+"""Alarms on the stack's own metrics in CloudMonitor."""
 
 import json
 
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
-# The default application group, into which custom metrics go that name no other (API PutCustomMetric).
+# The default application group, for custom metrics that name no other (API PutCustomMetric).
 NO_MONITOR_GROUP = "0"
 PERIOD_S = 300
 SILENCE_S = 86_400
@@ -23,7 +23,7 @@ def alarm(
     contact_group: pulumi.Input[str],
     parent: pulumi.Resource,
 ) -> alicloud.cms.Alarm:
-    """Notify the stack's contacts, once a day at most, that a metric of the stack passed a threshold.
+    """Notify the stack's contacts, at most once a day, that a metric of the stack passed a threshold.
 
     Args:
         name: the alarm's name, logical and physical.

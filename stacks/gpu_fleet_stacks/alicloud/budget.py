@@ -1,7 +1,7 @@
-"""What the month may cost, and who hears of it.
+"""Budget of the month, and the alarms on it.
 
-The provider has no budget resource. The sweep's meter adds up hours times price of what runs, and
-CloudMonitor compares that with the thresholds.
+The provider has no budget resource. The sweep's meter multiplies the hours of running resources by their
+prices, and CloudMonitor compares the sum with the thresholds.
 """
 
 import hashlib
@@ -11,12 +11,11 @@ from decimal import Decimal
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud.alarms import alarm
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack, Threshold, ThresholdKind
 
-# What the meter publishes of the whole stack (image/gpu_fleet_image/core/metrics.py), in the budget's
-# currency.
+# The meter's metrics of the whole stack (image/gpu_fleet_image/core/metrics.py), in the budget's currency.
 METRICS = {ThresholdKind.ACTUAL: "MonthCost", ThresholdKind.FORECAST: "MonthForecast"}
 # API names of CloudMonitor: an alarm contact's name has 2 to 40 characters (alicloud_cms_alarm_contact).
 LONGEST_CONTACT_NAME = 40
@@ -24,16 +23,16 @@ LONGEST_CONTACT_NAME = 40
 
 @dataclass(frozen=True)
 class BudgetArgs:
-    """What the budget depends on."""
+    """Inputs of the budget."""
 
     stack: Stack
 
 
 class Budget(pulumi.ComponentResource):
-    """A monthly budget: contacts, and one alarm a threshold on what the sweep's meter says.
+    """A monthly budget: contacts, and one alarm for each threshold on the values of the sweep's meter.
 
     Attributes:
-        contact_group: whom all alarms of the stack notify.
+        contact_group: the group that all alarms of the stack notify.
     """
 
     contact_group: pulumi.Output[str]
@@ -52,7 +51,7 @@ class Budget(pulumi.ComponentResource):
                 contact_group=self.contact_group,
                 parent=self,
             )
-        # instances run whose price nobody knows: the cost is more than what the meter says
+        # some instances have an unknown price: the cost is higher than the meter's value
         alarm(
             f"{name}-unpriced",
             stack,
@@ -64,9 +63,10 @@ class Budget(pulumi.ComponentResource):
         self.register_outputs({"contact_group": self.contact_group})
 
     def _contacts(self, stack: Stack) -> pulumi.Output[str]:
-        """One contact an address. CloudMonitor mails each a link, and notifies only those who follow it.
+        """Declare one contact for each address; return the group's name.
 
-        Until then it hides the address, which the provider would read as a change to make again.
+        CloudMonitor mails each address a link, and notifies only those who confirm it. Until then it hides
+        the address, which the provider would read as a change to make again.
         """
         contacts = [
             alicloud.cms.AlarmContact(
@@ -82,7 +82,7 @@ class Budget(pulumi.ComponentResource):
         group = alicloud.cms.AlarmContactGroup(
             naming.prefixed(stack.name),
             alarm_contact_group_name=naming.prefixed(stack.name),
-            describe=f"Who answers for gpu-fleet stack {stack.name}",
+            describe=f"Owners of gpu-fleet stack {stack.name}",
             contacts=contacts,
             opts=self._child,
         )
@@ -90,15 +90,15 @@ class Budget(pulumi.ComponentResource):
 
 
 def _contact_name(stack: Stack, address: str) -> str:
-    """A contact's name, cut to what CloudMonitor takes and kept apart by its address alone.
+    """Return a contact's name, cut to CloudMonitor's limit and made unique by a hash of its address.
 
-    CloudMonitor overwrites a contact of the same name, and what is replaced is deleted last: a name that went
-    to another address, say by its place in the list, would be deleted with the old one.
+    CloudMonitor overwrites a contact of the same name, and a replaced resource is deleted last. A name that
+    moved to another address, such as one by its place in the list, would be deleted with the old contact.
     """
     suffix = f"-{hashlib.sha256(address.encode()).hexdigest()[:8]}"
     return naming.prefixed(stack.name)[: LONGEST_CONTACT_NAME - len(suffix)] + suffix
 
 
 def _amount(stack: Stack, threshold: Threshold) -> Decimal:
-    """A threshold in the budget's currency."""
+    """Return a threshold in the budget's currency."""
     return Decimal(stack.budget.monthly) * threshold.percent / 100

@@ -1,4 +1,4 @@
-"""The keeper of a stack's image builds: a function that begins one each week, tries again, and alarms."""
+"""The build controller of a stack's images: a function that starts one build a week, retries, and alarms."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,20 @@ from gpu_fleet_stacks.payload import builds_plan, image_files
 from gpu_fleet_stacks.settings import Stack
 
 EVERY_MINUTES, TIMEOUT_S = 10, 120
-FAILED_LOOKS = 1  # looks lie further apart than the periods that this metric knows
+FAILED_LOOKS = 1  # passes are further apart than this metric's periods
 METRIC = "ImageBuildProblems"
-# None of these knows a resource or a condition narrower than the account.
+# None of these actions supports a resource or a condition narrower than the account.
 LOOK_ACTIONS = ("ecs:DescribeImagePipelineExecutions", "ecs:DescribeImagePipelines")
 
 
 @dataclass(frozen=True)
 class ImageBuildsArgs:
-    """What the keeper depends on.
+    """Inputs of the build controller.
 
     Attributes:
         pipeline_id: the pipeline that it may start.
         key_id: encrypts its log.
-        contact_group: who is notified.
+        contact_group: the group that its alarms notify.
     """
 
     stack: Stack
@@ -36,17 +36,17 @@ class ImageBuildsArgs:
 
 
 class ImageBuilds(pulumi.ComponentResource):
-    """The keeper of one stack's builds."""
+    """The build controller of one stack."""
 
     def __init__(self, name: str, args: ImageBuildsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:alicloud:ImageBuilds", name, None, opts)
         stack, own = args.stack, f"{name}-builds"
-        keeper = ScheduledFunction(
+        controller = ScheduledFunction(
             own,
             ScheduledFunctionArgs(
                 stack=stack,
                 label="builds",
-                purpose=f"Looks after image builds of gpu-fleet stack {stack.name}",
+                purpose=f"Controls image builds of gpu-fleet stack {stack.name}",
                 handler=HANDLER,
                 files=bundle(stack),
                 every_minutes=EVERY_MINUTES,
@@ -63,7 +63,7 @@ class ImageBuilds(pulumi.ComponentResource):
         alarm_of_failures(
             f"{own}-errors",
             stack,
-            keeper.function_name,
+            controller.function_name,
             times=FAILED_LOOKS,
             contact_group=args.contact_group,
             parent=self,
@@ -72,13 +72,13 @@ class ImageBuilds(pulumi.ComponentResource):
 
 
 def bundle(stack: Stack) -> dict[str, bytes]:
-    """The function's code with the packages it needs: equal settings and equal modules give equal bytes."""
+    """Return the function's code with its packages; equal settings and equal modules give equal bytes."""
     plan = builds_plan.plan_text(stack, [image_files.ecs_pipeline_name(stack)])
     return archive(stack, f"{builds_plan.KEEPER}.alicloud", {builds_plan.PLAN_FILE: plan})
 
 
 def role_policy(args: ImageBuildsArgs) -> list[policies.Statement]:
-    """Every statement of the role's only policy, but for its log: start this pipeline, and no instance."""
+    """Return the statements of the role's policy without its log: start this pipeline, touch no instance."""
     pipeline = f"acs:ecs:{args.stack.region}:{args.stack.account_id}:imagepipeline/"
     return [
         policies.allow(LOOK_ACTIONS, "*"),

@@ -1,7 +1,7 @@
-"""The mover: a function that decides where a pool's next instance starts, and what users need to ask it.
+"""The mover: a function that decides where a pool's next instance starts, and the rights of its users.
 
-It runs each minute: a group that could start nothing is passed over within one. Its role raises groups and
-tags instances, and can end none.
+It runs each minute, so a group without capacity is passed over within a minute. Its role raises groups and
+tags instances, and can terminate none.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from gpu_fleet_stacks.settings import Stack
 TIMEOUT_S = 120
 EVERY_MINUTES = 1
 FAILED_PASSES = 3
-# ModifyScalingGroup withdraws what could not start, of a group that expects a number. RAM knows no parts of
-# it to leave out.
+# ModifyScalingGroup withdraws failed launches from a group with an expected number. RAM cannot exclude parts
+# of the action.
 RAISE_ACTIONS = ("ess:ScaleWithAdjustment", "ess:ModifyScalingGroup")
 TAG_ACTIONS = ("ecs:TagResources", "ecs:UntagResources")
-# None of these knows a resource or a condition narrower than the account.
+# None of these actions supports a resource or a condition narrower than the account.
 LOOK_ACTIONS = (
     "ecs:DescribeInstances",
     "ecs:DescribeSpotPriceHistory",
@@ -53,12 +53,12 @@ PEOPLE_LOOK_ACTIONS = (
 
 @dataclass(frozen=True)
 class CapacityArgs:
-    """What the mover depends on.
+    """Inputs of the mover.
 
     Attributes:
         key_id: encrypts log and ledger.
         records_arn: the bucket of requests and ledger.
-        contact_group: who is notified when the mover fails.
+        contact_group: the group that is notified when the mover fails.
     """
 
     stack: Stack
@@ -105,12 +105,12 @@ class Capacity(pulumi.ComponentResource):
 
 
 def bundle(stack: Stack) -> dict[str, bytes]:
-    """The function's code with the packages it needs: equal settings and equal modules give equal bytes."""
+    """Return the function's code with its packages; equal settings and equal modules give equal bytes."""
     return archive(stack, f"{sweep_archive.MOVER}.alicloud")
 
 
 def role_policy(args: CapacityArgs) -> list[policies.Statement]:
-    """Every statement of the role's only policy, but for its log."""
+    """Return the statements of the role's only policy, without its log."""
     own = f"{args.stack.region}:{args.stack.account_id}"
     of_stack = {f"acs:ResourceTag/{STACK}": [args.stack.name]}
     managed = of_stack | {f"acs:ResourceTag/{MANAGED}": ["true"]}
@@ -130,7 +130,7 @@ def role_policy(args: CapacityArgs) -> list[policies.Statement]:
 
 
 def _money(args: CapacityArgs) -> list[pulumi.Output[str]]:
-    """The meter and the freeze, whose states are numbered.
+    """Return the states of the meter and the freeze, which are numbered objects.
 
     See ``image/gpu_fleet_image/providers/alicloud/oss.py``.
     """
@@ -138,12 +138,12 @@ def _money(args: CapacityArgs) -> list[pulumi.Output[str]]:
 
 
 def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
-    """What a user needs to take, keep and give back instances: to attach to users or a role.
+    """Return the policy for users who take, keep and give back instances; for users or a role.
 
-    RAM knows no variable for the caller, so that one user of the group can ask in another's name; the
-    bucket's access log says who wrote. Keeping and giving back are tags, so that each of them can set and
-    remove every tag of every instance of the stack: another's owner and hold, and the tag by which the sweep
-    knows its instances. ActionTrail says who did. No shell: see ``operator_policy``.
+    RAM has no variable for the caller, so one user of the group can ask in another's name; the bucket's
+    access log names the writer. Keeping and giving back are tags, so each user can set and remove every tag
+    of every instance of the stack: another user's owner tag and hold, and the tag by which the sweep
+    recognises its instances. ActionTrail names the caller. It opens no shell: see ``operator_policy``.
     """
     stack = args.stack
     queue = [sweep_archive.QUEUE_JOBS_KEY] if stack.queued else []
@@ -162,10 +162,10 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
 
 
 def operator_policy(stack: Stack) -> pulumi.Output[str]:
-    """What opens a shell and ports on every instance of the stack: for those who may be root there.
+    """Return the policy for a shell and ports on every instance: for users who may be root there.
 
-    A caller of StartTerminalSession names the account, root too, and RAM has no condition on that: without a
-    name it is the assistant's, which Cloud Assistant's agent lets become root.
+    A caller of StartTerminalSession names the account, root too, and RAM has no condition on that. Without a
+    name it is the assistant's account, which Cloud Assistant's agent lets become root.
     https://help.aliyun.com/en/ecs/developer-reference/api-ecs-2014-05-26-startterminalsession
     """
     return policies.document(_of_instances(stack, ["ecs:StartTerminalSession"]))

@@ -1,8 +1,8 @@
-"""The cloud's own services inside the network.
+"""Endpoints of the cloud's own services inside the network.
 
-Alibaba Cloud answers for all of them at addresses of its own (``firewall.CLOUD_SERVICES``) that every VPC
-reaches without NAT, so a private stack needs no endpoint to live. PrivateLink adds OSS at addresses of the
-network itself, which peered networks and offices reach too.
+Alibaba Cloud serves all of them at addresses of its own (``firewall.CLOUD_SERVICES``) that every VPC reaches
+without NAT, so a private stack works without endpoints. PrivateLink adds OSS at addresses of the network
+itself, which peered networks and offices reach too.
 """
 
 import json
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 # The one service whose endpoint name the provider's reference gives (alicloud_privatelink_vpc_endpoint).
@@ -20,7 +20,7 @@ SERVICES = ("oss",)
 
 @dataclass(frozen=True)
 class EndpointsArgs:
-    """What the endpoints depend on.
+    """Inputs of the endpoints.
 
     Attributes:
         subnet_ids: zone -> private vSwitch.
@@ -34,7 +34,7 @@ class EndpointsArgs:
 
 
 class Endpoints(pulumi.ComponentResource):
-    """One interface endpoint for each service, an address in every zone, open to the stack's own buckets."""
+    """One interface endpoint a service, with an address in every zone, open to the stack's own buckets."""
 
     def __init__(self, name: str, args: EndpointsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:alicloud:Endpoints", name, None, opts)
@@ -65,7 +65,7 @@ class Endpoints(pulumi.ComponentResource):
 
 
 def _own_buckets_only(stack: Stack) -> str:
-    """No way out for data through this endpoint but by TLS into the stack's own buckets."""
+    """Return an endpoint policy that lets data pass only by TLS into the stack's own buckets."""
     named = (f"{naming.prefixed(stack.name)}-*", *stack.storage.existing.buckets)
     buckets = [f"acs:oss:*:{stack.account_id}:{name}" for name in named]
     statement = {

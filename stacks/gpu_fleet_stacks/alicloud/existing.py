@@ -1,6 +1,6 @@
-"""What stands already and is somebody else's: looked up by its id, never declared.
+"""Existing resources of another owner: looked up by id, never declared.
 
-A data source leaves nothing in the stack's state: no update changes what it found, no destroy deletes it.
+A data source leaves nothing in the stack's state: no update changes the resource, no destroy deletes it.
 """
 
 import re
@@ -12,29 +12,29 @@ import pulumi
 import pulumi_alicloud as alicloud
 from pulumi_alicloud.vpc.outputs import GetSwitchesVswitchResult
 
-from gpu_fleet_stacks.errors import Problem, StacksError
+from gpu_fleet_stacks.core.errors import Problem, StacksError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.addresses import too_small
 from gpu_fleet_stacks.settings.schema import ExistingBucket, ExistingNetwork
 
 ANYWHERE = "0.0.0.0/0"
 AVAILABLE = "Available"
-# Answers public addresses alone, which instances lack
+# Serves only public addresses, which instances lack
 # (www.alibabacloud.com/help/en/vpc/user-guide/ipv4-gateway-overview).
 IPV4_GATEWAY = "ipv4gateway"
 
 
 class ExistingNetworkError(StacksError):
-    """vSwitches that the stack file names are not as the stack needs them."""
+    """vSwitches in the stack file do not meet the stack's needs."""
 
 
 class ExistingBucketError(StacksError):
-    """Buckets that the stack file names are not as the stack needs them."""
+    """Buckets in the stack file do not meet the stack's needs."""
 
 
 @dataclass(frozen=True)
 class FoundNetwork:
-    """A VPC of somebody else's.
+    """A VPC of another owner.
 
     Attributes:
         private_subnet_ids: zone -> vSwitch that holds instances.
@@ -49,12 +49,12 @@ class FoundNetwork:
 def network(stack: Stack, named: ExistingNetwork, parent: pulumi.Resource) -> FoundNetwork:
     """Look up the VPC, its vSwitches and their routes; a preview does so too.
 
-    At once and not as Outputs: all that is refused is then one message of the program, before anything is
-    declared in the network.
+    The lookups return values and not Outputs, so that all refusals are one message of the program, before
+    anything is declared in the network.
 
     Raises:
         ExistingNetworkError: there is no such VPC or vSwitch in the region; or a vSwitch is in another zone
-            or VPC, has no way out, or is too small.
+            or VPC, has no route to the internet, or is too small.
     """
     opts = pulumi.InvokeOptions(parent=parent)
     problems = [*_wrong_with_vpc(stack, named, opts)]
@@ -95,17 +95,17 @@ def _wrong_with_vswitch(
         yield Problem(key, value, f"is not in {stack.region}, or not of account {stack.account_id}")
         return
     if vswitch.vpc_id != named.vpc_id:
-        yield Problem(key, value, f"lies in {vswitch.vpc_id}; must lie in {named.vpc_id}")
+        yield Problem(key, value, f"is in {vswitch.vpc_id}; must be in {named.vpc_id}")
     if vswitch.zone_id != zone:
-        yield Problem(key, value, f"lies in {vswitch.zone_id}; must lie in {zone}")
+        yield Problem(key, value, f"is in {vswitch.zone_id}; must be in {zone}")
     if named.internet:
         yield from _no_way_out(key, value, vswitch.route_table_id, opts)
 
 
 def _no_way_out(key: str, value: str, table_id: str, opts: pulumi.InvokeOptions) -> Iterator[Problem]:
-    """Whether its route table leads to the internet for instances without a public address.
+    """Yield a problem if a route table has no route to the internet for private addresses.
 
-    Without ``internet`` none is needed: the cloud answers inside every VPC (``firewall.CLOUD_SERVICES``).
+    Without ``internet`` no route is needed: the cloud answers inside every VPC (``firewall.CLOUD_SERVICES``).
     """
     with _explained(key, value):
         table = alicloud.vpc.get_route_entries(route_table_id=table_id, cidr_block=ANYWHERE, opts=opts)
@@ -119,11 +119,11 @@ def _no_way_out(key: str, value: str, table_id: str, opts: pulumi.InvokeOptions)
 
 
 def look_at_buckets(stack: Stack, parent: pulumi.Resource) -> None:
-    """Look every bucket up that the stack file names; a preview does so too.
+    """Look up every bucket that the stack file names; a preview does so too.
 
     Raises:
-        ExistingBucketError: naming all that are not the account's, lie in another region, or would hold what
-            instances write in the clear.
+        ExistingBucketError: buckets are of another account or region, or would store what instances write
+            unencrypted; the message names them all.
     """
     opts = pulumi.InvokeOptions(parent=parent)
     problems = [
@@ -147,7 +147,7 @@ def _wrong_with_bucket(
         yield f"is no bucket of account {stack.account_id}"
         return
     if listed[0].location != f"oss-{stack.region}":
-        yield f"lies in {listed[0].location}; must lie in oss-{stack.region}"
+        yield f"is in {listed[0].location}; must be in oss-{stack.region}"
     encryption = listed[0].server_side_encryption_rule
     if use.write and not (encryption and encryption.sse_algorithm):
         yield "encrypts nothing by itself; its owner sets KMS or AES256, or write stays false"
@@ -155,7 +155,7 @@ def _wrong_with_bucket(
 
 @contextmanager
 def _explained(key: str, value: str) -> Iterator[None]:
-    """A lookup that fails names its key; the SDK raises nothing narrower than Exception."""
+    """Name the key of a failed lookup in the error; the SDK raises nothing narrower than Exception."""
     try:
         yield
     except Exception as error:

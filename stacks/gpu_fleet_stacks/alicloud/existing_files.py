@@ -1,4 +1,4 @@
-"""File systems of somebody else's: looked up by their ids, never declared, never changed, never deleted."""
+"""File systems of another owner: looked up by their ids, never declared, changed or deleted."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks.errors import Problem, StacksError
+from gpu_fleet_stacks.core.errors import Problem, StacksError
 from gpu_fleet_stacks.settings import Stack
 
 ACTIVE = "Active"
@@ -17,7 +17,7 @@ NFS = "NFS"
 
 
 class ExistingFileSystemError(StacksError):
-    """A file system that the stack file names is not as the stack needs it."""
+    """A file system in the stack file does not meet the stack's needs."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class FoundFiles:
     """A file system with a mount target in the stack's VPC.
 
     Attributes:
-        domain: of the mount target.
-        network: the CIDR of the vSwitch in which it stands; rules of enterprise groups name it.
+        domain: domain of the mount target.
+        network: CIDR of the mount target's vSwitch, which rules of enterprise groups name.
     """
 
     domain: str
@@ -34,14 +34,14 @@ class FoundFiles:
 
 
 def look_up(stack: Stack, parent: pulumi.Resource) -> Mapping[str, FoundFiles]:
-    """Look up what the stack file names, by purpose (``home``, ``scratch``); a preview does so too.
+    """Look up the stack file's file systems, by purpose (``home``, ``scratch``); a preview does so too.
 
-    At once and not as Outputs: all that is refused is then one message of the program, before any rule of the
-    firewall is declared.
+    The lookups return values and not Outputs, so that all refusals are one message of the program, before any
+    rule of the firewall is declared.
 
     Raises:
-        ExistingFileSystemError: naming all that are not the account's, are of another kind, keep what they
-            hold in the clear, or have no mount target in the VPC.
+        ExistingFileSystemError: file systems are of another account or kind, are not encrypted, or have no
+            mount target in the VPC; the message names them all.
     """
     existing, opts = stack.storage.existing, pulumi.InvokeOptions(parent=parent)
     named = {"home": existing.home, "scratch": existing.scratch}
@@ -65,7 +65,10 @@ def look_up(stack: Stack, parent: pulumi.Resource) -> Mapping[str, FoundFiles]:
 
 
 def _wrong_with(stack: Stack, purpose: str, id_: str, opts: pulumi.InvokeOptions) -> Iterator[str]:
-    """CPFS takes no encryption (alicloud_nas_file_system, ``encrypt_type``), as with the stack's own."""
+    """Yield what is wrong with an existing file system.
+
+    CPFS supports no encryption (alicloud_nas_file_system, ``encrypt_type``), as with the stack's own.
+    """
     systems = alicloud.nas.get_file_systems(ids=[id_], opts=opts).systems
     if not systems:
         yield f"is not in {stack.region}, or not of account {stack.account_id}"
@@ -78,13 +81,13 @@ def _wrong_with(stack: Stack, purpose: str, id_: str, opts: pulumi.InvokeOptions
         yield f"speaks {files.protocol_type}; must speak {NFS}"
     elif purpose == "home" and not files.encrypt_type:
         yield (
-            "is not encrypted, and NAS encrypts none later: its owner copies the files to an encrypted one, "
-            "whose id stands here then"
+            "is not encrypted, and NAS cannot encrypt it later: have its owner copy the files to an "
+            "encrypted one, and name that here"
         )
 
 
 def _mount(stack: Stack, id_: str, opts: pulumi.InvokeOptions) -> FoundFiles | None:
-    """Its first active mount target in the VPC; one serves every zone."""
+    """Return the first active mount target in the VPC; one serves every zone."""
     targets = alicloud.nas.get_mount_targets(file_system_id=id_, vpc_id=_vpc(stack), opts=opts).targets
     for target in sorted(targets, key=lambda target: target.mount_target_domain):
         if target.status == ACTIVE:
@@ -94,13 +97,13 @@ def _mount(stack: Stack, id_: str, opts: pulumi.InvokeOptions) -> FoundFiles | N
 
 
 def _vpc(stack: Stack) -> str:
-    """The rules of the stack file let no file system be named without a VPC."""
+    """Return the id of the existing VPC; the settings' rules require it beside an existing file system."""
     return stack.network.existing.vpc_id if stack.network.existing else ""
 
 
 @contextmanager
 def _explained(key: str, value: str) -> Iterator[None]:
-    """A lookup that fails names its key; the SDK raises nothing narrower than Exception."""
+    """Name the key of a failed lookup in the error; the SDK raises nothing narrower than Exception."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Who may speak to whom: one enterprise security group per pool, standalone rules only.
+"""Permitted traffic: one enterprise security group per pool, with standalone rules only.
 
 An enterprise group lets nothing in or out without a rule, holds 65,536 addresses, and cannot name another
 group or itself: instances of one job are distinguished by their vSwitches
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Pool, Stack
 
 ENDPOINTS = "endpoints"
-QUEUE = "queue"  # of Slurm's controller; rules of the settings keep pools from that name
+QUEUE = "queue"  # Slurm's controller; the settings' rules refuse this name for a pool
 ANYWHERE = "0.0.0.0/0"
-# Where the cloud's own services answer inside every VPC, without NAT: OSS, ECS, Auto Scaling, CloudMonitor,
+# Addresses of the cloud's own services inside every VPC, without NAT: OSS, ECS, Auto Scaling, CloudMonitor,
 # KMS, Cloud Assistant, package mirrors, time and names
 # (www.alibabacloud.com/help/en/ecs/user-guide/security-groups-for-different-use-cases).
 CLOUD_SERVICES = "100.64.0.0/10"
@@ -37,7 +37,7 @@ class FirewallRule:
         protocol: ``tcp``, ``udp`` or ``all``.
         ports: first and last port; None for all traffic.
         peer: a CIDR.
-        why: becomes the rule's description.
+        why: the rule's description.
     """
 
     group: str
@@ -49,14 +49,14 @@ class FirewallRule:
 
     @property
     def label(self) -> str:
-        """A name that stays the same however the list of rules is ordered."""
+        """Name of the rule, independent of the order of rules."""
         direction = "out" if self.egress else "in"
         ports = "all" if self.ports is None else f"{self.protocol}-{self.ports[0]}"
         return f"{self.group}-{direction}-{ports}-{self.peer.replace('/', '-').replace('.', '-')}"
 
 
 def group_labels(stack: Stack) -> tuple[str, ...]:
-    """Every security group of the stack. Home and scratch have none: their access groups name networks."""
+    """Return the labels of all security groups; home and scratch have none, but access groups by network."""
     optional = {ENDPOINTS: stack.network.interface_endpoints, QUEUE: stack.queued}
     return (*(pool.name for pool in stack.pools), *(label for label, wanted in optional.items() if wanted))
 
@@ -64,11 +64,11 @@ def group_labels(stack: Stack) -> tuple[str, ...]:
 def rules(
     stack: Stack, networks: Mapping[str, str], foreign: Mapping[str, str] | None = None
 ) -> tuple[FirewallRule, ...]:
-    """Every rule of the stack; pure, so that a test can read the whole firewall without a cloud.
+    """Return every rule of the stack. Pure, so that a test can read the whole firewall without a cloud.
 
     Args:
         networks: zone -> CIDR of the private vSwitch there.
-        foreign: ``home``, ``scratch`` -> CIDR of the vSwitch from which somebody else's is served.
+        foreign: ``home``, ``scratch`` -> CIDR of the vSwitch of an existing file system.
     """
     declared: list[FirewallRule] = []
     for pool in stack.pools:
@@ -102,9 +102,9 @@ def _outward(stack: Stack, group: str) -> Iterator[FirewallRule]:
 def _within(
     stack: Stack, pool: Pool, networks: Mapping[str, str], foreign: Mapping[str, str]
 ) -> Iterator[FirewallRule]:
-    """Traffic inside the network: among the instances of a job, to endpoints, and to the file systems.
+    """Yield rules inside the network: among the instances of a job, to endpoints, and to file systems.
 
-    Where all ports are open anyway (``_wide_open``), those of NFS and of the endpoints need no rule.
+    Where all ports are open (``_wide_open``), NFS and the endpoints need no rule.
     """
     open_to = _wide_open(stack, pool, networks, foreign)
     for network, why in open_to.items():
@@ -119,7 +119,7 @@ def _within(
 def _served(
     stack: Stack, networks: Mapping[str, str], foreign: Mapping[str, str]
 ) -> Iterator[tuple[int, str]]:
-    """Port and CIDR of what serves instances inside the network: endpoints, and the homes."""
+    """Yield port and CIDR of the services inside the network: endpoints and homes."""
     ports = {HTTPS: stack.network.interface_endpoints, NFS: stack.storage.home}
     yield from ((port, network) for port, on in ports.items() if on for network in networks.values())
     if "home" in foreign:
@@ -129,9 +129,9 @@ def _served(
 def _of_queue(
     stack: Stack, networks: Mapping[str, str], foreign: Mapping[str, str]
 ) -> Iterator[FirewallRule]:
-    """The controller among the nodes of every pool; each knows the other by its vSwitch alone.
+    """Yield rules between the controller and the nodes of every pool; their vSwitches identify both.
 
-    Where a pool's ports are all open to the controller's vSwitch anyway, they need no rule.
+    Where a pool opens all ports to the controller's vSwitch, it needs no rule.
     """
     controller = networks[stack.network.home_zone]
     yield from _outward(stack, QUEUE)
@@ -147,7 +147,7 @@ def _of_queue(
 
 
 def _ways(group: str, peer: str, *, to_controller: bool) -> Iterator[FirewallRule]:
-    """What controller and nodes say to each other, as the group of one of them sees it."""
+    """Yield the rules for traffic between controller and nodes, for the group of one side."""
     yield FirewallRule(
         group, to_controller, "tcp", (CONTROLLER_PORT, CONTROLLER_PORT), peer, "jobs of the queue"
     )
@@ -155,20 +155,18 @@ def _ways(group: str, peer: str, *, to_controller: bool) -> Iterator[FirewallRul
         group, to_controller, "tcp", (DATABASE_PORT, DATABASE_PORT), peer, "accounts of the queue"
     )
     yield FirewallRule(
-        group, not to_controller, "tcp", (NODE_PORT, NODE_PORT), peer, "starts and ends jobs of the queue"
+        group, not to_controller, "tcp", (NODE_PORT, NODE_PORT), peer, "starts and stops jobs of the queue"
     )
-    yield FirewallRule(
-        group, not to_controller, "tcp", SRUN_PORTS, peer, "says to srun what becomes of its job"
-    )
+    yield FirewallRule(group, not to_controller, "tcp", SRUN_PORTS, peer, "reports a job's result to srun")
 
 
 def _wide_open(
     stack: Stack, pool: Pool, networks: Mapping[str, str], foreign: Mapping[str, str]
 ) -> dict[str, str]:
-    """CIDR -> why a pool talks to it on any port.
+    """Return CIDR -> reason, for networks to which a pool opens every port.
 
-    A pool of several instances talks to the vSwitches of its zones on any port, since NCCL picks any; CPFS
-    likewise to its own.
+    NCCL picks any port, so a pool of several instances opens all to the vSwitches of its zones. CPFS needs
+    the same to its own vSwitch.
     """
     open_to: dict[str, str] = {}
     if pool.size.max > 1 or pool.erdma:
@@ -183,12 +181,12 @@ def _wide_open(
 
 @dataclass(frozen=True)
 class FirewallArgs:
-    """What the firewall depends on.
+    """Inputs of the firewall.
 
     Attributes:
         vpc_id: the network the groups belong to.
         networks: zone -> CIDR of the private vSwitch there.
-        foreign: ``home``, ``scratch`` -> CIDR of the vSwitch from which somebody else's is served.
+        foreign: ``home``, ``scratch`` -> CIDR of the vSwitch of an existing file system.
     """
 
     stack: Stack

@@ -1,21 +1,21 @@
-"""What the provider cannot create in one go, and the passes of ``gpu-fleet up`` that create it. Pure.
+"""Resources that the provider cannot create in one pass, and the passes of ``gpu-fleet up``. Pure.
 
-Two resources take more than one ``pulumi up`` to come to what the program means, without anything by hand:
+Two resources take more than one ``pulumi up`` to reach the declared state, without manual steps:
 
 - A scaling configuration with an eRDMA interface. The provider creates none that names its security group
   inside ``network_interfaces`` ("security_group_id or security_group_ids must be assigned",
-  resource_alicloud_ess_scaling_configuration.go), but its update does, and Auto Scaling then forgets the
-  group outside. The same update enables the scaling group before it changes the interface, and a group that
-  is enabled starts instances: so it is made first, given its interface second, and enabled third. Processes
-  are suspended in the third: of a group that is not enabled, Auto Scaling may refuse it
-  (IncorrectScalingGroupStatus), which the provider tries again until it gives up
+  resource_alicloud_ess_scaling_configuration.go), but its update does, and Auto Scaling then drops the group
+  outside. The same update enables the scaling group before it changes the interface, and an enabled group
+  launches instances. So the first pass makes the configuration, the second sets its interface, the third
+  enables the group. The third also suspends processes: Auto Scaling may refuse that for a group that is not
+  enabled (IncorrectScalingGroupStatus), which the provider retries until it gives up
   (resource_alicloud_ess_suspend_process.go).
-- An alarm on a custom metric. Auto Scaling takes one only once CloudMonitor knows the metric (API
+- An alarm on a custom metric. Auto Scaling accepts one only once CloudMonitor knows the metric (API
   CreateAlarm), so it is left out until a first value was reported into the stack's application group.
 
-The plan says which resources are in this position, whatever an earlier ``up`` left half done. The program
-learns of it by one environment variable; without it, it means the finished stack, so that a bare
-``pulumi up`` of a deployed stack takes nothing back.
+The plan shows which resources are in this state, whatever an earlier ``up`` left unfinished. One environment
+variable passes the stages to the program. Without it the program declares the finished stack, so a bare
+``pulumi up`` of a deployed stack reverts nothing.
 """
 
 import json
@@ -33,7 +33,7 @@ CREATES = ("create", "create-replacement", "replace")
 
 
 class DeclaredStage(StrEnum):
-    """How far a resource is on its way.
+    """Stage of a resource that takes several passes.
 
     ``made``: the configuration as the provider creates it, its scaling group not enabled. ``joined``: with
     its interface, the group still not enabled. ``withheld``: not declared at all.
@@ -45,7 +45,7 @@ class DeclaredStage(StrEnum):
 
 
 class PlanStep(Protocol):
-    """A step of Pulumi's plan (``gpu_fleet_stacks.guard.plan``)."""
+    """A step of Pulumi's plan (``gpu_fleet_stacks.plan_check.plan``)."""
 
     @property
     def op(self) -> str: ...
@@ -72,7 +72,7 @@ class FirstValue:
 
 
 def stage_of(name: str, environ: Mapping[str, str]) -> DeclaredStage | None:
-    """The stage of a resource in this pass; None where it is meant as it stands.
+    """Return the stage of a resource in this pass; None for its final state.
 
     Args:
         environ: the program's environment.
@@ -85,7 +85,7 @@ def stage_of(name: str, environ: Mapping[str, str]) -> DeclaredStage | None:
 
 
 def passes(steps: Sequence[PlanStep]) -> tuple[dict[str, DeclaredStage], ...]:
-    """The passes before the last, which is without any stage; none where one ``up`` does it all."""
+    """Return the passes before the last, which has no stages; none where one ``up`` is enough."""
     created = [step.name for step in steps if step.op in CREATES and _wants_interface(step)]
     made = [step.name for step in steps if _lacks_interface(step)]
     withheld = [step.name for step in steps if _on_custom_metric(step)]
@@ -101,7 +101,7 @@ def passes(steps: Sequence[PlanStep]) -> tuple[dict[str, DeclaredStage], ...]:
 
 
 def first_values(steps: Sequence[PlanStep]) -> tuple[FirstValue, ...]:
-    """What must be reported after the first pass, and before the alarms are made."""
+    """Return the metrics to report after the first pass, before the alarms are created."""
     return tuple(
         FirstValue(step.new["metricName"], dict(step.new["dimensions"]))
         for step in steps
@@ -114,12 +114,12 @@ def _wants_interface(step: PlanStep) -> bool:
 
 
 def _lacks_interface(step: PlanStep) -> bool:
-    """Made by a first pass, and nothing after it."""
+    """Return whether only a first pass has made the configuration, so that it lacks its interface."""
     return step.op == "update" and _wants_interface(step) and not step.old.get("networkInterfaces")
 
 
 def _suspended(steps: Sequence[PlanStep], configurations: Sequence[str]) -> list[str]:
-    """New suspensions of processes in the groups of some configurations; one that stands is left alone."""
+    """Return the new suspensions of processes in the groups of some configurations; existing ones stay."""
     names = {f"{name}{HEALTH}" for name in configurations}
     return [
         step.name for step in steps if step.type == SUSPENSION and step.op == "create" and step.name in names

@@ -1,7 +1,7 @@
-"""One pool of instances: its identity, what it starts from, its scaling groups.
+"""One pool of instances: its identity, its launch source, its scaling groups.
 
-Nothing declared here terminates a healthy on-demand instance. Groups have no rule that shrinks them, do not
-rebalance zones, carry no maximum lifetime, and leave the desired capacity to the sweep once they exist.
+Nothing declared here terminates a healthy on-demand instance. Groups have no rule that scales them in, do not
+rebalance zones, and have no maximum lifetime. Once they exist, the sweep sets their desired capacity.
 """
 
 import os
@@ -12,7 +12,6 @@ from typing import Any
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud.first_pass import HEALTH, DeclaredStage, stage_of
 from gpu_fleet_stacks.alicloud.identity import Identity, IdentityArgs
 from gpu_fleet_stacks.alicloud.launch import (
@@ -23,6 +22,7 @@ from gpu_fleet_stacks.alicloud.launch import (
     spot_price_limits,
 )
 from gpu_fleet_stacks.alicloud.scaling import scale_by_load
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import instance_file
 from gpu_fleet_stacks.payload.at_launch import QueueJoin
 from gpu_fleet_stacks.settings import Market, Pool, Stack
@@ -34,7 +34,7 @@ DRAIN_S = 900
 COOLDOWN_S = 300
 # github.com/aliyun/terraform-provider-alicloud, alicloud_ess_scaling_group, spot_instance_pools.
 MOST_SPOT_POOLS = 10
-# What must not run by itself on demand: terminating an instance that its user stopped, disks and all. Not the
+# Process to suspend on demand: it would terminate an instance that its user stopped, disks included. Not the
 # process of scaling in: where that is suspended, Auto Scaling refuses the sweep's own DetachInstances too
 # (www.alibabacloud.com/help/en/auto-scaling/suspend-a-scaling-process, "manually removing instances").
 SUSPENDED = "HealthCheck"
@@ -42,10 +42,10 @@ SUSPENDED = "HealthCheck"
 
 @dataclass(frozen=True)
 class FleetArgs:
-    """What a pool depends on.
+    """Inputs of a pool.
 
     Attributes:
-        key_arn: the same, for the instances' role.
+        key_arn: the stack's key, for the instances' role.
         subnet_ids: zone -> private vSwitch.
         group_id: the pool's security group.
         bucket_arns: kind -> bucket.
@@ -53,9 +53,9 @@ class FleetArgs:
         scratch: DNS name of the CPFS scratch, or empty.
         monitor_group: the application group that agents publish into.
         queue: what the stack's queue gives its nodes; None without one.
-        surroundings: what an instance needs from its first minute to its last, beyond the ids above: routes,
-            firewall rules, endpoints, mount targets. They stand before any group starts one, and a
-            ``pulumi destroy`` removes them only after the groups are empty.
+        surroundings: resources that an instance needs from its first minute to its last, beyond the ids
+            above: routes, firewall rules, endpoints, mount targets. They exist before any group launches an
+            instance, and a ``pulumi destroy`` removes them only after the groups are empty.
     """
 
     stack: Stack
@@ -78,8 +78,8 @@ class Fleet(pulumi.ComponentResource):
 
     Attributes:
         group_names: the pool's scaling groups, in order of preference.
-        group_ids: the same, as the API of Auto Scaling wants them.
-        launch_template_id: what they start from; the first group's scaling configuration where the pool needs
+        group_ids: their ids for the API of Auto Scaling.
+        launch_template_id: the launch template; the first group's scaling configuration where the pool needs
             one (see ``launch``).
     """
 
@@ -139,7 +139,7 @@ class Fleet(pulumi.ComponentResource):
             min_size=plan.size.min,
             max_size=plan.size.max,
             # Never 0, which the provider does not send (GetOk): a group made without an expected number never
-            # gets one, and grows by scaling activities alone (README.md, "Raising a pool").
+            # gets one, and grows by scaling activities alone (docs/explanation/clouds.md).
             desired_capacity=plan.size.desired or None,
             default_cooldown=COOLDOWN_S,
             vswitch_ids=[args.subnet_ids[zone] for zone in plan.zones],
@@ -160,7 +160,7 @@ class Fleet(pulumi.ComponentResource):
             **capacity(args.pool),
             **_starts_from(args.pool, template),
         )
-        if args.stack.image.managed:  # without an agent nobody would answer, and each end would wait
+        if args.stack.image.managed:  # without an agent each termination would wait for an answer
             alicloud.ess.LifecycleHook(
                 f"{name}-drain",
                 name=instance_file.LIFECYCLE_HOOK,
@@ -168,8 +168,8 @@ class Fleet(pulumi.ComponentResource):
                 lifecycle_transition="SCALE_IN",
                 heartbeat_timeout=DRAIN_S,
                 default_result="CONTINUE",
-                # It is deleted with its group. Before, as the order of dependencies has it, it would hold
-                # no instance that the group's deletion ends: DeleteLifecycleHook even ends waits under way.
+                # It is deleted with its group. The order of dependencies would delete it first; it would then
+                # hold no instance that the group's deletion terminates: DeleteLifecycleHook even ends waits.
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
         if args.pool.scales:
@@ -188,7 +188,7 @@ class Fleet(pulumi.ComponentResource):
     def _suspend(
         self, name: str, group: alicloud.ess.ScalingGroup, *, after: Sequence[pulumi.Resource]
     ) -> None:
-        """Suspend what must not run by itself, once the group is enabled: see ``first_pass``."""
+        """Suspend processes that must not run by themselves, once the group is enabled: ``first_pass``."""
         own = f"{name}{HEALTH}"
         if self._args.pool.market is Market.SPOT or stage_of(own, os.environ) is DeclaredStage.WITHHELD:
             return
@@ -201,12 +201,12 @@ class Fleet(pulumi.ComponentResource):
 
 
 def capacity(pool: Pool) -> dict[str, Any]:
-    """How a group spreads over types and zones.
+    """Return how a group spreads over types and zones.
 
-    On demand takes zones and types by an order that the provider makes up: it hands both on as sets. A zone
-    to come first has a group of its own, such a type a pool. Spot takes the cheapest of several pools,
-    replaces an instance that is called back, and where the pool says so buys on demand when no spot is to be
-    had; its options hold for ``COST_OPTIMIZED`` alone (alicloud_ess_scaling_group).
+    On demand uses zones and types in an order that the provider picks: it sends both as sets. A preferred
+    zone needs a group of its own, a preferred type a pool of its own. Spot uses the cheapest of several pools
+    and replaces an interrupted instance. Where the pool allows it, the group buys on demand when no spot
+    instance is available. Spot's options need ``COST_OPTIMIZED`` (alicloud_ess_scaling_group).
     """
     if pool.market is not Market.SPOT:
         return {"multi_az_policy": "PRIORITY"}
@@ -223,7 +223,7 @@ def capacity(pool: Pool) -> dict[str, Any]:
 
 
 def _starts_from(pool: Pool, template: alicloud.ecs.EcsLaunchTemplate | None) -> dict[str, Any]:
-    """The template's newest version, with every type the pool may use; nothing for a configuration."""
+    """Return the template's newest version with every type of the pool; empty for a scaling configuration."""
     if template is None:
         return {}
     limits = spot_price_limits(pool)

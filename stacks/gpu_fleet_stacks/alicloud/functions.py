@@ -10,32 +10,32 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import policies
 from gpu_fleet_stacks.alicloud.alarms import SILENCE_S
 from gpu_fleet_stacks.alicloud.logs import LogStore, LogStoreArgs
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 # The newest Python that Function Compute runs (alicloud_fcv3_function, runtime).
 RUNTIME = "python3.12"
 MEMORY_MIB, CPU, DISK_MIB = 512, 0.5, 512
 FAILURES_PERIOD_S = 60
-# The earliest time a zip can carry: content alone decides the bytes.
+# The earliest time in a zip, so that content alone decides the bytes.
 NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class ScheduledFunctionArgs:
-    """What a function on a timer depends on.
+    """Inputs of a function on a timer.
 
     Attributes:
-        label: what it is, say ``reaper``.
+        label: name of the function, such as ``reaper``.
         handler: ``module.function`` in the archive.
         files: path in the archive -> content.
         every_minutes: time between two runs.
-        timeout_s: when a run is given up.
-        statements: what its role may do.
+        timeout_s: time after which a run is stopped.
+        statements: statements of its role's policy.
     """
 
     stack: Stack
@@ -51,7 +51,7 @@ class ScheduledFunctionArgs:
 
 
 class ScheduledFunction(pulumi.ComponentResource):
-    """One run at a time, on a timer, with a role of its own and an encrypted log."""
+    """A function that runs once at a time, on a timer, with a role of its own and an encrypted log."""
 
     function_name: pulumi.Output[str]
 
@@ -131,7 +131,7 @@ class ScheduledFunction(pulumi.ComponentResource):
 
 
 def _environment(stack: Stack) -> dict[str, str]:
-    """What the programs of the functions know their stack by."""
+    """Return the variables by which the functions' programs find their stack."""
     return {
         "GPU_FLEET_LEDGER_URI": f"oss://{stack.bucket_name('records')}/reaper",
         "GPU_FLEET_ACCOUNT_ID": stack.account_id,
@@ -141,12 +141,12 @@ def _environment(stack: Stack) -> dict[str, str]:
 
 
 def timer(every_minutes: int) -> str:
-    """A timer trigger's configuration (www.alibabacloud.com/help/en/functioncompute/fc/timing-trigger)."""
+    """Return a timer's configuration (www.alibabacloud.com/help/en/functioncompute/fc/timing-trigger)."""
     return json.dumps({"cronExpression": f"@every {every_minutes}m", "enable": True, "payload": "{}"})
 
 
 def zipped(files: Mapping[str, bytes]) -> str:
-    """Base64 of a zip; equal content gives equal text, whatever the clock and the disk say."""
+    """Return a zip in base64; equal content gives equal text, whatever clock and disk are."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as target:
         for path in sorted(files):
@@ -166,14 +166,14 @@ def alarm_of_failures(
     contact_group: pulumi.Input[str],
     parent: pulumi.Resource,
 ) -> alicloud.cms.Alarm:
-    """Notify the stack's contacts, once a day at most, that a function fails again and again.
+    """Notify the stack's contacts, at most once a day, that a function fails again and again.
 
-    Function Compute counts that by itself, by region and function; its metrics know periods of a minute
-    and the statistics ``Value`` (help.aliyun.com/en/functioncompute/fc/user-guide/monitoring-data).
+    Function Compute counts failures by region and function; its metrics have periods of a minute and the
+    statistics ``Value`` (help.aliyun.com/en/functioncompute/fc/user-guide/monitoring-data).
 
     Args:
         name: the alarm's name, logical and physical.
-        times: periods one after another with failures.
+        times: consecutive periods with failures.
     """
     which = function_name.apply(lambda made: json.dumps([{"region": stack.region, "functionName": made}]))
     return alicloud.cms.Alarm(

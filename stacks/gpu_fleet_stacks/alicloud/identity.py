@@ -1,7 +1,8 @@
-"""What an instance may do, and what its users may: two roles of each pool.
+"""Rights of an instance and of its users: two roles of each pool.
 
-The instance's role is root's: it reads what the stack says, reports on the instance, leaves its group. Users,
-jobs and containers get the user role, which the instance's role alone may assume, for the account that asks.
+Root uses the instance's role: it reads the stack's documents, reports on the instance, and leaves its group.
+Users, jobs and containers get the user role. The instance's role alone may assume it, for the account that
+asks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,20 +10,20 @@ from dataclasses import dataclass
 
 import pulumi
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import instance_logs, policies
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import built, sweep_archive
 from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.schema import ExistingBucket
 
 WRITE_ACTIONS = ("oss:PutObject", "oss:DeleteObject", "oss:AbortMultipartUpload")
 LIST_ACTIONS = ("oss:ListObjects", "oss:GetBucketInfo", "oss:GetBucketLocation")
-# data and checkpoints are shared by the pools of a stack; what one wrote, no other may change
+# the pools of a stack share data and checkpoints; a pool may change only its own objects
 SHARED = ("data", "checkpoints")
-# By which `launch` finds the other instances of its group (training/gpu_fleet_jobs/launch/alicloud_peers.py).
+# `launch` finds the other instances of its group by these (training/gpu_fleet_jobs/launch/alicloud_peers.py).
 PEER_ACTIONS = ("ess:DescribeScalingInstances",)
-# Read only: who is in my pool, and what is asked of me?
+# Read only: the pool's instances and their tags.
 LOOK_ACTIONS = (
     "ecs:DescribeInstances",
     "ecs:DescribeTags",
@@ -31,7 +32,7 @@ LOOK_ACTIONS = (
     "ess:DescribeScalingInstances",
 )
 # The first two say something of a drain under way only, as on AWS. The third can lift the protection of its
-# pool's instances too; nothing scales in by itself, so that alone ends none (README, "What is left open").
+# pool's instances too; nothing scales in by itself, so that alone ends none (docs/explanation/access.md).
 OWN_GROUP_ACTIONS = (
     "ess:CompleteLifecycleAction",
     "ess:RecordLifecycleActionHeartbeat",
@@ -43,7 +44,7 @@ HARDEN_ACTIONS = ("ecs:ModifyInstanceMetadataOptions",)
 
 @dataclass(frozen=True)
 class IdentityArgs:
-    """What a pool's instances are allowed to touch.
+    """Inputs of a pool's roles.
 
     Attributes:
         bucket_arns: kind -> bucket.
@@ -61,7 +62,7 @@ class Identity(pulumi.ComponentResource):
     """RAM roles of one pool. Cloud Assistant sessions need no permission of the instance's own.
 
     Attributes:
-        role_name: for the pool's launch template; known once the role may do its work.
+        role_name: for the pool's launch template; known once the role has its policy.
         user_role_arn: for its ``instance.toml``, likewise.
     """
 
@@ -95,12 +96,12 @@ class Identity(pulumi.ComponentResource):
 
 
 def _role_arn(stack: Stack, name: str) -> str:
-    """A role of the stack's account, known before there is one: RAM's names are ours."""
+    """Return the ARN of a role of the stack's account, known in advance: we choose RAM's names."""
     return f"acs:ram::{stack.account_id}:role/{name}"
 
 
 def instance_policy(args: IdentityArgs, user_role: str) -> pulumi.Output[str]:
-    """The instance's role's only policy; every write is bound to this stack by a resource or a condition.
+    """Return the instance role's only policy; a resource or a condition binds every write to this stack.
 
     Args:
         user_role: the name of the user role.
@@ -109,18 +110,18 @@ def instance_policy(args: IdentityArgs, user_role: str) -> pulumi.Output[str]:
     own = f"{stack.region}:{stack.account_id}"
     tags = naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name, managed="true")
     licensed = {f"acs:ResourceTag/{key}": [tags[key]] for key in _LICENCE}
-    # What is sent to CloudMonitor carries no resource in RAM, so this action cannot be bound to a namespace.
+    # PutCustomMetric has no resource in RAM, so it cannot be bound to a namespace.
     statements = [
         policies.allow(LOOK_ACTIONS, "*"),
-        # for bucket@.service, which shows everybody what everybody may read
+        # for bucket@.service, which mounts buckets that every account may read
         *_reads(args),
-        # on an image that runs nothing of ours nobody gives users a role of their own
+        # an image without an agent gives users no role of their own
         *(_saves(args) if stack.image.managed else _writes(args)),
         policies.allow(["oss:GetObject"], payload_objects(args)),
-        # what counts as activity on its pool, and who has an account; both are read anew while it runs
+        # the policy says what counts as activity; it and the accounts are read again while the instance runs
         policies.allow(["oss:GetObject"], stack_objects(args)),
         *_handshake(args),
-        # who is on it, for the sweep to notify: on AWS an instance says so by a tag on itself
+        # its users, for the sweep to notify; on AWS an instance sets a tag on itself instead
         policies.allow(
             ["oss:PutObject"],
             pulumi.Output.concat(args.bucket_arns["records"], f"/reaper/users/{pool.name}/*"),
@@ -142,18 +143,19 @@ def instance_policy(args: IdentityArgs, user_role: str) -> pulumi.Output[str]:
 
 
 def user_policy(args: IdentityArgs) -> pulumi.Output[str]:
-    """The user role's only policy: no right over instances, nothing in the name of the agent or the sweep.
+    """Return the user role's only policy: no rights over instances, or to write as the agent or the sweep.
 
-    RAM knows no variable for the caller: of the runs that this opens, the policy of each session leaves the
-    account's own (image/gpu_fleet_image/instance/credentials/alicloud.py). Nor does it know a condition on
-    the service that asks KMS; what the key encrypts outside of buckets, users may not read.
+    RAM has no variable for the caller. This opens the runs of all accounts, and the policy of each session
+    restricts them to the account's own (image/gpu_fleet_image/instance/credentials/alicloud.py). RAM has no
+    condition on the service that calls KMS either; users may read nothing that the key encrypts outside of
+    buckets.
     """
     pool = args.pool.name
     return policies.document(
         policies.allow(PEER_ACTIONS, "*"),
         *_reads(args),
         *_writes(args),
-        # what an instance saved before its end is not a user's to change
+        # users may not change the files that an instance saved before termination
         policies.deny(WRITE_ACTIONS, _below(args, "data", naming.kept_prefix(pool))),
         policies.allow(["oss:GetObject"], said_objects(args)),
         *_runs(args),
@@ -162,9 +164,9 @@ def user_policy(args: IdentityArgs) -> pulumi.Output[str]:
 
 
 def user_trust(instance_role_arn: pulumi.Input[str]) -> pulumi.Output[str]:
-    """Who may assume the user role: the pool's instances.
+    """Return the trust policy of the user role: only the pool's instances may assume it.
 
-    RAM's reference names no condition on a session's name. Root's service on the instance gives it,
+    RAM's reference has no condition on a session's name. Root's service on the instance sets it to
     ``ACCOUNT@INSTANCE``, and ActionTrail shows it.
     """
     principal = {"RAM": [instance_role_arn]}
@@ -172,7 +174,7 @@ def user_trust(instance_role_arn: pulumi.Input[str]) -> pulumi.Output[str]:
 
 
 def _runs(args: IdentityArgs) -> Iterator[policies.Statement]:
-    """Submitted runs: what was sent for them, and what they say."""
+    """Yield rights to submitted runs: read jobs and reports, write reports."""
     prefixes = naming.run_prefixes("*")
     words = naming.words_prefix("*", args.pool.name)
     yield policies.allow(["oss:PutObject"], _below(args, "records", words))
@@ -186,7 +188,7 @@ def _below(args: IdentityArgs, kind: str, prefix: str) -> pulumi.Output[str]:
 
 
 def _reads(args: IdentityArgs) -> Iterator[policies.Statement]:
-    """The stack's buckets, which its pools share, and somebody else's, whose own policies decide too."""
+    """Yield rights to read the stack's shared buckets, and existing ones, whose own policies decide too."""
     existing = args.stack.storage.existing.buckets
     yield policies.allow(LIST_ACTIONS, [args.bucket_arns[kind] for kind in SHARED])
     yield policies.allow(["oss:GetObject"], [_below(args, kind, "") for kind in SHARED])
@@ -198,14 +200,14 @@ def _reads(args: IdentityArgs) -> Iterator[policies.Statement]:
 
 
 def _saves(args: IdentityArgs) -> Iterator[policies.Statement]:
-    """Files that it saves before its end, and why it started no run."""
+    """Yield rights to save files before termination, and to report why a run did not start."""
     pool = args.pool.name
     yield policies.allow(WRITE_ACTIONS, _below(args, "data", naming.kept_prefix(pool)))
     yield policies.allow(["oss:PutObject"], _below(args, "records", naming.words_prefix("*", pool)))
 
 
 def _writes(args: IdentityArgs) -> Iterator[policies.Statement]:
-    """Below the pool's prefix, and in somebody else's buckets that the stack's file opens."""
+    """Yield rights to write below the pool's prefix, and in existing buckets that the stack file opens."""
     stack, own = args.stack, naming.pool_prefix(args.pool.name)
     yield policies.allow(WRITE_ACTIONS, [_below(args, kind, own) for kind in SHARED])
     writable = {name: use for name, use in stack.storage.existing.buckets.items() if use.write}
@@ -219,18 +221,17 @@ def _named(stack: Stack, buckets: Iterable[str]) -> list[str]:
 
 
 def _existing_keys(action: str, uses: Iterable[ExistingBucket]) -> Iterator[policies.Statement]:
-    """Their owners' keys."""
+    """Yield the use of the owners' keys of existing buckets."""
     if keys := sorted({use.key for use in uses if use.key is not None}):
         yield policies.allow([action], keys)
 
 
 def _handshake(args: IdentityArgs) -> list[policies.Statement]:
-    """What its instances say to the sweep (image/gpu_fleet_image/core/handshake.py).
+    """Allow the instances' answers to the sweep (image/gpu_fleet_image/core/handshake.py).
 
-    RAM knows no variable for the caller.
-
-    So one instance can speak for another of its pool, as it can publish heartbeats for it. Who was first
-    shows in the order of versions alone, since OSS forbids no overwriting in a bucket that keeps them.
+    RAM has no variable for the caller. So one instance can answer for another of its pool, as it can publish
+    heartbeats for it. Only the order of versions shows which answered first, since OSS cannot forbid
+    overwriting in a bucket with versions.
     """
     prefix = f"reaper/handshake/{args.pool.name}.*"
     records = args.bucket_arns["records"]
@@ -244,12 +245,12 @@ def _handshake(args: IdentityArgs) -> list[policies.Statement]:
 
 
 def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
-    """What the stack says to its instances as long as they run."""
+    """Return the objects by which the stack configures its running instances."""
     return _records(args, sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY)
 
 
 def said_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
-    """What users' commands read on an instance: their stack's policy, and what its queue says."""
+    """Return the objects that users' commands read: the stack's policy, and the queue's reports."""
     queue = (sweep_archive.ACCOUNTS_KEY, *sweep_archive.QUEUE_SAYS) if args.stack.queued else ()
     return _records(args, sweep_archive.POLICY_KEY, *queue)
 
@@ -259,7 +260,7 @@ def _records(args: IdentityArgs, *keys: str) -> list[pulumi.Output[str]]:
 
 
 def payload_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
-    """What an instance fetches at its first boot; all that a pool's role reads of the records bucket."""
+    """Return the objects of the records bucket that an instance fetches at its first boot."""
     prefixes = [built.PREFIX]
     if not args.stack.network.reaches_internet:
         prefixes.append(built.WHEELS_PREFIX)

@@ -1,28 +1,28 @@
-"""What instances boot, made by the cloud: from the recipe's payload, or from a disk that was baked here."""
+"""Image of the instances, made by the cloud from the recipe's payload or from a disk that was baked here."""
 
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud.image_documents import component_content
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.settings import Stack
 
 # A build needs no GPU: the driver's modules are precompiled for the base image's kernel.
 BUILDER_TYPE = "ecs.c7.2xlarge"
-# Packages come from the internet; nothing on the builder listens.
+# The builder downloads packages from the internet and listens on no port.
 BUILDER_BANDWIDTH_MBPS = 100
 
 
 @dataclass(frozen=True)
 class ImageArgs:
-    """What the image depends on.
+    """Inputs of the image.
 
     Attributes:
-        subnet_ids: zone -> private vSwitch; the builder stands in the first zone.
-        records_bucket: where payload and disk lie; known once its policy lets the builder read.
+        subnet_ids: zone -> private vSwitch; the builder runs in the first zone.
+        records_bucket: the bucket of payload and disk; known once its policy lets the builder read.
     """
 
     stack: Stack
@@ -34,8 +34,8 @@ class Image(pulumi.ComponentResource):
     """A build pipeline where the settings name a base, an imported image where they name a disk.
 
     Attributes:
-        image_id: what launch templates name: the stack's newest build, where it follows its builds and
-            there is one, else what the settings name.
+        image_id: the image of launch templates: the newest build if the stack follows its builds and has one,
+            or else the image in the settings.
         pipeline_id: to start a build; empty without ``image.base_id``.
         imported_id: the imported image; empty without ``image.disk``.
     """
@@ -58,7 +58,7 @@ class Image(pulumi.ComponentResource):
         self.register_outputs({"pipeline_id": self.pipeline_id, "imported_id": self.imported_id})
 
     def _image_id(self) -> str:
-        """Asked of the account at each preview and update, since a launch template holds an id."""
+        """Return the image's id, looked up at each preview and update: a launch template holds an id."""
         stack = self._args.stack
         newest = self._newest(stack) if stack.image.follows_builds else None
         return newest or str(stack.image.id)
@@ -74,7 +74,7 @@ class Image(pulumi.ComponentResource):
         return None if newest is None else str(newest.image_id)
 
     def _object(self, label: str, file: image_files.ImageFile) -> alicloud.oss.BucketObject:
-        """Encrypted with OSS's own key: the builder has no identity that could use the stack's."""
+        """Declare an object under OSS's own key: the builder has no identity to use the stack's key."""
         return alicloud.oss.BucketObject(
             f"{self._name}-{label}",
             bucket=self._args.records_bucket,
@@ -86,7 +86,10 @@ class Image(pulumi.ComponentResource):
         )
 
     def _pipeline(self, base_id: str, payload: image_files.ImageFile) -> pulumi.Output[str]:
-        """The component is new for every payload: its name holds the hash, and its content cannot change."""
+        """Declare the pipeline; return its id.
+
+        Each payload has a new component: the name holds the hash, and the content cannot change.
+        """
         stack = self._args.stack
         stored = self._object("payload", payload)
         tags = naming.tags(stack.name, stack.owner)

@@ -1,4 +1,4 @@
-"""What the builder of an image runs, as commands of ECS's image components. Pure."""
+"""Steps of the image's builder, as commands of ECS's image components. Pure."""
 
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.settings import Stack
@@ -9,7 +9,7 @@ FILES = "/var/cache/gpu-fleet/files"
 
 
 def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
-    """The component: fetch the payload inside the network, check its hash, run it.
+    """Return the component that fetches the payload inside the network, checks its hash, and runs it.
 
     Raises:
         ValueError: when it is larger than the cloud takes.

@@ -1,4 +1,4 @@
-"""Where the logs of instances go: one log store of the stack, and what a role may write there."""
+"""Log store of the stack's instances, and a role's rights to write there."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from gpu_fleet_stacks.alicloud import policies
 from gpu_fleet_stacks.alicloud.logs import LogStore, LogStoreArgs
 from gpu_fleet_stacks.settings import Stack
 
-# What ends a word of a line: https://www.alibabacloud.com/help/en/sls/api-createindex ("token")
+# Characters that end a word of a line: https://www.alibabacloud.com/help/en/sls/api-createindex ("token")
 WORD_ENDS = ", '\";=()[]{}?@&<>/:\n\t\r"
 
 
 @dataclass(frozen=True)
 class InstanceLogsArgs:
-    """What the log depends on.
+    """Inputs of the log store.
 
     Attributes:
         key_id: encrypts it.
@@ -29,7 +29,7 @@ class InstanceLogsArgs:
 
 
 class InstanceLogs(pulumi.ComponentResource):
-    """The store with its project, and the index without which no line of it can be searched."""
+    """The store with its project, and the index that makes its lines searchable."""
 
     def __init__(self, name: str, args: InstanceLogsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:alicloud:InstanceLogs", name, None, opts)
@@ -48,7 +48,7 @@ class InstanceLogs(pulumi.ComponentResource):
 
 
 def write_statements(stack: Stack, folder: str) -> Iterator[policies.Statement]:  # noqa: ARG001 - as on AWS
-    """What a role may do with the store: write. RAM knows no resource within a store, so no folder.
+    """Yield a role's right to write in the store. RAM has no resource within a store, so no folder.
 
     https://www.alibabacloud.com/help/en/sls/developer-reference/api-sls-2020-12-30-putlogs ("Authorization")
 

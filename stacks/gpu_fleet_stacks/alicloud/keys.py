@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 DELETION_WINDOW_DAYS_PROTECTED = 30
@@ -15,7 +15,7 @@ DAY_S = 86_400
 
 @dataclass(frozen=True)
 class KeysArgs:
-    """What the key depends on: the stack's settings alone."""
+    """Inputs of the key: only the stack's settings."""
 
     stack: Stack
 
@@ -23,8 +23,8 @@ class KeysArgs:
 class Keys(pulumi.ComponentResource):
     """One customer-managed key for everything the stack stores.
 
-    Disks, buckets and file systems name it by its id; RAM policies by its ARN. Who may use it is RAM's to
-    say: the key keeps KMS's default policy, which hands that to the account.
+    Disks, buckets and file systems name it by its id; RAM policies by its ARN. RAM decides who may use it:
+    the key keeps KMS's default policy, which leaves that to the account.
 
     Pulumi never deletes it (``retain_on_delete``): snapshots, images and detached disks that it encrypts are
     in no state file, so no order of deletions covers them. ``gpu-fleet destroy`` schedules the key's deletion
@@ -43,12 +43,12 @@ class Keys(pulumi.ComponentResource):
         key = alicloud.kms.Key(
             f"{name}-key",
             description=f"gpu-fleet stack {stack.name}: disks, buckets, file systems, logs",
-            # Outside of an instance a key rotates yearly, whatever one asks for (API UpdateRotationPolicy).
+            # Outside of a KMS instance a key rotates yearly, whatever is set (API UpdateRotationPolicy).
             dkms_instance_id=stack.storage.kms_instance_id,
             key_spec="Aliyun_AES_256",
             key_usage="ENCRYPT/DECRYPT",
             automatic_rotation="Enabled",
-            # In seconds, as the API answers: sent in days, each `up` would find it changed.
+            # In seconds, like the API's answer: in days, each `up` would see a change.
             rotation_interval=f"{stack.storage.key_rotation_days * DAY_S}s",
             pending_window_in_days=DELETION_WINDOW_DAYS_PROTECTED
             if stack.protected

@@ -1,7 +1,8 @@
-"""How one instance of a pool starts: image, disks, network interface, identity, user data.
+"""Launch template of a pool's instance: image, disks, network interface, identity, user data.
 
-Two ways, since the cloud splits what a pool needs between them. A launch template asks for metadata tokens
-but knows neither eRDMA nor private pools; a scaling configuration knows those and cannot ask for tokens.
+There are two ways to launch, since no resource of the cloud has all that a pool may need. A launch template
+can require metadata tokens, but supports neither eRDMA nor private pools. A scaling configuration supports
+those, and cannot require tokens.
 """
 
 import os
@@ -11,21 +12,21 @@ from typing import Any
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud.first_pass import DeclaredStage, stage_of
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload.at_launch import encoded_user_data
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 from gpu_fleet_stacks.settings.pools import instance_tags
 
 # ESSD PL1: 50,000 IOPS at most (www.alibabacloud.com/help/en/ecs/user-guide/essds).
 DISK_CATEGORY, DISK_PERFORMANCE_LEVEL = "cloud_essd", "PL1"
-# Where the image's /scratch step looks for the pool's data disk: its name, and so its label in ECS.
+# Name of the pool's data disk, and so its label in ECS, by which the image's /scratch step finds it.
 SCRATCH_DISK = "scratch"
 
 
 @dataclass(frozen=True)
 class LaunchArgs:
-    """What a launch template depends on.
+    """Inputs of a launch template.
 
     Attributes:
         group_id: the pool's security group.
@@ -33,8 +34,8 @@ class LaunchArgs:
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the CPFS scratch, or empty.
         monitor_group: the application group that agents publish into.
-        user_role_arn: what the instance assumes for its users.
-        queue: what an instance learns of the stack's queue; None without one.
+        user_role_arn: role that the instance assumes for its users.
+        queue: ``queue.json`` of a node; None without a queue.
     """
 
     stack: Stack
@@ -51,12 +52,12 @@ class LaunchArgs:
 
 
 def needs_configuration(pool: Pool) -> bool:
-    """Whether a scaling configuration must start the pool's instances rather than a launch template."""
+    """Return whether the pool's instances need a scaling configuration rather than a launch template."""
     return pool.erdma or pool.reservation_id is not None
 
 
 def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> alicloud.ecs.EcsLaunchTemplate:
-    """The pool's launch template; a change makes a new version, running instances stay as they are."""
+    """Declare the pool's launch template; a change makes a new version and leaves running instances alone."""
     stack, pool = args.stack, args.pool
     disk = f"{naming.prefixed(stack.name, pool.name)}-root"
     return alicloud.ecs.EcsLaunchTemplate(
@@ -97,10 +98,11 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> ali
 def scaling_configuration(
     name: str, args: LaunchArgs, group_id: pulumi.Input[str], parent: pulumi.Resource
 ) -> alicloud.ess.ScalingConfiguration:
-    """What a group starts from where a launch template lacks a word; a change leaves instances alone.
+    """Declare a scaling configuration for a group that a launch template cannot express.
 
-    It is deleted with its group, never before: the provider deletes a group's last configuration with the
-    group and all its instances, or, without ``force_delete``, not at all.
+    A change leaves running instances alone. The configuration is deleted with its group, never before: the
+    provider deletes a group's last configuration with the group and all its instances, or, without
+    ``force_delete``, not at all.
     """
     stack, pool = args.stack, args.pool
     reserved = pool.reservation_id is not None
@@ -143,9 +145,9 @@ def scaling_configuration(
 def network_interfaces(
     group_id: pulumi.Input[str],
 ) -> list[alicloud.ess.ScalingConfigurationNetworkInterfaceArgs]:
-    """The primary interface of an eRDMA instance. Its group stands inside, and there alone.
+    """Return the primary interface of an eRDMA instance, which alone names the security group.
 
-    The provider updates a configuration like this and creates none: see ``first_pass``.
+    The provider can update a configuration to this form but not create it: see ``first_pass``.
     """
     return [
         alicloud.ess.ScalingConfigurationNetworkInterfaceArgs(
@@ -157,21 +159,21 @@ def network_interfaces(
 
 
 def _spot_strategy(pool: Pool) -> str:
-    """On demand, at the market's price, or up to a limit."""
+    """Return the strategy: on demand, at the spot market's price, or up to a limit."""
     if pool.market is not Market.SPOT:
         return "NoSpot"
     return "SpotAsPriceGo" if pool.spot_price_limit is None else "SpotWithPriceLimit"
 
 
 def spot_price_limits(pool: Pool) -> dict[str, float]:
-    """Type -> the most to pay for an hour; empty without a limit. The provider takes no Decimal."""
+    """Return type -> highest price of an hour; empty without a limit. The provider accepts no Decimal."""
     if pool.market is not Market.SPOT or pool.spot_price_limit is None:
         return {}
     return dict.fromkeys(pool.types, float(pool.spot_price_limit))
 
 
 def _data_disks(args: LaunchArgs) -> list[dict[str, Any]]:
-    """The pool's scratch, as both resources want it."""
+    """Return the pool's scratch disk in the form that both resources accept."""
     disk = {
         "category": DISK_CATEGORY,
         "performance_level": DISK_PERFORMANCE_LEVEL,
@@ -185,7 +187,7 @@ def _data_disks(args: LaunchArgs) -> list[dict[str, Any]]:
 
 
 def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
-    """Base64 of the cloud-config, as both resources want it."""
+    """Return the cloud-config in base64, as both resources need it."""
     names = {
         "home": args.home,
         "scratch": args.scratch,

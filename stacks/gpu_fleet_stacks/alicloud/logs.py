@@ -5,20 +5,20 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import policies
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 
 @dataclass(frozen=True)
 class LogStoreArgs:
-    """What a log store depends on.
+    """Inputs of a log store.
 
     Attributes:
-        label: what is logged, say ``flow``.
+        label: what is logged, such as ``flow``.
         key_arn: the same key, for the role that uses it.
-        retention_days: how long entries stay.
+        retention_days: how long entries are kept.
     """
 
     stack: Stack
@@ -29,7 +29,7 @@ class LogStoreArgs:
 
 
 class LogStore(pulumi.ComponentResource):
-    """A project of its own, one store, and the role with which the service reaches the stack's key.
+    """A project of its own, one store, and the role with which the service uses the stack's key.
 
     Attributes:
         project_name: unique in the world by the account id.

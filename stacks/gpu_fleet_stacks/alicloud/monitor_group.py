@@ -1,17 +1,17 @@
-"""The application group of CloudMonitor into which a stack's agents publish what Auto Scaling watches."""
+"""The application group of CloudMonitor for the agents' metrics that Auto Scaling watches."""
 
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 
 @dataclass(frozen=True)
 class MonitorGroupArgs:
-    """What the group depends on.
+    """Inputs of the group.
 
     Attributes:
         contact_group: whom CloudMonitor notifies of alarms in it.
@@ -24,8 +24,8 @@ class MonitorGroupArgs:
 class MonitorGroup(pulumi.ComponentResource):
     """One application group.
 
-    An alarm of Auto Scaling on a custom metric names the group of the metric, and 0, the group of metrics
-    that name none, cannot be sent (alicloud_ess_alarm, ``cloud_monitor_group_id``: ``GetOk`` drops a zero).
+    An alarm of Auto Scaling on a custom metric must name the metric's group. Metrics without a group are in
+    group 0, which cannot be sent (alicloud_ess_alarm, ``cloud_monitor_group_id``: ``GetOk`` drops a zero).
 
     Attributes:
         group_id: the group, digits.

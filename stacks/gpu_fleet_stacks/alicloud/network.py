@@ -1,6 +1,6 @@
-"""The stack's private network: vSwitches by arithmetic, NAT as asked, every connection on record.
+"""The stack's private network: computed vSwitches, optional NAT, and a log of every connection.
 
-Or somebody else's, of which nothing is declared (``existing``).
+With ``network.existing`` it is another owner's network, of which nothing is declared (``existing``).
 """
 
 import json
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import existing
 from gpu_fleet_stacks.alicloud.logs import LogStore, LogStoreArgs
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Nat, Stack
 
 FLOW_LOG_INTERVAL_MINUTES = "1"
-# What one address carries at most, in Mbit/s; traffic is paid for by the byte, so a high bound costs nothing.
+# Highest bandwidth of an address, in Mbit/s; traffic is paid by the byte, so a high limit costs nothing.
 NAT_BANDWIDTH_MBPS = "200"
 
 
 @dataclass(frozen=True)
 class NetworkArgs:
-    """What the network depends on.
+    """Inputs of the network.
 
     Attributes:
         key_id: the key that encrypts the flow log.
         key_arn: the same, for the log's role.
-        keys: owns that key. The network stands on it: a network cannot be deleted while an instance is in it,
-            whose volumes need the key.
+        keys: owns that key. The network depends on it: a network cannot be deleted while an instance is in
+            it, whose volumes need the key.
     """
 
     stack: Stack
@@ -37,7 +37,7 @@ class NetworkArgs:
 
 
 class Network(pulumi.ComponentResource):
-    """VPC, vSwitches, routes, NAT, OSS gateway endpoint, flow log; or a VPC that is there already.
+    """VPC, vSwitches, routes, NAT, OSS gateway endpoint and flow log; or an existing VPC.
 
     Attributes:
         private_subnet_ids: zone -> vSwitch that holds instances.
@@ -125,7 +125,7 @@ class Network(pulumi.ComponentResource):
         tables: dict[str, alicloud.vpc.RouteTable],
         private: dict[str, alicloud.vpc.Switch],
     ) -> None:
-        """A gateway in the first zone or in each; every private vSwitch leaves through one."""
+        """Declare a NAT gateway in the first zone or in each, and route every private vSwitch through one."""
         homes = plan if self._stack.network.nat is Nat.PER_ZONE else plan[:1]
         gateways = {part.zone: self._nat_gateway(part) for part in homes}
         for zone, vswitch in private.items():
@@ -148,7 +148,7 @@ class Network(pulumi.ComponentResource):
             )
 
     def _nat_gateway(self, part: naming.ZoneSubnets) -> tuple[alicloud.vpc.NatGateway, pulumi.Output[str]]:
-        """The gateway and its address, in a vSwitch that holds nothing else; the address once it is bound."""
+        """Declare a NAT gateway in a vSwitch of its own; return it and its address, known once bound."""
         label = f"nat-{part.zone}"
         home = self._subnet("public", part.zone, str(part.public), None)
         gateway = alicloud.vpc.NatGateway(
@@ -183,7 +183,7 @@ class Network(pulumi.ComponentResource):
         return gateway, pulumi.Output.all(address.ip_address, bound.id).apply(lambda both: str(both[0]))
 
     def _oss_endpoint(self, route_table_ids: list[pulumi.Output[str]]) -> None:
-        """OSS without NAT: free of charge, and checkpoints pass no gateway that bills by the gigabyte."""
+        """Declare the OSS endpoint: it is free, and checkpoints avoid NAT, which bills by the gigabyte."""
         alicloud.vpc.GatewayEndpoint(
             f"{self._name}-oss",
             vpc_id=self.vpc_id,
@@ -220,16 +220,16 @@ class Network(pulumi.ComponentResource):
 
 
 def private_networks(stack: Stack) -> dict[str, str]:
-    """Zone -> CIDR of the private vSwitch that the stack makes there, in the network's order. Pure."""
+    """Return zone -> CIDR of the stack's private vSwitch there, in the network's order. Pure."""
     plan = naming.subnets(stack.network.own_cidr, stack.network.slot_of)
     return {part.zone: str(part.private) for part in plan}
 
 
 def _gateway_policy(stack: Stack) -> str:
-    """What may pass the OSS gateway: everything in the buckets that the stack names, and reading elsewhere.
+    """Return the gateway's policy: everything in the buckets that the stack names, and reading elsewhere.
 
-    Reading, since Cloud Assistant and packages of the cloud lie in buckets of Alibaba Cloud's own, which no
-    reference names. What leaves the network goes into the stack's own buckets, or nowhere.
+    Reading is needed since Cloud Assistant and the cloud's packages are in buckets of Alibaba Cloud, which no
+    reference names. Data can leave the network only into the stack's own buckets.
     """
     named = (f"{naming.prefixed(stack.name)}-*", *stack.storage.existing.buckets)
     own = [f"acs:oss:*:{stack.account_id}:{name}" for name in named]

@@ -1,4 +1,4 @@
-"""What instances of an image that is not ours fetch at their first boot, stored in the records bucket."""
+"""Payload for the first boot of instances whose image lacks it, stored in the records bucket."""
 
 import pulumi
 import pulumi_alicloud as alicloud
@@ -14,13 +14,13 @@ def payload_objects(
     key_id: pulumi.Input[str],
     opts: pulumi.ResourceOptions,
 ) -> list[pulumi.Resource]:
-    """The payload's object; none where instances fetch nothing.
+    """Declare the payload's object; none where instances fetch nothing.
 
-    Another payload is another object beside the older one, which an instance still finds that starts from an
-    older version of its launch template: they are a few megabytes each, and are deleted with the bucket.
+    A new payload is a new object beside the older one, which instances of an older launch template version
+    still fetch. Each is a few megabytes and is deleted with the bucket.
 
     Args:
-        opts: parent, and what must stand before.
+        opts: the parent and the resources that must exist before.
     """
     payload = built.for_stack(stack)
     if payload is None:

@@ -1,7 +1,7 @@
-"""Who has an account, where RAM user groups say it: a function that reads them each minute.
+"""Function that reads RAM user groups each minute and makes accounts of their members.
 
-It writes the roster that instances pull. It reads the stack's groups, nothing else of RAM, and of the records
-bucket the roster and its own book of numbers.
+It writes the roster that instances pull. It reads the stack's groups and nothing else of RAM; in the records
+bucket it uses the roster and its own records of numbers.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ FAILED_PASSES = 3
 
 @dataclass(frozen=True)
 class PeopleArgs:
-    """What the function depends on.
+    """Inputs of the function.
 
     Attributes:
         key_id: encrypts log and roster.
         records_arn: the bucket of the roster.
-        contact_group: who is notified when it fails.
+        contact_group: the group that is notified when it fails.
     """
 
     stack: Stack
@@ -51,7 +51,7 @@ class People(pulumi.ComponentResource):
             ScheduledFunctionArgs(
                 stack=stack,
                 label="people",
-                purpose=f"Says who has an account on instances of gpu-fleet stack {stack.name}",
+                purpose=f"Lists the accounts on instances of gpu-fleet stack {stack.name}",
                 handler=HANDLER,
                 files=bundle(stack, args.directory),
                 every_minutes=EVERY_MINUTES,
@@ -75,15 +75,15 @@ class People(pulumi.ComponentResource):
 
 
 def bundle(stack: Stack, directory: DirectorySettings) -> dict[str, bytes]:
-    """The function's code with the packages it needs: equal settings and equal modules give equal bytes."""
+    """Return the function's code with its packages; equal settings and equal modules give equal bytes."""
     said = people.directory_text(stack, directory, people_rules.TAKEN_NAMES)
     return archive(stack, f"{sweep_archive.PEOPLE}.alicloud", {sweep_archive.DIRECTORY_FILE: said})
 
 
 def role_policy(args: PeopleArgs) -> list[policies.Statement]:
-    """Every statement of the role's only policy, but for its log.
+    """Return the statements of the role's only policy, without its log.
 
-    IMS asks for the permission by RAM's name, of the group alone
+    IMS checks the permission under RAM's name, for the group alone
     (help.aliyun.com/en/ram/developer-reference/api-ims-2019-08-15-listusersforgroup).
     """
     groups = [

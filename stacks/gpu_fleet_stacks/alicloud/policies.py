@@ -1,4 +1,4 @@
-"""RAM policy documents as plain data. RAM knows no statement names, so unlike on AWS there are none."""
+"""RAM policy documents as plain data. RAM has no statement names, so unlike on AWS there are none."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def allow(
     conditions: Mapping[str, Mapping[str, Any]] | None = None,
     principal: Sequence[str] | None = None,
 ) -> Statement:
-    """One ``Allow`` statement.
+    """Return one ``Allow`` statement.
 
     Args:
         actions: actions, ``service:Action``.
@@ -41,17 +41,17 @@ def deny(
     conditions: Mapping[str, Mapping[str, Any]] | None = None,
     principal: Sequence[str] | None = None,
 ) -> Statement:
-    """One ``Deny`` statement; arguments as for ``allow``."""
+    """Return one ``Deny`` statement; arguments as for ``allow``."""
     return allow(actions, resources, conditions, principal) | {"Effect": "Deny"}
 
 
 def document(*statements: Statement) -> pulumi.Output[str]:
-    """A policy document as JSON, once every ARN in it is known."""
+    """Return a policy document as JSON, once every ARN in it is known."""
     return pulumi.Output.json_dumps({"Version": "1", "Statement": list(statements)})
 
 
 def trust(service: str) -> pulumi.Output[str]:
-    """A role's trust policy for one service of the same account.
+    """Return a role's trust policy for one service of the same account.
 
     Args:
         service: the service's principal, say ``ecs.aliyuncs.com``.

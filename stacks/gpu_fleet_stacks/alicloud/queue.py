@@ -1,15 +1,15 @@
-"""The queue of a stack with ``queue: slurm``: its controller, and what nodes need to find it.
+"""The queue of a stack with ``queue: slurm``: its controller, and the facts that nodes need to find it.
 
-One small instance at a fixed address of the home vSwitch, and no group of one: Auto Scaling here gives each
-instance an interface of its own, at an address that ECS picks; the ``network_interfaces`` of a scaling
-configuration say groups and traffic mode, and no interface that stays. ECS itself restarts an instance whose
-host failed, with its address (``AutoRecover``). One that was deleted comes back at the same address by an
-``up`` that refreshes; its state lies on the shared homes, so it goes on where the last one ended.
+The controller is one small instance at a fixed address of the home vSwitch, and not a group of one. Auto
+Scaling here gives each instance a new interface at an address that ECS picks: ``network_interfaces`` of a
+scaling configuration sets groups and traffic mode, and no interface that stays. ECS itself restarts an
+instance with its address when the host failed (``AutoRecover``). An ``up`` that refreshes replaces a deleted
+controller at the same address; its state is on the shared homes, so the new one resumes.
 
-It starts from a launch template, so that a new payload or image changes the template alone; an input of the
-instance itself would stop it at each ``up`` (ModifyInstanceAttribute of the user data), or take its disk.
+It starts from a launch template, so that a new payload or image changes the template alone. An input of the
+instance itself would stop it at each ``up`` (ModifyInstanceAttribute of the user data), or replace its disk.
 
-How munge's key stays out of the state is said at ``_secret``. Inputs: resource_alicloud_instance.go and
+``_secret`` explains how munge's key stays out of the state. Inputs: resource_alicloud_instance.go and
 resource_alicloud_kms_secret.go of terraform-provider-alicloud at 81c43b6.
 """
 
@@ -21,39 +21,39 @@ from functools import partial
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import instance_logs, policies
 from gpu_fleet_stacks.alicloud.firewall import QUEUE
 from gpu_fleet_stacks.alicloud.launch import DISK_CATEGORY, DISK_PERFORMANCE_LEVEL
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import built, instance_file, sweep_archive, user_data
 from gpu_fleet_stacks.payload.at_launch import QueueJoin
 from gpu_fleet_stacks.settings import Stack
 
-# Two vCPU and 4 GiB, as on AWS; stacks/gpu_fleet_stacks/catalog/prices.toml says what is known of its price.
+# Two vCPU and 4 GiB, as on AWS; its price is in stacks/gpu_fleet_stacks/catalog/prices.toml.
 CONTROLLER_TYPE = "ecs.c7.large"
 # A vSwitch's first and last three addresses are the cloud's (API CreateVSwitchCidrReservation); of the others
 # the last, which is the least likely to be taken.
 LAST_FREE = -4
-# Of the secret's first version, which KMS wants and everybody may read.
+# Content of the secret's first version, which KMS requires and every user may read.
 NO_KEY = "no key: the controller of the queue keeps munge's as another version"
 NO_KEY_VERSION = "declared"
 
 
 @dataclass(frozen=True)
 class QueueArgs:
-    """What the queue depends on.
+    """Inputs of the queue.
 
     Attributes:
-        image_id: as of a pool's launch template.
+        image_id: as in a pool's launch template.
         key_id: encrypts the secret and the controller's disk.
         key_arn: the same, for the controller's role.
-        subnet_id: where the controller stands: of the home zone.
+        subnet_id: the controller's vSwitch, in the home zone.
         network: that vSwitch's CIDR.
         group_id: the controller's security group.
         bucket_arns: kind -> bucket.
         home: DNS name of the shared homes.
-        surroundings: what the controller needs from its first minute on, as of a pool.
+        surroundings: resources that the controller needs from its first minute on, as for a pool.
     """
 
     stack: Stack
@@ -99,20 +99,19 @@ class QueueController(pulumi.ComponentResource):
         }
         template = self._template(role.role_name, files["controller"])
         instance = self._instance(template, address, attachment)
-        # nodes wait for it: no other instance of the stack is given its address before
+        # nodes wait for the controller, so that no other instance of the stack gets its address first
         node_file = pulumi.Output.all(files["node"], instance.id).apply(lambda both: str(both[0]))
         self.join = QueueJoin(secret.arn, node_file)
         self.register_outputs({"instance_id": instance.id})
 
     def _secret(self) -> alicloud.kms.Secret:
-        """A secret whose current version is no key.
+        """Declare a secret whose current version is no key.
 
-        KMS makes none without a first value, and the provider reads the current one back into the state at
-        each refresh. So that one is a sentence for everybody, and stays current: the controller keeps the
-        key, which it makes itself, as a version with a label of its own
-        (image/gpu_fleet_image/queue/alicloud.py). No state, no program and no user data ever holds the key.
-        Its deletion is final: a name that waits to be
-        recovered cannot be taken again, and without its controller the key opens nothing.
+        KMS requires a first value, and the provider reads the current one back into the state at each
+        refresh. So the current version is, and stays, a public sentence. The controller makes the key itself
+        and stores it as a version with a label of its own (image/gpu_fleet_image/queue/alicloud.py). No
+        state, no program and no user data ever holds the key. Its deletion is final: a name that waits for
+        recovery cannot be used again, and without its controller the key opens nothing.
         """
         stack = self._args.stack
         return alicloud.kms.Secret(
@@ -175,7 +174,7 @@ class QueueController(pulumi.ComponentResource):
     def _instance(
         self, template: alicloud.ecs.EcsLaunchTemplate, address: str, role: pulumi.Resource
     ) -> alicloud.ecs.Instance:
-        """Of the template's default version, which no input names: a new version leaves it as it is."""
+        """Declare the instance from the template's default version, so that a new version changes nothing."""
         args = self._args
         return alicloud.ecs.Instance(
             self._name,
@@ -189,7 +188,7 @@ class QueueController(pulumi.ComponentResource):
             deletion_protection=args.stack.protected,
             maintenance_action="AutoRecover",
             tags=self._tags,
-            # two never stand at one address
+            # two instances cannot have one address
             opts=pulumi.ResourceOptions(
                 parent=self, depends_on=[role, *args.surroundings], delete_before_replace=True
             ),
@@ -197,17 +196,20 @@ class QueueController(pulumi.ComponentResource):
 
 
 def controller_address(network: str) -> str:
-    """The controller's address in a vSwitch: the last that the cloud leaves to instances. Pure."""
+    """Return the controller's address in a vSwitch: the last one that the cloud leaves to instances. Pure."""
     return str(ipaddress.ip_network(network)[LAST_FREE])
 
 
 def _queue_file(role: str, address: str, secret: str) -> str:
-    """What an instance of a role learns, once the name of the secret is known."""
+    """Return ``queue.json`` of a role, once the name of the secret is known."""
     return instance_file.queue_json(role, address, secret)
 
 
 def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi.Output[str]:
-    """The role's only policy: its key, the stack's word, what it wants of the mover; it ends no instance."""
+    """Return the role's only policy: its key, the stack's documents, its requests to the mover.
+
+    It can terminate no instance.
+    """
     records = args.bucket_arns["records"]
     read = (
         sweep_archive.POLICY_KEY,

@@ -1,4 +1,4 @@
-"""The scheduled sweep: a function, its schedule, and alarms for when it fails or holds back."""
+"""The scheduled sweep: its function, its schedule, and alarms on failure and held instances."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import pulumi
 from gpu_fleet_stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
 from gpu_fleet_stacks.alicloud.reaper_alarms import declare_alarms
 from gpu_fleet_stacks.alicloud.reaper_role import RoleArgs, role_policy
-from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.payload import sweep_archive, sweep_policy
 from gpu_fleet_stacks.settings import Stack
 
 # Function Compute calls a function of a file at the root of the archive.
@@ -21,7 +21,7 @@ TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class ReaperArgs:
-    """What the sweep depends on.
+    """Inputs of the sweep.
 
     Attributes:
         key_id: encrypts log and ledger.
@@ -64,16 +64,16 @@ class Reaper(pulumi.ComponentResource):
 
 
 def bundle(stack: Stack) -> dict[str, bytes]:
-    """The function's code with the packages it needs: equal settings and equal modules give equal bytes."""
+    """Return the function's code with its packages; equal settings and equal modules give equal bytes."""
     return archive(stack, ENTRY)
 
 
 def archive(stack: Stack, entry: str, beside: Mapping[str, str] | None = None) -> dict[str, bytes]:
-    """The code of a function: what a module needs, packages too, and the stack's policy.
+    """Return the code of a function: the modules that it needs, packages, and the stack's policy.
 
     Args:
         entry: the module with the handler.
-        beside: name -> text of what else lies beside the policy.
+        beside: name -> text of further files beside the policy.
     """
     modules = sweep_archive.modules(entry, cloud="alicloud")
     files = {path: (sweep_archive.ROOT / path).read_bytes() for path in modules}
@@ -81,6 +81,6 @@ def archive(stack: Stack, entry: str, beside: Mapping[str, str] | None = None) -
         **sweep_archive.packages(),
         **files,
         ENTRY_FILE: f"from {entry} import handle as handler\n".encode(),
-        sweep_archive.POLICY_FILE: sweep_archive.policy_text(stack).encode(),
+        sweep_archive.POLICY_FILE: sweep_policy.policy_text(stack).encode(),
         **{name: text.encode() for name, text in (beside or {}).items()},
     }

@@ -1,4 +1,4 @@
-"""When an operator must look at the sweep: it fails, or holds back."""
+"""Alarms on the sweep for operators: it fails, or holds instances back."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from gpu_fleet_stacks.settings import Stack
 
 @dataclass(frozen=True)
 class Alarm:
-    """When an operator must look at the sweep.
+    """A condition of the sweep that an operator must look at.
 
     Attributes:
-        metric: what is watched; any value above zero alarms.
+        metric: the metric to watch; any value above zero alarms.
     """
 
     label: str
@@ -21,7 +21,7 @@ class Alarm:
 
 
 def alarms(stack: Stack) -> tuple[Alarm, ...]:
-    """Everything about the sweep that an operator must hear of."""
+    """Return every alarm on the sweep."""
     return (
         Alarm("failures", "SweepFailures"),
         Alarm("breaker", "SweepBreakerTrips"),

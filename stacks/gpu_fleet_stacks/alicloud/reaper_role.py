@@ -1,12 +1,12 @@
-"""What the sweep may do: look at much, end only what its stack licenses, and never widen its own licence."""
+"""Rights of the sweep: read widely, terminate only managed instances of its stack, never widen its rights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import OnExceeded, Purpose, Stack
 
 MANAGED = f"{naming.PROJECT}:managed"
@@ -19,8 +19,8 @@ LIMIT_ACTIONS = ("ess:ModifyScalingGroup", "ess:SuspendProcesses", "ess:ResumePr
 MARK_ACTIONS = ("ecs:TagResources", "ecs:UntagResources")
 MARK_ADDRESS_ACTIONS = ("vpc:TagResources", "vpc:UnTagResources")
 REMOVE_ACTIONS = ("ecs:DeleteDisk", "vpc:ReleaseEipAddress")
-# None of these knows a resource or a condition narrower than the account. CloudMonitor checks what asks for
-# heartbeats, DescribeMetricList and DescribeMetricLast, under names of its own
+# None of these actions supports a resource or a condition narrower than the account. CloudMonitor checks
+# reads of heartbeats, by DescribeMetricList and DescribeMetricLast, under names of its own
 # (www.alibabacloud.com/help/en/cms/developer-reference/api-cms-2019-01-01-ram).
 LOOK_ACTIONS = (
     "cms:DescribeMetricLast",
@@ -40,7 +40,7 @@ LOOK_ACTIONS = (
 
 @dataclass(frozen=True)
 class RoleArgs:
-    """What the role's policy names."""
+    """Resources in the role's policy."""
 
     stack: Stack
     key_arn: pulumi.Input[str]
@@ -48,7 +48,7 @@ class RoleArgs:
 
 
 def role_policy(args: RoleArgs) -> list[policies.Statement]:
-    """Every statement of the role's only policy, but for its log."""
+    """Return the statements of the role's only policy, without its log."""
     return [
         policies.allow(LOOK_ACTIONS, "*"),
         *_ends(args.stack),
@@ -59,7 +59,7 @@ def role_policy(args: RoleArgs) -> list[policies.Statement]:
 
 
 def _ends(stack: Stack) -> Sequence[policies.Statement]:
-    """Terminations, marks and group changes, each bound to this stack's managed instances by their tags."""
+    """Return terminations, marks and group changes, each bound by tags to this stack's managed instances."""
     own = f"{stack.region}:{stack.account_id}"
     licensed = {f"acs:ResourceTag/{MANAGED}": ["true"], f"acs:ResourceTag/{STACK}": [stack.name]}
     of_stack = {"StringEquals": {f"acs:ResourceTag/{STACK}": [stack.name]}}
@@ -78,7 +78,7 @@ def _ends(stack: Stack) -> Sequence[policies.Statement]:
 
 
 def _freezes(stack: Stack, groups: str) -> Sequence[policies.Statement]:
-    """Limit and close the groups of training pools; RAM knows no parts of ModifyScalingGroup to leave out."""
+    """Allow to limit and close groups of training pools; RAM cannot exclude parts of ModifyScalingGroup."""
     training = [pool.name for pool in stack.pools if pool.purpose is Purpose.TRAINING]
     if not training:
         return []
@@ -87,11 +87,11 @@ def _freezes(stack: Stack, groups: str) -> Sequence[policies.Statement]:
 
 
 def _denials(stack: Stack) -> Sequence[policies.Statement]:
-    """What stays forbidden even if another policy is ever attached to the role."""
+    """Return denials that hold even if another policy is ever attached to the role."""
     unmanaged = {"StringNotEquals": {f"acs:ResourceTag/{MANAGED}": ["true"]}}
     foreign = {"StringNotEquals": {f"acs:ResourceTag/{STACK}": [stack.name]}}
-    # any value at all protects, an empty one too, as the sweep itself reads the tag: `*` matches an empty
-    # text (www.alibabacloud.com/help/en/ram/conditional-operator); without the tag nothing is matched
+    # any value protects, even an empty one, as the sweep itself reads the tag: `*` matches an empty
+    # text (www.alibabacloud.com/help/en/ram/conditional-operator); without the tag it matches nothing
     protected = {"StringLike": {f"acs:ResourceTag/{PROTECTED}": ["*"]}}
     return [
         policies.deny(END_ACTIONS, "*", unmanaged),
@@ -102,7 +102,7 @@ def _denials(stack: Stack) -> Sequence[policies.Statement]:
 
 
 def _records(args: RoleArgs) -> Sequence[policies.Statement]:
-    """Ledger, lease and metrics; CloudMonitor notifies users, by its alarms."""
+    """Return the rights to ledger, lease and metrics; CloudMonitor notifies users, by its alarms."""
     return [
         policies.allow(
             ["oss:GetObject", "oss:GetObjectVersion", "oss:PutObject"],
@@ -115,10 +115,10 @@ def _records(args: RoleArgs) -> Sequence[policies.Statement]:
 
 
 def _notices(stack: Stack) -> Sequence[policies.Statement]:
-    """Mail users and read webhooks' secrets; CloudMonitor's alarm, which notifies operators, is a metric."""
+    """Allow mail to users and reading webhooks' secrets; CloudMonitor notifies operators by a metric."""
     notify, statements = stack.notify, list[policies.Statement]()
     if notify.sender is not None:
-        # knows neither resource nor condition (Direct Mail, API SingleSendMail, RAM authorization)
+        # supports neither resource nor condition (Direct Mail, API SingleSendMail, RAM authorization)
         statements.append(policies.allow(["dm:SingleSendMail"], "*"))
     if notify.webhooks:
         own = f"acs:kms:{stack.region}:{stack.account_id}"

@@ -1,9 +1,9 @@
-"""A RAM role with its one policy: three resources that always come together."""
+"""A RAM role with its one policy: three resources that always belong together."""
 
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 
@@ -16,11 +16,11 @@ def role_with_policy(
     purpose: str,
     parent: pulumi.Resource,
 ) -> tuple[alicloud.ram.Role, alicloud.ram.RolePolicyAttachment]:
-    """A role and its only policy. Wait for the attachment before using the role.
+    """Declare a role and its only policy; return role and attachment. Use the role after the attachment.
 
     Args:
         name: of role and policy alike, unique in the account; at most 64 characters.
-        trust: who may take the role (``policies.trust``).
+        trust: who may assume the role (``policies.trust``).
     """
     child, tags = pulumi.ResourceOptions(parent=parent), naming.tags(stack.name, stack.owner)
     role = alicloud.ram.Role(

@@ -1,8 +1,8 @@
-"""Ask for an instance more under load, for one less without.
+"""Alarms that request one more instance under high load, or one less under low load.
 
-Every alarm of Auto Scaling must act, so these act by a rule that changes nothing. The mover reads those for
-high load, and decides where an instance starts; the sweep reads those for low load, and terminates instances
-that are idle by its own evidence.
+Every alarm of Auto Scaling must act, so these act by a rule that changes nothing. The mover reads the alarms
+on high load, and decides where an instance starts. The sweep reads those on low load, and terminates
+instances that are idle by its own evidence.
 """
 
 import os
@@ -32,7 +32,7 @@ def scale_by_load(
     monitor_group: pulumi.Output[str],
     opts: pulumi.ResourceOptions,
 ) -> None:
-    """Declare the alarms of one group, and the rule that they act by.
+    """Declare the alarms of one group, and the rule of their action.
 
     Args:
         name: prefix of the resources' logical names.
@@ -43,7 +43,7 @@ def scale_by_load(
         scaling_group_id=group.id,
         scaling_rule_name=f"{name}-ask",
         scaling_rule_type="SimpleScalingRule",
-        # Only some references of CreateScalingRule allow a change by 0 instances; all allow one by 0 percent.
+        # Only some references of CreateScalingRule allow a change by 0 instances; all allow 0 percent.
         adjustment_type="PercentChangeInCapacity",
         adjustment_value=0,
         cooldown=COOLDOWN_IN_S,

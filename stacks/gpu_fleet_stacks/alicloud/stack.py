@@ -1,11 +1,10 @@
-"""An Alibaba Cloud environment: which component stands on which."""
+"""An Alibaba Cloud environment: its components and their dependencies."""
 
 from typing import Any
 
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming, organization
 from gpu_fleet_stacks.alicloud import existing_files, submit
 from gpu_fleet_stacks.alicloud.budget import Budget, BudgetArgs
 from gpu_fleet_stacks.alicloud.builds import ImageBuilds, ImageBuildsArgs
@@ -22,9 +21,10 @@ from gpu_fleet_stacks.alicloud.people import People, PeopleArgs
 from gpu_fleet_stacks.alicloud.queue import QueueArgs, QueueController
 from gpu_fleet_stacks.alicloud.reaper import Reaper, ReaperArgs
 from gpu_fleet_stacks.alicloud.storage import BUCKETS, Storage, StorageArgs
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.cost import notice
-from gpu_fleet_stacks.payload import sweep_archive
-from gpu_fleet_stacks.settings import Pool, Stack
+from gpu_fleet_stacks.payload import sweep_policy
+from gpu_fleet_stacks.settings import Pool, Stack, organization
 
 
 def build(stack: Stack) -> dict[str, Any]:
@@ -34,17 +34,17 @@ def build(stack: Stack) -> dict[str, Any]:
         stack: checked settings of an Alibaba Cloud stack.
 
     Returns:
-        What the next command needs, by plain names; nothing in it is secret.
+        Outputs for the next command, by plain names; none of them is secret.
 
     Raises:
-        OvercommitError: the worst month passes the budget; nothing was declared.
+        OvercommitError: the worst month exceeds the budget; nothing was declared.
     """
     cost = notice.announce_cost(stack)
     notice.announce_image(stack)
     name = naming.prefixed(stack.name)
     asks = organization.asks(stack)
     own = pulumi.ResourceOptions(providers=[provider(stack)], transformations=asks)
-    policy = sweep_archive.policy_text(stack)
+    policy = sweep_policy.policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn, keys), own)
     mounts = existing_files.look_up(stack, network)
@@ -148,10 +148,10 @@ def build(stack: Stack) -> dict[str, Any]:
 
 
 def provider(stack: Stack) -> alicloud.Provider:
-    """The only provider: one region, with the credentials of the environment.
+    """Return the only provider: one region, with the credentials of the environment.
 
-    It cannot refuse another account before it acts: the account id goes into names and permissions, so that
-    what another account's credentials make has no permission to work.
+    It cannot refuse another account before it acts. So names and permissions hold the account id, and
+    resources that another account's credentials make have no permission to work.
     """
     return alicloud.Provider(
         naming.prefixed(stack.name), region=stack.region, account_id=stack.account_id, protocol="HTTPS"
@@ -159,5 +159,5 @@ def provider(stack: Stack) -> alicloud.Provider:
 
 
 def console_url(stack: Stack) -> str:
-    """Where a user sees the stack's groups in a browser."""
+    """Return the address of the stack's groups in the console."""
     return f"https://essnew.console.aliyun.com/?regionId={stack.region}#/scaling/{stack.region}"

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import access_logs, existing, policies
 from gpu_fleet_stacks.alicloud.existing_files import FoundFiles
 from gpu_fleet_stacks.alicloud.payload import payload_objects
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.payload.stored_documents import stored_documents
 from gpu_fleet_stacks.settings import Redundancy, Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
 OLD_STATES_DAYS = 35  # longer than a month, which the meter counts
-# What instances and sweep said of a mark; the sweep lists it all each time
+# Answers of instances and sweep about a mark; each sweep lists them all
 # (image/gpu_fleet_image/core/handshake.py).
 HANDSHAKE_DAYS = 2
 BUCKETS = ("data", "checkpoints", "records")
@@ -25,20 +25,20 @@ ABORT_UPLOADS_AFTER_DAYS = 7
 
 
 def _bucket_arn(stack: Stack, kind: str) -> str:
-    """A bucket for a policy; OSS names no region in it."""
+    """Return the ARN of a bucket for a policy; OSS names no region in it."""
     return f"acs:oss:*:{stack.account_id}:{stack.bucket_name(kind)}"
 
 
 @dataclass(frozen=True)
 class StorageArgs:
-    """What the storage depends on.
+    """Inputs of the storage.
 
     Attributes:
         key_id: the key that encrypts everything here.
         subnet_ids: zone -> private vSwitch.
         networks: zone -> its CIDR.
         reaper_policy: the sweep's policy as JSON, which users' commands read in the records bucket.
-        mounts: file systems of somebody else's, by purpose.
+        mounts: existing file systems, by purpose.
     """
 
     stack: Stack
@@ -51,13 +51,13 @@ class StorageArgs:
 
 
 class Storage(pulumi.ComponentResource):
-    """The stack's state.
+    """Storage of the stack.
 
     Attributes:
         bucket_arns: kind (``data``, ``checkpoints``, ``records``) -> bucket.
-        bucket_names: the same by name, known once the bucket's policy stands.
-        home_dns_name: where to mount homes from; empty without any.
-        scratch_dns_name: where to mount CPFS from; empty without any.
+        bucket_names: the same by name, known once the bucket's policy exists.
+        home_dns_name: address of the homes' mount; empty without any.
+        scratch_dns_name: address of CPFS's mount; empty without any.
     """
 
     bucket_arns: dict[str, pulumi.Output[str]]
@@ -83,8 +83,10 @@ class Storage(pulumi.ComponentResource):
         return naming.tags(self._stack.name, self._stack.owner, Name=naming.prefixed(self._stack.name, label))
 
     def _bucket(self, kind: str) -> pulumi.Output[str]:
-        """Encryption, versions and lifecycle stand in the bucket itself: it reads them back, and would fight
-        over them with resources of their own. The policy has none but its own, hence ``ignore_changes``.
+        """Declare a bucket with its encryption, versions and lifecycle inside.
+
+        The bucket reads these back, and would conflict with separate resources for them. The policy can only
+        be a separate resource, hence ``ignore_changes``.
         """
         name = f"{self._name}-{kind}"
         bucket = alicloud.oss.Bucket(
@@ -100,7 +102,7 @@ class Storage(pulumi.ComponentResource):
                 _leftovers(self._stack.storage.old_versions_days),
                 *(_numbered_states() if kind == "records" else []),
             ],
-            # These states lie below the whole bucket's rule, and both let objects expire.
+            # The rule of the whole bucket covers these states too, and both rules let objects expire.
             lifecycle_rule_allow_same_action_overlap=kind == "records",
             logging=access_logs.logging(self._stack, kind),
             tags=self._tags(kind),
@@ -130,7 +132,7 @@ class Storage(pulumi.ComponentResource):
         return bucket.id.apply(lambda _: _bucket_arn(self._stack, kind))
 
     def _document(self, label: str, key: str, content: str, bucket: alicloud.oss.Bucket) -> None:
-        """A JSON object of the records bucket: what the stack says to its sweep, instances and users."""
+        """Declare a JSON object of the records bucket that the sweep, instances and users read."""
         alicloud.oss.BucketObject(
             f"{self._name}-{label}",
             bucket=bucket.bucket,
@@ -144,23 +146,23 @@ class Storage(pulumi.ComponentResource):
         )
 
     def _settings_of(self, owner: pulumi.Resource) -> pulumi.ResourceOptions:
-        """For what says who may use a bucket, and how: it is deleted with its bucket or not at all.
+        """Return options for the settings that restrict a bucket: never deleted before it.
 
-        Deleted before, as the order of dependencies has it, it would leave a bucket that stays (because it is
-        protected, or because its deletion fails) open to plain HTTP and without its policy.
+        Pulumi's order of dependencies would delete them first. A bucket that stays, because it is protected
+        or its deletion fails, would then be open to plain HTTP and without its policy.
         """
         return pulumi.ResourceOptions(parent=self, protect=self._stack.protected, deleted_with=owner)
 
     def _foreign(self, purpose: str) -> pulumi.Output[str]:
-        """Of somebody else's file system, or empty."""
+        """Return the address of an existing file system's mount, or empty."""
         files = self._args.mounts.get(purpose)
         return pulumi.Output.from_input(files.domain if files is not None else "")
 
     def _home(self) -> pulumi.Output[str]:
-        """NAS: homes outlive every instance, so nobody's work hangs on one.
+        """Declare a NAS for homes, which outlive every instance; return its mount's address.
 
-        The extreme kind, since the standard one takes no key of ours (alicloud_nas_file_system,
-        ``encrypt_type``); one mount target serves every zone of the network.
+        It is of the extreme kind, since the standard one supports no customer key (alicloud_nas_file_system,
+        ``encrypt_type``). One mount target serves every zone of the network.
         """
         files = alicloud.nas.FileSystem(
             f"{self._name}-home",
@@ -197,7 +199,7 @@ class Storage(pulumi.ComponentResource):
         return self._mount_target("home", files, group.access_group_name)
 
     def _scratch(self) -> pulumi.Output[str]:
-        """CPFS in the first zone, the one pools prefer. It takes no key, so it holds nothing worth one."""
+        """Declare a CPFS in the home zone; return its address. It has no key, so keep no secrets there."""
         zone = self._stack.network.home_zone
         files = alicloud.nas.FileSystem(
             f"{self._name}-scratch",
@@ -231,7 +233,10 @@ class Storage(pulumi.ComponentResource):
 
 
 def _numbered_states() -> list[alicloud.oss.BucketLifecycleRuleArgs]:
-    """Each state of lease, meter and mover is its own object; what is silent for a month begins anew."""
+    """Return the rules that delete old states of lease, meter and mover, each of which is its own object.
+
+    A program that was silent for a month starts anew.
+    """
     prefixes = {
         "old-states-of-capacity": ("reaper/capacity/state.json.", OLD_STATES_DAYS),
         "old-states-of-lease": ("reaper/lease.json.", OLD_STATES_DAYS),
@@ -250,9 +255,9 @@ def _numbered_states() -> list[alicloud.oss.BucketLifecycleRuleArgs]:
 
 
 def _leftovers(old_versions_days: int) -> alicloud.oss.BucketLifecycleRuleArgs:
-    """What was overwritten or deleted goes after a while, and what was never finished sooner.
+    """Return the rule that deletes overwritten and deleted objects after a while, unfinished uploads sooner.
 
-    One rule, since OSS takes one a prefix (help.aliyun.com/en/oss/user-guide/0014-00000085).
+    It is one rule, since OSS allows one a prefix (help.aliyun.com/en/oss/user-guide/0014-00000085).
     """
     return alicloud.oss.BucketLifecycleRuleArgs(
         id="leftovers",
@@ -269,11 +274,11 @@ def _leftovers(old_versions_days: int) -> alicloud.oss.BucketLifecycleRuleArgs:
 
 
 def bucket_policy(args: StorageArgs, kind: str) -> pulumi.Output[str]:
-    """Refuse plain HTTP, whoever asks; the bucket's HTTPS settings refuse old TLS.
+    """Refuse plain HTTP, for every caller; the bucket's HTTPS settings refuse old TLS.
 
-    The builder of an image has no identity of its own, so the records bucket hands the recipe and nothing
-    else to whoever asks from inside the stack's network. OSS does not count
-    that as public (www.alibabacloud.com/help/en/oss/user-guide/block-public-access).
+    An image's builder has no identity of its own, so the records bucket lets every caller inside the stack's
+    network read the recipe, and nothing else. OSS does not count that as public
+    (www.alibabacloud.com/help/en/oss/user-guide/block-public-access).
     """
     arn = _bucket_arn(args.stack, kind)
     insecure = {"Bool": {"acs:SecureTransport": ["false"]}}

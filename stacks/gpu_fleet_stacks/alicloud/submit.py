@@ -1,10 +1,10 @@
-"""How users start runs on their instances: one command of Cloud Assistant, and a policy for each account.
+"""Runs that users start on their instances: one command of Cloud Assistant, and a policy for each account.
 
-Cloud Assistant runs it as the account that the caller names, and RAM lets a user name their own alone
-(condition key ``ecs:CommandRunAs``); that account may call ``start-run`` by sudo, for itself and nobody else.
-Custom parameters are put into the text as they are, so that what a caller writes there runs as their own
-account, where they have a shell too. RAM knows no variable for the caller: the stack writes a policy for each
-account that it names.
+Cloud Assistant runs it as the account that the caller names, and RAM lets a user name only their own
+(condition key ``ecs:CommandRunAs``). That account may call ``start-run`` by sudo, for itself only. Custom
+parameters are put into the text unchanged, so whatever a caller writes there runs as their own account, where
+they have a shell too. RAM has no variable for the caller, so the stack writes a policy for each account that
+it names.
 """
 
 import base64
@@ -12,9 +12,9 @@ import base64
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.alicloud import policies
 from gpu_fleet_stacks.alicloud.reaper_role import STACK
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 TIMEOUT_S = 60
@@ -22,7 +22,7 @@ START = "/usr/libexec/gpu-fleet/start-run"
 
 
 def declare(name: str, stack: Stack, opts: pulumi.ResourceOptions) -> list[alicloud.ecs.Command]:
-    """The command; nothing where the stack names nobody, since a run needs an account."""
+    """Declare the command; none where the stack names no users, since a run needs an account."""
     if not stack.access.accounts:
         return []
     command = alicloud.ecs.Command(
@@ -39,7 +39,7 @@ def declare(name: str, stack: Stack, opts: pulumi.ResourceOptions) -> list[alicl
 
 
 def document_content(stack: Stack) -> str:
-    """The script, with its two parameters as Cloud Assistant spells them."""
+    """Return the script, with its two parameters in Cloud Assistant's notation."""
     return (
         "#!/bin/bash\n"
         f"# a run of gpu-fleet stack {stack.name}\n"
@@ -51,9 +51,9 @@ def document_content(stack: Stack) -> str:
 def people_statements(
     stack: Stack, records_arn: pulumi.Output[str], command_id: pulumi.Input[str], account: str
 ) -> list[policies.Statement]:
-    """What one user needs beside ``people_policy``: the command as their account, their jobs and results.
+    """Return a user's rights beside ``people_policy``: the command as their account, their jobs and results.
 
-    The names in the records bucket they may list by that.
+    That policy lets them list the names in the records bucket already.
 
     Args:
         account: a login name of ``access.people``.
@@ -75,7 +75,7 @@ def people_statements(
 def people_policies(
     stack: Stack, records_arn: pulumi.Output[str], commands: list[alicloud.ecs.Command]
 ) -> dict[str, pulumi.Output[str]]:
-    """Account -> its policy, to attach to the RAM user or role whose account it is."""
+    """Return account -> its policy, to attach to the RAM user or role of that account."""
     return {
         account: policies.document(*people_statements(stack, records_arn, command.id, account))
         for command in commands

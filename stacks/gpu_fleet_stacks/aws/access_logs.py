@@ -1,6 +1,6 @@
-"""Who asked what of the stack's buckets: S3's access logs, in a bucket of their own.
+"""S3 access logs of the stack's buckets, in a bucket of their own.
 
-The one bucket that the stack's key does not encrypt: S3 delivers access logs to no bucket under a KMS key
+The stack's key does not encrypt this bucket: S3 delivers access logs to no bucket under a KMS key
 (docs.aws.amazon.com/AmazonS3/latest/userguide/enable-server-access-logging.html), so S3's own keys do. It
 holds names of objects and callers, and no object.
 """
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import closed_buckets, policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 KIND = "access-logs"
-TRAIL = "cloudtrail"  # the prefix of its files
+TRAIL = "cloudtrail"  # prefix of the trail's files
 DELIVERY = "logging.s3.amazonaws.com"
 
 
 class AccessLogs:
-    """The bucket, and what each other bucket needs to write its log there.
+    """The log bucket, and the access that other buckets need to write their logs there.
 
     Args:
         kinds: the buckets that are logged; each writes below its own prefix.
@@ -42,7 +42,7 @@ class AccessLogs:
         self._policy = self._settings(bucket)
 
     def of(self, kind: str, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
-        """Have S3 write down who asks what of a bucket."""
+        """Turn on S3's access log of a bucket."""
         aws.s3.BucketLogging(
             f"{self._stem}-{kind}",
             bucket=bucket.id,
@@ -52,9 +52,9 @@ class AccessLogs:
         )
 
     def data_events(self) -> None:
-        """CloudTrail: every call for an object of these buckets, with its caller, in files that it signs.
+        """Declare a CloudTrail trail: each call for an object of these buckets, with caller, in signed files.
 
-        Not of this bucket: each delivery would be an event of its own.
+        The log bucket itself is left out: each delivery would be an event of its own.
         """
         stack = self._stack
         field = aws.cloudtrail.TrailAdvancedEventSelectorFieldSelectorArgs
@@ -81,7 +81,10 @@ class AccessLogs:
         )
 
     def _settings(self, bucket: aws.s3.Bucket) -> pulumi.Resource:
-        """Deleted with the bucket or not at all, as in ``storage.py``; gives the policy of S3's delivery."""
+        """Declare the settings of the log bucket; return the policy that lets S3 deliver.
+
+        They are deleted with the bucket or not at all, as in ``storage.py``.
+        """
         name = self._name
         opts = pulumi.ResourceOptions(parent=self._parent, protect=self._stack.protected, deleted_with=bucket)
         versioning = closed_buckets.close(name, bucket, opts)
@@ -110,7 +113,10 @@ def _trail_name(stack: Stack) -> str:
 
 
 def _trail_delivers(bucket_arn: pulumi.Output[str], stack: Stack) -> list[policies.Statement]:
-    """docs.aws.amazon.com/awscloudtrail/latest/userguide/create-s3-bucket-policy-for-cloudtrail.html"""
+    """Allow the trail to deliver its files.
+
+    https://docs.aws.amazon.com/awscloudtrail/latest/userguide/create-s3-bucket-policy-for-cloudtrail.html
+    """
     arn = f"arn:{policies.partition(stack.region)}:cloudtrail:{stack.region}:{stack.account_id}:trail/"
     of_trail = {"aws:SourceArn": f"{arn}{_trail_name(stack)}"}
     service = {"Service": "cloudtrail.amazonaws.com"}
@@ -123,7 +129,7 @@ def _trail_delivers(bucket_arn: pulumi.Output[str], stack: Stack) -> list[polici
 
 
 def _lifecycle(days: int) -> list[aws.s3.BucketLifecycleConfigurationRuleArgsDict]:
-    """What is older than any other log of the stack goes; a version that was deleted, the day after."""
+    """Return the rules that delete files with the age of the stack's other logs, and versions a day later."""
     return [
         {
             "id": "old-logs",
@@ -141,7 +147,7 @@ def _lifecycle(days: int) -> list[aws.s3.BucketLifecycleConfigurationRuleArgsDic
 def _bucket_policy(
     bucket_arn: pulumi.Output[str], sources: Sequence[str], stack: Stack
 ) -> pulumi.Output[str]:
-    """S3's log delivery writes, for the stack's buckets alone, and the stack's trail; nobody without TLS."""
+    """Allow S3's log delivery for the stack's buckets and the stack's trail; deny everything without TLS."""
     objects = pulumi.Output.concat(bucket_arn, "/*")
     everyone = {"AWS": "*"}
     return policies.document(

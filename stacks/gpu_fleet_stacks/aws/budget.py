@@ -1,7 +1,7 @@
-"""What the month may cost, and who hears of it before and after.
+"""Budget of the month, and the alarms on it before and after it is passed.
 
 AWS Budgets knows the bill, a few times a day. The sweep's meter knows hours and list prices, every few
-minutes; alarms on it come within a quarter of an hour.
+minutes; its alarms arrive within a quarter of an hour.
 """
 
 import json
@@ -11,17 +11,16 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import BudgetScope, BudgetSettings, Stack, Threshold, ThresholdKind
 
 KINDS = {ThresholdKind.ACTUAL: "ACTUAL", ThresholdKind.FORECAST: "FORECASTED"}
-# What the meter publishes of the whole stack (image/gpu_fleet_image/core/metrics.py), in the budget's
-# currency.
+# The meter's metrics of the whole stack (image/gpu_fleet_image/core/metrics.py), in the budget's currency.
 METRICS = {ThresholdKind.ACTUAL: "MonthCost", ThresholdKind.FORECAST: "MonthForecast"}
 # The attribute of a message that names users (image/gpu_fleet_image/providers/aws/notify.py).
 USER = "user"
-PERIOD_S = 60  # a sweep's word every ten minutes is judged as soon as it comes
+PERIOD_S = 60  # the value that a sweep publishes every ten minutes is evaluated at once
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class _MeterWatch:
 
 _UNPRICED = _MeterWatch(
     "unpriced",
-    "Instances run whose price nobody knows: the cost is more than what the meter says. Name their types in "
+    "Instances of unknown price run: the cost is higher than the meter's value. Name their types in "
     "budget.assume, or terminate them",
     "UnpricedInstances",
     0,
@@ -45,14 +44,14 @@ _UNPRICED = _MeterWatch(
 
 @dataclass(frozen=True)
 class BudgetArgs:
-    """What the budget depends on."""
+    """Inputs of the budget."""
 
     stack: Stack
     key_arn: pulumi.Output[str]
 
 
 class Budget(pulumi.ComponentResource):
-    """A monthly budget, and the topic all alarms of the stack go to."""
+    """A monthly budget, and the topic of all alarms of the stack."""
 
     topic_arn: pulumi.Output[str]
 
@@ -90,7 +89,7 @@ class Budget(pulumi.ComponentResource):
         self._meter_alarm(name, _UNPRICED, stack, topic.arn)
         # moto 5.2.5 knows neither a budget's tags nor its subscribers, and the provider asks on and on.
         if not stack.emulated:
-            # Budgets tries the topic when a notification is made: the policy must stand before it.
+            # Budgets tests the topic when a notification is created, so the policy must exist before.
             self._monthly(name, stack, topic.arn, pulumi.ResourceOptions(parent=self, depends_on=[policy]))
         self.topic_arn = topic.arn
         self.register_outputs({"topic_arn": topic.arn})
@@ -98,7 +97,7 @@ class Budget(pulumi.ComponentResource):
     def _meter_alarm(
         self, name: str, watch: _MeterWatch, stack: Stack, topic_arn: pulumi.Output[str]
     ) -> None:
-        """Notify once the meter passes a threshold; between two sweeps the alarm stays as it is."""
+        """Notify once the meter passes a threshold; without new data the alarm keeps its state."""
         label = f"{name}-{watch.label}"
         aws.cloudwatch.MetricAlarm(
             label,
@@ -130,7 +129,8 @@ class Budget(pulumi.ComponentResource):
             time_unit="MONTHLY",
             limit_amount=str(budget.monthly),
             limit_unit=budget.currency,
-            # what is used counts, whoever pays: a credit would hide all spending until it is gone
+            # usage counts, also when a credit pays for it: credits would hide all spending until they are
+            # used up
             cost_types=aws.budgets.BudgetCostTypesArgs(include_credit=False, include_refund=False),
             cost_filters=[
                 aws.budgets.BudgetCostFilterArgs(**cost_filter) for cost_filter in cost_filters(stack)
@@ -145,9 +145,9 @@ class Budget(pulumi.ComponentResource):
 
 
 def listeners(stack: Stack) -> dict[str, list[str]]:
-    """Address -> the users whose notices the topic mails there, by subscriptions that each confirms.
+    """Return address -> the users whose notices the topic mails there, by subscriptions that each confirms.
 
-    None where SES mails them. A recipient of the budget hears everything already, and a topic has one
+    Empty where SES mails the users. A recipient of the budget gets every alarm already, and a topic has one
     subscription for an address.
     """
     notify = stack.notify
@@ -161,7 +161,7 @@ def listeners(stack: Stack) -> dict[str, list[str]]:
 
 
 def _meter_watch(stack: Stack, threshold: Threshold) -> _MeterWatch:
-    """What is watched for a threshold of the budget."""
+    """Return the metric and limit to watch for a threshold of the budget."""
     metric, amount = METRICS[threshold.kind], f"{stack.budget.monthly} {stack.budget.currency}"
     return _MeterWatch(
         f"{threshold.kind}-{threshold.percent}",
@@ -172,14 +172,14 @@ def _meter_watch(stack: Stack, threshold: Threshold) -> _MeterWatch:
 
 
 def cost_filters(stack: Stack) -> list[dict[str, Any]]:
-    """By the stack's tag, as the ``user:key$value`` that Cost Explorer knows, or nothing: the account."""
+    """Return the filter by the stack's tag, ``user:key$value`` in Cost Explorer; empty for the account."""
     if stack.budget.scope is BudgetScope.ACCOUNT:
         return []
     return [{"name": "TagKeyValue", "values": [f"user:{naming.PROJECT}:stack${stack.name}"]}]
 
 
 def notifications(budget: BudgetSettings, topic_arn: pulumi.Input[str]) -> list[dict[str, Any]]:
-    """One notification a threshold, by mail and to the topic."""
+    """Return one notification for each threshold, by mail and to the topic."""
     return [
         {
             "comparison_operator": "GREATER_THAN",
@@ -194,7 +194,7 @@ def notifications(budget: BudgetSettings, topic_arn: pulumi.Input[str]) -> list[
 
 
 def topic_policy(stack: Stack, topic_arn: pulumi.Output[str]) -> pulumi.Output[str]:
-    """Budgets and alarms of this account may publish, over TLS; nobody else."""
+    """Allow only budgets and alarms of this account to publish, over TLS."""
     own = {"StringEquals": {"aws:SourceAccount": stack.account_id}}
     insecure = {"Bool": {"aws:SecureTransport": "false"}}
     publishers = {"Service": ["budgets.amazonaws.com", "cloudwatch.amazonaws.com"]}

@@ -1,14 +1,14 @@
-"""The keeper of a stack's image builds: a function that tries again, promotes, and alarms."""
+"""The build controller of a stack's images: a function that retries, promotes and raises alarms."""
 
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies
 from gpu_fleet_stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from gpu_fleet_stacks.aws.reaper import archive
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import builds_plan, image_files
 from gpu_fleet_stacks.settings import Stack
 
@@ -16,7 +16,7 @@ HANDLER = f"{builds_plan.KEEPER}.aws.handle"
 EVERY_MINUTES, TIMEOUT_S, LATEST_START_S = 10, 120, 300
 HOUR_S, FAILED_LOOKS = 3600, 3
 METRIC = "ImageBuildProblems"
-# None of these knows a resource narrower than the account.
+# None of these actions supports a resource narrower than the account.
 LOOK_ACTIONS = (
     # Systems Manager asks it of who writes an image's id (its guide, "Native parameter support for AMIs")
     "ec2:DescribeImages",
@@ -28,13 +28,13 @@ LOOK_ACTIONS = (
 
 @dataclass(frozen=True)
 class ImageBuildsArgs:
-    """What the keeper depends on.
+    """Inputs of the build controller.
 
     Attributes:
-        pipeline_arns: of every zone; at a destroy the keeper is gone before they are, else it might begin a
-            build that nothing deletes.
+        pipeline_arns: the pipelines of every zone; a destroy removes the controller before them, so that it
+            starts no build that nothing deletes.
         key_arn: encrypts its log.
-        topic_arn: who is notified.
+        topic_arn: the topic of its alarms.
     """
 
     stack: Stack
@@ -45,10 +45,10 @@ class ImageBuildsArgs:
 
 @dataclass(frozen=True)
 class _Alarm:
-    """When an operator must look at the builds; what is counted over an hour.
+    """A condition of the builds that an operator must look at, counted over an hour.
 
     Attributes:
-        at_least: that alarms; None for no data at all.
+        at_least: the value from which it alarms; None to alarm where there is no data at all.
     """
 
     label: str
@@ -60,7 +60,7 @@ class _Alarm:
 
 
 class ImageBuilds(pulumi.ComponentResource):
-    """The keeper of one stack's builds."""
+    """The build controller of one stack."""
 
     def __init__(self, name: str, args: ImageBuildsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:aws:ImageBuilds", name, None, opts)
@@ -69,8 +69,8 @@ class ImageBuilds(pulumi.ComponentResource):
             own,
             ScheduledFunctionArgs(
                 stack=stack,
-                program="the keeper of image builds",
-                purpose=f"Looks after image builds of gpu-fleet stack {stack.name}",
+                program="the image build controller",
+                purpose=f"Controls image builds of gpu-fleet stack {stack.name}",
                 handler=HANDLER,
                 code=bundle(stack),
                 every=f"rate({EVERY_MINUTES} minutes)",
@@ -105,28 +105,28 @@ class ImageBuilds(pulumi.ComponentResource):
 
 
 def _alarms(stack: Stack) -> tuple[_Alarm, ...]:
-    """Everything about the builds that an operator must hear of; each says so once until it is over."""
+    """Return every alarm on the builds; each notifies once until it is over."""
     own = naming.metric_namespace(stack.name)
     problem = (
         "No image was built or promoted: a build failed, none had an instance for its test in six hours, "
-        "its findings are critical, or none began for a week. See the keeper's log"
+        "its findings are critical, or none began for a week. See the build controller's log"
     )
     return (
         _Alarm("problem", problem, own, METRIC, "Maximum", 1),
-        _Alarm("errors", "Nobody looks after image builds", "AWS/Lambda", "Errors", "Sum", FAILED_LOOKS),
-        _Alarm("silent", "No look at image builds was made", own, METRIC, "SampleCount", None),
+        _Alarm("errors", "The build controller failed", "AWS/Lambda", "Errors", "Sum", FAILED_LOOKS),
+        _Alarm("silent", "The build controller did not run", own, METRIC, "SampleCount", None),
     )
 
 
 def bundle(stack: Stack) -> pulumi.AssetArchive:
-    """The function's code: equal settings and equal modules give an equal hash."""
+    """Return the function's code; equal settings and equal modules give an equal hash."""
     names = [image_files.pipeline_name(stack, zone) for zone in image_files.zones_of_builds(stack)]
     plan = {builds_plan.PLAN_FILE: builds_plan.plan_text(stack, names)}
     return archive(stack, f"{builds_plan.KEEPER}.aws", plan)
 
 
 def role_policy(args: ImageBuildsArgs, log_group_arn: pulumi.Input[str]) -> pulumi.Output[str]:
-    """The role's only policy: start the stack's own pipelines, write its own parameter, and no instance."""
+    """Return the role's only policy: start the stack's pipelines, write its parameter, touch no instance."""
     stack = args.stack
     arn, own = f"arn:{policies.partition(stack.region)}", f"{stack.region}:{stack.account_id}"
     named = naming.prefixed(stack.name)

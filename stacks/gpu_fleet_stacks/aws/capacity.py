@@ -1,7 +1,7 @@
-"""The mover: a function that decides where a pool's next instance starts, and what users need to ask it.
+"""The mover: a function that decides where a pool's next instance starts, and the rights of its users.
 
 It runs each minute, and at once when an Auto Scaling group could not launch. Its role raises groups and tags
-instances, and can end none; the sweep's role ends instances, and can raise no group.
+instances, and can terminate none. The sweep's role terminates instances, and can raise no group.
 """
 
 import json
@@ -12,11 +12,11 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies, sessions, submit
 from gpu_fleet_stacks.aws.functions import ScheduledFunctionArgs, alarm_of_failures, declare_function
 from gpu_fleet_stacks.aws.reaper import archive
 from gpu_fleet_stacks.aws.reaper_role import MANAGED, STACK, use_key
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import Stack
 
@@ -25,15 +25,15 @@ HANDLER = f"{sweep_archive.MOVER}.aws.handle"
 TIMEOUT_S = 120
 LATEST_START_S = 60
 TAKEN = f"{naming.PROJECT}:taken"
-# What it writes on an instance: who took it and when, and how long it is kept.
+# Tags that the mover sets on an instance: who took it and when, and how long it is kept.
 TAGS = tuple(
     f"{naming.PROJECT}:{name}" for name in ("owner", "taken", "taken-at", "keep-until", "keep-reason")
 )
-# What a user writes on an instance of theirs: kept, and given back.
+# Tags that users set on their instances: kept, and given back.
 PERSONAL_TAGS = tuple(
     f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "keep-by", "give-back")
 )
-# None of these knows a resource or a condition narrower than the account.
+# None of these actions supports a resource or a condition narrower than the account.
 LOOK_ACTIONS = (
     "autoscaling:DescribeAutoScalingGroups",
     "autoscaling:DescribeScalingActivities",
@@ -53,7 +53,7 @@ NEVER_ACTIONS = (
 # docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-restrict-access-quickstart.html
 SESSION_ACTIONS = ("ssm:ResumeSession", "ssm:TerminateSession", "ssmmessages:OpenDataChannel")
 DEFAULT_DOCUMENT = "SSM-SessionManagerRunShell"
-# Documents of AWS that run what their caller says (systems-manager/latest/userguide/
+# Documents of AWS that run the caller's commands (systems-manager/latest/userguide/
 # getting-started-restrict-access-examples.html), or reach any port as root.
 OTHER_DOCUMENTS = (
     *("AWS-StartInteractiveCommand", "AWS-StartNonInteractiveCommand", "AWS-StartSSHSession"),
@@ -71,12 +71,12 @@ PEOPLE_LOOK_ACTIONS = (
 
 @dataclass(frozen=True)
 class CapacityArgs:
-    """What the mover depends on.
+    """Inputs of the mover.
 
     Attributes:
         key_arn: encrypts log and ledger.
         records_arn: the bucket of requests, ledger and submitted runs.
-        topic_arn: who is notified when it fails.
+        topic_arn: the topic of its alarm.
     """
 
     stack: Stack
@@ -101,7 +101,7 @@ class Capacity(pulumi.ComponentResource):
             f"{self._name}-errors",
             args.stack,
             function,
-            says="The mover fails again and again: nobody gets an instance",
+            says="The mover fails again and again: no user gets an instance",
             topic_arn=args.topic_arn,
             parent=self,
         )
@@ -118,7 +118,7 @@ class Capacity(pulumi.ComponentResource):
                 purpose=f"Decides where instances of gpu-fleet stack {stack.name} start",
                 handler=HANDLER,
                 code=bundle(stack),
-                every="rate(1 minute)",  # of one: EventBridge refuses the plural
+                every="rate(1 minute)",  # EventBridge refuses the plural for 1
                 timeout_s=TIMEOUT_S,
                 latest_start_s=LATEST_START_S,
                 environment={"GPU_FLEET_LEDGER_URI": f"s3://{stack.bucket_name('records')}/reaper"},
@@ -129,7 +129,7 @@ class Capacity(pulumi.ComponentResource):
         )
 
     def _on_failed_launches(self, function: aws.lambda_.Function) -> None:
-        """EventBridge hears of each launch that failed: the next group is tried at once."""
+        """Run the mover at once when a launch failed, so that the next group is tried."""
         prefix = f"{naming.prefixed(self._args.stack.name)}-"
         rule = aws.cloudwatch.EventRule(
             f"{self._name}-failed",
@@ -159,12 +159,12 @@ class Capacity(pulumi.ComponentResource):
 
 
 def bundle(stack: Stack) -> pulumi.AssetArchive:
-    """The function's code: equal settings and equal modules give an equal hash."""
+    """Return the function's code; equal settings and equal modules give an equal hash."""
     return archive(stack, f"{sweep_archive.MOVER}.aws")
 
 
 def role_policy(args: CapacityArgs, log_group_arn: pulumi.Input[str]) -> pulumi.Output[str]:
-    """The role's only policy: raise the stack's groups, tag its instances, and end none."""
+    """Return the role's only policy: raise the stack's groups, tag its instances, terminate none."""
     stack = args.stack
     arn = f"arn:{policies.partition(stack.region)}"
     own = f"{stack.region}:{stack.account_id}"
@@ -192,7 +192,7 @@ def role_policy(args: CapacityArgs, log_group_arn: pulumi.Input[str]) -> pulumi.
             pulumi.Output.concat(args.records_arn, "/reaper/capacity/*"),
         ),
         policies.allow("Money", ["s3:GetObject"], _money(args)),
-        # Without it S3 answers "denied" instead of "no such key" (API GetObject, Permissions).
+        # Without this action S3 answers "denied" instead of "no such key" (API GetObject, Permissions).
         policies.allow("Requests", ["s3:ListBucket"], args.records_arn),
         use_key(stack, args.key_arn, "s3"),
         policies.allow(
@@ -208,16 +208,19 @@ def _money(args: CapacityArgs) -> list[pulumi.Output[str]]:
 
 
 def _only_keys(keys: Sequence[str]) -> Conditions:
-    """Of tags these keys only; an empty set of keys would satisfy ForAllValues."""
+    """Return the condition that a call sets or deletes only these tags.
+
+    An empty set of keys would satisfy ForAllValues, so the keys must be present.
+    """
     return {"ForAllValues:StringEquals": {"aws:TagKeys": list(keys)}, "Null": {"aws:TagKeys": "false"}}
 
 
 def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
-    """What a user needs to take, keep, reach and give back instances: to attach to users or a role.
+    """Return the policy for users who take, keep, reach and give back instances; for users or a role.
 
-    A request lies below the name that AWS gives its writer, a user's or a session's: nobody asks for another.
-    Sessions open on instances that came for such a request, which is on them as a tag that the mover alone
-    writes.
+    A request lies below the name that AWS gives its writer, a user's or a session's, so that no caller can
+    ask in another's name. Sessions open on instances that were launched for such a request. The mover alone
+    writes the tag that says so.
     """
     stack = args.stack
     arn = f"arn:{policies.partition(stack.region)}"
@@ -247,10 +250,11 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
 
 
 def _never_as_another(stack: Stack) -> list[policies.Statement]:
-    """Where accounts are named: no document whose sessions open as the agent's account, which becomes root,
-    and none by which that account reaches any port.
+    """Deny session documents that open as another account, where the stack names accounts.
 
-    A denial, whatever else the caller's policies allow. By their names, of the account and of AWS.
+    These open sessions as the agent's account, which can become root, or reach any port by it. They are named
+    one by one, in the account and in AWS's. It is a denial, so that no other policy of the caller allows
+    them.
     """
     if not stack.access.accounts:
         return []
@@ -261,9 +265,9 @@ def _never_as_another(stack: Stack) -> list[policies.Statement]:
 
 
 def _by_document(stack: Stack) -> Conditions:
-    """Where accounts are named: by a document that they may use, also where they name none.
+    """Require a permitted session document, also for a caller who names none, where the stack names accounts.
 
-    Else Session Manager opens its default one, whose account may become root
+    Otherwise Session Manager opens its default document, whose account may become root
     (docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-sessiondocumentaccesscheck.html).
     """
     if not stack.access.accounts:
@@ -274,16 +278,17 @@ def _by_document(stack: Stack) -> Conditions:
 def _of_caller(
     args: CapacityArgs, kind: str, whose: str, session: str, only: Conditions
 ) -> Sequence[policies.Statement]:
-    """What users or sessions of roles may do to what is theirs.
+    """Return the rights of users, or of sessions of roles, over their own requests and instances.
 
-    Statements of their own: a variable that one kind of caller lacks must spoil none of the other's.
+    Each kind of caller has its own statements: a policy variable that one kind lacks must not disable those
+    of the other.
 
     Args:
-        args: the stack's.
-        kind: begins the statements' names.
+        args: the stack's inputs.
+        kind: prefix of the statements' names.
         whose: the folder of their requests, with a policy variable.
-        session: how Session Manager begins the ids of their sessions.
-        only: that the caller is of this kind.
+        session: prefix of the ids of their sessions in Session Manager.
+        only: the condition that the caller is of this kind.
     """
     stack = args.stack
     arn = f"arn:{policies.partition(stack.region)}"

@@ -1,4 +1,4 @@
-"""What every bucket of a stack has: closed to the public, owned by its account, versioned."""
+"""Settings of every bucket of a stack: closed to the public, owned by its account, versioned."""
 
 import pulumi
 import pulumi_aws as aws
@@ -8,11 +8,11 @@ ABORT_UPLOADS_AFTER_DAYS = 7
 
 
 def close(name: str, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> aws.s3.BucketVersioning:
-    """Declare it; gives the versioning, which a lifecycle of old versions waits for.
+    """Declare the settings; return the versioning, which a lifecycle rule for old versions depends on.
 
     Args:
-        name: logical, of the bucket and of each of its settings.
-        opts: so that settings are deleted with their bucket or not at all.
+        name: logical name of the bucket and of each of its settings.
+        opts: options by which settings are deleted with their bucket or not at all.
     """
     aws.s3.BucketPublicAccessBlock(
         name,

@@ -1,7 +1,7 @@
-"""One page that shows the stack: how many instances, how busy, what they cost, what the sweep did.
+"""One page that shows the stack: number and load of instances, their cost, and results of the sweep.
 
-Of the GPUs only what agents publish: memory. Temperatures and errors come from NVIDIA's exporter through
-Prometheus (``stacks/gpu_fleet_stacks/monitoring``).
+Of the GPUs it shows only the metrics that agents publish. Temperatures and errors come from NVIDIA's exporter
+through Prometheus (``stacks/gpu_fleet_stacks/monitoring``).
 """
 
 import json
@@ -12,13 +12,13 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 PERIOD_S = 300
 # A row of CloudWatch's grid has 24 columns.
 COLUMNS, HEIGHT = 24, 6
-# What the meter calls the cost of what all pools use.
+# The meter's name for the cost that all pools share.
 SHARED = "_shared"
 SPOT_WARNING = "EC2 Spot Instance Interruption Warning"
 
@@ -28,7 +28,7 @@ Widget = dict[str, Any]
 
 @dataclass(frozen=True)
 class DashboardArgs:
-    """What the dashboard depends on.
+    """Inputs of the dashboard.
 
     Attributes:
         group_names: pool -> its Auto Scaling groups.
@@ -46,7 +46,8 @@ class Dashboard(pulumi.ComponentResource):
     def __init__(self, name: str, args: DashboardArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:aws:Dashboard", name, None, opts)
         stack, child = args.stack, pulumi.ResourceOptions(parent=self)
-        # It has no target: EventBridge counts what a rule matches, and that count is all that is wanted.
+        # The rule has no target: EventBridge counts the events that it matches, and only that count is
+        # needed.
         interruptions = aws.cloudwatch.EventRule(
             f"{name}-spot-interruptions",
             name=f"{name}-spot-interruptions",
@@ -67,7 +68,7 @@ class Dashboard(pulumi.ComponentResource):
 
 
 def widgets(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: Name) -> list[Widget]:
-    """Everything on the page, three graphs a row; pure.
+    """Return all widgets of the page, three graphs a row. Pure.
 
     Args:
         group_names: pool -> its Auto Scaling groups.
@@ -112,18 +113,18 @@ def _graphs(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
 
 
 def mean_of(namespace: str, metric: str) -> str:
-    """The mean of a metric over all instances there are: a search finds new ones by itself."""
+    """Return the mean of a metric over all instances; a search includes new ones automatically."""
     search = f"SEARCH('{{\"{namespace}\",InstanceId}} MetricName=\"{metric}\"', 'Average', {PERIOD_S})"
     return f"AVG({search})"
 
 
 def computing_share(namespace: str) -> str:
-    """The share of the instances' GPUs that computed."""
+    """Return the share of the instances' GPUs that computed."""
     return f"{mean_of(namespace, 'GpuUtilisationPercent')} / 100"
 
 
 def url(stack: Stack, name: str) -> str:
-    """Where the console shows a dashboard."""
+    """Return the address of a dashboard in the console."""
     suffix = "amazonaws-us-gov.com" if stack.region.startswith("us-gov-") else "aws.amazon.com"
     return f"https://{stack.region}.console.{suffix}/cloudwatch/home?region={stack.region}#dashboards/dashboard/{name}"
 
@@ -144,7 +145,7 @@ def _graph(
 
 
 def _sizes(group_names: Mapping[str, Sequence[Name]]) -> list[list[Any]]:
-    """Each group as it is, and as it should be."""
+    """Return the running and the wanted size of each group."""
     return [
         ["AWS/AutoScaling", metric, "AutoScalingGroupName", group, {"label": f"{pool} {word}"}]
         for pool, groups in group_names.items()

@@ -1,12 +1,12 @@
-"""The cloud's own services inside the network, so that a private stack needs no NAT."""
+"""Interface endpoints of the cloud's own services, so that a private stack needs no NAT."""
 
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 # Session Manager needs the first three, and logs where sessions are recorded; the agent publishes through
@@ -30,7 +30,7 @@ SERVICES = (
 
 @dataclass(frozen=True)
 class EndpointsArgs:
-    """What the endpoints depend on.
+    """Inputs of the endpoints.
 
     Attributes:
         subnet_ids: one private subnet per zone.
@@ -67,7 +67,9 @@ class Endpoints(pulumi.ComponentResource):
 
 
 def _own_account_only(account_id: str) -> pulumi.Output[str]:
-    """An endpoint policy knows no account principal but the root user's, hence the condition.
+    """Return an endpoint policy for this account only.
+
+    A policy can name no principal of an account but its root user, so a condition names the account.
 
     https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-access.html
     """

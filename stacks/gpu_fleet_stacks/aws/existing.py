@@ -1,6 +1,6 @@
-"""What stands already and is somebody else's: looked up by its id, never declared.
+"""Existing resources of another owner: looked up by id, never declared.
 
-A data source leaves nothing in the stack's state: no update changes what it found, no destroy deletes it.
+A data source leaves nothing in the stack's state: no update changes the resource, no destroy deletes it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks.errors import Problem, StacksError
+from gpu_fleet_stacks.core.errors import Problem, StacksError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.addresses import too_small
 from gpu_fleet_stacks.settings.schema import ExistingNetwork
@@ -19,16 +19,16 @@ ANYWHERE, INTERNET_GATEWAY = "0.0.0.0/0", "igw-"
 
 
 class ExistingNetworkError(StacksError):
-    """Subnets that the stack file names are not as the stack needs them."""
+    """Subnets in the stack file do not meet the stack's needs."""
 
 
 class ExistingBucketError(StacksError):
-    """Buckets that the stack file names are not as the stack needs them."""
+    """Buckets in the stack file do not meet the stack's needs."""
 
 
 @dataclass(frozen=True)
 class FoundNetwork:
-    """A VPC of somebody else's.
+    """A VPC of another owner.
 
     Attributes:
         cidr: its first network, whose resolver instances ask.
@@ -45,12 +45,12 @@ class FoundNetwork:
 def network(stack: Stack, named: ExistingNetwork, parent: pulumi.Resource) -> FoundNetwork:
     """Look up the VPC and its subnets; a preview does so too.
 
-    At once and not as Outputs: what is refused is then one message of the program, before anything is
-    declared in the network.
+    The lookups return values and not Outputs, so that a refusal is one message of the program, before
+    anything is declared in the network.
 
     Raises:
-        ExistingNetworkError: the provider found no such VPC or subnet; or a subnet is in another zone or
-            VPC, hands out public addresses, is too small, or has no way out.
+        ExistingNetworkError: the provider found no such VPC or subnet; or a subnet is in another zone or VPC,
+            assigns public addresses, is too small, or has no route to the internet.
     """
     opts = pulumi.InvokeOptions(parent=parent)
     with _explained("network.existing.vpc_id", named.vpc_id):
@@ -77,10 +77,11 @@ def _subnet(zone: str, subnet_id: str, opts: pulumi.InvokeOptions) -> aws.ec2.Ge
 
 
 def look_at_buckets(stack: Stack, parent: pulumi.Resource) -> None:
-    """Look every bucket up that the stack file names; a preview does so too.
+    """Look up every bucket that the stack file names; a preview does so too.
 
     Raises:
-        ExistingBucketError: naming all that are not there, not for this account, or in another region.
+        ExistingBucketError: buckets do not exist, deny this account, or are in another region; the message
+            names them all.
     """
     problems = []
     for name in stack.storage.existing.buckets:
@@ -90,7 +91,7 @@ def look_at_buckets(stack: Stack, parent: pulumi.Resource) -> None:
             problems.append(Problem(_key_of(name), name, " ".join(str(error).split())))
             continue
         if bucket.bucket_region != stack.region:
-            allowed = f"lies in {bucket.bucket_region}; must lie in {stack.region}"
+            allowed = f"is in {bucket.bucket_region}; must be in {stack.region}"
             problems.append(Problem(_key_of(name), name, allowed))
     if problems:
         raise ExistingBucketError("\n".join(str(problem) for problem in problems))
@@ -102,7 +103,7 @@ def _key_of(bucket: str) -> str:
 
 @contextmanager
 def _explained(key: str, value: str) -> Iterator[None]:
-    """A lookup that fails names its key; the SDK raises nothing narrower than Exception."""
+    """Name the key of a failed lookup in the error; the SDK raises nothing narrower than Exception."""
     try:
         yield
     except Exception as error:
@@ -110,7 +111,7 @@ def _explained(key: str, value: str) -> Iterator[None]:
 
 
 def _no_way_out(named: ExistingNetwork, zone: str, opts: pulumi.InvokeOptions) -> Iterator[Problem]:
-    """Whether its route table, or the VPC's main one, leads to the internet for private addresses.
+    """Yield a problem if a subnet's route table, or the VPC's main one, has no route to the internet.
 
     `gpu-fleet preflight` also asks for the way to S3 of a network without one: the provider leaves routes of
     gateway endpoints out of what it looks up.
@@ -138,7 +139,7 @@ def _routes(
 
 
 def _targets(route: aws.ec2.outputs.GetRouteTableRouteResult) -> list[str]:
-    """Where the default route leads; nothing of any other."""
+    """Return the targets of a default route; empty for any other route."""
     if route.cidr_block != ANYWHERE:
         return []
     ways = (route.nat_gateway_id, route.transit_gateway_id, route.network_interface_id, route.instance_id)
@@ -149,8 +150,8 @@ def _targets(route: aws.ec2.outputs.GetRouteTableRouteResult) -> list[str]:
 def _problems(named: ExistingNetwork, zone: str, subnet: aws.ec2.GetSubnetResult) -> Iterator[Problem]:
     key, value = f"network.existing.subnets.{zone}", named.subnets[zone]
     if subnet.vpc_id != named.vpc_id:
-        yield Problem(key, value, f"lies in {subnet.vpc_id}; must lie in {named.vpc_id}")
+        yield Problem(key, value, f"is in {subnet.vpc_id}; must be in {named.vpc_id}")
     if subnet.availability_zone != zone:
-        yield Problem(key, value, f"lies in {subnet.availability_zone}; must lie in {zone}")
+        yield Problem(key, value, f"is in {subnet.availability_zone}; must be in {zone}")
     if subnet.map_public_ip_on_launch:
         yield Problem(key, value, "gives instances public addresses; must be a private subnet")

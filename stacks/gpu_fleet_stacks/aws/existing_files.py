@@ -1,4 +1,4 @@
-"""File systems of somebody else's: looked up by their ids, never declared, never changed, never deleted."""
+"""File systems of another owner: looked up by their ids, never declared, changed or deleted."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks.errors import Problem, StacksError
+from gpu_fleet_stacks.core.errors import Problem, StacksError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.schema import ExistingFileSystem
 
 
 class ExistingFileSystemError(StacksError):
-    """A file system that the stack file names is not as the stack needs it."""
+    """A file system in the stack file does not meet the stack's needs."""
 
 
 @dataclass(frozen=True)
 class Mount:
-    """Where instances mount a shared file system from.
+    """Address from which instances mount a shared file system.
 
     Attributes:
         dns_name: its servers; empty for none.
-        name: what Lustre calls it; empty for EFS, which mounts its root.
+        name: Lustre's mount name; empty for EFS, which mounts its root.
     """
 
     dns_name: pulumi.Input[str] = ""
@@ -31,11 +31,11 @@ class Mount:
 def home(stack: Stack, named: ExistingFileSystem, parent: pulumi.Resource) -> Mount:
     """Look up the EFS that holds the homes; a preview does so too.
 
-    At once and not as Outputs: what is refused is then one message of the program.
+    The lookup returns values and not Outputs, so that a refusal is one message of the program.
 
     Raises:
-        ExistingFileSystemError: it is not there, keeps what it holds in the clear, or stands in one zone
-            while instances start in another.
+        ExistingFileSystemError: it does not exist, is not encrypted, or is in one zone while instances start
+            in another.
     """
     key = "storage.existing.home.id"
     try:
@@ -52,16 +52,16 @@ def home(stack: Stack, named: ExistingFileSystem, parent: pulumi.Resource) -> Mo
 def _wrong_with(stack: Stack, files: aws.efs.GetFileSystemResult) -> Iterator[str]:
     if not files.encrypted:
         yield (
-            "is not encrypted, and EFS encrypts none later: its owner copies the files to an encrypted one "
-            "(AWS Backup or DataSync), whose id stands here then"
+            "is not encrypted, and EFS cannot encrypt it later: have its owner copy the files to an "
+            "encrypted one (AWS Backup or DataSync), and name that here"
         )
     only, zones = files.availability_zone_name, stack.network.zones
     if only and set(zones) != {only}:
-        yield f"stands in {only} alone; instances start in {', '.join(zones)}, and have no mount target there"
+        yield f"is in {only} only; instances start in {', '.join(zones)}, where it has no mount target"
 
 
 def scratch(stack: Stack, named: ExistingFileSystem) -> Mount:
-    """Where FSx serves the Lustre.
+    """Return the address at which FSx serves the Lustre.
 
     There is no lookup of FSx for Lustre (pulumi_aws.fsx has none), and none is needed for its encryption:
     FSx encrypts every Lustre at rest (docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html).

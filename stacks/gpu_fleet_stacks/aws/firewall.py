@@ -1,6 +1,6 @@
-"""Who may speak to whom: one security group per pool, one per file system, standalone rules only.
+"""Permitted traffic: one security group per pool and per file system, with standalone rules only.
 
-Standalone, because rules written inside a group replace each other on every change and cannot be tagged.
+Rules inside a group replace each other on every change and cannot be tagged, so they are not used.
 """
 
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Pool, Stack
 
 ENDPOINTS, HOME, SCRATCH, IMAGE_BUILDER = "endpoints", "home", "scratch", "image-builder"
-QUEUE = "queue"  # of Slurm's controller; rules of the settings keep pools from that name
+QUEUE = "queue"  # Slurm's controller; the settings' rules refuse this name for a pool
 ANYWHERE = "0.0.0.0/0"
-EXISTING = "VPC"  # of a VPC that is looked up; no pool has such a name
+EXISTING = "VPC"  # an existing VPC; no pool can have this name
 TIME_SERVICE = "169.254.169.123/32"  # Amazon Time Sync, docs.aws.amazon.com/AWSEC2 "set-time"
 HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
 # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
@@ -35,8 +35,8 @@ class FirewallRule:
         protocol: ``tcp``, ``udp`` or ``-1`` for all traffic.
         ports: first and last port; None for all traffic.
         peer: label of another group, a CIDR, ``s3`` for the region's S3 addresses, or ``VPC`` for the network
-            of an existing VPC, which is known once it was looked up.
-        why: becomes the rule's description.
+            of an existing VPC, which is known after its lookup.
+        why: the rule's description.
     """
 
     group: str
@@ -48,14 +48,14 @@ class FirewallRule:
 
     @property
     def label(self) -> str:
-        """A name that stays the same however the list of rules is ordered."""
+        """Name of the rule, independent of the order of rules."""
         direction = "out" if self.egress else "in"
         ports = "all" if self.ports is None else f"{self.protocol}-{self.ports[0]}"
         return f"{self.group}-{direction}-{ports}-{self.peer.replace('/', '-').replace('.', '-')}"
 
 
 def group_labels(stack: Stack) -> tuple[str, ...]:
-    """Every security group of the stack."""
+    """Return the labels of every security group of the stack."""
     optional = {
         ENDPOINTS: stack.network.interface_endpoints,
         HOME: stack.storage.home,
@@ -67,7 +67,7 @@ def group_labels(stack: Stack) -> tuple[str, ...]:
 
 
 def rules(stack: Stack) -> tuple[FirewallRule, ...]:
-    """Every rule of the stack; pure, so that a test can read the whole firewall without a cloud."""
+    """Return every rule of the stack. Pure, so that a test can read the whole firewall without a cloud."""
     declared: list[FirewallRule] = []
     for pool in stack.pools:
         declared += _outward(stack, pool.name, f"instances of pool {pool.name}")
@@ -102,7 +102,7 @@ def _outward(stack: Stack, group: str, who: str) -> Iterator[FirewallRule]:
 
 
 def _among_nodes(pool: Pool) -> Iterator[FirewallRule]:
-    """All traffic within a pool that may hold several instances.
+    """Yield rules for all traffic within a pool that may hold several instances.
 
     EFA needs both directions, each naming the group itself: a rule to 0.0.0.0/0 does not cover it
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html). NCCL over TCP picks any port.
@@ -115,7 +115,7 @@ def _among_nodes(pool: Pool) -> Iterator[FirewallRule]:
 
 
 def _storage(stack: Stack, pool: Pool) -> Iterator[FirewallRule]:
-    """To the stack's file systems by their groups; to somebody else's by the VPC in which they stand."""
+    """Yield rules to the stack's file systems by their groups, and to existing ones by their VPC."""
     existing = stack.storage.existing
     if existing.home is not None:
         yield FirewallRule(pool.name, True, "tcp", (NFS, NFS), EXISTING, "home directories")
@@ -130,7 +130,7 @@ def _storage(stack: Stack, pool: Pool) -> Iterator[FirewallRule]:
 
 
 def _of_queue(stack: Stack) -> Iterator[FirewallRule]:
-    """The controller among the nodes of every pool; between nodes a pool's own rules hold."""
+    """Yield rules between the controller and the nodes of every pool; a pool's own rules cover its nodes."""
     yield from _outward(stack, QUEUE, "the queue's controller")
     yield FirewallRule(QUEUE, True, "tcp", (NFS, NFS), HOME, "the queue's state")
     yield FirewallRule(HOME, False, "tcp", (NFS, NFS), QUEUE, "the queue's controller")
@@ -138,8 +138,8 @@ def _of_queue(stack: Stack) -> Iterator[FirewallRule]:
         ways = (
             (pool.name, QUEUE, (CONTROLLER_PORT, CONTROLLER_PORT), "jobs of the queue"),
             (pool.name, QUEUE, (DATABASE_PORT, DATABASE_PORT), "accounts of the queue"),
-            (QUEUE, pool.name, (NODE_PORT, NODE_PORT), "starts and ends jobs"),
-            (QUEUE, pool.name, SRUN_PORTS, "says to srun what becomes of its job"),
+            (QUEUE, pool.name, (NODE_PORT, NODE_PORT), "starts and stops jobs"),
+            (QUEUE, pool.name, SRUN_PORTS, "reports a job's result to srun"),
         )
         for client, server, ports, why in ways:
             yield FirewallRule(client, True, "tcp", ports, server, why)
@@ -147,7 +147,7 @@ def _of_queue(stack: Stack) -> Iterator[FirewallRule]:
 
 
 def _pair(group: str, peer: str, ports: tuple[tuple[int, int], ...], why: str) -> Iterator[FirewallRule]:
-    """Both directions: Lustre servers call their clients back."""
+    """Yield rules for both directions: Lustre servers call their clients back."""
     for span in ports:
         for egress in (False, True):
             yield FirewallRule(group, egress, "tcp", span, peer, why)
@@ -155,7 +155,7 @@ def _pair(group: str, peer: str, ports: tuple[tuple[int, int], ...], why: str) -
 
 @dataclass(frozen=True)
 class FirewallArgs:
-    """What the firewall depends on.
+    """Inputs of the firewall.
 
     Attributes:
         vpc_id: the network the groups belong to.

@@ -1,17 +1,17 @@
-"""The parameter that launches read: from the first ``up`` on an image stands in it, later what was built."""
+"""The parameter that launches read: it holds an image from the first ``up`` on, later the newest build."""
 
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 
 def parameter(name: str, stack: Stack, parent: pulumi.Resource) -> pulumi.Output[str]:
-    """Declare it, and give its name once it stands: no group starts an instance before there is an image.
+    """Declare the parameter; return its name once it exists, so that no group launches without an image.
 
-    Builds and rollbacks write it from then on, so its value here counts for its first moment alone. Nothing
-    else of it but tags may ever change: the provider writes all of it then, and with it the first image.
+    Builds and rollbacks write the parameter later, so the value here counts only at first. Only its tags may
+    ever change here: the provider would write the whole parameter, and with it the first image.
     """
     made = aws.ssm.Parameter(
         name,
@@ -19,7 +19,7 @@ def parameter(name: str, stack: Stack, parent: pulumi.Resource) -> pulumi.Output
         type="String",
         data_type="aws:ec2:image",
         insecure_value=_first(stack, pulumi.InvokeOptions(parent=parent)),
-        overwrite=True,  # a build from before there was this resource may have written it
+        overwrite=True,  # an earlier build may have written it
         tags=naming.tags(stack.name, stack.owner),
         opts=pulumi.ResourceOptions(parent=parent, ignore_changes=["insecureValue"]),
     )
@@ -27,7 +27,7 @@ def parameter(name: str, stack: Stack, parent: pulumi.Resource) -> pulumi.Output
 
 
 def _first(stack: Stack, opts: pulumi.InvokeOptions) -> str:
-    """What a build has written already; else the image that the stack file names."""
+    """Return the image that a build has written, or else the one that the stack file names."""
     image = stack.image
     path = image.built_parameter(stack.name)
     known = aws.ssm.get_parameters_by_path(path=path.rpartition("/")[0], opts=opts)

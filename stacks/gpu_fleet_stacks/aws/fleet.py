@@ -1,7 +1,7 @@
 """One pool of instances: its identity, its launch template, its Auto Scaling groups.
 
 Nothing declared here terminates a healthy on-demand instance. Groups launch with scale-in protection, do not
-rebalance zones, carry no maximum lifetime, and leave the desired capacity to the sweep once they exist.
+rebalance zones, and have no maximum lifetime. Once they exist, the sweep sets their desired capacity.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws.identity import Identity, IdentityArgs
 from gpu_fleet_stacks.aws.launch import LaunchArgs, launch_template
 from gpu_fleet_stacks.aws.scaling import scale_by_load
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import instance_file
 from gpu_fleet_stacks.payload.at_launch import QueueJoin
 from gpu_fleet_stacks.settings import Market, Pool, Stack
@@ -22,7 +22,7 @@ from gpu_fleet_stacks.settings.pools import GroupPlan, group_plans, instance_tag
 
 # A spot instance gets two minutes; an on-demand one that fails its health check may need longer to save.
 DRAIN_S = 900
-# A group is deleted once its instances are gone; the provider waits 10 minutes unless set otherwise,
+# A group is deleted after its instances; the provider waits 10 minutes unless set otherwise,
 # and an instance may drain for 15 and then take its time to shut down.
 EMPTYING_S = 3600
 HEALTH_GRACE_S = 600
@@ -35,31 +35,31 @@ GROUP_METRICS = (
 
 
 def _in_placement_group(stack: Stack, pool: Pool, plan: GroupPlan) -> bool:
-    """Whether a group's instances stand close together, in a cluster placement group.
+    """Return whether a group's instances are close together, in a cluster placement group.
 
-    A reservation was made in its own placement group or in none, so none is asked for beside one. The
-    emulator of a local stack knows none.
+    A reservation has its own placement group or none, so a pool with one asks for none. The emulator of a
+    local stack has none.
     """
     return pool.efa and len(plan.zones) == 1 and pool.reservation_id is None and not stack.emulated
 
 
 @dataclass(frozen=True)
 class FleetArgs:
-    """What a pool depends on.
+    """Inputs of a pool.
 
     Attributes:
-        image_id: what launch templates name; once it is known there is such an image.
+        image_id: the image of launch templates; known only once such an image exists.
         autoscaling_role_arn: the scaling role that the key trusts.
         subnet_ids: zone -> private subnet.
         group_id: the pool's security group.
         bucket_arns: kind -> bucket.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the Lustre scratch, or empty.
-        scratch_mount_name: what Lustre calls it, or empty.
+        scratch_mount_name: Lustre's mount name, or empty.
         queue: what the stack's queue gives its nodes; None without one.
-        surroundings: what an instance needs from its first minute to its last, beyond the ids above: routes,
-            firewall rules, endpoints, mount targets. They stand before any group starts one, and a
-            ``pulumi destroy`` removes them only after the groups are empty.
+        surroundings: resources that an instance needs from its first minute to its last, beyond the ids
+            above: routes, firewall rules, endpoints, mount targets. They exist before any group launches an
+            instance, and a ``pulumi destroy`` removes them only after the groups are empty.
     """
 
     stack: Stack
@@ -145,7 +145,7 @@ class Fleet(pulumi.ComponentResource):
             ),
             **capacity(args.pool, template, plan.market),
         )
-        if args.stack.image.managed:  # without an agent nobody would answer, and each end would wait
+        if args.stack.image.managed:  # without an agent each termination would wait for an answer
             aws.autoscaling.LifecycleHook(
                 f"{name}-drain",
                 name=instance_file.LIFECYCLE_HOOK,
@@ -153,8 +153,8 @@ class Fleet(pulumi.ComponentResource):
                 lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
                 heartbeat_timeout=DRAIN_S,
                 default_result="CONTINUE",
-                # It is deleted with its group. Before, as the order of dependencies has it, it would not
-                # hold the instances that the group's deletion ends, and nothing would be saved.
+                # It is deleted with its group. The order of dependencies would delete it first; it would then
+                # not hold the instances that the group's deletion terminates, and nothing would be saved.
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
         if args.pool.scales:
@@ -180,14 +180,14 @@ class Fleet(pulumi.ComponentResource):
 
 
 def capacity(pool: Pool, template: aws.ec2.LaunchTemplate, market: Market) -> dict[str, Any]:
-    """The launch arguments of a group: from a reservation as the template says, else a mix of types.
+    """Return the launch arguments of a group: the template's reservation, or else a mix of types.
 
-    Spot takes the pools with most room among the cheap (``price-capacity-optimized``,
-    https://docs.aws.amazon.com/autoscaling/ec2/userguide/allocation-strategies.html); on demand takes the
-    types in the order the settings name them.
+    Spot launches from the pools with most capacity among the cheap (``price-capacity-optimized``,
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/allocation-strategies.html); on demand tries the
+    types in the order of the settings.
 
     Args:
-        market: the group's own; a spot pool has groups that buy on demand, where it may fall back on them.
+        market: the group's own; a spot pool that may fall back has groups that buy on demand.
     """
     latest = template.latest_version.apply(str)
     if pool.reservation_id is not None:

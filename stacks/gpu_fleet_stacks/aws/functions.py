@@ -1,4 +1,4 @@
-"""A function on a timer: its log, its role, its schedule. One run at a time; the next run is the retry."""
+"""A function on a timer: its log, role and schedule. Runs do not overlap; the next run is the retry."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,28 +6,28 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies
 from gpu_fleet_stacks.aws.reaper_role import use_key
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 MEMORY_MIB = 512
-# Failed passes within 5 minutes, of five at least, that call an operator: one alone is made good by the next.
+# Failed passes within 5 minutes (of five or more) that alarm: the next pass makes good for a single one.
 PERIOD_S, FAILED_PASSES = 300, 3
 
 
 @dataclass(frozen=True)
 class ScheduledFunctionArgs:
-    """What a function on a timer depends on.
+    """Inputs of a function on a timer.
 
     Attributes:
-        program: what runs, say ``the sweep``.
+        program: name of the program, such as ``the sweep``.
         handler: ``module.function`` in the archive.
-        every: EventBridge Scheduler's expression, say ``rate(10 minutes)``.
-        timeout_s: when a run is given up.
-        latest_start_s: a run that could not begin within this is not made up for.
-        policy: from the ARN of its log to what its role may do.
-        queue: of events that no function took; None where none are kept, and none is tried again.
+        every: EventBridge Scheduler's expression, such as ``rate(10 minutes)``.
+        timeout_s: time after which a run is stopped.
+        latest_start_s: a run that could not start within this time is skipped.
+        policy: ARN of the function's log -> policy of its role.
+        queue: receives events that no function handled; None to keep none and to retry none.
     """
 
     stack: Stack
@@ -45,7 +45,7 @@ class ScheduledFunctionArgs:
 
 
 def declare_function(name: str, args: ScheduledFunctionArgs, parent: pulumi.Resource) -> aws.lambda_.Function:
-    """The function with its log and role, and its schedule, below a component of its caller's."""
+    """Declare the function with its log, role and schedule, below a component of the caller."""
     child = pulumi.ResourceOptions(parent=parent)
     tags = naming.tags(args.stack.name, args.stack.owner)
     log = aws.cloudwatch.LogGroup(
@@ -58,7 +58,7 @@ def declare_function(name: str, args: ScheduledFunctionArgs, parent: pulumi.Reso
     )
     role = aws.iam.Role(
         name,
-        # Lambda names no source account when it takes an execution role.
+        # Lambda sends no source account when it assumes an execution role.
         assume_role_policy=policies.trust("lambda.amazonaws.com", args.stack.account_id, check_source=False),
         description=f"{args.program.capitalize()} of gpu-fleet stack {args.stack.name}",
         tags=tags,
@@ -82,7 +82,7 @@ def declare_function(name: str, args: ScheduledFunctionArgs, parent: pulumi.Reso
         tags=tags,
         opts=pulumi.ResourceOptions(parent=parent, depends_on=[log, policy]),
     )
-    # The next run is the retry: what a late one would do has been done by then.
+    # The next run is the retry: a late retry would repeat its work.
     aws.lambda_.FunctionEventInvokeConfig(
         name,
         function_name=function.name,
@@ -144,11 +144,11 @@ def alarm_of_failures(
     topic_arn: pulumi.Output[str],
     parent: pulumi.Resource,
 ) -> aws.cloudwatch.MetricAlarm:
-    """Notify that a function of each minute fails again and again.
+    """Alarm when a function that runs each minute fails again and again.
 
     Args:
         name: the alarm's name, logical and physical.
-        says: what that means for the stack's users.
+        says: what the failure means for the stack's users.
     """
     return aws.cloudwatch.MetricAlarm(
         name,

@@ -1,7 +1,8 @@
-"""What an instance may do, and what its users may: two roles of each pool.
+"""Rights of an instance and of its users: two roles of each pool.
 
-The instance's role is root's: it reads what the stack says, reports on the instance, leaves its group. Users,
-jobs and containers get the user role, which the instance's role alone may assume, for the account that asks.
+Root uses the instance's role: it reads the stack's documents, reports on the instance, and leaves its group.
+Users, jobs and containers get the user role. The instance's role alone may assume it, for the account that
+asks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import instance_logs, policies
 from gpu_fleet_stacks.aws.submit import ACCOUNT, ACCOUNT_TAG
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import built, sweep_archive
 from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.schema import ExistingBucket
@@ -27,21 +28,21 @@ SESSION_ACTIONS = (
 )
 LIST_ACTIONS = ("s3:ListBucket", "s3:GetBucketLocation")
 WRITE_ACTIONS = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
-# Read only, and without resource-level permissions in IAM: who is in my pool, and what is asked of me?
+# Read only, and without resource-level permissions in IAM: the pool's instances and their tags.
 LOOK_ACTIONS = ("ec2:DescribeInstances", "ec2:DescribeTags", "autoscaling:DescribeAutoScalingInstances")
-# Both say something of a drain under way only. CompleteLifecycleAction is refused where no action waits, and
+# Both only affect a drain under way. CompleteLifecycleAction is refused where no action waits, and
 # the groups' one hook waits on instances that are being terminated already: its result, ABANDON too, can cut
 # that wait short and end nothing that runs
 # (docs.aws.amazon.com/autoscaling/ec2/userguide/completing-lifecycle-hooks.html).
 OWN_GROUP_ACTIONS = ("autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat")
-# By which `launch` finds the other instances of its group (training/gpu_fleet_jobs/launch/aws_peers.py).
+# `launch` finds the other instances of its group by these (training/gpu_fleet_jobs/launch/aws_peers.py).
 PEER_ACTIONS = ("ec2:DescribeInstances", "autoscaling:DescribeAutoScalingInstances")
 
-# data and checkpoints are shared by the pools of a stack; what one wrote, no other may change
+# the pools of a stack share data and checkpoints; a pool may change only its own objects
 SHARED = ("data", "checkpoints")
 
-# What users set on an instance by `gpu-fleet keep`; what its agent sets so that the sweep may not stop it,
-# and to say who is on it. Every other tag is the stack's or the sweep's.
+# Tags that `gpu-fleet keep` sets on an instance, and tags of its agent: against a stop by the sweep, and with
+# the instance's users. Every other tag is the stack's or the sweep's.
 OWN_TAGS = tuple(
     f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "keep-by", "withdrawn", "users")
 )
@@ -49,7 +50,7 @@ OWN_TAGS = tuple(
 
 @dataclass(frozen=True)
 class IdentityArgs:
-    """What a pool's instances are allowed to touch.
+    """Inputs of a pool's roles.
 
     Attributes:
         bucket_arns: kind -> bucket.
@@ -105,7 +106,7 @@ class Identity(pulumi.ComponentResource):
 def _user_role(
     name: str, args: IdentityArgs, instance_role_arn: pulumi.Output[str], parent: pulumi.Resource
 ) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
-    """The user role and its policy."""
+    """Declare the user role and its policy."""
     child = pulumi.ResourceOptions(parent=parent)
     role = aws.iam.Role(
         f"{name}-user",
@@ -118,7 +119,7 @@ def _user_role(
 
 
 def instance_policy(args: IdentityArgs, user_role_arn: pulumi.Input[str]) -> pulumi.Output[str]:
-    """The instance's role's only policy; every write is bound to this stack by a resource or a condition."""
+    """Return the instance role's only policy; a resource or a condition binds every write to this stack."""
     stack = args.stack
     arn = f"arn:{policies.partition(stack.region)}"
     instances = f"{arn}:ec2:{stack.region}:{stack.account_id}:instance/"
@@ -128,15 +129,16 @@ def instance_policy(args: IdentityArgs, user_role_arn: pulumi.Input[str]) -> pul
     return policies.document(
         policies.allow("SessionManager", SESSION_ACTIONS, "*"),
         policies.allow("Look", LOOK_ACTIONS, "*"),
-        # for bucket@.service, which shows everybody what everybody may read
+        # for bucket@.service, which mounts buckets that every account may read
         *_reads(args),
-        # on an image that runs nothing of ours nobody gives users a role of their own
+        # an image without an agent gives users no role of their own
         *(_saves(args) if stack.image.managed else _writes(args)),
         policies.allow("Payload", ["s3:GetObject"], payload_objects(args)),
-        # what counts as activity on its pool, and who has an account; both are read anew while it runs
+        # the policy says what counts as activity; it and the accounts are read again while the instance runs
         policies.allow("Policy", ["s3:GetObject"], stack_objects(args)),
-        # What it says to the sweep (image/gpu_fleet_image/core/handshake.py): EC2 names a role's session
-        # after the instance, so that none speaks for another (IAM user guide, reference_policies_variables).
+        # The instance's answers to the sweep (image/gpu_fleet_image/core/handshake.py): EC2 names a role's
+        # session after the instance, so that none speaks for another (IAM user guide,
+        # reference_policies_variables).
         policies.allow(
             "Handshake",
             ["s3:GetObject", "s3:PutObject"],
@@ -149,7 +151,7 @@ def instance_policy(args: IdentityArgs, user_role_arn: pulumi.Input[str]) -> pul
             "*",
             {"StringEquals": {"cloudwatch:namespace": namespace}},
         ),
-        # by tag too: the name of pool "dev" is how that of "dev-large" begins
+        # by tag too: the name of pool "dev" is a prefix of "dev-large"
         policies.allow(
             "OwnGroups",
             OWN_GROUP_ACTIONS,
@@ -165,7 +167,7 @@ def instance_policy(args: IdentityArgs, user_role_arn: pulumi.Input[str]) -> pul
                 "ArnEquals": {"ec2:SourceInstanceARN": f"{instances}${{ec2:InstanceID}}"},
                 "StringEquals": {f"ec2:ResourceTag/{tag}": value for tag, value in own.items()},
                 "ForAllValues:StringEquals": {"aws:TagKeys": list(OWN_TAGS)},
-                # a condition over all values holds where there are none
+                # ForAllValues is true without any value
                 "Null": {"aws:TagKeys": "false"},
             },
         ),
@@ -176,13 +178,13 @@ def instance_policy(args: IdentityArgs, user_role_arn: pulumi.Input[str]) -> pul
 
 
 def user_policy(args: IdentityArgs) -> pulumi.Output[str]:
-    """The user role's only policy: no right over instances, nothing in the name of the agent or the sweep."""
+    """Return the user role's only policy: no rights over instances, or to write as the agent or the sweep."""
     pool = args.pool.name
     return policies.document(
         policies.allow("Peers", PEER_ACTIONS, "*"),
         *_reads(args),
         *_writes(args),
-        # what an instance saved before its end is not a user's to change
+        # users may not change the files that an instance saved before termination
         policies.deny("KeptFiles", WRITE_ACTIONS, _below(args, "data", naming.kept_prefix(pool))),
         policies.allow("Said", ["s3:GetObject"], said_objects(args)),
         *_own_runs(args),
@@ -191,10 +193,10 @@ def user_policy(args: IdentityArgs) -> pulumi.Output[str]:
 
 
 def user_trust(instance_role_arn: pulumi.Input[str]) -> pulumi.Output[str]:
-    """Who may assume the user role: the pool's instances, for one account, which the session is named after.
+    """Return the user role's trust policy: the pool's instances may assume it, for one account at a time.
 
-    ``ACCOUNT@INSTANCE`` is what CloudTrail shows. IAM knows no variable with the calling instance's id alone,
-    so that root's service on the instance says which it is.
+    The session's name, ``ACCOUNT@INSTANCE``, is what CloudTrail shows. IAM has no variable with the calling
+    instance's id alone, so root's service on the instance states it.
     """
     only = {"Effect": "Allow", "Principal": {"AWS": instance_role_arn}}
     named = f"${{aws:RequestTag/{ACCOUNT_TAG}}}@i-*"
@@ -211,7 +213,7 @@ def user_trust(instance_role_arn: pulumi.Input[str]) -> pulumi.Output[str]:
 
 
 def _own_runs(args: IdentityArgs) -> Iterator[policies.Statement]:
-    """The account's own runs, by the tag of the session: what was sent for them, and what they say."""
+    """Yield rights to the account's own runs, by the session's tag: read jobs and reports, write reports."""
     prefixes = naming.run_prefixes(ACCOUNT)
     words = naming.words_prefix(ACCOUNT, args.pool.name)
     yield policies.allow("RunWords", ["s3:PutObject"], _below(args, "records", words))
@@ -225,13 +227,13 @@ def _below(args: IdentityArgs, kind: str, prefix: str) -> pulumi.Output[str]:
 
 
 def _object_keys(args: IdentityArgs) -> policies.Statement:
-    """The stack's key, for what lies in its buckets."""
+    """Allow the use of the stack's key through S3."""
     through = {"StringEquals": {"kms:ViaService": f"s3.{args.stack.region}.amazonaws.com"}}
     return policies.allow("ObjectKeys", ["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn, through)
 
 
 def _reads(args: IdentityArgs) -> Iterator[policies.Statement]:
-    """The stack's buckets, which its pools share, and somebody else's, whose own policies decide too."""
+    """Yield rights to read the stack's shared buckets, and existing ones, whose own policies decide too."""
     buckets = [args.bucket_arns[kind] for kind in SHARED]
     stack = args.stack
     yield policies.allow("ListBuckets", LIST_ACTIONS, buckets)
@@ -246,7 +248,7 @@ def _reads(args: IdentityArgs) -> Iterator[policies.Statement]:
 
 
 def _saves(args: IdentityArgs) -> Iterator[policies.Statement]:
-    """Files that it saves before its end, and why it started no run."""
+    """Yield rights to save files before termination, and to report why a run did not start."""
     pool = args.pool.name
     yield policies.allow("WriteOwn", WRITE_ACTIONS, _below(args, "data", naming.kept_prefix(pool)))
     refused = _below(args, "records", naming.words_prefix("*", pool))
@@ -254,7 +256,7 @@ def _saves(args: IdentityArgs) -> Iterator[policies.Statement]:
 
 
 def _writes(args: IdentityArgs) -> Iterator[policies.Statement]:
-    """Below the pool's prefix, and in somebody else's buckets that the stack's file opens."""
+    """Yield rights to write below the pool's prefix, and in existing buckets that the stack file opens."""
     stack, own = args.stack, naming.pool_prefix(args.pool.name)
     yield policies.allow("WriteOwn", WRITE_ACTIONS, [_below(args, kind, own) for kind in SHARED])
     writable = {name: use for name, use in stack.storage.existing.buckets.items() if use.write}
@@ -271,14 +273,14 @@ def _named(stack: Stack, buckets: Iterable[str]) -> list[str]:
 def _existing_keys(
     stack: Stack, sid: str, action: str, uses: Iterable[ExistingBucket]
 ) -> Iterator[policies.Statement]:
-    """Their owners' keys, through S3 alone."""
+    """Yield the use of the owners' keys of existing buckets, through S3 only."""
     through = {"StringEquals": {"kms:ViaService": f"s3.{stack.region}.amazonaws.com"}}
     if keys := sorted({use.key for use in uses if use.key is not None}):
         yield policies.allow(sid, [action], keys, through)
 
 
 def _queue_key(args: IdentityArgs) -> Iterator[policies.Statement]:
-    """Munge's key, by which nodes and controller know each other."""
+    """Yield the right to read munge's key, by which nodes and controller authenticate each other."""
     if args.queue_secret_arn is not None:
         through = {"StringEquals": {"kms:ViaService": f"secretsmanager.{args.stack.region}.amazonaws.com"}}
         yield policies.allow("QueueKey", ["secretsmanager:GetSecretValue"], args.queue_secret_arn)
@@ -286,12 +288,12 @@ def _queue_key(args: IdentityArgs) -> Iterator[policies.Statement]:
 
 
 def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
-    """What the stack says to its instances as long as they run."""
+    """Return the objects by which the stack configures its running instances."""
     return _records(args, sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY)
 
 
 def said_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
-    """What users' commands read on an instance: their stack's policy, and what its queue and mover say."""
+    """Return the objects that users' commands read: the stack's policy, reports of queue and mover."""
     queue = (sweep_archive.ACCOUNTS_KEY, *sweep_archive.QUEUE_SAYS, sweep_archive.MOVER_STATE_KEY)
     return _records(args, sweep_archive.POLICY_KEY, *(queue if args.stack.queued else ()))
 
@@ -301,7 +303,7 @@ def _records(args: IdentityArgs, *keys: str) -> list[pulumi.Output[str]]:
 
 
 def payload_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
-    """What an instance fetches at its first boot; all that a pool's role reads of the records bucket."""
+    """Return the objects of the records bucket that an instance fetches at its first boot."""
     prefixes = [built.PREFIX]
     if not args.stack.network.reaches_internet:
         prefixes.append(built.WHEELS_PREFIX)

@@ -1,14 +1,14 @@
-"""What instances boot, made by the cloud: EC2 Image Builder runs the recipe's payload on Ubuntu 24.04."""
+"""Image of the instances, built by the cloud: EC2 Image Builder runs the recipe's payload on Ubuntu 24.04."""
 
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import first_image, image_roles, policies
 from gpu_fleet_stacks.aws.image_documents import canary_content, component_content, tests_content
 from gpu_fleet_stacks.aws.launch import ROOT_DEVICE, VOLUME_IOPS, VOLUME_THROUGHPUT_MB_PER_S
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.quantities import KEPT_IMAGE_WEEKS, canary_types
@@ -20,20 +20,20 @@ BUILDER_TYPES = ("c7i.2xlarge", "c6i.2xlarge")
 # Sunday, before anybody's working week; in the time zone of the stack's quiet hours.
 SCHEDULE = "cron(0 3 ? * sun *)"
 TEST_MINUTES = 60  # the least that the API takes; the canary's steps have limits of their own
-# The last three builds stay whatever their age, and whatever started an instance within a month.
+# The last three builds are kept at any age, and so are images that started an instance within a month.
 KEPT_BUILDS, KEPT_AFTER_LAUNCH_WEEKS = 3, 4
 
 
 @dataclass(frozen=True)
 class ImageArgs:
-    """What the image depends on.
+    """Inputs of the image.
 
     Attributes:
         key_arn: encrypts the builder's disk, the components and the image.
-        subnet_ids: zone -> private subnet; the builder stands in the first zone.
-        group_id: lets the builder out and nobody in; None where nothing is built.
-        records_bucket_arn: where payload, outside files and the builder's log lie.
-        topic_arn: notified when a build is done or has failed.
+        subnet_ids: zone -> private subnet; the builder runs in the first zone.
+        group_id: security group that lets the builder out and nothing in; None where nothing is built.
+        records_bucket_arn: the bucket of payload, outside files and the builder's log.
+        topic_arn: notified when a build has succeeded or failed.
     """
 
     stack: Stack
@@ -45,13 +45,13 @@ class ImageArgs:
 
 
 class Image(pulumi.ComponentResource):
-    """A weekly build where the settings name a base.
+    """A weekly build where the settings name a base image.
 
     Attributes:
-        image_id: what launch templates name: an AMI, or ``resolve:ssm:`` so that each launch reads anew.
+        image_id: the image in launch templates: an AMI, or ``resolve:ssm:``, which each launch reads again.
         pipeline_id: to start a build; empty where nothing is built.
-        pipeline_arns: of the pipeline of every zone, that one first.
-        parameter: the SSM parameter that each build writes its image's id to; empty where nothing is built.
+        pipeline_arns: the pipelines of all zones, that one first.
+        parameter: the SSM parameter to which each build writes its image's id; empty where nothing is built.
     """
 
     image_id: pulumi.Output[str]
@@ -83,9 +83,10 @@ class Image(pulumi.ComponentResource):
         return pulumi.Output.from_input(named)
 
     def _pipelines(self, base_id: str, payload: image_files.ImageFile) -> list[pulumi.Output[str]]:
-        """One for each zone, since a canary that finds no room in one is tried in the next.
+        """Declare one pipeline for each zone; return their ARNs.
 
-        All have the same recipe, and the first alone has a schedule; gives their ARNs.
+        A canary that finds no capacity in one zone is tried in the next. All pipelines have the same recipe,
+        and only the first has a schedule.
         """
         stack = self._stack
         recipe, distribution, workflows = (
@@ -120,7 +121,7 @@ class Image(pulumi.ComponentResource):
             enhanced_image_metadata_enabled=True,
             image_tests_configuration={"image_tests_enabled": True, "timeout_minutes": TEST_MINUTES},
             image_scanning_configuration={"image_scanning_enabled": True} if stack.image.scan else None,
-            # whatever changed in the archive: a rebuild is how security updates reach the instances
+            # build also without changes in the archive: rebuilds bring security updates to the instances
             execution_role=image_roles.execution_role(stack),
             workflows=workflows,
             schedule={
@@ -136,7 +137,7 @@ class Image(pulumi.ComponentResource):
         )
 
     def _workflows(self) -> list[aws.imagebuilder.ImagePipelineWorkflowArgs]:
-        """Image Builder's own build, and the test on a GPU; without one Image Builder's own test."""
+        """Return Image Builder's own build, and the test on a GPU, or else Image Builder's own test."""
         stack = self._stack
         managed = f"arn:{policies.partition(stack.region)}:imagebuilder:{stack.region}:aws:workflow"
         types = canary_types(stack)
@@ -155,7 +156,7 @@ class Image(pulumi.ComponentResource):
                 tags=self._tags,
                 opts=self._child,
             ).arn
-        # only Image Builder's own test collects what Inspector finds; on an instance without a GPU, since
+        # only Image Builder's own test collects Inspector's findings; it runs without a GPU, since
         # Inspector takes its time
         scans = [f"{managed}/test/test-image/x.x.x"] if stack.image.scan and types else []
         return [
@@ -169,7 +170,7 @@ class Image(pulumi.ComponentResource):
     def _component(
         self, label: str, content: str, after: list[pulumi.Resource]
     ) -> aws.imagebuilder.Component:
-        """Immutable, so name and version follow from the content: another content is another component."""
+        """Declare a component; it is immutable, so its name and version follow from its content."""
         stack = self._stack
         digest = image_files.digest(content)
         return aws.imagebuilder.Component(
@@ -186,11 +187,11 @@ class Image(pulumi.ComponentResource):
         )
 
     def _recipe(self, base_id: str, payload: image_files.ImageFile) -> aws.imagebuilder.ImageRecipe:
-        """A change makes a new recipe; the old one is deleted when the pipeline no longer names it."""
+        """Declare the recipe; a change makes a new one, and the old one is deleted after the update."""
         stack = self._stack
         stored = aws.s3.BucketObjectv2(
             f"{self._name}-payload",
-            # by the ARN, so that it is stored after the bucket stands and deleted before the bucket is
+            # by the ARN, so that it is stored after the bucket exists and deleted before the bucket
             bucket=self._args.records_bucket_arn.apply(lambda arn: arn.rpartition(":")[2]),
             key=payload.object_key,
             source=pulumi.FileAsset(str(payload.path)),
@@ -261,7 +262,10 @@ class Image(pulumi.ComponentResource):
         )
 
     def _distribution(self) -> aws.imagebuilder.DistributionConfiguration:
-        """Where findings decide, the keeper (``builds.py``) promotes: a pipeline does not wait for them."""
+        """Declare where images are stored; with scans the build controller (``builds.py``) promotes instead.
+
+        A pipeline does not wait for Inspector's findings.
+        """
         stack = self._stack
         promoted = aws.imagebuilder.DistributionConfigurationDistributionSsmParameterConfigurationArgsDict(
             parameter_name=self.parameter, data_type="aws:ec2:image"
@@ -287,7 +291,7 @@ class Image(pulumi.ComponentResource):
         )
 
     def _lifecycle(self, recipe: aws.imagebuilder.ImageRecipe) -> None:
-        """Old images go with their snapshots; by recipe, for a pipeline gives its images no tags."""
+        """Declare the deletion of old images and snapshots: by recipe, since a pipeline tags no images."""
         stack = self._stack
         aws.imagebuilder.LifecyclePolicy(
             f"{self._name}-image",

@@ -1,4 +1,4 @@
-"""What the builder of an image runs, as documents of Image Builder. Pure."""
+"""Steps of the image's builder, as documents of Image Builder. Pure."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ FILES = "/var/cache/gpu-fleet/files"
 
 
 def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
-    """The component: fetch the payload, check its hash, run it, and let the image look at itself.
+    """Return the component that fetches the payload, checks its hash, runs it, and validates the image.
 
     Raises:
         ValueError: when it is larger than the cloud takes.
@@ -35,12 +35,12 @@ def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
 
 
 def tests_content() -> str:
-    """The tests of the finished image, on an instance of its own that booted it."""
+    """Return the tests of the finished image, for an instance that booted it."""
     return _document("What an image of gpu-fleet must show", {"test": [_look(" booted")]})
 
 
 def canary_content(types: list[str]) -> str:
-    """The test workflow: launch the image on one of these types, run the test component, terminate."""
+    """Return the test workflow: launch the image on one of these types, run the test component, terminate."""
     instance = {"instanceId.$": "$.stepOutputs.LaunchCanary.instanceId"}
     launch = {"waitFor": "ssmAgent", "instanceTypesOverride": types}
     steps = [
@@ -71,7 +71,7 @@ def _step(name: str, action: str, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _document(description: str, phases: dict[str, list[dict[str, Any]]]) -> str:
-    """A component document, docs.aws.amazon.com/imagebuilder "toe-use-documents"."""
+    """Return a component document, docs.aws.amazon.com/imagebuilder "toe-use-documents"."""
     listed = [{"name": name, "steps": steps} for name, steps in phases.items()]
     text = yaml.safe_dump(
         {"schemaVersion": "1.0", "description": description, "phases": listed}, sort_keys=False, width=1000

@@ -1,16 +1,16 @@
-"""What the builder of an image may do, and what may delete old ones: each role with one policy of its own."""
+"""Roles of the image's builder and of the deletion of old images, each with one policy of its own."""
 
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies
 from gpu_fleet_stacks.aws.identity import SESSION_ACTIONS
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 LOG_PREFIX = "image-logs"
-# What Run Command, by which Image Builder drives its builder, adds to a session (of AWS's own policies
-# AmazonSSMManagedInstanceCore and EC2InstanceProfileForImageBuilder, without reading parameters).
+# Actions of Run Command beside those of a session; Image Builder drives its builder by it (from AWS's own
+# policies AmazonSSMManagedInstanceCore and EC2InstanceProfileForImageBuilder, without reading parameters).
 COMMAND_ACTIONS = (
     "ec2messages:AcknowledgeMessage",
     "ec2messages:DeleteMessage",
@@ -31,7 +31,7 @@ MADE_HERE = {"StringEquals": {"aws:ResourceTag/CreatedBy": "EC2 Image Builder"}}
 
 
 def execution_role(stack: Stack) -> str:
-    """What runs a pipeline's workflows: Image Builder's own role, which the account's first use makes."""
+    """Return the role that runs a pipeline's workflows: Image Builder's own, made at its first use."""
     path = "role/aws-service-role/imagebuilder.amazonaws.com/AWSServiceRoleForImageBuilder"
     return f"arn:{policies.partition(stack.region)}:iam::{stack.account_id}:{path}"
 
@@ -43,7 +43,7 @@ def builder_profile(
     records_bucket_arn: pulumi.Output[str],
     parent: pulumi.Resource,
 ) -> pulumi.Output[str]:
-    """The builder's instance profile, by name."""
+    """Declare the builder's instance profile; return its name."""
     opts = pulumi.ResourceOptions(parent=parent)
     tags = naming.tags(stack.name, stack.owner)
     role = aws.iam.Role(
@@ -68,7 +68,7 @@ def builder_profile(
 def builder_policy(
     stack: Stack, key_arn: pulumi.Output[str], records_bucket_arn: pulumi.Output[str]
 ) -> pulumi.Output[str]:
-    """Read this stack's payload and components, write the log; no other data, no tags, no instances."""
+    """Allow to read this stack's payload and components and to write the log: no other data, no instances."""
     arn = f"arn:{policies.partition(stack.region)}:imagebuilder:{stack.region}:{stack.account_id}"
     via_s3 = {"StringEquals": {"kms:ViaService": f"s3.{stack.region}.amazonaws.com"}}
     component = {
@@ -92,7 +92,7 @@ def builder_policy(
 
 
 def lifecycle_role(name: str, stack: Stack, parent: pulumi.Resource) -> pulumi.Output[str]:
-    """The role that Image Builder deletes old images with, by ARN; ready once its policy stands."""
+    """Declare the role with which Image Builder deletes old images; return its ARN once its policy exists."""
     opts = pulumi.ResourceOptions(parent=parent)
     role = aws.iam.Role(
         name,
@@ -106,7 +106,7 @@ def lifecycle_role(name: str, stack: Stack, parent: pulumi.Resource) -> pulumi.O
 
 
 def lifecycle_policy(stack: Stack) -> pulumi.Output[str]:
-    """Deregister images and delete snapshots that Image Builder made, in this region."""
+    """Allow to deregister images and delete snapshots that Image Builder made, in this region."""
     partition = policies.partition(stack.region)
     ec2 = f"arn:{partition}:ec2:{stack.region}"
     builder = f"arn:{partition}:imagebuilder:{stack.region}:{stack.account_id}"

@@ -1,4 +1,4 @@
-"""Where the logs of instances go: one log group of the stack, and what a role may write there."""
+"""Log group of the stack's instances, and a role's rights to write there."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 
 @dataclass(frozen=True)
 class InstanceLogsArgs:
-    """What the log depends on.
+    """Inputs of the log group.
 
     Attributes:
         key_arn: encrypts it; the key's own policy names groups below ``/gpu-fleet/STACK/`` (``keys``).
@@ -24,7 +24,7 @@ class InstanceLogsArgs:
 
 
 class InstanceLogs(pulumi.ComponentResource):
-    """The group; instances make their own streams in it."""
+    """The log group; instances create their own streams in it."""
 
     def __init__(self, name: str, args: InstanceLogsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-fleet:aws:InstanceLogs", name, None, opts)
@@ -41,7 +41,7 @@ class InstanceLogs(pulumi.ComponentResource):
 
 
 def write_statements(stack: Stack, folder: str) -> Iterator[policies.Statement]:
-    """What a role may do with the group: make streams, and write those whose names begin with its folder.
+    """Yield a role's rights in the group: create streams, and write those whose names begin with its folder.
 
     Nothing can be read or deleted. IAM asks for CreateLogStream with a name of a stream that is empty, so
     that alone cannot be bound to a folder; a stream that it makes elsewhere stays without an entry.

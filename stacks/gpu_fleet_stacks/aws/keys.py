@@ -1,18 +1,18 @@
-"""The stack's own KMS key, and the scaling role that only this key knows."""
+"""The stack's own KMS key, and the scaling role that only this key trusts."""
 
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import image_roles, policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 DELETION_WINDOW_DAYS_PROTECTED = 30
 DELETION_WINDOW_DAYS = 7
 
-# What EBS needs of a key for an encrypted volume of an Auto Scaling group:
+# Permissions on a key that EBS needs for an encrypted volume of an Auto Scaling group:
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html
 VOLUME_ACTIONS = ("kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey")
 MESSAGE_ACTIONS = ("kms:GenerateDataKey*", "kms:Decrypt")
@@ -21,7 +21,7 @@ PUBLISHERS = ("budgets.amazonaws.com", "cloudwatch.amazonaws.com")
 
 @dataclass(frozen=True)
 class KeysArgs:
-    """What the key depends on: the stack's settings alone."""
+    """Inputs of the key: only the stack's settings."""
 
     stack: Stack
 
@@ -80,7 +80,7 @@ class Keys(pulumi.ComponentResource):
 
 
 def key_policy(stack: Stack, autoscaling_role_arn: pulumi.Input[str]) -> pulumi.Output[str]:
-    """Who may use the key: the account through its own IAM, and exactly the services that encrypt for it."""
+    """Return the key's policy: the account by its own IAM, and exactly the services that encrypt for it."""
     root = f"arn:{policies.partition(stack.region)}:iam::{stack.account_id}:root"
     builds = [_builds(stack)] if stack.image.built else []
     caches = [_caches(stack)] if "data" in stack.storage.cached_buckets else []
@@ -103,7 +103,7 @@ def key_policy(stack: Stack, autoscaling_role_arn: pulumi.Input[str]) -> pulumi.
 
 
 def _logs(stack: Stack) -> policies.Statement:
-    """CloudWatch Logs may use the key for this stack's log groups only.
+    """Allow CloudWatch Logs the key for this stack's log groups only.
 
     https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/encrypt-log-data-kms.html
     """
@@ -119,9 +119,9 @@ def _logs(stack: Stack) -> policies.Statement:
 
 
 def _caches(stack: Stack) -> policies.Statement:
-    """FSx may read the data bucket for a Lustre that is linked to it, as a role of its own for each.
+    """Allow FSx to read the data bucket for a linked Lustre; each Lustre has a role of its own.
 
-    By condition, since that role comes with the link (docs.aws.amazon.com/fsx/latest/LustreGuide/
+    The role is created with the link, so a condition names it (docs.aws.amazon.com/fsx/latest/LustreGuide/
     create-dra-linked-data-repo.html, "Working with server-side encrypted Amazon S3 buckets").
     """
     arn = f"arn:{policies.partition(stack.region)}:iam::{stack.account_id}:role/aws-service-role"
@@ -137,10 +137,10 @@ def _caches(stack: Stack) -> policies.Statement:
 
 
 def _builds(stack: Stack) -> policies.Statement:
-    """Image Builder's own role may write to the topic how a build ended.
+    """Allow Image Builder's own role to publish a build's result to the topic.
 
-    By condition, since a policy that names a role which is not there yet is refused, and the account's first
-    build makes this one (docs.aws.amazon.com/imagebuilder/latest/userguide/integ-sns.html).
+    A condition names it, since a policy is refused if it names a role that does not exist, and the account's
+    first build creates this one (docs.aws.amazon.com/imagebuilder/latest/userguide/integ-sns.html).
     """
     only = {
         "kms:CallerAccount": stack.account_id,

@@ -1,4 +1,4 @@
-"""How one instance of a pool starts: image, disk, network cards, identity, user data."""
+"""Launch template of a pool's instance: image, disk, network cards, identity, user data."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +9,13 @@ from pulumi_aws.ec2 import (
     LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs as ReservationTarget,
 )
 
-from gpu_fleet_stacks import catalog, naming
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload.at_launch import encoded_user_data
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 from gpu_fleet_stacks.settings.pools import instance_tags
 
-# gp3 gives these two without extra charge (aws.amazon.com/ebs/general-purpose); a shuffling data loader
+# gp3 includes the IOPS without extra charge (aws.amazon.com/ebs/general-purpose); a shuffling data loader
 # wants more throughput than the base, at 0.04 USD per MB/s and month.
 VOLUME_IOPS = 3000
 VOLUME_THROUGHPUT_MB_PER_S = 250
@@ -24,7 +25,7 @@ TAGGED_AT_LAUNCH = ("instance", "volume", "network-interface")
 
 @dataclass(frozen=True)
 class LaunchArgs:
-    """What a launch template depends on.
+    """Inputs of a launch template.
 
     Attributes:
         image_id: an AMI, or ``resolve:ssm:`` and a parameter that holds one.
@@ -33,9 +34,9 @@ class LaunchArgs:
         profile_arn: the pool's instance profile.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the Lustre scratch, or empty.
-        scratch_mount_name: what Lustre calls it, or empty.
-        user_role_arn: what the instance assumes for its users.
-        queue: what an instance learns of the stack's queue; None without one.
+        scratch_mount_name: Lustre's mount name, or empty.
+        user_role_arn: role that the instance assumes for its users.
+        queue: ``queue.json`` of a node; None without a queue.
     """
 
     stack: Stack
@@ -52,7 +53,7 @@ class LaunchArgs:
 
 
 def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws.ec2.LaunchTemplate:
-    """The pool's launch template; a change makes a new version, running instances stay as they are."""
+    """Declare the pool's launch template; a change makes a new version and leaves running instances alone."""
     stack, pool = args.stack, args.pool
     return aws.ec2.LaunchTemplate(
         name,
@@ -87,10 +88,10 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws
 
 
 def network_interfaces(pool: Pool, group_id: pulumi.Input[str]) -> list[dict[str, Any]]:
-    """One interface, or with EFA one for each network card as the catalog lays them out.
+    """Return one interface, or with EFA one for each network card of the catalog.
 
-    The security group stands inside each: EC2 refuses it at the top beside interfaces. With several cards
-    a public address cannot be asked for or refused, and the private subnets give none.
+    Each interface names the security group: EC2 refuses it at the top beside interfaces. With several cards
+    the template can neither request nor refuse a public address; the private subnets assign none.
     """
     cards = catalog.load().get(pool.types[0]).network_cards if pool.efa else ()
     if not cards:
@@ -126,13 +127,13 @@ def _root_volume(pool: Pool, key_arn: pulumi.Input[str]) -> aws.ec2.LaunchTempla
 
 
 def _may_stop(pool: Pool) -> bool:
-    """Whether an instance that powers itself off may stay stopped: only where a stop loses nothing."""
+    """Return whether an instance that powers itself off stays stopped: only if a stop loses nothing."""
     scratch = any(catalog.load().get(name).instance_store_scratch for name in pool.types)
     return pool.market is Market.ON_DEMAND and not scratch
 
 
 def _reservation(pool: Pool) -> aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs | None:
-    """Start only inside what is paid for."""
+    """Return the reservation to start in; None for none."""
     if pool.reservation_id is None:
         return None
     named = "capacity_reservation_resource_group_arn" if pool.reserved_by_group else "capacity_reservation_id"
@@ -142,14 +143,14 @@ def _reservation(pool: Pool) -> aws.ec2.LaunchTemplateCapacityReservationSpecifi
 
 
 def _market(pool: Pool) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
-    """A capacity block is a market of its own; the group's mix says which instances are spot."""
+    """Return the market option of a capacity block; the group's mix decides which instances are spot."""
     if pool.market is not Market.CAPACITY_BLOCK:
         return None
     return aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")
 
 
 def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
-    """Base64 of the cloud-config, as EC2 wants it in a launch template."""
+    """Return base64 of the cloud-config, as EC2 wants it in a launch template."""
     names = {
         "home": args.home,
         "scratch": args.scratch,

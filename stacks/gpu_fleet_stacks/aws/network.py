@@ -1,6 +1,6 @@
-"""The stack's private network: subnets by arithmetic, NAT as asked, every connection on record.
+"""The stack's private network: computed subnets, optional NAT, and a log of every connection.
 
-Or somebody else's, of which nothing is declared (``existing``).
+With ``network.existing`` it is another owner's network, of which nothing is declared (``existing``).
 """
 
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import existing, policies
 from gpu_fleet_stacks.aws.storage import BUCKETS
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Nat, Stack
 
 # Ten minutes is the default; one minute shows a scan or an exfiltration while it still runs.
@@ -35,12 +35,12 @@ SERVICE_BUCKETS = (
 
 @dataclass(frozen=True)
 class NetworkArgs:
-    """What the network depends on.
+    """Inputs of the network.
 
     Attributes:
         key_arn: the key that encrypts the flow log.
-        keys: owns that key. The network stands on it: a network cannot be deleted while an instance is in it,
-            whose volumes need the key.
+        keys: owns that key. The network depends on it: a network cannot be deleted while an instance is in
+            it, whose volumes need the key.
     """
 
     stack: Stack
@@ -49,10 +49,10 @@ class NetworkArgs:
 
 
 class Network(pulumi.ComponentResource):
-    """VPC, subnets, routes, NAT, S3 gateway endpoint, flow log; or a VPC that is there already.
+    """VPC, subnets, routes, NAT, S3 gateway endpoint and flow log; or an existing VPC.
 
     Attributes:
-        cidr: the network's first, whose resolver instances ask.
+        cidr: the network's first CIDR, whose resolver instances use.
         private_subnet_ids: zone -> subnet that holds instances.
         s3_prefix_list_id: the addresses of S3 in this region, for egress rules that need no NAT.
     """
@@ -89,7 +89,7 @@ class Network(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, depends_on=[args.keys]),
         )
         self.vpc_id, self.cidr = vpc.id, pulumi.Output.from_input(str(cidr))
-        # Named without any rule: what the default group allowed at first is removed.
+        # Declared without rules, so that the default group's initial rules are removed.
         aws.ec2.DefaultSecurityGroup(
             f"{name}-default", vpc_id=vpc.id, tags=self._tags("default-unused"), opts=self._child
         )
@@ -107,7 +107,7 @@ class Network(pulumi.ComponentResource):
         return naming.tags(self._stack.name, self._stack.owner, Name=naming.prefixed(self._stack.name, label))
 
     def _nat_gateways(self, plan: tuple[naming.ZoneSubnets, ...]) -> dict[str, aws.ec2.NatGateway]:
-        """Public subnets of every zone, and a gateway in the first or in each; zone -> the gateway to use."""
+        """Declare public subnets, and a NAT gateway in the first zone or in each; return zone -> gateway."""
         internet = aws.ec2.InternetGateway(
             f"{self._name}-internet", vpc_id=self.vpc_id, tags=self._tags("internet"), opts=self._child
         )
@@ -173,7 +173,7 @@ class Network(pulumi.ComponentResource):
         return subnet
 
     def _s3_endpoint(self, route_table_ids: list[pulumi.Output[str]]) -> pulumi.Output[str]:
-        """S3 without NAT: free of charge, and checkpoints pass no gateway that bills by the gigabyte."""
+        """Declare the S3 endpoint: free of charge, and checkpoints avoid NAT, which bills by the gigabyte."""
         endpoint = aws.ec2.VpcEndpoint(
             f"{self._name}-s3",
             vpc_id=self.vpc_id,
@@ -211,7 +211,7 @@ class Network(pulumi.ComponentResource):
                     ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
                     pulumi.Output.concat(group.arn, ":*"),
                 ),
-                # this action knows no resource narrower than the account
+                # this action supports no resource narrower than the account
                 policies.allow("FindFlowLog", ["logs:DescribeLogGroups"], "*"),
             ),
             opts=self._child,
@@ -230,10 +230,10 @@ class Network(pulumi.ComponentResource):
 
 
 def _s3_policy(stack: Stack) -> pulumi.Output[str]:
-    """Which buckets the way to S3 leads to: a key of somebody else's account can carry nothing out by it.
+    """Return the endpoint's policy: the buckets that S3 calls may reach, so that no foreign key exports data.
 
-    Services' buckets are read without a signature or with keys of the service's account, so no principal can
-    be asked for there. https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
+    Services' buckets are read without a signature or with keys of the service's account, so their statement
+    cannot require a principal. https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
     """
     arn = f"arn:{policies.partition(stack.region)}:s3:::"
     everybody = {"AWS": "*"}

@@ -1,7 +1,7 @@
-"""Who has an account, where groups of IAM Identity Center say it: a function that reads them each minute.
+"""Function that reads groups of IAM Identity Center each minute and makes accounts of their members.
 
-It writes the roster that instances pull. It reads the stack's groups and their members, nothing else of the
-directory, and of the records bucket the roster and its own book of numbers.
+It writes the roster that instances pull. It reads the stack's groups and their members and nothing else of
+the directory; in the records bucket it uses the roster and its own records of numbers.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ LATEST_START_S = 60
 
 @dataclass(frozen=True)
 class PeopleArgs:
-    """What the function depends on.
+    """Inputs of the function.
 
     Attributes:
         key_arn: encrypts log and roster.
@@ -51,10 +51,10 @@ class People(pulumi.ComponentResource):
             ScheduledFunctionArgs(
                 stack=stack,
                 program="the reader of groups",
-                purpose=f"Says who has an account on instances of gpu-fleet stack {stack.name}",
+                purpose=f"Lists the accounts on instances of gpu-fleet stack {stack.name}",
                 handler=HANDLER,
                 code=bundle(stack, args.directory),
-                every="rate(1 minute)",  # of one: EventBridge refuses the plural
+                every="rate(1 minute)",  # EventBridge refuses the plural for 1
                 timeout_s=TIMEOUT_S,
                 latest_start_s=LATEST_START_S,
                 environment={"GPU_FLEET_LEDGER_URI": f"s3://{stack.bucket_name('records')}/reaper"},
@@ -67,7 +67,7 @@ class People(pulumi.ComponentResource):
             f"{name}-people-errors",
             stack,
             function,
-            says="Groups cannot be read: who left keeps an account, who came gets none",
+            says="Groups cannot be read: former members keep their accounts, new members get none",
             topic_arn=args.topic_arn,
             parent=self,
         )
@@ -76,13 +76,13 @@ class People(pulumi.ComponentResource):
 
 
 def bundle(stack: Stack, directory: DirectorySettings) -> pulumi.AssetArchive:
-    """The function's code: equal settings and equal modules give an equal hash."""
+    """Return the function's code; equal settings and equal modules give an equal hash."""
     said = people.directory_text(stack, directory, people_rules.TAKEN_NAMES)
     return archive(stack, f"{sweep_archive.PEOPLE}.aws", {sweep_archive.DIRECTORY_FILE: said})
 
 
 def role_policy(args: PeopleArgs, log_group_arn: pulumi.Input[str]) -> pulumi.Output[str]:
-    """The role's only policy."""
+    """Return the role's only policy."""
     stack = args.stack
     written = (f"{sweep_archive.PEOPLE_BOOK}/*", sweep_archive.ACCOUNTS_KEY)
     return policies.document(
@@ -92,7 +92,7 @@ def role_policy(args: PeopleArgs, log_group_arn: pulumi.Input[str]) -> pulumi.Ou
             ["s3:GetObject", "s3:PutObject"],
             [pulumi.Output.concat(args.records_arn, f"/{key}") for key in written],
         ),
-        # Without it S3 answers "denied" instead of "no such key" (API GetObject, Permissions).
+        # Without this action S3 answers "denied" instead of "no such key" (API GetObject, Permissions).
         policies.allow("Absence", ["s3:ListBucket"], args.records_arn),
         use_key(stack, args.key_arn, "s3"),
         policies.allow(
@@ -104,7 +104,7 @@ def role_policy(args: PeopleArgs, log_group_arn: pulumi.Input[str]) -> pulumi.Ou
 
 
 def _reads(stack: Stack, directory: DirectorySettings) -> list[policies.Statement]:
-    """The stack's groups and their members; or the role of the directory's own account, which may.
+    """Allow to read the stack's groups and their members, or to assume a role of the directory's account.
 
     docs.aws.amazon.com/service-authorization/latest/reference/list_awsidentitystore.html
     """

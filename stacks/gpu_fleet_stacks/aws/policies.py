@@ -10,7 +10,7 @@ Text = pulumi.Input[str]
 
 
 def partition(region: str) -> str:
-    """The ARN partition of a region (docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html)."""
+    """Return the ARN partition of a region (docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html)."""
     return "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 
@@ -21,7 +21,7 @@ def allow(
     conditions: Mapping[str, Mapping[str, Any]] | None = None,
     principal: Mapping[str, Any] | None = None,
 ) -> Statement:
-    """One ``Allow`` statement.
+    """Return one ``Allow`` statement.
 
     Args:
         sid: its name, letters and digits.
@@ -45,17 +45,17 @@ def deny(
     conditions: Mapping[str, Mapping[str, Any]] | None = None,
     principal: Mapping[str, Any] | None = None,
 ) -> Statement:
-    """One ``Deny`` statement; arguments as for ``allow``."""
+    """Return one ``Deny`` statement; arguments as for ``allow``."""
     return allow(sid, actions, resources, conditions, principal) | {"Effect": "Deny"}
 
 
 def document(*statements: Statement) -> pulumi.Output[str]:
-    """A policy document as JSON, once every ARN in it is known."""
+    """Return a policy document as JSON, once every ARN in it is known."""
     return pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": list(statements)})
 
 
 def trust(service: str, account_id: str, *, check_source: bool = True) -> pulumi.Output[str]:
-    """A role's trust policy for one service.
+    """Return a role's trust policy for one service.
 
     Args:
         service: the service's principal, say ``lambda.amazonaws.com``.

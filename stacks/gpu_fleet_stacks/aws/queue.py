@@ -1,7 +1,8 @@
-"""The queue of a stack with ``queue: slurm``: its controller, and what nodes need to find it.
+"""The queue of a stack with ``queue: slurm``: its controller, and the facts that nodes need to find it.
 
-One small instance in a group of one. Its network interface stays when it is replaced, and so does its
-address, which every node keeps; its state lies on the shared homes, so the next one goes on where it ended.
+The controller is one small instance in a group of one. Its network interface survives a replacement, so the
+address that every node knows stays the same. Its state is on the shared homes, so the next controller
+resumes.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,11 @@ from functools import partial
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import instance_logs, policies
 from gpu_fleet_stacks.aws.firewall import QUEUE
 from gpu_fleet_stacks.aws.identity import SESSION_ACTIONS
 from gpu_fleet_stacks.aws.launch import ROOT_DEVICE
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import built, instance_file, sweep_archive, user_data
 from gpu_fleet_stacks.payload.at_launch import QueueJoin
 from gpu_fleet_stacks.settings import Stack
@@ -28,17 +29,17 @@ HEALTH_GRACE_S = 600
 
 @dataclass(frozen=True)
 class QueueArgs:
-    """What the queue depends on.
+    """Inputs of the queue.
 
     Attributes:
-        image_id: as of a pool's launch template.
+        image_id: as in a pool's launch template.
         key_arn: encrypts the secret and the controller's disk.
         autoscaling_role_arn: the scaling role that the key trusts.
-        subnet_id: where the controller stands: of the home zone.
+        subnet_id: the controller's subnet, in the home zone.
         group_ids: label -> security group.
         bucket_arns: kind -> bucket.
         home: DNS name of the shared homes.
-        surroundings: what the controller needs from its first minute on, as of a pool.
+        surroundings: resources that the controller needs from its first minute on, as for a pool.
     """
 
     stack: Stack
@@ -160,7 +161,9 @@ class QueueController(pulumi.ComponentResource):
         )
 
     def _group(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
-        """Of one. A zone and no subnet, since the interface has one already: docs.aws.amazon.com/autoscaling/
+        """Declare the group of one controller.
+
+        It names a zone and no subnet, since the interface has one already: docs.aws.amazon.com/autoscaling/
         ec2/userguide/examples-launch-templates-aws-cli.html, "existing network interface".
         """
         return aws.autoscaling.Group(
@@ -185,13 +188,16 @@ class QueueController(pulumi.ComponentResource):
 
 
 def _queue_file(role: str, known: list[str]) -> str:
-    """What an instance of a role learns, once address and name of the secret are known."""
+    """Return ``queue.json`` of a role from the address and the name of the secret."""
     address, secret = known
     return instance_file.queue_json(role, address, secret)
 
 
 def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi.Output[str]:
-    """The role's only policy: its key, the stack's word, what it wants of the mover; it ends no instance."""
+    """Return the role's only policy: its key, the stack's documents, its requests to the mover.
+
+    It can terminate no instance.
+    """
     stack, records = args.stack, args.bucket_arns["records"]
     vias = [f"{service}.{stack.region}.amazonaws.com" for service in ("secretsmanager", "s3")]
     read = (
@@ -202,7 +208,7 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
     )
     return policies.document(
         policies.allow("SessionManager", SESSION_ACTIONS, "*"),
-        # which instances still run; EC2 knows no narrower resource for it
+        # which instances still run; EC2 supports no narrower resource for it
         policies.allow("Look", ["ec2:DescribeInstances"], "*"),
         policies.allow(
             "QueueKey", ["secretsmanager:GetSecretValue", "secretsmanager:PutSecretValue"], secret_arn

@@ -1,4 +1,4 @@
-"""The scheduled sweep: a function, its schedule, and alarms for when it fails, falls silent or holds back."""
+"""The scheduled sweep: its function, its schedule, and alarms on failure, silence and held instances."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from gpu_fleet_stacks.aws.reaper_alarms import declare_alarms
 from gpu_fleet_stacks.aws.reaper_role import RoleArgs, role_policy
-from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.payload import sweep_archive, sweep_policy
 from gpu_fleet_stacks.settings import Stack
 
 # A fleet of thousands is swept within a minute; the lease of a sweep lasts 15 minutes.
@@ -22,11 +22,11 @@ LATEST_START_S = 300
 
 @dataclass(frozen=True)
 class ReaperArgs:
-    """What the sweep depends on.
+    """Inputs of the sweep.
 
     Attributes:
         key_arn: encrypts log, ledger and topic.
-        topic_arn: where owners and operators listen.
+        topic_arn: the topic of owners and operators.
     """
 
     stack: Stack
@@ -59,7 +59,7 @@ class Reaper(pulumi.ComponentResource):
         self.register_outputs({"function_name": function.name})
 
     def _queue(self) -> aws.sqs.Queue:
-        """Events that no function took."""
+        """Declare the queue of events that no function handled."""
         return aws.sqs.Queue(
             f"{self._name}-failed",
             name=f"{self._name}-failed",
@@ -97,20 +97,20 @@ class Reaper(pulumi.ComponentResource):
 
 
 def bundle(stack: Stack) -> pulumi.AssetArchive:
-    """The function's code: equal settings and equal modules give an equal hash."""
+    """Return the function's code; equal settings and equal modules give an equal hash."""
     return archive(stack, sweep_archive.ENTRY)
 
 
 def archive(stack: Stack, entry: str, beside: Mapping[str, str] | None = None) -> pulumi.AssetArchive:
-    """The code of a function: what a module needs, and the stack's policy.
+    """Return the code of a function: the modules that it needs, and the stack's policy.
 
     Args:
         entry: the module with the handler.
-        beside: name -> text of what else lies beside the policy.
+        beside: name -> text of further files beside the policy.
     """
     files: dict[str, pulumi.Asset | pulumi.Archive] = {
         path: pulumi.FileAsset(str(sweep_archive.ROOT / path))
         for path in sweep_archive.modules(entry, cloud="aws")
     }
-    texts = {sweep_archive.POLICY_FILE: sweep_archive.policy_text(stack), **(beside or {})}
+    texts = {sweep_archive.POLICY_FILE: sweep_policy.policy_text(stack), **(beside or {})}
     return pulumi.AssetArchive(files | {name: pulumi.StringAsset(text) for name, text in texts.items()})

@@ -1,11 +1,11 @@
-"""When an operator must look at the sweep: it fails, falls silent, or holds back."""
+"""Alarms on the sweep for operators: it fails, falls silent, or holds instances back."""
 
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 SILENT_AFTER_S = 1800
@@ -14,11 +14,11 @@ PERIOD_S = 300
 
 @dataclass(frozen=True)
 class Alarm:
-    """When an operator must look at the sweep.
+    """A condition of the sweep that an operator must look at.
 
     Attributes:
-        period_s: over which it is summed.
-        at_least: the sum that alarms; None for a sum below 1, and for no data at all.
+        period_s: seconds over which the metric is summed.
+        at_least: the sum from which it alarms; None to alarm for a sum below 1 or without data.
     """
 
     label: str
@@ -33,7 +33,7 @@ class Alarm:
 def alarms(
     stack: Stack, function_name: pulumi.Input[str], queue_name: pulumi.Input[str]
 ) -> tuple[Alarm, ...]:
-    """Everything about the sweep that an operator must hear of."""
+    """Return every alarm on the sweep."""
     own = naming.metric_namespace(stack.name)
     function = {"FunctionName": function_name}
     longest_silence_s = max(SILENT_AFTER_S, 3 * stack.reaper.every_minutes * 60)
@@ -60,7 +60,7 @@ def alarms(
 
 
 def _unreached(stack: Stack) -> tuple[Alarm, ...]:
-    """Of a stack that says who is notified."""
+    """Return the alarm on failed notices, for a stack that names users or rooms to notify."""
     if not stack.notify.anybody:
         return ()
     says = "A user or a room could not be notified before an instance is terminated: see the sweep's log"
@@ -80,7 +80,7 @@ def declare_alarms(
     """Declare every alarm of the sweep.
 
     Args:
-        queue_name: where events go that it did not take.
+        queue_name: queue of the events that the function did not handle.
     """
     for alarm in alarms(stack, function_name, queue_name):
         silent = alarm.at_least is None

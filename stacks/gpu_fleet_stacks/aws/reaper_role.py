@@ -1,12 +1,12 @@
-"""What the sweep may do: look at much, end only what its stack licenses, and never widen its own licence."""
+"""Rights of the sweep: read widely, terminate only managed instances of its stack, never widen its rights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import OnExceeded, Purpose, Stack
 
 MANAGED = f"{naming.PROJECT}:managed"
@@ -16,7 +16,7 @@ PROTECTED = f"{naming.PROJECT}:protected"
 WITHDRAWN = f"{naming.PROJECT}:withdrawn"
 # The sweep's own marks, the only tags it may write or remove.
 MARKS = (f"{naming.PROJECT}:idle-since", f"{naming.PROJECT}:reap-after")
-# What licenses an end, or forbids it: never for the sweep to touch.
+# Tags that allow or forbid a termination; the sweep may never change them.
 LICENCES = tuple(
     f"{naming.PROJECT}:{name}"
     for name in (
@@ -31,7 +31,7 @@ CLOSE_ACTIONS = ("autoscaling:SuspendProcesses", "autoscaling:ResumeProcesses")
 # Parts of UpdateAutoScalingGroup that a freeze leaves alone (IAM, keys of Amazon EC2 Auto Scaling).
 KEPT_PARTS = ("MinSize", "LaunchTemplateVersionSpecified", "VPCZoneIdentifiers")
 REMOVE_ACTIONS = ("ec2:DeleteVolume", "ec2:ReleaseAddress")
-# None of these knows a resource or a condition narrower than the account.
+# None of these actions supports a resource or a condition narrower than the account.
 LOOK_ACTIONS = (
     "autoscaling:DescribeAutoScalingGroups",
     "cloudwatch:DescribeAlarms",
@@ -47,11 +47,11 @@ LOOK_ACTIONS = (
 
 @dataclass(frozen=True)
 class RoleArgs:
-    """What the role's policy names.
+    """Resources in the role's policy.
 
     Attributes:
         key_arn: encrypts ledger and topic.
-        queue_arn: where failed events go.
+        queue_arn: receives failed events.
     """
 
     stack: Stack
@@ -63,7 +63,7 @@ class RoleArgs:
 
 
 def role_policy(args: RoleArgs) -> pulumi.Output[str]:
-    """The role's only policy."""
+    """Return the role's only policy."""
     stack = args.stack
     return policies.document(
         *_looks(), *_ends(stack), *_denials(stack), *_records(args), *_notices(stack, args.topic_arn)
@@ -75,12 +75,12 @@ def _looks() -> Sequence[policies.Statement]:
 
 
 def _ends(stack: Stack) -> Sequence[policies.Statement]:
-    """Terminations, marks and group changes, each bound to this stack's managed instances by their tags."""
+    """Return terminations, marks and group changes, each bound by tags to this stack's managed instances."""
     ec2 = f"arn:{policies.partition(stack.region)}:ec2:{stack.region}:{stack.account_id}"
     scaling = f"arn:{policies.partition(stack.region)}:autoscaling:{stack.region}:{stack.account_id}"
     groups = f"{scaling}:autoScalingGroup:*:autoScalingGroupName/{naming.prefixed(stack.name)}-*"
     licensed = {f"aws:ResourceTag/{MANAGED}": "true", f"aws:ResourceTag/{STACK}": stack.name}
-    # A volume is tagged like the instance it came with; an address carries the stack's tag.
+    # A volume has the tags of its instance; an address has the stack's tag.
     things = [f"{ec2}:{kind}/*" for kind in ("instance", "volume", "elastic-ip")]
     statements = [
         policies.allow("EndManaged", END_ACTIONS, f"{ec2}:instance/*", {"StringEquals": licensed}),
@@ -110,7 +110,7 @@ def _ends(stack: Stack) -> Sequence[policies.Statement]:
 
 
 def _freezes(stack: Stack, groups: str) -> Sequence[policies.Statement]:
-    """Limit and close the groups of training pools, and nothing else about them."""
+    """Allow to limit and close the groups of training pools, and to change nothing else about them."""
     training = [pool.name for pool in stack.pools if pool.purpose is Purpose.TRAINING]
     if not training:
         return []
@@ -123,7 +123,7 @@ def _freezes(stack: Stack, groups: str) -> Sequence[policies.Statement]:
 
 
 def _denials(stack: Stack) -> Sequence[policies.Statement]:
-    """What stays forbidden even if another policy is ever attached to the role."""
+    """Return denials that hold even if another policy is ever attached to the role."""
     foreign = {"StringNotEquals": {f"aws:ResourceTag/{STACK}": stack.name}}
     return [
         policies.deny(
@@ -136,7 +136,8 @@ def _denials(stack: Stack) -> Sequence[policies.Statement]:
             "*",
             {"Null": {f"aws:ResourceTag/{PROTECTED}": "false"}},
         ),
-        # set by an instance on itself when it is in use again, be the sweep's call on its way already
+        # an instance sets this tag on itself when it is in use again, even while the sweep's call is on its
+        # way
         policies.deny(
             "NeverWithdrawn", END_ACTIONS, "*", {"Null": {f"aws:ResourceTag/{WITHDRAWN}": "false"}}
         ),
@@ -151,14 +152,14 @@ def _denials(stack: Stack) -> Sequence[policies.Statement]:
 
 
 def _records(args: RoleArgs) -> Sequence[policies.Statement]:
-    """Ledger, lease, notices, metrics and logs."""
+    """Return the rights to ledger, lease, notices, metrics and logs."""
     return [
         policies.allow(
             "Ledger",
             ["s3:GetObject", "s3:PutObject"],
             pulumi.Output.concat(args.records_arn, "/reaper/*"),
         ),
-        # Without it S3 answers "denied" instead of "no such key" (API GetObject, Permissions).
+        # Without this action S3 answers "denied" instead of "no such key" (API GetObject, Permissions).
         policies.allow("LedgerAbsence", ["s3:ListBucket"], args.records_arn),
         use_key(args.stack, args.key_arn, "s3", "sns", "sqs", *_secrets_service(args.stack)),
         policies.allow(
@@ -181,13 +182,13 @@ def _secrets_service(stack: Stack) -> Sequence[str]:
 
 
 def _notices(stack: Stack, topic_arn: pulumi.Input[str]) -> Sequence[policies.Statement]:
-    """Notify operators and users, and see who never confirmed."""
+    """Allow to notify operators and users, and to see which subscriptions are not confirmed."""
     notify, own = stack.notify, f"{stack.region}:{stack.account_id}"
     arn = f"arn:{policies.partition(stack.region)}"
     actions = ["sns:Publish", *(["sns:ListSubscriptionsByTopic"] if notify.anybody else [])]
     statements = [policies.allow("Tell", actions, topic_arn)]
     if notify.sender is not None:
-        # SES asks for the identity that was verified: the address, or the domain it is of
+        # SES checks the verified identity: the address, or its domain
         identities = [notify.sender, notify.sender.partition("@")[2]]
         statements.append(
             policies.allow(
@@ -207,7 +208,7 @@ def _notices(stack: Stack, topic_arn: pulumi.Input[str]) -> Sequence[policies.St
 
 
 def use_key(stack: Stack, key_arn: pulumi.Input[str], *services: str) -> policies.Statement:
-    """Use the stack's key, but only through these services."""
+    """Allow the use of the stack's key, but only through these services."""
     via = [f"{service}.{stack.region}.amazonaws.com" for service in services]
     actions = ["kms:Decrypt", "kms:GenerateDataKey"]
     return policies.allow("Key", actions, key_arn, {"StringEquals": {"kms:ViaService": via}})

@@ -1,7 +1,7 @@
-"""Ask for an instance more under load, for one less without.
+"""Alarms that request one more instance under high load, or one less under low load.
 
-No alarm has an action of its own. The mover reads those for high load, and decides where an instance starts;
-the sweep reads those for low load, and terminates instances that are idle by its own evidence.
+No alarm has an action of its own. The mover reads the alarms on high load, and decides where an instance
+starts. The sweep reads those on low load, and terminates instances that are idle by its own evidence.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.pools import (
     GPU_METRIC,

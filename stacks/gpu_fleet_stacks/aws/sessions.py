@@ -1,7 +1,7 @@
-"""How Session Manager opens a shell where the stack names users, and a port: by documents of the stack's own.
+"""Session Manager documents of the stack: a shell where the stack names users, and port forwarding.
 
-A shell opens as the account of whoever asks. Session Manager's agent, which is root, connects to a port: so
-the stack's document reaches none that believes root, which AWS's own would.
+A shell opens as the caller's account. Session Manager's agent is root when it connects to a port, so the
+stack's document reaches no port that trusts root; AWS's own document would.
 """
 
 import json
@@ -9,12 +9,12 @@ import json
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.payload.sweep_archive import by_account
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.payload.sweep_policy import by_account
 from gpu_fleet_stacks.settings import Stack
 
 IDLE_MINUTES = "20"
-LONGEST_MINUTES = "1440"  # the longest that a session may take
+LONGEST_MINUTES = "1440"  # the longest session that is allowed
 # SSH, and what a user may listen on: from 1024 on, but NFS and the tunnel to the homes, which are root's
 # (image/gpu_fleet_image/recipe/rootfs/usr/share/gpu-fleet/metadata.nft). Below lie credentials (823) and the
 # portmapper (111).
@@ -29,12 +29,12 @@ LOCAL_PORT = "^[0-9]{1,5}$"
 
 
 def document_name(stack: Stack) -> str:
-    """The stack's own session document; empty where sessions open as the agent's one account for all."""
+    """Return the stack's session document; empty where all sessions open as the agent's one account."""
     return naming.session_document(stack.name) if by_account(stack) else ""
 
 
 class SessionDocuments(pulumi.ComponentResource):
-    """The documents; that of a shell where the stack names users.
+    """The documents: port forwarding, and a shell where the stack names users.
 
     Without a default account a caller who has no tag ``SSMSessionRunAs`` gets no session at all
     (docs.aws.amazon.com/systems-manager/latest/userguide/session-preferences-run-as.html).
@@ -59,7 +59,7 @@ class SessionDocuments(pulumi.ComponentResource):
 
 
 def forward_content(stack: Stack) -> dict[str, object]:
-    """As AWS-StartPortForwardingSession, for fewer ports."""
+    """Return the content of AWS-StartPortForwardingSession, for fewer ports."""
     described = {
         "portNumber": ("On the instance: 22, or from 1024 on but 2049 and 20049", PORT),
         "localPortNumber": ("On the caller's computer", LOCAL_PORT),
@@ -80,8 +80,10 @@ def forward_content(stack: Stack) -> dict[str, object]:
 
 
 def document_content(stack: Stack) -> dict[str, object]:
-    """Schema of documents of type Session: docs.aws.amazon.com/systems-manager/latest/userguide/
-    session-manager-schema.html
+    """Return the content of the shell's document.
+
+    Its schema, of type Session:
+    docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-schema.html
     """
     return {
         "schemaVersion": "1.0",

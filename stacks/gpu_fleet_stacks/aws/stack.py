@@ -1,11 +1,10 @@
-"""An AWS environment: which component stands on which."""
+"""An AWS environment: its components and their dependencies."""
 
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming, organization
 from gpu_fleet_stacks.aws import submit
 from gpu_fleet_stacks.aws.budget import Budget, BudgetArgs
 from gpu_fleet_stacks.aws.builds import ImageBuilds, ImageBuildsArgs
@@ -23,9 +22,10 @@ from gpu_fleet_stacks.aws.queue import QueueArgs, QueueController
 from gpu_fleet_stacks.aws.reaper import Reaper, ReaperArgs
 from gpu_fleet_stacks.aws.sessions import SessionDocuments
 from gpu_fleet_stacks.aws.storage import BUCKETS, Storage, StorageArgs
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.cost import notice
-from gpu_fleet_stacks.payload import sweep_archive
-from gpu_fleet_stacks.settings import Stack
+from gpu_fleet_stacks.payload import sweep_policy
+from gpu_fleet_stacks.settings import Stack, organization
 
 # Every service a component of this half calls, by the provider's names: an emulator answers for all of them.
 EMULATED_SERVICES = (
@@ -57,17 +57,17 @@ def build(stack: Stack) -> dict[str, Any]:
         stack: checked settings of an AWS stack.
 
     Returns:
-        What the next command needs, by plain names; nothing in it is secret.
+        Outputs for the next command, by plain names; none of them is secret.
 
     Raises:
-        OvercommitError: the worst month passes the budget; nothing was declared.
+        OvercommitError: the worst month exceeds the budget; nothing was declared.
     """
     cost = notice.announce_cost(stack)
     notice.announce_image(stack)
     name = naming.prefixed(stack.name)
     asks = organization.asks(stack)
     own = pulumi.ResourceOptions(providers=[provider(stack)], transformations=asks)
-    policy = sweep_archive.policy_text(stack)
+    policy = sweep_policy.policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_arn, keys), own)
     inside = FirewallArgs(stack, network.vpc_id, network.cidr, network.s3_prefix_list_id)
@@ -182,7 +182,7 @@ def build(stack: Stack) -> dict[str, Any]:
 
 
 def provider(stack: Stack) -> aws.Provider:
-    """The only provider: one region of one account, or an emulator that needs neither to be real."""
+    """Return the only provider: one region of one account, or an emulator that needs neither to be real."""
     name = naming.prefixed(stack.name)
     if stack.endpoint_url is None:
         return aws.Provider(name, region=stack.region, allowed_account_ids=[stack.account_id])
@@ -201,6 +201,6 @@ def provider(stack: Stack) -> aws.Provider:
 
 
 def console_url(stack: Stack) -> str:
-    """Where a user sees the stack's groups in a browser."""
+    """Return the address of the stack's groups in the console."""
     suffix = "amazonaws-us-gov.com" if stack.region.startswith("us-gov-") else "aws.amazon.com"
     return f"https://{stack.region}.console.{suffix}/ec2/home?region={stack.region}#AutoScalingGroups:"

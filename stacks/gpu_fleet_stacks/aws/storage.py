@@ -6,18 +6,18 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import closed_buckets, existing, existing_files, policies
 from gpu_fleet_stacks.aws.access_logs import AccessLogs
 from gpu_fleet_stacks.aws.existing_files import Mount
 from gpu_fleet_stacks.aws.firewall import HOME, SCRATCH
 from gpu_fleet_stacks.aws.payload import payload_objects
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload.stored_documents import stored_documents
 from gpu_fleet_stacks.settings import Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
 BUCKETS = ("data", "checkpoints", "records")
-# What instances and sweep said of a mark; the sweep lists it all each time
+# Answers of instances and sweep about a mark; each sweep lists them all
 # (image/gpu_fleet_image/core/handshake.py).
 HANDSHAKE_DAYS = 2
 # MB/s per TiB, the least of PERSISTENT_2: docs.aws.amazon.com/fsx/latest/LustreGuide/performance.html
@@ -26,7 +26,7 @@ SCRATCH_THROUGHPUT = 125
 
 @dataclass(frozen=True)
 class StorageArgs:
-    """What the storage depends on.
+    """Inputs of the storage.
 
     Attributes:
         key_arn: the key that encrypts everything here.
@@ -48,7 +48,7 @@ class StorageArgs:
 
 
 class Storage(pulumi.ComponentResource):
-    """The stack's state.
+    """Storage of the stack.
 
     Attributes:
         bucket_arns: kind (``data``, ``checkpoints``, ``records``) -> bucket.
@@ -74,7 +74,7 @@ class Storage(pulumi.ComponentResource):
         self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}
         if self._access is not None and args.stack.logs.data_events:
             self._access.data_events()
-        if self._lustre is not None and not args.stack.emulated:  # moto 5.2.5 knows no associations
+        if self._lustre is not None and not args.stack.emulated:  # moto 5.2.5 lacks associations
             self._cache(self._lustre)
         known = pulumi.Output.from_input
         self.home_dns_name, self.scratch_dns_name = known(home.dns_name), known(scratch.dns_name)
@@ -90,7 +90,8 @@ class Storage(pulumi.ComponentResource):
             name,
             bucket=self._stack.bucket_name(kind),
             tags=self._tags(kind),
-            # S3 refuses to delete a bucket with objects, and a deletion that fails keeps what it depends on.
+            # S3 refuses to delete a bucket with objects, and a failed deletion keeps the bucket's
+            # dependencies.
             opts=pulumi.ResourceOptions.merge(
                 self._kept, pulumi.ResourceOptions(depends_on=[self._args.keys])
             ),
@@ -102,7 +103,7 @@ class Storage(pulumi.ComponentResource):
         if self._access is not None:
             self._access.of(kind, bucket, settings)
         stored = self._objects(bucket, [encryption, versioning]) if kind == "records" else []
-        # after the first objects: an emulator that reads no conditions refuses every upload from here on
+        # after the first objects: an emulator that ignores conditions refuses every later upload
         aws.s3.BucketPolicy(
             name,
             bucket=bucket.id,
@@ -114,7 +115,7 @@ class Storage(pulumi.ComponentResource):
     def _document(
         self, label: str, key: str, content: str, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions
     ) -> pulumi.Resource:
-        """A JSON object of the records bucket: what the stack says to its sweep, instances and users."""
+        """Declare a JSON object of the records bucket that the sweep, instances and users read."""
         return aws.s3.BucketObjectv2(
             f"{self._name}-{label}",
             bucket=bucket.id,
@@ -128,15 +129,15 @@ class Storage(pulumi.ComponentResource):
         )
 
     def _settings_of(self, owner: pulumi.Resource) -> pulumi.ResourceOptions:
-        """For what says who may use a bucket or a file system: it is deleted with its owner or not at all.
+        """Return options for the settings that restrict a bucket or file system: never deleted before it.
 
-        Deleted before, as the order of dependencies has it, it would leave an owner that stays (because it
-        is protected, or because its deletion fails) open, unversioned and without its policy.
+        Pulumi's order of dependencies would delete them first. An owner that stays, because it is protected
+        or its deletion fails, would then be open, unversioned and without its policy.
         """
         return pulumi.ResourceOptions(parent=self, protect=self._stack.protected, deleted_with=owner)
 
     def _objects(self, bucket: aws.s3.Bucket, after: list[pulumi.Resource]) -> list[pulumi.Resource]:
-        """What instances fetch at their first boot, and so before them; and what users' commands read."""
+        """Declare the objects that instances fetch at first boot, and those that users' commands read."""
         opts = pulumi.ResourceOptions(parent=self, depends_on=after)
         payload = payload_objects(f"{self._name}-bootstrap", self._stack, bucket.id, self._args.key_arn, opts)
         documents = stored_documents(self._stack, self._args.reaper_policy)
@@ -196,14 +197,14 @@ class Storage(pulumi.ComponentResource):
         )
 
     def _home(self) -> Mount:
-        """Homes of the stack's own, those that are there already, or none."""
+        """Return the mount of the stack's own homes, of existing ones, or of none."""
         named = self._stack.storage.existing.home
         if named is not None:
             return existing_files.home(self._stack, named, self)
         return Mount(self._own_home()) if self._stack.storage.home else Mount()
 
     def _own_home(self) -> pulumi.Output[str]:
-        """EFS: homes outlive every instance, so nobody's work hangs on one."""
+        """Declare an EFS for homes, which outlive every instance; return its DNS name."""
         files = aws.efs.FileSystem(
             f"{self._name}-home",
             encrypted=True,
@@ -217,7 +218,7 @@ class Storage(pulumi.ComponentResource):
         aws.efs.FileSystemPolicy(
             f"{self._name}-home", file_system_id=files.id, policy=home_policy(files.arn), opts=settings
         )
-        if not self._args.stack.emulated:  # moto 5.2.5 knows no PutBackupPolicy
+        if not self._args.stack.emulated:  # moto 5.2.5 lacks PutBackupPolicy
             aws.efs.BackupPolicy(
                 f"{self._name}-home",
                 file_system_id=files.id,
@@ -235,14 +236,14 @@ class Storage(pulumi.ComponentResource):
         return files.dns_name
 
     def _scratch(self) -> Mount:
-        """Lustre of the stack's own, one that is there already, or none."""
+        """Return the mount of the stack's own Lustre, of an existing one, or of none."""
         named = self._stack.storage.existing.scratch
         if named is not None:
             return existing_files.scratch(self._stack, named)
         return self._own_scratch() if self._stack.storage.scratch_gib else Mount()
 
     def _own_scratch(self) -> Mount:
-        """FSx for Lustre in the first zone, the one pools prefer."""
+        """Declare an FSx for Lustre in the home zone; return its mount."""
         files = aws.fsx.LustreFileSystem(
             f"{self._name}-scratch",
             deployment_type="PERSISTENT_2",
@@ -263,9 +264,9 @@ class Storage(pulumi.ComponentResource):
         return Mount(files.dns_name, files.mount_name)
 
     def _cache(self, files: aws.fsx.LustreFileSystem) -> None:
-        """Buckets as folders of Lustre: a file is fetched when it is first read; nothing is written back.
+        """Declare buckets as folders of Lustre: a first read fetches a file; nothing is written back.
 
-        FSx hears of new objects by notifications that it sets on the bucket: on the stack's own alone.
+        FSx learns of new objects by notifications that it sets on the bucket: only on the stack's own.
         """
         for name in self._stack.storage.cached_buckets:
             own = name == "data"
@@ -282,7 +283,7 @@ class Storage(pulumi.ComponentResource):
             )
 
     def _of_data_bucket(self) -> pulumi.Output[str]:
-        """Its address, once it is there."""
+        """Return the bucket's address, once it exists."""
         return self.bucket_arns["data"].apply(lambda arn: f"s3://{arn.rpartition(':')[2]}")
 
 
@@ -294,7 +295,7 @@ _NEWS = aws.fsx.DataRepositoryAssociationS3Args(
 
 
 def _handshake() -> aws.s3.BucketLifecycleConfigurationRuleArgsDict:
-    """Words of marks that are long over."""
+    """Return the rule that deletes answers about old marks."""
     return {
         "id": "handshake",
         "status": "Enabled",
@@ -304,7 +305,7 @@ def _handshake() -> aws.s3.BucketLifecycleConfigurationRuleArgsDict:
 
 
 def bucket_policy(bucket_arn: pulumi.Output[str], key_arn: pulumi.Output[str]) -> pulumi.Output[str]:
-    """Refuse plain HTTP, old TLS, and objects under any other key, whoever asks."""
+    """Refuse plain HTTP, old TLS, and objects under any other key, for every caller."""
     everything = [bucket_arn, pulumi.Output.concat(bucket_arn, "/*")]
     everyone = {"AWS": "*"}
     return policies.document(
@@ -324,7 +325,7 @@ def bucket_policy(bucket_arn: pulumi.Output[str], key_arn: pulumi.Output[str]) -
 def _deny_header(
     sid: str, header: str, wanted: pulumi.Input[str], objects: pulumi.Output[str]
 ) -> policies.Statement:
-    """Refuse an upload that asks for another value; one that asks for nothing gets the bucket's default.
+    """Refuse an upload that names another value; one that names none gets the bucket's default.
 
     ``Null`` is needed beside it: a negated operator is true where the key is absent
     (docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html).
@@ -334,7 +335,7 @@ def _deny_header(
 
 
 def home_policy(file_system_arn: pulumi.Output[str]) -> pulumi.Output[str]:
-    """Mounts by TLS only; instances are let in by their network (mount target group), users by their uid."""
+    """Allow mounts by TLS only; the mount target's group admits instances, the uid decides about files."""
     mounts = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"]
     through_target = {"Bool": {"elasticfilesystem:AccessedViaMountTarget": "true"}}
     return policies.document(

@@ -1,9 +1,9 @@
-"""How users start runs on their instances: one Command document, and what the submitter may write.
+"""Runs that users start on their instances: one Command document, and the submitter's rights.
 
-Systems Manager runs a document as root, and its parameters say whose run it is; so what decides whose account
-a run gets is the bucket: below ``runs/jobs/ACCOUNT/`` writes who carries the tag ``SSMSessionRunAs`` of that
-account, by which shells open too. An instance starts nothing that does not lie there with the hash that the
-parameter names, and that does not name this very instance.
+Systems Manager runs a document as root, and the parameters name the run's account. So the bucket protects the
+accounts: only a caller with the tag ``SSMSessionRunAs`` of an account, by which shells open too, can write
+below ``runs/jobs/ACCOUNT/``. An instance starts only a job that lies there, has the hash in the parameter,
+and names this very instance.
 """
 
 import json
@@ -11,9 +11,9 @@ import json
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws import policies
-from gpu_fleet_stacks.payload.sweep_archive import by_account
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.payload.sweep_policy import by_account
 from gpu_fleet_stacks.settings import Stack
 
 # docs.aws.amazon.com/systems-manager/latest/userguide/documents-schemas-features.html
@@ -24,9 +24,9 @@ TIMEOUT_S = "60"
 ACCOUNT_TAG = "SSMSessionRunAs"
 ACCOUNT = f"${{aws:PrincipalTag/{ACCOUNT_TAG}}}"
 DESCRIPTIONS = {
-    "Account": "Whose account the run gets: access.people of the stack names it",
+    "Account": "Account of the run, as in the stack's access.people",
     "Run": "The run's name",
-    "Sha256": "Of job.json below runs/jobs/ACCOUNT/RUN/ in the records bucket",
+    "Sha256": "Hash of job.json below runs/jobs/ACCOUNT/RUN/ in the records bucket",
 }
 SCRIPT = (
     "#!/bin/bash",
@@ -37,7 +37,7 @@ SCRIPT = (
 
 
 def declare(name: str, stack: Stack, opts: pulumi.ResourceOptions) -> list[pulumi.Resource]:
-    """The document; nothing where the stack names nobody, since a run needs an account."""
+    """Declare the document; none where the stack names no users, since a run needs an account."""
     if not by_account(stack):
         return []
     document = aws.ssm.Document(
@@ -54,7 +54,9 @@ def declare(name: str, stack: Stack, opts: pulumi.ResourceOptions) -> list[pulum
 
 
 def document_content(stack: Stack) -> dict[str, object]:
-    """Schema of documents of type Command: docs.aws.amazon.com/systems-manager/latest/userguide/
+    """Return the content of the document that starts a run.
+
+    Its schema, of type Command: docs.aws.amazon.com/systems-manager/latest/userguide/
     documents-syntax-data-elements-parameters.html, .../documents-command-ssm-plugin-reference.html
     """
     return {
@@ -76,9 +78,9 @@ def document_content(stack: Stack) -> dict[str, object]:
 
 
 def people_statements(stack: Stack, records_arn: pulumi.Output[str]) -> list[policies.Statement]:
-    """What a user needs beside their instances: the document, their jobs, and what became of them.
+    """Return a user's rights beside those over instances: the document, their jobs, and their reports.
 
-    The names in the records bucket they may list already.
+    They may list the names in the records bucket already.
     """
     if not by_account(stack):
         return []

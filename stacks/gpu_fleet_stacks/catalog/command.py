@@ -3,9 +3,10 @@
 import click
 from click.shell_completion import CompletionItem
 
-from gpu_fleet_stacks import catalog, listing
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import InstanceType, prices
-from gpu_fleet_stacks.listing import Column, Listing
+from gpu_fleet_stacks.core import listing
+from gpu_fleet_stacks.core.listing import Column, Listing
 
 PIPE_WIDTH = 110
 

@@ -28,7 +28,7 @@ MIG_PROFILES = {
 
 
 class Cloud(StrEnum):
-    """The clouds a stack can be on."""
+    """The clouds that a stack can be on."""
 
     AWS = "aws"
     ALICLOUD = "alicloud"

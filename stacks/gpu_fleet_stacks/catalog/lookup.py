@@ -69,7 +69,7 @@ class Catalog:
 
 
 def _distance(wanted: InstanceType, other: InstanceType) -> tuple[int, int, int]:
-    """Return how different two types are: by total GPU memory, then by memory of each GPU, then by vCPUs."""
+    """Return how much two types differ: by total GPU memory, then by memory of each GPU, then by vCPUs."""
     in_all = abs(wanted.gpu_count * wanted.gpu_memory_gib - other.gpu_count * other.gpu_memory_gib)
     return in_all, abs(wanted.gpu_memory_gib - other.gpu_memory_gib), abs(wanted.vcpu - other.vcpu)
 

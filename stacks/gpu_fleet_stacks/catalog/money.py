@@ -1,10 +1,10 @@
-"""Amounts of money with a currency: adding dollars to yuan raises an error."""
+"""Amounts of money with a currency; adding dollars to yuan raises an error."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 # The clouds' own calculators use 730; a month of an hourly price is billed with it.
 HOURS_PER_MONTH = 730
@@ -56,7 +56,7 @@ class Money:
 
 @dataclass(frozen=True)
 class CostRange:
-    """What something is expected to cost, and the most that it may.
+    """Expected and highest cost of something.
 
     Attributes:
         worst: never below ``expected``.

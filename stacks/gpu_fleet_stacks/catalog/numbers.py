@@ -40,7 +40,7 @@ def _text_switch(value: Any) -> Any:
 
 
 NUMBER = BeforeValidator(_number)
-AMOUNT = BeforeValidator(_amount)  # may also be a text: a quoted sum of money keeps its decimals
+AMOUNT = BeforeValidator(_amount)  # text is allowed too: a quoted amount of money keeps its decimals
 Switch = Annotated[bool, BeforeValidator(_switch)]
 # At the top of a stack file: `pulumi config set` writes texts there, and Pulumi gives texts to the program.
 TextSwitch = Annotated[Switch, BeforeValidator(_text_switch)]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpu_fleet_stacks.catalog.instance_types import Cloud
 from gpu_fleet_stacks.catalog.numbers import AMOUNT
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 FILE = Path(__file__).with_name("prices.toml")
 STALE_AFTER_DAYS = 180
@@ -58,7 +58,7 @@ class Quote:
 
     @property
     def unknown(self) -> bool:
-        """Whether the sums lack this price: they are at least what they say."""
+        """Return whether the sums lack this price, and so are minimums."""
         return self.amount is None and not self.bounded
 
     def stale(self, today: datetime.date) -> bool:
@@ -72,7 +72,7 @@ class SpotPrice:
 
     Attributes:
         expected: the median of a span, or its mean where ``source`` says so.
-        p90: the 90th percentile; None where nobody publishes it.
+        p90: the 90th percentile; None where no price is published.
         date: the last day of the span.
     """
 

@@ -1,1 +1,1 @@
-"""Cost of a stack for an hour and a month. In: settings, prices; out: lines, a sum, a page, a verdict."""
+"""Cost of a stack per hour and per month. In: settings, prices. Out: lines, a sum, a page, a verdict."""

@@ -7,15 +7,16 @@ from typing import Any
 
 import click
 
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.cost import notice, view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost, hold_to_budget, warnings
-from gpu_fleet_stacks.errors import SettingsError, StacksError
 from gpu_fleet_stacks.settings import Pool, Stack, stack_files
 from gpu_fleet_stacks.settings.neighbours import group_labels
 from gpu_fleet_stacks.settings.quantities import Level, instances
-from gpu_fleet_stacks.settings.stack_argument import json_option, stack_argument
+from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet check aws-dev")
@@ -39,13 +40,13 @@ def check(name: str, *, as_json: bool) -> None:
 
 
 def said_of(stack: Stack, cost: Cost) -> list[str]:
-    """Return what to know of a stack that is valid."""
+    """Return the lines about a valid stack."""
     no_image = notice.image_warning(stack)
     return [*warnings(cost, prices.today()), *([no_image] if no_image else [])]
 
 
 def checked(name: str) -> dict[str, Any]:
-    """Return the same as a document, also of a stack that is refused; docs/platform.md has its keys."""
+    """Return the same as a document, also of a stack that is refused; docs/reference/json.md has its keys."""
     document: dict[str, Any] = {
         "stack": name,
         "ok": False,

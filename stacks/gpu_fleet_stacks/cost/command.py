@@ -4,14 +4,15 @@ import json
 
 import click
 
-from gpu_fleet_stacks import listing
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.core import listing
 from gpu_fleet_stacks.cost import page, view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget, warnings
 from gpu_fleet_stacks.settings import stack_files
 from gpu_fleet_stacks.settings.quantities import Volumes
-from gpu_fleet_stacks.settings.stack_argument import json_option, stack_argument
+from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
 PIPE_WIDTH = 140
 Gigabytes = click.IntRange(0, 1_000_000_000)
@@ -25,9 +26,9 @@ Gigabytes = click.IntRange(0, 1_000_000_000)
 @click.option("--nat-gb", type=Gigabytes, default=100, show_default=True, help="GB through NAT a month.")
 @json_option
 def cost(name: str, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int, *, as_json: bool) -> None:
-    """Show what a stack costs for an hour and a month, and what its budget leaves.
+    """Show what a stack costs per hour and per month, and what is left of its budget.
 
-    Ends with an error where the worst month passes the budget, as `pulumi up` would.
+    Fails where the worst month exceeds the budget, as `pulumi up` does.
     """
     stack = stack_files.settings_of(name)
     estimated = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb))

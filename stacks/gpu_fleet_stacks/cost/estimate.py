@@ -1,4 +1,4 @@
-"""The parts of a stack that cost money: which they are, how many of each, and their prices. Pure."""
+"""The paid parts of a stack: their kinds, quantities and prices. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def estimate(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Cost:
     """Return the cost of a stack.
 
     Raises:
-        CurrencyError: a price is in a currency that the budget has no rate for.
+        CurrencyError: a price has no rate to the budget's currency.
     """
     parts = _Parts(stack, prices.load(stack.cloud))
     lines = [line for pool in stack.pools for line in parts.of_pool(pool)]
@@ -42,7 +42,7 @@ def estimate(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Cost:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Makes the cost lines of one stack."""
+    """The cost lines of one stack."""
 
     stack: Stack
     prices: PriceList
@@ -68,7 +68,7 @@ class _Parts:
             yield self._line(what, CostKind.DISKS, amounts, pool=pool.name)
 
     def shared(self, volumes: Volumes) -> Iterator[CostLine]:
-        """Yield the lines of what all pools share."""
+        """Yield the lines that all pools share."""
         for what, kind, units in shared_units(self.stack, volumes):
             yield self._line(what, kind, dict.fromkeys(Level, Decimal(units)))
         if self.stack.image.built and self.stack.cloud is Cloud.AWS:
@@ -104,7 +104,7 @@ class _Parts:
         return CostLine(pool, kind, what, months, (quote,))
 
     def _compute(self, pool: Pool, count: Mapping[Level, int], market: Market) -> CostLine:
-        """Return the line of one market's instances: the first type is expected, the dearest the worst."""
+        """Return the line of one market's instances; the first type is expected, the dearest is the worst."""
         hours, quotes = [], list[Quote]()
         for name in pool.types:
             listed = instance_quote(self.stack, catalog.load().get(name), market)
@@ -123,7 +123,7 @@ class _Parts:
         return CostLine(pool.name, CostKind.COMPUTE, what, months, tuple(quotes))
 
     def _instance_hour(self, pool: Pool, listed: Quote, spot: Quote, market: Market) -> CostRange:
-        """Return an hour of a type whose price is known; on spot its list price is the most that it costs."""
+        """Return the price of an hour of a type with a list price, which is the maximum on spot."""
         assert listed.amount is not None, "asked of known prices alone"
         worst = self._own_currency(listed, listed.amount)
         if market is not Market.SPOT:
@@ -166,7 +166,7 @@ def item_quote(stack: Stack, listed: PriceList, what: str) -> Quote:
 
 
 def spot_quote(stack: Stack, listed: PriceList, name: str) -> Quote:
-    """Return what an hour of a type is expected to cost on spot; unknown outside of the list's region."""
+    """Return the expected spot price of an hour of a type; unknown outside of the list's region."""
     what, unit = f"{name} on spot", "instance and hour, expected"
     spot = listed.spot.get(name)
     if spot is None or spot.region != stack.region:

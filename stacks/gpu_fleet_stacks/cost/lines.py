@@ -1,4 +1,4 @@
-"""Cost of a stack for an hour and a month: at its start, at its minimum, and at its maximum. Pure.
+"""Cost of a stack per hour and per month: at its start, at its minimum and at its maximum. Pure.
 
 Amounts are list prices before tax and discount, and are exact until they are shown. A price that no cloud
 publishes stays unknown and is named, never guessed.
@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, CostRange, Money, total
 from gpu_fleet_stacks.catalog.prices import STALE_AFTER_DAYS, Quote
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings.quantities import CostKind, Level
 
 NOT_COUNTED = (
@@ -21,7 +21,7 @@ NOT_COUNTED = (
 
 
 class OvercommitError(StacksError):
-    """The worst month of a stack passes its budget."""
+    """The worst month of a stack exceeds its budget."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class Cost:
 
     @property
     def unknown(self) -> tuple[Quote, ...]:
-        """The prices that nobody publishes or assumes; where there are any, each sum is a minimum."""
+        """The prices that are neither published nor assumed; with any of these, each sum is a minimum."""
         return tuple(quote for quote in self.quotes if quote.unknown)
 
     @property
     def bounded(self) -> tuple[Quote, ...]:
-        """The spot prices that nobody publishes: the sums count the on-demand price instead."""
+        """The spot prices that are not published: the sums count the on-demand price instead."""
         return tuple(quote for quote in self.quotes if quote.amount is None and quote.bounded)
 
     @property
@@ -117,9 +117,7 @@ def warnings(cost: Cost, today: datetime.date) -> list[str]:
     sentences = []
     if cost.unknown:
         names = ", ".join(quote.what for quote in cost.unknown)
-        sentences.append(
-            f"without these, whose prices are in no public list: {names}; the sums are at least that"
-        )
+        sentences.append(f"without these, which have no public price: {names}; the sums are minimums")
     if cost.bounded:
         names = ", ".join(quote.what for quote in cost.bounded)
         sentences.append(f"no spot price is known, so these count at the on-demand price: {names}")
@@ -134,13 +132,13 @@ def warnings(cost: Cost, today: datetime.date) -> list[str]:
         sentences.append(f"{len(stale)} prices are {age}: {names}")
     for region in sorted({quote.region for quote in cost.elsewhere}):
         names = ", ".join(quote.what for quote in cost.elsewhere if quote.region == region)
-        borrowed = f"prices of {region} stand in for those of {cost.region}: {names}"
-        sentences.append(f"{borrowed}; nobody knows if the budget holds")
+        borrowed = f"prices of {region} replace those of {cost.region}: {names}"
+        sentences.append(f"{borrowed}; it is unknown whether the budget holds")
     return sentences
 
 
 def hold_to_budget(cost: Cost, monthly: Decimal | int, *, allow_overcommit: bool) -> None:
-    """Refuse a stack whose worst month passes its budget.
+    """Refuse a stack whose worst month exceeds its budget.
 
     Args:
         monthly: ``budget.monthly``, in the currency of ``cost``.
@@ -158,5 +156,5 @@ def hold_to_budget(cost: Cost, monthly: Decimal | int, *, allow_overcommit: bool
     raise OvercommitError(
         f"stack {cost.stack!r}: budget.monthly = {budget}: the worst case of a month is {at_least}"
         f"{cost.worst_month}, of which {dearest or 'shared'} {share}; raise budget.monthly, lower a pool's "
-        "size.max, or say budget.allow_overcommit: true"
+        "size.max, or set budget.allow_overcommit: true"
     )

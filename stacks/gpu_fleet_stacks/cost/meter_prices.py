@@ -6,70 +6,61 @@ One instance costs the estimate of a pool of one; shared parts cost the estimate
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
 
+from gpu_fleet_image.core.budget_policy import BudgetPolicy, PoolPrices
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost
 from gpu_fleet_stacks.settings import Market, Pool, Purpose, Size, Stack, ThresholdKind
 from gpu_fleet_stacks.settings.quantities import CostKind, Level, reserved_instances
 
-SMALLEST = Decimal("0.000001")  # of the currency's unit, for an hour
+SMALLEST = Decimal("0.000001")  # currency units an hour
 ONE_INSTANCE = Size(min=0, desired=1, max=1)
 
 
-def budget_document(stack: Stack) -> dict[str, Any]:
-    """Return the part ``budget`` of the sweep's ``policy.json``; money is text in the budget's currency.
+def budget(stack: Stack) -> BudgetPolicy:
+    """Return what a month may cost and what the meter counts with, in the budget's currency.
 
     Raises:
         CurrencyError: a price has no rate to that currency.
     """
-    budget = stack.budget
-    actual = [threshold.percent for threshold in budget.thresholds if threshold.kind is ThresholdKind.ACTUAL]
-    return {
-        "monthly": str(budget.monthly),
-        "percents": actual,
-        "on_exceeded": str(budget.on_exceeded),
-        "assumed": {
-            name: str(budget.assume[name])
-            for name in dict.fromkeys(name for pool in stack.pools for name in pool.types)
-            if name in budget.assume
-        },
-        "shared_per_hour": str(_shared(estimate(stack))),
-        "pools": {pool.name: _pool(stack, pool) for pool in stack.pools},
-    }
+    said = stack.budget
+    types = dict.fromkeys(name for pool in stack.pools for name in pool.types)
+    return BudgetPolicy(
+        monthly=Decimal(said.monthly),
+        percents=tuple(at.percent for at in said.thresholds if at.kind is ThresholdKind.ACTUAL),
+        on_exceeded=str(said.on_exceeded),
+        shared_per_hour=_shared(estimate(stack)),
+        pools={pool.name: _pool(stack, pool) for pool in stack.pools},
+        assumed={name: said.assume[name] for name in types if name in said.assume},
+    )
 
 
-def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:
+def _pool(stack: Stack, pool: Pool) -> PoolPrices:
     """Return the prices of a pool's types; 0 for a prepaid capacity block."""
     usual = Market.ON_DEMAND if pool.market is Market.SPOT else pool.market
-    return {
-        "freezes": pool.purpose is Purpose.TRAINING,
-        "on_demand": dict(_prices(stack, pool, usual)),
-        "spot": dict(_prices(stack, pool, Market.SPOT)) if pool.market is Market.SPOT else {},
-        "disk_per_hour": str(_hour(_of_one(stack, pool, pool.types[0], usual), pool, CostKind.DISKS) or 0),
-        "gpus": {name: catalog.load().get(name).gpu_count for name in pool.types},
-        "reserved": reserved_instances(pool),
-    }
+    return PoolPrices(
+        freezes=pool.purpose is Purpose.TRAINING,
+        on_demand=dict(_prices(stack, pool, usual)),
+        spot=dict(_prices(stack, pool, Market.SPOT)) if pool.market is Market.SPOT else {},
+        disk_per_hour=_hour(_of_one(stack, pool, pool.types[0], usual), pool, CostKind.DISKS) or Decimal(0),
+        gpus={name: catalog.load().get(name).gpu_count for name in pool.types},
+        reserved=reserved_instances(pool),
+    )
 
 
-def _prices(stack: Stack, pool: Pool, market: Market) -> Iterator[tuple[str, str | None]]:
-    """Yield (type, the most that an hour of it costs without disks); None where no price is public.
+def _prices(stack: Stack, pool: Pool, market: Market) -> Iterator[tuple[str, Decimal | None]]:
+    """Yield (type, highest price of an hour without disks); the price is None where none is public.
 
     Prices that the stack file assumes are in ``assumed`` instead.
     """
     for name in pool.types:
         if name in stack.budget.assume:
             yield name, None
-            continue
-        amount = Decimal(0)
-        if market is not Market.CAPACITY_BLOCK:
-            per_hour = _hour(_of_one(stack, pool, name, market), pool, CostKind.COMPUTE)
-            if per_hour is None:
-                yield name, None
-                continue
-            amount = per_hour
-        yield name, str(amount)
+        elif market is Market.CAPACITY_BLOCK:
+            yield name, Decimal(0)
+        else:
+            yield name, _hour(_of_one(stack, pool, name, market), pool, CostKind.COMPUTE)
 
 
 def _of_one(stack: Stack, pool: Pool, name: str, market: Market) -> Cost:
@@ -80,7 +71,7 @@ def _of_one(stack: Stack, pool: Pool, name: str, market: Market) -> Cost:
 
 
 def _hour(cost: Cost, pool: Pool, kind: CostKind) -> Decimal | None:
-    """Return the most that the pool's lines of a kind cost an hour; None where a price is unknown."""
+    """Return the highest hourly price of the pool's lines of a kind; None where a price is unknown."""
     lines = [line for line in cost.of_pool(pool.name) if line.kind is kind]
     if any(line.months is None for line in lines):
         return None

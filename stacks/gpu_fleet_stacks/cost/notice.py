@@ -1,4 +1,4 @@
-"""Messages of every preview and update: the cost, its change, and whether instances are reaped.
+"""Messages of each preview and update: the cost, its change, and whether instances are reaped.
 
 The deployed cost is the stack's own output ``cost``, as ``pulumi stack output cost --json`` prints it. The
 program cannot read it itself: a stack that reads its own outputs needs a backend, and the first preview has
@@ -15,10 +15,10 @@ from typing import Any
 
 from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.catalog.money import CENT, Money
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.cost import view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost, hold_to_budget, warnings
-from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.quantities import Level
 
@@ -64,7 +64,7 @@ def deployed(environ: Mapping[str, str]) -> Deployed | None:
 
 
 def sentence(cost: Cost, before: Deployed | None) -> str:
-    """Describe the change from the deployed cost, now and at worst; empty without a deployed cost.
+    """Describe the change from the deployed cost, at the start and at worst; empty without a deployed cost.
 
     Amounts in two currencies are not compared.
     """
@@ -111,7 +111,10 @@ def announce_cost(stack: Stack) -> dict[str, Any]:
 
 
 def _say(level: str, text: str) -> None:
-    """Write into the engine's log; `check` needs the sentences alone, and Pulumi loads for half a second."""
+    """Write into the engine's log.
+
+    Pulumi is imported here because it loads for half a second and `check` needs only the sentences.
+    """
     import pulumi  # noqa: PLC0415 - see above
 
     getattr(pulumi.log, level)(text)
@@ -122,8 +125,8 @@ def image_warning(stack: Stack) -> str:
     if stack.image.managed:
         return ""
     return (
-        "image.mode = 'none': nothing is reaped here: instances run no agent, gate or trainer, carry no "
-        "gpu-fleet:managed, and cost money until they are terminated; bootstrap brings all of it"
+        "image.mode = 'none': nothing is reaped here: instances run no agent, gate or trainer, have no tag "
+        "gpu-fleet:managed, and cost money until they are terminated; bootstrap installs all three"
     )
 
 

@@ -1,4 +1,4 @@
-"""The page about a stack's cost: a table by pool, bars against the budget, each price with its source."""
+"""The page on a stack's cost: a table by pool, bars against the budget, each price with its source."""
 
 from decimal import Decimal
 
@@ -8,16 +8,16 @@ from rich.table import Table
 from rich.text import Text
 
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, CostRange, Money
+from gpu_fleet_stacks.core.listing import Column, Listing
 from gpu_fleet_stacks.cost.lines import NOT_COUNTED, Cost
 from gpu_fleet_stacks.cost.view import by_pool, summary
-from gpu_fleet_stacks.listing import Column, Listing
 from gpu_fleet_stacks.settings.quantities import Level
 
 BAR_WIDTH = 44
 
 
 def page(cost: Cost, monthly: Decimal | int) -> RenderableType:
-    """Return the page about a stack's cost: table, bars against the budget, prices, what is not counted."""
+    """Return the page on a stack's cost: table, bars against the budget, prices, and items not counted."""
     return Group(
         _table(cost),
         Text(),
@@ -31,7 +31,7 @@ def page(cost: Cost, monthly: Decimal | int) -> RenderableType:
 
 
 def _table(cost: Cost) -> Listing:
-    """Return rows by pool and kind; columns by level, what is expected beside the worst."""
+    """Return the table of costs: rows by pool and kind, columns by level, expected beside worst case."""
     title = f"{cost.stack}: {cost.currency} a month ({HOURS_PER_MONTH} hours)"
     levels = [
         Column(f"{level}\n{heading}", "right", wraps=True)

@@ -1,4 +1,4 @@
-"""A stack's cost for users: a line for the log, plain values for the outputs and for programs."""
+"""A stack's cost for users: a line for the log, plain values for outputs and programs."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -10,7 +10,7 @@ from gpu_fleet_stacks.settings.quantities import CostKind, Level
 
 
 def summary(cost: Cost, monthly: Decimal | int) -> str:
-    """Return one line: the cost now as expected, at most, and what the budget leaves."""
+    """Return the cost in one line: expected now, worst case, and what is left of the budget."""
     at_least = "at least " if cost.unknown else ""
     hour, month = cost.hour(Level.NOW).expected, cost.month(Level.NOW).expected
     verdict = _verdict(cost, Money(Decimal(monthly), cost.currency))
@@ -21,20 +21,20 @@ def summary(cost: Cost, monthly: Decimal | int) -> str:
 
 
 def _verdict(cost: Cost, budget: Money) -> str:
-    """Say whether the worst month fits; by another region's prices nothing is said to fit."""
+    """Say whether the worst month fits the budget; prices of another region prove nothing."""
     left = budget - cost.worst_month
     if left.amount < 0:
         return f"{Money(-left.amount, left.currency)} over the budget"
     if cost.elsewhere:
         regions = ", ".join(sorted({quote.region for quote in cost.elsewhere}))
-        return f"by prices of {regions}: nobody knows if the budget of {budget} holds"
+        return f"by prices of {regions}: it is unknown whether the budget of {budget} holds"
     return f"{left} under the budget{', as far as prices are known' if cost.unknown else ''}"
 
 
 def output(cost: Cost, monthly: Decimal | int) -> dict[str, Any]:
     """Return the output ``cost``: amounts in cents as text, so that a preview shows their difference.
 
-    ``low`` is what is expected, ``high`` the worst.
+    ``low`` is the expected cost, ``high`` the worst case.
     """
     return {
         "currency": cost.currency,
@@ -62,6 +62,6 @@ def _cents(money: Money) -> str:
 
 
 def by_pool(cost: Cost) -> Iterator[tuple[str, tuple[CostLine, ...]]]:
-    """Yield the lines of each pool, and of what pools share."""
+    """Yield each pool's name with its lines, and ``shared`` with the lines that pools share."""
     for pool in cost.pools:
         yield pool or "shared", cost.of_pool(pool)

@@ -24,7 +24,7 @@ IDENTITY_POLICIES = {
     "alicloud:ram/policy:Policy": ("policyDocument",),
 }
 AWS_ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
-# type -> the inputs that hold policies of who may use a resource
+# type -> the inputs that hold a resource's policies
 RESOURCE_POLICIES = {
     "aws:iam/role:Role": ("assumeRolePolicy",),
     "aws:kms/key:Key": ("policy",),
@@ -42,7 +42,7 @@ RESOURCE_POLICIES = {
 
 
 def public_ingress(resource: Resource) -> Iterator[Finding]:
-    """Find rules of any kind that let the whole internet in."""
+    """Find rules of any kind that allow the whole internet in."""
     for port, networks in _ingress(resource):
         for network in ANYWHERE & set(networks):
             yield f"lets {network} in on {port}"
@@ -109,7 +109,7 @@ def metadata_tokens(resource: Resource) -> Iterator[Finding]:
 
 
 def metadata_tokens_by_image(resource: Resource) -> Iterator[Finding]:
-    """Find scaling configurations of Alibaba Cloud: without such an input, the image must require tokens."""
+    """Find Alibaba Cloud's scaling configurations: without such an input the image must require tokens."""
     if resource.type == "alicloud:ess/scalingConfiguration:ScalingConfiguration":
         yield "the type has no input for metadata tokens, so nothing here proves that its image does"
 
@@ -126,9 +126,9 @@ def wildcard(resource: Resource) -> Iterator[Finding]:
 
 
 def anyone(resource: Resource) -> Iterator[Finding]:
-    """Find resources that everybody in the world may use: an allow statement without a condition.
+    """Find resources that everyone in the world may use: an allow statement without a condition.
 
-    An endpoint's policy grants nothing and only limits what passes, so it is enough that it names resources.
+    An endpoint's policy grants nothing and only limits what passes, so it only has to name resources.
     """
     for statement in _policies(resource, RESOURCE_POLICIES):
         if statement.get("Effect") != "Allow" or statement.get("Condition"):
@@ -178,14 +178,14 @@ RULES = (
     ),
     PolicyRule(
         "no-wildcard",
-        "an identity that may do everything makes every leak a total one",
+        "if an identity may do everything, its leak exposes everything",
         "name the actions, or the resources they may touch",
         Severity.CRITICAL,
         each=wildcard,
     ),
     PolicyRule(
         "no-anyone",
-        "a principal of * without a condition is the whole world",
+        "a principal of * without a condition allows the whole world",
         "name accounts, roles or services, or bind the statement by a condition",
         Severity.CRITICAL,
         each=anyone,

@@ -40,17 +40,17 @@ def of_customer(key: Any) -> bool:
 
 
 def topics(resource: Resource) -> Iterator[Finding]:
-    """Topics must use the customer key: alarms show what runs."""
+    """Require the customer key for topics: alarms show what runs."""
     yield from _whole(resource, "topic")
 
 
 def queues(resource: Resource) -> Iterator[Finding]:
-    """Queues must use the customer key: failed events carry instance ids and tags."""
+    """Require the customer key for queues: failed events carry instance ids and tags."""
     yield from _whole(resource, "queue")
 
 
 def logs(resource: Resource) -> Iterator[Finding]:
-    """Log stores must use the customer key: they show connections and the commands of users."""
+    """Require the customer key for log stores: they show connections and the commands of users."""
     yield from _whole(resource, "log")
     if resource.type == "alicloud:log/store:Store":
         settings = resource.inputs.get("encryptConf") or {}
@@ -60,7 +60,7 @@ def logs(resource: Resource) -> Iterator[Finding]:
 
 
 def file_systems(resource: Resource) -> Iterator[Finding]:
-    """File systems of homes and scratch must use the customer key."""
+    """Require the customer key for file systems of homes and scratch."""
     yield from _whole(resource, "file system")
 
 
@@ -71,7 +71,7 @@ def _whole(resource: Resource, kind: str) -> Iterator[Finding]:
 
 
 def disks(resource: Resource) -> Iterator[Finding]:
-    """Every disk of an instance or a template must use the customer key."""
+    """Require the customer key for every disk of an instance or a template."""
     for where, encrypted, key in _disks(resource):
         if not (is_on(encrypted) and of_customer(key)):
             yield f"{where} is not encrypted with a customer key (encrypted = {encrypted!r}, key {key!r})"
@@ -103,7 +103,7 @@ def _named(key: str, values: Sequence[Mapping[str, Any]]) -> list[tuple[str, Map
 
 
 def buckets(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """Buckets must use the customer key: S3 sets it in a separate resource, OSS in the bucket.
+    """Require the customer key for buckets: S3 sets it in a separate resource, OSS in the bucket.
 
     A bucket that only receives access logs is the exception: S3 delivers no logs to a bucket with a KMS key.
     """
@@ -127,7 +127,7 @@ def buckets(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resourc
         if bucket.inputs.get("bucket") in targets and by_the_cloud:
             continue
         if not any(of_customer(rule.get("kmsMasterKeyId")) for rule in rules):
-            yield bucket, "no customer key encrypts what is put into it"
+            yield bucket, "no customer key encrypts its objects"
 
 
 def _targets_of_logs(resources: Sequence[Resource]) -> set[Any]:
@@ -153,7 +153,7 @@ def belonging(resources: Sequence[Resource], bucket: Resource, kind: str) -> lis
 
 
 def rotation(resource: Resource) -> Iterator[Finding]:
-    """Keys must rotate at least every quarter."""
+    """Require keys to rotate at least every quarter."""
     inputs = resource.inputs
     if resource.type == "aws:kms/key:Key":
         days = inputs.get("rotationPeriodInDays") or 365
@@ -174,12 +174,12 @@ def _days(interval: str) -> float:
 
 
 def tls(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """Buckets, topics and file systems must refuse plain HTTP."""
+    """Require buckets, topics and file systems to refuse plain HTTP."""
     for bucket in resources:
         if bucket.type == "aws:s3/bucket:Bucket":
             policies = belonging(resources, bucket, "aws:s3/bucketPolicy:BucketPolicy")
             if not any(refuses_plain_http(part.inputs.get("policy")) for part in policies):
-                yield bucket, "no policy of it refuses requests without TLS"
+                yield bucket, "none of its policies refuses requests without TLS"
         elif bucket.type == "alicloud:oss/bucket:Bucket":
             yield from _tls_of_oss(resources, bucket)
     for kind, policy in (
@@ -189,7 +189,7 @@ def tls(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | 
         for resource in (bucket for bucket in resources if bucket.type == kind):
             parts = [part for part in resources if part.type == policy and part.name == resource.name]
             if not any(refuses_plain_http(part.inputs.get("policy")) for part in parts):
-                yield resource, "no policy of it refuses requests without TLS"
+                yield resource, "none of its policies refuses requests without TLS"
 
 
 def _tls_of_oss(resources: Sequence[Resource], bucket: Resource) -> Iterator[tuple[Resource | None, Finding]]:
@@ -214,7 +214,7 @@ def refuses_plain_http(document: Any) -> bool:
 
 
 def _of_everyone(principal: Any) -> bool:
-    """Return whether a statement is for every caller: one for an account leaves the door open to others."""
+    """Return whether a statement is for every caller; one for an account does not bind the others."""
     named = principal.get("AWS") if isinstance(principal, Mapping) else principal
     return "*" in items(named)
 
@@ -230,10 +230,12 @@ RULES = (
         USE_STACK_KEY,
         each=disks,
     ),
-    _own_key("buckets", "data and checkpoints are what a fleet is for", USE_STACK_KEY, whole=buckets),
+    _own_key(
+        "buckets", "data and checkpoints are the fleet's most valuable content", USE_STACK_KEY, whole=buckets
+    ),
     _own_key("topics", "alarms show what runs where and what it costs", USE_STACK_KEY, each=topics),
     _own_key("queues", "failed events carry ids and tags of instances", USE_STACK_KEY, each=queues),
-    _own_key("logs", "logs show who talked to whom", USE_STACK_KEY, each=logs),
+    _own_key("logs", "logs show connections and callers", USE_STACK_KEY, each=logs),
     _own_key("file-systems", "homes hold what users keep private", USE_STACK_KEY, each=file_systems),
     PolicyRule(
         "key-rotation",
@@ -244,7 +246,7 @@ RULES = (
     ),
     PolicyRule(
         "tls-only",
-        "a credential or a sample sent in the clear is anybody's",
+        "anyone can read a credential or a sample that is sent unencrypted",
         "deny requests where SecureTransport is false, and versions before TLS 1.2",
         Severity.HIGH,
         whole=tls,

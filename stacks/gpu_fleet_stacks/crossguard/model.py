@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 TAG_PREFIX = "gpu-fleet:"
-# Stands for a value that a preview cannot know. It counts as present, and a whole unknown document counts as
-# valid: rules for one resource run again before it is created, when everything is known.
+# Placeholder for a value that a preview cannot know. It counts as present, and a whole unknown document
+# counts as valid: rules for one resource run again before it is created, when everything is known.
 UNKNOWN = "(known after apply)"
 
 
@@ -85,7 +85,7 @@ class PolicyRule:
 
 
 def items(value: Any) -> list[Any]:
-    """Return a list as it is, an empty list for None, and any other value as the only item."""
+    """Return a list as it is, an empty list for None, and any other value as a list of one."""
     if value is None:
         return []
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]

@@ -1,1 +1,1 @@
-"""What whoever deploys a stack may do: policy documents, from what its program registers."""
+"""Permissions of a stack's deployer: policy documents, from the resources that its program registers."""

@@ -1,9 +1,9 @@
-"""What the types of an Alibaba Cloud stack take of their deployer. Data.
+"""Permissions that the types of an Alibaba Cloud stack need from their deployer. Data.
 
-RAM names an action after the API's call. A bucket, a role, a policy, a function and a log project are held
-to the stack by their names; what is deleted or limited in ECS, VPC and Auto Scaling by the resource's tag
-``gpu-fleet:stack``. What is created there is held to region and account alone: the provider tags many a type
-by a second call. CloudMonitor knows no resources, and reads are open.
+RAM names an action after the API's call. Names restrict a bucket, a role, a policy, a function and a log
+project to the stack. The resource's tag ``gpu-fleet:stack`` restricts deletions and limits in ECS, VPC and
+Auto Scaling. Creations there are restricted to region and account only: the provider tags many types by a
+second call. CloudMonitor has no resources, and reads are open.
 """
 
 from collections.abc import Mapping
@@ -15,22 +15,22 @@ OWN: Mapping[str, Mapping[str, str]] = {"StringEquals": {"acs:ResourceTag/gpu-fl
 
 
 def look(actions: str) -> Grant:
-    """What only reads."""
+    """Return a grant of actions that only read."""
     return Grant(actions)
 
 
 def here(service: str, actions: str, *kinds: str) -> Grant:
-    """On any of some types in the stack's region and account."""
+    """Return a grant on all resources of some types in the stack's region and account."""
     return Grant(actions, tuple(f"acs:{service}:{{region}}:{{account}}:{kind}/*" for kind in kinds))
 
 
 def own(service: str, actions: str, *kinds: str) -> Grant:
-    """On those that carry the stack's tag."""
+    """Return a grant on the resources of some types that have the stack's tag."""
     return Grant(actions, here(service, actions, *kinds).resources, OWN)
 
 
 def service_linked(*services: str) -> Grant:
-    """A service makes its own role with the first resource in an account."""
+    """Allow a service to create its own role with the first resource in an account."""
     return Grant(
         "ram:CreateServiceLinkedRole",
         ("acs:ram:*:{account}:role/*",),
@@ -84,7 +84,7 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
         Grant(
             "cms:CreateMonitorGroup cms:ModifyMonitorGroup cms:DeleteMonitorGroup cms:AddTags cms:RemoveTags "
             # the first `up` reports a first value of each metric:
-            # stacks/gpu_fleet_stacks/guard/first_values.py
+            # stacks/gpu_fleet_stacks/plan_check/first_values.py
             "cms:PutCustomMetric cms:Describe*"
         ),
     ),
@@ -329,7 +329,7 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
             "ram:ListTagResources",
             POLICIES,
         ),
-        # `force` takes a policy off the roles that hold it before it is deleted
+        # `force` detaches a policy from its roles before it is deleted
         Grant("ram:DetachPolicyFromRole", (*ROLES, *POLICIES)),
     ),
     "alicloud:ram/role:Role": (
@@ -341,7 +341,7 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
         Grant("ram:DetachPolicyFromRole", (*ROLES, *POLICIES)),
     ),
     "alicloud:ram/rolePolicyAttachment:RolePolicyAttachment": (
-        # on both, so that no policy but the stack's goes onto its roles
+        # on both, so that only the stack's policies can be attached to its roles
         Grant("ram:AttachPolicyToRole ram:DetachPolicyFromRole", (*ROLES, *POLICIES)),
         Grant("ram:ListPoliciesForRole", ROLES),
     ),
@@ -403,7 +403,7 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
     ),
 }
 
-# What `destroy --delete-data` empties.
+# Permissions of `destroy --delete-data` to empty buckets.
 EMPTY_BUCKETS = (
     Grant("oss:ListMultipartUploads", (BUCKET,)),
     Grant("oss:DeleteObject oss:DeleteObjectVersion oss:AbortMultipartUpload", (f"{BUCKET}/*",)),

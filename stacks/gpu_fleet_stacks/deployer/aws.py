@@ -1,9 +1,9 @@
-"""What the types of an AWS stack take of their deployer. Data.
+"""Permissions that the types of an AWS stack need from their deployer. Data.
 
-Actions, resource types and condition keys: docs.aws.amazon.com/service-authorization/latest/reference/. Three
-ways to hold a grant to one stack, the first that a service knows: the resource's name, which begins with the
-stack's; the tag ``gpu-fleet:stack`` of the request, for what is created, and of the resource, for the rest;
-the region, for what only reads.
+Actions, resource types and condition keys: docs.aws.amazon.com/service-authorization/latest/reference/. A
+grant is restricted to one stack by the first of these that the service supports: the resource's name, which
+begins with the stack's; the tag ``gpu-fleet:stack``, of the request for creations and of the resource for the
+rest; the region, for reads.
 """
 
 from collections.abc import Mapping
@@ -23,35 +23,35 @@ EC2 = "arn:{partition}:ec2:{region}:{account}:"
 
 
 def look(actions: str) -> Grant:
-    """What only reads and knows no resource, in the stack's region."""
+    """Return a grant of actions that only read and support no resource, in the stack's region."""
     return Grant(actions, ("*",), HERE)
 
 
 def own(actions: str, *resources: str) -> Grant:
-    """On what carries the stack's tag."""
+    """Return a grant on resources with the stack's tag."""
     return Grant(actions, resources, OWN)
 
 
 def new(actions: str, *resources: str) -> Grant:
-    """On what is created with the stack's tag."""
+    """Return a grant to create resources with the stack's tag."""
     return Grant(actions, resources, NEW)
 
 
 def named(service: str, actions: str, *resources: str) -> Grant:
-    """On what is named after the stack, in its region."""
+    """Return a grant on resources named after the stack, in its region."""
     return Grant(
         actions, tuple(f"arn:{{partition}}:{service}:{{region}}:{{account}}:{item}" for item in resources)
     )
 
 
 def made_in_ec2(created: str, create: str, rest: str = "", also: str = "") -> tuple[Grant, ...]:
-    """A taggable type of EC2.
+    """Return the grants of a taggable type of EC2.
 
     Args:
-        created: its name in an ARN, say ``vpc``.
+        created: its name in an ARN, such as ``vpc``.
         create: the action that creates it; it also reads its tagged neighbours: VPC, subnet, groups.
-        rest: what changes and deletes it, by its tag.
-        also: the same with neighbours.
+        rest: actions that change and delete it, by its tag.
+        also: such actions that also name neighbours.
     """
     return (
         new(create, f"{EC2}{created}/*"),
@@ -107,7 +107,7 @@ OBJECTS = (
 ROLE = "arn:{partition}:iam::{account}:role/gpu-fleet-{stack}-*"
 PROFILE = "arn:{partition}:iam::{account}:instance-profile/gpu-fleet-{stack}-*"
 SERVICE_LINKED = "arn:{partition}:iam::{account}:role/aws-service-role"
-# What gives a role its rights: where an organisation sets a boundary, only within it.
+# Actions that give a role its rights; with an organisation's boundary only within it.
 BOUND = "iam:CreateRole iam:PutRolePolicy iam:DeleteRolePolicy"
 ROLES = (
     Grant(
@@ -121,7 +121,7 @@ ROLES = (
 
 
 def service_linked(service: str) -> Grant:
-    """A service makes its own role with the first resource in an account."""
+    """Allow a service to create its own role with the first resource in an account."""
     return Grant(
         "iam:CreateServiceLinkedRole",
         (f"{SERVICE_LINKED}/{service}/*",),
@@ -137,7 +137,10 @@ KEYS = "arn:{partition}:kms:{region}:{account}:key/*"
 
 
 def builder(kind: str, actions: str) -> tuple[Grant, ...]:
-    """A type of Image Builder, named after the stack; it may name others of the stack and AWS's own."""
+    """Return the grants of a type of Image Builder, named after the stack.
+
+    It may name other resources of the stack and of AWS.
+    """
     return (
         named(
             "imagebuilder",
@@ -166,7 +169,7 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
         ),
         look("autoscaling:Describe*"),
         LOOK_EC2,
-        # A group asks whether its caller may launch what its template says
+        # A group checks whether its caller may launch its template
         # (docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html).
         new("ec2:RunInstances", f"{EC2}instance/*", f"{EC2}volume/*"),
         Grant(
@@ -255,7 +258,7 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
         ),
         look("cloudwatch:DescribeAlarms"),
     ),
-    # It is there with the VPC, without a tag: tagged first, then by its tag.
+    # It exists with the VPC, without a tag: it is tagged first, then changed by its tag.
     "aws:ec2/defaultSecurityGroup:DefaultSecurityGroup": (
         Grant(
             "ec2:CreateTags",
@@ -323,7 +326,7 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
         service_linked("backup.amazonaws.com"),
     ),
     "aws:efs/fileSystem:FileSystem": (
-        # knows no resource, and asks for TagResource too
+        # supports no resource, and needs TagResource too
         Grant(
             "elasticfilesystem:CreateFileSystem",
             ("*",),
@@ -448,7 +451,7 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
         look("kms:ListAliases"),
     ),
     "aws:kms/key:Key": (
-        # CreateKey knows no resource, and asks for TagResource too.
+        # CreateKey supports no resource, and needs TagResource too.
         Grant("kms:CreateKey", ("*",), {"StringEquals": {**NEW["StringEquals"], **HERE["StringEquals"]}}),
         Grant(
             "kms:TagResource",
@@ -537,7 +540,7 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
             "sns:Subscribe sns:ListSubscriptionsByTopic",
             "gpu-fleet-{stack}-*",
         ),
-        # these know no topic to be held to
+        # these support no topic to be restricted to
         look("sns:GetSubscriptionAttributes sns:SetSubscriptionAttributes sns:Unsubscribe"),
     ),
     "aws:sqs/queue:Queue": (
@@ -579,13 +582,13 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
     ),
 }
 
-# What `destroy` looks at whatever the stack has: how large file systems are, and what lies under its key.
+# Reads of every `destroy`: the size of file systems, and the resources that the key encrypts.
 DESTROY = (
     LOOK_EC2,
     look("elasticfilesystem:DescribeFileSystems fsx:DescribeBackups fsx:DescribeFileSystems"),
 )
 
-# What `destroy --delete-data` empties.
+# Permissions of `destroy --delete-data` to empty buckets.
 EMPTY_BUCKETS = (
     Grant("s3:ListBucketMultipartUploads", (BUCKET,), HERE),
     Grant("s3:DeleteObject s3:DeleteObjectVersion s3:AbortMultipartUpload", (f"{BUCKET}/*",)),

@@ -1,4 +1,4 @@
-"""``gpu-fleet policy STACK``: what whoever deploys a stack may do, as policies to attach."""
+"""``gpu-fleet policy STACK``: the permissions of a stack's deployer, as policies to attach."""
 
 import contextlib
 import json
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from gpu_fleet_stacks import files, naming
 from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.core import files, naming
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.deployer.policy import Declared, Wanted, policies
-from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.rehearsal import bucket_policies, existing
 from gpu_fleet_stacks.rehearsal.clients import ClientPool, RegionClients
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
@@ -29,10 +29,10 @@ from gpu_fleet_stacks.settings.stack_argument import stack_argument
 @click.option("--state-key", default="", metavar="ARN", help="The KMS key of the state's secrets (AWS).")
 @click.option("--delete-data", is_flag=True, help="Also what `destroy --delete-data` needs.")
 def policy(name: str, out: Path | None, state_bucket: str, state_key: str, delete_data: bool) -> None:
-    """Print the policies of whoever runs preview, up, refresh and destroy of a stack.
+    """Print the policies that preview, up, refresh and destroy of a stack need.
 
-    Policies of IAM or RAM as JSON, by the name that each is to have; made from what the stack's program
-    registers in process. Needs no account.
+    Prints policies of IAM or RAM as JSON, by the name to give each, made from the resources that the stack's
+    program registers in process. Needs no account.
     """
     stack = stack_files.settings_of(name)
     if state_key and stack.cloud is not Cloud.AWS:
@@ -53,17 +53,17 @@ def policy(name: str, out: Path | None, state_bucket: str, state_key: str, delet
 
 
 def notes(stack: Stack, state_bucket: str) -> list[str]:
-    """What the policies leave out, or hold too."""
+    """Return notes on what the policies leave out, or also allow."""
     said = []
     if not state_bucket:
         said.append("Pulumi's state is left out; --state-bucket names its bucket, --state-key its key on AWS")
     longer = [other for other in stack_files.names() if other.startswith(f"{stack.name}-")]
-    said += [f"they hold for stack {other} too, whose resources' names begin alike" for other in longer]
+    said += [f"they also apply to stack {other}, whose names begin with the same prefix" for other in longer]
     return said
 
 
 def declared(stack: Stack) -> list[Declared]:
-    """What the stack's program registers, run in this process against an embedded cloud."""
+    """Return the resources that the stack's program registers in this process with an embedded cloud."""
     return [
         Declared(resource.type, resource.name, resource.inputs) for resource in _rehearsed(stack).resources
     ]

@@ -1,17 +1,17 @@
-"""What a resource type takes of its deployer, and how grants become documents that a cloud takes."""
+"""Permissions that a resource type needs from its deployer, and the documents made of them."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 Statement = dict[str, Any]
 Conditions = Mapping[str, Mapping[str, str | Sequence[str]]]
 
 # AWS counts no white space, and 10 managed policies go onto a role
-# (docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html); RAM says the same numbers of custom
+# (docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html); RAM has the same limits for custom
 # policies (www.alibabacloud.com/help/en/ram/product-overview/limits).
 LONGEST_DOCUMENT = 6_144
 MOST_DOCUMENTS = 10
@@ -33,10 +33,10 @@ class Grant:
 
 
 def filled(grant: Grant, names: Mapping[str, str]) -> Grant:
-    """The grant of one stack.
+    """Return the grant of one stack.
 
     Args:
-        names: placeholder -> what stands there.
+        names: placeholder -> its value.
     """
     when = {
         operator: {
@@ -57,7 +57,7 @@ def _put(text: str, names: Mapping[str, str]) -> str:
 
 
 def statements(grants: Iterable[Grant]) -> list[Statement]:
-    """One statement for all actions that share resources and conditions, in the order of their first."""
+    """Return one statement for all actions with equal resources and conditions, in order of appearance."""
     actions: dict[str, set[str]] = {}
     shared: dict[str, Grant] = {}
     for grant in grants:
@@ -80,10 +80,10 @@ def _statement(actions: list[str], grant: Grant) -> Statement:
 
 
 def documents(version: str, said: Sequence[Statement]) -> list[dict[str, Any]]:
-    """The statements in as few documents as their order allows.
+    """Return the statements in as few documents as their order allows.
 
     Raises:
-        StacksError: more than one role can hold, or one statement is too long by itself.
+        StacksError: there are more documents than a role can have, or one statement is too long by itself.
     """
     parts: list[list[Statement]] = [[]]
     for statement in said:
@@ -103,5 +103,5 @@ def documents(version: str, said: Sequence[Statement]) -> list[dict[str, Any]]:
 
 
 def length(document: Mapping[str, Any]) -> int:
-    """Characters without white space between them."""
+    """Return the number of characters without white space between them."""
     return len(json.dumps(document, separators=(",", ":")))

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws.policies import partition
 from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.deployer import alicloud, aws
 from gpu_fleet_stacks.deployer.grants import Grant, documents, filled, statements
-from gpu_fleet_stacks.errors import StacksError
 from gpu_fleet_stacks.settings import Stack
 
 AWS_VERSION, ALICLOUD_VERSION = "2012-10-17", "1"
@@ -36,10 +36,10 @@ class Declared:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the deployer needs beside the resources.
+    """Needs of the deployer beside the resources.
 
     Attributes:
-        state_bucket: Pulumi's; empty to leave it out.
+        state_bucket: bucket of Pulumi's state; empty to leave it out.
         state_key: ARN of the KMS key of its secrets; empty to leave it out.
         delete_data: whether ``destroy --delete-data`` may empty the stack's buckets.
     """
@@ -50,10 +50,10 @@ class Wanted:
 
 
 def policies(stack: Stack, resources: Sequence[Declared], wanted: Wanted) -> list[dict[str, Any]]:
-    """The documents, each of a size that its cloud takes.
+    """Return the documents, each of a size that its cloud accepts.
 
     Raises:
-        StacksError: a type has no entry in its cloud's table, or the documents are too many.
+        StacksError: a type has no entry in its cloud's table, or there are too many documents.
     """
     on_aws = stack.cloud is Cloud.AWS
     names = {
@@ -68,7 +68,7 @@ def policies(stack: Stack, resources: Sequence[Declared], wanted: Wanted) -> lis
 
 
 def _within(stack: Stack, grant: Grant) -> Grant:
-    """Return the grant, held to the organisation's boundary where it gives a role its rights."""
+    """Return the grant; if it gives a role its rights, restricted to the organisation's boundary."""
     if grant.actions != aws.BOUND or not stack.aws.permissions_boundary:
         return grant
     return replace(grant, when=_bound(stack.aws.permissions_boundary))
@@ -89,7 +89,7 @@ def _of_types(stack: Stack, resources: Sequence[Declared]) -> Iterator[Grant]:
 
 
 def _passed(resources: Sequence[Declared], *, on_aws: bool) -> Iterator[Grant]:
-    """Each role to the service that its own trust policy names, and to no other."""
+    """Yield the permission to pass each role to the service in its own trust policy, and to no other."""
     by_service: dict[str, set[str]] = defaultdict(set)
     for resource in resources:
         if resource.type in ROLE_TYPES:
@@ -114,13 +114,16 @@ def _trusted(inputs: Mapping[str, Any]) -> list[str]:
 
 
 def _physical_name(role: Declared) -> str:
-    """As the file says it; else as Pulumi makes it: the logical name, a dash and seven hexadecimal digits."""
+    """Return the role's name, or the pattern of the name that Pulumi generates.
+
+    A generated name is the logical name, a dash and seven hexadecimal digits.
+    """
     given = role.inputs.get("name") or role.inputs.get("roleName")
     return str(given) if given else f"{role.name}-{'?' * (naming.AUTONAME_SUFFIX_LENGTH - 1)}"
 
 
 def _beside(stack: Stack, wanted: Wanted) -> Iterator[Grant]:
-    """What is somebody else's and only read or joined, the state, and the objects that a destroy deletes."""
+    """Yield reads of existing resources of other owners, access to the state, and the deletion of objects."""
     if stack.cloud is Cloud.AWS:
         yield from aws.DESTROY
         yield from _lookups(stack)
@@ -151,7 +154,7 @@ def _lookups(stack: Stack) -> Iterator[Grant]:
     if groups := sorted({str(pool.reservation_id) for pool in stack.pools if pool.reserved_by_group}):
         yield Grant("ec2:RunInstances", tuple(groups))
     network = stack.network.existing
-    if network is not None:  # a VPC may be shared by another account
+    if network is not None:  # another account may share its VPC
         place = "arn:{partition}:ec2:{region}:*:"
         yield Grant("ec2:CreateSecurityGroup ec2:CreateVpcEndpoint", (f"{place}vpc/{network.vpc_id}",))
         yield Grant(
@@ -165,7 +168,7 @@ def _parameters(stack: Stack) -> Iterator[str]:
     yield f"{place}:{{account}}:parameter/imagebuilder/gpu-fleet-{{stack}}*"
     for said in (stack.image.parameter, stack.image.base_id):
         name = re.sub(r"^ssm:", "", said or "")
-        if name.startswith("/aws/service/"):  # Amazon's own stand in no account
+        if name.startswith("/aws/service/"):  # Amazon's own parameters are in no account
             yield f"{place}::parameter{name}"
         elif name.startswith("/"):
             yield f"{place}:{{account}}:parameter{name}"

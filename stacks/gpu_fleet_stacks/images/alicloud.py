@@ -3,8 +3,8 @@
 import uuid
 from typing import Any
 
-from gpu_fleet_stacks.calls.alicloud import Alicloud, listed
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.images.builds import Build, BuildState, Findings, still_to_do
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.settings import ImageMode, Stack

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 POLL_S = 20
-# How long builds are repeated for want of a test instance, and the pause before the next one.
+# How long builds without a test instance are retried, and the pause before a retry.
 PATIENCE, RETRY_S = timedelta(hours=6), 300
 # docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html: no capacity, or not sold in the zone
 NO_ROOM = re.compile(
@@ -19,7 +19,7 @@ NO_ROOM = re.compile(
 
 
 class NoRoomError(StacksError):
-    """A build failed only because no instance for its test was available."""
+    """A build failed only because no test instance was available."""
 
 
 class BuildState(StrEnum):
@@ -53,7 +53,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Findings:
-    """Findings of a scanner in a build's packages.
+    """A scanner's findings in a build's packages.
 
     Attributes:
         status: the cloud's name of the scan's state.
@@ -167,7 +167,7 @@ def follow_until_tried(
 
 
 def _next(builds: Builds, build: Build, report: Callable[[str], None], now: Callable[[], datetime]) -> Build:
-    """Return the build that the build controller has started meanwhile, else start another one."""
+    """Return the build that the build controller has started meanwhile, or else start another one."""
     newest = next(iter(builds.history()), None)
     if newest is not None and newest.id != build.id and newest.state is BuildState.RUNNING:
         report(f"{now():%H:%M} follows build {newest.id}")
@@ -184,7 +184,7 @@ def still_to_do(stack: str, source: str) -> str:
         source: the setting that names the image, as YAML.
     """
     setting = f"{source}, mode: baked, bundled: true"
-    rest = "base_id and the rest stay; of id and parameter one goes"
+    rest = "keep base_id and the rest; name either id or parameter"
     said = f"instances boot it once the stack file says below image: {setting} ({rest})"
     return f"{said} and `gpu-fleet up {stack}` has run"
 

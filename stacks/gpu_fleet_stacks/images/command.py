@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.images.builds import Build, Builds, BuildState, before, follow_until_tried
 from gpu_fleet_stacks.settings import Cloud, Stack, stack_files
 from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
-MOST_LINES = 20  # of critical findings in one message; `image scan` shows all
+MOST_LINES = 20  # lines of critical findings in one message; `image scan` shows all
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image build aws-prod")
@@ -24,11 +24,11 @@ MOST_LINES = 20  # of critical findings in one message; `image scan` shows all
     "--accept-findings", is_flag=True, help="Promote it in spite of critical findings (image.scan)."
 )
 def build(name: str, again: bool, accept_findings: bool) -> None:
-    """Build a stack's image on its cloud, and let instances boot it once it has passed its tests.
+    """Build a stack's image on its cloud, and let instances boot it after it has passed its tests.
 
-    Starts the pipeline that `gpu-fleet up` declared, or follows a build that runs. Ctrl-C does not stop the
-    build: run the command again to follow it, or to see its result. Where no GPU is available for its test,
-    the build is repeated in the next zone, for six hours.
+    Starts the pipeline that `gpu-fleet up` declared, or follows a running build. Ctrl-C does not stop the
+    build: run the command again to follow it, or to see its result. If no GPU is available for its test, the
+    build is repeated in the next zone, for six hours.
     """
     stack = stack_files.settings_of(name)
     builds = builds_of(stack)
@@ -51,7 +51,7 @@ def build(name: str, again: bool, accept_findings: bool) -> None:
 
 
 def hold_back(builds: Builds, done: Build, promoted: str) -> None:
-    """Promote the previous image again where the new build's scan is not clean; the pipeline does not check.
+    """Promote the previous image again if the new build's scan is not clean; the pipeline does not check.
 
     Raises:
         StacksError: the scan is not clean.

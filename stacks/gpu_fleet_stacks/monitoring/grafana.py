@@ -1,6 +1,6 @@
-"""``python -m gpu_fleet_stacks.monitoring.grafana``: writes the Grafana dashboard beside this module.
+"""``python -m gpu_fleet_stacks.monitoring.grafana``: write the Grafana dashboard beside this module.
 
-One page for any stack of a region. CloudWatch has the metrics of agents, sweep and meter; Prometheus has
+One page serves any stack of a region. CloudWatch has the metrics of agents, sweep and meter; Prometheus has
 temperatures and errors. The user chooses the two data sources and the stack at the top of the page.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_stacks import files, naming
 from gpu_fleet_stacks.aws.dashboard import computing_share, mean_of
+from gpu_fleet_stacks.core import files, naming
 
 FILE = Path(__file__).with_name("gpu-fleet.json")
 # Grafana's grid has 24 columns; three panels a row.

@@ -1,1 +1,1 @@
-"""``gpu-fleet new``: answers in, the text of a checked stack file out."""
+"""``gpu-fleet new``: from answers to the text of a checked stack file."""

@@ -1,4 +1,4 @@
-"""``gpu-fleet new STACK``: a stack file from a few questions or flags, checked before it is written."""
+"""``gpu-fleet new STACK``: make a stack file from a few questions or flags, and check it before writing."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from gpu_fleet_stacks.catalog import Cloud, regions
+from gpu_fleet_stacks.core.errors import Problem, StacksError
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget
-from gpu_fleet_stacks.errors import Problem, StacksError
 from gpu_fleet_stacks.new import stack_file
 from gpu_fleet_stacks.new.stack_file import NewStack
 from gpu_fleet_stacks.settings import projects, reference
@@ -20,13 +20,13 @@ from gpu_fleet_stacks.settings import projects, reference
 
 @dataclass(frozen=True)
 class Question:
-    """One answer of a stack file.
+    """One question whose answer goes into a stack file.
 
     Attributes:
-        field: of ``NewStack``; its flag is in ``flag``.
-        flag: how a command line gives it.
+        field: field of ``NewStack``.
+        flag: the flag of the answer on a command line.
         keys: the keys of the file that it decides: a problem below one of them is a problem of the answer.
-        default: what is taken for an empty answer, by the answers so far; None where one is needed.
+        default: answers so far -> value of an empty answer; None where an answer is needed.
     """
 
     field: str
@@ -37,14 +37,14 @@ class Question:
 
     @property
     def is_list(self) -> bool:
-        """Several values, separated by commas."""
+        """Return whether the answer has several values, separated by commas."""
         return self.field in ("zones", "types", "recipients")
 
     def parsed(self, text: str) -> Any:
-        """The field's value.
+        """Return the field's value.
 
         Raises:
-            StacksError: it is no number where one is needed.
+            StacksError: the text is no number where one is needed.
         """
         if self.is_list:
             return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -77,25 +77,25 @@ QUESTIONS = (
     Question("owner", "--owner", "Owner of the stack", ("owner",), lambda so: so.owner),
 )
 NEXT = ("cost", "rehearse", "preflight", "preview", "up")
-# What only the user knows.
+# Answers without a default.
 NEEDED = {
     Cloud.AWS: {"account_id", "recipients"},
     Cloud.ALICLOUD: {"account_id", "recipients", "kms_instance_id", "image"},
 }
-# Asked on one cloud only; on the other one they stay as they are.
+# Questions of one cloud only; the other cloud keeps the default.
 ONLY_ON = {"kms_instance_id": Cloud.ALICLOUD}
 
 
 def applying(cloud: Cloud) -> tuple[Question, ...]:
-    """The questions of a cloud, in their order."""
+    """Return the questions of a cloud, in their order."""
     return tuple(question for question in QUESTIONS if ONLY_ON.get(question.field, cloud) is cloud)
 
 
 def with_answer(so_far: NewStack, question: Question, text: str) -> NewStack:
-    """The answers with one more.
+    """Return the answers with one more.
 
     Raises:
-        StacksError: naming the flag, the value and what is allowed.
+        StacksError: the message names the flag, the value and what is allowed.
     """
     answers = replace(so_far, **{question.field: question.parsed(text)})
     problems = [problem for problem in stack_file.problems(answers) if concerns(problem, question)]
@@ -106,12 +106,12 @@ def with_answer(so_far: NewStack, question: Question, text: str) -> NewStack:
 
 
 def concerns(problem: Problem, question: Question) -> bool:
-    """Whether a problem of the file is one of this answer."""
+    """Return whether a problem of the file is caused by this answer."""
     return any(problem.key == key or problem.key.startswith((f"{key}.", f"{key}[")) for key in question.keys)
 
 
 def asked(so_far: NewStack, question: Question) -> NewStack:
-    """Ask a user until the answer is one that may stand in the file."""
+    """Ask a user until the answer is valid."""
     while True:
         default = question.default(so_far)
         text = click.prompt(question.text, default=default, show_default=bool(default), err=True)
@@ -122,10 +122,10 @@ def asked(so_far: NewStack, question: Question) -> NewStack:
 
 
 def answered(so_far: NewStack, given: Mapping[str, str], *, interactive: bool) -> NewStack:
-    """Every answer, from flags or a user.
+    """Return every answer, from flags or a user.
 
     Raises:
-        StacksError: naming every flag that is missing or wrong.
+        StacksError: the message names every flag that is missing or wrong.
     """
     wrong: list[str] = []
     missing = {question for question in applying(so_far.cloud) if question.field in NEEDED[so_far.cloud]}
@@ -148,7 +148,7 @@ def answered(so_far: NewStack, given: Mapping[str, str], *, interactive: bool) -
 
 
 def _suggest(so_far: NewStack, question: Question) -> None:
-    """Before types are asked for: some of the catalog, with what they cost."""
+    """Show some types of the catalog with their prices before the question for types."""
     if question.field != "types":
         return
     for kind in stack_file.suggested(so_far.cloud, so_far.region):
@@ -161,7 +161,7 @@ def _suggest(so_far: NewStack, question: Question) -> None:
 
 
 def region_of(cloud: Cloud, region: str | None, *, interactive: bool) -> str:
-    """A region of the cloud; raises StacksError naming near ones."""
+    """Return a region of the cloud; raise StacksError with near ones where it is none."""
     known = regions.of_cloud(cloud)
     while True:
         if region is None and interactive:
@@ -177,44 +177,48 @@ def region_of(cloud: Cloud, region: str | None, *, interactive: bool) -> str:
 
 
 def at_terminal() -> bool:
-    """Whether there is a user to ask."""
+    """Return whether there is a user to ask."""
     return sys.stdin.isatty()
 
 
 OPTIONS = (
-    click.option("--cloud", type=click.Choice([str(known) for known in Cloud]), help="Where it is."),
-    click.option("--region", help="Say us-east-1 or cn-shenzhen."),
-    click.option("--account", "account_id", metavar="ID", help="Whose it is; every other is refused."),
-    click.option("--zone", "zones", multiple=True, help="Of the region; several by more of these flags."),
-    click.option("--cidr", help="Private network, say 10.20.0.0/16."),
+    click.option("--cloud", type=click.Choice([str(known) for known in Cloud]), help="Cloud of the stack."),
+    click.option("--region", help="Such as us-east-1 or cn-shenzhen."),
+    click.option("--account", "account_id", metavar="ID", help="The stack's account; others are refused."),
+    click.option("--zone", "zones", multiple=True, help="Zone of the region; repeat for more."),
+    click.option("--cidr", help="Private network, such as 10.20.0.0/16."),
     click.option("--pool", help="Name of the first pool."),
     click.option(
         "--type", "types", multiple=True, help="Instance type of the pool; see gpu-fleet catalog list."
     ),
     click.option("--max-size", help="Most instances of the pool at once."),
-    click.option("--kms-instance", "kms_instance_id", metavar="ID", help="Alibaba Cloud: where keys rotate."),
-    click.option("--image", metavar="ID", help="Of an image; by default AWS's deep-learning image."),
-    click.option("--recipient", "recipients", multiple=True, metavar="MAIL", help="Who gets alarms."),
+    click.option(
+        "--kms-instance", "kms_instance_id", metavar="ID", help="Alibaba Cloud: KMS instance of the key."
+    ),
+    click.option("--image", metavar="ID", help="Image id; by default AWS's deep-learning image."),
+    click.option(
+        "--recipient", "recipients", multiple=True, metavar="MAIL", help="E-mail address for alarms."
+    ),
     click.option("--monthly", help="Budget, in USD on AWS and CNY on Alibaba Cloud."),
-    click.option("--owner", help="Who answers for the stack."),
+    click.option("--owner", help="User or team responsible for the stack."),
 )
 
 
 def answer_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags that answer questions, for a command that writes a stack file."""
+    """Add the flags for the questions to a command that writes a stack file."""
     for option in reversed(OPTIONS):
         command = option(command)
     return command
 
 
 def stack_text(name: str, flags: Mapping[str, Any], first_line: str) -> str:
-    """A stack file from flags, and from questions for what they leave out; `check` takes it.
+    """Return a stack file from flags, and from questions for what they leave out; `check` accepts it.
 
     Args:
         flags: the values of ``OPTIONS``.
 
     Raises:
-        StacksError: naming every flag that is missing or wrong, or the budget that does not do.
+        StacksError: the message names every flag that is missing or wrong, or a budget that is too small.
     """
     given = {
         key: ",".join(value) if isinstance(value, tuple) else value for key, value in flags.items() if value
@@ -234,7 +238,7 @@ def stack_text(name: str, flags: Mapping[str, Any], first_line: str) -> str:
 
 
 def next_steps(name: str) -> str:
-    """What to do with a new stack file."""
+    """Return the commands to run next with a new stack file."""
     return "\n".join(f"  gpu-fleet {verb} {name}" for verb in NEXT)
 
 
@@ -249,8 +253,8 @@ def next_steps(name: str) -> str:
 def new(name: str, *, only_print: bool, **flags: Any) -> None:
     """Write a stack file from flags, and from questions for what they leave out.
 
-    It is held to the rules of `gpu-fleet check` and to its budget before it is written; a file that is there
-    is never overwritten.
+    The rules of `gpu-fleet check` and the budget are checked before the file is written; an existing file is
+    never overwritten.
     """
     folder = projects.folder()
     if folder is None and not only_print:
@@ -258,7 +262,7 @@ def new(name: str, *, only_print: bool, **flags: Any) -> None:
     here = folder or Path.cwd()
     path = here / f"Pulumi.{name}.yaml"
     if not only_print and path.exists():
-        raise StacksError(f"{path} is there already; nothing was written")
+        raise StacksError(f"{path} already exists; nothing was written")
     text = stack_text(name, flags, reference.modeline(here))
     if only_print:
         click.echo(text, nl=False)
@@ -267,5 +271,5 @@ def new(name: str, *, only_print: bool, **flags: Any) -> None:
         with path.open("x", encoding="utf-8") as target:
             target.write(text)
     except FileExistsError as error:
-        raise StacksError(f"{path} is there already; nothing was written") from error
+        raise StacksError(f"{path} already exists; nothing was written") from error
     click.echo(f"{path} is written; next:\n{next_steps(name)}")

@@ -1,12 +1,12 @@
-"""``gpu-fleet init DIR``: a repository of one's own, with its first stack."""
+"""``gpu-fleet init DIR``: make a project repository with its first stack."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpu_fleet_stacks import files
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core import files
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.new import command, project
 from gpu_fleet_stacks.settings import projects, reference
 
@@ -29,12 +29,12 @@ SET_UP = (
 )
 @command.answer_options
 def init(folder: Path, first: str | None, **flags: Any) -> None:
-    """Write what a platform team commits: project, program, requirement, workflow, and a first stack.
+    """Write the files that a platform team commits: project, program, requirement, workflow, first stack.
 
-    Every other command finds the project from any folder in it. A file that is there is kept.
+    Every other command finds the project from any folder in it. Existing files are kept.
     """
     if (folder / projects.FILE).exists():
-        raise StacksError(f"{folder / projects.FILE} is there already; nothing was written")
+        raise StacksError(f"{folder / projects.FILE} already exists; nothing was written")
     if first is None and command.at_terminal():
         first = click.prompt("Name of the first stack", default=FIRST, err=True)
     if first is None and any(flags.values()):
@@ -51,7 +51,7 @@ def init(folder: Path, first: str | None, **flags: Any) -> None:
 
 
 def _put(path: Path, text: str) -> str:
-    """Write a file where there is none; return what was done, as one line."""
+    """Write a file if there is none; return one line about it."""
     if path.exists():
         return f"kept     {path}"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""The files of a project of one's own: what a platform team commits. Pure but for the package's own data."""
+"""The files of a project that a platform team commits. Pure but for the package's own data."""
 
 import json
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import reference
 
 STACKS = "stacks"
@@ -37,7 +37,7 @@ def files() -> Mapping[str, str]:
 
 
 def requirement() -> str:
-    """Return the line that installs this very gpu-fleet: its version, or the commit it was installed from."""
+    """Return the line that installs this version of gpu-fleet, or the commit that it was installed from."""
     package = metadata.distribution(naming.PROJECT)
     wanted = f"{naming.PROJECT}[platform]"
     origin = json.loads(package.read_text("direct_url.json") or "{}")

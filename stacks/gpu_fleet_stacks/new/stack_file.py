@@ -1,4 +1,4 @@
-"""The text of a new stack file, made of answers, and what `check` would say of it. Pure."""
+"""The text of a new stack file from answers, and the problems that `check` finds in it. Pure."""
 
 import math
 from collections.abc import Iterator
@@ -7,30 +7,30 @@ from decimal import Decimal
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, InstanceType
+from gpu_fleet_stacks.core.errors import Problem, SettingsError
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.errors import Problem, SettingsError
 from gpu_fleet_stacks.settings import Stack, reader, yaml_text
 
 DLAMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 CURRENCY = {Cloud.AWS: "USD", Cloud.ALICLOUD: "CNY"}
-# Stand in for answers that are still to come; none is right for anybody.
+# Placeholders for answers that are not given yet; none of them is valid for any user.
 PLACEHOLDERS = {
     Cloud.AWS: {"account_id": "123456789012", "image": ""},
     Cloud.ALICLOUD: {"account_id": "1234567890123456", "image": "m-00000000000000000000"},
 }
 FIRST_TYPE = {Cloud.AWS: "g5.xlarge", Cloud.ALICLOUD: "ecs.gn7i-c8g1.2xlarge"}
 SUGGESTIONS = 6
-MARGIN, STEP = Decimal("1.1"), 500  # of a suggested budget above the worst month
+MARGIN, STEP = Decimal("1.1"), 500  # a suggested budget's factor over the worst month, and its rounding
 
 
 @dataclass(frozen=True)
 class NewStack:
-    """What a stack file is made of.
+    """The answers that make a stack file.
 
     Attributes:
         monthly: the budget, in the cloud's currency.
         image: id of an image; empty for AWS's own deep-learning image.
-        kms_instance_id: on Alibaba Cloud, whose keys outside of an instance rotate yearly; else empty.
+        kms_instance_id: on Alibaba Cloud, where keys outside of a KMS instance rotate yearly; else empty.
     """
 
     name: str
@@ -50,13 +50,13 @@ class NewStack:
 
 
 def zones_of(cloud: Cloud, region: str) -> tuple[str, ...]:
-    """The usual names of a region's first two zones; the cloud may have others."""
+    """Return the usual names of a region's first two zones; the cloud may have others."""
     dash = "-" if cloud is Cloud.ALICLOUD and region[-1:].isalpha() else ""
     return f"{region}{dash}a", f"{region}{dash}b"
 
 
 def starting_from(name: str, cloud: Cloud, region: str) -> NewStack:
-    """Answers to stand in until a user gives their own."""
+    """Return placeholder answers until a user gives their own."""
     stand_in = PLACEHOLDERS[cloud]
     return NewStack(
         name=name,
@@ -72,7 +72,7 @@ def starting_from(name: str, cloud: Cloud, region: str) -> NewStack:
 
 
 def suggested(cloud: Cloud, region: str) -> list[InstanceType]:
-    """Types that the bundled image runs on, those priced in the region first, the cheapest first."""
+    """Return types that run the bundled image: those priced in the region first, then the cheapest."""
 
     def rank(kind: InstanceType) -> tuple[bool, bool, Decimal]:
         price = kind.price
@@ -84,10 +84,10 @@ def suggested(cloud: Cloud, region: str) -> list[InstanceType]:
 
 
 def text_of(answers: NewStack, first_line: str = "") -> str:
-    """The file, with a comment where a user may want something else.
+    """Return the file, with comments on what a user may want to change.
 
     Args:
-        first_line: what names the schema to an editor.
+        first_line: the line that names the schema for editors.
     """
     cost = ", ".join(_priced(answers.types)) or "see `gpu-fleet catalog list`"
     image = f"    id: {_scalar(answers.image)}" if answers.image else f"    parameter: {DLAMI}"
@@ -137,7 +137,7 @@ def _priced(names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _scalar(value: str) -> str:
-    """A text as YAML writes it: quoted where it must be."""
+    """Return a text in YAML, quoted where it must be."""
     return yaml_text.written(value, flow=True)
 
 
@@ -146,17 +146,17 @@ def _flow(values: tuple[str, ...] | dict[str, int]) -> str:
 
 
 def settings_of(answers: NewStack) -> Stack:
-    """The settings that ``check`` reads from the file.
+    """Return the settings that ``check`` reads from the file.
 
     Raises:
-        SettingsError: naming everything that is wrong with them.
+        SettingsError: the message names everything that is wrong with them.
     """
     content = yaml_text.read(text_of(answers))
     return reader.from_config(answers.name, content["config"])
 
 
 def problems(answers: NewStack) -> tuple[Problem, ...]:
-    """Everything that ``check`` would refuse."""
+    """Return everything that ``check`` would refuse."""
     try:
         settings_of(answers)
     except SettingsError as error:
@@ -165,6 +165,6 @@ def problems(answers: NewStack) -> tuple[Problem, ...]:
 
 
 def suggested_budget(answers: NewStack) -> int:
-    """The worst month of valid answers with a tenth on top, in whole steps of 500."""
+    """Return the worst month of valid answers plus a tenth, rounded up to a multiple of 500."""
     worst = estimate(settings_of(answers)).worst_month.amount
     return max(STEP, math.ceil(worst * MARGIN / STEP) * STEP)

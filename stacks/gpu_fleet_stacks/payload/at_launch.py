@@ -29,7 +29,7 @@ def encoded_user_data(
     names: Mapping[str, pulumi.Output[str]],
     queue: pulumi.Output[str] | None,
 ) -> pulumi.Output[str]:
-    """Return base64 of the cloud-config, as launch templates of both clouds need it.
+    """Return the cloud-config in base64, as launch templates of both clouds need it.
 
     Args:
         scheme: of the stack's buckets.

@@ -1,4 +1,4 @@
-"""Plan for the controller of image builds: ``builds.json``, beside the policy in its archive. Pure."""
+"""Plan of the image builds' controller: ``builds.json``, beside the policy in its archive. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ PLAN_FILE = "builds.json"
 
 
 def plan_text(stack: Stack, pipelines: Sequence[str]) -> str:
-    """Return the plan as JSON; ``gpu_fleet_image.controllers.builds.keeper.BuildsPlan`` describes each part.
+    """Return the plan as JSON; ``BuildsPlan`` of the image's build controller describes each part.
 
     Args:
         stack: a stack that builds its image.

@@ -8,8 +8,8 @@ from pathlib import Path
 from gpu_fleet_image.core import wheel_store
 from gpu_fleet_image.recipe import payload, places
 from gpu_fleet_image.recipe.errors import ImageError
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.files import replace
+from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.core.files import replace
 from gpu_fleet_stacks.settings import Cloud, Stack
 
 FOLDER = places.build_folder() / "payload"
@@ -32,7 +32,7 @@ class Payload:
 
     @property
     def object_key(self) -> str:
-        """Its key in the records bucket: another content is another object."""
+        """Object key in the records bucket; other content has another key."""
         return f"{PREFIX}/{self.sha256}.tar.gz"
 
 
@@ -47,7 +47,7 @@ def for_stack(stack: Stack) -> Payload | None:
 
 @cache
 def built(cloud: Cloud) -> Payload:
-    """Return the payload for a cloud; make the file where it is missing.
+    """Return the payload for a cloud, and make its file if it is missing.
 
     Raises:
         StacksError: the recipe is incomplete, or a wheel of the payload is not available.
@@ -58,7 +58,7 @@ def built(cloud: Cloud) -> Payload:
         path = FOLDER / f"{cloud}-{sha256}.tar.gz"
         if not path.is_file():
             FOLDER.mkdir(parents=True, exist_ok=True)
-            replace(path, payload.compressed(tar))  # in one move: another process may make the same file
+            replace(path, payload.compressed(tar))  # atomic: another process may make the same file
         return Payload(path, sha256)
     except (ImageError, OSError) as error:
         raise StacksError(f"the payload of an instance cannot be made: {error}") from error

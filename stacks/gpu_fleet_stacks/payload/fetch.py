@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""At first boot: fetch the payload with the instance's role, check its hash, unpack it, run its recipe.
+"""Fetch the payload at first boot with the instance's role, check its hash, unpack it, run its recipe.
 
 Uses the standard library and Python 3.6's syntax, so that it can name a Python older than 3.11. Exit
 status: 0 done, 1 try again, 2 another try would not help, 3 the recipe says that a step is left.
@@ -185,7 +185,7 @@ def bring(payload: Dict[str, str]) -> str:
 
 
 def main() -> int:
-    """Return the unit's exit status: see above."""
+    """Run all steps; return the unit's exit status (see above)."""
     try:
         if sys.version_info < OLDEST_PYTHON:
             raise FinalError(

@@ -1,4 +1,4 @@
-"""Local files that a cloud makes an image from: the recipe's payload, or a baked disk."""
+"""Local files for a cloud image: the recipe's payload, or a baked disk."""
 
 import gzip
 import hashlib
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_fleet_image.recipe import places
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.errors import StacksError
-from gpu_fleet_stacks.files import replace
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.core.files import replace
 from gpu_fleet_stacks.payload import built
 from gpu_fleet_stacks.settings import Stack, projects
 
@@ -26,7 +26,7 @@ class ImageFile:
 
     @property
     def object_key(self) -> str:
-        """Its key in the records bucket, named by its content: a build runs exactly this file."""
+        """Object key in the records bucket, named by the content, so that a build runs exactly this file."""
         return f"image/{self.sha256}{self.path.suffix}"
 
 
@@ -49,12 +49,12 @@ def read(key: str, name: str) -> ImageFile:
 
 
 def example(name: str) -> Path:
-    """Return a file of the trainer's examples, as every instance has it."""
+    """Return the path of one of the trainer's examples, which every instance has."""
     return places.folder("training/examples") / name
 
 
 def recipe(stack: Stack) -> ImageFile:
-    """Return what a build of a stack's image runs: the settings' file, else the payload of this gpu-fleet.
+    """Return the recipe that a stack's image builds run: the settings' file, or gpu-fleet's own payload.
 
     Raises:
         StacksError: the file cannot be read, or the payload cannot be made.
@@ -74,24 +74,24 @@ def built_name(stack: Stack) -> str:
 
 
 def zones_of_builds(stack: Stack) -> list[str]:
-    """Return the zones where a build may be tried; the first is the zone of the weekly build."""
+    """Return the zones in which a build may be tried; the first is the zone of the weekly build."""
     home = stack.network.home_zone
     return [home, *(zone for zone in stack.network.zones if zone != home)]
 
 
 def pipeline_name(stack: Stack, zone: str) -> str:
-    """Return the name of the pipeline that builds in a zone; the first zone's has the stack's name alone."""
+    """Return the name of the pipeline of a zone; in the first zone it is the stack's name alone."""
     name = naming.prefixed(stack.name)
     return name if zone == stack.network.home_zone else f"{name}-{zone}"
 
 
 def ecs_pipeline_name(stack: Stack) -> str:
-    """Return the name of the pipeline on Alibaba Cloud: another payload is another pipeline."""
+    """Return the name of the pipeline on Alibaba Cloud; another payload needs another pipeline."""
     return naming.prefixed(stack.name, recipe(stack).sha256[:12])
 
 
 def digest(*parts: str) -> str:
-    """Return SHA-256 over some texts, in hexadecimal; the boundaries between the texts count too."""
+    """Return the SHA-256 digest of several texts, in hexadecimal; their boundaries count too."""
     return hashlib.sha256(b"".join(f"{len(part)}\0{part}".encode() for part in parts)).hexdigest()
 
 
@@ -100,6 +100,6 @@ def semantic_version(sha256: str) -> str:
 
     Image Builder takes whole numbers below 2^30 in each place
     (docs.aws.amazon.com/imagebuilder/latest/userguide/ibhow-semantic-versioning.html). They only distinguish
-    contents; they have no order, and nothing here asks for the newest.
+    contents. They have no order, and no code asks for the newest.
     """
     return f"1.{int(sha256[:7], 16)}.{int(sha256[7:14], 16)}"

@@ -1,4 +1,4 @@
-"""What an instance learns of its stack: ``/etc/gpu-fleet/instance.toml``, written by cloud-init. Pure.
+"""The stack's facts for an instance: ``/etc/gpu-fleet/instance.toml``, written by cloud-init. Pure.
 
 The agent, the trainer's launcher and the readiness gate read this file; it holds no secret.
 """
@@ -7,8 +7,9 @@ import json
 
 import tomli_w
 
-from gpu_fleet_stacks import catalog, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Pool, Stack
 
 PATH = "/etc/gpu-fleet/instance.toml"
@@ -29,16 +30,16 @@ def instance_toml(
     records_uri: str = "",
     user_role: str = "",
 ) -> str:
-    """The file's text.
+    """Return the text of ``instance.toml``.
 
     Args:
-        checkpoint_uri: where the trainer saves, say ``s3://bucket/pool``.
+        checkpoint_uri: where the trainer saves checkpoints, such as ``s3://bucket/pool``.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the shared Lustre or CPFS scratch, or empty.
-        scratch_mount_name: what Lustre calls that file system, or empty.
-        monitor_group: CloudMonitor's application group for what alarms of Auto Scaling watch, or empty.
-        records_uri: where the agent answers the sweep, say ``s3://bucket/reaper``.
-        user_role: ARN of the role that the instance's own assumes for its users.
+        scratch_mount_name: Lustre's mount name of that file system, or empty.
+        monitor_group: CloudMonitor's application group for the metrics of Auto Scaling's alarms, or empty.
+        records_uri: where the agent acknowledges the sweep's marks, such as ``s3://bucket/reaper``.
+        user_role: ARN of the role that the instance's own role assumes for its users.
     """
     known = catalog.load()
     return tomli_w.dumps(
@@ -68,7 +69,7 @@ def instance_toml(
 
 
 def controller_toml(stack: Stack, *, home: str, records_uri: str) -> str:
-    """The text for the queue's controller, which is in no pool and runs neither agent nor gate.
+    """Return ``instance.toml`` of the queue's controller, which is in no pool and runs no agent and no gate.
 
     Args:
         home, records_uri: as of ``instance_toml``.
@@ -91,7 +92,7 @@ def controller_toml(stack: Stack, *, home: str, records_uri: str) -> str:
 
 
 def queue_json(role: str, address: str, secret: str) -> str:
-    """What an instance learns of its stack's queue: ``/etc/gpu-fleet/queue.json``.
+    """Return ``/etc/gpu-fleet/queue.json``: the stack's queue for an instance.
 
     Args:
         role: ``controller`` or ``node``.
@@ -102,19 +103,22 @@ def queue_json(role: str, address: str, secret: str) -> str:
 
 
 def _log(stack: Stack) -> dict[str, str]:
-    """Where ``gpu-logs.service`` sends the logs; it does not start on an instance whose file lacks this."""
+    """Return the destination of the logs, without which ``gpu-logs.service`` does not start."""
     return {"instance_log": stack.instance_log} if stack.instance_log else {}
 
 
 def _existing_buckets(stack: Stack) -> dict[str, list[str]]:
-    """What ``bucket@NAME`` mounts beside the stack's own; a stack without writes what it always wrote."""
+    """Return the buckets that ``bucket@NAME`` mounts beside the stack's own.
+
+    Without any the key is left out, so that the file of other stacks does not change.
+    """
     buckets = stack.storage.existing.buckets
     scheme = "s3" if stack.cloud is Cloud.AWS else "oss"
     return {"existing_bucket_uris": [f"{scheme}://{name}" for name in buckets]} if buckets else {}
 
 
 def _expected(kind: catalog.InstanceType, pool: Pool) -> dict[str, int]:
-    """What the readiness gate must find on an instance of this type."""
+    """Return the hardware that the readiness gate must find on an instance of this type."""
     return {
         "gpus": kind.gpu_count,
         "gpu_memory_gib": kind.gpu_memory_gib,

@@ -1,5 +1,6 @@
-"""JSON documents in a stack's records bucket, alike on both clouds."""
+"""JSON documents in a stack's records bucket, the same on both clouds."""
 
+import json
 from collections.abc import Iterator
 
 from gpu_fleet_stacks.payload import sweep_archive
@@ -13,9 +14,21 @@ def stored_documents(stack: Stack, reaper_policy: str) -> Iterator[tuple[str, st
         reaper_policy: the sweep's policy as JSON; users' commands and instances read it.
     """
     yield "reaper-policy", sweep_archive.POLICY_KEY, reaper_policy
-    # Also where nobody has an account, so that earlier accounts are locked. With a directory, the
+    # Also without any account, so that earlier accounts are locked. With a directory, the
     # directory's function writes it.
     if stack.access.directory is None:
         yield "accounts", sweep_archive.ACCOUNTS_KEY, people.roster_text(stack)
     if stack.notify.anybody:  # addresses of users, for the sweep
-        yield "reaper-roster", sweep_archive.ROSTER_KEY, sweep_archive.roster_text(stack)
+        yield "reaper-roster", sweep_archive.ROSTER_KEY, _roster_text(stack)
+
+
+def _roster_text(stack: Stack) -> str:
+    """Return ``roster.json``: the addresses of users; only the sweep's role may read it."""
+    notify = stack.notify
+    content = {
+        "users": notify.users,
+        "operators": list(stack.budget.recipients),
+        "sender": notify.sender,
+        "webhooks": [{"kind": str(webhook.kind), "secret": webhook.secret} for webhook in notify.webhooks],
+    }
+    return json.dumps(content, indent=1, sort_keys=True)

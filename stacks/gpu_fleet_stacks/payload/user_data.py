@@ -1,8 +1,8 @@
-"""User data: what cloud-init does on an instance at its first boot, as text.
+"""User data: the text of cloud-init's work at an instance's first boot.
 
-It writes ``instance.toml``. For an image that is not ours (``image.mode: bootstrap``, or ``baked`` while the
-first build has not ended) it also writes where the payload lies, the program that fetches it, and a unit that
-runs that program until it succeeds, and on an image that a build made does nothing.
+Cloud-init writes ``instance.toml``. In mode ``bootstrap``, and in mode ``baked`` until the first build has
+ended, it also writes three files: where the payload is, the program that fetches it, and a unit that runs
+the program until it succeeds. On an image that a build made the unit does nothing.
 """
 
 import base64
@@ -14,20 +14,20 @@ from typing import Any
 
 import yaml
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.payload import built, instance_file
 from gpu_fleet_stacks.settings import Pool, Stack
 
 # EC2 refuses more (docs.aws.amazon.com/AWSEC2, "user data must be limited to 16 KB"), Alibaba Cloud 32 KB.
 LARGEST_BYTES = 16_384
-# Stands for names that are known only once what they name stands, where the size is looked at before. The
-# longest is a role's ARN: 64 characters after ``arn:aws-us-gov:iam::123456789012:role/``.
+# Placeholder for names that are known only after deployment, to check the size before. The longest is a
+# role's ARN: 64 characters after ``arn:aws-us-gov:iam::123456789012:role/``.
 LONGEST_NAME = "x" * 103
 LONGEST_QUEUE = instance_file.queue_json("controller", "255.255.255.255", LONGEST_NAME * 2)
 PAYLOAD_FILE = "/etc/gpu-fleet/payload.json"
 PROGRAM = "/usr/local/libexec/gpu-fleet/fetch"
 UNIT = "gpu-fleet-bootstrap.service"
-# Written by the last step of a build, and by no bootstrap.
+# The last step of a build writes it; a bootstrap does not.
 MANIFEST = "/usr/share/gpu-fleet/manifest.json"
 NOT_BOOTSTRAPPED = "ConditionPathExists=!/var/lib/gpu-fleet/bootstrapped\n"
 UNIT_TEXT = f"""\
@@ -36,7 +36,7 @@ Description=Fetch the payload of this instance's stack and run its recipe
 {NOT_BOOTSTRAPPED}\
 After=network-online.target
 Wants=network-online.target
-# the network may come late, a disk be emptied, a payload be uploaded again: it is tried until it succeeds
+# retried until it succeeds: the network may be late, a disk emptied, a payload uploaded again
 StartLimitIntervalSec=0
 
 [Service]
@@ -56,13 +56,13 @@ WantedBy=multi-user.target
 
 
 class _Text(str):
-    """A text over many lines, to be read in the user data as it is."""
+    """A text of many lines, for the user data in readable form."""
 
     __slots__ = ()
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML's safe dumper, with texts over many lines as blocks."""
+    """YAML's safe dumper, with texts of many lines as blocks."""
 
 
 _Dumper.add_representer(
@@ -72,19 +72,19 @@ _Dumper.add_representer(
 
 @cache
 def program() -> str:
-    """The text of the program that fetches the payload."""
+    """Return the text of the program that fetches the payload."""
     return Path(__file__).with_name("fetch.py").read_text(encoding="utf-8")
 
 
 def unit_text(stack: Stack) -> str:
-    """The unit that bootstraps; where the stack follows its builds not on what one made. Pure."""
+    """Return the bootstrap unit; it skips built images where the stack follows its builds. Pure."""
     if not stack.image.follows_builds:
         return UNIT_TEXT
     return UNIT_TEXT.replace(NOT_BOOTSTRAPPED, f"{NOT_BOOTSTRAPPED}ConditionPathExists=!{MANIFEST}\n")
 
 
 def payload_document(stack: Stack, bucket: str, payload: built.Payload) -> dict[str, str]:
-    """What an instance learns of its payload. Pure.
+    """Return the facts of the payload for an instance. Pure.
 
     Args:
         bucket: the stack's records bucket.
@@ -111,7 +111,7 @@ def encoded(
     monitor_group: str = "",
     queue: str = "",
 ) -> str:
-    """Base64 of a pool's user data, with what its ``instance.toml`` says.
+    """Return a pool's user data in base64, with its ``instance.toml``.
 
     Args:
         scheme: of the URIs of the stack's buckets, say ``s3``.
@@ -138,7 +138,7 @@ def encoded(
 
 
 def controller_encoded(stack: Stack, scheme: str, *, home: str, queue: str) -> str:
-    """Base64 of the user data of the queue's controller.
+    """Return the user data of the queue's controller in base64.
 
     Args:
         scheme, home: as of ``encoded``.
@@ -154,7 +154,7 @@ def controller_encoded(stack: Stack, scheme: str, *, home: str, queue: str) -> s
 
 
 def cloud_config(stack: Stack, pool: Pool, instance_toml: str, bucket: str, queue: str = "") -> str:
-    """The whole user data of a pool.
+    """Return the whole user data of a pool.
 
     Args:
         pool: whose instances read it.
@@ -177,7 +177,7 @@ def cloud_config(stack: Stack, pool: Pool, instance_toml: str, bucket: str, queu
 
 
 def _config(stack: Stack, bucket: str, files: Mapping[str, str]) -> str:
-    """Files, and the program that brings the payload where the stack's image lacks it."""
+    """Return a cloud-config with these files, and with the bootstrap program if the image needs it."""
     config: dict[str, Any] = {"write_files": [_file(path, content) for path, content in files.items()]}
     payload = built.for_stack(stack)
     if payload is not None:

@@ -1,1 +1,1 @@
-"""Preflight: ask a cloud, before an ``up``, whether it has room for everything in a stack."""
+"""Preflight: ask a cloud, before an ``up``, whether it has capacity for everything in a stack."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gpu_fleet_stacks.calls.alicloud import Alicloud
+from gpu_fleet_stacks.clients.alicloud import Alicloud
 from gpu_fleet_stacks.preflight.alicloud_existing import existing
 from gpu_fleet_stacks.preflight.alicloud_files import file_systems
 from gpu_fleet_stacks.preflight.alicloud_owned import account, owned

@@ -5,7 +5,7 @@ from functools import partial
 from ipaddress import IPv4Network
 from typing import Any
 
-from gpu_fleet_stacks.calls.alicloud import Alicloud, listed
+from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.preflight.usable import unless_missing
 from gpu_fleet_stacks.settings import Stack
@@ -28,7 +28,10 @@ def file_systems(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
 def _files(
     stack: Stack, cloud: Alicloud, subject: str, named: ExistingFileSystem, network: ExistingNetwork
 ) -> Finding:
-    """Check one by DescribeFileSystems, DescribeMountTargets; CPFS has no encryption, no access rules."""
+    """Check one file system by DescribeFileSystems and DescribeMountTargets.
+
+    CPFS has no encryption and no access rules.
+    """
     asked = partial(cloud.ask, "nas", "DescribeFileSystems", RegionId=stack.region, FileSystemId=named.id)
     systems = listed(unless_missing(asked, NOT_FOUND), "FileSystems", "FileSystem")
     if not systems:

@@ -5,8 +5,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.calls.alicloud import Alicloud, listed
+from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.images.alicloud import AlicloudBuilds
 from gpu_fleet_stacks.preflight import usable
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
@@ -22,7 +22,7 @@ KMS_PRICE = (
 )
 PAGE = 100  # DescribeInstances
 MAIL_CONSOLE = "https://dm.console.aliyun.com"
-BUILD = "build one: `gpu-fleet image build STACK`, see image/README.md"
+BUILD = "build one: `gpu-fleet image build STACK`, see docs/how-to/bake-an-image.md"
 
 
 def account(stack: Stack, cloud: Alicloud) -> Finding:
@@ -68,7 +68,7 @@ def _wrong_with(stack: Stack, image: dict[str, Any]) -> list[str]:
     return [
         *usable.so(
             (f"is {image.get('Status')}", image.get("Status") != "Available"),
-            (f"is of {owner}, which is not ours", not trusted),
+            (f"belongs to {owner}, not to this account", not trusted),
         ),
         *usable.misfits(stack, image.get("Architecture"), int(image.get("Size", 0))),
     ]
@@ -124,8 +124,8 @@ def _user_roles(stack: Stack, cloud: Alicloud) -> dict[str, datetime]:
 def _sender(cloud: Alicloud, sender: str) -> Finding:
     """Check the sender address: DirectMail needs an address of its console with a verified domain.
 
-    www.alibabacloud.com/help/en/direct-mail/api-dm-2015-11-23-querymailaddressbyparam: both states are 0
-    where all is well.
+    www.alibabacloud.com/help/en/direct-mail/api-dm-2015-11-23-querymailaddressbyparam: both states are 0 if
+    all is well.
     """
     answer = cloud.ask("dm", "QueryMailAddressByParam", KeyWord=sender, PageSize="50")
     known = (
@@ -153,4 +153,4 @@ def _webhook(stack: Stack, cloud: Alicloud, name: str) -> Finding:
         says = "its secret is being deleted" if secret else f"there is no secret {name} in {stack.region}"
         remedy = f"aliyun kms CreateSecret --region {stack.region} --SecretName {name} --VersionId v1"
         return Finding(subject, Rating.PROBLEM, says, f'{remedy} --SecretData "$(cat FILE)"')
-    return Finding(subject, Rating.FINE, "its secret is there")
+    return Finding(subject, Rating.FINE, "its secret exists")

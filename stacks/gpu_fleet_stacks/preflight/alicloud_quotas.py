@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls.alicloud import Alicloud, listed
-from gpu_fleet_stacks.calls.errors import CannotCheckError
 from gpu_fleet_stacks.catalog.instance_types import InstanceType
+from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.preflight.needs import vcpus
 from gpu_fleet_stacks.settings import Market, Stack
@@ -46,7 +46,7 @@ def increase(product: str, code: str, value: int, region: str) -> str:
 
 
 def _vcpus(stack: Stack, cloud: Alicloud, subject: str, quota: str, wanted: int) -> Finding:
-    """Check vCPUs; the usage includes this stack where it is deployed, since the cloud reports one number."""
+    """Check vCPUs; the usage includes this stack once it is deployed, since the cloud reports one number."""
     names = [f"{bound}-{quota}-instance-vcpu-count" for bound in ("max", "used")]
     asked = {f"AttributeName.{number}": name for number, name in enumerate(names, 1)}
     answer = cloud.ask("ecs", "DescribeAccountAttributes", RegionId=stack.region, **asked)
@@ -63,7 +63,7 @@ def _vcpus(stack: Stack, cloud: Alicloud, subject: str, quota: str, wanted: int)
         return Finding(subject, Rating.FINE, says)
     # the code of the quota differs by family, and only the console lists them
     remedy = f"ask for {wanted + used} at {CONSOLE}/{BY_TYPE}/quotas"
-    # below the limit for the stack alone: this stack itself may be what uses the rest
+    # below the limit for the stack alone: this stack itself may use the rest
     rating = Rating.PROBLEM if wanted > allowed else Rating.NOTE
     return Finding(subject, rating, says, remedy)
 
@@ -83,7 +83,7 @@ def _networks(stack: Stack, cloud: Alicloud) -> Finding:
 
 
 def _addresses(stack: Stack, cloud: Alicloud, wanted: int) -> Finding:
-    """Note any eip quota that is tight: no public list gives the code of the number of addresses."""
+    """Note any eip quota that is nearly used up: no public list gives the code of the number of addresses."""
     counted = [
         quota
         for quota in _of_product(stack, cloud, "eip")
@@ -105,7 +105,7 @@ def _addresses(stack: Stack, cloud: Alicloud, wanted: int) -> Finding:
 
 
 def _room(stack: Stack, subject: str, product: str, quota: dict[str, Any], wanted: int) -> Finding:
-    """Check one quota of Quota Center; its usage includes this stack where it is deployed."""
+    """Check one quota of Quota Center; the usage includes this stack once it is deployed."""
     allowed, used = _count(quota, "TotalQuota"), _count(quota, "TotalUsage")
     says = f"needs {wanted}, {used} in use, {allowed} allowed ({_name(quota)})"
     if wanted + used <= allowed:

@@ -1,12 +1,12 @@
-"""Check that a zone of Alibaba Cloud sells what a pool asks for: types, spot, reservations."""
+"""Check that a zone of Alibaba Cloud sells what a pool requests: types, spot, reservations."""
 
 import json
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls.alicloud import Alicloud, listed
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.settings import Grouping, Market, Pool, Stack
 

@@ -1,18 +1,19 @@
-"""Check what must be opened once in an Alibaba Cloud account before any stack is deployed."""
+"""Check the services that must be activated once in an Alibaba Cloud account before any deployment."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls import oss
-from gpu_fleet_stacks.calls.alicloud import Alicloud, listed
-from gpu_fleet_stacks.calls.errors import DENIED, CannotCheckError
+from gpu_fleet_image.core.error_codes import DENIED
+from gpu_fleet_stacks.clients import oss
+from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight import usable
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.settings import Stack
 
-# No call says whether these are open without opening them. Their references list no code of a read
+# No call tests whether these are activated without activating them. Their references list no code of a read
 # for it. The provider's data sources of the same name call Open...Service
 # (terraform-provider-alicloud, data_source_alicloud_fc_service.go, cms_service.go, nas_service.go).
 UNTOLD = {
@@ -114,9 +115,9 @@ def _role(role: Role, cloud: Alicloud) -> Finding:
     answer = usable.unless_missing(partial(cloud.ask, "ram", "GetRole", RoleName=role.name), "EntityNotExist")
     subject = f"role {role.name}"
     if answer:
-        return Finding(subject, Rating.FINE, "is there")
+        return Finding(subject, Rating.FINE, "exists")
     if role.by_itself:
-        says = f"is missing: {role.why}; the service makes it for whoever may ram:CreateServiceLinkedRole"
+        says = f"is missing: {role.why}; callers with ram:CreateServiceLinkedRole make it"
         return Finding(subject, Rating.NOTE, says, role.remedy)
     return Finding(subject, Rating.PROBLEM, f"is missing: {role.why}", role.remedy)
 
@@ -145,7 +146,7 @@ def _kms(cloud: Alicloud) -> Finding:
 
 
 def _logs(cloud: Alicloud) -> Finding:
-    """Check by API GetSlsService: www.alibabacloud.com/help/en/log-service/latest/getslsservice."""
+    """Check that Log Service is activated: www.alibabacloud.com/help/en/log-service/latest/getslsservice."""
     answer = cloud.ask("sls", "GetSlsService")
     if answer.get("Enabled") in (True, "true") or answer.get("Status") == "Opened":
         return Finding("Simple Log Service", Rating.FINE, "is activated")
@@ -154,7 +155,7 @@ def _logs(cloud: Alicloud) -> Finding:
 
 
 def _privatelink(stack: Stack, cloud: Alicloud) -> Finding:
-    """Check PrivateLink: API CheckProductOpen answers true, or refuses."""
+    """Check that PrivateLink is activated: API CheckProductOpen answers true, or refuses."""
     remedy = f"aliyun privatelink OpenPrivateLinkService --RegionId {stack.region}"
     try:
         answer = cloud.ask("privatelink", "CheckProductOpen", RegionId=stack.region)
@@ -204,14 +205,16 @@ def _oss_is_open(s3: Any) -> Finding:
     except CannotCheckError as error:
         if error.code not in oss.UNUSABLE:
             raise
-        return Finding("OSS", Rating.PROBLEM, str(error), f"open OSS, or pay what is owed, at {OSS_CONSOLE}")
+        return Finding(
+            "OSS", Rating.PROBLEM, str(error), f"activate OSS, or pay the amount due, at {OSS_CONSOLE}"
+        )
     return Finding("OSS", Rating.FINE, "is activated")
 
 
 def _way_to_oss(stack: Stack, reachable: Reachable, buckets: Callable[[], Any]) -> Finding:
-    """Check the way to OSS from here.
+    """Check the route to OSS from here.
 
-    Recent accounts may not move objects of mainland China through the public endpoint
+    New accounts may not move objects of mainland China through the public endpoint
     (www.alibabacloud.com/help/doc-detail/31836.htm, "Important"). The stack uploads its payload there.
     """
     public, inner = oss.public_host(stack.region), oss.inner_host(stack.region)
@@ -240,7 +243,7 @@ def _name(stack: Stack, s3: Any) -> Finding:
     region = _region_of(s3, bucket)
     if region in (None, stack.region):
         return Finding("name", Rating.FINE, f"no stack {stack.name!r} in another region")
-    says = f"a stack {stack.name!r} is in {region}: {bucket} is there, and more would share its names"
+    says = f"a stack {stack.name!r} is in {region}: {bucket} exists, and other names would collide too"
     return Finding("name", Rating.PROBLEM, says, "name this stack otherwise")
 
 
@@ -255,7 +258,7 @@ def _existing_bucket(stack: Stack, s3: Callable[[], Any], name: str) -> Finding:
 
 
 def _region_of(s3: Any, bucket: str) -> str | None:
-    """Return a bucket's region, None for no such bucket: API GetBucketLocation, say ``oss-cn-beijing``."""
+    """Return a bucket's region; None for no such bucket. API GetBucketLocation has ``oss-cn-beijing``."""
     try:
         answer = oss.ask(s3, "get_bucket_location", Bucket=bucket)
     except CannotCheckError as error:

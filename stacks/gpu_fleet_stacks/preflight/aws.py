@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpu_fleet_stacks.calls.aws import Aws, Clients, clients_in
+from gpu_fleet_stacks.clients.aws import Aws, Clients, clients_in
 from gpu_fleet_stacks.preflight.aws_buckets import buckets
 from gpu_fleet_stacks.preflight.aws_existing import existing
 from gpu_fleet_stacks.preflight.aws_files import file_systems

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks.clients.aws import Aws
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.preflight.usable import unless_missing
 from gpu_fleet_stacks.settings import Stack
@@ -27,7 +27,7 @@ def _bucket(stack: Stack, aws: Aws, name: str, use: ExistingBucket) -> Finding:
     if not head:
         return Finding(subject, Rating.PROBLEM, "there is no such bucket", f"name another than {key}")
     if head.get("BucketRegion", stack.region) != stack.region:
-        says = f"lies in {head['BucketRegion']}: instances would pay for each byte between regions"
+        says = f"is in {head['BucketRegion']}: instances would pay for each byte between regions"
         return Finding(subject, Rating.PROBLEM, says, f"name one in {stack.region}")
     encrypted_by = _kms_key(aws, name)
     if encrypted_by is not None and use.key is None:
@@ -40,7 +40,7 @@ def _bucket(stack: Stack, aws: Aws, name: str, use: ExistingBucket) -> Finding:
 
 
 def _kms_key(aws: Aws, name: str) -> str | None:
-    """Return the key of its default encryption; None for S3's own, which needs no permission."""
+    """Return the key of the bucket's default encryption; None for S3's own, which needs no permission."""
     missing = "ServerSideEncryptionConfigurationNotFoundError"
     answer = unless_missing(partial(aws.ask, "s3", "get_bucket_encryption", Bucket=name), missing)
     for rule in answer.get("ServerSideEncryptionConfiguration", {}).get("Rules", []):

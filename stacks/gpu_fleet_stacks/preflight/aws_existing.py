@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks.clients.aws import Aws
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.preflight.usable import so, unless_missing
 from gpu_fleet_stacks.settings import Stack
@@ -31,7 +31,7 @@ def existing(stack: Stack, aws: Aws) -> Iterator[Finding]:
 
 
 def _vpc(stack: Stack, aws: Aws, named: ExistingNetwork) -> Finding:
-    """Check that the VPC exists with DNS names: EFS mounts and private endpoint names need both switches.
+    """Check that the VPC exists with DNS support and names: EFS mounts and private endpoint names need both.
 
     docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html
     """
@@ -64,9 +64,9 @@ def _dns(aws: Aws, vpc_id: str, attribute: str) -> bool:
 
 
 def _endpoints(stack: Stack, aws: Aws, named: ExistingNetwork) -> Finding:
-    """Check for conflicting endpoints: a VPC takes one endpoint with private names of each service.
+    """Check for conflicting endpoints: a VPC allows one endpoint with private names for each service.
 
-    The stack's own endpoints carry its tag.
+    The stack's own endpoints have its tag.
     """
     from gpu_fleet_stacks.aws.endpoints import SERVICES  # noqa: PLC0415 - Pulumi's SDK takes a second: where asked for
 
@@ -100,8 +100,8 @@ def _subnet(aws: Aws, named: ExistingNetwork, zone: str) -> Finding:
         return Finding(subject, Rating.PROBLEM, f"there is no {subnet_id}", _remedy(zone))
     (subnet,) = subnets
     wrong = so(
-        (f"lies in {subnet['VpcId']}", subnet["VpcId"] != named.vpc_id),
-        (f"lies in {subnet['AvailabilityZone']}", subnet["AvailabilityZone"] != zone),
+        (f"is in {subnet['VpcId']}", subnet["VpcId"] != named.vpc_id),
+        (f"is in {subnet['AvailabilityZone']}", subnet["AvailabilityZone"] != zone),
         ("gives public addresses", bool(subnet.get("MapPublicIpOnLaunch"))),
     )
     routes = [] if wrong else _routes(aws, named.vpc_id, subnet_id)

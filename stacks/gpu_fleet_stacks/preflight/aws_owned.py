@@ -5,15 +5,15 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks.clients.aws import Aws
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.preflight import usable
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.settings import Stack
 
 AMAZON = "amazon"
 SECRETS_KEY = "alias/aws/secretsmanager"  # Amazon's own key, for a secret that names none
-BUILD = "build one: `gpu-fleet image build STACK`, see image/README.md"
+BUILD = "build one: `gpu-fleet image build STACK`, see docs/how-to/bake-an-image.md"
 
 
 def account(stack: Stack, aws: Aws) -> Finding:
@@ -53,7 +53,7 @@ def _name(stack: Stack, aws: Aws) -> Finding:
     region = answer.get("BucketRegion", stack.region)
     if region == stack.region:
         return Finding("name", Rating.FINE, f"no stack {stack.name!r} in another region")
-    says = f"a stack {stack.name!r} is in {region}: {bucket} is there, and more would share its names"
+    says = f"a stack {stack.name!r} is in {region}: {bucket} exists, and other names would collide too"
     return Finding("name", Rating.PROBLEM, says, "name this stack otherwise")
 
 
@@ -74,7 +74,7 @@ def _image(stack: Stack, aws: Aws) -> Finding:
 
 
 def _image_id(stack: Stack, aws: Aws) -> str:
-    """Return the image that a launch would take now; the first one where there is no build yet."""
+    """Return the image that a launch would use now; the first one where there is no build yet."""
     if stack.image.follows_builds:
         written = stack.image.built_parameter(stack.name)
         asked = partial(aws.ask, "ssm", "get_parameter", Name=written)
@@ -99,7 +99,7 @@ def _wrong_with(stack: Stack, image: dict[str, Any]) -> list[str]:
     return [
         *usable.so(
             (f"is {image.get('State')}", image.get("State") != "available"),
-            (f"is of account {owner}, which is not ours", not trusted),
+            (f"belongs to account {owner}, not to this one", not trusted),
         ),
         *usable.misfits(stack, image.get("Architecture"), root_gib),
     ]
@@ -127,7 +127,7 @@ def _budget(stack: Stack, aws: Aws) -> Finding:
 
 
 def _instances(stack: Stack, aws: Aws) -> Finding:
-    """Check the age of instances; a stop and start makes an instance no younger than its root volume."""
+    """Check the age of instances by their root volumes: a stop and start makes no instance younger."""
     pools = {pool.name for pool in stack.pools}
     states = ["pending", "running", "stopping", "stopped"]
     chosen = {f"tag:{naming.PROJECT}:stack": [stack.name], "instance-state-name": states}
@@ -143,7 +143,7 @@ def _instances(stack: Stack, aws: Aws) -> Finding:
 
 
 def _user_roles(stack: Stack, aws: Aws) -> dict[str, datetime]:
-    """Return pool -> when its user role was made; IAM lists all, and names end as Pulumi likes."""
+    """Return pool -> creation time of its user role: IAM lists all roles; Pulumi chooses names' ends."""
     names = {naming.prefixed(stack.name, pool.name, "user"): pool.name for pool in stack.pools}
     roles = aws.pages("iam", "list_roles", "Roles", "Marker")
     made = {role["RoleName"][: -naming.AUTONAME_SUFFIX_LENGTH]: role["CreateDate"] for role in roles}
@@ -185,7 +185,7 @@ def _webhook(stack: Stack, aws: Aws, name: str) -> Finding:
         return Finding(subject, Rating.PROBLEM, says, f"{remedy} --secret-string file://FILE")
     key = secret.get("KmsKeyId", SECRETS_KEY)
     if key == SECRETS_KEY or _key_id(aws, key) == _key_id(aws, f"alias/{naming.prefixed(stack.name)}"):
-        return Finding(subject, Rating.FINE, "its secret is there")
+        return Finding(subject, Rating.FINE, "its secret exists")
     says = f"its secret is under {key}, which the sweep may not use"
     remedy = f"aws secretsmanager update-secret --region {stack.region} --secret-id {name}"
     return Finding(subject, Rating.PROBLEM, says, f"{remedy} --kms-key-id {SECRETS_KEY}")

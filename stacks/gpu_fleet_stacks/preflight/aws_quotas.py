@@ -1,4 +1,4 @@
-"""Quotas of AWS against the stack at its maximum, plus what the account uses beside this stack."""
+"""Quotas of AWS against the stack at its maximum, plus the account's usage beside this stack."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from gpu_fleet_stacks import catalog, naming
-from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog.instance_types import Cloud, InstanceType
+from gpu_fleet_stacks.clients.aws import Aws
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.preflight.needs import vcpus
 from gpu_fleet_stacks.preflight.usable import unless_missing

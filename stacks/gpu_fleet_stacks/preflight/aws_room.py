@@ -1,11 +1,11 @@
-"""Check that a zone sells what a pool asks for: types, EFA, spot, reservations."""
+"""Check that a zone sells what a pool requests: types, EFA, spot, reservations."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls.aws import Aws
+from gpu_fleet_stacks.clients.aws import Aws
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.preflight.needs import types_of
 from gpu_fleet_stacks.preflight.usable import so
@@ -65,7 +65,7 @@ def _some(pool: Pool) -> str:
 def _efa(aws: Aws, pool: Pool) -> Finding:
     """Check that the type has as many adapters as the launch template asks for."""
     subject, wanted = f"EFA of {pool.name}", max(kind.efa_interfaces for kind in types_of(pool))
-    (name,) = pool.types  # a rule of the settings
+    (name,) = pool.types  # one by a rule of the settings
     (kind,) = aws.ask("ec2", "describe_instance_types", InstanceTypes=[name])["InstanceTypes"]
     network = kind.get("NetworkInfo", {})
     most = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0) if network.get("EfaSupported") else 0
@@ -95,9 +95,9 @@ def _spot(stack: Stack, aws: Aws, pool: Pool) -> Finding:
 
 
 def _reservation(stack: Stack, aws: Aws, pool: Pool, now: datetime) -> Finding:
-    """A reservation or capacity block that is there, of the pool's type and zone, and has room.
+    """Check that a reservation or capacity block exists in the pool's type and zone, and is large enough.
 
-    Of a group what is of use to the pool counts together.
+    In a group, all reservations that the pool can use count together.
     """
     subject = f"reservation of {pool.name}"
     held = [(each, _unlike(each, stack, pool, now)) for each in _held(aws, pool)]
@@ -117,7 +117,7 @@ def _reservation(stack: Stack, aws: Aws, pool: Pool, now: datetime) -> Finding:
 
 
 def _held(aws: Aws, pool: Pool) -> list[dict[str, Any]]:
-    """The reservation that a pool names, or those of the group that it names."""
+    """Return the reservation that a pool names, or those of the group that it names."""
     ids = [pool.reservation_id]
     if pool.reserved_by_group:
         listed = aws.ask("resource-groups", "list_group_resources", Group=pool.reservation_id)
@@ -130,14 +130,14 @@ def _held(aws: Aws, pool: Pool) -> list[dict[str, Any]]:
 
 
 def _unlike(reservation: dict[str, Any], stack: Stack, pool: Pool, now: datetime) -> list[str]:
-    """Why a reservation is of no use to a pool."""
+    """Return why a pool cannot use a reservation."""
     ends = reservation.get("EndDate")
     block = reservation.get("ReservationType") == "capacity-block"
     return so(
         (f"is {reservation['State']}", reservation["State"] not in USABLE_STATES),
         (f"is of {reservation['InstanceType']}", reservation["InstanceType"] not in pool.types),
         (
-            f"lies in {reservation['AvailabilityZone']}",
+            f"is in {reservation['AvailabilityZone']}",
             reservation["AvailabilityZone"] not in stack.zones_of(pool),
         ),
         ("is a capacity block", block and pool.market is not Market.CAPACITY_BLOCK),

@@ -1,4 +1,4 @@
-"""``gpu-fleet preflight STACK``: asks the cloud, before an ``up``, whether it has room for the stack."""
+"""``gpu-fleet preflight STACK``: ask the cloud, before an ``up``, whether it has capacity for the stack."""
 
 import importlib
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 from rich.console import Console
 
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight import report
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, exit_code
 from gpu_fleet_stacks.settings import Stack, stack_files
@@ -17,22 +17,22 @@ PIPE_WIDTH = 140
 
 
 def look(stack: Stack) -> Iterator[Finding]:
-    """Yield every answer as it comes; without credentials one finding, since nothing else can be asked."""
+    """Yield each answer when it arrives; without credentials one finding, since every call would fail."""
     # an SDK takes a second to load: load only that of the stack's cloud
     cloud = importlib.import_module(f"gpu_fleet_stacks.preflight.{stack.cloud}")
     try:
         yield from cloud.look(stack)
     except CannotCheckError as error:
-        yield Finding("account", Rating.UNCHECKED, f"could not be checked, and nothing else: {error}")
+        yield Finding("account", Rating.UNCHECKED, f"could not be checked, so nothing else was: {error}")
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet preflight aws-prod")
 @stack_argument
 def preflight(name: str) -> None:
-    """Ask the cloud whether there is room for a stack: quotas, types, spot, image, key, budget.
+    """Ask the cloud whether it has capacity for a stack: quotas, types, spot, image, key, budget.
 
-    Reads only. Exit code 0: there is room; 1: something is missing; 3: something could not be checked, and
-    nothing else is known to be missing.
+    Reads only. Exit code 0: there is capacity; 1: something is missing; 3: something could not be checked,
+    and nothing else is known to be missing.
     """
     stack = stack_files.settings_of(name)
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight.findings import Finding, Rating
 from gpu_fleet_stacks.settings import Stack
 
@@ -25,7 +25,7 @@ def account(stack: Stack, who: str, of: str, remedy: str) -> Finding:
 
 
 def unless_missing(ask: Callable[[], dict[str, Any]], code: str) -> dict[str, Any]:
-    """Return the answer, or an empty one where the cloud refuses with this code: no such thing exists.
+    """Return the answer, or an empty one where the cloud's code says that no such resource exists.
 
     Raises:
         CannotCheckError: refused for any other reason.
@@ -53,11 +53,11 @@ def image(named: str, wrong: Sequence[str], build: str) -> Finding:
 def instances(
     stack: Stack, started: Mapping[str, tuple[str, datetime]], roles: Callable[[], Mapping[str, datetime]]
 ) -> Finding:
-    """Check that no instance is older than its pool's user role: users there have nothing to save by.
+    """Check that no instance is older than its pool's user role: its users could not save their work.
 
     Args:
         started: instance -> its pool and its first start.
-        roles: asks for pool -> when its user role was made; without those that have none yet.
+        roles: returns pool -> creation time of its user role; pools without a role are left out.
     """
     made = roles() if started else {}
     old = sorted(each for each, (pool, at) in started.items() if pool not in made or at < made[pool])
@@ -72,7 +72,7 @@ def how_booted(stack: Stack, *, is_built: bool) -> str:
     """Describe how instances of an image get agent, gate and trainer.
 
     Args:
-        is_built: the stack's own pipeline made the image.
+        is_built: whether the stack's own pipeline made the image.
     """
     if stack.image.follows_builds and not is_built:
         return f"bootstrapped until the first build has ended: `gpu-fleet image build {stack.name}`"
@@ -94,10 +94,10 @@ def misfits(stack: Stack, architecture: object, size_gib: int) -> Iterable[str]:
 
 
 def key(alias: str, answer: dict[str, Any], *, enable: str, cancel_deletion: str) -> Finding:
-    """Check the stack's key: a first ``up`` makes it, a later one needs it enabled.
+    """Check the stack's key: the first ``up`` creates it, a later one needs it enabled.
 
     Args:
-        answer: of DescribeKey; empty where there is no key yet.
+        answer: answer of DescribeKey; empty where there is no key yet.
         cancel_deletion: the command that cancels a scheduled deletion.
     """
     if not answer:

@@ -12,7 +12,7 @@ import click
 import pulumi
 from rich.console import Console
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.rehearsal import (
     bucket_policies,
     budget_act,
@@ -103,7 +103,7 @@ def rehearse(console: Console, clients: RegionClients, settings: Stack, build: P
 
 
 def stand_up(console: Console, clients: RegionClients, settings: Stack) -> Rehearsed:
-    """Run the first act: the program registers its resources, and moto creates what it supports.
+    """Run the first act: the program registers its resources, and moto creates those that it supports.
 
     Resources that the stack takes from another owner are made before.
     """
@@ -114,7 +114,7 @@ def stand_up(console: Console, clients: RegionClients, settings: Stack) -> Rehea
         config = existing.renamed(config, ids)
         if ids or settings.storage.existing.buckets:
             console.print(
-                "somebody else's, made for this rehearsal:", *ids, *settings.storage.existing.buckets
+                "of another owner, made for this rehearsal:", *ids, *settings.storage.existing.buckets
             )
     else:
         answers = existing.alicloud_answers(settings)

@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.rehearsal import instances, processes, sweeps
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
@@ -128,7 +128,7 @@ def _alarms(clients: RegionClients, stack: str) -> Iterator[dict[str, Any]]:
 
 
 def _published(clients: RegionClients, alarm: Mapping[str, Any]) -> float:
-    """Return what the alarm would read: its statistic of its metric, over the time in which it may arrive."""
+    """Return the value that the alarm would read: its statistic of its metric, over the allowed delay."""
     now = datetime.now(UTC)
     statistics = clients("cloudwatch").get_metric_statistics(
         Namespace=alarm["Namespace"],

@@ -40,8 +40,8 @@ class Part:
         name: the users' name of such an instance.
         does: the process that its users left running.
         goes: whether the sweep has to terminate it.
-        share: the part of the time before the mark in which its agent runs; 0 for an instance that comes
-            later.
+        share: the part of the time before the mark in which its agent runs; 0 for an instance that is
+            launched later.
         kept: whether its owner asked to keep it.
     """
 
@@ -113,7 +113,7 @@ class Player:
 
 
 def services(metadata: MetadataService) -> dict[str, str]:
-    """Return the variables that lead an instance to moto and to its metadata service."""
+    """Return the variables with the addresses of moto and of the instance's metadata service."""
     return {
         "AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"],
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.endpoint,
@@ -208,14 +208,14 @@ def wait_for_answers(clients: RegionClients, ledger_uri: str, ids: Collection[st
 
 
 def keep(player: Player, span: str) -> None:
-    """Ask for an instance as its users do: its agent has the right that they lack.
+    """Keep an instance as its users do, by the agent, which has the right that they lack.
 
     Args:
-        span: how long, ``8h`` say.
+        span: how long to keep it, such as ``8h``.
 
     Raises:
-        ChildError: when the command fails.
-        RehearsalError: the agent does not come up.
+        ChildError: the command fails.
+        RehearsalError: the agent does not start.
     """
     command = first_boot.people_command(player.root, "keep", span, "--reason", "results on Monday")
     door = player.root / "run/gpu-fleet/agent.sock"
@@ -225,5 +225,5 @@ def keep(player: Player, span: str) -> None:
                 break
             time.sleep(0.2)
         else:
-            raise RehearsalError(f"{door}: not there in {ANSWERS_MAY_TAKE_S} s: the agent takes no command")
+            raise RehearsalError(f"{door}: missing after {ANSWERS_MAY_TAKE_S} s: the agent takes no command")
         processes.run(command, player.folder / "keep.log", player.environment(), inherit=False)

@@ -18,7 +18,7 @@ from gpu_fleet_stacks.rehearsal.moto_server import ACCOUNT_ID, LOOPBACK
 
 # moto answers at once or not at all; a second try would only hide its answer.
 _CONFIG = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
-# Service descriptions take long to read and never change: all sessions of the process share one reader.
+# Service descriptions are slow to read and never change, so all sessions of the process share one reader.
 _LOADER = botocore.loaders.create_loader()
 
 
@@ -82,7 +82,7 @@ class RegionClients:
     account_id: str = ACCOUNT_ID
 
     def __call__(self, service: str) -> Any:
-        """Return the client of a service, by boto3's name of it; errors as in ``ClientPool.client``."""
+        """Return the client of a service, by boto3's name; errors as in ``ClientPool.client``."""
         return self.pool.client(service, self.region)
 
     def count_objects(self, uri: str, ending: str) -> int:

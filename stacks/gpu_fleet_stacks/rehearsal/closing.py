@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from gpu_fleet_stacks import files
+from gpu_fleet_stacks.core import files
 
 Figures = dict[str, dict[str, Any]]
 
@@ -39,7 +39,7 @@ def _shown(value: Any) -> str:
 
 
 def broken_promises(figures: Figures) -> list[str]:
-    """Return what the figures show that must never happen; empty when all is well."""
+    """Return the figures that must never occur, as sentences; empty if all is well."""
     trainer, reaper, budget = (figures.get(act) for act in ("trainer", "reaper", "budget"))
     broken = []
     if trainer is not None:

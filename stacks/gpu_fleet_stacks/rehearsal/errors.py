@@ -1,6 +1,6 @@
 """Errors of the rehearsal, a branch of the package's tree; each message is for users."""
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 
 class RehearsalError(StacksError):

@@ -1,6 +1,6 @@
-"""Resources that a stack takes from another owner, made for the rehearsal.
+"""Existing resources of a stack, made for the rehearsal.
 
-On AWS they are made in moto, which gives its own ids; the stack's configuration then names those. Alibaba
+On AWS they are made in moto, which chooses its own ids; the stack's configuration then names those. Alibaba
 Cloud has no emulator, so its lookups are answered with the stack file's values.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Any
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.schema import ExistingNetwork
@@ -21,7 +21,7 @@ Answers = Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]
 
 
 def made(clients: RegionClients, stack: Stack) -> dict[str, str]:
-    """Make on AWS what the stack file names: the VPC, its subnets, buckets, the EFS with mount targets.
+    """Make the resources in the stack file on AWS: the VPC, its subnets, buckets, the EFS with mount targets.
 
     FSx for Lustre is not looked up, so it is not made.
 
@@ -80,7 +80,7 @@ def _subnets(stack: Stack) -> Iterator[tuple[str, str]]:
 
 def _bucket(clients: RegionClients, name: str) -> None:
     s3 = clients("s3")
-    elsewhere = clients.region != "us-east-1"  # API CreateBucket takes no constraint for this region
+    elsewhere = clients.region != "us-east-1"  # API CreateBucket accepts no constraint for this region
     where = {"CreateBucketConfiguration": {"LocationConstraint": clients.region}} if elsewhere else {}
     s3.create_bucket(Bucket=name, **where)
 
@@ -94,7 +94,7 @@ def _homes(clients: RegionClients, token: str, subnet_ids: list[str]) -> str:
 
 
 def alicloud_answers(stack: Stack) -> Answers:
-    """Return answers to Alibaba Cloud's lookups: everything in the stack file exists as the stack needs."""
+    """Return answers to Alibaba Cloud's lookups: each resource in the stack file exists as needed."""
     network = stack.network.existing
     by_zone = dict(_subnets(stack))
     vswitches: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""First boot of an instance, run in a folder: only what its user data says is done there.
+"""First boot of an instance in a folder, which follows its user data only.
 
 This module plays cloud-init: it writes the files and starts the unit of ``runcmd``. The program, the payload
 and the recipe are the stack's own. The units that the recipe enabled run afterwards.
@@ -66,7 +66,7 @@ def started_units(config: Mapping[str, Any]) -> tuple[str, ...]:
     units = tuple(command[-1] for command in commands)
     if not units:
         raise FirstBootError(
-            "the user data starts no unit: nobody would bring agent and gate to this instance"
+            "the user data starts no unit: nothing would install agent and gate on this instance"
         )
     return units
 
@@ -100,7 +100,7 @@ def service(root: Path, unit: str) -> list[str]:
 
 
 def people_command(root: Path, *arguments: str) -> list[str]:
-    """Return a command as its users type it on the instance, ``gpu-fleet`` and its arguments.
+    """Return a command as users type it on the instance: ``gpu-fleet`` and its arguments.
 
     Raises:
         FirstBootError: the payload has no such program.
@@ -133,7 +133,7 @@ def _below(root: Path, command: Sequence[str]) -> list[str]:
 
 @cache
 def system_python() -> str:
-    """Return a Python without this environment's packages: the system's, else the one ours was made from.
+    """Return a Python without this environment's packages: the system's, or else the one that made ours.
 
     Raises:
         FirstBootError: neither exists.

@@ -9,7 +9,7 @@ from typing import Any
 from moto.backends import get_backend
 from rich.table import Table
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
 
 ENDED = frozenset({"terminated", "shutting-down"})
@@ -71,7 +71,7 @@ def running(instances: Iterable[LaunchedInstance]) -> set[str]:
 
 
 def pictures(clients: RegionClients, stack: str) -> dict[str, dict[str, Any]]:
-    """Return instance id -> EC2's full description, to see whether anything changed the instance."""
+    """Return instance id -> EC2's full description, to show whether anything changed the instance."""
     own = [{"Name": f"tag:{naming.PROJECT}:stack", "Values": [stack]}]
     pages = clients("ec2").get_paginator("describe_instances").paginate(Filters=own)
     return {

@@ -1,4 +1,4 @@
-"""Answers to the provider functions a program may call."""
+"""Answers to the provider functions that a program may call."""
 
 import json
 from collections.abc import Callable
@@ -14,14 +14,14 @@ PUBLIC_PARAMETERS, AN_IMAGE = "/aws/service/", "ami-12c6146b"
 
 
 def answer(clients: RegionClients, token: str, arguments: dict[str, Any]) -> Answer:
-    """Return what the provider's function would return.
+    """Return the result of the provider's function.
 
     Args:
-        token: say ``aws:index/getRegion:getRegion``.
+        token: such as ``aws:index/getRegion:getRegion``.
         arguments: camelCase arguments.
 
     Raises:
-        UnknownInvokeError: for a function without an answer.
+        UnknownInvokeError: the function has no answer.
     """
     function = _ANSWERS.get(token)
     if function is None:
@@ -92,7 +92,7 @@ def _parameters_by_path(clients: RegionClients, arguments: Answer) -> Answer:
 
 
 def _no_images(_: RegionClients, arguments: Answer) -> Answer:
-    """Return no images: an account on Alibaba Cloud where nothing was built yet."""
+    """Return no images: an account on Alibaba Cloud without any build."""
     return {**arguments, "id": "images", "ids": [], "images": []}
 
 

@@ -54,7 +54,7 @@ class MetadataService:
         )
 
     def send_spot_notice(self, now: datetime | None = None) -> None:
-        """Announce from now on that the instance is interrupted in two minutes."""
+        """Announce that the instance will be interrupted in two minutes."""
         taken = (now or datetime.now(UTC)) + NOTICE
         self.answers[SPOT_ACTION] = json.dumps(
             {"action": "terminate", "time": taken.strftime("%Y-%m-%dT%H:%M:%SZ")}
@@ -72,7 +72,7 @@ def metadata_service(cloud: str = "aws") -> Iterator[MetadataService]:
     service: MetadataService
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers only requests with a token, as with ``http_tokens=required``."""
+        """A handler that answers only requests with a token, as with ``http_tokens=required``."""
 
         def do_PUT(self) -> None:
             known = self.path == "/latest/api/token" and self.headers.get(f"{header}-ttl-seconds")

@@ -1,4 +1,4 @@
-"""Stand-in for the engine of Pulumi's SDK: creates in moto what moto supports, records the rest."""
+"""Stand-in for the engine of Pulumi's SDK: it creates supported resources in moto, and records the rest."""
 
 import time
 from collections.abc import Callable, Mapping

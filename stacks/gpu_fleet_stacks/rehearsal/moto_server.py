@@ -73,7 +73,7 @@ class _Handler(MotoRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.connections.add(self.connection)
-        if self.closing.is_set():  # the connection came after the last check of the connections
+        if self.closing.is_set():  # the connection was opened after the last check of the connections
             _hang_up(self.connection)
 
     def finish(self) -> None:
@@ -81,13 +81,13 @@ class _Handler(MotoRequestHandler):
         super().finish()
 
     def handle_expect_100(self) -> bool:
-        """Answer a client at once that waits for it before it sends a body."""
+        """Answer at once to a client that waits for permission to send a body."""
         going_on = super().handle_expect_100()
         self.wfile.flush()
         return going_on
 
     def run_wsgi(self) -> None:
-        """Answer one request: read its whole body, send the whole answer, so that the next can follow."""
+        """Answer one request: read its whole body and send the whole answer, so that the next can follow."""
         environ = self.make_environ()
         source, length = environ["wsgi.input"], int(environ.get("CONTENT_LENGTH") or 0)
         # a chunked body ends by itself and has no length

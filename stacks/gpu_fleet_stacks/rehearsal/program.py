@@ -20,7 +20,7 @@ from pulumi.runtime.settings import SETTINGS, _get_rpc_manager, get_root_resourc
 from pulumi.runtime.stack import Stack, run_pulumi_func
 
 from gpu_fleet_stacks import program as main_program
-from gpu_fleet_stacks.naming import PROJECT
+from gpu_fleet_stacks.core.naming import PROJECT
 from gpu_fleet_stacks.rehearsal import values
 from gpu_fleet_stacks.rehearsal.aws_resources import CREATORS
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
@@ -202,7 +202,7 @@ async def _settled(program: Callable[[], object]) -> None:
     while under_way:
         done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_EXCEPTION)
         if any(task.cancelled() or task.exception() is not None for task in done):
-            return  # the SDK's own wait comes next, and reports it
+            return  # the SDK's own wait is next, and reports it
         under_way = _under_way()
 
 

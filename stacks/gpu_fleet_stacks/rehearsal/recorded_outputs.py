@@ -51,12 +51,12 @@ def recorded(
 ) -> tuple[str, dict[str, Any]]:
     """Return id and outputs of a resource that is only recorded.
 
-    An output that the SDK promises gets a value of its type that names the resource: a program can use it,
-    and nobody takes it for a real one.
+    An output that the SDK promises gets a value of its type that names the resource, so that a program can
+    use it and a reader sees that it is not real.
 
     Returns:
         the id, ``recorded-<name>`` where the provider's is neither one of the inputs nor a number, and the
-            outputs.
+        outputs.
     """
     own = inputs | {"name": values.physical_name(name, inputs)}
     placeholder = f"recorded-{name}"

@@ -1,4 +1,4 @@
-"""Sweeps of a rehearsed stack: by an operator's command, and by the function that the stack would upload."""
+"""Sweeps of a rehearsed stack: by an operator's command, and by the function in the stack's archive."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ class Function:
 
 
 def unpacked(rehearsed: Rehearsed, folder: Path) -> Function:
-    """Zip the function's archive as it would be uploaded, and unzip it as Lambda does."""
+    """Zip the function's archive as in an upload, and unzip it as Lambda does."""
     (function,) = [resource for resource in rehearsed.of_type(FUNCTION) if resource.name.endswith("-reaper")]
     folder.mkdir(parents=True)
     archive = folder.with_suffix(".zip")

@@ -1,4 +1,4 @@
-"""Third act: training on real data, a spot notice half-way, the resume on another instance."""
+"""Third act: training on real data, a spot notice half-way, and the resume on another instance."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LIB = "opt/gpu-fleet/lib"
 CONFIG = "opt/gpu-fleet/examples/digits.toml"
 PROCESSES = 2
-# share of the epochs: the notice comes when half of the work is done
+# share of the epochs: the notice is sent when half of the work is done
 NOTICE_AFTER = 0.5
 # Often enough that a run of seconds sees the notice before its end; instances ask each second.
 ASK_METADATA_EVERY_S = 0.2

@@ -16,7 +16,7 @@ from rich.text import Text
 from gpu_fleet_stacks.rehearsal.recorded_outputs import reason
 from gpu_fleet_stacks.rehearsal.registrations import Registration, RegistrationOutcome
 
-# Where one branch has more leaves of one type than this, they become a single line with their number.
+# More leaves of one type than this in a branch become a single line with their number.
 FOLD_ABOVE = 4
 REFRESHES_PER_SECOND = 10
 # A file or a pipe has no width, so lines are whole there.
@@ -37,7 +37,7 @@ ASCII_MARKS = Marks("*", "o")
 
 
 class Tree:
-    """Shows a run while it happens, and the whole tree at the end; without a terminal only the whole tree.
+    """Tree that shows a run while it happens, and whole at the end; without a terminal only the whole tree.
 
     Use it as ``with Tree(console, "aws-dev") as tree: run_program("aws-dev", listener=tree.listen)``.
 
@@ -79,7 +79,7 @@ class Tree:
         if not self._ended:
             self._tick()
         marks = ASCII_MARKS if self._console.options.ascii_only else MARKS
-        label = _heading(self._stack, self._ended or "comes up", self._seen, self.seconds, marks)
+        label = _heading(self._stack, self._ended or "in progress", self._seen, self.seconds, marks)
         return resource_tree(label, tuple(self._seen), marks, whole=bool(self._ended))
 
     def _tick(self) -> None:

@@ -55,12 +55,12 @@ def picked(inputs: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 
 
 def tag_list(tags: Mapping[str, str] | None, key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
-    """Return a tag map as the list of pairs that most AWS APIs take."""
+    """Return a tag map as the list of pairs that most AWS APIs expect."""
     return [{key: name, value: text} for name, text in (tags or {}).items()]
 
 
 def with_tags_all(inputs: Mapping[str, Any], **computed: Any) -> dict[str, Any]:
-    """Return what the provider returns: the inputs, ``tagsAll`` for given tags, and computed attributes."""
+    """Return the provider's outputs: the inputs, ``tagsAll`` for given tags, and computed attributes."""
     tags_all = {"tagsAll": inputs["tags"]} if "tags" in inputs else {}
     return {**inputs, **tags_all, **computed}
 

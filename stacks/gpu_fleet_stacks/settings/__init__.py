@@ -1,4 +1,4 @@
-"""Settings of a stack. In: the YAML of its file; out: a valid ``Stack``, or every problem at once."""
+"""Settings of a stack. In: the YAML of its file. Out: a valid ``Stack``, or every problem at once."""
 
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.settings.schema import (

@@ -5,7 +5,7 @@ from ipaddress import IPv4Network
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings.pools import group_plans
 from gpu_fleet_stacks.settings.schema import Pool, Stack
 
@@ -47,7 +47,7 @@ def _usable(cloud: Cloud, network: IPv4Network) -> int:
 
 
 def _bound_to(stack: Stack, zones: tuple[str, ...]) -> int:
-    """Return the addresses that full groups need which may start only in these zones."""
+    """Return the number of addresses that full groups need which may start only in these zones."""
     return sum(
         _addresses(stack, pool) * max(sizes)
         for pool in stack.pools
@@ -56,7 +56,7 @@ def _bound_to(stack: Stack, zones: tuple[str, ...]) -> int:
 
 
 def _addresses(stack: Stack, pool: Pool) -> int:
-    """Return the addresses of one instance: one for each interface that has an address."""
+    """Return the number of addresses of an instance: one for each interface with IP traffic."""
     if stack.cloud is not Cloud.AWS or not pool.efa:
         return 1
     cards = catalog.load().get(pool.types[0]).network_cards

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, ParamSpec, TypeVar, cast
 
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 
 Draft = TypeVar("Draft")
 Inputs = ParamSpec("Inputs")
@@ -39,7 +39,7 @@ def draft(kind: type[Draft], values: Mapping[str, Any], unparsed: Collection[str
         values: every field that parsed, with defaults.
         unparsed: the other fields; reading one raises NotParsedError.
     """
-    known: Any = kind  # mypy takes no type for hashable here
+    known: Any = kind  # mypy accepts no type as hashable here
     made = object.__new__(_class(known))
     made.__dict__.update(values, _unparsed=frozenset(unparsed))
     return cast("Draft", made)

@@ -10,8 +10,8 @@ it.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Grouping, Pool, Stack
 
 

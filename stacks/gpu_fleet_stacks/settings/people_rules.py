@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from gpu_fleet_stacks.catalog import Cloud
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings.people import team_number
 from gpu_fleet_stacks.settings.schema import LoginName, Stack
 
@@ -94,7 +94,7 @@ def _keys(stack: Stack) -> Iterator[Problem]:
 
 
 def _directory(stack: Stack) -> Iterator[Problem]:
-    """Check the directory's groups, that each is named once, and that no user has keys in two places."""
+    """Check that each group of the directory is named once, and that no user has keys in two places."""
     directory = stack.access.directory
     if directory is None:
         return
@@ -106,7 +106,7 @@ def _directory(stack: Stack) -> Iterator[Problem]:
         allowed = f"is the group of {' and '.join(teams)}; each group once"
         yield Problem("access.directory.teams", group, allowed)
     for name in sorted(directory.keys.keys() & stack.access.people.keys()):
-        allowed = "has an account in access.people: its keys go there"
+        allowed = "has an account in access.people: put its keys there"
         yield Problem(f"access.directory.keys.{name}", name, allowed)
 
 
@@ -120,7 +120,7 @@ def _identity_center(stack: Stack) -> Iterator[Problem]:
         login = None if directory.login is LoginName.USER_NAME else str(directory.login)
         for key, value in (given | {"login": login}).items():
             if value is not None:
-                allowed = "is of IAM Identity Center on AWS; leave it out"
+                allowed = "is only for IAM Identity Center on AWS; leave it out"
                 yield Problem(f"access.directory.{key}", value, allowed)
         return
     if directory.identity_store is None:
@@ -176,7 +176,7 @@ def _managed(stack: Stack) -> Iterator[Problem]:
 
 
 def _shared(pairs: Iterable[tuple[Hashable, str]]) -> Iterator[tuple[Hashable, list[str]]]:
-    """Return what several users share: the shared value, and their names."""
+    """Yield each value that several users share, with their names."""
     owners: defaultdict[Hashable, list[str]] = defaultdict(list)
     for thing, name in pairs:
         owners[thing].append(name)

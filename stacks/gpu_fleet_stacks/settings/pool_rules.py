@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, InstanceType
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Grouping, IdleAction, ImageMode, Market, Pool, Stack
 
 RESERVED_MARKETS = (Market.RESERVATION, Market.CAPACITY_BLOCK)
@@ -16,7 +16,7 @@ _ASSURED = (
     r"(eap|crp)-[a-z0-9]+",
     "must be the id of an elasticity assurance (eap-...) or reservation (crp-...)",
 )
-# Cloud, whether it is for a capacity block -> what a reservation is called, and how that is said.
+# (cloud, whether it is for a capacity block) -> pattern of the reservation's id, and what is allowed.
 RESERVATION_FORMS = {
     (Cloud.AWS, False): (
         f"{_ID}|{_GROUP}",
@@ -78,13 +78,13 @@ def _reservation(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
         yield Problem(where, None, f"required where market is {pool.market}")
     if pool.market not in RESERVED_MARKETS and pool.reservation_id is not None:
         allowed = (
-            f"cannot go with market {pool.market}; use market reservation or capacity-block, or leave it out"
+            f"does not fit market {pool.market}; use market reservation or capacity-block, or leave it out"
         )
         yield Problem(where, pool.reservation_id, allowed)
 
 
 def _reservation_form(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
-    """By its form alone; ``preflight`` asks whether there is one."""
+    """Check the form of the reservation's id; ``preflight`` asks the cloud whether it exists."""
     form, allowed = RESERVATION_FORMS[stack.cloud, pool.market is Market.CAPACITY_BLOCK]
     if pool.reservation_id is not None and re.fullmatch(form, pool.reservation_id) is None:
         yield Problem(f"{key}.reservation_id", pool.reservation_id, allowed)
@@ -112,9 +112,9 @@ def _base_within_size(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 def _adapters_of_cloud(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.ALICLOUD and pool.efa:
-        yield Problem(f"{key}.efa", True, "is of AWS; on Alibaba Cloud use erdma")
+        yield Problem(f"{key}.efa", True, "is for AWS only; on Alibaba Cloud use erdma")
     if stack.cloud is Cloud.AWS and pool.erdma:
-        yield Problem(f"{key}.erdma", True, "is of Alibaba Cloud; on AWS use efa")
+        yield Problem(f"{key}.erdma", True, "is for Alibaba Cloud only; on AWS use efa")
 
 
 def _efa(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
@@ -163,9 +163,13 @@ def _zones(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 
 
 def _reserved_zone(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
-    """Else a group that no reservation is for would count in the worst month, and find no capacity."""
+    """Require one zone for reserved capacity.
+
+    The group of another zone would have no reservation: it would count in the worst month and find no
+    capacity.
+    """
     if pool.market in RESERVED_MARKETS and len(stack.zones_of(pool)) != 1:
-        yield Problem(f"{key}.zones", list(pool.zones), "what is reserved lies in one zone: name it")
+        yield Problem(f"{key}.zones", list(pool.zones), "reserved capacity is in one zone: name that zone")
 
 
 def _volume(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
@@ -201,15 +205,15 @@ def _stop_with_disks(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 def _command(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
-    """Check the idle command, as the agent does: its program must be changeable by root alone.
+    """Require an idle command that only root can change, as the agent does.
 
-    Whoever can change the program decides about every user's instance.
+    An account that can change the program decides about the instances of every user.
     """
     changeable = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/scratch/", "/dev/shm/", "/run/user/")  # noqa: S108 - refused, not used
     if pool.idle.command and not pool.idle.command[0].startswith("/"):
         yield Problem(f"{key}.idle.command", list(pool.idle.command), "must begin with an absolute path")
     elif pool.idle.command and pool.idle.command[0].startswith(changeable):
-        allowed = "must lie where root alone can change it, such as /usr/local/bin"
+        allowed = "must be where only root can change it, such as /usr/local/bin"
         yield Problem(f"{key}.idle.command", list(pool.idle.command), allowed)
 
 

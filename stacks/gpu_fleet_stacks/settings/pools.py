@@ -1,9 +1,9 @@
-"""Plan of a pool on either cloud: scaling groups, the alarms on their load, tags. Pure."""
+"""Plan of a pool on either cloud: scaling groups, load alarms and tags. Pure."""
 
 from dataclasses import dataclass
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.catalog import Cloud
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings.schema import Grouping, Market, Pool, Size, Stack
 
 CPU_OUT_PERCENT = 80

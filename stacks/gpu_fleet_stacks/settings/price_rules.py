@@ -1,4 +1,4 @@
-"""Rules on prices: what must have a price before a stack is built, and what may be assumed. Pure.
+"""Rules for prices: which items need a price before a stack is built, and which may be assumed. Pure.
 
 A stack whose pools or large disks have no public price has no worst month to compare with its budget. Its
 file must give their price under ``budget.assume``. Small items (traffic, addresses, logs) may stay unknown;
@@ -10,11 +10,11 @@ from difflib import get_close_matches
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import prices
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 from gpu_fleet_stacks.settings.quantities import disk_gib, shared_units
 
-# From this size on, storage without a price is no small item.
+# Storage of this size or more is no small item: it needs a price.
 LARGE_GIB = 1000
 DISK, CONTROLLER = "disk", "queue_controller"
 
@@ -99,7 +99,7 @@ def _listed(stack: Stack) -> Iterator[tuple[str, str]]:
 
 
 def _to_assume(stack: Stack) -> Iterator[str]:
-    """Return what may be assumed: items without a price, or with a price of another region only."""
+    """Yield the items that may be assumed: those without a price, or with a price of another region only."""
     listed = dict(_listed(stack))
     named = [name for pool in stack.pools for name in pool.types if catalog.load().find(name) is not None]
     return (name for name in (*named, *_items(stack)) if listed.get(name) != stack.region)

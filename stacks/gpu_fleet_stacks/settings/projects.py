@@ -1,4 +1,4 @@
-"""The project that a command is called in: a folder with the Pulumi.yaml of gpu-fleet, and its stack files.
+"""The project of a command: a folder with the Pulumi.yaml of gpu-fleet and its stack files.
 
 ``gpu-fleet init`` writes one; a checkout of gpu-fleet is one as well.
 """
@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpu_fleet_stacks import naming
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import StacksError
 
 FILE = "Pulumi.yaml"
 # Names the project, or a folder of stack files alone; `gpu-fleet --dir` sets it.
@@ -21,10 +21,11 @@ CONFIG_FOLDER = re.compile(r"^stackConfigDir:\s*(['\"]?)([^'\"#\n]+?)\1\s*(?:#.*
 
 
 def folder() -> Path | None:
-    """Return where the stack files lie; None where there is no project.
+    """Return the folder of the stack files; None where there is no project.
 
-    It is the folder that is named or the working directory, where that holds stack files; else that of the
-    nearest project upward; outside of any project that of the checkout which this gpu-fleet is, if it is one.
+    It is ``GPU_FLEET_DIR``, or else the working directory, if that folder holds stack files. Otherwise it
+    is the stack folder of the nearest project above. Without such a project it is ``GPU_FLEET_DIR``, or
+    else the stack folder of the checkout that this gpu-fleet runs from.
 
     Raises:
         StacksError: ``GPU_FLEET_DIR`` names no folder.
@@ -57,7 +58,7 @@ def root() -> Path:
 
 
 def stack_folder() -> Path:
-    """Return where the stack files lie.
+    """Return the folder of the stack files.
 
     Raises:
         StacksError: there is no project.
@@ -69,13 +70,13 @@ def stack_folder() -> Path:
 
 
 def build_folder() -> Path:
-    """Return where commands write what can be made again: in the project, else where they are called."""
+    """Return the folder for files that can be made again: in the project, else the working directory."""
     stacks = folder()
     return next(_upward(stacks) if stacks else iter(()), Path.cwd()) / "build"
 
 
 def missing() -> str:
-    """Return what to say where there is no project."""
+    """Return the error message for a command outside of any project."""
     start = os.environ.get(VARIABLE) or Path.cwd()
     return (
         f"no project of gpu-fleet in {start} or above it: `gpu-fleet init DIR` makes one, and --dir or "

@@ -12,7 +12,7 @@ from gpu_fleet_stacks.settings.pools import GroupPlan, group_plans
 from gpu_fleet_stacks.settings.schema import Nat, NetworkSettings, Pool, Redundancy, Stack
 
 # The most Sundays of a month; how long a build without capacity is repeated
-# (image/gpu_fleet_image/controllers/builds/keeper.py).
+# (image/gpu_fleet_image/controllers/builds/build_controller.py).
 SUNDAYS, RETRY_HOURS = 5, 6
 # How long builds are kept (stacks/gpu_fleet_stacks/aws/image.py), and the size of one: the base's own
 # packages, driver, containers and some 10 GB of wheels, mostly torch with CUDA. No account has measured the
@@ -95,7 +95,7 @@ def gateways(network: NetworkSettings) -> int:
 
 
 def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[tuple[str, CostKind, int]]:
-    """Yield what all pools of a stack use: the name of its price, its kind, and the units a month."""
+    """Yield the items that all pools of a stack share: name of the price, kind, and units a month."""
     network, storage = stack.network, stack.storage
     if many := gateways(network):
         yield "nat_gateway", CostKind.NAT, many * HOURS_PER_MONTH
@@ -145,7 +145,7 @@ def canary_types(stack: Stack) -> list[str]:
 
 
 def image_builds(stack: Stack) -> Mapping[Level, MonthOfBuilds]:
-    """Return image builds per month, usual and worst case, of a stack that builds.
+    """Return image builds per month, usual and worst case.
 
     Usually one build runs each Sunday. In the worst case it is repeated for six hours for want of capacity,
     and each kept image fills its disk. Hours are whole, since a build takes most of one.

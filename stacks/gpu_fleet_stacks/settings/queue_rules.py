@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings.schema import ImageMode, Pool, Stack
 
 # Words with another meaning to Slurm than a partition's name, and the queue's own security group.
@@ -51,7 +51,7 @@ def _teams(stack: Stack) -> Iterator[Problem]:
         yield Problem(
             f"teams.{team}",
             team,
-            f"is a team of nobody: neither in access.people nor in access.directory{meant}",
+            f"has no members: it is neither in access.people nor in access.directory{meant}",
         )
 
 
@@ -68,7 +68,7 @@ def _limits(stack: Stack) -> Iterator[Problem]:
 
 def _name(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     if stack.queued and pool.name in OWN_NAMES:
-        allowed = f"is a word of the queue's own; any name but {', '.join(OWN_NAMES)}"
+        allowed = f"is reserved by the queue; any name but {', '.join(OWN_NAMES)}"
         yield Problem(f"{key}.name", pool.name, allowed)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 from pydantic import TypeAdapter, ValidationError
 
-from gpu_fleet_stacks.errors import Problem, SettingsError
+from gpu_fleet_stacks.core.errors import Problem, SettingsError
 from gpu_fleet_stacks.settings import Stack, namespaces, rules
 from gpu_fleet_stacks.settings.draft import draft
 from gpu_fleet_stacks.settings.yaml_text import LeadingZero
@@ -78,7 +78,7 @@ def _checked(name: str, raw: Mapping[str, Any], problems: list[Problem]) -> Stac
 
 
 def _without_secret(problem: Problem) -> Problem:
-    """Return the problem without secrets: a webhook's address, or a private key."""
+    """Return the problem without a secret: a webhook's address or a private key."""
     text = str(problem.value)
     address = problem.key.startswith("notify.webhooks") and "://" in text
     if not address and "PRIVATE KEY" not in text:
@@ -205,7 +205,7 @@ def _problem(key: str, details: "ErrorDetails") -> Problem:
 
 
 def _allowed(kind: str, value: object, message: str) -> str:
-    """What may stand in place of a value: in this file's terms where pydantic's are not enough."""
+    """Describe the allowed values, in the terms of the stack file where pydantic's are not enough."""
     if kind == "string_type" and not isinstance(value, Mapping | list | None):
         text = str(value).lower() if isinstance(value, bool) else value
         return f'must be text, and YAML reads something else without quotes: write "{text}"'

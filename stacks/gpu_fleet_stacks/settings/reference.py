@@ -14,13 +14,14 @@ from typing import Any
 import click
 from pydantic import TypeAdapter
 
-from gpu_fleet_stacks import catalog, files, naming
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, regions
+from gpu_fleet_stacks.core import files, naming
 from gpu_fleet_stacks.settings import namespaces, projects, schema, yaml_text
 
 FILE = Path(__file__).with_name("stack.schema.json")
-# In a checkout beside it; in a project of one's own the schema lies beside the stack files.
-PAGE, PROJECT = Path("docs/settings.md"), Path("Pulumi.yaml")
+# In a checkout it is beside this module; in any other project beside the stack files.
+PAGE, PROJECT = Path("docs/reference/settings.md"), Path("Pulumi.yaml")
 # First line of a stack file: https://github.com/redhat-developer/yaml-language-server
 MODELINE = "# yaml-language-server: $schema="
 # Keys of Pulumi beside `config` (https://www.pulumi.com/docs/iac/concepts/projects/stack-settings-file/).
@@ -28,7 +29,7 @@ OF_PULUMI = ("secretsprovider", "encryptedkey", "encryptionsalt", "environment")
 ATTRIBUTE = re.compile(r"^    ([a-z_][a-z0-9_, ]*): (.*?)(?=^    \S|\Z)", re.MULTILINE | re.DOTALL)
 
 QUOTED_NUMBER = r"^[0-9]+(\.[0-9]+)?$"
-MOST_VALUES = 20  # of a cell
+MOST_VALUES = 20  # values in a cell
 WORDS = {
     "string": "text",
     "integer": "whole number",
@@ -62,7 +63,7 @@ def json_schema() -> Schema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A stack of gpu-fleet",
-        "description": "What must agree between keys is said by `gpu-fleet check STACK`.",
+        "description": "What must agree between keys is checked by `gpu-fleet check STACK`.",
         "type": "object",
         "properties": {"config": config, **{key: {} for key in OF_PULUMI}},
         "additionalProperties": False,
@@ -119,7 +120,7 @@ def markdown() -> str:
         "Made from `stacks/gpu_fleet_stacks/settings/schema.py` by `gpu-fleet schema --write`.",
         "A test holds it. Editors read `stacks/gpu_fleet_stacks/settings/stack.schema.json`,",
         "which the first line of a stack file names. What must agree",
-        "between keys is said by `gpu-fleet check STACK`.",
+        "between keys is checked by `gpu-fleet check STACK`.",
         "",
         "## The keys of `config:`",
         "",
@@ -240,7 +241,7 @@ def modeline(stack_folder: Path) -> str:
 
 
 def written_files(root: Path, stack_folder: Path) -> dict[Path, str]:
-    """Return what ``--write`` writes for a project: in a checkout of gpu-fleet the reference too."""
+    """Return the files that ``--write`` writes for a project; in a gpu-fleet checkout the reference too."""
     text = json.dumps(json_schema(), indent=1) + "\n"
     if root.resolve() != projects.OWN:
         return {stack_folder / FILE.name: text}

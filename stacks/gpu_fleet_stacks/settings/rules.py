@@ -14,9 +14,9 @@ from ipaddress import IPv4Network
 from itertools import pairwise
 from zoneinfo import available_timezones
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.catalog import Cloud, regions
-from gpu_fleet_stacks.errors import Problem
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import (
     Nat,
     OnExceeded,
@@ -62,7 +62,7 @@ CURRENCIES = {Cloud.AWS: ("USD",), Cloud.ALICLOUD: ("CNY", "USD")}
 
 
 def check(stack: Stack) -> list[Problem]:
-    """Return the problems of all rules, as far as the fields parsed.
+    """Return the problems of all rules that the parsed fields allow to check.
 
     Args:
         stack: the settings, or a draft of them.
@@ -93,7 +93,7 @@ def _length_of_name(stack: Stack) -> Iterator[Problem]:
 
 
 def _region(stack: Stack) -> Iterator[Problem]:
-    """Refuse China on AWS and the isolated regions: they name principals and endpoints in another way."""
+    """Refuse AWS regions in China and isolated regions: their principals and endpoints have other names."""
     known = regions.of_cloud(stack.cloud)
     if stack.region not in known:
         near = ", ".join(get_close_matches(stack.region, known, n=3, cutoff=0))
@@ -120,7 +120,7 @@ def _cidr(stack: Stack) -> Iterator[Problem]:
     if cidr is None:
         return
     if not any(cidr.subnet_of(private) for private in PRIVATE_RANGES):
-        yield Problem("network.cidr", str(cidr), "not private: must lie in 10/8, 172.16/12 or 192.168/16")
+        yield Problem("network.cidr", str(cidr), "not private: must be in 10/8, 172.16/12 or 192.168/16")
     if cidr.prefixlen > naming.LONGEST_NETWORK_PREFIX:
         largest = naming.LONGEST_NETWORK_PREFIX
         allowed = f"too small for the zones: {naming.ZONE_SLOTS} zone slots need /{largest} or larger"
@@ -293,7 +293,7 @@ def _time_zone(stack: Stack) -> Iterator[Problem]:
 
 
 def _each_tag_once(stack: Stack) -> Iterator[Problem]:
-    """Keys of IAM's tags differ by more than capitals."""
+    """Refuse tags whose keys differ only in capitals: IAM treats them as one key."""
     for key, count in Counter(key.lower() for key in stack.tags).items():
         if count > 1:
             alike = [each for each in stack.tags if each.lower() == key]
@@ -313,7 +313,7 @@ def _names_of_pools(stack: Stack) -> Iterator[str]:
 
 
 def _each_group_once(stack: Stack) -> Iterator[Problem]:
-    """Refuse a group whose name is another pool's: a group's name begins with its pool's name."""
+    """Refuse a group that has the name of another pool's group; such names begin with the pool's name."""
     owners: dict[str, str] = {}
     for pool in stack.pools:
         with suppress(NotParsedError):

@@ -16,16 +16,16 @@ from pydantic.dataclasses import dataclass
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.catalog.numbers import AMOUNT, NUMBER, Switch, TextSwitch
+from gpu_fleet_stacks.core import naming
 
 EXACT = ConfigDict(extra="forbid")
 
 
 @dataclasses.dataclass(frozen=True)
 class Matching:
-    """A check of text whose error says in words what is allowed; editors get the pattern.
+    """A check of text, with an error that says what is allowed; editors get the pattern.
 
     Attributes:
         pattern: of the whole text.
@@ -82,7 +82,7 @@ PolicyArn = Annotated[
         "must be the ARN of a policy, such as arn:aws:iam::123456789012:policy/boundary",
     ),
 ]
-# Of 20 that Alibaba Cloud takes; the stack's own are seven.
+# Alibaba Cloud allows 20, of which the stack's own are seven.
 MOST_TAGS = 10
 PoolOwner = Annotated[str, Matching(f"({OWNER})?", f"must be up to {OWNER_RULE}")]
 Address = Annotated[str, Matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mail address")]
@@ -119,7 +119,7 @@ BucketPattern = Annotated[
         "must be the name of an S3 bucket, lower case, with * for any letters, or * alone",
     ),
 ]
-# docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html; OSS takes no dots
+# docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html; OSS allows no dots
 # (www.alibabacloud.com/help/en/oss/user-guide/bucket-naming-conventions).
 BucketName = Annotated[
     str,
@@ -136,7 +136,7 @@ Url = Annotated[str, Matching(r"https?://\S+", "must be an http or https URL")]
 
 
 def _no_number(network: object) -> object:
-    """Refuse a number: ``ipaddress`` would make an address near 0.0.0.0 of it."""
+    """Refuse a number, which ``ipaddress`` would turn into an address near 0.0.0.0."""
     if isinstance(network, int):
         raise ValueError("must be a network, such as 10.20.0.0/16")
     return network
@@ -213,7 +213,7 @@ class Grouping(StrEnum):
 
 
 class BreakerRelease(StrEnum):
-    """What ends the hold of too many idle instances: a day, or an operator who looked.
+    """Release of instances that the mass-idle breaker holds: after a day, or by an operator who looked.
 
     ``by-operator-after-update`` waits for an operator where agent or image are new since one looked, and for
     a day elsewhere: a release that is blind finds every instance idle, today and tomorrow.
@@ -232,7 +232,7 @@ class IdleAction(StrEnum):
 
 
 class ThresholdKind(StrEnum):
-    """Compare money already spent, or the month's forecast, with the budget."""
+    """Amount that is compared with the budget: the money already spent, or the month's forecast."""
 
     ACTUAL = "actual"
     FORECAST = "forecast"
@@ -251,7 +251,7 @@ class OnExceeded(StrEnum):
 
 
 class BudgetScope(StrEnum):
-    """Count costs with the stack's cost allocation tag (which must be activated), or the whole account."""
+    """Costs that are counted: those with the stack's cost allocation tag (must be activated), or all."""
 
     TAG = "tag"
     ACCOUNT = "account"
@@ -701,7 +701,7 @@ class Pool:
 
     @property
     def reserved_by_group(self) -> bool:
-        """Whether ``reservation_id`` names a resource group of reservations."""
+        """Return whether ``reservation_id`` names a resource group of reservations."""
         return self.reservation_id is not None and self.reservation_id.startswith("arn:")
 
     @property
@@ -799,7 +799,7 @@ class ReaperSettings:
         max_actions: instances terminated by one sweep, at most.
         max_percent: the same limit as a share of the fleet.
         time_zone: IANA name for quiet hours and weekends.
-        leftovers: what to do with storage and addresses that nobody uses.
+        leftovers: what to do with unused storage and addresses.
         watch_days: days from the first sweep in which it only reports what it would have stopped or
             terminated; 0 to act at once.
         breaker_release: when instances that the mass-idle breaker held may be terminated.

@@ -1,4 +1,4 @@
-"""The stack that a command is about: an argument or ``-s``, else ``GPU_FLEET_STACK``, else the only one."""
+"""The stack of a command: an argument or ``-s``, else ``GPU_FLEET_STACK``, else the only stack there is."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -7,15 +7,15 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
+from gpu_fleet_image.core.shared_options import STACK_VARIABLE
 from gpu_fleet_stacks.settings import projects, stack_files
 
-VARIABLE = "GPU_FLEET_STACK"
-NAMED = "gpu-fleet.stack"  # in the context's meta: what the flag says
+NAMED = "gpu-fleet.stack"  # in the context's meta: the value of the flag
 AFTER = "--"
 
 
 def _choose(folder: Path, ctx: click.Context | None) -> None:
-    """Look for stack files in a folder until the command has ended; programs that it starts do so too."""
+    """Look for stack files in a folder until the command has ended; child processes do so too."""
     before = os.environ.get(projects.VARIABLE)
     os.environ[projects.VARIABLE] = str(folder)
     if ctx is not None:
@@ -29,7 +29,7 @@ def _restore(before: str | None) -> None:
 
 
 class StackName(click.ParamType[str]):
-    """A stack by its name, or by its file's path; a shell completes names.
+    """A stack by name or by the path of its file; a shell completes names.
 
     A missing file is reported when it is read.
     """
@@ -37,7 +37,7 @@ class StackName(click.ParamType[str]):
     name = "stack"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name; a path also chooses the folder in which every other file is looked for."""
+        """Return the name of the stack; a path also selects the folder of all other files."""
         path = Path(value).expanduser()
         if len(path.parts) == 1 and not value.endswith(".yaml"):
             return value
@@ -62,7 +62,7 @@ def stack_argument(command: Callable[..., None], default: str = "") -> Callable[
     """Give a command its stack, as the parameter ``name``.
 
     Args:
-        default: a stack that is meant where several are there and none is named.
+        default: the stack if several exist and none is named.
     """
 
     def chosen(ctx: click.Context, _: click.Parameter, positional: str | None) -> str | None:
@@ -79,7 +79,7 @@ def stack_argument(command: Callable[..., None], default: str = "") -> Callable[
 
 
 def stack_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flag alone; ``named`` says what it was given."""
+    """Give a command the flag ``-s``; its value is in the context's meta under ``NAMED``."""
     return click.option(
         *("-s", "--stack", "named"),
         metavar="STACK",
@@ -87,12 +87,12 @@ def stack_option(command: Callable[..., None]) -> Callable[..., None]:
         is_eager=True,
         expose_value=False,
         callback=lambda ctx, _, value: ctx.meta.update({NAMED: value}),
-        help=f"The same by a flag; by default {VARIABLE}, else the only stack here.",
+        help=f"The same by a flag; by default {STACK_VARIABLE}, else the only stack here.",
     )(command)
 
 
 def stack_and_word(words: Sequence[str]) -> tuple[str, str | None]:
-    """Return the stack and the other word of a command line that has both, either or none.
+    """Return the stack and the other word of a command line; the line may have both, either or none.
 
     Raises:
         click.UsageError: there is a word too many, or no stack.
@@ -107,12 +107,12 @@ def stack_and_word(words: Sequence[str]) -> tuple[str, str | None]:
 
 
 def unnamed(ctx: click.Context, default: str = "") -> str:
-    """Return the stack that is meant where a command line names none.
+    """Return the stack of a command line that names none.
 
     Raises:
-        click.UsageError: it is not known which; the message names those that are there.
+        click.UsageError: there is no single candidate; the message names the stacks that exist.
     """
-    if from_environment := os.environ.get(VARIABLE):
+    if from_environment := os.environ.get(STACK_VARIABLE):
         return StackName().convert(from_environment, None, ctx)
     known = stack_files.names()
     if len(known) == 1:
@@ -120,26 +120,15 @@ def unnamed(ctx: click.Context, default: str = "") -> str:
     if default in known:
         return default
     there = f"there are {', '.join(known)}" if known else projects.missing()
-    raise click.UsageError(f"STACK is missing: {there}; {VARIABLE} names one for every command", ctx)
+    raise click.UsageError(f"STACK is missing: {there}; {STACK_VARIABLE} names one for every command", ctx)
 
 
 class PassingOn(click.Command):
-    """A command whose words after ``--`` are another program's, its parameter ``arguments``."""
+    """A command that passes the words after ``--`` to another program, as its parameter ``arguments``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take this command's own words; the others are none of its arguments."""
+        """Parse the words before ``--`` and append those after it to ``arguments`` unparsed."""
         own, others = (args, []) if AFTER not in args else (args[: (at := args.index(AFTER))], args[at + 1 :])
         rest = super().parse_args(ctx, own)
         ctx.params["arguments"] = (*ctx.params["arguments"], *others)
         return rest
-
-
-def json_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command ``-o json``, as the parameter ``as_json``."""
-    return click.option(
-        *("-o", "--output", "as_json"),
-        type=click.Choice(["table", "json"]),
-        default="table",
-        callback=lambda _, __, form: form == "json",
-        help="For programs: json, with the keys of docs/platform.md.",
-    )(command)

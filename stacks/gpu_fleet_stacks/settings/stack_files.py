@@ -1,4 +1,4 @@
-"""The stack files of a project: their list, and what is in them."""
+"""The stack files of a project: their list and their content."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gpu_fleet_stacks.errors import SettingsError, StacksError
+from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.settings import Stack, namespaces, neighbours, projects, reader, yaml_errors, yaml_text
 
 
@@ -23,7 +23,7 @@ def names() -> list[str]:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a stack by its file's."""
+    """Return the name of the stack in a file, from the file's name."""
     return path.name.removeprefix("Pulumi.").removesuffix(".yaml")
 
 
@@ -62,9 +62,9 @@ def config_of(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise StacksError(f"{path}: must be a mapping with the key 'config'")
     if beside := [key for key in content if str(key).startswith(namespaces.PREFIX)]:
-        raise StacksError(f"{path}: {beside[0]!r} stands beside 'config:'; must stand below it")
+        raise StacksError(f"{path}: {beside[0]!r} is beside 'config:'; must be below it")
     if content.get("config") is None:
-        raise StacksError(f"{path}: 'config:' is missing or empty; every key stands below it, indented")
+        raise StacksError(f"{path}: 'config:' is missing or empty; every key must be below it, indented")
     config = content["config"]
     if not isinstance(config, dict):
         raise StacksError(f"{path}: 'config' must be a mapping of keys to values")

@@ -24,7 +24,7 @@ ADVICE = {
     ),
     r"undefined alias": "put quotes around a value that begins with *",
     r"constructor for the tag": "put quotes around a value that begins with !; tags are not read",
-    r"stands there twice": "keep one of the two",
+    r"appears twice": "keep one of the two",
     r"another document": "remove the lines from --- on: a stack file is one document",
     r"is no date|is no number": "put quotes around it",
 }
@@ -33,7 +33,7 @@ FROM_CONTEXT = re.compile(r"expected ',' or|could not find expected|the stream e
 
 
 def explained(error: Exception, content: bytes) -> str:
-    """Return an error of reading a stack file as one sentence."""
+    """Describe an error of reading a stack file in one sentence."""
     if isinstance(error, UnicodeDecodeError):
         return _of_encoding(error, content)
     text = content.decode("utf-8", errors="replace")
@@ -74,5 +74,5 @@ def _place(text: str, position: int) -> str:
 
 
 def _code(character: object) -> int:
-    """Return a character's number; PyYAML gives it as such, or as a text of one."""
+    """Return the number of a character, which PyYAML gives as a number or as text."""
     return character if isinstance(character, int) else ord(str(character))

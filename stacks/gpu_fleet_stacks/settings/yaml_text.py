@@ -17,7 +17,7 @@ BOOL, INT, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "flo
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 MOST_SHOWN = 40  # characters of a value in a message
 LEADING_ZERO, NUMBER_LIKE = "!leading-zero", "!number-like"
-# A hundred times what the longest of our own stack files says.
+# A hundred times the values of the longest stack file of this project.
 MOST_VALUES = 20_000
 
 
@@ -32,7 +32,7 @@ class LeadingZero:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a repeated key, as Pulumi's own reader does; PyYAML would take the last one."""
+    """A YAML loader that refuses a repeated key, as Pulumi's reader does; PyYAML takes the last value."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML declares it so
         first: [(tag, pattern) for tag, pattern in resolvers if tag not in (BOOL, INT, FLOAT)]
@@ -45,7 +45,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    problem = f"key {key.value!r} stands there twice"
+                    problem = f"key {key.value!r} appears twice"
                     raise ConstructorError(
                         "while reading a mapping", node.start_mark, problem, key.start_mark
                     )
@@ -68,7 +68,7 @@ _Loader.add_implicit_resolver(
 
 
 def _refusing(construct: Callable[[Any, yaml.ScalarNode], Any], kind: str) -> Callable[..., Any]:
-    """Return a constructor whose ValueError has the place of the value."""
+    """Return a constructor whose ValueError names the line and column of the value."""
 
     def constructed(loader: _Loader, node: yaml.ScalarNode) -> Any:
         try:
@@ -86,14 +86,14 @@ _Loader.add_constructor(LEADING_ZERO, lambda _, node: LeadingZero(str(node.value
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes each text that begins like a number: 098 is one to other readers, though not to PyYAML."""
+    """A YAML dumper that quotes text that begins like a number: other readers take 098 for one."""
 
 
 _Dumper.add_implicit_resolver(NUMBER_LIKE, re.compile(r"[-+.]*[0-9]"), list("-+.0123456789"))
 
 
 def written(content: object, *, flow: bool = False) -> str:
-    """The YAML of a content, in which every text is read as one again.
+    """Return the content as YAML in which every text is read as text again.
 
     Args:
         flow: in one line, with brackets.
@@ -116,11 +116,11 @@ def read(text: str) -> Any:
             return None
         if _values(root, {}) > MOST_VALUES:
             raise yaml.YAMLError(
-                f"its aliases (*NAME) stand for more than {MOST_VALUES:,} values; write fewer"
+                f"its aliases (*NAME) expand to more than {MOST_VALUES:,} values; write fewer"
             )
         return loader.construct_document(root)
     except RecursionError as error:
-        raise yaml.YAMLError("it is nested too deep, or an alias (*NAME) stands within itself") from error
+        raise yaml.YAMLError("it is nested too deep, or an alias (*NAME) contains itself") from error
     finally:
         loader.dispose()
 

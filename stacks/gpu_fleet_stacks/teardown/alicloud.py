@@ -1,13 +1,13 @@
-"""Teardown on Alibaba Cloud: what a stack holds, and the calls that change something."""
+"""Teardown on Alibaba Cloud: the stack's holdings, and the calls that change something."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls import buckets, oss
-from gpu_fleet_stacks.calls.alicloud import KEY_ID, KEY_SECRET, Alicloud, expects_a_number, listed
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients import buckets, oss
+from gpu_fleet_stacks.clients.alicloud import KEY_ID, KEY_SECRET, Alicloud, expects_a_number, listed
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.errors import TeardownError
@@ -68,7 +68,7 @@ class AlicloudStack:
         self._s3_ask = partial(oss.ask, s3)
 
     def look(self, resources: Sequence[StateResource], now: datetime) -> Holdings:
-        """Return what the stack holds now. Changes nothing."""
+        """Return what the stack holds now; change nothing."""
         instances = self.instances(resources, now)
         stores = state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)
         own = {instance.id for instance in instances}
@@ -126,7 +126,7 @@ class AlicloudStack:
         return f"{gib(float(described['MeteredSize']))} of {described['Capacity']} GiB"
 
     def _remnants(self, key_id: str, instances: set[str]) -> Iterator[Remnant]:
-        """Yield what is encrypted by the key and is in no state: deleting the key makes it unreadable."""
+        """Yield the resources in no state that the key encrypts: deleting the key makes them unreadable."""
         snapshots = self._tokens("DescribeSnapshots", "Snapshots", "Snapshot", Encrypted="true")
         mine = {snapshot["SnapshotId"] for snapshot in snapshots if snapshot.get("KMSKeyId") == key_id}
         yield from (Remnant("snapshot", snapshot_id) for snapshot_id in sorted(mine))
@@ -153,7 +153,7 @@ class AlicloudStack:
     def drain(self, group: StateResource) -> None:
         """Set size 0 and remove every protection; the group then terminates its instances through its hook.
 
-        A group that was made without an expected number never takes one; its maximum of 0 then empties it.
+        A group that was made without an expected number never gets one; its maximum of 0 then empties it.
         """
         self._unprotect(group.id)
         (described,) = self._cloud.ask(

@@ -1,13 +1,13 @@
-"""Teardown on AWS: what a stack holds, and the calls that change something."""
+"""Teardown on AWS: the stack's holdings, and the calls that change something."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_stacks.calls import buckets
-from gpu_fleet_stacks.calls.aws import Aws, Clients, clients_in
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients import buckets
+from gpu_fleet_stacks.clients.aws import Aws, Clients, clients_in
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.errors import TeardownError
@@ -70,7 +70,7 @@ class AwsStack:
         self._s3_ask = partial(aws.ask, "s3")
 
     def look(self, resources: Sequence[StateResource], now: datetime) -> Holdings:
-        """Return what the stack holds now. Changes nothing."""
+        """Return what the stack holds now; change nothing."""
         raw, instances = self._raw(), self.instances(resources, now)
         stores = state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)
         own = {instance.id for instance in instances}
@@ -132,7 +132,7 @@ class AwsStack:
         return f"{file_system['StorageCapacity']:,} GiB large"
 
     def _remnants(self, key_id: str, instances: set[str]) -> Iterator[Remnant]:
-        """Yield what is encrypted by the key and is in no state: deleting the key makes it unreadable."""
+        """Yield the resources in no state that the key encrypts: deleting the key makes them unreadable."""
         encrypted = [{"Name": "encrypted", "Values": ["true"]}]
         listed = partial(self._aws.pages, "ec2")
         mine = {

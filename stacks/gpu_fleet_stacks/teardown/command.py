@@ -1,4 +1,4 @@
-"""``gpu-fleet destroy STACK``: shows the plan, asks, and destroys."""
+"""``gpu-fleet destroy STACK``: show the plan, ask, and destroy."""
 
 import importlib
 import sys
@@ -17,7 +17,7 @@ ALL = "all"
 
 
 def cloud_of(stack: Stack) -> Any:
-    """Connect to the stack's cloud; only that cloud's SDK is loaded, since each takes a second."""
+    """Connect to the stack's cloud; only that cloud's SDK is loaded, since each loads for a second."""
     return importlib.import_module(f"gpu_fleet_stacks.teardown.{stack.cloud}").connect(stack)
 
 
@@ -27,7 +27,7 @@ def cloud_of(stack: Stack) -> Any:
     "  gpu-fleet destroy aws-dev --delete-data checkpoints --delete-data records",
 )
 @stack_argument
-@click.option("--dry-run", is_flag=True, help="Only say what would be terminated, deleted and kept.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be terminated, deleted and kept.")
 @click.option("--yes", is_flag=True, help="Do not ask, for scripts.")
 @click.option(
     "--delete-data",
@@ -65,7 +65,7 @@ def destroy(
     """Drain a stack's instances and delete the stack; data and its key stay unless --delete-data names them.
 
     Each group's lifecycle hook lets trainer and agent save before an instance terminates. Flags after -- go
-    to `pulumi destroy`. A command that was cut off continues when you run it again.
+    to `pulumi destroy`. If the command was interrupted, run it again to continue.
     """
     engine.refuse(arguments)
     stack = stack_files.settings_of(name)
@@ -104,8 +104,8 @@ def confirm(name: str) -> None:
         TeardownError: the user typed something else, or standard input is no terminal.
     """
     if not _at_a_terminal():
-        raise TeardownError(f"nobody is at the terminal to confirm; --yes destroys {name} without asking")
-    if click.prompt("\nWrite the stack's name to go on") != name:
+        raise TeardownError(f"there is no terminal to confirm at; --yes destroys {name} without asking")
+    if click.prompt("\nType the stack's name to continue") != name:
         raise TeardownError(f"that is not {name}; nothing was touched")
 
 

@@ -1,6 +1,6 @@
 """Errors of a teardown; each message says what to do."""
 
-from gpu_fleet_stacks.errors import StacksError
+from gpu_fleet_stacks.core.errors import StacksError
 
 
 class TeardownError(StacksError):
@@ -8,7 +8,7 @@ class TeardownError(StacksError):
 
 
 class RefusedError(TeardownError):
-    """The stack may not be destroyed as asked; carries every reason, each with its remedy."""
+    """The stack may not be destroyed as requested; the error has every reason, each with its remedy."""
 
     def __init__(self, stack: str, reasons: tuple[str, ...]) -> None:
         self.reasons = reasons

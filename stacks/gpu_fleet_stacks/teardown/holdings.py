@@ -1,12 +1,12 @@
-"""Holdings of a stack, as its cloud reports them: instances, data stores, and what else its key encrypts."""
+"""Holdings of a stack, as its cloud reports them: instances, data stores, and other encrypted resources."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from gpu_fleet_stacks.calls import buckets
-from gpu_fleet_stacks.calls.errors import CannotCheckError
+from gpu_fleet_stacks.clients import buckets
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.state import StateResource
 
@@ -46,15 +46,15 @@ class HeldInstance:
 
 @dataclass(frozen=True)
 class DataStore:
-    """A bucket or a file system of the stack, and what it holds.
+    """A bucket or a file system of the stack, and its content.
 
     Attributes:
         kind: ``data``, ``checkpoints``, ``records``, ``access-logs``, ``home`` or ``scratch``.
-        urn: in the state.
+        urn: its URN in the state.
         id: bucket name or file system id.
-        holds: say ``1,204 versions, 3.1 GiB``.
-        empty: nothing is in it; only a bucket can prove that.
-        protected: Pulumi refuses to delete it.
+        holds: its content, such as ``1,204 versions, 3.1 GiB``.
+        empty: whether it is empty; only a bucket can prove that.
+        protected: whether Pulumi refuses to delete it.
     """
 
     kind: str
@@ -98,7 +98,7 @@ class TeardownCloud(Protocol):
     """The calls of a teardown; every method raises ``CannotCheckError`` where the cloud refuses one."""
 
     def look(self, resources: Sequence[StateResource], now: datetime) -> Holdings:
-        """Return what the stack holds now. Changes nothing."""
+        """Return what the stack holds now; change nothing."""
 
     def instances(self, resources: Sequence[StateResource], now: datetime) -> tuple[HeldInstance, ...]:
         """Return the instances alone."""

@@ -1,4 +1,4 @@
-"""The plan of a destroy as text; pure."""
+"""The plan of a destroy as text. Pure."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ REASON_PROTECTED = "protected"
 
 
 def lines(stack: Stack, plan: DestroyPlan) -> Iterator[str]:
-    """Yield what a destroy would do, line by line."""
+    """Yield the actions of a destroy, line by line."""
     yield f"{stack.name}, {stack.cloud} {stack.region}, account {stack.account_id}"
     yield ""
     yield from _instances(plan)
@@ -36,7 +36,7 @@ def _instances(plan: DestroyPlan) -> Iterator[str]:
     for stopped in plan.stopped:
         yield f"{_terminates(stopped)}: {stopped.state}, in no group{_held(stopped.hold)}"
     if not plan.draining and not plan.stopped:
-        yield "terminate no instance: none is there"
+        yield "terminate no instance: there is none"
 
 
 def _terminates(instance: HeldInstance) -> str:
@@ -63,6 +63,6 @@ def afterwards(stack: Stack, plan: DestroyPlan) -> Iterator[str]:
         yield f"  {store.kind}: {store.id}, {store.holds} ({reason})"
     yield f"  the key, with its alias and policy ({plan.key_kept})"
     yield (
-        f"All of it is still in the stack's state: `gpu-fleet up {stack.name}` takes it up again, and"
+        f"All of it is still in the stack's state: `gpu-fleet up {stack.name}` manages it again, and"
         f" `gpu-fleet destroy {stack.name} --delete-data KIND` deletes what is no longer wanted."
     )

@@ -1,4 +1,4 @@
-"""The plan of a destroy, decided from state, holdings and wishes; pure."""
+"""The plan of a destroy, decided from state, holdings and the user's options. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Wishes:
     Attributes:
         delete_data: kinds of data to delete.
         terminate_stopped: also terminate instances that the sweep stopped.
-        ignore_holds: the reason to ignore holds; empty where holds count.
+        ignore_holds: the reason to ignore holds; empty to respect them.
     """
 
     delete_data: frozenset[str] = frozenset()
@@ -133,7 +133,7 @@ def lifting(stack: Stack) -> str:
 
 
 def _protected(stack: Stack, holdings: Holdings, wishes: Wishes, going: Sequence[StateResource]) -> list[str]:
-    """Return reasons for protected data that was named, and for what the cloud would not delete."""
+    """Return reasons against deleting protected data that was named, or resources that the cloud protects."""
     named = sorted(
         store.kind for store in holdings.stores if store.protected and store.kind in wishes.delete_data
     )

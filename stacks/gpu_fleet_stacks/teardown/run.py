@@ -1,6 +1,6 @@
 """The order of a destroy: drain, delete everything but data, delete the named data, then the key.
 
-Every step reads the current state again, so a destroy that was cut off continues when it is run again.
+Every step reads the current state again, so an interrupted destroy continues when it is run again.
 """
 
 import time
@@ -76,7 +76,7 @@ class Teardown:
         self._empty_fleet(resources, decided)
         stores = {resource.urn for resource in state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)}
         self._delete_all_but(resources, state.kept_with(resources, stores))
-        # From here on nothing of the stack writes data.
+        # Nothing of the stack writes data from here on.
         for store in decided.given_up:
             if not store.empty and store.urn in self._urns(state.BUCKETS):
                 self.note(f"emptying {store.id}")
@@ -111,12 +111,12 @@ class Teardown:
             if (self.clock() - began).total_seconds() >= self.drain_s:
                 raise StillThereError(
                     f"{_named(left)} still there after {self.drain_s / 60:.0f} minutes; nothing but the fleet"
-                    f" was touched. Run `gpu-fleet destroy {self.stack.name}` again to go on waiting"
+                    f" was touched. Run `gpu-fleet destroy {self.stack.name}` again to continue waiting"
                 )
             self.sleep(POLL_S)
 
     def _delete_all_but(self, resources: Sequence[StateResource], keep: frozenset[str]) -> None:
-        """Delete everything else; do not run the engine where nothing would be deleted.
+        """Delete everything else; do not run the engine if nothing would be deleted.
 
         The engine would fail on protected resources.
         """
@@ -125,7 +125,7 @@ class Teardown:
             self.engine.destroy(keep)
 
     def _let_the_key_go(self, decided: DestroyPlan) -> None:
-        """Schedule the key's deletion while the state still lists it: a destroy that is cut off finds it."""
+        """Schedule the key's deletion while the state lists it, so that an interrupted destroy finds it."""
         resources = self.engine.resources()
         if decided.key_kept or not resources:
             return

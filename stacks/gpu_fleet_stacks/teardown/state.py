@@ -1,11 +1,11 @@
-"""The state of a stack, as ``pulumi stack export`` prints it; pure."""
+"""The state of a stack, as ``pulumi stack export`` prints it. Pure."""
 
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_fleet_stacks import naming
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.teardown.errors import TeardownError
 
 STACK_TYPE = "pulumi:pulumi:Stack"
@@ -21,7 +21,7 @@ FILE_SYSTEMS = frozenset(
 GROUPS = frozenset({"aws:autoscaling/group:Group", "alicloud:ess/scalingGroup:ScalingGroup"})
 KEYS = frozenset({"aws:kms/key:Key", "alicloud:kms/key:Key"})
 ALIASES = frozenset({"aws:kms/alias:Alias", "alicloud:kms/alias:Alias"})
-# Settings of a store, such as who may use it: they stay as long as their store does.
+# Settings of a store, such as its policy: they stay as long as their store does.
 SETTINGS = frozenset(
     {
         "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock",
@@ -111,7 +111,7 @@ def kind_of(stack: str, store: StateResource) -> str:
 
 
 def kept_with(resources: Sequence[StateResource], stores: Collection[str]) -> frozenset[str]:
-    """Return what ``--exclude`` must name to keep stores usable: stores, their settings, key and alias.
+    """Return the resources that ``--exclude`` must name to keep stores usable: with settings, key and alias.
 
     The engine keeps what these depend on, but not what depends on them. A state may lack the dependencies of
     settings on their store and of a bucket on the key.
@@ -127,7 +127,7 @@ def key_parts(resources: Iterable[StateResource]) -> frozenset[str]:
 
 
 def closure(resources: Iterable[StateResource], chosen: Collection[str]) -> frozenset[str]:
-    """Return some resources with everything that they depend on: this is what ``--exclude`` keeps."""
+    """Return some resources with everything that they depend on, which is what ``--exclude`` keeps."""
     by_urn = {resource.urn: resource for resource in resources}
     urns: set[str] = set()
     ahead = [urn for urn in chosen if urn in by_urn]
@@ -140,7 +140,7 @@ def closure(resources: Iterable[StateResource], chosen: Collection[str]) -> froz
 
 
 def real(resources: Iterable[StateResource]) -> list[StateResource]:
-    """Return what exists in the cloud: no components, no providers, not the stack itself."""
+    """Return the resources that exist in the cloud: no components, no providers, not the stack itself."""
     return [
         resource
         for resource in resources

@@ -18,8 +18,8 @@ from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
 from gpu_fleet_image.core.times import format_time, parse_time
 from gpu_fleet_image.instance.credentials.sessions import account_in
-from gpu_fleet_stacks import naming
 from gpu_fleet_stacks.aws.submit import ACCOUNT_TAG
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.rehearsal import instances, sweeps
 from gpu_fleet_stacks.rehearsal.bucket_policies import conditions_left_out

@@ -1,16 +1,16 @@
-"""Short plays in a world, one for each promise of the sweep; each asserts, in words, what must not go wrong.
+"""Short plays in a world, one for each promise of the sweep, with an assertion for each fault.
 
-``test_mutants`` breaks one guard at a time and asks that a play sees it.
+``test_mutants`` breaks one guard at a time and requires that a play detects it.
 """
 
-from tests.reaper.plays import asked, fleet, one, people
+from tests.reaper.plays import asked, fleet, one, users
 from tests.reaper.plays.stage import CLOUDS, PLAYS
 
-__all__ = ["CLOUDS", "PLAYS", "asked", "fleet", "one", "people", "perform"]
+__all__ = ["CLOUDS", "PLAYS", "asked", "fleet", "one", "perform", "users"]
 
 
 def perform(name: str, cloud: str = "aws") -> list[str]:
-    """What goes wrong in a play."""
+    """Perform a play; return its errors."""
     stage, wrongs = PLAYS[name](cloud), list[str]()
     try:
         getattr(stage, name)()

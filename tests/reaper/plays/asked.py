@@ -1,4 +1,4 @@
-"""Plays of an instance that is asked, and of what it says."""
+"""Plays of an instance whose agent is asked about a mark, and of its replies."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -10,7 +10,7 @@ from tests.reaper.world import SimulatedInstance
 
 @plays
 class Asked(Stage):
-    """What the instance itself is asked."""
+    """Questions to the instance itself."""
 
     def an_instance_that_answers_is_terminated(self) -> None:
         instance = self.asked("pool")
@@ -29,7 +29,7 @@ class Asked(Stage):
         assert self.cloud != "aws" or "ListObjectsV2" not in self.world.calls, "words are read for nothing"
 
     def a_user_typed_seconds_before_the_sweep(self) -> None:
-        """No heartbeat tells of it yet."""
+        """No heartbeat shows it yet."""
         instance = self.asked()
         instance.type()
         self.world.pass_seconds(12)
@@ -45,7 +45,7 @@ class Asked(Stage):
         assert "python" in str(self.reasons("refused")), "nobody can read why"
 
     def a_job_is_over_while_its_agent_saves_behind_the_shut_door(self) -> None:
-        """Its agent saw it, came too late to withdraw the mark, and must not forget what it saw."""
+        """Its agent saw the job too late to withdraw the mark, and must not forget it."""
         instance = self.asked()
         self.world.pass_seconds(5)  # it has just read that nothing is decided, and reads again in 15 s
 
@@ -61,7 +61,7 @@ class Asked(Stage):
         assert instance.state == "running", "what the job left is gone"
 
     def the_cloud_shows_late_that_it_was_used_before_its_mark_was_due(self) -> None:
-        """What was over by then the agent does not see; what it told of before is not shown yet."""
+        """The agent no longer sees the earlier use, and the cloud does not show its heartbeat yet."""
         self.terms(require_acknowledgement=True)
         self.world.shown_after = timedelta(minutes=2)
         (instance,) = self.marked(due=False)
@@ -73,7 +73,7 @@ class Asked(Stage):
         assert instance.state == "running", "it was terminated a minute after its last use"
 
     def a_job_comes_as_the_end_is_called(self) -> None:
-        """Whoever comes by then is refused at the door."""
+        """A job that begins by then is refused at the door."""
         instance = self.asked()
 
         def come() -> None:
@@ -85,7 +85,7 @@ class Asked(Stage):
         assert instance.state == "terminated", "it was not terminated"
 
     def _begun_before_the_last_word(self) -> SimulatedInstance:
-        """A member of a group whose job begins behind its shut door as the sweep detaches it."""
+        """Return a member of a group whose job begins behind its closed door as the sweep detaches it."""
         instance = self.asked("pool")
 
         def begin() -> None:
@@ -103,7 +103,7 @@ class Asked(Stage):
         assert "python" in str(self.reasons("refused")), "nobody can read why"
 
     def an_agent_restarts_after_it_refused(self) -> None:
-        """Its mark is still due and its end still decided: what was refused shuts no door again."""
+        """Its mark is still due and its end still decided: after a refusal the door is not closed again."""
         instance = self._begun_before_the_last_word()
         refused = bool(self.reasons("refused")) and not instance.door.is_shut
         instance.leave()
@@ -116,7 +116,7 @@ class Asked(Stage):
         assert not any(doors), "its door is shut again, though no sweep ends it"
 
     def a_job_begins_behind_the_door_while_another_cannot_be_ended(self) -> None:
-        """One that will not go has its batch tried again in halves; what was said before is too old."""
+        """The sweep retries the batch of an instance that cannot be ended in halves; replies get too old."""
         self.terms(require_acknowledgement=True)
         stubborn, other = self.marked(2)
         stubborn.stubborn = True
@@ -131,7 +131,7 @@ class Asked(Stage):
         assert other.state == "running", "it was terminated at work"
 
     def a_job_begins_behind_the_door_after_the_last_word(self) -> None:
-        """Only a cloud that asks the instance's own tag can still refuse."""
+        """Only a cloud that checks the instance's own tag can still refuse."""
         instance = self.asked()
 
         def begin() -> None:
@@ -143,7 +143,7 @@ class Asked(Stage):
         self.sweep()
 
     def a_word_is_lost_and_a_job_begins_behind_the_door(self) -> None:
-        """What is sent anew arrives now, and is about a moment that is long over."""
+        """The resent reply arrives now, but is about a moment long before."""
         instance = self.asked()
         self.world.shown_after = timedelta(minutes=2)  # no heartbeat tells of the job in time
         self.world.pass_minutes(2)
@@ -169,7 +169,7 @@ class Asked(Stage):
         assert bool(lost), "its word was not lost: the play is over before it begins"
 
     def the_answer_of_the_last_list_is_long_on_its_way(self) -> None:
-        """On Alibaba Cloud nothing else holds the call back that follows it."""
+        """On Alibaba Cloud nothing else stops the call that follows it."""
         instance = self.asked("pool")
         late = list[datetime]()
 
@@ -187,7 +187,7 @@ class Asked(Stage):
         assert instance.id in self.world.groups["pool"]["members"], "it is not in its group any more"
 
     def a_closed_instance_is_not_ended_and_its_agent_dies(self) -> None:
-        """What it said minutes ago is no answer."""
+        """A reply of minutes ago does not count."""
         instance = self.asked()
         instance.stubborn = True
         self.sweep()
@@ -197,7 +197,7 @@ class Asked(Stage):
         self.sweep()
 
     def its_files_change_while_it_waits_behind_the_shut_door(self) -> None:
-        """As those of a service that writes little; the sweep that decided was cut off."""
+        """A service may write little; the sweep that decided was cut off."""
         instance = self.asked()
         instance.stubborn = True
         self.sweep()
@@ -209,7 +209,7 @@ class Asked(Stage):
         assert instance.state == "terminated", "it was not terminated"
 
     def the_agent_dies_behind_the_shut_door(self) -> None:
-        """A job begins in a terminal that was open before; the last word is believed for half a minute."""
+        """A job begins in a terminal that was open before; the last reply is valid for half a minute."""
         instance = self.asked("pool")
 
         def die_and_work() -> None:
@@ -224,12 +224,12 @@ class Asked(Stage):
 
 @plays
 class Behind(Stage):
-    """What is done to its mark behind the shut door, and what begins there again and again."""
+    """Changes of its mark behind the closed door, and processes that start there repeatedly."""
 
     def _mark_is_taken_away_before(
         self, calls: Sequence[str], act: Callable[[SimulatedInstance], None]
     ) -> None:
-        """By an administrator, as the sweep calls the last of these, one after another."""
+        """Remove its mark, as an administrator may, when the sweep makes the last of these calls."""
         instance = self.asked("pool")
         shut = []
 
@@ -249,7 +249,7 @@ class Behind(Stage):
         assert not instance.door.is_shut, "its door stays shut, though nobody ends it"
 
     def _mark_is_deleted_and_a_job_begins(self) -> Callable[[SimulatedInstance], None]:
-        """Its agent had a moment to see that."""
+        """Delete its mark, give its agent a moment to see that, and begin a job."""
 
         def act(instance: SimulatedInstance) -> None:
             self.world.unmark(instance)
@@ -267,19 +267,19 @@ class Behind(Stage):
         self._mark_is_taken_away_before(["DetachInstances"], act)
 
     def its_mark_is_deleted_after_the_last_look_at_it(self) -> None:
-        """Its agent takes back what it said before it lets anybody in; AWS alone shows it the tag at once."""
+        """Its agent withdraws its reply before it opens the door; only AWS shows it the tag at once."""
         act, calls = self._mark_is_deleted_and_a_job_begins(), ["DetachInstances", "ListObjectsV2"]
         if self.cloud == "aws":
             self._mark_is_taken_away_before(calls, act)
 
     def its_mark_is_deleted_as_its_end_is_called(self) -> None:
-        """AWS asks the instance's own tag."""
+        """AWS checks the instance's own tag."""
         act, calls = self._mark_is_deleted_and_a_job_begins(), ["TerminateInstances"]
         if self.cloud == "aws":
             self._mark_is_taken_away_before(calls, act)
 
     def its_mark_is_replaced_as_its_end_is_called(self) -> None:
-        """What denies the end is not lowered for the mark that came in its place."""
+        """The tag that denies the end stays, though another mark has replaced the first."""
 
         def act(instance: SimulatedInstance) -> None:
             self.world.unmark(instance, until=self.world.now + timedelta(hours=5))
@@ -291,7 +291,7 @@ class Behind(Stage):
             self._mark_is_taken_away_before(calls, act)
 
     def its_owner_keeps_it_by_its_tag_behind_the_shut_door(self) -> None:
-        """As in the cloud's console, which asks nobody whether the end is decided."""
+        """The cloud's console does not check whether the end is decided."""
         instance = self.asked("pool")
         keep = lambda: instance.keep(self.world.now + timedelta(hours=8))  # noqa: E731 - one expression
         self.world.on_call("DetachInstances", keep, number=1)
@@ -299,7 +299,7 @@ class Behind(Stage):
         assert instance.id in self.world.groups["pool"]["members"], "it is not in its group any more"
 
     def it_refused_and_its_mark_is_gone(self) -> None:
-        """What denies its end must not outlive the sweeps that went by the mark: its user may stop it."""
+        """The tag that denies its end must not outlive the sweeps of that mark: its user may stop it."""
         instance = self.asked()
         instance.type()
         self.world.pass_seconds(12)
@@ -312,7 +312,7 @@ class Behind(Stage):
         assert "gpu-fleet:withdrawn" not in instance.tags, "its end is denied for good"
 
     def its_owner_asks_to_keep_it_as_the_end_is_called(self) -> None:
-        """It is decided: `gpu-fleet keep` has to say that it comes too late, and then promises nothing."""
+        """The end is decided: `gpu-fleet keep` must say that it is too late, and promise nothing."""
         instance = self.asked()
 
         def ask() -> None:
@@ -335,7 +335,7 @@ class Behind(Stage):
         assert not self.failures, "that it is kept counts as a failure"
 
     def its_owner_keeps_it_by_its_tag_after_it_answered(self) -> None:
-        """As in the cloud's console: then its agent alone can withdraw the mark before the next sweep."""
+        """After a change in the cloud's console only its agent can withdraw the mark before a sweep."""
         instance = self.asked()
         agent = self.world.agents[instance.id]
         instance.keep(self.world.now + timedelta(hours=8))
@@ -347,7 +347,7 @@ class Behind(Stage):
         )
 
     def it_refused_once_and_is_idle_again(self) -> None:
-        """What it says for one mark counts for no other."""
+        """A reply to one mark does not count for another."""
         instance = self.asked()
         self.use(instance, 1)
         self.sweep()
@@ -356,7 +356,7 @@ class Behind(Stage):
         assert instance.state == "terminated", "it was not terminated"
 
     def a_loop_was_left_in_a_pane(self) -> None:
-        """`watch -n 2 nvidia-smi`: every few looks show a process that began a moment ago."""
+        """`watch -n 2 nvidia-smi`: every few polls show a process that has just begun."""
         self.terms(require_acknowledgement=True)
         (instance,) = self.start()
         instance.loop = (2.7, 0.7)
@@ -367,7 +367,7 @@ class Behind(Stage):
         assert len(self.world.messages) <= mails + 1, "its owner is notified again and again"
 
     def its_mark_is_withdrawn_again_and_again(self) -> None:
-        """By a process that no heartbeat tells of, and that is another each time."""
+        """A process that no heartbeat shows withdraws it; it is a new process each time."""
         self.terms(require_acknowledgement=True)
         (instance,) = self.start()
         instance.loop = (15.0, 9.0)
@@ -381,7 +381,7 @@ class Behind(Stage):
         assert ["journalctl" in text for text in alerts] == [True], "the alert does not say where to look"
 
     def a_job_looks_like_one_more_run_of_a_loop(self) -> None:
-        """By its beginning; not by how long it lasts."""
+        """It begins like a run of the loop, but lasts longer."""
         self.terms(require_acknowledgement=True)
         (instance,) = self.start(1, "pool")
         instance.loop = (7.0, 2.0)
@@ -399,7 +399,7 @@ class Behind(Stage):
         assert instance.is_a_run, "the play is over before it begins"
 
     def a_silent_agent_is_waited_for(self) -> None:
-        """It publishes that it sees nothing, and says nothing for its mark."""
+        """It publishes that it sees nothing, and does not reply to its mark."""
         self.terms(require_acknowledgement=True)
         (instance,) = self.marked(due=False)
         instance.agent, instance.busy = "sightless", True

@@ -1,4 +1,4 @@
-"""Plays of the fleet's bounds, of its breaker, and of how sweeps go about it."""
+"""Plays of the fleet's limits, of its breaker, and of the order of sweeps."""
 
 from datetime import timedelta
 
@@ -12,7 +12,7 @@ from tests.reaper.world import refusal
 
 @plays
 class Bounds(Stage):
-    """What the fleet's bounds are."""
+    """Limits of the fleet."""
 
     def the_pool_keeps_its_minimum(self) -> None:
         self.terms(min_size=2)
@@ -53,7 +53,7 @@ class Bounds(Stage):
         assert not self.failures, "the group had to refuse"
 
     def the_group_of_an_instance_has_no_tag_of_the_stack(self) -> None:
-        """It is asked for by its name, or it would start another in the place of what is terminated."""
+        """It is found by its name; otherwise it would replace the terminated instance."""
         self.world.group("pool", min_size=0)
         self.world.groups["pool"]["untagged"] = True
         (instance,) = self.marked(1, "pool")
@@ -137,7 +137,7 @@ class Bounds(Stage):
 
 @plays
 class Breaker(Stage):
-    """Most of a fleet at once: the breaker holds it for a day, until that is usual."""
+    """Most of a fleet idle at once: the breaker holds it for a day, until that is usual."""
 
     def most_of_the_fleet_falls_idle_at_once(self) -> None:
         made = self.start(8)
@@ -148,7 +148,7 @@ class Breaker(Stage):
         assert self.ended == [], "they were ended within a day"
 
     def instances_fall_idle_one_after_another(self) -> None:
-        """As if their sensors went blind."""
+        """Blind sensors would look the same."""
         made = self.start(8)
         for instance in made:
             instance.leave()
@@ -157,7 +157,7 @@ class Breaker(Stage):
         assert len(self.ended) <= 1, f"{len(self.ended)} of 8 ended within half a day"
 
     def instances_of_small_pools_fall_idle_one_after_another(self) -> None:
-        """No pool is large enough for a breaker of its own."""
+        """No pool is large enough for its own breaker."""
         names = ("a", "b", "c")
         self.policy = policy({name: pool_policy(**POOL) for name in names}, CLOUDS[self.cloud])
         made = [self.start(tags={TAG_POOL: names[number % 3]})[0] for number in range(6)]
@@ -168,7 +168,7 @@ class Breaker(Stage):
         assert len(self.ended) <= 1, f"{len(self.ended)} of 6 ended within half a day"
 
     def one_user_comes_and_goes_before_others_fall_idle(self) -> None:
-        """However often an operator finds one instance idle, it is one that is usual."""
+        """An operator may find one instance idle any number of times; only one counts as usual."""
         made = self.start(8)
         for _ in range(3):
             made[0].leave()
@@ -182,7 +182,7 @@ class Breaker(Stage):
         assert self.ended == [], f"{len(self.ended)} ended within half a day"
 
     def sensors_are_blind_for_a_day_and_see_and_are_blind_again(self) -> None:
-        """What they saw nothing of is nothing that is usual, whatever they say for their marks."""
+        """Idleness by blind sensors is never usual, whatever they reply to their marks."""
         self.terms(require_acknowledgement=True)
         made = self.start(5)
         for _ in range(2):
@@ -207,7 +207,7 @@ class Breaker(Stage):
         assert len(self.ended) == 8, f"{len(self.ended)} of 8 ended"
 
     def _all_are_ended_after_a_day(self, tags: dict[str, str]) -> None:
-        """Five of the second pool of two are marked, say nothing for a day, and then that they are idle."""
+        """Mark five of the second pool; they do not reply for a day, and then reply that they are idle."""
         asking = pool_policy(**POOL, require_acknowledgement=True)
         self.policy = policy({"another": asking, "dev": asking}, CLOUDS[self.cloud])
         made = self.start(5)
@@ -224,7 +224,7 @@ class Breaker(Stage):
         self.sweep()
 
     def a_fleet_that_was_given_back_makes_nothing_usual(self) -> None:
-        """Its users said so, and no sensor."""
+        """Its users reported it, not the sensors."""
         wish = {TAG_GIVE_BACK: f"{format_time(self.world.now + timedelta(minutes=85))} ada"}
         self._all_are_ended_after_a_day(wish)
         first = len(self.ended)
@@ -235,7 +235,7 @@ class Breaker(Stage):
         assert len(self.ended) == 5, f"{len(self.ended) - 5} of 5 ended two days later"
 
     def low_load_asks_in_the_first_week(self) -> None:
-        """It asks for one to be marked, and nothing is marked then."""
+        """Low load asks for a mark, and nothing is marked in that week."""
         self.terms(top={"watch_days": 7}, scale_in_alarm="low")
         made = self.start(4)
         self.world.pass_minutes(60)
@@ -256,7 +256,7 @@ class Breaker(Stage):
         assert len(self.ended) == 10, f"{len(self.ended) - 5} of 5 ended two days later"
 
     def a_fleet_that_was_not_asked_is_held_again(self) -> None:
-        """Nobody confirmed that it was idle."""
+        """No agent confirmed that it was idle."""
         self.a_fleet_that_is_truly_idle_is_gone_after_a_day()
         self.world.pass_minutes(24 * 60)
         self.forget(self.start(8))
@@ -264,7 +264,7 @@ class Breaker(Stage):
         assert len(self.ended) == 8, f"{len(self.ended) - 8} of 8 ended two days later"
 
     def a_few_more_are_idle_each_day(self) -> None:
-        """What ended without a day's wait makes nothing usual, or blind sensors would creep on."""
+        """Ends without a day's wait are not usual; otherwise blind sensors would end more each day."""
         self.terms(require_acknowledgement=True)
         made = self.start(12)
         self.forget(made[:4])
@@ -290,7 +290,7 @@ class Breaker(Stage):
 
 @plays
 class Load(Stage):
-    """What low load and a lifetime ask for."""
+    """Requests by low load and by a lifetime."""
 
     def low_load_asks_for_one_at_a_time(self) -> None:
         self.terms(scale_in_alarm="low")
@@ -363,7 +363,7 @@ class Load(Stage):
 
 @plays
 class Sweeps(Stage):
-    """How sweeps go about it."""
+    """Leases, clocks and order of sweeps."""
 
     def another_sweep_holds_the_lease(self) -> None:
         self.marked()
@@ -374,7 +374,7 @@ class Sweeps(Stage):
         assert not self.ended, "two sweeps at once"
 
     def _take(self) -> None:
-        """Another sweep takes the lease."""
+        """Take the lease, as another sweep does."""
         newest = self.lease()
         name, _, number = newest.rpartition(".")
         # a store without conditions on a version keeps each state under a number, which falls
@@ -411,7 +411,7 @@ class Sweeps(Stage):
         self.sweep()
 
     def the_sweeps_clock_is_behind_as_it_would_mark(self) -> None:
-        """The next sweep's would be right, and the grace shorter than was told."""
+        """The next sweep's clock would be right, and the grace shorter than the notice says."""
         self.forget(self.start())
         self.world.skew = timedelta(seconds=-90)
         self.sweep()

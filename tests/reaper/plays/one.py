@@ -1,4 +1,4 @@
-"""Plays of one instance: what must happen, and what its heartbeats and its boot check keep it from."""
+"""Plays of one instance: ends that must happen, and those that its heartbeats and boot check prevent."""
 
 import json
 from datetime import timedelta
@@ -11,7 +11,7 @@ from tests.reaper.world import SimulatedInstance
 
 @plays
 class MustHappen(Stage):
-    """What must happen."""
+    """Ends that must happen."""
 
     def forgotten_instances_are_terminated(self) -> None:
         made = self.marked(1) + self.marked(2, "pool")
@@ -36,10 +36,10 @@ class MustHappen(Stage):
 
 @plays
 class FailedBootCheck(Stage):
-    """What its boot check failed."""
+    """Instances that failed their boot check."""
 
     def _unfit_in_a_group(self, minutes: int = 35) -> SimulatedInstance:
-        """An instance of a group that failed its boot check, old enough to be replaced."""
+        """Return an instance of a group that failed its boot check and is old enough to be replaced."""
         (instance,) = self.start(1, "pool", unfit=True, busy=False)
         self.world.pass_minutes(minutes)
         return instance
@@ -59,7 +59,7 @@ class FailedBootCheck(Stage):
         self.sweep()
 
     def an_unfit_instance_is_in_no_group(self) -> None:
-        """Nothing would start in its place, so that it is left to users."""
+        """No instance would replace it, so it is left to users."""
         self.start(1, unfit=True, busy=False)
         self.world.pass_minutes(35)
         self.sweep_for(60)
@@ -85,7 +85,7 @@ class FailedBootCheck(Stage):
         assert self.ended == [instance.id], "nobody ends it any more"
 
     def the_group_of_an_unfit_instance_is_at_its_minimum(self) -> None:
-        """Alibaba Cloud lets none of such a group go."""
+        """Alibaba Cloud refuses to detach an instance of such a group."""
         instance = self._unfit_in_a_group()
         self.world.groups["pool"]["min"] = 1
         self.sweep_for(40)
@@ -96,7 +96,7 @@ class FailedBootCheck(Stage):
 
 @plays
 class AtWork(Stage):
-    """What is at work."""
+    """Instances in use."""
 
     def an_instance_works_for_hours(self) -> None:
         self.start()
@@ -163,7 +163,7 @@ class AtWork(Stage):
         assert not instance.tags.keys() & {"gpu-fleet:reap-after"}, "its mark stays"
 
     def its_owner_keeps_it_for_a_while(self) -> None:
-        """It is no mark that its agent withdrew."""
+        """The removed mark does not count as one that its agent withdrew."""
         (instance,) = self.marked(due=False)
         instance.keep(self.world.now + timedelta(hours=1))
         self.sweep()
@@ -174,7 +174,7 @@ class AtWork(Stage):
         assert "withdrew" not in str(reasons), f"its agent is said to have withdrawn a mark: {reasons}"
 
     def it_is_used_while_no_sweep_runs(self) -> None:
-        """Idle for long enough again when the next sweep comes, with a mark of the idleness before."""
+        """At the next sweep it is idle for long enough again, with a mark of the earlier idle time."""
         (instance,) = self.marked(due=False)
         self.use(instance, 5)
         self.forget([instance], 100)
@@ -186,7 +186,7 @@ class AtWork(Stage):
         self.sweep()
 
     def nobody_can_hear_it_at_the_last_moment(self) -> None:
-        """Between its leaving the group and its end: what cannot be heard is no closed door."""
+        """After it was detached, a reply that cannot be read does not count as a closed door."""
         self.terms(require_acknowledgement=True)
         (instance,) = self.marked(1, "pool")
         refuse = self._refuse("ListObjectsV2")
@@ -204,21 +204,21 @@ class AtWork(Stage):
         assert instance.state == "stopped", "it was terminated unseen"
 
     def nobody_can_say_what_is_decided_of_a_stopped_instance(self) -> None:
-        """Its owner may have been told that it is kept."""
+        """Its owner may have been notified that it is kept."""
         instance = self.stopped_and_due()
         self.world.on_call("PutObject", self._refuse("PutObject"), 3)  # of the lease two are before
         self.sweep()
         assert instance.state == "stopped", "it was terminated though its owner may keep it"
 
     def its_lock_cannot_be_read(self) -> None:
-        """Only AWS is asked for it."""
+        """Only AWS has a call for it."""
         (instance,) = self.marked()
         self.world.on_call("DescribeInstanceAttribute", self._refuse("DescribeInstanceAttribute"), 1)
         self.sweep()
         assert instance.state == "running" or self.cloud != "aws", "it was terminated, locked or not"
 
     def it_turns_unfit_between_plan_and_second_look(self) -> None:
-        """Its owner was notified of a stop, and its disk would be gone."""
+        """Its owner was notified of a stop only, and its disk would be deleted."""
         self.terms(action="stop", instance_store_scratch=False)
         self.start(1, "pool")
         (instance,) = self.marked(1, "pool")
@@ -240,7 +240,7 @@ class AtWork(Stage):
         assert not self.ended, "it was terminated on standby"
 
     def it_is_used_while_the_cloud_is_slow(self) -> None:
-        """What was checked minutes ago may be at work."""
+        """An instance that was checked minutes ago may be in use."""
         (instance,) = self.marked(1, "pool")
 
         def use() -> None:
@@ -254,7 +254,7 @@ class AtWork(Stage):
 
 @plays
 class UntoldByAgent(Stage):
-    """What the agent cannot tell."""
+    """Uses that the agent cannot report."""
 
     def the_agent_dies_as_a_job_begins(self) -> None:
         (instance,) = self.marked(due=False)
@@ -286,7 +286,7 @@ class UntoldByAgent(Stage):
         self.sweep()
 
     def the_agent_sleeps_through_a_job(self) -> None:
-        """It wakes up, and does not know that it slept."""
+        """It wakes up without knowing that it slept."""
         (instance,) = self.marked(due=False)
         instance.agent, instance.busy = "dead", True
         self.world.pass_minutes(20)
@@ -307,7 +307,7 @@ class UntoldByAgent(Stage):
         assert len(alerts) == 1, "nobody is notified to look at it"
 
     def an_earlier_heartbeat_shows_later_work(self) -> None:
-        """As of a second agent on the instance."""
+        """A second agent on the instance could publish so."""
         (instance,) = self.start()
         self.forget([instance])
         instance.beats[-40] = 5.0

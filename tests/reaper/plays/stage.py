@@ -1,4 +1,4 @@
-"""What plays take place on: a world, the policy that sweeps it, and what happens there again and again."""
+"""Stage of the plays: a world, the policy that sweeps it, and common actions."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ PLAYS: dict[str, type["Stage"]] = {}
 
 
 def plays(holder: type["Stage"]) -> type["Stage"]:
-    """Put the plays of a class on the list: its methods."""
+    """Register the methods of a class as plays."""
     PLAYS.update({name: holder for name in vars(holder) if not name.startswith("_")})
     return holder
 
@@ -48,7 +48,7 @@ class Stage:
         self.policy = policy(top=CLOUDS[self.cloud] | (top or {}), **(POOL | pool))
 
     def start(self, count: int = 1, group: str | None = None, **more: Any) -> list[SimulatedInstance]:
-        """Instances at work for five minutes, in no group or in one that keeps none."""
+        """Start instances that are in use for five minutes, in no group or in one with a minimum of 0."""
         if group is not None and group not in self.world.groups:
             self.world.group(group, min_size=0)
         tags = TAGS | more.pop("tags", {})
@@ -60,20 +60,20 @@ class Stage:
         return made
 
     def forget(self, instances: list[SimulatedInstance], minutes: int = 80) -> None:
-        """Their owners leave; time passes."""
+        """Let the owners leave, and time pass."""
         for instance in instances:
             instance.leave()
         self.world.pass_minutes(minutes)
 
     def use(self, instance: SimulatedInstance, minutes: int) -> None:
-        """A job begins, and time passes."""
+        """Begin a job, and let time pass."""
         instance.busy = True
         self.world.pass_minutes(minutes)
 
     def marked(
         self, count: int = 1, group: str | None = None, *, due: bool = True
     ) -> list[SimulatedInstance]:
-        """Instances that nobody uses and whose owner was notified; their grace is over, or nearly."""
+        """Create idle instances whose owner was notified; their grace is over, or nearly."""
         made = self.start(count, group)
         self.forget(made)
         self.sweep(override_breaker=True)
@@ -81,7 +81,7 @@ class Stage:
         return made
 
     def sweep(self, **options: Any) -> Result | None:
-        """Sweep once; None where it says that it could not."""
+        """Sweep once; return None if it reports that it could not."""
         with contextlib.suppress(InstanceError):
             result = sweep_world(self.world, self.policy, unseen=timedelta(0), **options)
             self.failures += result.done.failures
@@ -102,11 +102,11 @@ class Stage:
 
     @property
     def ended(self) -> list[str]:
-        """Ids of what was ended."""
+        """Ids of ended instances."""
         return [instance.id for _, instance, _ in self.world.ends]
 
     def before_second_look(self, act: Callable[[], object]) -> None:
-        """Let something happen once the plan is made, a minute before the sweep looks again, or should."""
+        """Run an action once the plan is made, a minute before the sweep's second look."""
         left = [act]
 
         def once() -> None:
@@ -119,27 +119,27 @@ class Stage:
         self.world.on_call("PutObject", once)  # the lease is renewed after the second look
 
     def lease(self) -> str:
-        """The key under which a sweep finds the lease; of a store without conditions, the newest version."""
+        """Return the key of the lease for a sweep; in a store without conditional writes, the newest one."""
         versions = sorted(key for key in self.world.objects if key.startswith(f"reaper/{LEASE_KEY}."))
         return versions[0] if versions else f"reaper/{LEASE_KEY}"
 
     def reasons(self, word: str) -> list[str]:
-        """Why agents said a word, or why it was decided."""
+        """Return the reasons in agents' replies, or in decisions."""
         written = [body for key, (body, _) in self.world.objects.items() if key.endswith(f"/{word}.json")]
         return [json.loads(body)["reason"] for body in written]
 
     def store(self) -> Store:
-        """The stack's records, as `gpu-fleet keep` writes to them."""
+        """Return the stack's records, to which `gpu-fleet keep` writes."""
         bucket = Bucket(self.world) if self.cloud == "alicloud" else clients(self.world).s3
         made = OssStore if self.cloud == "alicloud" else Store
         return made(bucket, Calls(self.world.clock), LEDGER)
 
     def heard(self, words: str) -> list[str]:
-        """Messages that say so."""
+        """Return the messages with these words."""
         return [text for _, text in self.world.messages if words in text]
 
     def notices(self) -> int:
-        """Notices that a user heard."""
+        """Return the number of notices that users got."""
         return sum(len(instance.line.notices) for instance in self.world.instances.values())
 
     @staticmethod
@@ -150,17 +150,17 @@ class Stage:
         return no
 
     def asked(self, group: str | None = None) -> SimulatedInstance:
-        """An instance whose mark is due and whose agent has answered that nothing runs there."""
+        """Return an instance whose mark is due and whose agent has replied that nothing runs there."""
         self.terms(require_acknowledgement=True)
         (instance,) = self.marked(1, group)
         return instance
 
     def stopped_and_due(self) -> SimulatedInstance:
-        """An instance that a sweep has stopped, whose owner was notified of its termination."""
+        """Return an instance that a sweep has stopped, whose owner was notified of its termination."""
         return self.several_stopped_and_due(1)[0]
 
     def several_stopped_and_due(self, count: int) -> list[SimulatedInstance]:
-        """As ``stopped_and_due``."""
+        """Return several instances as ``stopped_and_due`` does."""
         self.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
         made = self.marked(count)
         self.sweep()

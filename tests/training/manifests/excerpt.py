@@ -1,4 +1,4 @@
-"""Cuts the schemas beside this file out of what their projects publish; run by hand when a version is added.
+"""Extraction of the schemas beside this file from their projects; run by hand when a version is added.
 
     pip download --no-deps kubernetes-validate==1.37.0
     python -m tests.training.manifests.excerpt WHEEL TRAINER KUEUE
@@ -42,7 +42,7 @@ CUSTOM = {
 
 
 def of_kubernetes(wheel: zipfile.ZipFile, version: str) -> dict[str, Any]:
-    """The strict definitions of KINDS and of all that they refer to."""
+    """Return the strict definitions of KINDS and of everything to which they refer."""
     folder = f"kubernetes_validate/kubernetes-json-schema/v{version}-local-strict"
     known = json.loads(wheel.read(f"{folder}/_definitions.json"))["$defs"]
     wanted, kept = list(KINDS.values()), {}
@@ -55,7 +55,7 @@ def of_kubernetes(wheel: zipfile.ZipFile, version: str) -> dict[str, Any]:
 
 
 def references(schema: Any) -> Iterator[str]:
-    """The names of the definitions that a schema refers to."""
+    """Yield the names of the definitions to which a schema refers."""
     if isinstance(schema, dict):
         if "$ref" in schema:
             yield schema["$ref"].rpartition("/")[2]
@@ -67,7 +67,7 @@ def references(schema: Any) -> Iterator[str]:
 
 
 def of_custom(clone: str, tag: str, kind: str) -> dict[str, Any]:
-    """The schema of a custom resource in the version that is stored, its status left out."""
+    """Return the schema of a custom resource in its stored version, without the status."""
     file, inner = CUSTOM[kind]
     said = subprocess.run(["git", "-C", clone, "show", f"{tag}:{file}"], capture_output=True, check=True)
     version = next(v for v in yaml.safe_load(said.stdout)["spec"]["versions"] if v["storage"])
@@ -84,7 +84,7 @@ def of_custom(clone: str, tag: str, kind: str) -> dict[str, Any]:
 
 
 def plain(schema: Any) -> Any:
-    """A schema without its texts for people; what it refers to is in the same file."""
+    """Return a schema without its descriptions; its references point into the same file."""
     if isinstance(schema, dict):
         return {
             key: f"#/$defs/{value.rpartition('/')[2]}" if key == "$ref" else plain(value)
@@ -95,13 +95,13 @@ def plain(schema: Any) -> Any:
 
 
 def write(name: str, entries: dict[str, Any]) -> None:
-    """One entry a line: a new version is a readable diff."""
+    """Write one entry a line, so that a new version gives a readable diff."""
     lines = [f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in entries.items()]
     (HERE / name).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def main(wheel: str, trainer: str, kueue: str) -> None:
-    """Writes every excerpt anew."""
+    """Write every excerpt."""
     with zipfile.ZipFile(wheel) as opened:
         for version in KUBERNETES:
             write(f"kubernetes-{version}.json", of_kubernetes(opened, version))

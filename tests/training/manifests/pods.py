@@ -1,4 +1,4 @@
-"""Runs what a manifest says, as processes of this computer: command, arguments, variables and volumes."""
+"""Pods of a manifest as processes of this computer: command, arguments, variables and volumes."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ class Pod:
         )
 
     def end(self) -> None:
-        """Kills all of its processes, as the end of a container does."""
+        """Kill all of its processes, as the end of a container does."""
         if self.process.poll() is None:
             for child in psutil.Process(self.process.pid).children(recursive=True):
                 child.kill()
@@ -85,7 +85,7 @@ class Pod:
 
 
 def action(policy: dict[str, Any], status: int, *, disrupted: bool = False) -> str:
-    """What a Job does about a pod that has failed: the action of the first rule that fits."""
+    """Return the action of a Job for a failed pod: that of the first rule that matches."""
     for rule in policy["rules"]:
         codes = rule.get("onExitCodes")
         listed = codes is not None and status in codes["values"]

@@ -1,4 +1,4 @@
-"""Holds a manifest against the schema of its kind, and refuses unknown fields as `kubectl` does.
+"""Validation of a manifest by the schema of its kind; unknown fields are refused, as `kubectl` does.
 
 Kubernetes' own kinds: the schemas of `kubernetes-validate --strict`, of two versions. Custom resources: what
 their definitions say, and what they hold of Kubernetes' own objects against Kubernetes' schemas.
@@ -21,7 +21,7 @@ CUSTOM = {
 
 
 def problems(manifest: dict[str, Any], version: str = KUBERNETES[-1]) -> list[str]:
-    """What is wrong with an object: "place: what" for each mistake."""
+    """Return the mistakes in an object, each as "place: mistake"."""
     api, kind = manifest["apiVersion"], manifest["kind"]
     if api not in CUSTOM:
         return of_kubernetes(kind, manifest, version)
@@ -36,7 +36,7 @@ def problems(manifest: dict[str, Any], version: str = KUBERNETES[-1]) -> list[st
 
 
 def of_kubernetes(kind: str, content: dict[str, Any], version: str) -> list[str]:
-    """The same for one of Kubernetes' own kinds, or a part of one."""
+    """Return the mistakes in an object of one of Kubernetes' own kinds, or in a part of one."""
     return _listed(_kubernetes(version, KINDS.get(kind, f"io.k8s.api.core.v1.{kind}")), content)
 
 
@@ -58,7 +58,7 @@ def _custom(file: str, kind: str) -> Draft202012Validator:
 
 
 def _strict(schema: Any) -> Any:
-    """Fields that a definition does not know would be dropped by the server; here they are a mistake."""
+    """Make unknown fields a mistake; a server would drop them."""
     if not isinstance(schema, dict):
         return schema
     closed = {key: _strict(value) for key, value in schema.items()}

@@ -1,7 +1,7 @@
 """The engine of a run: its claim, the search for its newest checkpoint, its saves and their upload, its end.
 
-`train` (manager.py) and `Run` (library.py) say what the state is and what makes a checkpoint theirs; the rest
-is here, once.
+`train` (manager.py) and `Run` (integrations/run.py) define the state, and the checkpoints that belong to the
+run. Both use this engine for the rest.
 """
 
 import logging
@@ -77,7 +77,7 @@ class CheckpointEngine:
         where = self._where
         where.on_first(self._lock)
         within_s = self._timeout_s / MEETINGS_PER_TIMEOUT
-        while not where.on_first(partial(self._claim.acquire, within_s)):  # they meet again and again
+        while not where.on_first(partial(self._claim.acquire, within_s)):  # so no collective times out
             pass
         number = where.on_first(self._begin)
         if self._store is not None and not where.leads:
@@ -142,7 +142,7 @@ class CheckpointEngine:
         check: Callable[[local.Manifest], None],
         apply: Callable[[Any, Path], None],
     ) -> None:
-        """Check and apply a checkpoint on all ranks, which all raise the error of one; upload it if missing.
+        """Check and apply a checkpoint on all ranks, which raise the same error; upload it if missing.
 
         `apply` gets the state that every rank reads, and the folder of the checkpoint.
         """

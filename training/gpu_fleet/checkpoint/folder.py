@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,13 +23,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from gpu_fleet.checkpoint import local
-from gpu_fleet.checkpoint.folder_files import OURS, Entry, FolderFiles, Look, Records
+from gpu_fleet.checkpoint.folder_files import CONTENTS, LIST, OURS, Entry, FolderFiles, Records, Scan
+from gpu_fleet.checkpoint.folder_restore import FolderRestore
 from gpu_fleet.core.errors import CheckpointError, IdentityError
 from gpu_fleet.core.files import on_disk, write_bytes
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 
-LIST, CONTENTS = "folder.json", "contents"
 KNOWN = "folder.json"  # in .gpu-fleet of the folder
 WAIT_S = 60.0  # longest wait for files that are being written; then the whole files are uploaded without them
 log = logging.getLogger(__name__)
@@ -146,7 +144,7 @@ class FolderSync:
         if ours:
             return True
         records = _records(listed)
-        if self._files.look(last=True).records == records:
+        if self._files.scan(last=True).records == records:
             self._know([digest], _hashes(records))
             return True
         if known is None or known.uri != self._store.uri:
@@ -165,52 +163,13 @@ class FolderSync:
         """Restore all files of a list. Until the end a mark says that the folder is incomplete."""
         records, digest = _records(listed), _sha256(listed)
         self._know([digest], _hashes(records), restoring=True)
-        for name, record in records.items():
-            self._bring(name, record)
-        self._date_folders(records)
-        shutil.rmtree(self._folder / OURS / "part", ignore_errors=True)
+        FolderRestore(self._folder, self._store.uri, self._content).restore(records)
         self._know([digest], _hashes(records))
         log.info("event=folder-restored files=%d uri=%s", len(records), self._store.uri)
         return len(records)
 
-    def _date_folders(self, records: Records) -> None:
-        """Give every folder the time of its newest file: programs choose the newest checkpoint by it."""
-        times: dict[Path, int] = {}
-        for name, record in records.items():
-            for parent in Path(name).parents[:-1]:
-                times[parent] = max(times.get(parent, 0), record.mtime_ns or 0)
-        for parent, mtime_ns in times.items():
-            if mtime_ns:
-                os.utime(self._folder / parent, ns=(mtime_ns, mtime_ns))
-
-    def _bring(self, name: str, record: Entry) -> None:
-        file = self._folder / name
-        if not file.resolve().is_relative_to(self._folder.resolve()):
-            raise CheckpointError(f"{self._store.uri}: the name {name!r} leads out of {self._folder}")
-        if file.is_file() and not file.is_symlink() and local.record_of(file) == record.record:
-            return  # an earlier try has restored it
-        staged = self._folder / OURS / "part" / str(os.getpid())
-        staged.parent.mkdir(parents=True, exist_ok=True)
-        answer = self._ask(lambda: self._store.get(f"{CONTENTS}/{record.sha256}", staged))
-        if answer is None or local.record_of(staged) != record.record:
-            raise CheckpointError(f"{self._store.uri}: {name} is not what {LIST} says")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if record.link:
-            staged = self._linked(staged, file)
-        elif record.mtime_ns is not None:
-            os.utime(staged, ns=(record.mtime_ns, record.mtime_ns))
-        staged.replace(file)
-
-    def _linked(self, staged: Path, file: Path) -> Path:
-        """Turn a staged text with the target of a link into a symbolic link for `file`."""
-        target = staged.read_text(encoding="utf-8")
-        place = os.path.normpath(file.parent.absolute() / target)
-        if not Path(place).is_relative_to(self._folder.absolute()):
-            raise CheckpointError(f"{self._store.uri}: the link {file.name!r} leads out of {self._folder}")
-        link = staged.with_name(f"{staged.name}.link")
-        link.unlink(missing_ok=True)
-        link.symlink_to(target)
-        return link
+    def _content(self, sha256: str, file: Path) -> bytes | None:
+        return self._ask(lambda: self._store.get(f"{CONTENTS}/{sha256}", file))
 
     def _ask(self, question: Callable[[], bytes | None]) -> bytes | None:
         return patiently(question, sleep=self._sleep)
@@ -254,30 +213,30 @@ class FolderSync:
         """
         if final:
             self._given_up.clear()
-        look = self._files.look(last=last)
-        if self._puts_off(look, final=final):
+        scan = self._files.scan(last=last)
+        if self._puts_off(scan, final=final):
             return False
-        if self._there is not None and _with_former(look, self._listed) == self._listed:
-            self._restless, self._waiting_since = look.unsettled, None
+        if self._there is not None and _with_former(scan, self._listed) == self._listed:
+            self._restless, self._waiting_since = scan.unsettled, None
             self._check_held(self._listed, final=final)
             return False
         with _alone(self._folder):
             with self._asking():
                 self._held()
                 there = self._store.get(LIST)
-            former = self._former(there, look)
-            if there is None and not look.records:
+            former = self._former(there, scan)
+            if there is None and not scan.records:
                 return False
             own = (self._known and self._known.uri == self._store.uri and self._known) or None
             before = set(own.contents) if own else set()
             lists = [] if there is None else [_sha256(there)]
-            self._know(lists or (own.lists if own else []), before | _hashes(look.records))
-            look = self._upload(look)
-            if self._puts_off(look, final=final):
+            self._know(lists or (own.lists if own else []), before | _hashes(scan.records))
+            scan = self._upload(scan)
+            if self._puts_off(scan, final=final):
                 return False
-            records = _with_former(look, former)
-            self._commit(records, lists, before | _hashes(look.records))
-        self._listed, self._restless, self._waiting_since = records, look.unsettled, None
+            records = _with_former(scan, former)
+            self._commit(records, lists, before | _hashes(scan.records))
+        self._listed, self._restless, self._waiting_since = records, scan.unsettled, None
         self._check_held(records, final=final)
         log.info("event=folder-saved files=%d uri=%s", len(records), self._store.uri)
         return True
@@ -294,7 +253,7 @@ class FolderSync:
             self._there = None  # another try uploads what is missing
             raise
 
-    def _former(self, there: bytes | None, look: Look) -> Records:
+    def _former(self, there: bytes | None, scan: Scan) -> Records:
         """Return the list in the store; raises IdentityError unless the list is one of this folder."""
         known = self._known = self._known or FolderKnowledge.read(self._folder)
         if known is not None and known.restoring:
@@ -303,40 +262,40 @@ class FolderSync:
             return {}
         own = known is not None and known.uri == self._store.uri and _sha256(there) in known.lists
         former = _records(there)
-        if not own and former != look.records:
+        if not own and former != scan.records:
             raise IdentityError(
                 f"{self._store.uri} has files that {self._folder} never had: another process has gone on "
                 "there, and they are not overwritten; run again to go on with them, or take another --uri"
             )
         return former
 
-    def _puts_off(self, look: Look, *, final: bool) -> bool:
+    def _puts_off(self, scan: Scan, *, final: bool) -> bool:
         """Return whether to wait for files that are being written.
 
         With old content for them, or without them, the copy would be a state that the folder never had.
         """
-        if final or look.unsettled <= self._restless:
+        if final or scan.unsettled <= self._restless:
             return False
         now = self._clock()
         since = now if self._waiting_since is None else self._waiting_since
         if now - since >= WAIT_S:
-            log.warning("event=files-never-whole names=%r", sorted(look.unsettled)[:10])
+            log.warning("event=files-never-whole names=%r", sorted(scan.unsettled)[:10])
             return False
         self._waiting_since = since
         return True
 
-    def _upload(self, look: Look) -> Look:
-        """Upload the missing contents; a file that has changed since `look` counts as unsettled."""
+    def _upload(self, scan: Scan) -> Scan:
+        """Upload the missing contents; a file that has changed since `scan` counts as unsettled."""
         if self._there is None:
             with self._asking():
                 self._there = set(self._store.sizes(CONTENTS))
         changed = {
             name
-            for name, record in look.records.items()
+            for name, record in scan.records.items()
             if record.sha256 not in self._there and not self._brought_up(name, record)
         }
-        whole = {name: record for name, record in look.records.items() if name not in changed}
-        return Look(whole, look.unsettled | changed)
+        whole = {name: record for name, record in scan.records.items() if name not in changed}
+        return Scan(whole, scan.unsettled | changed)
 
     def _brought_up(self, name: str, record: Entry) -> bool:
         """Upload a file. Return whether its content is in the store under its own hash."""
@@ -400,9 +359,9 @@ def _listing(records: Records) -> bytes:
     return json.dumps(table, indent=1, sort_keys=True).encode()
 
 
-def _with_former(look: Look, former: Records) -> Records:
+def _with_former(scan: Scan, former: Records) -> Records:
     """Return the whole files, and the former content of files that are being written."""
-    return look.records | {name: former[name] for name in look.unsettled if name in former}
+    return scan.records | {name: former[name] for name in scan.unsettled if name in former}
 
 
 def _hashes(records: Records) -> set[str]:

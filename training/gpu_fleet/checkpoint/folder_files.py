@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpu_fleet.checkpoint import local
 
+LIST, CONTENTS = "folder.json", "contents"  # in the store
 OURS = ".gpu-fleet"  # the part of the folder that belongs to gpu-fleet; never uploaded
 QUIET_S = 2.0  # a file that was written to more recently may not be whole
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ Records = dict[str, Entry]
 
 
 @dataclass(frozen=True)
-class Look:
+class Scan:
     """Files of a folder at one moment."""
 
     records: Records  # of whole files
@@ -44,7 +45,7 @@ class Look:
 
 
 class FolderFiles:
-    """Reader of a folder; each `look` hashes only the files that have changed."""
+    """Reader of a folder; each `scan` hashes only the files that have changed."""
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         """Read nothing yet; `clock` returns seconds of the epoch, like the times of files."""
@@ -52,7 +53,7 @@ class FolderFiles:
         self._hashed: dict[str, tuple[tuple[int, int], Entry]] = {}  # with size and time at the hash
         self._named: set[str] = set()  # links that a warning has named
 
-    def look(self, *, last: bool) -> Look:
+    def scan(self, *, last: bool) -> Scan:
         """Return all files and links; `last` says that no program writes any more, so that all are whole."""
         records: Records = {}
         unsettled: set[str] = set()
@@ -77,7 +78,7 @@ class FolderFiles:
             except FileNotFoundError:  # removed meanwhile
                 continue
         self._warn(outward)
-        return Look(records | links, frozenset(unsettled))
+        return Scan(records | links, frozenset(unsettled))
 
     def is_ours(self, path: Path) -> bool:
         """Return whether the path belongs to gpu-fleet, not to the program."""

@@ -13,7 +13,7 @@ from gpu_fleet.checkpoint.engine import FOLDER, CheckpointEngine
 from gpu_fleet.checkpoint.run_identity import Identity
 from gpu_fleet.checkpoint.saver import STATE
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.core import config, instance_file, outcome, own_code
+from gpu_fleet.core import config, instance_file, outcome, user_code
 from gpu_fleet.core.errors import IdentityError
 from gpu_fleet.core.world import World, ranks_per_replica
 from gpu_fleet.preemption.tries import Tries
@@ -59,14 +59,14 @@ def fetch_code(settings: config.Config) -> None:
     So a run can resume where only its configuration is present. Raises CheckpointError.
     """
     folder = Path(settings.run.directory)
-    if (folder / own_code.FOLDER).exists() or not own_code.is_named(settings):
+    if (folder / user_code.FOLDER).exists() or not user_code.is_named(settings):
         return
     uri = location(settings)
     store = _store(settings, uri)
     for step in reversed(at_start(store.steps) if store else []):
         assert store is not None
-        if (packed := at_start(partial(store.read, step, own_code.ARCHIVE))) is not None:
-            own_code.unpack(packed, folder)
+        if (packed := at_start(partial(store.read, step, user_code.ARCHIVE))) is not None:
+            user_code.unpack(packed, folder)
             log.info("event=code-fetched step=%d uri=%s", step, uri)
         return
 
@@ -128,7 +128,7 @@ class Checkpoints(CheckpointEngine):
         identities.check(manifest.identity, self._identity, allowed, manifest.step, str(self._root))
 
     def _has_micro_batches_of(self, manifest: local.Manifest) -> bool:
-        """Return whether ranks x accumulation is as saved, as on half the ranks with twice as many each."""
+        """Return whether ranks x accumulation is as saved; half the ranks with twice the accumulation fit."""
         before, now = config.from_table(manifest.config, "checkpoint"), self._settings
         counts = {
             ranks // ranks_per_replica(settings.parallel) * settings.run.accumulation
@@ -198,9 +198,9 @@ class Checkpoints(CheckpointEngine):
         return time.perf_counter() - begin
 
     def check_readable(self, state: State) -> None:
-        """Raise UnreadableError, on all ranks, for a state that a checkpoint could not give back.
+        """Raise UnreadableError, on all ranks, for a state that cannot be restored from a checkpoint.
 
-        It is called after the first step, which makes the optimizer's state: not after hours.
+        It is called after the first step, which creates the optimizer's state, so that a run fails early.
         """
         self._where.together(lambda: plain_optimizer(state, self._settings))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_fleet.core import config, own_code
+from gpu_fleet.core import config, user_code
 from gpu_fleet.core.errors import DataError, IdentityError, suggestion
 from gpu_fleet.data.dataset import Dataset, Description
 from gpu_fleet.data.own_data import ENDLESS, OwnData
@@ -62,7 +62,7 @@ CONTENT = "data*.content"
 LEVELS = "-"  # between the digests of a content, each of four times as many samples as the one before
 READINGS = 2  # of each sample: they show whether it is drawn anew
 LOOK_S, LOOK_AT_ALL_S = 20.0, 3.0  # longest times to read up to DRAWN samples, and to read more
-DRAWN, MOST_LOOKED_AT = 256, 1 << 20  # of 256, other 5 % are missed in 2 of 1,000,000
+DRAWN, MOST_LOOKED_AT = 256, 1 << 20  # 256 samples miss a change of 5 % in 2 of 1,000,000 cases
 LOOKED_AT = 512  # samples in the fingerprint, evenly spaced: a second on a slow file system
 
 
@@ -113,15 +113,15 @@ def _text(value: Any) -> Any:
 def of_script(settings: Mapping[str, Any], directory: Path) -> Identity:
     """Return the part of the identity from a user's own program and its configuration."""
     table = dict(flattened({CONFIG.rstrip("."): settings}))
-    return table | own_code.identity(own_code.files(directory, with_main=True))
+    return table | user_code.identity(user_code.files(directory, with_main=True))
 
 
 def of_data(samples: Dataset | OwnData, *, says: bool = True) -> dict[str, Any]:
-    """Return the `content`: digests that distinguish data of equal length, of more and more samples.
+    """Return the `content`: digests of growing sets of samples, which distinguish data of equal length.
 
-    Of a user's own data all samples count where their reading takes seconds, else some that are drawn. They
-    are read twice. If the second reading differs, the result has their `shape` instead, and with `says` a
-    warning reports that no resume can be exact.
+    All samples of a user's own data count if reading them takes seconds, else a random part. They are read
+    twice. If the second reading differs, the result has their `shape` instead, and with `says` a warning
+    reports that no resume can be exact.
     """
     if not isinstance(samples, OwnData):
         return {"content": fingerprint(samples)}
@@ -147,7 +147,7 @@ def of_data(samples: Dataset | OwnData, *, says: bool = True) -> dict[str, Any]:
 
 
 def _depths(samples: OwnData) -> Iterator[int]:
-    """Yield the numbers of samples to compare, the last of them all that may be."""
+    """Yield growing numbers of samples to compare; the last is the largest allowed."""
     count, most = samples.looked_at, min(len(samples), MOST_LOOKED_AT)
     while count < most:
         yield count
@@ -162,7 +162,7 @@ def _length(samples: OwnData) -> str:
 def _drawn(
     samples: OwnData, readings: Sequence[Sequence[tuple[bytes, str]]], *, says: bool
 ) -> dict[str, Any]:
-    """Return what is known of samples of which another reading gave others."""
+    """Return the identity of samples that differ at each reading: at most their shapes."""
     if says:
         log.warning(
             "not exact: %s draws from a generator of its own: a sample that is read twice is another one. A "
@@ -194,9 +194,9 @@ def check_alike(of_ranks: Sequence[Iterable[Mapping[str, Any]]], label: str) -> 
         if not (mine <= known[0] or known[0] <= mine):
             error = DataError(
                 f"{label}: rank {rank} reads other samples than rank 0, so some of both would be left out: "
-                "give each rank all samples, in one order, of which it takes its share here; leave out what "
+                "give every rank all samples in the same order, and it gets its share here; remove code that "
                 "shares them out before (RANK, torch.distributed.get_rank, split_dataset_by_node, "
-                "split_by_node, DistributedSampler), and sort what is listed from folders"
+                "split_by_node, DistributedSampler), and sort the files of folders"
             )
             error.shared = True
             raise error
@@ -236,7 +236,7 @@ def differences(saved: Identity, now: Identity, allowed: Iterable[str] = ()) -> 
 
 
 def _is_same(key: str, saved: str, now: str) -> bool:
-    """Return whether two values of a key are the same; of contents as far as both have looked."""
+    """Return whether two values of a key are equal; contents are compared on the samples that both cover."""
     if not fnmatch(key, CONTENT):
         return saved == now
     return all(

@@ -22,7 +22,7 @@ from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.checkpoint.uploader import Uploader, give_way
 from gpu_fleet.core.containers import mapping_like, sequence_like
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, UnreadableError, reason_of
-from gpu_fleet.core.own_code import ARCHIVE
+from gpu_fleet.core.user_code import ARCHIVE
 
 STATE = "state.pt"
 T = TypeVar("T")
@@ -262,7 +262,7 @@ class Saver:
         try:
             self._claim.check_folder()  # the stage is in it
             mine = self._write_part(job, writers if team.leads else {}, team)
-        except Exception as error:  # the other ranks wait for a word, whatever it is
+        except Exception as error:  # the other ranks wait for a report of any outcome
             for what in ("written", "committed") if team.leads else ("written",):
                 team.post(step, what, error=CheckpointError(reason_of(error)))
             raise

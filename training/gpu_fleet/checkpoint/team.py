@@ -40,15 +40,15 @@ class Team:
         said = {"value": value, "error": "" if error is None else str(error), "kind": kind}
         self.store.set(_key(step, what, self.rank), json.dumps(said))
 
-    def hear(self, step: int, what: str, rank: int, look: Callable[[], None] = lambda: None) -> Any:
+    def hear(self, step: int, what: str, rank: int, poll: Callable[[], None] = lambda: None) -> Any:
         """Wait for the report of rank `rank`. Return its value.
 
-        `look` is called again and again, and ends the wait with an exception. Raises CheckpointError with the
+        `poll` is called again and again, and ends the wait with an exception. Raises CheckpointError with the
         error of that rank, or if it has not reported after `patience_s`.
         """
         key, waited_s = _key(step, what, rank), 0.0
         while not self.store.check([key]):
-            look()
+            poll()
             if waited_s > self.patience_s:
                 raise CheckpointError(
                     f"rank {rank}: said nothing of {what} for {waited_s:.0f} s, at step {step}"
@@ -61,9 +61,9 @@ class Team:
             raise StoreError(text, passing=True) if said["kind"] == PASSING else CheckpointError(text)
         return said["value"]
 
-    def gather(self, step: int, what: str, look: Callable[[], None] = lambda: None) -> list[Any]:
+    def gather(self, step: int, what: str, poll: Callable[[], None] = lambda: None) -> list[Any]:
         """Return the values of all ranks, in rank order; raises CheckpointError as `hear` does."""
-        return [self.hear(step, what, rank, look) for rank in range(self.size)]
+        return [self.hear(step, what, rank, poll) for rank in range(self.size)]
 
 
 def _key(step: int, what: str, rank: int) -> str:

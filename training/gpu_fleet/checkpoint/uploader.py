@@ -50,20 +50,20 @@ class UploadProgress:
         return self._abandoned.is_set()
 
     def abandon(self) -> None:
-        """Make the upload end at its next `look`, wherever it waits."""
+        """Make the upload end at its next `poll`, wherever it waits."""
         self._abandoned.set()
 
     def pause(self, seconds: float) -> None:
         """Wait for the next try; raises AbandonedError if the upload is abandoned."""
         self._abandoned.wait(seconds)
-        self.look()
+        self.poll()
 
     def moved(self, _bytes: int = 0) -> None:
         """Note that bytes were uploaded; raises AbandonedError if the upload is abandoned."""
         self._moved_at = self._clock()
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Raise AbandonedError if the upload is abandoned."""
         if self.abandoned:
             raise AbandonedError
@@ -124,7 +124,7 @@ class Uploader:
         self._queue.put(Upload(manifest, folder, names, team))
 
     def hurry(self) -> None:
-        """Give an upload up from now on for a newer one, without a wait: the run ends."""
+        """From now on, abandon an upload at once if a newer one waits: the run ends."""
         self._hurried = True
 
     def end(self) -> None:
@@ -226,14 +226,14 @@ class Uploader:
             bring(lambda: store.upload_files(upload.folder, manifest.step, upload.names, moved))
         except AbandonedError:
             raise
-        except Exception as error:  # the other ranks wait for a word, whatever it is
+        except Exception as error:  # the other ranks wait for a report of any outcome
             failure = as_checkpoint_error(error, f"step {manifest.step} cannot be uploaded")
             team.post(manifest.step, "uploaded", error=failure)
             raise
         team.post(manifest.step, "uploaded", "")
         if not team.leads:
             return
-        if ABANDONED in team.gather(manifest.step, "uploaded", line.look):
+        if ABANDONED in team.gather(manifest.step, "uploaded", line.poll):
             raise AbandonedError
         bring(lambda: store.commit(manifest, held))
 

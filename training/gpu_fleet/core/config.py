@@ -40,7 +40,7 @@ def _a_path(path: str) -> str:
 def _a_mean(name: str) -> str:
     if name not in MEANS and ":" not in name:
         raise PydanticCustomError(
-            "mean", "input should be 'targets' or 'samples', or FILE.py:NAME of what counts them in a batch"
+            "mean", "input should be 'targets' or 'samples', or FILE.py:NAME of a function that counts them"
         )
     return name
 
@@ -178,8 +178,8 @@ class Optimizer(Section):
             _refuse(self, ("momentum", "betas"), f"is not handed to {self.name}; set it in optimizer.options")
             if "weight_decay" in self.options:  # each group has its own value, which overrides it
                 raise ValueError(
-                    f"options.weight_decay = {self.options['weight_decay']!r} is for no parameter, as all "
-                    f"are handed to {self.name} with a decay; set optimizer.weight_decay"
+                    f"options.weight_decay = {self.options['weight_decay']!r} has no effect, as "
+                    f"{self.name} gets a decay for each parameter; set optimizer.weight_decay"
                 )
         else:
             _refuse(self, ("options",), f"is for an optimizer of your own, not for {self.name}")

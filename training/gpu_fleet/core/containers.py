@@ -1,4 +1,4 @@
-"""Values of a saved state: those that a checkpoint can give back, and containers in their kind."""
+"""Values of a saved state: those that can be restored from a checkpoint, and the kinds of containers."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +18,8 @@ NUMBERS_AND_TEXT = (bool, int, float, str)
 def plain(value: Any, owner: str, path: str = "") -> Any:
     """Return a state that torch.load reads without running code, for example with a numpy number as a float.
 
-    `owner` is the key or argument that brought the object with this state. Raises UnreadableError that names
-    the place of a value of another kind, such as a deque or a function: it would be written, and never read.
+    `owner` is the key or argument that named the object with this state. Raises UnreadableError that names
+    the place of a value of another kind, such as a deque or a function: it could be written, but not read.
     """
     if isinstance(value, np.generic):  # before float: np.float64 is a float too
         return value.item()
@@ -36,7 +36,7 @@ def plain(value: Any, owner: str, path: str = "") -> Any:
         return sequence_like(value, (plain(item, owner, f"{path}[{n}]") for n, item in enumerate(value)))
     raise UnreadableError(
         f"{owner}: its state_dict holds a {type(value).__name__} at {path or 'its top'}, which a checkpoint "
-        "cannot give back; tensors, numbers and text do, and lists and dictionaries of them"
+        "cannot restore; allowed: tensors, numbers and text, and lists and dictionaries of them"
     )
 
 

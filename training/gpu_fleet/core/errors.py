@@ -42,11 +42,11 @@ class ModelError(TrainingError):
     """The model cannot be built from its options or its weights."""
 
 
-class OwnCodeError(TrainingError):
+class UserCodeError(TrainingError):
     """A user's own model, data, loss, metric or optimizer has failed; the message names file and line."""
 
 
-class PassingCodeError(OwnCodeError):
+class PassingCodeError(UserCodeError):
     """A user's own code failed because of a disk, a server or a network; another try may succeed."""
 
     for_good = False
@@ -98,7 +98,7 @@ class IdentityError(CheckpointError):
 
 
 class UnreadableError(CheckpointError):
-    """A state holds a value that a checkpoint cannot give back."""
+    """A state holds a value that cannot be restored from a checkpoint."""
 
     for_good = True
 
@@ -138,7 +138,7 @@ class OutOfMemoryError(TrainingError):
 
 
 class FailedBeforeError(TrainingError):
-    """An earlier try of the same torchrun failed, and no other can help; the message is that try's."""
+    """An earlier try of the same torchrun failed, and a retry cannot help; the message is that try's."""
 
     shared = True
 

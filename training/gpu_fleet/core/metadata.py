@@ -21,7 +21,7 @@ ROLES = "ram/security-credentials/"  # of Alibaba Cloud's service
 OK = 200  # HTTP
 ATTEMPTS = 5  # of a second each: the service may be slow on an instance that has just started
 log = logging.getLogger(__name__)
-CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # where users of an instance get theirs
+CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # source of the keys of an instance's users
 
 
 class ThisInstance(BaseModel):
@@ -113,7 +113,7 @@ def _answer(url: str, headers: dict[str, str], method: str = "GET") -> str:
     status, text = _asked(url, headers, method)
     if status != OK:
         said = f"answers {status}" if status else "does not answer"
-        raise LaunchError(f"{url}: the metadata service {said}; --alone needs no peers and does not ask")
+        raise LaunchError(f"{url}: the metadata service {said}; --alone skips peer discovery")
     return text.strip()
 
 
@@ -138,7 +138,7 @@ def ask(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, st
 
 
 def _opened(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> Any:
-    """The answer, a refusal too."""
+    """Return the answer, also if its status is an error."""
     try:
         return opener.open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as refusal:

@@ -73,13 +73,13 @@ def remove_result(directory: Path) -> None:
 
 
 def write_failure(directory: Path, error: str, rank: int) -> None:
-    """Write failure.json for `launch` and for restarted ranks: no other try can help. Creates the folder."""
+    """Write failure.json for `launch` and for restarted ranks: a retry cannot help. Creates the folder."""
     directory.mkdir(parents=True, exist_ok=True)
     _replace(directory / FAILURE, {"error": error, "rank": rank, "attempt": attempt()} | _launched())
 
 
 def write_refusal(error: str, *, stopped: bool = False) -> None:
-    """Write a refusal for `launch` and for restarted ranks: another try may help, but none of this torchrun.
+    """Write a refusal for `launch` and restarted ranks: only a new `launch` may help, not a restart of ranks.
 
     `stopped` says that a notice ended the wait. The file is not in the run directory, which may belong to the
     process that has the run. Raises OSError.
@@ -104,7 +104,7 @@ def _launched() -> dict[str, str]:
 def leave(directory: Path, error: TrainingError, rank: int) -> NoReturn:
     """End a user's program with one message; rank 0 reports an error that all ranks share.
 
-    If no other try can help, it also writes that to a file, since torchrun ends with 1 after any failure.
+    If a retry cannot help, it also writes that to a file, since torchrun ends with 1 after any failure.
     """
     show(error, rank)
     leave_word(directory, error, rank)
@@ -139,7 +139,7 @@ def status_of(error: TrainingError) -> int:
 
 
 def leave_word(directory: Path, error: TrainingError, rank: int) -> None:
-    """Write a file about an error that no other try of this torchrun can help, if it is one."""
+    """Write a file about an error if a restart by this torchrun cannot help."""
     with suppress(OSError):  # the disk may be the cause; the exit status also shows the failure
         if error.for_good and (rank == 0 or not error.shared):
             write_failure(directory, str(error), rank)
@@ -148,7 +148,7 @@ def leave_word(directory: Path, error: TrainingError, rank: int) -> None:
 
 
 def failed_before(directory: Path) -> FailedBeforeError | None:
-    """Return the error of an earlier try that no other try of this torchrun can help; None without one."""
+    """Return the error of an earlier try if a restart by this torchrun cannot help; None without one."""
     if not restarted():
         return None
     try:

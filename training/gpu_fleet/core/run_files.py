@@ -12,7 +12,7 @@ def of_config(
 ) -> dict[str, bytes]:
     """Return path from the folder of the run -> content: the configuration first, then the user's own code.
 
-    Raises OwnCodeError, and ConfigError if named code cannot be loaded.
+    Raises UserCodeError, and ConfigError if named code cannot be loaded.
 
     Args:
         file: the configuration.
@@ -33,7 +33,7 @@ def _named(settings: config.Config) -> dict[str, bytes]:
     """Return the sources of the user's modules that the configuration names, and of modules they load."""
     if not any(":" in name for name in config.names_of_code(settings)):
         return {}
-    from gpu_fleet.core import own_code  # noqa: PLC0415 - torch takes seconds, not needed for --help
+    from gpu_fleet.core import user_code  # noqa: PLC0415 - torch takes seconds, not needed for --help
 
-    own_code.parts(settings)
-    return own_code.files(Path(settings.run.directory))
+    user_code.parts(settings)
+    return user_code.files(Path(settings.run.directory))

@@ -183,7 +183,7 @@ def divisors(number: int) -> str:
 
 
 class Agreement:
-    """Agreement of all ranks on a few small numbers: each is the largest of theirs, known some time later.
+    """Agreement of all ranks on a few small numbers: the largest of each, known some time later.
 
     The reduction runs on the control group during the step, so that no rank waits for it. `settle` returns
     the result for the values that the ranks gave to the last `hand_in`.

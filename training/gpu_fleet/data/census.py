@@ -1,4 +1,4 @@
-"""Census of a data set's files: what a reader leaves out is counted by its reason and named by an example."""
+"""Census of a data set's files: the number that a reader leaves out, by reason, with an example."""
 
 import os
 import re
@@ -24,7 +24,7 @@ ZEROS = re.compile(r"^([+-]?\d+)\.0+$")  # a whole number that was written as a 
 
 @dataclass
 class Census:
-    """Record of what a reader leaves out: for each reason the number of things, and the first of them."""
+    """Record of the things that a reader leaves out: for each reason their number and the first of them."""
 
     left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class Census:
             self.left_out[reason] = before + count, first
 
     def add(self, other: "Census") -> None:
-        """Add what another census has counted."""
+        """Add the counts of another census."""
         for reason, (count, example) in other.left_out.items():
             self.leave(reason, example, count)
 
@@ -51,7 +51,7 @@ class Census:
 
 
 def shown(name: object) -> str:
-    """Return a name for a message: a sign that prints nothing, such as a byte order mark, is escaped."""
+    """Return a name for a message, with unprintable characters, such as a byte order mark, escaped."""
     text = str(name)
     return text if text.isprintable() else repr(text)[1:-1]
 
@@ -62,10 +62,10 @@ def is_hidden(name: str) -> bool:
 
 
 def walked(root: Path, census: Census, seen: dict[tuple[int, int], str] | None = None) -> Iterator[Path]:
-    """Yield all files below a folder, sorted, those of a folder before those of its folders.
+    """Yield all files below a folder, sorted; the files of a folder come before those of its subfolders.
 
-    What is no file, hidden or a second way to a folder goes into the `census`. `seen` has the folders of
-    earlier walks over the same data. Raises DataError for a folder that cannot be read.
+    Hidden names, special files and second links to a folder are counted in `census`. `seen` has the folders
+    of earlier walks over the same data. Raises DataError for a folder that cannot be read.
     """
     seen = {} if seen is None else seen
     if not root.is_dir():
@@ -89,14 +89,14 @@ def walked(root: Path, census: Census, seen: dict[tuple[int, int], str] | None =
 
 
 def _is_known(folder: Path, seen: dict[tuple[int, int], str]) -> bool:
-    """Return whether a folder is in `seen`, to which it is added."""
+    """Return whether a folder is in `seen`, and add it."""
     about = folder.stat()
     key = about.st_dev, about.st_ino
     return seen.setdefault(key, str(folder)) != str(folder)
 
 
 def entries(root: Path, census: Census) -> list[os.DirEntry[str]]:
-    """Return what a folder holds, sorted by name, without hidden names; raises DataError."""
+    """Return the entries of a folder, sorted by name, without hidden ones; raises DataError."""
     try:
         with os.scandir(root) as scanned:
             listed = sorted(scanned, key=lambda entry: entry.name)
@@ -115,8 +115,8 @@ def check_apart(names: Iterable[str], what: str) -> None:
         other = known.setdefault(_folded(name), name)
         if other != name:
             raise DataError(
-                f"{what} {shown(other)!r} and {shown(name)!r} differ only by their writing, and would be two "
-                "classes: write both alike, or rename one"
+                f"{what} {shown(other)!r} and {shown(name)!r} differ only in spelling, and would be two "
+                "classes: spell both alike, or rename one"
             )
 
 

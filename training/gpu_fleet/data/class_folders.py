@@ -1,4 +1,4 @@
-"""Folders of pictures, one folder for each class: which there are, and which pictures they hold."""
+"""Folders of pictures, one for each class: the search for classes and their pictures."""
 
 import os
 import re
@@ -27,16 +27,16 @@ UNREAD = (
     *(".heic", ".heif", ".jxl", ".svg", ".psd", ".exr", ".hdr", ".dcm", ".nii", ".npy", ".npz"),
     *(".dng", ".cr2", ".nef", ".arw", ".raw"),
 )
-# Splits by the names of their folders; the first that is there is read.
+# Splits and the names of their folders; the first folder that exists is read.
 SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
 NAME_OF_SPLIT = re.compile(r"(train|test|val|valid|dev|eval)(ing|idation|uation)?(?![a-z])", re.IGNORECASE)
-FEWEST = 2  # folders that can be classes, or splits, of a data set of their own
+FEWEST = 2  # least number of folders that look like classes, or splits, of a separate data set
 
 
 def classes_of(root: Path) -> tuple[str, ...]:
     """Return the names of the class folders of a data set without dataset.json, sorted.
 
-    Raises DataError where a class may be something else: a split, another data set, or the same class again.
+    Raises DataError if a class may be something else: a split, another data set, or the same class again.
     """
     folder = root if is_unsplit(root) else root / "train"
     names = class_names(folder)
@@ -52,7 +52,7 @@ def is_unsplit(root: Path) -> bool:
 
 
 def split_folder(root: Path, split: str) -> Path:
-    """Return the folder of a split: the first of its names that is there, or else the split's own."""
+    """Return the folder of a split: the first of its names that exists, else the name of the split."""
     return next((root / name for name in SPLITS[split] if (root / name).is_dir()), root / split)
 
 
@@ -67,13 +67,13 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 
 def _check_one_data_set(root: Path, names: Sequence[str]) -> None:
-    """Raise DataError if folders without a split called train are splits, or data sets, by their looks."""
+    """Raise DataError if folders beside no folder `train` look like splits, or like data sets."""
     inner = {name: _folders_without_pictures(root / name) for name in names}
     splits = [name for name in names if NAME_OF_SPLIT.match(name)]
     if len(splits) >= FEWEST or any(inner[name] & set(names) for name in splits):
         raise DataError(
-            f"data.path = {str(root)!r}: {' and '.join(splits)} would be classes, and look like splits; call "
-            "them train and val"
+            f"data.path = {str(root)!r}: {' and '.join(splits)} would be classes, but look like splits; "
+            "rename them train and val"
         )
     for name, folders in inner.items():
         splits = sorted(folder for folder in folders if NAME_OF_SPLIT.match(folder))
@@ -92,7 +92,7 @@ def _check_one_data_set(root: Path, names: Sequence[str]) -> None:
 
 
 def _folders_without_pictures(folder: Path) -> set[str]:
-    """Return the folders in a folder, as far as they come before its first picture: none after it."""
+    """Return the names of the folders in a folder; none if it has a picture."""
     names = set()
     with os.scandir(folder) as scanned:
         for entry in scanned:
@@ -109,7 +109,7 @@ def is_picture(name: str) -> bool:
 
 
 def pictures_of(folder: Path, classes: Iterable[str], census: Census) -> list[tuple[Path, int]]:
-    """Return the pictures of a split with their classes, by class and name; the rest goes into the census.
+    """Return the pictures of a split with their classes, by class and name; count other files in `census`.
 
     Raises DataError for a class without pictures, for a picture of no class, and for one of two classes.
     """
@@ -140,12 +140,12 @@ def pictures_of(folder: Path, classes: Iterable[str], census: Census) -> list[tu
 
 
 def _alike(folder: Path, name: str) -> str:
-    """Return a hint at a folder whose name is another writing of a class."""
+    """Return a hint at a folder whose name is another spelling of a class; empty if there is none."""
     for other in class_names(folder) if folder.is_dir() else ():
         try:
             check_apart((name, other), "")
         except DataError:
-            return f"; {shown(other)!r} is another writing of it ({other!a}, not {name!a})"
+            return f"; {shown(other)!r} is another spelling of it ({other!a}, not {name!a})"
     return ""
 
 
@@ -161,14 +161,14 @@ def pictures_in(folder: Path, census: Census, seen: dict[tuple[int, int], str] |
         else:
             census.leave(OTHERS, file)
     if unread.left_out:
-        raise DataError(f"{unread}: would not be read; write {', '.join(SUFFIXES)}, or move them away")
+        raise DataError(f"{unread}: would not be read; convert to {', '.join(SUFFIXES)}, or move them away")
     if DANGLING in census.left_out and not pictures:
         raise DataError(f"{shown(folder)}: holds {census}, and no picture")
     return sorted(pictures)
 
 
 def _check_left_out(folder: Path, classes: Sequence[str], census: Census) -> None:
-    """Count what a split holds beside its classes; raises DataError for a picture."""
+    """Count the entries of a split that are no class; raises DataError for a picture among them."""
     for entry in entries(folder, census):
         if entry.is_dir() and entry.name in classes:
             continue
@@ -182,7 +182,7 @@ def _check_left_out(folder: Path, classes: Sequence[str], census: Census) -> Non
 
 
 def beside_splits(root: Path, census: Census) -> None:
-    """Count what lies beside the splits of a data set, and is read by nobody."""
+    """Count the folders beside the splits of a data set, which are not read."""
     read = {split_folder(root, split).name for split in SPLITS}
     for entry in entries(root, census):
         if entry.is_dir() and entry.name not in read:

@@ -39,7 +39,7 @@ class Dataset(Protocol):
 
     @property
     def census(self) -> Census:
-        """Record of what the folder of the split holds and this data set leaves out."""
+        """Record of the files in the split's folder that this data set leaves out."""
         ...
 
     @property
@@ -57,11 +57,11 @@ class Dataset(Protocol):
         ...
 
     def name(self, index: int) -> str:
-        """Return the place of the sample for users: its file, line or offset."""
+        """Return the location of the sample for users: its file, line or offset."""
         ...
 
     def outline(self) -> bytes:
-        """Return a digest of what is known of all samples without reading them, such as names and classes."""
+        """Return a digest of all facts about samples that need no reading, such as names and classes."""
         ...
 
     def fingerprint(self, index: int) -> bytes:
@@ -83,7 +83,7 @@ class ReadsStacked(Protocol):
     """Data set without random augmentation that reads a batch faster as a whole than by single samples."""
 
     def stacked(self, indices: Sequence[int]) -> tuple[Array, Array] | None:
-        """Read inputs and targets of these samples, of which all count; None if one of them is corrupt."""
+        """Read inputs and targets of these samples; None if one of them is corrupt. Every target counts."""
         ...
 
 
@@ -112,7 +112,7 @@ def describe(root: Path, key: str = "data.path") -> Description:
     """
     if root.is_file():
         raise DataError(
-            f"{key} = {str(root)!r}: is a file; of files .parquet and .jsonl are read, others after `prepare`"
+            f"{key} = {str(root)!r}: is a file; only .parquet and .jsonl are read; `prepare` converts others"
         )
     if not root.is_dir():
         raise DataError(f"{key} = {str(root)!r}: is not a folder")
@@ -140,13 +140,13 @@ def split_of(size: int, settings: config.Data, training: bool) -> Array:
 
 
 def split_problem(size: int, settings: config.Data, training: bool) -> str:
-    """Return the error about a split that got none of `size` samples, with values that would work."""
+    """Return the message about a split that got none of `size` samples, with values that would work."""
     split = "training" if training else "val"
     if size <= 1:
         return f"data.path = {settings.path!r}: holds {size} samples, too few for train and val"
     return (
         f"data.held_out = {settings.held_out}: leaves none of the {size} samples of {settings.path} for "
-        f"{split}; {1 / size:.2g} to {1 - 1 / size:.2g} does, or folders train and val of your own"
+        f"{split}; set {1 / size:.2g} to {1 - 1 / size:.2g}, or make folders train and val"
     )
 
 

@@ -1,7 +1,6 @@
 """Random generators of a user's samples: those of torch, numpy and random, and those in the user's data.
 
-All of them are seeded before a sample is read, so that the sample is the same wherever and whenever it is
-read.
+All of them are seeded before a sample is read, so that a sample is always the same, in any process.
 """
 
 import gc
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_fleet.core.own_code import is_of_user
+from gpu_fleet.core.user_code import is_of_user
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 MOST_LOOKED_AT = 10_000  # objects that a search visits; 10 ms
@@ -109,7 +108,7 @@ def states_of_generators(own: Sequence[torch.Generator] = ()) -> dict[str, Any]:
 
 
 def restore_generators(saved: dict[str, Any], own: Sequence[torch.Generator] = ()) -> None:
-    """Restore what `states_of_generators` has returned."""
+    """Restore the states that `states_of_generators` has returned."""
     for generator, state in zip((torch.default_generator, *own), saved["torch"], strict=False):
         generator.set_state(state)
     kind, keys, *rest = saved["numpy"]
@@ -120,7 +119,7 @@ def restore_generators(saved: dict[str, Any], own: Sequence[torch.Generator] = (
 
 @contextmanager
 def kept_generators(own: Sequence[Generator] = ()) -> Iterator[None]:
-    """Restore the generators after the block: training draws its dropout from torch's."""
+    """Restore the generators after the block, since training draws its dropout from torch's generator."""
     shared = torch.get_rng_state(), np.random.get_state(), random.getstate()
     ways_back = [_way_back(generator) for generator in own]
     try:

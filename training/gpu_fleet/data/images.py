@@ -26,8 +26,8 @@ from gpu_fleet.data.dataset import (
 
 BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # Pillow's, for broken files
 ORIENTATION = ExifTags.Base.Orientation
-OF_CAMERAS = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}  # Pillow's names of what may turn
-TURNS = {  # orientation in EXIF -> what makes the picture upright
+OF_CAMERAS = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}  # Pillow: may hold an orientation
+TURNS = {  # orientation in EXIF -> the turn that makes the picture upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import DataError, OwnCodeError, PassingCodeError
+from gpu_fleet.core.errors import DataError, PassingCodeError, UserCodeError
 from gpu_fleet.data.dataset import CorruptSampleError, Dataset, ReadsAhead, ReadsStacked
 from gpu_fleet.data.order import SampleOrder, Slice, micro_batch_start
 
@@ -26,10 +26,10 @@ IGNORED = -100  # a target that counts in no loss and no metric: torch's ignore_
 MAPPED = ("text", "tokens")  # kinds of data that are read through a memory map
 READER_ENDED = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)")
 BLOCK = 4096  # positions per call for their order: 0.3 ms, while a few alone take 0.1 ms
-# Returns over how many items of a batch its loss is the mean; None means its samples.
+# Returns the number of items of a batch over which its loss is the mean; None means its samples.
 CountOf = Callable[[Any], int | None]
 log = logging.getLogger(__name__)
-_reading = set[_MultiProcessingDataLoaderIter]()  # those whose reader processes have not ended
+_reading = set[_MultiProcessingDataLoaderIter]()  # iterators whose reader processes run
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def _read(loader: Iterable[Batch]) -> Iterator[Batch]:
         _reading.add(read)
     try:
         yield from read
-    except (DataError, OwnCodeError) as error:  # torch adds the traceback of a reader process to its text
+    except (DataError, UserCodeError) as error:  # torch adds the traceback of a reader process to its text
         kind = type(error)
         raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from error
     finally:
@@ -235,7 +235,7 @@ def _read(loader: Iterable[Batch]) -> Iterator[Batch]:
 def reader_ended(error: BaseException) -> PassingCodeError | None:
     """Return the error about a reader process that was killed; None for any other error.
 
-    torch raises it wherever the training process is when it learns of it; a connection may break before.
+    torch raises it at any place of the training process, or a connection to the reader breaks first.
     """
     text = str(error) or type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
@@ -243,13 +243,13 @@ def reader_ended(error: BaseException) -> PassingCodeError | None:
     if not broken and not (isinstance(error, RuntimeError) and READER_ENDED.search(text)):
         return None
     return PassingCodeError(
-        f"a reader process of the data has ended: {text.splitlines()[0]}; where the memory of the instance "
-        "is full, or /dev/shm, fewer reader processes (data.workers) and a smaller data.prefetch need less"
+        f"a reader process of the data has ended: {text.splitlines()[0]}; if the memory of the instance "
+        "or /dev/shm is full, lower data.workers (reader processes) or data.prefetch"
     )
 
 
 def explain_ended_readers() -> None:
-    """Report a killed reader process in one message where a library's loop passes its error on."""
+    """Report a killed reader process in one message, also if the loop of a library passes the error on."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -262,9 +262,9 @@ def explain_ended_readers() -> None:
 
 
 def end_readers() -> None:
-    """End the reader processes of this process, whoever still holds their batches, as an error's frames do.
+    """End the reader processes of this process, even if the frames of an error still hold their batches.
 
-    Where the garbage collector ends them, it waits 5 s for each: it breaks up their queues first.
+    The garbage collector would wait 5 s for each of them, because it destroys their queues first.
     """
     for read in [*_reading]:
         _end(read)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import ConfigError, DataError
-from gpu_fleet.core.own_code import Parts
+from gpu_fleet.core.user_code import Parts
 from gpu_fleet.data.bucket import BucketSource
 from gpu_fleet.data.census import Census, shown
 from gpu_fleet.data.dataset import Dataset, Description, describe, is_bucket, open_split
@@ -18,7 +18,7 @@ RECORDS = "records"  # the kind of tars with any keys
 
 
 def gives_its_loss(training: Dataset | OwnData, own: Parts) -> bool:
-    """Return whether loss or metric is a user's own, or the data are: then the model computes the loss."""
+    """Return whether the model computes the loss: if loss, metric or data are a user's own."""
     return isinstance(training, OwnData) or bool(own.loss or own.metric)
 
 
@@ -53,7 +53,7 @@ def open_data(
 
 
 def check_classes(description: Description, own: Parts) -> None:
-    """Raise DataError for data of one class, unless the loss is a user's own: every model has them right."""
+    """Raise DataError for data of one class, which every model predicts, unless the loss is a user's own."""
     if len(description.classes) == 1 and own.loss is None:
         raise DataError(
             f"data.path: all samples are of one class, {shown(description.classes[0])!r}: classes are the "
@@ -62,7 +62,7 @@ def check_classes(description: Description, own: Parts) -> None:
 
 
 def left_out_of(training: Dataset | OwnData, held_out: Dataset | OwnData | None) -> Census:
-    """Return what the readers of both splits leave out."""
+    """Return the census of the things that the readers of both splits leave out."""
     census = Census()
     for data in (training, held_out):
         if data is not None:
@@ -115,7 +115,7 @@ def all_steps(settings: config.Config, samples: int) -> int:
 
 
 def check_length(settings: config.Config, training: Dataset | OwnData) -> None:
-    """Raise ConfigError for a batch larger than the data, and for a warm-up or a run that never ends."""
+    """Raise ConfigError if a batch exceeds the data, a warm-up exceeds the run, or a run has no end."""
     samples = len(training)
     if samples == ENDLESS and not settings.run.steps:
         raise ConfigError(f"run.epochs = {settings.run.epochs}: the data have no length; set run.steps")
@@ -130,5 +130,5 @@ def check_length(settings: config.Config, training: Dataset | OwnData) -> None:
         raise ConfigError(f"metrics.profile_steps = {list(traced)}: the run has {steps} steps")
     if warmup >= steps > 0:
         raise ConfigError(
-            f"schedule.warmup_steps = {warmup}: the run has {steps} steps, and never its learning rate"
+            f"schedule.warmup_steps = {warmup}: the run has {steps} steps and never reaches its rate"
         )

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import ConfigError, DataError, OwnCodeError
-from gpu_fleet.core.own_code import Own, explained
+from gpu_fleet.core.errors import ConfigError, DataError, UserCodeError
+from gpu_fleet.core.user_code import Own, explained
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import Description
 from gpu_fleet.data.generators import held_by, kept_generators, seed_generators
@@ -53,7 +53,7 @@ class OwnData:
         return f"{self.label}, sample {index}"
 
     def sample(self, index: int, chance: np.random.Generator) -> Any:
-        """Read sample `index`, of any kind; `chance` seeds its random numbers. Raises OwnCodeError."""
+        """Read sample `index`, of any kind; `chance` seeds its random numbers. Raises UserCodeError."""
         seed_generators(chance, self.generators)
         with explained(self.name(index)):
             return self._samples[index]
@@ -64,18 +64,18 @@ class OwnData:
             self._samples.expect(indices)
 
     def outline(self) -> bytes:
-        """Return a digest of the index of records; empty for data of a user's code, which have none."""
+        """Return a digest of the index of records; empty for data of a user's code, which has no index."""
         return self._samples.outline() if isinstance(self._samples, Records) else b""
 
     def looked(self, first: int, last: int) -> list[tuple[bytes, str]]:
-        """Return digest and shape of samples `first` to `last` - 1 of an order that is always the same."""
+        """Return digest and shape of the samples `first` to `last` - 1, in a fixed random order."""
         places = SampleOrder(len(self), seed=0).slice(first, last - first).indices.tolist()
         with kept_generators(self.generators):
             return [_looked_into(self.sample(place, np.random.default_rng(place))) for place in places]
 
 
 class Stream(OwnData):
-    """A user's iterable, read in its own order, from its first sample to its last, again and again.
+    """A user's iterable, read in its own order, from its first sample to its last, repeatedly.
 
     Every rank reads all of it and uses its share. To resume at a position, a rank reads and drops the samples
     before it, except whole passes if the stream has a length.
@@ -116,7 +116,7 @@ class Stream(OwnData):
     def _take(self) -> Any:
         for _ in range(2):
             assert self._iterator is not None
-            self._seed(self._next)  # also after the begin of a pass: a resumed run may begin there
+            self._seed(self._next)  # also at the start of a pass: a resumed run may begin there
             samples = list(islice(self._iterator, 1))
             if samples:
                 self._next += 1
@@ -131,7 +131,7 @@ class Stream(OwnData):
         raise ValueError("it is empty")
 
     def looked(self, first: int, last: int) -> list[tuple[bytes, str]]:
-        """Return digest and shape of the samples from `first` to `last` - 1, read from the begin on."""
+        """Return digest and shape of the samples `first` to `last` - 1, read from the start of the stream."""
         looks = []
         with kept_generators(self.generators), explained(self.label):
             self._seed(0)
@@ -153,8 +153,8 @@ class OwnReader:
     ) -> None:
         """Prepare a reader.
 
-        `count` returns over how many items of a batch its loss is the mean; without it each sample counts as
-        one. `check` raises DataError for a batch that the model cannot take.
+        `count` returns the number of items of a batch over which its loss is the mean; without it each sample
+        counts as one. `check` raises DataError for a batch that the model cannot take.
         """
         self._data, self._seed, self._count, self._check = data, seed, count, check
 
@@ -171,18 +171,19 @@ class OwnReader:
         count = len(samples)
         try:
             batch = self._data.collate(samples)
-        except OwnCodeError:
+        except UserCodeError:
             raise
         except Exception as error:  # default_collate raises many kinds for users' samples
             text = str(error).partition("\n")[0]
             raise DataError(
-                f"{self._data.label}: {count} samples make no batch: {text}; the first is "
+                f"{self._data.label}: {count} samples cannot form a batch: {text}; the first is "
                 f"{shape_of(samples[0])}, the last {shape_of(samples[-1])}; set data.collate = 'FILE.py:NAME'"
             ) from error
         for leaf in tree_flatten(batch)[0]:
             if not isinstance(leaf, LEAVES):
                 raise DataError(
-                    f"{self._data.label}: a batch holds a {type(leaf).__name__}; tensors, numbers and text do"
+                    f"{self._data.label}: a batch holds a {type(leaf).__name__}; "
+                    "allowed: tensors, numbers and text"
                 )
         if self._check is not None:
             try:
@@ -195,7 +196,7 @@ class OwnReader:
 
 
 def open_own(source: Own, split: str, collate: Own | None) -> OwnData | None:
-    """Open a split of a user's data set; None if it has no "val". Raises ConfigError, OwnCodeError."""
+    """Open a split of a user's data set; None if it has no "val". Raises ConfigError, UserCodeError."""
     samples, label = source(split), f"{source.key} = {source.name!r}"
     if samples is None and split == "val":
         return None
@@ -216,7 +217,7 @@ def adapted(samples: Any, label: str, collate: Collate, wrong: Callable[[str], C
 
 
 def _no_data_set(samples: Any) -> str:
-    """Return the error about an object that is given as a data set; empty if the object is one."""
+    """Return the message about an object that is no data set; empty if it is one."""
     by_index = hasattr(samples, "__getitem__") and not isinstance(samples, IterableDataset)
     arrays = isinstance(samples, tuple) and all(
         isinstance(array, torch.Tensor | np.ndarray) for array in samples

@@ -1,4 +1,4 @@
-"""DataLoaders of users that go on in the midst of an epoch, with the batches of an undisturbed one."""
+"""Users' DataLoaders that resume in the middle of an epoch, with the batches of an undisturbed run."""
 
 import gc
 import hashlib
@@ -22,32 +22,32 @@ from gpu_fleet.data.generators import (
 )
 
 NOT_SET = (
-    "samples draw random numbers, and a resumed run draws others, as they are read as a stream or by a "
-    "loader of another kind; give samples by index, and Lightning a ResumableLoader"
+    "samples draw random numbers, and a resumed run draws others: they are read from a stream, or by an "
+    "unknown kind of loader; use samples by index, and with Lightning a ResumableLoader"
 )
-OURS = "gpu_fleet."  # begin of the modules' names
-# Arguments of a DataLoader, but for its batches.
+OURS = "gpu_fleet."  # prefix of the modules' names
+# Arguments of a DataLoader, except those about its batches.
 KEPT = (
     *("dataset", "collate_fn", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
     *("timeout", "worker_init_fn", "multiprocessing_context", "generator"),
 )
 LOOKED_AT = 16  # samples
-FROM_SAMPLES, FROM_COLLATE = 0, 1  # so that a sample and its batch do not draw the same
+FROM_SAMPLES, FROM_COLLATE = 0, 1  # so that a sample and its batch draw different numbers
 
 
 class SeededReads:
-    """Data set and collate function whose draws are decided by a key, such as the epoch, and by the index.
+    """Data set and collate function whose random numbers follow from a key, such as the epoch, and the index.
 
-    So a sample is the same in each reader process, and wherever in an epoch a run goes on.
+    So a sample is the same in each reader process, and wherever in an epoch a run resumes.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
         self.dataset, self._collate = dataset, collate
         self._generators = held_by((dataset, collate))
-        # in shared memory: reader processes may be older than an epoch
+        # in shared memory: reader processes may live longer than an epoch
         self._key = torch.zeros(2, dtype=torch.int64)
         self._key.share_memory_()  # type: ignore[no-untyped-call]  # torch has no hint for it
-        self._newest = 0  # of the samples that were read, in this process
+        self._newest = 0  # index of the last sample that this process has read
 
     def __getattr__(self, name: str) -> Any:
         if name == "dataset":  # while this is unpickled
@@ -58,7 +58,7 @@ class SeededReads:
         return len(self.dataset)
 
     def begin(self, seed: int, epoch: int) -> None:
-        """Set the key of the draws from now on."""
+        """Set the key of the random numbers from now on."""
         self._key[0], self._key[1] = seed % 2**63, epoch
 
     def __getitem__(self, index: Any) -> Any:
@@ -94,7 +94,7 @@ def _number(text: bytes) -> int:
 
 
 def seeded(loader: Any) -> SeededReads | None:
-    """Set what the samples of a DataLoader draw, from now on; None for a stream, and for no DataLoader."""
+    """Seed the samples of a DataLoader from now on. Return its data set; None for a stream or other kinds."""
     loader = getattr(loader, "base_dataloader", loader)  # inside a loader of Accelerate
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
@@ -128,11 +128,11 @@ def _bytes_of(states: Iterable[torch.Tensor]) -> bytes:
 
 
 class ResumableLoader(DataLoader[Any]):
-    """DataLoader that counts its batches, and goes on with the order of the epoch that was left."""
+    """DataLoader that counts its batches, and resumes an epoch in its order."""
 
     _done = _begin = 0
     _rest: Iterator[Any] = iter(())
-    begun_with: dict[str, Any] | None = None  # generators at the begin of this epoch, for FleetCallback
+    begun_with: dict[str, Any] | None = None  # generators at the start of this epoch, for FleetCallback
 
     @property
     def _index_sampler(self) -> Any:  # of torch: the batches, or samples, that are to be read
@@ -148,7 +148,7 @@ class ResumableLoader(DataLoader[Any]):
             yield batch
 
     def _read(self) -> Iterator[Any]:
-        """Read what is left of an epoch; a stream is read from its begin."""
+        """Read the rest of an epoch; a stream is read from its start."""
         own = tuple(filter(None, (getattr(part, "generator", None) for part in self._drawing())))
         now = states_of_generators()
         if self._done and self.begun_with is not None:
@@ -170,12 +170,12 @@ class ResumableLoader(DataLoader[Any]):
         return read
 
     def _drawing(self) -> Iterator[Any]:
-        """Yield what may hold the generator of the order."""
+        """Yield the objects that may hold the generator of the order."""
         yield from (self, self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> "ResumableLoader":
-        """Make one that reads as a DataLoader does."""
+        """Make one that reads like a given DataLoader."""
         chosen = {name: getattr(loader, name) for name in KEPT}
         if loader.batch_sampler is None:
             chosen |= {"batch_size": None, "sampler": loader.sampler}
@@ -205,10 +205,10 @@ class Passes:
                 "run.batches the data set"
             )
         self._loader, self._accumulation = ResumableLoader.of(loader), accumulation
-        self._begun: dict[int, dict[str, Any] | None] = {}  # epoch -> generators at its begin
+        self._begun: dict[int, dict[str, Any] | None] = {}  # epoch -> generators at its start
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what `read` needs to go on after so many steps."""
+        """Return the state that `read` needs to resume after `step` steps."""
         return {"begun_with": self._begun.get(step * self._accumulation // len(self._loader))}
 
     def read(self, step: int, state: dict[str, Any]) -> Iterator[Any]:
@@ -228,7 +228,7 @@ class Passes:
 
 
 def reads_another() -> bool:
-    """Return whether this process is in the midst of a DataLoader that no run can resume."""
+    """Return whether this process reads a DataLoader that no run can resume."""
     return any(
         issubclass(type(thing), _BaseDataLoaderIter) and not type(thing._dataset).__module__.startswith(OURS)
         for thing in gc.get_objects()
@@ -236,7 +236,7 @@ def reads_another() -> bool:
 
 
 class _Rest:
-    """Order of a loader, of which the part is iterated over that is left."""
+    """Order of a loader; iteration gives only the rest of the epoch."""
 
     def __init__(self, loader: ResumableLoader, order: Any) -> None:
         self._loader, self._order = loader, order

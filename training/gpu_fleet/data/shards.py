@@ -68,7 +68,7 @@ class Folder(Protocol):
     def files(self, census: Census) -> dict[str, int]:
         """Return name and size in bytes of each file, by name, at any depth; raises DataError.
 
-        The `census` gets what is no file.
+        Entries that are no file are counted in `census`.
         """
         ...
 
@@ -94,9 +94,9 @@ class Folder(Protocol):
 
 
 def tars_in(folder: Folder, census: Census) -> list[tuple[str, int]]:
-    """Return name and size of the tars of a split; the rest goes into the census.
+    """Return name and size of the tars of a split; count other files in `census`.
 
-    Raises DataError for a tar that would not be read, as it is compressed or in a deeper folder.
+    Raises DataError for a tar that would not be read because it is compressed or in a deeper folder.
     """
     tars = []
     for name, size in folder.files(census).items():
@@ -301,7 +301,7 @@ class Records:
 
 
 def decoded(content: bytes, key: str, settings: config.Data, training: bool) -> Any:
-    """Decode a member by the end of its key, as WebDataset does; return the bytes for an unknown key.
+    """Decode a member by the suffix of its key, as WebDataset does; return the bytes for an unknown key.
 
     Pictures become (3, height, width) uint8. Raises CorruptSampleError or ValueError.
     """

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import ConfigError, DataError, MissingPackageError
-from gpu_fleet.core.own_code import Own
+from gpu_fleet.core.user_code import Own
 from gpu_fleet.data.census import OTHERS, TWICE, Census, entries, shown, walked
 from gpu_fleet.data.class_folders import SPLITS, is_picture
 from gpu_fleet.data.dataset import DESCRIPTION, split_of, split_problem
@@ -58,7 +58,7 @@ def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
         return {UNSPLIT: [root]}
     if _is_saved(root):
         return {}
-    splits: dict[str, dict[Path, list[Path]]] = {}  # by the folder above what says the split
+    splits: dict[str, dict[Path, list[Path]]] = {}  # by the folder above the name that gives the split
     for file in _rows_in(root, census):
         split, above = _split_of(file, root)
         splits.setdefault(split, {}).setdefault(above, []).append(file)
@@ -76,7 +76,7 @@ def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
     if "train" not in files and len(files) == 1:
         return {UNSPLIT: next(iter(files.values()))}
     if files and "train" not in files:
-        raise _refused(root, f"has {' and '.join(sorted(files))}, and no train: call the files of one so")
+        raise _refused(root, f"has {' and '.join(sorted(files))}, and no train: rename one of them to train")
     if UNSPLIT in files:
         names = ", ".join(shown(file.relative_to(root)) for file in files[UNSPLIT][:4])
         raise _refused(
@@ -101,7 +101,7 @@ def _is_saved(root: Path) -> bool:
 
 
 def _rows_in(root: Path, census: Census) -> Iterator[Path]:
-    """Yield the files of rows; the rest goes into the census. Raises DataError for rows that are not read."""
+    """Yield the files of rows; count others in `census`. Raises DataError for rows that are not read."""
     for file in walked(root, census):
         if _kind(file.name):
             yield file
@@ -122,9 +122,10 @@ def _refused(root: Path, problem: str) -> DataError:
 
 
 def _split_of(file: Path, root: Path) -> tuple[str, Path]:
-    """Return the split of a file and the folder above what says so: the outermost folder with a split's name.
+    """Return the split of a file, and the folder above the part of its path that names the split.
 
-    Without one, all parts of the path that begin with a split's name decide; they must agree.
+    It is the outermost folder with a split's name. Without one, all parts of the path that begin with a
+    split's name decide; they must agree.
     """
     parts = file.relative_to(root).parts
     lower = [part.lower() for part in parts]
@@ -200,7 +201,7 @@ def _check_values(rows: Any, root: Path) -> None:
 
 
 def _with_rows(files: list[Path], census: Census) -> list[Path]:
-    """Return the files that have rows, as datasets cannot read one without; count the others."""
+    """Return the files that have rows, since datasets cannot read an empty one; count the others."""
     empty = [file for file in files if _is_empty(file)]
     for file in empty:
         census.leave("files without rows", file)
@@ -219,7 +220,7 @@ def _is_empty(file: Path) -> bool:
 
 
 def damaged_line(files: Iterable[Path]) -> str:
-    """Return the first line of JSON lines that cannot be read, and what helps; empty if there is none."""
+    """Return a message about the first line of JSON lines that cannot be read; empty if there is none."""
     for file in files:
         number, line = 0, b""
         try:
@@ -229,7 +230,7 @@ def damaged_line(files: Iterable[Path]) -> str:
                     if line.strip():
                         json.loads(line)
         except EOFError:
-            return f"{shown(file.name)} ends in the midst of its compressed data: copy it anew"
+            return f"{shown(file.name)} ends in the middle of its compressed data: copy it again"
         except ValueError as error:
             text = line.rstrip()
             is_cut = isinstance(error, json.JSONDecodeError) and error.pos >= len(

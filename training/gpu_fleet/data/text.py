@@ -13,7 +13,7 @@ from gpu_fleet.data.dataset import Array, CorruptSampleError, Description
 from gpu_fleet.data.tokens import dtype_of
 
 TOKENS = "tokens.bin"
-STARTS = "starts.npy"  # (texts + 1,) int64: the begin of each text, and the end of the last
+STARTS = "starts.npy"  # (texts + 1,) int64: the start of each text, and the end of the last
 CLASSES = "classes.npy"  # (texts,) int64
 PADDING = 0
 
@@ -65,7 +65,7 @@ class TextFile:
         return f"{self._folder} text {index}"
 
     def outline(self) -> bytes:
-        """Return a digest of all classes, and of where the texts begin."""
+        """Return a digest of all classes, and of the starts of the texts."""
         return hashlib.sha256(self._starts.tobytes() + self._classes.tobytes()).digest()
 
     def fingerprint(self, index: int) -> bytes:

@@ -16,7 +16,7 @@ from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.integrations.guard import Guard
 from gpu_fleet.step.state import capture_rng, restore_rng
 
-DONE = "whole"  # written last, with the seed of what samples draw
+DONE = "whole"  # written last, with the seed of the samples' random numbers
 
 
 class FleetSteps:
@@ -32,7 +32,7 @@ class FleetSteps:
         config: Mapping[str, Any] | None = None,
         allow: Sequence[str] = (),
     ) -> None:
-        """Open the run in `directory`. Prepare or register what is saved with `accelerator` before `over`.
+        """Open the run in `directory`. Prepare or register all state with `accelerator` before `over`.
 
         `config` holds the values that decide the result, such as the learning rate. `uri` and `allow` mean
         the same as in Run.
@@ -43,7 +43,7 @@ class FleetSteps:
         )
         self.step = 0
         self._reads: SeededReads | None = None
-        self._seed = 0  # of what samples draw
+        self._seed = 0  # of the samples' random numbers
 
     def over(self, loader: Any, steps: int) -> Iterator[Any]:
         """Yield the batches of a prepared loader, epoch after epoch, until `steps` are done."""

@@ -18,7 +18,7 @@ from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.folder_files import OURS
 from gpu_fleet.checkpoint.run_identity import Identity
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.core.errors import ConfigError, DataError, IdentityError, OwnCodeError
+from gpu_fleet.core.errors import ConfigError, DataError, IdentityError, UserCodeError
 from gpu_fleet.core.files import on_disk, write_bytes
 from gpu_fleet.data.own_data import adapted
 
@@ -33,7 +33,7 @@ class FolderClaim:
     def __init__(
         self, directory: Path, place: str, config: Mapping[str, Any], allow: Sequence[str], how: str
     ) -> None:
-        """Prepare the claim; `how` is the code, with {keys}, by which a user allows some differences."""
+        """Prepare the claim; `how` is the code, with {keys}, by which a user allows differences."""
         self._directory, self._place, self._how = directory, place, how
         self._config, self._allow = dict(config), tuple(allow)
         self._claim: RunClaim | None = None  # None: not taken
@@ -117,7 +117,7 @@ def _described(samples: Any) -> dict[str, Any]:
     except (
         ConfigError,
         DataError,
-        OwnCodeError,
+        UserCodeError,
     ) as error:  # the library's sampler may index it by something other than numbers
         log.warning("event=data-not-compared error=%r", str(error))
         return {}

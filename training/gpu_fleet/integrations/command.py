@@ -188,8 +188,8 @@ class Keeper:
             thread.join(LOOK_EVERY_S)
             if thread.is_alive() and (still_s := sync.still_s()) >= SILENT_S:
                 raise SilentStoreError(
-                    f"{sync.uri} has not answered for {still_s:.0f} s: it lacks what {sync.folder} has had "
-                    "since its last sync, which is on this disk alone; run it again here"
+                    f"{sync.uri} has not answered for {still_s:.0f} s: changes in {sync.folder} since its "
+                    "last sync are on this disk alone; run it again here"
                 )
         if failures:
             raise failures[0]

@@ -127,8 +127,8 @@ class Guard:
         if len(first) > 1:
             differing = ", ".join(f"rank {rank}: {name or 'none'}" for name, rank in first.items())
             error = CheckpointError(
-                f"{self.directory}: the ranks would go on from different checkpoints ({differing}), as one "
-                "was saved while they looked, or their disks differ; run it again"
+                f"{self.directory}: the ranks would resume from different checkpoints ({differing}): one was "
+                "saved during their search, or their disks differ; run it again"
             )
             error.shared = True
             raise error

@@ -49,7 +49,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         self._trainer: Any = None  # set while it trains; its loader may be another one in each epoch
         self._step = 0  # steps of the optimizer, as Lightning counts: fewer than batches if it accumulates
         self._due = False  # a checkpoint waits for the next step
-        self._cut = False  # the checkpoint is from before all that Lightning does in a step is done
+        self._cut = False  # the checkpoint is from before the end of Lightning's work in a step
 
     def newest(self) -> str | None:
         """Return the newest checkpoint, from the bucket if this disk has none; None for a new run."""
@@ -83,14 +83,14 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             loader.begun_with = self._generators.get(ORDER)
         if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
             trainer.print(
-                f"gpu-fleet: not exact in the midst of an epoch: {type(loader).__name__} has no state_dict"
+                f"gpu-fleet: not exact in the middle of an epoch: {type(loader).__name__} has no state_dict"
             )
         elif not isinstance(loader, ResumableLoader) and draws(getattr(loader, "dataset", None)):
             trainer.print(f"gpu-fleet: not exact: {NOT_SET}")
         if self._cut:
             trainer.print(
-                "gpu-fleet: not exact: the checkpoint is of before a validation or the end of an epoch, "
-                "which the notice left no time for, and which is passed over"
+                "gpu-fleet: not exact: the notice left no time for a validation or the end of an epoch, "
+                "and the resumed run skips it"
             )
         batch_size = getattr(loader, "batch_size", None)
         arguments = {
@@ -137,7 +137,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         self._guard.saved()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Upload and release the folder after a training that ended by itself; the program goes on."""
+        """Upload and release the folder after a training that ended by itself; the program continues."""
         self._trainer = None
         self._guard.finish()
 

@@ -33,7 +33,7 @@ from torch.utils.data import default_collate
 from gpu_fleet.checkpoint import local, run_identity
 from gpu_fleet.checkpoint.engine import FOLDER, CheckpointEngine
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.core import config, outcome, own_code
+from gpu_fleet.core import config, outcome, user_code
 from gpu_fleet.core.containers import plain, shaped
 from gpu_fleet.core.errors import ConfigError, IdentityError, TrainingError
 from gpu_fleet.core.instance_file import place_of_checkpoints
@@ -115,8 +115,8 @@ class Run:
         for name, thing in self._objects.items():
             if isinstance(thing, nn.Module) and any(isinstance(p, DTensor) for p in thing.parameters()):
                 raise ConfigError(
-                    f"Run({name}=...): is sharded, and Run saves what a rank holds whole; take a "
-                    "configuration with parallel.strategy = 'fsdp'"
+                    f"Run({name}=...): is sharded, and Run saves only whole models; use a configuration "
+                    "with parallel.strategy = 'fsdp'"
                 )
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise ConfigError(f"Run({name}=...): a {type(thing).__name__} has no state_dict to save")
@@ -153,7 +153,7 @@ class Run:
             keep=self._keep,
             every_s=self._every_s,
             timeout_s=TIMEOUT_S,
-            code=own_code.archive(own_code.files(self.directory, with_main=True)),
+            code=user_code.archive(user_code.files(self.directory, with_main=True)),
             stopping=lambda: self._interruption.reason is not Reason.NONE,
         )
         held.callback(engine.release)
@@ -282,8 +282,8 @@ class Run:
     def batches_of(self, loader: Any, *, accumulation: int = 1) -> Iterator[Any]:
         """Yield the batches of a DataLoader of your own without end, from the present step on.
 
-        Order, batch size and share of a rank are the loader's. Its sampler's order is what it was, and what
-        samples draw goes by epoch and index. A step takes `accumulation` batches.
+        The loader decides the order, the batch size and the share of a rank. Its sampler's order does not
+        change. Epoch and index decide a sample's random numbers. A step takes `accumulation` batches.
 
         Raises:
             ConfigError: the loader is of another kind, or reads a stream.
@@ -297,8 +297,8 @@ class Run:
         before = self._passes_before[number : number + 1]
         if self.step and not before:
             log.warning(
-                "not exact: the checkpoint has no position in this DataLoader, or is of another number of "
-                "ranks: the order of its epoch begins anew"
+                "not exact: the checkpoint has no position in this DataLoader, or has another number of "
+                "ranks: its epoch starts again"
             )
         return passes.read(self.step, *(before or [{}]))
 
@@ -311,20 +311,20 @@ class Run:
         """Check a step, and warn once of each reason why a resumed run would not be exact."""
         if self._watch is not None:
             self._watch.listen_no_more()
-        if self.step == (self._resumed_from or 0) + 1:  # not after hours: the first step makes most states
+        if self.step == (self._resumed_from or 0) + 1:  # fail early: the first step creates most states
             self._where.together(self._checked_states)
             if self._where.leads and reads_another():
                 log.warning(
-                    "not exact: the loop reads a DataLoader, whose epoch a resumed run begins anew; "
-                    "run.batches_of(loader) goes on in its midst"
+                    "not exact: the loop reads a DataLoader, and a resumed run starts its epoch again; "
+                    "run.batches_of(loader) resumes in the middle of it"
                 )
         taken, self._taken_before = self._taken - self._taken_before, self._taken
         if (
             self._where.leads and 0 < self._accumulation < taken and self.step - (self._resumed_from or 0) > 1
         ):  # one may read ahead
             log.warning(
-                "not exact: step %d took %d batches, and run.batches(accumulation=%d) says %d: a resumed run "
-                "reads some again; say how many a step takes",
+                "not exact: step %d took %d batches, but run.batches(accumulation=%d) allows %d: a resumed "
+                "run reads some again; set accumulation to the batches of a step",
                 self.step,
                 taken,
                 self._accumulation,
@@ -368,7 +368,7 @@ class Run:
         self._engine.before_change()
 
     def _checked_states(self) -> dict[str, Any]:
-        """Return the states of all objects as a checkpoint gives them back; raises CheckpointError."""
+        """Return the states of all objects as a checkpoint restores them; raises CheckpointError."""
         self._engine.check_earlier()
         objects = self._objects.items() if self._where.leads else ()
         return {name: plain(thing.state_dict(), f"Run({name}=...)") for name, thing in objects}

@@ -63,8 +63,8 @@ def utilisation(
 ) -> Utilisation | None:
     """Return the utilisation of a run on `devices` GPUs of one kind.
 
-    None if their peak is not known, or the operations of a model cannot be counted: one that reads the values
-    of its tensors, say. No run ends for want of a figure.
+    None if their peak is unknown, or if the operations cannot be counted, as in a model that reads the values
+    of its tensors. A missing figure does not end a run.
     """
     peak = peak_of(device_name, dtype)
     if peak is None:

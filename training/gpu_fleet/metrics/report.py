@@ -93,7 +93,7 @@ def read_timeline(run: Path) -> Timeline:
 
 
 def order_records(records: Records) -> Timeline:
-    """Remove records of steps that a resumed run did again: a repeated step replaces all from it on.
+    """Remove records of steps that a resumed run repeated: a repeated step replaces all records from it on.
 
     Records of earlier trainers have no times: for them only repeated steps show a resume.
     """
@@ -144,7 +144,7 @@ def read_result(run: Path) -> Mapping[str, Any]:
 
 
 def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
-    """Return the lines that users want first."""
+    """Return the most important lines for users."""
     last = timeline.train[-1]
     rate = statistics.median(record["samples_per_s"] for record in timeline.train)
     waiting = statistics.mean([percent for _, percent in waiting_percent(timeline.train)] or [0.0])

@@ -140,4 +140,4 @@ def _loaded(package: str, key: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ConfigError(f"{key}: needs a package that is not there: pip install {package}") from error
+        raise ConfigError(f"{key}: needs a package that is not installed: pip install {package}") from error

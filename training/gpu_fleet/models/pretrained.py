@@ -89,7 +89,7 @@ def _configuration(name: str, folder: Path, options: dict[str, Any], facts: Fact
         if code := sorted(file.name for file in folder.glob("*.py")):
             raise ModelError(
                 f"{folder / 'config.json'}: is of a model with code of its own ({', '.join(code)}), which is "
-                "not run: a model that transformers knows does, or import the code by model.name = "
+                "not run: use a model that transformers knows, or import the code by model.name = "
                 "'FILE.py:NAME'"
             ) from error
         raise ModelError(f"{folder / 'config.json'}: cannot be read: {first_line(error)}") from error
@@ -192,7 +192,7 @@ def _of_channels(value: Any, otherwise: tuple[float, ...]) -> tuple[float, ...]:
         return otherwise
     values = (value,) * 3 if isinstance(value, int | float) else tuple(value)
     if len(values) != 3 or not all(isinstance(number, int | float) for number in values):  # noqa: PLR2004 - RGB
-        raise ValueError(f"{value!r} where three numbers are wanted: those of red, green and blue")
+        raise ValueError(f"{value!r} must be three numbers, for red, green and blue")
     return values
 
 
@@ -221,7 +221,7 @@ class TableLimits:
         if self.vocabulary and not 0 <= low <= high < self.vocabulary:
             raise DataError(
                 f"input_ids = {low if low < 0 else high}: the model has {self.vocabulary} token ids: 0 to "
-                f"{self.vocabulary - 1} are allowed; the tokenizer is to be the model's own"
+                f"{self.vocabulary - 1} are allowed; use the model's own tokenizer"
             )
         if ids.ndim > 1 and 0 < self.positions < ids.shape[-1]:
             raise DataError(

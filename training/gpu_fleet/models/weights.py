@@ -185,9 +185,7 @@ class _Drawing:
         owner = self.constructed().get_submodule(self.names[module])
         value = dict(_own_tensors(owner))[name].detach()
         if value.isnan().any():
-            raise ModelError(
-                f"{type(self.network).__name__}: transformers gives {path} no value to begin with"
-            )
+            raise ModelError(f"{type(self.network).__name__}: transformers gives {path} no initial value")
         tensor.data.copy_(value)
 
 

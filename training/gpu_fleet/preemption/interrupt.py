@@ -99,10 +99,10 @@ class Interruption:
 
     def _watch(self) -> None:
         while not self._closed.is_set():
-            self.look()
+            self.poll()
             self._closed.wait(self._poll_s)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ask every source once."""
         for source in self._sources:
             notice = source()
@@ -137,7 +137,7 @@ def sources(*, rebalance: bool = False) -> list[Source]:
     asked: list[Source] = [lambda: stop_file(instance_file.run_directory() / "stop")]
     cloud = instance_file.table().get("cloud")
     aws, alicloud = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT"
-    # users of an instance have both variables, whichever cloud it is of
+    # users of an instance have both variables, on both clouds
     if cloud == "aws" or (cloud is None and aws in os.environ):
         asked.append(AwsNotice(os.environ.get(aws, AWS_METADATA), rebalance=rebalance))
     if cloud == "alicloud" or (cloud is None and alicloud in os.environ):

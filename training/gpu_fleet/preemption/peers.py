@@ -1,4 +1,4 @@
-"""Search for the rank that holds the others up: each rank reports in the rendezvous store while it trains.
+"""Search for the rank that delays the others: each rank reports in the rendezvous store while it trains.
 
 When one rank hangs, all ranks wait. The rank that reaches its time limit first is seldom the one at fault.
 So each rank posts its step, its number of collectives, its place in the code, and the time. A rank that no
@@ -32,7 +32,7 @@ class Post:
 
 @dataclass
 class Peers:
-    """Posts of this rank and of the others. One thread calls `exchange`, again and again."""
+    """Posts of this rank and of the others. One thread calls `exchange` repeatedly."""
 
     rank: int
     size: int
@@ -67,7 +67,7 @@ class Peers:
             log.debug("event=store-silent error=%r", str(error))
 
     def verdict(self) -> str:
-        """Return the rank that holds this one up, for users; empty if there are no other ranks."""
+        """Return the rank that delays this one, for users; empty if there are no other ranks."""
         if self.store is None:
             return ""
         if self.clock() - self._read_at > 3 * self.every_s + ANSWER_S:

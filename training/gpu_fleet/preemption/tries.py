@@ -1,4 +1,4 @@
-"""Count of the tries that began at one step: a run that fails there again and again is not retried for ever.
+"""Count of the tries that began at one step, so that a run that always fails there is not retried for ever.
 
 A try is one start of `launch`, or of `train` without it; restarts by torchrun belong to the same try. The run
 notes a try once its checkpoint is loaded. It clears the note when it finishes or stops for a notice, and when
@@ -39,9 +39,9 @@ class Tries:
             if number > self._limit:
                 self._write({})
                 raise StandstillError(
-                    f"{self._limit} tries in a row have begun at step {step} and none came to a checkpoint "
-                    "after it; the log says why each has failed. Run it once more to try as often again; "
-                    "checkpoint.tries allows more, checkpoint.every_steps shortens the way to a checkpoint"
+                    f"{self._limit} tries in a row have begun at step {step} and none reached a later "
+                    "checkpoint; the log says why each has failed. Run it once more for as many tries; raise "
+                    "checkpoint.tries for more, or lower checkpoint.every_steps to save earlier"
                 )
             self._write({"step": step, "tries": number})
         self._begun = True

@@ -1,4 +1,4 @@
-"""The watchdog: it reports where a rank hangs and ends the process, so that torchrun can start it again.
+"""The watchdog: it reports where a rank hangs and ends the process, so that torchrun can restart it.
 
 A collective that waits for a lost rank hangs in C++, where Python can raise no exception and run no signal
 handler. So a thread checks for progress, writes the stacks of all threads, and ends the process.
@@ -48,7 +48,7 @@ class Watchdog:
             limit_s: longest time between two beats, in seconds.
             directory: the folder for stacks-rank-N.txt and the record of the collectives.
             step: returns the number of steps done.
-            peers: names the rank that holds this one up; without it a message names this rank alone.
+            peers: names the rank that delays this one; without it a message names this rank alone.
             clock: seconds that only grow.
             end: takes the exit status and does not return.
         """
@@ -78,7 +78,7 @@ class Watchdog:
         """Suspend the limit until the next beat, for work that may take long, such as the last save."""
         self._beaten_at = math.inf
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """End the process if the last beat is too long ago."""
         silent_s = self._clock() - self._beaten_at
         self._exchange(read=silent_s > self._limit_s / 2)
@@ -108,7 +108,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._closed.wait(self._limit_s / LOOKS_PER_LIMIT):
-            self.look()
+            self.poll()
 
     def _place(self) -> str:
         """Return the place of the watched thread: its innermost line of code in gpu_fleet."""

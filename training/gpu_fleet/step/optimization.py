@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from gpu_fleet.core import config
-from gpu_fleet.core.own_code import Own
+from gpu_fleet.core.user_code import Own
 
 # Keys whose change, if it is allowed, changes the arguments of an optimizer's constructor.
 DECIDES_SETTINGS = ("code.", "optimizer.name", "optimizer.options", "optimizer.betas", "optimizer.momentum")
@@ -23,7 +23,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer; weight decay excludes biases and norms (tensors with at most one dimension).
 
-    A user's own optimizer gets the same groups and the learning rate. Raises OwnCodeError or ConfigError.
+    A user's own optimizer gets the same groups and the learning rate. Raises UserCodeError or ConfigError.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
@@ -35,7 +35,7 @@ def build_optimizer(
             raise own.wrong(f"gave a {type(built).__name__}")
         own_ones = {id(parameter) for parameter in parameters}
         if not any(id(p) in own_ones for group in built.param_groups for p in group["params"]):
-            raise own.wrong("gave an optimizer of none of the parameters that it was called with")
+            raise own.wrong("gave an optimizer without any of the given parameters")
         return built
     if settings.name == "sgd":
         momentum = settings.momentum

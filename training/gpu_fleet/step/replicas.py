@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gpu_fleet.core import config, own_code
+from gpu_fleet.core import config, user_code
 from gpu_fleet.core.world import World
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.models import pretrained
@@ -53,17 +53,17 @@ class Replicas(Whole):
     def accumulate(
         self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
-        """Run a step as `Whole` does. After the first step, rank 0 warns of a useless search in torch.
+        """Run a step as `Whole` does. After the first step, rank 0 may warn of a needless search in torch.
 
-        The search for unused parameters is useless if the step has used all of them.
+        The search for unused parameters is needless if the step has used all of them.
         """
         mean = super().accumulate(batches, scale, loss)
         if self._looks_alone:
             self._looks_alone = False
             if all(p.grad is not None for p in self._module.parameters() if p.requires_grad):
                 log.warning(
-                    "event=all-parameters-used help='torch looks in each step for those that are left out: "
-                    "parallel.static_graph = true spares that where every step uses all'"
+                    "event=all-parameters-used help='torch searches each step for unused parameters: "
+                    "parallel.static_graph = true avoids that if every step uses all'"
                 )
         return mean
 
@@ -120,7 +120,7 @@ def graph_is_static(model: nn.Module, settings: config.Config) -> bool:
     """
     if settings.parallel.static_graph is not None:
         return settings.parallel.static_graph
-    own = own_code.is_own(settings.model.name) or bool(settings.loss.name)
+    own = user_code.is_own(settings.model.name) or bool(settings.loss.name)
     return not own and not pretrained.leaves_out_parameters(model)
 
 

@@ -203,7 +203,7 @@ def fully_shard_blocks(model: nn.Module, settings: config.Config, mesh: DeviceMe
 
 
 def check_dimensions(model: nn.Module) -> None:
-    """Raise ParallelError for a parameter without dimensions, of which torch gives no rank a part."""
+    """Raise ParallelError for a parameter without dimensions, which torch cannot shard."""
     scalar = next((name for name, value in model.named_parameters() if value.ndim == 0), "")
     if scalar:
         raise ParallelError(
@@ -215,7 +215,7 @@ def check_dimensions(model: nn.Module) -> None:
 def separate(blocks: Sequence[nn.Module], model: nn.Module) -> list[nn.Module]:
     """Return the blocks that share no layer and no parameter with another part of the model.
 
-    FSDP2 shards what is shared with the rest of the model, which is whole from the first layer to the last.
+    FSDP2 shards a shared part with the rest of the model, which is whole from the first layer to the last.
     """
     nested = {module for block in blocks for module in block.modules() if module is not block}
     outer = [block for block in blocks if block not in nested]

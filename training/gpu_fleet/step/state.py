@@ -47,7 +47,7 @@ class State:
 
     @property
     def averaged(self) -> AveragedModel | None:
-        """The average, once it has taken in any weights; before that it holds the model's first weights."""
+        """The average, once it has averaged any weights; None before that: it holds the first weights."""
         return self.average if self.average is not None and int(self.average.n_averaged) else None
 
 
@@ -80,7 +80,7 @@ def capture_tensors(state: State, settings: config.Config) -> dict[str, Any]:
 
 
 def plain_optimizer(state: State, settings: config.Config) -> Any:
-    """Return the state of the optimizer as a checkpoint gives it back; raises UnreadableError."""
+    """Return the state of the optimizer as a checkpoint restores it; raises UnreadableError."""
     return plain(state.optimizer.state_dict(), f"optimizer.name = {settings.optimizer.name!r}")
 
 
@@ -127,7 +127,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Give buffers and generators back at the end, so that the block changes no later step."""
+    """Restore buffers and generators at the end, so that the block changes no later step."""
     generators, before = capture_rng(), [buffer.clone() for buffer in model.buffers()]
     try:
         yield
@@ -138,7 +138,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 def not_finite(tensors: Mapping[str, Tensor], spared: Container[str] = ()) -> list[str]:
-    """Return the names of tensors with a NaN or an infinity in this rank's part, but for those `spared`."""
+    """Return the names of tensors with a NaN or an infinity in this rank's part, except those `spared`."""
     numbers = {
         name: _local(value.detach())
         for name, value in tensors.items()
@@ -150,7 +150,7 @@ def not_finite(tensors: Mapping[str, Tensor], spared: Container[str] = ()) -> li
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return all parameters and buffers by name, those too that are not saved."""
+    """Return all parameters and buffers by name, including those that are not saved."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
@@ -192,7 +192,7 @@ def apply_tensors(state: State, saved: dict[str, Any]) -> None:
 
 
 def apply_weights(state: State, weights: dict[str, Tensor]) -> None:
-    """Load these weights at the begin of a run; raises IdentityError if the model has another shape."""
+    """Load these weights at the start of a run; raises IdentityError if the model has another shape."""
     try:
         state.model.load_state_dict(weights)
     except RuntimeError as error:
@@ -221,7 +221,7 @@ def seed_rng(seed: int, rank: int, step: int) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor that may be sharded, on the CPU; all ranks call it."""
+    """Return a tensor that may be sharded as a whole, on the CPU; all ranks call it."""
     gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return gathered.detach().cpu().contiguous()
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import ConfigError, OwnCodeError
-from gpu_fleet.core.own_code import EXPECTED, Own, explained
+from gpu_fleet.core.errors import ConfigError, UserCodeError
+from gpu_fleet.core.user_code import EXPECTED, Own, explained
 from gpu_fleet.core.world import World
 from gpu_fleet.data.loader import IGNORED, Batch, RankShare, ReadsBatches, batches, evaluation_slices
 from gpu_fleet.data.order import Slice
@@ -63,7 +63,7 @@ class Task(nn.Module):
         assert self._metric is not None
         if not isinstance(name, str) or name == "loss":
             raise self._metric.wrong(
-                f"gave {name!r} as a name; text does, but for 'loss', which is there anyway"
+                f"gave {name!r} as a name; allowed: text except 'loss', which is always reported"
             )
         pair = value if isinstance(value, tuple) else (value, MEAN)
         if len(pair) != 2:  # noqa: PLR2004 - a pair
@@ -80,9 +80,9 @@ class Task(nn.Module):
         if not isinstance(loss, Tensor):
             problem = f"gave a {type(loss).__name__}"
         elif loss.ndim:
-            problem = f"gave a tensor of shape {list(loss.shape)}; its mean () is wanted"
+            problem = f"gave a tensor of shape {list(loss.shape)}, not the mean ()"
         elif not loss.is_floating_point() and loss.requires_grad:
-            problem = f"gave a {loss.dtype}; a real number is wanted"
+            problem = f"gave a {loss.dtype}, not a real number"
         elif torch.is_grad_enabled() and not loss.requires_grad:
             problem = "its value does not depend on any parameter of the model; is there a detach or an item?"
         if problem:
@@ -122,9 +122,9 @@ def given_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def count_of(batch: Any, *, over: Own | str, shifted: bool) -> int | None:
-    """Return over how many items of a batch its loss is the mean, by loss.mean_over; None: its samples.
+    """Return the number of items over which a batch's loss is the mean, by loss.mean_over; None: its samples.
 
-    `shifted` says that the first label of each row counts in no loss. Raises OwnCodeError.
+    `shifted` says that the first label of each row counts in no loss. Raises UserCodeError.
     """
     if isinstance(over, Own):
         given_count = over(batch)
@@ -132,7 +132,7 @@ def count_of(batch: Any, *, over: Own | str, shifted: bool) -> int | None:
             given_count = int(given_count)
         if not isinstance(given_count, int) or given_count < 0:
             given = given_count if isinstance(given_count, int) else f"a {type(given_count).__name__}"
-            raise OwnCodeError(f"{over.key} = {over.name!r}: gave {given}; expected: {EXPECTED[over.key]}")
+            raise UserCodeError(f"{over.key} = {over.name!r}: gave {given}; expected: {EXPECTED[over.key]}")
         return given_count
     targets = given_targets(batch, shifted=shifted) if over == "targets" else None
     return None if targets is None else int((targets != IGNORED).sum())
@@ -153,7 +153,7 @@ def given_targets(batch: Any, *, shifted: bool) -> Tensor | None:
 def try_held_out(model: nn.Module, batch: Batch, what: str) -> None:
     """Test loss and metrics on held-out samples before the first step, not only at the end of a long run.
 
-    Raises OwnCodeError or ConfigError.
+    Raises UserCodeError or ConfigError.
     """
     model.eval()
     with undisturbed(model), explained(what), torch.no_grad():
@@ -163,7 +163,7 @@ def try_held_out(model: nn.Module, batch: Batch, what: str) -> None:
 def try_out(model: nn.Module, batch: Batch, what: str) -> None:
     """Test one forward pass before the first step, to report a misfit at once; restores all state.
 
-    Raises OwnCodeError or ConfigError.
+    Raises UserCodeError or ConfigError.
     """
     model.train()
     with undisturbed(model), explained(what):

@@ -33,7 +33,7 @@ def untrained(message: str) -> UntrainedError:
 
 
 class GradientWatch:
-    """Watch over the parameters of a user's optimizers, from the begin of the loop to the first proof."""
+    """Watch over the parameters of a user's optimizers, from the start of the loop to the first proof."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], where: World) -> None:
         """Listen for the gradients of all parameters; without an optimizer a loop need not train."""

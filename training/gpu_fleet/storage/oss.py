@@ -36,8 +36,8 @@ def client(endpoint: str, options: Config, key: str = "checkpoint.endpoint") -> 
     named = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if not named and not region:
         raise CheckpointError(
-            f"{key} = '': must say where OSS answers, such as "
-            "https://s3.oss-cn-beijing.aliyuncs.com; only an instance of a fleet knows by itself"
+            f"{key} = '': must be the endpoint of OSS, such as "
+            "https://s3.oss-cn-beijing.aliyuncs.com; only an instance of a fleet has a default"
         )
     session = botocore.session.get_session()
     if rrsa.is_given(os.environ):

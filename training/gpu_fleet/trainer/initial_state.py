@@ -1,4 +1,4 @@
-"""The state before the first step: model, optimizer and average, built and tried on a batch."""
+"""The state before the first step: model, optimizer and average, built and tested on a batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import ConfigError, OwnCodeError, ParallelError
-from gpu_fleet.core.own_code import Own
+from gpu_fleet.core.errors import ConfigError, ParallelError, UserCodeError
+from gpu_fleet.core.user_code import Own
 from gpu_fleet.core.world import World
 from gpu_fleet.data.dataset import Dataset
 from gpu_fleet.data.loader import IGNORED, Batch, batches
@@ -99,12 +99,12 @@ def cut_explained(settings: config.Config) -> Iterator[None]:
     """Turn an error of a model that cannot compute on shards into a ParallelError."""
     try:
         yield
-    except OwnCodeError as error:
+    except UserCodeError as error:
         if CUT not in str(error):
             raise
         raise ParallelError(
             f"parallel.strategy = {settings.parallel.strategy!r}: {settings.model.name} computes with "
-            "weights outside of the layer that holds them, where each rank has a part; 'ddp' takes it"
+            "weights outside of the layer that holds them, where a rank has only a part; use 'ddp'"
         ) from error
 
 
@@ -134,7 +134,7 @@ def utilisation_of(run: PreparedRun, model: nn.Module) -> Utilisation | None:
 def first_batch(
     run: PreparedRun, held_out: Dataset | OwnData | None = None, model: nn.Module | None = None
 ) -> Batch:
-    """Read one micro-batch to the device, the same on every rank, of training or `held_out`.
+    """Read one micro-batch of the training or `held_out` data to the device, the same on every rank.
 
     Raises DataError, also if the `model` cannot take the batch.
     """
@@ -177,7 +177,7 @@ def build_model(run: PreparedRun) -> nn.Module:
 
 
 def own_model(build: Own, weights: str) -> nn.Module:
-    """Build a user's model; raises OwnCodeError, ConfigError or ModelError."""
+    """Build a user's model; raises UserCodeError, ConfigError or ModelError."""
     model = build()
     if not isinstance(model, nn.Module):
         raise build.wrong(f"gave a {type(model).__name__}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from gpu_fleet.core import config, outcome
 from gpu_fleet.core.errors import DivergenceError
 from gpu_fleet.core.outcome import Outcome
-from gpu_fleet.core.own_code import explained
+from gpu_fleet.core.user_code import explained
 from gpu_fleet.core.world import World
 from gpu_fleet.data.loader import Batch, CorruptionCounter
 from gpu_fleet.data.own_data import OwnData
@@ -126,7 +126,7 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
 
 
 def evaluation_due(run: PreparedRun, state: State, last_step: int) -> bool:
-    """Return whether an evaluation is due after this step, which is not the last one."""
+    """Return whether an evaluation is due after this step; False after the last one."""
     every = run.settings.run.evaluate_every_steps
     return bool(every) and 0 < state.step < last_step and state.step % every == 0
 

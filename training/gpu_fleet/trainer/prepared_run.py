@@ -17,8 +17,8 @@ from gpu_fleet.checkpoint.run_identity import check_alike, of_data, of_run
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.core.files import on_disk
-from gpu_fleet.core.own_code import Parts, archive, files, keep, parts
-from gpu_fleet.core.own_code import identity as identity_of
+from gpu_fleet.core.user_code import Parts, archive, files, keep, parts
+from gpu_fleet.core.user_code import identity as identity_of
 from gpu_fleet.core.world import World, check_sizes, ranks_per_replica
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import Dataset, Description, check_parts
@@ -157,7 +157,7 @@ class PreparedRun:
 def opened(
     settings: config.Config, where: World, stopping: Callable[[], bool] = lambda: False
 ) -> Iterator[PreparedRun]:
-    """Check and open everything that a run needs; every rank raises every error, before the first step.
+    """Check and open everything that a run needs; every rank raises each error before the first step.
 
     `stopping` returns whether a notice has come, which ends the wait for another process that holds the run.
     """
@@ -224,9 +224,9 @@ def opened(
 
 
 def looked_at_alike(samples: Dataset | OwnData, where: World) -> dict[str, Any]:
-    """Return what distinguishes a user's own data, if several ranks read them by user code; else nothing.
+    """Return the identity of a user's own data, if several ranks read it by user code; else an empty dict.
 
-    Raises DataError if ranks read different samples, and OwnCodeError.
+    Raises DataError if ranks read different samples, and UserCodeError.
     """
     if where.size == 1 or not isinstance(samples, OwnData) or not samples.of_user:
         return {}

@@ -12,14 +12,14 @@ from gpu_fleet.core import config
 from gpu_fleet.core.errors import (
     CheckpointError,
     OutOfMemoryError,
-    OwnCodeError,
     ParallelError,
     PeerError,
     TrainingError,
+    UserCodeError,
 )
 from gpu_fleet.core.files import DISK_FULL
 from gpu_fleet.core.outcome import Outcome
-from gpu_fleet.core.own_code import INDEX_ON_GPU, PEER_GONE, is_of_peer_or_device, of_exit, place_of, raised
+from gpu_fleet.core.user_code import INDEX_ON_GPU, PEER_GONE, is_of_peer_or_device, of_exit, place_of, raised
 from gpu_fleet.core.world import ranks_per_replica, world
 from gpu_fleet.data.loader import reader_ended
 from gpu_fleet.preemption.interrupt import Interruption, sources
@@ -63,7 +63,7 @@ def _trained(settings: config.Config, tries: Tries) -> Outcome:
 
 @contextmanager
 def first_of_ranks() -> Iterator[None]:
-    """Let only the first rank report an error of the graph, which several ranks may meet in the same step."""
+    """Let only the first rank report an error of the graph; several ranks may raise it in one step."""
     try:
         yield
     except RuntimeError as error:
@@ -88,12 +88,12 @@ def explained(error: Exception, settings: config.Config) -> Exception:
     if known is not None:
         return known
     if isinstance(error, dist.DistError) or any(sign in text for sign in PEER_GONE):
-        lost = PeerError(f"lost touch with another rank, whose own message says why: {text.splitlines()[0]}")
+        lost = PeerError(f"lost another rank, whose own message has the reason: {text.splitlines()[0]}")
         lost.shared = True  # the failed rank reports its own error, rank 0 for the others
         return lost
     if is_of_graph(error):
         return other_graph(twice=MARKED_TWICE in text)
-    return of_own_code(error) or error
+    return of_user_code(error) or error
 
 
 def of_resources(error: Exception, settings: config.Config) -> TrainingError | None:
@@ -110,24 +110,24 @@ def of_resources(error: Exception, settings: config.Config) -> TrainingError | N
         return CheckpointError(f"{place}: {error.strerror}; free some space, or another run.directory")
     if isinstance(error, MemoryError):
         return OutOfMemoryError(
-            f"the memory of the instance is full: {text or 'without a message'}; fewer data.workers, or a "
-            "smaller run.batch_size, need less"
+            f"the memory of the instance is full: {text or 'without a message'}; lower data.workers or "
+            "run.batch_size"
         )
     return None
 
 
-def of_own_code(error: Exception) -> OwnCodeError | None:
+def of_user_code(error: Exception) -> UserCodeError | None:
     """Return the error about a user's code, if the error shows its place or cause; else None."""
     text = str(error)
     if INDEX_ON_GPU in text:
-        return OwnCodeError(
+        return UserCodeError(
             "an index on the GPU is beyond its table: a token id of the vocabulary, or a class of the model; "
             f" CUDA_LAUNCH_BLOCKING=1 shows where: {text.splitlines()[0]}"
         )
     if GRAPH_GONE in text:
-        return OwnCodeError(
-            "a loss goes back into the graph of an earlier step, which is gone; detach what your code keeps "
-            "from one step to the next"
+        return UserCodeError(
+            "a loss depends on the graph of an earlier step, which is freed; detach tensors that your code "
+            "keeps from one step to the next"
         )
     return raised(error) if place_of(error) and not is_of_peer_or_device(error) else None
 
@@ -146,7 +146,7 @@ def other_graph(*, twice: bool) -> ParallelError:
 
 
 def no_room(error: Exception, settings: config.Config) -> OutOfMemoryError:
-    """Return the error about a full device, with changes that a run with checkpoints accepts."""
+    """Return the error about a full device, with settings that may change between checkpoint and resume."""
     chosen, parallel = settings.precision, settings.parallel
     advice = []
     if finer := finer_accumulation(settings):

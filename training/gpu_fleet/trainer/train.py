@@ -77,7 +77,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 @contextmanager
 def noted_failure(directory: Path) -> Iterator[None]:
-    """Write a file about an error that no other try can help; raise the error of such a file from before."""
+    """Write a file about an error that a retry cannot help; raise the error of an earlier such file."""
     if before := outcome.failed_before(directory):
         raise before
     try:

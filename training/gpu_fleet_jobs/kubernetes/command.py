@@ -48,7 +48,7 @@ from gpu_fleet_jobs.kubernetes.request import (
     "--shm-gib", type=int, default=0, help="Size of /dev/shm, in memory; default: 2 for each process."
 )
 @click.option("--claim", "claims", multiple=True, metavar="NAME[:FOLDER]", help="A volume; FOLDER: data.")
-@click.option("--service-account", default="", help="Its role may use the bucket (IRSA, Pod Identity, RRSA).")
+@click.option("--service-account", default="", help="Has a role for the bucket (IRSA, Pod Identity, RRSA).")
 @click.option("--queue", default="", help="A LocalQueue of Kueue; the run begins suspended.")
 @click.option("--efa", type=int, default=0, help="EFA interfaces of each pod.")
 @click.option(
@@ -56,7 +56,9 @@ from gpu_fleet_jobs.kubernetes.request import (
 )
 @click.option("--node-selector", multiple=True, metavar="KEY=VALUE", help="A label that nodes must have.")
 @click.option("--user", type=int, default=1000, show_default=True, help="Number of the account in the pod.")
-@click.option("--retries", type=int, default=5, show_default=True, help="Of passing failures, for each pod.")
+@click.option(
+    "--retries", type=int, default=5, show_default=True, help="Retries of passing failures, per pod."
+)
 @identity_options
 def render(
     *,
@@ -86,11 +88,11 @@ def render(
 ) -> None:
     """Write the manifests of the run of CONFIG, as YAML for kubectl; no cluster is called.
 
-    Configuration and own code become a ConfigMap. A pod that is drained or preempted saves; the Job runs it
+    Your configuration and code become a ConfigMap. A pod that is drained or preempted saves; the Job runs it
     again, and it resumes from its checkpoint. A failure for good ends the Job. Overrides are as for `train`.
     """
     if not (kubernetes or trainjob):
-        raise ConfigError("render: for what? say --kubernetes for an Indexed Job, or --trainjob")
+        raise ConfigError("render: give --kubernetes for an Indexed Job, or --trainjob")
     settings = configured(config_file, overrides, allow, branch)
     request = ClusterRequest(
         settings=settings,

@@ -172,7 +172,7 @@ def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _string)
-# 1e-3 and y are text to PyYAML, and none to the Kubernetes API: what begins like a number is quoted.
+# PyYAML reads 1e-3 and y as text, and the Kubernetes API does not: quote text that may read as a number.
 _Dumper.add_implicit_resolver("!number-like", re.compile(r"[-+.]*[0-9]|[yYnN]$"), list("-+.0123456789yYnN"))
 
 

@@ -95,7 +95,7 @@ def warnings(request: ClusterRequest) -> Iterator[str]:
             "`gpu-fleet image bake oci` has neither, and NCCL would use TCP"
         )
     if request.settings.checkpoint.uri.startswith(BUCKETS) and not request.service_account:
-        yield "--service-account = '': the bucket is reached with what the node or the image has of rights"
+        yield "--service-account = '': pods access the bucket with the rights of the node or the image"
     for key, path in _paths(request.settings):
         if path.startswith("/") and not any(claim.holds(path) for claim in request.claims):
             yield f"{key} = {path!r}: is on no --claim, so the image must have it"
@@ -172,7 +172,7 @@ def _sizes(request: ClusterRequest) -> Iterator[str]:
         if text and not QUANTITY.fullmatch(text):
             yield f"{flag} = {text!r}: must be a quantity of Kubernetes, such as 8, 500m or 64Gi"
     if request.hugepages and not (request.memory or request.cpu):
-        yield f"--hugepages = {request.hugepages!r}: needs --memory, as Kubernetes has it"
+        yield f"--hugepages = {request.hugepages!r}: needs --memory, which Kubernetes requires"
 
 
 def _ranks(request: ClusterRequest) -> Iterator[str]:
@@ -193,22 +193,22 @@ def _places(request: ClusterRequest) -> Iterator[str]:
             continue
         first = PurePosixPath(path).parts[0]
         yield (
-            f"{key} = {path!r}: is on this computer; put it onto a PersistentVolumeClaim and say "
-            f"--claim NAME:{'/FOLDER, and the key from there' if first == '..' else first}, or take a bucket "
-            "where the key allows one"
+            f"{key} = {path!r}: is on this computer; put it onto a PersistentVolumeClaim and set "
+            f"--claim NAME:{'/FOLDER, and the key from there' if first == '..' else first}, or use a bucket "
+            "if the key allows one"
         )
     directory, uri = settings.run.directory, settings.checkpoint.uri
     if ".." in PurePosixPath(directory).parts:
         yield f"run.directory = {directory!r}: must be below the folder of the run, or absolute"
     if not uri.startswith(BUCKETS) and not any(claim.holds(directory) for claim in request.claims):
         yield (
-            f"checkpoint.uri = {uri!r}: a pod's own disk goes with it; say --checkpoint.uri "
+            f"checkpoint.uri = {uri!r}: a pod's own disk is lost with the pod; set --checkpoint.uri "
             "s3://BUCKET/PREFIX or oss://BUCKET/PREFIX, or --claim NAME:FOLDER with run.directory on a "
             "volume that all pods share"
         )
     if uri.startswith("oss://") and not settings.checkpoint.endpoint:
         yield (
-            "checkpoint.endpoint = '': must say where OSS answers, such as "
+            "checkpoint.endpoint = '': must be the endpoint of OSS, such as "
             "https://s3.oss-cn-beijing-internal.aliyuncs.com"
         )
 

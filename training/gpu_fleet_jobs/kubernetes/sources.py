@@ -23,7 +23,7 @@ class Source:
 
 
 def of_run(file: Path, settings: config.Config) -> tuple[Source, ...]:
-    """Return the configuration first, then the user's own code; raises ConfigError, OwnCodeError."""
+    """Return the configuration first, then the user's own code; raises ConfigError, UserCodeError."""
     contents = run_files.of_config(file, settings)
     check_size(contents)
     sources: list[Source] = []

@@ -103,10 +103,10 @@ def launch(
 ) -> None:
     """Train CONFIG on all instances of this instance's pool; run it on each of them.
 
-    In a pod or a submitted run, the PET_ variables say where the others are; see `render` and `submit`.
+    In a pod or a submitted run, the PET_ variables name the other instances; see `render` and `submit`.
 
-    Exits with 0 when the run is complete, 85 when it was stopped and has saved (run it again), 65 when no
-    other try can help. `train` takes the same overrides: --section.key value.
+    Exits with 0 when the run is complete, 85 when it was stopped and has saved (run it again), 65 when a
+    retry cannot help. `train` takes the same overrides: --section.key value.
     """
     with nothing_to_save():
         _refuse_where_terminated()
@@ -184,7 +184,7 @@ def _processes(identity: PoolIdentity | None, instance: ThisInstance | None) -> 
     expected = _expected(identity, instance).gpus
     if present < expected:
         raise LaunchError(
-            f"{present} GPUs on this instance, the pool expects {expected}; look at nvidia-smi, "
+            f"{present} GPUs on this instance, the pool expects {expected}; check nvidia-smi, "
             "or pass --nproc-per-node"
         )
     return max(1, present)

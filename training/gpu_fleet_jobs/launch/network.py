@@ -1,6 +1,6 @@
 """The NCCL and network environment of each instance type, in one table.
 
-The table leaves out what the newest plugins set themselves. aws-ofi-nccl sets NCCL_BUFFSIZE,
+The table omits variables that the newest plugins set themselves. aws-ofi-nccl sets NCCL_BUFFSIZE,
 NCCL_P2P_NET_CHUNKSIZE and the NVLS chunk sizes per platform (its src/platform-aws.cpp). Its guide says not to
 set NCCL_PROTO, NCCL_MIN_NCHANNELS and FI_EFA_FORK_SAFE.
 

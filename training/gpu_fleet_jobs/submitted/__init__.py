@@ -1,1 +1,1 @@
-"""Runs that a user submits from elsewhere: packed there, worked through here by the unit gpu-run@."""
+"""Submitted runs: packed on the user's computer, executed on instances by the unit gpu-run@."""

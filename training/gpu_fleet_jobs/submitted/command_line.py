@@ -1,7 +1,7 @@
-"""Which files, modules and code of a user a command line starts or names, by its words alone. Pure.
+"""Files, modules and code of the user that a command line starts or names. Pure: reads the words alone.
 
-Known are Python, shells, and what starts ranks (torchrun, accelerate, deepspeed); of any other program the
-words that may be files.
+It parses Python, shells, and launchers of ranks (torchrun, accelerate, deepspeed). Of any other program it
+takes the words that may be files.
 """
 
 import re
@@ -18,39 +18,39 @@ LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
 LAUNCHING = frozenset({"accelerate.commands.launch", "torch.distributed.launch", "torch.distributed.run"})
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-# What starts the program that stands somewhere behind it.
+# Programs that start another program, named by a later word.
 WRAPPERS = frozenset(
     {
         *("conda", "env", "exec", "ionice", "micromamba", "mpirun", "nice", "nohup", "numactl", "pipenv"),
         *("poetry", "stdbuf", "taskset", "time", "timeout", "uv"),
     }
 )
-# Of a shell, and of no use by itself: files that are missing do not come from there.
+# Shell commands that create no files, so a missing file cannot come from them.
 PREPARING = frozenset({"cd", "exec", "export", "set", "ulimit", "umask"})
-# Options of Python's own (docs.python.org/3/using/cmdline.html): with a word more; with a module or code.
+# Python's own options (docs.python.org/3/using/cmdline.html): with one more word; with a module or code.
 WITH_WORD = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 LAST = re.compile(r"-[bBdEiIOPqsSuvx]*([mc])(.*)", re.DOTALL)
 SHELL_CODE = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
 IN_SCRIPT = re.compile(r"[\w./-]+\.(?:py|sh)\b")
 MODULE_IN_SCRIPT = re.compile(r"\bpython[\d.]*\s+(?:-[a-zA-Z]+\s+)*?-m\s*([\w.]+)")
 CD_IN_SCRIPT = re.compile(r"\bcd\s+([\w./-]+)")
-EXPANDED = frozenset("$`*?[{~")  # a word with these is another one once a shell has read it
+EXPANDED = frozenset("$`*?[{~")  # a shell replaces a word that has one of these
 
 ANYWHERE = "/"
 
 
 @dataclass
 class CommandLine:
-    """What a command line says.
+    """Result of parsing a command line.
 
     Attributes:
-        names: words that may be files or folders, those behind a `=` too.
-        programs: files that are started; without one the command cannot run.
-        modules: that Python starts by -m.
-        code: of Python, given by -c.
-        folders: in which files may lie: here, and where a shell goes.
-        by_shell: a shell reads it; words that are folders may be those that it makes.
-        makes: it is several commands, of which one may make what is missing.
+        names: words that may be files or folders, including those after a `=`.
+        programs: files that the command starts; it cannot run without them.
+        modules: modules that Python starts by -m.
+        code: Python code given by -c.
+        folders: folders that may hold the files: this one, and those that a shell changes to.
+        by_shell: a shell reads the command, and may itself create the folders that it names.
+        makes: there are several commands, and one of them may create a missing file.
     """
 
     names: list[str] = field(default_factory=list)
@@ -63,14 +63,14 @@ class CommandLine:
 
     @property
     def title(self) -> str:
-        """A short word for what is started; empty where nobody knows."""
+        """Short name of the started program or module; empty if unknown."""
         own = [PurePosixPath(program).stem for program in self.programs]
         own += [module.rpartition(".")[2] for module in self.modules if module not in LAUNCHING]
         return own[0] if own else ""
 
 
 def read(words: Sequence[str]) -> CommandLine:
-    """What a command line says; raises ConfigError for one that no system could start."""
+    """Parse a command line; raises ConfigError if no system could start it."""
     if not words[0]:
         raise ConfigError("COMMAND: its first word is empty; write a program there")
     if words[0].startswith("-"):
@@ -87,7 +87,7 @@ def read(words: Sequence[str]) -> CommandLine:
 
 
 def in_script(text: str) -> CommandLine:
-    """What a shell script names: programs, modules and where it goes."""
+    """Return the programs and modules that a shell script names, and the folders that it changes to."""
     modules = MODULE_IN_SCRIPT.findall(text)
     folders = ["", *CD_IN_SCRIPT.findall(text)]
     return CommandLine(names=IN_SCRIPT.findall(text), modules=modules, folders=folders, by_shell=True)
@@ -131,7 +131,7 @@ def _read_python(words: Sequence[str], line: CommandLine) -> None:
 
 
 def _read_launcher(words: Sequence[str], line: CommandLine) -> None:
-    """The first program or module: what stands before is the launcher's own."""
+    """Read the first program or module; earlier words belong to the launcher itself."""
     for number, word in enumerate(words):
         if word.endswith(".py"):
             _start(word, line)
@@ -160,7 +160,7 @@ def _read_shell(words: Sequence[str], line: CommandLine) -> None:
 
 
 def _read_one(command: Sequence[str], line: CommandLine) -> None:
-    """One command of a shell's code."""
+    """Read one command of a shell's code."""
     words = list(command)
     while words and ASSIGNMENT.fullmatch(words[0]):
         words.pop(0)
@@ -171,7 +171,7 @@ def _read_one(command: Sequence[str], line: CommandLine) -> None:
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """The commands of a shell's code, each as its words; raises ConfigError."""
+    """Yield each command of a shell's code as its words; raises ConfigError."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="();|&\n")
     lexer.whitespace, lexer.whitespace_split = " \t\r", True
     command: list[str] = []

@@ -1,4 +1,4 @@
-"""How far a run is, by the records that it leaves in its directory."""
+"""Progress of a run, from the records in its directory."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,13 +10,13 @@ from gpu_fleet.core.outcome import FAILURE, RESULT
 from gpu_fleet.metrics.goodput import goodput
 from gpu_fleet.metrics.records import JSON_LINES, parsed
 
-ETTR_EVERY_S = 120.0  # it reads all records
+ETTR_EVERY_S = 120.0  # computing ETTR reads all records
 TAIL_BYTES = 64 << 10
 
 
 @dataclass
 class RunFigures:
-    """Step, loss and ETTR by the trainer's own records, which rank 0 writes."""
+    """Step, loss and ETTR, from the records that rank 0 writes."""
 
     directory: Path
     clock: Callable[[], float]
@@ -24,7 +24,7 @@ class RunFigures:
     _ettr: float | None = None
 
     def newest(self) -> dict[str, Any]:
-        """None for what there is not yet."""
+        """Return the newest step, loss and ETTR; None for a value that does not exist yet."""
         metrics = self.directory / JSON_LINES
         newest = next((record for record in _tail(metrics) if record.get("kind") == "train"), {})
         if self.clock() - self._ettr_at_s >= ETTR_EVERY_S:
@@ -34,17 +34,17 @@ class RunFigures:
         return {"step": newest.get("step"), "loss": newest.get("loss"), "ettr": self._ettr}
 
     def forget_ettr(self) -> None:
-        """It is computed anew for the next word, which is the last."""
+        """Make the next call of `newest` compute ETTR anew, for the last report."""
         self._ettr_at_s = float("-inf")
 
 
 def why_failed(directory: Path, status: int) -> str:
-    """Why a run failed, by the word that the trainer left."""
+    """Return the error that the trainer wrote, or else the exit status."""
     return str(_table(directory / FAILURE).get("error") or f"ended with {status}")
 
 
 def why_ended(directory: Path) -> str:
-    """Why a run ended that has not failed."""
+    """Return why a run ended that did not fail; empty if its result does not say."""
     table = _table(directory / RESULT)
     return str(table.get("detail") or table.get("reason") or "")
 
@@ -58,7 +58,7 @@ def _table(file: Path) -> dict[str, Any]:
 
 
 def _tail(file: Path) -> Iterator[dict[str, Any]]:
-    """The newest records first."""
+    """Yield the records at the end of a file, newest first."""
     try:
         with file.open("rb") as opened:
             opened.seek(max(0, file.stat().st_size - TAIL_BYTES))

@@ -1,6 +1,6 @@
-"""What `--include` takes along: all of a folder but what nobody means to send, and nothing from outside.
+"""Files that `--include` packs: a folder without its caches and secrets, and nothing from outside it.
 
-The files go into a bucket that operators read too. What is named by itself travels whatever its name.
+The files go into a bucket that operators can read too. A file that is named by itself is always packed.
 """
 
 import os
@@ -14,7 +14,7 @@ from gpu_fleet.core.errors import ConfigError
 
 LIMIT_BYTES = 256 << 20
 MOST_ENTRIES = 100_000  # files and folders of one --include: links multiply them
-DEEPEST = 100  # folders within one another
+DEEPEST = 100  # levels of nested folders
 REPOSITORIES = frozenset({".git", ".hg", ".svn"})
 CACHES = frozenset(
     {
@@ -22,7 +22,7 @@ CACHES = frozenset(
         *(".terraform", "node_modules"),
     }
 )
-# What a virtual environment (Python's documentation, module venv) and one of conda has.
+# Files that mark a virtual environment (Python's documentation, module venv) and one of conda.
 ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 OF_CREDENTIALS = frozenset(
     {
@@ -31,7 +31,7 @@ OF_CREDENTIALS = frozenset(
     }
 )
 FOLDERS = REPOSITORIES | CACHES | OF_CREDENTIALS
-# Words for secrets, with the endings of what holds one written down; a table of that name is data.
+# Words for secrets, with the endings of files that hold one; other endings, such as of a table, are data.
 WORDS = (
     *("*api[-_]key", "*api[-_]keys", "*apikey", "*apikeys", "*access[-_]key", "*access[-_]keys"),
     *("*private[-_]key", "*secret[-_]key", "*password", "secret", "secrets", "*[-_.]secret", "*[-_.]secrets"),
@@ -53,7 +53,7 @@ SECRETS = (
     *(word + ending for word in WORDS for ending in ENDINGS),
     *(".env", ".env[-_.]*", "*.env", "*.env.*", "env.prod*", ".envrc", ".renviron", "secret.*", "secrets.*"),
     *("client_secret*.json", "credentials.*", "*credentials*.json", "*credentials*.csv"),
-    # Google's service accounts by the names that its pages give them, and what both clouds' consoles download
+    # Google's service accounts, by the names in its documentation, and downloads of both clouds' consoles
     *("*service-account*.json", "*service_account*.json", "*firebase-adminsdk*.json", "*gcp[-_]key*.json"),
     *("*gcs[-_]key*.json", "sa[-_]key*.json", "*[-_.]sa[-_]key*.json", "rootkey.csv", "rootkey (*).csv"),
     *("*accesskey*.csv", "*access[-_]key*.csv"),
@@ -89,11 +89,11 @@ CODE = ".py"  # no secret by its name: a program imports it
 
 @dataclass
 class Included:
-    """What travels, and what was found there and does not.
+    """Files to pack, and paths that are left out.
 
     Attributes:
-        contents: path from here -> content.
-        left_out: paths from here, a folder for all that is in it.
+        contents: path relative to the current folder -> content.
+        left_out: paths relative to the current folder; a folder stands for all its files.
     """
 
     contents: dict[str, bytes] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Included:
 
 
 def included(paths: Sequence[str]) -> Included:
-    """All files that these paths name; raises ConfigError."""
+    """Return all files that these paths name; raises ConfigError."""
     here = Path.cwd().resolve()
     gathered = Included()
     for text in paths:
@@ -118,7 +118,7 @@ def included(paths: Sequence[str]) -> Included:
 
 
 def _files(text: str, here: Path, left_out: list[str]) -> Iterator[Path]:
-    """Those of one --include; raises ConfigError, OSError."""
+    """Yield the files of one --include; raises ConfigError, OSError."""
     path = here / text
     if not path.exists() or not _real(path).is_relative_to(here):
         raise ConfigError(f"--include = {text!r}: must be a file or folder below {here}")
@@ -129,13 +129,13 @@ def _files(text: str, here: Path, left_out: list[str]) -> Iterator[Path]:
 
 @dataclass
 class _Walk:
-    """One --include on its way.
+    """Walk through the files of one --include.
 
     Attributes:
-        text: as it was written.
-        top: the same as a path.
-        real_top: where that leads.
-        left_out: grows.
+        text: value of the flag.
+        top: the value as a path.
+        real_top: `top` with links resolved.
+        left_out: paths left out so far; the walk appends to it.
     """
 
     text: str
@@ -147,12 +147,12 @@ class _Walk:
     size: int = 0
 
     def files(self, path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-        """All files of a folder, those that links lead to too, but of no folder within itself."""
+        """Yield all files of a folder; follow links, but not from a folder into itself."""
         self.entries += 1
         if self.entries > MOST_ENTRIES:
             raise ConfigError(
-                f"--include = {self.text!r}: more than {MOST_ENTRIES:,} files and folders, those that links "
-                f"lead to among them; {too_large()}"
+                f"--include = {self.text!r}: more than {MOST_ENTRIES:,} files and folders, including the "
+                f"targets of links; {too_large()}"
             )
         real = _real(path)
         if path != self.top and self._stays(path, real):
@@ -172,7 +172,7 @@ class _Walk:
                 yield from self.files(entry, above | {real})
 
     def _stays(self, path: Path, real: Path) -> bool:
-        """Whether nobody means to send it; a link by what it leads to, too."""
+        """Return whether a path is left out, by its own name or by the target of a link."""
         above = next((top for top in (self.real_top, self.here) if real.is_relative_to(top)), real.parent)
         if not FOLDERS.isdisjoint((path.name, *real.relative_to(above).parts)):
             return True
@@ -187,28 +187,28 @@ class _Walk:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a file looks like a secret by its name alone. Pure."""
+    """Return whether a file looks like a secret, by its name alone. Pure."""
     names = {name.lower(), COPY.sub("", name.lower())}
     return not any(plain.endswith(CODE) for plain in names) and any(map(SECRET.match, names))
 
 
 def has_key(name: str, content: bytes) -> bool:
-    """Whether a file that is no code has a key in it as those who give them out write them. Pure."""
+    """Return whether a file that is no code contains a key in the form of its issuer. Pure."""
     return not name.lower().endswith(CODE) and KEYS.search(content[:LOOKED_AT_BYTES]) is not None
 
 
 def too_large() -> str:
-    """What to do with more than may travel."""
+    """Return the message for files that exceed LIMIT_BYTES, with the alternative."""
     return f"at most {LIMIT_BYTES:,} bytes travel with a run; put data into a bucket or onto shared homes"
 
 
 def _real(path: Path) -> Path:
-    """Where a path leads; `Path.resolve` raises for a link to itself."""
+    """Resolve the links of a path; `Path.resolve` would raise for a link to itself."""
     return Path(os.path.realpath(path))
 
 
 def _name(file: Path) -> str:
-    """As an archive has it, in which names are UTF-8; raises ConfigError."""
+    """Return the file's name in an archive; raises ConfigError if it is not UTF-8."""
     name = file.as_posix()
     try:
         name.encode()

@@ -1,4 +1,4 @@
-"""`pack`: what a run needs of this computer, as one archive; `gpu-fleet submit` sends it to the instances."""
+"""`pack`: archive the local files that a run needs; `gpu-fleet submit` sends the archive to the instances."""
 
 import importlib.util
 import io
@@ -22,20 +22,20 @@ from gpu_fleet_jobs.submitted.included import LIMIT_BYTES, has_key, included, is
 
 BUCKETS = ("s3://", "oss://")
 CONFIG = ".toml"
-STARTED = (".py", "/__main__.py")  # what `python -m` starts of a module
+STARTED = (".py", "/__main__.py")  # files of a module that `python -m` starts
 PACKAGES = frozenset({"site-packages", "dist-packages"})
-ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the content alone decides
-READABLE, STARTABLE = 0o644 << 16, 0o755 << 16  # as ZipInfo.external_attr has modes
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the format's earliest time, for all files: equal files, equal archives
+READABLE, STARTABLE = 0o644 << 16, 0o755 << 16  # file modes, as in ZipInfo.external_attr
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """What travels to the instances.
+    """Files and command line that are sent to the instances.
 
     Attributes:
-        arguments: of `python -m gpu_fleet` there.
-        directory: where the run leaves its result; empty where a command leaves none.
-        title: begins the run's name.
+        arguments: arguments of `python -m gpu_fleet` on the instances.
+        directory: folder for the run's result; empty if a command leaves none.
+        title: beginning of the run's name.
         contents: path -> content.
     """
 
@@ -55,7 +55,7 @@ class Parcel:
 @click.option(
     "--include", multiple=True, metavar="PATH", help="A file or folder below this one that the run reads."
 )
-@click.option("--checkpoints", default="", metavar="FOLDER", help="Of COMMAND: kept in the bucket.")
+@click.option("--checkpoints", default="", metavar="FOLDER", help="For COMMAND: kept in the bucket.")
 @identity_options
 def pack(
     *,
@@ -66,23 +66,23 @@ def pack(
     allow: tuple[str, ...],
     branch: str,
 ) -> None:
-    """Write what a run reads of this computer into an archive; print what it is.
+    """Write the local files that a run reads into an archive, and print a list of them.
 
-    Of CONFIG, a .toml: itself and your own code that it names. Of COMMAND: what it starts and names. Of both
-    the modules below this folder that their code imports anywhere, and what is included, such as files that
-    your code reads. Of an included folder repositories, virtual environments, caches and what looks like a
-    secret are left out, unless they are included by themselves. Refuses what an instance could not read.
+    For CONFIG, a .toml: the file itself and the code of yours that it names. For COMMAND: the files that it
+    starts and names. For both: the modules below this folder that their code imports anywhere, and the
+    included files. In an included folder, repositories, virtual environments, caches and files that look like
+    secrets are left out, unless they are included by themselves. Refuses paths that an instance cannot read.
     """
     beside = included(include)
     if PurePosixPath(words[0]).suffix == CONFIG:
         if checkpoints:
-            raise ConfigError(f"--checkpoints = {checkpoints!r}: is of a COMMAND; CONFIG says run.directory")
+            raise ConfigError(f"--checkpoints = {checkpoints!r}: is for COMMAND; CONFIG has run.directory")
         settings = _settings(Path(words[0]), words[1:], allow, branch)
         arguments = (*words[1:], *identity_flags(allow, branch))
         parcel = of_config(Path(words[0]), arguments, settings, beside.contents)
     else:
         if allow or branch:
-            raise ConfigError("--allow and --branch are of a CONFIG; COMMAND resumes by its own rules")
+            raise ConfigError("--allow and --branch are for CONFIG; COMMAND resumes by its own rules")
         parcel = of_command(words, checkpoints, beside.contents)
     _check_size(parcel.contents)
     try:
@@ -112,11 +112,11 @@ def _settings(file: Path, overrides: Sequence[str], allow: Sequence[str], branch
 def of_config(
     file: Path, arguments: Sequence[str], settings: config.Config, included: dict[str, bytes]
 ) -> Parcel:
-    """A run of the trainer; raises ConfigError with all that instances could not read.
+    """Return the parcel for a run of the trainer; raises ConfigError that names all unreadable paths.
 
     Args:
-        arguments: what is laid over the configuration.
-        settings: with that.
+        arguments: overrides of the configuration.
+        settings: the configuration with the overrides.
     """
     directory = settings.run.directory
     _refuse([*_unreadable(settings, included), *_misplaced("run.directory", directory)])
@@ -125,7 +125,7 @@ def of_config(
 
 
 def of_command(words: Sequence[str], checkpoints: str, included: dict[str, bytes]) -> Parcel:
-    """Any other program, under `gpu_fleet run`; raises ConfigError with all that an instance could not do."""
+    """Return the parcel for any program, under `gpu_fleet run`; raises ConfigError naming all problems."""
     here = Path.cwd().resolve()
     line = command_line.read(words)
     contents, problems = _named(line, included, here, checkpoints)
@@ -141,10 +141,10 @@ def of_command(words: Sequence[str], checkpoints: str, included: dict[str, bytes
 def _named(
     line: CommandLine, included: dict[str, bytes], here: Path, made: str = ""
 ) -> tuple[dict[str, bytes], list[str]]:
-    """What is included and the files that a command names; what of these no instance could read.
+    """Return the included files and those that a command names, and a message for each unreadable path.
 
     Args:
-        made: a folder that is made there; empty for none.
+        made: folder that the run creates on the instance; empty for none.
     """
     contents, problems = dict(included), list[str]()
     for place in (PurePosixPath(folder, name) for name in line.names for folder in line.folders):
@@ -161,7 +161,7 @@ def _named(
 
 
 def _add_of_scripts(contents: dict[str, bytes], here: Path) -> None:
-    """Add the programs that shell scripts start, as far as they lie below here."""
+    """Add the programs below `here` that shell scripts start."""
     waiting = [name for name in contents if name.endswith(".sh")]
     while waiting:
         script = waiting.pop()
@@ -174,7 +174,7 @@ def _add_of_scripts(contents: dict[str, bytes], here: Path) -> None:
 
 
 def _starting(line: CommandLine) -> dict[str, bytes]:
-    """A program for each module and code that Python is given, which imports it."""
+    """Return a made-up program for each module (-m) and code (-c) of Python, to follow its imports."""
     code = [f"import {module}.__main__" for module in line.modules] + line.code
     return {
         str(PurePosixPath(folder, f"-{number}.py")): text.encode(errors="replace")
@@ -184,7 +184,7 @@ def _starting(line: CommandLine) -> dict[str, bytes]:
 
 
 def _missing(line: CommandLine, contents: dict[str, bytes], here: Path) -> Iterator[str]:
-    """Programs and modules that neither travel nor are on an instance."""
+    """Yield a message for each program or module that is neither packed nor on an instance."""
     if line.makes or any(PurePosixPath(folder).is_absolute() for folder in line.folders):
         return
     for program in line.programs:
@@ -205,7 +205,7 @@ def _missing(line: CommandLine, contents: dict[str, bytes], here: Path) -> Itera
 
 
 def _is_there(path: Path) -> bool:
-    """`Path.exists` raises for a word that is too long for a name."""
+    """Return whether a path exists; `Path.exists` raises for a word that is too long for a name."""
     try:
         return path.exists()
     except OSError:
@@ -213,7 +213,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether an instance has it: the trainer's packages are there as here."""
+    """Return whether an instance has a module; it has the trainer's packages, as this computer does."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
         return True
@@ -226,7 +226,7 @@ def _is_installed(module: str) -> bool:
 
 
 def archive(contents: dict[str, bytes], startable: Collection[str] = ()) -> bytes:
-    """A zip of these files, `startable` ones with leave to execute them; equal files give equal bytes."""
+    """Return a zip of these files; `startable` ones are executable. Equal files give equal bytes."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
         for name in sorted(contents):
@@ -238,7 +238,7 @@ def archive(contents: dict[str, bytes], startable: Collection[str] = ()) -> byte
 
 
 def _startable(names: Collection[str]) -> set[str]:
-    """Those that have leave to be executed here, and so on the instance."""
+    """Return the files that are executable here; they will be on the instance too."""
     return {name for name in names if os.access(name, os.X_OK)}
 
 
@@ -250,13 +250,13 @@ def _content(file: Path) -> bytes:
 
 
 def _elsewhere(contents: Collection[str], here: Path) -> list[str]:
-    """Modules that lie outside of the folder of the run, or that a link of it leads to."""
+    """Return the modules that lie outside the folder of the run, or that a link in it leads to."""
     paths = {name: Path(os.path.realpath(here / name)) for name in contents}
     return sorted(name for name, path in paths.items() if not (path.is_file() and path.is_relative_to(here)))
 
 
 def _unreadable(settings: config.Config, included: dict[str, bytes]) -> Iterator[str]:
-    """What the run reads from a disk and no instance has."""
+    """Yield a message for each path that the run reads from a disk and that no instance has."""
     model, data = settings.model, settings.data
     read = {"data.path": data.path, "model.weights": model.weights, "model.config": model.config}
     for key, path in read.items():
@@ -272,8 +272,8 @@ def _travels(path: str, included: dict[str, bytes]) -> bool:
 
 def _not_there(what: str, path: str) -> str:
     return (
-        f"{what}: instances do not have this folder; say s3:// or oss://BUCKET/PREFIX, a folder there such "
-        f"as /home/you/{path}, or --include {path} where it is small"
+        f"{what}: instances do not have this folder; use s3:// or oss://BUCKET/PREFIX, a folder there such "
+        f"as /home/you/{path}, or --include {path} if it is small"
     )
 
 

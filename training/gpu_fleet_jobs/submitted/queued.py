@@ -1,9 +1,9 @@
-"""`queued`: a run that is a job of the stack's queue, on the first of its instances.
+"""`queued`: a run that is a job of the stack's queue; works on the job's first instance.
 
-The script of `gpu-fleet submit` becomes it. It starts the trainer once on each instance, says in the stack's
-records bucket how far the run is, and ends as the queue needs it: exit codes decide (`exit_codes.py`), 85 has
-the job run again. What failed for a reason that may pass is run again a few times, and the job's comment then
-names the instance on which it failed; the controller keeps the job away from it
+The script of `gpu-fleet submit` executes it. It starts the trainer once on each instance, and reports the
+progress to the stack's records bucket. Its exit code decides what the queue does (`exit_codes.py`): with 85
+the job runs again. It does so after a passing failure, up to TRIES tries, and the job's comment names the
+instance on which it failed. The controller keeps the job away from that instance
 (image/gpu_fleet_image/queue/exclusion.py).
 """
 
@@ -35,16 +35,16 @@ from gpu_fleet_jobs.submitted.figures import RunFigures, why_ended, why_failed
 from gpu_fleet_jobs.submitted.reporter import Reporter, is_cancelled, places, sent_bytes
 from gpu_fleet_jobs.submitted.work import LOOK_EVERY_S, SAY_EVERY_S, TRIES
 
-# PET_NODE_RANK is what torchrun reads; Slurm says it to each task by another name.
+# torchrun reads PET_NODE_RANK; Slurm gives each task this number by another name.
 SRUN = ("srun", "--kill-on-bad-exit=1", "bash", "-c", 'PET_NODE_RANK=$SLURM_NODEID exec "$0" "$@"')
 JOB, NAME = "SLURM_JOB_ID", "SLURM_JOB_NAME"
 NEVER_AGAIN = (exit_codes.FINISHED, exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD)
 # `gpu-fleet cancel` on an instance sends it (image/gpu_fleet_image/console/runs/queue_view.py).
 CANCELLED_BY = signal.SIGUSR1
-# srun's word of the first task that ended badly; of several at once none is to blame.
+# srun's line about the first task that failed; if it names several tasks, none is blamed.
 ENDED = re.compile(rb"^srun: error: ([\w.-]+): task \d+: (?:Exited with exit code|Segmentation|Bus|Aborted)")
-# The job's comment (image/gpu_fleet_image/queue/exclusion.py reads it): where each try failed, "-" for no
-# instance.
+# The job's comment (image/gpu_fleet_image/queue/exclusion.py reads it): the instance of each failed try, or
+# "-" for none.
 COMMENT, NOBODY = "gpu-fleet", "-"
 FAILED_ON = re.compile(rf"{COMMENT}:failed-on=(\S+)")
 TIMEOUT_S = 30
@@ -59,9 +59,9 @@ log = logging.getLogger(__name__)
 @click.option("--log", "output", required=True, type=click.Path(path_type=Path), help="The job's output.")
 @click.argument("words", metavar="launch|run ...", nargs=-1, required=True, type=click.UNPROCESSED)
 def queued(output: Path, words: tuple[str, ...]) -> None:
-    """Work through a job of the stack's queue; the script that `gpu-fleet submit` hands to Slurm calls it.
+    """Run a job of the stack's queue; the script that `gpu-fleet submit` hands to Slurm calls it.
 
-    Exits as `launch` and `run` do, and with 85 where the queue is to run the job again.
+    Exits as `launch` and `run` do, and with 85 if the queue is to run the job again.
     """
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     table = instance_file.table()
@@ -72,9 +72,9 @@ def queued(output: Path, words: tuple[str, ...]) -> None:
 
 
 def directory_of(words: Sequence[str]) -> str:
-    """Where the run leaves its result, by the command line of `launch` or `run`; empty for nowhere.
+    """Return the run's directory, from the command line of `launch` or `run`; empty if there is none.
 
-    What is wrong with the line says the run itself, on every instance.
+    It is empty for a wrong command line too: the run itself reports the mistake, on every instance.
     """
     try:
         if words[:1] == ("launch",):
@@ -87,7 +87,7 @@ def directory_of(words: Sequence[str]) -> str:
 
 
 def slurm(*words: str) -> str:
-    """What a command of Slurm says; empty where it says nothing."""
+    """Run a command of Slurm and return its output; empty, with a warning, if it cannot run."""
     try:
         done = subprocess.run(
             words,
@@ -95,7 +95,7 @@ def slurm(*words: str) -> str:
             check=False,
             timeout=TIMEOUT_S,
             encoding="utf-8",
-            errors="replace",  # users write what bytes they like
+            errors="replace",  # users may write any bytes
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         log.warning("event=slurm-silent command=%r error=%r", words, str(error))
@@ -110,9 +110,9 @@ class QueuedJob:
     """One try of a job.
 
     Attributes:
-        words: of `python -m gpu_fleet` on every instance.
+        words: arguments of `python -m gpu_fleet` on every instance.
         output: the job's log.
-        jobs: where a laptop asks to cancel.
+        jobs: store in which a user's request to cancel appears.
         ask: calls Slurm.
     """
 
@@ -135,10 +135,10 @@ class QueuedJob:
         self._figures = RunFigures(self._directory, self.clock)
 
     def run(self) -> int:
-        """The exit status of the job's script."""
+        """Run the job, report how it ended, and return the exit status of the job's script."""
         signal.signal(CANCELLED_BY, self._hear_of_cancel)
         signal.signal(signal.SIGTERM, self._hear_of_end)
-        self._look()
+        self._poll()
         status = exit_codes.STOPPED if self._cancelled else self._started()
         phase, why, ends = self._outcome(status)
         self.reporter.send(self.output)
@@ -153,7 +153,7 @@ class QueuedJob:
         return self.environment.get(JOB, "")
 
     def _started(self) -> int:
-        """What srun ended with, once the trainer has ended on every instance."""
+        """Run srun until the trainer has ended on every instance, and return the exit status."""
         command = [*SRUN, sys.executable, "-m", "gpu_fleet", *self.words]
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
         reader = threading.Thread(
@@ -166,16 +166,16 @@ class QueuedJob:
                 status = child.wait(LOOK_EVERY_S)
                 break
             except subprocess.TimeoutExpired:
-                self._look()
+                self._poll()
             if self._cancelled and not asked:
-                # to the steps alone: srun itself, which would kill them at once, lives until they have saved
+                # signals the steps alone: srun itself would kill them at once, before they have saved
                 asked = True
                 self.ask("scancel", "--signal=TERM", self._job)
         reader.join(TIMEOUT_S)
         return exit_codes.of_process(status)
 
     def _pass_on(self, errors: io.BufferedReader) -> None:
-        """To the job's log, and srun's first word of a task that failed."""
+        """Copy srun's errors to the job's log, and note the instance of the first task that failed."""
         begun, heard = b"", False
         while content := errors.read1(PART_BYTES):
             sys.stderr.buffer.write(content)
@@ -187,7 +187,7 @@ class QueuedJob:
                     heard, blamed = True, ENDED.match(line)
                     self._failed_on = blamed[1].decode() if blamed else NOBODY
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Every few seconds: what came to the log, how far the run is, and whether a laptop cancelled it."""
         if self.clock() - self._said_at_s < SAY_EVERY_S:
             return
@@ -203,19 +203,19 @@ class QueuedJob:
         self._cancelled = True
 
     def _hear_of_end(self, _number: int, _frame: FrameType | None) -> None:
-        """Slurm ends the job, and its steps have heard so too."""
+        """Note that Slurm ends the job; Slurm signals the job's steps itself."""
         self._ended_by_slurm = True
 
     def _outcome(self, status: int) -> tuple[str, str, int]:
-        """Phase, reason, and what the script ends with."""
+        """Return the phase, the reason, and the exit status of the script."""
         if self._cancelled:
             return "cancelled", why_ended(self._directory), status
         if self._ended_by_slurm:
-            return "stopped", "ended by the queue", status
+            return "stopped", "stopped by the queue", status
         if status == exit_codes.FINISHED:
             return "finished", why_ended(self._directory), status
         if status == exit_codes.STOPPED:
-            return "retrying", "has saved, and is run again", status
+            return "retrying", "saved; it will run again", status
         why = why_failed(self._directory, status)
         failed_on = [*self._failed_before(), self._failed_on]
         if status in NEVER_AGAIN or len(failed_on) >= TRIES:
@@ -225,7 +225,7 @@ class QueuedJob:
         return "retrying", f"try {len(failed_on)} of {TRIES}: {why}", exit_codes.STOPPED
 
     def _failed_before(self) -> list[str]:
-        """Where each try before this one failed."""
+        """Return the instance on which each earlier try failed."""
         text = self.ask("squeue", "--json")
         try:
             comments = [job["comment"] for job in json.loads(text)["jobs"] if str(job["job_id"]) == self._job]

@@ -1,4 +1,4 @@
-"""What becomes of a submitted run, said where its user looks: `runs/words/` in the stack's records bucket."""
+"""State and log of a submitted run, written for its user to `runs/words/` in the stack's records bucket."""
 
 import json
 import logging
@@ -16,11 +16,9 @@ log = logging.getLogger(__name__)
 
 
 def places(table: Mapping[str, Any], account: str, run: str, who: str) -> tuple[ObjectStore, ObjectStore]:
-    """Where the job of a run lies, and where one of its instances speaks.
+    """Return the store of the run's job, and the store to which one of its instances reports.
 
-    See image/gpu_fleet_image/core/runs.py.
-
-    `table` is the instance file. Raises ConfigError.
+    See image/gpu_fleet_image/core/runs.py. `table` is the instance file. Raises ConfigError.
     """
     records = str(table.get("records_uri", "")).removesuffix("/reaper")
     jobs = ObjectStore(f"{records}/runs/jobs/{account}/{run}", key="records_uri")
@@ -30,33 +28,33 @@ def places(table: Mapping[str, Any], account: str, run: str, who: str) -> tuple[
 
 
 def is_cancelled(jobs: ObjectStore) -> bool:
-    """Return whether the run is asked to end; raises CheckpointError.
+    """Return whether the user has cancelled the run; raises CheckpointError.
 
-    By listing: S3 denies to read what is not there to whom it lets list a few prefixes alone.
+    It lists instead of reading: S3 denies reading an absent key to a role that may list few prefixes only.
     """
     return "cancel" in jobs.sizes("")
 
 
 def now_text() -> str:
-    """The time as words of an instance carry it."""
+    """Return the present time in UTC, as reports carry it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass
 class Reporter:
-    """Says in the bucket what becomes of the run. What cannot be said now is said later."""
+    """Reporter of the run's state and log to the bucket. A report that fails is made up for by the next."""
 
     store: ObjectStore
     started_at: str = field(default_factory=now_text)
     sent_bytes: int = 0
 
     def say(self, phase: str, detail: str = "", figures: Mapping[str, Any] | None = None) -> None:
-        """The newest word; a bucket that does not answer is no reason to end the run."""
+        """Write the newest state; an unreachable bucket does not end the run."""
         word = {"phase": phase, "at": now_text(), "started_at": self.started_at, "detail": detail}
         self._put("state.json", json.dumps({**word, **(figures or {})}).encode())
 
     def send(self, file: Path) -> None:
-        """What was written to the log since the last time."""
+        """Send the lines that were added to the log since the last call."""
         try:
             with file.open("rb") as opened:
                 opened.seek(self.sent_bytes)
@@ -77,7 +75,7 @@ class Reporter:
 
 
 def sent_bytes(store: ObjectStore) -> int:
-    """How much of the log was sent by tries before this one; 0 where the bucket does not say."""
+    """Return the bytes of the log that earlier tries sent; 0 if the bucket cannot be listed."""
     try:
         parts = store.sizes("log")
     except CheckpointError as error:

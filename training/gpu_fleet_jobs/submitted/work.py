@@ -1,8 +1,8 @@
 """`work`: one instance's part of a submitted run, as the unit gpu-run@ACCOUNT starts it.
 
-It fetches the job and its files from the stack's records bucket, holds both against their hashes, starts
-`launch` (of a configuration) or `run` (of any command), and says in the bucket what becomes of it: phase,
-step, loss and the log. Exit codes decide whether it is tried again (`exit_codes.py`).
+It fetches the job and its files from the stack's records bucket, checks their hashes, and starts `launch` (of
+a configuration) or `run` (of any command). It reports phase, step, loss and the log to the bucket. Exit codes
+decide whether to retry (`exit_codes.py`).
 """
 
 import getpass
@@ -36,8 +36,8 @@ SAFE_PATH = "PYTHONSAFEPATH"
 LOOK_EVERY_S = 0.5
 SAY_EVERY_S = float(os.environ.get("GPU_FLEET_SAY_EVERY_S", "15"))  # shorter in tests
 TRIES, PAUSE_S = 3, 30.0
-LARGEST_BYTES = 1 << 30  # of all files that travel with a run
-# What zipfile raises for an archive that is none, or of a kind that it does not read.
+LARGEST_BYTES = 1 << 30  # of all files of a run, unpacked
+# Exceptions of zipfile for a file that is no archive, or of a kind that it does not read.
 BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, LookupError, RuntimeError, ValueError)
 NEVER_AGAIN = (exit_codes.FINISHED, exit_codes.STOPPED, exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD)
 log = logging.getLogger(__name__)
@@ -45,13 +45,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """What `gpu-fleet submit` wrote (image/gpu_fleet_image/core/runs.py), as far as this instance needs it.
+    """The part of a job of `gpu-fleet submit` (image/gpu_fleet_image/core/runs.py) that this instance needs.
 
     Attributes:
-        rank: of this instance.
-        host: address of rank 0.
-        arguments: of `python -m gpu_fleet`.
-        directory: where the run leaves its result, from its folder.
+        rank: rank of this instance.
+        host: address of the instance of rank 0.
+        arguments: arguments of `python -m gpu_fleet`.
+        directory: folder for the result, relative to the folder of the run.
     """
 
     rank: int
@@ -64,7 +64,7 @@ class Job:
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet train work")
 def work() -> None:
-    """Work through the part of a submitted run that falls to this instance; the unit gpu-run@ calls it.
+    """Run this instance's part of a submitted run; the unit gpu-run@ calls it.
 
     Exits as `launch` and `run` do, and with 0 when the run was cancelled.
     """
@@ -90,7 +90,7 @@ def work() -> None:
 
 
 def fetched(jobs: ObjectStore, sha256: str, own: str) -> Job:
-    """The job, as it was when it was submitted; raises CommandError, CheckpointError."""
+    """Return the job, once its hash is that of the submitted one; raises CommandError, CheckpointError."""
     content = patiently(lambda: jobs.get("job.json"))
     if content is None or hashlib.sha256(content).hexdigest() != sha256:
         raise CommandError(f"{jobs.uri}/job.json is not the job that this instance was asked to start")
@@ -109,7 +109,7 @@ def fetched(jobs: ObjectStore, sha256: str, own: str) -> Job:
 
 
 def unpack(jobs: ObjectStore, job: Job, folder: Path) -> None:
-    """Lay the files of a run into its folder; raises CommandError, CheckpointError."""
+    """Unpack the files of a run into its folder; raises CommandError, CheckpointError."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder.with_suffix(".zip")
     archive = patiently(lambda: jobs.get("files.zip", file))
@@ -132,7 +132,7 @@ def unpack(jobs: ObjectStore, job: Job, folder: Path) -> None:
 
 
 def _let_start(folder: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
-    """Gives files the leave to be executed that they had; zipfile itself does not."""
+    """Make files executable that were so when they were packed; zipfile does not restore it."""
     for entry in entries:
         if entry.external_attr >> 16 & 0o100:
             file = folder / entry.filename
@@ -146,7 +146,7 @@ def _sha256(file: Path) -> str:
 
 @dataclass
 class Worker:
-    """Starts the run, again where it may help, and looks after it."""
+    """Supervisor of the run: starts it, retries passing failures, and reports its state."""
 
     job: Job
     folder: Path
@@ -164,7 +164,7 @@ class Worker:
         self._figures = RunFigures(self._directory, self.clock)
 
     def run(self) -> int:
-        """The exit status of the unit."""
+        """Run until success, a final failure, the last try or a signal; return the unit's exit status."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._forward)
         for attempt in range(1, TRIES + 1):
@@ -210,10 +210,10 @@ class Worker:
                     status = self._child.wait(LOOK_EVERY_S)
                     return exit_codes.of_process(status)
                 except subprocess.TimeoutExpired:
-                    self._look()
+                    self._poll()
 
     def _environment(self) -> dict[str, str]:
-        """Where the instances meet, in torchrun's words; `python` and `torchrun` are the trainer's."""
+        """Return the environment: torchrun's variables for the rendezvous, and the trainer's PATH first."""
         meeting = {NODES: self.job.nodes, RANK: self.job.rank, HOST: self.job.host, HOST_PORT: PORT}
         given = {**os.environ, **{name: str(value) for name, value in meeting.items()}}
         given["PATH"] = f"{Path(sys.executable).parent}:{given.get('PATH', os.defpath)}"
@@ -221,7 +221,7 @@ class Worker:
             given.pop(SAFE_PATH, None)  # a program finds the modules beside it
         return given
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Every few seconds: what came to the log, how far the run is, and whether it was cancelled."""
         if self.clock() - self._said_at_s < SAY_EVERY_S:
             return
@@ -242,7 +242,7 @@ class Worker:
                 self._child.terminate()
 
     def _rest(self) -> None:
-        """Between two tries; a signal or a cancelled run ends it."""
+        """Pause before the next try; a signal or a cancelled run ends the pause."""
         until_s = self.clock() + PAUSE_S
         while self.clock() < until_s and not self._ending:
             self.pause(LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""A month's summary as one HTML file with its plots inside, to be opened, mailed or printed."""
+"""A month's summary as one HTML file with embedded plots, to open, mail or print."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from gpu_fleet_image.core.times import format_span
 BAR = "#2a6f97"
 LINE = "#1b4332"
 THOUSANDS = "{x:,.0f}"
-MOST_BARS = 12  # more cannot be read; the rest is summed up
+MOST_BARS = 12  # more cannot be read; the others are summed up
 
 PAGE = Environment(
     autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -79,10 +79,10 @@ PAGE = Environment(
 
 
 def page(summary: Summary, stack: str, changes: Sequence[FreezeChange] = ()) -> str:
-    """The whole file.
+    """Return the HTML file.
 
     Args:
-        changes: how its pools were frozen and opened again.
+        changes: freezes and unfreezes of its pools.
     """
     plots = [daily_plot(summary)] if summary.savings else []
     if summary.savings:
@@ -99,7 +99,7 @@ def page(summary: Summary, stack: str, changes: Sequence[FreezeChange] = ()) -> 
 
 
 def _total(summary: Summary) -> str:
-    """What was saved: at least that, where a price was unknown."""
+    """Return the amount saved; "At least" if a price was unknown."""
     at_least = "At least " if summary.unpriced else ""
     return f"{at_least}{summary.total:,.2f} {summary.currency}"
 
@@ -115,7 +115,7 @@ def _note(summary: Summary) -> str:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Of each end its first cells, the amount, and the reason."""
+    """Yield for each stop or termination its first cells, the amount, and the reason."""
     for saving in summary.savings:
         end = saving.end
         idle = "" if end.idle_s is None else format_span(timedelta(seconds=end.idle_s))
@@ -129,7 +129,7 @@ def _amount(saving: Saving) -> str:
 
 
 def daily_plot(summary: Summary) -> str:
-    """Saved so far, by day, as SVG."""
+    """Return a plot of the savings so far, by day, as SVG."""
     figure, axes = _axes("saved so far", summary.currency)
     days = range(1, summary.month.days + 1)
     values = [float(amount) for amount in summary.by_day]
@@ -142,11 +142,11 @@ def daily_plot(summary: Summary) -> str:
 
 
 def bar_plot(title: str, amounts: Mapping[str, Decimal], currency: str) -> str:
-    """Amounts as bars, largest on top, as SVG."""
+    """Return a plot of amounts as bars, largest on top, as SVG."""
     figure, axes = _axes(title, currency)
     shown = _shortened(amounts)
     names = list(shown)[::-1]
-    plain = [name.replace("$", r"\$") for name in names]  # what stands between two would be a formula
+    plain = [name.replace("$", r"\$") for name in names]  # text between two would be a formula
     bars = axes.barh(plain, [float(shown[name]) for name in names], color=BAR)
     axes.bar_label(bars, [f"{shown[name]:,.0f}" for name in names], padding=3)
     axes.margins(x=0.15)
@@ -173,7 +173,7 @@ def _axes(title: str, currency: str) -> tuple[Figure, Axes]:
 
 
 def _svg(figure: Figure) -> str:
-    """The figure without XML head; text stays text, so that it can be searched and read aloud."""
+    """Return the figure without XML head; text stays text, so that it can be searched and read aloud."""
     text = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gpu-fleet"}):
         figure.savefig(text, format="svg", metadata={"Date": None})

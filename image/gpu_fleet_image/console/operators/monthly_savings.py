@@ -1,8 +1,8 @@
-"""What a month's ends saved, by pool and owner, from the ledger's records. Pure.
+"""Savings of a month's stops and terminations, by pool and owner, from the ledger's records. Pure.
 
-An instance that was terminated counts as if it had run on, unused, to the end of the month and no longer: the
-next month's saving is nobody's to claim. An instance that users started again counts until then, and a
-stopped one that was terminated later counts once.
+A terminated instance counts as if it had run on, unused, until the end of the month and no longer: the next
+month's saving is not claimed. An instance that users started again counts until then, and a stopped one that
+was terminated later counts once.
 """
 
 from collections import defaultdict
@@ -28,35 +28,35 @@ class Month:
 
     @property
     def name(self) -> str:
-        """``2026-11``."""
+        """Name of the month, ``2026-11``."""
         return f"{self.start:%Y-%m}"
 
     @property
     def days(self) -> int:
-        """How many days it has."""
+        """Number of its days."""
         return (self.end - self.start).days
 
     def before(self) -> "Month":
-        """The month before it."""
+        """Return the previous month."""
         return month_of(self.start - timedelta(days=1))
 
 
 def month_of(moment: datetime) -> Month:
-    """The month of a moment."""
+    """Return the month of a moment."""
     start = moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     following = start.month % MONTHS + 1
     return Month(start, start.replace(year=start.year + (following == 1), month=following))
 
 
 def parse_month(text: str) -> Month:
-    """``2026-11``.
+    """Parse a month, ``2026-11``.
 
     Raises:
-        ConfigurationError: for anything else.
+        ConfigurationError: the text is malformed.
     """
     try:
         month = month_of(datetime.strptime(text, "%Y-%m").replace(tzinfo=UTC))
-        month.before()  # a report reads on from there
+        month.before()  # a report reads on from the previous month
     except (ValueError, OverflowError) as error:
         raise ConfigurationError(f"--month {text!r}; allowed: YEAR-MONTH, say 2026-11") from error
     return month
@@ -64,11 +64,11 @@ def parse_month(text: str) -> Month:
 
 @dataclass(frozen=True)
 class Saving:
-    """What one end saved in the month.
+    """Saving of one stop or termination in the month.
 
     Attributes:
-        until: when it stopped to save.
-        amount: in the record's currency; None where the price was unknown.
+        until: end of the saving.
+        amount: in the record's currency; None if the price was unknown.
     """
 
     end: End
@@ -78,14 +78,14 @@ class Saving:
 
 @dataclass(frozen=True)
 class Summary:
-    """A month.
+    """Savings of a month.
 
     Attributes:
-        currency: of all amounts; a dash without any record.
-        savings: of each end, oldest first.
+        currency: of all amounts; a dash without records.
+        savings: of each stop or termination, oldest first.
         by_pool, by_owner: name -> saved, largest first.
-        by_day: saved up to the end of each day of the month.
-        unpriced: ends whose price was unknown, which count nothing.
+        by_day: saved until the end of each day of the month.
+        unpriced: stops and terminations with an unknown price, which count as nothing.
     """
 
     month: Month
@@ -99,11 +99,11 @@ class Summary:
 
 
 def summarise(ends: Iterable[End], month: Month, now: datetime) -> Summary:
-    """Sum a month up.
+    """Return the summary of a month.
 
     Args:
-        ends: from the ledger, in any order, repeats allowed; those of other months are left out.
-        now: nothing is counted after it.
+        ends: from the ledger, in any order, repetitions allowed; those of other months are ignored.
+        now: nothing after it counts.
 
     Raises:
         CloudError: the records are in more than one currency.
@@ -127,7 +127,7 @@ def summarise(ends: Iterable[End], month: Month, now: datetime) -> Summary:
 
 
 def _order(end: End) -> tuple[datetime, datetime, str]:
-    """Oldest first, and always the same way where two ends share a moment: only the last of them counts."""
+    """Return a sort key: oldest first, with a fixed order at the same moment, where only the last counts."""
     return end.at, end.launched_at, str(end.price_per_hour)
 
 
@@ -135,9 +135,10 @@ def _saving(end: End, following: Sequence[End], latest: datetime) -> Saving:
     later = [other for other in following if other.instance_id == end.instance_id]
     until = latest
     if later:
-        # It was started again, or (stopped first) terminated: either way the next record goes on from there.
+        # It was started again, or (if stopped) terminated: in both cases the next record continues from
+        # there.
         until = later[0].launched_at if later[0].launched_at > end.at else later[0].at
-    if end.started_at is not None:  # no record follows where its user ends it, or the month does
+    if end.started_at is not None:  # no record follows if its user stops it, or the month ends
         until = min(until, end.started_at)
     until = max(end.at, min(until, latest))
     if end.price_per_hour is None:

@@ -17,11 +17,13 @@ from gpu_fleet_image.core.store import Store
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet report --stack aws-dev --month 2026-11")
-@click.option("--month", "month_text", metavar="YEAR-MONTH", help="Which; by default the present one.")
+@click.option("--month", "month_text", metavar="YEAR-MONTH", help="The month; by default the present one.")
 @click.option(
     "--day", "day_text", metavar="YEAR-MONTH-DAY", help="A day's GPU hours instead: rented, computing, idle."
 )
-@click.option("--by", type=click.Choice(list(chargeback.BY)), help="Who the month's money goes to, in rows.")
+@click.option(
+    "--by", type=click.Choice(list(chargeback.BY)), help="Print the month's cost by this key, in rows."
+)
 @click.option(
     "-o",
     "--format",
@@ -29,12 +31,12 @@ from gpu_fleet_image.core.store import Store
     type=click.Choice(["csv", "json"]),
     default="csv",
     show_default=True,
-    help="Of the rows of --by.",
+    help="Format of the rows of --by.",
 )
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="By default saved-MONTH.html or day-DAY.html; rows are printed.",
+    help="Output file; by default saved-MONTH.html or day-DAY.html; rows are printed.",
 )
 @subject_options
 def report(
@@ -46,9 +48,9 @@ def report(
     output: Path | None,
     asked: Asked,
 ) -> None:
-    """Write what the reaper saved in a month, or what a day's GPU hours were worth, as a page with plots.
+    """Write a page with plots: the reaper's savings of a month, or the use of a day's GPU hours.
 
-    With --by print who the month's money and GPU hours went to; the rows add up to the meter.
+    With --by print the cost and GPU hours of the month by a key; the rows add up to the meter.
     """
     if day_text and (month_text or by):
         other = f"--month {month_text!r}" if month_text else f"--by {by}"
@@ -77,7 +79,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _parsed_day(text: str) -> str:
-    """A day as the meter names it. Raises ConfigurationError."""
+    """Parse a day in the meter's form. Raises ConfigurationError."""
     try:
         return f"{datetime.strptime(text, '%Y-%m-%d').replace(tzinfo=UTC):%Y-%m-%d}"
     except ValueError as error:
@@ -85,12 +87,12 @@ def _parsed_day(text: str) -> str:
 
 
 def _month(meant: Subject, month: Month) -> tuple[str, str, str]:
-    """The page's usual name, the page, and the whole in one line."""
+    """Return the page's default name, the page, and a summary line."""
     try:
         from gpu_fleet_image.console.operators import monthly_page  # noqa: PLC0415 - instances have no package for plots
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"a month's page is drawn by {error.name}, which is not installed here (no instance has it): run "
+            f"a month's page needs {error.name}, which is not installed here (no instance has it): run "
             "this in a checkout with --stack NAME, or name a --day"
         ) from error
     policy, uri = meant.policy, meant.environ.get(LEDGER_URI, "")
@@ -104,7 +106,7 @@ def _month(meant: Subject, month: Month) -> tuple[str, str, str]:
 
 
 def _day(meant: Subject, name: str) -> tuple[str, str, str]:
-    """The same for a day that the meter closed."""
+    """Return the same for a day that the meter has closed."""
     cloud, store = _records(meant, "--day")
     day = daily_report.efficiency(cloud, meant.policy, daily_report.load(store, name))
     return f"day-{name}.html", efficiency_page.page(day), f"{name}: {efficiency_page.headline(day)}"
@@ -118,7 +120,7 @@ def _records(meant: Subject, option: str) -> tuple[SweepCloud, Store]:
 
 
 def _charged(meant: Subject, month: Month, by: str, form: str) -> str:
-    """The rows of a month; days that are missing are named on standard error."""
+    """Return the rows of a month; print a warning about missing days on standard error."""
     _, store = _records(meant, "--by")
     reading = budget_check.standing(store)
     days, computing, missing = daily_report.month(store, month.name, datetime.now(UTC))
@@ -128,7 +130,7 @@ def _charged(meant: Subject, month: Month, by: str, form: str) -> str:
     if not days:
         raise ConfigurationError(f"--month {month.name}: the meter has no day of it on record")
     if missing and cost is None:
-        click.echo(f"warning: no record of {', '.join(missing)}: the rows lack them", err=True)
+        click.echo(f"warning: no record of {', '.join(missing)}: they are missing in the rows", err=True)
     budget = meant.policy.budget
     gpus = budget.gpus_of_pools() if budget else {}
     rows = chargeback.charges(days, computing, by, gpus, cost)

@@ -1,4 +1,4 @@
-"""``gpu-fleet sweep``: the scheduled sweep, by hand or by cron."""
+"""``gpu-fleet sweep``: run the scheduled sweep by hand or by cron."""
 
 import json
 import os
@@ -29,9 +29,7 @@ STYLES = {Verdict.MARK: "yellow", Verdict.WAIT: "yellow", Verdict.ALERT: "red", 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet sweep --stack aws-dev")
 @subject_options
-@click.option(
-    "--dry-run/--live", default=True, show_default=True, help="Decide and report only, or carry it out."
-)
+@click.option("--dry-run/--live", default=True, show_default=True, help="Decide and report only, or act.")
 @now_option
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here as JSON."
@@ -47,7 +45,7 @@ def sweep(
 ) -> None:
     """Mark idle instances, and terminate those past their grace period; with --live only.
 
-    Exit code 1 when anything failed or the mass-idle breaker tripped.
+    Exit code 1 if anything failed or the mass-idle breaker tripped.
     """
     if now is not None and not dry_run:
         raise ConfigurationError(
@@ -87,13 +85,13 @@ def _show(result: Result) -> None:
     for who, why in result.done.unreached.items():
         console.print(f"could not be notified: {who}: {why}", style="yellow", markup=False, soft_wrap=True)
     if result.plan.breaker:
-        text = "mass-idle breaker: more of a pool is idle than is usual there; the reasons say until when"
+        text = "mass-idle breaker: an unusual share of a pool is idle; the reasons say how long it holds"
         console.print(text, style="red")
     if result.spending is not None:
         console.print(line_of(result.spending), markup=False, soft_wrap=True)
     if result.watched_until is not None and result.watch is not None:
         seen = f"{len(result.watch.would_end)} instances would have been stopped or terminated so far"
-        text = f"only watching until {format_time(result.watched_until)}: {seen}"
+        text = f"watch mode until {format_time(result.watched_until)}: {seen}"
         console.print(text, style="yellow", soft_wrap=True)
     marked = "dry run, nothing was changed" if result.dry_run else f"{len(result.done.marked)} marked"
     ended = f"{len(result.done.ended)} terminated or stopped"

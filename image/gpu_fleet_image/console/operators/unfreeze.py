@@ -1,4 +1,4 @@
-"""``gpu-fleet unfreeze``: training pools take instances again, although the money is spent."""
+"""``gpu-fleet unfreeze``: let training pools start instances again, although the budget is spent."""
 
 import getpass
 import os
@@ -9,7 +9,7 @@ from decimal import Decimal
 import click
 
 from gpu_fleet_image.controllers.meter import freezer
-from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.freeze_rules import FreezeStage
 from gpu_fleet_image.core.cloud import connect
 from gpu_fleet_image.core.options import subject_options
@@ -18,7 +18,7 @@ from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 
 def login() -> str:
-    """Who asks, for the record."""
+    """Return the caller's login name, for the record."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container whose user has no name
@@ -26,12 +26,12 @@ def login() -> str:
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet unfreeze --stack aws-dev --reason 'approved by finance'")
-@click.option("--reason", required=True, help="Why, for those who pay; it goes on record.")
+@click.option("--reason", required=True, help="Reason, for the budget's owner; it is recorded.")
 @subject_options
 def unfreeze(reason: str, asked: Asked) -> None:
-    """Let frozen pools take instances again, for what is spent by now, until the month ends.
+    """Let frozen pools start instances again, despite the present spending, until the month ends.
 
-    A threshold that is passed later freezes again.
+    Reaching a higher threshold later freezes them again.
     """
     reason = " ".join(reason.split())
     if not reason:
@@ -43,7 +43,7 @@ def unfreeze(reason: str, asked: Asked) -> None:
     now = datetime.now(UTC)
     cloud = connect(policy, lambda: datetime.now(UTC), environ=meant.environ)
     fleet = cloud.instances.fleet()
-    spending = look(cloud, policy, fleet, now)
+    spending = read_spending(cloud, policy, fleet, now)
     spent = spending.reading.month_cost if spending else Decimal(0)
     actor = freezer.Actor(login(), reason)
     lifted, failures = freezer.Freezer(cloud, policy, fleet.groups, spent).unfreeze(now, actor)

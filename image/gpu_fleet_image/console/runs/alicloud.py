@@ -1,25 +1,25 @@
-"""Starting a run on Alibaba Cloud: Cloud Assistant runs the stack's own command as the user's account."""
+"""Start of a run on Alibaba Cloud: Cloud Assistant runs the stack's own command as the user's account."""
 
 import json
 import os
 from collections.abc import Mapping, Sequence
 
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import Job, parameters
+from gpu_fleet_image.providers.alicloud import instances
 from gpu_fleet_image.providers.alicloud.connect import credentials
 from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Clients, clients
 
-MOST_INSTANCES = 100  # of one call (API DescribeInstances), more than a run has
-
 
 def command_name(stack: str) -> str:
-    """The stack's own command (``stacks/gpu_fleet_stacks/naming.py``)."""
+    """The stack's own command (``stacks/gpu_fleet_stacks/core/naming.py``)."""
     return f"gpu-fleet-{stack}-run"
 
 
 def request(job: Job) -> Mapping[str, object]:
-    """What is sent, for all instances of a run alike; the account is who runs it, and no parameter."""
+    """Return the request for all instances of a run; the account runs the command, and is no parameter."""
     given = {key: value for key, value in parameters(job).items() if key != "Account"}
     return {
         "InstanceId": [member.id for member in job.instances],
@@ -29,7 +29,7 @@ def request(job: Job) -> Mapping[str, object]:
 
 
 def send(region: str, calls: Calls, job: Job) -> str:
-    """Start a run on its instances; gives the cloud's id of the command's invocation.
+    """Start a run on its instances; return the cloud's id of the command's invocation.
 
     Raises:
         ConfigurationError: the stack has no such command, or the caller may not use it.
@@ -37,7 +37,7 @@ def send(region: str, calls: Calls, job: Job) -> str:
     """
     ecs = _clients(region).ecs
     try:
-        listed = calls.look(ecs.action("DescribeCommands"), Name=command_name(job.stack))
+        listed = calls.read(ecs.action("DescribeCommands"), Name=command_name(job.stack))
         commands = [
             command["CommandId"]
             for command in listed.get("Commands", {}).get("Command", [])
@@ -45,8 +45,8 @@ def send(region: str, calls: Calls, job: Job) -> str:
         ]
         if not commands:
             raise ConfigurationError(
-                f"stack {job.stack!r} has no command {command_name(job.stack)}: `gpu-fleet up` makes it "
-                "where access.people names users"
+                f"stack {job.stack!r} has no command {command_name(job.stack)}: `gpu-fleet up` creates it "
+                "if access.people has users"
             )
         answer = calls.change(ecs.action("InvokeCommand"), CommandId=commands[0], **request(job))
     except CloudError as error:
@@ -60,18 +60,8 @@ def send(region: str, calls: Calls, job: Job) -> str:
 
 
 def addresses(region: str, calls: Calls, ids: Sequence[str]) -> Mapping[str, str]:
-    """Instance -> private IPv4; without those that have none. Raises CloudError."""
-    answer = calls.look(
-        _clients(region).ecs.action("DescribeInstances"),
-        InstanceIds=json.dumps(list(ids)),
-        MaxResults=MOST_INSTANCES,
-    )
-    addresses = {}
-    for instance in answer["Instances"]["Instance"]:
-        known = instance.get("VpcAttributes", {}).get("PrivateIpAddress", {}).get("IpAddress", [])
-        if known:
-            addresses[instance["InstanceId"]] = str(known[0])
-    return addresses
+    """Return instance -> private IPv4, without instances that have none. Raises CloudError."""
+    return instances.addresses_of(calls, _clients(region).ecs, ids)
 
 
 def _clients(region: str) -> Clients:

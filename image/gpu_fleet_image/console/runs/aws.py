@@ -1,24 +1,25 @@
-"""Starting a run on AWS: one command of Systems Manager by the stack's own document."""
+"""Start of a run on AWS: one command of Systems Manager by the stack's own document."""
 
 from collections.abc import Mapping, Sequence
 
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import Job, parameters
-from gpu_fleet_image.providers.aws import session
+from gpu_fleet_image.providers.aws import instances, session
 
-# How long Systems Manager looks for an instance that does not answer, seconds (API SendCommand).
+# How long Systems Manager tries to reach an instance that does not answer, seconds (API SendCommand).
 TIMEOUT_S = 600
 UNKNOWN = "InvalidDocument"
 
 
 def document_name(stack: str) -> str:
-    """The stack's own document (``stacks/gpu_fleet_stacks/naming.py``)."""
+    """The stack's own document (``stacks/gpu_fleet_stacks/core/naming.py``)."""
     return f"gpu-fleet-{stack}-run"
 
 
 def request(job: Job) -> Mapping[str, object]:
-    """What is sent, for all instances of a run alike."""
+    """Return the request for all instances of a run."""
     return {
         "DocumentName": document_name(job.stack),
         "InstanceIds": [member.id for member in job.instances],
@@ -29,7 +30,7 @@ def request(job: Job) -> Mapping[str, object]:
 
 
 def send(region: str, calls: Calls, job: Job) -> str:
-    """Start a run on its instances; gives the cloud's id of the command.
+    """Start a run on its instances; return the cloud's id of the command.
 
     Raises:
         ConfigurationError: the stack has no such document, or the caller may not use it.
@@ -40,8 +41,8 @@ def send(region: str, calls: Calls, job: Job) -> str:
     except CloudError as error:
         if error.code == UNKNOWN:
             raise ConfigurationError(
-                f"stack {job.stack!r} has no document {document_name(job.stack)}: `gpu-fleet up` makes it "
-                "where access.people names users"
+                f"stack {job.stack!r} has no document {document_name(job.stack)}: `gpu-fleet up` creates it "
+                "if access.people has users"
             ) from error
         if error.code in DENIED:
             raise ConfigurationError(
@@ -54,11 +55,5 @@ def send(region: str, calls: Calls, job: Job) -> str:
 
 
 def addresses(region: str, calls: Calls, ids: Sequence[str]) -> Mapping[str, str]:
-    """Instance -> private IPv4; without those that have none. Raises CloudError."""
-    answer = calls.look(session.client("ec2", region).describe_instances, InstanceIds=list(ids))
-    instances = [instance for page in answer["Reservations"] for instance in page["Instances"]]
-    return {
-        instance["InstanceId"]: instance["PrivateIpAddress"]
-        for instance in instances
-        if instance.get("PrivateIpAddress")
-    }
+    """Return instance -> private IPv4, without instances that have none. Raises CloudError."""
+    return instances.addresses_of(calls, session.client("ec2", region), ids)

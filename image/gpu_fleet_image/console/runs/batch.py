@@ -1,4 +1,4 @@
-"""The batch script of a run: what ``gpu-fleet submit`` hands to Slurm on a stack with a queue. Pure."""
+"""The batch script of a run that ``gpu-fleet submit`` passes to Slurm on a stack with a queue. Pure."""
 
 import shlex
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpu_fleet_image.queue.exclusion import COMMENT
 
-PORT = 29400  # where the instances of a run meet (gpu_fleet_jobs/launch/rendezvous.py)
+PORT = 29400  # rendezvous of a run's instances (gpu_fleet_jobs/launch/rendezvous.py)
 PYTHON = "/opt/gpu-fleet/venv/bin/python"
 
 
@@ -16,10 +16,10 @@ class JobScript:
 
     Attributes:
         name: of the job.
-        folder: where it runs, on the shared homes.
-        log: where its output goes.
+        folder: its working folder, on the shared homes.
+        log: file of its output.
         arguments: of ``python -m gpu_fleet``.
-        qos: Slurm's name for how it gives way; empty for its default.
+        qos: Slurm's QoS of the job; empty for the default.
         gpus: on each instance; 0 for none.
     """
 
@@ -34,9 +34,11 @@ class JobScript:
 
 
 def script(batch: JobScript) -> str:
-    """The script's text. Slurm runs it on the first instance, as gpu_fleet_jobs/submitted/queued.py goes on.
+    """Return the script's text.
 
-    Where an instance dies Slurm puts the job back by itself; else the exit code decides.
+    Slurm runs it on the first instance; gpu_fleet_jobs/submitted/queued.py continues.
+
+    If an instance dies, Slurm requeues the job by itself; else the exit code decides.
     """
     gpus = [f"#SBATCH --gpus-per-node={batch.gpus}"] if batch.gpus else []
     log = batch.log.replace("%j", "$SLURM_JOB_ID")
@@ -55,10 +57,10 @@ def script(batch: JobScript) -> str:
         "#SBATCH --open-mode=append",
         f"#SBATCH --chdir={batch.folder}",
         f"#SBATCH --output={batch.log}",
-        "# the batch host is the first of the nodes: all meet at its address",
+        "# the batch host is the first node, the rendezvous of all",
         r"""address=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')""",
         f"export PET_NNODES=$SLURM_NNODES PET_MASTER_ADDR=$address PET_MASTER_PORT={PORT}",
-        "# starts it on each by srun, says in the bucket how far it is, and ends with 85 to be run again",
+        "# start it on each by srun, report progress in the bucket, exit with 85 to be requeued",
         work,
     ]
     return "\n".join(rows) + "\n"

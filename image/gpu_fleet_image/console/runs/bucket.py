@@ -1,4 +1,4 @@
-"""The part of a stack's records bucket in which jobs lie, and what their instances say."""
+"""The part of a stack's records bucket with its jobs and their instances' status."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpu_fleet_image.core import cloud as clouds
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.place import Place, account_of
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import (
@@ -26,18 +27,18 @@ from gpu_fleet_image.core.runs import (
     refusal_of,
     state_of,
 )
-from gpu_fleet_image.core.store import ABSENT
+from gpu_fleet_image.core.store import ABSENT, objects_below
 
-NEWEST = 20  # jobs that are looked at: each is a call, and its states are more
+NEWEST = 20  # jobs that are read: each takes a call, and its states take more
 TIME_LENGTH = len("20261122-210405")  # at the end of a run's name
 
 
 @dataclass(frozen=True)
 class RunBucket:
-    """Jobs and states of one stack.
+    """Jobs and status of one stack's runs.
 
     Attributes:
-        s3: boto3's client, or that of OSS.
+        s3: boto3's client for S3 or OSS.
         calls: makes the calls.
     """
 
@@ -46,7 +47,7 @@ class RunBucket:
     name: str
 
     def submit(self, job: Job, archive: bytes) -> None:
-        """Write the files, then the job that names their hash.
+        """Write the files, then the job, which has their hash.
 
         Raises:
             ConfigurationError: the credentials may not submit as this account.
@@ -57,16 +58,16 @@ class RunBucket:
             self._put(prefix + name, content, job.account)
 
     def job(self, account: str, run: str) -> Job | None:
-        """A job; None where there is none. Raises CloudError, ConfigurationError."""
+        """Return a job; None if there is none. Raises CloudError, ConfigurationError."""
         content = self._get(job_prefix(account, run) + JOB, account)
         job = None if content is None else job_of(content)
         return job if job and (job.account, job.run) == (account, run) else None
 
     def jobs(self, account: str, heard_since: datetime | None = None) -> list[Job]:
-        """The newest jobs of an account, newest first; those of no sense are left out.
+        """Return the newest jobs of an account, newest first, without malformed ones.
 
         Args:
-            heard_since: beside them all older ones of which an instance has spoken since then.
+            heard_since: add all older jobs whose instances have reported since then.
         """
         names = {
             key.removeprefix(job_prefix(account)).partition("/")[0]
@@ -79,13 +80,16 @@ class RunBucket:
         return sorted(jobs, key=lambda job: (job.at, job.run), reverse=True)
 
     def _heard(self, account: str, since: datetime) -> set[str]:
-        """Runs of which an instance has spoken since."""
+        """Return the runs whose instances have reported since a time."""
         listed = self._listed(f"{RUNS}/{account}/", account)
         spoken = [item["Key"] for item in listed if item["LastModified"] >= since]
         return {key.split("/")[-3] for key in spoken if key.endswith(f"/{STATE}")}
 
     def states(self, job: Job) -> list[NodeState]:
-        """What each instance of a run says of it, by rank; of one that was refused before, that it was."""
+        """Return each instance's state of a run, by rank.
+
+        REFUSED for instances of a run that was not sent.
+        """
         said = [self.state(node_prefix(job, member.id), job.account) for member in job.instances]
         if all(state.phase is not Phase.SENT for state in said):
             return said
@@ -93,23 +97,23 @@ class RunBucket:
         return [refusal if refusal and state.phase is Phase.SENT else state for state in said]
 
     def state(self, place: str, account: str) -> NodeState:
-        """What was said at one place of an account's."""
+        """Return the state at one place of an account."""
         return state_of(self._get(place + STATE, account))
 
     def log_keys(self, place: str, account: str) -> list[str]:
-        """The parts of a log that was sent there, in order."""
+        """Return the keys of a log's parts, in order."""
         return sorted(self._keys(f"{place}{LOG}/", account))
 
     def part(self, key: str, account: str) -> bytes:
-        """A part of a log; empty where it is gone."""
+        """Return a part of a log; empty if it is gone."""
         return self._get(key, account) or b""
 
     def cancel(self, account: str, run: str, by: str, now: datetime) -> None:
-        """Ask the instances of a run to save and end."""
+        """Ask the instances of a run to save and stop."""
         self._end(account, run, {"by": by, "at": now.isoformat()})
 
     def refuse(self, job: Job, why: str, now: datetime) -> None:
-        """Write down that a run was not sent; an instance that heard of it all the same ends it."""
+        """Record that a run was not sent; an instance that got it nevertheless stops it."""
         self._end(job.account, job.run, {"by": job.by, "at": now.isoformat(), "refused": why})
 
     def _end(self, account: str, run: str, said: Mapping[str, str]) -> None:
@@ -123,9 +127,9 @@ class RunBucket:
 
     def _get(self, key: str, account: str) -> bytes | None:
         try:
-            answer = self.calls.look(self.s3.get_object, Bucket=self.name, Key=key)
+            answer = self.calls.read(self.s3.get_object, Bucket=self.name, Key=key)
         except CloudError as error:
-            # S3 denies to read what is not there where a policy bounds the prefixes that may be listed
+            # S3 denies reading a missing object if a policy limits the prefixes that may be listed
             if error.code in ABSENT or (error.code in DENIED and key not in self._keys(key, account)):
                 return None
             raise self._explained(error, account) from error
@@ -136,16 +140,10 @@ class RunBucket:
         return (str(item["Key"]) for item in self._listed(prefix, account))
 
     def _listed(self, prefix: str, account: str) -> Iterator[dict[str, Any]]:
-        arguments: dict[str, Any] = {"Bucket": self.name, "Prefix": prefix}
-        while True:
-            try:
-                page = self.calls.look(self.s3.list_objects_v2, **arguments)
-            except CloudError as error:
-                raise self._explained(error, account) from error
-            yield from page.get("Contents", ())
-            if not page.get("NextContinuationToken"):
-                return
-            arguments["ContinuationToken"] = page["NextContinuationToken"]
+        try:
+            yield from objects_below(self.s3, self.name, prefix, self.calls.read)
+        except CloudError as error:
+            raise self._explained(error, account) from error
 
     def _explained(self, error: CloudError, account: str) -> Exception:
         if error.code not in DENIED:
@@ -158,7 +156,7 @@ class RunBucket:
 
 
 def run_bucket(place: Place, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> RunBucket:
-    """The bucket of a stack; raises CloudError where nobody says its account."""
+    """Return the bucket of a stack; raises CloudError if its account is unknown."""
     account = place.account_id or account_of(place)
     s3 = clouds.bucket_client(place.cloud, place.region)
     return RunBucket(s3, Calls(clock), f"gpu-fleet-{place.stack}-records-{account}")

@@ -1,4 +1,4 @@
-"""Which of a user's instances a run may use, and as which account."""
+"""Choice of a user's instances for a run, and of the account there."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,20 +12,20 @@ from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_image.core.runs import ACCOUNT, OVER, Job, NodeState, Phase
 from gpu_fleet_image.core.times import parse_time
 
-# An instance that says nothing for so long is gone, or hung: it speaks every 15 s.
+# An instance reports every 15 s; one that is silent for so long is gone or hung.
 SILENT = timedelta(minutes=3)
-# From the command to the first word of every instance: Systems Manager, torch's import.
+# From the command to each instance's first report: Systems Manager, torch's import.
 LONGEST_START = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
 class Criteria:
-    """Which instances a run may use.
+    """Requirements of a run's instances.
 
     Attributes:
-        named: ids that the user asks for; empty for any of theirs.
-        account: whose runs keep instances busy.
-        caller: as the cloud calls the credentials.
+        named: ids that the user asks for; empty for any of their instances.
+        account: owner of the runs that keep instances busy.
+        caller: the cloud's name of the credentials.
     """
 
     pool: str
@@ -36,10 +36,10 @@ class Criteria:
 
 
 def choose(desk: Desk, bucket: RunBucket, criteria: Criteria) -> tuple[str, ...]:
-    """Those of the caller's instances that are ready and run nothing of theirs; may be too few.
+    """Return the caller's instances that are ready and run nothing of theirs; possibly too few.
 
     Raises:
-        ConfigurationError: an instance that was named is not to be had.
+        ConfigurationError: a named instance is not available.
         CloudError: the cloud does not answer.
     """
     fleet = desk.cloud.instances.fleet().instances
@@ -79,9 +79,9 @@ def _is_taken(instance: Instance, criteria: Criteria) -> bool:
 
 
 def busy(bucket: RunBucket, account: str, now: datetime) -> dict[str, str]:
-    """Instance -> the run of this account that works there. Raises CloudError."""
+    """Return instance -> the run of this account that works there. Raises CloudError."""
     runs: dict[str, str] = {}
-    # twice, since it is the bucket's clock that says when something was written
+    # twice the limit, since the bucket's clock gives the time of a write
     for job in bucket.jobs(account, heard_since=now - 2 * SILENT):
         for member, state in zip(job.instances, bucket.states(job), strict=True):
             if state.phase not in OVER and not is_silent(job, state, now):
@@ -90,7 +90,7 @@ def busy(bucket: RunBucket, account: str, now: datetime) -> dict[str, str]:
 
 
 def is_silent(job: Job, state: NodeState, now: datetime) -> bool:
-    """Whether nothing was heard of an instance for longer than one that works is silent."""
+    """Return whether an instance has been silent for longer than a working one."""
     longest = LONGEST_START if state.phase is Phase.SENT else SILENT
     try:
         return now - parse_time(state.at or job.at) > longest
@@ -99,7 +99,7 @@ def is_silent(job: Job, state: NodeState, now: datetime) -> bool:
 
 
 def account_name(account: str | None, caller: str) -> str:
-    """The account on the instances; by default the caller's name. Raises ConfigurationError."""
+    """Return the account on the instances; by default the caller's name. Raises ConfigurationError."""
     name = account or caller.partition("/")[2].rpartition(":")[2].partition("@")[0].lower()
     if ACCOUNT.fullmatch(name) is None:
         raise ConfigurationError(f"--as {name!r}; allowed: your account of access.people, {ACCOUNT.pattern}")

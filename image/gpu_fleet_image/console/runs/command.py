@@ -1,4 +1,4 @@
-"""``gpu-fleet submit``: a run on instances that its user took; on a stack with a queue, a job of it."""
+"""``gpu-fleet submit``: start a run on the user's instances; on a stack with a queue, a job of it."""
 
 import hashlib
 import importlib
@@ -21,36 +21,37 @@ from gpu_fleet_image.console.runs.choice import LONGEST_START, Criteria, account
 from gpu_fleet_image.console.runs.queued import QueuedRun, submit_to_queue
 from gpu_fleet_image.console.users.take import Desk, acquire, caller_of, open_desk, refusal
 from gpu_fleet_image.core.capacity import LONGEST_HOURS
-from gpu_fleet_image.core.options import POOL_NAME, FiniteRange, stack_options
+from gpu_fleet_image.core.options import POOL_NAME, stack_options
 from gpu_fleet_image.core.place import Asked, subject
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import OVER, Job, Member, Phase, overall, parameters, run_name
+from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.queue.configuration import LOW, NORMAL
 
 LOOK_EVERY_S = 3.0
-MOST_NAMED = 10  # files, of one line
+MOST_NAMED = 10  # files in one line
 MOST_NODES = 50  # instances of one command (Systems Manager, API SendCommand)
 EXIT_FAILED = 1
 
 
 def module(cloud: str) -> ModuleType:
-    """How runs are started on a cloud: ``send``, ``request`` and ``addresses``."""
+    """Return the module that starts runs on a cloud: ``send``, ``request`` and ``addresses``."""
     return importlib.import_module(f"gpu_fleet_image.console.runs.{cloud}")
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What ``gpu_fleet pack`` made of a configuration or a command.
+    """Result of ``gpu_fleet pack`` for a configuration or a command.
 
     Attributes:
         arguments: of ``python -m gpu_fleet`` on the instances.
-        directory: where the run leaves its result.
-        title: begins the run's name.
-        files: names of what travels along.
-        left_out: what was found in an included folder and stays here.
-        secrets: those of the files that look like one.
-        elsewhere: modules of those files that lie outside of the folder of the run.
+        directory: folder of the run's results.
+        title: beginning of the run's name.
+        files: names of the uploaded files.
+        left_out: files of an included folder that are not uploaded.
+        secrets: uploaded files that look like secrets.
+        elsewhere: uploaded modules from outside of the run's folder.
     """
 
     archive: bytes
@@ -64,7 +65,7 @@ class Packed:
 
 
 def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-    """An option's value; `--branch "$NAME"` of an unset NAME is refused, not left out."""
+    """Return an option's value; refuse an empty one, as from `--branch "$NAME"` of an unset NAME."""
     if value == "":
         raise click.BadParameter("is empty", ctx, param)
     return value or ""
@@ -76,44 +77,47 @@ def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     "--include data/digits\n  gpu-fleet submit --pool dev --stack aws-dev -- python train.py --lr 0.1",
 )
 @click.argument("words", metavar="CONFIG|COMMAND", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--pool", type=POOL_NAME, metavar="NAME", required=True, help="On instances of this pool.")
+@click.option("--pool", type=POOL_NAME, metavar="NAME", required=True, help="Pool of the instances.")
 @click.option(
-    "--nodes", type=click.IntRange(1, MOST_NODES), default=1, show_default=True, help="How many of them."
+    "--nodes", type=click.IntRange(1, MOST_NODES), default=1, show_default=True, help="Number of instances."
 )
 @click.option(
-    "--instance", "named", multiple=True, metavar="ID", help="One that you took; may be given again."
+    "--instance", "named", multiple=True, metavar="ID", help="An instance that you took; may be repeated."
 )
 @click.option(
     "--hours",
     type=FiniteRange(0, LONGEST_HOURS, min_open=True),
-    help="Keep instances that are taken for it so long; by default the idle rules alone apply.",
+    help="Keep newly taken instances for so long; by default only the idle rules apply.",
 )
-@click.option("--include", multiple=True, metavar="PATH", help="A file or folder that travels along.")
+@click.option("--include", multiple=True, metavar="PATH", help="A file or folder to upload as well.")
 @click.option(
-    "--as", "account", metavar="ACCOUNT", help="Your account there; by default your name in the cloud."
+    "--as",
+    "account",
+    metavar="ACCOUNT",
+    help="Your account on the instances; by default your name in the cloud.",
 )
 @click.option(
-    "--allow", multiple=True, metavar="KEY", help="As of `train`: resume although this key has changed."
+    "--allow", multiple=True, metavar="KEY", help="As in `train`: resume although this key has changed."
 )
 @click.option(
     "--branch",
     callback=not_empty,
     metavar="NAME",
-    help="As of `train`: a new run from the newest weights.",
+    help="As in `train`: a new run from the newest weights.",
 )
 @click.option(
     "--checkpoints",
     callback=not_empty,
     metavar="FOLDER",
-    help="Of COMMAND: kept in the bucket, and brought back.",
+    help="Checkpoint folder of COMMAND: saved to the bucket, and restored.",
 )
 @click.option(
     "--qos",
     type=click.Choice([NORMAL, LOW]),
-    help="Of a stack with a queue: low gives way to others, saves, and goes on later.",
+    help="With a queue: low is preempted by other jobs, saves, and resumes later.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be sent; takes and starts nothing.")
-@click.option("--yes", is_flag=True, help="Ask no question.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent; take and start nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @stack_options
 def submit(
     *,
@@ -132,18 +136,18 @@ def submit(
     yes: bool,
     asked: Asked,
 ) -> None:
-    """Start a run on instances of a pool that you took; missing ones are asked for first.
+    """Start a run on instances of a pool that you took; take missing ones first.
 
-    CONFIG (a .toml, with --section.key value as of `train`), your own code that it imports and what --include
-    names travel along; of COMMAND (after --, any program) what it starts and names. The run is your account's
-    own. An interrupted one goes on from its checkpoint when it is submitted again. Exit code 1 where it does
+    Uploads CONFIG (a .toml, with --section.key value as in `train`), your modules that it imports and what
+    --include names; or, of a COMMAND (after --, any program), the program's files. The run works as your
+    account. An interrupted run resumes from its checkpoint when you submit it again. Exit code 1 if it does
     not start.
     """
     asked.refuse_pool("--pool", pool)
     if checkpoints and nodes > 1:
         raise ConfigurationError(
-            f"--checkpoints {checkpoints}: keeps one folder alone; with --nodes {nodes} your program saves "
-            "to s3://, oss:// or the shared homes itself"
+            f"--checkpoints {checkpoints}: saves one folder; with --nodes {nodes} your program must save "
+            "to s3://, oss:// or the shared homes"
         )
     if (policy := subject(asked).policy).has_queue:
         given = {"--instance": named, "--hours": hours, "--include": include, "--as": account}
@@ -151,7 +155,7 @@ def submit(
         submit_to_queue(policy, run, [flag for flag, value in given.items() if value], dry_run=dry_run)
         return
     if qos:
-        raise ConfigurationError(f"--qos {qos}: is of a queue, and stack {policy.stack!r} has none")
+        raise ConfigurationError(f"--qos {qos}: needs a queue, and stack {policy.stack!r} has none")
     desk = open_desk(asked)
     if problem := refusal(desk.policy, pool, nodes):
         raise ConfigurationError(problem.replace("--count", "--nodes").replace("POOL ", "--pool "))
@@ -181,15 +185,15 @@ def submit(
 
 
 def trainer_flags(allow: Sequence[str], branch: str) -> list[str]:
-    """``--allow`` and ``--branch`` as the trainer takes them."""
+    """Return ``--allow`` and ``--branch`` in the trainer's form."""
     return [word for key in allow for word in ("--allow", key)] + (["--branch", branch] if branch else [])
 
 
 def pack(words: Sequence[str], flags: Sequence[str], include: Sequence[str]) -> Packed:
-    """A run and its files, by the trainer's own process: it imports modules of users by any name.
+    """Pack a run and its files in the trainer's own process, which imports users' modules by any name.
 
     Raises:
-        ConfigurationError: what the trainer says is wrong.
+        ConfigurationError: the trainer's message about what is wrong.
     """
     with tempfile.TemporaryDirectory(prefix="gpu-fleet-") as folder:
         out = Path(folder) / "files.zip"
@@ -198,7 +202,7 @@ def pack(words: Sequence[str], flags: Sequence[str], include: Sequence[str]) -> 
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             problem = done.stderr.strip().removeprefix("error: ")
-            raise ConfigurationError(problem or "the trainer said nothing")
+            raise ConfigurationError(problem or "the trainer gave no reason")
         said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         names = ("files", "left_out", "secrets", "elsewhere")
         arguments, lists = tuple(said["arguments"]), (tuple(said[name]) for name in names)
@@ -206,32 +210,32 @@ def pack(words: Sequence[str], flags: Sequence[str], include: Sequence[str]) -> 
 
 
 def travels(packed: Packed, bucket: str) -> str:
-    """What leaves this computer, and what does not, for a user. Pure."""
+    """Return the files that are uploaded, and those that are not, for a user. Pure."""
     size = f"{len(packed.archive):,} bytes"
-    said = [f"{len(packed.files)} files, {size}, travel into {bucket}, where no other user reads them"]
+    said = [f"{len(packed.files)} files, {size}, are uploaded to {bucket}, where no other user can read them"]
     if packed.elsewhere:
         said.append(f"from outside of this folder: {_some(packed.elsewhere)}")
     if packed.secrets:
-        said.append(f"looks like a secret, and travels since it was named: {_some(packed.secrets)}")
+        said.append(f"looks like a secret, and is uploaded because it was named: {_some(packed.secrets)}")
     if packed.left_out:
-        said.append(f"left out: {_some(packed.left_out)} (--include NAME sends one all the same)")
+        said.append(f"left out: {_some(packed.left_out)} (--include NAME uploads it nevertheless)")
     return "; ".join(said)
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Return the first names, and the number of the others."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
 
 
 def described_job(desk: Desk, packed: Packed, criteria: Criteria, ids: Sequence[str]) -> Job:
-    """The job for these instances, the first of which is where all meet. Raises CloudError."""
+    """Return the job for these instances, whose first one is the rendezvous. Raises CloudError."""
     now = desk.now()
     place = desk.place
     known = module(place.cloud).addresses(place.region, desk.cloud.calls, ids) if ids else {}
     if missing := [instance_id for instance_id in ids if instance_id not in known]:
         raise ConfigurationError(f"{missing[0]} has no private address: is it being terminated?")
-    # torchrun gives out ranks by addresses as text: so the log of node 0 is that of rank 0
+    # torchrun assigns ranks by addresses as text: so the log of node 0 is that of rank 0
     by_rank = sorted(ids, key=lambda instance_id: known[instance_id])
     return Job(
         run=run_name(packed.title, now),
@@ -248,7 +252,7 @@ def described_job(desk: Desk, packed: Packed, criteria: Criteria, ids: Sequence[
 
 
 def preview(job: Job, packed: Packed, missing: int, cloud: str) -> str:
-    """What would be sent, for a user."""
+    """Return what would be sent, for a user."""
     lines = [
         f"run        {job.run} of account {job.account}",
         f"command    gpu_fleet {shlex.join(job.arguments)}",
@@ -262,14 +266,14 @@ def preview(job: Job, packed: Packed, missing: int, cloud: str) -> str:
 
 
 def sent(desk: Desk, bucket: RunBucket, job: Job) -> str:
-    """Start a run on its instances; one that the cloud refuses to start keeps none of them busy.
+    """Start a run on its instances; if the cloud refuses, the run keeps none of them busy.
 
     Returns:
         The cloud's id of the command.
 
     Raises:
-        ConfigurationError: the cloud refuses it, and what to do.
-        CloudError: anything else; where the job could not be marked as refused the message says so.
+        ConfigurationError: the cloud refuses it; the message names the remedy.
+        CloudError: anything else; the message says if the job could not be marked as refused.
     """
     try:
         return str(module(desk.place.cloud).send(desk.place.region, desk.cloud.calls, job))
@@ -289,7 +293,7 @@ def sent(desk: Desk, bucket: RunBucket, job: Job) -> str:
 
 
 def followed(now: Callable[[], datetime], wait: Callable[[float], None], bucket: RunBucket, job: Job) -> bool:
-    """Show what the instances say until all work on the run; whether they do. Raises CloudError."""
+    """Show the instances' states until all work on the run; return whether they do. Raises CloudError."""
     shown: dict[str, str] = {}
     until = now() + LONGEST_START
     while now() < until:
@@ -303,13 +307,13 @@ def followed(now: Callable[[], datetime], wait: Callable[[float], None], bucket:
         if phase in (Phase.REFUSED, Phase.FAILED):
             if phase is Phase.REFUSED and any(state.phase not in OVER for state in states):
                 bucket.cancel(job.account, job.run, job.by, now())
-                click.echo("the others, which would wait for it, are asked to end")
+                click.echo("the other instances would wait for it, and are asked to stop")
             return False
         if phase not in (Phase.SENT, Phase.STARTING, Phase.RETRYING):
             return True
         wait(LOOK_EVERY_S)
     silent = [member.id for member in job.instances if member.id not in shown]
     click.echo(
-        f"nothing heard of {', '.join(silent) or job.run} in 10 minutes; gpu-fleet runs says when there is"
+        f"no report from {', '.join(silent) or job.run} in 10 minutes; gpu-fleet runs shows later ones"
     )
     return False

@@ -1,4 +1,4 @@
-"""``gpu-fleet runs``, ``logs`` and ``cancel``: what becomes of submitted runs, as instances say."""
+"""``gpu-fleet runs``, ``logs`` and ``cancel``: submitted runs, as their instances report them."""
 
 import sys
 import time
@@ -16,15 +16,16 @@ from gpu_fleet_image.console.runs.bucket import RunBucket, run_bucket
 from gpu_fleet_image.console.runs.choice import account_name, is_silent
 from gpu_fleet_image.console.users.take import caller_of
 from gpu_fleet_image.controllers.mover import mover
-from gpu_fleet_image.core.options import json_option, stack_options, subject_options
+from gpu_fleet_image.core.options import stack_options, subject_options
 from gpu_fleet_image.core.place import Asked, Place, subject
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, nearest
 from gpu_fleet_image.core.runs import OVER, Job, NodeState, Phase, node_prefix, overall
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_image.core.times import format_span, parse_time
 
 HEADINGS = ("run", "pool", "nodes", "phase", "step", "loss", "ETTR", "time", "at most")
-WIDTH = 150  # of a table that goes into a file or a pipe
+WIDTH = 150  # columns of a table in a file or a pipe
 LOOK_EVERY_S = 5.0
 SECONDS_PER_HOUR = 3600
 as_option = click.option(
@@ -34,10 +35,10 @@ as_option = click.option(
 
 @dataclass(frozen=True)
 class Viewer:
-    """Who looks, and where.
+    """The caller of a command, and their stack.
 
     Attributes:
-        account: whose runs.
+        account: owner of the runs.
     """
 
     policy: Policy
@@ -47,7 +48,7 @@ class Viewer:
     caller: str
 
     def job(self, run: str) -> Job:
-        """A run by its name; raises ConfigurationError, CloudError."""
+        """Return a run by its name; raises ConfigurationError, CloudError."""
         job = self.bucket.job(self.account, run)
         if job is None:
             known = [job.run for job in self.bucket.jobs(self.account)]
@@ -94,7 +95,7 @@ def runs(asked: Asked, account: str | None, *, as_json: bool) -> None:
 
 
 def cells(job: Job, states: Sequence[NodeState], policy: Policy, now: datetime) -> tuple[str, ...]:
-    """A run as a row, its figures by rank 0. Pure."""
+    """Return a run as a row, with the figures of rank 0. Pure."""
     first = states[0]
     phase = overall(states)
     silent = [
@@ -110,7 +111,7 @@ def cells(job: Job, states: Sequence[NodeState], policy: Policy, now: datetime) 
         job.run,
         job.pool,
         str(len(job.instances)),
-        f"{phase}, nothing heard of {', '.join(silent)}" if silent else str(phase),
+        f"{phase}, no report from {', '.join(silent)}" if silent else str(phase),
         "" if first.step is None else str(first.step),
         "" if first.loss is None else f"{first.loss:.4g}",
         "" if first.ettr is None else f"{first.ettr:.0%}",
@@ -121,18 +122,18 @@ def cells(job: Job, states: Sequence[NodeState], policy: Policy, now: datetime) 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet logs -f digits-20261122-210405 --stack aws-dev")
 @click.argument("run")
-@click.option("-f", "--follow", is_flag=True, help="Until the run is over.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until the run ends.")
 @click.option("--node", type=click.IntRange(0), default=0, show_default=True, help="The log of this rank.")
 @as_option
 @stack_options
 def logs(run: str, asked: Asked, account: str | None, node: int, *, follow: bool) -> None:
-    """Print the log of RUN (of a queue: its name or number), which its instances send every 15 seconds.
+    """Print the log of RUN (in a queue: name or number), which its instances upload every 15 seconds.
 
-    With -f the exit code is 1 where the run failed.
+    With -f the exit code is 1 if the run failed.
     """
     if (policy := subject(asked).policy).has_queue:
         if node:
-            raise ConfigurationError(f"--node {node}: the instances of a job of the queue share one log")
+            raise ConfigurationError(f"--node {node}: the instances of a queue's job share one log")
         if not queue_view.show_log(queue_view.opened(policy, asked, account), run, follow=follow):
             sys.exit(1)
         return
@@ -145,10 +146,10 @@ def logs(run: str, asked: Asked, account: str | None, node: int, *, follow: bool
 
 
 def shown(bucket: RunBucket, job: Job, node: int, *, follow: bool) -> bool:
-    """Print what there is, and what comes; whether the run did not fail. Raises CloudError."""
+    """Print the log, with -f as it grows; return whether the run did not fail. Raises CloudError."""
     printed: set[str] = set()
     while True:
-        states = bucket.states(job)  # before the log: what was said last is then in it
+        states = bucket.states(job)  # before the log, which then has the last lines
         for key in bucket.log_keys(node_prefix(job, job.instances[node].id), job.account):
             if key not in printed:
                 printed.add(key)
@@ -157,7 +158,7 @@ def shown(bucket: RunBucket, job: Job, node: int, *, follow: bool) -> bool:
         silent = state.phase not in OVER and is_silent(job, state, datetime.now(UTC))
         if state.phase in OVER or silent or not follow:
             said = f"{state.phase}{f': {state.detail}' if state.detail else ''}"
-            click.echo(f"{job.run}: {said}{', and nothing heard any more' if silent else ''}", err=True)
+            click.echo(f"{job.run}: {said}{', and no further report' if silent else ''}", err=True)
             return not follow or (overall(states) not in (Phase.FAILED, Phase.REFUSED) and not silent)
         time.sleep(LOOK_EVERY_S)
 
@@ -167,7 +168,7 @@ def shown(bucket: RunBucket, job: Job, node: int, *, follow: bool) -> bool:
 @as_option
 @stack_options
 def cancel(run: str, asked: Asked, account: str | None) -> None:
-    """Ask RUN to save and end; its instances look every 15 seconds. It goes on when it is submitted again."""
+    """Ask RUN to save and stop; its instances check every 15 seconds. It resumes when you submit it again."""
     if (policy := subject(asked).policy).has_queue:
         click.echo(queue_view.cancel_run(queue_view.opened(policy, asked, account), run))
         return
@@ -177,4 +178,4 @@ def cancel(run: str, asked: Asked, account: str | None) -> None:
     if phase in OVER:
         raise ConfigurationError(f"RUN {run}: is {phase}; there is nothing to cancel")
     viewer.bucket.cancel(job.account, job.run, viewer.caller, datetime.now(UTC))
-    click.echo(f"{run} is asked to save and end: gpu-fleet runs says when it has")
+    click.echo(f"{run} is asked to save and stop: gpu-fleet runs shows when it has")

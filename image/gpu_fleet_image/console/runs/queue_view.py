@@ -1,8 +1,8 @@
 """``gpu-fleet runs``, ``logs`` and ``cancel`` on a stack with a queue.
 
-What jobs there are says the queue's controller in the records bucket, at most 15 seconds late; how far one is
-its own words there. Both can be read from a laptop. On an instance Slurm itself is asked to
-cancel, and a log is the file on the shared homes.
+The queue's controller writes all jobs to the records bucket, at most 15 seconds late; each run writes its
+progress there. A laptop can read both. On an instance Slurm itself cancels, and a log is the file on the
+shared homes.
 """
 
 import getpass
@@ -28,9 +28,10 @@ from gpu_fleet_image.console.users.take import caller_of
 from gpu_fleet_image.controllers.mover import mover
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import queue_file
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.capacity import STATE, MoverState, state_of
 from gpu_fleet_image.core.cloud import LEDGER_URI
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.place import Asked, Place, account_of, ledger_uri
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.queue_errors import SlurmError
@@ -39,21 +40,21 @@ from gpu_fleet_image.core.runs import QUEUED, RUN, NodeState, Phase, place_of
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_span
 from gpu_fleet_image.queue import slurm
-from gpu_fleet_image.queue.books import JOBS, LONGEST, RUNNING, Books, JobEntry, books_of
 from gpu_fleet_image.queue.exclusion import failed_on, is_submitted
+from gpu_fleet_image.queue.job_records import JOBS, LONGEST, RUNNING, JobRecord, JobRecords, records_of
 
-WIDTH = 1000  # of a table that goes into a file or a pipe: nothing there is cut
+WIDTH = 1000  # columns of a table in a file or a pipe: nothing is truncated there
 LOOK_EVERY_S = 5.0
 SECONDS_PER_HOUR = 3600
 PART_BYTES = 1 << 20
-# The controller looks every 15 s; what it says is older only where it is being replaced.
+# The controller writes every 15 s; its record is older only while it is being replaced.
 STALE = timedelta(minutes=2)
-FOLDED = frozenset({"run", "state", "on"})  # on a narrow terminal; a number that is cut is another one
+FOLDED = frozenset({"run", "state", "on"})  # on a narrow terminal; a truncated number would be wrong
 HEADINGS = ("run", "job", "pool", "nodes", "state", "on", "step", "loss", "ETTR", "time", "at most")
-# What Slurm calls the limit of a team (squeue(1), "JOB REASON CODES").
+# Slurm's reason for the limit of a team (squeue(1), "JOB REASON CODES").
 REASONS = {
-    "AssocGrpGRES": "its team's GPUs are at work: teams.max_gpus",
-    # until as many are there: of a job that none helps the controller says another reason
+    "AssocGrpGRES": "its team's GPUs are in use: teams.max_gpus",
+    # until there are enough; for a job that no instance helps the controller gives another reason
     "BadConstraints": "its instances are not there yet",
     "PartitionConfig": "its instances are not there yet",
     "PartitionNodeLimit": "its instances are not there yet",
@@ -64,14 +65,14 @@ FAILED = frozenset({"BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMO
 
 @dataclass(frozen=True)
 class QueueViewer:
-    """Who looks, and where.
+    """The caller of a command, and their stack.
 
     Attributes:
-        account: whose jobs.
-        caller: as the cloud calls the credentials.
-        is_instance: whether this is one of the stack's, where Slurm answers.
-        read: the controller's newest word; None where it has said none.
-        moved: the mover's newest word; None where it has said none, or may not be read.
+        account: owner of the jobs.
+        caller: the cloud's name of the credentials.
+        is_instance: this is an instance of the stack, where Slurm answers.
+        read: returns the controller's newest record; None if there is none.
+        moved: returns the mover's newest state; None if there is none, or it may not be read.
     """
 
     policy: Policy
@@ -79,28 +80,24 @@ class QueueViewer:
     account: str
     caller: str
     is_instance: bool
-    read: Callable[[], Books | None]
+    read: Callable[[], JobRecords | None]
     moved: Callable[[], MoverState | None] = lambda: None
 
-    def books(self) -> Books:
-        """What the controller said last; raises ConfigurationError, CloudError."""
-        books = self.read()
-        if books is None:
+    def records(self) -> JobRecords:
+        """Return the controller's newest record; raises ConfigurationError, CloudError."""
+        records = self.read()
+        if records is None:
             raise ConfigurationError(
-                f"stack {self.policy.stack!r}: the queue's controller has said nothing of jobs yet"
+                f"stack {self.policy.stack!r}: the queue's controller has not written its jobs yet"
             )
-        return books
+        return records
 
-    def entries(self) -> list[JobEntry]:
-        """The account's jobs, the newest first."""
-        return [entry for entry in reversed(self.books().entries) if entry.job.account == self.account]
+    def entries(self) -> list[JobRecord]:
+        """Return the account's jobs, the newest first."""
+        return [entry for entry in reversed(self.records().entries) if entry.job.account == self.account]
 
-    def entry(self, run: str) -> JobEntry:
-        """A job by its number, or its run's name, which users choose.
-
-        Raises:
-            ConfigurationError, CloudError: there is none.
-        """
+    def entry(self, run: str) -> JobRecord:
+        """Return a job by its number, or else its run's name; raises ConfigurationError, CloudError."""
         entries = self.entries()
         for entry in sorted(entries, key=lambda entry: entry.job.id != run):
             if run in (entry.job.id, entry.job.name):
@@ -110,16 +107,16 @@ class QueueViewer:
             f"RUN {run!r}: no job of account {self.account}{nearest(run, known)}; see gpu-fleet runs"
         )
 
-    def state(self, entry: JobEntry) -> NodeState:
-        """How far a run is, by its own words; none of a job that `gpu-fleet submit` did not make."""
+    def state(self, entry: JobRecord) -> NodeState:
+        """Return the progress of a run; SENT for a job that `gpu-fleet submit` did not make."""
         return self.bucket.state(place(entry), self.account) if is_run(entry) else NodeState(Phase.SENT)
 
 
 def opened(policy: Policy, asked: Asked, account: str | None) -> QueueViewer:
-    """For the caller: on an instance the account that calls, elsewhere that of the credentials.
+    """Return the viewer for the caller: on an instance the calling account, elsewhere the credentials'.
 
     Raises:
-        ConfigurationError, CloudError: it is not known who calls.
+        ConfigurationError, CloudError: the caller is unknown.
     """
     where = Place(policy.stack, policy.cloud, policy.region, asked.account_id or "")
     is_instance = queue_file.path().is_file()
@@ -141,7 +138,7 @@ def opened(policy: Policy, asked: Asked, account: str | None) -> QueueViewer:
 
 
 def _moved(policy: Policy, ledger: str) -> MoverState | None:
-    """What the mover remembers; nobody's jobs are hidden where these credentials may not read it."""
+    """Return the mover's state; None if these credentials may not read it, so that jobs are shown anyway."""
     try:
         cloud = clouds.connect(
             policy, lambda: datetime.now(UTC), read_only=True, environ={**os.environ, LEDGER_URI: ledger}
@@ -154,31 +151,31 @@ def _moved(policy: Policy, ledger: str) -> MoverState | None:
         raise
 
 
-def _read(store: Store) -> Books | None:
+def _read(store: Store) -> JobRecords | None:
     try:
         stored = store.newest(JOBS, LONGEST)
     except CloudError as error:
         if error.code in DENIED:
             raise ConfigurationError(
-                f"these credentials may not read what the queue's controller says of jobs ({error}): the "
-                "output people_policy lets them; or say it on an instance of the stack (gpu-fleet connect)"
+                f"these credentials may not read the queue's jobs ({error}): attach the "
+                "output people_policy, or run the command on an instance of the stack (gpu-fleet connect)"
             ) from error
         raise
-    return books_of(stored.content) if stored else None
+    return records_of(stored.content) if stored else None
 
 
-def is_run(entry: JobEntry) -> bool:
-    """Whether a job came from `gpu-fleet submit`, and so speaks in the bucket by its name."""
+def is_run(entry: JobRecord) -> bool:
+    """Return whether a job came from `gpu-fleet submit`, and so reports in the bucket by its name."""
     return is_submitted(entry.job.comment) and RUN.fullmatch(entry.job.name) is not None
 
 
-def place(entry: JobEntry) -> str:
-    """Where a run speaks in the records bucket."""
+def place(entry: JobRecord) -> str:
+    """Return the place of a run's reports in the records bucket."""
     return place_of(entry.job.pool, entry.job.account, entry.job.name, QUEUED)
 
 
 def document(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows of a table for programs: the keys are its headings. Pure."""
+    """Return rows of a table as JSON for programs: the keys are its headings. Pure."""
     keys = [heading.lower().replace(" ", "_") for heading in headings]
     return json.dumps({"runs": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=1)
 
@@ -201,12 +198,12 @@ def show_runs(viewer: QueueViewer, *, as_json: bool = False) -> None:
     if waiting := [entry.job.pool for entry in entries if entry.job.state == PENDING]:
         for line in why_none_comes(viewer.moved() or MoverState(), viewer.policy, waiting):
             click.echo(line, err=True)
-    if (age := datetime.now(UTC) - viewer.books().at) > STALE:
+    if (age := datetime.now(UTC) - viewer.records().at) > STALE:
         click.echo(f"the queue's controller said so {format_span(age)} ago", err=True)
 
 
-def cells(entry: JobEntry, state: NodeState, policy: Policy) -> tuple[str, ...]:
-    """A job as a row. Pure."""
+def cells(entry: JobRecord, state: NodeState, policy: Policy) -> tuple[str, ...]:
+    """Return a job as a row. Pure."""
     job = entry.job
     price = mover.prices(policy).get(job.pool)
     hours = Decimal(entry.instance_s) / SECONDS_PER_HOUR
@@ -225,8 +222,8 @@ def cells(entry: JobEntry, state: NodeState, policy: Policy) -> tuple[str, ...]:
     )
 
 
-def described(entry: JobEntry) -> str:
-    """State, why, and how often it was begun again. Pure."""
+def described(entry: JobRecord) -> str:
+    """Return state, reason, and number of restarts. Pure."""
     job = entry.job
     details = [REASONS.get(job.reason, job.reason)] if job.reason and job.state != RUNNING else []
     if job.restarts:
@@ -237,10 +234,10 @@ def described(entry: JobEntry) -> str:
 
 
 def show_log(viewer: QueueViewer, run: str, *, follow: bool) -> bool:
-    """Print what there is, and what comes until the job is over; whether it did not fail.
+    """Print the log, with -f until the job ends; return whether it did not fail.
 
     Raises:
-        ConfigurationError: no such job, or none whose log reaches this computer.
+        ConfigurationError: there is no such job, or its log cannot be read from this computer.
         CloudError: the cloud does not answer.
     """
     entry = viewer.entry(run)
@@ -248,7 +245,7 @@ def show_log(viewer: QueueViewer, run: str, *, follow: bool) -> bool:
         raise ConfigurationError(f"RUN {run!r}: its --output is no path that could be shown")
     come = _from_file(Path(entry.job.log)) if viewer.is_instance else _from_bucket(viewer, entry)
     while True:
-        entry = viewer.entry(entry.job.id)  # before the log: what was said last is then in it
+        entry = viewer.entry(entry.job.id)  # before the log, which then has the last lines
         for part in come():
             click.echo(part.decode(errors="replace"), nl=False)
         if entry.is_over or not follow:
@@ -258,7 +255,7 @@ def show_log(viewer: QueueViewer, run: str, *, follow: bool) -> bool:
 
 
 def _from_file(log: Path) -> Callable[[], Iterator[bytes]]:
-    """What came to a file of the shared homes since the last time; a job that waits has none yet."""
+    """Return a reader of new data in a file of the shared homes; a waiting job has none yet."""
     shown = 0
 
     def come() -> Iterator[bytes]:
@@ -284,8 +281,8 @@ def _opened_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-def _from_bucket(viewer: QueueViewer, entry: JobEntry) -> Callable[[], Iterator[bytes]]:
-    """What came to the records bucket since the last time."""
+def _from_bucket(viewer: QueueViewer, entry: JobRecord) -> Callable[[], Iterator[bytes]]:
+    """Return a reader of new data in the records bucket."""
     if not is_run(entry):
         raise ConfigurationError(
             f"RUN {entry.job.name!r}: only jobs of gpu-fleet submit send their logs; this one's is "
@@ -303,10 +300,10 @@ def _from_bucket(viewer: QueueViewer, entry: JobEntry) -> Callable[[], Iterator[
 
 
 def cancel_run(viewer: QueueViewer, run: str, ask: slurm.Run = slurm.run) -> str:
-    """Let a job save and end; what its user is to know.
+    """Ask a job to save and stop; return the message for its user.
 
     Raises:
-        ConfigurationError: no such job, it is over, or it can be ended on an instance alone.
+        ConfigurationError: there is no such job, it has ended, or only an instance can cancel it.
         CloudError: the cloud does not answer.
     """
     entry = viewer.entry(run)
@@ -322,11 +319,11 @@ def cancel_run(viewer: QueueViewer, run: str, ask: slurm.Run = slurm.run) -> str
         viewer.bucket.cancel(viewer.account, job.name, viewer.caller, datetime.now(UTC))
         if not runs:
             return (
-                f"{job.name} waits; it ends as soon as it starts, and at once by gpu-fleet cancel on an "
+                f"{job.name} waits; it will stop when it starts. To stop it now, run gpu-fleet cancel on an "
                 "instance of the stack"
             )
     else:
         raise ConfigurationError(
-            f"RUN {run}: no job of gpu-fleet submit; on an instance of the stack scancel {job.id} cancels it"
+            f"RUN {run}: not a job of gpu-fleet submit; on an instance of the stack run scancel {job.id}"
         )
-    return f"{job.name} is asked to save and end: gpu-fleet runs says when it has"
+    return f"{job.name} is asked to save and stop: gpu-fleet runs shows when it has"

@@ -1,6 +1,6 @@
-"""``gpu-fleet submit`` on a stack with a queue: the run becomes a job of Slurm's.
+"""``gpu-fleet submit`` on a stack with a queue: the run becomes a Slurm job.
 
-It is said on an instance of the stack, in a folder of the shared homes: every instance of the run finds its
+It runs on an instance of the stack, in a folder of the shared homes: every instance of the run finds its
 files there, under the same path.
 """
 
@@ -30,7 +30,7 @@ CONFIG = ".toml"
 PYTHON, SHELLS = re.compile(r"python[\d.]*"), ("bash", "dash", "sh", "zsh")
 TIMEOUT_S = 60
 # the group of everybody in access.people (image/gpu_fleet_image/instance/accounts/changes.py)
-PEOPLE = "gpu-fleet-users"
+USERS_GROUP = "gpu-fleet-users"
 SILENT = "the queue's controller does not answer: it comes back within minutes, with all jobs; try again then"
 HELP = {
     "Unable to contact slurm controller": SILENT,
@@ -38,18 +38,18 @@ HELP = {
 }
 PLAIN = frozenset(
     string.ascii_letters + string.digits + "/._+-"
-)  # what no shell and no line of sbatch's reads
+)  # characters without a meaning in a shell or in a line of sbatch
 
 
 @dataclass(frozen=True)
 class QueuedRun:
-    """What a user submits.
+    """A user's submission.
 
     Attributes:
         words: a configuration with its overrides, or a command.
         flags: of the trainer.
-        checkpoints: the folder that a command keeps, or empty.
-        qos: ``low`` for a run that gives way to others; empty for none.
+        checkpoints: a command's checkpoint folder, or empty.
+        qos: ``low`` for a run that others preempt; empty for none.
     """
 
     words: Sequence[str]
@@ -61,7 +61,7 @@ class QueuedRun:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Of ``python -m gpu_fleet`` on each instance."""
+        """Arguments of ``python -m gpu_fleet`` on each instance."""
         if self.words[0].endswith(CONFIG):
             return ("launch", *self.words, *self.flags)
         kept = ("--checkpoints", self.checkpoints) if self.checkpoints else ()
@@ -69,14 +69,14 @@ class QueuedRun:
 
 
 def submit_to_queue(policy: Policy, run: QueuedRun, refused: Sequence[str], *, dry_run: bool) -> None:
-    """Hand the run to Slurm, as the account that calls.
+    """Submit the run to Slurm, as the calling account.
 
     Args:
-        refused: flags that were given and mean nothing here.
-        dry_run: show the script alone.
+        refused: given flags that have no meaning here.
+        dry_run: only show the script.
 
     Raises:
-        ConfigurationError: what is wrong with it, or what Slurm says.
+        ConfigurationError: the run is wrong, or Slurm refuses it.
     """
     folder = Path.cwd()
     batch = described(policy, run, refused, folder, datetime.now(UTC))
@@ -89,12 +89,12 @@ def submit_to_queue(policy: Policy, run: QueuedRun, refused: Sequence[str], *, d
         raise ConfigurationError(
             f"stack {policy.stack!r} has a queue: submit on one of its instances, in a folder of your home, "
             f"which they share: gpu-fleet connect INSTANCE {where} (gpu-fleet status {where} lists them). "
-            f"Where none runs gpu-fleet take {run.pool} --hours 1 {where} brings one. From here you see and "
-            "end runs: gpu-fleet runs, logs, cancel"
+            f"If none runs: gpu-fleet take {run.pool} --hours 1 {where}. From here you can see and "
+            "cancel runs: gpu-fleet runs, logs, cancel"
         )
     if set(str(folder)) - PLAIN:
         raise ConfigurationError(
-            f"{folder}: allowed in a folder of the queue: letters, digits and any of / . _ + -"
+            f"{folder}: allowed in the name of a folder: letters, digits and any of / . _ + -"
         )
     if not folder.is_relative_to(HOMES):
         raise ConfigurationError(
@@ -115,25 +115,29 @@ def submit_to_queue(policy: Policy, run: QueuedRun, refused: Sequence[str], *, d
 
 
 def heard() -> QueueRecords:
-    """What the stack says of teams and money; nothing of it keeps a job from a queue that would run it."""
+    """Return the stack's records of teams and budget.
+
+    An error here never blocks a job that the queue would run.
+    """
     try:
         return records()
     except (CloudError, InstanceError) as error:
-        click.echo(f"neither the budget nor the team's limit was looked at: {error}", err=True)
+        click.echo(f"neither the budget nor the team's limit was checked: {error}", err=True)
         return QueueRecords(None, None)
 
 
 def described(
     policy: Policy, run: QueuedRun, refused: Sequence[str], folder: Path, now: datetime
 ) -> JobScript:
-    """The job. Pure.
+    """Return the job. Pure.
 
     Raises:
-        ConfigurationError: no such pool, more instances than it may have, or flags that mean nothing here.
+        ConfigurationError: there is no such pool, it may not have so many instances, or a flag has no meaning
+            here.
     """
     if refused:
         raise ConfigurationError(
-            f"{', '.join(refused)}: not on a stack with a queue, which chooses the instances"
+            f"{', '.join(refused)}: not allowed on a stack with a queue, which chooses the instances"
         )
     pool = policy.pools.get(run.pool)
     capacity = pool.capacity if pool else None
@@ -158,7 +162,7 @@ def described(
 
 
 def own_account() -> str:
-    """Of this process, as Slurm sees it: variables of the environment may name another."""
+    """Return this process's account as Slurm sees it; environment variables may name another."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -166,7 +170,10 @@ def own_account() -> str:
 
 
 def unreadable(word: str, folder: Path) -> str:
-    """Why the instances of a run could not read its configuration; empty where they can, or there is none."""
+    """Return why the instances of a run could not read its configuration.
+
+    Empty if they can, or without one.
+    """
     if not word.endswith(CONFIG):
         return ""
     file = (folder / word).resolve()
@@ -180,7 +187,7 @@ def unreadable(word: str, folder: Path) -> str:
 
 
 def missing(words: Sequence[str], folder: Path) -> str:
-    """Why no instance could start a command: its own program is not there; empty where it may be."""
+    """Return why no instance could start a command: its program is missing; empty if it may exist."""
     starts = PurePath(words[0]).name
     is_behind = PYTHON.fullmatch(starts) is not None or starts in SHELLS
     program = words[0] if "/" in words[0] else words[1] if is_behind and len(words) > 1 else ""
@@ -190,31 +197,31 @@ def missing(words: Sequence[str], folder: Path) -> str:
 
 
 def without_account(account: str) -> str:
-    """Why a job of this account could run on no other instance; empty where it can."""
+    """Return why a job of this account could run on no other instance; empty if it can."""
     try:
-        members = grp.getgrnam(PEOPLE).gr_mem
+        members = grp.getgrnam(USERS_GROUP).gr_mem
     except KeyError:
         members = []
     if account in members:
         return ""
     return (
-        f"account {account}: none of access.people, so other instances do not know it: submit as your own "
-        "(gpu-fleet connect), or ask who keeps the stack's file for one"
+        f"account {account} is not in access.people, so other instances do not have it: submit as your own "
+        "(gpu-fleet connect), or ask the owner of the stack file to add it"
     )
 
 
 def refused(words: str) -> str:
-    """What sbatch said, and what to do about it where that is known."""
+    """Return sbatch's error, with the remedy if it is known."""
     said = words.strip().removeprefix("sbatch: error: ")
     helps = next((text for part, text in HELP.items() if part in said), "")
     return f"sbatch: {said}" + (f"; {helps}" if helps else "")
 
 
 def handed_over(text: str) -> str:
-    """What sbatch answers, ``Submitted batch job 7``.
+    """Submit a script to sbatch; return its reply, ``Submitted batch job 7``.
 
     Raises:
-        ConfigurationError: what it says is wrong.
+        ConfigurationError: sbatch's error.
     """
     try:
         done = subprocess.run(
@@ -228,8 +235,8 @@ def handed_over(text: str) -> str:
         )
     except FileNotFoundError as error:
         raise ConfigurationError(
-            "sbatch: not on this instance: Slurm comes with the queue's first boot steps "
-            "(systemctl status gpu-queue-node says how far they are)"
+            "sbatch is not on this instance: the queue's first boot steps install Slurm "
+            "(systemctl status gpu-queue-node shows their progress)"
         ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigurationError(f"sbatch: {error}") from error

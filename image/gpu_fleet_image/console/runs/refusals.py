@@ -1,6 +1,6 @@
-"""What the queue would take and never run: refused by ``gpu-fleet submit`` before Slurm hears of it.
+"""Jobs that the queue would accept but never run: ``gpu-fleet submit`` refuses them before Slurm.
 
-A job that waits for others, for room in a zone or for word of the mover is none of these: it waits.
+A job that waits for other jobs, for capacity or for the mover is none of these: it waits.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from gpu_fleet_image.console.runs.batch import JobScript
 from gpu_fleet_image.controllers.mover import growth
 from gpu_fleet_image.controllers.mover.growth import GROWTH, Growth, growth_of
 from gpu_fleet_image.core import instance_file, paths
-from gpu_fleet_image.core.calls import DENIED
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.queue_errors import RosterUnreadError
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.store import Store
@@ -21,21 +21,21 @@ from gpu_fleet_image.queue import accounting, cloud
 
 @dataclass(frozen=True)
 class QueueRecords:
-    """What the stack says to its instances of teams and money; None where it says nothing."""
+    """The stack's records of teams and budget; None without a record."""
 
     roster: Mapping[str, Any] | None
     growth: Growth | None
 
 
 def records() -> QueueRecords:
-    """Of the stack of this instance. Raises CloudError, InstanceError."""
+    """Return the records of this instance's stack. Raises CloudError, InstanceError."""
     store = cloud.of(instance_file.load(paths.instance_file())).store()
     said = _newest(store, GROWTH, growth.LONGEST)
     return QueueRecords(_newest(store, accounting.ROSTER), growth_of(said) if said else None)
 
 
 def _newest(store: Store, key: str, at_most: int | None = None) -> Mapping[str, Any] | None:
-    """An object's content; None also where S3 says "denied" of what is not there."""
+    """Return an object's content; None if it is missing, which S3 may report as "denied"."""
     try:
         stored = store.newest(key, at_most)
     except CloudError as error:
@@ -46,12 +46,12 @@ def _newest(store: Store, key: str, at_most: int | None = None) -> Mapping[str, 
 
 
 def over_team(job: JobScript, account: str, roster: Mapping[str, Any] | None) -> str:
-    """Why the team's limit would hold a job back for good; empty where it would not. Pure."""
+    """Return why the team's limit would block a job for good; empty if it would not. Pure."""
     try:
         team = accounting.teams_of(roster or {"users": []}).get(account, "")
         limit = accounting.limits_of(roster or {}).get(team)
     except RosterUnreadError:
-        return ""  # the controller says so in its log, and sets no limit by it either
+        return ""  # the controller logs the error, and sets no limit either
     gpus = job.nodes * job.gpus
     if limit is None or limit.max_gpus is None or gpus <= limit.max_gpus:
         return ""
@@ -64,7 +64,7 @@ def over_team(job: JobScript, account: str, roster: Mapping[str, Any] | None) ->
 
 
 def never_runs(job: JobScript, account: str, said: QueueRecords, now: datetime) -> str:
-    """Why a job would wait until an operator changes the stack; empty where it may start by itself."""
+    """Return why a job would wait until an operator changes the stack; empty if it may start by itself."""
     if problem := over_team(job, account, said.roster):
         return problem
     if said.growth is None:

@@ -1,4 +1,4 @@
-"""Why jobs of the queue wait for instances: what the mover last wrote of their pools. Pure."""
+"""Reasons why jobs of the queue wait for instances, from the mover's latest state. Pure."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,7 +8,7 @@ from gpu_fleet_image.core.policy import Policy
 
 
 def why_none_comes(state: MoverState, policy: Policy, pools: Iterable[str]) -> Iterator[str]:
-    """A line for each of these pools that gets no instance: what keeps it, or where there was no room."""
+    """Yield a line for each pool that gets no instance: the obstacle, or the groups without capacity."""
     for pool in sorted(set(pools)):
         if why := state.held.get(pool):
             yield f"pool {pool} gets no instance: {why}"
@@ -24,11 +24,11 @@ def why_none_comes(state: MoverState, policy: Policy, pools: Iterable[str]) -> I
 
 
 def _may_be_of(group: str, pool: str, policy: Policy) -> bool:
-    """Whether a group is of a pool: by its name on AWS; Alibaba Cloud's ids say nothing."""
+    """Return whether a group belongs to a pool, by its name on AWS; Alibaba Cloud's ids show nothing."""
     prefix = f"gpu-fleet-{policy.stack}-"
     if not group.startswith(prefix):
         return True
     capacity = policy.pools[pool].capacity if pool in policy.pools else None
     label = group.removeprefix(prefix)
-    # as the mover reads it (mover.py): Pulumi hangs letters on a name
+    # as in mover.py: Pulumi appends letters to a name
     return any(label == own or label.startswith(f"{own}-") for own in (capacity.groups if capacity else ()))

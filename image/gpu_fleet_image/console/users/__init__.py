@@ -1,5 +1,5 @@
 """Commands for users and operators.
 
-In: a command line, the policy, the records of the sweep. Out: a table or a page; ``keep``, ``release`` and
-``unfreeze`` change something.
+They read a command line, the policy and the sweep's records, and print a table or a page. ``keep``,
+``release`` and ``unfreeze`` change something.
 """

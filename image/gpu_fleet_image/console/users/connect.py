@@ -1,4 +1,4 @@
-"""``gpu-fleet connect``: a shell on an instance, or a port of it here, with no port open to anybody."""
+"""``gpu-fleet connect``: open a shell on an instance, or forward a port, without a public port."""
 
 import json
 import os
@@ -19,11 +19,11 @@ from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, P
 
 RUNNING = "running"
 PORTS = range(1, 65_536)
-# The cloud's agent, which is root, connects to the port: those that believe root are refused, on AWS by the
-# stack's document too (stacks/gpu_fleet_stacks/aws/sessions.py; a test holds them together), on an instance
-# by metadata.nft.
+# The cloud's agent, which is root, connects to the port. So ports whose service trusts root are refused: on
+# AWS also by the stack's document (stacks/gpu_fleet_stacks/aws/sessions.py; a test keeps them equal), on an
+# instance by metadata.nft.
 SSH, USERS, ROOTS = 22, range(1024, 65_536), (2049, 20_049)
-# Where to get each program that a session needs.
+# Sources of the programs that a session needs.
 ADVICE: Mapping[str, str] = {
     "aws": "the AWS CLI: https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
     "session-manager-plugin": (
@@ -43,10 +43,10 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Forward:
-    """A port of the instance that is to be reached here.
+    """A port of the instance to forward to this computer.
 
     Attributes:
-        remote: on the instance, of its own address 127.0.0.1.
+        remote: on the instance, at its own 127.0.0.1.
     """
 
     remote: int
@@ -54,12 +54,12 @@ class Forward:
 
 
 class Port(click.ParamType[Forward]):
-    """``8888``, or ``8888:9999`` for another port on this computer."""
+    """Type of ``8888``, or ``8888:9999`` for another port on this computer."""
 
     name = "port"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Forward:
-        """Parse it, or fail naming what is allowed."""
+        """Parse the text, or fail naming the allowed form."""
         if isinstance(value, Forward):
             return value
         remote, colon, local = str(value).partition(":")
@@ -74,7 +74,7 @@ class Port(click.ParamType[Forward]):
 
 
 def is_users(port: int) -> bool:
-    """Whether a port of an instance is SSH's, or one on which a user may listen."""
+    """Return whether a port of an instance is SSH's, or one on which a user may listen."""
     return port == SSH or (port in USERS and port not in ROOTS)
 
 
@@ -88,12 +88,12 @@ def _port(text: str) -> int:
 def session(
     cloud: str, region: str, instance_id: str, forward: Forward | None, document: str = ""
 ) -> list[str]:
-    """The command that opens a session, or forwards a port through one. Pure.
+    """Return the command that opens a session, or forwards a port through one. Pure.
 
     Args:
         cloud: ``aws`` or ``alicloud``.
         forward: a port; None for a shell.
-        document: by which it opens (AWS); empty for Session Manager's own shell.
+        document: the session's document (AWS); empty for Session Manager's own shell.
     """
     if cloud == "aws":
         asked = ["aws", "ssm", "start-session", "--region", region, "--target", instance_id]
@@ -112,19 +112,22 @@ def session(
     "  gpu-fleet connect i-0123456789abcdef0 --stack aws-dev --forward 8888"
 )
 @click.argument("instance_id", metavar="[INSTANCE]", required=False)
-@click.option("--pool", type=POOL_NAME, metavar="NAME", help="One of this pool.")
-@click.option("--owner", help="One of this owner.")
+@click.option("--pool", type=POOL_NAME, metavar="NAME", help="An instance of this pool.")
+@click.option("--owner", help="An instance of this owner.")
 @click.option(
-    "--forward", type=Port(), metavar="PORT[:LOCAL]", help="A port of the instance instead of a shell."
+    "--forward",
+    type=Port(),
+    metavar="PORT[:LOCAL]",
+    help="Forward a port of the instance, instead of a shell.",
 )
 @where_options
 def connect(
     instance_id: str | None, pool: str | None, owner: str | None, forward: Forward | None, asked: Asked
 ) -> None:
-    """Open a shell on an instance by the cloud's session manager, which needs no open port.
+    """Open a shell on an instance through the cloud's session manager, which needs no open port.
 
-    With --forward 8888 Jupyter is at http://127.0.0.1:8888 here; with --forward 22:2222 VS Code and ssh reach
-    the instance at 127.0.0.1, port 2222.
+    With --forward 8888 you reach Jupyter at http://127.0.0.1:8888 here. With --forward 22:2222 VS Code and
+    ssh reach the instance at 127.0.0.1, port 2222.
     """
     if pool is not None:
         asked.refuse_pool("--pool", pool)
@@ -144,30 +147,30 @@ def connect(
 
 
 def running(place: Place) -> list[Instance]:
-    """The running instances of a stack. Raises CloudError."""
+    """Return the running instances of a stack. Raises CloudError."""
     calls = Calls(lambda: datetime.now(UTC), read_only=True)
     instances: clouds.Instances = clouds.module(place.cloud).instances(place.region, calls, place.stack)
     return [instance for instance in instances.fleet().instances if instance.state == RUNNING]
 
 
 def document_of(place: Place, forward: Forward | None) -> str:
-    """By which a session opens. Who may not read the stack's policy gets a warning and the default shell."""
+    """Return the session's document. If the policy may not be read, warn and use the default shell."""
     if forward is not None:
-        return f"gpu-fleet-{place.stack}-forward"  # stacks/gpu_fleet_stacks/naming.py
+        return f"gpu-fleet-{place.stack}-forward"  # stacks/gpu_fleet_stacks/core/naming.py
     try:
         return published(place, place.account_id or account_of(place)).session_document
     except (CloudError, ConfigurationError, PolicyError) as error:
-        click.echo(f"warning: {error}; connecting by Session Manager's own document", err=True)
+        click.echo(f"warning: {error}; connecting with Session Manager's own document", err=True)
         return ""
 
 
 def chosen(
     instances: Sequence[Instance], instance_id: str | None, pool: str | None, owner: str | None
 ) -> Instance:
-    """The instance that is meant; a user at a terminal chooses among several.
+    """Return the selected instance; a user at a terminal chooses among several.
 
     Raises:
-        ConfigurationError: none fits, or several do and nobody can be asked.
+        ConfigurationError: none matches, or several do and nobody can be asked.
     """
     if instance_id is not None:
         ids = {instance.id: instance for instance in instances}
@@ -183,17 +186,17 @@ def chosen(
     ]
     if not fitting:
         have = ", ".join(sorted({f"{instance.pool} of {instance.owner}" for instance in instances})) or "none"
-        raise ConfigurationError(f"no running instance fits --pool and --owner; running are: {have}")
+        raise ConfigurationError(f"no running instance matches --pool and --owner; running: {have}")
     if len(fitting) == 1:
         return fitting[0]
     listed = "\n".join(f"  {number} {described(instance)}" for number, instance in enumerate(fitting, 1))
     if not sys.stdin.isatty():
-        raise ConfigurationError(f"{len(fitting)} instances fit; name one:\n{listed}")
+        raise ConfigurationError(f"{len(fitting)} instances match; name one:\n{listed}")
     click.echo(listed, err=True)
     number: int = click.prompt("Which", type=click.IntRange(1, len(fitting)), err=True)
     return fitting[number - 1]
 
 
 def described(instance: Instance) -> str:
-    """An instance in a few words."""
+    """Return a short description of an instance."""
     return f"{instance.id} ({instance.pool}, {instance.type}, {instance.owner or 'no owner'})"

@@ -1,4 +1,4 @@
-"""``gpu-fleet explain``: why a sweep does with one instance what it does, and the heartbeats it goes by."""
+"""``gpu-fleet explain``: the reasons of a sweep's decision on one instance, and the heartbeats behind it."""
 
 import json
 import sys
@@ -19,10 +19,11 @@ from gpu_fleet_image.core.cloud import Query, Span, SweepCloud
 from gpu_fleet_image.core.marks import mark_of
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from gpu_fleet_image.core.model import Decision
-from gpu_fleet_image.core.options import json_option, now_option, stack_options
+from gpu_fleet_image.core.options import now_option, stack_options
 from gpu_fleet_image.core.place import Asked
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, nearest
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_image.core.times import format_span, format_time, marking_rule
 
 STYLES = {Cell.ACTIVE: "green", Cell.IDLE: "yellow", Cell.UNKNOWN: "red", Cell.HUNG: "bold red"}
@@ -34,22 +35,22 @@ SHORTEST_WINDOW = timedelta(hours=24)
     "  sudo gpu-fleet explain --live"
 )
 @click.argument("instance_id", required=False)
-@click.option("--live", "is_live", is_flag=True, help="On an instance: what each sensor reads now.")
+@click.option("--live", "is_live", is_flag=True, help="On an instance: show each sensor's present reading.")
 @stack_options
 @json_option
 @now_option
 def explain(
     instance_id: str | None, asked: Asked, now: datetime | None, *, is_live: bool, as_json: bool
 ) -> None:
-    """Say what a sweep would do with an instance, and show the heartbeats that it reads.
+    """Show what a sweep would do with an instance, and the heartbeats that it reads.
 
-    On an instance, without its name: what its agent sees, and when its pool marks it.
-    With --live, on an instance and as root: what each sensor reads now, and what makes the instance busy.
-    Changes nothing. Exit code 1 when anything could not be read.
+    On an instance, without its name: show its agent's judgement, and when its pool marks it. With --live, on
+        an instance and as root: show each sensor's present reading, and what makes the instance busy. Changes
+        nothing. Exit code 1 if anything could not be read.
     """
     if is_live:
         Console(width=None if sys.stdout.isatty() else WIDTH).print(
-            explain_live.table(list(explain_live.lines(*explain_live.look())))
+            explain_live.table(list(explain_live.lines(*explain_live.poll())))
         )
         return
     if (asked.is_silent or instance_id is None) and own_agent.is_meant(asked, instance_id):
@@ -57,7 +58,7 @@ def explain(
         own_agent.ask("explain", instance_id)
         return
     if instance_id is None:
-        raise click.UsageError("name an instance; on one its own is explained")
+        raise click.UsageError("name an instance; only on an instance is its own the default")
     policy, cloud, result = dry_sweep(asked, now, "explain")
     decision = decision_on(instance_id, result)
     if as_json:
@@ -77,7 +78,7 @@ def explain(
 
 
 def decision_on(instance_id: str, result: Result) -> Decision:
-    """The plan's decision on one instance.
+    """Return the plan's decision on one instance.
 
     Raises:
         ConfigurationError: the stack manages no such instance.
@@ -85,12 +86,12 @@ def decision_on(instance_id: str, result: Result) -> Decision:
     decisions = {decision.instance.id: decision for decision in result.plan.decisions}
     if instance_id not in decisions:
         hint = nearest(instance_id, decisions)
-        raise ConfigurationError(f"{instance_id}: no instance that this stack manages and that exists{hint}")
+        raise ConfigurationError(f"{instance_id}: no existing instance of this stack{hint}")
     return decisions[instance_id]
 
 
 def document(cloud: SweepCloud, decision: Decision, policy: Policy, now: datetime) -> dict[str, Any]:
-    """The same for programs; docs/platform.md has the keys."""
+    """The same for programs; docs/reference/json.md has the keys."""
     shown, period, failed = read_rows(cloud, decision, policy, now)
     mark = mark_of(decision.instance)
     return {
@@ -108,7 +109,7 @@ def document(cloud: SweepCloud, decision: Decision, policy: Policy, now: datetim
 
 
 def facts(decision: Decision, policy: Policy, now: datetime) -> Iterator[str]:
-    """What is known of the instance, a line each."""
+    """Yield the facts about the instance, one a line."""
     shown = row(decision, policy, now)
     launched = _launched(decision)
     yield f"{shown.instance}: {shown.what}, {shown.owner}, {shown.an_hour} an hour, up since {launched}"
@@ -133,7 +134,7 @@ def _launched(decision: Decision) -> str:
 def read_rows(
     cloud: SweepCloud, decision: Decision, policy: Policy, now: datetime
 ) -> tuple[list[PeriodRow], int, list[str]]:
-    """The heartbeats of the pool's window as (rows, seconds of a period, what could not be read)."""
+    """Return the heartbeats of the pool's window as (rows, seconds of a period, errors)."""
     pool = policy.pools.get(decision.instance.pool)
     window = max(SHORTEST_WINDOW, timedelta(hours=pool.idle_after_hours) if pool else SHORTEST_WINDOW)
     period = timeline.period_s(window)
@@ -145,7 +146,7 @@ def read_rows(
 
 
 def picture(shown: list[PeriodRow], period: int) -> Iterator[Text]:
-    """The rows with their times, and what the characters mean."""
+    """Yield the rows with their times, and a legend of the characters."""
     yield Text(f"heartbeats, {format_span(timedelta(seconds=period))} a character, UTC")
     for period_row in shown:
         text = Text(f"  {period_row.start:%Y-%m-%d %H:%M} ")

@@ -1,4 +1,4 @@
-"""``gpu-fleet explain --live``: what each sensor of this instance reads now, and what that counts as."""
+"""``gpu-fleet explain --live``: each sensor's present reading on this instance, and its judgement."""
 
 import os
 import time
@@ -24,11 +24,11 @@ STYLES = {"busy": "green", "idle": "yellow", "unknown": "red"}
 
 @dataclass(frozen=True)
 class SensorLine:
-    """One sensor.
+    """Reading of one sensor.
 
     Attributes:
-        state: ``busy``, ``idle`` or ``unknown``, by this reading alone.
-        why: what makes it so; empty for idle.
+        state: ``busy``, ``idle`` or ``unknown``, from this reading alone.
+        why: the reason; empty for idle.
     """
 
     sensor: str
@@ -37,15 +37,17 @@ class SensorLine:
     why: str = ""
 
 
-def look(wait: Callable[[float], None] = time.sleep) -> tuple[Reading, Limits]:
+def poll(wait: Callable[[float], None] = time.sleep) -> tuple[Reading, Limits]:
     """Look at this instance as its agent does, twice: rates are means between two looks.
 
     Raises:
-        ConfigurationError: not root, who alone sees everybody's processes; or this is no instance.
+        ConfigurationError: the caller is not root, which alone sees all processes; or this is no instance.
         ReaperError: as for the agent's start.
     """
     if not paths.instance_file().exists():
-        raise ConfigurationError("--live looks at the instance it runs on, and this is none of a stack's")
+        raise ConfigurationError(
+            "--live reads the instance that it runs on, and this is no instance of a stack"
+        )
     if os.geteuid() != 0:
         raise ConfigurationError("--live reads everybody's processes: sudo gpu-fleet explain --live")
     instance = instance_file.load(paths.instance_file())
@@ -54,11 +56,11 @@ def look(wait: Callable[[float], None] = time.sleep) -> tuple[Reading, Limits]:
     sensors = sensors_of(instance, metadata, None, OwnUse(), real_s=time.monotonic, policy=policy)
     sensors.sample(datetime.now(UTC), everything=True)
     wait(COMPARED_S)
-    return sensors.look(datetime.now(UTC)), policy.limits()
+    return sensors.poll(datetime.now(UTC)), policy.limits()
 
 
 def lines(reading: Reading, limits: Limits) -> Iterator[SensorLine]:
-    """Every sensor, judged alone by the agent's own judge. Pure."""
+    """Yield every sensor, judged alone by the agent's own rules. Pure."""
     nothing = Reading(reading.at, None)
     if reading.rates is not None:
         yield _judged(
@@ -95,7 +97,7 @@ def _judged(sensor: str, text: str, reading: Reading, limits: Limits) -> SensorL
 def _rates(rates: Rates, limits: Limits) -> str:
     disk, network = rates.disk_bytes_per_s / 1024, rates.network_bytes_per_s / 1024
     share = 100 * load(rates, limits)
-    return f"{rates.cpu_cores:.2f} cores, {disk:.0f} KiB/s, {network:.0f} KiB/s: {share:.0f} % of what counts"
+    return f"{rates.cpu_cores:.2f} cores, {disk:.0f} KiB/s, {network:.0f} KiB/s: {share:.0f} % of the limit"
 
 
 def _gpu(gpu: Gpu) -> str:
@@ -114,7 +116,7 @@ def _ago(seconds: float) -> str:
 
 
 def table(lines: list[SensorLine]) -> Table:
-    """For a terminal, with the whole in the last line."""
+    """Return a table for a terminal, with the whole instance in the last line."""
     made = Table(box=None, header_style="bold")
     for heading in ("sensor", "reading", "counts as", "because of"):
         made.add_column(heading, overflow="fold")

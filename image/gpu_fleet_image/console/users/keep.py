@@ -1,4 +1,4 @@
-"""``gpu-fleet keep`` and ``release``: by this instance's agent, or with a user's own credentials."""
+"""``gpu-fleet keep`` and ``release``: through this instance's agent, or with a user's own credentials."""
 
 from datetime import UTC, datetime
 from functools import partial
@@ -35,12 +35,12 @@ instance_option = click.option(
     "--instance-id",
     "instance_id",
     metavar="ID",
-    help="Which instance; by default the one this runs on.",
+    help="The instance; by default the one this runs on.",
 )
 
 
 holder_option = click.option(
-    "--holder", metavar="NAME", help="Who keeps it, where another than you does and you may change that."
+    "--holder", metavar="NAME", help="The user who keeps it, if that is not you and you may change it."
 )
 
 
@@ -48,7 +48,7 @@ holder_option = click.option(
     epilog="\b\nExample:\n  gpu-fleet keep 2d --reason 'paper deadline' --instance i-0abc --stack aws-dev"
 )
 @click.argument("duration")
-@click.option("--reason", required=True, help="Why, for those who pay.")
+@click.option("--reason", required=True, help="Reason, for the budget's owner.")
 @instance_option
 @holder_option
 @where_options
@@ -70,10 +70,10 @@ def keep(duration: str, reason: str, instance_id: str | None, holder: str | None
 @holder_option
 @where_options
 def release(instance_id: str | None, holder: str | None, asked: Asked) -> None:
-    """Keep an instance no longer: it is terminated when it is idle, like any other.
+    """End the hold on an instance: it is terminated when it is idle, like any other.
 
-    What another keeps release they, the instance's owner, and operators: by sudo there, elsewhere with
-    --holder and the cloud's permission to tag it.
+    A hold of another user can be released by that user, the instance's owner, and operators: with sudo on the
+    instance, elsewhere with --holder and the cloud's permission to tag it.
     """
     if _asks_agent(asked, instance_id, holder):
         own_agent.ask("release", instance_id)
@@ -82,22 +82,22 @@ def release(instance_id: str | None, holder: str | None, asked: Asked) -> None:
 
 
 def _asks_agent(asked: Asked, instance_id: str | None, holder: str | None) -> bool:
-    """Whether this instance's agent is asked; raises ConfigurationError for what it does not take."""
+    """Return whether this instance's agent is asked; raises ConfigurationError for a flag that it refuses."""
     is_meant = own_agent.is_meant(asked, instance_id)
     if is_meant and holder is not None:
-        raise ConfigurationError(f"--holder {holder}: not on an instance; operators say it by sudo there")
+        raise ConfigurationError(f"--holder {holder}: not allowed on an instance; operators use sudo there")
     return is_meant
 
 
 def caller_of(asked: Asked, holder: str | None) -> Caller:
-    """Who calls, as the cloud names the credentials. Raises CloudError."""
+    """Return the caller, by the cloud's name of the credentials. Raises CloudError."""
     cloud, region = whereabouts(asked)
     _, name = clouds.module(cloud).caller(region, Calls(lambda: datetime.now(UTC)))
     return Caller(name.rpartition(":")[2], holder or "")
 
 
 def say(output: Output) -> None:
-    """Print what a command prints."""
+    """Print a command's output."""
     for warning in output.warnings:
         click.echo(f"warning: {warning}", err=True)
     for line in output.lines:
@@ -108,8 +108,8 @@ def target_of(instance_id: str | None, asked: Asked) -> KeepTarget:
     """Look the instance up with a user's own credentials.
 
     Raises:
-        ConfigurationError: no instance is named or no region is known, the reaper never touches the instance,
-            or it is of another stack than was named.
+        ConfigurationError: no instance is named, no region is known, the reaper never touches the instance,
+            or it belongs to another stack.
         CloudError: the cloud does not answer.
     """
     if instance_id is None:
@@ -126,7 +126,10 @@ def target_of(instance_id: str | None, asked: Asked) -> KeepTarget:
 
 
 def _of_another(instance_id: str, place: Place, pool: str, mark: datetime) -> Exchange:
-    """By a user's own credentials. Of one that says nothing, the sweep decides if it is stopped."""
+    """Return the exchange of an instance with the sweep, with a user's own credentials.
+
+    An instance without a reply is stopped: only the sweep decides about it.
+    """
     calls = Calls(lambda: datetime.now(UTC))
     uri = ledger_uri(place, place.account_id or account_of(place))
     store = clouds.module(place.cloud).store(place.region, calls, uri)
@@ -136,7 +139,7 @@ def _of_another(instance_id: str, place: Place, pool: str, mark: datetime) -> Ex
 
 
 def whereabouts(asked: Asked) -> tuple[str, str]:
-    """Cloud and region: of the stack that is named, else of the flags, this instance, the environment.
+    """Return cloud and region: of the named stack, else of the flags, this instance, the environment.
 
     Raises:
         ConfigurationError: no region is known.

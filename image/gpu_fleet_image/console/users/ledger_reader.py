@@ -1,4 +1,4 @@
-"""Reading the ledger back: the ends of a month, and how its budget was frozen and lifted."""
+"""Reader of the ledger: a month's stops and terminations, and its freezes and unfreezes."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,6 +21,7 @@ from gpu_fleet_image.controllers.sweep.ledger import (
 )
 from gpu_fleet_image.core.cloud import LEDGER_URI
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.store import objects_below
 from gpu_fleet_image.core.times import parse_time
 
 JSON = ".json"
@@ -28,11 +29,11 @@ JSON = ".json"
 
 @dataclass(frozen=True)
 class LedgerPlace:
-    """Where a ledger lies.
+    """Location of a ledger.
 
     Attributes:
         scheme: ``s3`` or ``oss``, for users.
-        prefix: of everything in it, empty or with a slash at its end.
+        prefix: of all its keys; empty or with a slash at its end.
     """
 
     s3: Any
@@ -42,7 +43,7 @@ class LedgerPlace:
 
     @classmethod
     def of(cls, uri: str, s3: Any) -> "LedgerPlace":
-        """The place that a URI names.
+        """Parse the location in a URI.
 
         Raises:
             ConfigurationError: it names no bucket.
@@ -56,17 +57,14 @@ class LedgerPlace:
         return cls(s3, scheme, bucket, "".join(f"{part}/" for part in prefix.split("/") if part))
 
     def keys(self, prefix: str) -> list[str]:
-        """Every key below a prefix; raises what boto3 raises."""
-        pages = self.s3.get_paginator("list_objects_v2").paginate(
-            Bucket=self.bucket, Prefix=self.prefix + prefix
-        )
-        return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+        """Return every key below a prefix; raises what boto3 raises."""
+        return [entry["Key"] for entry in objects_below(self.s3, self.bucket, self.prefix + prefix)]
 
     def read(self, key: str) -> dict[str, Any]:
-        """A JSON object.
+        """Read a JSON object.
 
         Raises:
-            CloudError: it is none; and what boto3 raises.
+            CloudError: it is malformed; and what boto3 raises.
         """
         try:
             content = json.loads(self.s3.get_object(Bucket=self.bucket, Key=key)["Body"].read())
@@ -77,15 +75,16 @@ class LedgerPlace:
         return content
 
     def __str__(self) -> str:
-        """For messages."""
+        """Return the location for messages."""
         return f"{self.scheme}://{self.bucket}/{self.prefix}"
 
 
 def read_ends(place: LedgerPlace, month: Month) -> Iterator[End]:
-    """The ends recorded for a month and, since a key carries the mark's date, for the month before.
+    """Yield a month's recorded stops and terminations.
 
-    Only those that are confirmed, from then on, and until their users started them again; of records before
-    schema version 2 those that did not fail.
+    It also reads those of the month before, since a key carries the mark's date. Only confirmed ones count,
+    from then on, and until their users started them again; of records before schema version 2 those that did
+    not fail.
 
     Raises:
         CloudError: the ledger cannot be read, or a record is damaged.
@@ -116,7 +115,7 @@ def read_ends(place: LedgerPlace, month: Month) -> Iterator[End]:
 
 
 def read_changes(place: LedgerPlace, month: Month) -> list[FreezeChange]:
-    """Every freeze and unfreeze of the month, oldest first; errors as for ``read_ends``."""
+    """Return every freeze and unfreeze of the month, oldest first; errors as for ``read_ends``."""
     try:
         keys = place.keys(f"{RECORDS}/{month.start:%Y/%m/}")
         return [change_of(place.read(key), key) for key in sorted(keys)]

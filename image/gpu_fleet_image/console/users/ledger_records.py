@@ -1,4 +1,4 @@
-"""What the ledger's objects say, checked. Pure."""
+"""Records of the ledger, checked. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from gpu_fleet_image.core.times import parse_time
 
 @dataclass(frozen=True)
 class End:
-    """One instance that was stopped or terminated.
+    """A stop or a termination of one instance.
 
     Attributes:
         action: ``stop`` or ``terminate``.
-        launched_at: its last start before that.
-        idle_s: for how long nobody had used it; None where that is not recorded.
-        price_per_hour: None where it was unknown.
-        started_at: when users started it again after a stop, as far as sweeps saw.
+        launched_at: its last start before.
+        idle_s: time without use; None if that is not recorded.
+        price_per_hour: None if it was unknown.
+        started_at: when users started it again after a stop, as far as sweeps saw it.
     """
 
     at: datetime
@@ -37,13 +37,13 @@ class End:
 
 
 def end_of(record: Mapping[str, Any], key: str) -> End:
-    """A record of the ledger, checked.
+    """Parse and check a record of the ledger.
 
     Args:
-        key: where it lies, for the message.
+        key: of the record, for the message.
 
     Raises:
-        CloudError: it is none, or damaged.
+        CloudError: it is malformed.
     """
     try:
         price = record["price_per_hour"]
@@ -66,12 +66,12 @@ def end_of(record: Mapping[str, Any], key: str) -> End:
 
 @dataclass(frozen=True)
 class FreezeChange:
-    """One freeze or unfreeze of the pools that freeze.
+    """A freeze or unfreeze of the pools that freeze.
 
     Attributes:
         action: ``freeze`` or ``unfreeze``.
-        stage: ``open``, ``capped`` or ``closed`` since then.
-        spent: in the month by then.
+        stage: ``open``, ``capped`` or ``closed`` from then on.
+        spent: in the month until then.
     """
 
     at: datetime
@@ -83,7 +83,7 @@ class FreezeChange:
 
 
 def change_of(record: Mapping[str, Any], key: str) -> FreezeChange:
-    """A record of a freeze, checked; arguments and errors as for ``end_of``."""
+    """Parse and check a record of a freeze; arguments and errors as for ``end_of``."""
     try:
         texts = {name: str(record[name]) for name in ("action", "stage", "by", "reason")}
         return FreezeChange(at=parse_time(record["at"]), spent=Decimal(record["spent"]), **texts)

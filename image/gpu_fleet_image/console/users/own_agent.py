@@ -1,6 +1,6 @@
-"""The agent of the instance that a command runs on: what it is asked through its socket, and what it says.
+"""The agent of the instance that a command runs on: requests through its socket, and its answers.
 
-Users of an instance have no right over instances, records or tags; its agent has, and knows who asks.
+Users of an instance have no rights over instances, records or tags. Its agent has, and knows the caller.
 """
 
 import json
@@ -17,20 +17,20 @@ from gpu_fleet_image.core.holds import Output
 from gpu_fleet_image.core.place import Asked
 from gpu_fleet_image.core.reaper_errors import AgentError, ConfigurationError
 
-# Longer than the agent takes for a hold: some ten calls, of two tries each.
+# Longer than the agent needs for a hold: some ten calls, of two tries each.
 ANSWER_WITHIN_S = 90.0
 LARGEST_ANSWER = 1 << 20
 OWN_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "ALIBABA_CLOUD_ACCESS_KEY_ID")
-REMEDY = "`systemctl status gpu-reaper` says why, and `sudo systemctl restart gpu-reaper` starts it anew"
+REMEDY = "`systemctl status gpu-reaper` shows why, and `sudo systemctl restart gpu-reaper` restarts it"
 
 
 def is_meant(asked: Asked, instance_id: str | None) -> bool:
-    """Whether a command speaks with this instance's agent, and not with the cloud.
+    """Return whether a command asks this instance's agent, and not the cloud.
 
-    It does so on an instance, unless a user with credentials of their own names one.
+    It does so on an instance, unless a user with credentials of their own names an instance.
 
     Raises:
-        ConfigurationError: no instance is named, and a stack that is not this instance's.
+        ConfigurationError: no instance is named, and the stack is not this instance's.
     """
     if not paths.instance_file().exists():
         return False
@@ -45,17 +45,17 @@ def is_meant(asked: Asked, instance_id: str | None) -> bool:
 
 
 def refuse_json(wanted: bool) -> None:
-    """Say that an agent answers in lines, where a program asks for more.
+    """Refuse JSON, because an agent answers in lines.
 
     Raises:
-        ConfigurationError: it does.
+        ConfigurationError: JSON is wanted.
     """
     if wanted:
         raise ConfigurationError("-o json: this instance's agent answers in lines; name a stack with --stack")
 
 
 def ask(command: str, instance_id: str | None = None, **words: str) -> None:
-    """Ask the agent, and print what it says.
+    """Send a request to the agent, and print its answer.
 
     Raises:
         AgentError: it refuses, or does not answer.
@@ -69,7 +69,7 @@ def ask(command: str, instance_id: str | None = None, **words: str) -> None:
 
 
 def answered(request: bytes) -> Output:
-    """What the agent says for a request; raises AgentError."""
+    """Return the agent's answer to a request; raises AgentError."""
     path = paths.agent_socket()
     try:
         content: dict[str, Any] = json.loads(_exchanged(request))
@@ -82,14 +82,14 @@ def answered(request: bytes) -> Output:
 
 
 def _exchanged(request: bytes) -> bytes:
-    """Send a line, and read one. The folder stands for its path: addresses of sockets have 107 bytes."""
+    """Send a line and read one, by the folder's descriptor: a socket's address is limited to 107 bytes."""
     path = paths.agent_socket()
     folder = os.open(path.parent, FOLDER)
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_WITHIN_S)
             connection.connect(f"/proc/self/fd/{folder}/{path.name}")
-            with suppress(BrokenPipeError):  # it refused already; its answer waits
+            with suppress(BrokenPipeError):  # it has refused already; its answer is waiting
                 connection.sendall(request)
             with connection.makefile("rb") as answer:
                 return answer.readline(LARGEST_ANSWER)
@@ -98,5 +98,5 @@ def _exchanged(request: bytes) -> bytes:
 
 
 def _shown(text: str) -> str:
-    """A line without what would move a terminal's cursor: names of processes are their users'."""
+    """Return a line without control characters: users choose the names of their processes."""
     return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,4 +1,4 @@
-"""``gpu-fleet status``: who has what, how idle it is, when it would be terminated, and what it costs."""
+"""``gpu-fleet status``: every instance with its owner, idle time, due time and cost."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gpu_fleet_image.console.users import own_agent
 from gpu_fleet_image.controllers.meter import daily_report
-from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.spending import line_of
 from gpu_fleet_image.controllers.sweep import watch as watching
 from gpu_fleet_image.controllers.sweep.results import Result
@@ -23,14 +23,15 @@ from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
 from gpu_fleet_image.core.cloud import SweepCloud, connect
 from gpu_fleet_image.core.marks import hold_of
 from gpu_fleet_image.core.model import ENDS, Decision, Instance, Verdict
-from gpu_fleet_image.core.options import json_option, now_option, subject_options
+from gpu_fleet_image.core.options import now_option, subject_options
 from gpu_fleet_image.core.place import Asked, subject
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_span, format_time
 
-WIDTH = 150  # of a table that goes into a file or a pipe
+WIDTH = 150  # columns of a table in a file or a pipe
 STYLES = {
     Verdict.KEEP_BUSY: "green",
     Verdict.MARK: "yellow",
@@ -45,8 +46,8 @@ class InstanceRow:
     """One instance, for users.
 
     Attributes:
-        idle: for how long, or an empty text where that is not known.
-        warning: what its owner should put right.
+        idle: its idle time, or an empty text if that is unknown.
+        warning: a problem that its owner should correct.
     """
 
     instance: str
@@ -63,11 +64,11 @@ class InstanceRow:
 @subject_options
 @json_option
 @now_option
-@click.option("--here", is_flag=True, help="Only what this instance's own agent says.")
+@click.option("--here", is_flag=True, help="Show only this instance, from its own agent.")
 def status(asked: Asked, now: datetime | None, *, here: bool, as_json: bool) -> None:
-    """Show every instance of the stack, and what all cost; on an instance without --stack, that one alone.
+    """Show every instance of the stack and their cost; on an instance without --stack, only that one.
 
-    Changes nothing. Exit code 1 when anything could not be read.
+    Changes nothing. Exit code 1 if anything could not be read.
     """
     if here or (asked.is_silent and own_agent.is_meant(asked, None)):
         own_agent.refuse_json(as_json)
@@ -82,7 +83,7 @@ def status(asked: Asked, now: datetime | None, *, here: bool, as_json: bool) -> 
     show(console, result, policy)
     if policy.watch_days and cloud.store is not None:
         console.print(watched(watching.load(cloud.store, result.now), policy, result.now), soft_wrap=True)
-    if spending := look(cloud, policy, result.fleet, result.now):
+    if spending := read_spending(cloud, policy, result.fleet, result.now):
         console.print(line_of(spending), markup=False, soft_wrap=True)
     if cloud.store is not None and (said := yesterday(cloud.store, result.now)):
         console.print(said, markup=False, soft_wrap=True)
@@ -91,36 +92,36 @@ def status(asked: Asked, now: datetime | None, *, here: bool, as_json: bool) -> 
 
 
 def yesterday(store: Store, now: datetime) -> str:
-    """What GPUs did on the last day that is over, by pool; empty where nothing was reported."""
+    """Return the GPUs' use on the last complete day, by pool; empty without a report."""
     try:
         return daily_report.hours_of(store, f"{now - timedelta(days=1):%Y-%m-%d}")
     except CloudError as error:
-        return f"what GPUs did yesterday could not be read: {error}"
+        return f"yesterday's GPU use could not be read: {error}"
 
 
 def dry_sweep(asked: Asked, now: datetime | None, holder: str) -> tuple[Policy, SweepCloud, Result]:
-    """What a sweep would do with the stack that is meant, as of ``now`` or the present; changes nothing.
+    """Run a sweep of the selected stack without changes, at ``now`` or the present.
 
     Raises:
-        ReaperError: it is not known which stack is meant, or nothing could be read.
+        ReaperError: the stack is unknown, or nothing could be read.
     """
     meant = subject(asked)
     clock: Callable[[], datetime] = lambda: now or datetime.now(UTC)  # noqa: E731 - a clock
-    options = SweepOptions(clock, holder, dry_run=True, check_clock=False, leftovers=False)
+    options = SweepOptions(clock, holder, dry_run=True, check_clock=False, orphans=False)
     cloud = connect(meant.policy, clock, read_only=True, environ=meant.environ)
     return meant.policy, cloud, sweep(cloud, meant.policy, options)
 
 
 def watched(watch: watching.Watch, policy: Policy, now: datetime) -> str:
-    """Whether the stack's sweep only watches, and what it saw."""
+    """Return whether the stack's sweep only watches, and what it has seen."""
     if now >= watch.until(policy):
-        return f"watched until {format_time(watch.until(policy))}; the sweep acts"
+        return f"watch mode ended {format_time(watch.until(policy))}; the sweep acts"
     seen = f"{len(watch.would_end)} instances would have been stopped or terminated so far"
-    return f"only watching until {format_time(watch.until(policy))}, nothing is terminated: {seen}"
+    return f"watch mode until {format_time(watch.until(policy))}, nothing is terminated: {seen}"
 
 
 def document(result: Result, policy: Policy) -> dict[str, Any]:
-    """The same for programs; docs/platform.md has the keys. Pure."""
+    """The same for programs; docs/reference/json.md has the keys. Pure."""
     return {
         "stack": policy.stack,
         "as_of": format_time(result.now),
@@ -134,7 +135,7 @@ def document(result: Result, policy: Policy) -> dict[str, Any]:
 
 
 def described(decision: Decision, policy: Policy, now: datetime) -> dict[str, Any]:
-    """One instance of a plan, for programs. Pure."""
+    """Return one instance of a plan, for programs. Pure."""
     instance, price = decision.instance, decision.hourly_price
     return {
         "instance": instance.id,
@@ -172,14 +173,14 @@ def show(console: Console, result: Result, policy: Policy) -> None:
 
 
 def images(instances: Iterable[Instance]) -> str:
-    """How many booted which image, the most frequent first; empty where the cloud says it of none. Pure."""
+    """Return the number of instances of each image, the most frequent first; empty if unknown. Pure."""
     counted = Counter(instance.image for instance in instances if instance.image)
     listed = ", ".join(f"{image} ({count})" for image, count in counted.most_common())
     return f"images: {listed}" if listed else ""
 
 
 def row(decision: Decision, policy: Policy, now: datetime) -> InstanceRow:
-    """One instance of a plan."""
+    """Return the row of one instance of a plan."""
     instance = decision.instance
     hold = hold_of(instance, now)
     price = decision.hourly_price
@@ -196,7 +197,7 @@ def row(decision: Decision, policy: Policy, now: datetime) -> InstanceRow:
 
 
 def ends_if_unused(decision: Decision, policy: Policy, now: datetime) -> str:
-    """When an instance would go if nobody uses it from now on."""
+    """Return when an instance would be terminated if it stays unused."""
     hold = hold_of(decision.instance, now)
     if hold is not None:
         return f"kept until {hold.until:%Y-%m-%d %H:%M}" if hold.until else "kept: its tag cannot be read"
@@ -216,7 +217,7 @@ def ends_if_unused(decision: Decision, policy: Policy, now: datetime) -> str:
 
 
 def table(rows: list[InstanceRow]) -> Table:
-    """The rows for a terminal, those that end soonest told apart by colour."""
+    """Return the rows as a table, in which colours mark the instances that are due first."""
     made = Table(box=None, header_style="bold")
     for heading in ("instance", "owner", "pool and type", "verdict", "idle", "due if unused"):
         made.add_column(heading, no_wrap=True)

@@ -1,4 +1,4 @@
-"""``gpu-fleet take`` and ``gpu-fleet give-back``: ask for instances, and return them."""
+"""``gpu-fleet take`` and ``gpu-fleet give-back``: request instances, and return them."""
 
 import secrets
 import sys
@@ -11,11 +11,13 @@ from decimal import Decimal
 import click
 
 from gpu_fleet_image.console.users.connect import RUNNING, chosen, described
-from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.spending import Spending
 from gpu_fleet_image.controllers.mover import mover
-from gpu_fleet_image.controllers.mover.placement import WAIT
-from gpu_fleet_image.controllers.sweep.verdict import Situation, if_nothing_ran, shortest_idle_time
+from gpu_fleet_image.controllers.mover.requests import WAIT
+from gpu_fleet_image.controllers.sweep.situation import Situation
+from gpu_fleet_image.controllers.sweep.terms import shortest_idle_time
+from gpu_fleet_image.controllers.sweep.verdict import if_nothing_ran
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.capacity import (
@@ -42,14 +44,15 @@ from gpu_fleet_image.core.model import (
     Inventory,
     Verdict,
 )
-from gpu_fleet_image.core.options import POOL_NAME, FiniteRange, stack_options
+from gpu_fleet_image.core.options import POOL_NAME, stack_options
 from gpu_fleet_image.core.place import Asked, Place, subject
 from gpu_fleet_image.core.policy import CapacityPolicy, Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, nearest
+from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_image.core.times import format_span, format_time
 
 LOOK_EVERY_S = 5.0
-# After the last place was tried: an instance boots and passes its gate; longest without a baked image.
+# After the last group was tried: an instance boots and passes its gate, slowest without a baked image.
 BOOT = timedelta(minutes=45)
 HEARTBEATS = timedelta(minutes=10)
 EXIT_FAILED = 1
@@ -62,10 +65,10 @@ HELP = {
 
 @dataclass(frozen=True)
 class Desk:
-    """Where a user asks, and sees what comes of it.
+    """A user's access to requests and their results.
 
     Attributes:
-        wait: waits so many seconds.
+        wait: sleeps for so many seconds.
     """
 
     cloud: SweepCloud
@@ -75,20 +78,20 @@ class Desk:
     wait: Callable[[float], None]
 
     def ask(self, pool: str, count: int, hours: float | None, caller: str) -> str:
-        """Write a request down; gives its key. Raises CloudError."""
+        """Write a request; return its key. Raises CloudError."""
         return self._write(caller, {"pool": pool, "count": count, "hours": hours})
 
     def withdraw(self, key: str, caller: str) -> None:
-        """Write down that a request is withdrawn. Raises CloudError."""
+        """Write the withdrawal of a request. Raises CloudError."""
         self._write(caller, {"withdraws": key})
 
     def _write(self, caller: str, content: Mapping[str, object]) -> str:
-        """Put a request where the mover looks; gives its key. Raises CloudError."""
+        """Write a request where the mover reads it; return its key. Raises CloudError."""
         now = self.now()
         key = f"{now:%Y-%m-%d}/{caller}/{now:%H%M%SZ}-{secrets.token_hex(4)}"
         if REQUEST_KEY.fullmatch(key) is None:
             raise ConfigurationError(
-                f"the cloud calls these credentials {caller!r}; no request can be made so"
+                f"the cloud's name of these credentials, {caller!r}, cannot make a request"
             )
         if self.cloud.store is None:
             raise ConfigurationError("no ledger is known for this stack")
@@ -97,12 +100,12 @@ class Desk:
         return key
 
     def fate(self, key: str) -> Request | None:
-        """What became of it; None while the mover has not seen it. Raises CloudError."""
+        """Return a request's state; None if the mover has not seen it yet. Raises CloudError."""
         stored = self.cloud.store.get(STATE) if self.cloud.store else None
         return state_of(stored.content).requests.get(key) if stored else None
 
     def ready(self, ids: Iterable[str]) -> dict[str, str]:
-        """Instance -> ``ready``, ``unfit``, or an empty text while nobody knows what the gate said."""
+        """Return instance -> ``ready``, ``unfit``, or an empty text while the gate's result is unknown."""
         now = self.now()
         queries = [Query(instance_id, METRIC_GATE_PASSED, 60) for instance_id in ids]
         answers, _ = self.cloud.heartbeats.read(queries, Span(now - HEARTBEATS, now))
@@ -114,7 +117,7 @@ class Desk:
 
 
 def offer(policy: Policy, spending: Spending | None, pool: str, count: int, hours: float | None) -> str:
-    """What is asked for, what it costs, and what is left of the budget. Pure."""
+    """Return the request, its cost, and the rest of the budget, as a line. Pure."""
     price = mover.prices(policy).get(pool)
     for_time = f" for {hours:g} h" if hours else ""
     what = f"{count} of {pool}{for_time}"
@@ -123,13 +126,13 @@ def offer(policy: Policy, spending: Spending | None, pool: str, count: int, hour
         whole = f", {price * count * Decimal(str(hours)):,.2f} in all" if hours else ""
         cost = f"at most {price * count:,.2f} {policy.currency} an hour{whole}"
     if spending is None:
-        return f"{what}: {cost}; nobody knows yet what is spent this month"
+        return f"{what}: {cost}; this month's spending is not known yet"
     left = spending.budget.monthly - spending.reading.month_cost
     return f"{what}: {cost}; {left:,.2f} of {spending.budget.monthly:,} {policy.currency} are left this month"
 
 
 def refusal(policy: Policy, pool: str, count: int) -> str:
-    """What is wrong with the question itself, before anybody is asked; empty for nothing. Pure."""
+    """Return what is wrong with the request itself, before any call; empty if nothing is. Pure."""
     pools: Mapping[str, CapacityPolicy] = {
         name: settings.capacity for name, settings in policy.pools.items() if settings.capacity is not None
     }
@@ -140,27 +143,27 @@ def refusal(policy: Policy, pool: str, count: int) -> str:
     if count > pools[pool].max_size:
         return f"--count {count}; allowed: up to {pools[pool].max_size}, size.max of {pool}"
     if count > policy.take_max_per_person:
-        return f"--count {count}; allowed: up to {policy.take_max_per_person} each user (take.max_per_person)"
+        return f"--count {count}; allowed: up to {policy.take_max_per_person} a user (take.max_per_person)"
     return ""
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet take dev --count 1 --hours 8 --stack aws-dev")
 @click.argument("pool", type=POOL_NAME)
 @click.option(
-    "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="How many instances."
+    "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="Number of instances."
 )
 @click.option(
     "--hours",
     type=FiniteRange(0, LONGEST_HOURS, min_open=True),
-    help="Keep them so long, used or not; by default the idle rules alone apply.",
+    help="Keep them for so long, used or not; by default only the idle rules apply.",
 )
-@click.option("--yes", is_flag=True, help="Ask no question.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @stack_options
 def take(pool: str, count: int, hours: float | None, asked: Asked, *, yes: bool) -> None:
-    """Take instances of POOL: they start where there is room, and carry your name as their owner.
+    """Take instances of POOL: they start where there is capacity, with you as their owner.
 
-    Shows price and budget, asks, waits until each instance has passed its boot check, and says how to
-    connect. Exit code 1 where none could be had.
+    Shows price and budget, asks for confirmation, waits until each instance has passed its boot check, and
+    shows how to connect. Exit code 1 if none could be started.
     """
     asked.refuse_pool("POOL", pool)
     desk = open_desk(asked)
@@ -171,7 +174,7 @@ def take(pool: str, count: int, hours: float | None, asked: Asked, *, yes: bool)
 
 
 def acquire(desk: Desk, pool: str, count: int, hours: float | None, *, yes: bool) -> tuple[str, ...]:
-    """Ask for instances, at a price that is said before, and wait for them; none where there are none.
+    """Request instances after showing the price, and wait for them; return none if there are none.
 
     Raises:
         Abort: the user does not want them.
@@ -179,12 +182,12 @@ def acquire(desk: Desk, pool: str, count: int, hours: float | None, *, yes: bool
     """
     caller = caller_of(desk.place)
     now = desk.now()
-    spending = look(desk.cloud, desk.policy, desk.cloud.instances.fleet(), now)
+    spending = read_spending(desk.cloud, desk.policy, desk.cloud.instances.fleet(), now)
     click.echo(offer(desk.policy, spending, pool, count, hours))
     if not yes and not click.confirm("Take them?", default=True):
         raise click.Abort
     key = desk.ask(pool, count, hours, caller)
-    click.echo(f"asked as {owner_of(key)}; the mover answers within a minute")
+    click.echo(f"requested as {owner_of(key)}; the mover answers within a minute")
     try:
         ready = follow(desk, key)
     except KeyboardInterrupt:
@@ -197,7 +200,7 @@ def acquire(desk: Desk, pool: str, count: int, hours: float | None, *, yes: bool
 
 
 def _withdrawn(desk: Desk, key: str, caller: str) -> str:
-    """Withdraw a request for a user who waits for it no more; gives what to say of it."""
+    """Withdraw a request whose user stopped waiting; return the message for them."""
     stack = desk.policy.stack
     rest = f"gpu-fleet status --stack {stack} shows it; gpu-fleet give-back --stack {stack} returns it"
     try:
@@ -206,17 +209,17 @@ def _withdrawn(desk: Desk, key: str, caller: str) -> str:
             desk.withdraw(key, caller)
     except (CloudError, KeyboardInterrupt) as error:
         why = str(error) or "interrupted again"
-        stands = f"the request stands, since it could not be withdrawn ({why})"
-        return f"{stands}: what comes is yours, and paid for. {rest}"
+        stands = f"the request could not be withdrawn ({why})"
+        return f"{stands}: its instances will be yours, and cost money. {rest}"
     came = ", ".join(request.instances) if request else ""
     if request is not None and request.fate is not Fate.OPEN:
-        return f"nothing is left to withdraw; yours, and paid for: {came or 'nothing'}. {rest}"
-    yours = f"{came} and what" if came else "what"
-    return f"the request is withdrawn; {yours} comes within the next minute is yours, and paid for. {rest}"
+        return f"nothing is left to withdraw; your instances, which cost money: {came or 'none'}. {rest}"
+    yours = f"{came} and instances that" if came else "instances that"
+    return f"the request is withdrawn; {yours} start within the next minute are yours, and cost money. {rest}"
 
 
 def follow(desk: Desk, key: str) -> bool:
-    """Show what becomes of a request until all of it is ready; whether it is. Raises CloudError."""
+    """Show a request's progress until all instances are ready; return whether they are. Raises CloudError."""
     shown = set[str]()
 
     def once(text: str) -> None:
@@ -244,7 +247,7 @@ def follow(desk: Desk, key: str) -> bool:
                 return True
         desk.wait(LOOK_EVERY_S)
     click.echo(
-        "not ready within an hour: gpu-fleet status says what is there; gpu-fleet give-back returns it"
+        "not ready within an hour: gpu-fleet status shows what has started; gpu-fleet give-back returns it"
     )
     return False
 
@@ -259,19 +262,22 @@ def _progress(instance: str, said: str, desk: Desk) -> str:
 
 
 def help_for(reason: str) -> str:
-    """What may help where a cloud had no room for this reason. Pure."""
+    """Return the remedy for a cloud's reason of missing capacity. Pure."""
     return next(text for word, text in HELP.items() if word in reason.lower())
 
 
 def caller_of(place: Place) -> str:
-    """``users/NAME`` or ``sessions/ID:NAME``, as the cloud calls the credentials. Raises CloudError."""
+    """Return ``users/NAME`` or ``sessions/ID:NAME``, the cloud's name of the credentials.
+
+    Raises CloudError.
+    """
     calls = Calls(lambda: datetime.now(UTC), read_only=True)
     kind, name = clouds.module(place.cloud).caller(place.region, calls)
     return f"{kind}/{name}"
 
 
 def open_desk(asked: Asked) -> Desk:
-    """Where a user asks of the stack that is meant; raises ReaperError."""
+    """Return a user's access to the selected stack; raises ReaperError."""
     meant = subject(asked)
     now = lambda: datetime.now(UTC)  # noqa: E731 - a clock
     cloud = clouds.connect(meant.policy, now, environ=meant.environ)
@@ -281,14 +287,14 @@ def open_desk(asked: Asked) -> Desk:
 
 @click.command("give-back", epilog="\b\nExample:\n  gpu-fleet give-back i-0123456789abcdef0 --stack aws-dev")
 @click.argument("instance_id", metavar="[INSTANCE]", required=False)
-@click.option("--owner", metavar="NAME", help="Whose INSTANCE is, where another than you took it.")
+@click.option("--owner", metavar="NAME", help="Owner of INSTANCE, if another user took it.")
 @stack_options
 def give_back(instance_id: str | None, owner: str | None, asked: Asked) -> None:
     """Return an instance: the sweep terminates it once nothing runs there and /scratch/keep is saved.
 
-    Its hold ends at once. Without INSTANCE the one that you took, where it is the only one. One that another
-    took needs --owner and the cloud's permission to tag it; its owner is notified first, and by whom
-    it was given back; the times of its pool hold.
+    Its hold ends at once. Without INSTANCE, the only one that you took. An instance of another user needs
+    --owner and the cloud's permission to tag it. Its owner is notified first of who gave it back, and the
+    times of its pool apply.
     """
     desk = open_desk(asked)
     fleet = desk.cloud.instances.fleet()
@@ -299,14 +305,14 @@ def give_back(instance_id: str | None, owner: str | None, asked: Asked) -> None:
 
 
 def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, caller: str) -> Instance:
-    """The instance that is meant, and that the caller may mean.
+    """Return the selected instance, if the caller may give it back.
 
     Args:
-        owner: whose it is, as the caller says; None for their own.
+        owner: its owner, according to the caller; None for their own.
         caller: ``users/NAME`` or ``sessions/ID:NAME``.
 
     Raises:
-        ConfigurationError: there is none, or another took it and the caller does not say so.
+        ConfigurationError: there is none, or another user took it and the caller did not name them.
     """
     running = [instance for instance in fleet.instances if instance.state == RUNNING]
     taken = {
@@ -317,7 +323,7 @@ def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, 
     shared = {instance.id: instance for instance in running if instance.id not in taken}
     if instance_id in shared:
         raise ConfigurationError(
-            f"{described(shared[instance_id])} was taken by nobody: the sweep terminates it once it is idle"
+            f"{described(shared[instance_id])} was not taken: the sweep terminates it once it is idle"
         )
     own = [instance for instance in taken.values() if f"/{caller}/" in instance.tags[TAG_TAKEN]]
     if owner is None and (instance_id is None or instance_id in {instance.id for instance in own}):
@@ -326,41 +332,41 @@ def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, 
     if meant.owner != owner:
         said = "--owner is missing" if owner is None else f"--owner {owner}"
         raise ConfigurationError(
-            f"{said}: {described(meant)} was taken by {meant.owner}. Who may give it back in their place "
-            f"says --owner {meant.owner}; they are notified before it is terminated"
+            f"{said}: {described(meant)} was taken by {meant.owner}. If you may give it back in their place, "
+            f"add --owner {meant.owner}; they are notified before it is terminated"
         )
     return meant
 
 
 def give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
-    """Take the hold off, and ask the sweep; gives the instance as it is then. Raises CloudError.
+    """Remove the hold, and ask the sweep; return the instance as it is then. Raises CloudError.
 
     Args:
-        by: the name of who gives it back.
+        by: name of the user who gives it back.
     """
     wish = {TAG_GIVE_BACK: f"{format_time(desk.now())} {by}"}
     desk.cloud.instances.tag([instance.id], wish)
     desk.cloud.instances.untag([instance.id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
-    # what marks it has are of an earlier time
+    # its marks are from an earlier time
     gone = (TAG_KEEP_UNTIL, TAG_KEEP_REASON, TAG_IDLE_SINCE, TAG_REAP_AFTER)
     kept = {key: value for key, value in instance.tags.items() if key not in gone}
     return replace(instance, tags=kept | wish)
 
 
 def outlook(desk: Desk, fleet: Inventory, instance: Instance) -> str:
-    """What becomes of an instance that was just given back, and what holds that up, for who did it."""
+    """Return what the sweep will do with an instance that was just given back, and what delays that."""
     policy, said = desk.policy, give_back_of(instance)
     pool = policy.pools.get(instance.pool)
     if said is None or pool is None:
-        return f"given back; it stays for now: pool {instance.pool!r} is not in the policy"
+        return f"given back, but not terminated for now: pool {instance.pool!r} is not in the policy"
     if policy.dry_run:
-        return f"{said}; it stays for now: the sweeps of {policy.stack} only plan (reaper.dry_run)"
+        return f"{said}, but not terminated for now: the sweeps of {policy.stack} only plan (reaper.dry_run)"
     others = tuple(other for other in fleet.instances if other.id != instance.id)
     now = Situation(desk.now(), replace(fleet, instances=(*others, instance)), {}, policy)
     decision = if_nothing_ran(now, instance)
     if decision.verdict is not Verdict.MARK:
         why = f"{decision.verdict}: {decision.reason}"
-        return f"{said}; it stays for now, though nothing should run there: {why}"
+        return f"{said}, but not terminated for now even if it is idle: {why}"
     idle = format_span(shortest_idle_time(instance, pool, now.now, ()))
     grace = "" if said.is_sole else f", {pool.grace_minutes} min after a notice"
     return f"{said}; the sweep is to {pool.action} it once nothing has run there for {idle}{grace}"

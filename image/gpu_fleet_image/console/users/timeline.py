@@ -1,4 +1,4 @@
-"""An instance's heartbeats as one character a period: what a sweep goes by, for users. Pure."""
+"""An instance's heartbeats as one character a period, as a sweep reads them, for users. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from enum import StrEnum
 
 from gpu_fleet_image.core.metrics import CODE_HUNG, HEARTBEAT
 
-PERIODS_S = (900, 1800, 3600, 7200, 14_400)  # CloudWatch keeps every one of them for the 14 days of a window
+PERIODS_S = (900, 1800, 3600, 7200, 14_400)  # CloudWatch keeps each of them for the 14 days of a window
 MOST_CELLS = 168
 ROW_CELLS = 24
 
 
 class Cell(StrEnum):
-    """What a period was, as users see it."""
+    """State of a period, for users."""
 
     ACTIVE = "█"
     IDLE = "·"
@@ -33,25 +33,25 @@ LEGEND = {
 
 @dataclass(frozen=True)
 class PeriodRow:
-    """Some periods in a row."""
+    """Consecutive periods in a row."""
 
     start: datetime
     cells: tuple[Cell, ...]
 
 
 def period_s(window: timedelta) -> int:
-    """The shortest period with which a window fits the picture."""
+    """Return the shortest period with which a window fits the picture."""
     fits = (period for period in PERIODS_S if window.total_seconds() / period <= MOST_CELLS)
     return next(fits, PERIODS_S[-1])
 
 
 def start_of(now: datetime, window: timedelta, period: int) -> datetime:
-    """Start of the period in which a window before ``now`` begins."""
+    """Return the start of the period in which a window before ``now`` begins."""
     return datetime.fromtimestamp((now - window).timestamp() // period * period, UTC)
 
 
 def cell(value: float | None) -> Cell:
-    """What the smallest ``SecondsSinceActivity`` of a period says."""
+    """Return the state for the smallest ``SecondsSinceActivity`` of a period."""
     if value is None:
         return Cell.SILENT
     if value < 0:
@@ -62,12 +62,12 @@ def cell(value: float | None) -> Cell:
 def rows(
     points: Iterable[tuple[datetime, float]], start: datetime, now: datetime, period: int
 ) -> Iterator[PeriodRow]:
-    """The picture, oldest row first.
+    """Yield the rows of the picture, oldest first.
 
     Args:
-        points: (start of the period, smallest value), in any order; of repeats the smallest counts.
+        points: (start of the period, smallest value), in any order; of repetitions the smallest counts.
         start: of the first period.
-        now: nothing is shown after it.
+        now: nothing after it is shown.
         period: length in seconds.
     """
     values: dict[datetime, float] = {}
@@ -81,7 +81,7 @@ def rows(
 
 
 def counts(shown: Iterable[PeriodRow]) -> Mapping[Cell, int]:
-    """How many periods were what."""
+    """Return the number of periods in each state."""
     count = dict.fromkeys(Cell, 0)
     for row in shown:
         for cell in row.cells:

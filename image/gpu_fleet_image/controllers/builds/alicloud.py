@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from gpu_fleet_image.controllers.builds.keeper import (
+from gpu_fleet_image.controllers.builds.build_controller import (
     METRIC,
     NO_ROOM,
     PLAN_FILE,
@@ -20,7 +20,7 @@ from gpu_fleet_image.controllers.builds.keeper import (
     Report,
     load,
     log,
-    look_after,
+    reconcile,
     token,
 )
 from gpu_fleet_image.core import policy as policies
@@ -42,7 +42,7 @@ NEWEST = 100  # executions in one call; another payload has another pipeline
 
 
 class ImagePipeline:
-    """See ``keeper.Pipelines``. Launch templates hold an image id, so only ``up`` promotes an image."""
+    """See ``Pipelines``. Launch templates hold an image id, so only ``up`` promotes an image."""
 
     def __init__(self, ecs: Product, calls: Calls, plan: BuildsPlan) -> None:
         self._ecs, self._calls, self._plan = ecs, calls, plan
@@ -50,18 +50,18 @@ class ImagePipeline:
     @cached_property
     def _pipeline(self) -> Mapping[str, Any]:
         (name,) = self._plan.pipelines
-        page = self._calls.look(self._ecs.action("DescribeImagePipelines"), Name=name)
+        page = self._calls.read(self._ecs.action("DescribeImagePipelines"), Name=name)
         for pipeline in page["ImagePipeline"]["ImagePipelineSet"]:
             if pipeline.get("Name") == name:
                 return dict(pipeline)
         raise CloudError(f"no pipeline {name}")
 
     def declared(self) -> datetime:
-        """See ``keeper.Pipelines``."""
+        """See ``Pipelines``."""
         return parse_time(self._pipeline["CreationTime"])
 
     def history(self) -> Sequence[PipelineBuild]:
-        """See ``keeper.Pipelines``."""
+        """See ``Pipelines``."""
         builds = [
             PipelineBuild(
                 execution["ExecutionId"],
@@ -76,7 +76,7 @@ class ImagePipeline:
         return sorted(builds, key=lambda build: build.began, reverse=True)
 
     def failure(self, build: PipelineBuild) -> BuildFailure:
-        """See ``keeper.Pipelines``; the execution's message gives the cause."""
+        """See ``Pipelines``; the execution's message gives the cause."""
         (execution,) = self._executions(ExecutionId=build.id)
         reason = execution.get("Message") or execution["Status"].lower()
         if NO_ROOM.search(reason):
@@ -85,7 +85,7 @@ class ImagePipeline:
         return BuildFailure(Cause.BUILDING if building else Cause.TESTING, reason)
 
     def start(self, place: int, after: str) -> str:  # noqa: ARG002 - one pipeline, in one zone
-        """See ``keeper.Pipelines``."""
+        """See ``Pipelines``."""
         pipeline = str(self._pipeline["ImagePipelineId"])
         answer = self._calls.change(
             self._ecs.action("StartImagePipelineExecution"),
@@ -95,22 +95,22 @@ class ImagePipeline:
         return str(answer["ExecutionId"])
 
     def promoted(self) -> Promoted:
-        """See ``keeper.Pipelines``; return nothing: only an ``up`` promotes an image here."""
+        """See ``Pipelines``; return nothing: only an ``up`` promotes an image here."""
         return Promoted("", None)
 
     def promote(self, image_id: str) -> None:
         """Do nothing."""
 
     def unfit(self, build: PipelineBuild) -> str:  # noqa: ARG002 - nobody scans here
-        """See ``keeper.Pipelines``; return an empty text: this cloud scans no images."""
+        """See ``Pipelines``; return an empty text: this cloud scans no images."""
         return ""
 
     def _executions(self, **which: Any) -> list[Mapping[str, Any]]:
-        page = self._calls.look(self._ecs.action("DescribeImagePipelineExecutions"), **which)
+        page = self._calls.read(self._ecs.action("DescribeImagePipelineExecutions"), **which)
         return list(page["ImagePipelineExecution"]["ImagePipelineExecutionSet"])
 
 
-def handle(event: bytes, context: Any) -> str:  # noqa: ARG001 - whatever wakes it, it looks itself
+def handle(event: bytes, context: Any) -> str:  # noqa: ARG001 - every event starts the same pass
     """Run one pass as a function, whatever the event; errors as in ``run``."""
     return json.dumps(log(run(datetime.now(UTC) + timedelta(seconds=context.function.timeout))))
 
@@ -127,6 +127,6 @@ def run(ends_at: datetime) -> Report:
     policy, plan = policies.load(policy_file()), load(policy_file().with_name(PLAN_FILE))
     cloud = connect(policy, lambda: datetime.now(UTC), deadline=ends_at - RESERVE)
     own = clients(policy.region, credentials(os.environ), os.environ.get(ENDPOINT, ""))
-    report = look_after(ImagePipeline(own.ecs, cloud.calls, plan), plan, policy.time_zone, datetime.now(UTC))
+    report = reconcile(ImagePipeline(own.ecs, cloud.calls, plan), plan, policy.time_zone, datetime.now(UTC))
     cloud.heartbeats.publish([Figure(METRIC, float(bool(report.problem)))])
     return report

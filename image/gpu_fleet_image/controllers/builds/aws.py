@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from gpu_fleet_image.controllers.builds.keeper import (
+from gpu_fleet_image.controllers.builds.build_controller import (
     METRIC,
     NO_ROOM,
     PLAN_FILE,
@@ -18,7 +18,7 @@ from gpu_fleet_image.controllers.builds.keeper import (
     Report,
     load,
     log,
-    look_after,
+    reconcile,
     token,
 )
 from gpu_fleet_image.core import policy as policies
@@ -38,7 +38,7 @@ COMPLETED = "COMPLETED"  # API_ImageScanState.html
 
 
 class ImageBuilder:
-    """See ``keeper.Pipelines``."""
+    """See ``Pipelines``."""
 
     def __init__(self, imagebuilder: Any, ssm: Any, calls: Calls, plan: BuildsPlan) -> None:
         self._imagebuilder, self._ssm = imagebuilder, ssm
@@ -54,11 +54,11 @@ class ImageBuilder:
         return [known[name] for name in self._plan.pipelines if name in known]
 
     def declared(self) -> datetime:
-        """See ``keeper.Pipelines``."""
+        """See ``Pipelines``."""
         return parse_time(self._pipelines[0]["dateCreated"])
 
     def history(self) -> Sequence[PipelineBuild]:
-        """See ``keeper.Pipelines``."""
+        """See ``Pipelines``."""
         builds = [
             _build(image, place)
             for place, pipeline in enumerate(self._pipelines)
@@ -72,8 +72,8 @@ class ImageBuilder:
         return sorted(builds, key=lambda build: build.began, reverse=True)
 
     def failure(self, build: PipelineBuild) -> BuildFailure:
-        """See ``keeper.Pipelines``; the failed steps give the cause."""
-        image = self._calls.look(self._imagebuilder.get_image, imageBuildVersionArn=build.id)["image"]
+        """See ``Pipelines``; the failed steps give the cause."""
+        image = self._calls.read(self._imagebuilder.get_image, imageBuildVersionArn=build.id)["image"]
         runs = self._pages(
             self._imagebuilder.list_workflow_executions, "workflowExecutions", imageBuildVersionArn=build.id
         )
@@ -97,7 +97,7 @@ class ImageBuilder:
         return BuildFailure(Cause.BUILDING if building else Cause.TESTING, reason)
 
     def start(self, place: int, after: str) -> str:
-        """See ``keeper.Pipelines``."""
+        """See ``Pipelines``."""
         arn = self._pipelines[place % len(self._pipelines)]["arn"]
         answer = self._calls.change(
             self._imagebuilder.start_image_pipeline_execution,
@@ -107,14 +107,14 @@ class ImageBuilder:
         return str(answer["imageBuildVersionArn"])
 
     def promoted(self) -> Promoted:
-        """See ``keeper.Pipelines``; the parameter names the image."""
-        answer = self._calls.look(self._ssm.get_parameters, Names=[self._plan.parameter])
+        """See ``Pipelines``; the parameter names the image."""
+        answer = self._calls.read(self._ssm.get_parameters, Names=[self._plan.parameter])
         for parameter in answer["Parameters"]:
             return Promoted(parameter["Value"], parameter.get("LastModifiedDate"))
         return Promoted("", None)
 
     def promote(self, image_id: str) -> None:
-        """See ``keeper.Pipelines``; instances read the parameter at each launch."""
+        """See ``Pipelines``; instances read the parameter at each launch."""
         self._calls.change(
             self._ssm.put_parameter,
             Name=self._plan.parameter,
@@ -125,8 +125,8 @@ class ImageBuilder:
         )
 
     def unfit(self, build: PipelineBuild) -> str:
-        """See ``keeper.Pipelines``; Image Builder copied Amazon Inspector's findings while it tested."""
-        image = self._calls.look(self._imagebuilder.get_image, imageBuildVersionArn=build.id)["image"]
+        """See ``Pipelines``; Image Builder copied Amazon Inspector's findings while it tested."""
+        image = self._calls.read(self._imagebuilder.get_image, imageBuildVersionArn=build.id)["image"]
         status = image.get("scanState", {}).get("status", "PENDING")
         if status != COMPLETED:
             return f"its scan is {status.lower()}, nothing is known of its vulnerabilities"
@@ -146,7 +146,7 @@ class ImageBuilder:
 
     def _pages(self, method: Any, items: str, **arguments: Any) -> Iterator[Mapping[str, Any]]:
         while True:
-            page = self._calls.look(method, **arguments)
+            page = self._calls.read(method, **arguments)
             yield from page.get(items, ())
             if not page.get("nextToken"):
                 return
@@ -165,7 +165,7 @@ def _build(image: Mapping[str, Any], place: int) -> PipelineBuild:
     )
 
 
-def handle(event: object, context: Any) -> Mapping[str, str]:  # noqa: ARG001 - whatever wakes it, it looks itself
+def handle(event: object, context: Any) -> Mapping[str, str]:  # noqa: ARG001 - every event starts the same pass
     """Run one pass as a Lambda function, whatever the event.
 
     Raises:
@@ -185,6 +185,6 @@ def run(ends_at: datetime) -> Report:
     cloud = connect(policy, lambda: datetime.now(UTC), deadline=ends_at - RESERVE)
     imagebuilder, ssm = client("imagebuilder", policy.region), client("ssm", policy.region)
     own = ImageBuilder(imagebuilder, ssm, cloud.calls, plan)
-    report = look_after(own, plan, policy.time_zone, datetime.now(UTC))
+    report = reconcile(own, plan, policy.time_zone, datetime.now(UTC))
     cloud.heartbeats.publish([Figure(METRIC, float(bool(report.problem)))])
     return report

@@ -17,28 +17,30 @@ from gpu_fleet_image.providers.alicloud.oss import OssStore
 from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Product
 
 DIRECTORY_FILE = "directory.json"  # beside the policy
-PAGE = 100  # the most of ListUsersForGroup
+PAGE = 100  # the maximum of ListUsersForGroup
 RESERVE = timedelta(seconds=5)
 
 
 class RamGroups:
     """RAM user groups; see ``refresh.DirectoryGroups``.
 
-    IMS lists ids and names at once, RAM's own API names alone.
+    IMS lists ids and names at once; RAM's own API lists only names.
     """
 
     def __init__(self, ims: Product, calls: Calls) -> None:
         self._ims, self._calls = ims, calls
 
     def members(self, group: str) -> Mapping[str, MemberProfile | None]:
-        """As the protocol. The login name is what stands before the @ of the account's domain.
+        """Return a group's members as the protocol.
+
+        The login name is the part before the @ of the account's domain.
 
         help.aliyun.com/en/ram/developer-reference/api-ims-2019-08-15-listusersforgroup
         """
         listed: dict[str, MemberProfile | None] = {}
         marker: dict[str, str] = {}
         while True:
-            page = self._calls.look(
+            page = self._calls.read(
                 self._ims.action("ListUsersForGroup"), GroupName=group, MaxItems=PAGE, **marker
             )
             users = page.get("Users", {}).get("User", [])
@@ -51,11 +53,11 @@ class RamGroups:
             marker = {"Marker": str(page["Marker"])}
 
     def profile(self, member: str) -> MemberProfile | None:  # noqa: ARG002 - see below
-        """As the protocol: whoever is listed was listed with a name."""
+        """Return None: the list already had everybody's name."""
         return None
 
 
-def handle(event: bytes, context: Any) -> str:  # noqa: ARG001 - whatever wakes it, it looks itself
+def handle(event: bytes, context: Any) -> str:  # noqa: ARG001 - every event starts the same pass
     """Run one pass as a function; returns and raises as ``run``."""
     return json.dumps(run(datetime.now(UTC) + timedelta(seconds=context.function.timeout)))
 
@@ -65,7 +67,7 @@ def run(ends_at: datetime, as_of: datetime | None = None) -> Mapping[str, Any]:
 
     Args:
         ends_at: when the function is cut off.
-        as_of: the time of a rehearsal. No event leads here.
+        as_of: the time of a rehearsal. No event sets it.
 
     Raises:
         InstanceError: nothing was written; the function counts it as an error.

@@ -17,7 +17,7 @@ from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.providers.aws.session import client
 
 DIRECTORY_FILE = "directory.json"  # beside the policy
-PAGE = 100  # the most of ListGroupMemberships
+PAGE = 100  # the maximum of ListGroupMemberships
 GONE = "ResourceNotFoundException"
 DISABLED = "DISABLED"
 SESSION = "gpu-fleet-people"
@@ -29,21 +29,21 @@ class IdentityCenterGroups:
 
     Args:
         identitystore: boto3's client.
-        login: the attribute that is the login name, as ``DescribeUser`` spells it.
+        login: the attribute with the login name, as ``DescribeUser`` spells it.
     """
 
     def __init__(self, identitystore: Any, calls: Calls, store_id: str, login: str) -> None:
         self._client, self._calls, self._store, self._login = identitystore, calls, store_id, login
 
     def members(self, group: str) -> Mapping[str, MemberProfile | None]:
-        """As the protocol: the list has ids alone. A group that is gone is an error, not an empty one.
+        """Return a group's members as the protocol: ids only. A deleted group is an error, not an empty one.
 
-        Where the list is empty the group itself is asked for: everybody of it would be locked.
+        If the list is empty, the group itself is looked up: an empty group locks all its members.
         """
         listed: dict[str, MemberProfile | None] = {}
         token: dict[str, str] = {}
         while True:
-            page = self._calls.look(
+            page = self._calls.read(
                 self._client.list_group_memberships,
                 IdentityStoreId=self._store,
                 GroupId=group,
@@ -55,13 +55,13 @@ class IdentityCenterGroups:
                 break
             token = {"NextToken": page["NextToken"]}
         if not listed:
-            self._calls.look(self._client.describe_group, IdentityStoreId=self._store, GroupId=group)
+            self._calls.read(self._client.describe_group, IdentityStoreId=self._store, GroupId=group)
         return listed
 
     def profile(self, member: str) -> MemberProfile | None:
-        """As the protocol."""
+        """Return a member's profile as the protocol; None if the user is gone."""
         try:
-            user = self._calls.look(self._client.describe_user, IdentityStoreId=self._store, UserId=member)
+            user = self._calls.read(self._client.describe_user, IdentityStoreId=self._store, UserId=member)
         except CloudError as error:
             if error.code == GONE:
                 return None
@@ -69,11 +69,11 @@ class IdentityCenterGroups:
         return MemberProfile(str(user.get(self._login) or ""), user.get("UserStatus") != DISABLED)
 
 
-def handle(event: object, context: Any) -> Mapping[str, Any]:  # noqa: ARG001 - whatever wakes it, it looks itself
+def handle(event: object, context: Any) -> Mapping[str, Any]:  # noqa: ARG001 - every event starts the same pass
     """Run one pass as a Lambda function.
 
     Raises:
-        InstanceError: nothing was written; Lambda counts it as an error, which is an alarm.
+        InstanceError: nothing was written; Lambda counts it as an error, which raises an alarm.
     """
     remaining = timedelta(milliseconds=context.get_remaining_time_in_millis())
     return run(datetime.now(UTC) + remaining)
@@ -84,7 +84,7 @@ def run(ends_at: datetime, as_of: datetime | None = None) -> Mapping[str, Any]:
 
     Args:
         ends_at: when the function is cut off.
-        as_of: the time of a rehearsal. No event leads here.
+        as_of: the time of a rehearsal. No event sets it.
     """
     policy = policies.load(policy_file())
     clock = lambda: as_of or datetime.now(UTC)  # noqa: E731 - a clock
@@ -99,12 +99,12 @@ def run(ends_at: datetime, as_of: datetime | None = None) -> Mapping[str, Any]:
 
 
 def _identity_store(directory: Directory, region: str, calls: Calls) -> Any:
-    """The client, with the keys of a role where the directory is another account's."""
+    """Return the client, with the keys of a role if the directory is in another account."""
     where = directory.region or region
     if not directory.role:
         return client("identitystore", where)
     sts = client("sts", region)
-    taken = calls.look(sts.assume_role, RoleArn=directory.role, RoleSessionName=SESSION)["Credentials"]
+    taken = calls.read(sts.assume_role, RoleArn=directory.role, RoleSessionName=SESSION)["Credentials"]
     keys = {
         "aws_access_key_id": taken["AccessKeyId"],
         "aws_secret_access_key": taken["SecretAccessKey"],

@@ -1,8 +1,8 @@
-"""Members of a directory's groups as accounts: which name, which number, which team. Pure.
+"""Members of a directory's groups as accounts: name, number and team. Pure.
 
-A directory knows ids, which are for good, and names, which change and are given away again. An account's
-number follows from the id and is written down for good, with the name that it was first given to: what lies
-on the shared homes stays its owner's, and nobody else's.
+A directory has ids, which are permanent, and names, which change and are reused. An account's number follows
+from the id and is recorded for good, with its first name: files on the shared homes stay their owner's, and
+become nobody else's.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 from gpu_fleet_image.core.errors import ConfigurationError
 from gpu_fleet_image.core.roster import NAME, UIDS
 
-# Numbers of members: the upper third of those that accounts have; the lower ones are for access.people.
+# Numbers of members: the upper part of the accounts' range; the lower part is for access.people.
 NUMBERS = range(20_000, UIDS.stop)
 TAKEN_BEGINNINGS = ("gpu-fleet", "systemd-")
 
@@ -23,9 +23,9 @@ class TeamGroup:
     """A group of the directory.
 
     Attributes:
-        name: of the team, and of the group on instances.
+        name: of the team, and of its group on instances.
         gid: its number there.
-        group: what the directory calls it: an id, or a name.
+        group: the directory's id or name of it.
         admin: its members may become root.
     """
 
@@ -37,15 +37,16 @@ class TeamGroup:
 
 @dataclass(frozen=True)
 class Directory:
-    """What the stack says of accounts: ``directory.json`` beside the function's policy.
+    """The stack's settings of accounts: ``directory.json`` beside the function's policy.
 
     Attributes:
-        named: entries of ``accounts.json`` that the stack names itself; they go before members of a group.
-        teams: in the order in which the first one that a member is in becomes theirs.
-        keys: login name -> lines of ``authorized_keys``, since no directory has them.
-        taken: names of the system, which no member gets.
+        named: entries of ``accounts.json`` that the stack names itself; they take precedence over members of
+            a group.
+        teams: in order of precedence: a member's first team becomes theirs.
+        keys: login name -> lines of ``authorized_keys``, which no directory has.
+        taken: the system's names, which no member gets.
         identity_store, region, role, login: of IAM Identity Center; see ``access.directory``.
-        queue_teams: team -> what it gets of the queue, which ``accounts.json`` carries too.
+        queue_teams: team -> its limits in the queue, which ``accounts.json`` contains too.
     """
 
     named: tuple[dict[str, Any], ...]
@@ -61,13 +62,13 @@ class Directory:
 
 @dataclass(frozen=True)
 class MemberAccount:
-    """What is written down of a member: for good.
+    """Permanent record of a member.
 
     Attributes:
-        name: the login name that the number was first given to.
+        name: the login name of the number's first assignment.
         uid: the number.
-        now: the name that the directory had when it was last asked.
-        enabled: whether the directory lets them in.
+        now: the name at the directory's last answer.
+        enabled: the directory lets them log in.
     """
 
     name: str
@@ -78,7 +79,7 @@ class MemberAccount:
 
 @dataclass(frozen=True)
 class MemberProfile:
-    """What the directory says of a member: their name, and whether it lets them in."""
+    """Member in the directory: their name, and whether they may log in."""
 
     name: str
     enabled: bool = True
@@ -86,21 +87,21 @@ class MemberProfile:
 
 @dataclass
 class MergedAccounts:
-    """Who gets an account.
+    """Accounts of the stack's users.
 
     Attributes:
         users: entries of ``accounts.json``.
-        book: every member there ever was.
+        registry: every member there ever was.
         left_out: name -> why they get none.
     """
 
     users: list[dict[str, Any]]
-    book: dict[str, MemberAccount]
+    registry: dict[str, MemberAccount]
     left_out: dict[str, str]
 
 
 def parse(document: Mapping[str, Any]) -> Directory:
-    """The stack's word. Raises ConfigurationError."""
+    """Parse the stack's settings. Raises ConfigurationError."""
     try:
         teams = tuple(TeamGroup(**team) for team in document["teams"])
         rest = {key: value for key, value in document.items() if key not in ("named", "teams", "taken")}
@@ -109,77 +110,75 @@ def parse(document: Mapping[str, Any]) -> Directory:
         raise ConfigurationError(f"directory.json is not as a stack writes it: {error}") from error
 
 
-def parse_book(document: Mapping[str, Any]) -> dict[str, MemberAccount]:
-    """Id -> what is written down. Raises ConfigurationError: numbers are not given out over a damaged one."""
+def parse_registry(document: Mapping[str, Any]) -> dict[str, MemberAccount]:
+    """Parse id -> record. Raises ConfigurationError: no number is assigned with a damaged book."""
     try:
-        book = {str(member): MemberAccount(**account) for member, account in document["accounts"].items()}
+        registry = {str(member): MemberAccount(**account) for member, account in document["accounts"].items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"the book of numbers is damaged: {error!r}") from error
-    numbers = [account.uid for account in book.values()]
+        raise ConfigurationError(f"the UID registry is damaged: {error!r}") from error
+    numbers = [account.uid for account in registry.values()]
     if len(set(numbers)) != len(numbers) or not all(number in NUMBERS for number in numbers):
-        raise ConfigurationError("the book of numbers is damaged: a number twice, or none of a member's")
-    return book
+        raise ConfigurationError("the UID registry is damaged: a number twice, or none of a member's")
+    return registry
 
 
 def merge(
     directory: Directory,
     members: Mapping[str, Collection[str]],
     profiles: Mapping[str, MemberProfile],
-    book: Mapping[str, MemberAccount],
+    registry: Mapping[str, MemberAccount],
 ) -> MergedAccounts:
-    """Who gets which account.
+    """Return everybody's accounts.
 
     Args:
         members: name of a team -> ids of its members.
-        profiles: id -> what the directory said just now; of who is not in it the book's last word holds.
-        book: id -> what is written down.
+        profiles: id -> what the directory said just now; of who is not in it the registry's last word holds.
+        registry: id -> what is written down.
     """
-    outcome = MergedAccounts([], dict(book), {})
+    outcome = MergedAccounts([], dict(registry), {})
     for entry in directory.named:
-        if why := _against_book(entry, book):
+        if why := _against_registry(entry, registry):
             outcome.left_out[str(entry["name"])] = why
         else:
             outcome.users.append(entry)
     named = {str(entry["name"]) for entry in outcome.users}
     used = {int(entry["uid"]) for entry in outcome.users}
     for member, teams in sorted(_teams_of(directory.teams, members).items()):
-        profile = profiles.get(member) or _written(book, member)
+        profile = profiles.get(member) or _written(registry, member)
         if profile is None or not profile.enabled:
             _note(outcome, member, profile)
             continue
-        account = outcome.book.get(member)
+        account = outcome.registry.get(member)
         if profile.name in named and (account is None or account.name == profile.name):
             continue  # the stack names this user itself
-        why = _refused(directory, outcome.book, member, profile.name)
-        number = account.uid if account else _number(member, used | _numbers(outcome.book))
+        why = _refused(directory, outcome.registry, member, profile.name)
+        number = account.uid if account else _number(member, used | _numbers(outcome.registry))
         if why or number is None:
             outcome.left_out[profile.name] = why or "no number is left"
             continue
         name = account.name if account else profile.name
-        outcome.book[member] = MemberAccount(name, number, profile.name)
+        outcome.registry[member] = MemberAccount(name, number, profile.name)
         if name != profile.name:
-            outcome.left_out[profile.name] = (
-                f"is {name!r} here for good, whose files they are; log in as that"
-            )
+            outcome.left_out[profile.name] = f"is {name!r} here, the owner of their files; log in as that"
         outcome.users.append(_entry(directory, name, number, teams))
     outcome.users.sort(key=lambda entry: str(entry["name"]))
     return outcome
 
 
-def _against_book(entry: Mapping[str, Any], book: Mapping[str, MemberAccount]) -> str:
-    """Why an account that the stack names cannot be: a member's number, or another than the user's own."""
-    for account in book.values():
+def _against_registry(entry: Mapping[str, Any], registry: Mapping[str, MemberAccount]) -> str:
+    """Return why the stack's account conflicts with the book: another's number, or not the user's."""
+    for account in registry.values():
         if account.uid == entry["uid"] and account.name != entry["name"]:
-            return f"uid {account.uid} is {account.name!r}'s, a member of a group: choose another"
+            return f"uid {account.uid} belongs to {account.name!r}, a member of a group: choose another"
         if account.name == entry["name"] and account.uid != entry["uid"]:
-            return f"has the number {account.uid} as a member of a group: write that for uid"
+            return f"has the number {account.uid} as a member of a group: set uid to it"
     return ""
 
 
 def _teams_of(
     teams: Sequence[TeamGroup], members: Mapping[str, Collection[str]]
 ) -> dict[str, list[TeamGroup]]:
-    """Id -> teams, in the stack's order."""
+    """Return id -> teams, in the stack's order."""
     chosen: dict[str, list[TeamGroup]] = {}
     for team in teams:
         for member in members[team.name]:
@@ -187,38 +186,38 @@ def _teams_of(
     return chosen
 
 
-def _written(book: Mapping[str, MemberAccount], member: str) -> MemberProfile | None:
-    account = book.get(member)
+def _written(registry: Mapping[str, MemberAccount], member: str) -> MemberProfile | None:
+    account = registry.get(member)
     return MemberProfile(account.now, account.enabled) if account else None
 
 
 def _note(outcome: MergedAccounts, member: str, profile: MemberProfile | None) -> None:
-    """A member whom the directory shuts out stays so until it says otherwise."""
-    account = outcome.book.get(member)
+    """Record a member whom the directory disabled, until it enables them again."""
+    account = outcome.registry.get(member)
     if account is not None:
         now = profile.name if profile else account.now
-        outcome.book[member] = replace(account, now=now, enabled=False)
+        outcome.registry[member] = replace(account, now=now, enabled=False)
 
 
-def _refused(directory: Directory, book: Mapping[str, MemberAccount], member: str, name: str) -> str:
-    """Why a member gets no account of this name; empty where they do."""
-    if member in book:
+def _refused(directory: Directory, registry: Mapping[str, MemberAccount], member: str, name: str) -> str:
+    """Return why a member gets no account with this name; empty if they do."""
+    if member in registry:
         return ""
     if NAME.fullmatch(name) is None:
-        return f"is no login name; allowed: {NAME.pattern}"
+        return f"is not a login name; allowed: {NAME.pattern}"
     if name in directory.taken or name.startswith(TAKEN_BEGINNINGS):
         return "is an account or group of the system, or a team"
-    if any(account.name == name for other, account in book.items() if other != member):
+    if any(account.name == name for other, account in registry.items() if other != member):
         return "was another member's, whose files they are: give this one another name"
     return ""
 
 
-def _numbers(book: Mapping[str, MemberAccount]) -> set[int]:
-    return {account.uid for account in book.values()}
+def _numbers(registry: Mapping[str, MemberAccount]) -> set[int]:
+    return {account.uid for account in registry.values()}
 
 
 def _number(member: str, used: Collection[int]) -> int | None:
-    """The first free number from where the id leads: most often the same, should the book be lost."""
+    """The first free number from where the id leads: most often the same, should the registry be lost."""
     start = int.from_bytes(hashlib.sha256(member.encode()).digest()[:8], "big")
     numbers: Iterator[int] = (NUMBERS[(start + step) % len(NUMBERS)] for step in range(len(NUMBERS)))
     return next((number for number in numbers if number not in used), None)

@@ -1,6 +1,6 @@
-"""One pass over a directory: who is in the stack's groups now becomes ``accounts.json``.
+"""One pass over a directory: write the present members of the stack's groups to ``accounts.json``.
 
-Nothing is written unless every group was read: what cannot be read locks nobody.
+Nothing is written unless every group was read: a failed read locks no account.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ from gpu_fleet_image.controllers.directory.directory import (
     MemberProfile,
     MergedAccounts,
     merge,
-    parse_book,
+    parse_registry,
 )
 from gpu_fleet_image.core import roster
 from gpu_fleet_image.core.errors import CloudError
 from gpu_fleet_image.core.store import Store
 
-BOOK = "accounts/numbers.json"
+REGISTRY = "accounts/numbers.json"
 # Of known members so many are asked for by themselves in one pass, those of large groups in turns: Identity
 # Center answers 20 calls a second to the whole organization
 # (docs.aws.amazon.com/singlesignon/latest/userguide/limits.html).
@@ -34,36 +34,38 @@ class DirectoryGroups(Protocol):
     """A directory. Every method raises CloudError."""
 
     def members(self, group: str) -> Mapping[str, MemberProfile | None]:
-        """Id -> what the list says of each; None where it says nothing."""
+        """Return id -> profile from the group's list; None if the list has no profiles."""
 
     def profile(self, member: str) -> MemberProfile | None:
-        """What the directory says of one; None of one who is gone."""
+        """Return one member's profile; None if they are gone."""
 
 
 def refresh(
     directory: Directory, groups: DirectoryGroups, store: Store, clock: Callable[[], datetime]
 ) -> dict[str, Any]:
-    """Read every group, and write who has an account where that has changed.
+    """Read every group, and write the accounts if they have changed.
 
     Returns:
-        How many have one, whether that was written, and who got none and why.
+        Number of accounts, whether they were written, and users without an account with the reason.
 
     Raises:
-        CloudError: a group, the book or the roster could not be read or written; nothing is locked.
-        ConfigurationError: the book is damaged.
+        CloudError: a group, the registry or the roster could not be read or written; nothing is locked.
+        ConfigurationError: the registry is damaged.
         RosterError: what would be written is no roster.
     """
-    stored = store.get(BOOK)
-    book = parse_book(stored.content) if stored else {}
+    stored = store.get(REGISTRY)
+    registry = parse_registry(stored.content) if stored else {}
     listed = {team.name: dict(groups.members(team.group)) for team in directory.teams}
-    profiles = _profiles(groups, listed.values(), book, clock())
-    outcome = merge(directory, listed, profiles, book)
+    profiles = _profiles(groups, listed.values(), registry, clock())
+    outcome = merge(directory, listed, profiles, registry)
     document = _document(directory, outcome)
     roster.parse(document)
-    if outcome.book != book:
-        content = {"accounts": {member: dataclasses.asdict(each) for member, each in outcome.book.items()}}
-        if store.move_on(BOOK, content, stored.version if stored else None) is None:
-            raise CloudError(f"{BOOK}: somebody else wrote it at this moment; the next pass goes on")
+    if outcome.registry != registry:
+        content = {
+            "accounts": {member: dataclasses.asdict(each) for member, each in outcome.registry.items()}
+        }
+        if store.move_on(REGISTRY, content, stored.version if stored else None) is None:
+            raise CloudError(f"{REGISTRY}: somebody else wrote it at this moment; the next pass goes on")
     written = _differs(store, document)
     if written:
         store.put(roster.KEY, document)
@@ -71,7 +73,7 @@ def refresh(
 
 
 def log(result: dict[str, Any]) -> dict[str, Any]:
-    """One JSON object a line; gives it back."""
+    """Write the result as one JSON object in a line; return it."""
     sys.stdout.write(json.dumps({"event": "people", **result}) + "\n")
     return result
 
@@ -79,10 +81,10 @@ def log(result: dict[str, Any]) -> dict[str, Any]:
 def _profiles(
     groups: DirectoryGroups,
     listed: Iterable[Mapping[str, MemberProfile | None]],
-    book: Mapping[str, MemberAccount],
+    registry: Mapping[str, MemberAccount],
     now: datetime,
 ) -> dict[str, MemberProfile]:
-    """Id -> what is said of each now: by the list, or asked for; of known ones in turns."""
+    """Return id -> present profile: from the list, or looked up; known members take turns."""
     everybody: dict[str, MemberProfile | None] = {}
     for members in listed:
         everybody |= members
@@ -91,7 +93,7 @@ def _profiles(
     turns = max(1, -(-len(silent) // AT_ONCE))
     turn = int(now.timestamp()) // PASS_S % turns
     for place, member in enumerate(silent):
-        if member not in book or place % turns == turn:
+        if member not in registry or place % turns == turn:
             # who is gone and still listed is let in no more
             said[member] = groups.profile(member) or MemberProfile("", enabled=False)
     return said
@@ -103,7 +105,7 @@ def _document(directory: Directory, outcome: MergedAccounts) -> dict[str, Any]:
 
 
 def _differs(store: Store, document: dict[str, Any]) -> bool:
-    """Whether the bucket holds another roster, a damaged one or none."""
+    """Return whether the bucket holds another roster, a damaged one or none."""
     try:
         newest = store.newest(roster.KEY)
     except CloudError as error:

@@ -1,4 +1,5 @@
-"""What the stack costs.
+"""Costs of the stack.
 
-In: fleet and prices, sweep by sweep. Out: the month's meter, freezes of training pools, the daily report.
+They read fleet and prices, sweep by sweep, and write the month's meter, freezes of training pools, and the
+daily report.
 """

@@ -1,4 +1,4 @@
-"""After each sweep: what the stack costs is counted, and held against its budget."""
+"""Budget check after each sweep: count the stack's costs, and compare them with the budget."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +17,16 @@ from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
 from gpu_fleet_image.core.store import Store
 
 KEY = "meter.json"
-TRIES = 3  # another sweep may count at the same moment; then this one counts on from there
+TRIES = 3  # another sweep may write at the same time; then this one continues from its count
 
 
 @dataclass(frozen=True)
 class SweptFleet:
-    """What a sweep leaves to be counted.
+    """State after a sweep, to be counted.
 
     Attributes:
-        fleet: what was looked at, terminated instances included.
-        ended: ids of those that it stopped or terminated.
+        fleet: the fleet as the sweep saw it, with terminated instances.
+        ended: ids of instances that it stopped or terminated.
     """
 
     now: datetime
@@ -37,14 +37,14 @@ class SweptFleet:
 def settle(
     cloud: SweepCloud, policy: Policy, swept: SweptFleet, *, act: bool
 ) -> tuple[Spending | None, list[Failure]]:
-    """Count, hold against the budget, and report the days that ended.
+    """Count the costs, compare them with the budget, and report the days that ended.
 
     Args:
-        act: groups may be changed; not in a dry run.
+        act: allows changes of groups; false in a dry run.
 
     Returns:
-        The spending, None where the policy has no budget, there is no bucket, or the meter could not be
-        read; and what failed.
+        The spending, None if the policy has no budget, there is no bucket, or the meter could not be read;
+        and the failures.
     """
     store = cloud.store
     if policy.budget is None or store is None:
@@ -70,8 +70,8 @@ def settle(
     return spending, failures
 
 
-def look(cloud: SweepCloud, policy: Policy, fleet: Inventory, now: datetime) -> Spending | None:
-    """What the stack costs as of now, with nothing written; None where nothing is metered.
+def read_spending(cloud: SweepCloud, policy: Policy, fleet: Inventory, now: datetime) -> Spending | None:
+    """Return the stack's costs at this time, writing nothing; None if nothing is metered.
 
     Raises:
         CloudError: the meter or the freeze could not be read.
@@ -82,7 +82,7 @@ def look(cloud: SweepCloud, policy: Policy, fleet: Inventory, now: datetime) -> 
     before = standing(store)
     if before is None:
         return None
-    # Without an answer spot counts at most; that the sweep got none, its own report says.
+    # Without an answer, spot instances count at their maximum price; the sweep's own report has the failure.
     budget, _ = _at_market_prices(cloud, policy.budget, fleet)
     reading, _ = meter.advance(before, fleet, budget, policy.currency, now)
     freeze = freezer.read(store, now)[0] if budget.freezes else None
@@ -92,7 +92,7 @@ def look(cloud: SweepCloud, policy: Policy, fleet: Inventory, now: datetime) -> 
 def _at_market_prices(
     cloud: SweepCloud, budget: BudgetPolicy, fleet: Inventory
 ) -> tuple[BudgetPolicy, list[Failure]]:
-    """The budget with what spot instances cost now, at most what it says; without an answer it stays."""
+    """Return the budget at the market's spot prices, which it limits; unchanged without an answer."""
     types = sorted(
         {instance.type for instance in fleet.instances if instance.spot and instance.state in meter.BILLED}
     )
@@ -115,7 +115,7 @@ def _spending(
 
 
 def _count(store: Store, policy: Policy, budget: BudgetPolicy, swept: SweptFleet) -> MeterReading:
-    """Move the meter in the bucket on to the sweep's moment.
+    """Advance the meter in the bucket to the sweep's time.
 
     Raises:
         CloudError: it could not be read or written, or counts in another currency.
@@ -124,17 +124,17 @@ def _count(store: Store, policy: Policy, budget: BudgetPolicy, swept: SweptFleet
         before, version = _read(store)
         reading, days = meter.advance(before, swept.fleet, budget, policy.currency, swept.now)
         reading = meter.note_ends(reading, swept.ended, swept.now)
-        # A day is on record before the meter moves past it; one that was written before stays as it is.
+        # A day is recorded before the meter passes it; an existing record stays.
         for day in days:
             daily_report.keep(store, day)
         reading = replace(reading, unreported=(*reading.unreported, *(day.name for day in days)))
         if store.move_on(KEY, reading.to_json(), version) is not None:
             return reading
-    raise CloudError("the meter was moved by others at the same moment, again and again")
+    raise CloudError("other sweeps changed the meter at the same time, several times")
 
 
 def standing(store: Store) -> MeterReading | None:
-    """Where the meter stands; None where nothing was metered. Raises CloudError."""
+    """Return the meter's reading; None if nothing was metered. Raises CloudError."""
     return _read(store)[0]
 
 
@@ -144,8 +144,9 @@ def _read(store: Store) -> tuple[MeterReading | None, str | None]:
 
 
 def _forget_reported(store: Store, reported: Iterable[str]) -> None:
-    """A day that is reported stays so; where another sweep writes at the same moment, the marker of the day's
-    report keeps users from two notices.
+    """Remove reported days from the meter.
+
+    If another sweep writes at the same time, the marker of the day's report keeps users from two notices.
     """
     before, version = _read(store)
     if before is not None:

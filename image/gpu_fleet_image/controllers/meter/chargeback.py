@@ -1,7 +1,7 @@
-"""Who a month's money goes to: the meter's days by owner, pool or instance, to the cent. Pure.
+"""Chargeback of a month: the meter's days by owner, pool or instance, to the cent. Pure.
 
-What no instance had (disks of stopped ones, unused reservations, what all pools share) stands in rows of
-its own, so that the rows add up to the meter. Cents are shared out by the largest remainder.
+Costs without an instance (disks of stopped ones, unused reservations, what all pools share) have rows of
+their own, so that the rows add up to the meter. Cents are assigned by the largest remainder.
 """
 
 import csv
@@ -27,11 +27,11 @@ BY: dict[str, Callable[[str, DayShare], str]] = {
 
 @dataclass(frozen=True)
 class Charge:
-    """One row: what a name had of a month.
+    """One row: a name's share of a month.
 
     Attributes:
-        rented, computing, idle, unknown: GPU hours; of the rented ones those in which GPUs computed, those in
-            which they did not, and those of which nobody said.
+        rented, computing, idle, unknown: GPU hours. The rented ones are the sum of those in which GPUs
+            computed, those in which they did not, and those without a report.
     """
 
     name: str
@@ -53,13 +53,13 @@ def charges(
     gpus: Mapping[str, int],
     month_cost: Decimal | None = None,
 ) -> list[Charge]:
-    """Return a row for each name, the dearest first, in whole cents.
+    """Return a row for each name, the most expensive first, in whole cents.
 
     Args:
         computing: day -> instance id -> share of its GPU hours in which GPUs computed.
         by: a key of ``BY``.
         gpus: pool -> GPUs of one of its instances, for reserved ones that did not run.
-        month_cost: what the meter says of the whole month; None for the sum of the days.
+        month_cost: the meter's cost of the whole month; None for the sum of the days.
     """
     rows: dict[str, Charge] = {}
     for day in days:
@@ -122,7 +122,7 @@ def as_text(rows: Sequence[Charge], by: str, currency: str, form: str) -> str:
 
 
 def of_month(reading: MeterReading | None, name: str) -> tuple[list[Day], Decimal | None]:
-    """Return the day that is not over and the month's cost, where the meter stands in that month.
+    """Return the present day and the month's cost, if the meter is in that month.
 
     Args:
         name: ``2026-11``.

@@ -1,4 +1,4 @@
-"""The report of a day that ended: once, by mail and as a page in the bucket."""
+"""The report of a day that ended: sent once by mail, and written as a page to the bucket."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -19,18 +19,18 @@ from gpu_fleet_image.core.store import Store
 DAYS, REPORTS = "days", "reports"
 NOT_METERED = "NoSuchKey"
 PERIOD_S = int(DAY.total_seconds())
-# The last heartbeats of a day arrive a little after it.
+# The last heartbeats of a day arrive a little later.
 ARRIVED_AFTER = timedelta(minutes=10)
-BATCH = 500  # instances whose answers are held at a time
+BATCH = 500  # instances whose answers are in memory at a time
 
 
 def keep(store: Store, day: Day) -> None:
-    """Put a day on record; one that is there stays as it is. Raises CloudError."""
+    """Record a day; an existing record stays. Raises CloudError."""
     store.create(_key(DAYS, day.name, "json"), day.to_json())
 
 
 def load(store: Store, name: str) -> Day:
-    """A day on record.
+    """Return a recorded day.
 
     Raises:
         CloudError: there is none, or it is damaged.
@@ -47,14 +47,14 @@ def load(store: Store, name: str) -> Day:
 def month(
     store: Store, name: str, until: datetime
 ) -> tuple[list[Day], dict[str, dict[str, Decimal]], list[str]]:
-    """The days of a month on record up to a moment, and what their reports say of each instance.
+    """Return a month's recorded days up to a moment, with their reports of each instance.
 
     Args:
         name: ``2026-11``.
 
     Returns:
-        The days; day -> instance id -> share of its GPU hours in which GPUs computed; the days that are over
-        and not on record.
+        The days; day -> instance id -> share of its GPU hours in which GPUs computed; days that are over but
+        not recorded.
 
     Raises:
         CloudError: something is damaged, or could not be read.
@@ -81,14 +81,17 @@ def _computing(store: Store, name: str) -> dict[str, Decimal]:
 
 
 def _reported(store: Store, name: str, section: str) -> Mapping[str, Any]:
-    """A section of the report of a day; empty where it has none."""
+    """Return a section of the report of a day; empty if it has none."""
     stored = store.get(_key(REPORTS, name, "json"))
     content: Mapping[str, Any] = stored.content.get(section, {}) if stored is not None else {}
     return content
 
 
 def hours_of(store: Store, name: str) -> str:
-    """GPU hours of a reported day by pool, in one line; empty where it has no report. Raises CloudError."""
+    """Return the GPU hours of a reported day by pool, in one line; empty without a report.
+
+    Raises CloudError.
+    """
     said = [
         f"{pool} {hours['rented']} rented, {hours['computing']} computing, {hours['idle']} idle"
         for pool, hours in _reported(store, name, "pools").items()
@@ -98,16 +101,16 @@ def hours_of(store: Store, name: str) -> str:
 
 
 def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReading) -> list[str]:
-    """Report the days that ended and that nobody was notified of.
+    """Report the days that ended and were not reported yet.
 
-    The object ``reports/.../DAY.json`` is written last and marks a day as reported: whatever fails before is
-    tried again by the next sweep, and a day that has one is reported no second time.
+    The object ``reports/.../DAY.json`` is written last and marks a day as reported: after an earlier failure
+    the next sweep tries again, and a day with this object is not reported a second time.
 
     Returns:
         The days that need no report any more.
 
     Raises:
-        CloudError: one could not be made.
+        CloudError: a report could not be made.
     """
     done = []
     for name in reading.unreported:
@@ -126,17 +129,17 @@ def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReadin
 
 
 def efficiency(cloud: SweepCloud, policy: Policy, day: Day) -> Efficiency:
-    """A day with what its instances' agents said.
+    """Return a day with its instances' GPU utilisation.
 
     Raises:
-        CloudError: that could not be read.
+        CloudError: the utilisation could not be read.
     """
     gpus = policy.budget.gpus_of_pools() if policy.budget else {}
     return sum_up(day, policy.stack, policy.currency, _utilisation(cloud, day), gpus)
 
 
 def _utilisation(cloud: SweepCloud, day: Day) -> Mapping[str, float]:
-    """Instance id -> mean utilisation of its GPUs, 0 to 1, of those instances that reported one."""
+    """Return instance id -> mean utilisation of its GPUs, 0 to 1, of instances that reported it."""
     span = Span(day.date, day.date + DAY)
     values: dict[str, float] = {}
     for batch in batches(sorted(day.instances), BATCH):
@@ -151,6 +154,6 @@ def _utilisation(cloud: SweepCloud, day: Day) -> Mapping[str, float]:
 
 
 def _key(prefix: str, name: str, ending: str) -> str:
-    """``reports/2026/11/2026-11-21.html``."""
+    """Return the key of a day's object, say ``reports/2026/11/2026-11-21.html``."""
     year, month, _ = name.split("-")
     return f"{prefix}/{year}/{month}/{name}.{ending}"

@@ -1,7 +1,9 @@
-"""What a day's GPU hours were worth: rented, computing, idle, saved, and who left most of them idle. Pure.
+"""Efficiency of a day's GPU hours: rented, computing, idle, saved, and the instances with the most idle.
 
-A GPU computes while a kernel runs on it. An instance whose CPUs alone work is in use, and is not reaped; its
-GPUs are idle all the same.
+Pure.
+
+A GPU computes while a kernel runs on it. An instance with work on its CPUs alone is in use, and is not
+terminated; its GPUs are idle all the same.
 """
 
 from collections import defaultdict
@@ -12,19 +14,19 @@ from typing import Any
 
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
 
-MOST_BELIEVED = 1.001  # of a share; rounding may leave a little more than all
+MOST_BELIEVED = 1.001  # of a share; rounding may leave a little more than 1
 MOST_IDLE = 10
 CENT = Decimal("0.01")
-HOURS = ("rented", "computing", "idle", "unknown", "unused", "saved")  # what is said of each pool
+HOURS = ("rented", "computing", "idle", "unknown", "unused", "saved")  # reported for each pool
 
 
 @dataclass(frozen=True)
 class Use:
-    """What one instance did with its day.
+    """One instance's use of a day.
 
     Attributes:
-        gpu_hours: its GPUs times the hours it ran.
-        computing: share of them in which a GPU computed, 0 to 1; None where nobody said.
+        gpu_hours: its GPUs times the hours that it ran.
+        computing: share of them in which a GPU computed, 0 to 1; None without a report.
     """
 
     instance_id: str
@@ -35,24 +37,24 @@ class Use:
 
     @property
     def computing_gpu_hours(self) -> Decimal:
-        """None that nobody knows of."""
+        """Computing GPU hours; 0 if unknown."""
         return self.gpu_hours * (self.computing or Decimal(0))
 
     @property
     def idle_cost(self) -> Decimal:
-        """What was paid for idle hours; nothing where nobody knows."""
+        """Cost of idle hours; 0 if unknown."""
         return Decimal(0) if self.computing is None else self.cost * (1 - self.computing)
 
 
 @dataclass(frozen=True)
 class PoolUse:
-    """What a pool did with its day.
+    """A pool's use of a day.
 
     Attributes:
-        rented: GPU hours paid for, reserved ones in which no instance ran among them.
+        rented: GPU hours paid for, with unused reserved ones.
         computing: of these, hours in which GPUs computed.
-        unknown: of these, hours of instances whose utilisation nobody said.
-        unused: of these, hours of a reservation in which no instance ran.
+        unknown: of these, hours of instances without a reported utilisation.
+        unused: of these, hours of a reservation without a running instance.
         saved: hours that terminated instances would have run.
     """
 
@@ -70,21 +72,21 @@ class PoolUse:
         return self.rented - self.computing - self.unknown
 
     def to_json(self) -> dict[str, str]:
-        """GPU hours as decimal text."""
+        """Return GPU hours as decimal text."""
         return {name: _short(getattr(self, name)) for name in HOURS}
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """A day.
+    """Efficiency of a day.
 
     Attributes:
         name: ``2026-11-21``.
-        pools: each pool, by name; what all share is ``_shared``.
-        idle: the instances that left most money idle, at most ten.
-        saved_cost: what terminated instances would have cost.
-        computing: instance id -> share of its GPU hours in which GPUs computed, of those that said so.
-        unpriced: instances without a known price; where there are any, every cost is at least what it says.
+        pools: each pool, sorted by name; ``_shared`` stands for what all pools share.
+        idle: the ten instances, at most, with the highest idle cost.
+        saved_cost: cost that terminated instances would have had.
+        computing: instance id -> share of its GPU hours in which GPUs computed, if it is reported.
+        unpriced: number of instances without a known price; if there are any, all costs are lower bounds.
     """
 
     name: str
@@ -97,11 +99,11 @@ class Efficiency:
     unpriced: int = 0
 
     def total(self, attribute: str) -> Decimal:
-        """Of all pools, by the name of an attribute of ``PoolUse``."""
+        """Return the total of all pools for an attribute of ``PoolUse``."""
         return sum((getattr(pool, attribute) for pool in self.pools), Decimal(0))
 
     def to_json(self) -> dict[str, Any]:
-        """For the bucket; amounts as decimal text."""
+        """Return the day for the bucket; amounts as decimal text."""
         return {
             "schema_version": 1,
             "day": self.name,
@@ -122,10 +124,10 @@ class Efficiency:
 def sum_up(
     day: Day, stack: str, currency: str, computing: Mapping[str, float], gpus: Mapping[str, int]
 ) -> Efficiency:
-    """Sum a day up.
+    """Return the efficiency of a day.
 
     Args:
-        computing: instance id -> mean utilisation of its GPUs, 0 to 1; left out where nobody knows.
+        computing: instance id -> mean utilisation of its GPUs, 0 to 1; without instances that have no report.
         gpus: pool -> GPUs of one of its instances, for reserved ones that did not run.
     """
     computing = _usable(computing)
@@ -172,7 +174,7 @@ def _pool_uses(day: Day, uses: Iterable[Use], gpus: Mapping[str, int]) -> Iterab
 
 
 def _usable(shares: Mapping[str, float]) -> dict[str, float]:
-    """Without numbers that nobody can mean: everybody on an instance may publish in its name."""
+    """Return the plausible shares: every user of an instance can publish in its name."""
     return {key: share for key, share in shares.items() if 0 <= share <= MOST_BELIEVED}
 
 

@@ -1,4 +1,4 @@
-"""A day's efficiency as a mail, and as one HTML file that needs no plotting library to make."""
+"""A day's efficiency as a mail, and as one HTML file that needs no plotting library."""
 
 import html
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ $bars
 
 
 def page(day: Efficiency) -> str:
-    """The whole file."""
+    """Return the HTML file."""
     return PAGE.substitute(
         title=html.escape(f"GPU fleet {day.stack}: {day.name}"),
         total=html.escape(headline(day)),
@@ -62,7 +62,7 @@ def page(day: Efficiency) -> str:
 
 
 def headline(day: Efficiency) -> str:
-    """The day in one line."""
+    """Return the day in one line."""
     at_least = "at least " if day.unpriced else ""
     rented, computing, idle = (_number(day.total(name)) for name in HOURS[:3])
     return (
@@ -72,10 +72,10 @@ def headline(day: Efficiency) -> str:
 
 
 def mail(day: Efficiency, where: str) -> str:
-    """The day as text.
+    """Return the day as text.
 
     Args:
-        where: the page's place in the bucket.
+        where: the page's URI in the bucket.
     """
     lines = [headline(day), *_notes(day), "", "Most money left idle:"]
     lines += [
@@ -91,14 +91,14 @@ def mail(day: Efficiency, where: str) -> str:
 def _notes(day: Efficiency) -> Iterator[str]:
     if day.unpriced:
         yield (
-            f"{day.unpriced} instances have no price and count nothing, so costs are at least what they "
-            "say; name their types in budget.assume."
+            f"{day.unpriced} instances have no price and count nothing, so true costs may be higher "
+            "than shown; add their types to budget.assume."
         )
     unknown = day.total("unknown")
     if unknown:
-        yield f"Of {_number(unknown)} GPU hours nobody said whether GPUs computed."
+        yield f"For {_number(unknown)} GPU hours there is no report whether GPUs computed."
     if unused := day.total("unused"):
-        yield f"{_number(unused)} reserved GPU hours, paid for, had no instance: they count as idle."
+        yield f"{_number(unused)} reserved GPU hours were paid for but had no instance: they count as idle."
     yield (
         f"The reaper saved {_number(day.total('saved'))} GPU hours, {_number(day.saved_cost)} {day.currency}."
     )
@@ -125,7 +125,7 @@ def _cell(text: str) -> str:
 
 
 def _bars(pools: Sequence[PoolUse]) -> str:
-    """GPU hours of each pool as a bar: computing, unknown, idle, saved."""
+    """Return the GPU hours of each pool as a bar: computing, unknown, idle, saved."""
     if not pools:
         return ""
     longest = max(pool.rented + pool.saved for pool in pools)

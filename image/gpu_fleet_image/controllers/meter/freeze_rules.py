@@ -1,10 +1,10 @@
-"""Budget freeze: pools that freeze do not scale out once the month has cost too much. Pure.
+"""Budget freeze: some pools do not scale out once the month has cost too much. Pure.
 
-A freeze stops and terminates no instance. It goes by the two highest of the budget's percentages: at the
-lower one the groups are capped at the size that they have, at the higher one they are closed: they start
-nothing any more, and what leaves is not replaced. A group's limit never falls below what runs in it. A new
-month, a larger budget or a user's ``gpu-fleet unfreeze`` gives every group its limit back; an ``unfreeze``
-of the lower stage does not keep the higher one away.
+A freeze stops and terminates no instance. The two highest of the budget's percentages trigger it. At the
+lower one, groups are capped at their present size. At the higher one they are closed: they start no instance,
+and instances that leave are not replaced. A group's limit never falls below its running instances. A new
+month, a larger budget or a user's ``gpu-fleet unfreeze`` restores every group's limit; an ``unfreeze`` of the
+lower stage does not prevent the higher one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 
 
 class FreezeStage(IntEnum):
-    """How far the pools are frozen; the metric ``FreezeStage``."""
+    """Stage of a freeze; the metric ``FreezeStage``."""
 
     OPEN = 0
     CAPPED = 1
@@ -31,29 +31,29 @@ class FreezeStage(IntEnum):
 
     @property
     def word(self) -> str:
-        """For users and records."""
+        """Name of the stage, for users and records."""
         return self.name.lower()
 
 
 class FreezableGroups(Protocol):
-    """What can be done to a scaling group, on either cloud; each raises CloudError."""
+    """Actions on a scaling group, on either cloud; each raises CloudError."""
 
     def limit(self, group: str, max_size: int) -> None:
-        """Let it grow so far; terminates nothing."""
+        """Limit a group to ``max_size`` instances; it terminates none."""
 
     def close(self, group: str) -> None:
-        """Let it start nothing."""
+        """Keep a group from starting instances."""
 
     def open(self, group: str) -> None:
-        """Let it start instances again."""
+        """Let a group start instances again."""
 
 
 @dataclass(frozen=True)
 class Before:
-    """What a group was before a freeze.
+    """State of a group before a freeze.
 
     Attributes:
-        closed: somebody else had closed it, and so it stays.
+        closed: an operator had closed it, so it stays closed.
         cap: its limit while the pools are capped.
     """
 
@@ -64,12 +64,12 @@ class Before:
 
 @dataclass(frozen=True)
 class Freeze:
-    """A stack's freeze, as it lies in the bucket.
+    """A stack's freeze, as the bucket holds it.
 
     Attributes:
-        month: of which, ``2026-11``.
-        lifted: up to which stage a user lifted it this month.
-        groups: group -> what it was before.
+        month: its month, ``2026-11``.
+        lifted: highest stage that a user lifted this month.
+        groups: group -> its state before.
     """
 
     month: str
@@ -79,7 +79,7 @@ class Freeze:
     groups: Mapping[str, Before] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As the bucket holds it."""
+        """Return the freeze as the bucket holds it."""
         return {
             "schema_version": SCHEMA_VERSION,
             "month": self.month,
@@ -94,13 +94,13 @@ class Freeze:
 
 
 def from_json(raw: Mapping[str, Any], where: str) -> Freeze:
-    """What ``to_json`` wrote.
+    """Parse what ``to_json`` wrote.
 
     Args:
         raw: the JSON object.
 
     Raises:
-        CloudError: it is damaged; no group is touched then.
+        CloudError: it is damaged; no group is changed then.
     """
     try:
         return Freeze(
@@ -118,7 +118,7 @@ def from_json(raw: Mapping[str, Any], where: str) -> Freeze:
 
 
 def due(spent: Decimal, budget: BudgetPolicy) -> FreezeStage:
-    """The stage that the money spent calls for."""
+    """Return the stage for the money spent."""
     if not budget.freezes:
         return FreezeStage.OPEN
     *_, cap_at, close_at = (budget.monthly * percent / 100 for percent in budget.percents)
@@ -132,10 +132,10 @@ def due(spent: Decimal, budget: BudgetPolicy) -> FreezeStage:
 
 
 def follow(before: Freeze, spent: Decimal, budget: BudgetPolicy, now: datetime) -> Freeze:
-    """The freeze that holds from now on, its groups not yet brought in line.
+    """Return the freeze from now on; its groups are not changed yet.
 
     Args:
-        before: the freeze up to now.
+        before: the freeze until now.
         spent: in the month of ``now``.
         now: aware UTC.
     """
@@ -148,7 +148,7 @@ def follow(before: Freeze, spent: Decimal, budget: BudgetPolicy, now: datetime) 
 
 
 def lift(before: Freeze, spent: Decimal, budget: BudgetPolicy, now: datetime) -> Freeze:
-    """The freeze that a user lifts: what is spent by now freezes nothing more this month."""
+    """Return the freeze after a user lifted it: the present spending freezes nothing more this month."""
     called_for = max(due(spent, budget), before.stage)
     return replace(
         before, month=f"{now:%Y-%m}", stage=FreezeStage.OPEN, since=now, lifted=max(before.lifted, called_for)
@@ -156,9 +156,9 @@ def lift(before: Freeze, spent: Decimal, budget: BudgetPolicy, now: datetime) ->
 
 
 def note(freeze: Freeze, groups: Iterable[Group], budget: BudgetPolicy) -> Freeze:
-    """The freeze with what each group is now written down, before anything is done to it.
+    """Return the freeze with each group's present state, recorded before anything is changed.
 
-    A limit above the one from before the freeze is users': no freeze sets one so high.
+    A limit above the one from before the freeze was set by users: no freeze sets one so high.
     """
     known = dict(freeze.groups)
     for group in groups:
@@ -184,13 +184,13 @@ class GroupChange:
     closed: bool | None = None
 
     def __str__(self) -> str:
-        """For the report."""
+        """Return the change for the report."""
         if self.max_size is not None:
             return f"max of {self.group} = {self.max_size}"
         return f"{'close' if self.closed else 'open'} {self.group}"
 
     def take(self, groups: FreezableGroups) -> None:
-        """Do it; raises CloudError."""
+        """Make the change; raises CloudError."""
         if self.max_size is not None:
             groups.limit(self.group, self.max_size)
         elif self.closed:
@@ -200,10 +200,10 @@ class GroupChange:
 
 
 def steps(freeze: Freeze, groups: Iterable[Group]) -> Iterator[GroupChange]:
-    """What brings the groups in line with the freeze; nothing where they are.
+    """Yield the changes that bring the groups in line with the freeze; none if they are.
 
     Args:
-        freeze: with every group noted.
+        freeze: with every group's earlier state.
     """
     for group in groups:
         before = freeze.groups.get(group.name)
@@ -226,5 +226,5 @@ def _limit(stage: FreezeStage, group: Group, before: Before) -> int:
 
 
 def _room(group: Group) -> int:
-    """The smallest limit that terminates nothing."""
+    """Return the smallest limit that terminates no instance."""
     return max(group.size, group.min_size)

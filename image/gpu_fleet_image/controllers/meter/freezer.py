@@ -1,4 +1,4 @@
-"""Carrying a freeze out: written down first, then done to the groups, on record and notified."""
+"""Application of a freeze: recorded first, then applied to the groups, and notified."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_time
 
 KEY = "freeze.json"
-RECORDS = "budget"  # prefix of what is never overwritten
+RECORDS = "budget"  # prefix of records that are never overwritten
 CENT = Decimal("0.01")
 SAYS = {
     FreezeStage.OPEN: "training pools start instances again",
@@ -35,7 +35,7 @@ UNFREEZE = 'Busy instances stay. gpu-fleet unfreeze --reason "..." lifts it for 
 
 @dataclass(frozen=True)
 class Actor:
-    """Who changes a freeze, and why.
+    """Author and reason of a change to a freeze.
 
     Attributes:
         name: the sweep, or a user's login.
@@ -49,7 +49,7 @@ SWEEP = Actor("sweep", "by the budget's thresholds")
 
 
 def read(store: Store, now: datetime) -> tuple[Freeze, str | None]:
-    """The freeze as it lies in the bucket, with the version to replace; raises CloudError."""
+    """Return the freeze in the bucket, with its version for a replacement; raises CloudError."""
     stored = store.get(KEY)
     if stored is None:
         return Freeze(f"{now.astimezone(UTC):%Y-%m}"), None
@@ -57,10 +57,10 @@ def read(store: Store, now: datetime) -> tuple[Freeze, str | None]:
 
 
 class Freezer:
-    """Changes the freeze of one stack.
+    """Writer of one stack's freeze.
 
     Args:
-        groups: of the stack, as they were listed a moment ago.
+        groups: of the stack, from a recent listing.
 
     Raises:
         ConfigurationError: the cloud has no store, or the policy no budget.
@@ -76,14 +76,13 @@ class Freezer:
         self._names = {group.name for group in groups if group.pool in pools}
 
     def enforce(self, now: datetime) -> tuple[Freeze, list[Failure]]:
-        """Bring the groups in line with what is spent; where nothing is frozen that costs one read.
+        """Bring the groups in line with the spending; if nothing is frozen, that costs one read.
 
         Returns:
-            The freeze that holds now, and what could not be done to which group.
+            The freeze in force now, and the failed changes.
 
         Raises:
-            CloudError: nobody knows how far the pools are frozen, or it could not be written down; no group
-                was touched.
+            CloudError: the freeze could not be read, or the change not be recorded; no group was changed.
         """
         before, version = read(self._store, now)
         after = follow(before, self._spent, self._budget, now)
@@ -92,7 +91,7 @@ class Freezer:
         return self._change(before, after, version, SWEEP)
 
     def unfreeze(self, now: datetime, actor: Actor) -> tuple[Freeze, list[Failure]]:
-        """Lift the freeze for what is spent by now; result and errors as for ``enforce``."""
+        """Lift the freeze for the present spending; result and errors as for ``enforce``."""
         before, version = read(self._store, now)
         return self._change(before, lift(before, self._spent, self._budget, now), version, actor)
 
@@ -127,11 +126,11 @@ class Freezer:
     def _write(self, freeze: Freeze, version: str | None) -> str:
         written = self._store.move_on(KEY, freeze.to_json(), version)
         if written is None:
-            raise CloudError("the freeze was changed at the same moment by another; try again")
+            raise CloudError("another process changed the freeze at the same time; try again")
         return written
 
     def _record(self, before: Freeze, after: Freeze, actor: Actor) -> None:
-        """Put the change on record before it is made; an object that is never overwritten."""
+        """Record the change before it is made, in an object that is never overwritten."""
         at = after.since or datetime.now(UTC)
         record = {
             "schema_version": 1,

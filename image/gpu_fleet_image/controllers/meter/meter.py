@@ -1,17 +1,17 @@
-"""What the stack has cost this month, hour by hour of each instance. Pure.
+"""Costs of the stack this month, counted by the hour of each instance. Pure.
 
-The meter stands at a moment and moves on to the next sweep's, however late that comes: each instance is
-counted from when it was last seen running, or from its launch where that is later, until now, until the cloud
-says that it stopped, or, where the cloud lists it no more, until now at most. So a missed sweep
-loses no money, and one that runs twice counts nothing twice. Only an instance that came and went within
-one gap of more than an hour, after which EC2 forgets it, is missed.
+The meter has a time and advances to that of the next sweep, however late. Each instance counts from when it
+was last seen running, or from a later launch. It counts until now, or until the cloud's time of its stop, or
+at most until now if the cloud no longer lists it. So a missed sweep loses no money, and a repeated one counts
+nothing twice. Only an instance that starts and ends within one gap of more than an hour, after which EC2
+forgets it, is missed.
 
-Hours count at the prices of the policy: list prices, and for spot the market's of the sweep where the cloud
-has them, else the most that it may cost; where no list has a price, what the stack's owner assumed. Time
-is cut at midnight UTC, so that days and months add up to the same money.
+Hours count at the policy's prices: list prices; for spot the market's price of the sweep if the cloud gives
+one, else the maximum price; without a listed price the stack owner's assumption. Time is split at midnight
+UTC, so that days and months add up to the same money.
 
-What is reserved costs its price every hour: with an instance in it that instance's, without one the pool's.
-So an instance that ends inside a reservation saves nothing.
+A reservation costs its price every hour: with an instance in it the instance has that cost, without one the
+    pool. So terminating an instance of a reservation saves nothing.
 """
 
 import calendar
@@ -33,21 +33,21 @@ from gpu_fleet_image.core.budget_policy import BudgetPolicy
 from gpu_fleet_image.core.model import Instance, Inventory
 from gpu_fleet_image.core.reaper_errors import CloudError
 
-SHARED = "_shared"  # no pool's name begins so
+SHARED = "_shared"  # no pool's name begins like this
 BILLED = frozenset({"running", "stopping"})
 STOPPED = "stopped"
-SMALLEST = Decimal("1e-9")  # of a currency's unit: spans round alike, so that parts add up to the whole
+SMALLEST = Decimal("1e-9")  # of a currency's unit: spans are rounded alike, so that parts add up to the whole
 DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
 class MeteredSpan:
-    """An instance, its disks alone, or what all pools share, from one moment to another.
+    """Time span of an instance, of its disks alone, or of what all pools share.
 
     Attributes:
-        instance_id, instance: whose; None for disks and for what is shared.
-        unused: how many reserved instances of the pool did not run, where the span is what they cost.
-        saved: the instance was stopped or terminated before: the time costs nothing, and would have.
+        instance_id, instance: the instance; None for disks and for what is shared.
+        unused: number of reserved instances that did not run, if the span is their cost.
+        saved: the instance had been stopped or terminated: the time costs nothing, but would have.
     """
 
     begin: datetime
@@ -61,7 +61,7 @@ class MeteredSpan:
 
 
 def metered_instance(instance: Instance, budget: BudgetPolicy) -> MeteredInstance | None:
-    """What the meter counts an instance with; None for one of a pool that the budget does not know."""
+    """Return an instance's data for the meter; None if the budget does not have its pool."""
     pool = budget.pools.get(instance.pool)
     if pool is None:
         return None
@@ -78,10 +78,10 @@ def _price(instance: Instance, budget: BudgetPolicy) -> Decimal | None:
 
 
 def with_spot_prices(budget: BudgetPolicy, market: Mapping[str, Decimal]) -> BudgetPolicy:
-    """The budget at the spot market's prices, each at most the one it knows: spot never passes on demand.
+    """Return the budget at the market's spot prices, limited by its own: spot never exceeds on demand.
 
     Args:
-        market: instance type -> what an hour costs now.
+        market: instance type -> present price of an hour.
     """
     pools = {}
     for name, pool in budget.pools.items():
@@ -92,18 +92,18 @@ def with_spot_prices(budget: BudgetPolicy, market: Mapping[str, Decimal]) -> Bud
 
 
 def unpriced(instances: Iterable[Instance], budget: BudgetPolicy) -> int:
-    """How many running instances count without a price: none is listed, and none was assumed."""
+    """Return the number of running instances without a listed or assumed price."""
     return sum(instance.state in BILLED and _price(instance, budget) is None for instance in instances)
 
 
 def reserved_in_use(instances: Iterable[Instance], budget: BudgetPolicy) -> dict[str, tuple[int, int]]:
-    """Pool with a reservation -> how many of its instances run, and how many are paid for."""
+    """Return pool with a reservation -> number of its running instances, and of those that are paid for."""
     running = Counter(instance.pool for instance in instances if instance.state in BILLED)
     return {name: (running[name], pool.reserved) for name, pool in budget.pools.items() if pool.reserved}
 
 
 def per_hour(instances: Sequence[Instance], budget: BudgetPolicy) -> dict[str, Decimal]:
-    """Pool, and ``_shared``, -> what an hour costs as things stand; every pool of the budget is there."""
+    """Return pool, and ``_shared``, -> present cost of an hour; every pool of the budget is there."""
     rates = {SHARED: budget.shared_per_hour, **dict.fromkeys(budget.pools, Decimal(0))}
     for name, (used, paid) in reserved_in_use(instances, budget).items():
         rates[name] = max(0, paid - used) * (budget.reserved_price(name) or Decimal(0))
@@ -119,15 +119,15 @@ def per_hour(instances: Sequence[Instance], budget: BudgetPolicy) -> dict[str, D
 def advance(
     before: MeterReading | None, fleet: Inventory, budget: BudgetPolicy, currency: str, now: datetime
 ) -> tuple[MeterReading, list[Day]]:
-    """Count on to the present.
+    """Advance the meter to the present.
 
     Args:
-        before: where the meter stands; None at first: then instances count from their launch this month.
+        before: the last reading; None at first: then instances count from their launch this month.
         fleet: as the cloud reports it at ``now``.
         now: aware; a time before the meter's own changes nothing.
 
     Returns:
-        Where the meter stands then, and the days that ended since, oldest first.
+        The new reading, and the days that ended since, oldest first.
 
     Raises:
         CloudError: the meter has counted in another currency.
@@ -151,14 +151,14 @@ def advance(
     counted, days = add_up(before, spans, now)
     at_least = _without_price(fleet, before.running, budget)
     if (now.year, now.month) != (before.until.year, before.until.month):
-        saved = {}  # what an instance would have cost beyond its last month is nobody's to claim
+        saved = {}  # an instance's cost beyond its last month is not claimed as saved
     else:
         at_least = at_least or before.at_least
     return replace(counted, running=running, saved=saved, at_least=at_least), days
 
 
 def _without_price(fleet: Inventory, running: Mapping[str, MeteredInstance], budget: BudgetPolicy) -> bool:
-    """Whether hours since the last sweep count nothing because nobody knows their price."""
+    """Return whether hours since the last sweep have no known price and count as nothing."""
     reserved = [name for name, pool in budget.pools.items() if pool.reserved]
     return (
         unpriced(fleet.instances, budget) > 0
@@ -168,19 +168,19 @@ def _without_price(fleet: Inventory, running: Mapping[str, MeteredInstance], bud
 
 
 def note_ends(reading: MeterReading, ids: Iterable[str], at: datetime) -> MeterReading:
-    """The same reading with the instances that a sweep terminated.
+    """Return the reading with the instances that a sweep terminated.
 
-    The cloud may not list them again; until the month ends, or they run again, they save.
+    The cloud may not list them again; they save until the month ends, or they run again.
     """
     ended = {key: replace(reading.running[key], ends_at=at) for key in ids if key in reading.running}
     return replace(reading, running={**reading.running, **ended}, saved={**reading.saved, **ended})
 
 
 def forecast(reading: MeterReading, rate: Decimal) -> Decimal:
-    """What the month will have cost at its end, at the pace of the last 24 hours.
+    """Return the month's cost at its end, at the rate of the last 24 hours.
 
     Args:
-        rate: what an hour costs now, which stands in while less than an hour is counted.
+        rate: present cost of an hour, used while less than an hour is counted.
     """
     until = reading.until
     known = min(DAY, until - reading.since)
@@ -195,12 +195,15 @@ def forecast(reading: MeterReading, rate: Decimal) -> Decimal:
 
 
 def _first(fleet: Inventory, budget: BudgetPolicy, currency: str, now: datetime) -> MeterReading:
-    """The month so far, as far as what is there now shows; what is shared counts from now on."""
+    """Return the first reading, as far as present instances show the month.
+
+    What is shared counts from now on.
+    """
     start = _midnight(now).replace(day=1)
     zero = dict.fromkeys((SHARED, *budget.pools), Decimal(0))
     begin = MeterReading(currency, now, start, zero, Day(start))
     counted, _ = add_up(begin, list(_spans(fleet, None, start, budget, now)), now)
-    # What ran before the meter did says nothing about the pace.
+    # Instances that ran before the meter did say nothing about the rate.
     today = Day(counted.day.date)
     at_least = _without_price(fleet, {}, budget)
     running = _running(fleet, budget)
@@ -223,7 +226,7 @@ def _spans(
     budget: BudgetPolicy,
     now: datetime,
 ) -> Iterator[MeteredSpan]:
-    """What each instance cost since ``start``; ``running`` is who ran then, None where nobody knows."""
+    """Yield the cost of each instance since ``start``; ``running`` held then, None if unknown."""
     seen = (*fleet.instances, *fleet.gone)
     for listed in seen:
         instance = metered_instance(listed, budget)
@@ -232,7 +235,9 @@ def _spans(
         known = running.get(listed.id) if running is not None else None
         began = start if known else max(start, listed.launched_at)
         stop = _stop(listed, known, now)
-        is_known = listed.stopped_at is not None and running is None  # at first nobody knows who ran
+        is_known = (
+            listed.stopped_at is not None and running is None
+        )  # at first the running instances are unknown
         if (
             listed.state in BILLED
             or known
@@ -254,7 +259,7 @@ def _spans(
 def _unused_spans(
     ran: Sequence[MeteredSpan], start: datetime, budget: BudgetPolicy, now: datetime
 ) -> Iterator[MeteredSpan]:
-    """What the reserved instances cost that did not run, at each moment as many as were missing."""
+    """Yield the cost of reserved instances that did not run, for each period by their number."""
     for name, pool in budget.pools.items():
         if not pool.reserved:
             continue
@@ -270,9 +275,9 @@ def _unused_spans(
 def _saved_spans(
     saved: Mapping[str, MeteredInstance], fleet: Inventory, budget: BudgetPolicy, now: datetime
 ) -> Iterator[MeteredSpan]:
-    """What instances would have cost that were terminated, up to the end of that month.
+    """Yield the cost that terminated instances would have had, until the end of that month.
 
-    One that was only stopped goes on paying for its disks. One of a reservation saves nothing.
+    A stopped instance still pays for its disks. An instance of a reservation saves nothing.
     """
     stopped = {instance.id for instance in fleet.instances if instance.state == STOPPED}
     for key, instance in saved.items():
@@ -286,7 +291,7 @@ def _saved_spans(
 
 
 def _stop(instance: Instance, known: MeteredInstance | None, now: datetime) -> datetime:
-    """Until when an instance ran: the present, where it runs or nobody knows better."""
+    """Return until when an instance ran: now, if it runs or nothing better is known."""
     if instance.state in BILLED:
         return now
     return min(now, instance.stopped_at or (known.ends_at if known else None) or now)
@@ -303,10 +308,10 @@ def _hours(span: timedelta) -> Decimal:
 def add_up(
     reading: MeterReading, spans: Sequence[MeteredSpan], now: datetime
 ) -> tuple[MeterReading, list[Day]]:
-    """Move a reading on to ``now`` and add what the spans cost since it was taken.
+    """Advance a reading to ``now`` and add the cost of the spans since it was taken.
 
     Returns:
-        The reading, and the days that ended on the way, oldest first.
+        The reading, and the days that ended meanwhile, oldest first.
     """
     days = []
     while reading.until < now:
@@ -320,7 +325,7 @@ def add_up(
 
 
 def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) -> MeterReading:
-    """Add what the spans cost from where the reading stands to another moment of the same day."""
+    """Add the cost of the spans from the reading's time to another time of the same day."""
     costs: dict[str, Decimal] = defaultdict(Decimal)
     unused = Counter(reading.day.unused)
     instances, saved = dict(reading.day.instances), dict(reading.day.saved)

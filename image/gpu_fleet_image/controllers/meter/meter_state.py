@@ -1,4 +1,4 @@
-"""Where the meter stands, and how that lies in the bucket between two sweeps. Pure."""
+"""The meter's reading, and its JSON in the bucket between two sweeps. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True)
 class MeteredInstance:
-    """An instance that costs money, as far as the meter must remember it.
+    """Data of an instance that the meter must remember.
 
     Attributes:
-        per_hour: what an hour costs, disks included.
-        ends_at: when a sweep terminated it; None for one that no sweep terminated.
-        priced: whether its own price is in ``per_hour``; without one only its disks are.
+        per_hour: cost of an hour, with disks.
+        ends_at: when a sweep terminated it; None if no sweep did.
+        priced: ``per_hour`` has its own price; without one it has only its disks.
     """
 
     pool: str
@@ -34,7 +34,7 @@ class MeteredInstance:
 
 @dataclass(frozen=True)
 class DayShare:
-    """What one instance had of a day."""
+    """One instance's share of a day."""
 
     instance: MeteredInstance
     seconds: int
@@ -42,20 +42,20 @@ class DayShare:
 
     @property
     def gpu_hours(self) -> Decimal:
-        """Its GPUs times the hours it ran."""
+        """Its GPUs times the hours that it ran."""
         return Decimal(self.seconds * self.instance.gpus) / SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True)
 class Day:
-    """A calendar day in UTC, or the part of it that was metered.
+    """A calendar day in UTC, or its metered part.
 
     Attributes:
         date: its first moment.
         costs: pool, or ``_shared``, -> cost.
-        instances: instance id -> what it had of the day.
-        saved: instance id -> what it would have had of it, had no sweep terminated it.
-        unused: pool -> seconds of reserved instances that were paid for and did not run, added up.
+        instances: instance id -> its share of the day.
+        saved: instance id -> the share that it would have had, had no sweep terminated it.
+        unused: pool -> total seconds of reserved instances that were paid for and did not run.
     """
 
     date: datetime
@@ -66,16 +66,16 @@ class Day:
 
     @property
     def cost(self) -> Decimal:
-        """Of all pools."""
+        """Cost of all pools."""
         return sum(self.costs.values(), Decimal(0))
 
     @property
     def unpriced(self) -> int:
-        """How many of its instances count without a price: the costs are at least what they say."""
+        """Number of its instances without a price; if there are any, the costs are lower bounds."""
         return sum(not share.instance.priced for share in self.instances.values())
 
     def unused_gpu_hours(self, pool: str, gpus: Mapping[str, int]) -> Decimal:
-        """GPU hours of a pool's reservation that were paid for and had no instance.
+        """Return the GPU hours of a pool's reservation that were paid for and had no instance.
 
         Args:
             gpus: pool -> GPUs of one of its instances.
@@ -84,11 +84,11 @@ class Day:
 
     @property
     def name(self) -> str:
-        """``2026-11-21``."""
+        """Name of the day, ``2026-11-21``."""
         return f"{self.date:%Y-%m-%d}"
 
     def to_json(self) -> dict[str, Any]:
-        """As the bucket holds it."""
+        """Return the day as the bucket holds it."""
         return {
             "date": self.name,
             "costs": _texts(self.costs),
@@ -100,18 +100,18 @@ class Day:
 
 @dataclass(frozen=True)
 class MeterReading:
-    """Where the meter stands.
+    """Reading of the meter.
 
     Attributes:
-        since: when it began to count.
-        until: up to which moment everything is counted.
+        since: when it started to count.
+        until: the time up to which everything is counted.
         month: pool, or ``_shared``, -> cost of the month of ``until``.
         day: the day of ``until``.
-        yesterday: what the day before cost.
+        yesterday: cost of the day before.
         running: instance id -> instance, of those that ran at ``until``.
-        saved: instance id -> instance, of those that sweeps terminated this month and that run no more.
-        unreported: days that ended and that nobody was notified of yet, oldest first.
-        at_least: the month's costs lack hours whose price nobody knew.
+        saved: instance id -> instance, of those that sweeps terminated this month and that do not run again.
+        unreported: days that ended and are not reported yet, oldest first.
+        at_least: the month's costs lack hours without a known price.
     """
 
     currency: str
@@ -127,11 +127,11 @@ class MeterReading:
 
     @property
     def month_cost(self) -> Decimal:
-        """Of all pools."""
+        """Cost of all pools."""
         return sum(self.month.values(), Decimal(0))
 
     def to_json(self) -> dict[str, Any]:
-        """As the bucket holds it; money as decimal text."""
+        """Return the reading as the bucket holds it; money as decimal text."""
         return {
             "schema_version": SCHEMA_VERSION,
             "currency": self.currency,
@@ -148,13 +148,13 @@ class MeterReading:
 
 
 def from_json(raw: Mapping[str, Any], where: str) -> MeterReading:
-    """What ``to_json`` wrote.
+    """Parse what ``to_json`` wrote.
 
     Args:
         raw: the JSON object.
 
     Raises:
-        CloudError: it is damaged. Nothing is counted then: a meter that began anew would forget money.
+        CloudError: it is damaged. Nothing is counted then: a meter that started again would forget money.
     """
     try:
         return MeterReading(
@@ -171,14 +171,14 @@ def from_json(raw: Mapping[str, Any], where: str) -> MeterReading:
         )
     except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
         raise CloudError(
-            f"{where}: {error!r}; put back a version that the bucket kept, or delete it to count this month "
-            "anew from what runs",
+            f"{where}: {error!r}; restore a version that the bucket kept, or delete it to count this month "
+            "again from the running instances",
             "Malformed",
         ) from error
 
 
 def day_from_json(raw: Mapping[str, Any]) -> Day:
-    """What ``Day.to_json`` wrote; raises what damaged JSON raises."""
+    """Parse what ``Day.to_json`` wrote; raises what damaged JSON raises."""
     date = datetime.strptime(raw["date"], "%Y-%m-%d").replace(tzinfo=UTC)
     unused = {str(pool): int(seconds) for pool, seconds in raw["unused_s"].items()}
     return Day(date, _amounts(raw["costs"]), _shares(raw["machines"]), _shares(raw["saved"]), unused)

@@ -1,4 +1,4 @@
-"""What a stack costs, and how that stands to its budget: for metrics, reports and users. Pure."""
+"""Costs of a stack compared with its budget, for metrics, reports and users. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,13 +25,13 @@ CENT = Decimal("0.01")
 
 @dataclass(frozen=True)
 class Spending:
-    """What the stack costs, and how that stands to its budget.
+    """Costs of the stack compared with its budget.
 
     Attributes:
-        rates: pool, or ``_shared``, -> what an hour costs now.
-        unpriced: running instances that count without a price.
-        freeze: how far the pools are frozen; None where they never are.
-        reserved: pool with a reservation -> instances that run, and instances that are paid for.
+        rates: pool, or ``_shared``, -> present cost of an hour.
+        unpriced: number of running instances without a price.
+        freeze: the pools' freeze; None if no pool freezes.
+        reserved: pool with a reservation -> number of running instances, and of those that are paid for.
     """
 
     currency: str
@@ -44,21 +44,21 @@ class Spending:
 
     @property
     def rate(self) -> Decimal:
-        """What an hour costs now, of all pools."""
+        """Present cost of an hour of all pools."""
         return sum(self.rates.values(), Decimal(0))
 
     @property
     def at_least(self) -> bool:
-        """Whether the amounts lack what nobody knows the price of."""
+        """True if the amounts lack something without a known price."""
         return self.unpriced > 0 or self.reading.at_least
 
     @property
     def forecast(self) -> Decimal:
-        """What the month will have cost at its end."""
+        """Forecast of the month's cost at its end."""
         return meter.forecast(self.reading, self.rate)
 
     def figures(self) -> list[Figure]:
-        """What the meter publishes."""
+        """Return the meter's metrics."""
         whole: dict[str, Decimal | int] = {
             METRIC_HOUR_COST: self.rate,
             METRIC_MONTH_COST: self.reading.month_cost,
@@ -74,7 +74,7 @@ class Spending:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """For the report; money as decimal text."""
+        """Return the spending for the report; money as decimal text."""
         return {
             "currency": self.currency,
             "per_hour": {pool: str(rate) for pool, rate in self.rates.items()},
@@ -92,7 +92,7 @@ class Spending:
 
 
 def line_of(spending: Spending) -> str:
-    """The whole in one line."""
+    """Return the spending in one line."""
     currency, spent, monthly = spending.currency, spending.reading.month_cost, spending.budget.monthly
     share = f" ({spent / monthly:.0%})" if monthly else ""
     at_least = "at least " if spending.at_least else ""

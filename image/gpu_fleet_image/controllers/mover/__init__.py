@@ -1,1 +1,1 @@
-"""Where a pool's next instance starts, and who asked for it. See README.md."""
+"""The mover: it starts the instances of each pool and gives them to those who asked. See README.md."""

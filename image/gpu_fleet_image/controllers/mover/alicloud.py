@@ -1,4 +1,4 @@
-"""The mover on Alibaba Cloud: what it does to scaling groups, and its function in Function Compute."""
+"""The mover on Alibaba Cloud: changes of scaling groups, and its function in Function Compute."""
 
 import json
 import os
@@ -22,15 +22,15 @@ FAILED, SUCCESSFUL = frozenset({"Failed", "Warning", "Rejected"}), "Successful"
 
 
 class Groups:
-    """Raises scaling groups; see ``mover.Groups``. A group's name is its id here."""
+    """Scaling groups; see ``mover.Groups``. A group's name is its id here."""
 
     def __init__(self, ess: Product, calls: Calls) -> None:
         self._ess, self._calls = ess, calls
 
     def start(self, group: str, number: int) -> str:
-        """As the protocol. Relative: a group may have no expected number.
+        """Raise a group, relative to its size: a group may have no expected number.
 
-        See stacks/gpu_fleet_stacks/alicloud/README.md.
+        See docs/explanation/clouds.md.
         """
         made = self._calls.change(
             self._ess.action("ScaleWithAdjustment"),
@@ -41,8 +41,8 @@ class Groups:
         return str(made.get("ScalingActivityId", ""))
 
     def withdraw(self, group: str, number: int) -> None:
-        """As the protocol. A group without an expected number wants nothing more once its activity failed."""
-        page = self._calls.look(self._ess.action("DescribeScalingGroups"), ScalingGroupIds=[group])
+        """Lower a group. One without an expected number wants nothing more once its activity failed."""
+        page = self._calls.read(self._ess.action("DescribeScalingGroups"), ScalingGroupIds=[group])
         now = page["ScalingGroups"][0]
         if not now.get("EnableDesiredCapacity", True) or now.get("DesiredCapacity") is None:
             return
@@ -53,10 +53,10 @@ class Groups:
             )
 
     def failure(self, group: str, activities: Collection[str]) -> Trouble | None:
-        """As the protocol: the list names no kind of activity, and a sweep's may fail too."""
+        """Return the newest failed launch. The list names no kind of activity, and a sweep's may fail too."""
         if not activities:
             return None
-        page = self._calls.look(
+        page = self._calls.read(
             self._ess.action("DescribeScalingActivities"),
             ScalingGroupId=group,
             ScalingActivityIds=sorted(activities),

@@ -1,4 +1,4 @@
-"""The mover on AWS: what it does to Auto Scaling groups, and its Lambda function."""
+"""The mover on AWS: changes of Auto Scaling groups, and its Lambda function."""
 
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
@@ -20,13 +20,13 @@ FAILED, SUCCESSFUL = frozenset({"Failed", "Cancelled"}), "Successful"
 
 
 class Groups:
-    """Raises Auto Scaling groups; see ``mover.Groups``."""
+    """Auto Scaling groups; see ``mover.Groups``."""
 
     def __init__(self, autoscaling: Any, calls: Calls) -> None:
         self._autoscaling, self._calls = autoscaling, calls
 
     def start(self, group: str, number: int) -> str:
-        """As the protocol: counted from what the group wants at this moment, for a sweep may just detach.
+        """Raise a group from its desired capacity of this moment: a sweep may be detaching an instance.
 
         SetDesiredCapacity has no condition: what a sweep takes between reading and setting is seen right
         after, and taken off again.
@@ -41,7 +41,7 @@ class Groups:
         return ""
 
     def withdraw(self, group: str, number: int) -> None:
-        """As the protocol. Members launch protected from scale-in: one that comes at this moment stays."""
+        """Lower a group. Members launch protected from scale-in: one that starts at this moment stays."""
         now = self._now(group)
         staying = sum(not instance["LifecycleState"].startswith("Terminat") for instance in now["Instances"])
         least = max(staying, now["MinSize"], now["DesiredCapacity"] - number)
@@ -49,8 +49,8 @@ class Groups:
             self._set(group, least)
 
     def failure(self, group: str, activities: Collection[str] = ()) -> Trouble | None:  # noqa: ARG002 - none is named
-        """As the protocol, of all that begin as a launch does."""
-        answer = self._calls.look(
+        """Return the newest failed launch, of all activities that begin as a launch does."""
+        answer = self._calls.read(
             self._autoscaling.describe_scaling_activities, AutoScalingGroupName=group, MaxRecords=NEWEST
         )
         for activity in answer["Activities"]:
@@ -66,7 +66,7 @@ class Groups:
         return None
 
     def _now(self, group: str) -> dict[str, Any]:
-        answer = self._calls.look(
+        answer = self._calls.read(
             self._autoscaling.describe_auto_scaling_groups, AutoScalingGroupNames=[group]
         )
         return dict(answer["AutoScalingGroups"][0])
@@ -81,7 +81,7 @@ class Groups:
 
 
 def _staying(group: Mapping[str, Any]) -> set[str]:
-    """Members that nobody detaches."""
+    """Return the number of members that nobody detaches."""
     return {
         instance["InstanceId"]
         for instance in group["Instances"]

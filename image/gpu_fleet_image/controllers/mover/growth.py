@@ -1,4 +1,4 @@
-"""Whether a pool may grow at all: ``capacity/growth.json``, which the mover writes for users' commands. Pure.
+"""Limits of growth: ``capacity/growth.json``, which the mover writes for users' commands. Pure.
 
 It lets ``gpu-fleet submit`` refuse at once a job whose instances nothing but an operator would bring.
 """
@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from gpu_fleet_image.controllers.mover.placement import MoneyLeft
+from gpu_fleet_image.controllers.mover.pool_view import MoneyLeft
 from gpu_fleet_image.core.capacity import PREFIX
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time, parse_time
@@ -23,7 +23,7 @@ LONGEST = 1 << 20  # bytes of the object
 
 @dataclass(frozen=True)
 class Growth:
-    """What the mover last knew of the stack's money.
+    """Money and sizes of the stack as of the mover's last pass.
 
     Attributes:
         left: budget less what is spent this month; None where nobody knows yet.
@@ -41,7 +41,7 @@ class Growth:
 
 
 def to_json(money: MoneyLeft, totals: Mapping[str, int], now: datetime) -> dict[str, Any]:
-    """As the bucket holds it."""
+    """Return the content of the object."""
     return {
         "schema_version": SCHEMA,
         "at": format_time(now),
@@ -54,7 +54,7 @@ def to_json(money: MoneyLeft, totals: Mapping[str, int], now: datetime) -> dict[
 
 
 def growth_of(raw: Mapping[str, Any]) -> Growth:
-    """What ``to_json`` wrote.
+    """Read what ``to_json`` wrote.
 
     Raises:
         CloudError: it is damaged.
@@ -73,7 +73,7 @@ def growth_of(raw: Mapping[str, Any]) -> Growth:
 
 
 def refusal(growth: Growth, pool: str, nodes: int, now: datetime) -> str:
-    """Why a pool gets no more instances until an operator changes that; empty where it may, or for unknown.
+    """Return why a pool cannot grow until an operator changes that; empty where it can or where nobody knows.
 
     Args:
         nodes: how many instances a job needs.
@@ -103,6 +103,6 @@ def refusal(growth: Growth, pool: str, nodes: int, now: datetime) -> str:
 
 
 def _next_month(now: datetime) -> datetime:
-    """When the meter begins anew."""
+    """Return the start of the next month, when the meter begins at zero."""
     first = now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return (first + timedelta(days=31)).replace(day=1)

@@ -1,4 +1,4 @@
-"""One pass of the mover: look, decide, write down, carry out.
+"""One pass of the mover: read, decide, record, carry out.
 
 What is decided is on record before it is done: first the state, under the condition that no other pass wrote
 it meanwhile, then a line in the ledger for each decision. A pass that is cut off in between is finished by
@@ -13,20 +13,12 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
-from gpu_fleet_image.controllers.meter.budget_check import look
+from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.freeze_rules import FreezeStage
 from gpu_fleet_image.controllers.mover import growth
 from gpu_fleet_image.controllers.mover.growth import GROWTH
-from gpu_fleet_image.controllers.mover.placement import (
-    Action,
-    MoneyLeft,
-    PlacementDecision,
-    PoolView,
-    Site,
-    decide,
-    totals,
-    wants_money,
-)
+from gpu_fleet_image.controllers.mover.placement import decide, totals, wants_money
+from gpu_fleet_image.controllers.mover.pool_view import Action, MoneyLeft, PlacementDecision, PoolView, Site
 from gpu_fleet_image.core.calls import Failure
 from gpu_fleet_image.core.capacity import (
     LEDGER,
@@ -62,21 +54,21 @@ NO_METER = (
 
 
 class Groups(Protocol):
-    """What the mover does to scaling groups, on either cloud; each raises CloudError."""
+    """Changes of scaling groups, on either cloud; each method raises CloudError."""
 
     def start(self, group: str, number: int) -> str:
-        """Want so many instances more; gives the cloud's name of that activity, where it says one."""
+        """Raise a group by so many; return the cloud's name of that activity, where it has one."""
 
     def withdraw(self, group: str, number: int) -> None:
-        """Want so many fewer, never fewer than there are: no instance is terminated."""
+        """Lower a group by so many, never below its members: no instance is terminated."""
 
     def failure(self, group: str, activities: Collection[str]) -> Trouble | None:
-        """The newest launch that failed, where none succeeded since; of these activities, if any is known."""
+        """Return the newest failed launch if none succeeded since; of these activities, if any is known."""
 
 
 @dataclass(frozen=True)
 class MoveResult:
-    """What one pass did.
+    """Result of one pass.
 
     Attributes:
         decisions: what was decided, in order.
@@ -87,7 +79,7 @@ class MoveResult:
     failures: tuple[Failure, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """For the log, and for whoever started the pass."""
+        """Return the result for the log and for the caller."""
         return {
             "decisions": [
                 f"{decision.action} {decision.pool}: {decision.reason}" for decision in self.decisions
@@ -115,7 +107,7 @@ def move(cloud: SweepCloud, groups: Groups, policy: Policy, clock: Callable[[], 
 
 
 class _Mover:
-    """One pass on its way."""
+    """One pass."""
 
     def __init__(
         self, cloud: SweepCloud, store: Store, groups: Groups, policy: Policy, clock: Callable[[], datetime]
@@ -125,7 +117,7 @@ class _Mover:
         self._failures: list[Failure] = []
 
     def once(self) -> MoveResult:
-        """Look, decide, write down, carry out."""
+        """Read, decide, record, carry out."""
         now = self._clock()
         stored = self._store.get(STATE)
         before = state_of(stored.content) if stored else MoverState()
@@ -158,7 +150,7 @@ class _Mover:
         return MoveResult(tuple(decisions), tuple(self._failures))
 
     def _requests(self, now: datetime, known: Container[str]) -> list[Request]:
-        """What users wrote down of late, whole or not, and no pass has seen."""
+        """Read the requests of users that no pass has seen yet, malformed ones too."""
         keys = dict[str, str]()
         days = sorted({f"{moment:%Y-%m-%d}" for moment in (now - STALE, now, now + STALE)})
         for day in days:
@@ -178,7 +170,7 @@ class _Mover:
             return asked(key, {}, now)
 
     def _sites(self, fleet: Inventory, before: MoverState) -> dict[str, tuple[Site, ...]]:
-        """Pool -> its groups in order; whether one failed is asked only where something is on its way."""
+        """Return pool -> its groups in order; failures are read only where something is on its way."""
         busy: dict[str, set[str]] = {coming.group: set() for coming in before.coming if coming.group}
         for coming in before.coming:
             if coming.activity:
@@ -212,7 +204,7 @@ class _Mover:
         return frozenset(alarms[name] for name in firing if name in alarms)
 
     def _queue(self, now: datetime) -> dict[str, PoolNeed] | None:
-        """What the queue's controller said last; nothing where it is silent or that cannot be read."""
+        """Read the queue's newest need; none where its controller is silent or the object is damaged."""
         if not self._policy.has_queue:
             return None
         try:
@@ -228,9 +220,9 @@ class _Mover:
             return {}
 
     def _money(self, fleet: Inventory, now: datetime) -> MoneyLeft:
-        """What may be spent; where that cannot be read nothing is."""
+        """Read the budget that is left; nothing may be spent where it cannot be read."""
         try:
-            spending = look(self._cloud, self._policy, fleet, now)
+            spending = read_spending(self._cloud, self._policy, fleet, now)
         except (CloudError, DeadlineError) as error:
             self._failures.append(Failure("*", "read the meter", str(error)))
             return MoneyLeft(None, {}, why=f"nobody knows what is spent: {error}")
@@ -246,7 +238,7 @@ class _Mover:
         )
 
     def _say_growth(self, view: PoolView, before: MoverState) -> None:
-        """Let users' commands know what is there and may be spent; nothing of a pass depends on it."""
+        """Write sizes and budget for users' commands; no later step depends on it."""
         if self._policy.has_queue:
             try:
                 self._store.put(GROWTH, growth.to_json(view.money, totals(view, before), view.now))
@@ -258,7 +250,7 @@ class _Mover:
         self._store.create(f"{LEDGER}/{now:%Y/%m/%d}/{name}.json", record_of(decision, self._policy, now))
 
     def _carry_out(self, state: MoverState, decisions: Iterable[PlacementDecision]) -> MoverState:
-        """Do it; the state with what was started, and without a place where nothing could be.
+        """Carry decisions out; return the state with what was started, and without a group where that failed.
 
         A start counts on what its pool withdraws elsewhere: where that failed it waits for the next pass, or
         the pool would want more than its ``size.max``.
@@ -295,7 +287,7 @@ class _Mover:
 
 
 def prices(policy: Policy) -> dict[str, Decimal | None]:
-    """Pool -> what an hour of one instance more costs at most with its disks; None where nobody knows. Pure.
+    """Return pool -> the highest hourly price of one instance more with its disks; None for unknown. Pure.
 
     What is reserved is paid for without it: an instance more costs its disks alone.
     """
@@ -321,7 +313,7 @@ def _buys_spot_alone(pool: PoolPolicy | None) -> bool:
 
 
 def record_of(decision: PlacementDecision, policy: Policy, now: datetime) -> dict[str, Any]:
-    """A line of the ledger, in the shape of the reaper's."""
+    """Return a record of the ledger, in the form of the reaper's."""
     price = prices(policy).get(decision.pool)
     return {
         "schema_version": 1,
@@ -358,12 +350,12 @@ def _done(state: MoverState, decision: PlacementDecision, activity: str) -> Move
 
 
 def _without_place(state: MoverState, decision: PlacementDecision) -> tuple[Coming, ...]:
-    """What is on its way, that of a decision back among those that wait."""
+    """Return what is on its way; that of a decision waits for a group again."""
     return tuple(arrival.back() if arrival.id in decision.coming else arrival for arrival in state.coming)
 
 
 def _failed(state: MoverState, decision: PlacementDecision, now: datetime, error: Exception) -> MoverState:
-    """A group that refuses to be raised is passed over for a while; one that is busy is asked again."""
+    """Pass over a group that refused to be raised for a while; ask a busy one again."""
     if decision.action is not Action.START:
         return state
     coming = _without_place(state, decision)
@@ -374,7 +366,7 @@ def _failed(state: MoverState, decision: PlacementDecision, now: datetime, error
 
 
 def log(result: MoveResult) -> Mapping[str, Any]:
-    """One JSON object a line, as the sweep's log; gives the whole.
+    """Log one JSON object a line, as the sweep does; return the whole.
 
     Raises:
         CloudError: the queue's controller is silent, or cannot read a job: the pass is done, and an alarm.

@@ -1,4 +1,4 @@
-"""Doing what a plan says: unmark, end, mark; each step so that a failure in it harms no work."""
+"""Execution of a plan: unmark, end, mark. A failure in any step harms no running work."""
 
 import time
 from collections import defaultdict
@@ -9,7 +9,7 @@ from itertools import count
 
 from gpu_fleet_image.controllers.sweep import ledger
 from gpu_fleet_image.controllers.sweep.results import Done, Ended
-from gpu_fleet_image.controllers.sweep.verdict import is_asked, is_closed
+from gpu_fleet_image.controllers.sweep.situation import is_asked, is_closed
 from gpu_fleet_image.core.calls import Failure, batches, bisect
 from gpu_fleet_image.core.cloud import Instances
 from gpu_fleet_image.core.handshake import Exchange, MarkQuestion, Replies, Reply, Winner, heard, said_of
@@ -45,7 +45,7 @@ TAG_BATCH = 500  # resources of one CreateTags or DeleteTags
 
 @dataclass(frozen=True)
 class Tools:
-    """What it takes to change something.
+    """Everything that changes of the fleet need.
 
     Attributes:
         notifier: notifies users.
@@ -126,7 +126,7 @@ def _notice_of(decision: Decision, user: str = "") -> str:
 
 
 def _all_know(tools: Tools, notified_at: Mapping[str, datetime], decision: Decision) -> bool:
-    """Whether everybody who was seen on the instance was notified: who came since was not."""
+    """Return whether every user seen on the instance was notified; users who came later were not."""
     now = tools.clock()
     if not _knows(notified_at.get(_notice_of(decision)), decision, now):
         return False
@@ -138,7 +138,7 @@ def _all_know(tools: Tools, notified_at: Mapping[str, datetime], decision: Decis
 
 
 def _knows(at: datetime | None, decision: Decision, now: datetime) -> bool:
-    """Whether who was notified then knows of this idle time, and has not forgotten it.
+    """Return whether the earlier notice was for this idle time, and recent enough.
 
     Who kept the instance since was promised another time; and a give-back, which takes a hold off, is news.
     """
@@ -180,7 +180,7 @@ def close(tools: Tools, decisions: Sequence[Decision], replies: Replies, done: D
 
 
 def _heard(tools: Tools, decisions: Sequence[Decision], before: Replies, done: Done) -> Replies:
-    """What these say now. Raises CloudError, DeadlineError.
+    """Read the replies of these instances now. Raises CloudError, DeadlineError.
 
     Args:
         before: what they said, and under which names.
@@ -202,7 +202,7 @@ def _heard(tools: Tools, decisions: Sequence[Decision], before: Replies, done: D
 
 
 def _is_ours(tools: Tools, decision: Decision, replies: Replies, done: Done) -> bool:
-    """Whether the end is decided; the instance, or its owner, may have withdrawn the mark before."""
+    """Return whether the end is decided; the instance or its owner may have withdrawn the mark first."""
     if decision.reap_after is None:
         raise ValueError(f"{decision.instance.id} was never marked")
     caller = said_of(replies, decision.instance.id, decision.reap_after).caller
@@ -210,7 +210,7 @@ def _is_ours(tools: Tools, decision: Decision, replies: Replies, done: Done) -> 
 
 
 def _winner(tools: Tools, decision: Decision, caller: str, done: Done) -> Winner | None:
-    """What is decided for a mark, the end unless a user was quicker; None where it is unknown."""
+    """Return the decision on a mark: the end, unless a user was quicker; None where it is unknown."""
     if decision.reap_after is None:
         raise ValueError(f"{decision.instance.id} was never marked")
     exchange = Exchange(tools.store, caller, decision.reap_after)
@@ -227,7 +227,7 @@ def _reply(replies: Replies, decision: Decision) -> Reply | None:
 
 @dataclass(frozen=True)
 class Checked:
-    """What the last check read.
+    """Result of the last check.
 
     Attributes:
         at: when; what is not done soon after it is left to the next sweep.
@@ -322,7 +322,7 @@ class _Batch:
         return bisect(list(by_id), self.verdict.lower(), act)
 
     def _in_use_again(self, decisions: Sequence[Decision], done: Done) -> list[Failure]:
-        """The last look before there is no way back: at the instances, then at what they say."""
+        """Check the instances, then their replies, for the last time before the call."""
         began = self.tools.clock()
         changed = self._changed(decisions)
         same = set(_without([decision.instance.id for decision in decisions], changed))
@@ -334,7 +334,7 @@ class _Batch:
         return [Failure(decision.instance.id, "look again", late) for decision in decisions]
 
     def _opened(self, decisions: Sequence[Decision], done: Done) -> list[Failure]:
-        """Instances that no longer say that they are closed."""
+        """Return the instances that no longer reply that they are closed."""
         closing = [decision for decision in decisions if is_asked(self.tools.policy, decision.instance)]
         if not closing:
             return []
@@ -349,7 +349,7 @@ class _Batch:
         ]
 
     def _not_kept(self, decisions: Sequence[Decision], done: Done) -> list[Decision]:
-        """Stopped instances that nobody keeps: `gpu-fleet keep` and this sweep race for one key of each mark.
+        """Return stopped instances that nobody keeps; `keep` and the sweep race for a key of each mark.
 
         A mark that lost is over, whatever becomes of the hold: a later one has its own notice and grace.
         """
@@ -362,7 +362,7 @@ class _Batch:
         return [decision for decision in decisions if winners[decision.instance.id] is Winner.END]
 
     def _changed(self, decisions: Sequence[Decision]) -> list[Failure]:
-        """Instances that are not as they were checked: started, kept or protected since, their mark removed.
+        """Return instances that changed since the check: started, kept, protected, or without their mark.
 
         Read right before there is no way back; a start after this only a cloud that looks itself can refuse.
         """
@@ -378,7 +378,7 @@ class _Batch:
         ]
 
     def _without_ended(self, refused: list[Failure]) -> list[Failure]:
-        """Only those that did not go: a cloud may answer with an error after it did what was asked."""
+        """Return failures of instances that still run: a cloud may report an error after success."""
         if not refused:
             return []
         try:
@@ -411,7 +411,7 @@ class _Batch:
 
 
 def _record(tools: Tools, decisions: Sequence[Decision], group: str | None, done: Done) -> list[Decision]:
-    """Those whose end is on record now, as meant."""
+    """Record the intended ends; return those that are recorded."""
     recorded = []
     for decision in decisions:
         record = ledger.record_of(decision, tools.policy, group, tools.clock())
@@ -427,7 +427,7 @@ def _record(tools: Tools, decisions: Sequence[Decision], group: str | None, done
 def _record_outcomes(
     tools: Tools, recorded: Sequence[Decision], failures: Sequence[Failure], gone: Set[str], done: Done
 ) -> None:
-    """Beside the record: that its end came about, or that it failed."""
+    """Note beside each record whether its instance ended or the call failed."""
     errors = {failure.instance_id: failure.error for failure in failures}
     for decision in recorded:
         key = ledger.key_of(decision)

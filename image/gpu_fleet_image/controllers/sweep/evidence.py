@@ -1,4 +1,4 @@
-"""From heartbeats to what they prove: which to ask for, and what the answers say.
+"""Evidence of activity: which heartbeats are read, and what they prove.
 
 In: the fleet's instances and a cloud's metrics. Out: instance id -> ``Activity``. A coarse look at every
 instance, a close one at those that may be idle.
@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from gpu_fleet_image.controllers.sweep.verdict import given_back_terms, shortest_idle_time, usual_terms
+from gpu_fleet_image.controllers.sweep.terms import given_back_terms, shortest_idle_time, usual_terms
 from gpu_fleet_image.core.calls import Failure, batches
 from gpu_fleet_image.core.cloud import MAX_POINTS, MAX_QUERIES, Heartbeats, Query, Span
 from gpu_fleet_image.core.marks import is_given_back, is_marked
@@ -49,7 +49,7 @@ def periods_of(window: timedelta, period_s: int) -> int:
 
 
 def window_of(instance: Instance, policy: Policy) -> timedelta:
-    """How far back heartbeats must cover an instance: its pool's idle time, less once it was given back."""
+    """Length of the window that heartbeats must cover: the idle time of the pool, shorter once given back."""
     pool = policy.pools[instance.pool]
     return (given_back_terms(pool) if is_given_back(instance) else usual_terms(pool)).idle_after
 
@@ -97,7 +97,7 @@ def summarise(
 
 
 def _contradictory(proofs: Mapping[datetime, float], period_s: int) -> bool:
-    """Whether heartbeats disagree on when the instance fell idle.
+    """Return whether heartbeats disagree on when the instance fell idle.
 
     While an instance is idle each value grows as time goes by. One that stands still comes from an agent that
     no longer looks, and values that jump come from two agents.
@@ -115,7 +115,7 @@ def _contradictory(proofs: Mapping[datetime, float], period_s: int) -> bool:
 
 
 def combine(coarse: Activity, fine: Activity) -> Activity:
-    """What the whole window and a close look at its end say together; the close look has the last word.
+    """Combine the whole window with fine heartbeats of its end; the fine heartbeats take precedence.
 
     Args:
         coarse: of the whole window.
@@ -135,7 +135,7 @@ def combine(coarse: Activity, fine: Activity) -> Activity:
 
 
 def may_be_idle(activity: Activity, threshold: timedelta) -> bool:
-    """Whether a close look could find the instance idle for longer than the threshold.
+    """Return whether fine heartbeats could show the instance idle for longer than the threshold.
 
     Within a period the value may have grown by the period's length beyond its smallest; a code below zero
     may hide a newer value.
@@ -153,7 +153,7 @@ def observe(
     now: datetime,
     scale_in: Collection[str],
 ) -> tuple[dict[str, Activity], list[Failure]]:
-    """What is known of every running instance.
+    """Read the activity of every running instance.
 
     An instance that the coarse look shows busy is not looked at again; that is most of a fleet in use.
 
@@ -184,20 +184,20 @@ def observe(
         )
     ]
     for batch in batches(suspects, MAX_QUERIES):
-        activity, failed = look_closely(heartbeats, batch, coarse, policy, now)
+        activity, failed = observe_closely(heartbeats, batch, coarse, policy, now)
         coarse |= activity
         failures += failed
     return coarse, failures
 
 
-def look_closely(
+def observe_closely(
     heartbeats: Heartbeats,
     instances: Sequence[Instance],
     coarse: Mapping[str, Activity],
     policy: Policy,
     now: datetime,
 ) -> tuple[dict[str, Activity], list[Failure]]:
-    """The last hour of some instances by the minute, joined with what is known of their whole window."""
+    """Read the last hour of some instances by the minute, combined with their whole window."""
     if not instances:
         return {}, []
     span = Span(window_start(now, FINE_WINDOW, FINE_PERIOD_S), now + LOOK_AHEAD)
@@ -246,7 +246,7 @@ def _coarse(
 def _enough(
     instance: Instance, policy: Policy, now: datetime, scale_in: Collection[str], period_s: int
 ) -> float:
-    """Seconds since the last activity below which no close look could find the instance idle."""
+    """Return the seconds since the last activity below which no fine heartbeat shows it idle."""
     if is_marked(instance):
         return 0.0
     threshold = shortest_idle_time(instance, policy.pools[instance.pool], now, scale_in)
@@ -254,7 +254,7 @@ def _enough(
 
 
 def _by_period(instances: Sequence[Instance], policy: Policy) -> dict[int, list[Instance]]:
-    """Instances whose windows need periods of the same length are asked for together."""
+    """Group instances whose windows need periods of one length."""
     grouped: dict[int, list[Instance]] = defaultdict(list)
     for instance in instances:
         window = timedelta(hours=policy.pools[instance.pool].idle_after_hours)

@@ -31,7 +31,7 @@ def handle(event: bytes, context: Any) -> str:
 
 
 def flags(event: bytes) -> object:
-    """What the event asks for; pure.
+    """Return the flags of an event; pure.
 
     Raises:
         ConfigurationError: it is no JSON.

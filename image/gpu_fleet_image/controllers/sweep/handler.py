@@ -66,7 +66,7 @@ def run(event: object, ends_at: datetime, holder: str, as_of: datetime | None = 
 
 
 def conclude(cloud: SweepCloud, policy: Policy, result: Result) -> Result:
-    """What follows every sweep: the meter, and the metrics of both.
+    """Run the meter after a sweep, and publish the metrics of both.
 
     What fails here is one more failure of the sweep.
     """
@@ -78,11 +78,11 @@ def conclude(cloud: SweepCloud, policy: Policy, result: Result) -> Result:
         cloud.heartbeats.publish([*result.metrics(), *(spending.figures() if spending else ())])
     except (CloudError, DeadlineError) as error:
         result.done.failures.append(Failure("*", "publish metrics", str(error)))
-    return replace(result, read_calls=cloud.calls.read, write_calls=cloud.calls.write)
+    return replace(result, read_calls=cloud.calls.reads, write_calls=cloud.calls.writes)
 
 
 def log_result(result: Result) -> None:
-    """One JSON object a line: each instance's verdict, each failure, then the whole."""
+    """Log one JSON object a line: each verdict, each failure, then the whole result."""
     report = result.to_json()
     for verdict in report.pop("verdicts"):
         _log("verdict", verdict)
@@ -96,7 +96,7 @@ def _log(event: str, content: Mapping[str, Any]) -> None:
 
 
 def _flags(event: object) -> dict[str, bool]:
-    """The event's flags.
+    """Return the flags of an event.
 
     Raises:
         ConfigurationError: naming what is wrong with the event.

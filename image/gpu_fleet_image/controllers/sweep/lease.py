@@ -10,7 +10,7 @@ from typing import Any
 
 from gpu_fleet_image.controllers.sweep.ledger import key_of
 from gpu_fleet_image.controllers.sweep.releases import AgentReleases
-from gpu_fleet_image.controllers.sweep.verdict import Usual, Withdrawn
+from gpu_fleet_image.controllers.sweep.situation import Usual, Withdrawn
 from gpu_fleet_image.core.marks import hold_of, is_given_back
 from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, Decision, Instance, Verdict
 from gpu_fleet_image.core.reaper_errors import LeaseError
@@ -27,7 +27,7 @@ WITHDRAWN_REMEMBERED = timedelta(days=7)  # longer than a grace, quiet hours and
 
 @dataclass
 class SweepMemory:
-    """What one sweep hands to the next.
+    """Memory that one sweep hands to the next.
 
     Attributes:
         notified_at: subject of an alert, or an instance whose mark failed -> when users were last notified.
@@ -53,11 +53,11 @@ class SweepMemory:
     agents: AgentReleases = field(default_factory=AgentReleases)
 
     def replaced_lately(self, now: datetime) -> dict[str, str]:
-        """Instance that was to be replaced within the last day -> its pool."""
+        """Return instance -> pool of replacements within the last day."""
         return {key: pool for key, (pool, _) in _lately(self.replaced, now).items()}
 
     def usual(self, now: datetime) -> Usual:
-        """What is usual in each pool by now."""
+        """Return the usual number of idle instances of each pool."""
         ended = {key: pool for key, (pool, _) in _lately(self.ended, now).items()}
         idle = {pool: {day: len(ids) for day, ids in days.items()} for pool, days in self.idle.items()}
         return Usual(ended, idle)
@@ -79,7 +79,7 @@ class SweepMemory:
         self.stopped |= {decision.instance.id: (key_of(decision), now) for decision in stops}
 
     def started_again(self, instances: Iterable[Instance]) -> dict[str, tuple[str, datetime]]:
-        """Instance that users started after a sweep stopped it -> that stop's key, and when they did.
+        """Return instance -> (key of its stop, start) of those that users started after a sweep stopped them.
 
         What is gone is forgotten.
         """
@@ -92,7 +92,7 @@ class SweepMemory:
         }
 
     def note_idle(self, pool: str, at: datetime, ids: Iterable[str]) -> None:
-        """These of a pool were idle on a day, as was confirmed; however often, each counts once."""
+        """Note instances of a pool that were idle for certain on a day; each counts once."""
         self.idle.setdefault(pool, {}).setdefault(f"{at:%Y-%m-%d}", set()).update(ids)
 
     def note_holds(self, instances: Iterable[Instance], now: datetime) -> None:
@@ -105,7 +105,7 @@ class SweepMemory:
                 self.far_holds[instance.id] = known if known and known[0] == text else (text, now)
 
     def note_withdrawn(self, decision: Decision, now: datetime) -> None:
-        """An agent withdrew the mark of an instance that is idle by its heartbeats."""
+        """Note that an agent withdrew the mark of an instance that is idle by its heartbeats."""
         known = self.withdrawn.get(decision.instance.id)
         is_same = known is not None and decision.idle_since is not None and decision.idle_since <= known.last
         self.withdrawn[decision.instance.id] = (
@@ -113,7 +113,7 @@ class SweepMemory:
         )
 
     def forget(self, now: datetime) -> None:
-        """What is no measure of the usual any more, and withdrawals that had no successor for days."""
+        """Forget days that are too old for the usual number, and old withdrawals."""
         self.withdrawn = {
             key: withdrawn
             for key, withdrawn in self.withdrawn.items()
@@ -127,7 +127,7 @@ class SweepMemory:
         self.idle = {pool: days for pool, days in kept.items() if days}
 
     def to_json(self) -> dict[str, Any]:
-        """As the lease object holds it."""
+        """Return the content of the lease object."""
         return {
             "told": {subject: format_time(at) for subject, at in sorted(self.notified_at.items())},
             "leftovers_at": format_time(self.leftovers_at) if self.leftovers_at else None,
@@ -184,7 +184,7 @@ class Lease:
             raise LeaseError("another sweep took the lease at the same moment; this one did nothing")
 
     def renew(self) -> None:
-        """Make sure that the lease is still ours, right before something is done with it.
+        """Verify that this sweep still holds the lease, right before a change.
 
         Raises:
             LeaseError: it is not.
@@ -223,13 +223,13 @@ class Lease:
 
 
 def remembered(store: Store) -> SweepMemory:
-    """What the newest sweep hands to the next, for one that only looks. Raises CloudError."""
+    """Read the memory of the newest sweep, for a dry run. Raises CloudError."""
     stored = store.get(KEY)
     return SweepMemory() if stored is None else _memory(stored.content)
 
 
 def _memory(content: dict[str, Any]) -> SweepMemory:
-    """What can be read of it; forgetting means notifying users once more."""
+    """Parse the memory as far as it can be read; what is lost means that users are notified again."""
     raw = content.get("memory")
     raw = raw if isinstance(raw, dict) else {}
     notified = raw.get("told")
@@ -255,7 +255,7 @@ def _noted(raw: object) -> Iterator[tuple[str, tuple[str, datetime]]]:
 
 
 def _idle(raw: object) -> Iterator[tuple[str, dict[str, set[str]]]]:
-    """The ids of each day. Leases of before have "idle", which blind sensors may have taught: forgotten."""
+    """Parse the ids of each day."""
     for pool, days in (raw if isinstance(raw, dict) else {}).items():
         if isinstance(days, dict):
             kept = {day: set(ids) for day, ids in days.items() if _are_ids(ids)}

@@ -1,4 +1,4 @@
-"""What was stopped or terminated, and what that saves: one JSON object for each action, never overwritten.
+"""Ledger of stops and terminations and their savings: one JSON object for each action, never overwritten.
 
 The record is written before the instance is touched, under a key made of the instance and of its mark: no end
 without a record, and a sweep that tries again after a failure finds its own record instead of adding one. It
@@ -17,7 +17,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from gpu_fleet_image.controllers.sweep.leftovers import LeftoverFinding
+from gpu_fleet_image.controllers.sweep.orphaned_resources import OrphanFinding
 from gpu_fleet_image.core.model import TAG_POOL, Decision
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.store import Store
@@ -25,14 +25,14 @@ from gpu_fleet_image.core.times import format_time
 
 PREFIX = "ledger"
 STARTED_PREFIX = "started"
-LEFTOVERS_PREFIX = "leftovers"
+ORPHANS_PREFIX = "leftovers"
 FAILED, ENDED = ".failed.json", ".ended.json"
 SCHEMA = 2  # of an end's record; from 2 on an end that came about has its confirmation beside it
 HOURS_PER_MONTH = 730  # 365 x 24 / 12, as the clouds' own price pages count
 
 
 def key_of(decision: Decision) -> str:
-    """``ledger/2026/11/21/i-0123-20261121T120000Z-terminate``, without its ending."""
+    """Return a key as ``ledger/2026/11/21/i-0123-20261121T120000Z-terminate``, without suffix."""
     if decision.reap_after is None:
         raise ValueError(f"{decision.instance.id} was never marked")
     moment = decision.reap_after
@@ -41,7 +41,7 @@ def key_of(decision: Decision) -> str:
 
 
 def saved_usd_per_month(decision: Decision) -> Decimal:
-    """What a month without the instance saves, in the policy's currency.
+    """Return the monthly saving without the instance, in the policy's currency.
 
     Nothing where its price is unknown, or where another takes its place.
     """
@@ -51,7 +51,7 @@ def saved_usd_per_month(decision: Decision) -> Decimal:
 
 
 def record_of(decision: Decision, policy: Policy, group: str | None, now: datetime) -> dict[str, Any]:
-    """The ledger's record of one end, with its evidence."""
+    """Return the record of one end, with its evidence."""
     instance = decision.instance
     return {
         "schema_version": SCHEMA,
@@ -95,7 +95,7 @@ def confirm(store: Store, key: str, now: datetime) -> None:
 
 
 def started_key(key: str) -> str:
-    """Where it stands that an instance was started after the stop of a record: without its ending too."""
+    """Return the key of the note that an instance was started after a recorded stop, without suffix."""
     return f"{STARTED_PREFIX}{key.removeprefix(PREFIX)}"
 
 
@@ -105,7 +105,7 @@ def note_start(store: Store, key: str, at: datetime) -> None:
 
 
 def confirms(record: Mapping[str, Any], *, failed: bool) -> bool:
-    """Whether a record without a confirmation beside it stands for an end; pure.
+    """Return whether a record without a confirmation beside it stands for an end; pure.
 
     One of schema version 1 does unless its end failed: sweeps wrote none for an end that came about at once.
 
@@ -115,16 +115,16 @@ def confirms(record: Mapping[str, Any], *, failed: bool) -> bool:
     return record.get("schema_version", 1) < SCHEMA and not failed
 
 
-def leftover_key(finding: LeftoverFinding) -> str:
-    """``leftovers/2026/11/07/vol-0123-20261107T120000Z-remove``, without its ending."""
+def orphan_key(finding: OrphanFinding) -> str:
+    """Return a key as ``leftovers/2026/11/07/vol-0123-20261107T120000Z-remove``, without suffix."""
     moment = finding.unused_since
     if moment is None:
-        raise ValueError(f"{finding.leftover.id} was never noted")
-    return f"{LEFTOVERS_PREFIX}/{moment:%Y/%m/%d}/{finding.leftover.id}-{moment:%Y%m%dT%H%M%SZ}-remove"
+        raise ValueError(f"{finding.orphan.id} was never noted")
+    return f"{ORPHANS_PREFIX}/{moment:%Y/%m/%d}/{finding.orphan.id}-{moment:%Y%m%dT%H%M%SZ}-remove"
 
 
-def leftover_record(finding: LeftoverFinding, policy: Policy, now: datetime) -> dict[str, Any]:
-    """The ledger's record of a removed leftover."""
+def orphan_record(finding: OrphanFinding, policy: Policy, now: datetime) -> dict[str, Any]:
+    """Return the record of a removed orphaned resource."""
     return {
         "schema_version": 1,
         "at": format_time(now),
@@ -132,7 +132,7 @@ def leftover_record(finding: LeftoverFinding, policy: Policy, now: datetime) -> 
         "region": policy.region,
         "action": "remove",
         "currency": policy.currency,
-        "pool": finding.leftover.tags.get(TAG_POOL, ""),
+        "pool": finding.orphan.tags.get(TAG_POOL, ""),
         "saved_per_month": str(finding.monthly_price or Decimal(0)),
         **finding.to_json(),
     }

@@ -1,4 +1,4 @@
-"""Which releases of the agent run on a stack's instances, and whether an operator looked since they came.
+"""Releases of the agent on a stack's instances, and whether an operator has confirmed them.
 
 A release that is blind says that nothing happens on every instance, for as long as it runs. So what it says
 ends no more instances than is usual, until an operator looked (``verdict.py``, the mass-idle breaker). Agents
@@ -20,7 +20,7 @@ MOST_IMAGES = 50
 
 @dataclass
 class AgentReleases:
-    """What the sweeps know of it.
+    """Releases that the sweeps know.
 
     Attributes:
         newest: the release that the policy named last; None before the first.
@@ -33,7 +33,7 @@ class AgentReleases:
     images: dict[str, bool] = field(default_factory=dict)
 
     def note(self, release: str, instances: Iterable[Instance], now: datetime) -> None:
-        """Take up what is there now; the first release and the first images change nothing."""
+        """Note the releases and images of now; the first ones change nothing."""
         if self.newest not in (None, release):
             self.since = self.since or now - NOTED_LATE
         self.newest = release
@@ -44,7 +44,7 @@ class AgentReleases:
             del self.images[next(iter(self.images))]
 
     def unseen(self, instances: Iterable[Instance]) -> frozenset[str]:
-        """Ids of the instances whose agents may be of a release that no operator looked at."""
+        """Return the instances whose agents may be of a release that no operator has confirmed."""
         return frozenset(
             instance.id
             for instance in instances
@@ -53,7 +53,7 @@ class AgentReleases:
         )
 
     def confirm(self) -> None:
-        """An operator looked at what is idle, and it is."""
+        """Note that an operator confirmed that idle instances are idle."""
         self.since = None
         self.images = dict.fromkeys(self.images, True)
 
@@ -64,7 +64,7 @@ class AgentReleases:
 
     @classmethod
     def of(cls, raw: object) -> "AgentReleases":
-        """What ``to_json`` wrote; where a sweep of before wrote nothing, the next release is a new one."""
+        """Parse what ``to_json`` wrote; without content the next release is a new one."""
         match raw:
             case {"newest": str() | None as newest, "since": since, "images": dict(images)}:
                 return cls(newest, _time(since), {str(key): value is True for key, value in images.items()})
@@ -72,7 +72,7 @@ class AgentReleases:
 
 
 def _time(text: object) -> datetime | None:
-    """Since when, or since ever where that cannot be read."""
+    """Parse a time; the earliest possible where it cannot be read."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a sweep found and did, as data."""
+"""Result of a sweep, as data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class Ended:
 
 @dataclass
 class Done:
-    """What a sweep did, filled in on the way.
+    """Actions of a sweep, added one by one.
 
     Attributes:
         ended: instances stopped or terminated.
@@ -64,7 +64,7 @@ class Done:
 
     @property
     def saved_per_month(self) -> Decimal:
-        """What the terminated instances would have cost in a month."""
+        """Return the monthly cost that the terminated instances would have had."""
         return sum((saved_usd_per_month(ended.decision) for ended in self.ended), Decimal(0))
 
 
@@ -79,7 +79,7 @@ class Result:
         read_calls: calls that only looked.
         write_calls: calls that may have changed something.
         fleet: what was looked at, terminated instances included.
-        leftovers: volumes, addresses and the like that nobody uses, as JSON objects.
+        orphans: volumes, addresses and the like that nobody uses, as JSON objects.
         spending: what the stack costs; None where nothing is metered.
         watch: what was seen so far, of a sweep that only watches.
         watched_until: when the sweeps begin to act; None where they do.
@@ -93,18 +93,18 @@ class Result:
     read_calls: int
     write_calls: int
     fleet: Inventory = NO_FLEET
-    leftovers: Sequence[dict[str, Any]] = ()
+    orphans: Sequence[dict[str, Any]] = ()
     spending: Spending | None = None
     watch: Watch | None = None
     watched_until: datetime | None = None
 
     @property
     def failed(self) -> bool:
-        """Whether anything did not work, or the breaker tripped: the exit code."""
+        """Return whether anything failed or the breaker tripped: the exit code."""
         return bool(self.done.failures) or self.plan.breaker
 
     def metrics(self) -> list[Figure]:
-        """The sweep's own metrics."""
+        """Return the sweep's own metrics."""
         counts = {
             METRIC_SWEEP_RUNS: 1,
             METRIC_SWEEP_FAILURES: len(self.done.failures),
@@ -118,7 +118,7 @@ class Result:
         return [Figure(name, count) for name, count in counts.items()]
 
     def to_json(self) -> dict[str, Any]:
-        """The report; money as decimal text, times in ISO 8601."""
+        """Return the report; money as decimal text, times in ISO 8601."""
         return {
             "now": format_time(self.now),
             "dry_run": self.dry_run,
@@ -137,7 +137,7 @@ class Result:
             "saved_per_month": str(self.done.saved_per_month),
             "calls": {"read": self.read_calls, "write": self.write_calls},
             "breaker": self.plan.breaker,
-            "leftovers": list(self.leftovers),
+            "leftovers": list(self.orphans),
             "spending": self.spending.to_json() if self.spending else None,
             "watched_until": format_time(self.watched_until) if self.watched_until else None,
             "would_end": self.watch.would_end if self.watch else [],

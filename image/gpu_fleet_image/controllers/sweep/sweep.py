@@ -1,4 +1,4 @@
-"""One sweep over the managed instances of a stack: look, decide, check again, act, report."""
+"""One sweep over the managed instances of a stack: observe, decide, check again, act, report."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,30 +8,22 @@ from typing import Any
 
 from gpu_fleet_image.controllers.sweep import carry_out, ledger, tidy
 from gpu_fleet_image.controllers.sweep import watch as watching
-from gpu_fleet_image.controllers.sweep.evidence import look_closely, observe
+from gpu_fleet_image.controllers.sweep.evidence import observe, observe_closely
+from gpu_fleet_image.controllers.sweep.fleet_limits import BREAKER_LASTS, idle_within_a_day
+from gpu_fleet_image.controllers.sweep.fleet_reader import FleetReader
 from gpu_fleet_image.controllers.sweep.lease import Lease, SweepMemory, remembered
-from gpu_fleet_image.controllers.sweep.leftovers import LeftoverFinding
+from gpu_fleet_image.controllers.sweep.orphaned_resources import OrphanFinding
 from gpu_fleet_image.controllers.sweep.results import Done, Result
-from gpu_fleet_image.controllers.sweep.verdict import (
-    BREAKER_LASTS,
-    Situation,
-    decide,
-    idle_within_a_day,
-    is_asked,
-    is_closed,
-    is_unfit,
-)
+from gpu_fleet_image.controllers.sweep.situation import Situation, is_asked, is_closed
+from gpu_fleet_image.controllers.sweep.verdict import decide
 from gpu_fleet_image.core.calls import Failure, batches, bisect
 from gpu_fleet_image.core.cloud import SweepCloud
-from gpu_fleet_image.core.handshake import MarkQuestion, Replies, heard, pool_caller, said_of
-from gpu_fleet_image.core.marks import is_given_back, is_marked, mark_of
+from gpu_fleet_image.core.marks import is_given_back, is_marked
 from gpu_fleet_image.core.model import (
     ENDS,
     TAG_IDLE_SINCE,
     TAG_REAP_AFTER,
-    Activity,
     Decision,
-    Instance,
     Inventory,
     Plan,
     Verdict,
@@ -46,7 +38,7 @@ CLOCK_SKEW_S = 60
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How to sweep.
+    """Options of a sweep.
 
     Attributes:
         clock: the time now, aware; it may stand still.
@@ -54,7 +46,7 @@ class SweepOptions:
         dry_run: decide and report, change nothing.
         check_clock: refuse to act when this instance's clock and the cloud's differ.
         override_breaker: a user looked, and the many idle instances are idle.
-        leftovers: a dry run looks for leftovers too; a sweep that acts does so every few hours.
+        orphans: a dry run looks for orphans too; a sweep that acts does so every few hours.
         wait: waits some seconds.
     """
 
@@ -63,7 +55,7 @@ class SweepOptions:
     dry_run: bool = False
     check_clock: bool = True
     override_breaker: bool = False
-    leftovers: bool = True
+    orphans: bool = True
     wait: Callable[[float], None] = time.sleep
 
 
@@ -76,7 +68,7 @@ def sweep(cloud: SweepCloud, policy: Policy, options: SweepOptions) -> Result:
         ConfigurationError: a live sweep without ledger or topic, or this instance's clock is wrong.
     """
     if options.dry_run:
-        return _Sweep(cloud, policy, options).look_only()
+        return _Sweep(cloud, policy, options).dry_run()
     if cloud.store is None or cloud.notifier is None:
         raise ConfigurationError("a sweep that acts needs GPU_FLEET_LEDGER_URI and GPU_FLEET_TOPIC_ARN")
     lease = Lease(cloud.store, options.holder, options.clock)
@@ -87,10 +79,10 @@ def sweep(cloud: SweepCloud, policy: Policy, options: SweepOptions) -> Result:
         watch = watching.load(cloud.store, options.clock()) if policy.watch_days else None
         if watch is not None and options.clock() < watch.until(policy):
             running = _Sweep(cloud, policy, options, watch)
-            return running.look_and_watch(tools, lease, watch)
+            return running.watch_only(tools, lease, watch)
         if watch is not None and not watch.summed_up:
             running.sum_up(tools, watch)
-        return running.look_and_act(tools, lease)
+        return running.act(tools, lease)
     finally:
         _release(lease, running.done)
 
@@ -103,7 +95,7 @@ def _release(lease: Lease, done: Done) -> None:
 
 
 def _still(situation: Situation, chosen: Sequence[Decision]) -> list[Decision]:
-    """Those of the chosen on which the verdict is the same by now."""
+    """Return the chosen decisions whose verdict is unchanged."""
     before = {decision.instance.id: decision.verdict for decision in chosen}
     return [
         decision
@@ -113,7 +105,7 @@ def _still(situation: Situation, chosen: Sequence[Decision]) -> list[Decision]:
 
 
 def _remembering(situation: Situation, memory: SweepMemory) -> Situation:
-    """The situation with what the sweeps before know."""
+    """Return the situation with the memory of earlier sweeps."""
     instances = situation.fleet.instances
     memory.note_holds(instances, situation.now)
     memory.agents.note(situation.policy.agents, instances, situation.now)
@@ -134,7 +126,7 @@ def _must_yet_close(situation: Situation, decision: Decision) -> bool:
 
 
 class _Sweep:
-    """One sweep on its way: what it knows, and what it has done."""
+    """One sweep."""
 
     def __init__(
         self, cloud: SweepCloud, policy: Policy, options: SweepOptions, watch: watching.Watch | None = None
@@ -144,19 +136,21 @@ class _Sweep:
         self._policy = policy
         self._options = options
         self.done = Done()
-        self._findings = list[LeftoverFinding]()
+        is_watching = watch is not None
+        self._reader = FleetReader(cloud, policy, options.clock, self.done, is_watching=is_watching)
+        self._findings = list[OrphanFinding]()
 
-    def look_only(self) -> Result:
+    def dry_run(self) -> Result:
         """Plan, and change nothing."""
-        situation = self._look()
+        situation = self._observe()
         situation = _remembering(situation, self._remembered())
-        if self._options.leftovers:
-            self._look_for_leftovers(situation)
+        if self._options.orphans:
+            self._find_orphans(situation)
         return self._result(situation, decide(situation))
 
-    def look_and_act(self, tools: carry_out.Tools, lease: Lease) -> Result:
+    def act(self, tools: carry_out.Tools, lease: Lease) -> Result:
         """Plan, and carry the plan out."""
-        situation = self._look()
+        situation = self._observe()
         situation = _remembering(situation, lease.memory)
         self._check_clock()
         plan = decide(situation)
@@ -173,7 +167,7 @@ class _Sweep:
         return self._result(situation, plan)
 
     def _learn(self, memory: SweepMemory, situation: Situation, plan: Plan) -> None:
-        """What is usual in each pool: how many were idle for a day and said so, or are, as an operator says.
+        """Learn the usual number of idle instances of each pool from confirmed ends, or from an operator.
 
         An instance that was marked and is used again teaches nothing: one whose sensors were blind and see
         again looks the same. Nor does one that was given back, which no sensor found. And whose marks their
@@ -193,9 +187,9 @@ class _Sweep:
             memory.agents.confirm()
         memory.forget(situation.now)
 
-    def look_and_watch(self, tools: carry_out.Tools, lease: Lease, watch: watching.Watch) -> Result:
+    def watch_only(self, tools: carry_out.Tools, lease: Lease, watch: watching.Watch) -> Result:
         """Plan as a sweep that acts, and report what would be terminated; terminate what was given back."""
-        situation = replace(self._look(), watching=True)
+        situation = replace(self._observe(), watching=True)
         situation = _remembering(situation, lease.memory)
         self._check_clock()
         acting = decide(situation)
@@ -248,7 +242,7 @@ class _Sweep:
                 self.done.failures.append(Failure("*", name, str(error)))
 
     def _note_starts(self, tools: carry_out.Tools, lease: Lease, situation: Situation) -> None:
-        """A stop saves until users start the instance again, of which the next stop's record says nothing."""
+        """Note in the ledger that a stopped instance was started again: its saving ends."""
         for key, (record, at) in lease.memory.started_again(situation.fleet.instances).items():
             ledger.note_start(tools.store, record, at)
             del lease.memory.stopped[key]
@@ -256,75 +250,52 @@ class _Sweep:
     def _tidy(self, tools: carry_out.Tools, lease: Lease, situation: Situation) -> None:
         if not tidy.is_due(lease.memory.leftovers_at, situation.now):
             return
-        self._look_for_leftovers(situation)
-        where = self._cloud.leftovers
+        self._find_orphans(situation)
+        where = self._cloud.orphans
         self.done.failures += tidy.carry_out(tools, where, self._findings, situation.now)
         lease.memory.leftovers_at = situation.now
 
-    def _look(self) -> Situation:
+    def _observe(self) -> Situation:
+        """Read everything; while the stack is watched, with the marks of the watch."""
         fleet = self._cloud.instances.fleet()
         if self._watch is not None:
             self._unmark_really(fleet)
             fleet = self._watch.overlaid(fleet)
-        scale_in = self._scale_in()
+        scale_in = self._reader.scale_in()
         now = self._options.clock()
         activity, failures = observe(self._cloud.heartbeats, fleet.instances, self._policy, now, scale_in)
         self.done.failures += failures
-        asked = tuple(self._with_lock(instance, activity.get(instance.id)) for instance in fleet.instances)
-        fleet = replace(fleet, instances=asked)
-        replies = self._heard(fleet, now, {})
+        locked = [self._reader.with_lock(each, activity.get(each.id)) for each in fleet.instances]
+        fleet = replace(fleet, instances=tuple(locked))
+        replies = self._reader.replies(fleet, now, {})
         return Situation(
             now, fleet, activity, self._policy, scale_in, self._options.override_breaker, replies
         )
 
-    def _heard(self, fleet: Inventory, now: datetime, before: Replies) -> Replies:
-        """What the instances say for their marks, where any mark is due; without an answer nothing."""
-        asked = [
-            self._asked(instance, mark.reap_after, before)
-            for instance in fleet.instances
-            if instance.pool in self._policy.pools and is_asked(self._policy, instance)
-            # while the stack is watched, other marks are none that an instance knows of
-            if self._watch is None or is_given_back(instance)
-            if (mark := mark_of(instance)) and mark.reap_after <= now
-        ]
-        if not asked or self._cloud.store is None:
-            return {}
-        try:
-            answers = heard(self._cloud.store, asked)
-        except CloudError as error:
-            self.done.failures.append(Failure("*", "hear instances", str(error)))
-            return {}
-        self.done.flooding |= answers.flooding
-        return answers.replies
+    def _observe_again(self, situation: Situation, chosen: Sequence[Decision]) -> Situation:
+        """Read everything about the chosen instances again.
 
-    def _asked(self, instance: Instance, mark: datetime, before: Replies) -> MarkQuestion:
-        """Under its own name: on Alibaba Cloud it is known, on AWS once it has said something."""
-        known = said_of(before, instance.id, mark).caller
-        if self._policy.cloud == "alicloud":
-            known = pool_caller(instance.pool, instance.id)
-        return MarkQuestion(instance.id, mark, known)
-
-    def _with_lock(self, instance: Instance, activity: Activity | None) -> Instance:
-        """The instance with its lock, which is asked for where its grace is over; not known counts as locked.
-
-        A lock is found out here, before anything is detached for an end that the cloud would refuse. One that
-        its pool would stop, and that is terminated as stopped or unfit, is asked for both locks.
+        Replies are read before tags: `keep` sets its tag before it decides, so that the later of the two sees
+        what the other did.
         """
-        mark, pool = mark_of(instance), self._policy.pools.get(instance.pool)
-        if instance.locked or mark is None or pool is None or self._options.clock() < mark.reap_after:
-            return instance
-        actions = [pool.action]
-        if pool.action != "terminate" and (instance.state != "running" or is_unfit(activity)):
-            actions.append("terminate")
-        try:
-            locks = [self._cloud.instances.lock(instance.id, action) for action in actions]
-            return replace(instance, locked=" and ".join(lock for lock in locks if lock))
-        except CloudError as error:
-            self.done.failures.append(Failure(instance.id, "read termination protection", str(error)))
-            return replace(instance, locked="its termination protection could not be read")
+        replies = self._reader.replies(situation.fleet, situation.now, situation.replies)
+        ids = [decision.instance.id for decision in chosen]
+        groups = {group.name for key in ids if (group := situation.fleet.group_of(key))}
+        fresh = self._cloud.instances.again(ids, sorted(groups))
+        now = self._options.clock()
+        running = [instance for instance in fresh.instances if instance.state == "running"]
+        activity, failures = observe_closely(
+            self._cloud.heartbeats, running, situation.activity, self._policy, now
+        )
+        self.done.failures += failures
+        others = tuple(instance for instance in situation.fleet.instances if instance.id not in ids)
+        old_groups = tuple(group for group in situation.fleet.groups if group.name not in groups)
+        fleet = Inventory(others + fresh.instances, old_groups + fresh.groups)
+        activity = {**situation.activity, **activity}
+        return replace(situation, now=now, fleet=fleet, activity=activity, replies=replies)
 
     def _unmark_really(self, fleet: Inventory) -> None:
-        """Marks of a time before the watch: no instance is to expect an end that does not come."""
+        """Remove marks from before the watch: no instance shall expect an end that does not come."""
         marked = [
             instance.id for instance in fleet.instances if is_marked(instance) and not is_given_back(instance)
         ]
@@ -334,7 +305,7 @@ class _Sweep:
             self.done.failures += failed
 
     def _remembered(self) -> SweepMemory:
-        """As the sweeps before remember it; nothing where they cannot be asked."""
+        """Read the memory of earlier sweeps; empty where it cannot be read."""
         if self._cloud.store is None:
             return SweepMemory()
         try:
@@ -343,26 +314,12 @@ class _Sweep:
             self.done.failures.append(Failure("*", "read the lease", str(error)))
             return SweepMemory()
 
-    def _look_for_leftovers(self, situation: Situation) -> None:
+    def _find_orphans(self, situation: Situation) -> None:
         instances = situation.fleet.instances
         try:
-            self._findings = tidy.look(self._cloud.leftovers, instances, self._policy, situation.now)
+            self._findings = tidy.find_orphans(self._cloud.orphans, instances, self._policy, situation.now)
         except (CloudError, DeadlineError) as error:
             self.done.failures.append(Failure("*", "look for leftovers", str(error)))
-
-    def _scale_in(self) -> frozenset[str]:
-        """Pools whose scale-in alarm is firing; without an answer none."""
-        alarms = {
-            pool.scale_in_alarm: name for name, pool in self._policy.pools.items() if pool.scale_in_alarm
-        }
-        if not alarms:
-            return frozenset()
-        try:
-            firing = self._cloud.instances.alarms_firing(sorted(alarms))
-        except CloudError as error:
-            self.done.failures.append(Failure("*", "read alarms", str(error)))
-            return frozenset()
-        return frozenset(alarms[alarm] for alarm in firing if alarm in alarms)
 
     def _check_clock(self) -> None:
         skew_s = self._cloud.calls.skew_s
@@ -372,17 +329,17 @@ class _Sweep:
             )
 
     def _end(self, tools: carry_out.Tools, lease: Lease, situation: Situation, plan: Plan) -> None:
-        """Look at the chosen once more, let them shut their doors, look again, end those still forgotten."""
+        """Check the chosen again, have them refuse new work, check once more, end the idle ones."""
         chosen = plan.with_verdict(*ENDS)
         if not chosen:
             return
         try:
-            again = self._look_again(situation, chosen)
+            again = self._observe_again(situation, chosen)
             still = _still(again, chosen)
             open_ones = [instance for instance in still if _must_yet_close(again, instance)]
             if open_ones:
                 carry_out.close(tools, open_ones, again.replies, self.done)
-                again = self._look_again(again, still)
+                again = self._observe_again(again, still)
                 still = _still(again, still)
             still = [instance for instance in still if not _must_yet_close(again, instance)]
             # written before they are terminated: a sweep that is cut off has counted too many, never too few
@@ -396,30 +353,8 @@ class _Sweep:
         checked = carry_out.Checked(again.now, again.fleet, again.replies)
         carry_out.end(tools, still, checked, self.done)
 
-    def _look_again(self, situation: Situation, chosen: Sequence[Decision]) -> Situation:
-        """The situation with everything about the chosen instances read anew.
-
-        Their replies first, their tags after: `keep` sets its tag first and decides after, so that whoever of
-        the two is later sees what the other did.
-        """
-        replies = self._heard(situation.fleet, situation.now, situation.replies)
-        ids = [decision.instance.id for decision in chosen]
-        groups = {group.name for key in ids if (group := situation.fleet.group_of(key))}
-        fresh = self._cloud.instances.again(ids, sorted(groups))
-        now = self._options.clock()
-        running = [instance for instance in fresh.instances if instance.state == "running"]
-        activity, failures = look_closely(
-            self._cloud.heartbeats, running, situation.activity, self._policy, now
-        )
-        self.done.failures += failures
-        others = tuple(instance for instance in situation.fleet.instances if instance.id not in ids)
-        old_groups = tuple(group for group in situation.fleet.groups if group.name not in groups)
-        fleet = Inventory(others + fresh.instances, old_groups + fresh.groups)
-        activity = {**situation.activity, **activity}
-        return replace(situation, now=now, fleet=fleet, activity=activity, replies=replies)
-
     def _alert(self, notifier: Notifier, lease: Lease, plan: Plan, now: datetime) -> None:
-        """Notify the operators once a day of each instance that a user should look at."""
+        """Notify the operators once a day of each instance that needs attention."""
         due, remembered = due_alerts(plan.decisions, lease.memory.notified_at, now)
         floods = {f"{caller} floods": caller for caller in self.done.flooding}
         untold = [caller for key, caller in floods.items() if key not in remembered]
@@ -446,8 +381,8 @@ class _Sweep:
             currency=self._policy.currency,
             plan=plan,
             done=self.done,
-            read_calls=calls.read,
-            write_calls=calls.write,
+            read_calls=calls.reads,
+            write_calls=calls.writes,
             fleet=situation.fleet,
-            leftovers=[finding.to_json() for finding in self._findings],
+            orphans=[finding.to_json() for finding in self._findings],
         )

@@ -1,15 +1,15 @@
-"""Looking for leftovers now and then, and doing what the policy says about them."""
+"""Search for orphaned resources every few hours, and removal where the policy says so."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from gpu_fleet_image.controllers.sweep import leftovers
+from gpu_fleet_image.controllers.sweep import orphaned_resources
 from gpu_fleet_image.controllers.sweep.carry_out import Tools
-from gpu_fleet_image.controllers.sweep.ledger import leftover_key, leftover_record, write
-from gpu_fleet_image.controllers.sweep.leftovers import LeftoverFinding, Step
+from gpu_fleet_image.controllers.sweep.ledger import orphan_key, orphan_record, write
+from gpu_fleet_image.controllers.sweep.orphaned_resources import OrphanFinding, Step
 from gpu_fleet_image.core.calls import Failure
-from gpu_fleet_image.core.cloud import Leftovers
+from gpu_fleet_image.core.cloud import OrphanedResources
 from gpu_fleet_image.core.model import TAG_IDLE_SINCE, Instance, Kind
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
@@ -20,14 +20,14 @@ LOOK_EVERY = timedelta(hours=6)
 
 
 def is_due(last: datetime | None, now: datetime) -> bool:
-    """Whether to look for leftovers in this sweep."""
+    """Return whether this sweep searches for orphaned resources."""
     return last is None or now - last >= LOOK_EVERY
 
 
-def look(
-    where: Leftovers, instances: Sequence[Instance], policy: Policy, now: datetime
-) -> list[LeftoverFinding]:
-    """Everything that nobody uses, and what is to become of it.
+def find_orphans(
+    where: OrphanedResources, instances: Sequence[Instance], policy: Policy, now: datetime
+) -> list[OrphanFinding]:
+    """Find orphaned resources and decide on each.
 
     Raises:
         CloudError: a list could not be read.
@@ -39,27 +39,25 @@ def look(
         if instance.state == "stopped" and instance.stopped_at and now - instance.stopped_at >= age
     ]
     left = where.find(stopped)
-    volumes = [leftover.id for leftover in left if leftover.kind is Kind.VOLUME and not leftover.in_use]
+    volumes = [orphan.id for orphan in left if orphan.kind is Kind.VOLUME and not orphan.in_use]
     snapshots = where.snapshots(volumes) if policy.leftovers.remove and volumes else {}
-    findings = leftovers.judge(left, snapshots, policy, now)
+    findings = orphaned_resources.judge(left, snapshots, policy, now)
     to_go = {
-        finding.leftover.id: finding.unused_since
+        finding.orphan.id: finding.unused_since
         for finding in findings
-        if finding.step is Step.REMOVE and finding.leftover.kind is Kind.VOLUME and finding.unused_since
+        if finding.step is Step.REMOVE and finding.orphan.kind is Kind.VOLUME and finding.unused_since
     }
     written = where.written(to_go, now) if to_go else {}
     if not written:
         return findings
-    left = [
-        replace(leftover, unused_since=written.get(leftover.id, leftover.unused_since)) for leftover in left
-    ]
-    return leftovers.judge(left, snapshots, policy, now)
+    left = [replace(orphan, unused_since=written.get(orphan.id, orphan.unused_since)) for orphan in left]
+    return orphaned_resources.judge(left, snapshots, policy, now)
 
 
 def carry_out(
-    tools: Tools, where: Leftovers, findings: Sequence[LeftoverFinding], now: datetime
+    tools: Tools, where: OrphanedResources, findings: Sequence[OrphanFinding], now: datetime
 ) -> list[Failure]:
-    """Note, forget and remove; at most ``max_actions`` removals, the dearest first.
+    """Note, forget and remove; at most ``max_actions`` removals, the most expensive first.
 
     Returns:
         What could not be done.
@@ -71,18 +69,16 @@ def carry_out(
         try:
             _carry_out_one(tools, where, finding, now)
         except (CloudError, DeadlineError) as error:
-            failures.append(
-                Failure(finding.leftover.id, f"{finding.step} {finding.leftover.kind}", str(error))
-            )
+            failures.append(Failure(finding.orphan.id, f"{finding.step} {finding.orphan.kind}", str(error)))
     return failures
 
 
-def _carry_out_one(tools: Tools, where: Leftovers, finding: LeftoverFinding, now: datetime) -> None:
-    key = finding.leftover.id
+def _carry_out_one(tools: Tools, where: OrphanedResources, finding: OrphanFinding, now: datetime) -> None:
+    key = finding.orphan.id
     if finding.step is Step.NOTE:
         tools.instances.tag([key], {TAG_IDLE_SINCE: format_time(now)})
     elif finding.step is Step.FORGET:
         tools.instances.untag([key], [TAG_IDLE_SINCE])
     else:
-        write(tools.store, leftover_key(finding), leftover_record(finding, tools.policy, now))
-        where.remove(finding.leftover)
+        write(tools.store, orphan_key(finding), orphan_record(finding, tools.policy, now))
+        where.remove(finding.orphan)

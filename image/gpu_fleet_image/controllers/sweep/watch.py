@@ -1,4 +1,4 @@
-"""The first days of a stack, in which its sweep only watches: what would have been stopped or terminated.
+"""The first days of a stack, in which its sweep only reports what it would stop or terminate.
 
 The same decisions are made as later. Only the marks are not written on the instances but kept in the bucket
 (``watch.json``, with the moment of the first sweep), and what a sweep would have terminated is reported
@@ -32,7 +32,7 @@ HOURS_PER_MONTH = Decimal(730)
 
 @dataclass
 class Watch:
-    """What was seen since the first sweep.
+    """Record of what sweeps saw since the first one.
 
     Attributes:
         marks: instance id -> the tags that its mark would be.
@@ -50,11 +50,11 @@ class Watch:
     version: str | None = None
 
     def until(self, policy: Policy) -> datetime:
-        """When the sweep begins to act."""
+        """Return when the sweep begins to act."""
         return self.began + timedelta(days=policy.watch_days)
 
     def overlaid(self, fleet: Inventory) -> Inventory:
-        """The fleet as it would be: with the marks that are kept here; what was given back has its own."""
+        """Return the fleet with the marks of the watch; given back instances have real ones."""
         own = (TAG_IDLE_SINCE, TAG_REAP_AFTER)
         instances = tuple(
             each
@@ -69,7 +69,7 @@ class Watch:
         return replace(fleet, instances=instances)
 
     def note(self, plan: Plan, now: datetime) -> list[dict[str, Any]]:
-        """Write down what a plan would do; gives what it would end and none before did.
+        """Note what a plan would do; return new entries that it would end.
 
         What its owner gave back is terminated indeed.
         """
@@ -100,7 +100,7 @@ class Watch:
                 entry["used_again_at"] = format_time(now)
 
     def to_json(self) -> dict[str, Any]:
-        """As the object holds it."""
+        """Return the content of the object."""
         return {
             "began": format_time(self.began),
             "marks": self.marks,
@@ -110,7 +110,7 @@ class Watch:
 
 
 def load(store: Store, now: datetime) -> Watch:
-    """What earlier sweeps saw; a new watch where there was none.
+    """Read the watch of earlier sweeps; a new one where there is none.
 
     Raises:
         CloudError: it cannot be read, so that nobody knows whether the sweep may act.
@@ -133,7 +133,7 @@ def load(store: Store, now: datetime) -> Watch:
 
 
 def save(store: Store, watch: Watch) -> None:
-    """Keep it for the next sweep. Raises CloudError."""
+    """Write the watch for the next sweep. Raises CloudError."""
     version = store.move_on(KEY, watch.to_json(), watch.version)
     if version is None:
         raise CloudError(f"{KEY} was written by somebody else meanwhile", "Conflict")
@@ -141,7 +141,7 @@ def save(store: Store, watch: Watch) -> None:
 
 
 def watching_policy(policy: Policy) -> Policy:
-    """The policy as it decides while nothing happens: nobody is asked for leave, and nothing makes room."""
+    """Return the policy for decisions without actions: no acknowledgements, no action limit."""
     pools = {name: replace(pool, require_acknowledgement=False) for name, pool in policy.pools.items()}
     return replace(policy, pools=pools, max_actions=100_000, max_percent=100)
 
@@ -161,13 +161,13 @@ def _would_end(decision: Decision, now: datetime) -> dict[str, Any]:
 
 
 def worth(would_end: list[dict[str, Any]]) -> Decimal:
-    """What these would have cost in a month, where their price is known."""
+    """Return what these would have cost in a month, as far as prices are known."""
     prices = (Decimal(entry["price_per_hour"]) for entry in would_end if entry["price_per_hour"] is not None)
     return sum(prices, Decimal(0)) * HOURS_PER_MONTH
 
 
 def text_of(would_end: list[dict[str, Any]], until: datetime, currency: str) -> str:
-    """The message about them."""
+    """Return the message about new entries."""
     return "\n".join((*_lines(would_end, currency), "", *_closing(would_end, until, currency)))
 
 
@@ -187,7 +187,7 @@ def _closing(would_end: list[dict[str, Any]], until: datetime, currency: str) ->
 
 
 def summary(watch: Watch, policy: Policy) -> tuple[str, str]:
-    """(subject, message) of the watch as a whole."""
+    """Return (subject, message) of the whole watch."""
     again = sum(entry["used_again_at"] is not None for entry in watch.would_end)
     subject = (
         f"{policy.stack}: watched {policy.watch_days} days, {len(watch.would_end)} instances would have been "

@@ -1,1 +1,1 @@
-"""Notices to users, owners, rooms and operators: what they say, and who was reached."""
+"""Notices to users, owners, chat rooms and operators: their texts, and who was reached."""

@@ -1,4 +1,4 @@
-"""Notifying before anything is terminated: the users on an instance, its owner, rooms, the operators."""
+"""Notices before an instance is terminated: to its users, its owner, chat rooms, and the operators."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_time
 
-# A line of an instance has up to 1,000 bytes; SNS takes 262,144, DirectMail 80,000, a room 15,000.
+# A line about an instance has up to 1,000 bytes; SNS takes 262,144, DirectMail 80,000, a room 15,000.
 MOST_FOR_OPERATORS, MOST_FOR_A_USER = 200, 75
-MOST_FOR_A_ROOM, MOST_NAMED_IN_A_ROOM = 12, 100  # with a line; with the id at least
-MOST_USERS = 8  # of an instance, as its agent says them (agent/users.py)
+MOST_FOR_A_ROOM, MOST_NAMED_IN_A_ROOM = 12, 100  # with a line; or at least with the id
+MOST_USERS = 8  # of an instance, as its agent publishes them (agent/users.py)
 NOTIFY_AGAIN_AFTER = timedelta(hours=24)
-ROSTER = "roster.json"  # of the records; no instance may read it
+ROSTER = "roster.json"  # of the records; instances cannot read it
 NO_ADDRESS = "has no address in notify.users"
 OPERATORS = "the operators"
 DEEDS = {Tie.LAUNCHED: "launched a job", Tie.LOGGED_IN: "logged in", Tie.RUNS: "owned processes"}
@@ -28,24 +28,27 @@ REFUSED = (CloudError, DeadlineError)
 
 
 class Channel(Protocol):
-    """How operators are notified on one cloud, and who else listens there."""
+    """Channel that notifies operators on one cloud, and its other subscribers."""
 
     def send(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
-        """Send one message, which is for some users too; raises CloudError when it was not taken."""
+        """Send one message, which is for some users too; raises CloudError if it was not accepted."""
 
     def deaf(self, addresses: Sequence[str]) -> Mapping[str, str]:
-        """Those of the addresses that do not hear the channel, each with the reason; raises CloudError."""
+        """Return those of the addresses that do not receive the channel, with the reason.
+
+        Raises CloudError.
+        """
 
 
 @dataclass(frozen=True)
 class Roster:
-    """Who can be reached where, as the stack says it.
+    """Addresses of users and operators, from the stack.
 
     Attributes:
         users: login name, or a pool's owner -> e-mail address.
-        operators: e-mail addresses that hear everything.
-        sender: what mail is sent from; None where users listen to the channel.
-        webhooks: of rooms that hear every notice.
+        operators: e-mail addresses that receive every notice.
+        sender: sender address of mail; None if users subscribe to the channel.
+        webhooks: of rooms that receive every notice.
     """
 
     users: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +58,7 @@ class Roster:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Roster":
-        """What ``roster.json`` says; raises CloudError for what no stack writes."""
+        """Parse ``roster.json``; raises CloudError if it is not as a stack writes it."""
         try:
             rooms = tuple(Webhook(webhook["kind"], webhook["secret"]) for webhook in content["webhooks"])
             if unknown := {room.kind for room in rooms} - webhooks.BODIES.keys():
@@ -66,7 +69,7 @@ class Roster:
 
 
 def roster_in(store: Store) -> Roster:
-    """The roster as the stack wrote it last; raises CloudError, also where there is none."""
+    """Return the roster as the stack last wrote it; raises CloudError, also if there is none."""
     stored = store.newest(ROSTER)
     if stored is None:
         raise CloudError(f"{ROSTER} is not among the stack's records; run pulumi up", "NoSuchKey")
@@ -75,14 +78,14 @@ def roster_in(store: Store) -> Roster:
 
 @dataclass(frozen=True)
 class Reach:
-    """How one cloud reaches users beside its channel.
+    """Ways of one cloud to reach users besides its channel.
 
     Attributes:
-        roster: of the stack; raises CloudError.
-        users: what an instance says of who was seen on it, a word each (``User.of``); raises CloudError.
+        roster: returns the stack's roster; raises CloudError.
+        users: returns the users seen on an instance, one word each (``User.of``); raises CloudError.
         mail: sends (sender, address, subject, message); raises CloudError.
-        secret: name of a secret -> what it holds; raises CloudError.
-        post: writes (webhook -> its address, subject, message); says why a room did not take it.
+        secret: name of a secret -> its value; raises CloudError.
+        post: writes (webhook -> its address, subject, message); returns why a room did not accept it.
     """
 
     roster: Callable[[], Roster]
@@ -97,10 +100,10 @@ class Announced:
     """Results of a round of notices.
 
     Attributes:
-        notified: the decisions of which a user was notified.
+        notified: decisions whose instance has a notified user.
         problems: why nobody was notified of the others, for users.
-        unreached: user, or room -> why nobody reached them.
-        users: instance -> login names of who was seen on it.
+        unreached: user, or room -> why it was not reached.
+        users: instance -> login names of users seen on it.
     """
 
     notified: list[Decision] = field(default_factory=list)
@@ -110,11 +113,11 @@ class Announced:
 
 
 class Notifier:
-    """Notifies users, owners and operators.
+    """Sender of notices to users, owners and operators.
 
     Args:
         channel: of the stack's cloud.
-        reach: how users are reached; None where the stack names none.
+        reach: ways to reach users; None if the stack has none.
     """
 
     def __init__(self, channel: Channel, reach: Reach | None = None) -> None:
@@ -122,15 +125,15 @@ class Notifier:
         self._reach = reach
 
     def send(self, subject: str, message: str) -> None:
-        """Send operators one message; raises CloudError when nobody heard it."""
+        """Send one message to the operators; raises CloudError if nobody received it."""
         self._channel.send(subject, message)
 
     def seen_on(self, instance: Instance) -> tuple[str, ...]:
-        """The login names of who was seen on an instance, as its agent says; raises CloudError."""
+        """Return the login names of the users seen on an instance, from its agent; raises CloudError."""
         return tuple(user.name for user in users_of(self._reach, instance))
 
     def announce(self, stack: str, decisions: Iterable[Decision]) -> Announced:
-        """Notify who is on the instances, and their owners, that these are about to be terminated.
+        """Notify the instances' users and owners that these are about to be terminated.
 
         Each user gets one mail, each room one message, the operators one for each owner. An instance's
         users count as notified when one of them was reached, or a room, or an operator.
@@ -146,13 +149,13 @@ class Notifier:
 
 
 def users_of(reach: Reach | None, instance: Instance) -> tuple[User, ...]:
-    """Who was seen on an instance. Its own word: whoever is root there may have written it."""
+    """Return the users seen on an instance. The list is unverified: its root user may have written it."""
     words = reach.users(instance) if reach is not None else ()
     return tuple(user for word in words[:MOST_USERS] if (user := User.of(word)))
 
 
 class _Round:
-    """The notices of one sweep: who is to be notified of which instance, and who was."""
+    """The notices of one sweep: the recipients of each instance, and those that were reached."""
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class _Round:
         self._users = {decision.instance.id: self._users_of(decision.instance) for decision in decisions}
 
     def announce(self) -> Announced:
-        """Users first, so that operators read who of them could not be reached."""
+        """Notify users first, so that the operators read which of them were not reached."""
         theirs_by_user: dict[str, list[Decision]] = defaultdict(list)
         owners: dict[str, list[Decision]] = defaultdict(list)
         for decision in self._decisions:
@@ -201,13 +204,13 @@ class _Round:
             return ()
 
     def _recipients_of(self, instance: Instance) -> list[str]:
-        """Those seen on it, and the owner where the roster knows that name."""
+        """Return the users seen on the instance, and its owner if the roster has that name."""
         owner = [instance.owner] if instance.owner in self._roster.users else []
         return list(dict.fromkeys([*(user.name for user in self._users[instance.id]), *owner]))
 
     @cached_property
     def _deaf(self) -> Mapping[str, str]:
-        """Who of those that should does not hear the channel: address -> why."""
+        """Expected subscribers that do not receive the channel: address -> why."""
         roster = self._roster
         listening = roster.operators if roster.sender else [*roster.operators, *roster.users.values()]
         try:
@@ -216,7 +219,7 @@ class _Round:
             return dict.fromkeys(listening, str(error))
 
     def _mail(self, reach: Reach, name: str, decisions: Sequence[Decision]) -> None:
-        """One user's own mail, where mail is sent; those who listen to the channel are notified by it."""
+        """Send one user's mail, if the stack sends mail; subscribers of the channel are notified by it."""
         address = self._roster.users.get(name)
         if address is None:
             self._unreached[name] = NO_ADDRESS
@@ -233,7 +236,9 @@ class _Round:
                 self._unreached[name] = str(error)
 
     def _write_to_rooms(self, reach: Reach) -> None:
-        """One message for the whole sweep: DingTalk shuts a robot up for 10 minutes at its 21st in a minute.
+        """Post one message for the whole sweep to each room.
+
+        DingTalk blocks a robot for 10 minutes at its 21st message in a minute.
 
         https://open.dingtalk.com/document/orgapp/custom-robots-send-group-messages
         """
@@ -254,7 +259,10 @@ class _Round:
             self._notified |= set(named)
 
     def _notify_operators(self, owner: str, decisions: Sequence[Decision]) -> str:
-        """Notify of one owner's instances, also users who listen; why nobody was notified of some of them."""
+        """Notify of one owner's instances, also subscribed users.
+
+        Return why some instances have no reader.
+        """
         recipients = list(
             dict.fromkeys(name for decision in decisions for name in self._recipients_of(decision.instance))
         )
@@ -268,7 +276,7 @@ class _Round:
             why = str(error)
             self._unreached |= dict.fromkeys([*listening, OPERATORS], why)
         else:
-            why = "nobody listens"
+            why = "nobody is subscribed"
             self._note_notified(decisions, listening)
         missed = [
             decision.instance.id for decision in decisions if decision.instance.id not in self._notified
@@ -276,7 +284,7 @@ class _Round:
         return f"owner {owner} not notified of {', '.join(missed)}: {why}" if missed else ""
 
     def _note_notified(self, decisions: Sequence[Decision], listening: Sequence[str]) -> None:
-        """The channel took a message: who heard it of which instance."""
+        """Record who received a message of the channel, for which instance."""
         reached = {name for name in listening if name not in self._unreached}
         operators = self._reach is None or any(
             operator not in self._deaf for operator in self._roster.operators
@@ -294,7 +302,7 @@ class _Round:
         return f"{self._stack}: {count} idle GPU instance(s){which} will be stopped or terminated"
 
     def _message(self, decisions: Sequence[Decision]) -> str:
-        """The two commands, which work from anywhere, and a line for each instance."""
+        """Return the two commands, which work from anywhere, and a line for each instance."""
         where = f"--instance {decisions[0].instance.id} --stack {self._stack}"
         others = ", each by its own id" if len(decisions) > 1 else ""
         return "\n".join(
@@ -322,7 +330,7 @@ class _Round:
 def due_alerts(
     decisions: Iterable[Decision], notified_at: dict[str, datetime], now: datetime
 ) -> tuple[list[Decision], dict[str, datetime]]:
-    """The alerts users were not notified of for a day, and what to remember once they are.
+    """Return the alerts whose users were not notified for a day, and the times to remember once they are.
 
     Args:
         notified_at: subject -> when users were last notified of it.
@@ -336,23 +344,27 @@ def due_alerts(
         for key, decision in alerts.items()
         if key not in notified_at or now - notified_at[key] >= NOTIFY_AGAIN_AFTER
     }
-    # Also what is well again: one that is unknown every other sweep would be sent every other sweep.
+    # Alerts that are over are remembered too: an instance that is unknown in every other sweep would
+    # otherwise be reported in every other sweep.
     remembered = {key: at for key, at in notified_at.items() if now - at < NOTIFY_AGAIN_AFTER}
     remembered |= dict.fromkeys(due, now)
     return list(due.values()), remembered
 
 
 def alert_text(decisions: Sequence[Decision]) -> str:
-    """One line for each instance that a user should look at."""
+    """Return one line for each instance that a user should look at."""
     return "\n".join(_line(decision) for decision in decisions)
 
 
 def flooding_text(caller: str, names: int) -> str:
-    """One line for who writes more names into the records than agents do; ``*`` for all together."""
+    """Return one line about a caller that writes more names into the records than agents do.
+
+    ``*`` for all.
+    """
     who = "all instances together" if caller == "*" else caller
     return (
         f"- {who}: wrote more names below reaper/handshake/ in the records than agents do ({names} or more). "
-        "The rest is not read: who is not heard stays. Look what runs there"
+        "The rest is not read: an instance without a reply is not terminated. Check what runs there"
     )
 
 

@@ -1,7 +1,8 @@
 """Messages to a team's room in Slack, Microsoft Teams or DingTalk.
 
-Three bodies of JSON by hand: the libraries that know these services bring a hundred others along. The address
-of a webhook is a secret, since whoever has it may write to the room: it is in no message, log or traceback.
+Three JSON bodies are written by hand: the libraries for these services bring a hundred others along. A
+    webhook's address is a secret, because whoever has it can write to the room: no message, log or traceback
+    contains it.
 """
 
 import html
@@ -16,7 +17,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 SCHEME = "https://"
-SILENCE_S, TOTAL_S = 5.0, 8.0  # without a word; for all rooms together, however slowly one speaks
+SILENCE_S, TOTAL_S = 5.0, 8.0  # without data; for all rooms together, however slowly one answers
 LARGEST_ANSWER = 64 * 1024
 # Slack and DingTalk take at most 20,000 bytes, Teams 28 KB (their pages on incoming webhooks).
 LONGEST_TEXT = 15_000
@@ -36,13 +37,19 @@ class Webhook:
 
 
 def _slack(text: str) -> dict[str, Any]:
-    """docs.slack.dev/messaging/sending-messages-using-incoming-webhooks; "Formatting": what is escaped."""
+    """Return Slack's body: docs.slack.dev/messaging/sending-messages-using-incoming-webhooks.
+
+    See "Formatting".
+    """
     return {"text": html.escape(text, quote=False)}
 
 
 def _teams(text: str) -> dict[str, Any]:
-    """learn.microsoft.com/en-us/connectors/teams, "When a Teams webhook request is received"."""
-    # one line break is none in its Markdown
+    """Return Teams' body: learn.microsoft.com/en-us/connectors/teams.
+
+    See "When a Teams webhook request is received".
+    """
+    # a single line break is none in its Markdown
     block = {"type": "TextBlock", "text": text.replace("\n", "\n\n"), "wrap": True}
     card = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
@@ -55,7 +62,10 @@ def _teams(text: str) -> dict[str, Any]:
 
 
 def _dingtalk(text: str) -> dict[str, Any]:
-    """open.dingtalk.com/document/orgapp/custom-robots-send-group-messages; keyword ``gpu-fleet``."""
+    """Return DingTalk's body: open.dingtalk.com/document/orgapp/custom-robots-send-group-messages.
+
+    Its robots require the keyword ``gpu-fleet``.
+    """
     return {"msgtype": "text", "text": {"content": f"gpu-fleet: {text}"}}
 
 
@@ -68,25 +78,25 @@ BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """The message goes to the address in the secret, and nowhere else."""
+        """Refuse: the message goes only to the address in the secret."""
 
 
 def post(rooms: Mapping[Webhook, str], subject: str, message: str) -> dict[Webhook, str]:
-    """Write one message to every room at once, and wait for ``TOTAL_S`` seconds at most.
+    """Write one message to every room in parallel, and wait for ``TOTAL_S`` seconds at most.
 
     Args:
-        rooms: webhook -> its address, as its secret holds it.
+        rooms: webhook -> its address, from its secret.
         subject: the message's first line.
 
     Returns:
-        Why a room did not take it; nothing for one that did. An answer that comes later counts as none.
+        Why a room did not accept it; empty if all did. A later answer counts as none.
     """
     refused = dict.fromkeys(rooms, f"no answer within {TOTAL_S:.0f} s")
 
     def write(room: Webhook, address: str) -> None:
         refused[room] = _written(room, address, f"{subject}\n\n{message}")
 
-    # a thread that never ends must not keep the process from ending
+    # a thread that never ends must not keep the process alive
     asked = [threading.Thread(target=write, args=room, daemon=True) for room in rooms.items()]
     for thread in asked:
         thread.start()
@@ -97,7 +107,10 @@ def post(rooms: Mapping[Webhook, str], subject: str, message: str) -> dict[Webho
 
 
 def _written(room: Webhook, address: str, text: str) -> str:
-    """Why a room did not take a text; empty where it did. No word of it is the address, or the room's own."""
+    """Return why a room did not accept a text; empty if it did.
+
+    The reason holds neither address nor reply.
+    """
     address = address.strip()
     if not address.startswith(SCHEME):
         return "the secret must hold an https address"
@@ -116,7 +129,7 @@ def _written(room: Webhook, address: str, text: str) -> str:
 
 
 def _error_in(said: bytes) -> str:
-    """DingTalk refuses with HTTP 200 and an ``errcode``."""
+    """Return DingTalk's error, which it sends as an ``errcode`` with HTTP 200."""
     try:
         answer = json.loads(said)
     except ValueError:

@@ -1,23 +1,23 @@
-"""What must change on an instance for its accounts to be those of the roster. Pure."""
+"""Changes that bring an instance's accounts in line with the roster. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu_fleet_image.core.roster import Person
+from gpu_fleet_image.core.roster import RosterUser
 
-PEOPLE, ADMINS = "gpu-fleet-users", "gpu-fleet-admins"  # groups of sysusers.d
+USERS, ADMINS = "gpu-fleet-users", "gpu-fleet-admins"  # groups of sysusers.d
 SHELL, NO_SHELL = "/bin/bash", "/usr/sbin/nologin"
 NEVER_EXPIRES, EXPIRED_DAY = -1, 1  # days since 1970, as /etc/shadow has them
 
 
 @dataclass(frozen=True)
 class LocalAccount:
-    """An account as it was found.
+    """An account on the instance.
 
     Attributes:
-        gid: of its own group.
-        groups: names of those that it is in besides.
-        expires: the day from which on nobody logs in; NEVER_EXPIRES for none.
+        gid: of its primary group.
+        groups: names of its other groups.
+        expires: day from which log-in is refused; NEVER_EXPIRES for none.
     """
 
     name: str
@@ -29,12 +29,12 @@ class LocalAccount:
 
     @property
     def is_ours(self) -> bool:
-        """It was made from a roster."""
-        return PEOPLE in self.groups
+        """True if it was made from a roster."""
+        return USERS in self.groups
 
     @property
     def is_locked(self) -> bool:
-        """Nobody logs in."""
+        """True if nobody can log in."""
         return self.expires == EXPIRED_DAY
 
 
@@ -45,8 +45,8 @@ class LocalAccounts:
     Attributes:
         accounts: name -> account.
         groups: name -> number.
-        keys: name -> what its key file holds; without those that have none.
-        homes: name below /home -> number of its owner; -1 where it is no folder.
+        keys: name -> content of its key file; only accounts that have one.
+        homes: name below /home -> number of its owner; -1 if it is not a folder.
     """
 
     accounts: Mapping[str, LocalAccount] = field(default_factory=dict)
@@ -57,14 +57,14 @@ class LocalAccounts:
 
 @dataclass(frozen=True)
 class RunProgram:
-    """A program of package passwd that is run."""
+    """A call of a program of package passwd."""
 
     command: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class WriteKeys:
-    """A key file that gets this content; empty: it is removed."""
+    """A key file to write; empty content removes it."""
 
     name: str
     content: str
@@ -72,7 +72,7 @@ class WriteKeys:
 
 @dataclass(frozen=True)
 class MakeHome:
-    """A home that is not there yet."""
+    """A home to make."""
 
     name: str
     uid: int
@@ -80,7 +80,7 @@ class MakeHome:
 
 @dataclass(frozen=True)
 class EndSessions:
-    """A leaver's open sessions."""
+    """The open sessions of a user who left."""
 
     name: str
     uid: int
@@ -88,7 +88,7 @@ class EndSessions:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A user for whom nothing was done, and why."""
+    """A user whose account was not changed, and the reason."""
 
     name: str
     why: str
@@ -97,42 +97,38 @@ class Refusal:
 Change = RunProgram | WriteKeys | MakeHome | EndSessions | Refusal
 
 
-def changes(people: Sequence[Person], accounts_now: LocalAccounts) -> list[Change]:
-    """In the order in which they are to be carried out: those who leave first."""
-    named = {person.name for person in people}
+def changes(users: Sequence[RosterUser], accounts_now: LocalAccounts) -> list[Change]:
+    """Return the changes in order of execution: users who left come first."""
+    named = {user.name for user in users}
     ordered: list[Change] = []
     for account in accounts_now.accounts.values():
         if account.is_ours and account.name not in named:
             ordered += _leave(account, accounts_now)
     groups = dict(accounts_now.groups)
-    for person in people:
-        why = _refused(person, accounts_now.accounts, groups) or _home_refused(person, accounts_now.homes)
+    for user in users:
+        why = _refused(user, accounts_now.accounts, groups) or _home_refused(user, accounts_now.homes)
         if why:
-            ordered.append(Refusal(person.name, why))
+            ordered.append(Refusal(user.name, why))
             continue
-        ordered += _groups(person, groups)
-        ordered += _account(person, accounts_now.accounts.get(person.name))
-        ordered += _keys_and_home(person, accounts_now)
+        ordered += _groups(user, groups)
+        ordered += _account(user, accounts_now.accounts.get(user.name))
+        ordered += _keys_and_home(user, accounts_now)
     return ordered
 
 
-def _refused(person: Person, accounts: Mapping[str, LocalAccount], groups: Mapping[str, int]) -> str:
-    """Why this account cannot be made or kept; empty where it can."""
-    account = accounts.get(person.name)
+def _refused(user: RosterUser, accounts: Mapping[str, LocalAccount], groups: Mapping[str, int]) -> str:
+    """Return why this account cannot be made or kept; empty if it can."""
+    account = accounts.get(user.name)
     if account is not None and not account.is_ours:
-        return f"the system has an account {person.name!r} of its own (uid {account.uid})"
-    if account is not None and account.uid != person.uid:
-        return (
-            f"its uid would become {person.uid}, and files of {account.uid} nobody's: leave the number alone"
-        )
+        return f"the system has an account {user.name!r} of its own (uid {account.uid})"
+    if account is not None and account.uid != user.uid:
+        return f"its uid would become {user.uid}, and files of {account.uid} nobody's: leave the number alone"
     others = [
-        account.name
-        for account in accounts.values()
-        if account.uid == person.uid and account.name != person.name
+        account.name for account in accounts.values() if account.uid == user.uid and account.name != user.name
     ]
     if others:
-        return f"uid {person.uid} is that of {others[0]!r}"
-    for name, gid in _wanted_groups(person):
+        return f"uid {user.uid} is that of {others[0]!r}"
+    for name, gid in _wanted_groups(user):
         others = [other for other, number in groups.items() if number == gid and other != name]
         if others:
             return f"group number {gid} of {name!r} is that of group {others[0]!r}"
@@ -141,69 +137,69 @@ def _refused(person: Person, accounts: Mapping[str, LocalAccount], groups: Mappi
     return ""
 
 
-def _home_refused(person: Person, homes: Mapping[str, int]) -> str:
-    others = [name for name, number in homes.items() if number == person.uid and name != person.name]
-    if others and person.name not in homes:
+def _home_refused(user: RosterUser, homes: Mapping[str, int]) -> str:
+    others = [name for name, number in homes.items() if number == user.uid and name != user.name]
+    if others and user.name not in homes:
         return (
-            f"uid {person.uid} is that of /home/{others[0]}, whose files would be theirs; give another number"
+            f"uid {user.uid} is that of /home/{others[0]}, whose files would be theirs; give another number"
         )
-    owner = homes.get(person.name, person.uid)
-    if owner == person.uid:
+    owner = homes.get(user.name, user.uid)
+    if owner == user.uid:
         return ""
     whose = "is no folder" if owner < 0 else f"belongs to uid {owner}"
-    return f"/home/{person.name} {whose}: an administrator must move it away"
+    return f"/home/{user.name} {whose}: an administrator must move it away"
 
 
-def _wanted_groups(person: Person) -> Iterator[tuple[str, int]]:
-    yield person.name, person.uid
-    if person.team:
-        yield person.team, person.team_gid
+def _wanted_groups(user: RosterUser) -> Iterator[tuple[str, int]]:
+    yield user.name, user.uid
+    if user.team:
+        yield user.team, user.team_gid
 
 
-def _groups(person: Person, groups: dict[str, int]) -> Iterator[RunProgram]:
-    for name, gid in _wanted_groups(person):
+def _groups(user: RosterUser, groups: dict[str, int]) -> Iterator[RunProgram]:
+    for name, gid in _wanted_groups(user):
         if name not in groups:
             groups[name] = gid
             yield RunProgram(("groupadd", "--gid", str(gid), name))
 
 
-def _account(person: Person, account: LocalAccount | None) -> Iterator[Change]:
-    own = frozenset({PEOPLE, *filter(None, [person.team]), *([ADMINS] if person.admin else [])})
+def _account(user: RosterUser, account: LocalAccount | None) -> Iterator[Change]:
+    own = frozenset({USERS, *filter(None, [user.team]), *([ADMINS] if user.admin else [])})
     listed = ",".join(sorted(own))
     if account is None:
-        # "*" is no password's hash: nobody has one, and keys still let in
+        # "*" is no password's hash: no password works, keys still do
         fresh = (
             "--no-create-home",
             "--home-dir",
-            f"/home/{person.name}",
+            f"/home/{user.name}",
             "--shell",
             SHELL,
             "--password",
             "*",
         )
-        numbers = ("--uid", str(person.uid), "--gid", str(person.uid), "--groups", listed)
-        yield RunProgram(("useradd", *numbers, *fresh, person.name))
+        numbers = ("--uid", str(user.uid), "--gid", str(user.uid), "--groups", listed)
+        yield RunProgram(("useradd", *numbers, *fresh, user.name))
         return
     if account.is_locked:
-        yield RunProgram(("usermod", "--expiredate", "", "--shell", SHELL, person.name))
+        yield RunProgram(("usermod", "--expiredate", "", "--shell", SHELL, user.name))
     if account.groups != own:
-        yield RunProgram(("usermod", "--groups", listed, person.name))
+        yield RunProgram(("usermod", "--groups", listed, user.name))
 
 
-def _keys_and_home(person: Person, accounts_now: LocalAccounts) -> Iterator[Change]:
-    content = "".join(f"{key}\n" for key in person.keys)
-    if accounts_now.keys.get(person.name, "") != content:
-        yield WriteKeys(person.name, content)
-    if person.name not in accounts_now.homes:
-        yield MakeHome(person.name, person.uid)
+def _keys_and_home(user: RosterUser, accounts_now: LocalAccounts) -> Iterator[Change]:
+    content = "".join(f"{key}\n" for key in user.keys)
+    if accounts_now.keys.get(user.name, "") != content:
+        yield WriteKeys(user.name, content)
+    if user.name not in accounts_now.homes:
+        yield MakeHome(user.name, user.uid)
 
 
 def _leave(account: LocalAccount, accounts_now: LocalAccounts) -> Iterator[Change]:
-    """Lock: no log-in by any way, root by none; files and running jobs stay."""
+    """Lock the account against every log-in and root access; files and running jobs stay."""
     if accounts_now.keys.get(account.name):
         yield WriteKeys(account.name, "")
-    if account.groups != {PEOPLE}:
-        yield RunProgram(("usermod", "--groups", PEOPLE, account.name))
+    if account.groups != {USERS}:
+        yield RunProgram(("usermod", "--groups", USERS, account.name))
     if not account.is_locked or account.shell != NO_SHELL:
         yield RunProgram(("usermod", "--expiredate", str(EXPIRED_DAY), "--shell", NO_SHELL, account.name))
     yield EndSessions(account.name, account.uid)

@@ -1,4 +1,4 @@
-"""``gpu-fleet accounts``: makes this instance's accounts those of the stack's roster, once."""
+"""``gpu-fleet accounts``: bring this instance's accounts in line with the stack's roster, once."""
 
 import json
 import logging
@@ -13,12 +13,12 @@ from gpu_fleet_image.core import instance_file, paths
 from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import read_text, replace_text
 from gpu_fleet_image.core.metadata import Metadata
-from gpu_fleet_image.core.roster import KEY, Person, RosterError, parse
+from gpu_fleet_image.core.roster import KEY, RosterError, RosterUser, parse
 from gpu_fleet_image.instance.accounts import system
 from gpu_fleet_image.instance.accounts.changes import changes
 from gpu_fleet_image.instance.agent import cloud
 
-# Of a disk that outlives a restart: at the next boot the bucket may not answer, and users must get in.
+# On a disk that outlives a restart: the bucket may not answer at the next boot, and users must get in.
 LAST_GOOD = Path("/var/lib/gpu-fleet/accounts.json")
 ROOT_ALONE = 0o600
 
@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 
 
 class AccountsError(InstanceError):
-    """Some of the accounts are not as the stack wants them."""
+    """Some of the accounts do not match the roster."""
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet accounts")
@@ -43,32 +43,33 @@ def command() -> None:
     def homes_there() -> bool:
         return not instance.home_file_system or os.path.ismount(system.HOMES)
 
-    people, problem = roster(read, LAST_GOOD)
-    problems = [*filter(None, [problem]), *carried_out(people, system.System(homes_there, system.run))]
+    users, problem = roster(read, LAST_GOOD)
+    problems = [*filter(None, [problem]), *carried_out(users, system.System(homes_there, system.run))]
     if problems:
         raise AccountsError("\n".join(problems))
 
 
 def roster(
     read: Callable[[], dict[str, Any] | None], last_good: Path
-) -> tuple[tuple[Person, ...] | None, str]:
+) -> tuple[tuple[RosterUser, ...] | None, str]:
     """Everybody, and why it is an older word where it is; None where there is no word at all.
 
-    A roster that cannot be read, is damaged or was deleted locks nobody: the last good one stays.
+    A roster that cannot be read, is damaged or was deleted locks no account: the last good one stays in
+    force.
     """
     try:
         document = read()
         if document is None:
             raise CloudError(f"{KEY} is not in the stack's bucket")
-        people = parse(document)
+        users = parse(document)
     except (CloudError, RosterError) as error:
         return _kept(last_good), f"event=roster-not-read reason={str(error)!r}"
     last_good.parent.mkdir(mode=0o755, exist_ok=True)
     replace_text(last_good, json.dumps(document), ROOT_ALONE)
-    return people, ""
+    return users, ""
 
 
-def _kept(last_good: Path) -> tuple[Person, ...] | None:
+def _kept(last_good: Path) -> tuple[RosterUser, ...] | None:
     try:
         return parse(json.loads(read_text(last_good)))
     except FileNotFoundError:
@@ -78,12 +79,12 @@ def _kept(last_good: Path) -> tuple[Person, ...] | None:
         return None
 
 
-def carried_out(people: tuple[Person, ...] | None, instance: system.System) -> list[str]:
-    """Every change, each tried whatever became of the others; gives what failed."""
-    if people is None:
+def carried_out(users: tuple[RosterUser, ...] | None, instance: system.System) -> list[str]:
+    """Apply every change, each whether the others failed or not; return what failed."""
+    if users is None:
         return []
     problems = []
-    for change in changes(people, system.local_accounts(keys=instance.keys, homes=instance.homes)):
+    for change in changes(users, system.local_accounts(keys=instance.keys, homes=instance.homes)):
         try:
             said = instance.carry_out(change)
         except system.NotDoneError as error:

@@ -1,8 +1,8 @@
-"""Who is an admin no more has no root any more: processes keep the groups that they began with.
+"""Removal of a former admin's root access: processes keep the groups that they started with.
 
-``sudo`` looks the group up anew (``/etc/sudo.conf``), but docker's socket lets in whatever process carries
-the group's number, and a root shell stays one. So what a former admin still has open is asked to end, as at a
-spot notice (a trainer saves), and killed where it does not.
+``sudo`` looks the group up each time (``/etc/sudo.conf``). But docker's socket admits any process with the
+group's number, and a root shell stays one. So a former admin's open processes get SIGTERM, as at a spot
+notice (a trainer saves), and SIGKILL if they do not end.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,19 +15,19 @@ import psutil
 from gpu_fleet_image.instance.accounts.changes import ADMINS, LocalAccounts
 
 PROC = Path("/proc")
-LONGEST_S = 30  # to save in; with the timers before it a leaver's root is over within five minutes
-ROUNDS = 3  # what forks meanwhile is caught by the next look
-NO_LOGIN = 2**32 - 1  # of what no log-in began (proc_pid_loginuid(5))
+LONGEST_S = 30  # to save in; with the timers before it, a leaver's root access ends within five minutes
+ROUNDS = 3  # the next round catches processes that were forked meanwhile
+NO_LOGIN = 2**32 - 1  # of processes that no log-in started (proc_pid_loginuid(5))
 
 
 @dataclass(frozen=True)
 class Rights:
-    """What a process may.
+    """Rights of a process.
 
     Attributes:
         uid: real number of its user.
         groups: supplementary groups.
-        login: as whom its session logged in, also behind ``sudo``.
+        login: user of its log-in session, also behind ``sudo``.
     """
 
     pid: int
@@ -37,7 +37,7 @@ class Rights:
 
 
 def former(processes: Iterable[Rights], accounts: LocalAccounts) -> set[int]:
-    """Pids that carry the admins' group although their user is in it no more, and root's of their log-ins."""
+    """Return pids with the admins' group whose user has left it, and of root processes of their log-ins."""
     listed = list(processes)
     group = accounts.groups.get(ADMINS)
     ours = {each.uid for each in accounts.accounts.values() if each.is_ours and ADMINS not in each.groups}
@@ -51,11 +51,11 @@ def end_former_admins(
     look: Callable[[], Iterable[Rights]] | None = None,
     longest_s: float = LONGEST_S,
 ) -> Mapping[str, int]:
-    """Ask what a former admin has open to end, kill what does not; name -> how many processes.
+    """Terminate a former admin's processes, kill those that stay; return name -> number of processes.
 
     Args:
-        look: every process; of this computer by default.
-        longest_s: how long they may take.
+        look: returns every process; by default of this computer.
+        longest_s: seconds that they may take.
     """
     names = {each.uid: name for name, each in accounts.accounts.items()}
     ended: dict[str, int] = {}
@@ -73,7 +73,7 @@ def end_former_admins(
 
 
 def _end(pids: Iterable[int], longest_s: float) -> None:
-    """SIGTERM to them and to what they began (a root shell below ``sudo``), and SIGKILL to what stays."""
+    """Send SIGTERM to them and their descendants (a root shell below ``sudo``), then SIGKILL to the rest."""
     processes: dict[int, psutil.Process] = {}
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
@@ -89,7 +89,7 @@ def _end(pids: Iterable[int], longest_s: float) -> None:
 
 
 def everything(proc: Path = PROC) -> Iterator[Rights]:
-    """Every process of this computer; one that ends meanwhile is left out."""
+    """Yield every process of this computer, without those that end meanwhile."""
     for folder in proc.iterdir():
         if folder.name.isdecimal():
             with suppress(FileNotFoundError, ProcessLookupError):
@@ -97,7 +97,7 @@ def everything(proc: Path = PROC) -> Iterator[Rights]:
 
 
 def _read(folder: Path) -> Rights:
-    """proc_pid_status(5), proc_pid_loginuid(5)."""
+    """Read the rights of a process: proc_pid_status(5), proc_pid_loginuid(5)."""
     fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
     login = NO_LOGIN
     with suppress(FileNotFoundError):  # a kernel without audit

@@ -1,8 +1,8 @@
 """``python -m gpu_fleet_image.instance.accounts.run_folders ACCOUNT``.
 
-An account's own folder among all runs, made by root.
+Makes, as root, an account's own folder among those of all runs.
 
-Submitted runs work in it; for the account of ``trainer@`` it is the home, where no other user may plant
+Submitted runs work in it. For the account of ``trainer@`` it is the home, where no other user may plant
 credentials or compiled code.
 """
 
@@ -23,14 +23,14 @@ TRIES = 5
 
 
 class RunFolderError(InstanceError):
-    """An account has no folder of its own; one message."""
+    """An account has no folder of its own."""
 
 
 def own_folder(parent: Path, account: str, uid: int) -> Path:
-    """The account's folder for its runs, in one that everybody writes: trainers keep theirs there too.
+    """Return the account's folder for its runs, below one that everybody can write: trainers use it too.
 
     Raises:
-        RunFolderError: others put something in its place as often as it was moved away.
+        RunFolderError: others keep putting something in its place.
     """
     _share(parent)
     folder = parent / account
@@ -44,17 +44,17 @@ def own_folder(parent: Path, account: str, uid: int) -> Path:
         if stat.S_ISDIR(status.st_mode) and status.st_uid == uid:
             return folder
         _move_away(folder)
-    raise RunFolderError(f"{folder} is not the account's own folder, whatever is moved away")
+    raise RunFolderError(f"{folder} is not the account's own folder: others keep replacing it")
 
 
 def _share(parent: Path) -> None:
-    """Make the folder of all runs root's own and open to everybody, whoever made it; files in it stay."""
+    """Make root the owner of the folder of all runs, and open it to everybody; files in it stay."""
     with suppress(FileExistsError):
         parent.mkdir(mode=PRIVATE)
     if not stat.S_ISDIR(parent.lstat().st_mode):
         _move_away(parent)
         parent.mkdir(mode=PRIVATE)
-    # by a descriptor: a name in a folder that everybody writes may be another a moment later
+    # by a descriptor: in a folder that everybody can write, a name may mean another file a moment later
     descriptor = os.open(parent, FOLDER)
     try:
         os.fchown(descriptor, os.geteuid(), os.getegid())
@@ -64,7 +64,7 @@ def _share(parent: Path) -> None:
 
 
 def _move_away(path: Path) -> None:
-    """Rename what is in a folder's place into a new folder beside it, where its owner finds it."""
+    """Rename what occupies a folder's place into a new folder beside it, where its owner finds it."""
     away = Path(tempfile.mkdtemp(prefix=f"was-{path.name}.", dir=path.parent))
     away.chmod(PUBLIC)
     path.rename(away / path.name)

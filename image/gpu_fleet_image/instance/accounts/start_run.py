@@ -1,7 +1,7 @@
-"""``gpu-fleet start-run``: starts a submitted run on this instance, as the account that submitted it.
+"""``gpu-fleet start-run``: start a submitted run on this instance, as the account that submitted it.
 
 The stack's document calls it as root (Systems Manager), or the account's own command by sudo (Cloud
-Assistant). Nothing of a user runs here: the unit ``gpu-run@ACCOUNT`` fetches, checks and runs what they sent.
+Assistant). It runs no code of a user: the unit ``gpu-run@ACCOUNT`` fetches, checks and runs that.
 """
 
 import json
@@ -26,12 +26,12 @@ from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.instance.accounts import system
 from gpu_fleet_image.instance.accounts.changes import LocalAccounts
 from gpu_fleet_image.instance.accounts.run_folders import RUNS_FOLDER, RunFolderError, own_folder
-from gpu_fleet_image.instance.gpus import book_file
+from gpu_fleet_image.instance.gpus import reservations_file
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 
 UNITS = ("gpu-run@*", "trainer@*")
 WORKING = "active,activating,deactivating,reloading"
-ROOT = "GPU_FLEET_ROOT"  # for rehearsals, which boot into a folder; sudo lets no variable through
+ROOT = "GPU_FLEET_ROOT"  # for rehearsals, which boot into a folder; sudo passes no variable on
 PUBLIC = 0o755
 LONGEST_CALL_S = 30
 EXAMPLE = (
@@ -40,12 +40,12 @@ EXAMPLE = (
 
 
 class NotStartedError(InstanceError):
-    """The run is not started; one message for who submitted it."""
+    """The run is not started; one message for its submitter."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be started, with each value checked.
+    """Parameters of a run to start, each checked.
 
     Attributes:
         sha256: of the job in the bucket.
@@ -56,7 +56,11 @@ class Order:
     sha256: str
 
     def __post_init__(self) -> None:
-        """Raises NotStartedError: clouds hand parameters on as text, and not all of them check it."""
+        """Check every value, since not all clouds check the parameters that they pass on as text.
+
+        Raises:
+            NotStartedError: a value is malformed.
+        """
         for key, pattern in {"account": ACCOUNT, "run": RUN, "sha256": SHA256}.items():
             value = getattr(self, key)
             if pattern.fullmatch(value) is None:
@@ -64,13 +68,13 @@ class Order:
 
 
 @click.command("start-run", epilog=EXAMPLE)
-@click.option("--account", required=True, help="Whose run it is.")
+@click.option("--account", required=True, help="Account that submitted the run.")
 @click.option("--run", required=True, help="Its name.")
-@click.option("--sha256", required=True, help="Of its job.json in the records bucket.")
+@click.option("--sha256", required=True, help="SHA-256 of its job.json in the records bucket.")
 def start_run(account: str, run: str, sha256: str) -> None:
     """Start a submitted run here, as its account; the stack's document calls this.
 
-    Exit code 1 where it is not started, with the reason here and in the records bucket.
+    Exit code 1 if it is not started, with the reason here and in the records bucket.
     """
     order = Order(account, run, sha256)
     instance = instance_file.load(paths.instance_file())
@@ -83,7 +87,7 @@ def start_run(account: str, run: str, sha256: str) -> None:
 
 
 def start(order: Order, root: Path) -> None:
-    """Hand the run to its unit. Raises NotStartedError, OSError."""
+    """Pass the run to its unit. Raises NotStartedError, OSError."""
     _check_instance()
     uid = allowed(order.account, system.local_accounts(root / "etc", homes=root / "home"))
     with alone(_orders() / "lock"):
@@ -103,17 +107,17 @@ def start(order: Order, root: Path) -> None:
 
 
 def _gpus(account: str) -> dict[str, str]:
-    """What the account reserved, as CUDA reads it; nothing where nobody reserved any.
+    """Return the account's reserved GPUs in CUDA's variable; empty if there are no reservations.
 
     Raises:
-        NotStartedError: others have them all.
+        NotStartedError: other users have reserved all.
     """
     try:
-        visible = book_file.visible_to(account, datetime.now(UTC))
+        visible = reservations_file.visible_to(account, datetime.now(UTC))
     except GpuReservationError as error:
         raise NotStartedError(str(error)) from error
     if visible == ():
-        raise NotStartedError("all GPUs are reserved: gpu-fleet gpu list, on the instance, says by whom")
+        raise NotStartedError("all GPUs are reserved: `gpu-fleet gpu list` on the instance shows by whom")
     return {} if visible is None else {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
 
 
@@ -125,15 +129,15 @@ def _check_instance() -> None:
 
 
 def allowed(account: str, accounts_now: LocalAccounts) -> int:
-    """The number of an account that may run something here; raises NotStartedError. Never root's."""
+    """Return the uid of an account that may run something here, never root's; raises NotStartedError."""
     known = accounts_now.accounts.get(account)
     if known is None or not known.is_ours or known.uid == 0:
         raise NotStartedError(
-            f"there is no account {account!r} here: access.people of the stack names it, instances make it "
+            f"there is no account {account!r} here: add it to access.people of the stack; instances make it "
             "within three minutes"
         )
     if known.is_locked:
-        raise NotStartedError(f"account {account!r} is locked: access.people of the stack names it no more")
+        raise NotStartedError(f"account {account!r} is locked: access.people of the stack no longer has it")
     return known.uid
 
 
@@ -144,7 +148,7 @@ def _orders() -> Path:
 
 
 def _systemctl(*words: str, may_fail: bool = False) -> str:
-    """Its output; raises NotStartedError."""
+    """Run systemctl and return its output; raises NotStartedError."""
     try:
         done = subprocess.run(
             ["systemctl", *words], capture_output=True, text=True, check=False, timeout=LONGEST_CALL_S
@@ -157,7 +161,7 @@ def _systemctl(*words: str, may_fail: bool = False) -> str:
 
 
 def report(order: Order, instance: InstanceFile, why: str) -> None:
-    """Say in the bucket why a run is not started: who submitted it looks there. What fails is printed."""
+    """Report in the bucket, where the submitter looks, why a run is not started; print what fails."""
     calls = Calls(lambda: datetime.now(UTC))
     try:
         word: dict[str, str] = {

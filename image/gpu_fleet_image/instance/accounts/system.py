@@ -33,15 +33,15 @@ KEY_FILES = Path("/etc/ssh/authorized_keys.d")
 PRIVATE = 0o700
 LONGEST_CALL_S = 60
 SSHD = ("sshd", "sshd-session")
-MANAGER = "systemd"  # a user's own, which starts their timers, sockets and services
+MANAGER = "systemd"  # a user's own service manager, which starts their timers, sockets and services
 
 
 class NotDoneError(Exception):
-    """One change could not be carried out; the others are tried."""
+    """One change failed; the others are still tried."""
 
 
 def local_accounts(etc: Path = ETC, keys: Path = KEY_FILES, homes: Path = HOMES) -> LocalAccounts:
-    """Accounts, groups, key files and homes as they are now. Raises OSError."""
+    """Read accounts, groups, key files and homes. Raises OSError."""
     groups, members = _groups(etc)
     expires = dict(_expiry(etc))
     accounts = {}
@@ -59,15 +59,15 @@ def local_accounts(etc: Path = ETC, keys: Path = KEY_FILES, homes: Path = HOMES)
 
 
 def _owners(homes: Path) -> Iterator[tuple[str, int]]:
-    """Name -> who owns it; -1 for what is no folder, such as a link."""
+    """Yield (name, owner) of each home; the owner is -1 if it is not a folder, say a link."""
     for path in homes.iterdir():
-        with suppress(FileNotFoundError):  # gone since it was listed
+        with suppress(FileNotFoundError):  # removed since it was listed
             status = path.lstat()
             yield path.name, status.st_uid if stat.S_ISDIR(status.st_mode) else -1
 
 
 def _groups(etc: Path) -> tuple[dict[str, int], defaultdict[str, set[str]]]:
-    """Name -> number, and account -> groups that it is in beside its own."""
+    """Return name -> number, and account -> groups besides its own."""
     numbers: dict[str, int] = {}
     members: defaultdict[str, set[str]] = defaultdict(set)
     for name, _, gid, listed in _rows(etc / "group", 4):
@@ -78,7 +78,7 @@ def _groups(etc: Path) -> tuple[dict[str, int], defaultdict[str, set[str]]]:
 
 
 def _expiry(etc: Path) -> Iterator[tuple[str, int]]:
-    """shadow(5): the eighth field is the day of the account's end."""
+    """Yield (account, day of its expiry), the eighth field of shadow(5)."""
     for row in _rows(etc / "shadow", 9):
         if row[7]:
             yield row[0], int(row[7])
@@ -97,10 +97,10 @@ def _files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class System:
-    """What carries changes out; as root.
+    """Executor of changes, as root.
 
     Attributes:
-        homes_there: whether the homes' file system is mounted, where the stack has one.
+        homes_there: returns whether the homes' file system is mounted, if the stack has one.
         run: runs a program to its end; raises CalledProcessError.
     """
 
@@ -111,14 +111,14 @@ class System:
     linger: Path = LINGER
 
     def end_former_admins(self) -> Mapping[str, int]:
-        """What former admins have open: name -> how many processes were ended. Raises OSError."""
+        """Terminate former admins' processes; return name -> their number. Raises OSError."""
         return rights.end_former_admins(local_accounts(keys=self.keys, homes=self.homes))
 
     def carry_out(self, change: Change) -> str:
-        """One change; gives a line for the log, empty where there was nothing to do.
+        """Apply one change; return a line for the log, empty if there was nothing to do.
 
         Raises:
-            NotDoneError: naming what failed.
+            NotDoneError: names what failed.
         """
         try:
             match change:
@@ -132,7 +132,7 @@ class System:
                 case MakeHome(name, uid):
                     return self._make_home(name, uid)
                 case EndSessions(name, uid):
-                    # a manager that lingers would start their timers and sockets at each boot
+                    # a lingering service manager would start their timers and sockets at each boot
                     (self.linger / name).unlink(missing_ok=True)
                     return ended_sessions(name, uid)
         except subprocess.CalledProcessError as error:
@@ -142,7 +142,7 @@ class System:
             raise NotDoneError(f"change={type(change).__name__} reason={str(error)!r}") from error
 
     def _write_keys(self, name: str, content: str) -> str:
-        """Below a folder of root's: a user adds no key that outlasts the roster's word."""
+        """Write keys below a folder of root's, where a user cannot add keys that the roster does not have."""
         self.keys.mkdir(mode=0o755, exist_ok=True)
         if content:
             replace_text(self.keys / name, content)
@@ -151,7 +151,7 @@ class System:
         return f"event=keys account={name} count={content.count(chr(10))}"
 
     def _make_home(self, name: str, uid: int) -> str:
-        """Empty but for the skeleton, open to nobody else; the name is nobody's before it is theirs."""
+        """Make a private home from the skeleton; it gets its name only after it belongs to the user."""
         if not self.homes_there():
             raise NotDoneError(f"account={name} reason='the shared homes are not mounted yet'")
         unfinished = self.homes / f".{name}.{os.getpid()}"
@@ -163,7 +163,7 @@ class System:
             unfinished.rename(self.homes / name)
         except OSError:
             shutil.rmtree(unfinished, ignore_errors=True)
-            if _is_home_of(self.homes / name, uid):  # another instance of the stack was quicker
+            if _is_home_of(self.homes / name, uid):  # another instance of the stack was first
                 return ""
             raise
         return f"event=home account={name}"
@@ -178,9 +178,9 @@ def _is_home_of(path: Path, uid: int) -> bool:
 
 
 def ended_sessions(name: str, uid: int) -> str:
-    """Close what a leaver has open by SSH or a session manager, and their own service manager.
+    """Close a leaver's sessions of SSH or a session manager, and their own service manager.
 
-    What runs without a terminal runs on.
+    Processes without a terminal keep running.
     """
     closed = 0
     left = 0
@@ -198,7 +198,10 @@ def ended_sessions(name: str, uid: int) -> str:
 
 
 def _ending(process: psutil.Process) -> signal.Signals | None:
-    """How to end what root started for a user: sshd's own process, the manager, a shell at a terminal."""
+    """Return the signal for a user's process that root started: sshd's own, the manager, a shell.
+
+    Else None.
+    """
     parent = process.parent()
     if parent is None or parent.uids().real != 0:
         return None
@@ -208,5 +211,5 @@ def _ending(process: psutil.Process) -> signal.Signals | None:
 
 
 def run(command: tuple[str, ...]) -> None:
-    """RunProgram a program to its end. Raises CalledProcessError, TimeoutExpired."""
+    """Run a program to its end. Raises CalledProcessError, TimeoutExpired."""
     subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=LONGEST_CALL_S)

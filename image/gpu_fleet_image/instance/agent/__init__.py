@@ -1,6 +1,6 @@
-"""The program on each instance.
+"""The agent of each instance.
 
-In: sensors, the metadata service, the sweep's mark and decision. Out: a heartbeat every minute,
-``activity.json``, words for a mark, copies of /scratch/keep. ``command.py`` puts it together; ``loop.py`` is
-its minute, ``listening.py`` what else it listens to.
+It reads sensors, the metadata service, the sweep's mark and decision. It publishes a heartbeat every minute,
+``activity.json``, replies to a mark, and copies of /scratch/keep. ``command.py`` assembles it; ``loop.py``
+judges each minute, ``listening.py`` handles notices and marks.
 """

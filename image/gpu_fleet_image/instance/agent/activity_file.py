@@ -9,7 +9,7 @@ from gpu_fleet_image.core.files import read_text, replace_text
 from gpu_fleet_image.core.times import format_time, parse_time
 from gpu_fleet_image.instance.agent.judge import JudgeMemory, Judgement
 
-# A restart that is shorter misses nothing that matters; after a longer one the instance may have been active.
+# A shorter restart misses nothing that matters; after a longer one the instance may have been active.
 RESTART_BRIDGED = timedelta(minutes=2)
 
 
@@ -17,11 +17,11 @@ def write(path: Path, judgement: Judgement, instance_id: str, watch: str) -> Non
     """Replace the file at once, so that nobody reads half of one.
 
     Args:
-        path: of the file; its folder must be there.
-        judgement: the minute's outcome.
+        path: of the file; its folder must exist.
+        judgement: of the minute.
 
     Raises:
-        OSError: when it cannot be written.
+        OSError: it cannot be written.
     """
     content = {
         "schema_version": 1,
@@ -42,7 +42,7 @@ def write(path: Path, judgement: Judgement, instance_id: str, watch: str) -> Non
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """The file's content, or None when there is none or it is damaged."""
+    """Return the file's content, or None if there is none or it is damaged."""
     try:
         content = json.loads(read_text(path))
     except (OSError, ValueError):
@@ -51,14 +51,14 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def restore(path: Path, now: datetime, instance_id: str) -> JudgeMemory:
-    """What the agent knows at its start.
+    """Return the agent's memory at its start.
 
     Args:
         now: the agent's time.
-        instance_id: the instance; another one's file says nothing.
+        instance_id: the instance; the file of another instance counts as nothing.
 
     Returns:
-        The last activity from the file when nothing was missed since; ``now`` otherwise.
+        The last activity in the file if nothing was missed since; else ``now``.
     """
     content = read(path) or {}
     try:

@@ -1,6 +1,5 @@
-"""What an agent on Alibaba Cloud talks to: CloudMonitor, its bucket, its group, the sweep's mark."""
+"""The agent's clients of Alibaba Cloud: CloudMonitor, its bucket, its group, the sweep's mark."""
 
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from gpu_fleet_image.core.times import parse_time
 from gpu_fleet_image.instance.agent import notices
 from gpu_fleet_image.instance.agent.cloud import NoFence
 from gpu_fleet_image.instance.agent.notices import Notice
+from gpu_fleet_image.providers.alicloud.instances import with_ids
 from gpu_fleet_image.providers.alicloud.lifecycle import IN_SERVICE, LEAVING, Hook, lifecycle_state
 from gpu_fleet_image.providers.alicloud.metrics import (
     DIMENSION_STACK,
@@ -30,12 +30,12 @@ from gpu_fleet_image.providers.alicloud.metrics import (
     metric_name,
 )
 from gpu_fleet_image.providers.alicloud.oss import OssStore, users_key
-from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Clients, Product, clients
+from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Answer, Clients, Product, clients
 
 # https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata: 404 while there is no notice
 SPOT_TERMINATION = "instance/spot/termination-time"
-# The metadata service knows neither groups nor tags: two calls an instance each time, and a thousand
-# instances share an account's limits (some 50 calls a second).
+# The metadata service has neither groups nor tags: that takes two calls of an instance each time, and a
+# thousand instances share an account's limits (some 50 calls a second).
 LOOK_EVERY = timedelta(minutes=2)
 
 LOG = logging.getLogger(__name__)
@@ -55,11 +55,11 @@ class AgentCloud:
         self._records: tuple[AccessKey, OssStore] | None = None
 
     def metrics(self) -> "CloudMonitor":
-        """Where heartbeats go."""
+        """Return the client that heartbeats go to."""
         return CloudMonitor(self._clients.cms, self._instance.stack, self._instance.monitor_group or NO_GROUP)
 
     def bucket(self) -> Any:
-        """boto3's S3 client for OSS, with the keys that count now."""
+        """Return boto3's S3 client for OSS, with the keys that are valid now."""
         return self._bucket_client()
 
     def _bucket_client(self, *, once: bool = False) -> Any:
@@ -68,42 +68,46 @@ class AgentCloud:
         return oss.bucket_client(region, self._credentials, inside, once=once)
 
     def store(self) -> OssStore:
-        """The stack's records, with the keys that count now."""
+        """Return the stack's records, with the keys that are valid now."""
         if not self._instance.records_uri:
             raise CloudError("instance.toml has no records_uri: this instance is older than its stack")
         keys = self._credentials.current()
         if self._records is None or self._records[0] != keys:
             calls = Calls(lambda: datetime.now(UTC))
-            # a reply is as fresh as the look before it: one that is held up is given up
+            # a reply is only as fresh as the look before it, so a delayed one is dropped
             bucket = self._bucket_client(once=True)
             self._records = keys, OssStore(bucket, calls, self._instance.records_uri)
         return self._records[1]
 
     def caller(self, instance_id: str) -> str:
-        """``POOL.i-0123``: RAM knows no variable for the caller, so a pool's role writes below its pool."""
+        """Return ``POOL.i-0123``.
+
+        RAM has no variable for the caller: a pool's role can write below its pool.
+        """
         return pool_caller(self._instance.pool, instance_id)
 
     def tagging(self) -> NoReturn:
-        """None: RAM knows no condition on a tag's key, so no instance may tag. Raises ConfigurationError."""
+        """Refuse: RAM has no condition on a tag's key, so no instance may tag. Raises ConfigurationError."""
         raise ConfigurationError(
             "instances of Alibaba Cloud may set no hold on themselves; with access keys of your own in "
             f"{KEY_ID} and {SECRET}, here or on a laptop: add --instance ID --stack {self._instance.stack}"
         )
 
     def fence(self, instance_id: str) -> NoFence:
-        """None: a role that may tag one instance of its pool may tag them all."""
+        """Return no fence: a role that may tag one instance of its pool may tag them all."""
         del instance_id
         return NoFence()
 
     def hook(self, instance_id: str) -> Hook:
-        """What holds the instance while it is terminated."""
+        """Return the hook that delays the instance's termination."""
         return Hook(self._clients.ess, instance_id)
 
     def harden(self, metadata: Metadata, instance_id: str) -> None:
-        """Ask for session tokens from now on, where the instance was started without asking for them.
+        """Require session tokens from now on, if the instance was started without requiring them.
 
-        A scaling configuration, which eRDMA and reserved pools start from, has no word for it; their
-        instances may change it on themselves. A failure is logged: it leaves the instance as it was started.
+        A scaling configuration, which eRDMA and reserved pools start from, cannot require them; their
+        instances may change the setting on themselves. A failure is logged: the instance stays as it was
+        started.
         """
         try:
             if not metadata.answers_without_token():
@@ -116,21 +120,21 @@ class AgentCloud:
             LOG.error("event=metadata-not-hardened reason=%r", str(error))
 
     def name_users(self, instance_id: str, users: Sequence[User]) -> None:
-        """Write their names to the records: its role may tag nothing, since RAM knows no "itself alone"."""
+        """Write the users' names to the records: RAM cannot allow an instance to tag itself alone."""
         self.store().put(
             users_key(self._instance.pool, instance_id), {"users": [str(user) for user in users]}
         )
 
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> "Notices":
-        """Interruption and termination notices, and the sweep's mark."""
+        """Return the source of interruption and termination notices, and of the sweep's mark."""
         return Notices(metadata, self._clients, instance_id, now)
 
 
 class CloudMonitor:
-    """Takes what CloudWatch's client takes.
+    """CloudMonitor behind the interface of CloudWatch's client.
 
     Args:
-        stack: the instance's.
+        stack: of the instance.
         group: the application group of the pool's metrics; alarms of Auto Scaling watch those of a group.
     """
 
@@ -140,12 +144,15 @@ class CloudMonitor:
         self._group = group
 
     def put_metric_data(self, **request: Any) -> None:
-        """Publish; raises AnswerError."""
+        """Publish metric data; raises AnswerError."""
         for some in batches(request["MetricData"], MAX_DATA_PER_CALL):
             self._cms.action("PutCustomMetric")(MetricList=[self._wire(measurement) for measurement in some])
 
     def _wire(self, measurement: Mapping[str, Any]) -> dict[str, str]:
-        """An instance's metric has its stack in its name, a pool's in a dimension, as alarms want it."""
+        """Convert a data point.
+
+        An instance's has its stack in the name, a pool's in a dimension, for alarms.
+        """
         dimensions = {part["Name"]: part["Value"] for part in measurement["Dimensions"]}
         if DIMENSION_INSTANCE in dimensions:
             name, group = metric_name(measurement["MetricName"], self._stack), NO_GROUP
@@ -156,11 +163,11 @@ class CloudMonitor:
 
 
 class Notices:
-    """Interruption and termination notices, and the sweep's mark.
+    """Source of interruption and termination notices, and of the sweep's mark.
 
     Args:
-        metadata: reports spot notices.
-        own: clients; they report group and tags.
+        metadata: gives spot notices.
+        own: clients for group and tags.
         now: the agent's time.
     """
 
@@ -171,21 +178,23 @@ class Notices:
         self._ecs, self._ess = own.ecs, own.ess
         self._instance_id = instance_id
         self._now = now
-        self._look_at: datetime | None = None
+        self._poll_for: datetime | None = None
         self._tags: Mapping[str, str] = {}
 
     def find(self) -> Notice | None:
-        """This instance's interruption or termination notice, if any; a spot notice first: it does not wait.
+        """Return this instance's interruption or termination notice, if any.
+
+        A spot notice first, as it is urgent.
 
         Raises:
-            CloudError: a service does not answer, or says something that cannot be read.
+            CloudError: a service does not answer, or its answer cannot be read.
         """
         spot = self._metadata.get(SPOT_TERMINATION)
         if spot is not None:
             return _spot_notice(spot)
-        if self._look_at is not None and self._now() < self._look_at:
+        if self._poll_for is not None and self._now() < self._poll_for:
             return None
-        self._look_at = self._now() + LOOK_EVERY
+        self._poll_for = self._now() + LOOK_EVERY
         group, state = lifecycle_state(self._ess, self._instance_id)
         if state in LEAVING:
             return Notice(notices.TERMINATED_BY_GROUP)
@@ -196,19 +205,19 @@ class Notices:
         return None
 
     def mark(self) -> datetime | None:
-        """The reap-after of the sweep's mark as of the last look, or None."""
+        """Return the reap-after of the sweep's mark as last read, or None."""
         text = self._tags.get(TAG_REAP_AFTER)
         return notices.time_of_mark(text) if text is not None else None
 
     def hold(self) -> str:
-        """Until when the owner keeps the instance, as of the last look; empty where nobody does."""
+        """Return the end of the owner's hold as last read; empty without a hold."""
         return held_until(self._tags, self._now())
 
     def _protect(self, group: str) -> None:
-        """Nobody but the sweep may take this instance, not even a user's smaller ``size.max``.
+        """Protect this instance from all scale-in but the sweep's, even after a user lowers ``size.max``.
 
-        Groups have no word for it at launch, and the sweep takes protected ones too. An instance of the spot
-        market stays without: its group would not see that the market took it. A refusal is logged each time.
+        Groups have no setting for it at launch, and the sweep terminates protected instances too. A spot
+        instance stays unprotected: its group would not notice an interruption. A refusal is logged each time.
         """
         try:
             self._ess.action("SetInstancesProtection")(
@@ -219,14 +228,15 @@ class Notices:
             LOG.error("event=not-protected group=%s reason=%r", group, str(error))
 
     def _own_row(self) -> dict[str, Any]:
-        """What DescribeInstances says of this instance; nothing while it does not know it."""
+        """Return this instance's row of DescribeInstances; empty if the service does not know it yet."""
         try:
-            answer = self._ecs.action("DescribeInstances")(
-                InstanceIds=json.dumps([self._instance_id]), MaxResults=10
-            )
+            return next(with_ids(_directly, self._ecs, [self._instance_id]), {})
         except AnswerError as error:
             raise CloudError(f"DescribeInstances: {error}", error.code) from error
-        return next(iter(answer["Instances"]["Instance"]), {})
+
+
+def _directly(action: Callable[..., Answer], **arguments: Any) -> Answer:
+    return action(**arguments)
 
 
 def _spot_notice(text: str) -> Notice:

@@ -1,11 +1,12 @@
-"""What an agent does about the sweep's mark: one act at a time, from all that it knows. Pure.
+"""The agent's next act about the sweep's mark, one at a time, from all that it knows. Pure.
 
-    marked -> due -> saved, nothing runs: *idle* -> the sweep decides to end: door shut, saved again, nothing
-    runs: *closed* -> the sweep stops or terminates
+    marked -> due -> saved, nothing runs: *idle* -> the sweep decides to terminate: log-ins refused, saved
+    again,
+    nothing runs: *closed* -> the sweep stops or terminates
 
-A sign of use before the decision makes it *withdrawn*, and either way the reply *refused*: the mark is over,
-and the next sweep removes it. A mark that is removed behind the shut door is refused as well, before users
-come in: a sweep that read it in time goes by *closed*. The replies are those of
+Use before the decision withdraws the mark; use at any time leads to the reply *refused*. Then the mark is
+void, and the next sweep removes it. A mark that is removed while log-ins are refused is refused too, before
+they are accepted again: a sweep that had read it may rely on *closed*. The replies are those of
 ``image/gpu_fleet_image/core/handshake.py``.
 """
 
@@ -17,23 +18,24 @@ from gpu_fleet_image.core.handshake import CLOSED_LASTS, IDLE_LASTS, Reply, Winn
 from gpu_fleet_image.instance.agent.judge import Limits, activity, unknowns
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, Reading, Started
 
-# A marked instance may wait for days: for quiet hours to end, for its turn. What little is written to the
-# kept folder meanwhile is no sign of use, and is saved all the same.
+# A marked instance may wait for days, for quiet hours to end or for its turn. Small writes to the kept folder
+# meanwhile are no sign of use; they are saved all the same.
 SAVE_AGAIN_AFTER = timedelta(minutes=5)
 SAY_AGAIN_AFTER = {Reply.IDLE: IDLE_LASTS / 3, Reply.CLOSED: CLOSED_LASTS / 3}
-# A sweep that decides terminates within a minute, or its successor does, ten minutes later. Where no agent is
-# there to count, the timer gpu-door opens the door minutes later (rootfs/usr/libexec/gpu-fleet/open-door).
+# A sweep terminates within a minute of its decision, or its successor does ten minutes later. If no agent
+# runs, the timer gpu-door accepts log-ins again some minutes after this time
+# (rootfs/usr/libexec/gpu-fleet/open-door).
 CLOSED_AT_MOST = timedelta(hours=1)
-# A sweep that read the last reply in time may still be trying to terminate, with the cloud's retries.
+# A sweep that read the last reply in time may still try to terminate, with the cloud's retries.
 CLOSED_FORGOTTEN = CLOSED_LASTS + timedelta(seconds=90)
-# A sweep that decided waits 45 s for doors to shut; a read is the dearest thing that an agent does so often.
+# After its decision a sweep waits 45 s for *closed*; reads are the agent's most expensive frequent calls.
 ASK_AGAIN_AFTER = timedelta(seconds=15)
-# Five seconds apart: a timer of the system's is over by then, a job is not.
+# Five seconds apart: a timer of the system has ended by then, a job has not.
 BUSY_LOOKS = 2
 
 
 class Act(StrEnum):
-    """What an agent does next about a mark."""
+    """Next act of an agent about a mark."""
 
     NOTHING = "nothing"
     NOTIFY = "notify who is logged in"
@@ -50,12 +52,13 @@ class Act(StrEnum):
 
 @dataclass(frozen=True)
 class Seen:
-    """What one look at all sensors showed, at that moment.
+    """Result of one look at all sensors.
 
     Attributes:
-        signs: of use, and of what began after the mark was due, for users.
-        unknown: sensors that failed, and what began so shortly before that nothing has judged it idle yet.
-        is_new: some of the signs began, or were typed, after the mark was due: the mark knows nothing of it.
+        signs: signs of use, and processes that began after the mark was due, for users.
+        unknown: sensors that failed, and processes too new to have been judged idle.
+        is_new: some of the signs began, or were typed, after the mark was due, so the mark does not cover
+            them.
     """
 
     signs: tuple[str, ...] = ()
@@ -64,20 +67,20 @@ class Seen:
 
     @property
     def why(self) -> str:
-        """What keeps the instance from being idle; empty where nothing does."""
+        """Reason why the instance is not idle; empty if it is."""
         return "; ".join((*self.signs, *self.unknown))
 
 
 def seen(reading: Reading, mark: datetime, limits: Limits, *, unfit: bool = False) -> Seen:
-    """What one look shows, at once: no minute's mean hides what has only begun.
+    """Return the signs of use in one look, without a minute's mean, which would hide what has only begun.
 
-    It rests on ages alone, so that an agent that started after the mark was due sees what any other sees.
+    It uses only ages, so that an agent that started after the mark was due sees the same as any other.
 
     Args:
-        mark: the mark's reap-after; what users began since and still runs counts, however little it does and
-            however long ago that was, unless it only repeats what came to nothing before (``habits.py``).
-        limits: what counts as activity.
-        unfit: the gate failed the instance: GPUs that do not answer count as nothing there.
+        mark: the mark's reap-after. A running process that users started after it counts, however little it
+            does and however long ago that was, unless it only repeats runs without result (``habits.py``).
+        limits: thresholds of activity.
+        unfit: the gate failed the instance: GPUs that do not answer are ignored then.
     """
     since_s = (reading.at - mark).total_seconds()
     presence = reading.presence or Presence()
@@ -102,23 +105,23 @@ def _described(process: Started) -> str:
 
 @dataclass(frozen=True)
 class Talk:
-    """How far agent and sweep are with one mark.
+    """State of the handshake between agent and sweep for one mark.
 
     Attributes:
         mark: its reap-after; None for no mark.
-        notified: who is logged in knows of it.
+        notified: users who are logged in have been notified.
         saved_at: when everything was last saved.
-        reply: what was said last, and ``said_at`` when.
-        busy_looks: looks in a row that showed signs of use.
-        asked_at: when it was last read what is decided.
-        decision: what is decided, as far as is known.
-        decided_at: when that was, where it was read.
-        closed_at: since when log-ins and jobs are refused.
-        refusing: why the decision to end will not be followed; empty while it may.
-        fenced: the tag on the instance says so as well.
-        over: nothing more is said for this mark.
-        lower_at: when no sweep goes by the mark before any more: what denies its end is removed then, for a
-            user may stop the instance, and it could never be terminated. None once that is done.
+        reply: last reply that was written, at ``said_at``.
+        busy_looks: consecutive looks that showed signs of use.
+        asked_at: when the decision was last read.
+        decision: the decision, as far as it is known.
+        decided_at: its time, if it was read.
+        closed_at: when log-ins and jobs began to be refused.
+        refusing: why the agent will not follow the decision to terminate; empty while it may.
+        fenced: the tag on the instance has been set as well.
+        over: nothing more is written for this mark.
+        lower_at: time from which no sweep acts on the mark. The tag that denies the stop is removed then:
+            after a stop by a user the instance could otherwise never be terminated. None once that is done.
     """
 
     mark: datetime | None = None
@@ -139,14 +142,14 @@ class Talk:
 
 @dataclass(frozen=True)
 class View:
-    """All that the next act rests on.
+    """Input of the next act.
 
     Attributes:
         now: the agent's time.
         mark: the reap-after of the mark on the instance, or None.
-        hold: why its owner keeps it, or empty.
-        talk: how far this got.
-        seen: the newest look, if one was taken since the last save; its signs count in ``talk.busy_looks``.
+        hold: why its owner keeps it; empty without a hold.
+        talk: state of the handshake.
+        seen: the newest look, if there was one since the last save; its signs count in ``talk.busy_looks``.
     """
 
     now: datetime
@@ -158,7 +161,7 @@ class View:
 
 
 def next_act(view: View) -> Act:
-    """The next thing to do; ``NOTHING`` until the next look."""
+    """Return the next act; ``NOTHING`` until the next look."""
     act, lower_at = _about_the_mark(view), view.talk.lower_at
     over_for_long = lower_at is not None and view.now >= lower_at
     return Act.LOWER if act is Act.NOTHING and over_for_long else act
@@ -171,7 +174,7 @@ def _about_the_mark(view: View) -> Act:
         return _behind_a_door_of_no_use(talk, view.now)
     if view.mark is None or talk.over:
         return Act.NOTHING
-    if talk.refusing:  # until it is written: without it no sweep takes the mark away
+    if talk.refusing:  # until it is written: no sweep removes the mark without it
         return Act.REFUSE
     if not talk.notified:
         return Act.NOTIFY
@@ -181,26 +184,26 @@ def _about_the_mark(view: View) -> Act:
 
 
 def _behind_a_door_of_no_use(talk: Talk, now: datetime) -> Act:
-    """Users come in once what was said behind the door is refused, or no sweep goes by it any more."""
+    """Accept log-ins once the reply *closed* has been refused, or no sweep relies on it any more."""
     if talk.over or _is_stale(talk, now):
         return Act.OPEN
-    # of what the agent before may have said a moment ago this one knows no mark
+    # an earlier agent may have replied a moment ago for a mark that this one does not know
     return Act.REFUSE if talk.refusing else Act.NOTHING
 
 
 def asks(view: View) -> bool:
-    """Whether to read what is decided before anything else: at once for a new mark, then now and then."""
+    """Return whether to read the decision first: at once for a new mark, then at intervals."""
     talk = view.talk
     if view.mark is None or view.now < view.mark or talk.over or talk.decision is not None:
         return False
-    if talk.refusing:  # whatever is decided
+    if talk.refusing:  # whatever the decision is
         return False
-    # a clock that was set back makes no long silence
+    # a clock that was set back must not cause a long silence
     return talk.asked_at is None or not talk.asked_at <= view.now < talk.asked_at + ASK_AGAIN_AFTER
 
 
 def _is_stale(talk: Talk, now: datetime) -> bool:
-    """Whether no sweep goes by the last reply any more: a shut door is of no use then."""
+    """Return whether no sweep relies on the last reply any more: refusing log-ins is useless then."""
     return talk.reply is not Reply.CLOSED or talk.said_at is None or now > talk.said_at + CLOSED_FORGOTTEN
 
 
@@ -214,7 +217,7 @@ def _answering(view: View) -> Act:
         return Act.SAVE
     if seen is None:
         return Act.LOOK
-    # before the first reply heartbeats alone inform the sweep, which may never show what began since
+    # before the first reply the sweep has only heartbeats, which may never show what began since
     if seen.signs and (seen.is_new or talk.reply is Reply.IDLE) and talk.busy_looks >= BUSY_LOOKS:
         return Act.WITHDRAW
     return _say(view, Reply.IDLE, Act.SAY_IDLE)
@@ -222,7 +225,7 @@ def _answering(view: View) -> Act:
 
 def _closing(view: View) -> Act:
     talk = view.talk
-    # since the decision: an agent that starts again and again begins no new hour, and shuts no door after it
+    # since the decision: repeated restarts of the agent start no new hour, and close nothing after it
     since = [moment for moment in (talk.closed_at, talk.decided_at) if moment is not None]
     if since and view.now >= min(since) + CLOSED_AT_MOST:
         return Act.REFUSE
@@ -238,13 +241,13 @@ def _behind_the_door(view: View, closed_at: datetime) -> Act:
     if seen.why and (talk.reply is Reply.CLOSED or talk.busy_looks >= BUSY_LOOKS):
         return Act.REFUSE
     if view.now >= talk.saved_at + view.save_again_after:
-        # nobody looks while files are copied: only when no sweep goes by the last word any more
+        # no look happens during a copy: save only when no sweep relies on the last reply any more
         return Act.SAVE if _is_stale(talk, view.now) else Act.NOTHING
     return _say(view, Reply.CLOSED, Act.SAY_CLOSED)
 
 
 def _say(view: View, reply: Reply, act: Act) -> Act:
-    """Say it only right after a look that showed nothing at all, and not too often."""
+    """Reply only right after a look that showed no sign of use, and not too often."""
     talk = view.talk
     if view.seen is None or view.seen.why:
         return Act.NOTHING

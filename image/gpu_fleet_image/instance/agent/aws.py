@@ -1,4 +1,4 @@
-"""What an agent on AWS talks to: CloudWatch, its buckets, its group's lifecycle hook, its own tag."""
+"""The agent's clients of AWS: CloudWatch, its buckets, its group's lifecycle hook, its own tag."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from gpu_fleet_image.providers.aws.instances import Tags
 
 
 class Hook:
-    """The hook of one instance's group.
+    """Lifecycle hook of one instance's group.
 
     Args:
         autoscaling: boto3's client.
@@ -34,11 +34,11 @@ class Hook:
         self._group = ""
 
     def heartbeat(self) -> None:
-        """Ask for more time: the hook's timeout starts anew. Raises CloudError."""
+        """Ask for more time: restart the hook's timeout. Raises CloudError."""
         self._call("record_lifecycle_action_heartbeat")
 
     def complete(self) -> None:
-        """Let the termination go on. Raises CloudError."""
+        """Let the termination continue. Raises CloudError."""
         self._call("complete_lifecycle_action", LifecycleActionResult="CONTINUE")
 
     def _call(self, method: str, **arguments: str) -> None:
@@ -60,9 +60,9 @@ class Hook:
         return self._group
 
 
-# It gives up before the agent misses many looks.
+# Gives up before the agent misses many looks.
 _LIMITS = Config(connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2})
-# A reply is as fresh as the look before it: one that is held up is given up, and the next look says it anew.
+# A reply is only as fresh as the look before it: a delayed one is dropped, and the next look repeats it.
 _ONCE = Config(connect_timeout=1, read_timeout=3, retries={"mode": "standard", "total_max_attempts": 1})
 
 
@@ -70,7 +70,7 @@ class AgentCloud:
     """The cloud of one instance.
 
     Args:
-        metadata: its metadata service; boto3 asks it by itself.
+        metadata: its metadata service; boto3 finds it by itself.
     """
 
     def __init__(self, instance: InstanceFile, metadata: Metadata | None) -> None:
@@ -79,21 +79,21 @@ class AgentCloud:
         self._replies = cache(partial(boto3.client, "s3", region_name=instance.region, config=_ONCE))
 
     def metrics(self) -> Any:
-        """CloudWatch's client."""
+        """Return CloudWatch's client."""
         return boto3.client("cloudwatch", region_name=self._instance.region, config=_LIMITS)
 
     def bucket(self) -> Any:
-        """boto3's S3 client."""
+        """Return boto3's S3 client."""
         return boto3.client("s3", region_name=self._instance.region)
 
     def store(self) -> Store:
-        """The stack's records."""
+        """Return the stack's records."""
         if not self._instance.records_uri:
             raise CloudError("instance.toml has no records_uri: this instance is older than its stack")
         return Store(self._replies(), Calls(lambda: datetime.now(UTC)), self._instance.records_uri)
 
     def caller(self, instance_id: str) -> str:
-        """``aws:userid``: of an instance's role ``AROA...:i-0123``, below which alone it may write.
+        """Return ``aws:userid``: of an instance's role ``AROA...:i-0123``, below which only it can write.
 
         https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
         """
@@ -103,24 +103,27 @@ class AgentCloud:
         return caller if caller.endswith(f":{instance_id}") else f"{caller}:{instance_id}"
 
     def tagging(self) -> Tags:
-        """Its role may set the tags of a hold on itself alone."""
+        """Return the reader and writer of this instance's tags.
+
+        Its role may set a hold's tags on itself alone.
+        """
         ec2 = boto3.client("ec2", region_name=self._instance.region, config=_LIMITS)
         return Tags(ec2, Calls(lambda: datetime.now(UTC)))
 
     def fence(self, instance_id: str) -> "WithdrawnTag":
-        """The tag that denies the sweep's role."""
+        """Return the tag that denies stops and terminations to the sweep's role."""
         return WithdrawnTag(self._instance.region, self._metadata, instance_id)
 
     def hook(self, instance_id: str) -> Hook:
-        """What holds the instance while it is terminated."""
+        """Return the hook that delays the instance's termination."""
         autoscaling = boto3.client("autoscaling", region_name=self._instance.region)
         return Hook(autoscaling, self._instance.lifecycle_hook, instance_id)
 
     def harden(self, metadata: Metadata, instance_id: str) -> None:
-        """Nothing: every launch template asks for session tokens."""
+        """Do nothing: every launch template requires session tokens."""
 
     def name_users(self, instance_id: str, users: Sequence[User]) -> None:
-        """Tag this instance with their names, which the sweep reads as it lists the fleet."""
+        """Tag this instance with the users' names, which the sweep reads as it lists the fleet."""
         ec2 = boto3.client("ec2", region_name=self._instance.region, config=_LIMITS)
         tag = {"Key": TAG_USERS, "Value": " ".join(str(user) for user in users)}
         Calls(lambda: datetime.now(UTC)).change(ec2.create_tags, Resources=[instance_id], Tags=[tag])
@@ -128,16 +131,16 @@ class AgentCloud:
     def notices(
         self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]
     ) -> notices.FromMetadata:
-        """Interruption and termination notices: the metadata service knows them all."""
+        """Return the source of interruption and termination notices: the metadata service has all of them."""
         del instance_id
         return notices.FromMetadata(metadata, now)
 
 
 class WithdrawnTag:
-    """``gpu-fleet:withdrawn`` on this instance: where it stands, the sweep's role may not stop or terminate.
+    """Fence of this instance: while ``gpu-fleet:withdrawn`` is set, the sweep may not stop or terminate it.
 
     Args:
-        metadata: says which one stands.
+        metadata: gives the tag's present value.
         instance_id: the instance; its role may set the tag on itself alone.
     """
 
@@ -147,12 +150,12 @@ class WithdrawnTag:
         self._instance_id = instance_id
 
     def raise_for(self, mark: datetime) -> None:
-        """Set it for a mark; raises CloudError."""
+        """Set the tag for a mark; raises CloudError."""
         wire = [{"Key": TAG_WITHDRAWN, "Value": format_time(mark)}]
         _asked(self._ec2().create_tags, Resources=[self._instance_id], Tags=wire)
 
     def lower_but(self, mark: datetime | None) -> None:
-        """Remove what was set for any other mark, or for any; raises CloudError."""
+        """Remove a tag that was set for another mark, or any tag without a mark; raises CloudError."""
         stands = self._metadata.get(f"{notices.TAGS}/{TAG_WITHDRAWN}") if self._metadata else None
         if stands is not None and (mark is None or stands != format_time(mark)):
             wire = [{"Key": TAG_WITHDRAWN}]
@@ -163,5 +166,5 @@ class WithdrawnTag:
 
 
 def _asked(method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """What a call answers; raises CloudError."""
+    """Make a call and return its answer; raises CloudError."""
     return Calls(lambda: datetime.now(UTC)).change(method, **arguments)

@@ -1,4 +1,4 @@
-"""What an agent needs of its cloud: an ``AgentCloud``, as ``aws.py`` and ``alicloud.py`` beside it have."""
+"""Protocol of an agent's cloud, which ``aws.py`` and ``alicloud.py`` beside it implement."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -15,69 +15,72 @@ from gpu_fleet_image.instance.agent.notices import Notices
 
 
 class Fence(Protocol):
-    """A tag of the instance's own on itself, which keeps the sweep's role from stopping it."""
+    """Tag of the instance on itself, which denies a stop to the sweep's role."""
 
     def raise_for(self, mark: datetime) -> None:
-        """Set it for a mark; raises CloudError."""
+        """Set the tag for a mark; raises CloudError."""
 
     def lower_but(self, mark: datetime | None) -> None:
-        """Remove what was set for any other mark, or for any; raises CloudError."""
+        """Remove a tag that was set for another mark, or any tag without a mark; raises CloudError."""
 
 
 class NoFence:
-    """For a cloud whose policies cannot distinguish instances of one role."""
+    """Absent fence of a cloud whose policies cannot distinguish the instances of one role."""
 
     def raise_for(self, mark: datetime) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def lower_but(self, mark: datetime | None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class AgentCloud(Protocol):
-    """The cloud of one instance."""
+    """Clients of one instance's cloud."""
 
     def metrics(self) -> Any:
-        """Where heartbeats go: has ``put_metric_data`` as CloudWatch's client."""
+        """Return the client for heartbeats, with ``put_metric_data`` as CloudWatch's."""
 
     def bucket(self) -> Any:
-        """boto3's S3 client."""
+        """Return boto3's S3 client."""
 
     def store(self) -> Store:
-        """The stack's records, where the sweep is answered.
+        """Return the stack's records, where the agent replies to the sweep.
 
         Raises:
             CloudError: there is no such place, or no key to it.
         """
 
     def caller(self, instance_id: str) -> str:
-        """The cloud's name for the instance's credentials, ``:`` or ``.``, its id. Raises CloudError."""
+        """Return the cloud's name for the instance's credentials, ``:`` or ``.``, its id.
+
+        Raises CloudError.
+        """
 
     def tagging(self) -> Tagging:
-        """What sets a user's hold on this instance, as tags.
+        """Return the writer of a user's hold on this instance, as tags.
 
         Raises:
-            ConfigurationError: instances of this cloud may not; the message names what a user can do.
+            ConfigurationError: instances of this cloud may not tag; the message names the user's alternative.
         """
 
     def fence(self, instance_id: str) -> Fence:
-        """The second fence against a stop."""
+        """Return the tag that denies stops and terminations of this instance."""
 
     def hook(self, instance_id: str) -> Holds:
-        """What holds the instance while it is terminated."""
+        """Return the hook that delays the instance's termination."""
 
     def harden(self, metadata: Metadata, instance_id: str) -> None:
-        """Make the metadata service ask for tokens, where the instance was started without."""
+        """Make the metadata service require tokens, if the instance was started without."""
 
     def name_users(self, instance_id: str, users: Sequence[User]) -> None:
-        """Say who was seen on this instance, newest first; raises CloudError."""
+        """Publish the users seen on this instance, newest first; raises CloudError."""
 
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> Notices:
-        """Its interruption and termination notices, and the sweep's mark."""
+        """Return the source of its interruption and termination notices, and of the sweep's mark."""
 
 
 def connect(instance: InstanceFile, metadata: Metadata | None) -> AgentCloud:
-    """The cloud that the instance is in; nothing of the other one is loaded."""
+    """Return the clients of the instance's cloud; no module of the other cloud is loaded."""
     made: AgentCloud = importlib.import_module(f"gpu_fleet_image.instance.agent.{instance.cloud}").AgentCloud(
         instance, metadata
     )

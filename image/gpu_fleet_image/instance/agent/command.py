@@ -1,4 +1,4 @@
-"""``gpu-fleet agent``: puts clock, sensors and publisher together and runs them."""
+"""``gpu-fleet agent``: assemble clock, sensors and publisher, and run them."""
 
 import logging
 from collections.abc import Callable
@@ -16,21 +16,22 @@ from gpu_fleet_image.core.handshake import Exchange
 from gpu_fleet_image.core.holds import KeepTarget
 from gpu_fleet_image.core.instance_file import InstanceFile
 from gpu_fleet_image.core.metadata import Metadata
-from gpu_fleet_image.core.options import FiniteRange, IsoTime
+from gpu_fleet_image.core.options import IsoTime
 from gpu_fleet_image.core.policy import KEY as POLICY_KEY
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
-from gpu_fleet_image.instance.agent import activity_file, kept_files, publish
+from gpu_fleet_image.core.shared_options import FiniteRange
+from gpu_fleet_image.instance.agent import activity_file, kept_files
 from gpu_fleet_image.instance.agent import cloud as agent_cloud
 from gpu_fleet_image.instance.agent.answers import SAVE_AGAIN_AFTER, Seen, seen
-from gpu_fleet_image.instance.agent.habits import Accustomed, Looks
-from gpu_fleet_image.instance.agent.judge import Judgement, Limits
+from gpu_fleet_image.instance.agent.habits import Accustomed, PolledSensors
+from gpu_fleet_image.instance.agent.judge import Limits
 from gpu_fleet_image.instance.agent.listening import NoticeListener, Senses, Target, answers, long_ago
 from gpu_fleet_image.instance.agent.loop import Agent, Clock, stop_on_terminate
 from gpu_fleet_image.instance.agent.notices import Notices
-from gpu_fleet_image.instance.agent.publish import Publisher, heartbeat
+from gpu_fleet_image.instance.agent.publish import Publisher, passed, reporter
 from gpu_fleet_image.instance.agent.requests import BUSY, Requests, line
 from gpu_fleet_image.instance.agent.sensors.counters import OwnUse, TreeCounters
-from gpu_fleet_image.instance.agent.sensors.look import Sensors, watched_tree, whole_instance
+from gpu_fleet_image.instance.agent.sensors.poll import Sensors, watched_tree, whole_instance
 from gpu_fleet_image.instance.agent.sensors.processes import trainers
 from gpu_fleet_image.instance.agent.service_models import use_small_models
 from gpu_fleet_image.instance.agent.stack_policy import StackPolicy
@@ -39,7 +40,7 @@ from gpu_fleet_image.instance.agent.users import Users
 
 LISTEN_EVERY_S = 5.0
 LISTEN_EVERY_FAST_S = 0.2  # on a rehearsal's clock
-# No housekeeping runs in one process tree: any CPU time or data beyond a timer's is its work.
+# No housekeeping runs in one process tree: CPU time or data beyond a timer's is its own activity.
 TREE_LIMITS = Limits(cpu_cores=0.02, disk_bytes_per_s=16 * 1024)
 
 LOG = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """The command's options; see their help."""
+    """Options of the command; see their help."""
 
     instance_id: str | None
     keep_folder: Path
@@ -58,52 +59,52 @@ class AgentOptions:
 
     @property
     def is_rehearsal(self) -> bool:
-        """The clock is not the wall's."""
+        """True if the clock is not the wall clock."""
         return self.clock_start is not None or self.clock_speed != 1.0
 
     @property
     def is_play(self) -> bool:
-        """An instance is played on another computer, whose terminals are not for its messages."""
+        """True if another computer plays an instance: its terminals are not for the messages."""
         return self.is_rehearsal or self.watch_pid is not None
 
     @property
     def watch(self) -> str:
-        """What is looked at, for users."""
+        """Subject of the agent, for users."""
         return f"process tree of {self.watch_pid}" if self.watch_pid else "the whole instance"
 
 
 @click.command(name="agent", epilog="\b\nExample:\n  gpu-fleet agent --duration 3600")
-@click.option("--instance-id", metavar="ID", help="Its id; by default what the metadata service says.")
+@click.option("--instance-id", metavar="ID", help="The instance's id; by default from the metadata service.")
 @click.option(
     "--keep-folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=kept_files.KEEP_FOLDER,
     show_default=True,
-    help="What is saved before the instance is terminated.",
+    help="Folder that is saved before the instance is terminated.",
 )
 @click.option(
     "--watch-pid", type=click.IntRange(min=1), help="Look only at this process and its descendants."
 )
 @click.option("--duration", type=FiniteRange(min=1), help="End after so many seconds of the agent's clock.")
-@click.option("--clock-start", type=IsoTime(), help="Rehearsal: what the clock shows first.")
-@click.option("--clock-speed", type=FiniteRange(min=1), default=1.0, help="Rehearsal: how fast it runs.")
+@click.option("--clock-start", type=IsoTime(), help="Rehearsal: start time of the clock.")
+@click.option("--clock-speed", type=FiniteRange(min=1), default=1.0, help="Rehearsal: speed of the clock.")
 def command(**options: Any) -> None:
-    """Watch this instance: look every 5 s, judge every minute, publish a heartbeat.
+    """Watch this instance: read sensors every 5 s, judge every minute, publish a heartbeat.
 
     Saves the keep folder before the scaling group or the spot market terminates the instance.
     """
     logging.getLogger("botocore").setLevel(logging.WARNING)
-    # A decision that is not there yet is an answer, and is asked for every few seconds.
+    # A missing decision is an answer, and is asked for every few seconds.
     logging.getLogger("gpu_fleet_image.core.calls").setLevel(logging.WARNING)
     logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
     run(AgentOptions(**options))
 
 
 def run(options: AgentOptions) -> None:
-    """Put the agent together and run it.
+    """Assemble the agent and run it.
 
     Raises:
-        ReaperError: file, option, metadata service or cloud are not as they must be.
+        ReaperError: the instance file, an option, the metadata service or the cloud is not usable.
     """
     use_small_models()
     instance = loaded_instance()
@@ -122,7 +123,7 @@ def run(options: AgentOptions) -> None:
     if metadata:
         cloud.harden(metadata, instance_id)
         running = partial(trainers, tree.pids if tree else None)
-        senses = Senses(running, own, fresh_look(sensors, clock, limits))
+        senses = Senses(running, own, fresh_poll(sensors, clock, limits))
         users = Users(partial(cloud.name_users, instance_id), paths.users_file(), clock.real_s)
         target = Target(instance, instance_id)
         notice_listener = listener(cloud, metadata, target, senses=senses, clock=clock, options=options)
@@ -150,26 +151,26 @@ def listener(
     clock: Clock,
     options: AgentOptions,
 ) -> NoticeListener:
-    """The agent's second thread, as this instance needs it. Raises ConfigurationError as of ``answers``."""
+    """Return the agent's second thread for this instance. Raises ConfigurationError as of ``answers``."""
     shown_in = paths.run_dir() / "terminals" if options.is_play else None
     replies = answers(cloud, target, options.keep_folder, senses, shown_in)
     notices = cloud.notices(metadata, target.instance_id, clock.now)
-    booted_at = long_ago if options.is_rehearsal else boot_time  # its clock knows nothing of this boot
+    booted_at = long_ago if options.is_rehearsal else boot_time  # its clock does not know this boot
     return NoticeListener(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed, booted_at)
 
 
 def user_socket(
     cloud: agent_cloud.AgentCloud, target: Target, notices: Notices | None, policy: StackPolicy
 ) -> UserSocket:
-    """The socket for users, open; where it cannot be, that is logged: what the agent sees counts more."""
+    """Return the socket for users, open. A failure to open it is logged only: sensors matter more."""
 
-    def keeper() -> KeepTarget:
+    def hold() -> KeepTarget:
         def records(mark: datetime) -> Exchange:
             return Exchange(cloud.store(), cloud.caller(target.instance_id), mark)
 
         return KeepTarget(target.instance_id, cloud.tagging(), records)
 
-    requests = Requests(target, keeper, notices, lambda: policy.rule)
+    requests = Requests(target, hold, notices, lambda: policy.rule)
     made = UserSocket(paths.agent_socket(), requests.answer, line(error=BUSY))
     try:
         made.open()
@@ -181,7 +182,7 @@ def user_socket(
 def policy_of(
     instance: InstanceFile, cloud: agent_cloud.AgentCloud, real_s: Callable[[], float]
 ) -> StackPolicy:
-    """What the stack says of the pool's sensors, as it will be read while the agent runs."""
+    """Return the stack's policy for the pool's sensors, which is read again while the agent runs."""
 
     def read() -> dict[str, Any] | None:
         stored = cloud.store().newest(POLICY_KEY)
@@ -199,25 +200,27 @@ def sensors_of(
     real_s: Callable[[], float],
     policy: StackPolicy,
 ) -> Sensors:
-    """What is looked at: one process tree, or the whole instance."""
+    """Return the sensors: of one process tree, or of the whole instance."""
     if tree is not None:
         return watched_tree(tree, real_s)
     type_name = metadata.instance_type() if metadata else None
     return whole_instance(instance.expected_of(type_name).gpus, own, real_s, policy.asked)
 
 
-def fresh_look(sensors: Looks, clock: Clock, limits: Callable[[], Limits]) -> Callable[[datetime], Seen]:
+def fresh_poll(
+    sensors: PolledSensors, clock: Clock, limits: Callable[[], Limits]
+) -> Callable[[datetime], Seen]:
     """Looks at all sensors at the moment at which it is called, for a mark that was due then."""
 
-    def look(mark: datetime) -> Seen:
-        unfit = publish.passed(paths.ready_file()) is False
-        return seen(sensors.look(clock.now()), mark, limits(), unfit=unfit)
+    def poll(mark: datetime) -> Seen:
+        unfit = passed(paths.ready_file()) is False
+        return seen(sensors.poll(clock.now()), mark, limits(), unfit=unfit)
 
-    return look
+    return poll
 
 
 def boot_time() -> datetime:
-    """When this instance booted, by the wall's clock as it is set now."""
+    """Return when this instance booted, by the present wall clock."""
     return datetime.fromtimestamp(psutil.boot_time(), UTC)
 
 
@@ -238,7 +241,7 @@ def watch_until_ended(
 
 
 def loaded_instance() -> InstanceFile:
-    """What the stack says of this instance, with the run folder made.
+    """Load the instance file and make the run folder.
 
     Raises:
         ConfigurationError: the run folder cannot be made.
@@ -253,10 +256,10 @@ def loaded_instance() -> InstanceFile:
 
 
 def reached(metadata: Metadata, instance_id: str | None) -> Metadata | None:
-    """The metadata service, or None where it is silent and the instance's id is known without it.
+    """Return the metadata service, or None if it does not answer and the instance's id is given.
 
     Raises:
-        CloudError: it is silent, and nobody said which instance this is.
+        CloudError: it does not answer, and no option names the instance.
     """
     try:
         metadata.get("instance-id")
@@ -269,28 +272,8 @@ def reached(metadata: Metadata, instance_id: str | None) -> Metadata | None:
 
 
 def instance_id_of(metadata: Metadata | None) -> str:
-    """This instance's id; raises CloudError where the service does not know it."""
+    """Return this instance's id; raises CloudError if the service does not know it."""
     instance_id = metadata.get("instance-id") if metadata else None
     if not instance_id:
         raise CloudError("the metadata service knows no instance-id; name it with --instance-id")
     return instance_id
-
-
-def reporter(
-    instance: InstanceFile, instance_id: str, watch: str, publisher: Publisher, users: Users | None = None
-) -> Callable[[Judgement], None]:
-    """What happens with each judgement: the file for users, heartbeat and names of users for the sweep."""
-
-    def report(judgement: Judgement) -> None:
-        try:
-            activity_file.write(paths.activity_file(), judgement, instance_id, watch)
-        except OSError as error:  # a full disk hides the file from users, not the heartbeat from the sweep
-            LOG.warning("event=activity-file-failed reason=%r", str(error))
-        gate = publish.passed(paths.ready_file())
-        unfit = publish.is_unfit(judgement, gate)
-        data = heartbeat(judgement, instance_id, instance.pool, unfit=unfit, gate_passed=gate)
-        publisher.add(data, judgement.at)
-        if users is not None:
-            users.saw(judgement.users)
-
-    return report

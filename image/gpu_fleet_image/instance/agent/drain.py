@@ -1,4 +1,4 @@
-"""The drain before an interruption or termination: the trainer stops, files are saved, the hook completed."""
+"""The drain before an interruption or termination: stop the trainer, save files, complete the hook."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from gpu_fleet_image.instance.agent.notices import Notice
 
 TRAINER_MAY_TAKE = timedelta(minutes=30)  # a checkpoint of some hundred GiB over the network
 SAVING_MAY_TAKE = timedelta(minutes=30)
-SAVING_NEEDS = timedelta(seconds=45)  # of the two minutes that a spot notice leaves
+SAVING_NEEDS = timedelta(seconds=45)  # of the two minutes that a spot notice allows
 HEARTBEAT_EVERY = timedelta(seconds=60)
 LOOK_EVERY_S = 2.0
 TRY_AGAIN_AFTER_S = 10.0
@@ -29,19 +29,19 @@ class Holds(Protocol):
         """Ask for more time."""
 
     def complete(self) -> None:
-        """Let the termination go on."""
+        """Let the termination continue."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """How a drain touches the world.
+    """Actions of a drain.
 
     Attributes:
-        notify: shows a message to everybody who is logged in.
-        trainers: training processes that still run, for users.
-        save: copies what users keep, calling back as it gets on; raises ``CloudError``.
-        hook: holds the instance; None where nothing does.
-        wait: waits some seconds.
+        notify: shows a message to all users who are logged in.
+        trainers: returns training processes that still run, for users.
+        save: copies the kept folder, and reports progress to its argument; raises ``CloudError``.
+        hook: delays the termination; None without a hook.
+        wait: sleeps for some seconds.
     """
 
     notify: Callable[[str], None]
@@ -57,7 +57,7 @@ class Drain:
 
     Args:
         notice: why the instance is interrupted or terminated.
-        steps: how the world is touched.
+        steps: the actions.
         stop_file: asks the trainer to save and stop.
     """
 
@@ -72,12 +72,12 @@ class Drain:
         """Drain to the end.
 
         Args:
-            find: asks once more for a notice, and raises ``CloudError``: a group replaces a spot
-                instance that the market may take soon, and the market takes it in the middle of the drain.
+            find: polls for a newer notice, and raises ``CloudError``. A group replaces a spot instance that
+                may be interrupted soon, and the interruption may come in the middle of the drain.
 
         Returns:
-            Whether everything was saved. If not, the hook is left alone: its timeout is the last chance for a
-            user to copy something.
+            Whether everything was saved. If not, the hook is not completed: its timeout is the last chance
+            for a user to copy something.
         """
         self._find = find
         LOG.warning("event=drain reason=%r ends_at=%s", self._notice.reason, self._notice.ends_at)
@@ -93,7 +93,7 @@ class Drain:
     def _stop_trainers(self) -> None:
         try:
             replace_text(self._stop_file, self._notice.reason.replace("\n", " ") + "\n")
-        except OSError as error:  # a full disk must not keep /scratch/keep from being saved
+        except OSError as error:  # with a full disk /scratch/keep must still be saved
             LOG.error("event=no-stop-file reason=%r", str(error))
 
     def _wait_for_trainers(self) -> None:
@@ -122,7 +122,7 @@ class Drain:
             return True
 
     def _ends_at(self) -> datetime | None:
-        """When the instance ends at the latest, as far as is known by now."""
+        """Return the latest time of the termination, as far as it is known now."""
         if self._notice.ends_at is None:
             try:
                 newer = self._find()

@@ -1,18 +1,18 @@
-"""Which of the users' processes that began lately only repeat what ran before them and came to nothing.
+"""Detection of users' new processes that only repeat earlier runs without result.
 
-`watch nvidia-smi` in a forgotten pane, a loop with a `sleep`, the program of a container's health check: each
-starts the same command again and again. That a process began is a sign of use, for a job's first seconds show
-nothing else. It is none of a process of which all of this is known, by looks alone:
+`watch nvidia-smi` in a forgotten pane, a loop with a `sleep`, a container's health check: each starts the
+same command again and again. A new process is a sign of use, for a job's first seconds show nothing else. It
+is no sign of use if the looks have shown all of this:
 
 - its last three runs ended: the same command and arguments, of the same user, below the same old parent;
-- none of them came to anything: each look that saw them knew everything and showed an instance at rest, and
-  they held no GPU, took a CPU second at most with all their children, and ten minutes;
-- this one, too, holds no GPU, and is neither older nor busier than twice what they were at most.
+- none of them had a result: each look that saw them read every sensor and showed an idle instance, they held
+  no GPU, and took at most a CPU second with all their children, and ten minutes;
+- this process holds no GPU either, and is neither older nor busier than twice their maximum.
 
-So a loop that trains counts from the first moment of each run, and whatever runs for the first, second or
-third time does as well. A job that hides behind a command which did nothing three times before is seen as
-soon as it starts another program, takes 0.2 CPU seconds more, or lasts longer. What a process uses counts as
-anybody's use does: this is about its mere beginning alone.
+So a loop that trains counts from the first moment of each run, as does any command in its first, second or
+third run. A job behind a command that did nothing three times is noticed as soon as it starts another
+program, takes 0.2 CPU seconds more, or lasts longer. What a process uses always counts as activity; only its
+start is ignored.
 """
 
 import threading
@@ -28,25 +28,25 @@ from gpu_fleet_image.instance.agent.sensors.reading import Reading, Started
 RUNS = 3
 MOST_CPU_S = 1.0
 LONGEST_S = 600.0
-TIMES_MORE = 2.0  # a run on a busy moment takes longer than one at rest
-MORE_S, MORE_CPU_S = 2.0, 0.2  # a look comes once a second at most; a tick is 0.01 s
+TIMES_MORE = 2.0  # a run on a busy instance takes longer than on an idle one
+MORE_S, MORE_CPU_S = 2.0, 0.2  # looks are at least a second apart; a tick is 0.01 s
 REMEMBERED = timedelta(days=1)
 MOST_COMMANDS = 1000
 
 
-class Looks(Protocol):
-    """What an agent looks with (``sensors.look.Sensors``)."""
+class PolledSensors(Protocol):
+    """What an agent looks with (``sensors.poll.Sensors``)."""
 
-    def look(self, now: datetime) -> Reading:
+    def poll(self, now: datetime) -> Reading:
         """Look at everything, without a trace."""
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
-        """One sample of a minute."""
+        """Take one sample of a minute."""
 
 
 @dataclass(frozen=True)
 class _Command:
-    """What a run is a run of."""
+    """Identity of a command: runs with the same one are repetitions."""
 
     command: str
     parent: tuple[int, float]
@@ -56,9 +56,9 @@ class _Command:
 
 @dataclass(frozen=True)
 class _Run:
-    """What is known of one run: its process, when it was last seen, and what it was by then.
+    """State of one run: its process, when it was last seen, and its use until then.
 
-    It worked if it held a GPU, or if anything on the instance did when it was seen.
+    It worked if it held a GPU, or if anything on the instance was active when it was seen.
     """
 
     of: _Command
@@ -69,28 +69,28 @@ class _Run:
     worked: bool
 
     def after(self, earlier: "_Run") -> "_Run":
-        """This one, with what was seen of it before: a child that is gone took its CPU time along."""
+        """Return this run with its earlier use: a child that ended took its CPU time along."""
         return replace(self, cpu_s=max(self.cpu_s, earlier.cpu_s), worked=self.worked or earlier.worked)
 
     @property
     def came_to_nothing(self) -> bool:
-        """Whether nothing was seen that it was for."""
+        """True if the run showed no result."""
         return not self.worked and self.cpu_s <= MOST_CPU_S and self.age_s <= LONGEST_S
 
 
 class Habits:
-    """Remembers the runs of users' commands."""
+    """Memory of the runs of users' commands."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[int, float], _Run] = {}
         self._past: dict[_Command, deque[_Run]] = {}
 
     def learned(self, started: Iterable[Started], at: datetime, *, busy: bool) -> tuple[Started, ...]:
-        """The processes of one look, each with whether it only repeats what came to nothing.
+        """Return the processes of one look, each marked whether it only repeats runs without result.
 
         Args:
-            started: of this look, which is later than every look before.
-            busy: anything on the instance is active, or may be.
+            started: of this look, which is later than all earlier ones.
+            busy: something on the instance is active, or may be.
         """
         before, self._running = self._running, {}
         runs = [(process, self._noted(_run(process, at, busy=busy), before)) for process in started]
@@ -110,7 +110,7 @@ class Habits:
                 run = run.after(earlier)
             else:
                 others.append(earlier)
-        # put back as the last: what was seen longest ago comes first
+        # put back last: the least recently seen comes first
         self._past[run.of] = deque([*others, run], maxlen=RUNS)
         while len(self._past) > MOST_COMMANDS:
             del self._past[next(iter(self._past))]
@@ -119,7 +119,7 @@ class Habits:
         past = [
             earlier
             for earlier in self._past.get(run.of, ())
-            # a look may miss a process, which is no run before itself
+            # a look may miss a process; it is not an earlier run of itself
             if earlier.process != run.process and run.at - earlier.at <= REMEMBERED
         ]
         if len(past) < RUNS or not all(each.came_to_nothing for each in (*past, run)):
@@ -135,34 +135,34 @@ def _run(process: Started, at: datetime, *, busy: bool) -> _Run:
 
 
 class Accustomed:
-    """Sensors that know users' habits; every look teaches them, from any thread.
+    """Sensors that recognise users' habits; every look adds to them, from any thread.
 
     Args:
-        limits: what counts as activity, asked anew at each look.
+        limits: returns the thresholds of activity, at each look.
     """
 
-    def __init__(self, sensors: Looks, limits: Callable[[], Limits] = Limits) -> None:
+    def __init__(self, sensors: PolledSensors, limits: Callable[[], Limits] = Limits) -> None:
         self._sensors = sensors
         self._limits = limits
         self._habits = Habits()
         self._lock = threading.Lock()
 
-    def look(self, now: datetime) -> Reading:
-        """As ``Sensors.look``."""
+    def poll(self, now: datetime) -> Reading:
+        """As ``Sensors.poll``."""
         with self._lock:
-            return self._learned(self._sensors.look(now))
+            return self._learned(self._sensors.poll(now))
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
-        """As ``Sensors.sample``."""
+        """Take a sample as ``Sensors.sample``."""
         with self._lock:
             return self._learned(self._sensors.sample(now, everything=everything))
 
     def _learned(self, reading: Reading) -> Reading:
         presence = reading.presence
         if presence is None or any(failure.startswith("processes:") for failure in reading.failures):
-            return reading  # who shows no processes ends none
+            return reading  # without a process table no run has ended
         limits = self._limits()
-        # what is not known may be work: a GPU that does not answer does not say who is on it either
+        # an unknown may be activity: a GPU that does not answer does not show its processes either
         busy = bool(unknowns([reading], limits) or activity([reading], limits))
         started = self._habits.learned(presence.started, reading.at, busy=busy)
         return replace(reading, presence=replace(presence, started=started))

@@ -1,4 +1,4 @@
-"""From a minute of readings to a judgement: active, idle, or not known. Pure."""
+"""Judgement of a minute of readings: active, idle, or unknown. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 
 class Minute(StrEnum):
-    """What a minute was."""
+    """State of a minute."""
 
     ACTIVE = "active"
     IDLE = "idle"
@@ -25,22 +25,22 @@ class Minute(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """From where on a reading counts as activity.
+    """Thresholds from which a reading counts as activity.
 
     An idle Linux with its agents (Session Manager, CloudWatch, DCGM) needs 1 to 5 % of a core and writes logs
-    at some KiB/s; every limit lies well above that and well below the smallest job. Half of one and half of
-    another are as much as the whole of one.
+    at some KiB/s. Every limit lies well above that and well below the smallest job. Shares of different
+    limits add up: half of one and half of another count as activity.
 
     Attributes:
-        cpu_cores: mean of a minute; 6 CPU seconds in it.
+        cpu_cores: mean of a minute; the default is 6 CPU seconds.
         disk_bytes_per_s: mean of a minute.
         network_bytes_per_s: mean of a minute.
         gpu_percent: utilisation in any one sample; NVML gives whole percents, and an idle GPU gives 0.
-        power_share: of the power limit, above which a GPU that does not report its utilisation is computing.
+        power_share: share of the power limit above which a GPU without a reported utilisation is computing.
         hung_percent: utilisation in every sample of a GPU that may hang.
-        hung_power_share: of the power limit, below which such a GPU is not computing: a kernel that spins on
-            a lost peer draws little more than idle power (github.com/NVIDIA/nccl issue 968).
-        hung_after: how long that must last.
+        hung_power_share: share of the power limit below which such a GPU is not computing: a kernel that
+            spins on a lost peer draws little more than idle power (github.com/NVIDIA/nccl issue 968).
+        hung_after: minimum duration of that state.
     """
 
     cpu_cores: float = 0.1
@@ -55,11 +55,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class JudgeMemory:
-    """What one judgement hands to the next.
+    """State that one judgement hands to the next.
 
     Attributes:
-        last_active_at: end of the last stretch that was active or not known to be idle.
-        hung_since: since when each GPU looks hung, by its name.
+        last_active_at: end of the last period that was active or not known to be idle.
+        hung_since: start of the state in which each GPU looks hung, by its name.
     """
 
     last_active_at: datetime
@@ -68,19 +68,19 @@ class JudgeMemory:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One minute's outcome.
+    """Judgement of one minute.
 
     Attributes:
-        state: what it was.
+        state: of the minute.
         active_fraction: share of its samples with activity, 0 to 1.
-        gpu_utilisation_percent: mean of the minute over all GPUs that report it; None where none does. It
-            decides nothing: ``active_fraction`` also counts what keeps an instance alive without computing.
-        gpu_memory_used_percent: of the fullest GPU, highest of the minute; None without a GPU.
-        reasons: what was active, for users.
-        unknown: which sensor failed and why.
+        gpu_utilisation_percent: mean of the minute over all GPUs that report it; None if none does. It
+            decides nothing: ``active_fraction`` also counts activity without computing.
+        gpu_memory_used_percent: of the fullest GPU, maximum of the minute; None without a GPU.
+        reasons: activity, for users.
+        unknown: sensors that failed, with the reason.
         hung: GPUs that look hung.
         memory: for the next minute.
-        users: login names seen in it, each with what they did.
+        users: login names seen in it, with what each did.
     """
 
     at: datetime
@@ -96,7 +96,7 @@ class Judgement:
 
     @property
     def seconds_since_activity(self) -> float:
-        """Seconds without activity, watched without a gap, at the minute's end."""
+        """Seconds without activity at the minute's end, watched without a gap."""
         return max(0.0, (self.at - self.memory.last_active_at).total_seconds())
 
 
@@ -106,12 +106,12 @@ def judge(
     """Judge one minute.
 
     A minute with a failed sensor may have been active, so it moves ``last_active_at`` as activity does. A GPU
-    that looks hung is active as well: it is reported, never reaped.
+    that looks hung is active as well: it is reported, and the instance is never terminated for it.
 
     Args:
-        samples: of the minute; none at all makes it unknown.
+        samples: of the minute; without any it is unknown.
         memory: from the minute before.
-        limits: what counts as activity.
+        limits: thresholds of activity.
     """
     limits = limits or Limits()
     reasons = activity(samples, limits)
@@ -142,17 +142,17 @@ def _state(reasons: Sequence[str], unknown: Sequence[str], hung: Sequence[str]) 
 
 
 def activity(samples: Sequence[Reading], limits: Limits) -> tuple[str, ...]:
-    """What was active in some readings, for users; nothing where none was."""
+    """Return the activity in some readings, for users; empty without any."""
     return _unique(_reasons(samples, limits))
 
 
 def unknowns(samples: Sequence[Reading], limits: Limits) -> tuple[str, ...]:
-    """What keeps some readings from being known to be idle; no reading at all does too."""
+    """Return why some readings are not known to be idle; also if there is no reading at all."""
     return _unique(_unknowns(samples, limits))
 
 
 def load(rates: Rates, limits: Limits) -> float:
-    """How much of what counts as activity these rates are; 1 is activity."""
+    """Return these rates as a multiple of the threshold of activity; 1 is activity."""
     return (
         rates.cpu_cores / limits.cpu_cores
         + rates.disk_bytes_per_s / limits.disk_bytes_per_s
@@ -227,7 +227,7 @@ def _unknown_presence(presence: Presence) -> Iterator[str]:
 
 
 def _not_known_idle(gpu: Gpu, limits: Limits) -> str:
-    """Why a GPU that does not report its utilisation is not known to be idle, or nothing.
+    """Return why a GPU without a reported utilisation is not known to be idle; else an empty text.
 
     Without a process it is idle. With one, low power proves nothing: a job on one MIG slice draws little.
     """
@@ -267,7 +267,7 @@ def _spins(gpu: Gpu, limits: Limits) -> bool:
 
 
 def _last_uses(samples: Sequence[Reading], at: datetime) -> Iterator[datetime]:
-    """When sessions were last used, and the beginning of time."""
+    """Yield the last use of each session, and the beginning of time."""
     yield datetime.min.replace(tzinfo=UTC)
     for sample in samples:
         for session in sample.presence.sessions if sample.presence else ():

@@ -1,9 +1,9 @@
-"""Copies what users want to keep from the instance's scratch disk to the stack's data bucket.
+"""Copies of users' kept files, from the instance's scratch disk to the stack's data bucket.
 
-The disk is gone with the instance. What this agent sent before, and what neither changed since nor left the
-bucket, is left out, so that a second copy after a failure or a mark costs one listing. No file's time is held
-against the bucket's: `cp -p`, `mv` and `rsync -a` put an older file in place of a newer one, and checkpoints
-are all of one size.
+The disk is lost with the instance. A file is skipped if this agent sent it before, it has not changed since,
+and the bucket still has it: a second copy after a failure or a mark costs one listing. Times of files are
+never compared with the bucket's: `cp -p`, `mv` and `rsync -a` put an older file in place of a newer one, and
+checkpoints all have the same size.
 """
 
 import os
@@ -19,15 +19,16 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from gpu_fleet_image.core.files import opened
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.store import objects_below
 
 KEEP_FOLDER = Path("/scratch/keep")
-TRANSFER = TransferConfig(max_concurrency=4)  # of 8 MiB parts: the agent stays small while it copies
+TRANSFER = TransferConfig(max_concurrency=4)  # of 8 MiB parts: the agent's memory stays small during a copy
 SHOWN_FAILURES = 3
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a copy did: files and bytes sent, and files that the bucket had already."""
+    """Result of a copy: files and bytes sent, and files that the bucket already had."""
 
     files: int
     sent_bytes: int
@@ -36,7 +37,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Version:
-    """What differs between two states of a file; the kernel alone sets ``ctime_ns`` and ``inode``."""
+    """State of a file; only the kernel sets ``ctime_ns`` and ``inode``."""
 
     size: int
     mtime_ns: int
@@ -45,16 +46,16 @@ class Version:
 
     @classmethod
     def of(cls, status: os.stat_result) -> "Version":
-        """The version that a look at the file found."""
+        """Return the version in a file's status."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 @dataclass(frozen=True)
 class CopyPlace:
-    """Where the copies go.
+    """Destination of the copies.
 
     Attributes:
-        prefix: of every key, with a slash at its end.
+        prefix: of every key, with a slash at the end.
     """
 
     bucket: str
@@ -62,10 +63,10 @@ class CopyPlace:
 
 
 def place(data_uri: str, pool: str, instance_id: str) -> CopyPlace:
-    """``<pool>/keep/<instance>/`` in the data bucket: a pool's role writes below ``<pool>/`` only.
+    """Return ``<pool>/keep/<instance>/`` in the data bucket: a pool's role writes below ``<pool>/`` only.
 
     Raises:
-        ConfigurationError: when the URI names no bucket.
+        ConfigurationError: the URI names no bucket.
     """
     scheme, _, rest = data_uri.partition("://")
     bucket, _, prefix = rest.partition("/")
@@ -87,14 +88,14 @@ def save(
     """Copy the folder.
 
     Args:
-        folder: what to keep; may be missing.
+        folder: the folder to copy; may be missing.
         s3: boto3's S3 client.
-        progress: called every now and then while bytes move.
-        sent: key -> what was sent there, of earlier copies by this process; filled in.
+        progress: called at intervals while data is sent.
+        sent: key -> the version sent there by earlier copies of this process; updated.
 
     Raises:
-        CloudError: the bucket cannot be listed, or files could not be copied, be it because they changed
-            meanwhile; the message names some of them.
+        CloudError: the bucket cannot be listed, or files could not be copied, or changed meanwhile; the
+            message names some of them.
     """
     sent = {} if sent is None else sent
     failures: list[str] = []
@@ -109,7 +110,7 @@ def save(
                 version = Version.of(os.fstat(descriptor))
                 if sent.get(key) == version and there.get(key) == version.size:
                     continue
-                # by its descriptor: the name may lead to a link to a file of root's by now
+                # by its descriptor: the name may now be a link to a file of root's
                 source = f"/proc/self/fd/{descriptor}"
                 s3.upload_file(source, to.bucket, key, Config=TRANSFER, Callback=lambda _bytes: progress())
             if Version.of(path.lstat()) != version:
@@ -127,9 +128,10 @@ def save(
 
 
 def _files(folder: Path, failures: list[str]) -> Iterator[Path]:
-    """Regular files. Links are not followed: anybody may put one there, and the agent reads as root.
+    """Yield regular files, without following links: any user may make one, and the agent reads as root.
 
-    What cannot be looked at is a failure: nobody knows what lies there. Only the folder may be missing.
+    A file or folder that cannot be read is a failure, since its content is unknown. Only the kept folder
+    itself may be missing.
     """
 
     def note(error: OSError) -> None:
@@ -146,9 +148,8 @@ def _files(folder: Path, failures: list[str]) -> Iterator[Path]:
 
 
 def _listed(s3: Any, to: CopyPlace) -> dict[str, int]:
-    """key -> size in bytes."""
+    """Return key -> size in bytes."""
     try:
-        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=to.bucket, Prefix=to.prefix)
-        return {entry["Key"]: entry["Size"] for page in pages for entry in page.get("Contents", [])}
+        return {entry["Key"]: entry["Size"] for entry in objects_below(s3, to.bucket, to.prefix)}
     except (BotoCoreError, ClientError) as error:
         raise CloudError(f"listing s3://{to.bucket}/{to.prefix}: {error}") from error

@@ -1,4 +1,4 @@
-"""The agent's second thread: drains the instance when it is taken, and answers the sweep's mark."""
+"""The agent's second thread: drains the instance on a notice, and answers the sweep's mark."""
 
 import logging
 import threading
@@ -35,33 +35,33 @@ from gpu_fleet_image.instance.agent.show import show_all, show_in, withdraw
 
 LOG = logging.getLogger(__name__)
 
-# Behind a shut door a job can begin in a terminal that was open before; it is to be seen within a second.
+# While log-ins are refused, a job can still start in an open terminal; it must be seen within a second.
 CLOSED_FASTER = 5
 OPEN_AGAIN = "This instance is not terminated for now: log-ins and jobs are accepted again."
-REMOVED = "its mark was removed, or replaced by another, behind the shut door"
+REMOVED = "its mark was removed or replaced while log-ins were refused"
 CLOSED = "This instance is idle and is being terminated: nothing new can be started here. Start another one."
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What is done about a notice or a mark.
+    """Actions on a notice or a mark.
 
     Attributes:
         drain: makes the drain of a notice.
         save: copies what users keep; raises ``CloudError``.
         notify: shows a message to everybody who is logged in.
-        look: looks at all sensors at this moment, for a mark that was due then.
+        poll: looks at all sensors at this moment, for a mark that was due then.
         store: where answers go; raises ``CloudError``.
         caller: what the cloud calls this instance's credentials; raises ``CloudError``.
         fence: keeps the sweep from stopping this instance, where the cloud can.
         door: refuses log-ins and jobs.
-        withdraw: takes shown messages away, where that can be done.
+        withdraw: removes shown messages where possible.
     """
 
     drain: Callable[[Notice], Drain]
     save: Callable[[], Saved]
     notify: Callable[[str], None]
-    look: Callable[[datetime], Seen]
+    poll: Callable[[datetime], Seen]
     store: Callable[[], Store]
     caller: Callable[[], str]
     fence: Fence
@@ -71,7 +71,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Target:
-    """The instance itself: what the stack says of it, and its id."""
+    """The instance: its instance file and its id."""
 
     instance: InstanceFile
     instance_id: str
@@ -79,29 +79,31 @@ class Target:
 
 @dataclass(frozen=True)
 class Senses:
-    """What the agent knows of processes.
+    """Sources of what runs on the instance.
 
     Attributes:
         trainers: training processes that run now.
         own: what the agent uses itself; notes each copy.
-        look: as ``Answers`` has it.
+        poll: as ``Answers`` has it.
     """
 
     trainers: Callable[[], Sequence[str]]
     own: OwnUse
-    look: Callable[[datetime], Seen]
+    poll: Callable[[datetime], Seen]
 
 
 class Door:
-    """Refuses log-ins (``pam_nologin``) and jobs (``gpu-fleet train launch`` asks ``closed``); root may pass.
+    """Refusal of log-ins (``pam_nologin``) and jobs (``gpu-fleet train launch`` checks ``closed``).
 
-    Both files hold the same text, and ``closed`` is written first and removed last: a ``nologin`` with
-    another text is an administrator's, or the system's own while it boots. It is neither overwritten nor
-    removed. Whoever removes ``closed`` alone is told apart from those by the text.
+    Root may pass.
+
+    Both files hold the same text. ``closed`` is written first and removed last. A ``nologin`` with another
+    text belongs to an administrator, or to the system while it boots: it is neither overwritten nor removed.
+    If ``closed`` alone is removed, the text still shows that ``nologin`` is the agent's.
 
     Args:
         closed: the agent's own file.
-        nologin: the one that an administrator may write as well.
+        nologin: the file that an administrator may write as well.
     """
 
     def __init__(self, closed: Path, nologin: Path) -> None:
@@ -109,14 +111,14 @@ class Door:
 
     @property
     def is_shut(self) -> bool:
-        """Whether this refuses anything now."""
+        """True while log-ins or jobs are refused."""
         return self._closed.exists() or self._is_ours()
 
     def shut_at(self, now: datetime) -> datetime | None:
-        """Since when this refuses anything, by the file's own time, as ``open-door`` goes by it.
+        """Return since when log-ins or jobs are refused, by the file's own time, as ``open-door`` does.
 
         Returns:
-            Now where it is unknown, None where it refuses nothing.
+            Now if it is unknown, None if nothing is refused.
         """
         if not self.is_shut:
             return None
@@ -126,10 +128,10 @@ class Door:
             return now
 
     def shut(self, message: str) -> None:
-        """Refuse from now on; what is shut already stays as it is.
+        """Refuse log-ins and jobs from now on; a refusal in force stays as it is.
 
         Raises:
-            OSError: then nothing is promised, and what was written is removed.
+            OSError: nothing is refused then, and what was written is removed.
         """
         try:
             for file in (self._closed, self._nologin):
@@ -140,7 +142,7 @@ class Door:
             raise
 
     def open(self) -> None:
-        """Refuse no longer. Raises OSError."""
+        """Accept log-ins and jobs again. Raises OSError."""
         if self._is_ours():
             self._nologin.unlink(missing_ok=True)
         self._closed.unlink(missing_ok=True)
@@ -151,7 +153,7 @@ class Door:
 
 
 def _text_of(file: Path) -> str | None:
-    """None for one that is absent, or nothing that this wrote."""
+    """Return a file's text; None if it is absent or not the agent's."""
     try:
         return read_text(file)
     except (OSError, UnicodeDecodeError):
@@ -159,22 +161,22 @@ def _text_of(file: Path) -> str | None:
 
 
 def long_ago() -> datetime:
-    """Before any mark."""
+    """Return a time before any mark."""
     return datetime.min.replace(tzinfo=UTC)
 
 
 class NoticeListener:
-    """Asks whether the instance is taken or marked, again and again, and does what follows.
+    """Poller of notices and of the sweep's mark, with the actions that follow.
 
     Args:
         now: the agent's time.
-        save_again_after: the agent's time between two copies for one mark.
-        booted_at: when the instance booted. A mark that was due before led to a stop, or nobody came for it;
-            the start is a sign of use, so that it never shuts the door.
+        save_again_after: time between two copies for one mark, on the agent's clock.
+        booted_at: returns when the instance booted. A mark that was due before the boot is ignored, because
+            the start is a sign of use.
 
     Attributes:
-        talk: how far agent and sweep are with the mark.
-        notices: what the cloud says.
+        talk: state of the handshake for the mark.
+        notices: the cloud's notices.
     """
 
     def __init__(
@@ -192,8 +194,8 @@ class NoticeListener:
         self._now = now
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        # An agent that died behind a shut door finds out whether it must stay shut. The one before may have
-        # said a moment ago that it is closed, and a sweep may go by that.
+        # An agent that restarts while log-ins are refused checks whether they must stay refused. The one
+        # before may have replied *closed* a moment ago, and a sweep may rely on that.
         closed_at = answers.door.shut_at(now())
         self.talk = Talk(closed_at=closed_at, lower_at=now() + CLOSED_FORGOTTEN)
         if closed_at is not None:
@@ -203,13 +205,13 @@ class NoticeListener:
         """Listen in a thread that ends with the process.
 
         Args:
-            every_s: real seconds between two questions.
+            every_s: real seconds between two polls.
         """
         self._thread = threading.Thread(target=self._run, args=(every_s,), name="notices", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ask no more; a drain that has begun is waited for."""
+        """Stop polling; wait for a drain that has begun."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -218,25 +220,25 @@ class NoticeListener:
         silent = False
         while not self._closed.wait(every_s / CLOSED_FASTER if self.talk.closed_at else every_s):
             try:
-                if self.look():
+                if self.poll():
                     return
                 silent = False
             except (CloudError, OSError) as error:
                 if not silent:  # once for each silence, not every few seconds
                     LOG.warning("event=no-word reason=%r", str(error))
                 silent = True
-            except Exception:  # without this thread no drain saves anything
+            except Exception:  # without this thread a drain would save nothing
                 LOG.exception("event=listening-failed")
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Ask once, and do what is asked for.
 
         Returns:
-            Whether the instance is taken; everything is done then.
+            Whether the instance is being terminated; its drain is complete then.
 
         Raises:
             CloudError: a service does not answer.
-            OSError: the door can be neither shut nor opened.
+            OSError: log-ins can be neither refused nor accepted again.
         """
         notice = self.notices.find()
         if notice is not None:
@@ -247,7 +249,7 @@ class NoticeListener:
         return False
 
     def _answer(self, mark: datetime | None) -> None:
-        """Everything that can be done about a mark now."""
+        """Carry out everything that can be done about a mark now."""
         left = self.talk.mark
         if left not in (None, mark) and self.talk.closed_at is not None:
             self._change(refusing=self.talk.refusing or REMOVED)
@@ -267,16 +269,16 @@ class NoticeListener:
             seen = self._do(act, view)
 
     def _ask(self) -> None:
-        """Read what is decided. Raises CloudError: then it is asked again at the next look."""
+        """Read the decision. Raises CloudError: it is read again at the next look."""
         decided = self._exchange().decided()
         if decided is not None:
-            # an agent that died since may have said so: what it refused shuts no door again
+            # an agent that died since may have refused the mark: then log-ins stay open
             over = self._exchange().is_refused()
             self._change(decision=decided.winner, decided_at=decided.at, over=over)
         self._change(asked_at=self._now())
 
     def _take_up(self, mark: datetime | None) -> None:
-        """Begin anew with a new mark; behind a door that was shut before this agent started it stays shut."""
+        """Start with a new mark; a refusal of log-ins from before this agent's start stays in force."""
         if self.talk.mark == mark:
             return
         if self.talk.mark is not None and self.talk.notified:
@@ -287,15 +289,15 @@ class NoticeListener:
         self.talk = Talk(mark, lower_at=self._now() + CLOSED_FORGOTTEN)
 
     def _do(self, act: Act, view: View) -> Seen | None:
-        """Do one act; the newest look, where it still counts.
+        """Carry out one act; return the newest look, if it still counts.
 
         Raises:
-            CloudError: it could not be done; it is tried again.
+            CloudError: the act failed; it is tried again.
         """
         LOG.log(logging.DEBUG if act is Act.LOOK else logging.INFO, "event=answer act=%r", str(act))
         match act:
             case Act.LOOK:
-                return self._look_at(view)
+                return self._poll_for(view)
             case Act.NOTIFY:
                 self._notify()
             case Act.SAVE:
@@ -320,8 +322,8 @@ class NoticeListener:
                 self._change(lower_at=None)
         return view.seen
 
-    def _look_at(self, view: View) -> Seen:
-        seen = self._answers.look(self._mark)
+    def _poll_for(self, view: View) -> Seen:
+        seen = self._answers.poll(self._mark)
         if seen.why and view.talk.busy_looks == 0:  # once for each stretch of use, not every few seconds
             LOG.info("event=in-use mark=%s why=%r", view.mark, seen.why)
         self._change(busy_looks=view.talk.busy_looks + 1 if seen.why else 0)
@@ -330,7 +332,7 @@ class NoticeListener:
     def _notify(self) -> None:
         self._answers.notify(
             f"This instance is idle and is terminated or stopped after {self._mark:%Y-%m-%d %H:%M} UTC. "
-            'Using it keeps it, and so does: gpu-fleet keep 8h --reason "..."; to keep it no longer: '
+            'Using it keeps it, and so does: gpu-fleet keep 8h --reason "..."; to end the hold: '
             "gpu-fleet release. /scratch/keep is saved before."
         )
         self._change(notified=True)
@@ -341,7 +343,7 @@ class NoticeListener:
             self._answers.notify(CLOSED)
 
     def _is_shut(self) -> bool:
-        """Whether nobody comes in from now on; where that cannot be, say in a full /run, the mark is over."""
+        """Return whether new log-ins are refused. If that fails, say in a full /run, the mark is refused."""
         try:
             self._answers.door.shut(CLOSED)
         except OSError as error:
@@ -350,9 +352,7 @@ class NoticeListener:
         return True
 
     def _say(self, reply: Reply, **more: str) -> None:
-        if (
-            reply is Reply.CLOSED and not self._is_shut()
-        ):  # an administrator may have removed what was written
+        if reply is Reply.CLOSED and not self._is_shut():  # an administrator may have removed the files
             return
         self._exchange().say(reply, **more)
         self._change(reply=reply, said_at=self._now())
@@ -363,12 +363,12 @@ class NoticeListener:
         decided = self._exchange().claim(Winner.WITHDRAWN, reason, self._now())
         self._change(decision=decided)
         if decided is Winner.END and view.hold:
-            return  # the sweep itself reads that it is kept
-        # too late to withdraw, but what was seen is over, perhaps, by the next look
+            return  # the sweep itself reads the hold
+        # too late to withdraw; what was seen may have ended by the next look
         self._refuse(reason)
 
     def _refuse(self, reason: str) -> None:
-        """This mark is over: by the fence, and by the last reply for it."""
+        """Refuse this mark: set the fence, and write the last reply for it."""
         if not self.talk.refusing:  # a reply that could not be written is tried again at each look
             LOG.warning("event=refused mark=%s reason=%r", self._mark, reason)
         self._change(refusing=reason)
@@ -378,7 +378,7 @@ class NoticeListener:
         self._change(over=True)
 
     def _fence(self) -> None:
-        """The second fence: without it the reply or the decision alone must do."""
+        """Set the second fence. Without it, the reply or the decision alone has to suffice."""
         try:
             self._answers.fence.raise_for(self._mark)
         except CloudError as error:
@@ -407,12 +407,12 @@ class NoticeListener:
 def answers(
     cloud: AgentCloud, target: Target, folder: Path, senses: Senses, shown_in: Path | None = None
 ) -> Answers:
-    """The answers of an instance.
+    """Return the answers of an instance.
 
     Args:
-        folder: what users keep.
-        senses: what the agent knows of processes.
-        shown_in: a file that stands for terminals and notebooks; None for these.
+        folder: the folder to keep.
+        senses: sources of what runs on the instance.
+        shown_in: a file that replaces terminals and notebooks; None for the real ones.
 
     Raises:
         ConfigurationError: ``data_uri`` names no bucket.
@@ -438,4 +438,4 @@ def answers(
     door = Door(paths.closed_file(), paths.nologin_file())
     caller = cache(partial(cloud.caller, instance_id))
     fence = cloud.fence(instance_id)
-    return Answers(drain, save, show, senses.look, cloud.store, caller, fence, door, remove)
+    return Answers(drain, save, show, senses.poll, cloud.store, caller, fence, door, remove)

@@ -1,4 +1,4 @@
-"""The agent: samples every 5 s, judges every minute, publishes a heartbeat; and its clock."""
+"""The agent's loop and clock: it samples every 5 s, judges every minute, and publishes a heartbeat."""
 
 import logging
 import signal
@@ -16,18 +16,18 @@ REAL_PAUSE_S = 0.1  # shortest real time between two looks: /proc counts CPU in 
 
 
 class Clock:
-    """Gives the agent's time and waits in it.
+    """Clock of the agent, which can also wait.
 
-    It takes the wall's time once and counts on monotonically, so that a corrected wall clock neither makes a
-    instance idle nor hides that it is.
+    It reads the wall clock once and counts on monotonically, so that a corrected wall clock can neither make
+    an instance idle nor hide that it is.
 
     Args:
-        start: what it shows now; None for the wall's time.
+        start: its first time; None for the wall clock's.
         speed: seconds of this clock in one real second.
 
     Attributes:
-        start: what it showed first.
-        is_real: it shows the wall's time and runs as fast.
+        start: its first time.
+        is_real: it started at the wall clock's time and runs at its speed.
     """
 
     def __init__(self, start: datetime | None = None, speed: float = 1.0) -> None:
@@ -37,11 +37,11 @@ class Clock:
         self._real_start_s = time.monotonic()
 
     def now(self) -> datetime:
-        """The time, aware, in UTC."""
+        """Return the time, aware, in UTC."""
         return self.start + timedelta(seconds=(self.real_s() - self._real_start_s) * self.speed)
 
     def real_s(self) -> float:
-        """Real seconds since some moment; never runs backwards and is never fast."""
+        """Return real seconds since some moment; monotonic, at real speed."""
         return time.monotonic()
 
     def wait_until(self, moment: datetime) -> None:
@@ -50,18 +50,18 @@ class Clock:
 
 
 SAMPLE_EVERY = timedelta(seconds=5)
-# A look that is later misses too much: the GPU's utilisation is of its moment alone, and the mean of a
-# longer span hides a burst of CPU time.
+# A look that is later than this misses too much: a GPU's utilisation is momentary, and the mean of a longer
+# period hides a burst of CPU time.
 GAP_BRIDGED = timedelta(minutes=1)
 
 LOG = logging.getLogger(__name__)
 
 
 class Samples(Protocol):
-    """What the agent looks with (``sensors.look.Sensors``)."""
+    """What the agent looks with (``sensors.poll.Sensors``)."""
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
-        """Look once."""
+        """Take one sample."""
 
 
 class Agent:
@@ -70,8 +70,8 @@ class Agent:
     Args:
         clock: the agent's time.
         report: takes each minute's judgement.
-        memory: what is known from before the start.
-        limits: what counts as activity, asked anew each minute.
+        memory: the state before the start.
+        limits: returns the thresholds of activity, each minute.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Agent:
         self._state: Minute | None = None
 
     def run(self, until: datetime | None = None) -> None:
-        """Look, judge and report until a moment, or for ever."""
-        self._sensors.sample(self._clock.now(), everything=True)  # rates need a first look to compare with
+        """Sample, judge and report until a moment, or for ever."""
+        self._sensors.sample(self._clock.now(), everything=True)  # rates need a first sample to compare with
         while until is None or self._next_at <= until:
             self._clock.wait_until(self._next_at)
             now = self._clock.now()
@@ -108,7 +108,7 @@ class Agent:
         self._next_at = next_multiple(now, SAMPLE_EVERY)
 
     def _take(self, now: datetime) -> None:
-        """One look, which stands for every sample that is due by now."""
+        """Take one sample, which stands for every sample that is due by now."""
         everything = next_multiple(self._next_at, HEARTBEAT) <= now
         sample = self._sensors.sample(now, everything=everything)
         while self._next_at <= now:
@@ -128,13 +128,13 @@ class Agent:
 
 
 def next_multiple(moment: datetime, step: timedelta) -> datetime:
-    """The first moment at or after this one that is a whole number of steps after the epoch."""
+    """Return the first moment at or after this one that is a whole number of steps after the epoch."""
     epoch = datetime.fromtimestamp(0, moment.tzinfo)
     return epoch - ((epoch - moment) // step) * step
 
 
 def log_state(judgement: Judgement) -> None:
-    """One line for a minute that differs from the one before."""
+    """Log one line for a minute whose state differs from the one before."""
     why = "; ".join((*judgement.hung, *judgement.unknown, *judgement.reasons))
     level = logging.WARNING if judgement.state in {Minute.UNKNOWN, Minute.SUSPECT_HUNG} else logging.INFO
     LOG.log(level, "event=state state=%s at=%s why=%r", judgement.state, judgement.at.isoformat(), why)

@@ -1,4 +1,4 @@
-"""Interruption and termination notices of the cloud, and the sweep's mark: what the metadata service says."""
+"""Interruption and termination notices of the cloud, and the sweep's mark, from the metadata service."""
 
 import json
 from collections.abc import Callable
@@ -23,11 +23,11 @@ TERMINATED_BY_GROUP = "the scaling group terminates this instance"
 
 @dataclass(frozen=True)
 class Notice:
-    """The instance is about to be interrupted or terminated.
+    """Notice of an interruption or a termination of the instance.
 
     Attributes:
-        reason: why, in one line, for trainer and users.
-        ends_at: when at the latest; None where a lifecycle hook holds it until it is completed.
+        reason: one line for trainer and users.
+        ends_at: latest time of it; None if a lifecycle hook delays it until the hook is completed.
     """
 
     reason: str
@@ -35,10 +35,12 @@ class Notice:
 
 
 def find(metadata: Metadata) -> Notice | None:
-    """This instance's interruption or termination notice, if any; a spot notice first: it does not wait.
+    """Return this instance's interruption or termination notice, if any.
+
+    A spot notice first, as it is urgent.
 
     Raises:
-        CloudError: the service does not answer, or says something that cannot be read.
+        CloudError: the service does not answer, or its answer cannot be read.
     """
     spot = metadata.get(SPOT_ACTION)
     if spot is not None:
@@ -58,7 +60,7 @@ def _spot_notice(text: str) -> Notice:
 
 
 def mark(metadata: Metadata) -> datetime | None:
-    """The reap-after of the sweep's mark, or None where there is none that can be read.
+    """Return the reap-after of the sweep's mark, or None if there is none that can be read.
 
     Raises:
         CloudError: the service does not answer.
@@ -68,13 +70,13 @@ def mark(metadata: Metadata) -> datetime | None:
 
 
 def hold(metadata: Metadata, now: datetime) -> str:
-    """Until when the owner keeps the instance, by its tag; empty where nobody does. Raises CloudError."""
+    """Return the end of the owner's hold, from its tag; empty without a hold. Raises CloudError."""
     until = metadata.get(f"{TAGS}/{TAG_KEEP_UNTIL}")
     return held_until({TAG_KEEP_UNTIL: until}, now) if until is not None else ""
 
 
 def time_of_mark(text: str) -> datetime | None:
-    """The time that a mark names, or None where it cannot be read."""
+    """Parse the time of a mark; None if it cannot be read."""
     try:
         return parse_time(text)
     except ValueError:
@@ -82,33 +84,33 @@ def time_of_mark(text: str) -> datetime | None:
 
 
 class Notices(Protocol):
-    """Where notices come from; each method raises CloudError where none can be had."""
+    """Source of notices; each method raises CloudError if it cannot be read."""
 
     def find(self) -> Notice | None:
-        """The notice of its interruption or termination, or None."""
+        """Return the notice of its interruption or termination, or None."""
 
     def mark(self) -> datetime | None:
-        """The reap-after of the sweep's mark, or None."""
+        """Return the reap-after of the sweep's mark, or None."""
 
     def hold(self) -> str:
-        """Until when the owner keeps the instance; empty where nobody does."""
+        """Return the end of the owner's hold; empty without a hold."""
 
 
 class FromMetadata:
-    """AWS's metadata service, which knows group, spot market and tags."""
+    """Source of notices on AWS, whose metadata service has group, spot notices and tags."""
 
     def __init__(self, metadata: Metadata, now: Callable[[], datetime]) -> None:
         self._metadata = metadata
         self._now = now
 
     def find(self) -> Notice | None:
-        """As ``find``."""
+        """Return the notice as the function ``find``."""
         return find(self._metadata)
 
     def mark(self) -> datetime | None:
-        """As ``mark``."""
+        """Return the mark as the function ``mark``."""
         return mark(self._metadata)
 
     def hold(self) -> str:
-        """As ``hold``."""
+        """Return the hold as the function ``hold``."""
         return hold(self._metadata, self._now())

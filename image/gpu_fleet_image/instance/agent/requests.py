@@ -1,4 +1,4 @@
-"""What users ask of the agent of their instance, and what it does and says: one JSON object each way."""
+"""Users' requests to the agent of their instance, and its answers: one JSON object each way."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ from gpu_fleet_image.instance.agent.listening import Target
 from gpu_fleet_image.instance.agent.notices import Notices
 from gpu_fleet_image.instance.agent.user_socket import LONGEST_REQUEST
 
-BUSY = "the agent of this instance answers others; try again in a few seconds"
+BUSY = "the agent of this instance is busy with other requests; try again in a few seconds"
 WAIT_FOR_OTHERS_S = 60.0
 ROOT = "root"
 MOST_NAMED = 64  # accounts whose malformed requests are logged
@@ -28,12 +28,12 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UserRequest:
-    """What a user asks.
+    """Request of a user.
 
     Attributes:
         command: one of ``COMMANDS``.
-        duration: of a hold, ``2d`` say.
-        instance: which instance is meant; empty for this one.
+        duration: of a hold, say ``2d``.
+        instance: the instance of the request; empty for this one.
     """
 
     command: str
@@ -43,10 +43,10 @@ class UserRequest:
 
     @classmethod
     def of(cls, line: bytes) -> "UserRequest":
-        """Read one.
+        """Parse a request.
 
         Raises:
-            ConfigurationError: it is none; the message says what is wrong with it.
+            ConfigurationError: it is malformed; the message gives the reason.
         """
         if len(line) > LONGEST_REQUEST:
             raise ConfigurationError(f"request of more than {LONGEST_REQUEST} bytes")
@@ -67,16 +67,16 @@ class UserRequest:
 
 
 def line(output: Output | None = None, error: str = "") -> bytes:
-    """An answer as it is sent."""
+    """Return an answer as it is sent."""
     return json.dumps({**asdict(output or Output(())), "error": error}).encode() + b"\n"
 
 
 class Requests:
-    """Does what users ask.
+    """Handler of users' requests.
 
     Args:
         target: this instance.
-        keeper: sets and removes its holds; raises ``InstanceError`` where it may not.
+        hold: sets and removes its holds; raises ``InstanceError`` where it may not.
         notices: what the cloud says of it; None where nothing does.
         rule: when its pool marks an instance, in one line; empty while that is not known.
     """
@@ -84,19 +84,19 @@ class Requests:
     def __init__(
         self,
         target: Target,
-        keeper: Callable[[], KeepTarget],
+        hold: Callable[[], KeepTarget],
         notices: Notices | None,
         rule: Callable[[], str],
     ) -> None:
         self._target = target
-        self._keeper = keeper
+        self._hold = hold
         self._notices = notices
         self._rule = rule
-        self._alone = threading.Lock()  # holds one after another, as the agent's calls to its cloud are few
+        self._alone = threading.Lock()  # one hold after another, to limit the agent's calls to its cloud
         self._named: set[str] = set()
 
     def answer(self, request: bytes, account: str) -> bytes:
-        """The line for one request of an account. Raises nothing."""
+        """Return the line for one request of an account. Raises nothing."""
         try:
             asked = UserRequest.of(request)
         except ConfigurationError as error:
@@ -108,7 +108,7 @@ class Requests:
             return line(self._done(asked, account))
         except InstanceError as error:
             return line(error=str(error))
-        except Exception as error:  # the next user's request must find the agent alive
+        except Exception as error:  # the agent must survive for the next request
             LOG.exception("event=request-failed account=%s command=%s", account, asked.command)
             return line(
                 error=f"a defect of gpu-fleet: {type(error).__name__}; journalctl -u gpu-reaper shows where"
@@ -118,7 +118,7 @@ class Requests:
         own = self._target.instance_id
         if asked.instance not in ("", own):
             raise ConfigurationError(
-                f"{asked.instance!r} is another instance than this one, {own}: nobody here has a right over "
+                f"{asked.instance!r} is not this instance, {own}: from here you cannot change "
                 f"others; on a laptop: gpu-fleet {asked.command} ... --instance ID "
                 f"--stack {self._target.instance.stack}"
             )
@@ -127,15 +127,15 @@ class Requests:
     def keep(self, asked: UserRequest, account: str) -> Output:
         """Set a hold; errors as for ``KeepTarget.keep``."""
         wanted = wish(parse_duration(asked.duration), asked.reason, datetime.now(UTC))
-        output = self._one_at_a_time(lambda keeper: keeper.keep(wanted, caller_of(account)))
+        output = self._one_at_a_time(lambda target: target.keep(wanted, caller_of(account)))
         LOG.info(
             "event=kept account=%s until=%s reason=%r", account, format_time(wanted.until), wanted.reason
         )
         return output
 
     def release(self, _: UserRequest, account: str) -> Output:
-        """Remove it; errors as for ``KeepTarget.release``."""
-        output = self._one_at_a_time(lambda keeper: keeper.release(caller_of(account)))
+        """Remove the hold; errors as for ``KeepTarget.release``."""
+        output = self._one_at_a_time(lambda target: target.release(caller_of(account)))
         LOG.info("event=released account=%s", account)
         return output
 
@@ -143,17 +143,17 @@ class Requests:
         if not self._alone.acquire(timeout=WAIT_FOR_OTHERS_S):
             raise CloudError(BUSY)
         try:
-            return act(self._keeper())
+            return act(self._hold())
         finally:
             self._alone.release()
 
     def status(self, _: UserRequest, __: str) -> Output:
-        """Say what the agent saw last."""
+        """Return the agent's last judgement, mark and hold."""
         more = f"of all instances: on a laptop, gpu-fleet status --stack {self._target.instance.stack}"
         return Output((*aligned([*self._seen(), *self._said()]), more))
 
     def explain(self, _: UserRequest, __: str) -> Output:
-        """Say what becomes of the instance, as far as it knows."""
+        """Return the same, and the pool's rule for marks."""
         instance, own = self._target.instance, self._target.instance_id
         rule = self._rule() or f"pool {instance.pool}: its times are not known here yet"
         more = f"gpu-fleet explain {own} --stack {instance.stack}"
@@ -175,7 +175,7 @@ class Requests:
         return here_lines(content)
 
     def _said(self) -> Iterator[tuple[str, str]]:
-        """The cloud's word on mark and hold, as (name, text)."""
+        """Yield the cloud's mark and hold, as (name, text)."""
         if self._notices is None:
             return
         try:
@@ -198,18 +198,18 @@ COMMANDS: Mapping[str, Callable[[Requests, UserRequest, str], Output]] = {
 
 
 def caller_of(account: str) -> Caller:
-    """An account of this instance; who becomes root here is an operator."""
+    """Return an account of this instance as a caller; root here is an operator."""
     return Caller(account, is_root=account == ROOT)
 
 
 def aligned(pairs: list[tuple[str, str]]) -> Iterator[str]:
-    """Names and texts in two columns."""
+    """Yield names and texts in two columns."""
     width = max((len(name) for name, _ in pairs), default=0)
     return (f"{name:<{width}}  {text}" for name, text in pairs)
 
 
 def here_lines(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The agent's word as (name, text)."""
+    """Yield the agent's judgement as (name, text)."""
     yield "instance", str(content.get("instance_id"))
     yield "state", str(content.get("state"))
     seconds = content.get("seconds_since_activity")

@@ -1,8 +1,8 @@
-"""boto3's description of each service, without what only its documentation needs.
+"""boto3's descriptions of services, without their documentation.
 
 boto3 keeps the whole description of a service for as long as a client lives, in ordered dictionaries and with
-the text of its documentation: 7 MB of memory for S3, 18 MB for EC2, of which an agent calls three operations.
-An instance's memory is its users'.
+its documentation: 7 MB of memory for S3, 18 MB for EC2, of which an agent calls three operations. The
+instance's memory belongs to its users.
 """
 
 import gzip
@@ -14,13 +14,13 @@ import boto3
 import botocore.loaders
 import botocore.session
 
-# Of a service whose description is large, the operations that an instance's services call.
+# The operations that an instance's services call, for services with a large description.
 NEEDED = {"ec2": ("CreateTags", "DeleteTags", "DescribeTags"), "logs": ("CreateLogStream", "PutLogEvents")}
 _MODEL = "service-2"
 
 
 def use_small_models() -> None:
-    """Let every client that boto3 makes from now on, without a session of its own, read small models."""
+    """Make all later clients of boto3 without a session of their own read small models."""
     session = botocore.session.get_session()
     loader = botocore.loaders.create_loader(session.get_config_variable("data_path"))
     loader.file_loader = SmallModels()
@@ -29,10 +29,10 @@ def use_small_models() -> None:
 
 
 class SmallModels(botocore.loaders.JSONFileLoader):
-    """Reads a file of botocore's data, without documentation."""
+    """Loader of botocore's data files, without documentation."""
 
     def load_file(self, file_path: str) -> Any:
-        """What is in a file, whose name is given without its ending; None where there is none."""
+        """Return the content of a file, which is named without its extension; None if there is none."""
         for file, opened in ((f"{file_path}.json", open), (f"{file_path}.json.gz", gzip.open)):
             if Path(file).is_file():
                 with opened(file, "rb") as content:
@@ -43,12 +43,12 @@ class SmallModels(botocore.loaders.JSONFileLoader):
 
 def _without_text(part: dict[str, Any]) -> dict[str, Any]:
     if isinstance(part.get("documentation"), str):  # a field of a service may have that name too
-        part["documentation"] = ""  # botocore asks for it here and there
+        part["documentation"] = ""  # botocore reads it in some places
     return part
 
 
 def _needed(model: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Of a large service, what the agent's operations are made of."""
+    """Return a large service's model reduced to the agent's operations."""
     service = path.parent.parent.name
     if path.name != _MODEL or service not in NEEDED:
         return model
@@ -64,7 +64,7 @@ def _needed(model: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _shapes_in(part: Any) -> list[str]:
-    """Names of the shapes that a part of a model refers to."""
+    """Return the names of the shapes that a part of a model refers to."""
     if isinstance(part, list):
         return [name for each in part for name in _shapes_in(each)]
     if not isinstance(part, dict):

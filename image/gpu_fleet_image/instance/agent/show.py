@@ -1,4 +1,4 @@
-"""Showing a message to everybody on the instance: on every terminal, and in Jupyter's file browser."""
+"""Messages to all users of the instance: on every terminal, and in Jupyter's file browser."""
 
 import logging
 import os
@@ -11,9 +11,11 @@ from pathlib import Path
 
 from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.instance.agent.sensors import jupyter
-from gpu_fleet_image.instance.agent.sensors.processes import Process, kernel_id, processes, terminal_path
+from gpu_fleet_image.instance.agent.sensors.commands import kernel_id
+from gpu_fleet_image.instance.agent.sensors.processes import Process, processes, terminal_path
 
-# A server is its user's, and may be slow on purpose; a spot notice leaves two minutes to save everything.
+# A server belongs to its user and may be slow on purpose; a spot notice leaves two minutes to save
+# everything.
 JUPYTER_MAY_TAKE_S = 8.0
 # Major numbers of pseudo terminals: admin-guide/devices.txt of the Linux kernel.
 PSEUDO_TERMINALS = range(136, 144)
@@ -22,21 +24,21 @@ LOG = logging.getLogger(__name__)
 
 
 def show_all(message: str, root: Path = Path("/")) -> None:
-    """Show a message wherever a user may look; what fails is logged, and leaves the others."""
+    """Show a message wherever a user may look; log a failure and go on."""
     LOG.warning("event=notice message=%r", message)
     for failure in (*_by_wall(message), *_by_terminals(message, root), *_by_jupyter(message, root)):
         LOG.warning("event=notice-not-shown reason=%r", failure)
 
 
 def show_in(file: Path, message: str) -> None:
-    """Show a message in a file alone: for an agent that plays an instance on another computer."""
+    """Show a message only in a file: for an agent that plays an instance on another computer."""
     LOG.warning("event=notice message=%r", message)
     with file.open("a", encoding="utf-8") as shown:
         shown.write(f"{message}\n")
 
 
 def withdraw(root: Path = Path("/")) -> None:
-    """Take notices away that hold no longer; those on terminals have scrolled by."""
+    """Remove notices that no longer hold; those on terminals have scrolled by."""
     try:
         table = _table(root)
     except OSError as error:
@@ -54,7 +56,7 @@ def _by_wall(message: str) -> Iterator[str]:
 
 
 def _by_terminals(message: str, root: Path) -> Iterator[str]:
-    """Terminals that `wall` does not know, of JupyterLab, VS Code and tmux: no list of log-ins has them."""
+    """Write to terminals that `wall` does not know, of JupyterLab, VS Code and tmux; yield failures."""
     text = f"\r\n*** gpu-fleet: {message}\r\n".encode()
     known, seen = _logged_in(), set[tuple[int, int]]()
     try:
@@ -74,7 +76,7 @@ def _by_terminals(message: str, root: Path) -> Iterator[str]:
 def _write(path: Path, text: bytes, seen: set[tuple[int, int]]) -> None:
     """Write to a terminal once.
 
-    In a container its user decides what lies there: nothing but a terminal is opened or written to.
+    A user decides what a container's path leads to: only a terminal is opened or written to.
     """
     if not _is_terminal(path.lstat()):
         return
@@ -93,12 +95,12 @@ def _is_terminal(status: os.stat_result) -> bool:
 
 
 def _logged_in() -> set[str]:
-    """Terminals in the list of log-ins, which `wall` writes to; without `who`, none is known."""
+    """Return the terminals in the list of log-ins, which `wall` writes to; empty without `who`."""
     try:
         answer = subprocess.run(["who"], check=True, timeout=10, capture_output=True)
     except (OSError, subprocess.SubprocessError):
         return set()
-    listed = answer.stdout.decode(errors="replace")  # where from a user logs in is theirs to name
+    listed = answer.stdout.decode(errors="replace")  # users choose the host names that they log in from
     return {words[1] for line in listed.splitlines() if len(words := line.split()) > 1}
 
 
@@ -114,7 +116,7 @@ def _by_jupyter(message: str, root: Path) -> Iterator[str]:
 def _each_server(
     table: dict[int, Process], root: Path, act: Callable[[jupyter.Server], None]
 ) -> Iterator[str]:
-    """Do something with every Jupyter server at once; those that do not answer in time are left behind."""
+    """Do something with all Jupyter servers in parallel; yield failures, also of those that answer late."""
     kernels = [process for process in table.values() if kernel_id(process.command)]
     servers = jupyter.servers_of(kernels, table, root)
     failed = {server.pid: "no answer in time" for server in servers}

@@ -1,20 +1,18 @@
-"""What the stack says of this pool's sensors, read anew from its policy while the agent runs."""
+"""The stack's settings of this pool's sensors, read again from its policy while the agent runs."""
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from decimal import Decimal
 from typing import Any
 
 from gpu_fleet_image.core import policy
-from gpu_fleet_image.core.json_fields import Fields
+from gpu_fleet_image.core.document import read
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import marking_rule
 from gpu_fleet_image.instance.agent.judge import Limits
 from gpu_fleet_image.instance.agent.sensors.busy_command import BusyCommand
-from gpu_fleet_image.instance.agent.sensors.look import SensorOptions
+from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions
 
 READ_EVERY_S = 600.0
 TRY_AGAIN_AFTER_S = 60.0
@@ -24,20 +22,20 @@ LOG = logging.getLogger(__name__)
 
 
 class StackPolicy:
-    """The newest word of the stack.
+    """Newest settings of the stack.
 
-    Until it was read once nothing is known of what counts as activity, and so the instance is not known to be
-    idle; after that, what was read last holds.
+    Until the first read the thresholds of activity are unknown, so that the instance is not known to be idle.
+    After that the last read counts.
 
     Args:
-        read: gives the policy's JSON object, or None where there is none; raises ``CloudError``. None for an
-            instance that was launched before its stack said where the policy lies: what the agent knows by
-            itself then counts.
+        read: returns the policy's JSON object, or None if there is none; raises ``CloudError``. None for an
+            instance that was launched before its stack said where the policy is: the agent's defaults count
+            then.
         pool: the instance's pool.
-        real_s: real seconds, monotonic.
+        real_s: returns real seconds, monotonic.
 
     Attributes:
-        rule: when the pool marks an instance, for its users; empty until it was read.
+        rule: when the pool marks an instance, for its users; empty until the first read.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class StackPolicy:
         self.rule = ""
 
     def asked(self) -> SensorOptions:
-        """Programs and command of the pool."""
+        """Return the pool's programs and command."""
         newest = self._newest()
         if newest is None:
             return SensorOptions(problem=f"policy of the stack: {self._problem}")
@@ -60,7 +58,7 @@ class StackPolicy:
         return SensorOptions(frozenset(newest.watch), command)
 
     def limits(self) -> Limits:
-        """What counts as activity."""
+        """Return the thresholds of activity."""
         newest = self._newest() or policy.SensorPolicy()
         return replace(
             Limits(),
@@ -92,7 +90,7 @@ class StackPolicy:
 
 
 def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolicy:
-    """What a policy says of a pool's sensors. The rest of it may be newer than this agent.
+    """Return the sensors' settings of a pool in a policy, whose other parts may be newer than this agent.
 
     Raises:
         CloudError: there is no policy, none of this pool, or its ``sensors`` are wrong.
@@ -102,16 +100,15 @@ def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolic
         raise CloudError(f"{policy.KEY} has no pool {pool!r}" if document else f"{policy.KEY} is not there")
     if "sensors" not in pools[pool]:
         return policy.SensorPolicy()
-    numbers = json.loads(json.dumps(pools[pool]["sensors"]), parse_float=Decimal)  # as Fields takes them
-    fields = Fields(numbers, f"pools.{pool}.sensors.")
-    sensors = policy.sensors(fields)
-    if fields.problems:
-        raise CloudError("; ".join(fields.problems))
+    problems: list[str] = []
+    sensors = read(policy.SensorPolicy, pools[pool]["sensors"], f"pools.{pool}.sensors", problems)
+    if sensors is None:
+        raise CloudError("; ".join(problems))
     return sensors
 
 
 def rule_in(document: dict[str, Any], pool: str) -> str:
-    """When a policy marks an instance of a pool, in one line; empty where it says that otherwise."""
+    """Return when a policy marks an instance of a pool, in one line; empty for another form of policy."""
     own = document["pools"][pool]
     try:
         idle_after = timedelta(hours=float(own["idle_after_hours"]))

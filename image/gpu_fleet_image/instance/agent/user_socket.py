@@ -1,8 +1,8 @@
-"""The agent's socket for users of its instance: one line in, one line out, and the kernel says who asks.
+"""The agent's socket for users of its instance: one line in, one line out; the kernel names the caller.
 
-Whoever may run a program here may connect, say nothing, send without end, or leave. So each connection has
-one thread, a deadline and a longest line; an account has few at once, and all together have not many more.
-What the agent looks at and publishes has threads of its own.
+Anyone who can run a program here can connect, send nothing, send without end, or disconnect. So each
+connection has one thread, a deadline and a maximum line length; each account has few connections at once, and
+all together have a limit. Sensors and heartbeats have threads of their own.
 """
 
 import logging
@@ -22,7 +22,7 @@ from gpu_fleet_image.core.files import FOLDER, unsafe
 MOST_CONNECTIONS, MOST_OF_AN_ACCOUNT = 16, 2
 LONGEST_REQUEST = 4096  # bytes; a reason has 128 characters
 REQUEST_WITHIN_S = 5.0
-PAUSE_S = 0.02  # after each connection: fifty a second at most, so that a flood takes no processor
+PAUSE_S = 0.02  # after each connection: at most fifty a second, so that a flood does not use up a processor
 EVERYBODY = 0o666
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 
@@ -30,13 +30,13 @@ LOG = logging.getLogger(__name__)
 
 
 class UserSocket:
-    """Listens in a thread that ends with the process.
+    """Server in a thread that ends with the process.
 
     Args:
-        path: of the socket; root alone may write its folder.
-        answer: gives the line for a request of an account; bytes that are longer than a request may be are
-            cut one byte beyond. Many threads call it at once.
-        busy: the line for one connection too many.
+        path: of the socket; only root may write to its folder.
+        answer: returns the line for a request of an account; a longer request is cut one byte beyond the
+            limit. Many threads call it at once.
+        busy: the line for a connection above the limit.
     """
 
     def __init__(
@@ -56,21 +56,21 @@ class UserSocket:
         self._socket: socket.socket | None = None
 
     def open(self) -> None:
-        """Take connections from now on, in the place of an agent that ended.
+        """Accept connections from now on, replacing an agent that ended.
 
         Raises:
-            OSError: the socket cannot be made, or others may write its folder (``PermissionError``).
+            OSError: the socket cannot be made, or others may write to its folder (``PermissionError``).
         """
         self._socket = bound(self._path)
         threading.Thread(target=self._listen, args=(self._socket,), name="users", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self._closed.set()
         if self._socket is not None:
             self._path.unlink(missing_ok=True)
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes up whoever accepts
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes up the accepting thread
             self._socket.close()
 
     def _listen(self, listening: socket.socket) -> None:
@@ -80,13 +80,13 @@ class UserSocket:
             except OSError as error:
                 if self._closed.wait(1.0):
                     return
-                LOG.warning("event=no-connection reason=%r", str(error))  # too many open files, say
+                LOG.warning("event=no-connection reason=%r", str(error))  # say, too many open files
                 continue
             self._admit(connection)
             self._closed.wait(PAUSE_S)
 
     def _admit(self, connection: socket.socket) -> None:
-        """Talk to a user in a thread, or say that too many do."""
+        """Serve a user in a thread, or refuse a connection above the limit."""
         name, counted = caller_of(connection)
         with self._lock:
             many = self._talking[counted] >= MOST_OF_AN_ACCOUNT or self._talking.total() >= MOST_CONNECTIONS
@@ -96,7 +96,7 @@ class UserSocket:
             try:
                 threading.Thread(target=self._talk, args=(connection, name, counted), daemon=True).start()
                 return
-            except RuntimeError as error:  # no thread can be had
+            except RuntimeError as error:  # no thread is available
                 LOG.warning("event=no-thread reason=%r", str(error))
                 self._forget(counted)
         with connection, suppress(OSError):
@@ -105,7 +105,7 @@ class UserSocket:
 
     def _talk(self, connection: socket.socket, name: str, counted: str) -> None:
         try:
-            with connection, suppress(OSError):  # it is late, or gone: nobody waits for an answer
+            with connection, suppress(OSError):  # timed out or disconnected: nobody waits for an answer
                 answer = self._answer(line_of(connection, self._request_within_s), name)
                 connection.settimeout(self._request_within_s)
                 connection.sendall(answer)
@@ -115,13 +115,13 @@ class UserSocket:
     def _forget(self, counted: str) -> None:
         with self._lock:
             self._talking[counted] -= 1
-            self._talking += Counter()  # drops who has none
+            self._talking += Counter()  # drops accounts without connections
 
 
 def bound(path: Path) -> socket.socket:
-    """A socket that everybody may connect to; errors as for ``UserSocket.open``.
+    """Return a socket that every user may connect to; errors as for ``UserSocket.open``.
 
-    Its folder stands for its path, which may be longer than the 107 bytes that an address has.
+    The address uses the folder's descriptor, since the path may exceed an address's 107 bytes.
     """
     folder = os.open(path.parent, FOLDER)
     made = socket.socket(socket.AF_UNIX)
@@ -143,9 +143,9 @@ def bound(path: Path) -> socket.socket:
 
 
 def caller_of(connection: socket.socket) -> tuple[str, str]:
-    """Who connected, by the kernel's word: (name, as what they are counted).
+    """Return the caller by the kernel's credentials: (name, name for the limit).
 
-    Numbers without an account are counted as one: a user has thousands of them in containers of their own.
+    Numbers without an account count as one: a user has thousands of them in their own containers.
     """
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(credentials)
@@ -157,10 +157,10 @@ def caller_of(connection: socket.socket) -> tuple[str, str]:
 
 
 def line_of(connection: socket.socket, within_s: float) -> bytes:
-    """What a user sends up to the first line's end, or its own end, or one byte more than is allowed.
+    """Return a user's data up to the end of the first line or of the stream, or one byte above the limit.
 
     Raises:
-        OSError: the user is gone, or was not done in time (``TimeoutError``).
+        OSError: the user disconnected, or was too slow (``TimeoutError``).
     """
     until = time.monotonic() + within_s
     content = b""

@@ -1,4 +1,4 @@
-"""Who is on this instance, said to the sweep, which notifies them before it ends anything."""
+"""Users of this instance, reported to the sweep, which notifies them before it terminates the instance."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -10,20 +10,20 @@ from gpu_fleet_image.core.reaper_errors import CloudError
 
 MOST_USERS = 8
 LONGEST = 240  # characters of all words together; a tag's value has 256 (EC2, API Tag)
-NOBODY = frozenset({"root", "nobody"})  # of containers and services; no user is reached by it
+NOBODY = frozenset({"root", "nobody"})  # of containers and services; no user has this name
 TRY_AGAIN_AFTER_S = 600.0
-SAY_AGAIN_AFTER_S = 300.0  # where many take turns, each look has a new name; a sweep comes every ten minutes
+SAY_AGAIN_AFTER_S = 300.0  # with many users in turn, each look has a new name; a sweep runs every ten minutes
 
 LOG = logging.getLogger(__name__)
 
 
 class Users:
-    """Remembers who did what since boot, and says so once for each new name or deed.
+    """Record of users' actions since boot, reported once for each new name or action.
 
     Args:
-        say: what reports to the sweep, newest first; raises ``CloudError``.
-        file: what an agent that starts anew remembers; on tmpfs, so never of an earlier boot.
-        real_s: real seconds, monotonic.
+        say: reports to the sweep, newest first; raises ``CloudError``.
+        file: memory across restarts of the agent; on tmpfs, so never of an earlier boot.
+        real_s: returns real seconds, monotonic.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Users:
         self._next_s = real_s()
 
     def saw(self, seen: Iterable[tuple[str, Tie]]) -> None:
-        """Take note of who does what now; what cannot be said is logged, and said again later."""
+        """Record users and their actions; a report that fails is logged, and repeated later."""
         self._known = _fitting(_with(self._known, seen))
         if self._known == self._said or self._real_s() < self._next_s:
             return
@@ -53,7 +53,7 @@ class Users:
 
 
 def _with(known: Sequence[User], seen: Iterable[tuple[str, Tie]]) -> list[User]:
-    """Everybody, those who are new first; who is known keeps the place, and learns new ties."""
+    """Return all users, new ones first; a known user keeps the place and gains new ties."""
     before = {user.name: set(user.ties) for user in known}
     new: dict[str, set[Tie]] = {}
     for name, tie in seen:

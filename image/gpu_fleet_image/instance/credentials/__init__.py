@@ -1,6 +1,6 @@
 """Credentials for users of an instance: each account gets a session of the pool's user role.
 
-The instance's role is root's alone: the metadata service answers nobody else (``metadata.nft``). ``callers``
-says who is at the other end of a connection, ``sessions`` keeps what was given, ``aws`` and ``alicloud`` ask
-for it, ``facts`` is what users may know of the instance, ``service`` answers them.
+Only root may use the instance's role: the metadata service answers nobody else (``metadata.nft``).
+``callers`` identifies the user of a connection, ``sessions`` caches credentials, ``aws`` and ``alicloud``
+request them, ``facts`` are the instance's properties for users, ``service`` answers requests.
 """

@@ -1,6 +1,6 @@
 """``run gpu_fleet_image.instance.credentials``.
 
-Answer users of this instance on the socket that systemd hands over.
+Answers users of this instance on the socket that systemd passes on.
 """
 
 import importlib
@@ -19,19 +19,19 @@ from gpu_fleet_image.instance.credentials.errors import CredentialsError
 from gpu_fleet_image.instance.credentials.service import CredentialsServer
 from gpu_fleet_image.instance.credentials.sessions import SessionKeys, Sessions, UserRole
 
-HANDED_OVER = 3  # the first descriptor that systemd hands over (sd_listen_fds(3))
+HANDED_OVER = 3  # the first descriptor that systemd passes (sd_listen_fds(3))
 
 
 class NoRole:
-    """In the place of a role, where the instance file names none: users hear of it, the service runs."""
+    """Absent role, if the instance file names none: the service still runs, and users get an error."""
 
     def assume(self, account: str) -> SessionKeys:
-        """Raises CredentialsError."""
+        """Refuse. Raises CredentialsError."""
         raise CredentialsError(f"{paths.instance_file()}: user_role is missing, nothing for {account!r}")
 
 
 def user_role(instance: InstanceFile, metadata: Metadata) -> UserRole:
-    """The role that the instance file names; nothing of the other cloud is loaded."""
+    """Return the role in the instance file; no module of the other cloud is loaded."""
     if not instance.user_role:
         return NoRole()
     role: UserRole = importlib.import_module(
@@ -41,12 +41,12 @@ def user_role(instance: InstanceFile, metadata: Metadata) -> UserRole:
 
 
 def main() -> int:
-    """Exit status 1, and one line, when the instance file is wrong or there is no socket."""
+    """Run the service; return exit status 1, after one line, on a wrong instance file or without a socket."""
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     try:
         instance = instance_file.load(paths.instance_file())
         if os.environ.get("LISTEN_PID") != str(os.getpid()):
-            raise CredentialsError("no socket was handed over: gpu-credentials.socket starts this")
+            raise CredentialsError("no socket was passed: gpu-credentials.socket starts this service")
     except InstanceError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -23,7 +23,7 @@ from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Product
 
 
 class AlicloudUserRole:
-    """Asks STS.
+    """Client of STS for the user role.
 
     Args:
         arn: of the role.
@@ -40,9 +40,9 @@ class AlicloudUserRole:
         self._calls = Calls(lambda: datetime.now(UTC))
 
     def assume(self, account: str) -> SessionKeys:
-        """Keys for an account; raises InstanceError."""
+        """Return keys for an account; raises InstanceError."""
         name = session_name(account, own_id(self._metadata))
-        answer = self._calls.look(
+        answer = self._calls.read(
             self._sts.action("AssumeRole"),
             RoleArn=self._arn,
             RoleSessionName=name,
@@ -54,16 +54,17 @@ class AlicloudUserRole:
 
 
 def connect(instance: InstanceFile, metadata: Metadata) -> AlicloudUserRole:
-    """The role of an instance's users."""
+    """Return the role of an instance's users."""
     records = instance.records_uri.partition("://")[2].partition("/")[0]
     return AlicloudUserRole(instance.user_role, instance.region, records, metadata)
 
 
 def session_policy(account: str, records: str) -> str:
-    """What a session keeps of the role: of submitted runs the account's own, and all that is no run. Pure.
+    """Return a session's policy: of submitted runs only the account's own, and everything else. Pure.
 
-    RAM knows no variable for the caller, so that the role itself opens the runs of all. A session may do what
-    both let it do; its policy has 2,048 characters at most (the reference of AssumeRole).
+    RAM has no variable for the caller, so that the role itself allows everybody's runs. A session has only
+    the rights that both role and session policy grant; its policy has 2,048 characters at most (the reference
+    of AssumeRole).
     """
     bucket = f"acs:oss:*:*:{records}"
     own = [job_prefix(account), words_prefix(account)]

@@ -17,17 +17,15 @@ from gpu_fleet_image.instance.credentials.sessions import (
 )
 from gpu_fleet_image.providers.aws import session
 
-ACCOUNT_TAG = (
-    "SSMSessionRunAs"  # by which policies know an account everywhere (stacks/gpu_fleet_stacks/aws/submit.py)
-)
+ACCOUNT_TAG = "SSMSessionRunAs"  # name of accounts in all policies (stacks/gpu_fleet_stacks/aws/submit.py)
 
 
 class AwsUserRole:
-    """Asks STS.
+    """Client of STS for the user role.
 
     Args:
         arn: of the role.
-        region: of the instance, whose STS is asked.
+        region: of the instance, and of the STS endpoint.
         metadata: of this instance.
     """
 
@@ -38,9 +36,9 @@ class AwsUserRole:
         self._calls = Calls(lambda: datetime.now(UTC))
 
     def assume(self, account: str) -> SessionKeys:
-        """Keys for an account; raises InstanceError."""
+        """Return keys for an account; raises InstanceError."""
         name = session_name(account, own_id(self._metadata))
-        answer = self._calls.look(
+        answer = self._calls.read(
             self._sts.assume_role,
             RoleArn=self._arn,
             RoleSessionName=name,
@@ -54,5 +52,5 @@ class AwsUserRole:
 
 
 def connect(instance: InstanceFile, metadata: Metadata) -> AwsUserRole:
-    """The role of an instance's users."""
+    """Return the role of an instance's users."""
     return AwsUserRole(instance.user_role, instance.region, metadata)

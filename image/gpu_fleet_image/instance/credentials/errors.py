@@ -1,14 +1,14 @@
-"""Why a caller gets no credentials, one sentence each."""
+"""Reasons why a caller gets no credentials."""
 
 from gpu_fleet_image.core.errors import InstanceError
 
 
 class CredentialsError(InstanceError):
-    """Base of this room's errors."""
+    """Base of the errors of this package."""
 
 
 class NotServedError(CredentialsError):
-    """The caller is no account that this service serves."""
+    """The caller's account is not served."""
 
 
 class NoSessionError(CredentialsError):

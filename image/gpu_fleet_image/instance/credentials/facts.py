@@ -1,6 +1,6 @@
-"""What the metadata service says of the instance and every user may know: these paths and no others.
+"""Metadata that every user may read: these paths and no others.
 
-Never a role's keys, user data, or a document by which the instance proves to others who it is.
+They never include a role's keys, user data, or a document that proves the instance's identity to others.
 """
 
 ALLOWED = {

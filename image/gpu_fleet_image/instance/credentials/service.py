@@ -1,4 +1,4 @@
-"""The service's answers, over HTTP on loopback: credentials by both clouds' names, and facts of the instance.
+"""HTTP service on loopback: credentials in both clouds' formats, and metadata of the instance.
 
 https://docs.aws.amazon.com/sdkref/latest/guide/feature-container-credentials.html
 https://www.alibabacloud.com/help/en/sdk/developer-reference/v2-manage-python-access-credentials ("URI")
@@ -23,27 +23,27 @@ from gpu_fleet_image.instance.credentials.errors import NoSessionError, NotServe
 from gpu_fleet_image.instance.credentials.facts import ALLOWED
 from gpu_fleet_image.instance.credentials.sessions import SessionKeys, Sessions
 
-PORT = 823  # below 1024: while nothing listens no user can
+PORT = 823  # below 1024: users cannot bind it even while the service is down
 ADDRESS = "127.0.0.1"
 CREDENTIALS = "/credentials"
 META_DATA, TOKEN_PATH = "/latest/meta-data/", "/latest/api/token"
-TOKEN = "of-no-use"  # noqa: S105 - clients ask for one; here the connection says who asks
-SILENT_S = 5.0  # a caller that says nothing
-LONGEST_S = 30.0  # a connection, a caller that drips and the cloud's answer counted
+TOKEN = "of-no-use"  # noqa: S105 - clients ask for one; here the connection identifies the caller
+SILENT_S = 5.0  # limit for a caller that sends nothing
+LONGEST_S = 30.0  # limit of a connection, with a slow caller and the cloud's answer
 MOST_AT_ONCE = 64  # connections of one account
 
 log = logging.getLogger(__name__)
 
 
 class CredentialsServer(ThreadingHTTPServer):
-    """Answers users of the instance.
+    """Server of the instance's users.
 
     Args:
-        listening: the socket, which may be of systemd.
+        listening: the socket, possibly from systemd.
         cloud: ``aws`` or ``alicloud``.
         sessions: of the user role.
         metadata: of this instance.
-        account_of: who is at the other end; raises NotServedError.
+        account_of: returns the account of the other end; raises NotServedError.
     """
 
     daemon_threads = True
@@ -68,7 +68,7 @@ class CredentialsServer(ThreadingHTTPServer):
         self._counting = threading.Lock()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Find out who asks before anything is read: an idle connection counts too."""
+        """Identify the caller before anything is read: an idle connection counts too."""
         try:
             caller: str | NotServedError = self.account_of(client_address, request.getsockname())
         except NotServedError as error:
@@ -83,7 +83,7 @@ class CredentialsServer(ThreadingHTTPServer):
         return True
 
     def service_actions(self) -> None:
-        """Between two callers: end what takes too long, whatever it says meanwhile."""
+        """End connections that take too long, whatever they send; called between two requests."""
         began_before = time.monotonic() - LONGEST_S
         with self._counting:
             late = [request for began, request in self._open.values() if began < began_before]
@@ -92,7 +92,7 @@ class CredentialsServer(ThreadingHTTPServer):
                 request.shutdown(socket.SHUT_RDWR)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, where there is room for one."""
+        """Answer in a thread, if one can be started."""
         try:
             super().process_request(request, client_address)
         except RuntimeError:
@@ -100,7 +100,7 @@ class CredentialsServer(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and count the connection no more."""
+        """Answer, and release the connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -112,23 +112,23 @@ class CredentialsServer(ThreadingHTTPServer):
             del self._open[client]
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
-        """Log what a connection ended with; callers who hang up are no error."""
+        """Log an error of a connection; a caller that hangs up is no error."""
         log.info("event=connection-ended client=%s", client_address, exc_info=True)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection, one answer."""
+    """Handler of one request for each connection."""
 
     server: CredentialsServer
     timeout = SILENT_S
     server_version, sys_version = "gpu-fleet", ""
 
     def do_PUT(self) -> None:
-        """A session token, as the metadata service gives one."""
+        """Answer with a session token, as the metadata service does."""
         self._answer_to_a_user(self._token)
 
     def do_GET(self) -> None:
-        """Credentials, or a fact."""
+        """Answer with credentials, or with metadata."""
         self._answer_to_a_user(self._credentials if self.path == CREDENTIALS else self._fact)
 
     def _answer_to_a_user(self, answer: Callable[[str], tuple[HTTPStatus, str]]) -> None:
@@ -144,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(*answer(caller))
 
     def _check_host(self) -> None:
-        """A page in a user's browser may give this address a name of its own; raises NotServedError."""
+        """Refuse other host names, which a page in a user's browser may use; raises NotServedError."""
         name = self.headers.get("Host", ADDRESS).partition(":")[0]
         if name not in (ADDRESS, "localhost"):
             raise NotServedError(f"asked as {name!r}; allowed: {ADDRESS}, localhost")
@@ -182,16 +182,16 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's signature
-        """Say nothing of what went well."""
+        """Log nothing for a request that succeeded."""
 
 
 def _name(caller: str | NotServedError) -> str:
-    """Under what a caller's connections are counted: all that are refused together."""
+    """Return the name under which a caller's connections are counted; all refused ones share one."""
     return caller if isinstance(caller, str) else ""
 
 
 def both_clouds(keys: SessionKeys) -> dict[str, str]:
-    """One answer that the SDKs of both clouds read. Pure."""
+    """Return one answer that the SDKs of both clouds read. Pure."""
     return {
         "Code": "Success",
         "AccessKeyId": keys.key_id,

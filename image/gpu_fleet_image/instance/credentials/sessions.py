@@ -1,4 +1,4 @@
-"""Sessions of the user role, one an account: asked for once and kept until shortly before their end."""
+"""Sessions of the user role, one for each account, kept until shortly before they expire."""
 
 import logging
 import threading
@@ -13,10 +13,10 @@ from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.core.runs import ACCOUNT
 from gpu_fleet_image.instance.credentials.errors import NoSessionError, NotServedError
 
-SESSION_S = 3600  # the longest that a role which was assumed may ask for (IAM, "role chaining")
-# botocore asks again from 15 minutes before the end: it must get new ones then
+SESSION_S = 3600  # the longest that an assumed role may ask for (IAM, "role chaining")
+# botocore renews from 15 minutes before the end: it must get new keys then
 RENEW_BEFORE = timedelta(minutes=20)
-ASK_AGAIN_S = 5.0  # after a refusal: eight ranks that ask at once are one call
+ASK_AGAIN_S = 5.0  # after a refusal: eight ranks that ask at once cause one call
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ class UserRole(Protocol):
     """The pool's user role on a cloud."""
 
     def assume(self, account: str) -> SessionKeys:
-        """Keys for an account; raises InstanceError."""
+        """Return keys for an account; raises InstanceError."""
 
 
 def own_id(metadata: Metadata) -> str:
-    """This instance's id; raises CloudError."""
+    """Return this instance's id; raises CloudError."""
     own = metadata.get("instance-id")
     if own is None:
         raise CloudError("the metadata service does not know this instance's id")
@@ -51,29 +51,29 @@ def own_id(metadata: Metadata) -> str:
 
 
 def session_name(account: str, instance_id: str) -> str:
-    """``ACCOUNT@INSTANCE``, by which the cloud's record of calls names a user. Pure.
+    """Return ``ACCOUNT@INSTANCE``, the user's name in the cloud's log of calls. Pure.
 
     Raises:
-        NotServedError: no account of ``access.people`` may be called so; nothing is made fit, since it might
-            then be another's name.
+        NotServedError: ``access.people`` cannot have this account. The name is not adapted, since it might
+            then be another user's.
     """
     check_account(account)
     return f"{account}@{instance_id}"
 
 
 def account_in(name: str) -> str:
-    """The account of a session, by the name that it has. Pure."""
+    """Return the account in a session's name. Pure."""
     return name.partition("@")[0]
 
 
 def check_account(account: str) -> None:
-    """Raise NotServedError for a name that no policy can be trusted to hold apart from others."""
+    """Raise NotServedError for a name that policies could confuse with others."""
     if ACCOUNT.fullmatch(account) is None:
         raise NotServedError(f"account {account!r} is not served; allowed: {ACCOUNT.pattern}: no credentials")
 
 
 class _Kept:
-    """What one account was given, or why it was not."""
+    """Credentials of one account, or the reason why there are none."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -83,10 +83,10 @@ class _Kept:
 
 
 class Sessions:
-    """Each account's session.
+    """Cache of each account's session.
 
     Args:
-        role: gives new ones.
+        role: gives new sessions.
         now: UTC.
     """
 
@@ -97,7 +97,7 @@ class Sessions:
         self._kept: defaultdict[str, _Kept] = defaultdict(_Kept)
 
     def keys_of(self, account: str) -> SessionKeys:
-        """Keys that hold for minutes at least; raises NoSessionError."""
+        """Return keys that are valid for minutes at least; raises NoSessionError."""
         with self._lock:
             kept = self._kept[account]
         with kept.lock:
@@ -108,7 +108,7 @@ class Sessions:
             return kept.keys
 
     def _renew(self, account: str, kept: _Kept) -> None:
-        """New keys, or the reason why there are none; those that still hold stay."""
+        """Renew the keys, or note the reason why there are none; keys that are still valid stay."""
         if kept.refused_at and self._now() < kept.refused_at + timedelta(seconds=ASK_AGAIN_S):
             return
         try:

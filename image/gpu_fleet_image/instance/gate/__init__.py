@@ -1,1 +1,1 @@
-"""The gate: holds an instance against what its stack expects, before anyone trains on it."""
+"""The gate: compares an instance with its stack's expectations before anyone trains on it."""

@@ -1,15 +1,13 @@
 """``python -m gpu_fleet_image.instance.gate``.
 
-Waits at boot until the instance is whole; the agent reports the verdict.
+Waits at boot until the instance is complete; the agent reports the verdict.
 
-Fabric, network cards and driver come up while the instance boots: what has not come yet is asked for again,
-until all of it is there, something is broken, or ``MAY_TAKE_S`` are over.
+Fabric, network interfaces and driver come up while the instance boots: checks that may still pass are
+repeated until all pass, one fails for good, or ``MAY_TAKE_S`` have passed.
 
-``python -m gpu_fleet_image.instance.gate health`` says, at any time after that, why no job may begin here:
-what broke of the GPUs, and whether users reach what is root's. It says nothing where one may. Slurm's health
-check
-asks it
-(rootfs/usr/libexec/gpu-fleet/queue-health).
+``python -m gpu_fleet_image.instance.gate health`` prints at any later time why no job may start here: a
+broken GPU, or access of users to what only root may use. It prints nothing if jobs may start. Slurm's health
+check calls it (rootfs/usr/libexec/gpu-fleet/queue-health).
 """
 
 import json
@@ -30,20 +28,20 @@ from gpu_fleet_image.core.files import replace_text
 from gpu_fleet_image.core.instance_file import Expected
 from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.instance.gate.checks import CheckResult, ProbedInstance, judge, judge_running
-from gpu_fleet_image.instance.gate.probes import look, measured
+from gpu_fleet_image.instance.gate.probes import measured, probe
 from gpu_fleet_image.instance.gate.user_access import opened, probed
 
-# An H100's fabric takes about a minute (CUDA answers 802 meanwhile), EFA some seconds.
+# An H100's fabric takes about a minute (CUDA returns 802 meanwhile), EFA some seconds.
 MAY_TAKE_S = 300.0
 LOOK_EVERY_S = 5.0
-TIMED_OUT = "timed-out"  # argument: the unit ran into its own time limit
-HEALTH = "health"  # argument: what broke since the boot check
+TIMED_OUT = "timed-out"  # argument: the unit exceeded its time limit
+HEALTH = "health"  # argument: report what broke since the boot check
 
 LOG = logging.getLogger("gpu_fleet_image.instance.gate")
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Exit status 0 when the instance may be used, 1 when it may not."""
+    """Run the gate; return 0 if the instance may be used, else 1."""
     logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
     try:
         if list(arguments) == [TIMED_OUT]:
@@ -51,13 +49,13 @@ def main(arguments: Sequence[str] = ()) -> int:
             return 0 if report([hangs]) else 1
         if list(arguments) == [HEALTH]:
             seen = replace(
-                _look(False), metadata_problem=opened(instance_file.load(paths.instance_file()).cloud)
+                _probe(False), metadata_problem=opened(instance_file.load(paths.instance_file()).cloud)
             )
             sys.stdout.write("".join(f"{why}\n" for why in broken_since(paths.ready_file(), seen)))
             return 0
         instance = instance_file.load(paths.instance_file())
         expected = instance.expected_of(_type_of(Metadata(instance.cloud)))
-        return 0 if report(awaited(expected, _looks(instance.cloud), report)) else 1
+        return 0 if report(awaited(expected, _prober(instance.cloud), report)) else 1
     except InstanceFileError as error:
         LOG.error("event=not-ready reason=%r", str(error))
     except (OSError, ValueError, KeyError) as error:
@@ -66,10 +64,10 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def broken_since(report: Path, seen: ProbedInstance) -> list[str]:
-    """Why the instance is unfit for a job, which may have become so after the boot check counted its GPUs.
+    """Return why the instance is unfit for a job, by changes since the boot check counted its GPUs.
 
     Raises:
-        OSError, ValueError, KeyError: there is no report of a boot check that counted them.
+        OSError, ValueError, KeyError: there is no report of a boot check with a count.
     """
     counted = json.loads(report.read_text(encoding="utf-8"))["checks"]["gpu_count"]["count"]
     return [finding.detail for finding in judge_running(Expected(gpus=counted), seen) if not finding.ok]
@@ -82,14 +80,14 @@ def awaited(
     wait: Callable[[float], None] = time.sleep,
     now_s: Callable[[], float] = time.monotonic,
 ) -> tuple[CheckResult, ...]:
-    """Look until nothing is waited for, and only then copy on the GPUs; gives findings that wait no more.
+    """Repeat the checks while some may still pass, then add copies on the GPUs; return the final findings.
 
     Args:
         expected: of the instance's type.
-        see: looks once, with copies or without.
-        report: takes what is found while it is waited.
-        wait: for so many seconds.
-        now_s: monotonic seconds.
+        see: probes once, with copies or without.
+        report: takes the findings while the gate waits.
+        wait: sleeps for so many seconds.
+        now_s: returns monotonic seconds.
     """
     until_s = now_s() + MAY_TAKE_S
     while True:
@@ -105,7 +103,7 @@ def awaited(
 
 
 def _may_come(findings: Sequence[CheckResult]) -> bool:
-    """Whether something is waited for, and nothing is broken that no waiting mends."""
+    """Return whether a failed check may still pass, and none has failed for good."""
     failed = [finding for finding in findings if not finding.ok]
     return bool(failed) and all(finding.waiting for finding in failed)
 
@@ -115,24 +113,24 @@ def _given_up(finding: CheckResult) -> CheckResult:
     return replace(finding, detail=late, waiting=False) if finding.waiting else finding
 
 
-def _look(copies: bool) -> ProbedInstance:
-    return look(pynvml, measured if copies else None)
+def _probe(copies: bool) -> ProbedInstance:
+    return probe(pynvml, measured if copies else None)
 
 
-def _looks(cloud: str) -> Callable[[bool], ProbedInstance]:
+def _prober(cloud: str) -> Callable[[bool], ProbedInstance]:
     """Looks at the boot: with the eyes of a user too."""
 
     def see(copies: bool) -> ProbedInstance:
         metadata_problem, credentials_problem = probed(cloud)
         return replace(
-            _look(copies), metadata_problem=metadata_problem, credentials_problem=credentials_problem
+            _probe(copies), metadata_problem=metadata_problem, credentials_problem=credentials_problem
         )
 
     return see
 
 
 def report(findings: Sequence[CheckResult]) -> bool:
-    """Write the report of this boot, and what lets trainers start or keeps them from it.
+    """Write the report of this boot, and the file that lets trainers start, or remove that.
 
     Raises:
         OSError: a file cannot be written.
@@ -146,9 +144,9 @@ def report(findings: Sequence[CheckResult]) -> bool:
 
 
 def write_report(findings: Sequence[CheckResult], file: Path, now: datetime) -> bool:
-    """Log every finding, write all of them as JSON in one move; True when every check passed.
+    """Log every finding, write all of them as JSON in one move; return True if every check passed.
 
-    The report says ``ready: null`` while something is waited for.
+    The report has ``ready: null`` while a check may still pass.
 
     Raises:
         OSError: the file cannot be written.
@@ -156,7 +154,7 @@ def write_report(findings: Sequence[CheckResult], file: Path, now: datetime) -> 
     ready = all(finding.ok for finding in findings)
     waiting = _may_come(findings)
     for finding in findings:
-        if finding.waiting or not waiting:  # every few seconds only what is waited for
+        if finding.waiting or not waiting:  # while waiting, log only the checks that may still pass
             level = logging.INFO if finding.ok or waiting else logging.ERROR
             LOG.log(level, "event=check name=%s ok=%s detail=%r", finding.check, finding.ok, finding.detail)
     content: dict[str, Any] = {

@@ -1,22 +1,23 @@
 """``torchrun -m gpu_fleet_image.instance.gate.all_reduce BACKEND``.
 
-Every rank adds its number to all others'.
+Every rank adds its number to those of all others.
 
-With ``nccl`` each rank has a GPU of its own; ``gloo`` is for an instance with one, which NCCL takes once.
+With ``nccl`` each rank has a GPU of its own. ``gloo`` is for an instance with a single GPU, which NCCL
+accepts in one rank only.
 """
 
 import sys
 from datetime import timedelta
 
-ELEMENTS = 2**22  # 16 MiB: more than what NCCL sends in one piece
+ELEMENTS = 2**22  # 16 MiB: more than NCCL sends in one piece
 TIMEOUT = timedelta(minutes=2)
 
 
 def wrong(backend: str) -> int:
-    """How many elements of the sum are not what all ranks together come to.
+    """Return how many elements of the sum are wrong.
 
     Raises:
-        RuntimeError: the backend's own words.
+        RuntimeError: the backend's own error.
     """
     import torch  # noqa: PLC0415 - seconds of loading
     from torch import distributed  # noqa: PLC0415 - as above
@@ -35,7 +36,7 @@ def wrong(backend: str) -> int:
 
 
 def main() -> None:
-    """Exit status 1 when a sum is wrong."""
+    """Exit with status 1 if a sum is wrong."""
     (backend,) = sys.argv[1:]
     if odd := wrong(backend):
         sys.exit(f"all-reduce by {backend}: {odd} of {ELEMENTS} elements are wrong")

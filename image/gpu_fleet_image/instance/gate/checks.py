@@ -1,4 +1,4 @@
-"""What a healthy instance looks like: pure functions of what was expected and what was seen."""
+"""Health checks of an instance: pure functions of what is expected and what was probed."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -6,24 +6,25 @@ from dataclasses import dataclass
 
 from gpu_fleet_image.core.instance_file import Expected
 
-# Errors after which a GPU needs a reset or a replacement, by NVIDIA's catalogue (docs.nvidia.com/deploy/
-# xid-errors): double-bit ECC, halted microcontroller, failed row remapping, NVLink, fallen off the bus,
-# uncontained ECC, and a system processor (GSP) that stopped answering.
+# Errors after which a GPU needs a reset or a replacement, from NVIDIA's catalogue
+# (docs.nvidia.com/deploy/xid-errors): double-bit ECC, halted microcontroller, failed row remapping, NVLink,
+# fallen off the bus, uncontained ECC, and a system processor (GSP) that stopped answering.
 FATAL_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120})
-# NVLink of Blackwell: the driver's line itself says Fatal or Nonfatal (the same catalogue, 144 to 150).
+# NVLink of Blackwell: the driver's line itself contains Fatal or Nonfatal (the same catalogue, 144 to 150).
 NVLINK_XIDS = range(144, 151)
 FATAL = re.compile(r"\bFatal\b")
-# "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)": the last one of a GPU counts.
+# "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)": a GPU's last line counts.
 RECOVERY_XID = 154
 RECOVERY = re.compile(r" to 0x[0-9a-f]+ \(([^)]+)\)")
 NO_RECOVERY = "None"
 XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
-# Types are named by marketing GiB; the driver keeps some for itself and for ECC.
+# Types are named by marketing GiB; the driver reserves some for itself and for ECC.
 SMALLEST_MEMORY_SHARE = 0.9
-# Copies inside one GPU; one that is this much slower than the fastest beside it throttles or has a fault.
+# Copies inside one GPU: if it is this much slower than the instance's fastest, it throttles or has a fault.
 SMALLEST_BANDWIDTH_SHARE = 0.8
-# Of what its memory could do by clock and width, since all of an instance may throttle alike (a power brake).
-# Half is a choice, well below what a sound memory of any kind copies: no sound instance shall be replaced.
+# Share of its memory's peak by clock and width, since all GPUs of an instance may throttle alike (a power
+# brake). Half is a choice, well below what healthy memory of any kind copies: no healthy instance shall be
+# replaced.
 SMALLEST_PEAK_SHARE = 0.5
 # CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager is not up yet (docs.nvidia.com/datacenter/tesla/
 # fabric-manager-user-guide, "CUDA Initialization Failure")
@@ -32,18 +33,18 @@ NOT_READY = "Error 802"
 
 @dataclass(frozen=True)
 class ProbedGpu:
-    """One GPU as it was seen.
+    """Properties of one GPU as probed.
 
     Attributes:
         name: index and bus address.
-        uncorrected_ecc_errors: since boot; None where it has no ECC.
+        uncorrected_ecc_errors: since boot; None without ECC.
         inactive_nvlinks: links that the GPU has and that are down.
-        copy_gib_per_s: memory bandwidth of a copy; None when it was not measured.
-        peak_gib_per_s: what the memory's clock and width allow; None where unknown, or cut by MIG.
-        slowed_by: what holds its clocks down at the moment.
-        fabric_to_come: how far its fabric manager is with it; empty when done or without such a fabric.
-        fabric_problem: why its part of the fabric failed; empty when it did not.
-        cuda_problem: why CUDA could run nothing on it; empty when it could, or was not asked.
+        copy_gib_per_s: memory bandwidth of a copy; None if it was not measured.
+        peak_gib_per_s: limit by the memory's clock and width; None if unknown, or partitioned by MIG.
+        slowed_by: reasons for reduced clocks now.
+        fabric_to_come: progress of its fabric manager; empty if that is done, or without such a fabric.
+        fabric_problem: why its part of the fabric failed; empty if it did not.
+        cuda_problem: why CUDA could run nothing on it; empty if it could, or was not tried.
     """
 
     name: str
@@ -60,7 +61,7 @@ class ProbedGpu:
 
 @dataclass(frozen=True)
 class ProbedInstance:
-    """One look at the instance.
+    """Properties of the instance as probed.
 
     Attributes:
         gpus: every GPU that answers.
@@ -68,9 +69,9 @@ class ProbedInstance:
         efa_interfaces: Elastic Fabric Adapters with a driver, and up.
         erdma_interfaces: elastic RDMA interfaces with a driver, and up.
         kernel_log: since boot.
-        driver_problem: why NVML did not answer; empty when it did.
-        metadata_problem: why the metadata service is not closed to users; empty when it is.
-        credentials_problem: why users get no credentials; empty when they do.
+        driver_problem: why NVML did not answer; empty if it did.
+        metadata_problem: why the metadata service is not closed to users; empty if it is.
+        credentials_problem: why users get no credentials; empty if they do.
     """
 
     gpus: tuple[ProbedGpu, ...] = ()
@@ -88,9 +89,9 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        ok: whether the instance may be used.
-        waiting: not ok yet, but it may become so without anybody's help.
-        count: what was counted, where that is the check.
+        ok: True if the instance may be used.
+        waiting: not ok yet, but it may become so by itself.
+        count: number of GPUs, for the check that counts them.
     """
 
     check: str
@@ -101,7 +102,7 @@ class CheckResult:
 
 
 def gpu_count(expected: Expected, seen: ProbedInstance) -> CheckResult:
-    """As many GPUs as the type has."""
+    """Check that there are as many GPUs as the type has."""
     why = f": {seen.driver_problem}" if seen.driver_problem else ""
     ok = len(seen.gpus) == expected.gpus
     waiting = len(seen.gpus) < expected.gpus <= seen.gpus_to_come
@@ -111,20 +112,20 @@ def gpu_count(expected: Expected, seen: ProbedInstance) -> CheckResult:
 
 
 def gpu_memory(expected: Expected, seen: ProbedInstance) -> CheckResult:
-    """Each GPU with the memory of its type."""
+    """Check that each GPU has the memory of its type."""
     least = expected.gpu_memory_gib * SMALLEST_MEMORY_SHARE
     small = [f"GPU {gpu.name} has {gpu.memory_gib:.1f} GiB" for gpu in seen.gpus if gpu.memory_gib < least]
     return CheckResult("gpu_memory", not small, _detail(small, f"at least {least:.1f} GiB each"))
 
 
 def ecc(_expected: Expected, seen: ProbedInstance) -> CheckResult:
-    """No memory error that ECC could not correct."""
+    """Check that there is no memory error that ECC could not correct."""
     bad = [f"GPU {gpu.name}: {gpu.uncorrected_ecc_errors}" for gpu in seen.gpus if gpu.uncorrected_ecc_errors]
     return CheckResult("ecc", not bad, _detail(bad, "no uncorrected error since boot"))
 
 
 def nvswitch(_expected: Expected, seen: ProbedInstance) -> CheckResult:
-    """Every GPU in the fabric of its NVSwitches; an instance's only GPU has nobody to reach."""
+    """Check that every GPU is in the fabric of its NVSwitches; a single GPU needs none."""
     if len(seen.gpus) == 1:
         return CheckResult("nvswitch", ok=True, detail="one GPU, nothing to link it to")
     failed = [f"GPU {gpu.name}: {gpu.fabric_problem}" for gpu in seen.gpus if gpu.fabric_problem]
@@ -134,14 +135,14 @@ def nvswitch(_expected: Expected, seen: ProbedInstance) -> CheckResult:
 
 
 def cuda(_expected: Expected, seen: ProbedInstance) -> CheckResult:
-    """Each GPU runs something: NVML answers for one that a dead fabric manager keeps from all work."""
+    """Check that each GPU runs something: NVML also answers for one that a dead fabric manager blocks."""
     bad = [f"GPU {gpu.name}: {gpu.cuda_problem}" for gpu in seen.gpus if gpu.cuda_problem]
     waiting = bool(bad) and all(NOT_READY in gpu.cuda_problem for gpu in seen.gpus if gpu.cuda_problem)
     return CheckResult("cuda", not bad, _detail(bad, "every GPU that was asked ran a copy"), waiting)
 
 
 def nvlink(_expected: Expected, seen: ProbedInstance) -> CheckResult:
-    """Every link up, which a fabric manager may still train; those of an instance's only GPU lead nowhere."""
+    """Check that every link is up, for which a fabric manager may need time; a single GPU needs none."""
     if len(seen.gpus) == 1:
         return CheckResult("nvlink", ok=True, detail="one GPU, nothing to link it to")
     down = [f"GPU {gpu.name}: {gpu.inactive_nvlinks} down" for gpu in seen.gpus if gpu.inactive_nvlinks]
@@ -149,13 +150,13 @@ def nvlink(_expected: Expected, seen: ProbedInstance) -> CheckResult:
 
 
 def xid(_expected: Expected, seen: ProbedInstance) -> CheckResult:
-    """No error since boot after which a GPU is of no use."""
+    """Check that there was no error since boot after which a GPU is unusable."""
     fatal = fatal_xids(seen.kernel_log)
     return CheckResult("xid", not fatal, _detail(fatal, "no fatal Xid since boot"))
 
 
 def fatal_xids(kernel_log: str) -> list[str]:
-    """Errors after which a GPU needs a reset or a replacement, each GPU's once, in the order of the bus."""
+    """Return errors after which a GPU needs a reset or a replacement, each GPU's once, in bus order."""
     fatal: set[tuple[str, int, str]] = set()
     actions: dict[str, str] = {}
     for line in kernel_log.splitlines():
@@ -172,7 +173,7 @@ def fatal_xids(kernel_log: str) -> list[str]:
 
 
 def bandwidth(_expected: Expected, seen: ProbedInstance) -> CheckResult:
-    """No GPU much slower than the fastest beside it, and not all of them slow alike."""
+    """Check that no GPU is much slower than the fastest of the instance, and not all of them are slow."""
     measured = [(gpu, gpu.copy_gib_per_s) for gpu in seen.gpus if gpu.copy_gib_per_s is not None]
     least = max((speed for _, speed in measured), default=0.0) * SMALLEST_BANDWIDTH_SHARE
     slow = [
@@ -192,7 +193,7 @@ def _speed(gpu: ProbedGpu, speed: float) -> str:
 
 
 def fabric(expected: Expected, seen: ProbedInstance) -> CheckResult:
-    """Network cards for collectives, each with its driver and up, which may take them a while."""
+    """Check that network interfaces for collectives have a driver and are up, which may take a while."""
     rows = (
         ("EFA", seen.efa_interfaces, expected.efa_interfaces),
         ("eRDMA", seen.erdma_interfaces, expected.erdma_interfaces),
@@ -202,13 +203,13 @@ def fabric(expected: Expected, seen: ProbedInstance) -> CheckResult:
 
 
 def metadata(_expected: Expected, seen: ProbedInstance) -> CheckResult:
-    """No user reaches the metadata service, and by it what is root's; its rules may still be loaded."""
+    """Check that no user reaches the metadata service, and so root's role; its rules may still be loaded."""
     problem = seen.metadata_problem
     return CheckResult("metadata", not problem, problem or "closed to users", waiting=bool(problem))
 
 
 def user_credentials(_expected: Expected, seen: ProbedInstance) -> CheckResult:
-    """Users get credentials, without which no job could save; a new role takes the cloud some time."""
+    """Check that users get credentials, which jobs need to save; a new role takes the cloud some time."""
     problem = seen.credentials_problem
     detail = problem or "users get the user role's"
     return CheckResult("user_credentials", not problem, detail, waiting=bool(problem))
@@ -230,12 +231,12 @@ CHECKS: tuple[Callable[[Expected, ProbedInstance], CheckResult], ...] = (
 
 
 def judge(expected: Expected, seen: ProbedInstance) -> tuple[CheckResult, ...]:
-    """Every check, in the order an operator would ask."""
+    """Return the results of all checks, in an operator's order."""
     return tuple(check(expected, seen) for check in CHECKS)
 
 
 def judge_running(expected: Expected, seen: ProbedInstance) -> tuple[CheckResult, ...]:
-    """The checks that hold at any time, whatever runs on the GPUs."""
+    """Return the results of the checks that hold at any time, whatever runs on the GPUs."""
     return tuple(check(expected, seen) for check in (gpu_count, ecc, xid, metadata))
 
 

@@ -1,8 +1,8 @@
 """``python -m gpu_fleet_image.instance.gate.copies COUNT``.
 
-Copies inside each GPU's memory, by the trainer's torch.
+Copies inside each GPU's memory, with the trainer's torch.
 
-Prints one JSON list: for each GPU its speed in GiB/s, null where nothing was measured, and why CUDA failed.
+Prints one JSON list: for each GPU its speed in GiB/s, null if nothing was measured, and why CUDA failed.
 """
 
 import json
@@ -15,7 +15,7 @@ COPIES = 20
 
 
 def copied(index: int) -> tuple[float | None, str]:
-    """The speed of a copy, and why there was none where CUDA failed; torch's words go over many lines."""
+    """Return the speed of a copy, and the first line of CUDA's error if there was none."""
     try:
         return copy_speed(index), ""
     except RuntimeError as error:
@@ -23,13 +23,13 @@ def copied(index: int) -> tuple[float | None, str]:
 
 
 def copy_speed(index: int) -> float | None:
-    """GiB/s read and written by copies inside one GPU's memory; None for what this torch does not see.
+    """Return GiB/s read and written by copies inside one GPU's memory; None for a GPU that torch lacks.
 
-    A torch without CUDA sees no GPU, and of an instance cut by MIG only the first piece. Where CUDA cannot be
-    initialized torch counts no GPU either, and says why when it is used.
+    A torch without CUDA sees no GPU, and only the first part of an instance with MIG. If CUDA cannot be
+    initialized, torch counts no GPU either, and gives the reason when it is used.
 
     Raises:
-        RuntimeError: CUDA's own words.
+        RuntimeError: CUDA's own error.
     """
     import torch  # noqa: PLC0415 - seconds of loading, only where there is a GPU
 

@@ -1,4 +1,4 @@
-"""Looks at the instance: NVML, the kernel's log, /sys."""
+"""Probes of the instance: NVML, the kernel's log, /sys."""
 
 import ctypes
 import json
@@ -12,24 +12,24 @@ from gpu_fleet_image.instance.gate.checks import ProbedGpu, ProbedInstance
 GIB = 2**30
 SYS = Path("/sys")
 NVIDIA, DISPLAY = "0x10de", "0x03"  # vendor and class of a GPU on the PCI bus
-# The gate runs with the system's Python, torch lies in the trainer's environment.
+# The gate runs with the system's Python; torch is in the trainer's environment.
 TRAINER_PYTHON = Path("/opt/gpu-fleet/venv/bin/python")
-# What steps/70-trainer.sh writes there once every package is installed.
+# steps/70-trainer.sh writes it once every package is installed.
 COMPLETE = "lib/python3*/site-packages/gpu-fleet.pth"
 LONGEST_COPIES_S = 240
 NO_DRIVER = "no NVIDIA driver on this image"
 
-# GPU's index -> (GiB/s or None where nothing was measured, why CUDA failed or empty)
+# GPU's index -> (GiB/s or None if nothing was measured, why CUDA failed or empty)
 Copies = list[tuple[float | None, str]]
 
 
-def look(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = SYS) -> ProbedInstance:
+def probe(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = SYS) -> ProbedInstance:
     """One look at everything.
 
     Args:
-        nvml: the module ``pynvml``, or something that speaks like it.
+        nvml: the module ``pynvml``, or one with the same interface.
         copies: measures so many GPUs; None measures none.
-        sys: where sysfs is.
+        sys: mount point of sysfs.
     """
     gpus, problem = _gpus(nvml, copies or unmeasured)
     up = [_driver(device) for device in sorted(sys.glob("class/infiniband/*")) if _is_up(device)]
@@ -44,14 +44,16 @@ def look(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = S
 
 
 def unmeasured(count: int) -> Copies:
-    """No copy was made."""
+    """Return results without a copy."""
     return [(None, "")] * count
 
 
 def measured(count: int, python: Path = TRAINER_PYTHON) -> Copies:
-    """Copies on every GPU, by torch in an interpreter of its own; nothing while torch is not there yet.
+    """Copy on every GPU, by torch in its own interpreter.
 
-    An environment whose packages are not all installed says nothing of the GPUs: they would look broken, and
+    Return results without a copy until it is installed.
+
+    An environment that is not completely installed proves nothing about the GPUs: they would look broken, and
     the sweep would replace a healthy instance.
     """
     if count == 0 or not any(python.parents[1].glob(COMPLETE)):
@@ -65,7 +67,7 @@ def measured(count: int, python: Path = TRAINER_PYTHON) -> Copies:
 
 
 def _gpus(nvml: Any, copies: Callable[[int], Copies]) -> tuple[tuple[ProbedGpu, ...], str]:
-    """The GPUs, and why there are none when the driver does not answer."""
+    """Return the GPUs, and the driver's error if it does not answer."""
     try:
         nvml.nvmlInit()
         try:
@@ -79,9 +81,9 @@ def _gpus(nvml: Any, copies: Callable[[int], Copies]) -> tuple[tuple[ProbedGpu, 
 
 
 def _said(nvml: Any, error: Any) -> str:
-    """NVML's words; of a base without a driver also what that means."""
+    """Return NVML's error; without a driver, also its meaning."""
     if getattr(error, "value", None) == getattr(nvml, "NVML_ERROR_LIBRARY_NOT_FOUND", None) is not None:
-        return f"{NO_DRIVER} ({error}); name one that has it, see image.mode"
+        return f"{NO_DRIVER} ({error}); choose a base with a driver, see image.mode"
     return str(error)
 
 
@@ -112,7 +114,7 @@ def _gpu(nvml: Any, index: int, copied: float | None, cuda_problem: str) -> Prob
 
 
 def _fabric(nvml: Any, handle: Any) -> tuple[str, str]:
-    """How far the fabric manager is with a GPU, and why it failed; both empty when done or without a fabric.
+    """Return the state of a GPU's fabric that is in progress, and its failure; each may be empty.
 
     https://docs.nvidia.com/deploy/nvml-api/group__NvmlFabricDefs.html
     """
@@ -128,7 +130,7 @@ def _fabric(nvml: Any, handle: Any) -> tuple[str, str]:
 
 
 def _peak_gib_per_s(nvml: Any, handle: Any) -> float | None:
-    """Two transfers a clock over the memory's whole width, as NVIDIA's data sheets count it."""
+    """Return the peak of two transfers a clock over the memory's whole width, as in NVIDIA's data sheets."""
     mode = _ask(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
     clock_mhz = _ask(nvml, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM))
     width_bits = _ask(nvml, lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle))
@@ -152,7 +154,7 @@ def _links(nvml: Any) -> range:
 
 
 def _ask(nvml: Any, call: Any) -> Any:
-    """An answer, or None where the GPU has no such thing; an error of another kind is the caller's."""
+    """Make a call; return None if the GPU does not support it. Other errors are the caller's."""
     try:
         return call()
     except nvml.NVMLError as error:
@@ -166,7 +168,7 @@ def _ask(nvml: Any, call: Any) -> Any:
 
 
 def _is_up(device: Path) -> bool:
-    """Whether no port of an RDMA device says anything but "4: ACTIVE"; one without a word counts."""
+    """Return whether all ports of an RDMA device report "4: ACTIVE"; a device without a state counts."""
     try:
         return all("ACTIVE" in port.read_text(encoding="ascii") for port in device.glob("ports/*/state"))
     except OSError:  # it is being removed
@@ -186,7 +188,7 @@ def _on_the_bus(sys: Path) -> int:
 
 
 def _driver(device: Path) -> str:
-    """The kernel driver of an RDMA device."""
+    """Return the kernel driver of an RDMA device."""
     return (device / "device" / "driver").resolve().name
 
 

@@ -1,9 +1,9 @@
 """``python -m gpu_fleet_image.instance.gate.scratch_disk``: the pool's cloud disk as /scratch.
 
 Alibaba Cloud's types have no disks of their own, so the stack gives an instance a cloud disk named
-``scratch``. The metadata service reports the serial number and the name of each cloud disk, and the guest
-sees the same serial: no other disk is ever taken, and this one only while nothing is on it but what this
-program put there.
+``scratch``. The metadata service gives the serial number and the name of each cloud disk, and the guest sees
+the same serial. No other disk is ever used, and this one only while it holds nothing but this program's file
+system.
 https://www.alibabacloud.com/help/en/ecs/user-guide/instance-metadata-items
 """
 
@@ -21,7 +21,7 @@ from gpu_fleet_image.core.metadata import Metadata
 
 LOG = logging.getLogger("gpu_fleet_image.instance.gate")
 
-NAME = "scratch"  # of the disk, as stacks/gpu_fleet_stacks/alicloud/launch.py declares it
+NAME = "scratch"  # of the disk, as in stacks/gpu_fleet_stacks/alicloud/launch.py
 LABEL = "gpu-scratch"  # of the file system, the same as on instance-store disks
 SCRATCH = Path("/scratch")
 EVERYBODY = 0o1777
@@ -30,11 +30,11 @@ LISTING = ("lsblk", "--json", "--output", "PATH,TYPE,SERIAL,LABEL,FSTYPE,PARTTYP
 
 @dataclass(frozen=True)
 class Disk:
-    """A whole disk as the instance sees it.
+    """A whole disk of the instance.
 
     Attributes:
-        label: of the file system on it, or empty.
-        blank: nothing is on it: no file system, no partition table, no partition.
+        label: of its file system, or empty.
+        blank: it has no file system, no partition table and no partition.
         mounted: it, or a part of it, is in use.
     """
 
@@ -45,7 +45,7 @@ class Disk:
 
 
 def main() -> int:
-    """Exit status 0 when /scratch is on the disk, or there is no such disk; 1 when it stays unused."""
+    """Mount the disk; return 0 if /scratch is on it or there is no such disk, 1 if it stays unused."""
     logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
     if SCRATCH.is_mount():
         LOG.info("event=scratch-mounted-already")
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def serial_of(metadata: Metadata, name: str) -> str | None:
-    """The serial number of this instance's cloud disk of a name; None when it has none.
+    """Return the serial number of this instance's cloud disk with a name; None without one.
 
     Raises:
         InstanceError: the metadata service does not answer.
@@ -81,7 +81,7 @@ def serial_of(metadata: Metadata, name: str) -> str | None:
 
 
 def disk_of(listing: dict[str, Any], serial: str) -> Disk | None:
-    """The disk of a serial number in what ``lsblk --json`` prints, or None."""
+    """Return the disk with a serial number in the output of ``lsblk --json``, or None."""
     for device in listing["blockdevices"]:
         if device["type"] == "disk" and str(device.get("serial") or "").strip() == serial:
             everything = list(_with_children(device))
@@ -95,18 +95,18 @@ def disk_of(listing: dict[str, Any], serial: str) -> Disk | None:
 
 
 def refusal(disk: Disk | None) -> str:
-    """Why a disk cannot become /scratch; empty when it can."""
+    """Return why a disk cannot become /scratch; empty if it can."""
     if disk is None:
         return "the instance sees no disk with this serial number"
     if disk.mounted:
         return f"{disk.path} is in use"
     if not disk.blank and disk.label != LABEL:
-        return f"{disk.path} holds something that this program did not put there"
+        return f"{disk.path} holds data that this program did not write"
     return ""
 
 
 def use(disk: Disk, folder: Path) -> None:
-    """Make a file system on a blank disk, and mount it; what a disk holds after a reboot stays.
+    """Make a file system on a blank disk, and mount it; data from before a reboot stays.
 
     Raises:
         subprocess.CalledProcessError: mkfs or mount failed.
@@ -115,7 +115,7 @@ def use(disk: Disk, folder: Path) -> None:
         _run("mkfs.xfs", "-q", "-K", "-L", LABEL, disk.path)
     folder.mkdir(exist_ok=True)
     _run("mount", "-o", "noatime", disk.path, str(folder))
-    # these first: once everybody may write here, anybody could put a link in their place
+    # before everybody may write here: after that a user could put a link in their place
     for shared in (folder / "keep", folder / "runs"):
         shared.mkdir(exist_ok=True)
         shared.chmod(EVERYBODY)

@@ -1,8 +1,8 @@
 """``run gpu_fleet_image.instance.gate.user_access CLOUD WHAT...``.
 
-What users reach: credentials, no metadata service.
+Tests a user's access: credentials, and no metadata service.
 
-The gate runs it as the trainer's account, and reads the JSON that it prints.
+The gate runs it as the trainer's account, and reads its JSON output.
 """
 
 import errno
@@ -20,37 +20,37 @@ from gpu_fleet_image.core.metadata import SERVICES
 from gpu_fleet_image.instance.credentials import service
 from gpu_fleet_image.instance.credentials.callers import TRAINER
 
-# Where the metadata services answer; metadata.nft has the same.
+# Addresses of the metadata services; metadata.nft has the same.
 ADDRESSES = {"aws": ("169.254.169.254", "fd00:ec2::254"), "alicloud": ("100.100.100.200",)}
 PORT = 80
-# The tunnel to EFS (mount-home). Who speaks NFS there writes the homes as any user; metadata.nft closes it.
+# The tunnel to EFS (mount-home). An NFS client there can write the homes as any user; metadata.nft closes it.
 HOMES = ("127.0.0.1", 20049)
-# How a connection ends that rules refuse, or to which no way leads.
+# Errors of a connection that rules refuse, or that has no route.
 REFUSED = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM})
 ADDRESS_UNUSABLE = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})  # an instance without IPv6
-TIMEOUT_S = 10.0  # the service's own call to STS is in it
+TIMEOUT_S = 10.0  # includes the service's own call to STS
 LONGEST_S = 60.0
-HEALTH_S = 15.0  # queue-health has 25 s for all
+HEALTH_S = 15.0  # queue-health has 25 s in all
 RUN = Path("/opt/gpu-fleet/bin/run")
 HTTP_OK = 200
 KEYS = ("AccessKeyId", "SecretAccessKey", "Token", "AccessKeySecret", "SecurityToken", "Expiration")
 
 
 def probed(cloud: str) -> tuple[str, str]:
-    """Why the metadata service is not closed to users, and why they get no credentials; empty for none."""
+    """Return why the metadata service is not closed to users, and why they get no credentials; else empty."""
     metadata, credentials = _asked(cloud, ("metadata", "credentials"), LONGEST_S)
     return metadata, credentials
 
 
 def opened(cloud: str) -> str:
-    """Why the metadata service is not closed to users; for whoever looks every half minute."""
+    """Return why the metadata service is not closed to users; for checks every half minute."""
     return _asked(cloud, ("metadata",), HEALTH_S)[0]
 
 
 def _asked(cloud: str, names: tuple[str, ...], within_s: float) -> tuple[str, ...]:
-    """Each problem by its name, as the trainer's account meets it.
+    """Return each problem by its name, as the trainer's account sees it.
 
-    Where the environment says that the service is elsewhere, as in rehearsals, nothing is looked at.
+    Nothing is tested if the environment moves the metadata service, as in rehearsals.
     """
     if SERVICES[cloud][0] in os.environ:
         return ("",) * len(names)
@@ -77,7 +77,7 @@ def _asked(cloud: str, names: tuple[str, ...], within_s: float) -> tuple[str, ..
 
 
 def metadata_problem(addresses: Sequence[str], port: int = PORT) -> str:
-    """Which metadata service this process reaches; empty for none."""
+    """Return the metadata services that this process reaches; empty for none."""
     reached = []
     for address in addresses:
         connection = http.client.HTTPConnection(address, port, timeout=TIMEOUT_S)
@@ -95,7 +95,7 @@ def metadata_problem(addresses: Sequence[str], port: int = PORT) -> str:
 
 
 def homes_problem(address: str = HOMES[0], port: int = HOMES[1]) -> str:
-    """Why this process reaches the shared homes past the kernel's mount; empty where it does not."""
+    """Return how this process reaches the shared homes past the kernel's mount; empty if it does not."""
     try:
         socket.create_connection((address, port), timeout=TIMEOUT_S).close()
     except OSError as error:
@@ -104,7 +104,7 @@ def homes_problem(address: str = HOMES[0], port: int = HOMES[1]) -> str:
 
 
 def credentials_problem(address: str = service.ADDRESS, port: int = service.PORT) -> str:
-    """Why this process gets no credentials; empty when it does."""
+    """Return why this process gets no credentials; empty if it does."""
     where = f"http://{address}:{port}{service.CREDENTIALS}"
     connection = http.client.HTTPConnection(address, port, timeout=TIMEOUT_S)
     try:
@@ -122,7 +122,7 @@ def credentials_problem(address: str = service.ADDRESS, port: int = service.PORT
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints the problems that are asked for."""
+    """Print the requested problems as JSON; return the exit status."""
     cloud, *names = words or [""]
     if cloud not in ADDRESSES or not names or set(names) - {"metadata", "credentials"}:
         clouds = ", ".join(ADDRESSES)

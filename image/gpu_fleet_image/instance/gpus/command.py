@@ -15,25 +15,25 @@ from rich.table import Table
 from gpu_fleet_image.core import paths, queue_file
 from gpu_fleet_image.core.runs import ACCOUNT
 from gpu_fleet_image.core.times import format_span, format_time, parse_duration
-from gpu_fleet_image.instance.gpus import book_file, devices
-from gpu_fleet_image.instance.gpus.book import LONGEST, GpuBook
+from gpu_fleet_image.instance.gpus import devices, reservations_file
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
+from gpu_fleet_image.instance.gpus.reservations import LONGEST, GpuReservations
 
 HELPER = "/usr/libexec/gpu-fleet/reserve-gpus"
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 WIDTH = 120  # columns where output is no terminal: rich would use 80 and fold UUIDs
-account_option = click.option("--account", help="Whose reservation; for root alone.")
+account_option = click.option("--account", help="Owner of the reservation; only for root.")
 
 
 @click.command("list", epilog="\b\nExample:\n  gpu-fleet gpu list")
 def list_gpus() -> None:
     """Show this instance's GPUs and MIG instances, with their owner and the end of the reservation."""
     now = datetime.now(UTC)
-    book = present_book(now)
+    reserved = present_reservations(now)
     table = Table("GPU", "RESERVED BY", "UNTIL", "LEFT", box=None)
-    gone = [gpu for each in book.reservations for gpu in each.gpus if gpu not in book.gpus]
-    for gpu in (*book.gpus, *gone):
-        owner = book.owner(gpu)
+    gone = [gpu for each in reserved.reservations for gpu in each.gpus if gpu not in reserved.gpus]
+    for gpu in (*reserved.gpus, *gone):
+        owner = reserved.owner(gpu)
         left = (format_time(owner.until), format_span(owner.until - now)) if owner else ("", "")
         table.add_row(f"{gpu} (gone)" if gpu in gone else gpu, owner.account if owner else "free", *left)
     Console(markup=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
@@ -56,11 +56,11 @@ def reserve(count: int, duration: str, account: str | None) -> None:
         raise GpuReservationError("this stack's queue shares the GPUs out: gpu-fleet submit, or srun --gpus")
     _as_root(account, "reserve", str(count), duration)
     name = account_of(account)
-    with book_file.locked():
+    with reservations_file.locked():
         now = datetime.now(UTC)
-        book = present_book(now).reserved(name, count, now + span)
-        book_file.save(book)
-    own = book.visible(name) or ()
+        reserved = present_reservations(now).reserved(name, count, now + span)
+        reservations_file.save(reserved)
+    own = reserved.visible(name) or ()
     click.echo(f"{name} has {len(own)} GPUs until {format_time(now + span)}: {', '.join(own)}")
     click.echo('new log-in shells see them alone; this one: eval "$(gpu-fleet gpu env)"')
 
@@ -71,10 +71,10 @@ def release(account: str | None) -> None:
     """Give your reserved GPUs back before the reservation ends."""
     _as_root(account, "release")
     name = account_of(account)
-    with book_file.locked():
-        book = book_file.load().at(datetime.now(UTC))
-        book_file.save(book.without(name))
-    click.echo(f"{name} has reserved no GPU any more" if book.of(name) else f"{name} had reserved no GPU")
+    with reservations_file.locked():
+        reserved = reservations_file.load().at(datetime.now(UTC))
+        reservations_file.save(reserved.without(name))
+    click.echo(f"{name} has reserved no GPU any more" if reserved.of(name) else f"{name} had reserved no GPU")
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet gpu env")
@@ -83,14 +83,14 @@ def env() -> None:
 
     In an open shell: eval "$(gpu-fleet gpu env)"
     """
-    visible = book_file.visible_to(account_of(None), datetime.now(UTC))
+    visible = reservations_file.visible_to(account_of(None), datetime.now(UTC))
     shown = ",".join(visible or ())
     click.echo(f"unset {VARIABLE}" if visible is None else f"export {VARIABLE}={shlex.quote(shown)}")
 
 
-def present_book(now: datetime) -> GpuBook:
+def present_reservations(now: datetime) -> GpuReservations:
     """Return the current reservations with the GPUs that exist now. Raises GpuReservationError."""
-    return replace(book_file.load().at(now), gpus=devices.listed(pynvml))
+    return replace(reservations_file.load().at(now), gpus=devices.listed(pynvml))
 
 
 def account_of(account: str | None) -> str:

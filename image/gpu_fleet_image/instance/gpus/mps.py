@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from gpu_fleet_image.instance.gpus import book_file
+from gpu_fleet_image.instance.gpus import reservations_file
 from gpu_fleet_image.instance.gpus.command import VARIABLE, account_of
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 
@@ -66,7 +66,7 @@ def _stop(folder: Path | None) -> None:
 def _reserved() -> tuple[str, ...]:
     """Return the caller's own GPUs. Raises GpuReservationError without a reservation: others use the GPUs."""
     name = account_of(None)
-    own = book_file.load().at(datetime.now(UTC)).of(name)
+    own = reservations_file.load().at(datetime.now(UTC)).of(name)
     if own is None:
         raise GpuReservationError(f"{name} has reserved no GPU: first gpu-fleet gpu reserve COUNT --for 8h")
     return own.gpus

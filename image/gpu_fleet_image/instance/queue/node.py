@@ -1,8 +1,8 @@
 """``python -m gpu_fleet_image.instance.queue.node``.
 
-Join the queue as a node. The unit gpu-queue-node calls it.
+Joins the queue as a node. The unit gpu-queue-node calls it.
 
-``prepare`` lays munge's key and the list of the GPUs; ``start`` becomes slurmd.
+``prepare`` writes munge's key and the list of the GPUs; ``start`` becomes slurmd.
 """
 
 import json
@@ -22,10 +22,10 @@ LOG = logging.getLogger(__name__)
 
 
 def counted_gpus(report: Path) -> int:
-    """How many GPUs the boot check counted.
+    """Return the number of GPUs that the boot check counted.
 
     Raises:
-        NotReadyError: it has not passed.
+        NotReadyError: the boot check has not passed.
     """
     try:
         content = json.loads(read_text(report))
@@ -37,7 +37,7 @@ def counted_gpus(report: Path) -> int:
 
 
 def prepare() -> None:
-    """Lay what slurmd needs; raises InstanceError."""
+    """Write the files that slurmd needs; raises InstanceError."""
     instance = instance_file.load(paths.instance_file())
     queue = queue_file.load(queue_file.path())
     gpus = counted_gpus(paths.ready_file())
@@ -48,7 +48,7 @@ def prepare() -> None:
 
 
 def command() -> list[str]:
-    """slurmd's command on this instance; raises InstanceError."""
+    """Return slurmd's command on this instance; raises InstanceError."""
     instance = instance_file.load(paths.instance_file())
     queue = queue_file.load(queue_file.path())
     own = Metadata(instance.cloud).get("instance-id")
@@ -58,7 +58,7 @@ def command() -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """Exit status for the unit."""
+    """Run a step of the unit; return its exit status."""
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     try:
         if words == ["prepare"]:

@@ -1,4 +1,4 @@
-"""Alibaba Cloud, as sweep and agent need it; the same files and functions as ``aws/`` where it has the like.
+"""Alibaba Cloud for sweep and agent: the same files and functions as ``aws/``, if it has the service.
 
-In: calls in this room's words. Out: answers in this room's words (``model.py``).
+It takes and returns the types of ``core/model.py``.
 """

@@ -1,4 +1,4 @@
-"""From a policy and environment variables to Alibaba Cloud as a sweep sees it, spot prices too."""
+"""Connection of a sweep to Alibaba Cloud, from a policy and environment variables; spot prices."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ from gpu_fleet_image.core.notify.notifier import Notifier, Reach, roster_in
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.providers.alicloud.instances import Instances
-from gpu_fleet_image.providers.alicloud.leftovers import Leftovers
 from gpu_fleet_image.providers.alicloud.metrics import Heartbeats
 from gpu_fleet_image.providers.alicloud.notify import Mail, NoticesAlarm
+from gpu_fleet_image.providers.alicloud.orphaned_resources import OrphanedResources
 from gpu_fleet_image.providers.alicloud.oss import OssStore, users_key
 from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Clients, Product, clients
 
-MAX_PAGES = 100  # of one type; a cloud that hands out offsets for ever is not believed
+MAX_PAGES = 100  # of one type; a cloud that returns offsets without end is not believed
 
 
 def spot_prices(ecs: Product, calls: Calls, currency: str, types: Sequence[str]) -> Mapping[str, Decimal]:
-    """Instance type -> an hour of it in the dearest zone of the region; types without a price left out.
+    """Return instance type -> price of an hour in the region's most expensive zone, if there is one.
 
     Args:
         calls: makes the calls, one a type at least.
@@ -49,7 +49,7 @@ def spot_prices(ecs: Product, calls: Calls, currency: str, types: Sequence[str])
 def _history(ecs: Product, calls: Calls, currency: str, name: str) -> Iterator[dict[str, Any]]:
     offset = 0
     for _ in range(MAX_PAGES):
-        page = calls.look(
+        page = calls.read(
             ecs.action("DescribeSpotPriceHistory"),
             InstanceType=name,
             NetworkType="vpc",
@@ -70,11 +70,11 @@ ACCOUNT_ID = "GPU_FLEET_ACCOUNT_ID"
 def connect(
     policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clients | None = None
 ) -> SweepCloud:
-    """The stack's cloud.
+    """Return a connection to the stack's cloud.
 
     Args:
         calls: makes every call.
-        environ: where credentials, ledger and account are named.
+        environ: holds credentials, ledger and account.
         made: clients to use instead of new ones.
 
     Raises:
@@ -91,7 +91,7 @@ def connect(
         calls=calls,
         instances=Instances(own, calls, policy.stack),
         heartbeats=Heartbeats(own.cms, calls, policy.stack, _account(own, calls, environ)),
-        leftovers=Leftovers(own, calls, policy.stack),
+        orphans=OrphanedResources(own, calls, policy.stack),
         notifier=Notifier(NoticesAlarm(own.cms, calls, policy.stack), reach),
         store=store,
         spot_prices=partial(spot_prices, own.ecs, calls, policy.currency),
@@ -99,7 +99,10 @@ def connect(
 
 
 def _reach(own: Clients, calls: Calls, store: Store) -> Reach:
-    """How users are reached. An instance sets no tag here: its agent writes to the records who is on it."""
+    """Return the ways to reach users.
+
+    Here an agent writes its instance's users to the records, not to a tag.
+    """
 
     def users(instance: Instance) -> list[str]:
         stored = store.newest(users_key(instance.pool, instance.id))
@@ -107,52 +110,61 @@ def _reach(own: Clients, calls: Calls, store: Store) -> Reach:
         return words if isinstance(words, list) else []
 
     def secret(name: str) -> str:
-        return str(calls.look(own.kms.action("GetSecretValue"), SecretName=name)["SecretData"])
+        return str(calls.read(own.kms.action("GetSecretValue"), SecretName=name)["SecretData"])
 
     return Reach(partial(roster_in, store), users, Mail(own.dm, calls).send, secret)
 
 
 def instances(region: str, calls: Calls, stack: str = "") -> Instances:
-    """The instances of a stack; without one those of a region, for a user who asks for one by its id."""
+    """Return the instances of a stack.
+
+    Without a stack those of the region, for a user who names one by id.
+    """
     keys = credentials(os.environ)
     return Instances(clients(region, keys, os.environ.get(ENDPOINT, "")), calls, stack)
 
 
 def store(region: str, calls: Calls, uri: str) -> OssStore:
-    """As on AWS; raises CloudError, too."""
+    """Return a stack's records, as on AWS; raises CloudError, too."""
     return OssStore(bucket_client(region), calls, uri)
 
 
 def bucket_client(region: str) -> Any:
-    """boto3's S3 client for OSS."""
+    """Return boto3's S3 client for OSS."""
     return oss.bucket_client(region, credentials(os.environ))
 
 
 def credentials(environ: Mapping[str, str]) -> Credentials:
-    """Of the environment, else of the instance that this runs on."""
+    """Return the credentials of the environment, else of the instance that this runs on."""
     return Credentials(environ, None if environ.get(KEY_ID) else Metadata("alicloud"))
 
 
 def _account(own: Clients, calls: Calls, environ: Mapping[str, str]) -> Callable[[], str]:
-    """The account's id: the stack sets it for its function; a user's keys are asked for theirs, once."""
+    """Return a function that gives the account's id: the stack sets it for its function.
+
+    Else STS is asked once.
+    """
 
     @cache
     def account() -> str:
         noted = environ.get(ACCOUNT_ID)
-        return noted or str(calls.look(own.sts.action("GetCallerIdentity"))["AccountId"])
+        return noted or str(calls.read(own.sts.action("GetCallerIdentity"))["AccountId"])
 
     return account
 
 
 def caller(region: str, calls: Calls) -> tuple[str, str]:
-    """As on AWS: a RAM user's name, else what the session of a role is called. Raises CloudError."""
+    """Return the caller as on AWS: a RAM user's name, else the name of a role's session.
+
+    Raises CloudError.
+    """
     own = clients(region, credentials(os.environ), os.environ.get(ENDPOINT, ""))
-    identity = calls.look(own.sts.action("GetCallerIdentity"))
+    identity = calls.read(own.sts.action("GetCallerIdentity"))
     kind, _, rest = str(identity["Arn"]).rpartition(":")[2].partition("/")
     return ("users", rest) if kind == "user" else ("sessions", rest.replace("/", ":"))
 
 
 def account_id(region: str, calls: Calls) -> str:
-    """The account of the credentials. Raises CloudError."""
+    """Return the account of the credentials. Raises CloudError."""
     own = clients(region, credentials(os.environ), os.environ.get(ENDPOINT, ""))
     return _account(own, calls, os.environ)()

@@ -1,8 +1,8 @@
-"""The stack's instances on Alibaba Cloud: list them, mark them, end them."""
+"""The stack's instances on Alibaba Cloud: list, tag, stop and terminate them."""
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,13 +11,15 @@ from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Group, 
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time, parse_time
 from gpu_fleet_image.providers.alicloud.lifecycle import IN_SERVICE, PROTECTED
-from gpu_fleet_image.providers.alicloud.session import Answer, Clients
+from gpu_fleet_image.providers.alicloud.session import Answer, Clients, Product
 
 TAG_GROUP = "acs:autoscaling:scalingGroupId"  # set by Auto Scaling on the instances that it starts
-# The API reports no time of a stop. The sweep writes down its own; what users stop, it never ends.
+# The API reports no time of a stop. The sweep notes the time of its own stops; it never terminates what users
+# stopped.
 TAG_STOPPED_AT = "gpu-fleet:stopped-at"
 STOPS = frozenset({"stopping", "stopped"})
 LAUNCH = "ScaleOut"  # a scaling process
+Ask = Callable[..., Answer]
 STATES = {
     "Pending": "pending",
     "Starting": "pending",
@@ -28,9 +30,9 @@ STATES = {
 
 
 def instance_of(raw: Mapping[str, Any]) -> Instance:
-    """One instance of DescribeInstances."""
+    """Parse one instance of DescribeInstances."""
     tags = {tag["TagKey"]: tag["TagValue"] for tag in raw.get("Tags", {}).get("Tag", [])}
-    # The cloud reports whole minutes. The end of that minute: nobody may count as older than they are.
+    # The cloud reports whole minutes. Take the end of the minute: no instance may count as older than it is.
     launched_at = parse_time(raw.get("StartTime") or raw["CreationTime"]) + timedelta(minutes=1)
     stopped_at = None
     if raw["Status"] == "Stopped" and TAG_STOPPED_AT in tags:
@@ -50,7 +52,7 @@ def instance_of(raw: Mapping[str, Any]) -> Instance:
 
 
 def _lock(raw: Mapping[str, Any]) -> str:
-    """Why the cloud itself would not let it go, or an empty text."""
+    """Return why the cloud itself would not terminate it, or an empty text."""
     reasons = [reason["LockReason"] for reason in raw.get("OperationLocks", {}).get("LockReason", [])]
     if reasons:
         return f"locked by the cloud: {', '.join(reasons)}"
@@ -65,7 +67,7 @@ def _time(text: str) -> datetime | None:
 
 
 def group_of(raw: Mapping[str, Any], members: Mapping[str, str]) -> Group:
-    """One group of DescribeScalingGroups, with its members and what each is doing."""
+    """Parse one group of DescribeScalingGroups, with its members and their lifecycle states."""
     tags = {tag["TagKey"]: tag["TagValue"] for tag in raw.get("Tags") or []}
     states = {key: IN_SERVICE if state == PROTECTED else state for key, state in members.items()}
     return Group(
@@ -96,10 +98,10 @@ RESOURCES = {
 class Instances:
     """The managed instances of one stack.
 
-    A group's name here is its id: the API of Auto Scaling goes by nothing else.
+    A group's name here is its id: the API of Auto Scaling accepts nothing else.
 
     Args:
-        stack: whose instances; no others are ever listed.
+        stack: only its instances are ever listed.
     """
 
     end_batch, detach_batch = END_BATCH, DETACH_BATCH
@@ -110,13 +112,13 @@ class Instances:
         self._stack = stack
 
     def fleet(self) -> Inventory:
-        """Every managed instance of the stack, and its scaling groups.
+        """Return every managed instance of the stack, and its scaling groups.
 
-        Who is in which group is read here from the instances' tags, at no call more; ``again`` asks Auto
-        Scaling. An instance that was released is gone at once: the cloud lists it no more.
+        Group membership is read from the instances' tags here, without another call; ``again`` asks Auto
+        Scaling. A released instance disappears at once: the cloud no longer lists it.
 
         Raises:
-            CloudError: a list could not be read to its end.
+            CloudError: a list could not be read completely.
         """
         instances = self._instances(Tag=self._own())
         members: dict[str, dict[str, str]] = defaultdict(dict)
@@ -124,15 +126,15 @@ class Instances:
             if TAG_GROUP in instance.tags:
                 members[instance.tags[TAG_GROUP]][instance.id] = IN_SERVICE
         groups = {raw["ScalingGroupId"]: raw for raw in self._groups(Tags=self._own()[1:])}
-        # A group without the stack's tag would replace what is terminated behind its back.
+        # A group without the stack's tag would replace terminated instances unnoticed.
         unknown = sorted(members.keys() - groups.keys())
         groups |= {raw["ScalingGroupId"]: raw for raw in self._groups_of(unknown)}
         return Inventory(instances, tuple(group_of(raw, members[key]) for key, raw in groups.items()))
 
     def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Inventory:
-        """The same instances and their groups, read anew; what is no longer managed is left out.
+        """Read the same instances and their groups again, without those that are no longer managed.
 
-        In ``gone`` are those that the cloud knows no more.
+        ``gone`` holds the instances that the cloud no longer knows.
 
         Raises:
             CloudError: they could not be read.
@@ -159,16 +161,16 @@ class Instances:
         return Inventory(tuple(owned.values()), tuple(groups), tuple(gone))
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """An instance's tags; none for one that is not there. Raises CloudError."""
+        """Return an instance's tags; empty for an instance that does not exist. Raises CloudError."""
         listed = self._instances(InstanceIds=json.dumps([instance_id]))
         return dict(listed[0].tags) if listed else {}
 
     def lock(self, instance_id: str, action: str) -> str:  # noqa: ARG002 - as on AWS
-        """Nothing more than ``fleet`` knows: DescribeInstances reports locks and deletion protection."""
+        """Return nothing: ``fleet`` already reads locks and deletion protection from DescribeInstances."""
         return ""
 
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
-        """Those of the alarms that are in the state ALARM.
+        """Return those of the alarms that are in the state ALARM.
 
         Raises:
             CloudError: they could not be read.
@@ -181,27 +183,27 @@ class Instances:
         self._tag("TagResources", ids, Tag=[{"Key": key, "Value": value} for key, value in tags.items()])
 
     def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
-        """Take tags away, whatever their value; raises CloudError."""
+        """Remove tags, whatever their value; raises CloudError."""
         self._tag("UntagResources", ids, TagKey=list(keys))
 
     def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
-        """Take instances out of their group, which then wants fewer, or starts others where ``replaced``.
+        """Remove instances from their group, and lower its desired capacity unless ``replaced``.
 
-        The group itself refuses to fall below its minimum. Raises CloudError.
+        The group itself refuses to go below its minimum. Raises CloudError.
         """
         self._change_group(
             "DetachInstances", group, InstanceIds=list(ids), DecreaseDesiredCapacity=not replaced
         )
 
     def attach(self, group: str, ids: Sequence[str]) -> None:
-        """Put instances back into their group, which then wants more; raises CloudError."""
+        """Put instances back into their group, and raise its desired capacity; raises CloudError."""
         self._change_group("AttachInstances", group, InstanceIds=list(ids), Entrusted=True)
 
     def stop(self, ids: Sequence[str]) -> None:
-        """Stop instances, all or none, and pay for their disks alone. Raises CloudError.
+        """Stop instances, all or none, and pay only for their disks. Raises CloudError.
 
-        When is noted afterwards: a note on an instance that was not stopped would make a later stop by its
-        user look like one of the sweep's.
+        The time is noted afterwards: with a note on an instance that was not stopped, a later stop by its
+            user would look like one by the sweep.
         """
         try:
             self._calls.change(
@@ -211,7 +213,7 @@ class Instances:
                 BatchOptimization="AllTogether",
             )
         except CloudError as error:
-            if error.code in TRANSIENT:  # it may have been done all the same
+            if error.code in TRANSIENT:  # the instances may have been stopped all the same
                 listed = self._instances(InstanceIds=json.dumps(list(ids)))
                 self._note_stop([instance.id for instance in listed if instance.state in STOPS])
             raise
@@ -221,18 +223,19 @@ class Instances:
         self.tag(ids, {TAG_STOPPED_AT: format_time(self._calls.now())})
 
     def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:
-        """End instances for good; raises CloudError, also where one of the ``stopped`` runs.
+        """Terminate instances; raises CloudError, also if one of the ``stopped`` is running.
 
-        Without ``Force`` the cloud itself refuses what is not stopped (help.aliyun.com, API DeleteInstances).
+        Without ``Force`` the cloud refuses instances that are not stopped (help.aliyun.com, API
+        DeleteInstances).
         """
         self._calls.change(self._ecs.action("DeleteInstances"), InstanceId=list(ids), Force=not stopped)
 
     def limit(self, group: str, max_size: int) -> None:
-        """Let a group grow to so many instances and no further; raises CloudError."""
+        """Limit a group to ``max_size`` instances; raises CloudError."""
         self._change_group("ModifyScalingGroup", group, MaxSize=max_size)
 
     def close(self, group: str) -> None:
-        """Let a group start no instance any more; raises CloudError."""
+        """Keep a group from starting instances; raises CloudError."""
         self._change_group("SuspendProcesses", group, Processes=[LAUNCH])
 
     def open(self, group: str) -> None:
@@ -246,7 +249,7 @@ class Instances:
         self._calls.change(self._ess.action(action), ScalingGroupId=group, **parameters)
 
     def _tag(self, action: str, ids: Sequence[str], **parameters: Any) -> None:
-        """Instances and disks by one product, addresses by another that spells one action its own way."""
+        """Tag instances, disks and addresses. The product of addresses spells one action differently."""
         for prefix, kind in RESOURCES.items():
             own = [instance_id for instance_id in ids if instance_id.startswith(prefix)]
             product = self._vpc if prefix == ADDRESS else self._ecs
@@ -257,15 +260,8 @@ class Instances:
                 )
 
     def _instances(self, **chosen: Any) -> tuple[Instance, ...]:
-        listed: dict[str, Instance] = {}
-        token = ""
-        while True:
-            more = {"NextToken": token} if token else {}
-            page = self._calls.look(self._ecs.action("DescribeInstances"), MaxResults=PAGE, **chosen, **more)
-            listed |= {raw["InstanceId"]: instance_of(raw) for raw in page["Instances"]["Instance"]}
-            token = page.get("NextToken") or ""
-            if not token:
-                return tuple(listed.values())
+        raws = described(self._calls.read, self._ecs, **chosen)
+        return tuple({raw["InstanceId"]: instance_of(raw) for raw in raws}.values())
 
     def _members(self, **chosen: Any) -> list[dict[str, Any]]:
         action = self._ess.action("DescribeScalingInstances")
@@ -283,12 +279,48 @@ class Instances:
     def _numbered(
         self, action: Callable[..., Answer], key: str, size: int, **chosen: Any
     ) -> Iterator[dict[str, Any]]:
-        """Every page of an answer with numbered pages; an empty one ends it, whatever the total says."""
+        """Yield the rows of numbered pages. An empty page is the last, whatever the total."""
         seen, number = 0, 1
         while True:
-            page = self._calls.look(action, PageNumber=number, PageSize=size, **chosen)
+            page = self._calls.read(action, PageNumber=number, PageSize=size, **chosen)
             rows = page[key]
             yield from rows
             seen, number = seen + len(rows), number + 1
             if not rows or seen >= int(page["TotalCount"]):
                 return
+
+
+def described(ask: Ask, ecs: Product, **which: Any) -> Iterator[dict[str, Any]]:
+    """Yield the instances of DescribeInstances, page after page. Raises what ``ask`` raises.
+
+    Args:
+        ask: makes the call, counted or not.
+    """
+    token: dict[str, str] = {}
+    while True:
+        page = ask(ecs.action("DescribeInstances"), MaxResults=PAGE, **which, **token)
+        yield from page["Instances"]["Instance"]
+        if not page.get("NextToken"):
+            return
+        token = {"NextToken": page["NextToken"]}
+
+
+def with_ids(ask: Ask, ecs: Product, ids: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the instances with these ids that ECS still knows; errors as for ``described``."""
+    for some in batches(list(ids), PAGE):
+        yield from described(ask, ecs, InstanceIds=json.dumps(list(some)))
+
+
+def states_of(calls: Calls, ecs: Product, ids: Iterable[str]) -> dict[str, str]:
+    """Return instance id -> state, of those that ECS still knows. Raises CloudError."""
+    raws = with_ids(calls.read, ecs, ids)
+    return {str(raw["InstanceId"]): STATES.get(raw["Status"], str(raw["Status"]).lower()) for raw in raws}
+
+
+def addresses_of(calls: Calls, ecs: Product, ids: Iterable[str]) -> dict[str, str]:
+    """Return instance id -> private IPv4, without those that have none. Raises CloudError."""
+    known = {
+        raw["InstanceId"]: raw.get("VpcAttributes", {}).get("PrivateIpAddress", {}).get("IpAddress", [])
+        for raw in with_ids(calls.read, ecs, ids)
+    }
+    return {key: str(addresses[0]) for key, addresses in known.items() if addresses}

@@ -1,4 +1,4 @@
-"""The lifecycle hook of Auto Scaling: it holds an instance that is terminated until its agent is done."""
+"""Auto Scaling's lifecycle hook: it delays an instance's termination until its agent is done."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,12 +7,12 @@ from gpu_fleet_image.core.reaper_errors import AnswerError, CloudError
 from gpu_fleet_image.providers.alicloud.session import Answer, Product
 
 PAGE = 50  # DescribeScalingActivities, DescribeLifecycleActions: at most 50
-IN_SERVICE, PROTECTED = "InService", "Protected"  # the second is in service too, and kept from scale-in
+IN_SERVICE, PROTECTED = "InService", "Protected"  # the second is in service too, and protected from scale-in
 LEAVING = ("Removing", "Removing:Wait")  # LifecycleState of an instance that its group terminates
 
 
 def lifecycle_state(ess: Product, instance_id: str) -> tuple[str, str]:
-    """(id of the instance's group, what it is doing there); empty texts for an instance of no group.
+    """Return (id of the instance's group, its lifecycle state there); empty texts without a group.
 
     Raises:
         CloudError: the cloud does not answer.
@@ -23,14 +23,14 @@ def lifecycle_state(ess: Product, instance_id: str) -> tuple[str, str]:
 
 
 class Hook:
-    """The hook of one instance's group."""
+    """Lifecycle hook of one instance's group."""
 
     def __init__(self, ess: Product, instance_id: str) -> None:
         self._ess = ess
         self._instance_id = instance_id
 
     def heartbeat(self) -> None:
-        """Ask for more time: the hook's timeout starts anew. Raises CloudError."""
+        """Ask for more time: restart the hook's timeout. Raises CloudError."""
         for action in self._pending():
             _ask(
                 self._ess.action("RecordLifecycleActionHeartbeat"),
@@ -39,19 +39,19 @@ class Hook:
             )
 
     def complete(self) -> None:
-        """Let the termination go on.
+        """Let the termination continue.
 
-        One token may stand for several instances that leave at once. It is left alone then: the others may
-        not have saved everything, and the hook's timeout lets all of them go.
+        One token may stand for several instances that are removed at once. It is not completed then: the
+        others may not have saved everything, and the hook's timeout releases all of them.
 
         Raises:
-            CloudError: the cloud refused, or other instances hang on the same token.
+            CloudError: the cloud refused, or other instances share the token.
         """
         for action in self._pending():
             if action["InstanceIds"] != [self._instance_id]:
                 others = len(action["InstanceIds"]) - 1
                 raise CloudError(
-                    f"lifecycle hook: {others} other instances leave by the same token; it times out"
+                    f"lifecycle hook: {others} other instances share its token; it will time out"
                 )
             _ask(
                 self._ess.action("CompleteLifecycleAction"),

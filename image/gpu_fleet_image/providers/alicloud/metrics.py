@@ -1,8 +1,8 @@
-"""Heartbeats from CloudMonitor: the newest of a fleet in a call, windows only of those that may be idle.
+"""Heartbeats from CloudMonitor: the newest of all instances in one call, windows only of possibly idle ones.
 
-CloudMonitor answers 1,440 points to a call, of 50 instances at most, where CloudWatch answers 100,800 of 500.
-The windows of a thousand instances would take 200 calls. But the newest heartbeat says by itself how long
-ago the last activity was: where that is too short to matter, nothing else is asked for.
+CloudMonitor returns 1,440 points a call, of 50 instances at most, where CloudWatch returns 100,800 of 500.
+The windows of a thousand instances would take 200 calls. But the newest heartbeat alone gives the time since
+the last activity: if that is short, no window is read.
 """
 
 import json
@@ -21,23 +21,23 @@ from gpu_fleet_image.providers.alicloud.session import Product
 
 DIMENSION_STACK = "Stack"
 NO_GROUP = "0"  # the application group of metrics that name no other (API PutCustomMetric)
-RAW = "0"  # Type: the cloud makes the minima itself
+RAW = "0"  # Type: the cloud computes the minima
 MAX_DATA_PER_CALL = 21  # PutCustomMetric: N of 1 to 21
 MAX_INSTANCES = 50  # DescribeMetricList
 MAX_POINTS = 1440  # DescribeMetricList, DescribeMetricLast
-# Of custom metrics the cloud makes minima of one and of five minutes
-# (www.alibabacloud.com/help/en/cms, "Custom monitoring").
+# The cloud computes minima of custom metrics over one and five minutes (www.alibabacloud.com/help/en/cms,
+# "Custom monitoring").
 FINE_S, COARSE_S = 60, 300
-# What the cloud made of each five minutes, put together.
+# Combines the cloud's values of five minutes each.
 TOGETHER: dict[Statistic, Callable[[list[float]], float]] = {"Minimum": min, "Average": fmean, "Sum": sum}
-# Of the newest points of a stack, where an instance may publish under any name: where there are more pages
-# than these and two for each full page of ours, the windows are read, which are asked for by their names.
+# Limit of pages of a stack's newest points, where an instance may publish under any name. With more pages
+# than these and two for each full page of ours, the windows are read instead, by the instances' ids.
 NEWEST_PAGES = 10
-MAX_PAGES = 10_000  # of one batch; a cloud that hands out tokens for ever is not believed
+MAX_PAGES = 10_000  # of one batch; a cloud that returns tokens without end is not believed
 
 
 def metric_name(metric: str, stack: str) -> str:
-    """The name of an instance's metric: each stack has its own, so one call lists one stack's instances.
+    """Return the name of an instance's metric. Each stack has its own, so that one call lists its instances.
 
     A name has letters, digits and underscores only (API PutCustomMetric).
     """
@@ -51,12 +51,12 @@ def datum(
     at: datetime | None = None,
     group: str = NO_GROUP,
 ) -> dict[str, str]:
-    """One number as PutCustomMetric takes it.
+    """Return one number in PutCustomMetric's form.
 
     Args:
-        dimensions: name -> value; the cloud wants them in order.
-        at: when; None for the cloud's time of receipt.
-        group: the application group that it belongs to.
+        dimensions: name -> value; the cloud requires them sorted.
+        at: its time; None for the cloud's time of receipt.
+        group: its application group.
     """
     made = {
         "MetricName": metric,
@@ -69,10 +69,10 @@ def datum(
 
 
 class Heartbeats:
-    """The metrics of one stack: its agents' to read, the sweep's own to publish.
+    """Metrics of one stack: reads its agents' and publishes the sweep's.
 
     Args:
-        account: the account's id; asked for when it is first needed.
+        account: returns the account's id; called when it is first needed.
     """
 
     def __init__(self, cms: Product, calls: Calls, stack: str, account: Callable[[], str]) -> None:
@@ -85,10 +85,10 @@ class Heartbeats:
         """Read metrics in as few calls as the API allows; as on AWS.
 
         Args:
-            span: which time; its start aligned to the longest period.
+            span: time span; its start is aligned to the longest period.
 
         Returns:
-            An answer for every query, incomplete where a call failed; and the failures.
+            An answer for every query, incomplete if a call failed; and the failures.
         """
         answers = {query: Answer() for query in queries}
         self._read_newest([query for query in queries if query.enough_below_s > 0], answers)
@@ -106,7 +106,7 @@ class Heartbeats:
         return answers, failures
 
     def publish(self, figures: Sequence[Figure]) -> None:
-        """Publish what the sweep and its meter say, of the stack or of a pool; raises CloudError."""
+        """Publish figures of the sweep and its meter, of the stack or of a pool; raises CloudError."""
         for batch in batches(figures, MAX_DATA_PER_CALL):
             data = [
                 datum(measurement.name, measurement.value, self._dimensions(measurement))
@@ -119,7 +119,7 @@ class Heartbeats:
         return own if figure.pool is None else own | {DIMENSION_POOL: figure.pool}
 
     def _read_newest(self, queries: Sequence[Query], answers: Mapping[Query, Answer]) -> None:
-        """Answer those whose newest value says enough. What goes wrong here leaves the windows to be read."""
+        """Answer queries whose newest value is enough. After an error here the windows are read."""
         alike: dict[str, dict[str, Query]] = defaultdict(dict)
         for query in queries:
             alike[query.metric][query.instance_id] = query
@@ -139,7 +139,7 @@ class Heartbeats:
                     answers[query].status = COMPLETE
 
     def _oldest(self, query: Query) -> datetime:
-        """Of an instance that fell silent the whole window is returned, for users."""
+        """Return the oldest time of a newest point; of an older one the whole window is read, for users."""
         return datetime.fromtimestamp(self._calls.now().timestamp() - query.period_s, UTC)
 
     def _read_windows(self, batch: Sequence[Query], span: Span, answers: Mapping[Query, Answer]) -> None:
@@ -175,14 +175,14 @@ class Heartbeats:
         pages: int = MAX_PAGES,
         **more: Any,
     ) -> Iterator[tuple[str, datetime, float]]:
-        """(instance, start of the period, its value) of every page.
+        """Yield (instance, start of the period, its value) of every page.
 
         Raises:
-            CloudError: a call failed, or there are more pages than that.
+            CloudError: a call failed, or there are more than ``pages`` pages.
         """
         token = ""
         for _ in range(pages):
-            page = self._calls.look(
+            page = self._calls.read(
                 self._cms.action(action),
                 Namespace=f"acs_customMetric_{self._account()}",
                 MetricName=metric_name(metric, self._stack),
@@ -199,7 +199,7 @@ class Heartbeats:
 
 
 def _read_page(page: Mapping[str, Any], statistic: Statistic) -> Iterator[tuple[str, datetime, float]]:
-    """The points of one answer.
+    """Yield the points of one answer.
 
     Raises:
         CloudError: it cannot be read.

@@ -1,7 +1,7 @@
-"""How users are notified on Alibaba Cloud: an alarm for operators, DirectMail for users.
+"""Notices on Alibaba Cloud: an alarm for operators, DirectMail for users.
 
-CloudMonitor mails its contacts when an alarm fires, and carries no text of ours. Which instances are meant is
-said by the log, by ``gpu-fleet status``, by mail to users, and by the instance itself on every terminal.
+CloudMonitor mails its contacts when an alarm fires, without any text of ours. The log, ``gpu-fleet status``,
+mail to users, and each terminal of the instance name the instances.
 """
 
 import json
@@ -18,7 +18,7 @@ MESSAGE_BYTES = 80_000  # TextBody, SingleSendMail
 
 
 class NoticesAlarm:
-    """The stack's alarm on ``SweepNotices``."""
+    """Channel of operators: the stack's alarm on ``SweepNotices``."""
 
     def __init__(self, cms: Product, calls: Calls, stack: str) -> None:
         self._cms = cms
@@ -26,7 +26,10 @@ class NoticesAlarm:
         self._stack = stack
 
     def send(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
-        """Send one message; raises CloudError when the alarm cannot hear of it. No user listens here."""
+        """Send one message; raises CloudError if the alarm's metric is refused.
+
+        Users do not subscribe here.
+        """
         del users
         data = [datum(METRIC_NOTICES, 1, {DIMENSION_STACK: self._stack})]
         self._calls.change(self._cms.action("PutCustomMetric"), MetricList=data)
@@ -34,20 +37,20 @@ class NoticesAlarm:
         sys.stdout.write(json.dumps(line) + "\n")
 
     def deaf(self, addresses: Sequence[str]) -> Mapping[str, str]:
-        """Nobody: CloudMonitor takes its contacts' confirmations, and operators see them in its console."""
+        """Return nothing: operators see their contacts' confirmations in CloudMonitor's console."""
         del addresses
         return {}
 
 
 class Mail:
-    """Mail by DirectMail."""
+    """Sender of mail through DirectMail."""
 
     def __init__(self, dm: Product, calls: Calls) -> None:
         self._dm = dm
         self._calls = calls
 
     def send(self, sender: str, address: str, subject: str, message: str) -> None:
-        """Send one mail from a sender address of the console; raises CloudError when it is refused.
+        """Send one mail from a sender address of the console; raises CloudError if it is refused.
 
         https://www.alibabacloud.com/help/en/direct-mail/api-dm-2015-11-23-singlesendmail
         """

@@ -1,4 +1,4 @@
-"""Small objects in OSS that are written only under a condition."""
+"""Small objects in OSS, written under a condition."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ MOST_WRITERS = 100  # of one key at the same moment; two are enough
 
 
 def users_key(pool: str, instance_id: str) -> str:
-    """Where an agent says who is on its instance; its role writes below its pool's folder."""
+    """Return the key of an instance's list of users; its role can write below its pool's folder."""
     return f"users/{pool}/{instance_id}.json"
 
 
 class OssStore(Store):
-    """A store on a cloud without conditions on a version, and without any where the bucket keeps versions.
+    """Store on a cloud without conditions on a version, and without any in buckets that keep versions.
 
-    OSS ignores ``x-oss-forbid-overwrite`` in a bucket with versions, which the stack's are (OSS API,
-    PutObject). There every write makes a version, and nobody can undo their order: of several that write one
+    OSS ignores ``x-oss-forbid-overwrite`` in a bucket with versions, as the stack's buckets are (OSS API,
+    PutObject). There every write adds a version, and nobody can change their order: of several writers of one
     key, the writer of its oldest version was first. Each new state of an object is a key of its own, with a
-    number; the newest comes first in a listing. None is deleted here: a number must not become free again.
+    number; the newest comes first in a listing. This class deletes none: a number must not become free again.
     """
 
     def get(self, key: str, at_most: int | None = None) -> StoredObject | None:
-        """The newest state; errors as of ``Store``."""
+        """Return the newest state; errors as of ``Store``."""
         newest, version = self._oldest_version(f"{key}.")
         if newest is None:
             newest, version = self._oldest_version(key)
@@ -39,11 +39,11 @@ class OssStore(Store):
         )
 
     def create(self, key: str, content: dict[str, Any]) -> str | None:
-        """As ``Store``; the first state's number is 0."""
+        """Create an object as ``Store``; the first state has the number 0."""
         return "0" if self._claim(key, content) else None
 
     def replace(self, key: str, content: dict[str, Any], version: str) -> str | None:
-        """As ``Store``: the next number, or None where a user has it."""
+        """Replace a version as ``Store``: return the next number, or None if another writer has it."""
         if not version.isdecimal():
             return None
         number = int(version) + 1
@@ -51,12 +51,12 @@ class OssStore(Store):
         return str(number) if claimed else None
 
     def to_forget(self, key: str) -> str:
-        """As ``Store``: a plain deletion leaves the versions, which are what is read."""
+        """Return how a user makes ``get`` find nothing: a plain deletion leaves versions, which it reads."""
         where = f"{self._scheme}://{self._bucket}/{self._prefix}{key}"
         return f"delete all versions of {where} and of every object whose name begins with {where}."
 
     def _claim(self, key: str, content: dict[str, Any]) -> bool:
-        """Write a key that nobody wrote before; whether this was the first to."""
+        """Write a key that nobody wrote before; return whether this writer was first."""
         if self._oldest_version(key)[0] == key:
             return False
         answer = self._put(key, content, IfNoneMatch="*")
@@ -66,8 +66,8 @@ class OssStore(Store):
         return not version or self._oldest_version(key) == (key, version)
 
     def _oldest_version(self, start: str) -> tuple[str | None, str]:
-        """(the first key that starts so, its oldest version), or (None, "") without any."""
-        listed = self._calls.look(
+        """Return (the first key with this prefix, its oldest version), or (None, "") without any."""
+        listed = self._calls.read(
             self._s3.list_object_versions,
             Bucket=self._bucket,
             Prefix=self._prefix + start,

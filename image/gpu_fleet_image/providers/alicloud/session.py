@@ -1,8 +1,8 @@
-"""The official SDK's client as a sweep and an agent want it: small, patient with throttling.
+"""The official SDK's client for sweep and agent: small, and patient with throttling.
 
-Its core alone is used, whose one client signs the calls of every RPC product: half a megabyte in an archive.
-A package for each product would bring 30 MB of generated models, aiohttp, and as much memory as an agent may
-have.
+Only its core is used, whose one client signs the calls of every RPC product: half a megabyte in an archive.
+One package for each product would add 30 MB of generated models, aiohttp, and as much memory as an agent may
+use.
 """
 
 import json
@@ -19,8 +19,8 @@ from typing import Any
 from gpu_fleet_image.core.alicloud_credentials import AccessKey, Credentials
 from gpu_fleet_image.core.reaper_errors import AnswerError
 
-# The SDK's signer with RSA keys alone needs `cryptography`: compiled for each platform, 9 MB of memory. Keys
-# of roles sign with HMAC: an empty module stands in for it, and a function's archive stays pure Python.
+# Only the SDK's signer with RSA keys needs `cryptography`: compiled for each platform, 9 MB of memory. Keys
+# of roles sign with HMAC. An empty module replaces that signer, so a function's archive stays pure Python.
 _RSA = "aliyunsdkcore.auth.algorithm.sha_hmac256"
 sys.modules.setdefault(_RSA, ModuleType(_RSA))
 
@@ -32,7 +32,7 @@ from aliyunsdkcore.auth import credentials as sdk  # type: ignore[import-untyped
 from aliyunsdkcore.client import AcsClient  # type: ignore[import-untyped]  # noqa: E402 - see above
 from aliyunsdkcore.request import CommonRequest  # type: ignore[import-untyped]  # noqa: E402 - see above
 
-ENDPOINT = "GPU_FLEET_ALICLOUD_ENDPOINT"  # environment: where every product answers, in tests
+ENDPOINT = "GPU_FLEET_ALICLOUD_ENDPOINT"  # environment: endpoint of every product, in tests
 ATTEMPTS = 8
 LONGEST_WAIT_S = 8.0
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
@@ -47,12 +47,12 @@ PRODUCTS = {
     "Kms": ("2016-01-20", "kms.{region}.aliyuncs.com"),
     "Dm": ("2015-11-23", "dm.{region}.aliyuncs.com"),
     "Sts": ("2015-04-01", "sts.{region}.aliyuncs.com"),
-    # one place for all regions (www.alibabacloud.com/help/en/ram/developer-reference, "Endpoints")
+    # one endpoint for all regions (www.alibabacloud.com/help/en/ram/developer-reference, "Endpoints")
     "Ims": ("2019-08-15", "ims.aliyuncs.com"),
 }
-ALONE = frozenset({"Ims"})  # products that one function asks: none of `Clients`
-PERMISSIONS = {"ims": "ram"}  # what policies call a product where that is another name
-# Regions that older products serve from one place, as the SDK's packages for each product have it.
+ALONE = frozenset({"Ims"})  # products that only one function calls; not part of `Clients`
+PERMISSIONS = {"ims": "ram"}  # names of products in policies, if they differ
+# Regions that older products serve from one endpoint, from the SDK's packages for each product.
 CENTRAL = {
     "ecs-cn-hangzhou.aliyuncs.com": ("Ecs", {"cn-hangzhou"}),
     "vpc.aliyuncs.com": ("Vpc", {"cn-hangzhou"}),
@@ -63,11 +63,11 @@ CENTRAL = {
     ),
 }
 
-# DirectMail is in few regions and asked from all (its page "Endpoints", 2026-09): one of China for China's.
+# DirectMail is in few regions and serves all (its page "Endpoints", 2026-09): one in China serves China's.
 MAIL_REGIONS = {"ap-southeast-1", "eu-central-1", "us-east-1"}
 
-# Inside a VPC, which need have no way out: the lists of endpoints of ECS and Auto Scaling (January 2026), and
-# for CloudMonitor the names of its newer and of its older list (November 2024).
+# Endpoints inside a VPC, which needs no internet access: the lists of ECS and Auto Scaling (January 2026),
+# and for CloudMonitor the names of its newer and its older list (November 2024).
 INSIDE = {
     "Ecs": ("ecs-vpc.{region}.aliyuncs.com",),
     "Ess": ("ess-vpc.{region}.aliyuncs.com",),
@@ -76,7 +76,7 @@ INSIDE = {
 }
 
 Answer = dict[str, Any]
-# The SDK writes every refusal to its log, with the text that was signed; `Calls` reports it in a line.
+# The SDK logs every refusal with the text that was signed; `Calls` reports it in one line.
 logging.getLogger("aliyunsdkcore").setLevel(logging.CRITICAL)
 
 
@@ -85,7 +85,7 @@ class Clients:
     """The clients of one region.
 
     Attributes:
-        s3: boto3's client for OSS, or what makes one when it is first needed.
+        s3: boto3's client for OSS, or a function that makes one when it is first needed.
     """
 
     ecs: "Product"
@@ -99,15 +99,15 @@ class Clients:
 
 
 class Product:
-    """One product's RPC API.
+    """Client of one product's RPC API.
 
     Args:
         name: a key of ``PRODUCTS``.
         region: say ``cn-wulanchabu``.
         credentials: of a user, a function or this instance.
         endpoint: ``http://HOST:PORT`` instead of the product's own.
-        inside: this is an instance of the region, which may have no way out.
-        wait: sleeps so many seconds.
+        inside: this is an instance of the region, possibly without internet access.
+        wait: sleeps for so many seconds.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Product:
         self._client: tuple[Any, Any] | None = None
 
     def action(self, name: str) -> Callable[..., Answer]:
-        """The function that makes one kind of call; it raises ``AnswerError``."""
+        """Return the function that makes one kind of call; it raises ``AnswerError``."""
 
         def call(**parameters: Any) -> Answer:
             return self._call(name, parameters)
@@ -146,7 +146,7 @@ class Product:
             except AnswerError as error:
                 if attempt == ATTEMPTS or not _may_ask_again(action, error.code):
                     raise AnswerError(error.code, error.message, attempt) from error
-                # full jitter: many instances that were refused at once must not come back at once
+                # full jitter: many instances that were refused at once must not retry at once
                 self._wait(random.uniform(0, min(LONGEST_WAIT_S, 0.2 * 2**attempt)))
             else:
                 return answer | {"ResponseMetadata": {"RetryAttempts": attempt - 1}}
@@ -174,13 +174,13 @@ class Product:
         return dict(answer)
 
     def _connected(self) -> Any:
-        """The SDK's client; a new one when the credentials changed."""
+        """Return the SDK's client; a new one if the credentials changed."""
         keys = self._credentials.current()
         if self._client is None or self._client[0] != keys:
             made = AcsClient(
                 region_id=self._region,
                 credential=_for_sdk(keys),
-                auto_retry=False,  # it would sleep where nobody can stop it
+                auto_retry=False,  # it would sleep without a way to stop it
                 connect_timeout=CONNECT_TIMEOUT_S,
                 timeout=READ_TIMEOUT_S,
             )
@@ -189,7 +189,7 @@ class Product:
 
 
 def host_of(product: str, region: str) -> str:
-    """Where a product answers for a region. Pure."""
+    """Return the endpoint of a product in a region. Pure."""
     for host, (name, regions) in CENTRAL.items():
         if name == product and region in regions:
             return host
@@ -200,7 +200,7 @@ def host_of(product: str, region: str) -> str:
 
 
 def host_inside(product: str, region: str, known: Callable[[str], bool] | None = None) -> str:
-    """Where a product answers inside a VPC: the first name that DNS knows, else the public one."""
+    """Return the endpoint of a product inside a VPC: the first name that DNS knows, else the public one."""
     known = known or _resolves
     names = (name.format(region=region) for name in INSIDE.get(product, ()))
     return next(filter(known, names), host_of(product, region))
@@ -221,9 +221,9 @@ def _for_sdk(keys: AccessKey) -> Any:
 
 
 def _may_ask_again(action: str, code: str) -> bool:
-    """A throttled call did nothing. Of another failure only a question may be asked again.
+    """Return whether a call may be retried: a throttled one, or a read-only one after another failure.
 
-    What ends instances is never: what the instances said before it would be too old by then.
+    A stop or a termination is never retried: the instances' replies would be too old by then.
     """
     if action in ENDS:
         return False
@@ -233,7 +233,7 @@ def _may_ask_again(action: str, code: str) -> bool:
 
 
 def flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """RPC parameters: lists as ``Name.1``, objects in them as ``Name.1.Key``. Pure."""
+    """Yield RPC parameters: lists as ``Name.1``, objects in them as ``Name.1.Key``. Pure."""
     for key, value in parameters.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
@@ -248,12 +248,12 @@ def flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 def clients(
     region: str, credentials: Credentials, endpoint: str = "", s3: Any = None, *, inside: bool = False
 ) -> Clients:
-    """Clients for a region.
+    """Return the clients for a region.
 
     Args:
         region: say ``cn-wulanchabu``.
         credentials: of a user, a function or this instance.
-        endpoint: where every product answers, in tests.
+        endpoint: of every product, in tests.
         s3: boto3's client for OSS.
         inside: this is an instance of the region.
     """

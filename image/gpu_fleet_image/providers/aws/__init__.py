@@ -1,4 +1,4 @@
-"""AWS, as sweep and agent need it (``cloud.py``, ``agent/cloud.py``).
+"""AWS for sweep and agent (``core/cloud.py``, ``instance/agent/cloud.py``).
 
-In: calls in this room's words. Out: answers in this room's words (``model.py``).
+It takes and returns the types of ``core/model.py``.
 """

@@ -1,15 +1,16 @@
-"""The stack's instances on AWS: list them, mark them, end them."""
+"""The stack's instances on AWS: list, tag, stop and terminate them."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.calls import Calls, batches
 from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Group, Instance, Inventory
-from gpu_fleet_image.providers.aws.session import Clients
+from gpu_fleet_image.providers.aws.session import Clients, rows
 
 PAGE = 1000  # DescribeInstances: 5 to 1000
+MOST_VALUES = 200  # of one filter (EC2 API, Filter)
 GROUP_PAGE = 100  # DescribeAutoScalingGroups: at most 100
 END_BATCH = 500  # TerminateInstances: at most 1000
 DETACH_BATCH = 20  # DetachInstances: at most 20
@@ -23,7 +24,7 @@ STOPPED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
 class Tags:
-    """The tags of instances.
+    """Reader and writer of instances' tags.
 
     Args:
         ec2: boto3's client.
@@ -33,9 +34,9 @@ class Tags:
         self._ec2, self._calls = ec2, calls
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """An instance's tags; none for one that is not there. Raises CloudError."""
+        """Return an instance's tags; empty for an instance that does not exist. Raises CloudError."""
         named = [{"Name": "resource-id", "Values": [instance_id]}]
-        tags = self._calls.look(self._ec2.describe_tags, Filters=named)["Tags"]
+        tags = self._calls.read(self._ec2.describe_tags, Filters=named)["Tags"]
         return {tag["Key"]: tag["Value"] for tag in tags}
 
     def tag(self, ids: Sequence[str], tags: Mapping[str, str]) -> None:
@@ -44,7 +45,7 @@ class Tags:
         self._calls.change(self._ec2.create_tags, Resources=list(ids), Tags=wire)
 
     def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
-        """Take tags away, whatever their value; raises CloudError."""
+        """Remove tags, whatever their value; raises CloudError."""
         wire = [{"Key": key} for key in keys]
         self._calls.change(self._ec2.delete_tags, Resources=list(ids), Tags=wire)
 
@@ -53,7 +54,7 @@ class Instances(Tags):
     """The managed instances of one stack.
 
     Args:
-        stack: whose instances; no others are ever listed.
+        stack: only its instances are ever listed.
     """
 
     end_batch, detach_batch = END_BATCH, DETACH_BATCH
@@ -65,45 +66,42 @@ class Instances(Tags):
         self._stack = stack
 
     def fleet(self) -> Inventory:
-        """Every managed instance of the stack, and its scaling groups.
+        """Return every managed instance of the stack, and its scaling groups.
 
         Raises:
-            CloudError: a list could not be read to its end.
+            CloudError: a list could not be read completely.
         """
         filters = self._filters((*LIVING, *GONE))
-        pages = self._pages(self._ec2.describe_instances, Filters=filters, MaxResults=PAGE)
-        listed = {raw["InstanceId"]: _instance(raw) for page in pages for raw in _instances(page)}
+        raws = described(self._calls, self._ec2, Filters=filters, MaxResults=PAGE)
+        listed = {raw["InstanceId"]: _instance(raw) for raw in raws}
         living = [instance for instance in listed.values() if instance.state not in GONE]
         groups = self._groups()
-        # A group without the stack's tag would replace what is terminated behind its back.
+        # A group without the stack's tag would replace terminated instances unnoticed.
         named = {instance.tags[TAG_GROUP] for instance in living if TAG_GROUP in instance.tags}
         unknown = sorted(named - {group.name for group in groups})
         return _fleet(listed.values(), groups + (self._groups(unknown) if unknown else ()))
 
     def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Inventory:
-        """The same instances and groups, read anew; what is no longer managed or known is left out.
+        """Read the same instances and groups again, without those that are no longer managed or known.
 
-        A filter instead of ``InstanceIds``: one id that vanished would fail the whole call.
+        It filters instead of passing ``InstanceIds``: one id that vanished would fail the whole call.
 
         Raises:
             CloudError: they could not be read.
         """
         listed: dict[str, Instance] = {}
-        for start in range(0, len(ids), 200):  # values of one filter, EC2 API
-            chosen = [{"Name": "instance-id", "Values": list(ids[start : start + 200])}]
-            pages = self._pages(
-                self._ec2.describe_instances,
-                Filters=self._filters((*LIVING, *GONE)) + chosen,
-                MaxResults=PAGE,
-            )
-            listed |= {raw["InstanceId"]: _instance(raw) for page in pages for raw in _instances(page)}
+        for some in batches(ids, MOST_VALUES):
+            filters = [*self._filters((*LIVING, *GONE)), _with_ids(some)]
+            raws = described(self._calls, self._ec2, Filters=filters, MaxResults=PAGE)
+            listed |= {raw["InstanceId"]: _instance(raw) for raw in raws}
         groups = self._groups(group_names) if group_names else ()
         return _fleet(listed.values(), groups)
 
     def lock(self, instance_id: str, action: str) -> str:
-        """Why the cloud would not stop or terminate an instance, or an empty text.
+        """Return why the cloud would not stop or terminate an instance, or an empty text.
 
-        One call for each: EC2 reports these attributes in no list (API DescribeInstanceAttribute).
+        It takes one call for each instance: no listing of EC2 has these attributes (API
+            DescribeInstanceAttribute).
 
         Args:
             action: ``stop`` or ``terminate``.
@@ -112,7 +110,7 @@ class Instances(Tags):
             CloudError: it could not be read.
         """
         name, protected = LOCKS[action]
-        answer = self._calls.look(
+        answer = self._calls.read(
             self._ec2.describe_instance_attribute, InstanceId=instance_id, Attribute=name
         )
         return f"{protected} protection is on" if answer[name[0].upper() + name[1:]]["Value"] else ""
@@ -127,23 +125,20 @@ class Instances(Tags):
     def _groups(self, names: Sequence[str] = ()) -> tuple[Group, ...]:
         own = {"Filters": [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack]}]}
         which: dict[str, Any] = {"AutoScalingGroupNames": list(names)} if names else own
-        pages = self._pages(
-            self._autoscaling.describe_auto_scaling_groups,
-            MaxRecords=GROUP_PAGE,
-            **which,
-        )
-        groups = {raw["AutoScalingGroupName"]: raw for page in pages for raw in page["AutoScalingGroups"]}
+        describe = self._autoscaling.describe_auto_scaling_groups
+        raws = rows(self._calls, describe, "AutoScalingGroups", MaxRecords=GROUP_PAGE, **which)
+        groups = {raw["AutoScalingGroupName"]: raw for raw in raws}
         return tuple(_group(raw) for raw in groups.values())
 
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
-        """Those of the alarms that are in the state ALARM.
+        """Return those of the alarms that are in the state ALARM.
 
         Raises:
             CloudError: they could not be read.
         """
         firing = set()
         for start in range(0, len(names), ALARM_BATCH):
-            page = self._calls.look(
+            page = self._calls.read(
                 self._cloudwatch.describe_alarms,
                 AlarmNames=list(names[start : start + ALARM_BATCH]),
                 StateValue="ALARM",
@@ -152,9 +147,9 @@ class Instances(Tags):
         return frozenset(firing)
 
     def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
-        """Take instances out of their group, which then wants fewer, or starts others where ``replaced``.
+        """Remove instances from their group, and lower its desired capacity unless ``replaced``.
 
-        The group itself refuses to fall below its minimum. Raises CloudError.
+        The group itself refuses to go below its minimum. Raises CloudError.
         """
         self._calls.change(
             self._autoscaling.detach_instances,
@@ -164,7 +159,7 @@ class Instances(Tags):
         )
 
     def attach(self, group: str, ids: Sequence[str]) -> None:
-        """Put instances back into their group, which then wants more; raises CloudError."""
+        """Put instances back into their group, and raise its desired capacity; raises CloudError."""
         self._calls.change(
             self._autoscaling.attach_instances, AutoScalingGroupName=group, InstanceIds=list(ids)
         )
@@ -174,23 +169,23 @@ class Instances(Tags):
         self._calls.change(self._ending.stop_instances, InstanceIds=list(ids))
 
     def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:  # noqa: ARG002 - as there
-        """End instances for good; raises CloudError.
+        """Terminate instances; raises CloudError.
 
-        No condition on their state can go with it (API TerminateInstances; IAM, condition keys of EC2).
+        The call takes no condition on their state (API TerminateInstances; IAM, condition keys of EC2).
         """
         self._calls.change(self._ending.terminate_instances, InstanceIds=list(ids))
 
     def limit(self, group: str, max_size: int) -> None:
-        """Let a group grow to so many instances and no further; it ends none of those it has.
+        """Limit a group to ``max_size`` instances; it terminates none.
 
-        One that wants more than that wants so many from now on. Raises CloudError.
+        A larger desired capacity falls to the limit. Raises CloudError.
         """
         self._calls.change(
             self._autoscaling.update_auto_scaling_group, AutoScalingGroupName=group, MaxSize=max_size
         )
 
     def close(self, group: str) -> None:
-        """Let a group start no instance any more; raises CloudError."""
+        """Keep a group from starting instances; raises CloudError."""
         self._calls.change(
             self._autoscaling.suspend_processes, AutoScalingGroupName=group, ScalingProcesses=[LAUNCH]
         )
@@ -201,15 +196,6 @@ class Instances(Tags):
             self._autoscaling.resume_processes, AutoScalingGroupName=group, ScalingProcesses=[LAUNCH]
         )
 
-    def _pages(self, method: Callable[..., Any], **arguments: Any) -> Iterator[dict[str, Any]]:
-        """Every page; boto3's own paginators would hide the calls from the count and the deadline."""
-        while True:
-            page = self._calls.look(method, **arguments)
-            yield page
-            if not page.get("NextToken"):
-                return
-            arguments["NextToken"] = page["NextToken"]
-
 
 def _fleet(instances: Iterable[Instance], groups: tuple[Group, ...]) -> Inventory:
     every = tuple(instances)
@@ -217,9 +203,28 @@ def _fleet(instances: Iterable[Instance], groups: tuple[Group, ...]) -> Inventor
     return Inventory(living, groups, tuple(instance for instance in every if instance.state in GONE))
 
 
-def _instances(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for reservation in page["Reservations"]:
+def described(calls: Calls, ec2: Any, **which: Any) -> Iterator[dict[str, Any]]:
+    """Yield the instances of DescribeInstances, page after page. Raises CloudError."""
+    for reservation in rows(calls, ec2.describe_instances, "Reservations", **which):
         yield from reservation["Instances"]
+
+
+def states_of(calls: Calls, ec2: Any, ids: Sequence[str]) -> dict[str, str]:
+    """Return instance id -> state, of those that EC2 still knows. Raises CloudError."""
+    raws = (
+        raw for some in batches(ids, MOST_VALUES) for raw in described(calls, ec2, Filters=[_with_ids(some)])
+    )
+    return {raw["InstanceId"]: raw["State"]["Name"] for raw in raws}
+
+
+def addresses_of(calls: Calls, ec2: Any, ids: Sequence[str]) -> dict[str, str]:
+    """Return instance id -> private IPv4, without those that have none. Raises CloudError."""
+    raws = described(calls, ec2, InstanceIds=list(ids))
+    return {raw["InstanceId"]: raw["PrivateIpAddress"] for raw in raws if raw.get("PrivateIpAddress")}
+
+
+def _with_ids(ids: Sequence[str]) -> dict[str, Any]:
+    return {"Name": "instance-id", "Values": list(ids)}
 
 
 def _instance(raw: Mapping[str, Any]) -> Instance:

@@ -1,4 +1,4 @@
-"""Heartbeats from CloudWatch, hundreds of instances to a call."""
+"""Heartbeats from CloudWatch, of hundreds of instances a call."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,15 +9,15 @@ from gpu_fleet_image.core.metrics import DIMENSION_INSTANCE, DIMENSION_POOL, Fig
 from gpu_fleet_image.core.reaper_errors import CloudError
 
 MAX_DATA_PER_CALL = 1000  # PutMetricData
-MAX_PAGES = 1000  # of one batch; a cloud that hands out tokens for ever is not believed
+MAX_PAGES = 1000  # of one batch; a cloud that returns tokens without end is not believed
 
 
 class Heartbeats:
-    """The metrics of one stack: its agents' to read, the sweep's own to publish.
+    """Metrics of one stack: reads its agents' and publishes the sweep's.
 
     Args:
         namespace: of the metrics.
-        dimension: the one that names an instance, or what else is asked about by its id.
+        dimension: the one that names an instance, or another resource by its id.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class Heartbeats:
         """Read metrics in as few calls as the API allows.
 
         Args:
-            span: which time; its start aligned to the longest period.
+            span: time span; its start is aligned to the longest period.
 
         Returns:
-            An answer for every query, incomplete where a call failed; and the failures.
+            An answer for every query, incomplete if a call failed; and the failures.
         """
         answers = {query: Answer() for query in queries}
         failures: list[Failure] = []
@@ -47,7 +47,7 @@ class Heartbeats:
         return answers, failures
 
     def publish(self, figures: Sequence[Figure]) -> None:
-        """Publish what the sweep and its meter say, of the whole or of a pool; raises CloudError."""
+        """Publish figures of the sweep and its meter, of the stack or of a pool; raises CloudError."""
         for batch in batches(figures, MAX_DATA_PER_CALL):
             data = [_datum(measurement) for measurement in batch]
             self._calls.change(self._cloudwatch.put_metric_data, Namespace=self._namespace, MetricData=data)
@@ -61,7 +61,7 @@ class Heartbeats:
             "MaxDatapoints": MAX_POINTS,
         }
         for _ in range(MAX_PAGES):
-            page = self._calls.look(self._cloudwatch.get_metric_data, **arguments)
+            page = self._calls.read(self._cloudwatch.get_metric_data, **arguments)
             for result in page.get("MetricDataResults", []):
                 answer = answers[batch[int(result["Id"][1:])]]
                 answer.points += zip(result["Timestamps"], result["Values"], strict=True)
@@ -94,7 +94,7 @@ def _datum(figure: Figure) -> dict[str, Any]:
 
 
 def _batches(queries: Sequence[Query], span: Span) -> Iterable[list[Query]]:
-    """At most 500 queries and 100,800 points to a call."""
+    """Yield batches of at most 500 queries and 100,800 points each."""
     batch: list[Query] = []
     points = 0
     for query in queries:

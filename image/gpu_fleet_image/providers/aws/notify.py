@@ -1,4 +1,4 @@
-"""How users are notified on AWS: the stack's SNS topic, mail by SES, and where webhooks' secrets lie."""
+"""Notices on AWS: the stack's SNS topic, and mail through SES."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,17 +8,17 @@ from gpu_fleet_image.core.calls import Calls
 
 SUBJECT_LENGTH = 99  # Publish, SNS API: less than 100, and neither line breaks nor control characters
 MESSAGE_BYTES = 200_000  # of at most 262,144
-# What the filter policies of users' subscriptions look at (stacks/gpu_fleet_stacks/aws/budget.py).
+# Attribute that the filter policies of users' subscriptions read (stacks/gpu_fleet_stacks/aws/budget.py).
 USER = "user"
 NOT_CONFIRMED = "{address} has not confirmed its subscription to the topic"
 NOT_SUBSCRIBED = "{address} has no subscription to the topic"
 
 
 class Topic:
-    """The stack's topic.
+    """Channel of owners and operators: the stack's topic.
 
     Args:
-        topic_arn: where owners and operators listen.
+        topic_arn: of the topic that owners and operators subscribe to.
     """
 
     def __init__(self, sns: Any, calls: Calls, topic_arn: str) -> None:
@@ -27,7 +27,7 @@ class Topic:
         self._topic_arn = topic_arn
 
     def send(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
-        """Publish one message, for some users too; raises CloudError when it was not taken."""
+        """Publish one message, for some users too; raises CloudError if it was not accepted."""
         named = {"DataType": "String.Array", "StringValue": json.dumps(list(users))}
         self._calls.change(
             self._sns.publish,
@@ -38,14 +38,14 @@ class Topic:
         )
 
     def deaf(self, addresses: Sequence[str]) -> Mapping[str, str]:
-        """Those of the addresses that get no mail from the topic, with the reason; raises CloudError.
+        """Return those of the addresses that get no mail from the topic, with the reason; raises CloudError.
 
-        One call for each hundred subscriptions. One that nobody confirmed has no ARN (API
+        It takes one call for each hundred subscriptions. An unconfirmed subscription has no ARN (API
         ListSubscriptionsByTopic).
         """
         subscribed, page = dict[str, bool](), dict[str, str]()
         while True:
-            answer = self._calls.look(self._sns.list_subscriptions_by_topic, TopicArn=self._topic_arn, **page)
+            answer = self._calls.read(self._sns.list_subscriptions_by_topic, TopicArn=self._topic_arn, **page)
             for subscription in answer["Subscriptions"]:
                 address = subscription["Endpoint"].casefold()
                 confirmed = subscription["SubscriptionArn"].startswith("arn:")
@@ -63,7 +63,7 @@ class Topic:
 
 
 class Mail:
-    """Mail by SES.
+    """Sender of mail through SES.
 
     Args:
         ses: the client of its API v2.
@@ -74,7 +74,7 @@ class Mail:
         self._calls = calls
 
     def send(self, sender: str, address: str, subject: str, message: str) -> None:
-        """Send one mail; raises CloudError when SES refuses, say an identity that was not verified."""
+        """Send one mail; raises CloudError if SES refuses, say an identity that was not verified."""
         text = {"Text": {"Data": _body(message), "Charset": "UTF-8"}}
         self._calls.change(
             self._ses.send_email,

@@ -1,5 +1,6 @@
-"""boto3 clients as a sweep wants them: few connections, patient with throttling, never waiting for long."""
+"""boto3 clients for a sweep: few connections, patient with throttling, without long waits."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -11,6 +12,7 @@ from botocore.config import Config
 from botocore.exceptions import InvalidRegionError, ProfileNotFound
 from botocore.utils import parse_timestamp
 
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 ATTEMPTS = 8
@@ -23,8 +25,8 @@ class Clients:
     """The clients of one region.
 
     Attributes:
-        ending: of EC2, for what ends instances: it makes each call once, since what the instances said
-            before a call is too old for the next.
+        ending: EC2 client for stops and terminations. It makes each call once, since the instances' replies
+            before a call are too old for a retry.
     """
 
     ec2: Any
@@ -36,13 +38,13 @@ class Clients:
 
 
 def clients(region: str) -> Clients:
-    """Clients for a region; ``AWS_ENDPOINT_URL`` leads them elsewhere.
+    """Return the clients for a region; ``AWS_ENDPOINT_URL`` directs them elsewhere.
 
     Args:
         region: say ``us-east-1``.
 
     Raises:
-        ConfigurationError: no region is written so.
+        ConfigurationError: the region's name is malformed.
     """
     config = _limits(region)
     names = ("ec2", "autoscaling", "cloudwatch", "sns", "s3")
@@ -63,10 +65,10 @@ def _limits(region: str, attempts: int = ATTEMPTS) -> Config:
 
 
 def client(name: str, region: str, **keys: str) -> Any:
-    """A client that few need, say ``sts``; arguments and errors as for ``clients``.
+    """Return a client that few programs need, say ``sts``; arguments and errors as for ``clients``.
 
     Args:
-        keys: of a role, as boto3 names them, in place of the process's own.
+        keys: of a role, by boto3's names, instead of the process's own.
     """
     try:
         return _session().client(name, config=_limits(region), **keys)
@@ -74,9 +76,23 @@ def client(name: str, region: str, **keys: str) -> Any:
         raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
 
 
+def rows(calls: Calls, method: Any, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of every page; boto3's own paginators would hide the calls from count and deadline.
+
+    Raises:
+        CloudError: a page could not be read.
+    """
+    while True:
+        page = calls.read(method, **arguments)
+        yield from page[key]
+        if not page.get("NextToken"):
+            return
+        arguments["NextToken"] = page["NextToken"]
+
+
 @cache
 def _session() -> Any:
-    """One for the process: reading the services' descriptions takes longer than a small sweep."""
+    """Return the process's only session: reading service descriptions takes longer than a small sweep."""
     core = botocore.session.get_session()
     try:
         core.get_scoped_config()
@@ -88,9 +104,9 @@ def _session() -> Any:
 
 
 def utc_time(value: float | str) -> datetime:
-    """A time in an answer, as UTC.
+    """Parse a time in an answer; return it as UTC.
 
-    botocore's own way over the local time zone takes ten times as long, which is most of the time of a sweep
+    botocore's own conversion through the local time zone takes ten times as long, most of the time of a sweep
     over thousands of instances.
     """
     if isinstance(value, int | float):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The base system: its packages, the account the services run as, and what must never move by itself.
+# The base system: its packages, the account of the services, and everything that must not update itself.
 set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
@@ -9,7 +9,7 @@ if [ "$TARGET" = aws ] || [ "$TARGET" = alicloud ]; then
     systemctl stop apt-daily.timer apt-daily-upgrade.timer
     systemd-run --quiet --wait --property=After="apt-daily.service apt-daily-upgrade.service" true
 fi
-# nothing upgrades behind our back: a moved NVIDIA library breaks every running job
+# no automatic upgrades: a replaced NVIDIA library breaks every running job
 command install -d -m 0755 /etc/apt/apt.conf.d /etc/apt/preferences.d
 lay etc/apt etc/dpkg
 if [ "$TARGET" = aws ] || [ "$TARGET" = alicloud ]; then
@@ -19,13 +19,13 @@ else
     apt-get update --quiet
 fi
 install_group base
-# without it "localhost" is a question to the network
+# without it "localhost" needs a query to the network
 lay etc/hosts
 if [ "$TARGET" = oci ]; then
     exit 0
 fi
 if [ "$TARGET" = qemu ]; then
-    # before the package that brings the defaults; the clouds' own base knows its disks
+    # before the package with the defaults; the clouds' own base knows its disks
     lay etc/initramfs-tools usr/share/initramfs-tools
 fi
 install_group machine
@@ -33,5 +33,5 @@ install_group firewall
 lay etc/cloud etc/systemd/system.conf.d etc/systemd/system/user.slice.d etc/systemd/system/user-.slice.d
 systemctl enable systemd-networkd.service
 systemctl disable --quiet apt-daily.timer apt-daily-upgrade.timer
-# what nobody here asks for, and every boot waits on: checks of LVM snapshots, formats of foreign programs
+# unused services that every boot waits for: checks of LVM snapshots, formats of foreign programs
 systemctl mask --quiet e2scrub_reap.service e2scrub_all.timer systemd-binfmt.service uuidd.socket

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Agent, gate and commands for the system's own Python: no package, no network, nothing but files of the payload.
+# Agent, gate and commands for the system's own Python: no package, no network, only files of the payload.
 set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
 
 home=$ROOT/opt/gpu-fleet laid=$ROOT/opt/gpu-fleet/payload.laid
 mkdir -p "$home"
-# a second try of the same payload takes no module from under a running agent
+# a second try of the same payload must not remove modules of a running agent
 if ! cmp --quiet "$PAYLOAD/payload.sha256" "$laid"; then
     rm -f "$laid"
     for tree in python:lib vendor:vendor examples:examples; do
@@ -14,7 +14,7 @@ if ! cmp --quiet "$PAYLOAD/payload.sha256" "$laid"; then
         cp -r --no-preserve=ownership "$PAYLOAD/${tree%:*}" "$home/${tree#*:}"
     done
     if [ -z "$BOOTSTRAP" ]; then
-        # on all processors; with a hash that nobody checks, so that no instance reads the sources at boot
+        # on all processors; with a hash that is not checked, so that no instance reads the sources at boot
         python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash "$home/lib" "$home/vendor"
     fi
     cp --no-preserve=ownership "$PAYLOAD/payload.sha256" "$laid"
@@ -39,14 +39,14 @@ if [ -z "$ROOT" ]; then
     systemd-sysusers
 fi
 if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ]; then
-    # nothing upgrades behind our back: a moved NVIDIA library breaks every running job
+    # no automatic upgrades: a replaced NVIDIA library breaks every running job
     lay etc/apt etc/systemd/system.conf.d etc/systemd/system/user.slice.d etc/systemd/system/user-.slice.d
     systemctl disable --quiet --now apt-daily.timer apt-daily-upgrade.timer || log event=no-apt-timers
     systemd-tmpfiles --create gpu-fleet.conf
-    systemctl daemon-reexec # reads system.conf.d too, which a reload does not
+    systemctl daemon-reexec # also reads system.conf.d, unlike a reload
 fi
 if [ "$(queue_role)" != controller ]; then
-    # the controller is in no pool: nothing to check, nobody to reap
+    # the controller is in no pool: it has no GPUs to check, and is never terminated as idle
     serve gpu-logs.service mig.service gpu-ready.service gpu-reaper.service gpu-door.timer
 fi
 if [ -z "$ROOT" ]; then
@@ -54,8 +54,8 @@ if [ -z "$ROOT" ]; then
     pam-auth-update --package
 fi
 if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ] && ! command -v nft >/dev/null; then
-    # after the agent, which needs nothing from outside
-    (install_group firewall) || log event=no-nft reason="users do not get in: see gpu-metadata"
+    # after the agent, which needs no download
+    (install_group firewall) || log event=no-nft reason="users cannot log in: see gpu-metadata"
 fi
 serve gpu-logs.service gpu-metadata.service gpu-credentials.socket
 serve gpu-accounts.service gpu-accounts.timer

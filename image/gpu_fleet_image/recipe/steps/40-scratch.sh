@@ -4,10 +4,10 @@ set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
 
-# laid and enabled before anything is fetched: where no way leads to the archive, the base may have all of it
+# installed and enabled before anything is fetched: without access to the archive, the base may still have all of it
 lay etc/systemd/system/scratch.service etc/systemd/system/scratch-disk.service usr/libexec/gpu-fleet/scratch
 systemctl enable scratch.service scratch-disk.service
-# disks over the network are not for this
+# disks over the network are not used here
 systemctl mask --quiet nvmf-autoconnect.service nvmefc-boot-connections.service
 install_group scratch
 # the array is found by its own label: a remembered one would be missing after a stop and a start

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Figures of instance and GPUs for whoever scrapes them: node exporter everywhere, DCGM's where there is one.
+# Metrics of instance and GPUs for scrapers: node exporter everywhere, DCGM's if the base has one.
 set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"

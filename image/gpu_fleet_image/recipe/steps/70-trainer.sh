@@ -7,13 +7,13 @@ set -euo pipefail
 environment=/opt/gpu-fleet/venv modules=/opt/gpu-fleet/lib
 install_group python
 if [ -n "$BOOTSTRAP" ] && [ "${WHEELS:-index}" = bucket ]; then
-    # no way to PyPI: `gpu-fleet image wheels` has put them, and pip, into the stack's bucket
+    # no access to PyPI: `gpu-fleet image wheels` has uploaded them, and pip, to the stack's bucket
     export FILES=/var/cache/gpu-fleet/files
     /usr/bin/python3 -I /opt/gpu-fleet/bin/run gpu_fleet_image.instance.trainer_wheels "$PAYLOAD/wheels" "$BASE" "$FILES/wheels"
 elif [ -n "$BOOTSTRAP" ]; then
     install python3-venv
 fi
-# a builder on a cloud has no folder of them, and an index instead; the hashes hold either
+# a builder on a cloud has an index instead of a folder of them; the hashes check both
 source=()
 [ ! -d "$FILES/wheels" ] || source=(--no-index --find-links "$FILES/wheels")
 installer=$(find "$FILES/wheels" -name 'pip-*.whl' 2>/dev/null | head -n 1 || true)
@@ -29,8 +29,8 @@ fi
 "${pip[@]}" check --disable-pip-version-check
 site=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 printf '%s\n' "$modules" >"$site/gpu-fleet.pth"
-# on all processors; with a hash that nobody checks, so that no instance reads the sources at boot; some wheels
-# carry templates that are no Python yet
+# on all processors; with a hash that is not checked, so that no instance reads the sources at boot; some wheels contain
+# templates that are not Python yet
 "$environment/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$site" >/dev/null ||
     log event=not-all-compiled folder="$site"
 if [ "$TARGET" = oci ]; then
@@ -41,5 +41,5 @@ if [ -n "$BOOTSTRAP" ]; then
     rm -rf "$FILES/wheels"
     python3 -m compileall -q "$modules" /opt/gpu-fleet/vendor # users cannot write there
     systemctl daemon-reload
-    systemctl restart --no-block gpu-ready.service # which can now also run a copy on every GPU
+    systemctl restart --no-block gpu-ready.service # which can now also copy on every GPU
 fi

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Slurm, on an instance whose stack has a queue: the controller, or a node. Its packages are the distribution's own.
+# Slurm, on an instance whose stack has a queue: the controller or a node, with the distribution's own packages.
 set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
 
 role=$(queue_role)
-# an image is baked for any stack; one with a queue boots another's
+# an image is baked for any stack; a stack with a queue boots a base image
 if [ -z "$BOOTSTRAP" ] || [ -z "$role" ]; then
     exit 0
 fi

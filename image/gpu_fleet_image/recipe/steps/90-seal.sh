@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Nothing of the builder stays: no key, no identity, no history, no log, no cloud-init state.
+# Remove everything of the builder: keys, identity, history, logs, cloud-init state.
 set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
 
 rm -f /etc/ssh/ssh_host_*
-# what signed modules here could sign any module for every instance of this image
+# a key that signed modules here could sign any module for every instance of this image
 rm -f /var/lib/dkms/mok.*
 rm -rf /root/.ssh /home/*/.ssh /root/.cache /root/.config /root/.gnupg
 find / -xdev \( -name '.*_history' -o -name '.wget-hsts' -o -name '.lesshst' -o -name .pip \) -prune -exec rm -rf {} +
@@ -15,9 +15,9 @@ fi
 # empty, not absent: systemd then gives each instance its own at first boot
 : >/etc/machine-id
 rm -f /var/lib/dbus/machine-id /var/lib/systemd/random-seed /var/lib/systemd/credential.secret
-# a name by which storage over the network distinguishes instances
+# a name by which network storage distinguishes instances
 rm -f /etc/nvme/hostid /etc/nvme/hostnqn
-# the archives are the base's own again
+# restore the base's own archives
 rm -rf "$ARCHIVES" "$ARCHIVES_ONLY"
 rm -f /etc/hostname /etc/.pwd.lock /etc/*- /var/lib/dpkg/*-old /var/cache/debconf/*-old
 find /var/log -type f -delete

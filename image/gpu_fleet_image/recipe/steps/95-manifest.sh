@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What is inside, for users and scanners: a CycloneDX bill of materials and a manifest.
+# The image's contents, for users and scanners: a CycloneDX bill of materials and a manifest.
 set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"

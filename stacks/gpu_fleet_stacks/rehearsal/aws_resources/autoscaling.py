@@ -25,7 +25,7 @@ _GROUP = {
 
 
 def group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:autoscaling/group:Group.
+    """Create an aws:autoscaling/group:Group.
 
     moto launches every instance in the first subnet and as the first type, whatever the policy says.
     """
@@ -80,7 +80,7 @@ def _launch(inputs: Inputs) -> dict[str, Any]:
 
 
 def policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:autoscaling/policy:Policy."""
+    """Create an aws:autoscaling/policy:Policy."""
     names = {
         "AutoScalingGroupName": "autoscalingGroupName",
         "PolicyType": "policyType",
@@ -107,7 +107,7 @@ def policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def lifecycle_hook(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:autoscaling/lifecycleHook:LifecycleHook."""
+    """Create an aws:autoscaling/lifecycleHook:LifecycleHook."""
     names = {
         "AutoScalingGroupName": "autoscalingGroupName",
         "LifecycleTransition": "lifecycleTransition",

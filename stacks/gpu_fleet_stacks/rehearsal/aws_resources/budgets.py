@@ -15,7 +15,7 @@ from gpu_fleet_stacks.rehearsal.values import (
 
 
 def budget(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:budgets/budget:Budget; moto accepts subscribers of its notifications but never notifies them."""
+    """Create an aws:budgets/budget:Budget; moto accepts its subscribers but never notifies them."""
     budget_name, account_id = physical_name(name, inputs), inputs.get("accountId", clients.account_id)
     request: dict[str, Any] = {
         "BudgetName": budget_name,

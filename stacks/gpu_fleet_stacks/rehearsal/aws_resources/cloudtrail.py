@@ -14,7 +14,7 @@ _FIELD = {"Field": "field", "Equals": "equals", "StartsWith": "startsWiths"}
 
 
 def trail(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:cloudtrail/trail:Trail."""
+    """Create an aws:cloudtrail/trail:Trail."""
     client = clients("cloudtrail")
     trail_name = physical_name(name, inputs)
     made = client.create_trail(

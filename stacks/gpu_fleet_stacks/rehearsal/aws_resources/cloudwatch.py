@@ -28,7 +28,7 @@ _ALARM = {
 
 
 def log_group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:cloudwatch/logGroup:LogGroup."""
+    """Create an aws:cloudwatch/logGroup:LogGroup."""
     logs, group_name = clients("logs"), physical_name(name, inputs)
     names = {"kmsKeyId": "kmsKeyId", "tags": "tags", "logGroupClass": "logGroupClass"}
     logs.create_log_group(logGroupName=group_name, **picked(inputs, names))
@@ -40,7 +40,7 @@ def log_group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def metric_alarm(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:cloudwatch/metricAlarm:MetricAlarm, of one metric or of an expression over several."""
+    """Create an aws:cloudwatch/metricAlarm:MetricAlarm, of one metric or of an expression over several."""
     alarm_name = physical_name(name, inputs)
     request = {"AlarmName": alarm_name, **picked(inputs, _ALARM)}
     if "dimensions" in inputs:
@@ -77,7 +77,7 @@ def _metric_query(query: Inputs) -> dict[str, Any]:
 
 
 def dashboard(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:cloudwatch/dashboard:Dashboard; moto only checks that its body is JSON."""
+    """Create an aws:cloudwatch/dashboard:Dashboard; moto only checks that its body is JSON."""
     dashboard_name = physical_name(name, inputs, "dashboardName")
     clients("cloudwatch").put_dashboard(DashboardName=dashboard_name, DashboardBody=inputs["dashboardBody"])
     arn = f"arn:{clients.partition}:cloudwatch::{clients.account_id}:dashboard/{dashboard_name}"

@@ -40,7 +40,7 @@ _NESTED = {
 
 
 def launch_template(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:ec2/launchTemplate:LaunchTemplate."""
+    """Create an aws:ec2/launchTemplate:LaunchTemplate."""
     template_name = physical_name(name, inputs)
     made = clients("ec2").create_launch_template(
         LaunchTemplateName=template_name,
@@ -72,13 +72,13 @@ def _data(inputs: Inputs) -> dict[str, Any]:
 
 
 def _network_interface(part: Inputs) -> dict[str, Any]:
-    """Convert an interface: EC2 calls its security groups ``Groups``."""
+    """Convert an interface; EC2 calls its security groups ``Groups``."""
     others = {key: value for key, value in part.items() if key != "securityGroups"}
     return {**_typed(pascal(others)), **picked(part, {"Groups": "securityGroups"})}
 
 
 def _typed(value: Any) -> Any:
-    """Convert truth values: the provider writes these as text, so that "unset" differs from "false"."""
+    """Convert truth values, which the provider writes as text to distinguish "unset" from "false"."""
     if isinstance(value, Mapping):
         return {key: _typed(item) for key, item in value.items()}
     if isinstance(value, list):

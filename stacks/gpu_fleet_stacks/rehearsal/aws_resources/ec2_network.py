@@ -6,7 +6,7 @@ from gpu_fleet_stacks.rehearsal.values import Created, Inputs, picked, with_tags
 
 
 def vpc(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:ec2/vpc:Vpc."""
+    """Create an aws:ec2/vpc:Vpc."""
     ec2 = clients("ec2")
     names = {"CidrBlock": "cidrBlock", "InstanceTenancy": "instanceTenancy"}
     made = ec2.create_vpc(**picked(inputs, names), **tag_specifications("vpc", inputs))["Vpc"]
@@ -33,7 +33,7 @@ def vpc(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def subnet(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:ec2/subnet:Subnet."""
+    """Create an aws:ec2/subnet:Subnet."""
     names = {
         "VpcId": "vpcId",
         "CidrBlock": "cidrBlock",
@@ -56,7 +56,7 @@ def subnet(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def internet_gateway(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:ec2/internetGateway:InternetGateway."""
+    """Create an aws:ec2/internetGateway:InternetGateway."""
     ec2 = clients("ec2")
     made = ec2.create_internet_gateway(**tag_specifications("internet-gateway", inputs))["InternetGateway"]
     identifier = made["InternetGatewayId"]
@@ -67,7 +67,7 @@ def internet_gateway(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def eip(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:ec2/eip:Eip."""
+    """Create an aws:ec2/eip:Eip."""
     tags = tag_specifications("elastic-ip", inputs)
     made = clients("ec2").allocate_address(**picked(inputs, {"Domain": "domain"}), **tags)
     identifier = made["AllocationId"]
@@ -80,7 +80,7 @@ def eip(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def nat_gateway(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:ec2/natGateway:NatGateway."""
+    """Create an aws:ec2/natGateway:NatGateway."""
     names = {"SubnetId": "subnetId", "AllocationId": "allocationId", "ConnectivityType": "connectivityType"}
     made = clients("ec2").create_nat_gateway(
         **picked(inputs, names), **tag_specifications("natgateway", inputs)
@@ -96,7 +96,7 @@ def nat_gateway(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def route_table(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:ec2/routeTable:RouteTable, with the routes written inside it."""
+    """Create an aws:ec2/routeTable:RouteTable, with the routes written inside it."""
     made = clients("ec2").create_route_table(
         VpcId=inputs["vpcId"], **tag_specifications("route-table", inputs)
     )
@@ -108,7 +108,7 @@ def route_table(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def route(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:ec2/route:Route."""
+    """Create an aws:ec2/route:Route."""
     destination = _add_route(clients, inputs["routeTableId"], inputs)
     return f"r-{inputs['routeTableId']}-{destination}", {**inputs, "origin": "CreateRoute", "state": "active"}
 
@@ -131,14 +131,14 @@ def _add_route(clients: RegionClients, table_id: str, inputs: Inputs) -> str:
 
 
 def route_table_association(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:ec2/routeTableAssociation:RouteTableAssociation."""
+    """Create an aws:ec2/routeTableAssociation:RouteTableAssociation."""
     names = {"RouteTableId": "routeTableId", "SubnetId": "subnetId", "GatewayId": "gatewayId"}
     made = clients("ec2").associate_route_table(**picked(inputs, names))
     return made["AssociationId"], inputs
 
 
 def vpc_endpoint(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:ec2/vpcEndpoint:VpcEndpoint, gateway or interface."""
+    """Create an aws:ec2/vpcEndpoint:VpcEndpoint, gateway or interface."""
     names = {
         "VpcId": "vpcId",
         "ServiceName": "serviceName",
@@ -172,7 +172,7 @@ def vpc_endpoint(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def flow_log(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:ec2/flowLog:FlowLog of a VPC, a subnet or a network interface."""
+    """Create an aws:ec2/flowLog:FlowLog of a VPC, a subnet or a network interface."""
     kinds = {"vpcId": "VPC", "subnetId": "Subnet", "eniId": "NetworkInterface"}
     key = next(key for key in kinds if key in inputs)
     names = {
@@ -190,7 +190,7 @@ def flow_log(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def network_interface(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:ec2/networkInterface:NetworkInterface."""
+    """Create an aws:ec2/networkInterface:NetworkInterface."""
     names = {"SubnetId": "subnetId", "Groups": "securityGroups", "Description": "description"}
     request = picked(inputs, names) | tag_specifications("network-interface", inputs)
     made = clients("ec2").create_network_interface(**request)["NetworkInterface"]

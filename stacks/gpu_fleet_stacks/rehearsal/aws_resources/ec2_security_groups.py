@@ -8,7 +8,7 @@ from gpu_fleet_stacks.rehearsal.values import Created, Inputs, physical_name, pi
 
 
 def security_group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:ec2/securityGroup:SecurityGroup.
+    """Create an aws:ec2/securityGroup:SecurityGroup.
 
     AWS adds an egress rule to anywhere to every new group. The provider removes it, and so does this
     function.
@@ -36,7 +36,7 @@ def security_group(clients: RegionClients, name: str, inputs: Inputs) -> Created
 
 
 def default_security_group(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:ec2/defaultSecurityGroup:DefaultSecurityGroup: adopts the VPC's own group and empties it."""
+    """Adopt the VPC's own group as an aws:ec2/defaultSecurityGroup:DefaultSecurityGroup, and empty it."""
     ec2 = clients("ec2")
     filters = [{"Name": "vpc-id", "Values": [inputs["vpcId"]]}, {"Name": "group-name", "Values": ["default"]}]
     identifier = ec2.describe_security_groups(Filters=filters)["SecurityGroups"][0]["GroupId"]
@@ -53,12 +53,12 @@ def default_security_group(clients: RegionClients, _: str, inputs: Inputs) -> Cr
 
 
 def ingress_rule(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule."""
+    """Create an aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule."""
     return _standalone(clients, inputs, "ingress")
 
 
 def egress_rule(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule."""
+    """Create an aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule."""
     return _standalone(clients, inputs, "egress")
 
 

@@ -1,4 +1,4 @@
-"""Tags in EC2 requests: EC2 takes them in the request that makes a resource."""
+"""Tags in EC2 requests; EC2 expects them in the request that makes a resource."""
 
 from typing import Any
 

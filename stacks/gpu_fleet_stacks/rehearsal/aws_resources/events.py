@@ -17,7 +17,7 @@ DEFAULT_GROUP = "default"
 
 
 def rule(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:cloudwatch/eventRule:EventRule."""
+    """Create an aws:cloudwatch/eventRule:EventRule."""
     names = {
         "Description": "description",
         "EventBusName": "eventBusName",
@@ -33,7 +33,7 @@ def rule(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def target(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:cloudwatch/eventTarget:EventTarget."""
+    """Create an aws:cloudwatch/eventTarget:EventTarget."""
     target_id = physical_name(name, inputs, "targetId")
     names = {"Arn": "arn", "RoleArn": "roleArn", "Input": "input", "InputPath": "inputPath"}
     request: dict[str, Any] = {"Id": target_id, **picked(inputs, names)}
@@ -45,7 +45,7 @@ def target(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def schedule(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:scheduler/schedule:Schedule."""
+    """Create an aws:scheduler/schedule:Schedule."""
     names = {
         "GroupName": "groupName",
         "Description": "description",
@@ -67,7 +67,7 @@ def schedule(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def schedule_group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:scheduler/scheduleGroup:ScheduleGroup."""
+    """Create an aws:scheduler/scheduleGroup:ScheduleGroup."""
     group_name = physical_name(name, inputs)
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
     made = clients("scheduler").create_schedule_group(Name=group_name, **tags)

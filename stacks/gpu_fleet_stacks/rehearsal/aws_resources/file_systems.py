@@ -34,7 +34,7 @@ MOUNT_NAME_LENGTH = 8
 
 
 def efs(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:efs/fileSystem:FileSystem."""
+    """Create an aws:efs/fileSystem:FileSystem."""
     client = clients("efs")
     token = physical_name(name, inputs, "creationToken")
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
@@ -57,7 +57,7 @@ def efs(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def mount_target(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:efs/mountTarget:MountTarget."""
+    """Create an aws:efs/mountTarget:MountTarget."""
     names = {
         "FileSystemId": "fileSystemId",
         "SubnetId": "subnetId",
@@ -81,14 +81,14 @@ def mount_target(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def file_system_policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:efs/fileSystemPolicy:FileSystemPolicy."""
+    """Create an aws:efs/fileSystemPolicy:FileSystemPolicy."""
     identifier = inputs["fileSystemId"]
     clients("efs").put_file_system_policy(FileSystemId=identifier, Policy=inputs["policy"])
     return identifier, inputs
 
 
 def lustre(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:fsx/lustreFileSystem:LustreFileSystem; moto gives no mount name, so it is derived from the name."""
+    """Create an aws:fsx/lustreFileSystem:LustreFileSystem; moto has no mount name, so a hash is used."""
     names = {
         "StorageCapacity": "storageCapacity",
         "StorageType": "storageType",

@@ -7,7 +7,7 @@ from gpu_fleet_stacks.rehearsal.values import Created, Inputs, physical_name, pi
 
 
 def role(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:iam/role:Role."""
+    """Create an aws:iam/role:Role."""
     names = {
         "AssumeRolePolicyDocument": "assumeRolePolicy",
         "Path": "path",
@@ -26,7 +26,7 @@ def role(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def service_linked_role(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:iam/serviceLinkedRole:ServiceLinkedRole; the service's name and the suffix form its name."""
+    """Create an aws:iam/serviceLinkedRole:ServiceLinkedRole; its name is the service's with the suffix."""
     names = {"AWSServiceName": "awsServiceName", "CustomSuffix": "customSuffix", "Description": "description"}
     iam = clients("iam")
     made = iam.create_service_linked_role(**picked(inputs, names))["Role"]
@@ -37,7 +37,7 @@ def service_linked_role(clients: RegionClients, _: str, inputs: Inputs) -> Creat
 
 
 def role_policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:iam/rolePolicy:RolePolicy."""
+    """Create an aws:iam/rolePolicy:RolePolicy."""
     policy_name = physical_name(name, inputs)
     clients("iam").put_role_policy(
         RoleName=inputs["role"], PolicyName=policy_name, PolicyDocument=inputs["policy"]
@@ -46,7 +46,7 @@ def role_policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:iam/policy:Policy."""
+    """Create an aws:iam/policy:Policy."""
     names = {"PolicyDocument": "policy", "Path": "path", "Description": "description"}
     policy_name = physical_name(name, inputs)
     request = {"PolicyName": policy_name, **picked(inputs, names), **_tags(inputs)}
@@ -56,13 +56,13 @@ def policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def role_policy_attachment(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:iam/rolePolicyAttachment:RolePolicyAttachment."""
+    """Create an aws:iam/rolePolicyAttachment:RolePolicyAttachment."""
     clients("iam").attach_role_policy(RoleName=inputs["role"], PolicyArn=inputs["policyArn"])
     return physical_name(name, {}), inputs
 
 
 def instance_profile(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:iam/instanceProfile:InstanceProfile."""
+    """Create an aws:iam/instanceProfile:InstanceProfile."""
     iam = clients("iam")
     profile_name = physical_name(name, inputs)
     request = {"InstanceProfileName": profile_name, **picked(inputs, {"Path": "path"}), **_tags(inputs)}

@@ -7,7 +7,7 @@ from gpu_fleet_stacks.rehearsal.values import Created, Inputs, physical_name, pi
 
 
 def key(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:kms/key:Key; moto stores that it rotates but not how often, which the registration has."""
+    """Create an aws:kms/key:Key; moto stores that it rotates; only the registration has the period."""
     names = {
         "Description": "description",
         "KeyUsage": "keyUsage",
@@ -32,7 +32,7 @@ def key(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def alias(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:kms/alias:Alias."""
+    """Create an aws:kms/alias:Alias."""
     alias_name = physical_name(name, inputs)
     if not alias_name.startswith("alias/"):
         alias_name = f"alias/{alias_name}"

@@ -30,7 +30,7 @@ _NESTED = {
 
 
 def function(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:lambda/function:Function, with its code as a zip."""
+    """Create an aws:lambda/function:Function, with its code as a zip."""
     function_name, client = physical_name(name, inputs), clients("lambda")
     request: dict[str, Any] = {
         "FunctionName": function_name,
@@ -67,7 +67,7 @@ def _invoke_arn(clients: RegionClients, arn: str) -> str:
 
 
 def permission(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:lambda/permission:Permission."""
+    """Create an aws:lambda/permission:Permission."""
     names = {
         "Action": "action",
         "FunctionName": "function",
@@ -82,7 +82,7 @@ def permission(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def event_invoke_config(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig."""
+    """Create an aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig."""
     names = {
         "FunctionName": "functionName",
         "Qualifier": "qualifier",

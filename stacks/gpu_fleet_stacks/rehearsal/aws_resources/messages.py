@@ -31,7 +31,7 @@ _QUEUE = {
 
 
 def topic(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:sns/topic:Topic."""
+    """Create an aws:sns/topic:Topic."""
     topic_name = physical_name(name, inputs)
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
     made = clients("sns").create_topic(Name=topic_name, Attributes=_texts(picked(inputs, _TOPIC)), **tags)
@@ -40,14 +40,14 @@ def topic(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def topic_policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:sns/topicPolicy:TopicPolicy."""
+    """Create an aws:sns/topicPolicy:TopicPolicy."""
     arn = inputs["arn"]
     clients("sns").set_topic_attributes(TopicArn=arn, AttributeName="Policy", AttributeValue=inputs["policy"])
     return arn, {**inputs, "owner": clients.account_id}
 
 
 def topic_subscription(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:sns/topicSubscription:TopicSubscription; an address must confirm, but moto never asks it to."""
+    """Create an aws:sns/topicSubscription:TopicSubscription; moto never sends the request to confirm."""
     names = {"TopicArn": "topic", "Protocol": "protocol", "Endpoint": "endpoint"}
     filters = _texts(picked(inputs, _FILTER))
     made = clients("sns").subscribe(
@@ -62,7 +62,7 @@ def topic_subscription(clients: RegionClients, _: str, inputs: Inputs) -> Create
 
 
 def queue(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:sqs/queue:Queue."""
+    """Create an aws:sqs/queue:Queue."""
     queue_name = physical_name(name, inputs)
     tags = picked(inputs, {"tags": "tags"})
     made = clients("sqs").create_queue(
@@ -73,14 +73,14 @@ def queue(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def queue_policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:sqs/queuePolicy:QueuePolicy."""
+    """Create an aws:sqs/queuePolicy:QueuePolicy."""
     url = inputs["queueUrl"]
     clients("sqs").set_queue_attributes(QueueUrl=url, Attributes={"Policy": inputs["policy"]})
     return url, inputs
 
 
 def _texts(attributes: dict[str, Any]) -> dict[str, str]:
-    """Return every attribute as text, as both services take it."""
+    """Return every attribute as text, as both services require."""
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in attributes.items()}
 
 

@@ -14,12 +14,13 @@ from gpu_fleet_stacks.rehearsal.values import (
     with_tags_all,
 )
 
-# The one region whose buckets must not name it: docs.aws.amazon.com/AmazonS3/latest/API/API_CreateBucket.html
+# The one region that bucket requests must not name:
+# docs.aws.amazon.com/AmazonS3/latest/API/API_CreateBucket.html
 UNNAMED_REGION = "us-east-1"
 
 
 def bucket(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:s3/bucket:Bucket."""
+    """Create an aws:s3/bucket:Bucket."""
     s3, region = clients("s3"), clients.region
     bucket_name = physical_name(name, inputs, "bucket")
     constraint = {"CreateBucketConfiguration": {"LocationConstraint": region}}
@@ -39,7 +40,7 @@ def bucket(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def public_access_block(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock."""
+    """Create an aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock."""
     names = {
         "BlockPublicAcls": "blockPublicAcls",
         "BlockPublicPolicy": "blockPublicPolicy",
@@ -53,7 +54,7 @@ def public_access_block(clients: RegionClients, _: str, inputs: Inputs) -> Creat
 
 
 def ownership_controls(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:s3/bucketOwnershipControls:BucketOwnershipControls."""
+    """Create an aws:s3/bucketOwnershipControls:BucketOwnershipControls."""
     clients("s3").put_bucket_ownership_controls(
         Bucket=inputs["bucket"], OwnershipControls={"Rules": [pascal(inputs["rule"])]}
     )
@@ -61,7 +62,7 @@ def ownership_controls(clients: RegionClients, _: str, inputs: Inputs) -> Create
 
 
 def encryption(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration."""
+    """Create an aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration."""
     names = {"SSEAlgorithm": "sseAlgorithm", "KMSMasterKeyID": "kmsMasterKeyId"}
     rules = [
         {
@@ -77,14 +78,14 @@ def encryption(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def versioning(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:s3/bucketVersioning:BucketVersioning."""
+    """Create an aws:s3/bucketVersioning:BucketVersioning."""
     configuration = {"Status": inputs["versioningConfiguration"]["status"]}
     clients("s3").put_bucket_versioning(Bucket=inputs["bucket"], VersioningConfiguration=configuration)
     return inputs["bucket"], inputs
 
 
 def lifecycle(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration."""
+    """Create an aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration."""
     clients("s3").put_bucket_lifecycle_configuration(
         Bucket=inputs["bucket"],
         LifecycleConfiguration={"Rules": [_lifecycle_rule(rule) for rule in inputs["rules"]]},
@@ -93,7 +94,7 @@ def lifecycle(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def _lifecycle_rule(rule: Inputs) -> dict[str, Any]:
-    """Convert a rule: the API writes ID, and takes the tags of an ``and`` filter as pairs."""
+    """Convert a rule: the API spells ``ID``, and expects the tags of an ``and`` filter as pairs."""
     request: dict[str, Any] = pascal({key: value for key, value in rule.items() if key != "id"})
     both = rule.get("filter", {}).get("and")
     if both and "tags" in both:
@@ -102,20 +103,20 @@ def _lifecycle_rule(rule: Inputs) -> dict[str, Any]:
 
 
 def policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:s3/bucketPolicy:BucketPolicy."""
+    """Create an aws:s3/bucketPolicy:BucketPolicy."""
     clients("s3").put_bucket_policy(Bucket=inputs["bucket"], Policy=inputs["policy"])
     return inputs["bucket"], inputs
 
 
 def logging(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:s3/bucketLogging:BucketLogging."""
+    """Create an aws:s3/bucketLogging:BucketLogging."""
     target = {"TargetBucket": inputs["targetBucket"], "TargetPrefix": inputs["targetPrefix"]}
     clients("s3").put_bucket_logging(Bucket=inputs["bucket"], BucketLoggingStatus={"LoggingEnabled": target})
     return inputs["bucket"], inputs
 
 
 def stored_object(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """aws:s3/bucketObjectv2:BucketObjectv2, of an asset or a text."""
+    """Create an aws:s3/bucketObjectv2:BucketObjectv2, of an asset or a text."""
     body = inputs["content"].encode() if "content" in inputs else asset_bytes(inputs["source"])
     names = {"ServerSideEncryption": "serverSideEncryption", "SSEKMSKeyId": "kmsKeyId"}
     made = clients("s3").put_object(

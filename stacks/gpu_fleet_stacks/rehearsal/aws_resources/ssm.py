@@ -5,7 +5,7 @@ from gpu_fleet_stacks.rehearsal.values import Created, Inputs, physical_name, pi
 
 
 def parameter(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:ssm/parameter:Parameter."""
+    """Create an aws:ssm/parameter:Parameter."""
     names = {
         "Type": "type",
         "Description": "description",
@@ -31,7 +31,7 @@ def parameter(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def document(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """aws:ssm/document:Document."""
+    """Create an aws:ssm/document:Document."""
     names = {
         "Content": "content",
         "DocumentType": "documentType",

@@ -1,4 +1,4 @@
-"""Rows of the index of one tar: where each part of a sample lies."""
+"""Rows of the index of one tar: the position of each part of a sample."""
 
 import tarfile
 import zlib
@@ -15,14 +15,14 @@ from gpu_fleet.data.dataset import Array
 from gpu_fleet.data.preparation.skipped import Skipped
 from gpu_fleet.data.shards import INDEX_DTYPE, RECORDS_DTYPE
 
-BLOCK, TAIL_BYTES = 512, 1 << 20  # unit of a tar; what is read behind its end, which is 10 KB of zeros
+BLOCK, TAIL_BYTES = 512, 1 << 20  # unit of a tar; bytes read after its end, which is 10 KB of zeros
 NOT_PLAIN = "links, sparse files and devices in tars"
 NO_PART = "members of tars that are no part of a sample"
 Place = tuple[int, int, int]  # first byte, length, CRC-32
 
 
 class RowsOf(Protocol):
-    """Function from a tar and its number to rows of the index; `skipped` gets what is left out."""
+    """Function from a tar and its number to rows of the index; `skipped` counts the rest."""
 
     def __call__(self, file: Path, number: int, skipped: Skipped) -> Array: ...
 
@@ -98,8 +98,8 @@ def _class(content: bytes) -> int | None:
 def _twice(file: Path, name: PurePosixPath) -> DataError:
     """Return the error about a tar with two members for the same part of a sample."""
     return DataError(
-        f"{file}: sample {shown(name)} is there twice, of which one would be left out: names are of one "
-        "sample each"
+        f"{file}: sample {shown(name)} is there twice, and one would be left out; give each sample its "
+        "own name"
     )
 
 
@@ -121,7 +121,7 @@ def _members(file: Path, skipped: Skipped) -> Iterator[FileInTar]:
                     yield FileInTar(path, (target.offset_data, target.size, zlib.crc32(read)), read)
                 elif not member.isdir():
                     skipped.census.leave(NOT_PLAIN, f"{file}: {path}")
-            end = tar.offset  # where tarfile stopped: at zeros, at the end, or at what it does not know
+            end = tar.offset  # where tarfile stopped: at zeros, at the end, or at unknown bytes
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"{file}: is no tar, or is cut off: {error}") from error
     with file.open("rb") as behind:

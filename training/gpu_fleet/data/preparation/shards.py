@@ -79,9 +79,7 @@ def index(*, data_dir: str, classes: str, keys: str, endpoint: str, corrupt_limi
     index beside the tars.
     """
     if classes and keys:
-        raise click.UsageError(
-            "--classes names those of pictures, --keys the parts of other samples: give one"
-        )
+        raise click.UsageError("--classes is for pictures, --keys for other samples: give one")
     store, here = (
         BucketSource(data_dir, endpoint, key="DATA") if is_bucket(data_dir) else None,
         Path(data_dir),

@@ -1,4 +1,4 @@
-"""What a `prepare` command leaves out: raw samples that are corrupt, up to a limit, and its census."""
+"""Corrupt raw samples that a `prepare` command skips, up to a limit, and its census."""
 
 import click
 
@@ -7,7 +7,7 @@ from gpu_fleet.data.census import Census, shown
 
 
 class Skipped:
-    """Counter of the samples that one `prepare` command leaves out, and of what else a folder holds."""
+    """Counter of the samples that one `prepare` command skips, and census of other files."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -25,7 +25,7 @@ class Skipped:
             )
 
     def say(self, what: str) -> None:
-        """Print the number of samples that were skipped, and what was left out."""
+        """Print the number of skipped samples, and the census."""
         click.echo(f"{self.count} {what} skipped; left out: {self.census}")
 
 

@@ -21,7 +21,7 @@ from gpu_fleet.data.tokens import dtype_of
 
 VALIDATION_EVERY = 10  # a tenth of the rows of each class is held out
 SPLIT_SEED = 0  # the same rows always make the same split
-LONGEST_FIELD = 2**31 - 1  # signs; the csv module's own limit is 131,072
+LONGEST_FIELD = 2**31 - 1  # characters; the csv module's own limit is 131,072
 DELIMITERS = (",", ";", "\t", "|")
 MARKS = (  # the first bytes of a file -> its encoding; the longer mark of UTF-32 begins as that of UTF-16
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -46,8 +46,8 @@ class LabelledText:
 @click.option("--text-column", default="text", show_default=True)
 @click.option("--label-column", default="label", show_default=True)
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json; default: plain bytes.")
-@click.option("--delimiter", default="", help="Sign between two fields; default: , or ; or tab or |.")
-@click.option("--encoding", default="", help="Such as cp1252; default: UTF-8, or what the file begins with.")
+@click.option("--delimiter", default="", help="Character between fields; default: , ; tab or |.")
+@click.option("--encoding", default="", help="Such as cp1252; default: by its byte order mark, else UTF-8.")
 @corrupt_limit_option
 def text(
     *,
@@ -69,7 +69,7 @@ def text(
     check_apart(classes, f"{source}: the labels")
     kept, held_out = split(rows)
     if len(classes) < 2 or not kept:  # noqa: PLR2004 - one class leaves nothing to learn
-        raise DataError(f"{source}: {len(rows)} good rows of {len(classes)} classes; 2 of each are the least")
+        raise DataError(f"{source}: {len(rows)} good rows of {len(classes)} classes; 2 of each are needed")
     check_classes(source, classes, kept, held_out, skipped)
     make_folder(out_dir)
     write_split(out_dir / "train", kept, classes, ids)
@@ -89,7 +89,7 @@ def text(
 def split(rows: Sequence[LabelledText]) -> tuple[list[LabelledText], list[LabelledText]]:
     """Return the rows to train on, and a tenth of each class that is held out, both in the order of the file.
 
-    Which rows they are is drawn, as a file may have its classes in turns.
+    The held-out rows are drawn at random, as a file may list its classes in turn.
     """
     drawn = np.random.default_rng(SPLIT_SEED).permutation(len(rows)).tolist()
     by_class = sorted(drawn, key=lambda place: rows[place].label)
@@ -121,7 +121,7 @@ def read_rows(
 ) -> Iterator[LabelledText]:
     """Yield the good rows of a CSV file; name and skip rows without text or label, up to the limit.
 
-    Raises DataError for what is no such table.
+    Raises DataError if the file is no such table.
     """
     csv.field_size_limit(LONGEST_FIELD)
     encoding = encoding or _encoding_of(source)
@@ -149,8 +149,8 @@ def read_rows(
                     skipped.census.leave("empty lines", f"line {before + 1}")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{source}: is no {encoding}: byte {error.object[error.start]:#04x}; say which it is, such as "
-            "--encoding cp1252 of Windows"
+            f"{source}: is no {encoding}: byte {error.object[error.start]:#04x}; name the encoding, such as "
+            "--encoding cp1252 (Windows)"
         ) from error
     except LookupError as error:
         raise DataError(f"--encoding = {encoding!r}: Python knows no such encoding") from error
@@ -159,7 +159,7 @@ def read_rows(
 
 
 def _encoding_of(source: Path) -> str:
-    """Return the encoding that the first bytes of a file name; UTF-8 without any."""
+    """Return the encoding that a file's byte order mark names; UTF-8 without one."""
     try:
         with source.open("rb") as file:
             begin = file.read(4)
@@ -169,7 +169,7 @@ def _encoding_of(source: Path) -> str:
 
 
 def _delimiter_of(header: str, columns: Sequence[str]) -> str:
-    """Return the sign that divides a header into fields among which the columns are; else a comma."""
+    """Return the delimiter that splits a header into fields with these columns; a comma if none does."""
     fitting = [
         sign for sign in DELIMITERS if set(columns) <= set(next(csv.reader([header], delimiter=sign), []))
     ]
@@ -177,7 +177,7 @@ def _delimiter_of(header: str, columns: Sequence[str]) -> str:
 
 
 def _place_of(column: str, header: Sequence[str], flag: str, where: str) -> int:
-    """Return the number of a column; raises DataError if it is not there, or twice."""
+    """Return the number of a column; raises DataError if it is missing, or there twice."""
     if header.count(column) == 1:
         return header.index(column)
     if column in header:

@@ -1,5 +1,6 @@
-"""What the agent looks at, in the plain values of ``reading.py``; ``look.py`` reads every sensor.
+"""What the agent looks at, in the plain values of ``reading.py``; ``poll.py`` reads every sensor.
 
-In: the kernel's counters and process table, terminals, NVML, Jupyter's API, a command of the stack's. Out: a
-``Reading``, which ``judge.py`` judges. A sensor that fails raises ``SensorError``: unknown, never idle.
+They read the kernel's counters and process table, terminals, NVML, Jupyter's API, and a command of the stack.
+Each look is a ``Reading``, which ``judge.py`` judges. A sensor that fails raises ``SensorError``: unknown,
+never idle.
 """

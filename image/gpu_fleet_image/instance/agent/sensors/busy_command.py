@@ -1,9 +1,8 @@
-"""``idle.command``: a program of the stack's owner that knows whether an instance is busy.
+"""``idle.command``: a program of the stack's owner that reports whether an instance is busy.
 
-Not the agent starts it but systemd, by the unit ``gpu-idle-command``: as an account without rights, in a
-sandbox of its own. The agent writes which program it is and reads how it ended, both in root's own folder.
-Only a program that root alone can change is run: whoever could change it would speak for everybody on the
-instance.
+systemd runs it, not the agent: by the unit ``gpu-idle-command``, as an account without rights, in a sandbox.
+    The agent writes the program's name and reads its exit code, both in root's own folder. It runs only a
+    program that root alone can change: anybody else who could change it would decide for the whole instance.
 """
 
 import re
@@ -18,7 +17,7 @@ from gpu_fleet_image.core.reaper_errors import SensorError
 
 BUSY, NOT_BUSY = 0, 1
 UNIT = "gpu-idle-command.service"
-# as rootfs/usr/libexec/gpu-fleet/idle-command reads and writes them
+# read and written by rootfs/usr/libexec/gpu-fleet/idle-command
 ASKED, ANSWER, LOCK = "idle-command", "idle-command.answer", "idle-command.lock"
 EXITED = re.compile(r"exited (\d+)\n")
 LONGEST_STOP_S = 30  # systemd kills at once
@@ -26,28 +25,28 @@ LONGEST_STOP_S = 30  # systemd kills at once
 
 @dataclass(frozen=True)
 class BusyCommand:
-    """A program whose exit code says whether the instance is busy: 0 busy, 1 not, anything else not known.
+    """A program whose exit code reports whether the instance is busy: 0 busy, 1 not, any other unknown.
 
     Attributes:
         command: its absolute path and arguments.
-        timeout_s: it is killed after so many seconds.
+        timeout_s: seconds after which it is killed.
     """
 
     command: tuple[str, ...]
     timeout_s: float
 
     def is_busy(self) -> bool:
-        """Run it.
+        """Run the program and return whether the instance is busy.
 
         Raises:
-            SensorError: it may not or cannot be run, takes too long, or ends with another code.
+            SensorError: it may not or cannot be run, takes too long, or exits with another code.
         """
         name = self.command[0]
         refuse_changeable(Path(name))
         if any("\0" in word for word in self.command):
             raise SensorError(f"idle.command {name}: a NUL in its arguments")
         try:
-            # the agent and explain --live both ask, and there is one unit and one answer
+            # the agent and explain --live both ask, but there is only one unit and one answer
             with alone(paths.run_dir() / LOCK):
                 said = self._answer()
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -59,7 +58,10 @@ class BusyCommand:
         return int(exited[1]) == BUSY
 
     def _answer(self) -> str:
-        """How it ended, as systemd saw it; raises SensorError, OSError, ValueError, SubprocessError."""
+        """Return its exit status as systemd reports it.
+
+        Raises SensorError, OSError, ValueError, SubprocessError.
+        """
         answer = paths.run_dir() / ANSWER
         answer.unlink(missing_ok=True)
         replace_text(paths.run_dir() / ASKED, "".join(f"{word}\0" for word in self.command))
@@ -85,7 +87,7 @@ def refuse_changeable(path: Path) -> None:
     """Refuse a program that anybody but root could change.
 
     Raises:
-        SensorError: naming the file or folder, and why.
+        SensorError: names the file or folder, and the reason.
     """
     for part in (path, *path.parents):
         try:
@@ -96,4 +98,4 @@ def refuse_changeable(path: Path) -> None:
             raise SensorError(f"idle.command {path}: is a link; name the program itself")
         writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
         if status.st_uid != 0 or writable:
-            raise SensorError(f"idle.command {path}: {part} can be changed by others than root")
+            raise SensorError(f"idle.command {path}: {part} can be changed by users other than root")

@@ -1,8 +1,7 @@
 """Use of CPU, disks and network as rates between two looks: of the instance, or of one process tree.
 
-What the agent itself uses is no sign of anybody's work. It needs next to nothing, except while it copies
-what users keep before a marked instance is terminated: were that taken for use, the mark would be removed
-again, day after day.
+The agent's own use is no sign of activity. It needs next to nothing, except while it copies kept files before
+a marked instance is terminated: if that counted as use, the mark would be removed again, day after day.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,11 +14,11 @@ import psutil
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, SensorError
 from gpu_fleet_image.instance.agent.sensors.reading import Rates
 
-# Other block devices (md, dm, loop, zram) only pass on what these count, or never leave memory.
+# Other block devices (md, dm, loop, zram) only pass on the traffic of these, or stay in memory.
 PHYSICAL_DISKS = ("nvme", "sd", "vd", "xvd", "hd")
-SLICE = "gpu-fleet.slice"  # of our units, by systemd: agent, gate, accounts, logs; nobody else is in it
-SHORTEST_INTERVAL_S = 0.05  # five ticks of /proc/stat; a shorter one shows nothing
-LOOKED_OVER_S = 5.0  # a look takes no burst for a rate: the system's own 0.1 CPU s within a second, say
+SLICE = "gpu-fleet.slice"  # of the fleet's units: agent, gate, accounts, logs; nothing else runs in it
+SHORTEST_INTERVAL_S = 0.05  # five ticks of /proc/stat; a shorter interval is too imprecise
+LOOKED_OVER_S = 5.0  # minimum interval of a look's rates: a burst, say 0.1 CPU s in 1 s, is no rate
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,9 @@ class Counters:
     """Totals since boot.
 
     Attributes:
-        cpu_s: CPU time of all cores, waiting for disks and stolen time left out.
+        cpu_s: CPU time of all cores, without I/O wait and stolen time.
         disk_bytes: read and written by physical disks.
-        network_bytes: received and sent, RDMA adapters (EFA, eRDMA) included, loopback left out.
+        network_bytes: received and sent, with RDMA adapters (EFA, eRDMA), without loopback.
     """
 
     cpu_s: float
@@ -38,7 +37,7 @@ class Counters:
 
 
 def rates_between(before: Counters, after: Counters, over_s: float) -> Rates:
-    """Mean rates over an interval; a counter that went down (reset, device removed) counts as 0."""
+    """Return mean rates over an interval; a counter that decreased (reset, device removed) counts as 0."""
     return Rates(
         cpu_cores=max(0.0, after.cpu_s - before.cpu_s) / over_s,
         disk_bytes_per_s=max(0.0, after.disk_bytes - before.disk_bytes) / over_s,
@@ -47,11 +46,11 @@ def rates_between(before: Counters, after: Counters, over_s: float) -> Rates:
 
 
 class RateSensor:
-    """Turns counters into rates over real time, whatever the agent's clock shows.
+    """Sensor that turns counters into rates over real time, whatever the agent's clock shows.
 
     Args:
-        count: reads the counters; may raise ``SensorError`` or ``OSError``.
-        real_s: real seconds, monotonic.
+        count: returns the counters; may raise ``SensorError`` or ``OSError``.
+        real_s: returns real seconds, monotonic.
     """
 
     def __init__(self, count: Callable[[], Counters], real_s: Callable[[], float]) -> None:
@@ -62,13 +61,13 @@ class RateSensor:
         self._before_s = 0.0
 
     def read(self, *, keep: bool = False) -> Rates:
-        """Rates since the read before; the first read has nothing to compare with and gives zeros.
+        """Return rates since the previous read; zeros for the first read.
 
         Args:
-            keep: the next read compares with what this one did.
+            keep: the next read compares with the same earlier read as this one.
 
         Raises:
-            SensorError: naming what could not be read.
+            SensorError: names what could not be read.
         """
         now_s = self._real_s()
         if self._before is not None and now_s - self._before_s < SHORTEST_INTERVAL_S:
@@ -87,13 +86,14 @@ class RateSensor:
 
 
 class OwnUse:
-    """Counts the agent's CPU time and disk bytes; of the network it knows only when it copies.
+    """Meter of the agent's own CPU time and disk bytes; of the network it knows only when it copies.
 
-    On an instance its slice holds our other units too (gate, accounts, logs): their CPU time is no work.
+    On an instance its slice also holds the fleet's other units (gate, accounts, logs), whose CPU time is no
+    activity.
 
     Args:
-        cgroup: of this process, ``/gpu-fleet.slice/gpu-reaper.service``; None asks the kernel.
-        cgroups: where the kernel shows them (cgroup v2).
+        cgroup: of this process, say ``/gpu-fleet.slice/gpu-reaper.service``; None asks the kernel.
+        cgroups: mount point of cgroup v2.
     """
 
     def __init__(self, cgroup: str | None = None, cgroups: Path = Path("/sys/fs/cgroup")) -> None:
@@ -105,7 +105,7 @@ class OwnUse:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Around a copy; another thread may ask meanwhile."""
+        """Mark the time of a copy; another thread may ask meanwhile."""
         self._copies += 1
         self._copied = True
         try:
@@ -114,26 +114,26 @@ class OwnUse:
             self._copies -= 1
 
     def copied_since_asked(self) -> bool:
-        """Whether a copy ran at any time since this was last asked."""
+        """Return whether a copy ran at any time since the last call."""
         copied, self._copied = self._copied, self._copies > 0
         return copied
 
     def cpu_s(self) -> float:
-        """CPU time so far of the slice, or of the agent with what it started (``wall``, ``idle.command``)."""
+        """Return the CPU time of the slice, or of the agent and its children (``wall``, ``idle.command``)."""
         if self._slice is not None:
             with suppress(OSError, ValueError, IndexError):
                 return int(self._slice.read_text().split("usage_usec", 1)[1].split(None, 1)[0]) / 1e6
-            self._slice = None  # a kernel without it: the agent's own from now on
+            self._slice = None  # a kernel without it: use the agent's own from now on
         return sum(self._process.cpu_times()[:4])
 
     def disk_bytes(self) -> float:
-        """Bytes that the agent made disks read and write."""
+        """Return the bytes that the agent read from and wrote to disks."""
         moved = self._process.io_counters()
         return moved.read_bytes + moved.write_bytes
 
 
 def _own_cgroup() -> str:
-    """This process's, as cgroup v2 has it; empty where there is none (cgroups(7), /proc/PID/cgroup)."""
+    """Return this process's cgroup (v2); empty if there is none (cgroups(7), /proc/PID/cgroup)."""
     with suppress(OSError):
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         return next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
@@ -141,14 +141,14 @@ def _own_cgroup() -> str:
 
 
 class InstanceCounters:
-    """Reads the whole instance's counters, less what the agent uses itself.
+    """Counters of the whole instance, without the agent's own use.
 
-    While the agent copies, the network is left out altogether: who sent which bytes is not known. CPU, disk,
-    GPU and users still show work then; behind the shut door there is a look each second after the copy.
+    While the agent copies, the network is ignored: whose bytes they are is unknown. CPU, disk, GPU and users
+    still show activity then, and while log-ins are refused there is a look each second after the copy.
 
     Args:
-        own: what the agent uses.
-        sysfs: where sysfs is mounted.
+        own: the agent's own use.
+        sysfs: mount point of sysfs.
     """
 
     def __init__(self, own: OwnUse, sysfs: Path = Path("/sys")) -> None:
@@ -159,10 +159,10 @@ class InstanceCounters:
         self._rdma = tuple(sysfs.glob("class/infiniband/*/ports/*/hw_counters/*bytes*"))
 
     def __call__(self) -> Counters:
-        """One look.
+        """Read the counters.
 
         Raises:
-            OSError: when a counter cannot be read.
+            OSError: a counter cannot be read.
         """
         cpu = psutil.cpu_times()
         return Counters(
@@ -181,7 +181,7 @@ class InstanceCounters:
 
 def _disk_bytes() -> float:
     disks = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
-    # A partition's name begins with its disk's; the disk counts for both.
+    # A partition's name begins with its disk's; the disk's counters include it.
     whole = [name for name in disks if name.startswith(PHYSICAL_DISKS) and not _is_partition(name, disks)]
     return sum(disks[name].read_bytes + disks[name].write_bytes for name in whole)
 
@@ -202,10 +202,10 @@ def _sum_of_files(paths: Iterable[Path]) -> float:
 
 
 class TreeCounters:
-    """Reads the counters of a process tree.
+    """Counters of a process tree.
 
     Raises:
-        ConfigurationError: when there is no such process.
+        ConfigurationError: there is no such process.
     """
 
     def __init__(self, pid: int) -> None:
@@ -215,17 +215,17 @@ class TreeCounters:
             raise ConfigurationError(f"--watch-pid {pid}: there is no such process") from error
 
     def pids(self) -> frozenset[int]:
-        """Live processes of the tree; none once the root has ended."""
+        """Return the live processes of the tree; empty once the root has ended."""
         try:
             return frozenset({self._root.pid, *(child.pid for child in self._root.children(recursive=True))})
         except psutil.NoSuchProcess:
             return frozenset()
 
     def __call__(self) -> Counters:
-        """One look. A tree that has ended counts nothing, which is idle.
+        """Read the counters. A tree that has ended counts nothing, which is idle.
 
-        ``disk_bytes`` is what the processes read and wrote through system calls, so that files on a network
-        file system and in the page cache count as well. Time of children that ended is in their parent's.
+        ``disk_bytes`` counts reads and writes through system calls, so that files on a network file system
+        and in the page cache count as well. The time of children that ended is in their parent's.
         """
         cpu_s = moved_bytes = 0.0
         for pid in self.pids():
@@ -236,6 +236,6 @@ class TreeCounters:
                 moved_bytes += moved.read_chars + moved.write_chars
             except (
                 psutil.NoSuchProcess
-            ):  # ended between the list and the look: the next look has it in its parent
+            ):  # ended since the list was made: its parent's time has it at the next look
                 continue
         return Counters(cpu_s, moved_bytes, 0.0)

@@ -1,7 +1,7 @@
 """GPUs through NVML: utilisation, memory, power and processes, MIG included.
 
-Every error code that NVML can answer makes a ``SensorError`` that names code, call and GPU; the one exception
-is ``NVML_ERROR_NOT_SUPPORTED`` on a reading that some GPUs do not have, which becomes None.
+Every error code of NVML becomes a ``SensorError`` that names code, call and GPU. The exception is
+``NVML_ERROR_NOT_SUPPORTED`` on a reading that some GPUs do not have, which becomes None.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from gpu_fleet_image.instance.agent.sensors.reading import Gpu
 
 GIB = 2**30
 MILLI = 1e-3
-SHORTEST_INTERVAL_S = 0.05  # NVML renews its energy counter every 20 to 100 ms
+SHORTEST_INTERVAL_S = 0.05  # NVML updates its energy counter every 20 to 100 ms
 
 
 SLOW_EVERY_S = 25.0  # twice in each judged minute
@@ -28,7 +28,7 @@ class _Device:
 
 @dataclass(frozen=True)
 class _Slow:
-    """What changes slowly and costs most to ask for: half of NVML's calls, and the longer half."""
+    """Readings that change slowly and cost most: half of NVML's calls, and the slower half."""
 
     read_s: float
     memory_used_gib: float
@@ -38,13 +38,13 @@ class _Slow:
 
 
 class GpuSensor:
-    """Reads every GPU of the instance.
+    """Sensor of every GPU of the instance.
 
     Args:
-        nvml: the module ``pynvml``, or something that speaks like it.
-        expected: GPUs the instance must have; fewer is a failure, also when there is no NVML at all.
-        real_s: real seconds, monotonic.
-        only_pids: in a rehearsal, the processes that are watched; GPUs without one of them are left out.
+        nvml: the module ``pynvml``, or one with the same interface.
+        expected: number of GPUs that the instance must have; fewer is a failure, also without NVML.
+        real_s: returns real seconds, monotonic.
+        only_pids: in a rehearsal, returns the watched processes; GPUs without one of them are left out.
     """
 
     def __init__(
@@ -64,13 +64,14 @@ class GpuSensor:
         self.pids: frozenset[int] = frozenset()
 
     def read(self, *, fresh: bool = False) -> tuple[Gpu, ...]:
-        """One look at every GPU; also keeps their processes in ``pids``.
+        """Read every GPU; keep their processes in ``pids``.
 
         Args:
-            fresh: no process of an earlier look is listed; memory and power limit may be.
+            fresh: read the processes again, instead of those of an earlier look; memory and power limit may
+                be older.
 
         Raises:
-            SensorError: naming NVML's error, or saying how many GPUs are missing.
+            SensorError: names NVML's error, or the number of missing GPUs.
         """
         try:
             gpus = tuple(self._gpu(device, fresh=fresh) for device in self._open())
@@ -106,11 +107,11 @@ class GpuSensor:
         return _Device(f"{index} ({self._nvml.nvmlDeviceGetUUID(handle)})", handle)
 
     def _close(self) -> None:
-        """Begin anew at the next look: a driver that was reloaded answers only then."""
+        """Close NVML, to open it again at the next look: a reloaded driver answers only then."""
         self._devices = None
         self._energy.clear()
         self._slow.clear()
-        with contextlib.suppress(self._nvml.NVMLError):  # it may never have been open
+        with contextlib.suppress(self._nvml.NVMLError):  # it may not have been open
             self._nvml.nvmlShutdown()
 
     def _gpu(self, device: _Device, *, fresh: bool) -> Gpu:
@@ -143,14 +144,14 @@ class GpuSensor:
         )
 
     def _power(self, device: _Device) -> float | None:
-        """Mean watts since the look before from the energy counter (mJ), else watts at this moment."""
+        """Return mean watts since the previous look from the energy counter (mJ), else the present watts."""
         now_s, energy_mj = self._real_s(), self._ask(device, "nvmlDeviceGetTotalEnergyConsumption")
         if energy_mj is not None:
             before_s, before_mj = self._energy.setdefault(device.name, (now_s, energy_mj))
             if now_s - before_s >= SHORTEST_INTERVAL_S and energy_mj >= before_mj:
                 self._energy[device.name] = (now_s, energy_mj)
                 return float((energy_mj - before_mj) * MILLI / (now_s - before_s))
-            if energy_mj < before_mj:  # the counter begins at 0 when the driver is reloaded
+            if energy_mj < before_mj:  # the counter starts at 0 when the driver is reloaded
                 self._energy[device.name] = (now_s, energy_mj)
         power_mw = self._ask(device, "nvmlDeviceGetPowerUsage")
         return None if power_mw is None else power_mw * MILLI
@@ -165,7 +166,7 @@ class GpuSensor:
             try:
                 handle = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(device.handle, index)
             except self._nvml.NVMLError as error:
-                if error.value == self._nvml.NVML_ERROR_NOT_FOUND:  # no instance in this place
+                if error.value == self._nvml.NVML_ERROR_NOT_FOUND:  # no MIG instance at this index
                     continue
                 raise SensorError(
                     self._message(error, f" in MIG instance {index} of GPU {device.name}")
@@ -175,7 +176,7 @@ class GpuSensor:
             yield from (process.pid for process in running)
 
     def _ask(self, device: _Device, call: str) -> Any:
-        """An answer, or None where the GPU has no such reading."""
+        """Return an answer, or None if the GPU has no such reading."""
         try:
             return getattr(self._nvml, call)(device.handle)
         except self._nvml.NVMLError as error:
@@ -194,6 +195,6 @@ class GpuSensor:
 
 
 def error_name(nvml: Any, code: int) -> str:
-    """The name of an NVML error code, ``NVML_ERROR_GPU_IS_LOST`` say."""
+    """Return the name of an NVML error code, say ``NVML_ERROR_GPU_IS_LOST``."""
     names = (name for name in dir(nvml) if name.startswith("NVML_ERROR_") and getattr(nvml, name) == code)
     return next(names, f"NVML error {code}")

@@ -1,8 +1,8 @@
-"""When notebooks' kernels last ran something, by the word of their own servers.
+"""Last activity of notebooks' kernels, from their own servers.
 
-A kernel has a connection file, and its server wrote address and token beside that. Server and files are a
-user's: nothing but the loopback is asked, no redirect is followed, the file must belong to the server's user,
-and neither token nor answer goes into a message.
+A kernel has a connection file, and its server writes its address and token beside that. Server and files
+belong to a user: so only the loopback is asked, no redirect is followed, the file must belong to the server's
+user, and neither token nor answer appears in a message.
 """
 
 import contextlib
@@ -24,18 +24,19 @@ from typing import Any
 
 from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.core.times import parse_time
-from gpu_fleet_image.instance.agent.sensors.processes import CONNECTION_FILE, Process
+from gpu_fleet_image.instance.agent.sensors.commands import CONNECTION_FILE
+from gpu_fleet_image.instance.agent.sensors.processes import Process
 from gpu_fleet_image.instance.agent.sensors.reading import Session
 
 TIMEOUT_S = 2.0
 LARGEST_FILE, LARGEST_ANSWER = 64 * 1024, 1024 * 1024
-# Without it the question itself would count as use, and an idle server would never end itself
+# Without it the request itself would count as use, and an idle server would never stop itself
 # (jupyter_server, base/handlers.py, update_api_activity).
 NO_USE = "?no_track_activity=1"
 KERNELS = f"api/kernels{NO_USE}"
 SESSIONS = f"api/sessions{NO_USE}"
 ANSWERED = frozenset({http.client.OK, http.client.CREATED, http.client.NO_CONTENT})
-# A server shows no message from outside in its pages; a new file appears in the browser beside the notebook.
+# A server's pages show no message from outside; a new file appears in the browser beside the notebook.
 NOTICE = "GPU-FLEET-NOTICE-read-me.txt"
 MOST_FOLDERS = 20
 CLONE_NEWNET = 0x40000000  # setns(2)
@@ -48,10 +49,10 @@ class Server:
     """A Jupyter server.
 
     Attributes:
-        port: where it listens on the loopback.
+        port: on the loopback.
         base_url: first part of its paths.
-        secure: it speaks TLS.
-        token: lets in who shows it.
+        secure: it uses TLS.
+        token: its access token.
     """
 
     pid: int
@@ -64,9 +65,9 @@ class Server:
 def kernel_sessions(
     kernels: Sequence[Process], table: Mapping[int, Process], root: Path = Path("/")
 ) -> tuple[list[Session], list[str]]:
-    """When each kernel last ran something: (sessions, what could not be read).
+    """Return (a session for each kernel with its last activity, errors).
 
-    A kernel of no server (an editor's own, papermill's) is in neither: the process table alone has it.
+    A kernel without a server (an editor's own, papermill's) is in neither: only the process table has it.
 
     Args:
         table: process id -> process, for the kernels' parents.
@@ -84,13 +85,13 @@ def kernel_sessions(
 def servers_of(
     kernels: Sequence[Process], table: Mapping[int, Process], root: Path = Path("/")
 ) -> list[Server]:
-    """Every server that one of the kernels belongs to; arguments as of ``kernel_sessions``."""
+    """Return every server that one of the kernels belongs to; arguments as of ``kernel_sessions``."""
     servers = (server_of(kernel, table, root) for kernel in kernels)
     return list({server.pid: server for server in servers if server is not None}.values())
 
 
 def put_notice(server: Server, text: str, root: Path = Path("/")) -> None:
-    """Lay a notice where its user sees it: in the top folder, and beside every open notebook.
+    """Write a notice where the server's user sees it: in the top folder, and beside every open notebook.
 
     Raises:
         SensorError: the server does not answer, or refuses.
@@ -101,7 +102,7 @@ def put_notice(server: Server, text: str, root: Path = Path("/")) -> None:
 
 
 def remove_notice(server: Server, root: Path = Path("/")) -> None:
-    """Take the notice away again; one that is not there is none to take. Raises SensorError."""
+    """Remove the notice again, if it is there. Raises SensorError."""
     for folder in _open_folders(server, root):
         parent = f"api/contents/{urllib.parse.quote(folder)}".rstrip("/")
         try:
@@ -118,7 +119,7 @@ def _open_folders(server: Server, root: Path) -> list[str]:
         notebooks = [str(session["path"]) for session in ask(server, root, SESSIONS)]
     except (TypeError, KeyError) as error:
         raise SensorError("its list of sessions cannot be read") from error
-    # a server is its user's: whatever number of sessions it names, an end is not to wait for them all
+    # the server belongs to its user: the drain cannot wait for any number of sessions
     return sorted({"", *(path.rpartition("/")[0] for path in notebooks[:MOST_FOLDERS])})
 
 
@@ -127,7 +128,7 @@ def _notice_in(folder: str) -> str:
 
 
 def _sessions(answer: Any, owner: Process) -> Iterator[Session]:
-    """Raises SensorError for an answer that is none of Jupyter's."""
+    """Yield a session for each kernel; raises SensorError if the answer is not Jupyter's."""
     try:
         for kernel in answer:
             unused_s = max(0.0, (datetime.now(UTC) - parse_time(kernel["last_activity"])).total_seconds())
@@ -139,7 +140,7 @@ def _sessions(answer: Any, owner: Process) -> Iterator[Session]:
 
 
 def server_of(kernel: Process, table: Mapping[int, Process], root: Path = Path("/")) -> Server | None:
-    """The server that started a kernel, found by the file beside the kernel's; None where there is none."""
+    """Return the server that started a kernel, by the file beside the kernel's; None if there is none."""
     word = next(word for word in kernel.command if CONNECTION_FILE.fullmatch(word))
     folder = Path(word).parent
     parent = table.get(kernel.parent)
@@ -160,9 +161,9 @@ def _server(pid: int, content: dict[str, Any]) -> Server | None:
 
 
 def _inner_pid(pid: int, root: Path) -> int:
-    """A process' id as it is known to itself, which in a container is another."""
+    """Return a process's id inside its own namespace, which differs in a container."""
     try:
-        # bytes: the kernel cuts a program's name after 15 of them, in the middle of a character
+        # bytes: the kernel truncates a program's name after 15 of them, maybe within a character
         lines = (root / f"proc/{pid}/status").read_bytes().split(b"\n")
     except OSError:
         return pid
@@ -171,7 +172,7 @@ def _inner_pid(pid: int, root: Path) -> int:
 
 
 def _read(owner: Process, path: Path, root: Path) -> dict[str, Any] | None:
-    """A file that belongs to a process, as that process sees it; None for any other."""
+    """Read a JSON file that belongs to a process, as that process sees it; None for any other file."""
     try:
         handle = _open_within(root / f"proc/{owner.pid}/root", path)
     except OSError:
@@ -188,7 +189,7 @@ def _read(owner: Process, path: Path, root: Path) -> dict[str, Any] | None:
 
 
 def _open_within(top: Path, path: Path) -> int:
-    """Open a file for reading below a folder that no link leads out of (openat2(2)); raises OSError."""
+    """Open a file for reading below a folder, with no link leading out of it (openat2(2)); raises OSError."""
     folder = os.open(top, os.O_PATH | os.O_DIRECTORY)
     try:
         how = struct.pack("QQQ", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, 0, RESOLVE_IN_ROOT)
@@ -208,10 +209,10 @@ def ask(
     method: str = "GET",
     body: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What a server answers, within four seconds.
+    """Return a server's answer, within four seconds.
 
     Raises:
-        SensorError: it does not, or refuses.
+        SensorError: it does not answer, or refuses.
     """
     own, its = (root / f"proc/{pid}/ns/net" for pid in ("self", server.pid))
     try:
@@ -227,19 +228,19 @@ def ask(
     if asking.refused is not None:
         raise SensorError(f"its API does not answer: {type(asking.refused).__name__}")
     if asking.status not in ANSWERED:
-        raise SensorError(f"its API answers {asking.status}, so nobody knows what its kernels do")
+        raise SensorError(f"its API answers {asking.status}, so the state of its kernels is unknown")
     return asking.answer
 
 
 class _Asking(threading.Thread):
-    """One question, in a thread of its own: which may move to a container's network, and be given up.
+    """One request in a thread of its own, which can enter a container's network, and be abandoned.
 
     Attributes:
-        method: GET, or what changes something.
+        method: GET, or a method that changes something.
         body: its JSON.
         status: of the answer; None without one.
         answer: its JSON.
-        refused: why there is none.
+        refused: the error, if there is no answer.
     """
 
     def __init__(self, server: Server, path: str, namespace: Path | None) -> None:
@@ -248,7 +249,7 @@ class _Asking(threading.Thread):
         self._path = f"/{server.base_url.strip('/')}/".replace("//", "/") + path
         self._namespace = namespace
         self._connection = _connection(server)
-        # http.client lets go of its own before an answer that ends with the connection
+        # http.client drops its own before an answer that ends with the connection
         self._socket: socket.socket | None = None
         self._is_given_up = False
         self.method = "GET"
@@ -258,7 +259,7 @@ class _Asking(threading.Thread):
         self.refused: Exception | None = None
 
     def run(self) -> None:
-        """Ask."""
+        """Send the request."""
         try:
             if self._namespace is not None:
                 self._move(self._namespace)
@@ -281,21 +282,21 @@ class _Asking(threading.Thread):
     @staticmethod
     def _move(namespace: Path) -> None:
         with namespace.open("rb") as file:
-            if LIBC.setns(file.fileno(), CLONE_NEWNET) != 0:  # of this thread alone
+            if LIBC.setns(file.fileno(), CLONE_NEWNET) != 0:  # only for this thread
                 raise OSError(ctypes.get_errno(), "setns")
 
     def give_up(self) -> None:
-        """End a question whose answer comes drop by drop; one that is not asked yet is never asked."""
+        """Abort a request that is answered slowly; one that was not sent yet is never sent."""
         self._is_given_up = True
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # it ended by itself
+            with contextlib.suppress(OSError):  # the connection closed by itself
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _connection(server: Server) -> http.client.HTTPConnection:
     if not server.secure:
         return http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
-    # its certificate is the user's own, and the loopback is no network to listen on
+    # its certificate is self-signed, and nobody can listen on the loopback
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return http.client.HTTPSConnection("127.0.0.1", server.port, timeout=TIMEOUT_S, context=context)

@@ -1,8 +1,8 @@
-"""The process table: which programs are work, which get on, who is logged in, and when they last typed.
+"""Process table: programs that are work, their progress, log-ins, and the last input of each terminal.
 
-A terminal counts at its last input: when a program reads it, the kernel sets its access time, to eight
-seconds (``tty_update_time`` in drivers/tty/tty_io.c). That holds for every pseudo terminal: of ssh, tmux,
-JupyterLab, a code tunnel, and of a container, whose terminals are found through its processes.
+The last input of a terminal counts: when a program reads it, the kernel sets its access time, to eight
+    seconds (``tty_update_time`` in drivers/tty/tty_io.c). That holds for every pseudo terminal: of ssh, tmux,
+    JupyterLab, a code tunnel, and of a container, whose terminals are found through its processes.
 """
 
 import os
@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
 from pwd import getpwuid
 
@@ -21,60 +20,22 @@ import psutil
 
 from gpu_fleet_image.core.model import Tie
 from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.instance.agent.sensors.commands import base_name, is_trainer, is_watched, kernel_id
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, ProcessUse, Session, Started
 from gpu_fleet_image.instance.agent.sensors.slow_answer import SlowAnswer
 
-LAUNCHERS = frozenset(
-    {
-        *("torchrun", "accelerate", "accelerate-launch", "deepspeed", "horovodrun", "colossalai", "composer"),
-        # Open MPI 4 and 5 with their daemons on the other nodes, MPICH and Intel MPI with theirs, Slurm's
-        *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prun", "prted"),
-        *("mpiexec.hydra", "hydra_pmi_proxy", "srun", "salloc", "sbatch"),
-    }
-)
-LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher.", "horovod.runner")
-# What runs a script, whose name the kernel then shows as the next word that is no option.
-INTERPRETER = re.compile(
-    r"(?:python|pypy|perl|ruby|node|nodejs|julia|java|lua|bash|sh|dash|ash|zsh|ksh|fish|ld-linux.*)[\d.]*t?"
-)
-# What runs a module by ``-m``; `grep -m` and `git commit -m` run none. Of other names a Python may have:
-# python3.12-dbg, pypy3, ipython.
-RUNS_MODULES = re.compile(r"i?(?:python|pypy|graalpy)[\w.-]*|uv|coverage|kernprof|scalene|viztracer|debugpy")
-# What may stand before it. What else starts a Python starts a process of its own, which is seen by itself.
-WRAPPERS = frozenset(
-    {
-        *("env", "nice", "ionice", "chrt", "nohup", "setsid", "stdbuf", "timeout", "time", "taskset"),
-        *("numactl", "sudo", "runuser", "systemd-run", "systemd-inhibit", "flock", "xvfb-run", "tini"),
-        *("dumb-init", "ssh", "conda", "mamba", "micromamba", "pixi", "poetry", "pdm", "hatch", "pipenv"),
-        *("apptainer", "singularity", "nsys", "ncu", "nvprof", "rocprof", "perf", "py-spy", "strace"),
-        *("ltrace", "gdb", "cuda-gdb", "valgrind", "compute-sanitizer"),
-    }
-)
-MODULE_OPTION = re.compile("-[A-Za-z]*m")  # `python -um torch.distributed.run`
-OPTIONS_WITH_A_VALUE = frozenset({"-X", "-W", "-o", "--rcfile", "--init-file"})  # of Python and shells
-# ``gpu-fleet submit`` (rootfs/etc/systemd/system/gpu-run@.service): any command may run below it
-SUBMITTED = ("-m", "gpu_fleet", "work")
 LOG_IN_PROMPTS = frozenset({"agetty", "getty", "mingetty"})
-BUILDERS = frozenset({"docker", "docker-buildx", "podman", "buildah", "buildctl", "nerdctl"})
-BUILD_WORDS = frozenset({"build", "buildx", "bake", "bud"})
-FIRST_WORDS = 4  # `docker --context x buildx build`: global flags may stand before the word
-# A worker of Ray calls itself after what it runs; these run nothing (seen of Ray 2.5x, and its source,
-# python/ray/_private/workers and ray_constants.py).
-RAY_AT_REST = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-RAY_COMMANDS = frozenset({"job", "submit", "exec"})
 # What makes a process a rank of several: torch, Open MPI, MPICH and Slurm.
 WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-WORLD_SIZE = re.compile("[0-9]{1,9}")  # what no launcher sets is no size; int() refuses 4301 digits
+WORLD_SIZE = re.compile("[0-9]{1,9}")  # any other value is not a launcher's; int() refuses 4301 digits
 # OpenSSH names its process "sshd: bob@pts/3" or "sshd: bob@notty"; from 9.8 on "sshd-session: ...".
 SSH_WITHOUT_TERMINAL = re.compile(r"sshd(?:-session)?: (?P<user>[^@\s]+)@notty")
 SESSION_MANAGER = "ssm-session-worker"  # one for each open session (AWS Systems Manager agent)
-# Of any language's kernel; jupyter_client names the file so.
-CONNECTION_FILE = re.compile(r"(?:.*/)?kernel-(?P<id>[\w-]+)\.json")
 CONTAINERS = re.compile(rb"docker|libpod|kubepods|containerd|crio")
-SETTLED_S = 60.0  # after it began: what starts a container puts its process there within a second
-FIRST_PERSON = 1000  # the first user id of users (login.defs, UID_MIN)
+SETTLED_S = 60.0  # after its start: a container's start moves its process there within a second
+FIRST_PERSON = 1000  # first user id of human users (login.defs, UID_MIN)
 STARTED_LATELY_S = 900.0
-# Where notebooks' servers took longer to answer, the table is read again: what began meanwhile is to be seen.
+# If notebooks' servers answered more slowly, the table is read again: it must show what began meanwhile.
 NEW_TABLE_AFTER_S = 1.0
 TTY_STEP_S = 8.0
 PROC_CHUNK = 1 << 16
@@ -83,14 +44,14 @@ PSEUDO_TERMINALS, CONSOLES, FIRST_SERIAL = 136, 4, 64  # majors, and a minor (ad
 
 @dataclass(frozen=True)
 class Process:
-    """One line of the process table.
+    """One entry of the process table.
 
     Attributes:
         command: its arguments, the program first.
         terminal: device number of its terminal; 0 without one.
-        cpu_s: CPU time, with that of children it waited for.
-        began_s: when it began, in seconds after the boot.
-        line: the arguments as the kernel has them, for what must distinguish any two of them.
+        cpu_s: CPU time, with that of children that it waited for.
+        began_s: its start, in seconds after the boot.
+        line: the arguments as the kernel has them, to distinguish any two command lines.
     """
 
     pid: int
@@ -104,120 +65,40 @@ class Process:
 
     @property
     def name(self) -> str:
-        """The program, without its folder; of one that named itself, the title's first word.
+        """Name of the program without its folder; for a process with its own title, the title's first word.
 
-        Names are logged and shown to everybody, and the rest of a title may hold arguments with secrets.
+        Names are logged and shown to everybody; the rest of a title may hold arguments with secrets.
         """
         first = self.command[0] if self.command else ""
-        return _base(first.split(" ")[0] if len(self.command) == 1 else first)
+        return base_name(first.split(" ")[0] if len(self.command) == 1 else first)
 
     @property
     def user(self) -> str:
-        """The login name, or the number of a user that has none."""
+        """Login name, or the number of a user without one."""
         return user_name(self.uid)
 
     @property
     def shown(self) -> str:
-        """For users: name, id and whose it is."""
+        """Text for users: name, id and user."""
         return f"{self.name} ({self.pid}, {self.user})"
 
 
 def user_name(uid: int) -> str:
-    """The login name of a user id."""
+    """Return the login name of a user id."""
     try:
         return getpwuid(uid).pw_name
     except KeyError:  # of a container
         return str(uid)
 
 
-def is_watched(command: Sequence[str], words: frozenset[str] = frozenset()) -> bool:
-    """Whether a command is work while it runs: a launcher, a submitted run, a copy, a build, a task of Ray.
-
-    Args:
-        command: the arguments, the program first.
-        words: program names that the stack adds (``idle.watch``).
-    """
-    names = _names(command)
-    if not names:
-        return False
-    return (
-        bool(words.intersection(names))
-        or is_launcher(command)
-        or tuple(command[1:4]) == SUBMITTED
-        or (names[0] == "rsync" and "--daemon" not in command)
-        or (names[0].startswith("ray::") and not command[0].startswith(RAY_AT_REST))
-        or ("ray" in names and bool(RAY_COMMANDS.intersection(command[1:3])))
-        # "slurmstepd: [12.0]" is a step of a job; the other, "slurmstepd infinity", only holds the cgroup
-        or names[0] == "slurmstepd:"
-        or (names[0] in BUILDERS and bool(BUILD_WORDS.intersection(command[1 : 1 + FIRST_WORDS])))
-    )
-
-
-def is_launcher(command: Sequence[str]) -> bool:
-    """Whether a command starts the ranks of a job."""
-    modules = _modules(command[:6])  # a debugger, or what measures coverage, may stand before the module
-    return bool(LAUNCHERS.intersection(_names(command))) or any(
-        module.startswith(LAUNCHER_MODULES) for module in modules
-    )
-
-
-def _modules(command: Sequence[str]) -> list[str]:
-    """The modules that a Python runs by ``-m``, behind a wrapper or shell too; none of another program."""
-    names = [_base(word) for word in command]
-    first = names[0] if names else ""
-    if first not in WRAPPERS and not INTERPRETER.fullmatch(first) and not RUNS_MODULES.fullmatch(first):
-        return []
-    python = next((at for at, name in enumerate(names) if RUNS_MODULES.fullmatch(name)), len(names))
-    return [after for word, after in pairwise(command[python:]) if MODULE_OPTION.fullmatch(word)]
-
-
-def _names(command: Sequence[str]) -> list[str]:
-    """The program's name, and its script's: `python3 /opt/venv/bin/torchrun ...` is torchrun too.
-
-    What `vim torchrun` edits is none. A process that gave itself a title has all of it in the first word.
-    """
-    if not command or command[0].startswith("-"):
-        return []
-    if command[0].startswith("slurmstepd"):
-        return [_base(command[0].split(" ")[0])]
-    script = _script(command)
-    return [_base(command[0]), *([_base(script)] if script else [])]
-
-
-def _script(command: Sequence[str]) -> str:
-    """The file that an interpreter runs; empty for any other program, and where it runs none."""
-    if INTERPRETER.fullmatch(_base(command[0])) is None:
-        return ""
-    words = iter(command[1:])
-    for word in words:
-        if not word.startswith("-"):
-            return word
-        if word == "-c" or MODULE_OPTION.fullmatch(word):
-            return ""
-        if word in OPTIONS_WITH_A_VALUE:
-            next(words, None)
-    return ""
-
-
-def _base(word: str) -> str:
-    """A program without its folder."""
-    return word.rstrip("/").rpartition("/")[2]
-
-
-def kernel_id(command: Sequence[str]) -> str | None:
-    """The id of a notebook's kernel, or None for any other command."""
-    files = (word for word in command if word.endswith(".json"))
-    return next((match["id"] for word in files if (match := CONNECTION_FILE.fullmatch(word))), None)
-
-
 def _kernels(table: Mapping[int, Process]) -> list[Process]:
-    """The processes of notebooks' kernels."""
+    """Return the processes of notebooks' kernels."""
     return [process for process in table.values() if kernel_id(process.command)]
 
 
 @dataclass(frozen=True)
 class _Used:
-    """What a process had used at a moment: CPU time, and bytes through system calls."""
+    """Use of a process until a moment: CPU time, and bytes through system calls."""
 
     at_s: float
     began_s: float
@@ -225,7 +106,10 @@ class _Used:
     moved_bytes: float
 
     def rates_since(self, before: "_Used") -> tuple[float, float]:
-        """Cores, and bytes per second, since an earlier look; none where its id was another's then."""
+        """Return cores and bytes per second since an earlier look.
+
+        Zeros if its id belonged to another process.
+        """
         over_s = self.at_s - before.at_s
         if before.began_s != self.began_s or over_s <= 0:
             return 0.0, 0.0
@@ -234,14 +118,14 @@ class _Used:
 
 
 class ProcessTable:
-    """Reads the process table.
+    """Sensor of the process table.
 
     Args:
-        gpu_pids: processes on a GPU, as NVML listed them last.
-        real_s: real seconds, monotonic.
-        kernels: when kernels last ran something, by Jupyter's word: (sessions, what could not be read).
-        words: program names that the stack adds.
-        root: where /proc and /dev are.
+        gpu_pids: returns the processes on a GPU, from NVML's last reading.
+        real_s: returns real seconds, monotonic.
+        kernels: returns Jupyter's sessions with each kernel's last activity, and errors.
+        words: returns program names that the stack adds.
+        root: folder of /proc and /dev.
     """
 
     def __init__(
@@ -263,10 +147,10 @@ class ProcessTable:
         self._in_container: dict[tuple[int, float], bool] = {}
 
     def read(self, *, keep: bool = False) -> Presence:
-        """One look.
+        """Read the table once.
 
         Args:
-            keep: the next look compares with what this one did.
+            keep: the next read compares with the same earlier read.
 
         Raises:
             SensorError: the table cannot be read.
@@ -303,7 +187,7 @@ class ProcessTable:
             raise SensorError(f"process table: {error}") from error
 
     def _terminals(self, table: Iterable[Process]) -> Iterator[Session]:
-        """Every terminal, at its last input."""
+        """Yield every terminal with its last input."""
         paths = dict.fromkeys((self._root / "dev/pts").glob("[0-9]*"))
         for process in table:
             if (path := terminal_path(process, self._root)) is not None:
@@ -323,7 +207,7 @@ class ProcessTable:
                 yield Session("terminal", f"{user} on {path.parent.name}/{path.name}", unused_s, user)
 
     def _uses(self, table: Iterable[Process], kernels: Sequence[Process], *, keep: bool) -> list[ProcessUse]:
-        """What GPU processes, kernels and connections without a terminal used since the look before."""
+        """Return use since the previous look, of GPU processes, kernels, connections without a terminal."""
         gpu_pids, kernel_pids = self._gpu_pids(), {kernel.pid for kernel in kernels}
         now: dict[int, _Used] = {}
         uses = []
@@ -345,7 +229,7 @@ class ProcessTable:
         return uses
 
     def _used(self, process: Process) -> _Used | None:
-        """None for one that ended meanwhile; raises SensorError."""
+        """Return the use of a process; None if it ended meanwhile. Raises SensorError."""
         try:
             moved = (self._root / f"proc/{process.pid}/io").read_text(encoding="ascii").split()
         except (FileNotFoundError, ProcessLookupError):
@@ -364,7 +248,7 @@ class ProcessTable:
         return replace(use, ranks=ranks, peers=_peers(process))
 
     def _ranks(self, process: Process) -> int:
-        """Ranks of the job that a process is one of; 1 for any other."""
+        """Return the number of ranks of the process's job; 1 for any other process."""
         key = (process.pid, process.began_s)
         if key not in self._world:
             try:
@@ -380,7 +264,7 @@ class ProcessTable:
         return self._world[key]
 
     def _of_users(self, table: Mapping[int, Process]) -> frozenset[int]:
-        """Ids of users' processes, as they are now."""
+        """Return the ids of users' processes now."""
         keys = {(process.pid, process.began_s) for process in table.values()}
         self._in_container = {key: known for key, known in self._in_container.items() if key in keys}
         return frozenset(process.pid for process in table.values() if self._is_a_users(process))
@@ -413,17 +297,20 @@ class ProcessTable:
         ]
 
     def _is_a_users(self, process: Process) -> bool:
-        """Whether it is now: root's becomes a user's (su, a queue's daemon), or a container's in time."""
+        """Return whether the process is a user's now.
+
+        Root's may become one (su, a queue's daemon), or a container's.
+        """
         if process.uid >= FIRST_PERSON:
             return True
-        if process.terminal:  # a prompt has one from the boot on, before anyone logs in
+        if process.terminal:  # a log-in prompt has one from the boot on, before anyone logs in
             return process.name not in LOG_IN_PROMPTS
         key = (process.pid, process.began_s)
         if key not in self._in_container:
             inside = self._is_in_container(process.pid)
             if not inside and _uptime_s() - process.began_s < SETTLED_S:
                 return False
-            self._in_container[key] = inside  # it takes a file to find out
+            self._in_container[key] = inside  # cached, because it takes reading a file
         return self._in_container[key]
 
     def _is_in_container(self, pid: int) -> bool:
@@ -434,7 +321,7 @@ class ProcessTable:
 
 
 def _older(table: Mapping[int, Process], of_users: Collection[int]) -> list[Started]:
-    """Users' processes that began earlier than lately: only a mark that is due for long asks for them."""
+    """Return users' older processes, which matter only to a mark that has been due for long."""
     uptime_s = _uptime_s()
     older = [table[pid] for pid in of_users if uptime_s - table[pid].began_s >= STARTED_LATELY_S]
     return [
@@ -444,11 +331,11 @@ def _older(table: Mapping[int, Process], of_users: Collection[int]) -> list[Star
 
 
 def _upwards(process: Process, among: Mapping[int, Process]) -> Iterator[Process]:
-    """A process, its parent, and so on, as far as they are among those given."""
+    """Yield a process, its parent, and so on, while they are among those given."""
     passed = set[int]()
     ancestor: Process | None = process
     while ancestor is not None and ancestor.pid not in passed:
-        passed.add(ancestor.pid)  # ids that were given anew while the table was read may make a circle
+        passed.add(ancestor.pid)  # ids that were reused while the table was read may make a cycle
         yield ancestor
         ancestor = among.get(ancestor.parent)
 
@@ -458,10 +345,10 @@ def _identity(process: Process | None) -> tuple[int, float]:
 
 
 def _peers(process: Process) -> int:
-    """Connections of a rank to other instances.
+    """Return the number of a rank's connections to other instances.
 
-    A rank that waits for its peers holds its GPU at rest: in a barrier of the store, or polling for one that
-    is not there yet. A connection lasts as long as both of them live.
+    A rank that waits for its peers holds its GPU idle: in a barrier of the store, or polling for a peer that
+    is not there yet. A connection lasts as long as both ranks live.
     """
     try:
         connections = psutil.Process(process.pid).net_connections("tcp")
@@ -478,9 +365,9 @@ def _peers(process: Process) -> int:
 
 
 def processes(root: Path = Path("/")) -> Iterator[Process]:
-    """Every process but the kernel's own threads.
+    """Yield every process but the kernel's own threads.
 
-    Read here and not by psutil, which takes three files and an object for what two reads give.
+    psutil is not used: it needs three files and an object for what two reads give.
 
     Raises:
         OSError: /proc cannot be read.
@@ -492,7 +379,7 @@ def processes(root: Path = Path("/")) -> Iterator[Process]:
         try:
             line = _read(f"{entry.path}/cmdline")
             command = _words(line)
-            if not command:  # a thread of the kernel
+            if not command:  # a kernel thread
                 continue
             # proc_pid_stat(5): the second field may hold spaces and brackets; counted from the third
             fields = _read(f"{entry.path}/stat").rpartition(b")")[2].split()
@@ -512,7 +399,7 @@ def processes(root: Path = Path("/")) -> Iterator[Process]:
 
 
 def _read(path: str) -> bytes:
-    """A file of /proc, read without ``pathlib``, which takes longer than the kernel."""
+    """Read a file of /proc without ``pathlib``, which takes longer than the kernel."""
     handle = os.open(path, os.O_RDONLY)
     try:
         whole = chunk = os.read(handle, PROC_CHUNK)
@@ -529,7 +416,7 @@ def _words(line: bytes) -> tuple[str, ...]:
 
 
 def terminal_path(process: Process, root: Path = Path("/")) -> Path | None:
-    """Where a process' terminal lies as the process sees it, which in a container is not where we do."""
+    """Return the path of a process's terminal, which in a container lies below the process's own root."""
     number = process.terminal
     major, minor = number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00  # MKDEV as the kernel packs it
     if major == PSEUDO_TERMINALS:
@@ -541,7 +428,7 @@ def terminal_path(process: Process, root: Path = Path("/")) -> Path | None:
 
 
 def _managed_sessions(table: Iterable[Process]) -> Iterator[Session]:
-    """Sessions of Session Manager, in use while they are open: unused ones it closes itself (20 minutes)."""
+    """Yield open sessions of Session Manager, all in use: it closes unused ones itself (20 minutes)."""
     for process in table:
         if process.name == SESSION_MANAGER:
             session = process.command[1] if len(process.command) > 1 else str(process.pid)
@@ -549,10 +436,10 @@ def _managed_sessions(table: Iterable[Process]) -> Iterator[Session]:
 
 
 def trainers(among: Callable[[], frozenset[int]] | None = None) -> list[str]:
-    """Training processes that run now, for users.
+    """Return the training processes that run now, for users.
 
     Args:
-        among: in a rehearsal, the processes that are watched; None for all.
+        among: in a rehearsal, returns the watched processes; None for all.
     """
     chosen = among() if among is not None else None
     return [
@@ -560,11 +447,6 @@ def trainers(among: Callable[[], frozenset[int]] | None = None) -> list[str]:
         for process in processes()
         if is_trainer(process.command) and (chosen is None or process.pid in chosen)
     ]
-
-
-def is_trainer(command: Sequence[str]) -> bool:
-    """Whether a command trains: a launcher, or this project's own trainer."""
-    return "gpu_fleet" in _modules(command) or is_launcher(command)
 
 
 def _uptime_s() -> float:

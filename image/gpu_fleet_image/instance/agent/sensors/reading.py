@@ -1,4 +1,4 @@
-"""What one look at an instance gives: plain values, no judgement."""
+"""Values of one look at an instance, without a judgement."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,12 +8,12 @@ from gpu_fleet_image.core.model import Tie
 
 @dataclass(frozen=True)
 class Rates:
-    """Use of the instance, or of the watched process tree, as a mean since the look before.
+    """Use of the instance, or of the watched process tree, as a mean since the previous look.
 
     Attributes:
         cpu_cores: CPU time over real time; 2.0 is two busy cores.
         disk_bytes_per_s: read and written.
-        network_bytes_per_s: received and sent, loopback left out.
+        network_bytes_per_s: received and sent, without loopback.
     """
 
     cpu_cores: float = 0.0
@@ -27,11 +27,11 @@ class Gpu:
 
     Attributes:
         name: index and UUID, for messages.
-        utilisation_percent: share of NVML's last sampling period (1/6 to 1 s) with a kernel running; None
-            where the GPU does not report it (MIG).
-        power_w: mean power since the look before where the energy counter is there, else at this moment; None
-            where the GPU reports neither.
-        power_limit_w: enforced limit; None where unknown.
+        utilisation_percent: share of NVML's last sampling period (1/6 to 1 s) with a kernel running; None if
+            the GPU does not report it (MIG).
+        power_w: mean power since the previous look if there is an energy counter, else the present power;
+            None if the GPU reports neither.
+        power_limit_w: enforced limit; None if unknown.
         pids: processes with a compute context on it or on one of its MIG instances.
     """
 
@@ -46,13 +46,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Session:
-    """A user is logged in.
+    """A user's log-in.
 
     Attributes:
         kind: ``terminal``, ``session-manager`` or ``jupyter``.
         who: user and terminal or kernel, for users.
-        unused_s: real seconds since the last input, or since a kernel last ran something; 0 for one that is
-            in use while it is open.
+        unused_s: real seconds since the last input, or since a kernel's last activity; 0 for a session that
+            is in use while it is open.
     """
 
     kind: str
@@ -71,15 +71,15 @@ SSH_BYTES_PER_S = 512
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """A process whose presence alone is no activity, and what it used since the look before.
+    """A process whose presence alone is no activity, and its use since the previous look.
 
     Attributes:
         kind: ``gpu``, ``kernel`` (of a notebook) or ``ssh`` (a connection without a terminal).
         who: name, id and user, for users.
-        age_s: real seconds since it began.
+        age_s: real seconds since its start.
         cpu_cores: CPU time over real time.
         bytes_per_s: moved through system calls.
-        ranks: of the distributed job that it is one rank of; 1 where it gets on, or is no rank.
+        ranks: size of the distributed job of which it is a rank; 1 if it makes progress, or is no rank.
         peers: connections of such a rank to other instances.
     """
 
@@ -94,7 +94,7 @@ class ProcessUse:
 
     @property
     def gets_on(self) -> bool:
-        """Whether it did more than wait."""
+        """True if it did more than wait."""
         if self.kind == "ssh":
             return self.bytes_per_s >= SSH_BYTES_PER_S
         return self.cpu_cores >= PROCESS_CPU_CORES or self.bytes_per_s >= PROCESS_BYTES_PER_S
@@ -102,16 +102,16 @@ class ProcessUse:
 
 @dataclass(frozen=True)
 class Started:
-    """A user's process; of one that did not begin lately, only who it is and its age are known.
+    """A user's process; of an older one only identity and age are known.
 
     Attributes:
-        age_s: real seconds since it began.
-        began_s: when it began, in seconds after the boot.
+        age_s: real seconds since its start.
+        began_s: its start, in seconds after the boot.
         command: a digest of all its arguments, which may be long, and hold secrets.
-        parent: its nearest ancestor that did not begin lately, as (id, seconds after the boot).
-        cpu_s: CPU time, with that of everything below it.
-        on_gpu: it, or something below it, holds a GPU.
-        repeats: it only does again what came to nothing (``habits.py``).
+        parent: its nearest ancestor that did not start lately, as (id, seconds after the boot).
+        cpu_s: CPU time, with that of all its descendants.
+        on_gpu: it or a descendant holds a GPU.
+        repeats: it only repeats runs without result (``habits.py``).
     """
 
     pid: int
@@ -128,16 +128,16 @@ class Started:
 
 @dataclass(frozen=True)
 class Presence:
-    """What process table, terminals and notebooks say.
+    """State of process table, terminals and notebooks.
 
     Attributes:
         sessions: logged-in users.
-        watched: programs that are work while they run: ``name (pid, user)``.
-        processes: programs that are work while they get on.
-        started: users' processes that began within the last quarter of an hour.
-        older: users' processes that began before.
-        unknown: what could not be read of one of them.
-        users: login names of everybody seen, each with what they did.
+        watched: programs that count as activity while they run: ``name (pid, user)``.
+        processes: programs that count as activity while they make progress.
+        started: users' processes that started within the last quarter of an hour.
+        older: users' processes that started before.
+        unknown: what could not be read.
+        users: login names of all users seen, with what each did.
     """
 
     sessions: tuple[Session, ...] = ()
@@ -151,13 +151,13 @@ class Presence:
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at everything.
+    """One look at all sensors.
 
     Attributes:
-        at: when, on the agent's clock.
-        rates: use of CPU, disk and network; None when those could not be read.
+        at: its time, on the agent's clock.
+        rates: use of CPU, disk and network; None if those could not be read.
         gpus: every GPU that could be read.
-        presence: who and what is there; None where that was not looked at, or could not be.
+        presence: log-ins and processes; None if they were not read, or could not be.
         failures: ``sensor: why`` for each sensor that failed.
     """
 

@@ -1,7 +1,7 @@
-"""What takes seconds to find out is asked beside the looks, so that no look is late by it.
+"""Slow questions, asked in a thread beside the looks, so that no look is delayed.
 
-Behind a shut door the agent looks every second and says what it saw. A look that waited eight seconds for
-``idle.command`` or a notebook's server would vouch for a process table of eight seconds before.
+While log-ins are refused the agent looks every second and replies with what it saw. If a look waited eight
+seconds for ``idle.command`` or a notebook's server, its process table would be eight seconds old.
 """
 
 import threading
@@ -10,19 +10,19 @@ from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
 
-# A look waits so long: most answer within it.
+# A look waits for this long: most answers come within it.
 PATIENCE_S = 0.5
-# An answer that was asked for longer ago says nothing of now. Asked again and again behind a shut door, one
-# that takes T seconds is at most 2 T and a look old.
+# An older answer no longer counts. While log-ins are refused, the question is repeated: an answer that takes
+# T seconds is at most 2 T and a look old.
 LASTS_S = 25.0
 LOOK_S = 2.0
 
 
 class SlowAnswer(Generic[Value]):
-    """The newest answer to a question, asked again and again in a thread of its own.
+    """The newest answer to a question that is asked repeatedly in a thread.
 
     Args:
-        real_s: real seconds, monotonic.
+        real_s: returns real seconds, monotonic.
     """
 
     def __init__(self, real_s: Callable[[], float]) -> None:
@@ -31,17 +31,17 @@ class SlowAnswer(Generic[Value]):
         self._newest: _Asking[Value] | None = None
 
     def get(self, ask: Callable[[], Value], key: Hashable = None) -> Value:
-        """The answer to a question that is asked now; where that takes long, to the one asked before.
+        """Return the answer to a question asked now; if that takes long, the answer to the one asked before.
 
-        One that was asked for longer ago than twice the time it took, and a look, is no answer any more: then
-        the next one is waited for.
+        An answer no longer counts if it was asked for longer ago than twice the time it took, and a look.
+        Then this waits for the next one.
 
         Args:
-            ask: finds the answer, in another thread.
-            key: says which question it is: an answer to another one is none.
+            ask: returns the answer, in another thread.
+            key: identifies the question: an answer to another one does not count.
 
         Raises:
-            Exception: what ``ask`` raised.
+            Exception: the exception of ``ask``.
         """
         self._take()
         if self._asking is None or self._asking.key != key:
@@ -56,7 +56,7 @@ class SlowAnswer(Generic[Value]):
         return newest.answer()
 
     def _take(self) -> "_Asking[Value] | None":
-        """What was asked, once it is answered."""
+        """Return the question that was asked, once it is answered."""
         if self._asking is None or self._asking.is_alive():
             return None
         self._newest, self._asking = self._asking, None
@@ -76,7 +76,7 @@ class _Asking(threading.Thread, Generic[Value]):
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Ask."""
+        """Ask the question."""
         try:
             self._answers.append(self._ask())
         except Exception as error:  # noqa: BLE001 - whoever waits for the answer gets it
@@ -85,12 +85,12 @@ class _Asking(threading.Thread, Generic[Value]):
             self._answered_s = self._real_s()
 
     def is_young(self, now_s: float) -> bool:
-        """Whether its answer is one of now."""
+        """Return whether its answer still counts."""
         took_s = self._answered_s - self._asked_s
         return now_s - self._asked_s <= min(2 * took_s + LOOK_S, LASTS_S)
 
     def answer(self) -> Value:
-        """What was answered; raises what asking raised."""
+        """Return the answer; raise the exception of the question."""
         if self._error is not None:
             raise self._error
         return self._answers[0]

@@ -1,0 +1,72 @@
+"""Settings of the site that `make docs` builds: pages, commands from click, the library from docstrings."""
+
+import re
+import sys
+from pathlib import Path
+
+import click
+from sphinx.application import Sphinx
+
+TOP = Path(__file__).resolve().parents[1]
+# of this checkout, also where the environment is another's
+sys.path[:0] = [str(TOP / room) for room in ("stacks", "image", "training")]
+
+project = "gpu-fleet"
+author = "the gpu-fleet authors"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+exclude_patterns = ["requirements.*"]
+nitpicky = True
+# types of other packages: their pages need the network, which a build has not
+nitpick_ignore_regex = [(r"py:.*", r"(?!gpu_fleet).*")]
+
+default_role = "code"
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence", "deflist"]
+
+autodoc_mock_imports = ["accelerate", "lightning"]
+autoclass_content = "both"  # the arguments stand in __init__
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+
+smartquotes = False  # an option is `--stack`
+html_theme = "furo"
+html_title = "gpu-fleet"
+html_static_path = ["_static"]
+html_css_files = ["narrow.css"]
+html_js_files = [("narrow.js", {"defer": "defer"})]
+html_show_copyright = False
+html_copy_source = False
+html_show_sourcelink = False
+
+SPAN = re.compile(r"(`[^`]*`)")
+DIRECTIVE = re.compile(r"\s*(\.\. |:\w)")
+LINE_BLOCK = "| "
+
+
+def escape(_app: Sphinx, _ctx: click.Context, lines: list[str]) -> None:
+    """Escape what help texts mean literally and reStructuredText reads as markup."""
+    for number, line in enumerate(lines):
+        if not DIRECTIVE.match(line):
+            parts = SPAN.split(line)
+            parts[::2] = [re.sub(r"([|_*])", r"\\\1", part) for part in parts[::2]]
+            lines[number] = "".join(parts)
+
+
+def show_example(_app: Sphinx, _ctx: click.Context, lines: list[str]) -> None:
+    """Show the end of a help text, an example, as code."""
+    shown = [line.removeprefix(LINE_BLOCK) for line in lines if line.removeprefix(LINE_BLOCK).strip()]
+    if shown:
+        lines[:] = [shown[0], "", ".. code-block:: text", "", *(f"   {line.strip()}" for line in shown[1:])]
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the help texts of commands, and hide the commands that only units of an instance call."""
+    from gpu_fleet_image.console import cli, table  # noqa: PLC0415 - found once sys.path is set
+
+    with click.Context(cli.main) as context:
+        for name in table.SECTIONS[table.INTERNAL]:
+            if command := cli.main.get_command(context, name):
+                command.hidden = True
+    app.connect("sphinx-click-process-description", escape)
+    app.connect("sphinx-click-process-options", escape)
+    app.connect("sphinx-click-process-epilog", show_example)

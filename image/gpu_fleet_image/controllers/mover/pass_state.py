@@ -1,0 +1,181 @@
+"""State of one pass of the mover: what waits, what was given, and what each group will want. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+
+from gpu_fleet_image.controllers.mover.pool_view import Action, PlacementDecision, PoolView, Site
+from gpu_fleet_image.core.capacity import (
+    QUEUED,
+    REMEMBERED,
+    SHARED,
+    SPARE,
+    TAG_TAKEN,
+    Coming,
+    Fate,
+    MoverState,
+)
+from gpu_fleet_image.core.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, Instance
+from gpu_fleet_image.core.policy import CapacityPolicy
+from gpu_fleet_image.core.times import format_time
+
+# A group without room is not tried again sooner, while another may have some.
+COOL_OFF = timedelta(minutes=5)
+# Clocks differ, and Alibaba Cloud reports whole minutes.
+CLOCK = timedelta(minutes=1)
+SPARE_HELD, SPARE_RENEWED = timedelta(days=7), timedelta(days=1)
+SPARE_REASON = "hot spare"
+LIVING = frozenset({"pending", "running"})
+# Purposes of what a pool starts for itself.
+OWN = frozenset({SPARE, SHARED, QUEUED})
+
+
+class PassState:
+    """State of one pass as it changes, and the decisions so far."""
+
+    def __init__(self, view: PoolView, before: MoverState) -> None:
+        self.view, self.now = view, view.now
+        self.requests = dict(before.requests)
+        self.coming = list(before.coming)
+        self.trouble = {
+            key: trouble for key, trouble in before.trouble.items() if view.now - trouble.at < COOL_OFF
+        }
+        for site in self.all_sites():
+            if site.failed is not None and view.now - site.failed.at < COOL_OFF:
+                self.trouble[site.group.name] = site.failed
+        self.loads = dict(before.raised_for_load)
+        self.held = dict(before.held)
+        self.given = dict[str, str]()  # instance -> what it was given for in this pass
+        self.rises = Counter[str]()  # group -> instances that this pass starts there
+        self.falls = Counter[str]()
+        self._numbers = count(1)
+        self.decisions: list[PlacementDecision] = []
+        for coming in before.coming:
+            there = self.site(coming.group)
+            if there is not None and not coming.started and there.group.desired >= coming.goal:
+                # raised by a pass that was cut off before it could say so
+                self.update(coming, replace(coming, started=True))
+
+    def after(self) -> MoverState:
+        """Return the state for the next pass; requests that ended are kept for a while."""
+        kept = {
+            key: request
+            for key, request in self.requests.items()
+            if request.fate is Fate.OPEN
+            or self.now - request.at < max(REMEMBERED, timedelta(hours=request.hours or 0))
+        }
+        return MoverState(kept, tuple(self.coming), self.trouble, self.loads, self.held)
+
+    def purpose_of(self, instance: Instance) -> str:
+        """Return what an instance is for: a request's key, or a purpose of the pool; empty if unused."""
+        return self.given.get(instance.id) or instance.tags.get(TAG_TAKEN, "")
+
+    def want(self, pool: str, purpose: str, number: int) -> None:
+        """Add instances that no group was asked for yet."""
+        for _ in range(number):
+            self.coming.append(Coming(self.name(pool), pool, purpose, self.now))
+
+    def name(self, pool: str) -> str:
+        """Return a new id for an instance on its way."""
+        # two passes may run in one second: the scheduled one, and that of a failed launch
+        return f"{self.now:%Y%m%dT%H%M%S.%fZ}-{pool}-{next(self._numbers)}"
+
+    def spares(self, pool: str) -> list[Instance]:
+        """Return the running hot spares of a pool, the oldest first."""
+        own = [
+            instance
+            for instance in self.view.instances
+            if instance.pool == pool and instance.state == "running"
+        ]
+        spare = [instance for instance in own if self.purpose_of(instance) == SPARE]
+        return sorted(spare, key=lambda instance: (instance.launched_at, instance.id))
+
+    def spare_hold(self) -> dict[str, str]:
+        """Return the tags that hold a spare from now on."""
+        return {TAG_KEEP_UNTIL: format_time(self.now + SPARE_HELD), TAG_KEEP_REASON: SPARE_REASON}
+
+    def has_room(self, site: Site, number: int) -> bool:
+        """Return whether a group may start so many more instances; none more is always allowed."""
+        if number == 0:
+            return True
+        fits = self.desired(site.group.name) + number <= site.group.max_size
+        return fits and not site.group.closed and site.group.name not in self.trouble
+
+    def total(self, pool: str) -> int:
+        """Return the number of instances that a pool has or is about to have."""
+        groups = sum(self.desired(site.group.name) for site in self.view.sites.get(pool, ()))
+        return groups + sum(coming.pool == pool and not coming.started for coming in self.coming)
+
+    def desired(self, name: str) -> int:
+        """Return the desired capacity of a group, with what this pass changes."""
+        site = self.site(name)
+        if site is None:
+            return 0
+        # Alibaba Cloud counts what is being started only once it is there
+        on_way = sum(coming.started and coming.group == name for coming in self.coming)
+        group = site.group
+        return max(group.desired - self.falls[name], group.size + on_way) + self.rises[name]
+
+    def update(self, old: Coming, new: Coming) -> None:
+        """Put a new state of an instance on its way in place of the old one."""
+        self.coming = [new if coming.id == old.id else coming for coming in self.coming]
+
+    def pools(self) -> Iterator[tuple[str, CapacityPolicy]]:
+        """Return the pools that the mover may grow, with their capacity settings."""
+        for name, pool in self.view.policy.pools.items():
+            if pool.capacity is not None:
+                yield name, pool.capacity
+
+    def is_together(self, pool: str) -> bool:
+        """Return whether the instances of a pool must start in one group."""
+        capacity = self.capacity(pool)
+        return capacity is not None and capacity.together
+
+    def capacity(self, pool: str) -> CapacityPolicy | None:
+        """Return the capacity settings of a pool; None for an unknown one."""
+        known = self.view.policy.pools.get(pool)
+        return known.capacity if known else None
+
+    def all_sites(self) -> Iterator[Site]:
+        """Return every group of every pool."""
+        for sites in self.view.sites.values():
+            yield from sites
+
+    def site(self, group: str) -> Site | None:
+        """Return a group by its name; None where it is gone."""
+        return next((site for site in self.all_sites() if site.group.name == group), None)
+
+    def label(self, group: str) -> str:
+        """Return the stack's own name of a group."""
+        site = self.site(group)
+        return site.label if site else group
+
+    def note(
+        self,
+        action: Action,
+        pool: str,
+        reason: str,
+        *,
+        group: str = "",
+        coming: tuple[str, ...] = (),
+        desired: int | None = None,
+        instance: str = "",
+        tags: Mapping[str, str] | None = None,
+        untag: tuple[str, ...] = (),
+        owner: str = "",
+    ) -> None:
+        """Add a decision."""
+        self.decisions.append(
+            PlacementDecision(
+                action, pool, reason, group, coming, desired, instance, tags or {}, untag, owner
+            )
+        )
+
+
+def who(owner: str, purpose: str) -> str:
+    """Return for whom an instance is, in words."""
+    return owner or {SPARE: "a hot spare", SHARED: "the pool itself", QUEUED: "the queue"}.get(
+        purpose, purpose
+    )

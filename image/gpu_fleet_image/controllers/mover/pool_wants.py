@@ -1,0 +1,109 @@
+"""Wants of the pools themselves: hot spares, load and the queue. Pure."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from gpu_fleet_image.controllers.mover import growth_budget
+from gpu_fleet_image.controllers.mover.pass_state import LIVING, SPARE_RENEWED, PassState
+from gpu_fleet_image.controllers.mover.pool_view import Action
+from gpu_fleet_image.core.capacity import QUEUED, SHARED, SPARE, TAG_TAKEN
+from gpu_fleet_image.core.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, Instance
+from gpu_fleet_image.core.queue_need import PoolNeed
+from gpu_fleet_image.core.times import parse_time
+
+LOAD_COOLDOWN = timedelta(minutes=5)
+
+
+def keep_spares(state: PassState) -> None:
+    """Keep as many hot spares as each pool sets; release those beyond."""
+    for pool, capacity in state.pools():
+        on_way = [arrival for arrival in state.coming if arrival.pool == pool and arrival.purpose == SPARE]
+        here = [
+            instance
+            for instance in state.view.instances
+            if instance.pool == pool and instance.state in LIVING and state.purpose_of(instance) == SPARE
+        ]
+        surplus = len(here) + len(on_way) - capacity.spare
+        for coming in [arrival for arrival in on_way if not arrival.group][: max(0, surplus)]:
+            state.coming.remove(coming)
+            surplus -= 1
+        for instance in here[: max(0, surplus)]:
+            state.given[instance.id] = SHARED
+            state.note(
+                Action.RELEASE,
+                pool,
+                f"{instance.id} is no spare any more: pool.spare is {capacity.spare}",
+                instance=instance.id,
+                tags={TAG_TAKEN: SHARED},
+                untag=(TAG_KEEP_UNTIL, TAG_KEEP_REASON),
+            )
+        _renew(
+            state,
+            [
+                instance
+                for instance in here
+                if state.purpose_of(instance) == SPARE and instance.id not in state.given
+            ],
+        )
+        _want_if_allowed(state, pool, SPARE, -surplus)
+
+
+def _renew(state: PassState, spares: Iterable[Instance]) -> None:
+    for instance in spares:
+        if not _held_beyond(instance, state.now + SPARE_RENEWED):
+            state.note(
+                Action.KEEP,
+                instance.pool,
+                f"{instance.id} stays a spare",
+                instance=instance.id,
+                tags=state.spare_hold(),
+            )
+
+
+def follow_load(state: PassState) -> None:
+    """Want one instance more where the load of a pool is high, and none within the cooldown."""
+    for pool in sorted(state.view.firing):
+        last = state.loads.get(pool)
+        on_way = any(coming.pool == pool and coming.purpose == SHARED for coming in state.coming)
+        if on_way or (last is not None and state.now - last < LOAD_COOLDOWN):
+            continue
+        if _want_if_allowed(state, pool, SHARED, 1):
+            state.loads[pool] = state.now
+
+
+def follow_queue(state: PassState) -> None:
+    """Want as many instances as waiting jobs need; withdraw wants without a group that no job needs."""
+    needs = state.view.queue
+    for pool, capacity in state.pools() if needs is not None else ():
+        need = (needs or {}).get(pool, PoolNeed(0, ()))
+        missing = need.wanted(capacity.max_size) - state.total(pool)
+        waits = [
+            coming
+            for coming in state.coming
+            if coming.pool == pool and coming.purpose == QUEUED and not coming.group
+        ]
+        for coming in waits[: max(0, -missing)]:
+            state.coming.remove(coming)
+        _want_if_allowed(state, pool, QUEUED, missing)
+
+
+def _want_if_allowed(state: PassState, pool: str, purpose: str, number: int) -> bool:
+    """Want instances for the pool itself; a refusal is noted once."""
+    if number <= 0:
+        return False
+    why = growth_budget.refusal(state, pool, number, None)
+    if why:
+        if pool not in state.held:
+            state.held[pool] = why
+            state.note(Action.HOLD, pool, f"{number} more ({purpose}): {why}")
+        return False
+    state.held.pop(pool, None)
+    state.want(pool, purpose, number)
+    return True
+
+
+def _held_beyond(instance: Instance, moment: datetime) -> bool:
+    try:
+        return parse_time(instance.tags.get(TAG_KEEP_UNTIL, "")) > moment
+    except ValueError:
+        return False

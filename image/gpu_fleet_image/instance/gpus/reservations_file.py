@@ -1,0 +1,53 @@
+"""The file of the reservations: root writes it, everybody reads it, a reboot of the instance clears it."""
+
+import json
+from contextlib import AbstractContextManager
+from datetime import datetime
+
+from gpu_fleet_image.core import paths
+from gpu_fleet_image.core.files import alone, read_text, replace_text
+from gpu_fleet_image.core.times import format_time, parse_time
+from gpu_fleet_image.instance.gpus.errors import GpuReservationError
+from gpu_fleet_image.instance.gpus.reservations import GpuReservations, Reservation
+
+LOCK = "gpus.lock"
+
+
+def load() -> GpuReservations:
+    """Return all reservations, of which some may be over; none without a file.
+
+    Raises:
+        GpuReservationError: the file is damaged, or cannot be read.
+    """
+    path = paths.gpus_file()
+    try:
+        written = json.loads(read_text(path))
+        return GpuReservations(tuple(written["gpus"]), tuple(map(_reservation, written["reservations"])))
+    except FileNotFoundError:
+        return GpuReservations()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise GpuReservationError(f"{path} cannot be read: {error}; root may delete it") from error
+
+
+def _reservation(written: dict[str, str | list[str]]) -> Reservation:
+    return Reservation(str(written["account"]), tuple(written["gpus"]), parse_time(str(written["until"])))
+
+
+def save(state: GpuReservations) -> None:
+    """Write the whole file. Raises OSError."""
+    reservations = [
+        {"account": each.account, "gpus": each.gpus, "until": format_time(each.until)}
+        for each in state.reservations
+    ]
+    content = json.dumps({"gpus": state.gpus, "reservations": reservations}, indent=1)
+    replace_text(paths.gpus_file(), f"{content}\n")
+
+
+def locked() -> AbstractContextManager[None]:
+    """Lock the file, so that one of two simultaneous changes waits. Raises OSError."""
+    return alone(paths.run_dir() / LOCK)
+
+
+def visible_to(account: str, now: datetime) -> tuple[str, ...] | None:
+    """Return what CUDA shows an account now; None for every GPU. Raises GpuReservationError."""
+    return load().at(now).visible(account)

@@ -1,0 +1,44 @@
+"""The exceptions of the stacks room: one tree, whose messages are for users."""
+
+from dataclasses import dataclass
+
+LONGEST_VALUE = 200
+
+
+class StacksError(Exception):
+    """A refusal of this room; its message needs no traceback."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a stack file.
+
+    Attributes:
+        key: the path of the key as in the YAML, such as ``pools[0].volume_gib``.
+        value: the value there, as written.
+        allowed: a sentence fragment on what is allowed instead.
+    """
+
+    key: str
+    value: object
+    allowed: str
+
+    def __str__(self) -> str:
+        return f"{self.key} = {_shown(self.value)}: {self.allowed}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as written, and only the beginning of a long one."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+class SettingsError(StacksError):
+    """A stack file that cannot be built; the error has every problem of the file, not only the first."""
+
+    def __init__(self, stack: str, problems: tuple[Problem, ...]) -> None:
+        self.stack = stack
+        self.problems = problems
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        super().__init__(f"stack {stack!r} has {count}:\n{lines}")

@@ -1,0 +1,1 @@
+"""Plan check: the deletions in Pulumi's own plan, and the passes that the plan needs."""

@@ -1,0 +1,61 @@
+"""The site of docs/: every page is in its contents, no link leaves it, and it builds without a warning."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpu_fleet_image.core import metrics, model
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+def in_contents() -> set[Path]:
+    """The pages that a table of contents names, by their files."""
+    found = set()
+    for page in PAGES:
+        for block in TOCTREE.findall(page.read_text()):
+            names = [line for line in block.splitlines() if line and not line.startswith(":")]
+            found |= {path for name in names for path in page.parent.glob(f"{name}.md")}
+    return found
+
+
+def test_every_page_is_in_the_contents():
+    assert len(PAGES) > 40
+    assert sorted({*PAGES} - in_contents()) == [DOCS / "index.md"]
+
+
+def test_no_link_of_the_site_leaves_it():
+    leaving = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in PAGES
+        for link in LINK.findall(page.read_text())
+        if not (page.parent / link).resolve().is_relative_to(DOCS)
+    ]
+
+    assert leaving == []
+
+
+def test_every_metric_and_tag_is_on_their_page():
+    page = (DOCS / "reference/metrics.md").read_text()
+    names = {
+        value
+        for module in (metrics, model)
+        for name, value in vars(module).items()
+        if name.startswith(("METRIC_", "TAG_"))
+    }
+
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
+
+
+@pytest.mark.prove
+def test_the_site_builds_without_a_warning():
+    done = subprocess.run(["make", "docs"], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (ROOT / "build/docs/index.html").exists()

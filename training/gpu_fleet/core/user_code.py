@@ -1,0 +1,384 @@
+"""A user's own code by name: "my_model.py:build" or "package.module:Class", checked before it is called.
+
+A name is searched in the folder in which the run is started, then in `run.directory`/code. That folder holds
+a copy of every file that a run has used; each checkpoint has the same files as code.zip.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import io
+import json
+import os
+import sys
+import sysconfig
+import traceback
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import ConfigError, PassingCodeError, UserCodeError, suggestion
+from gpu_fleet.core.files import may_pass
+from gpu_fleet.core.reachable import reachable
+
+FOLDER = "code"  # in the run directory
+ARCHIVE = "code.zip"  # in a checkpoint
+TRACEBACK = "GPU_FLEET_TRACEBACK"
+# Signature of each kind of code, as errors and the README show it.
+EXPECTED = {
+    "model.name": "NAME(**model.options) -> torch.nn.Module",
+    "data.name": 'NAME(split, **data.options) -> data set, or None; split is "train" or "val"',
+    "data.collate": "NAME(samples) -> batch; samples is a list",
+    "loss.name": "NAME(model, batch, **loss.options) -> Tensor (), the mean over the batch",
+    "loss.mean_over": "NAME(batch) -> int or Tensor (): number of items over which the loss is the mean",
+    "metric.name": "NAME(model, batch, **metric.options) -> dict of Tensor (), each the mean over the batch, "
+    "or of pairs (sum, count)",
+    "optimizer.name": "NAME(parameters, lr, **optimizer.options) -> torch.optim.Optimizer",
+}
+POSITIONAL = {
+    "data.name": 1,
+    "data.collate": 1,
+    "loss.name": 2,
+    "loss.mean_over": 1,
+    "metric.name": 2,
+    "optimizer.name": 1,
+}
+INSTALLED = (
+    *sysconfig.get_paths().values(),
+    str(Path(__file__).parents[1]),
+    str(Path(__file__).parents[2] / "gpu_fleet_jobs"),
+    str(Path(torch.__file__).parents[1]),
+)
+NOT_OF_USERS = {Path(place).resolve() for place in INSTALLED}
+PACKAGES = {"site-packages", "dist-packages"}
+INDEX_ON_GPU = "device-side assert triggered"
+PEER_GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Gloo connectFullMesh failed",
+)
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the format's earliest time, for all files: the content alone counts
+
+
+@dataclass(frozen=True)
+class Own:
+    """One function or class of a user, with its options."""
+
+    key: str
+    name: str
+    function: Callable[..., Any]
+    options: Mapping[str, Any]
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call it; raises UserCodeError naming key, file and line if it fails."""
+        with explained(f"{self.key} = {self.name!r}"):
+            return self.function(*arguments, **named, **self.options)
+
+    def wrong(self, problem: str) -> ConfigError:
+        """Return the error about a result of the wrong kind."""
+        return ConfigError(f"{self.key} = {self.name!r}: {problem}; expected: {EXPECTED[self.key]}")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of a run that are a user's own; None for the trainer's."""
+
+    model: Own | None = None
+    data: Own | None = None
+    collate: Own | None = None
+    loss: Own | None = None
+    mean_over: Own | None = None
+    metric: Own | None = None
+    optimizer: Own | None = None
+
+    @property
+    def any(self) -> bool:
+        """True if any part of the run is a user's code."""
+        return any(part is not None for part in vars(self).values())
+
+
+def parts(settings: config.Config) -> Parts:
+    """Load all code that a configuration names; raises ConfigError or UserCodeError."""
+    directory = settings.run.directory
+
+    def part(key: str, name: str, options: Mapping[str, Any] | None = None) -> Own | None:
+        return load(key, name, options, directory) if name else None
+
+    model, optimizer, mean_over = settings.model, settings.optimizer, settings.loss.mean_over
+    return Parts(
+        model=part("model.name", model.name, model.options) if is_own(model.name) else None,
+        data=part("data.name", settings.data.name, settings.data.options),
+        collate=part("data.collate", settings.data.collate),
+        loss=part("loss.name", settings.loss.name, settings.loss.options),
+        mean_over=part("loss.mean_over", mean_over) if is_own(mean_over) else None,
+        metric=part("metric.name", settings.metric.name, settings.metric.options),
+        optimizer=part("optimizer.name", optimizer.name, optimizer.options)
+        if is_own(optimizer.name)
+        else None,
+    )
+
+
+def is_named(settings: config.Config) -> bool:
+    """Return whether a configuration names any code of a user."""
+    return any(is_own(name) for name in config.names_of_code(settings))
+
+
+def is_own(name: str) -> bool:
+    """Return whether a name is of a user's code and not of this trainer's."""
+    return ":" in name
+
+
+def load(key: str, name: str, options: Mapping[str, Any] | None = None, directory: str = "") -> Own:
+    """Load the function or class `name`, to be called by EXPECTED[key]; raises ConfigError or UserCodeError.
+
+    Args:
+        key: key of the configuration, such as "model.name".
+        name: "FILE.py:NAME" or "package.module:NAME".
+        options: its options.
+        directory: the run directory, whose folder `code` is searched last.
+    """
+    place, _, attribute = name.partition(":")
+    if not place or not attribute:
+        raise ConfigError(f"{key} = {name!r}: write FILE.py:NAME or package.module:NAME")
+    with explained(f"{key} = {name!r}"):
+        module = (
+            _of_file(key, name, Path(place), Path(directory) / FOLDER)
+            if place.endswith(".py")
+            else _of_package(key, name, place, Path(directory) / FOLDER)
+        )
+    function = getattr(module, attribute, None)
+    if function is None:
+        known = [other for other, value in vars(module).items() if callable(value) and other[0] != "_"]
+        raise ConfigError(f"{key} = {name!r}: {place} has no {attribute}{suggestion(attribute, known)}")
+    if not callable(function):
+        raise ConfigError(f"{key} = {name!r}: is a {type(function).__name__}, which cannot be called")
+    own = Own(key, name, function, options or {})
+    _check_signature(own)
+    return own
+
+
+def _of_file(key: str, name: str, file: Path, kept: Path) -> Any:
+    path = next((place for place in (file, kept / file) if place.is_file()), None)
+    if path is None:
+        raise ConfigError(f"{key} = {name!r}: {file} is no file below {Path.cwd()}")
+    path = path.resolve()
+    for module in list(sys.modules.values()):  # the same file for model and loss is one module
+        if getattr(module, "__file__", None) == str(path):
+            return module
+    _importable(path.parent)
+    _kept_importable(kept)
+    title = path.stem if path.stem not in sys.modules else f"own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(title, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[title] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[title]
+        raise
+    return module
+
+
+def _of_package(key: str, name: str, place: str, kept: Path) -> Any:
+    _importable(Path.cwd())
+    _kept_importable(kept)
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise  # the user's module needs a module that is missing
+        raise ConfigError(
+            f"{key} = {name!r}: there is no module {error.name}, neither below {Path.cwd()} nor installed"
+        ) from error
+
+
+def _importable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _kept_importable(kept: Path) -> None:
+    """Append the folder of kept files to sys.path; it has modules from elsewhere by their names."""
+    folder = str(kept.resolve())
+    if kept.is_dir() and folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _check_signature(own: Own) -> None:
+    """Raise ConfigError if the call of EXPECTED does not fit the signature."""
+    try:
+        signature = inspect.signature(own.function)
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return
+    named = {"lr": 0.0} if own.key == "optimizer.name" else {}
+    try:
+        signature.bind(*[None] * POSITIONAL.get(own.key, 0), **named, **own.options)
+    except TypeError as error:
+        raise own.wrong(f"its signature is {signature}: {error}") from error
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn an exception of a user's code into an UserCodeError with file and line.
+
+    An out-of-memory error of the device, an error of a peer and a ConfigError pass unchanged.
+    GPU_FLEET_TRACEBACK=1 shows the traceback.
+    """
+    try:
+        yield
+    except (UserCodeError, ConfigError, torch.OutOfMemoryError):
+        raise
+    except SystemExit as error:
+        raise of_exit(error, f"{what}: ") from error
+    except Exception as error:
+        if is_of_peer_or_device(error):
+            raise
+        raise raised(error, f"{what}: ") from error
+
+
+def raised(error: Exception, what: str = "") -> UserCodeError:
+    """Return the error for an exception of a user's code, after `what`; the class shows if it may pass."""
+    kind = PassingCodeError if may_pass(error) else UserCodeError
+    return kind(f"{what}{description(error)}{_as_package(error)}")
+
+
+def of_exit(error: SystemExit, what: str = "") -> UserCodeError:
+    """Return the error for user code that ends the program: with 0 it would look like a finished run."""
+    return UserCodeError(
+        f"{what}ends the program: {description(error)}; move code that only a script needs, such as reading "
+        "its command line, below: if __name__ == '__main__':"
+    )
+
+
+def is_of_peer_or_device(error: Exception) -> bool:
+    """Return whether an error is of a device or of another rank, wherever in a user's code it appeared.
+
+    Another try may succeed.
+    """
+    if isinstance(error, torch.AcceleratorError):
+        return INDEX_ON_GPU not in str(error)
+    of_peer = isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_GONE)
+    return of_peer or isinstance(error, dist.DistError)
+
+
+def _as_package(error: Exception) -> str:
+    """Return advice about an error of relative imports; empty for another error."""
+    relative = "no known parent package" in str(error)
+    return "; name a module of a package as package.module:NAME, not as FILE.py" if relative else ""
+
+
+def description(error: BaseException) -> str:
+    """Return kind and text of an error, and the innermost line of the user's code in its traceback."""
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    text, where = " ".join(str(error).split()) or "without a message", place_of(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        text, where = error.msg, f"{Path(error.filename).name}:{error.lineno}"
+    return f"{type(error).__name__}: {text}{f' ({where})' if where else ''}"
+
+
+def place_of(error: BaseException) -> str:
+    """Return FILE:LINE in FUNCTION of the innermost frame in a user's code; empty if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_of_user(frame.filename)]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
+
+
+def is_of_user(file: str) -> bool:
+    """Return whether a source file is neither installed nor of this trainer."""
+    if file.startswith("<"):
+        return False
+    folder = file.rpartition("/")[0]  # a Path for each of a process's thousands of modules takes 0.1 s
+    return not _is_installed(folder if folder.startswith("/") else str(Path(file).parent.absolute()))
+
+
+@cache
+def _is_installed(folder: str) -> bool:
+    """Return whether a folder is of installed packages; cached, as torch has thousands of modules.
+
+    The folder counts, not the file: some installers link each file from elsewhere.
+    """
+    place = Path(folder).resolve()
+    of_packages = not PACKAGES.isdisjoint(place.parts)  # also those of another environment on the path
+    return of_packages or not NOT_OF_USERS.isdisjoint((place, *place.parents))
+
+
+def files(directory: Path, *, with_main: bool = False) -> dict[str, bytes]:
+    """Return path -> content of all the user's modules, including those that functions import later.
+
+    Paths are relative to the folder in which the run was started, or to the folder `code` of its directory; a
+    module from elsewhere has its module name as path. `with_main` says that the program itself is the user's.
+    """
+    loaded = _loaded(with_main=with_main)
+    places = {name: Path(str(module.__file__)) for name, module in loaded.items()}
+    sources = {}
+    for name, path in (reachable(loaded, is_of_user) | places).items():  # loaded modules take precedence
+        with nullcontext() if name in places else suppress(OSError):  # its import would report it
+            sources[_title(path.resolve(), name, directory)] = path.read_bytes()
+    return dict(sorted(sources.items()))
+
+
+def _loaded(*, with_main: bool) -> dict[str, ModuleType]:
+    """Return the user's modules that are imported by now."""
+    modules = {}
+    for name, module in list(sys.modules.items()):
+        source = getattr(module, "__file__", None)
+        if (
+            (name != "__main__" or with_main)
+            and source
+            and source.endswith(".py")
+            and is_of_user(source)
+            and Path(source).is_file()
+        ):
+            modules[name] = module
+    return modules
+
+
+def _title(path: Path, name: str, directory: Path) -> str:
+    """Return a file's path relative to the run's folder `code` or the current one, else from its module."""
+    roots = (directory / FOLDER).resolve(), Path.cwd().resolve()
+    root = next((root for root in roots if path.is_relative_to(root)), None)
+    inner = "/__init__.py" if path.stem == "__init__" else ".py"
+    return str(path.relative_to(root)) if root else name.replace(".", "/") + inner
+
+
+def identity(sources: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the part of a run's identity from the user's code: a key for each file, its hash as JSON."""
+    return {f"{FOLDER}.{name}": json.dumps(sha256(text).hexdigest()[:16]) for name, text in sources.items()}
+
+
+def archive(sources: Mapping[str, bytes]) -> bytes:
+    """Pack the files as a zip archive, with the same bytes for the same files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in sources.items():
+            packed.writestr(zipfile.ZipInfo(name, ZIP_EPOCH), content)
+    return buffer.getvalue()
+
+
+def unpack(packed: bytes, directory: Path) -> None:
+    """Unpack an archive into the folder `code` of a run directory; raises OSError."""
+    with zipfile.ZipFile(io.BytesIO(packed)) as opened:
+        opened.extractall(directory / FOLDER)
+
+
+def keep(sources: Mapping[str, bytes], directory: Path) -> None:
+    """Copy the files into the folder `code` of a run directory; raises OSError."""
+    for name, content in sources.items():
+        file = directory / FOLDER / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
