@@ -120,7 +120,7 @@ BESIDE = (
     # 22.05 keeps nodes for a part that fits
     ("--gpus=8 : --nodes=5", "--gpus=8", 1, "another part"),
     # the pool has too few for both
-    ("--gpus=8", "--nodes=2 --exclusive : --nodes=2 --exclusive", 1, "PartitionNodeLimit"),
+    ("--gpus=8", "--nodes=2 --exclusive : --nodes=2 --exclusive", 1, "room for all its parts"),
 )
 
 
