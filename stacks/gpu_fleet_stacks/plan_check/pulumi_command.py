@@ -63,13 +63,15 @@ def refuse(arguments: Sequence[str]) -> None:
         StacksError: the message names the argument and what to do instead.
     """
     if arguments and not arguments[0].startswith("-"):
-        raise StacksError(f"{arguments[0]!r} after --: allowed are flags of the Pulumi CLI, say -- --diff")
+        raise StacksError(
+            f"{arguments[0]!r} after --: allowed are flags of the Pulumi CLI, such as -- --diff"
+        )
     for argument in arguments:
         name = flag_of(argument)
         if name in REFUSED:
             raise StacksError(f"{argument!r} after --: not allowed, {REFUSED[name]}")
         if argument == "--":
-            raise StacksError("'--' twice: allowed are flags of the Pulumi CLI, say -- --diff")
+            raise StacksError("'--' twice: allowed are flags of the Pulumi CLI, such as -- --diff")
 
 
 def flag_of(argument: str, letters: Mapping[str, str] = SHORT) -> str:
