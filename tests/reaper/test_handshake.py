@@ -31,8 +31,8 @@ from gpu_fleet_image.core.handshake import (
     MarkReplies,
     Reply,
     Winner,
-    heard,
     mark_name,
+    read_replies,
     replies,
     replies_of,
 )
@@ -703,7 +703,7 @@ class Bucket:
 
 def heard_in(bucket, questions):
     store = Store(bucket, Calls(lambda: MARK + timedelta(seconds=5)), "s3://records/reaper")
-    return heard(store, [MarkQuestion(each, MARK, caller) for each, caller in questions.items()])
+    return read_replies(store, [MarkQuestion(each, MARK, caller) for each, caller in questions.items()])
 
 
 def said_by(caller, *names):
