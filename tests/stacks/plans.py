@@ -21,7 +21,7 @@ SHRINKING = {"aws:fsx/lustreFileSystem:LustreFileSystem": "storageCapacity"}
 
 
 def digest(before: Rehearsed | None, after: Rehearsed) -> str:
-    """What ``pulumi preview --json`` prints, as far as the plan check reads it."""
+    """Return the output of ``pulumi preview --json``, with the parts that the plan check reads."""
     steps = list(_steps(before.resources if before else (), after.resources))
     return json.dumps({"steps": steps, "changeSummary": {}}, default=str)  # archives are no JSON
 

@@ -178,7 +178,7 @@ def test_a_full_device_of_one_rank_ends_both_and_names_what_helps(
     assert answers[0][1].count("error: ") == 1
     if full == 1:
         assert "error: rank 1: the device has no room for a step" in answers[1][1]
-        assert "error: lost touch with another rank, whose own message says why" in answers[0][1]
+        assert "error: lost another rank, whose own message has the reason" in answers[0][1]
 
 
 def hungry_rank(table: dict[str, Any], folder: Path, full: int) -> tuple[int, str]:

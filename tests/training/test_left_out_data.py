@@ -118,7 +118,7 @@ FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
         "val/fox/0.png: would not be read: it is in no folder",
     ),
     "a class without held-out ones": (only(*SPLIT, "train/fox"), "val/fox: is missing"),
-    "a class in two cases": (only(*SPLIT, "train/Cat"), "'Cat' and 'cat' differ only by their writing"),
+    "a class in two cases": (only(*SPLIT, "train/Cat"), "'Cat' and 'cat' differ only in spelling"),
     "another Unicode form": (only("train/\xe9", "train/b", "val/e\u0301", "val/b"), r"not '\xe9')"),
     "one folder as two classes": (
         linked("train/mouse", "cat"),
@@ -126,11 +126,11 @@ FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "splits of other names": (
         only("Training/a", "Training/b", "Testing/a"),
-        "look like splits; call them train",
+        "look like splits; rename them train",
     ),
     "splits of longer names": (
         only("train_set/a", "test-set/a"),
-        "look like splits; call them train and val",
+        "look like splits; rename them train and val",
     ),
     "one folder as two splits": (
         val_of_train,
@@ -138,7 +138,7 @@ FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "a split among classes": (
         only("a", "b", "test/a", "test/b"),
-        "test would be classes, and look like splits",
+        "test would be classes, but look like splits",
     ),
     "a folder too high": (
         only("data/train/a", "data/val/a"),

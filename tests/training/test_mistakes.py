@@ -189,7 +189,7 @@ MISTAKES: dict[str, Mistake] = {
     "a loss of each sample": (
         "def own(model, batch):\n    return model(batch[0]).sum(1)",
         {"loss": {"name": "mine.py:own"}},
-        "gave a tensor of shape [8]; its mean () is wanted",
+        "gave a tensor of shape [8], not the mean ()",
     ),
     "a loss without a gradient": (
         "def own(model, batch):\n    return loss(model, batch).detach()",
@@ -321,7 +321,7 @@ MISTAKES: dict[str, Mistake] = {
     "an optimizer of another model": (
         "def own(parameters, lr):\n    return torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=lr)",
         {"optimizer": {"name": "mine.py:own"}},
-        "gave an optimizer of none of the parameters that it was called with",
+        "gave an optimizer without any of the given parameters",
     ),
     "an optimizer of other gradients": (
         "",
@@ -336,7 +336,7 @@ MISTAKES: dict[str, Mistake] = {
     "a loss that is complex": (
         "def own(model, batch):\n    return loss(model, batch) * 1j",
         {"loss": {"name": "mine.py:own"}},
-        "gave a torch.complex64; a real number is wanted",
+        "gave a torch.complex64, not a real number",
     ),
     "a loss that keeps its graph": (
         "kept = []\ndef own(model, batch):\n    kept.append(loss(model, batch))\n    return sum(kept)",

@@ -25,7 +25,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from gpu_fleet_image.core.calls import DENIED
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.store import Listed, Page, Store
 from gpu_fleet_image.core.times import format_time, parse_time

@@ -1,6 +1,5 @@
 """Command-line options that several commands share."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import datetime
@@ -16,20 +15,10 @@ from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import paths
 from gpu_fleet_image.core.cloud import LEDGER_URI, policy_file
 from gpu_fleet_image.core.place import Asked
+from gpu_fleet_image.core.shared_options import STACK_VARIABLE
 from gpu_fleet_image.core.times import parse_time
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-class FiniteRange(click.FloatRange):
-    """A range that holds no NaN: every comparison with one is false, so click's own lets it in."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse a number outside of the range, NaN and infinity."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} must be a finite number", param, ctx)
-        return number
 
 
 class IsoTime(click.ParamType[datetime]):
@@ -82,7 +71,6 @@ def _pools(context: click.Context) -> list[str]:
     return context.obj.pools(stack) if context.obj and stack else []
 
 
-STACK_VARIABLE = "GPU_FLEET_STACK"
 STACK_NAME, POOL_NAME = Known("stack", _stacks), Known("pool", _pools)
 WHERE: tuple[Decorator, ...] = (
     click.option(
@@ -114,17 +102,6 @@ def subject_options(command: Callable[..., None]) -> Callable[..., None]:
     return click.argument("subject", metavar="[STACK]", required=False, type=STACK_NAME)(
         _asking(command, (*WHERE, *POLICY))
     )
-
-
-def json_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``-o json``, as the parameter ``as_json``."""
-    return click.option(
-        *("-o", "--output", "as_json"),
-        type=click.Choice(["table", "json"]),
-        default="table",
-        callback=lambda _, __, form: form == "json",
-        help="For programs: json, with the keys of docs/reference/json.md.",
-    )(command)
 
 
 def where_options(command: Callable[..., None]) -> Callable[..., None]:

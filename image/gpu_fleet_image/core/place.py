@@ -10,8 +10,9 @@ from typing import Protocol
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import instance_file, paths
 from gpu_fleet_image.core import policy as policies
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import LEDGER_URI, POLICY_FILE, policy_file
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, InstanceFileError, nearest
 from gpu_fleet_image.core.store import ABSENT

@@ -36,7 +36,7 @@ def plain(value: Any, owner: str, path: str = "") -> Any:
         return sequence_like(value, (plain(item, owner, f"{path}[{n}]") for n, item in enumerate(value)))
     raise UnreadableError(
         f"{owner}: its state_dict holds a {type(value).__name__} at {path or 'its top'}, which a checkpoint "
-        "cannot give back; tensors, numbers and text do, and lists and dictionaries of them"
+        "cannot restore; allowed: tensors, numbers and text, and lists and dictionaries of them"
     )
 
 

@@ -40,7 +40,7 @@ EXPECTED = {
     "data.name": 'NAME(split, **data.options) -> data set, or None; split is "train" or "val"',
     "data.collate": "NAME(samples) -> batch; samples is a list",
     "loss.name": "NAME(model, batch, **loss.options) -> Tensor (), the mean over the batch",
-    "loss.mean_over": "NAME(batch) -> int or Tensor (): the number of what the loss is the mean over",
+    "loss.mean_over": "NAME(batch) -> int or Tensor (): number of items over which the loss is the mean",
     "metric.name": "NAME(model, batch, **metric.options) -> dict of Tensor (), each the mean over the batch, "
     "or of pairs (sum, count)",
     "optimizer.name": "NAME(parameters, lr, **optimizer.options) -> torch.optim.Optimizer",
@@ -259,8 +259,8 @@ def raised(error: Exception, what: str = "") -> UserCodeError:
 def of_exit(error: SystemExit, what: str = "") -> UserCodeError:
     """Return the error for user code that ends the program: with 0 it would look like a finished run."""
     return UserCodeError(
-        f"{what}ends the program: {description(error)}; what a script does by itself, such as reading "
-        "its command line, belongs below: if __name__ == '__main__':"
+        f"{what}ends the program: {description(error)}; move code that only a script needs, such as reading "
+        "its command line, below: if __name__ == '__main__':"
     )
 
 

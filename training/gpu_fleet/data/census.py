@@ -115,8 +115,8 @@ def check_apart(names: Iterable[str], what: str) -> None:
         other = known.setdefault(_folded(name), name)
         if other != name:
             raise DataError(
-                f"{what} {shown(other)!r} and {shown(name)!r} differ only by their writing, and would be two "
-                "classes: write both alike, or rename one"
+                f"{what} {shown(other)!r} and {shown(name)!r} differ only in spelling, and would be two "
+                "classes: spell both alike, or rename one"
             )
 
 

@@ -72,8 +72,8 @@ def _check_one_data_set(root: Path, names: Sequence[str]) -> None:
     splits = [name for name in names if NAME_OF_SPLIT.match(name)]
     if len(splits) >= FEWEST or any(inner[name] & set(names) for name in splits):
         raise DataError(
-            f"data.path = {str(root)!r}: {' and '.join(splits)} would be classes, and look like splits; call "
-            "them train and val"
+            f"data.path = {str(root)!r}: {' and '.join(splits)} would be classes, but look like splits; "
+            "rename them train and val"
         )
     for name, folders in inner.items():
         splits = sorted(folder for folder in folders if NAME_OF_SPLIT.match(folder))
@@ -145,7 +145,7 @@ def _alike(folder: Path, name: str) -> str:
         try:
             check_apart((name, other), "")
         except DataError:
-            return f"; {shown(other)!r} is another writing of it ({other!a}, not {name!a})"
+            return f"; {shown(other)!r} is another spelling of it ({other!a}, not {name!a})"
     return ""
 
 
@@ -161,7 +161,7 @@ def pictures_in(folder: Path, census: Census, seen: dict[tuple[int, int], str] |
         else:
             census.leave(OTHERS, file)
     if unread.left_out:
-        raise DataError(f"{unread}: would not be read; write {', '.join(SUFFIXES)}, or move them away")
+        raise DataError(f"{unread}: would not be read; convert to {', '.join(SUFFIXES)}, or move them away")
     if DANGLING in census.left_out and not pictures:
         raise DataError(f"{shown(folder)}: holds {census}, and no picture")
     return sorted(pictures)

@@ -192,7 +192,7 @@ def _of_channels(value: Any, otherwise: tuple[float, ...]) -> tuple[float, ...]:
         return otherwise
     values = (value,) * 3 if isinstance(value, int | float) else tuple(value)
     if len(values) != 3 or not all(isinstance(number, int | float) for number in values):  # noqa: PLR2004 - RGB
-        raise ValueError(f"{value!r} where three numbers are wanted: those of red, green and blue")
+        raise ValueError(f"{value!r} must be three numbers, for red, green and blue")
     return values
 
 

@@ -35,7 +35,7 @@ def build_optimizer(
             raise own.wrong(f"gave a {type(built).__name__}")
         own_ones = {id(parameter) for parameter in parameters}
         if not any(id(p) in own_ones for group in built.param_groups for p in group["params"]):
-            raise own.wrong("gave an optimizer of none of the parameters that it was called with")
+            raise own.wrong("gave an optimizer without any of the given parameters")
         return built
     if settings.name == "sgd":
         momentum = settings.momentum

@@ -80,9 +80,9 @@ class Task(nn.Module):
         if not isinstance(loss, Tensor):
             problem = f"gave a {type(loss).__name__}"
         elif loss.ndim:
-            problem = f"gave a tensor of shape {list(loss.shape)}; its mean () is wanted"
+            problem = f"gave a tensor of shape {list(loss.shape)}, not the mean ()"
         elif not loss.is_floating_point() and loss.requires_grad:
-            problem = f"gave a {loss.dtype}; a real number is wanted"
+            problem = f"gave a {loss.dtype}, not a real number"
         elif torch.is_grad_enabled() and not loss.requires_grad:
             problem = "its value does not depend on any parameter of the model; is there a detach or an item?"
         if problem:

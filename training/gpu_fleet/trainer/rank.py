@@ -88,7 +88,7 @@ def explained(error: Exception, settings: config.Config) -> Exception:
     if known is not None:
         return known
     if isinstance(error, dist.DistError) or any(sign in text for sign in PEER_GONE):
-        lost = PeerError(f"lost touch with another rank, whose own message says why: {text.splitlines()[0]}")
+        lost = PeerError(f"lost another rank, whose own message has the reason: {text.splitlines()[0]}")
         lost.shared = True  # the failed rank reports its own error, rank 0 for the others
         return lost
     if is_of_graph(error):
@@ -126,8 +126,8 @@ def of_user_code(error: Exception) -> UserCodeError | None:
         )
     if GRAPH_GONE in text:
         return UserCodeError(
-            "a loss goes back into the graph of an earlier step, which is gone; detach what your code keeps "
-            "from one step to the next"
+            "a loss depends on the graph of an earlier step, which is freed; detach tensors that your code "
+            "keeps from one step to the next"
         )
     return raised(error) if place_of(error) and not is_of_peer_or_device(error) else None
 

@@ -184,7 +184,7 @@ def _processes(identity: PoolIdentity | None, instance: ThisInstance | None) -> 
     expected = _expected(identity, instance).gpus
     if present < expected:
         raise LaunchError(
-            f"{present} GPUs on this instance, the pool expects {expected}; look at nvidia-smi, "
+            f"{present} GPUs on this instance, the pool expects {expected}; check nvidia-smi, "
             "or pass --nproc-per-node"
         )
     return max(1, present)

@@ -39,4 +39,4 @@ def in_order(addresses: Sequence[str]) -> list[str]:
     try:
         return sorted(set(addresses), key=ipaddress.ip_address)
     except ValueError as error:
-        raise LaunchError(f"--peers: {error}; write private addresses with commas between") from error
+        raise LaunchError(f"--peers: {error}; write private addresses, separated by commas") from error

@@ -211,11 +211,11 @@ class QueuedJob:
         if self._cancelled:
             return "cancelled", why_ended(self._directory), status
         if self._ended_by_slurm:
-            return "stopped", "ended by the queue", status
+            return "stopped", "stopped by the queue", status
         if status == exit_codes.FINISHED:
             return "finished", why_ended(self._directory), status
         if status == exit_codes.STOPPED:
-            return "retrying", "has saved, and is run again", status
+            return "retrying", "saved; it will run again", status
         why = why_failed(self._directory, status)
         failed_on = [*self._failed_before(), self._failed_on]
         if status in NEVER_AGAIN or len(failed_on) >= TRIES:

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpu_fleet_image.core import cloud as clouds
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.place import Place, account_of
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import (
@@ -26,7 +27,7 @@ from gpu_fleet_image.core.runs import (
     refusal_of,
     state_of,
 )
-from gpu_fleet_image.core.store import ABSENT
+from gpu_fleet_image.core.store import ABSENT, objects_below
 
 NEWEST = 20  # jobs that are read: each takes a call, and its states take more
 TIME_LENGTH = len("20261122-210405")  # at the end of a run's name
@@ -139,16 +140,10 @@ class RunBucket:
         return (str(item["Key"]) for item in self._listed(prefix, account))
 
     def _listed(self, prefix: str, account: str) -> Iterator[dict[str, Any]]:
-        arguments: dict[str, Any] = {"Bucket": self.name, "Prefix": prefix}
-        while True:
-            try:
-                page = self.calls.read(self.s3.list_objects_v2, **arguments)
-            except CloudError as error:
-                raise self._explained(error, account) from error
-            yield from page.get("Contents", ())
-            if not page.get("NextContinuationToken"):
-                return
-            arguments["ContinuationToken"] = page["NextContinuationToken"]
+        try:
+            yield from objects_below(self.s3, self.name, prefix, self.calls.read)
+        except CloudError as error:
+            raise self._explained(error, account) from error
 
     def _explained(self, error: CloudError, account: str) -> Exception:
         if error.code not in DENIED:

@@ -21,10 +21,11 @@ from gpu_fleet_image.console.runs.choice import LONGEST_START, Criteria, account
 from gpu_fleet_image.console.runs.queued import QueuedRun, submit_to_queue
 from gpu_fleet_image.console.users.take import Desk, acquire, caller_of, open_desk, refusal
 from gpu_fleet_image.core.capacity import LONGEST_HOURS
-from gpu_fleet_image.core.options import POOL_NAME, FiniteRange, stack_options
+from gpu_fleet_image.core.options import POOL_NAME, stack_options
 from gpu_fleet_image.core.place import Asked, subject
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import OVER, Job, Member, Phase, overall, parameters, run_name
+from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.queue.configuration import LOW, NORMAL
 

@@ -16,11 +16,12 @@ from gpu_fleet_image.console.runs.bucket import RunBucket, run_bucket
 from gpu_fleet_image.console.runs.choice import account_name, is_silent
 from gpu_fleet_image.console.users.take import caller_of
 from gpu_fleet_image.controllers.mover import mover
-from gpu_fleet_image.core.options import json_option, stack_options, subject_options
+from gpu_fleet_image.core.options import stack_options, subject_options
 from gpu_fleet_image.core.place import Asked, Place, subject
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, nearest
 from gpu_fleet_image.core.runs import OVER, Job, NodeState, Phase, node_prefix, overall
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_image.core.times import format_span, parse_time
 
 HEADINGS = ("run", "pool", "nodes", "phase", "step", "loss", "ETTR", "time", "at most")

@@ -27,9 +27,10 @@ from gpu_fleet_image.console.users.take import caller_of
 from gpu_fleet_image.controllers.mover import mover
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import queue_file
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.capacity import STATE, MoverState, state_of
 from gpu_fleet_image.core.cloud import LEDGER_URI
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.place import Asked, Place, account_of, ledger_uri
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.queue_errors import SlurmError

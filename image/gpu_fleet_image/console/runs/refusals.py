@@ -12,7 +12,7 @@ from gpu_fleet_image.console.runs.batch import JobScript
 from gpu_fleet_image.controllers.mover import growth
 from gpu_fleet_image.controllers.mover.growth import GROWTH, Growth, growth_of
 from gpu_fleet_image.core import instance_file, paths
-from gpu_fleet_image.core.calls import DENIED
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.queue_errors import RosterUnreadError
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.store import Store

@@ -19,10 +19,11 @@ from gpu_fleet_image.core.cloud import Query, Span, SweepCloud
 from gpu_fleet_image.core.marks import mark_of
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from gpu_fleet_image.core.model import Decision
-from gpu_fleet_image.core.options import json_option, now_option, stack_options
+from gpu_fleet_image.core.options import now_option, stack_options
 from gpu_fleet_image.core.place import Asked
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, nearest
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_image.core.times import format_span, format_time, marking_rule
 
 STYLES = {Cell.ACTIVE: "green", Cell.IDLE: "yellow", Cell.UNKNOWN: "red", Cell.HUNG: "bold red"}

@@ -44,10 +44,11 @@ from gpu_fleet_image.core.model import (
     Inventory,
     Verdict,
 )
-from gpu_fleet_image.core.options import POOL_NAME, FiniteRange, stack_options
+from gpu_fleet_image.core.options import POOL_NAME, stack_options
 from gpu_fleet_image.core.place import Asked, Place, subject
 from gpu_fleet_image.core.policy import CapacityPolicy, Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, nearest
+from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_image.core.times import format_span, format_time
 
 LOOK_EVERY_S = 5.0

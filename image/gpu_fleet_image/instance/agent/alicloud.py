@@ -1,6 +1,5 @@
 """The agent's clients of Alibaba Cloud: CloudMonitor, its bucket, its group, the sweep's mark."""
 
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from gpu_fleet_image.core.times import parse_time
 from gpu_fleet_image.instance.agent import notices
 from gpu_fleet_image.instance.agent.cloud import NoFence
 from gpu_fleet_image.instance.agent.notices import Notice
+from gpu_fleet_image.providers.alicloud.instances import with_ids
 from gpu_fleet_image.providers.alicloud.lifecycle import IN_SERVICE, LEAVING, Hook, lifecycle_state
 from gpu_fleet_image.providers.alicloud.metrics import (
     DIMENSION_STACK,
@@ -30,7 +30,7 @@ from gpu_fleet_image.providers.alicloud.metrics import (
     metric_name,
 )
 from gpu_fleet_image.providers.alicloud.oss import OssStore, users_key
-from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Clients, Product, clients
+from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Answer, Clients, Product, clients
 
 # https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata: 404 while there is no notice
 SPOT_TERMINATION = "instance/spot/termination-time"
@@ -230,12 +230,13 @@ class Notices:
     def _own_row(self) -> dict[str, Any]:
         """Return this instance's row of DescribeInstances; empty if the service does not know it yet."""
         try:
-            answer = self._ecs.action("DescribeInstances")(
-                InstanceIds=json.dumps([self._instance_id]), MaxResults=10
-            )
+            return next(with_ids(_directly, self._ecs, [self._instance_id]), {})
         except AnswerError as error:
             raise CloudError(f"DescribeInstances: {error}", error.code) from error
-        return next(iter(answer["Instances"]["Instance"]), {})
+
+
+def _directly(action: Callable[..., Answer], **arguments: Any) -> Answer:
+    return action(**arguments)
 
 
 def _spot_notice(text: str) -> Notice:

@@ -16,9 +16,10 @@ from gpu_fleet_image.core.handshake import Exchange
 from gpu_fleet_image.core.holds import KeepTarget
 from gpu_fleet_image.core.instance_file import InstanceFile
 from gpu_fleet_image.core.metadata import Metadata
-from gpu_fleet_image.core.options import FiniteRange, IsoTime
+from gpu_fleet_image.core.options import IsoTime
 from gpu_fleet_image.core.policy import KEY as POLICY_KEY
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_image.instance.agent import activity_file, kept_files
 from gpu_fleet_image.instance.agent import cloud as agent_cloud
 from gpu_fleet_image.instance.agent.answers import SAVE_AGAIN_AFTER, Seen, seen

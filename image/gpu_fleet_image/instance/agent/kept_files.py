@@ -19,6 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from gpu_fleet_image.core.files import opened
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.store import objects_below
 
 KEEP_FOLDER = Path("/scratch/keep")
 TRANSFER = TransferConfig(max_concurrency=4)  # of 8 MiB parts: the agent's memory stays small during a copy
@@ -149,7 +150,6 @@ def _files(folder: Path, failures: list[str]) -> Iterator[Path]:
 def _listed(s3: Any, to: CopyPlace) -> dict[str, int]:
     """Return key -> size in bytes."""
     try:
-        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=to.bucket, Prefix=to.prefix)
-        return {entry["Key"]: entry["Size"] for page in pages for entry in page.get("Contents", [])}
+        return {entry["Key"]: entry["Size"] for entry in objects_below(s3, to.bucket, to.prefix)}
     except (BotoCoreError, ClientError) as error:
         raise CloudError(f"listing s3://{to.bucket}/{to.prefix}: {error}") from error

@@ -50,7 +50,7 @@ def lines_of(stream: IO[bytes], most_bytes: int = LARGEST_ENTRY_BYTES) -> Iterat
 
 
 class Journal:
-    """Follows the journal; starts journalctl again where it ends.
+    """Reader that follows the journal, and starts journalctl again if it ends.
 
     Args:
         cursor: the position to begin after; empty for the beginning of this boot.

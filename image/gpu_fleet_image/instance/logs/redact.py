@@ -68,7 +68,7 @@ SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 class Redactor:
-    """Masks secrets; remembers which sources are inside a private key of many lines."""
+    """Mask of secrets, which remembers the sources that are inside a private key of many lines."""
 
     def __init__(self) -> None:
         self._within: dict[str, int] = {}

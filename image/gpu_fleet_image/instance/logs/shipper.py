@@ -46,7 +46,7 @@ class CursorFile:
 
 
 class Shipper:
-    """Sends batches until it is stopped.
+    """Sender of batches, until it is stopped.
 
     Args:
         stopped: whether the process should end.

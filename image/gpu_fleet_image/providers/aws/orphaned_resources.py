@@ -16,7 +16,7 @@ from gpu_fleet_image.core.model import (
 )
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.providers.aws.metrics import Heartbeats
-from gpu_fleet_image.providers.aws.session import Clients
+from gpu_fleet_image.providers.aws.session import Clients, rows
 
 PAGE = 500  # DescribeVolumes: 5 to 500
 VALUES = 200  # of one filter, EC2 API
@@ -128,13 +128,7 @@ class OrphanedResources:
         return self._pages(self._ec2.describe_volumes, "Volumes", Filters=list(filters))
 
     def _pages(self, method: Any, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:
-        arguments["MaxResults"] = PAGE
-        while True:
-            page = self._calls.read(method, **arguments)
-            yield from page[key]
-            if not page.get("NextToken"):
-                return
-            arguments["NextToken"] = page["NextToken"]
+        return rows(self._calls, method, key, MaxResults=PAGE, **arguments)
 
 
 def _volume(raw: Mapping[str, Any], *, in_use: bool = False) -> OrphanedResource:

@@ -1,5 +1,6 @@
 """boto3 clients for a sweep: few connections, patient with throttling, without long waits."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -11,6 +12,7 @@ from botocore.config import Config
 from botocore.exceptions import InvalidRegionError, ProfileNotFound
 from botocore.utils import parse_timestamp
 
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 ATTEMPTS = 8
@@ -72,6 +74,20 @@ def client(name: str, region: str, **keys: str) -> Any:
         return _session().client(name, config=_limits(region), **keys)
     except InvalidRegionError as error:
         raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
+
+
+def rows(calls: Calls, method: Any, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of every page; boto3's own paginators would hide the calls from count and deadline.
+
+    Raises:
+        CloudError: a page could not be read.
+    """
+    while True:
+        page = calls.read(method, **arguments)
+        yield from page[key]
+        if not page.get("NextToken"):
+            return
+        arguments["NextToken"] = page["NextToken"]
 
 
 @cache
