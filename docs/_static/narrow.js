@@ -4,5 +4,8 @@ for (const table of document.querySelectorAll("table.docutils")) {
   if (names.length < 3) continue;
   table.classList.add("wide");
   for (const row of table.querySelectorAll("tbody tr"))
-    [...row.cells].forEach((cell, at) => { cell.dataset.column = names[at]; });
+    [...row.cells].forEach((cell, at) => {
+      cell.dataset.column = names[at];
+      cell.classList.toggle("blank", !cell.innerText.trim());
+    });
 }

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,7 +50,7 @@ class ObjectStore:
         section, dot, _ = key.partition(".")
         named = f"{section}.endpoint" if dot else "--endpoint"
         self._opened: Any = None
-        self._open = lambda: _client(scheme, endpoint, named)
+        self._open: Callable[[], Any] = partial(_client, scheme, endpoint, named)
         try:
             self._opened = self._open()
         except ValueError as error:

@@ -16,7 +16,7 @@ from gpu_fleet_image.instance.credentials.errors import NoSessionError, NotServe
 SESSION_S = 3600  # the longest that an assumed role may ask for (IAM, "role chaining")
 # botocore renews from 15 minutes before the end: it must get new keys then
 RENEW_BEFORE = timedelta(minutes=20)
-ASK_AGAIN_S = 5.0  # after a refusal: eight ranks that ask at once cause one call
+_ASK_AGAIN_S = 5.0  # after a refusal: eight ranks that ask at once cause one call
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Sessions:
 
     def _renew(self, account: str, kept: _Kept) -> None:
         """Renew the keys, or note the reason why there are none; keys that are still valid stay."""
-        if kept.refused_at and self._now() < kept.refused_at + timedelta(seconds=ASK_AGAIN_S):
+        if kept.refused_at and self._now() < kept.refused_at + timedelta(seconds=_ASK_AGAIN_S):
             return
         try:
             kept.keys, kept.refused_at = self._role.assume(account), None
