@@ -48,12 +48,14 @@ class QueueDemand:
         refused: job -> why no number of instances would run it.
         fits: job -> number of instances that it takes, of all other waiting jobs.
         kept_back: parts of heterogeneous jobs that Slurm should not try for now.
+        retried: jobs that Slurm gave up and should try again.
     """
 
     needs: dict[str, PoolNeed]
     refused: dict[str, str] = field(default_factory=dict)
     fits: dict[str, int] = field(default_factory=dict)
     kept_back: frozenset[str] = frozenset()
+    retried: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -249,7 +251,6 @@ def needs(
     excluded: Mapping[str, Collection[str]] = MappingProxyType({}),
     limits: Mapping[str, int] = MappingProxyType({}),
     given_up: Collection[str] = frozenset(),
-    doubted: Collection[str] = frozenset(),
     fresh: Collection[str] = frozenset(),
 ) -> QueueDemand:
     """Return the demand of each pool. A job gets instances only in pools that could run it.
@@ -260,7 +261,6 @@ def needs(
         excluded: job -> nodes that it is kept away from, which count as not free for it.
         limits: team -> GPUs of its running jobs at most: beyond it no instance helps.
         given_up: jobs that Slurm could not place although there were enough nodes.
-        doubted: jobs that it ever gave up so: nothing is kept for their next try.
         fresh: nodes that Slurm may not have tried yet.
     """
     rooms = Rooms(rooms_of(nodes, pools, fresh), _left(limits, jobs))
@@ -270,14 +270,21 @@ def needs(
         if any(part.job.id not in fits for part in parts):
             continue
         is_to_be_tried = any(_is_to_be_tried(part, fits, nodes, excluded) for part in parts)
-        if is_to_be_tried and any(part.job.id in doubted for part in parts):
-            continue
         for _ in range(number):
             if not rooms.place(parts, fits, excluded, buys=not is_to_be_tried):
                 break
     wanted = {name: PoolNeed(room.standing, tuple(room.wanted)) for name, room in rooms.pools.items()}
     nodes_of = {name: wants.nodes for name, wants in fits.items()}
-    return QueueDemand(wanted, refused, nodes_of, _kept_back(nodes, jobs, rooms, refused, now))
+    tried = {
+        job.job.id: job.job.pool
+        for job in jobs
+        if job.job.id in fits and _is_to_be_tried(job, fits, nodes, excluded)
+    }
+    # not where it would start on an instance that another job was given
+    retried = frozenset(
+        job for job, pool in tried.items() if job in rooms.given or not rooms.pools[pool].wanted
+    )
+    return QueueDemand(wanted, refused, nodes_of, _kept_back(nodes, jobs, rooms, refused, now), retried)
 
 
 def _kept_back(
@@ -409,7 +416,7 @@ def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[Listed
     """Yield the jobs that instances would start now, as their parts, with the number of tasks, in order."""
     running = Counter(job.array for job in jobs if job.array and job.job.state not in (PENDING, *ENDED))
     groups: dict[str, list[ListedJob]] = defaultdict(list)
-    for job in sorted(jobs, key=_place_in_line):
+    for job in sorted(jobs, key=lambda job: (-job.priority, int(job.job.id))):
         if job.job.state == PENDING:
             groups[job.group or job.job.id].append(job)
     for parts in groups.values():
@@ -417,11 +424,6 @@ def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[Listed
             job = parts[0]
             number = min(job.tasks, max(0, job.at_once - running[job.array])) if job.at_once else job.tasks
             yield parts, number
-
-
-def _place_in_line(job: ListedJob) -> tuple[bool, int, int]:
-    """Return the sort key of a job. One that Slurm holds has priority 0 until it is released."""
-    return job.job.reason != GIVEN_UP, -job.priority, int(job.job.id)
 
 
 def _is_due(job: ListedJob, now: datetime) -> bool:

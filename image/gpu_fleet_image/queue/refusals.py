@@ -48,12 +48,10 @@ class Refusals:
     Attributes:
         ask: calls Slurm.
         given_up: jobs that Slurm gave up with enough nodes -> those nodes.
-        doubted: jobs that it ever gave up so.
     """
 
     ask: slurm.Run
     given_up: dict[str, frozenset[str]] = field(default_factory=dict)
-    doubted: set[str] = field(default_factory=set)
     _released: dict[str, frozenset[str]] = field(default_factory=dict)  # job -> nodes at its release
 
     def judge(self, jobs: Sequence[ListedJob], nodes: Sequence[slurm.Node], excluded: Excluded) -> None:
@@ -69,7 +67,6 @@ class Refusals:
                 if before <= nodes_for(waiting[job], nodes, excluded):
                     self.given_up[job] = before
                 del self._released[job]
-        self.doubted = (self.doubted | self.given_up.keys()) & waiting.keys()
 
     def say(
         self,
@@ -88,10 +85,8 @@ class Refusals:
             if word != listed.admin_comment and (word or listed.admin_comment.startswith(PREFIX)):
                 self._notify(job.id, word)
             self._keep_back(listed, now, is_kept=job.id in demand.kept_back)
-            if job.reason == GIVEN_UP and job.id in demand.fits:
-                there = nodes_for(listed, nodes, excluded)
-                if demand.fits[job.id] <= len(there):
-                    self._release(job.id, there)
+            if job.id in demand.retried:
+                self._release(job.id, nodes_for(listed, nodes, excluded))
 
     def _keep_back(self, listed: ListedJob, now: datetime, *, is_kept: bool) -> None:
         """Let Slurm look at a job later, or now, where that is to change."""
