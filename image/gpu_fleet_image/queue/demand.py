@@ -166,6 +166,10 @@ class Rooms:
     given: set[str] = field(default_factory=set)
     limited: set[str] = field(default_factory=set)
 
+    def may_start(self, job: ListedJob) -> bool:
+        """Return whether a job has room, or takes none that another pending job was given."""
+        return job.job.id in self.given or not self.pools[job.job.pool].wanted
+
     def place(
         self,
         parts: Sequence[ListedJob],
@@ -274,17 +278,15 @@ def needs(
             if not rooms.place(parts, fits, excluded, buys=not is_to_be_tried):
                 break
     wanted = {name: PoolNeed(room.standing, tuple(room.wanted)) for name, room in rooms.pools.items()}
-    nodes_of = {name: wants.nodes for name, wants in fits.items()}
-    tried = {
-        job.job.id: job.job.pool
-        for job in jobs
-        if job.job.id in fits and _is_to_be_tried(job, fits, nodes, excluded)
-    }
-    # not where it would start on an instance that another job was given
-    retried = frozenset(
-        job for job, pool in tried.items() if job in rooms.given or not rooms.pools[pool].wanted
+    tried = [job for job in jobs if job.job.id in fits and _is_to_be_tried(job, fits, nodes, excluded)]
+    return QueueDemand(
+        wanted,
+        refused,
+        {name: wants.nodes for name, wants in fits.items()},
+        _kept_back(nodes, jobs, rooms, refused, now),
+        # not where it would start on an instance that another job was given
+        frozenset(job.job.id for job in tried if rooms.may_start(job)),
     )
-    return QueueDemand(wanted, refused, nodes_of, _kept_back(nodes, jobs, rooms, refused, now), retried)
 
 
 def _kept_back(
