@@ -47,8 +47,8 @@ TRANSIENT = frozenset(
     }
 )
 
-# The credentials are known, and a permission is missing: AWS, then Alibaba Cloud. A test holds it equal to
-# that of stacks/gpu_fleet_stacks/clients/errors.py.
+# The credentials are known, and a permission is missing: AWS, then Alibaba Cloud, whose products have each
+# their own code.
 DENIED = frozenset(
     {
         *("AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedException"),
@@ -79,6 +79,7 @@ OVER = frozenset(
 )
 # Calls and services that policies name differently (AWS service authorization reference).
 ACTIONS = {
+    "DescribeBudgets": "ViewBudget",
     "HeadObject": "GetObject",
     "ListObjectsV2": "ListBucket",
     "ListObjectVersions": "ListBucketVersions",

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from gpu_fleet_image.core.calls import DENIED
 from gpu_fleet_stacks.clients import oss
 from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
-from gpu_fleet_stacks.clients.errors import DENIED, CannotCheckError
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight import usable
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.settings import Stack
