@@ -179,11 +179,14 @@ def test_a_job_in_parts_that_cannot_start_keeps_no_instance_from_those_behind_it
     assert {part.state for part in parts} == {"PENDING"}
 
 
-def test_a_job_in_parts_is_told_that_it_is_kept_back_and_starts_once_its_instances_are_there():
+def test_a_job_in_parts_is_told_that_it_is_kept_back_and_starts_once_there_is_room():
     played = SizePlay()
-    parts = played.submit(gpus=8, **{AND: {"gpus": 8}})
-    played.wait(BOOT)
+    first, _ = played.submit(gpus=8, array="0-1")
+    played.wait()
+    parts = played.submit(nodes=2, exclusive="", **{AND: {"gpus": 8}})
+    played.wait()
     said = [(part.admin_comment, played.reason(part)) for part in parts]
+    played.slurm.cancel(first)
 
     played.wait()
 

@@ -196,6 +196,7 @@ class ControllerWatch:
             excluded=excluded,
             limits={name: team.max_gpus for name, team in teams.items() if team.max_gpus is not None},
             given_up=self._refusals.given_up,
+            doubted=self._refusals.doubted,
             fresh=names - self._known,
         )
         self._known = names

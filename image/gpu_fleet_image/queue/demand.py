@@ -249,6 +249,7 @@ def needs(
     excluded: Mapping[str, Collection[str]] = MappingProxyType({}),
     limits: Mapping[str, int] = MappingProxyType({}),
     given_up: Collection[str] = frozenset(),
+    doubted: Collection[str] = frozenset(),
     fresh: Collection[str] = frozenset(),
 ) -> QueueDemand:
     """Return the demand of each pool. A job gets instances only in pools that could run it.
@@ -259,6 +260,7 @@ def needs(
         excluded: job -> nodes that it is kept away from, which count as not free for it.
         limits: team -> GPUs of its running jobs at most: beyond it no instance helps.
         given_up: jobs that Slurm could not place although there were enough nodes.
+        doubted: jobs that it ever gave up so: nothing is kept for their next try.
         fresh: nodes that Slurm may not have tried yet.
     """
     rooms = Rooms(rooms_of(nodes, pools, fresh), _left(limits, jobs))
@@ -268,6 +270,8 @@ def needs(
         if any(part.job.id not in fits for part in parts):
             continue
         is_to_be_tried = any(_is_to_be_tried(part, fits, nodes, excluded) for part in parts)
+        if is_to_be_tried and any(part.job.id in doubted for part in parts):
+            continue
         for _ in range(number):
             if not rooms.place(parts, fits, excluded, buys=not is_to_be_tried):
                 break

@@ -48,10 +48,12 @@ class Refusals:
     Attributes:
         ask: calls Slurm.
         given_up: jobs that Slurm gave up with enough nodes -> those nodes.
+        doubted: jobs that it ever gave up so.
     """
 
     ask: slurm.Run
     given_up: dict[str, frozenset[str]] = field(default_factory=dict)
+    doubted: set[str] = field(default_factory=set)
     _released: dict[str, frozenset[str]] = field(default_factory=dict)  # job -> nodes at its release
 
     def judge(self, jobs: Sequence[ListedJob], nodes: Sequence[slurm.Node], excluded: Excluded) -> None:
@@ -67,6 +69,7 @@ class Refusals:
                 if before <= nodes_for(waiting[job], nodes, excluded):
                     self.given_up[job] = before
                 del self._released[job]
+        self.doubted = (self.doubted | self.given_up.keys()) & waiting.keys()
 
     def say(
         self,
