@@ -1,13 +1,13 @@
 """Error codes for a missing permission, one list a cloud: the credentials are valid, the call is refused."""
 
-AWS_DENIED = frozenset(
+_AWS_DENIED = frozenset(
     {
         *("AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedException"),
         *("UnauthorizedOperation", "403"),
     }
 )
 # each product has codes of its own
-ALICLOUD_DENIED = frozenset(
+_ALICLOUD_DENIED = frozenset(
     {"Forbidden", "Forbidden.RAM", "Forbidden.Unauthorized", "NoPermission", "NotAuthorized"}
 )
-DENIED = AWS_DENIED | ALICLOUD_DENIED
+DENIED = _AWS_DENIED | _ALICLOUD_DENIED

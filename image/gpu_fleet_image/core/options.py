@@ -18,7 +18,7 @@ from gpu_fleet_image.core.place import Asked
 from gpu_fleet_image.core.shared_options import STACK_VARIABLE
 from gpu_fleet_image.core.times import parse_time
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class IsoTime(click.ParamType[datetime]):
@@ -36,7 +36,7 @@ class IsoTime(click.ParamType[datetime]):
             self.fail(f"{value!r}; allowed: ISO 8601 with a zone, say 2026-11-21T18:00:00+01:00", param, ctx)
 
 
-now_option: Decorator = click.option("--now", type=IsoTime(), help="As of this time instead of the present.")
+now_option: _Decorator = click.option("--now", type=IsoTime(), help="As of this time instead of the present.")
 
 
 class Known(click.ParamType[str]):
@@ -71,12 +71,12 @@ def _pools(context: click.Context) -> list[str]:
     return context.obj.pools(stack) if context.obj and stack else []
 
 
-STACK_NAME, POOL_NAME = Known("stack", _stacks), Known("pool", _pools)
-WHERE: tuple[Decorator, ...] = (
+_STACK_NAME, POOL_NAME = Known("stack", _stacks), Known("pool", _pools)
+WHERE: tuple[_Decorator, ...] = (
     click.option(
         *("-s", "--stack"),
         metavar="NAME",
-        type=STACK_NAME,
+        type=_STACK_NAME,
         envvar=STACK_VARIABLE,
         help=f"Of this stack, by its published policy; by default {STACK_VARIABLE}, else the only one here.",
     ),
@@ -84,7 +84,7 @@ WHERE: tuple[Decorator, ...] = (
     click.option("--cloud", type=click.Choice(clouds.CLOUDS), help="Its cloud; by default likewise."),
     click.option("--account", "account_id", metavar="ID", help="Its account; by default yours."),
 )
-POLICY: tuple[Decorator, ...] = (
+POLICY: tuple[_Decorator, ...] = (
     click.option(
         "--policy", "policy_path", metavar="FILE", type=click.Path(path_type=Path), help="A policy in a file."
     ),
@@ -99,7 +99,7 @@ def stack_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def subject_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the same options, and the stack's name as an argument."""
-    return click.argument("subject", metavar="[STACK]", required=False, type=STACK_NAME)(
+    return click.argument("subject", metavar="[STACK]", required=False, type=_STACK_NAME)(
         _asking(command, (*WHERE, *POLICY))
     )
 
@@ -122,7 +122,7 @@ def _stack_of(context: click.Context, subject: str | None, said: Mapping[str, An
     return known[0] if len(known) == 1 and not elsewhere else None
 
 
-def _asking(command: Callable[..., None], options: tuple[Decorator, ...]) -> Callable[..., None]:
+def _asking(command: Callable[..., None], options: tuple[_Decorator, ...]) -> Callable[..., None]:
     names = {field.name for field in fields(Asked)}
 
     @wraps(command)

@@ -18,7 +18,7 @@ from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, I
 from gpu_fleet_image.core.store import ABSENT
 
 POLICY_KEY = "reaper/policy.json"
-LEDGER_PREFIX = "reaper"
+_LEDGER_PREFIX = "reaper"
 SCHEMES = {"aws": "s3", "alicloud": "oss"}
 REGION_VARIABLES = {"aws": ("AWS_REGION", "AWS_DEFAULT_REGION"), "alicloud": ("ALIBABA_CLOUD_REGION_ID",)}
 NO_BUCKET = "NoSuchBucket"
@@ -134,7 +134,7 @@ def subject(asked: Asked) -> Subject:
 
 def ledger_uri(place: Place, account_id: str) -> str:
     """Return the URI of the sweep's records."""
-    return f"{SCHEMES[place.cloud]}://{place.bucket(account_id)}/{LEDGER_PREFIX}"
+    return f"{SCHEMES[place.cloud]}://{place.bucket(account_id)}/{_LEDGER_PREFIX}"
 
 
 def place_of(asked: Asked) -> Place:

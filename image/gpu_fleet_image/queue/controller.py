@@ -200,7 +200,7 @@ class ControllerWatch:
         )
         self._known = names
         self.say(to_json(demand.needs, now, said.unread))
-        self._refusals.say(said.jobs, nodes, excluded, demand)
+        self._refusals.say(said.jobs, nodes, excluded, demand, now)
         return demand
 
     def _keep_away(

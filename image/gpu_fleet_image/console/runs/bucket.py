@@ -30,7 +30,7 @@ from gpu_fleet_image.core.runs import (
 from gpu_fleet_image.core.store import ABSENT, objects_below
 
 NEWEST = 20  # jobs that are read: each takes a call, and its states take more
-TIME_LENGTH = len("20261122-210405")  # at the end of a run's name
+_TIME_LENGTH = len("20261122-210405")  # at the end of a run's name
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RunBucket:
             key.removeprefix(job_prefix(account)).partition("/")[0]
             for key in self._keys(job_prefix(account), account)
         }
-        chosen = set(sorted(names, key=lambda name: name[-TIME_LENGTH:], reverse=True)[:NEWEST])
+        chosen = set(sorted(names, key=lambda name: name[-_TIME_LENGTH:], reverse=True)[:NEWEST])
         if heard_since is not None and len(names) > NEWEST:
             chosen |= names & self._heard(account, heard_since)
         jobs = [job for run in chosen if (job := self.job(account, run)) is not None]

@@ -28,7 +28,7 @@ HEADINGS = ("run", "pool", "nodes", "phase", "step", "loss", "ETTR", "time", "at
 WIDTH = 150  # columns of a table in a file or a pipe
 LOOK_EVERY_S = 5.0
 SECONDS_PER_HOUR = 3600
-as_option = click.option(
+_as_option = click.option(
     "--as", "account", metavar="ACCOUNT", help="Your account; by default your name in the cloud."
 )
 
@@ -65,7 +65,7 @@ def _viewer(policy: Policy, asked: Asked, account: str | None) -> Viewer:
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet runs --stack aws-dev")
-@as_option
+@_as_option
 @subject_options
 @json_option
 def runs(asked: Asked, account: str | None, *, as_json: bool) -> None:
@@ -124,7 +124,7 @@ def cells(job: Job, states: Sequence[NodeState], policy: Policy, now: datetime) 
 @click.argument("run")
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until the run ends.")
 @click.option("--node", type=click.IntRange(0), default=0, show_default=True, help="The log of this rank.")
-@as_option
+@_as_option
 @stack_options
 def logs(run: str, asked: Asked, account: str | None, node: int, *, follow: bool) -> None:
     """Print the log of RUN (in a queue: name or number), which its instances upload every 15 seconds.
@@ -165,7 +165,7 @@ def shown(bucket: RunBucket, job: Job, node: int, *, follow: bool) -> bool:
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet cancel digits-20261122-210405 --stack aws-dev")
 @click.argument("run")
-@as_option
+@_as_option
 @stack_options
 def cancel(run: str, asked: Asked, account: str | None) -> None:
     """Ask RUN to save and stop; its instances check every 15 seconds. It resumes when you submit it again."""

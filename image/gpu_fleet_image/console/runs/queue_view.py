@@ -8,6 +8,7 @@ shared homes.
 import getpass
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -96,9 +97,9 @@ class QueueViewer:
         return [entry for entry in reversed(self.records().entries) if entry.job.account == self.account]
 
     def entry(self, run: str) -> JobRecord:
-        """Return a job by its run's name or its number; raises ConfigurationError, CloudError."""
+        """Return a job by its number, or else its run's name; raises ConfigurationError, CloudError."""
         entries = self.entries()
-        for entry in entries:
+        for entry in sorted(entries, key=lambda entry: entry.job.id != run):
             if run in (entry.job.id, entry.job.name):
                 return entry
         known = [entry.job.name for entry in entries]
@@ -240,6 +241,8 @@ def show_log(viewer: QueueViewer, run: str, *, follow: bool) -> bool:
         CloudError: the cloud does not answer.
     """
     entry = viewer.entry(run)
+    if viewer.is_instance and not entry.job.log:
+        raise ConfigurationError(f"RUN {run!r}: its --output is no path that could be shown")
     come = _from_file(Path(entry.job.log)) if viewer.is_instance else _from_bucket(viewer, entry)
     while True:
         entry = viewer.entry(entry.job.id)  # before the log, which then has the last lines
@@ -258,7 +261,10 @@ def _from_file(log: Path) -> Callable[[], Iterator[bytes]]:
     def come() -> Iterator[bytes]:
         nonlocal shown
         try:
-            with log.open("rb") as opened_log:
+            # sbatch --output takes any path: a FIFO would never open, a device never end
+            with open(log, "rb", opener=_opened_at_once) as opened_log:
+                if not stat.S_ISREG(os.fstat(opened_log.fileno()).st_mode):
+                    raise ConfigurationError(f"{log}: no regular file, so there is no log to print")
                 opened_log.seek(shown)
                 while part := opened_log.read(PART_BYTES):
                     shown += len(part)
@@ -269,6 +275,10 @@ def _from_file(log: Path) -> Callable[[], Iterator[bytes]]:
             raise ConfigurationError(f"{log}: {error.strerror}") from error
 
     return come
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _from_bucket(viewer: QueueViewer, entry: JobRecord) -> Callable[[], Iterator[bytes]]:

@@ -45,7 +45,7 @@ def _newest(store: Store, key: str, at_most: int | None = None) -> Mapping[str, 
     return stored.content if stored else None
 
 
-def over_team(job: JobScript, account: str, roster: Mapping[str, Any] | None) -> str:
+def _over_team(job: JobScript, account: str, roster: Mapping[str, Any] | None) -> str:
     """Return why the team's limit would block a job for good; empty if it would not. Pure."""
     try:
         team = accounting.teams_of(roster or {"users": []}).get(account, "")
@@ -65,7 +65,7 @@ def over_team(job: JobScript, account: str, roster: Mapping[str, Any] | None) ->
 
 def never_runs(job: JobScript, account: str, said: QueueRecords, now: datetime) -> str:
     """Return why a job would wait until an operator changes the stack; empty if it may start by itself."""
-    if problem := over_team(job, account, said.roster):
+    if problem := _over_team(job, account, said.roster):
         return problem
     if said.growth is None:
         return ""

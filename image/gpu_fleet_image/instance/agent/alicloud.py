@@ -33,7 +33,7 @@ from gpu_fleet_image.providers.alicloud.oss import OssStore, users_key
 from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Answer, Clients, Product, clients
 
 # https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata: 404 while there is no notice
-SPOT_TERMINATION = "instance/spot/termination-time"
+_SPOT_TERMINATION = "instance/spot/termination-time"
 # The metadata service has neither groups nor tags: that takes two calls of an instance each time, and a
 # thousand instances share an account's limits (some 50 calls a second).
 LOOK_EVERY = timedelta(minutes=2)
@@ -189,7 +189,7 @@ class Notices:
         Raises:
             CloudError: a service does not answer, or its answer cannot be read.
         """
-        spot = self._metadata.get(SPOT_TERMINATION)
+        spot = self._metadata.get(_SPOT_TERMINATION)
         if spot is not None:
             return _spot_notice(spot)
         if self._poll_for is not None and self._now() < self._poll_for:
@@ -243,4 +243,4 @@ def _spot_notice(text: str) -> Notice:
     try:
         return Notice("spot interruption of this instance: terminate", parse_time(text))
     except ValueError as error:
-        raise CloudError(f"metadata {SPOT_TERMINATION}: {text!r} cannot be read: {error}") from error
+        raise CloudError(f"metadata {_SPOT_TERMINATION}: {text!r} cannot be read: {error}") from error

@@ -22,8 +22,8 @@ from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.store import objects_below
 
 KEEP_FOLDER = Path("/scratch/keep")
-TRANSFER = TransferConfig(max_concurrency=4)  # of 8 MiB parts: the agent's memory stays small during a copy
-SHOWN_FAILURES = 3
+_TRANSFER = TransferConfig(max_concurrency=4)  # of 8 MiB parts: the agent's memory stays small during a copy
+_SHOWN_FAILURES = 3
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def save(
                     continue
                 # by its descriptor: the name may now be a link to a file of root's
                 source = f"/proc/self/fd/{descriptor}"
-                s3.upload_file(source, to.bucket, key, Config=TRANSFER, Callback=lambda _bytes: progress())
+                s3.upload_file(source, to.bucket, key, Config=_TRANSFER, Callback=lambda _bytes: progress())
             if Version.of(path.lstat()) != version:
                 failures.append(f"{path}: changed while it was copied")
                 continue
@@ -122,7 +122,7 @@ def save(
         sent[key] = version
         copied, copied_bytes = copied + 1, copied_bytes + version.size
     if failures:
-        shown = "; ".join(failures[:SHOWN_FAILURES])
+        shown = "; ".join(failures[:_SHOWN_FAILURES])
         raise CloudError(f"{len(failures)} of {len(files)} files of {folder} were not saved: {shown}")
     return Saved(copied, copied_bytes, len(files) - copied)
 

@@ -88,7 +88,7 @@ END_BATCH = 100  # DeleteInstances, StopInstances: at most 100
 DETACH_BATCH = 20  # DetachInstances, DescribeScalingInstances: at most 20 ids
 TAG_BATCH = 50  # TagResources: at most 50
 ADDRESS = "eip-"
-RESOURCES = {
+_RESOURCES = {
     "i-": "instance",
     "d-": "disk",
     ADDRESS: "EIP",
@@ -250,7 +250,7 @@ class Instances:
 
     def _tag(self, action: str, ids: Sequence[str], **parameters: Any) -> None:
         """Tag instances, disks and addresses. The product of addresses spells one action differently."""
-        for prefix, kind in RESOURCES.items():
+        for prefix, kind in _RESOURCES.items():
             own = [instance_id for instance_id in ids if instance_id.startswith(prefix)]
             product = self._vpc if prefix == ADDRESS else self._ecs
             name = action.replace("Untag", "UnTag") if prefix == ADDRESS else action

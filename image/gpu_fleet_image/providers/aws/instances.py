@@ -14,7 +14,7 @@ MOST_VALUES = 200  # of one filter (EC2 API, Filter)
 GROUP_PAGE = 100  # DescribeAutoScalingGroups: at most 100
 END_BATCH = 500  # TerminateInstances: at most 1000
 DETACH_BATCH = 20  # DetachInstances: at most 20
-ALARM_BATCH = 100  # DescribeAlarms: at most 100 names
+_ALARM_BATCH = 100  # DescribeAlarms: at most 100 names
 TAG_GROUP = "aws:autoscaling:groupName"  # set by Auto Scaling on its members
 LIVING = ("pending", "running", "stopping", "stopped")
 GONE = ("shutting-down", "terminated")  # listed for about an hour (EC2 user guide, "Terminate")
@@ -137,10 +137,10 @@ class Instances(Tags):
             CloudError: they could not be read.
         """
         firing = set()
-        for start in range(0, len(names), ALARM_BATCH):
+        for start in range(0, len(names), _ALARM_BATCH):
             page = self._calls.read(
                 self._cloudwatch.describe_alarms,
-                AlarmNames=list(names[start : start + ALARM_BATCH]),
+                AlarmNames=list(names[start : start + _ALARM_BATCH]),
                 StateValue="ALARM",
             )
             firing |= {alarm["AlarmName"] for alarm in page["MetricAlarms"]}

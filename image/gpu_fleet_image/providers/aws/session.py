@@ -99,11 +99,11 @@ def _session() -> Any:
     except ProfileNotFound as error:
         known = ", ".join(core.available_profiles) or "none"
         raise ConfigurationError(f"AWS_PROFILE: {error}; those of this computer are: {known}") from error
-    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc_time)
+    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_utc_time)
     return boto3.session.Session(botocore_session=core)
 
 
-def utc_time(value: float | str) -> datetime:
+def _utc_time(value: float | str) -> datetime:
     """Parse a time in an answer; return it as UTC.
 
     botocore's own conversion through the local time zone takes ten times as long, most of the time of a sweep
