@@ -104,8 +104,8 @@ class Asked:
 class Subject:
     """Stack that a command is about.
 
-    environ: the environment with the stack's ledger, as ``core.cloud.connect`` expects it.
-        environ: the environment with its ledger, as ``environment.connect`` takes it.
+    Attributes:
+        environ: the environment with the stack's ledger, as ``core.cloud.connect`` expects it.
     """
 
     policy: Policy

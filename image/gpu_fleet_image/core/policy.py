@@ -76,7 +76,7 @@ class CapacityPolicy:
 
 @dataclass(frozen=True)
 class PoolPolicy(document.Contradictory):
-    """When an instance of one pool counts as forgotten, and what happens then.
+    """Rules of one pool: when an instance counts as idle, and the action then.
 
     Attributes:
         market: purchase option of the pool's instances.

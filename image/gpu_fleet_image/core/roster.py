@@ -38,7 +38,7 @@ class RosterUser:
 
 
 def parse(document: dict[str, Any]) -> tuple[RosterUser, ...]:
-    """Everybody. What the file says is checked anew: root acts on it.
+    """Parse the roster; return all users. The content is checked again, because root acts on it.
 
     Raises:
         RosterError: names everything that is wrong.

@@ -79,8 +79,8 @@ def leavers_jobs(jobs: Iterable[ListedJob], numbers: Collection[int]) -> list[st
     """Return the live jobs of users who are no longer in the roster. Pure.
 
     Users are matched by number: a new controller knows no names until it has made the accounts. An empty
-        roster counts as well, and locks every account: a roster that could not be read is never written
-        (image/gpu_fleet_image/controllers/directory/refresh.py).
+    roster counts as well, and locks every account: a roster that could not be read is never written
+    (image/gpu_fleet_image/controllers/directory/refresh.py).
     """
     return [
         listed.job.id

@@ -300,7 +300,7 @@ def limits_of(store: Store) -> dict[str, TeamLimits]:
 
 
 def kept_records(store: Store) -> JobRecords | None:
-    """What the controller before this one wrote of all jobs; a damaged one is none. Raises CloudError."""
+    """Return the previous controller's record of all jobs; None if it is damaged. Raises CloudError."""
     try:
         stored = store.newest(job_records.JOBS, job_records.LONGEST)
         return job_records.records_of(stored.content) if stored else None
@@ -412,10 +412,10 @@ def find_users(there: Iterable[str], tried: set[str], ask: slurm.Run = slurm.run
 
 
 def poll(watching: ControllerWatch, now: datetime) -> bool:
-    """One look of many; whether it could be done.
+    """Poll once; return whether that succeeded.
 
     A failed poll is followed by another: the mover raises its alarm if the controller has not reported for a
-        while.
+    while.
     """
     return _done("queue-look-failed", lambda: watching.once(now))
 

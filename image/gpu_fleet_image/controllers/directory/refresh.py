@@ -49,9 +49,9 @@ def refresh(
         Number of accounts, whether they were written, and users without an account with the reason.
 
     Raises:
-        CloudError: a group, the registry or the roster could not be read or written; nothing is locked.
+        CloudError: a group, the registry or the roster could not be read or written; no account is locked.
         ConfigurationError: the registry is damaged.
-        RosterError: what would be written is no roster.
+        RosterError: the new roster would be malformed.
     """
     stored = store.get(REGISTRY)
     registry = parse_registry(stored.content) if stored else {}
@@ -94,7 +94,7 @@ def _profiles(
     turn = int(now.timestamp()) // _PASS_S % turns
     for place, member in enumerate(silent):
         if member not in registry or place % turns == turn:
-            # who is gone and still listed is let in no more
+            # a user who is gone but still listed may no longer log in
             said[member] = groups.profile(member) or MemberProfile("", enabled=False)
     return said
 

@@ -209,7 +209,7 @@ def sensors_of(
 def fresh_poll(
     sensors: PolledSensors, clock: Clock, limits: Callable[[], Limits]
 ) -> Callable[[datetime], Seen]:
-    """Looks at all sensors at the moment at which it is called, for a mark that was due then."""
+    """Return a function that reads all sensors when it is called, for a mark that was due."""
 
     def poll(mark: datetime) -> Seen:
         unfit = passed(paths.ready_file()) is False
