@@ -24,12 +24,17 @@ myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "deflist"]
 
 autodoc_mock_imports = ["accelerate", "lightning"]
+autoclass_content = "both"  # the arguments stand in __init__
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 
 smartquotes = False  # an option is `--stack`
 html_theme = "furo"
 html_title = "gpu-fleet"
+html_static_path = ["_static"]
+html_css_files = ["narrow.css"]
+html_js_files = [("narrow.js", {"defer": "defer"})]
+html_show_copyright = False
 html_copy_source = False
 html_show_sourcelink = False
 

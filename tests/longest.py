@@ -12,7 +12,7 @@ LONGEST = (
     "tests/stacks/test_first_boot.py",
     "tests/capacity/test_through_the_door.py",
     "tests/reaper/test_handshake.py",
-    "tests/stacks/test_guard.py",
+    "tests/stacks/test_plan_check.py",
     "tests/training/test_launch.py",
     "tests/training/test_strategies.py",
     "tests/training/test_own_optimizer.py",

@@ -35,7 +35,7 @@ EVERYTHING = re.compile(
 )
 # Files that are no module -> the tests that read them.
 READERS = {
-    r".*\.md": r"tests/(.*/)?test_readme\.py",
+    r".*\.md": r"tests/(.*/)?test_(readme|docs)\.py",
     r"training/examples/.*": r"tests/training/.*",
     r"image/gpu_fleet_image/recipe/(steps|rootfs|keys)/.*": (
         r"tests/(image|queue|logs|runs)/.*|tests/stacks/test_first_boot\.py"

@@ -118,7 +118,7 @@ ONE_THING = {
     "AgentCloud": "what the agent needs of a cloud, and the clouds that have it",
     "Engine": "what a teardown needs of the engine, and the engine",
     "Expected": "a table of instance.toml, read by two rooms that may not import each other",
-    "FiniteRange": "a range without NaN, in three rooms that may not import one another",
+    "FiniteRange": "a range without NaN, in two rooms that may not import each other",
     "FleetCallback": "what users import for their library: Hugging Face's Trainer, Lightning",
     "Groups": "what the mover needs of a cloud, and the clouds that have it",
     "Heartbeats": "what a sweep needs of a cloud, and the clouds that have it",

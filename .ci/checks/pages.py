@@ -10,7 +10,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from checks.sources import PRODUCT, ROOMS, Checkout, Finding, NothingToCheckError, line_of
+from checks.sources import ROOMS, Checkout, Finding, NothingToCheckError, line_of
 
 PACKAGES = (
     "training/gpu_fleet",
@@ -166,7 +166,7 @@ def front_page(checkout: Checkout) -> Iterator[Finding]:
 
 def rooms(checkout: Checkout) -> Iterator[Finding]:
     """Find each room's README that is too long: what a user reads belongs into docs/."""
-    for page in checkout.files(*PRODUCT, suffix="/README.md"):
+    for page in checkout.files(*WITH_README, suffix="README.md"):
         if (lines := checkout.text(page).count("\n")) > MOST_LINES:
             yield Finding(page, 1, f"has {lines} lines, allowed: {MOST_LINES}")
 

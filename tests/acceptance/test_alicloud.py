@@ -361,7 +361,7 @@ def test_a_plan_without_a_rate_or_a_published_price_is_refused_with_what_to_set(
 
     assert (without_rate.exit_code, unpriced.exit_code) == (1, 1)
     assert "set budget.cny_per_usd in the stack file" in without_rate.output
-    assert "no public price is known of nat_gateway" in unpriced.output
+    assert "no public price is known for nat_gateway" in unpriced.output
 
 
 def test_an_instance_whose_assistant_is_silent_takes_no_commands_yet(account, cloud, rated):

@@ -76,7 +76,7 @@ def test_an_unpublished_price_is_refused_until_it_is_assumed(monkeypatch):
     line = replace(real.lines[0], months=None, quotes=(replace(real.lines[0].quotes[0], amount=None),))
     monkeypatch.setattr(plan, "estimate", lambda stack, volumes: replace(real, lines=(line, *real.lines[1:])))
 
-    with pytest.raises(AcceptanceError, match=r"no public price is known of g4dn\.xlarge"):
+    with pytest.raises(AcceptanceError, match=r"no public price is known for g4dn\.xlarge"):
         plan.price(made)
     named = plan.price(made, Decimal(2))
 

@@ -119,7 +119,7 @@ FAILURES = [
     ("no capacity spot", "spot: launch", "group-spot: InsufficientInstanceCapacity"),
     ("no capacity people", "people: launch", "group-people: InsufficientInstanceCapacity"),
     ("heartbeat", "people: heartbeat", "not seen within the step's time"),
-    ("falls silent", "people: heartbeat", "fallen silent"),
+    ("falls silent", "people: heartbeat", "its agent is silent"),
     ("unreachable", "spot: gate", "to take commands: not seen"),
     ("gate", "spot: gate", "gpus: 0 of 1 GPUs"),
     ("no gpu", "trainer", "sees no GPU"),
@@ -191,7 +191,7 @@ def test_an_instance_of_a_type_without_a_known_price_ends_the_run(play):
     played = play("foreign type")
 
     assert played.code == 1
-    assert "p5.48xlarge runs, whose price nobody knows" in played.evidence["stopped"]
+    assert "p5.48xlarge runs, and its price is unknown" in played.evidence["stopped"]
     assert not played.cloud.stands
 
 

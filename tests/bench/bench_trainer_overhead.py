@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ from tests.pins import pinned
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m tests.bench.bench_trainer_overhead"
-PEERS = ROOT / "build" / "peers"
-PEER_PINS = pinned("accelerate", "lightning")
+PEERS = pinned("accelerate", "lightning")
 ROUNDS = 3
 LOG_EVERY = {"log_on": 10, "log_off": FOREVER}
 CLOCKS = {
@@ -33,23 +33,24 @@ GOAL = "ratio <= 1.05, below the peers"
 Blocks = list[dict[str, tuple[float, float]]]  # of each clock: seconds of the loop, of the bare loop
 
 
-def peers_python() -> Path:
-    """The interpreter of an environment with the peers in it, made where there is none yet."""
-    python = PEERS / "bin" / "python"
-    if not (PEERS / ".ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
-        packages = Path(sysconfig.get_path("purelib", vars={"base": str(PEERS), "platbase": str(PEERS)}))
+def peers_python(name: str, pins: Sequence[str]) -> Path:
+    """The interpreter of an environment with these peers in it, made where there is none yet."""
+    folder = ROOT / "build" / name
+    python = folder / "bin" / "python"
+    if not (folder / ".ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
         (packages / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
         quiet = ["--quiet", "--disable-pip-version-check"]
-        subprocess.run([python, "-m", "pip", "install", *quiet, *PEER_PINS], check=True)
-        (PEERS / ".ready").touch()
+        subprocess.run([python, "-m", "pip", "install", *quiet, *pins], check=True)
+        (folder / ".ready").touch()
     return python
 
 
 def blocks_of(name: str, data: Path, log_every: int) -> Blocks:
     """What blocks of ten steps of the loop `name`, and of the bare loop beside it, took in one process."""
     words: list[str | Path] = [
-        peers_python(),
+        peers_python("peers", PEERS),
         "-m",
         "tests.bench.step_loops",
         name,

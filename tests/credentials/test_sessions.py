@@ -85,6 +85,13 @@ def test_keys_that_have_ended_are_given_to_nobody(sessions, clock, role):
         sessions.keys_of("ada")
 
 
+def test_an_answer_of_the_cloud_that_nobody_expects_is_a_refusal_too(sessions, role):
+    role.error = KeyError("Credentials")
+
+    with pytest.raises(NoSessionError, match=r"the cloud's answer cannot be read: KeyError\('Credentials'\)"):
+        sessions.keys_of("ada")
+
+
 def test_eight_ranks_that_hear_no_are_one_question_and_the_next_one_follows_soon(sessions, clock, role):
     role.error = CloudError("AssumeRole: AccessDenied")
     for _ in range(8):

@@ -1,5 +1,6 @@
 """From the first line of the kernel to the first heartbeat: waited for, measured, written down."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,18 @@ def wait_until(done: Callable[[], bool], guest: VirtualMachine, timeout_s: float
             asked = f"systemctl list-jobs; journalctl --no-pager --lines=120 {units}"
             raise MachineError(guest.attempt(asked, 120)[1])
         time.sleep(1)
+
+
+def whole_activity(guest: VirtualMachine) -> dict[str, Any]:
+    """Return the agent's activity file once every sensor has answered: calls may time out."""
+    last: dict[str, Any] = {}
+
+    def is_whole() -> bool:
+        last.update(json.loads(guest.run("cat /run/gpu-fleet/activity.json")))
+        return not last["unknown"]
+
+    wait_until(is_whole, guest)
+    return last
 
 
 def entries(found: FirstHeartbeat, name: str = "bootstrap_first_heartbeat_s") -> dict[str, dict[str, Any]]:

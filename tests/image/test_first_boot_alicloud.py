@@ -5,7 +5,6 @@ which holds every signature, and OSS by moto. The user data comes by cloud-init'
 ``stand_ins/alicloud.py``).
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -51,9 +50,7 @@ def test_cloud_init_got_exactly_what_the_stack_registered(account, instance):
 
 
 def test_the_agent_sees_the_gpu_that_its_stack_expects(account, instance):
-    activity = json.loads(instance.run("cat /run/gpu-fleet/activity.json"))
-
-    assert (activity["instance_id"], activity["unknown"]) == (account.instance.id, [])
+    assert first_boot.whole_activity(instance)["instance_id"] == account.instance.id
 
 
 def test_every_request_was_made_by_the_role_and_went_to_a_name_inside_the_network(account, instance):

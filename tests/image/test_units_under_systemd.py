@@ -161,10 +161,13 @@ if [ -d /ran ]; then
     ended /ran/cron-of-eve; ended /ran/at-of-eve
     ls /ran /var/lib/systemd/linger >/results/later
 fi
+systemctl stop gpu-credentials.socket gpu-credentials
+record credentials-down runuser -u eve -- /usr/bin/python3 /asked.py
 record agent systemctl start gpu-reaper
 ended /run/gpu-fleet/activity.json
 record status-of-a-user setpriv --reuid 4242 --clear-groups \
     /usr/bin/python3 -I /opt/gpu-fleet/bin/run gpu_fleet_image.console status
+systemctl is-active gpu-reaper gpu-credentials.socket >/results/while-down
 systemctl stop gpu-reaper
 cp /run/gpu-fleet/activity.json /results/activity.json
 """
@@ -462,6 +465,12 @@ def test_the_credentials_service_knows_its_callers_and_says_what_is_missing_from
     assert "for account 'ada': /etc/gpu-fleet/instance.toml: user_role is missing" in said
 
 
+def test_the_agent_goes_on_while_the_credentials_service_is_down(results):
+    """It has the instance's role; what a user asks meanwhile is refused at once."""
+    assert "Connection refused" in (results / "credentials-down.out").read_text()
+    assert (results / "while-down").read_text().split() == ["active", "inactive"]
+
+
 def test_what_a_leaver_left_with_cron_at_and_their_service_manager_begins_no_more(results):
     """An account that has expired runs nothing that asks PAM; who stays is proof that both would have run."""
     if not (results / "later").exists():
@@ -654,7 +663,7 @@ EXCEPTIONS = {
     "nvidia-cdi.service": (96, "it asks NVIDIA's driver: tried in no sandbox"),
     "mig.service": (96, "it changes the mode of GPUs, which resets them: tried in no sandbox"),
     "mig@.service": (96, "as mig.service"),
-    "gpu-queue-node.service": (96, "slurmd starts everybody's jobs as they are, with their own limits"),
+    "gpu-queue-node.service": (77, "its sandbox is its jobs'; the unit says what stays, and why"),
 }
 
 

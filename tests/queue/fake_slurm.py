@@ -315,6 +315,7 @@ class FakeSlurm:
         self.back_at: datetime | None = None
         self.now = datetime.min.replace(tzinfo=UTC)
         self._numbers = 0
+        self._planned: set[str] = set()  # nodes that jobs keep which do not start
         self.configure(conf)
 
     def configure(self, conf: str) -> None:
@@ -418,17 +419,7 @@ class FakeSlurm:
 
     def _update(self, changes: dict[str, str]) -> None:
         if "jobid" in changes:
-            job = self.jobs.get(changes["jobid"])
-            if job is None or job.state in OVER:
-                raise SlurmError("Invalid job id specified")
-            if "comment" in changes:
-                job.comment = changes["comment"]
-            if "admincomment" in changes:
-                job.admin_comment = changes["admincomment"]
-            if "excnodelist" in changes:
-                if job.state != "PENDING":
-                    raise SlurmError("Job is no longer pending execution")
-                job.excluded = tuple(filter(None, changes["excnodelist"].split(",")))
+            self._update_job(self.jobs.get(changes["jobid"]), changes)
             return
         node = self.nodes[changes["nodename"]]
         state = changes["state"]
@@ -440,6 +431,20 @@ class FakeSlurm:
             node.drained, node.reason = False, ""
         else:
             raise AssertionError(f"no state of ours: {state}")
+
+    def _update_job(self, job: Job | None, changes: dict[str, str]) -> None:
+        if job is None or job.state in OVER:
+            raise SlurmError("Invalid job id specified")
+        if "comment" in changes:
+            job.comment = changes["comment"]
+        if "admincomment" in changes:
+            job.admin_comment = changes["admincomment"]
+        if {"starttime", "excnodelist"} & changes.keys() and job.state != "PENDING":
+            raise SlurmError("Job is no longer pending execution")
+        if "starttime" in changes:
+            job.begin_at = self.now + timedelta(seconds=int(changes["starttime"].partition("+")[2] or 0))
+        if "excnodelist" in changes:
+            job.excluded = tuple(filter(None, changes["excnodelist"].split(",")))
 
     def _delete(self, name: str) -> None:
         node = self.nodes[name]
@@ -468,8 +473,9 @@ class FakeSlurm:
             return
         for node in self.nodes.values():
             self._hear(node)
+        self._planned = set()
         for job in list(self.jobs.values()):
-            if all(map(self._may_start, parts := self._parts(job))):
+            if job is (parts := self._parts(job))[0]:
                 self._start(parts)
         for job in [job for job in self.jobs.values() if job.ended_at]:
             if now - (job.ended_at or now) >= FORGOTTEN_AFTER:
@@ -512,7 +518,12 @@ class FakeSlurm:
                 self.instances.works(name, on=False)
 
     def _start(self, parts: list[Job]) -> None:
+        """Start all parts of a job, or none; in 22.05 those before one that does not fit keep their nodes."""
         job, placed = parts[0], dict[str, dict[str, Part]]()
+        if len(parts) == 1 and not self._may_start(job):
+            return
+        for part in parts:
+            part.reason = "Resources" if part.reason == "None" else part.reason
         of_array = [
             other for other in self.jobs.values() if other.array == job.array and other.state == "RUNNING"
         ]
@@ -520,8 +531,10 @@ class FakeSlurm:
             return
         for part in parts:
             # of 22.05 no two parts of a job share a node
-            found = self._place(part, {name for nodes in placed.values() for name in nodes})
+            beside = {name for nodes in placed.values() for name in nodes}
+            found = self._place(part, beside) if self._may_start(part) else None
             if found is None:
+                self._planned |= beside
                 return
             placed[part.id] = found
         chosen = [self.nodes[name] for nodes in placed.values() for name in nodes]
@@ -555,7 +568,7 @@ class FakeSlurm:
             beside: nodes that it must not get now.
         """
         nodes = [node for node in self.nodes.values() if node.pool == job.pool]
-        job.reason = "Resources"
+        job.reason = "Priority" if self._planned else "Resources"
         if not nodes:
             job.reason = "PartitionConfig"
             return None
@@ -567,7 +580,7 @@ class FakeSlurm:
                 (node.name, node.left if is_now else node.size, node.size)
                 for node in nodes
                 if node.name not in job.excluded
-                and ((node.is_open and node.name not in beside) or not is_now)
+                and ((node.is_open and node.name not in beside | self._planned) or not is_now)
             ]
             placed = placed_on(job.options, there, self._per_gpu.get(job.pool, 0))
             if placed is not None:

@@ -27,7 +27,7 @@ from gpu_fleet_image.core.errors import InstanceError
 from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.store import Store
-from gpu_fleet_image.queue import aws as queue_aws
+from gpu_fleet_image.providers.aws import instances as aws_instances
 from gpu_fleet_image.queue import configuration, controller, job_records
 from gpu_fleet_image.queue.configuration import Cluster
 from gpu_fleet_image.queue.exclusion import failed_on
@@ -250,7 +250,7 @@ class QueuePlay(Instances):
         store, calls, ec2 = self.store(), Calls(self.world.clock), QueueEc2(self.world)
         self.watch: controller.ControllerWatch | None = controller.ControllerWatch(
             lambda: self.published,
-            lambda ids: queue_aws.states_of(ec2, calls, ids),
+            lambda ids: aws_instances.states_of(calls, ec2, ids),
             lambda content: store.put("capacity/queue.json", content),
             lambda *_: self._has_changed(),
             lambda content: store.put(job_records.JOBS, content),

@@ -40,6 +40,7 @@ WORDS: tuple[dict[str, object], ...] = (
     {"gpus": 9},
     {"gpus-per-task": 1, "ntasks": 16},
     {"gpus-per-node": 8, "nodes": 2},
+    {"gpus-per-node": 1, "nodes": 2},
     {"gpus": 1, "mem": 400_000},
     {"gpus": 1, "mem": 2_000_000},
     {"gpus": 2, "cpus-per-task": 48},
@@ -53,6 +54,9 @@ WORDS: tuple[dict[str, object], ...] = (
     {"gpus": 1, "begin": 172_800},
     {"gpus": 1, "hold": ""},
     {"gpus": 1, "exclusive": ""},
+    {"gpus": 1, AND: {"gpus": 1}},
+    {"gpus": 8, AND: {"nodes": 2, "exclusive": ""}},
+    {"gpus": 1, AND: {"gpus": 8, "nodes": 4, "exclusive": ""}},
 )
 
 

@@ -12,6 +12,7 @@ from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.instance_file import InstanceFile
 from gpu_fleet_image.core.queue_errors import NotReadyError
 from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.providers.alicloud import instances
 from gpu_fleet_image.queue import alicloud, aws, cloud, munge
 from gpu_fleet_image.queue.alicloud import VERSION, RecordsStore
 from gpu_fleet_stacks.alicloud.queue import NO_KEY, NO_KEY_VERSION
@@ -124,8 +125,8 @@ def test_a_secret_that_is_no_key_is_refused_and_left_as_it_is(kms, secrets):
 def test_the_states_of_nodes_are_said_in_the_words_of_the_controllers_look():
     ecs = Instances(i_1="Running", i_2="Starting", i_3="Pending", i_4="Stopping", i_5="Stopped")
     with serving(ecs) as server:
-        states = alicloud.states_of(
-            clients(server).ecs, Calls(lambda: NOW), ["i-1", "i-2", "i-3", "i-4", "i-5"]
+        states = instances.states_of(
+            Calls(lambda: NOW), clients(server).ecs, ["i-1", "i-2", "i-3", "i-4", "i-5"]
         )
 
     assert states == {
@@ -139,7 +140,7 @@ def test_the_states_of_nodes_are_said_in_the_words_of_the_controllers_look():
 
 def test_an_instance_that_ecs_knows_no_more_has_no_state():
     with serving(Instances(i_1="Running")) as server:
-        states = alicloud.states_of(clients(server).ecs, Calls(lambda: NOW), ["i-1", "i-2"])
+        states = instances.states_of(Calls(lambda: NOW), clients(server).ecs, ["i-1", "i-2"])
 
     assert states == {"i-1": "running"}
 
@@ -147,7 +148,7 @@ def test_an_instance_that_ecs_knows_no_more_has_no_state():
 def test_no_call_names_more_instances_than_ecs_takes():
     ecs = Instances()
     with serving(ecs) as server:
-        alicloud.states_of(clients(server).ecs, Calls(lambda: NOW), [f"i-{number}" for number in range(250)])
+        instances.states_of(Calls(lambda: NOW), clients(server).ecs, [f"i-{number}" for number in range(250)])
 
     assert [len(asked) for asked in ecs.asked] == [100, 100, 50]
 
@@ -158,7 +159,7 @@ def test_a_refused_look_is_no_state_of_anybody():
             raise RefusedError("Forbidden.RAM", 403)
 
     with serving(Refusing()) as server, pytest.raises(CloudError, match=r"Forbidden\.RAM"):
-        alicloud.states_of(clients(server).ecs, Calls(lambda: NOW), ["i-1"])
+        instances.states_of(Calls(lambda: NOW), clients(server).ecs, ["i-1"])
 
 
 def test_records_are_read_and_written_with_the_keys_that_count_now():

@@ -1,9 +1,10 @@
-"""The units of the queue's controller under a separate systemd: Slurm works in their sandboxes.
+"""The units of the queue under a separate systemd: Slurm and its jobs work in their sandboxes.
 
 systemd runs as the first process of new namespaces, on this computer's files with a layer of memory above.
 Units that write keys and configuration from the cloud are left out; the servers are Debian's.
 """
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,7 +16,17 @@ from gpu_fleet_image.queue.configuration import Cluster
 from gpu_fleet_image.recipe import build_requirements
 
 UNITS = Path(__file__).parents[2] / "image/gpu_fleet_image/recipe/rootfs/etc/systemd/system"
-PACKAGES = ("mariadb-server", "munge", "slurm-client", "slurm-wlm-basic-plugins", "slurmctld", "slurmdbd")
+PACKAGES = (
+    *(
+        "mariadb-server",
+        "munge",
+        "slurm-client",
+        "slurm-wlm-basic-plugins",
+        "slurmctld",
+        "slurmd",
+        "slurmdbd",
+    ),
+)
 NAMESPACES = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc", "--net")
 STATE = "/home/.gpu-fleet-queue/test"
 pytestmark = [
@@ -77,8 +88,14 @@ record takes-a-job answers sbatch --hold --wrap=true
 record state answers test -s {STATE}/job_state
 record watch systemctl start gpu-queue-watch
 answers test -e /results/watched
+readlink /proc/self/ns/mnt >/results/mounts
+record node systemctl start gpu-queue-node
+record joins answers sh -c 'sinfo --noheader --format=%T | grep -q idle'
+chmod 777 /results
+record job srun --partition=train --uid=65534 --gid=65534 python3 -I /job.py
+record as-root srun --partition=train python3 -I /job.py
 journalctl --no-pager -o cat >/results/journal
-for unit in accounting controller watch; do
+for unit in accounting controller watch node; do
     systemctl is-active gpu-queue-$unit
 done >/results/active
 touch /results/done
@@ -117,7 +134,34 @@ done.close()
 os.rename("/results/watched.part", "/results/watched")
 import time; time.sleep(600)
 """
+# What a job finds that it may do: users' own ways must be open, the kernel's closed to root too.
+JOB = r"""
+import ctypes, json, os, socket, subprocess
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*words):
+    return "done" if libc.syscall(*words) >= 0 else os.strerror(ctypes.get_errno())
+def run(*words):
+    return subprocess.run(words, capture_output=True).returncode == 0
+print(json.dumps({
+    "setuid": "NoNewPrivs:\t0" in open("/proc/self/status").read(),
+    "container": run("unshare", "--user", "--map-root-user", "--uts", "--mount", "--pid", "--fork",
+                     "sh", "-c", "hostname box && mount -t tmpfs none /mnt"),
+    "debugger": call(135, 0x0040000) == "done",  # personality(ADDR_NO_RANDOMIZE)
+    "netlink": bool(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)),
+    "mounts": os.readlink("/proc/self/ns/mnt") == open("/results/mounts").read().strip(),
+    "clock": call(227, 999, None),  # clock_settime of no clock, which is EINVAL where it is allowed
+    "modules": call(176, b"none", 0),  # delete_module of none: ENOENT
+    "reboot": call(169, 0, 0, 0, None),  # without its magic: EINVAL
+}))
+"""
+NODE = "/usr/sbin/slurmd -D -Z -N i-0 --conf Feature=train --conf-server 10.0.0.1:6817"
+USUAL = {"setuid": True, "container": True, "debugger": True, "netlink": True, "mounts": True}
+KERNEL = dict.fromkeys(("clock", "modules", "reboot"), "Operation not permitted")
+# of a node what this computer has not
+LEFT_OUT = ("Prolog=", "Epilog=", "HealthCheck", "TaskProlog", "ProctrackType", "TaskPlugin", "GresTypes")
+HERE = "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n"
 OVERRIDES = {
+    "node": f"ExecStartPre=\nExecStart=\nExecStart={NODE}\n",
     "accounting": "ExecStartPre=\n",
     "controller": "ExecStartPre=\n",
     "watch": "ExecStart=\nExecStart=/usr/bin/python3 -I /watched.py\n",
@@ -127,6 +171,7 @@ OVERRIDES = {
 def files(folder: Path) -> None:
     """Write the files of the root: the units, Slurm's configuration, and the proof."""
     cluster = Cluster("test", "localhost", "10.0.0.1", {"train": 1000}, STATE)
+    rows = [row for row in configuration.slurm_conf(cluster).splitlines() if not row.startswith(LEFT_OUT)]
     system = folder / "etc/systemd/system"
     system.mkdir(parents=True)
     for name, override in OVERRIDES.items():
@@ -137,10 +182,11 @@ def files(folder: Path) -> None:
     (system / "proof.target").write_text("[Unit]\nRequires=proof.service\n")
     for path, text in {
         "etc/gpu-fleet/queue.json": "{}",
-        "etc/slurm/slurm.conf": configuration.slurm_conf(cluster),
+        "etc/slurm/slurm.conf": HERE + "\n".join(rows) + "\n",
         "etc/slurm/slurmdbd.conf": configuration.slurmdbd_conf("localhost", "10.0.0.1"),
         "etc/slurm/cgroup.conf": configuration.cgroup_conf(),
         "etc/slurm/job_submit.lua": configuration.job_submit(),
+        "job.py": JOB,
         "proof": PROOF,
         "watched.py": WATCHED,
     }.items():
@@ -168,14 +214,25 @@ def said(results: Path, name: str) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["accounting", "accounts", "team", "user", "controller", "answers", "takes-a-job", "state", "watch"],
+    [
+        "accounting",
+        "accounts",
+        "team",
+        "user",
+        "controller",
+        "answers",
+        "takes-a-job",
+        "state",
+        "watch",
+        "joins",
+    ],
 )
 def test_slurm_works_in_the_sandboxes_of_its_units(results, name):
     assert (results / name).read_text() == "0\n", said(results, name)
 
 
 def test_all_of_them_stay_up(results):
-    assert (results / "active").read_text().split() == ["active"] * 3, said(results, "watch")
+    assert (results / "active").read_text().split() == ["active"] * 4, said(results, "watch")
 
 
 def test_the_watch_does_its_work_and_writes_nowhere_else(results):
@@ -184,3 +241,12 @@ def test_the_watch_does_its_work_and_writes_nowhere_else(results):
     assert lines[:7] == ["jobs", "nodes", "word", "accounts", "dump", "configuration", "homes"]
     assert all("Read-only file system" in line for line in lines[7:])
     assert len(lines) == 9
+
+
+@pytest.mark.parametrize("job", ["job", "as-root"])
+def test_jobs_have_their_usual_ways_and_none_to_the_kernels(results, job):
+    """Setuid programs, containers of their own, debuggers, and mounts that their users' shells see."""
+    lines = (results / f"{job}.out").read_text().splitlines()
+
+    assert lines, said(results, job)
+    assert json.loads(lines[-1]) == USUAL | KERNEL, said(results, job)

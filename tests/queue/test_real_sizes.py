@@ -111,12 +111,16 @@ BESIDE = (
     # which Slurm refuses where it knows no other
     ("--gpus=1", "--gpus=1 --exclude=i-0", 1, None),
     ("--gpus=1", "--gpus=1 --dependency=afterok:1", 1, "Dependency"),
+    # on what others left of two
+    ("--nodes=2 --gpus-per-node=1", "--gpus=8", 2, ""),
     ("--gpus=8", "--gpus=1 : --gpus=8", 3, ""),
     ("--gpus=1", "--gpus=1 : --gpus=1", 2, ""),
     ("--gpus=8", "--nodes=3 --exclusive : --nodes=2 --exclusive", 1, "in all its parts"),
     ("--gpus=8", "--gpus=1 --deadline=now+1hour --time=55", 1, "must start by"),
+    # 22.05 keeps nodes for a part that fits
+    ("--gpus=8 : --nodes=5", "--gpus=8", 1, "another part"),
     # the pool has too few for both
-    ("--gpus=8", "--nodes=2 --exclusive : --nodes=2 --exclusive", 1, "PartitionNodeLimit"),
+    ("--gpus=8", "--nodes=2 --exclusive : --nodes=2 --exclusive", 1, "room for all its parts"),
 )
 
 

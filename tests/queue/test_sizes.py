@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.queue.size_world import AND, BOOT, MOST, SizePlay, play
+from tests.queue.size_world import AND, BOOT, MOST, START, SizePlay, play
 
 DAYS = timedelta(days=2)
 NEVER = 0
@@ -96,6 +96,16 @@ def test_what_fits_beside_a_job_that_runs_buys_nothing():
     assert {job.state for job in played.jobs} == {"RUNNING"}
 
 
+def test_gpus_that_others_left_of_two_instances_are_one_jobs_and_buy_nothing():
+    played = SizePlay()
+    played.submit(gpus_per_node=1, nodes=2)
+    (job,) = played.submit(gpus=8)
+
+    played.wait()
+
+    assert (job.state, len(played.bought)) == ("RUNNING", 2)
+
+
 def test_jobs_that_are_kept_away_from_a_free_instance_get_one_each_and_none_beside():
     played = SizePlay()
     (first,) = played.submit(gpus=8)
@@ -144,6 +154,51 @@ def test_a_job_that_is_kept_away_from_one_of_enough_instances_gets_another():
 
     assert job.state == "RUNNING"
     assert len(played.bought) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"gpus": 8, AND: {"nodes": 5}},
+        {"gpus": 8, AND: {"gpus": 8, "hold": ""}},
+        {"gpus": 8, AND: {"nodes": 4, "exclusive": ""}},
+    ],
+    ids=["never", "held in part", "more than there may be now"],
+)
+def test_a_job_in_parts_that_cannot_start_keeps_no_instance_from_those_behind_it(words):
+    """Of 22.05 a part that fits keeps its nodes, though the others do not fit."""
+    played = SizePlay()
+    (first,) = played.submit(gpus=8)
+    played.wait()
+    parts = played.submit(**words)
+    (behind,) = played.submit(gpus=8)
+
+    played.wait()
+
+    assert (first.state, behind.state, len(played.bought)) == ("RUNNING", "RUNNING", 2)
+    assert {part.state for part in parts} == {"PENDING"}
+
+
+def test_a_job_in_parts_is_told_that_it_is_kept_back_and_starts_once_its_instances_are_there():
+    played = SizePlay()
+    parts = played.submit(gpus=8, **{AND: {"gpus": 8}})
+    played.wait(BOOT)
+    said = [(part.admin_comment, played.reason(part)) for part in parts]
+
+    played.wait()
+
+    waits = "waits until there is room for all its parts"
+    assert said == [(f"gpu-fleet: {waits} (gpu-fleet has set its StartTime)", waits)] * 2
+    assert {(part.state, part.admin_comment) for part in parts} == {("RUNNING", "")}
+
+
+def test_a_job_in_parts_that_its_user_wants_later_keeps_its_time():
+    played = SizePlay()
+    parts = played.submit(gpus=8, begin=1800, **{AND: {"gpus": 8, "begin": 1800}})
+
+    played.wait(timedelta(minutes=25))
+
+    assert [part.begin_at for part in parts] == [START + timedelta(minutes=30)] * 2
 
 
 @pytest.mark.parametrize(

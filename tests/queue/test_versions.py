@@ -78,3 +78,10 @@ def test_systemd_leaves_the_cgroups_of_jobs_to_slurm():
 
     assert {"Delegate=yes", "KillMode=process"} <= set(unit)
     assert "CgroupPlugin" not in configuration.cgroup_conf()
+
+
+def test_a_job_has_the_cores_gpus_and_memory_that_it_was_given_and_no_more():
+    constrained = {"ConstrainCores=yes", "ConstrainDevices=yes", "ConstrainRAMSpace=yes"}
+
+    assert constrained <= {*configuration.cgroup_conf().splitlines()}
+    assert {"SelectTypeParameters=CR_Core_Memory", "TaskPlugin=task/cgroup,task/affinity"} <= {*ROWS}

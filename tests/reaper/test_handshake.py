@@ -28,13 +28,13 @@ from gpu_fleet_image.core.handshake import (
     LONGEST,
     Exchange,
     MarkQuestion,
+    MarkReplies,
     Reply,
-    Said,
     Winner,
-    heard,
     mark_name,
+    read_replies,
     replies,
-    said_of,
+    replies_of,
 )
 from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN, Verdict
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
@@ -629,7 +629,7 @@ def test_a_decision_names_its_caller_and_is_no_word_and_other_names_are_nothing(
     below = "handshake/AROA:i-1/20261121T120000Z"
     listed = [Listed(f"{below}/{name}.json", timedelta(0)) for name in ("decision", "notes")]
 
-    assert replies(listed) == {("i-1", "20261121T120000Z"): Said("AROA:i-1", {})}
+    assert replies(listed) == {("i-1", "20261121T120000Z"): MarkReplies("AROA:i-1", {})}
 
 
 def test_what_an_instance_may_not_list_is_not_decided_and_any_other_error_is_one():
@@ -703,7 +703,7 @@ class Bucket:
 
 def heard_in(bucket, questions):
     store = Store(bucket, Calls(lambda: MARK + timedelta(seconds=5)), "s3://records/reaper")
-    return heard(store, [MarkQuestion(each, MARK, caller) for each, caller in questions.items()])
+    return read_replies(store, [MarkQuestion(each, MARK, caller) for each, caller in questions.items()])
 
 
 def said_by(caller, *names):
@@ -777,7 +777,7 @@ def test_where_all_flood_at_once_the_listing_ends_and_who_was_not_heard_has_said
 
     assert bucket.pages <= 102
     assert "*" in found.flooding
-    assert said_of(found.replies, "i-9999", MARK).reply is None
+    assert replies_of(found.replies, "i-9999", MARK).reply is None
 
 
 def test_a_bucket_that_begins_anew_instead_of_where_it_was_asked_to_is_no_answer():

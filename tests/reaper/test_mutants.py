@@ -70,14 +70,14 @@ its_mark_is_withdrawn_again_and_again
 a_job_comes_as_the_end_is_called
     is_asked: False
 a_closed_instance_is_not_ended_and_its_agent_dies
-    Said.reply: self.ages.get(Reply.CLOSED, timedelta.max) <= CLOSED_LASTS -> Reply.CLOSED in self.ages
+    MarkReplies.reply: self.ages.get(Reply.CLOSED, timedelta.max) <= CLOSED_LASTS -> Reply.CLOSED in self.ages
 a_word_is_lost_and_a_job_begins_behind_the_door
     [aws] aws:AgentCloud.__init__: _ONCE -> None
     [alicloud] alicloud:AgentCloud.store: True -> False
 the_answer_of_the_last_list_is_long_on_its_way
     [alicloud] _Batch._in_use_again: took <= LAST_LOOK_TAKES -> True
 the_agent_dies_behind_the_shut_door
-    Said.reply: self.ages.get(Reply.CLOSED, timedelta.max) <= CLOSED_LASTS ->
+    MarkReplies.reply: self.ages.get(Reply.CLOSED, timedelta.max) <= CLOSED_LASTS ->
         self.ages.get(Reply.CLOSED, timedelta.max) <= IDLE_LASTS
 an_agent_restarts_after_it_refused
     NoticeListener._ask: self._exchange().is_refused() -> False
@@ -115,7 +115,7 @@ a_job_begins_behind_the_door_while_another_cannot_be_ended
 a_job_begins_behind_the_door_after_the_last_word
     [aws] NoticeListener._fence: None
 a_silent_agent_is_waited_for
-    Said.reply: Reply.CLOSED
+    MarkReplies.reply: Reply.CLOSED
 it_refused_once_and_is_idle_again
     mark_name: 'any'
 its_owner_asks_to_keep_it_as_the_end_is_called

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from gpu_fleet_image.controllers.sweep.evidence import summarise, window_of
 from gpu_fleet_image.controllers.sweep.terms import shortest_idle_time
 from gpu_fleet_image.controllers.sweep.verdict import decide
-from gpu_fleet_image.core.handshake import CLOSED_LASTS, IDLE_LASTS, Reply, Said, mark_name, replies, said_of
+from gpu_fleet_image.core.handshake import (
+    CLOSED_LASTS,
+    IDLE_LASTS,
+    MarkReplies,
+    Reply,
+    mark_name,
+    replies,
+    replies_of,
+)
 from gpu_fleet_image.core.model import (
     TAG_GIVE_BACK,
     TAG_WITHDRAWN,
@@ -284,7 +292,7 @@ def verdict_on(ages, mark_of=None, **changes):
     """Return the verdict on a marked instance with a reply of this age, for its mark or another."""
     marked = make_instance(**changes)
     mark = mark_of or mark_name(datetime.fromisoformat(marked.tags["gpu-fleet:reap-after"]))
-    said = {(marked.id, mark): Said(f"AROA:{marked.id}", ages)}
+    said = {(marked.id, mark): MarkReplies(f"AROA:{marked.id}", ages)}
     return decision(alone(marked, FORGOTTEN, policy=CAREFUL, replies=said))
 
 
@@ -328,7 +336,7 @@ def test_an_instance_that_fenced_itself_for_this_mark_is_unmarked():
 def test_of_two_callers_that_claim_to_be_one_instance_neither_is_believed():
     listed = [Listed(f"handshake/{role}:i-1/20260101T000000Z/idle.json", MINUTE) for role in ("A", "B")]
 
-    assert said_of(replies(listed), "i-1", datetime(2026, 1, 1, tzinfo=UTC)).reply is None
+    assert replies_of(replies(listed), "i-1", datetime(2026, 1, 1, tzinfo=UTC)).reply is None
 
 
 @given(st.lists(st.text(max_size=30), max_size=5))

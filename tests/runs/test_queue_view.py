@@ -1,6 +1,7 @@
 """``gpu-fleet runs``, ``logs`` and ``cancel`` on a stack with a queue: from a laptop, and on an instance."""
 
 import json
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -185,6 +186,31 @@ def test_a_job_that_waits_has_no_log_yet(tmp_path, capsys):
 
     assert queue_view.show_log(stack.viewer, NAME, follow=False)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("pipe", "no regular file"),
+        ("/dev/zero", "no regular file"),
+        (".", "Is a directory"),
+        ("", "--output"),
+    ],
+)
+def test_an_output_that_never_opens_or_never_ends_is_refused(tmp_path, monkeypatch, log, why):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    stack = Stack(replace(JOB, log=log), is_instance=True)
+
+    with pytest.raises(ConfigurationError, match=why):
+        queue_view.show_log(stack.viewer, NAME, follow=False)
+
+
+def test_a_job_whose_name_is_the_number_of_another_does_not_take_its_place():
+    stack = Stack(JOB, replace(JOB, id="8", name="7"), is_instance=True)
+
+    assert stack.viewer.entry("7").job.id == "7"
+    assert stack.viewer.entry("8").job.id == "8"
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,11 @@ from functools import partial
 
 import pytest
 
-from gpu_fleet_image.core import calls as image_calls
 from gpu_fleet_image.instance.agent import kept_files
 from gpu_fleet_image.providers.alicloud import session as image_alicloud
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import regions
 from gpu_fleet_stacks.clients import alicloud as stacks_alicloud
-from gpu_fleet_stacks.clients import errors as stacks_calls
 from gpu_fleet_stacks.settings import Nat
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.judges import (
@@ -521,13 +519,6 @@ def test_a_role_is_taken_by_its_service_alone(name):
     assert {end for _, end in roles} == services.keys()
     for policy, end in roles:
         assert {principal for principal in strangers if takes(policy, principal)} == {services[end]}
-
-
-# what stacks and instances both know of the clouds, and may not import from each other
-
-
-def test_stacks_and_instances_take_the_same_refusals_for_a_missing_permission():
-    assert stacks_calls.DENIED == image_calls.DENIED
 
 
 def test_stacks_and_instances_ask_the_same_hosts_of_alibaba_cloud():

@@ -202,7 +202,7 @@ def test_the_bucket_of_logs_takes_files_of_the_stacks_own_trail_alone(trailed):
         (examples.stack_file(logs={"data_events": True}), "needs the bucket that logs.bucket_access"),
         (
             alicloud_examples.stack_file(logs={"bucket_access": True, "data_events": True}),
-            "is of CloudTrail on AWS",
+            "is only for CloudTrail on AWS",
         ),
     ],
     ids=["no bucket", "another cloud"],

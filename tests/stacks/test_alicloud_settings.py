@@ -43,7 +43,7 @@ BAD_INPUTS = {
     ),
     "buckets of S3": (
         {"network": stack_file()["network"] | {"s3_buckets": ["open-data"]}},
-        "network.s3_buckets = ['open-data']: is of AWS; leave it out",
+        "network.s3_buckets = ['open-data']: is for AWS only; leave it out",
     ),
     "a type of AWS": (
         {"pools": [pool(types=["g5.xlarge"])]},
@@ -68,11 +68,11 @@ BAD_INPUTS = {
     ),
     "a capacity block": (
         {"pools": [pool(market="capacity-block", reservation_id="cr-1", zones=["cn-shenzhen-d"])]},
-        "pools[0].market = 'capacity-block': is of AWS; on Alibaba Cloud use market reservation",
+        "pools[0].market = 'capacity-block': is for AWS only; on Alibaba Cloud use market reservation",
     ),
     "a boundary of AWS": (
         {"aws": {"permissions_boundary": "arn:aws:iam::123456789012:policy/boundary"}},
-        "aws.permissions_boundary = 'arn:aws:iam::123456789012:policy/boundary': is of AWS",
+        "aws.permissions_boundary = 'arn:aws:iam::123456789012:policy/boundary': is for AWS only",
     ),
     "a reservation of AWS": (
         {
@@ -86,10 +86,10 @@ BAD_INPUTS = {
         {"pools": [pool(market="spot", spot_allocation_strategy="price-capacity-optimized")]},
         "pools[0].spot_allocation_strategy = 'price-capacity-optimized': unknown key",
     ),
-    "EFA": ({"pools": [pool(efa=True)]}, "pools[0].efa = True: is of AWS; on Alibaba Cloud use erdma"),
+    "EFA": ({"pools": [pool(efa=True)]}, "pools[0].efa = True: is for AWS only; on Alibaba Cloud use erdma"),
     "an SSM parameter": (
         {"image": {"parameter": "/aws/x"}},
-        "image.parameter = '/aws/x': is of AWS; on Alibaba Cloud use image.id",
+        "image.parameter = '/aws/x': is for AWS only; on Alibaba Cloud use image.id",
     ),
     "a recipe that nothing runs": (
         {"image": {"id": "m-1", "payload": "p.tar"}},
@@ -142,7 +142,7 @@ BAD_INPUTS = {
     ),
     "a root volume over what the service takes": (
         {"pools": [pool(volume_gib=2000)]},
-        "pools[0].volume_gib = 2000: must be from 20 to 500; data goes to scratch_gib",
+        "pools[0].volume_gib = 2000: must be from 20 to 500; put data on scratch_gib",
     ),
     "a scratch disk too small": (
         {"pools": [pool(scratch_gib=10)]},
@@ -193,7 +193,7 @@ def test_a_usd_budget_is_accepted_with_a_rate():
 
 
 def test_a_protected_stack_names_the_redundancy_of_its_buckets():
-    assert "storage.redundancy = None: required where protected is true, ZRS or LRS" in refusal(
+    assert "storage.redundancy = None: required where protected is true: ZRS or LRS" in refusal(
         stack_file(protected=True)
     )
 
@@ -212,28 +212,31 @@ def test_protection_is_no_part_of_a_buckets_redundancy():
 KEYS_OF_ALIBABA = {
     "the redundancy of buckets": (
         {"storage": {"redundancy": "ZRS"}},
-        "storage.redundancy = 'ZRS': is of Alibaba Cloud: S3 keeps copies in three zones at least",
+        "storage.redundancy = 'ZRS': is for Alibaba Cloud only: S3 keeps copies in three zones at least",
     ),
     "a disk to import": (
         {"image": {"id": "ami-1", "disk": "build/disk.qcow2"}},
-        "image.disk = 'build/disk.qcow2': is of Alibaba Cloud; leave it out",
+        "image.disk = 'build/disk.qcow2': is for Alibaba Cloud only; leave it out",
     ),
-    "a KMS instance": ({"storage": {"kms_instance_id": "kst-1"}}, "storage.kms_instance_id = 'kst-1': is of"),
+    "a KMS instance": (
+        {"storage": {"kms_instance_id": "kst-1"}},
+        "storage.kms_instance_id = 'kst-1': is for",
+    ),
     "a rate": (
         {"budget": {"cny_per_usd": "7.1", "recipients": ["team@example.com"]}},
         "budget.cny_per_usd = '7.1': AWS prices are in USD; leave it out",
     ),
     "a spot price limit": (
         {"pools": [aws_pool(market="spot", spot_price_limit=1)]},
-        "pools[0].spot_price_limit = '1': is of Alibaba Cloud; leave it out",
+        "pools[0].spot_price_limit = '1': is for Alibaba Cloud only; leave it out",
     ),
     "a scratch disk": (
         {"pools": [aws_pool(scratch_gib=100)]},
-        "pools[0].scratch_gib = 100: is of Alibaba Cloud; on AWS /scratch lies on the type's local disks",
+        "pools[0].scratch_gib = 100: is for Alibaba Cloud only; on AWS /scratch is on the type's",
     ),
     "eRDMA": (
         {"pools": [aws_pool(erdma=True)]},
-        "pools[0].erdma = True: is of Alibaba Cloud; on AWS use efa",
+        "pools[0].erdma = True: is for Alibaba Cloud only; on AWS use efa",
     ),
 }
 

@@ -44,7 +44,7 @@ def test_what_cannot_be_linked_is_one_message(case):
 def test_alibaba_clouds_cpfs_is_linked_to_no_bucket():
     storage = {"kms_instance_id": "kst-szh0000000000000000", "scratch_gib": 3600, "cached_buckets": ["data"]}
 
-    assert "is of FSx for Lustre on AWS" in refusal(alicloud_examples.stack_file(storage=storage))
+    assert "is only for FSx for Lustre on AWS" in refusal(alicloud_examples.stack_file(storage=storage))
 
 
 @pytest.fixture

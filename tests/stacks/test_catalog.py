@@ -233,7 +233,7 @@ BAD_FILES = (
     ('price_list = "aws"', 'price_list = "moon"', "x1.large refers to price_lists.moon; defined are aws"),
     ('price_list = "aws"\n', "", "x1.large has a price but no price_list"),
     ("vcpu = 4", 'vcpu = 4, cards = "efa-9"', "x1.large refers to card_layouts.efa-9"),
-    (ROW, f"{ROW}, {ROW}", "x1.large stands there more than once; each type once"),
+    (ROW, f"{ROW}, {ROW}", "x1.large appears more than once; name each type once"),
     ("[sources]", "[sources", "Expected"),
 )
 

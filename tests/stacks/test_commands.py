@@ -73,9 +73,9 @@ def test_check_names_unknown_assumed_and_foreign_prices(shell, monkeypatch):
 
     said = shell.run("check", "mine")
 
-    assert "warning: without these, whose prices are in no public list: nat_gateway" in said
+    assert "warning: without these, which have no public price: nat_gateway" in said
     assert "warning: prices that the stack assumes, in CNY: disk 1.5" in said
-    assert "warning: prices of cn-shenzhen stand in for those of cn-hangzhou: ecs.gn7i-c8g1.2x" in said
+    assert "warning: prices of cn-shenzhen replace those of cn-hangzhou: ecs.gn7i-c8g1.2x" in said
     assert "at worst at least " in said
 
 
@@ -95,7 +95,7 @@ def test_over_its_budget_a_stack_is_refused_with_the_worst_month_and_the_way_out
     said = " ".join(shell.run(command, "dear", *folder, fails=True).split())
 
     assert "error: stack 'dear': budget.monthly = 100.00 USD: the worst case of a month is 1,604.06" in said
-    assert "raise budget.monthly, lower a pool's size.max, or say budget.allow_overcommit: true" in said
+    assert "raise budget.monthly, lower a pool's size.max, or set budget.allow_overcommit: true" in said
     assert "OK" not in said
     assert "Traceback" not in said
 
@@ -193,7 +193,7 @@ def test_another_program_is_refused(shell):
     shell.has_cli()
     for words in (["https://example.com/program"], ["--yes", "--", "program"]):
         said = shell.run("up", "aws-dev", "--", *words, fails=True)
-        assert "allowed are flags of the Pulumi CLI, say -- --diff" in said
+        assert "allowed are flags of the Pulumi CLI, such as -- --diff" in said
 
 
 @given(st.sampled_from("yfdr"), st.text("yfdrmptv", max_size=4), st.sampled_from("sCc"), st.text(max_size=5))
@@ -307,7 +307,7 @@ def test_ctrl_c_lets_the_cli_write_its_state(command, tmp_path):
     _, said = process.communicate(timeout=120)
 
     assert (tmp_path / "state").read_text() == "whole\n"
-    assert "waiting for Pulumi to finish what is under way" in said
+    assert "waiting for Pulumi to finish its running operations" in said
 
 
 def test_ctrl_c_while_the_cli_is_being_started_waits_for_it_too(tmp_path, monkeypatch, capsys):
@@ -322,4 +322,4 @@ def test_ctrl_c_while_the_cli_is_being_started_waits_for_it_too(tmp_path, monkey
     code = deploy.to_its_end([sys.executable, "-c", "raise SystemExit(3)"], tmp_path)
 
     assert (code, signal.getsignal(signal.SIGINT)) == (3, before)
-    assert "waiting for Pulumi to finish what is under way" in capsys.readouterr().err
+    assert "waiting for Pulumi to finish its running operations" in capsys.readouterr().err

@@ -105,7 +105,7 @@ def test_a_price_of_another_region_is_named_beside_it(monkeypatch):
     done = run("test")
 
     assert re.search(r"g5\.xlarge +1\.006 USD .* us-east-1, not eu-central-1", done.output)
-    assert "warning: prices of us-east-1 stand in for those of eu-central-1: g5.xlarge" in done.stderr
+    assert "warning: prices of us-east-1 replace those of eu-central-1: g5.xlarge" in done.stderr
 
 
 def test_more_data_costs_more():

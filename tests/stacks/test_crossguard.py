@@ -373,6 +373,6 @@ def test_what_a_preview_cannot_know_counts_as_there(offered):
             policies[rule].validate(found, lambda *words: said.append(words))
 
     assert [finding.split(";")[0] for finding, _ in said] == [
-        "no customer key encrypts what is put into it",
-        "no policy of it refuses requests without TLS",
+        "no customer key encrypts its objects",
+        "none of its policies refuses requests without TLS",
     ]

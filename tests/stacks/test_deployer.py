@@ -367,7 +367,7 @@ def test_a_stack_whose_name_begins_alike_is_named(monkeypatch):
     monkeypatch.setattr(stack_files, "names", lambda: ["lab", "lab-dev", "labor"])
 
     assert notes(stack("lab"), "my-state") == [
-        "they hold for stack lab-dev too, whose resources' names begin alike"
+        "they also apply to stack lab-dev, whose names begin with the same prefix"
     ]
 
 

@@ -84,7 +84,9 @@ def test_what_a_directory_may_not_be_is_one_message():
 
     assert {case: said[case] for case, (_, message) in REFUSED.items() if message not in said[case]} == {}
     assert "access.directory.keys.ada = 'ada': has an account in access.people" in refusal(keys)
-    assert f"access.directory.identity_store = '{STORE}': is of IAM Identity Center on AWS" in on_alicloud
+    assert (
+        f"access.directory.identity_store = '{STORE}': is only for IAM Identity Center on AWS" in on_alicloud
+    )
     assert "access.ssh_from = {}: needs a network that users come from" in on_alicloud
 
 
@@ -230,7 +232,7 @@ def test_a_half_written_roster_is_written_anew_and_a_damaged_book_stops_the_func
     done = reader.run()
 
     assert done.returncode != 0
-    assert "book of numbers is damaged" in done.stderr
+    assert "UID registry is damaged" in done.stderr
     assert reader.roster() == whole
 
 

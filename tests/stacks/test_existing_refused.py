@@ -43,12 +43,12 @@ def vswitches(**changes: Any) -> dict[str, Any]:
     return {"existing": EXISTING_VSWITCHES | changes}
 
 
-MADE = "is of a network that the stack makes"
+MADE = "is only for the stack's own network"
 # What a stack file says of the network, by the cloud, and of the refusal a part.
 NETWORKS = (
     (on_aws, {"cidr": "10.0.0.0/16"}, f"network.cidr = '10.0.0.0/16': {MADE}; leave it out"),
     (on_aws, {"existing": None}, "network.cidr = None: required, and missing, unless network.existing"),
-    (on_aws, {"nat": "none"}, f"network.nat = 'none': {MADE}; say network.existing.internet"),
+    (on_aws, {"nat": "none"}, f"network.nat = 'none': {MADE}; use network.existing.internet"),
     (on_aws, {"peers": ["10.9.0.0/16"]}, f"network.peers = ['10.9.0.0/16']: {MADE}"),
     (on_aws, {"s3_buckets": ["open-*"]}, f"network.s3_buckets = ['open-*']: {MADE}"),
     (
@@ -71,7 +71,7 @@ NETWORKS = (
         vpc(subnets=EXISTING["subnets"] | {"us-east-1c": "subnet-0123abcd"}),
         "subnets.us-east-1c = 'subnet-0123abcd': of no zone in use; network.zones are us-east-1a, us-east-1b",
     ),
-    (on_aws, vpc(subnets=dict.fromkeys(ZONES, A)), f"'{A}': given to 2 zones; a subnet lies in one"),
+    (on_aws, vpc(subnets=dict.fromkeys(ZONES, A)), f"'{A}': given to 2 zones; a subnet is in one"),
     (on_aws, vpc(vpc="x"), "network.existing.vpc = 'x': unknown key; did you mean 'vpc_id'?"),
     (
         on_aws,
@@ -99,12 +99,12 @@ FILES = (
     ),
     (on_alicloud, {"scratch": NAS}, {}, "scratch.id = '31a8e4b0c2': must be the id of a file system of CPFS"),
     (on_aws, {"scratch": {"id": LUSTRE["id"]}}, {}, "scratch.mount_name = None: must be its mount name"),
-    (on_aws, {"home": EFS | {"mount_name": "abcdefgh"}}, {}, "home.mount_name = 'abcdefgh': is of FSx for L"),
+    (on_aws, {"home": EFS | {"mount_name": "abcdefgh"}}, {}, "home.mount_name = 'abcdefgh': is only for F"),
     (
         on_alicloud,
         {"scratch": CPFS | {"mount_name": "x"}},
         {},
-        "scratch.mount_name = 'x': is of FSx for Lustre",
+        "scratch.mount_name = 'x': is only for FSx for Lustre",
     ),
     (on_aws, {"home": EFS}, OWN, "storage.home = True: storage.existing.home takes its place"),
     (
@@ -175,8 +175,8 @@ TO_INTERNET = {"cidrBlock": "0.0.0.0/0", "gatewayId": "igw-0123456789abcdef0"}
 @pytest.mark.parametrize(
     ("answers", "says"),
     [
-        ({"vpcId": "vpc-0ffff"}, "lies in vpc-0ffff; must lie in vpc-0123456789abcdef0"),
-        ({"availabilityZone": "us-east-1f"}, "lies in us-east-1f; must lie in us-east-1"),
+        ({"vpcId": "vpc-0ffff"}, "is in vpc-0ffff; must be in vpc-0123456789abcdef0"),
+        ({"availabilityZone": "us-east-1f"}, "is in us-east-1f; must be in us-east-1"),
         ({"mapPublicIpOnLaunch": True}, "gives instances public addresses; must be a private subnet"),
         (
             {"cidrBlock": "10.77.0.0/30"},
@@ -213,8 +213,8 @@ def test_all_that_is_wrong_with_a_vpc_on_alibaba_cloud_is_one_message(monkeypatc
             f"network.existing.subnets.{zone} = '{vswitch}': {wrong}"
             for zone, vswitch in EXISTING_VSWITCHES["subnets"].items()
             for wrong in (
-                f"lies in {VPC}; must lie in {away}",
-                f"lies in cn-shenzhen-f; must lie in {zone}",
+                f"is in {VPC}; must be in {away}",
+                f"is in cn-shenzhen-f; must be in {zone}",
                 f"its route table vtb-wz9f0000000000000000 {no_route}",
             )
         ),
@@ -249,11 +249,11 @@ def test_a_vpc_that_is_not_there_ends_the_program():
 @pytest.mark.parametrize(
     ("answers", "purpose", "wrong"),
     [
-        ({"encrypted": False}, EFS, "is not encrypted, and EFS encrypts none later"),
+        ({"encrypted": False}, EFS, "is not encrypted, and EFS cannot encrypt it later"),
         (
             {"availabilityZoneName": "us-east-1a"},
             EFS,
-            "stands in us-east-1a alone; instances start in us-east-1a",
+            "is in us-east-1a only; instances start in us-east-1a",
         ),
     ],
 )
@@ -269,7 +269,7 @@ def test_homes_in_the_clear_or_out_of_reach_are_refused(answers, purpose, wrong,
     ("purpose", "id_", "answers", "wrong"),
     [
         ("home", NAS, {"files": NO_FILES}, NOT_OURS),
-        ("home", NAS, {"files": {"encryptType": 0}}, "is not encrypted, and NAS encrypts none later"),
+        ("home", NAS, {"files": {"encryptType": 0}}, "is not encrypted, and NAS cannot encrypt it later"),
         ("home", NAS, {"files": {"protocolType": "SMB"}}, "speaks SMB; must speak NFS"),
         ("home", NAS, {"target": NO_FILES}, "has no active mount target in vpc-wz9opxu1zkhn00gzv26cn"),
         ("home", NAS, {"target": {"status": "Inactive"}}, "has no active mount target"),
@@ -298,10 +298,10 @@ def test_every_bucket_elsewhere_is_named_and_one_that_keeps_objects_in_the_clear
         return preview(monkeypatch, on_alicloud(existing=used), error, bucket=bucket).splitlines()
 
     away = preview(monkeypatch, on_aws(existing=used), of_aws.ExistingBucketError, region="eu-west-1")
-    assert away.splitlines() == every("lies in eu-west-1; must lie in us-east-1")
+    assert away.splitlines() == every("is in eu-west-1; must be in us-east-1")
     assert in_oss(NO_BUCKET) == every("is no bucket of account 1234567890123456")
     beijing = in_oss({"location": "oss-cn-beijing"})
-    assert beijing == every("lies in oss-cn-beijing; must lie in oss-cn-shenzhen")
+    assert beijing == every("is in oss-cn-beijing; must be in oss-cn-shenzhen")
     assert in_oss({"serverSideEncryptionRule": {}}) == [
         "storage.existing.buckets.lab-results = 'lab-results': encrypts nothing by itself; its owner sets "
         "KMS or AES256, or write stays false"

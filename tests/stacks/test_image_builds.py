@@ -134,8 +134,8 @@ def test_one_command_starts_follows_and_promotes(run):
         f"aws-prod: started build {BUILD_ARN.format(9)}",
         *("03:00 pending", "03:00 building", "03:00 testing", "03:00 distributing"),
         f"aws-prod: {AMI.format(9)} is built and tested; instances boot it once the stack file says below "
-        f"image: parameter: {PARAMETER}, mode: baked, bundled: true (base_id and the rest stay; of id and "
-        "parameter one goes) and `gpu-fleet up test` has run",
+        f"image: parameter: {PARAMETER}, mode: baked, bundled: true (keep base_id and the rest; name either "
+        "id or parameter) and `gpu-fleet up test` has run",
     ]
     assert waited == [POLL_S] * 5
     (started,) = cloud.asked("StartImagePipelineExecution")
@@ -206,7 +206,7 @@ def test_what_it_says_to_write_keeps_the_pipeline(run):
     printed = yaml.safe_load("{" + re.search(r"below image: (.*) \(", said.output).group(1) + "}")
     kept = {"base_id": BUILDING.image.base_id, "payload": BUILDING.image.payload}
     assert stack(image=printed | kept).image.built
-    assert "(base_id and the rest stay" in said.output
+    assert "(keep base_id and the rest" in said.output
 
 
 def test_a_failed_build_promotes_nothing_and_names_step_and_log(run):
@@ -570,7 +570,7 @@ def test_instances_boot_what_they_did_where_a_build_has_critical_findings(run):
     assert cloud.parameter == AMI.format(8)  # the pipeline had written the new one
     counts = f"{AMI.format(9)}: 1 critical, 2 high, 3 medium, 6 all; {AMI.format(8)} stays promoted"
     assert counts in str(said.exception)
-    assert "\n  CVE-2026-1 in openssl 3.0.13, a fix is there: YES" in str(said.exception)
+    assert "\n  CVE-2026-1 in openssl 3.0.13, fix available: YES" in str(said.exception)
 
 
 @pytest.mark.parametrize("status", ["PENDING", "FAILED", "TIMED_OUT"])
@@ -617,10 +617,10 @@ def test_a_pipeline_keeps_findings_only_where_the_setting_says_so():
 @pytest.mark.parametrize(
     ("refused", "says"),
     [
-        (lambda: stack(image={"id": AMI.format(1), "scan": True}), "image.scan = True: is of builds"),
+        (lambda: stack(image={"id": AMI.format(1), "scan": True}), "image.scan = True: is only for builds"),
         (
             lambda: alicloud_examples.stack(image={"id": "m-1", "base_id": "m-2", "scan": True}),
-            "image.scan = True: is of AWS",
+            "image.scan = True: is for AWS only",
         ),
     ],
 )

@@ -153,7 +153,7 @@ def test_on_alibaba_cloud_an_image_that_is_named_as_ours_is_not_looked_up(monkey
 
 def test_what_builds_write_and_a_pool_that_no_build_could_serve_are_refused_before_the_first():
     for changes, says in (
-        ({"image": BUILDS | {"parameter": PARAMETER}}, f"parameter = '{PARAMETER}': is what builds write"),
+        ({"image": BUILDS | {"parameter": PARAMETER}}, f"parameter = '{PARAMETER}': is written by builds"),
         (
             {"image": BUILDS | {"id": FIRST}, "pools": [pool(types=["p3.2xlarge"])]},
             "need Turing or newer; p3.2xlarge is older",

@@ -120,7 +120,7 @@ def test_a_project_that_is_there_is_refused_and_other_files_are_kept(infra, tmp_
     other.mkdir()
     (other / ".gitignore").write_text("mine")
 
-    assert "Pulumi.yaml is there already; nothing was written" in run("init", "infra")
+    assert "Pulumi.yaml already exists; nothing was written" in run("init", "infra")
     assert f"kept     {Path('other/.gitignore')}" in run("init", "other")
     assert (other / ".gitignore").read_text() == "mine"
 

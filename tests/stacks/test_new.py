@@ -121,7 +121,7 @@ def test_a_file_that_is_there_is_never_overwritten(folder):
     done = run("research", *AWS)
 
     assert done.exit_code == 1
-    assert "Pulumi.research.yaml is there already; nothing was written" in done.output
+    assert "Pulumi.research.yaml already exists; nothing was written" in done.output
     assert (folder / "Pulumi.research.yaml").read_text() == "mine"
 
 

@@ -294,7 +294,7 @@ def test_the_image_that_would_boot_now_is_ours_valid_and_small_enough():
     until = "m-wz90000000000000000 (gpu-fleet-7), bootstrapped until the first build"
     others = imaged(IMAGE | {"ImageOwnerAlias": "others"})
     rows = (
-        Row("image", PROBLEM, "is of others, which is not ours", others),
+        Row("image", PROBLEM, "belongs to others, not to this account", others),
         Row("image", PROBLEM, "is Creating", imaged(IMAGE | {"Status": "Creating"})),
         Row("image", PROBLEM, "is arm64", imaged(IMAGE | {"Architecture": "arm64"})),
         Row(
@@ -364,7 +364,7 @@ def test_what_is_not_opened_is_reported_with_what_opens_it():
                 Row(subject, PROBLEM, "", account(**answers), settings, remedy=remedy)
                 for subject, answers, remedy in table
             ),
-            Row("OSS", PROBLEM, "", shut, remedy="open OSS, or pay what is owed"),
+            Row("OSS", PROBLEM, "", shut, remedy="activate OSS, or pay the amount due"),
             Row("PrivateLink", UNCHECKED, "", account(CheckProductOpen=Refusal()), settings),
         )
         == []
@@ -446,7 +446,7 @@ def test_a_webhooks_secret_is_there_and_not_read():
     posting = stack(notify={"webhooks": [{"kind": "dingtalk", "secret": "rooms/vision"}]})
     missing = Refusal("Forbidden.ResourceNotFound", "no")
     table = (
-        (FINE, "is there", {"SecretName": "rooms/vision"}),
+        (FINE, "its secret exists", {"SecretName": "rooms/vision"}),
         (PROBLEM, "is being deleted", {"PlannedDeleteTime": "2026-12-01T00:00:00Z"}),
         (PROBLEM, "there is no secret rooms/vision", missing),
     )
@@ -524,8 +524,8 @@ def test_a_vswitch_of_an_existing_vpc_lies_in_its_zone_and_leads_out():
         (public_alone, foreign_vpc(hops=[to_internet])),
         (no_snat, translated()),
         (no_snat, translated({"SourceCIDR": "10.78.0.0/16"})),
-        ("lies in vpc-other", foreign_vpc({"VpcId": "vpc-other"})),
-        ("lies in cn-shenzhen-f", foreign_vpc({"ZoneId": "cn-shenzhen-f"})),
+        ("is in vpc-other", foreign_vpc({"VpcId": "vpc-other"})),
+        ("is in cn-shenzhen-f", foreign_vpc({"ZoneId": "cn-shenzhen-f"})),
     )
     subject, vswitch = "vSwitch of cn-shenzhen-d", VSWITCHES["cn-shenzhen-d"]
     remedy = "network.existing.subnets.cn-shenzhen-d"
@@ -629,7 +629,7 @@ def test_where_no_endpoint_answers_one_line_says_so(monkeypatch):
     done = CliRunner().invoke(preflight, ["alicloud-dev"])
 
     assert done.exit_code == 3
-    assert "could not be checked, and nothing else: GetCallerIdentity: 127.0.0.1:" in done.output
+    assert "could not be checked, so nothing else was: GetCallerIdentity: 127.0.0.1:" in done.output
     assert "Signature" not in done.output
 
 

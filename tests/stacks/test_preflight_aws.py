@@ -191,7 +191,7 @@ def test_a_reservation_is_there_and_fits_the_pool_and_those_of_a_group_count_tog
         (reserved(), [{}], "active, 4 of 4 free"),
         (reserved(), [{"State": "expired"}], "is expired;"),
         (reserved(), [{"InstanceType": "p4d.24xlarge"}], "is of p4d.24xlarge;"),
-        (reserved(), [{"AvailabilityZone": "us-east-1b"}], "lies in us-east-1b;"),
+        (reserved(), [{"AvailabilityZone": "us-east-1b"}], "is in us-east-1b;"),
         (reserved(), [{"TotalInstanceCount": 3}], "holds 3;"),
         (reserved(), [block], "is a capacity block;"),
         (reserved(), [{"EndDate": datetime(2020, 1, 1, tzinfo=UTC)}], "ended 2020-01-01;"),
@@ -227,7 +227,7 @@ def test_an_image_is_ours_valid_and_small_enough():
     huge = [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 900}}]
     gone = Refusal("InvalidAMIID.NotFound", "does not exist")
     accounts = {
-        "is of account 999999999999, which is not ours": imaged(OwnerId="999999999999"),
+        "belongs to account 999999999999, not to this one": imaged(OwnerId="999999999999"),
         "is failed": imaged(State="failed"),
         "is arm64": imaged(Architecture="arm64"),
         "has 900 GiB, more than a pool's volume_gib of 200": imaged(BlockDeviceMappings=huge),
@@ -277,7 +277,7 @@ def test_name_key_budget_and_credentials_are_the_stacks():
         sts_GetCallerIdentity={"Account": "210987654321", "Arn": "arn:aws:iam::210987654321:user/test"}
     )
     stranger = "the credentials are of 210987654321, the stack belongs to 123456789012"
-    elsewhere = "a stack 'test' is in eu-west-1: gpu-fleet-test-records-123456789012 is there"
+    elsewhere = "a stack 'test' is in eu-west-1: gpu-fleet-test-records-123456789012 exists"
     away, here = (account(s3_HeadBucket={"BucketRegion": region}) for region in ("eu-west-1", "us-east-1"))
     off, dying = (account(kms_DescribeKey=key_is(state)) for state in ("Disabled", "PendingDeletion"))
     of_key = "--region us-east-1 --key-id k-1"
@@ -332,8 +332,8 @@ def test_a_webhooks_secret_is_there_under_a_key_that_the_sweep_may_use_and_not_r
     posting = stack(notify={"webhooks": [{"kind": "slack", "secret": "rooms/vision"}]})
     deleted = {"DeletedDate": datetime(2026, 11, 1, tzinfo=UTC)}
     table = (
-        ({"Name": "rooms/vision"}, FINE, "is there"),
-        ({"KmsKeyId": "alias/gpu-fleet-test"}, FINE, "is there"),
+        ({"Name": "rooms/vision"}, FINE, "its secret exists"),
+        ({"KmsKeyId": "alias/gpu-fleet-test"}, FINE, "its secret exists"),
         ({"KmsKeyId": "alias/other"}, PROBLEM, "the sweep may not use"),
         (deleted, PROBLEM, "is being deleted"),
         (Refusal("ResourceNotFoundException", "no"), PROBLEM, "there is no secret rooms/vision"),
@@ -369,7 +369,7 @@ def test_the_exit_code_says_whether_there_is_room(cloud, code, monkeypatch):
     done = run("aws-dev", cloud, monkeypatch)
 
     assert done.exit_code == code
-    nobody = "could not be checked, and nothing else: Could not connect to the endpoint"
+    nobody = "could not be checked, so nothing else was: Could not connect to the endpoint"
     assert (nobody in done.output) == (not cloud.answers)
 
 

@@ -81,8 +81,8 @@ def test_a_subnet_of_an_existing_vpc_is_private_in_its_zone_and_leads_out():
         ("has no route to 0.0.0.0/0", foreign_vpc(routes=[TO_NAT | {"State": "blackhole"}])),
         ("has no route to 0.0.0.0/0", foreign_vpc(ec2_DescribeRouteTables=own_table_leads_nowhere)),
         (public_alone, foreign_vpc(routes=[to_internet])),
-        ("lies in vpc-0ffffffffffffffff", foreign_vpc({"VpcId": "vpc-0ffffffffffffffff"})),
-        ("lies in us-east-1f", foreign_vpc({"AvailabilityZone": "us-east-1f"})),
+        ("is in vpc-0ffffffffffffffff", foreign_vpc({"VpcId": "vpc-0ffffffffffffffff"})),
+        ("is in us-east-1f", foreign_vpc({"AvailabilityZone": "us-east-1f"})),
         ("gives public addresses", foreign_vpc({"MapPublicIpOnLaunch": True})),
     )
     rows = [
@@ -168,7 +168,7 @@ def test_an_existing_bucket_is_in_the_region_under_a_key_of_the_stack_file_and_b
         (FINE, "is in us-east-1, and reached by TLS alone", bucket_of(), using()),
         (FINE, "is in us-east-1", bucket_of(encrypted_by=LAB_KEY), using(key=LAB_KEY)),
         (PROBLEM, "there is no such bucket", bucket_of(s3_HeadBucket=Refusal("404", "Not Found")), using()),
-        (PROBLEM, "lies in eu-west-1", bucket_of(s3_HeadBucket={"BucketRegion": "eu-west-1"}), using()),
+        (PROBLEM, "is in eu-west-1", bucket_of(s3_HeadBucket={"BucketRegion": "eu-west-1"}), using()),
         (PROBLEM, by_key, bucket_of(encrypted_by=LAB_KEY), using()),
         (NOTE, plain, bucket_of(policy=()), using()),
         (NOTE, plain, unpolicied, using()),
@@ -271,7 +271,7 @@ def test_existing_homes_let_the_subnets_in_or_the_remedy_says_what_their_owner_m
 def test_what_keeps_instances_from_existing_homes_is_reported():
     role = {"AWS": f"arn:aws:iam::{ID}:role/lab"}
     named_alone = {"Effect": "Allow", "Principal": role, "Action": "elasticfilesystem:ClientMount"}
-    iam_alone = f"the policy of {EFS} lets nobody mount without IAM, and instances mount without"
+    iam_alone = f"the policy of {EFS} requires IAM to mount, and instances mount without it"
     elsewhere, one_zone = mount_targets(*SUBNETS, VpcId="vpc-0aaaaaaaaaaaaaaaa"), mount_targets("us-east-1a")
     answers = {
         f"{EFS} is not in us-east-1": {"efs_DescribeFileSystems": Refusal("FileSystemNotFound", "no")},
@@ -301,7 +301,7 @@ def test_an_existing_lustre_is_there_by_its_name_and_lets_the_subnets_in():
         (PROBLEM, f"the groups of {FSX} do not let in {shut}", half_open),
         (PROBLEM, f"{FSX} is not in us-east-1", fsx(Refusal("FileSystemNotFound", "no"))),
         (PROBLEM, f"{FSX} is of kind OPENZFS", fsx(lustre(FileSystemType="OPENZFS"))),
-        (PROBLEM, f"{FSX} lies in vpc-0aaaaaaaa", fsx(lustre(VpcId="vpc-0aaaaaaaa"))),
+        (PROBLEM, f"{FSX} is in vpc-0aaaaaaaa", fsx(lustre(VpcId="vpc-0aaaaaaaa"))),
         (PROBLEM, f"the mount name of {FSX} is fsx", another_name),
     )
     settings = borrowing(scratch={"id": FSX, "mount_name": "abcdefgh"})

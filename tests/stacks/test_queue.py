@@ -261,7 +261,7 @@ def test_what_a_queue_cannot_do_without_is_named(side):
         ({"storage": homeless}, "storage.home = False: must be true where queue is slurm"),
         ({"access": {}}, "access.people = {}: must name users where queue is slurm"),
         ({"image": {"id": side.image, "mode": "none"}}, "image.mode = 'none': must be bootstrap"),
-        ({"pools": [pool(name="queue")]}, "pools[0].name = 'queue': is a word of the queue's own"),
+        ({"pools": [pool(name="queue")]}, "pools[0].name = 'queue': is reserved by the queue"),
         ({"pools": [pool(**spread)]}, "must be one zone where queue is slurm"),
         ({"network": shut}, "network.nat = 'none': must lead to the internet where queue is slurm"),
     )
@@ -304,7 +304,7 @@ def test_ports_are_open_by_group_and_as_slurm_has_them():
 
 def test_what_a_queue_and_its_teams_cannot_be_is_named():
     big = AWS.without["pools"][1:]
-    nobody = "teams.noteam = 'noteam': is a team of nobody: neither in access.people nor in access.directory"
+    nobody = "teams.noteam = 'noteam': has no members: it is neither in access.people nor in access.directory"
     sliced = examples.pool(types=["p4d.24xlarge"], mig_profile="1g.5gb")
     table = (
         ({"queue": "pbs"}, "queue = 'pbs'"),

@@ -62,7 +62,7 @@ REFUSED: tuple[tuple[str, object, str], ...] = (
     ("tags.Team", 4711, "must be text"),
     ("aws.permissions_boundary", "boundary", "must be the ARN of a policy, such as arn:aws:iam::"),
     ("network", "10.0.0.0/16", "must be a mapping with the keys zones, cidr, existing"),
-    ("network.cidr", "8.8.0.0/16", "not private: must lie in 10/8, 172.16/12 or 192.168/16"),
+    ("network.cidr", "8.8.0.0/16", "not private: must be in 10/8, 172.16/12 or 192.168/16"),
     ("network.cidr", "10.0.0.0/24", "too small for the zones: 8 zone slots need /23 or larger"),
     ("network.cidr", "10.0.0.0/8", "too large: /16 at most"),
     ("network.cidr", "10.0.0.1/16", "has bits set beyond its prefix: the network is 10.0.0.0/16"),
@@ -93,7 +93,7 @@ REFUSED: tuple[tuple[str, object, str], ...] = (
     ("pools[1].max_lifetime_hours", 2, "must be greater than or equal to 24"),
     ("pools[0].mig_profile", "1g.5gb", "g5.xlarge has A10G with 24 GiB, which know no such instances"),
     ("pools[0].idle.command", ["busy"], "must begin with an absolute path"),
-    ("pools[0].idle.command", ["/home/bob/busy"], "must lie where root alone can change it"),
+    ("pools[0].idle.command", ["/home/bob/busy"], "must be where only root can change it"),
     ("pools[0].idle.watch[0]", "/opt/blender", "must be the name of a program, without its folder"),
     ("pools[0].idle.limits.cpu_cores", 0, "must be greater than or equal to 0.01"),
     ("pools[0].idle.after_hours", 400, "must be less than or equal to 336"),  # heartbeats are kept as long
@@ -122,7 +122,7 @@ GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/odcr"
 A100 = "p4d.24xlarge has A100 with 40 GiB, which know 1g.5gb, 1g.10gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb"
 # Values that may not stand together, and what is said of them.
 NOT_TOGETHER: dict[str, dict[str, Any]] = {
-    "pools[0].erdma = True: is of Alibaba Cloud; on AWS use efa": {"pools[0].erdma": True},
+    "pools[0].erdma = True: is for Alibaba Cloud only; on AWS use efa": {"pools[0].erdma": True},
     "tags.gpu-fleet:owner.[key] = 'gpu-fleet:owner': must not be Name or begin": {
         "tags.gpu-fleet:owner": "bob"
     },
@@ -167,15 +167,15 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
         "pools[0].types": ["p4d.24xlarge"],
         "pools[0].groups": "single",
     },
-    "pools[0].reservation_id = 'cr-1': cannot go with market spot; use market reservation": {
+    "pools[0].reservation_id = 'cr-1': does not fit market spot; use market reservation": {
         "pools[0].market": "spot",
         "pools[0].reservation_id": "cr-1",
     },
     "pools[0].reservation_id = None: required where market is reservation": {
         "pools[0].market": "reservation"
     },
-    "pools[0].zones = []: what is reserved lies in one zone: name it": BLOCK,
-    "pools[0].zones = []: what is reserved lies in one zone": BLOCK | {"pools[0].market": "reservation"},
+    "pools[0].zones = []: reserved capacity is in one zone: name that zone": BLOCK,
+    "pools[0].zones = []: reserved capacity is in one zone": BLOCK | {"pools[0].market": "reservation"},
     "pools[0].reservation_id = 'hello': must be the id of a capacity reservation (cr-...), or the ARN": {
         "pools[0].market": "reservation",
         "pools[0].reservation_id": "hello",
@@ -220,7 +220,7 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     "notify.webhooks = 'room': named 2 times; each secret once": {
         "notify.webhooks": [{"kind": kind, "secret": "room"} for kind in ("slack", "teams")]
     },
-    "storage.scratch_gib = 1200: no baked image has Lustre's client: leave it out, or say": {
+    "storage.scratch_gib = 1200: no baked image has Lustre's client: leave it out, or set": {
         "image.mode": "baked",
         "image.bundled": True,
         "storage.scratch_gib": 1200,

@@ -28,11 +28,11 @@ UNREADABLE = {
     "a file that is not UTF-8": ("config:\n  gpu-fleet:owner: Müller\n".encode("latin-1"), "cannot be read"),
     "a key that stands twice": (
         b"config:\n  gpu-fleet:region: us-east-1\n  gpu-fleet:region: eu-west-1\n",
-        "key 'gpu-fleet:region' stands there twice",
+        "key 'gpu-fleet:region' appears twice",
     ),
     "a key that stands twice deep in a pool": (
         b"config:\n  gpu-fleet:pools:\n    - name: dev\n      size: {max: 1, max: 8}\n",
-        "key 'max' stands there twice",
+        "key 'max' appears twice",
     ),
     "UTF-16": ("config: {}\n".encode("utf-16"), "it is UTF-16: save it as UTF-8"),
     "a byte of Latin-1": (b"config:\n  a: M\xfcller\n", "line 2, column 7: the byte 0xfc is no UTF-8"),
@@ -66,13 +66,13 @@ UNREADABLE = {
     "no mapping": (b"config: 3\n", "'config' must be a mapping of keys to values"),
     "no YAML": (b"config: [", "cannot be read"),
     "brackets without end": (b"config: " + b"[" * 3000, "it is nested too deep"),
-    "aliases of aliases": (aliases(9), "its aliases (*NAME) stand for more than 20,000 values"),
-    "an alias of itself": (b"config: &all [*all]\n", "an alias (*NAME) stands within itself"),
+    "aliases of aliases": (aliases(9), "its aliases (*NAME) expand to more than 20,000 values"),
+    "an alias of itself": (b"config: &all [*all]\n", "an alias (*NAME) contains itself"),
     "no config": (b"", "must be a mapping with the key 'config'"),
-    "a config that is empty": (b"config:\n", "'config:' is missing or empty; every key stands below it"),
+    "a config that is empty": (b"config:\n", "'config:' is missing or empty; every key must be below it"),
     "keys beside the config": (
         b"gpu-fleet:region: us-east-1\nconfig:\n  gpu-fleet:cloud: aws\n",
-        "'gpu-fleet:region' stands beside 'config:'; must stand below it",
+        "'gpu-fleet:region' is beside 'config:'; must be below it",
     ),
 }
 
@@ -129,9 +129,9 @@ FOREIGN_KEYS = {
     "gpu_fleet:storage": "namespace 'gpu_fleet' is read by nothing here; did you mean 'gpu-fleet:storage'?",
     "gpu-fleet:storge": "unknown key; did you mean 'storage'?",
     "gpufleet:xyz": "namespace 'gpufleet' is read by nothing here; keys of this project begin with",
-    "aws:assumeRole": "is of the default provider, and not honoured: the stack has an explicit provider",
-    "alicloud:profile": "is of the default provider, and not honoured: the stack has an explicit provider",
-    "aws:region": "is of the default provider, which is switched off; use gpu-fleet:region",
+    "aws:assumeRole": "configures the default provider, which is not used: the stack has",
+    "alicloud:profile": "configures the default provider, which is not used: the stack has",
+    "aws:region": "configures the default provider, which is switched off; use gpu-fleet:region",
 }
 
 

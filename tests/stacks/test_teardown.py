@@ -278,7 +278,7 @@ def test_the_page_says_why_each_store_stays_and_how_to_go_on():
     text = "\n".join(page.afterwards(STACK, world.run()))
 
     assert "checkpoints: checkpoints, some (not named by --delete-data checkpoints)" in text
-    assert "`gpu-fleet up test` takes it up again" in text
+    assert "`gpu-fleet up test` manages it again" in text
 
 
 def test_flags_that_would_undo_what_was_looked_at_are_refused_and_others_handed_on():

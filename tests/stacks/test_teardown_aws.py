@@ -170,7 +170,7 @@ def test_without_yes_and_without_a_terminal_nothing_happens(dev):
     done = dev.run()
 
     assert done.exit_code == 1
-    assert "nobody is at the terminal to confirm" in str(done.exception)
+    assert "there is no terminal to confirm at" in str(done.exception)
     assert dev.destroys() == []
 
 

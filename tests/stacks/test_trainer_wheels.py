@@ -134,7 +134,7 @@ def test_a_stack_that_does_not_stand_is_one_message_and_nothing_is_fetched_for_i
     said = CliRunner().invoke(wheels_command.wheels, ["aws-prod"])
 
     assert isinstance(said.exception, StacksError)
-    assert "does the stack stand (`gpu-fleet up`)?" in str(said.exception)
+    assert "is the stack deployed (`gpu-fleet up`)?" in str(said.exception)
     assert fetches == []
 
 

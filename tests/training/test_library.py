@@ -492,7 +492,7 @@ def rank_alone(directory: str, seed_by_rank: int) -> str:
     dist.init_process_group("gloo")
     torch.manual_seed(seed_by_rank * dist.get_rank())
     heard = StringIO()
-    logging.getLogger("gpu_fleet.integrations.run").addHandler(logging.StreamHandler(heard))
+    logging.getLogger("gpu_fleet.integrations").addHandler(logging.StreamHandler(heard))
     with Run(directory, net=nn.Linear(3, 1)) as run:
         list(run.steps(2))
     return heard.getvalue()

@@ -3,23 +3,39 @@
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from botocore.utils import ContainerMetadataFetcher
 
 from gpu_fleet.core import exit_codes
 from gpu_fleet.core.errors import CheckpointError
 from gpu_fleet_jobs.submitted import queued
 from gpu_fleet_jobs.submitted.queued import QueuedJob, directory_of
-from gpu_fleet_jobs.submitted.reporter import Reporter, sent_bytes
+from gpu_fleet_jobs.submitted.reporter import Reporter, places, sent_bytes
+from tests.reaper.metadata_server import metadata_server
 from tests.training.test_submitted import Bucket, handlers
 
 __all__ = ["handlers"]  # which is autouse here too
 # What another user writes where the job's own comment is looked for.
 FORGED = " Comment=gpu-fleet:failed-on=i-7,i-8,i-9"
 OTHERS = {"job_id": 71, "name": f"JobId=7{FORGED}", "comment": FORGED}
+# Scheme of its URIs, what leads users to their credentials, and what a job says while nothing answers there.
+ENDPOINTS = {
+    "aws": (
+        "s3",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        'Could not connect to the endpoint URL: "http://127.0.0.1:{port}/credentials"',
+    ),
+    "alicloud": (
+        "oss",
+        "ALIBABA_CLOUD_CREDENTIALS_URI",
+        "ALIBABA_CLOUD_CREDENTIALS_URI http://127.0.0.1:{port}/credentials: no answer",
+    ),
+}
 BAD = "srun: error: {node}: task 1: Exited with exit code {code}"
 
 
@@ -118,6 +134,34 @@ def test_where_slurm_answers_something_else_a_try_counts_as_the_first(srun, tmp_
     assert job(slurm, Bucket(), tmp_path).run() == exit_codes.STOPPED
 
     assert slurm.calls == ["scontrol update jobid=7 comment=gpu-fleet:failed-on=-"]
+
+
+@pytest.mark.parametrize("cloud", ["aws", "alicloud"])
+def test_a_job_whose_credentials_endpoint_is_down_runs_and_says_so(
+    srun, tmp_path, monkeypatch, caplog, cloud
+):
+    srun("exit 0")
+    scheme, variable, why = ENDPOINTS[cloud]
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ContainerMetadataFetcher, "SLEEP_TIME", 0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with metadata_server("alicloud") as server:
+        monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", server.base)
+        monkeypatch.setenv(variable, f"http://127.0.0.1:{port}/credentials")
+        file = tmp_path / "instance.toml"
+        file.write_text(f'cloud = "{cloud}"\nregion = "cn-shanghai"\n')
+        monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(file))
+        table = {"records_uri": f"{scheme}://records/reaper", "pool": "train"}
+        jobs, said = places(table, "ada", "digits-7", "queue")
+
+        status = QueuedJob(
+            ("run", "--", "true"), tmp_path / "log", jobs, Reporter(said), {"SLURM_JOB_ID": "7"}, ask=Slurm()
+        ).run()
+
+    assert status == exit_codes.FINISHED
+    assert why.format(port=port) in caplog.text
 
 
 def test_bytes_that_are_no_text_end_no_run():

@@ -341,6 +341,18 @@ MORE_SECRETS = (
     *(".Renviron", "app-secret.yaml", "db_secrets.toml", "secrets", "db_password.txt", "ssh_private_key"),
     *("vault.kdbx", ".netrc", ".pypirc", ".cdsapirc", ".passwd-s3fs", ".smbcredentials", "bob.keytab"),
     "AuthKey_1.p8",
+    *(
+        ".env~",
+        ".env-prod",
+        "env.prod",
+        ".netrc.bak",
+        "api_key.txt.old",
+        "my_id_rsa",
+        "deploy_rsa",
+        "ssh_key",
+    ),
+    *("github_deploy_key", "passwd", "passwords.txt", ".vault_pass", "terraform.tfvars.json", "auth.json"),
+    *("kubeconfig.yaml", ".dockerconfigjson", "github_pat.txt", "cookies.txt", "my.cnf", "wallet.dat"),
 )
 NO_SECRETS = (
     *("tokens.bin", "tokenizer.json", "token.py", "keys.txt", "environment.yaml", "secretary/a.csv"),
@@ -360,6 +372,31 @@ def test_the_names_of_secrets_are_known_and_like_ones_are_none(here, names, trav
     files = files_of(packed(here, "--include", ".", "--", "ls"))
 
     assert [name for name in names if (name in files) is not travel] == []
+
+
+# As those who give them out write them; put together here, so that no scanner takes this file for a leak.
+KEYS = {
+    "notes.txt": "-----BEGIN OPENSSH " + "PRIVATE KEY-----",
+    "mine.asc": "-----BEGIN PGP " + "PRIVATE KEY BLOCK-----",
+    "cloud.json": '{"id": "AKIA' + 'Q3EGRIOP7H4TLM2C"}',
+    "ali": "LTAI" + "5tQ8vZ2mXr7KpWc3",
+    "setup.sh": "export HF=hf_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7",
+    "ci.yaml": "token: ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8",
+    "llm.ini": "key=sk-proj-" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8",
+}
+
+
+def test_a_file_with_a_key_in_it_stays_here_whatever_its_name_unless_it_is_included_by_itself(here):
+    for name, text in KEYS.items():
+        (here / name).write_text(f"# mine\n{text}\n")
+    (here / "README.md").write_text("AKIA" + "IOSFODNN7EXAMPLE")
+
+    whole = packed(here, "--include", ".", "--", "ls")
+    named = packed(here, "--include", "notes.txt", "--", "ls")
+
+    assert json.loads(whole.output)["left_out"] == sorted(KEYS)
+    assert "README.md" in files_of(whole)
+    assert files_of(named) == json.loads(named.output)["secrets"] == ["notes.txt"]
 
 
 def test_folders_within_one_another_without_end_are_refused_in_a_sentence(here):

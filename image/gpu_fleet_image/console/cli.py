@@ -64,7 +64,7 @@ def ended(run: Callable[[], Any]) -> int:
     Args:
         run: runs it, and returns an exit code if click ends it early, say after ``--help``.
     """
-    open_streams()
+    _open_streams()
     try:
         code = run()
         sys.stdout.flush()
@@ -86,7 +86,7 @@ def ended(run: Callable[[], Any]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def open_streams() -> None:
+def _open_streams() -> None:
     """Replace an output that the caller closed, and print ``?`` for characters that its encoding lacks."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -106,14 +106,14 @@ def words(error: Exception) -> str:
     return f"a defect of gpu-fleet: {type(error).__name__}: {error}; {TRACEBACK}=1 shows where"
 
 
-def say_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+def _say_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     """Handle ``--version``: print one line, and run no command."""
     if wanted and not ctx.resilient_parsing:
         click.echo(version.text())
         ctx.exit()
 
 
-def choose_folder(ctx: click.Context, _: click.Parameter, folder: str | None) -> None:
+def _choose_folder(ctx: click.Context, _: click.Parameter, folder: str | None) -> None:
     """Handle ``--dir``: set the variable that every command reads, also in child processes."""
     if folder and not ctx.resilient_parsing:
         before = os.environ.get(FOLDER, "")
@@ -137,7 +137,7 @@ main.params += [
         ["--dir"],
         metavar="DIR",
         expose_value=False,
-        callback=choose_folder,
+        callback=_choose_folder,
         help=f"Folder of the stack files' project; by default {FOLDER}, else this folder or one above.",
     ),
     click.Option(
@@ -145,7 +145,7 @@ main.params += [
         is_flag=True,
         is_eager=True,
         expose_value=False,
-        callback=say_version,
+        callback=_say_version,
         help="Show the version, for a report.",
     ),
 ]

@@ -21,21 +21,21 @@ BASES = frozenset(
 )
 
 # botocore's errors about this computer's configuration, and where to correct it.
-MISCONFIGURED = {
+_MISCONFIGURED = {
     "ProfileNotFound": "AWS_PROFILE; `aws configure list-profiles` names those of this computer",
     "ConfigParseError": "AWS_CONFIG_FILE and AWS_SHARED_CREDENTIALS_FILE, by default in ~/.aws",
     "ConfigNotFound": "AWS_CONFIG_FILE and AWS_SHARED_CREDENTIALS_FILE, by default in ~/.aws",
     "InvalidConfigError": "AWS_CONFIG_FILE and AWS_SHARED_CREDENTIALS_FILE, by default in ~/.aws",
     "InvalidRegionError": "AWS_REGION, AWS_DEFAULT_REGION and AWS_CONFIG_FILE",
 }
-INVALID_ENDPOINT = "Invalid endpoint: "
+_INVALID_ENDPOINT = "Invalid endpoint: "
 
 
 def misconfigured(error: BaseException) -> str | None:
     """Return a message if an error is about this computer's AWS configuration; else None."""
-    if type(error).__module__ == "botocore.exceptions" and type(error).__name__ in MISCONFIGURED:
-        return f"{error}: see {MISCONFIGURED[type(error).__name__]}"
-    if isinstance(error, ValueError) and str(error).startswith(INVALID_ENDPOINT):
+    if type(error).__module__ == "botocore.exceptions" and type(error).__name__ in _MISCONFIGURED:
+        return f"{error}: see {_MISCONFIGURED[type(error).__name__]}"
+    if isinstance(error, ValueError) and str(error).startswith(_INVALID_ENDPOINT):
         return f"{error}; allowed: a URL such as https://HOST; see AWS_ENDPOINT_URL"
     return None
 

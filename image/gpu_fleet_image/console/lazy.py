@@ -10,7 +10,7 @@ import click
 from gpu_fleet_image.console.errors import CommandNotHereError
 
 # Package -> the extra of the wheel with its commands' requirements.
-EXTRAS = {"gpu_fleet_stacks": "platform", "gpu_fleet": "train", "gpu_fleet_jobs": "train"}
+_EXTRAS = {"gpu_fleet_stacks": "platform", "gpu_fleet": "train", "gpu_fleet_jobs": "train"}
 
 
 def is_here(target: str) -> bool:
@@ -42,7 +42,7 @@ def load(target: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         room = module.partition(".")[0]
-        advice = f"; pip install 'gpu-fleet[{EXTRAS[room]}]' installs it" if room in EXTRAS else ""
+        advice = f"; pip install 'gpu-fleet[{_EXTRAS[room]}]' installs it" if room in _EXTRAS else ""
         raise CommandNotHereError(
             f"needs the Python package {error.name}, which is not installed here{advice}"
         ) from error

@@ -22,12 +22,12 @@ def text(root: Path = Path("/")) -> str:
         number = metadata.version(NAME)
     except metadata.PackageNotFoundError:
         number = ""  # an instance has the modules without a package around them
-    payload = payload_of(root)
+    payload = _payload_of(root)
     parts = [part for part in (number, payload and f"payload {payload[:SHOWN_DIGITS]}") if part]
     return f"{NAME} {' '.join(parts) or 'of an unknown version'}, Python {python_version()}"
 
 
-def payload_of(root: Path) -> str:
+def _payload_of(root: Path) -> str:
     """Return the SHA-256 of the payload that this instance was made from; empty on any other computer."""
     try:
         return (root / PAYLOAD_DIGEST).read_text(encoding="utf-8").strip()

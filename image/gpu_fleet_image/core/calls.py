@@ -17,6 +17,7 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.errors import log_in
 from gpu_fleet_image.core.reaper_errors import AnswerError, CloudError, DeadlineError
 
@@ -47,15 +48,6 @@ TRANSIENT = frozenset(
     }
 )
 
-# The credentials are known, and a permission is missing: AWS, then Alibaba Cloud. A test holds it equal to
-# that of stacks/gpu_fleet_stacks/clients/errors.py.
-DENIED = frozenset(
-    {
-        *("AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedException"),
-        *("UnauthorizedOperation", "403"),
-        *("Forbidden", "Forbidden.RAM", "Forbidden.Unauthorized", "NoPermission", "NotAuthorized"),
-    }
-)
 # The caller is unknown: nobody logged in, or the log-in has expired.
 NOBODY = (
     NoCredentialsError,

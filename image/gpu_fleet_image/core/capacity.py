@@ -91,7 +91,7 @@ class Request:
         }
 
 
-def caller_in(key: str) -> str:
+def _caller_in(key: str) -> str:
     """Return the requester in a request's key: ``users/NAME`` or ``sessions/ID:NAME``."""
     return key.partition("/")[2].rpartition("/")[0]
 
@@ -261,7 +261,7 @@ def _withdrawal(key: str, withdraws: Any, now: datetime) -> Request:
     if (
         isinstance(withdraws, str)
         and REQUEST_KEY.fullmatch(withdraws)
-        and caller_in(withdraws) == caller_in(key)
+        and _caller_in(withdraws) == _caller_in(key)
     ):
         return Request(key, "", 0, None, now, withdraws=withdraws)
     reason = f"withdraws = {str(withdraws)[:64]!r}; allowed: the key of a request of your own"

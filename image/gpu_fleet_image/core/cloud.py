@@ -207,12 +207,12 @@ LEDGER_URI = "GPU_FLEET_LEDGER_URI"
 TOPIC_ARN = "GPU_FLEET_TOPIC_ARN"
 POLICY_FILE = "GPU_FLEET_POLICY_FILE"
 # policy.json lies beside the package: at the root of the function's archive.
-BESIDE_PACKAGE = Path(__file__).resolve().parents[2] / "policy.json"
+_BESIDE_PACKAGE = Path(__file__).resolve().parents[2] / "policy.json"
 
 
 def policy_file(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the path of the policy, unless a flag sets it."""
-    return Path(environ.get(POLICY_FILE) or BESIDE_PACKAGE)
+    return Path(environ.get(POLICY_FILE) or _BESIDE_PACKAGE)
 
 
 def connect(

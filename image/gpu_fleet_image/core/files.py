@@ -17,13 +17,13 @@ from pathlib import Path, PurePath
 
 ROOT = 0
 LARGEST_READ_BYTES = 2**20  # of a file that agent or gate wrote; theirs have a few KiB
-READABLE_BY_ALL, OWN = 0o644, 0o600
+_READABLE_BY_ALL, OWN = 0o644, 0o600
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # without O_NONBLOCK, opening a pipe without a writer would block
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def replace_text(path: Path, text: str, mode: int = READABLE_BY_ALL) -> None:
+def replace_text(path: Path, text: str, mode: int = _READABLE_BY_ALL) -> None:
     """Write a file at once, so that nobody reads half of it.
 
     Args:

@@ -14,7 +14,7 @@ clock makes nothing fresh. Nobody deletes these objects; the bucket does, after 
 
 An instance can write as many names below its own CALLER as it likes. So the reader asks for the present marks
 and skips all other names: a caller costs three more pages of a listing at most. An agent writes three names
-below a mark; with more than ``MOST_REPLIES`` none is believed, and the instance is not terminated.
+below a mark; with more than ``_MOST_REPLIES`` none is believed, and the instance is not terminated.
 """
 
 import re
@@ -25,23 +25,23 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from gpu_fleet_image.core.calls import DENIED
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.store import Listed, Page, Store
 from gpu_fleet_image.core.times import format_time, parse_time
 
 PREFIX = "handshake"
-DECISION = "decision"
+_DECISION = "decision"
 # The agent repeats each reply while it holds: ``agent/answers.py``.
 IDLE_LASTS = timedelta(minutes=3)
 # A dead agent is believed for this long. A living one repeats its reply every ten seconds, older agents every
 # twenty, and reading all sensors may take some more.
 CLOSED_LASTS = timedelta(seconds=30)
 LONGEST = 1 << 16  # bytes of a reply or decision: an instance can write anything there
-MOST_REPLIES = 16  # below one mark: four times as many as an agent, the sweep and `keep` write
-MOST_NAMES = 200  # of one caller in two days: a new mark every hour; more are skipped
+_MOST_REPLIES = 16  # below one mark: four times as many as an agent, the sweep and `keep` write
+_MOST_NAMES = 200  # of one caller in two days: a new mark every hour; more are skipped
 # Of one listing, beside two for each instance that is asked: some 25,000 marks in two days.
-MOST_PAGES = 100
+_MOST_PAGES = 100
 _AFTER_SLASH = "0"  # the character after "/": sorts after `CALLER/` and everything below it
 
 
@@ -61,7 +61,7 @@ class Winner(StrEnum):
 
 
 @dataclass(frozen=True)
-class Said:
+class MarkReplies:
     """Replies of one instance for one mark.
 
     Attributes:
@@ -99,9 +99,9 @@ class Decided:
     at: datetime | None = None
 
 
-NOTHING_SAID = Said("")
+_NO_REPLIES = MarkReplies("")
 # (instance id, mark) -> its replies
-Replies = Mapping[tuple[str, str], Said]
+Replies = Mapping[tuple[str, str], MarkReplies]
 
 
 def mark_name(reap_after: datetime) -> str:
@@ -116,17 +116,17 @@ def key(caller: str, reap_after: datetime, name: str) -> str:
 
 def replies(listed: Iterable[Listed]) -> Replies:
     """Return the replies in a listing below ``PREFIX``; other names are skipped."""
-    said_by: dict[tuple[str, str], Said] = {}
+    said_by: dict[tuple[str, str], MarkReplies] = {}
     for entry in listed:
         match entry.key.removesuffix(".json").split("/"):
-            case [_, caller, mark, name] if name == DECISION or name in set(Reply):
+            case [_, caller, mark, name] if name == _DECISION or name in set(Reply):
                 *role, instance_id = re.split("[:.]", caller)
                 if not role:  # of a stopped instance, which has no agent
                     continue
-                said = said_by.get((instance_id, mark), Said(caller))
-                ages = said.ages if name == DECISION else {**said.ages, Reply(name): entry.age}
+                said = said_by.get((instance_id, mark), MarkReplies(caller))
+                ages = said.ages if name == _DECISION else {**said.ages, Reply(name): entry.age}
                 known = caller if said.caller == caller else ""
-                said_by[instance_id, mark] = Said(known, ages)
+                said_by[instance_id, mark] = MarkReplies(known, ages)
     return said_by
 
 
@@ -145,7 +145,7 @@ class MarkQuestion:
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReadReplies:
     """Replies in a listing, and callers that wrote too much.
 
     Attributes:
@@ -158,22 +158,22 @@ class Heard:
     flooding: Mapping[str, int] = field(default_factory=dict)
 
 
-def heard(store: Store, asked: Collection[MarkQuestion]) -> Heard:
+def read_replies(store: Store, asked: Collection[MarkQuestion]) -> ReadReplies:
     """Read the instances' replies for these marks, of which there is at least one. Raises CloudError."""
     listening = _Listening(asked)
     after, token = listening.start, ""
-    for _ in range(MOST_PAGES + 2 * len(asked)):
+    for _ in range(_MOST_PAGES + 2 * len(asked)):
         page = store.page(f"{PREFIX}/", after, token)
         listening.note(page)
         if not page.token:
-            return listening.heard()
+            return listening.result()
         last = page.listed[-1].key if page.listed else ""
         goal = listening.goal(last) if last else last
         if goal is None:
-            return listening.heard()
+            return listening.result()
         # without a skip, use the bucket's own token
         after, token = ("", page.token) if goal == last else (goal, "")
-    return listening.heard(given_up_at=last)
+    return listening.result(given_up_at=last)
 
 
 def pool_caller(pool: str, instance_id: str) -> str:
@@ -213,31 +213,31 @@ class _Listening:
         """Return the key to read on after, at least the last one read; None if nothing is left."""
         caller, mark = _place(last)
         marks = self._marks.get(_instance_of(caller), ()) if self._may_be(caller) else ()
-        if mark in marks and self._below[caller, mark] <= MOST_REPLIES:
+        if mark in marks and self._below[caller, mark] <= _MOST_REPLIES:
             return last  # the page ended between the replies of a mark
         if self._all_known:
             return next((place for place in self._places if place > last), None)
-        if self._names[caller] <= MOST_NAMES:
+        if self._names[caller] <= _MOST_NAMES:
             return last
         asked = (f"{PREFIX}/{caller}/{each}/" for each in marks)
         return next((prefix for prefix in asked if prefix > last), f"{PREFIX}/{caller}{_AFTER_SLASH}")
 
-    def heard(self, given_up_at: str = "") -> Heard:
+    def result(self, given_up_at: str = "") -> ReadReplies:
         """Return the replies read so far.
 
         Args:
             given_up_at: the last key that was read, if there were more; else empty.
         """
-        heard = dict(replies(self._read))
-        flooded = {place for place, count in self._below.items() if count > MOST_REPLIES}
+        read = dict(replies(self._read))
+        flooded = {place for place, count in self._below.items() if count > _MOST_REPLIES}
         for caller, mark in flooded | ({_place(given_up_at)} if given_up_at else set()):
             of_mark = _instance_of(caller), mark
-            heard[of_mark] = replace(heard.get(of_mark, Said(caller)), flooded=True)
+            read[of_mark] = replace(read.get(of_mark, MarkReplies(caller)), flooded=True)
         names = {caller for caller, _ in flooded} | {
-            caller for caller, count in self._names.items() if count > MOST_NAMES
+            caller for caller, count in self._names.items() if count > _MOST_NAMES
         }
         flooding = {caller: self._names[caller] for caller in sorted(names)}
-        return Heard(heard, flooding | ({"*": self._names.total()} if given_up_at else {}))
+        return ReadReplies(read, flooding | ({"*": self._names.total()} if given_up_at else {}))
 
     def _may_be(self, caller: str) -> bool:
         """Return whether a caller may be the instance whose id it bears; a known name admits no other."""
@@ -254,9 +254,9 @@ def _instance_of(caller: str) -> str:
     return re.split("[:.]", caller)[-1]
 
 
-def said_of(said_by: Replies, instance_id: str, reap_after: datetime) -> Said:
+def replies_of(said_by: Replies, instance_id: str, reap_after: datetime) -> MarkReplies:
     """Return the replies of one instance for one mark."""
-    return said_by.get((instance_id, mark_name(reap_after)), NOTHING_SAID)
+    return said_by.get((instance_id, mark_name(reap_after)), _NO_REPLIES)
 
 
 @dataclass(frozen=True)
@@ -325,4 +325,4 @@ class Exchange:
 
     @property
     def _decision_key(self) -> str:
-        return key(self.caller, self.mark, DECISION)
+        return key(self.caller, self.mark, _DECISION)

@@ -22,8 +22,8 @@ from gpu_fleet_image.core.times import format_time
 # A mark that is due counts as due even if this clock is behind by less. Clouds refuse calls whose clock is
 # off by more than a quarter of an hour (RequestTimeTooSkewed of S3 and OSS), so such a caller cannot set the
 # hold either.
-NOT_DUE_YET = timedelta(minutes=30)
-LONGEST_REASON = 128  # characters of a tag's value: 256 in EC2's API, 128 in ECS's
+_NOT_DUE_YET = timedelta(minutes=30)
+_LONGEST_REASON = 128  # characters of a tag's value: 256 in EC2's API, 128 in ECS's
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def wish(duration: timedelta, reason: str, now: datetime) -> Wish:
         ConfigurationError: the reason is empty or does not fit a tag.
     """
     reason = " ".join(reason.split())
-    if not 1 <= len(reason) <= LONGEST_REASON:
+    if not 1 <= len(reason) <= _LONGEST_REASON:
         raise ConfigurationError(
-            f"--reason of {len(reason)} characters; allowed: 1 to {LONGEST_REASON}, say 'paper deadline'"
+            f"--reason of {len(reason)} characters; allowed: 1 to {_LONGEST_REASON}, say 'paper deadline'"
         )
     if not reason.isprintable():
         raise ConfigurationError(f"--reason {reason!r}; allowed: characters that can be printed")
@@ -190,7 +190,7 @@ class KeepTarget:
         now = datetime.now(UTC)
         try:
             mark = mark_of(Instance(self.id, "", "running", now, self.tagging.tags(self.id)))
-            if mark is None or now < mark.reap_after - NOT_DUE_YET:
+            if mark is None or now < mark.reap_after - _NOT_DUE_YET:
                 return True
             exchange = self.records(mark.reap_after)
             decided = exchange.claim(Winner.WITHDRAWN, f"kept: {wanted.reason}", now)

@@ -21,7 +21,7 @@ TEXTS = (
     "home_file_system",
 )
 # Keys that older files lack.
-LATER_TEXTS = ("monitor_group", "records_uri", "instance_log", "user_role")
+_LATER_TEXTS = ("monitor_group", "records_uri", "instance_log", "user_role")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class InstanceFile:
         return Expected(**{key: min(table[key] for table in known) for key in known[0]})
 
 
-EXPECTED_KEYS = tuple(field.name for field in fields(Expected))
+_EXPECTED_KEYS = tuple(field.name for field in fields(Expected))
 
 
 def load(path: Path) -> InstanceFile:
@@ -99,7 +99,7 @@ def load(path: Path) -> InstanceFile:
     return InstanceFile(
         **{key: raw[key] for key in TEXTS},
         expected={
-            name: Expected(**{key: table.get(key, 0) for key in EXPECTED_KEYS})
+            name: Expected(**{key: table.get(key, 0) for key in _EXPECTED_KEYS})
             for name, table in raw.get("expected", {}).items()
         },
         monitor_group=raw.get("monitor_group", ""),
@@ -115,7 +115,7 @@ def _problems(raw: dict[str, Any]) -> list[str]:
         problems.append(f"schema_version = {raw.get('schema_version')!r}; allowed: 1")
     others = raw.keys() - set(TEXTS)
     wrong = [key for key in TEXTS if not isinstance(raw.get(key), str)]
-    wrong += [key for key in LATER_TEXTS if not isinstance(raw.get(key, ""), str)]
+    wrong += [key for key in _LATER_TEXTS if not isinstance(raw.get(key, ""), str)]
     problems += [f"{key} = {raw.get(key)!r}; allowed: a text{nearest(key, others)}" for key in wrong]
     if isinstance(raw.get("cloud"), str) and raw["cloud"] not in CLOUDS:
         problems.append(
@@ -134,7 +134,7 @@ def _expected_problems(expected: object) -> list[str]:
             wrong.append(f"expected.{name}.gpus = {values.get('gpus')!r}; allowed: a whole number")
         wrong += [
             f"expected.{name}.{key} = {values[key]!r}; allowed: a number"
-            for key in EXPECTED_KEYS
+            for key in _EXPECTED_KEYS
             if key != "gpus" and not _is_number(values.get(key, 0))
         ]
     return wrong

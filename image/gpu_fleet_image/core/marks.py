@@ -20,7 +20,7 @@ from gpu_fleet_image.core.model import (
 from gpu_fleet_image.core.times import format_time, parse_time
 
 # Two estimates of one idle instance's ``idle_since`` differ by at most two heartbeats.
-SAME_IDLENESS = timedelta(minutes=2)
+_SAME_IDLENESS = timedelta(minutes=2)
 # Accounts that images and session managers create, for any holder of a key: they name no user.
 EVERYBODYS = frozenset(
     {"admin", "debian", "ec2-user", "ecs-assist-user", "ecs-user", "root", "ssm-user", "ubuntu"}
@@ -45,7 +45,7 @@ class Mark:
 
     def still_holds(self, idle_since: datetime) -> bool:
         """Return whether the instance has been idle ever since it was marked."""
-        return idle_since <= self.idle_since + SAME_IDLENESS
+        return idle_since <= self.idle_since + _SAME_IDLENESS
 
 
 @dataclass(frozen=True)

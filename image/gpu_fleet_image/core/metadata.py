@@ -13,8 +13,8 @@ from gpu_fleet_image.core.errors import CloudError
 
 TIMEOUT_S = 2.0
 TOKEN_TTL_S = 21_600  # the longest both clouds allow
-HTTP_UNAUTHORIZED = 401
-HTTP_NOT_FOUND = 404
+_HTTP_UNAUTHORIZED = 401
+_HTTP_NOT_FOUND = 404
 # cloud -> (environment variable, default base URL, prefix of the token headers)
 SERVICES = {
     "aws": ("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254", "X-aws-ec2-metadata-token"),
@@ -25,7 +25,7 @@ SERVICES = {
     ),
 }
 # below /latest/meta-data/
-TYPE_PATHS = {"aws": "instance-type", "alicloud": "instance/instance-type"}
+_TYPE_PATHS = {"aws": "instance-type", "alicloud": "instance/instance-type"}
 
 
 class Metadata:
@@ -37,7 +37,7 @@ class Metadata:
 
     def __init__(self, cloud: str) -> None:
         variable, default, self._header = SERVICES[cloud]
-        self._type_path = TYPE_PATHS[cloud]
+        self._type_path = _TYPE_PATHS[cloud]
         self._base = os.environ.get(variable, default).rstrip("/")
         self._token = ""
         # never through a proxy: link-local
@@ -55,15 +55,15 @@ class Metadata:
         try:
             return self._get(path)
         except urllib.error.HTTPError as error:
-            if error.code == HTTP_NOT_FOUND:
+            if error.code == _HTTP_NOT_FOUND:
                 return None
-            if error.code != HTTP_UNAUTHORIZED:
+            if error.code != _HTTP_UNAUTHORIZED:
                 raise CloudError(f"metadata {path}: HTTP {error.code}") from error
         self._token = ""  # it has expired, or the service has restarted
         try:
             return self._get(path)
         except urllib.error.HTTPError as error:
-            if error.code == HTTP_NOT_FOUND:
+            if error.code == _HTTP_NOT_FOUND:
                 return None
             raise CloudError(f"metadata {path}: HTTP {error.code}") from error
 

@@ -1,6 +1,5 @@
 """Command-line options that several commands share."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import datetime
@@ -16,20 +15,10 @@ from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import paths
 from gpu_fleet_image.core.cloud import LEDGER_URI, policy_file
 from gpu_fleet_image.core.place import Asked
+from gpu_fleet_image.core.shared_options import STACK_VARIABLE
 from gpu_fleet_image.core.times import parse_time
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-class FiniteRange(click.FloatRange):
-    """A range that holds no NaN: every comparison with one is false, so click's own lets it in."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse a number outside of the range, NaN and infinity."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} must be a finite number", param, ctx)
-        return number
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class IsoTime(click.ParamType[datetime]):
@@ -47,7 +36,7 @@ class IsoTime(click.ParamType[datetime]):
             self.fail(f"{value!r}; allowed: ISO 8601 with a zone, say 2026-11-21T18:00:00+01:00", param, ctx)
 
 
-now_option: Decorator = click.option("--now", type=IsoTime(), help="As of this time instead of the present.")
+now_option: _Decorator = click.option("--now", type=IsoTime(), help="As of this time instead of the present.")
 
 
 class Known(click.ParamType[str]):
@@ -82,13 +71,12 @@ def _pools(context: click.Context) -> list[str]:
     return context.obj.pools(stack) if context.obj and stack else []
 
 
-STACK_VARIABLE = "GPU_FLEET_STACK"
-STACK_NAME, POOL_NAME = Known("stack", _stacks), Known("pool", _pools)
-WHERE: tuple[Decorator, ...] = (
+_STACK_NAME, POOL_NAME = Known("stack", _stacks), Known("pool", _pools)
+WHERE: tuple[_Decorator, ...] = (
     click.option(
         *("-s", "--stack"),
         metavar="NAME",
-        type=STACK_NAME,
+        type=_STACK_NAME,
         envvar=STACK_VARIABLE,
         help=f"Of this stack, by its published policy; by default {STACK_VARIABLE}, else the only one here.",
     ),
@@ -96,7 +84,7 @@ WHERE: tuple[Decorator, ...] = (
     click.option("--cloud", type=click.Choice(clouds.CLOUDS), help="Its cloud; by default likewise."),
     click.option("--account", "account_id", metavar="ID", help="Its account; by default yours."),
 )
-POLICY: tuple[Decorator, ...] = (
+POLICY: tuple[_Decorator, ...] = (
     click.option(
         "--policy", "policy_path", metavar="FILE", type=click.Path(path_type=Path), help="A policy in a file."
     ),
@@ -111,20 +99,9 @@ def stack_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def subject_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the same options, and the stack's name as an argument."""
-    return click.argument("subject", metavar="[STACK]", required=False, type=STACK_NAME)(
+    return click.argument("subject", metavar="[STACK]", required=False, type=_STACK_NAME)(
         _asking(command, (*WHERE, *POLICY))
     )
-
-
-def json_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``-o json``, as the parameter ``as_json``."""
-    return click.option(
-        *("-o", "--output", "as_json"),
-        type=click.Choice(["table", "json"]),
-        default="table",
-        callback=lambda _, __, form: form == "json",
-        help="For programs: json, with the keys of docs/reference/json.md.",
-    )(command)
 
 
 def where_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -145,7 +122,7 @@ def _stack_of(context: click.Context, subject: str | None, said: Mapping[str, An
     return known[0] if len(known) == 1 and not elsewhere else None
 
 
-def _asking(command: Callable[..., None], options: tuple[Decorator, ...]) -> Callable[..., None]:
+def _asking(command: Callable[..., None], options: tuple[_Decorator, ...]) -> Callable[..., None]:
     names = {field.name for field in fields(Asked)}
 
     @wraps(command)

@@ -12,9 +12,9 @@ from gpu_fleet_image.core.alicloud_credentials import Credentials
 ENDPOINT = "GPU_FLEET_ALICLOUD_OSS_ENDPOINT"  # environment: endpoint of OSS, for functions and tests
 # https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss
 # The public endpoint costs, and refuses accounts opened since March 2025 in mainland regions.
-ENDPOINT_OUTSIDE = "https://s3.oss-{region}.aliyuncs.com"
+_ENDPOINT_OUTSIDE = "https://s3.oss-{region}.aliyuncs.com"
 ENDPOINT_INSIDE = "https://s3.oss-{region}-internal.aliyuncs.com"
-FORBID_OVERWRITE = "x-oss-forbid-overwrite"  # OSS API, PutObject
+_FORBID_OVERWRITE = "x-oss-forbid-overwrite"  # OSS API, PutObject
 
 
 def bucket_client(
@@ -36,7 +36,7 @@ def bucket_client(
         CloudError: the metadata service does not answer.
     """
     keys = credentials.current()
-    url = os.environ.get(ENDPOINT) or endpoint or ENDPOINT_OUTSIDE.format(region=region)
+    url = os.environ.get(ENDPOINT) or endpoint or _ENDPOINT_OUTSIDE.format(region=region)
     ours = (urlsplit(url).hostname or "").endswith(".aliyuncs.com")
     made = boto3.client(
         "s3",
@@ -61,4 +61,4 @@ def bucket_client(
 def _forbid_overwrite(params: dict[str, Any], **_: object) -> None:
     if params["headers"].get("If-None-Match") == "*":
         del params["headers"]["If-None-Match"]
-        params["headers"][FORBID_OVERWRITE] = "true"
+        params["headers"][_FORBID_OVERWRITE] = "true"

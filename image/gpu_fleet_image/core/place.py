@@ -10,14 +10,15 @@ from typing import Protocol
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import instance_file, paths
 from gpu_fleet_image.core import policy as policies
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import LEDGER_URI, POLICY_FILE, policy_file
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, InstanceFileError, nearest
 from gpu_fleet_image.core.store import ABSENT
 
 POLICY_KEY = "reaper/policy.json"
-LEDGER_PREFIX = "reaper"
+_LEDGER_PREFIX = "reaper"
 SCHEMES = {"aws": "s3", "alicloud": "oss"}
 REGION_VARIABLES = {"aws": ("AWS_REGION", "AWS_DEFAULT_REGION"), "alicloud": ("ALIBABA_CLOUD_REGION_ID",)}
 NO_BUCKET = "NoSuchBucket"
@@ -133,7 +134,7 @@ def subject(asked: Asked) -> Subject:
 
 def ledger_uri(place: Place, account_id: str) -> str:
     """Return the URI of the sweep's records."""
-    return f"{SCHEMES[place.cloud]}://{place.bucket(account_id)}/{LEDGER_PREFIX}"
+    return f"{SCHEMES[place.cloud]}://{place.bucket(account_id)}/{_LEDGER_PREFIX}"
 
 
 def place_of(asked: Asked) -> Place:

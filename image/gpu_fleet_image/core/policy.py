@@ -15,11 +15,11 @@ from gpu_fleet_image.core.reaper_errors import PolicyError
 KEY = "policy.json"  # in the records bucket, where the ledger is
 
 CLOUDS = ("aws", "alicloud")
-MARKETS = ("on-demand", "spot", "capacity-block", "reservation")
+_MARKETS = ("on-demand", "spot", "capacity-block", "reservation")
 ACTIONS = ("stop", "terminate")
 AFTER_A_DAY, BY_OPERATOR, BY_OPERATOR_AFTER_UPDATE = "after-a-day", "by-operator", "by-operator-after-update"
-BREAKER_RELEASES = (AFTER_A_DAY, BY_OPERATOR, BY_OPERATOR_AFTER_UPDATE)
-MAX_IDLE_AFTER_HOURS = 14 * 24  # CloudWatch keeps the 60 s heartbeats 15 days (API GetMetricData)
+_BREAKER_RELEASES = (AFTER_A_DAY, BY_OPERATOR, BY_OPERATOR_AFTER_UPDATE)
+_MAX_IDLE_AFTER_HOURS = 14 * 24  # CloudWatch keeps the 60 s heartbeats 15 days (API GetMetricData)
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class PoolPolicy(document.Contradictory):
         capacity: growth of the pool; None in older policies, which leave it to the groups.
     """
 
-    market: Annotated[str, one_of(*MARKETS)]
+    market: Annotated[str, one_of(*_MARKETS)]
     min_size: Annotated[int, whole(0, 100_000)]
-    idle_after_hours: Annotated[float, number(0.05, MAX_IDLE_AFTER_HOURS)]
+    idle_after_hours: Annotated[float, number(0.05, _MAX_IDLE_AFTER_HOURS)]
     grace_minutes: Annotated[int, whole(0, 7 * 24 * 60)]
     min_uptime_minutes: Annotated[int, whole(0, 14 * 24 * 60)]
     coverage_percent: Annotated[int, whole(1, 100)]
@@ -183,7 +183,7 @@ class Policy:
     notify_users: Annotated[bool, FLAG] = False
     take_max_per_person: Annotated[int, whole(0, 100_000)] = 0
     session_document: Annotated[str, TEXT] = field(default="", metadata=LEFT_OUT)
-    breaker_release: Annotated[str, one_of(*BREAKER_RELEASES)] = BY_OPERATOR_AFTER_UPDATE
+    breaker_release: Annotated[str, one_of(*_BREAKER_RELEASES)] = BY_OPERATOR_AFTER_UPDATE
     agents: Annotated[str, TEXT] = field(default="", metadata=LEFT_OUT)
     schema_version: Annotated[int, one_of(1)] = 1
 

@@ -19,8 +19,8 @@ FRESH = timedelta(minutes=5)
 # A replaced controller is back before that.
 SILENT_AFTER = timedelta(minutes=15)
 LONGEST = 1 << 20  # bytes of the object
-MOST_JOBS = 1000
-LONGEST_WHY = 300
+_MOST_JOBS = 1000
+_LONGEST_WHY = 300
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ def to_json(needs: Mapping[str, PoolNeed], now: datetime, unread: Sequence[str] 
         unread: why jobs could not be read, one text each.
     """
     pools = {
-        pool: {"standing": need.standing, "jobs": list(need.jobs[:MOST_JOBS])}
+        pool: {"standing": need.standing, "jobs": list(need.jobs[:_MOST_JOBS])}
         for pool, need in sorted(needs.items())
     }
-    said = {"unread": len(unread), "unread_why": unread[0][:LONGEST_WHY]} if unread else {}
+    said = {"unread": len(unread), "unread_why": unread[0][:_LONGEST_WHY]} if unread else {}
     return {"schema_version": SCHEMA, "at": format_time(now), "pools": pools, **said}
 
 

@@ -8,8 +8,8 @@ from gpu_fleet_image.core.errors import InstanceError
 
 KEY = "accounts.json"
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
-KEY_LINE = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( [^\x00-\x1f]+)?")  # no options, and no second line
-UIDS, TEAM_GIDS = range(2000, 30_000), range(30_000, 50_000)
+_KEY_LINE = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( [^\x00-\x1f]+)?")  # no options, and no second line
+UIDS, _TEAM_GIDS = range(2000, 30_000), range(30_000, 50_000)
 
 
 class RosterError(InstanceError):
@@ -76,9 +76,9 @@ def _problems(entry: dict[str, Any]) -> list[str]:
         "name": isinstance(entry.get("name"), str) and NAME.fullmatch(entry["name"]) is not None,
         "uid": _within(entry.get("uid"), UIDS),
         "keys": isinstance(keys, list)
-        and all(isinstance(key, str) and KEY_LINE.fullmatch(key) is not None for key in keys),
+        and all(isinstance(key, str) and _KEY_LINE.fullmatch(key) is not None for key in keys),
         "team": isinstance(team, str) and (not team or NAME.fullmatch(team) is not None),
-        "team_gid": _within(entry.get("team_gid"), TEAM_GIDS) if team else entry.get("team_gid") == 0,
+        "team_gid": _within(entry.get("team_gid"), _TEAM_GIDS) if team else entry.get("team_gid") == 0,
         "admin": isinstance(entry.get("admin"), bool),
     }
     return [f"{key} = {entry.get(key)!r}: not as a stack writes it" for key, ok in right.items() if not ok]

@@ -20,7 +20,7 @@ ACCOUNT = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 RUN = re.compile(r"[a-z][a-z0-9-]{0,62}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SCHEMA = 1
-LONGEST_TITLE = 40
+_LONGEST_TITLE = 40
 FOLDER = "runs"  # of the records bucket
 JOBS, RUNS = f"{FOLDER}/jobs", f"{FOLDER}/words"
 QUEUED = "queue"
@@ -172,7 +172,7 @@ def run_name(title: str, now: datetime) -> str:
     last = [part for part in title.split("/") if part not in ("", ".", "..")]
     plain = re.sub(r"[^a-z0-9]+", "-", (last[-1] if last else "run").lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
-    return f"{plain[:LONGEST_TITLE].rstrip('-')}-{now:%Y%m%d-%H%M%S}"
+    return f"{plain[:_LONGEST_TITLE].rstrip('-')}-{now:%Y%m%d-%H%M%S}"
 
 
 def job_prefix(account: str, run: str = "") -> str:

@@ -2,6 +2,7 @@
 
 import email.utils
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -206,6 +207,27 @@ class Store:
                 return None
             raise
         return answer
+
+
+def _directly(method: Callable[..., Any], **arguments: Any) -> Any:
+    return method(**arguments)
+
+
+def objects_below(
+    s3: Any, bucket: str, prefix: str, ask: Callable[..., Any] = _directly
+) -> Iterator[dict[str, Any]]:
+    """Yield every object whose key begins with the prefix, as ListObjectsV2 lists it.
+
+    Args:
+        ask: makes each call, such as ``Calls.read``; its errors are raised as they are.
+    """
+    arguments: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
+    while True:
+        page = ask(s3.list_objects_v2, **arguments)
+        yield from page.get("Contents", ())
+        if not page.get("NextContinuationToken"):
+            return
+        arguments["ContinuationToken"] = page["NextContinuationToken"]
 
 
 def stored_object(answer: dict[str, Any], key: str, at_most: int | None = None) -> StoredObject:

@@ -8,11 +8,11 @@ from zoneinfo import ZoneInfo
 from gpu_fleet_image.core.policy import QuietHours
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
-SATURDAY = 5
+_SATURDAY = 5
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 # Beyond it the arithmetic of ``datetime`` overflows; "for ever" is written as the year 9999.
-LAST_YEAR = 9998
-LONGEST_DURATION = timedelta(days=36_500)
+_LAST_YEAR = 9998
+_LONGEST_DURATION = timedelta(days=36_500)
 
 
 def parse_time(text: str) -> datetime:
@@ -24,8 +24,8 @@ def parse_time(text: str) -> datetime:
     value = datetime.fromisoformat(text.strip())
     if value.tzinfo is None:
         raise ValueError(f"{text!r} names no time zone")
-    if not 1 < value.year <= LAST_YEAR:
-        raise ValueError(f"{text!r} lies outside the years 2 to {LAST_YEAR}")
+    if not 1 < value.year <= _LAST_YEAR:
+        raise ValueError(f"{text!r} lies outside the years 2 to {_LAST_YEAR}")
     return value.astimezone(UTC)
 
 
@@ -43,7 +43,7 @@ def parse_duration(text: str) -> timedelta:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", text.strip())
     if not match or float(match[1]) == 0:
         raise ConfigurationError(f"duration {text!r}; allowed: a number and m, h or d, say 90m, 8h or 2d")
-    longest = LONGEST_DURATION / timedelta(**{UNITS[match[2]]: 1})
+    longest = _LONGEST_DURATION / timedelta(**{UNITS[match[2]]: 1})
     return timedelta(**{UNITS[match[2]]: min(float(match[1]), longest)})
 
 
@@ -58,7 +58,7 @@ def is_quiet(now: datetime, spans: Sequence[QuietHours], zone: ZoneInfo, *, week
         weekends: Saturday and Sunday are quiet.
     """
     local = now.astimezone(zone)
-    if weekends and local.weekday() >= SATURDAY:
+    if weekends and local.weekday() >= _SATURDAY:
         return True
     minute = local.hour * 60 + local.minute
     return any(_within(minute, span) for span in spans)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 PREFIX = "image/wheels"
-INSTALLER = "pip"  # packed too: a base without internet access may have none
+_INSTALLER = "pip"  # packed too: a base without internet access may have none
 
 # (key in the bucket, file): downloads the object into the file
 Fetch = Callable[[str, Path], object]
@@ -26,7 +26,7 @@ def listing(folder: Path, base: str) -> str:
     Raises:
         OSError: there is no list for the base.
     """
-    return "".join((folder / f"{name}.txt").read_text(encoding="utf-8") for name in (base, INSTALLER))
+    return "".join((folder / f"{name}.txt").read_text(encoding="utf-8") for name in (base, _INSTALLER))
 
 
 def hashes(text: str) -> frozenset[str]:

@@ -4,18 +4,19 @@ import base64
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from gpu_fleet_image.core import oss
 from gpu_fleet_image.core.alicloud_credentials import KEY_ID, AccessKey, Credentials
-from gpu_fleet_image.core.calls import Calls, batches
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.instance_file import InstanceFile
 from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.core.queue_errors import NotReadyError
 from gpu_fleet_image.core.reaper_errors import AnswerError
 from gpu_fleet_image.core.store import StoredObject
+from gpu_fleet_image.providers.alicloud import instances
 from gpu_fleet_image.providers.alicloud.oss import OssStore
 from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Product, clients
 from gpu_fleet_image.queue import munge
@@ -23,9 +24,6 @@ from gpu_fleet_image.queue import munge
 # The key's version and its label. The secret's current version stays the text that the stack declares, which
 # Pulumi reads back into its state (stacks/gpu_fleet_stacks/alicloud/queue.py).
 VERSION = "munge"
-PAGE = 100  # ECS API, DescribeInstances
-# ECS's name of a state -> EC2's, if it is not the same word in lower case.
-STATES = {"Starting": "pending"}
 
 
 class AlicloudQueue:
@@ -44,7 +42,7 @@ class AlicloudQueue:
 
     def states(self, ids: list[str]) -> dict[str, str]:
         """Return instances' states as the protocol."""
-        return states_of(self._clients.ecs, self._calls, ids)
+        return instances.states_of(self._calls, self._clients.ecs, ids)
 
     def store(self) -> "RecordsStore":
         """Return the stack's records as the protocol."""
@@ -117,16 +115,3 @@ def fetched(kms: Product, secret: str, *, may_make: bool) -> bytes:
     except AnswerError as error:
         raise NotReadyError(f"secret {secret}: not read: {absent}; not made: {error}") from error
     return made
-
-
-def states_of(ecs: Product, calls: Calls, ids: Iterable[str]) -> dict[str, str]:
-    """Return instances' states as ``cloud.QueueCloud.states``. ECS omits instances that are gone."""
-    states: dict[str, str] = {}
-    for some in batches(list(ids), PAGE):
-        page = calls.read(
-            ecs.action("DescribeInstances"), InstanceIds=json.dumps(list(some)), MaxResults=PAGE
-        )
-        for raw in page["Instances"]["Instance"]:
-            status = str(raw["Status"])
-            states[str(raw["InstanceId"])] = STATES.get(status, status.lower())
-    return states

@@ -6,10 +6,8 @@ from typing import Any
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.instance_file import InstanceFile
 from gpu_fleet_image.core.store import Store
-from gpu_fleet_image.providers.aws import session
+from gpu_fleet_image.providers.aws import instances, session
 from gpu_fleet_image.queue import munge
-
-MOST_VALUES = 200  # of one filter (EC2 API, Filter)
 
 
 class AwsQueue:
@@ -28,7 +26,7 @@ class AwsQueue:
     def states(self, ids: list[str]) -> dict[str, str]:
         """Return instances' states as the protocol."""
         self._ec2 = self._ec2 or session.client("ec2", self._instance.region)
-        return states_of(self._ec2, self._calls, ids)
+        return instances.states_of(self._calls, self._ec2, ids)
 
     def store(self) -> Store:
         """Return the stack's records as the protocol."""
@@ -39,15 +37,3 @@ class AwsQueue:
 def connect(instance: InstanceFile) -> AwsQueue:
     """Return the cloud of this instance."""
     return AwsQueue(instance)
-
-
-def states_of(ec2: Any, calls: Calls, ids: list[str]) -> dict[str, str]:
-    """Return instance id -> state, of those that EC2 still knows. Raises CloudError."""
-    states: dict[str, str] = {}
-    for start in range(0, len(ids), MOST_VALUES):
-        wanted = [{"Name": "instance-id", "Values": ids[start : start + MOST_VALUES]}]
-        answer = calls.read(ec2.describe_instances, Filters=wanted)
-        for reservation in answer["Reservations"]:
-            for instance in reservation["Instances"]:
-                states[instance["InstanceId"]] = instance["State"]["Name"]
-    return states

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_fleet_image.core import instance_file, paths, queue_file
-from gpu_fleet_image.core.calls import DENIED
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import replace_text
 from gpu_fleet_image.core.policy import KEY as POLICY
@@ -200,7 +200,7 @@ class ControllerWatch:
         )
         self._known = names
         self.say(to_json(demand.needs, now, said.unread))
-        self._refusals.say(said.jobs, nodes, excluded, demand)
+        self._refusals.say(said.jobs, nodes, excluded, demand, now)
         return demand
 
     def _keep_away(

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.queue.answers import ENDED, PENDING, ListedJob
+from gpu_fleet_image.queue.kept_back import Outlook, is_kept_back
 from gpu_fleet_image.queue.sizes import Fit, NodeSize, QueuePool, fit
 from gpu_fleet_image.queue.slurm import Node
 
@@ -24,8 +25,10 @@ OF_LIMITS = ("Assoc", "QOS")  # prefixes of reasons that are limits of an accoun
 GIVEN_UP = "BadConstraints"
 # Slurm has tried its nodes, and found too little left on them.
 TRIED = "Resources"
-# A job without a reason has not been tried yet: Slurm does so within seconds, or after many others.
-LOOKED_AT_S = 20
+# Slurm's reasons for a job that it has not tried, or that others precede: its second scheduler tries all of
+# them each half minute (bf_interval), and may find room in the remains of several nodes.
+NOT_TRIED = ("", "Priority")
+TRIED_AFTER_S = 35
 # 22.05 reports "Resources" right after a submission, and the true reason a second later: "Dependency".
 TRUE_AFTER_S = 3
 # An instance takes minutes to boot: jobs that may start within this time count now.
@@ -44,11 +47,13 @@ class QueueDemand:
         needs: pool -> what it needs.
         refused: job -> why no number of instances would run it.
         fits: job -> number of instances that it takes, of all other waiting jobs.
+        kept_back: parts of heterogeneous jobs that Slurm should not try for now.
     """
 
     needs: dict[str, PoolNeed]
     refused: dict[str, str] = field(default_factory=dict)
     fits: dict[str, int] = field(default_factory=dict)
+    kept_back: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -85,13 +90,14 @@ class Room:
             wanted=[*self.wanted],
         )
 
-    def take(self, wants: Fit, besides: Collection[str]) -> set[str] | None:
+    def take(self, wants: Fit, besides: Collection[str], *, buys: bool) -> set[str] | None:
         """Find room for a job; return its nodes, or None if the pool's limit does not allow it.
 
         Args:
             besides: nodes that it is kept away from.
+            buys: whether it may have nodes that do not exist yet.
         """
-        there, missing = self._placed(wants, besides)
+        there, missing = self._placed(wants.parts, besides)
         free = [name for name in self.free if name not in besides][: len(missing)]
         bought = [f"asked for: {len(self.new) + number}" for number in range(len(missing) - len(free))]
         # with free ones that this job must not use, once: more are requested only beyond all that exist
@@ -99,9 +105,11 @@ class Room:
         number = len(counted) + len(bought)
         if self.standing + sum(self.wanted) + number > self.pool.most:
             return None
-        for name, part in there.items():
-            left = self.partly if name in self.partly else self.new
-            left[name] = left[name].without(part)
+        if bought and (spread := self._spread(wants, besides)):
+            return self._fill(spread)
+        if bought and not buys:
+            return None
+        self._fill(there)
         coming = dict(zip([*free, *bought], missing, strict=True))
         self.new |= {name: self.pool.size.without(part) for name, part in coming.items()}
         self.free = [name for name in self.free if name not in coming]
@@ -109,12 +117,29 @@ class Room:
         self.wanted += [number] * bool(number)
         return {*there, *coming}
 
-    def _placed(self, wants: Fit, besides: Collection[str]) -> tuple[dict[str, NodeSize], list[NodeSize]]:
+    def _fill(self, there: Mapping[str, NodeSize]) -> set[str]:
+        """Take these parts of what nodes have left; return their names."""
+        for name, part in there.items():
+            left = self.partly if name in self.partly else self.new
+            left[name] = left[name].without(part)
+        return {*there}
+
+    def _spread(self, wants: Fit, besides: Collection[str]) -> dict[str, NodeSize]:
+        """Find room on the remains of more nodes, as Slurm does; empty without room."""
+        for parts in wants.spread:
+            there, missing = self._placed(parts, besides)
+            if not missing:
+                return there
+        return {}
+
+    def _placed(
+        self, parts: Sequence[NodeSize], besides: Collection[str]
+    ) -> tuple[dict[str, NodeSize], list[NodeSize]]:
         """Return the parts that fit on nodes with some capacity left, and those that fit on none."""
         there: dict[str, NodeSize] = {}
         missing: list[NodeSize] = []
         some_left = {name: left for name, left in (self.partly | self.new).items() if name not in besides}
-        for part in wants.parts:
+        for part in parts:
             holding = (name for name, left in some_left.items() if name not in there and left.holds(part))
             if name := next(holding, ""):
                 there[name] = part
@@ -130,27 +155,34 @@ class Rooms:
     Attributes:
         pools: by name.
         left: team -> GPUs that its limit leaves for its waiting jobs.
+        given: jobs with room, or with instances that were requested.
+        limited: jobs for which their team's limit leaves too little now.
     """
 
     pools: dict[str, Room]
     left: dict[str, int]
+    given: set[str] = field(default_factory=set)
+    limited: set[str] = field(default_factory=set)
 
     def place(
         self,
         parts: Sequence[ListedJob],
         fits: Mapping[str, Fit],
         excluded: Mapping[str, Collection[str]],
+        *,
+        buys: bool,
     ) -> bool:
         """Find room for all parts of a job, or for none; return whether there may be enough."""
-        placed = self._placed(parts, fits, excluded)
+        placed = self._placed(parts, fits, excluded, buys=buys)
         if placed and placed[1] and all(part.job.reason == TRIED for part in parts):
             beside = {part.job.pool: [*self.pools[part.job.pool].partly] for part in parts}
             kept = {part.job.id: (*excluded.get(part.job.id, ()), *beside[part.job.pool]) for part in parts}
-            placed = self._placed(parts, fits, kept)
+            placed = self._placed(parts, fits, kept, buys=buys)
         if placed is None:
             return False
         self.pools |= placed[0].pools
         self.left |= placed[0].left
+        self.given |= {part.job.id for part in parts}
         return True
 
     def _placed(
@@ -158,6 +190,8 @@ class Rooms:
         parts: Sequence[ListedJob],
         fits: Mapping[str, Fit],
         excluded: Mapping[str, Collection[str]],
+        *,
+        buys: bool,
     ) -> tuple["Rooms", bool] | None:
         """Return the capacity left, and whether the job shares nodes that Slurm has all tried.
 
@@ -167,9 +201,15 @@ class Rooms:
         taken: dict[str, set[str]] = {name: set() for name in after.pools}
         for part in parts:
             name, wants = part.job.pool, fits[part.job.id]
+            if len(parts) > 1:  # their places depend on one another
+                wants = replace(wants, spread=())
             # in 22.05 no two parts of a job share a node
-            nodes = after.pools[name].take(wants, {*excluded.get(part.job.id, ()), *taken[name]})
-            if nodes is None or wants.gpus > after.left.get(part.team, wants.gpus):
+            besides = {*excluded.get(part.job.id, ()), *taken[name]}
+            nodes = after.pools[name].take(wants, besides, buys=buys)
+            if wants.gpus > after.left.get(part.team, wants.gpus):
+                self.limited |= {part.job.id for part in parts}
+                return None
+            if nodes is None:
                 return None
             taken[name] |= nodes
             if part.team in after.left:
@@ -225,13 +265,38 @@ def needs(
     jobs = [_in_its_pool(job, pools) for job in jobs]
     fits, refused = _sorted_out(jobs, pools, limits, given_up, now)
     for parts, number in _due(jobs, now):
-        if any(part.job.id not in fits or _is_to_be_tried(part, fits, nodes, excluded) for part in parts):
+        if any(part.job.id not in fits for part in parts):
             continue
+        is_to_be_tried = any(_is_to_be_tried(part, fits, nodes, excluded) for part in parts)
         for _ in range(number):
-            if not rooms.place(parts, fits, excluded):
+            if not rooms.place(parts, fits, excluded, buys=not is_to_be_tried):
                 break
     wanted = {name: PoolNeed(room.standing, tuple(room.wanted)) for name, room in rooms.pools.items()}
-    return QueueDemand(wanted, refused, {name: wants.nodes for name, wants in fits.items()})
+    nodes_of = {name: wants.nodes for name, wants in fits.items()}
+    return QueueDemand(wanted, refused, nodes_of, _kept_back(nodes, jobs, rooms, refused, now))
+
+
+def _kept_back(
+    nodes: Iterable[Node],
+    jobs: Iterable[ListedJob],
+    rooms: Rooms,
+    refused: Collection[str],
+    now: datetime,
+) -> frozenset[str]:
+    """Return the parts of heterogeneous jobs that cannot start, and would keep nodes from others."""
+    there = Counter(node.pool for node in nodes)
+    groups: dict[str, list[ListedJob]] = defaultdict(list)
+    for job in jobs:
+        if job.group and job.job.state == PENDING and job.is_whole:
+            groups[job.group].append(job)
+    known = [parts for parts in groups.values() if not any(_is_new(part, now) for part in parts)]
+    outlook = Outlook(
+        due={part.job.id for parts in known for part in parts if _is_due(part, now)},
+        placed=rooms.given,
+        hopeless={*refused, *rooms.limited},
+        busy={name for name, room in rooms.pools.items() if room.wanted or there[name] < room.pool.most},
+    )
+    return outlook.kept_back(known)
 
 
 def nodes_for(
@@ -340,7 +405,7 @@ def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[Listed
     """Yield the jobs that instances would start now, as their parts, with the number of tasks, in order."""
     running = Counter(job.array for job in jobs if job.array and job.job.state not in (PENDING, *ENDED))
     groups: dict[str, list[ListedJob]] = defaultdict(list)
-    for job in sorted(jobs, key=lambda job: (-job.priority, int(job.job.id))):
+    for job in sorted(jobs, key=_place_in_line):
         if job.job.state == PENDING:
             groups[job.group or job.job.id].append(job)
     for parts in groups.values():
@@ -350,13 +415,23 @@ def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[Listed
             yield parts, number
 
 
+def _place_in_line(job: ListedJob) -> tuple[bool, int, int]:
+    """Return the sort key of a job. One that Slurm holds has priority 0 until it is released."""
+    return job.job.reason != GIVEN_UP, -job.priority, int(job.job.id)
+
+
 def _is_due(job: ListedJob, now: datetime) -> bool:
     """Return whether a job waits for capacity, now or within an instance's boot."""
     if not job.is_whole:
         return False
-    reason, age_s = job.job.reason, now.timestamp() - job.submitted_s
+    reason = job.job.reason
     is_held = job.priority == 0 and reason != GIVEN_UP
-    if is_held or reason in NOT_FOR_ROOM or reason.startswith(OF_LIMITS):
+    if is_held or reason in NOT_FOR_ROOM or reason.startswith(OF_LIMITS) or _is_new(job, now):
         return False
-    is_new = age_s < (TRUE_AFTER_S if reason else LOOKED_AT_S)
-    return not is_new and job.eligible_s <= (now + LEAD).timestamp()
+    return is_kept_back(job, now) or job.eligible_s <= (now + LEAD).timestamp()
+
+
+def _is_new(job: ListedJob, now: datetime) -> bool:
+    """Return whether Slurm may not have given the true reason yet."""
+    least_s = TRIED_AFTER_S if job.job.reason in NOT_TRIED else TRUE_AFTER_S
+    return now.timestamp() - job.submitted_s < least_s

@@ -7,9 +7,10 @@ Slurm holds a job for ever if the present nodes could not run it, though more of
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from gpu_fleet_image.core.queue_errors import SlurmError
-from gpu_fleet_image.queue import slurm
+from gpu_fleet_image.queue import kept_back, slurm
 from gpu_fleet_image.queue.answers import OURS, PENDING, Job, ListedJob
 from gpu_fleet_image.queue.demand import GIVEN_UP, QueueDemand, nodes_for
 
@@ -22,14 +23,22 @@ def described(jobs: Iterable[ListedJob], demand: QueueDemand | None) -> list[Job
     """Return the jobs for users: with the number of instances that one waits for, or why it waits in vain."""
     if demand is None:
         return [listed.job for listed in jobs]
+    waits = dict.fromkeys(demand.kept_back, kept_back.WAITS)
     return [
         replace(
             job,
-            reason=demand.refused.get(job.id, job.reason),
+            reason=(waits | demand.refused).get(job.id, job.reason),
             nodes=demand.fits.get(job.id, job.nodes),
         )
         for job in (listed.job for listed in jobs)
     ]
+
+
+def _word(job: str, demand: QueueDemand) -> str:
+    """What is said of a job that waits; empty for nothing."""
+    if job in demand.kept_back:
+        return f"{PREFIX}{demand.refused.get(job, kept_back.WAITS)} {kept_back.MARK}"
+    return f"{PREFIX}{demand.refused[job]}" if job in demand.refused else ""
 
 
 @dataclass
@@ -65,19 +74,38 @@ class Refusals:
         nodes: Sequence[slurm.Node],
         excluded: Excluded,
         demand: QueueDemand,
+        now: datetime,
     ) -> None:
         """Write messages to jobs that nothing helps; release those for which there are now enough nodes."""
         for listed in jobs:
             job = listed.job
             if job.state != PENDING:
                 continue
-            word = f"{PREFIX}{demand.refused[job.id]}" if job.id in demand.refused else ""
+            word = _word(job.id, demand)
             if word != listed.admin_comment and (word or listed.admin_comment.startswith(PREFIX)):
                 self._notify(job.id, word)
+            self._keep_back(listed, now, is_kept=job.id in demand.kept_back)
             if job.reason == GIVEN_UP and job.id in demand.fits:
                 there = nodes_for(listed, nodes, excluded)
                 if demand.fits[job.id] <= len(there):
                     self._release(job.id, there)
+
+    def _keep_back(self, listed: ListedJob, now: datetime, *, is_kept: bool) -> None:
+        """Let Slurm look at a job later, or now, where that is to change."""
+        job, was_kept = listed.job.id, kept_back.is_kept_back(listed, now)
+        left_s = listed.eligible_s - now.timestamp()
+        if is_kept:
+            start_in_s = int(kept_back.FOR.total_seconds())
+            is_to_change = not was_kept or left_s < kept_back.AGAIN.total_seconds()
+        else:
+            start_in_s, is_to_change = 0, was_kept and left_s > 0
+        if not is_to_change:
+            return
+        try:
+            slurm.start_in(job, start_in_s, self.ask)
+            LOG.info("event=queue-job-kept-back job=%s seconds=%d", job, start_in_s)
+        except SlurmError as error:
+            LOG.warning("event=queue-job-not-kept-back job=%s reason=%r", job, str(error))
 
     def _notify(self, job: str, word: str) -> None:
         try:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 # Slurm allocates whole cores (CR_Core), and a core of the clouds' instances is two of their vCPUs.
 THREADS = 2
 MIB_PER_GIB = 1024
+# Room is looked for on so many nodes more than a job needs: a look at thousands of jobs is to take seconds.
+MOST_MORE = 3
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,12 @@ class Fit:
     Attributes:
         parts: its part of each node, the largest first.
         gpus: in total.
+        spread: likewise on some nodes more than it needs.
     """
 
     parts: tuple[NodeSize, ...]
     gpus: int
+    spread: tuple[tuple[NodeSize, ...], ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -142,7 +146,10 @@ def fit(request: JobRequest, name: str, pool: QueuePool) -> Fit | str:
         parts = request.parts(number, pool.size)
         if all(map(pool.size.holds, parts)):
             gpus = request.gpus or sum(part.gpus for part in parts)
-            return Fit((pool.size,) * number if request.exclusive else parts, gpus)
+            if request.exclusive:
+                return Fit((pool.size,) * number, gpus)
+            more = range(number + 1, min(most, number + MOST_MORE) + 1)
+            return Fit(parts, gpus, tuple(request.parts(other, pool.size) for other in more))
     return _why_not(request, request.parts(number, pool.size), name, pool)
 
 

@@ -145,8 +145,18 @@ def notify(job: str, text: str, ask: Run = run) -> None:
 
     Raises SlurmError.
     """
+    _update(job, f"admincomment={text}", ask)
+
+
+def start_in(job: str, seconds: int, ask: Run = run) -> None:
+    """Let a pending job start in so many seconds at the earliest; raises SlurmError."""
+    _update(job, f"starttime=now+{seconds}" if seconds else "starttime=now", ask)
+
+
+def _update(job: str, change: str, ask: Run) -> None:
+    """Change one field of a job; raises SlurmError."""
     try:
-        ask(["scontrol", "update", f"jobid={job}", f"admincomment={text}"])
+        ask(["scontrol", "update", f"jobid={job}", change])
     except SlurmError as error:
         # 22.05's reply about a job that its nodes cannot run, although it has changed it
         if "Requested partition configuration not available now" not in str(error):

@@ -14,13 +14,13 @@ from pathlib import Path
 from gpu_fleet_image.recipe import build_requirements, lock, payload, wheels
 from gpu_fleet_image.recipe.errors import BakeError, RequirementError
 
-ENTER = Path(__file__).with_name("enter.sh")
+_ENTER = Path(__file__).with_name("enter.sh")
 BASE = "debian-12"
 # Files of packages are older; files that the bake itself makes get this time (2025-11-24T16:00:00Z).
 SOURCE_DATE_EPOCH = 1_764_000_000
 # A finished root file system of 2.5 GiB, the disk made from it, and the packages that apt unpacks.
 NEEDED_GIB = 8
-LOG_LINES_SHOWN = 15
+_LOG_LINES_SHOWN = 15
 
 Listener = Callable[[str], None]
 
@@ -86,7 +86,7 @@ def enter(root: Path, recipe: Path, cache: Path, target: str) -> list[str]:
     own = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     environment = ["env", f"TARGET={target}", f"SOURCE_DATE_EPOCH={SOURCE_DATE_EPOCH}"]
     places = [str(place) for place in (root, recipe, cache / "files", cache / "apt")]
-    return [*environment, *own, str(ENTER), *places, "/run/bake/payload/provision.sh"]
+    return [*environment, *own, str(_ENTER), *places, "/run/bake/payload/provision.sh"]
 
 
 def _make_base(root: Path) -> None:
@@ -142,7 +142,7 @@ def _timed(seconds: dict[str, float], part: str, listener: Listener) -> Iterator
 
 
 def _tail(lines: list[str]) -> str:
-    return "\n".join(f"  {line}" for line in lines[-LOG_LINES_SHOWN:])
+    return "\n".join(f"  {line}" for line in lines[-_LOG_LINES_SHOWN:])
 
 
 def size_bytes(root: Path) -> int:

@@ -123,7 +123,7 @@ def bootstrap(
         wait: sleeps for so many seconds.
     """
     report = BootstrapReport((place.payload / "payload.sha256").read_text(encoding="utf-8").strip())
-    before = done_before(place, report.payload)
+    before = _done_before(place, report.payload)
     report.steps = dict.fromkeys((step for step in steps if step in before), "done")
     # the agent's step is cheap and starts the agent; the trainer's would empty an environment in use
     left = [step for step in steps if step == FIRST or step not in before]
@@ -150,7 +150,7 @@ def _succeeds(
     return True
 
 
-def done_before(place: RecipePlace, payload: str) -> frozenset[str]:
+def _done_before(place: RecipePlace, payload: str) -> frozenset[str]:
     """Return the steps of the same payload that an earlier boot completed."""
     try:
         digest, *steps = place.done_file.read_text(encoding="utf-8").split()

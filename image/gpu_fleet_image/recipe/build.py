@@ -21,7 +21,7 @@ from gpu_fleet_image.recipe.errors import ImageError
 OUTPUT = places.build_folder() / "image"
 KEY_DIGITS = 16
 REPORT = "report.json"
-CLOUD_BASES = {"aws": "ubuntu-24.04", "alicloud": "ubuntu-24.04"}
+_CLOUD_BASES = {"aws": "ubuntu-24.04", "alicloud": "ubuntu-24.04"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def cloud_payload(output: Path, target: str) -> Path:
         LockError: the wheels of the cloud's base were made from other requirements.
         PayloadError: the recipe is incomplete.
     """
-    check_wheels(CLOUD_BASES[target])
+    _check_wheels(_CLOUD_BASES[target])
     content = payload.tarball(payload.assemble(target=target))
     output.mkdir(parents=True, exist_ok=True)
     file = output / f"payload-{hashlib.sha256(content).hexdigest()}.tar"
@@ -108,11 +108,11 @@ def inputs() -> payload.Files:
         ImageError: something is missing, or was made from something else.
     """
     files = payload.assemble()
-    check_wheels(bake.BASE)
+    _check_wheels(bake.BASE)
     return files
 
 
-def check_wheels(base: str) -> None:
+def _check_wheels(base: str) -> None:
     """Check a base's list of wheels against the lockfile, and against its requirements.
 
     Raises:
@@ -214,7 +214,7 @@ def oci_command(output: Path) -> None:
 
 @click.command("payload", epilog="\b\nExample:\n  gpu-fleet image payload --target aws")
 @_output_option
-@click.option("--target", type=click.Choice(tuple(CLOUD_BASES)), required=True)
+@click.option("--target", type=click.Choice(tuple(_CLOUD_BASES)), required=True)
 def payload_command(output: Path, target: str) -> None:
     """Write the tarball that a cloud's builder fetches, checks and runs; its name holds its hash."""
     try:

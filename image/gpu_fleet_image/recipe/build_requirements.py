@@ -18,7 +18,7 @@ BAKE = ("mmdebstrap", "e2fsprogs", "arch-test", "debian-archive-keyring", "gpg")
 BOOT = ("qemu-system-x86", "qemu-utils", "seabios", "genisoimage", "socat")
 CHECK = ("shellcheck", "systemd")
 # Another program may hold dpkg's lock for a while: unattended upgrades, a second bake.
-LOCK_TIMEOUT_S = 300
+_LOCK_TIMEOUT_S = 300
 # Lock of our processes while they run apt, one after another: apt fails if another one uses its lists.
 DPKG = Path("/var/lib/dpkg")
 
@@ -106,7 +106,7 @@ def quiet() -> dict[str, str]:
 
 
 def _apt(arguments: Sequence[str], folder: Path | None = None) -> None:
-    command = ["apt-get", "--quiet", "-o", f"DPkg::Lock::Timeout={LOCK_TIMEOUT_S}", *arguments]
+    command = ["apt-get", "--quiet", "-o", f"DPkg::Lock::Timeout={_LOCK_TIMEOUT_S}", *arguments]
     with alone(DPKG):
         done = subprocess.run(
             command,

@@ -6,7 +6,7 @@ from pathlib import Path
 from gpu_fleet_image.recipe.errors import BakeError
 
 # Space for logs, checkpoints of tests and users' packages; the file is sparse.
-SPARE_GIB = 2
+_SPARE_GIB = 2
 LABEL = "gpu-fleet"
 FORMATS = ("raw", "qcow2")
 
@@ -31,7 +31,7 @@ def make(root: Path, folder: Path, size_bytes: int, disk_format: str = "raw") ->
         (folder / name).write_bytes((root / "boot" / source).read_bytes())
     disk = folder / "disk.raw"
     with disk.open("wb") as file:
-        file.truncate(size_bytes + SPARE_GIB * 2**30)
+        file.truncate(size_bytes + _SPARE_GIB * 2**30)
     _run(["mkfs.ext4", "-q", "-F", "-L", LABEL, "-d", str(root), "-E", "lazy_itable_init=1", str(disk)])
     if disk_format == "raw":
         return disk

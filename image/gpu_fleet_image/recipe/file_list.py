@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 # pattern of paths -> why two bakes differ there
-VOLATILE = {
+_VOLATILE = {
     "etc/shadow*": "the day an account was made",
     "opt/gpu-fleet/venv/*/_distutils_hack/__pycache__/*": "Python's own start loads it while it is compiled",
     "var/cache/apt/archives/partial": "whether apt fetched anything, which it does as a user of its own",
@@ -65,12 +65,12 @@ def _entry(path: Path) -> ListedFile:
 def differences(first: dict[str, ListedFile], other: dict[str, ListedFile]) -> dict[str, str]:
     """Return forbidden differences: path -> description, in the order of paths."""
     changes = {path: _how(first.get(path), other.get(path)) for path in sorted(first.keys() | other.keys())}
-    return {path: how for path, how in changes.items() if how and not volatile(path)}
+    return {path: how for path, how in changes.items() if how and not _volatile(path)}
 
 
-def volatile(path: str) -> bool:
+def _volatile(path: str) -> bool:
     """Return whether two bakes may differ in a file."""
-    return any(fnmatch(path, pattern) for pattern in VOLATILE)
+    return any(fnmatch(path, pattern) for pattern in _VOLATILE)
 
 
 def _how(first: ListedFile | None, other: ListedFile | None) -> str:
@@ -91,7 +91,7 @@ def main(first: Path, other: Path) -> None:
     changes = differences(listing(first), listing(other))
     for path, how in changes.items():
         click.echo(f"{path}: {how}")
-    click.echo(f"{len(changes)} files differ, {len(VOLATILE)} patterns left out")
+    click.echo(f"{len(changes)} files differ, {len(_VOLATILE)} patterns left out")
     sys.exit(1 if changes else 0)
 
 

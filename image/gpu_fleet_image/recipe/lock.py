@@ -23,7 +23,7 @@ SCHEMA = 2
 BASES = ("debian-12", "ubuntu-24.04")
 # Keys that a kind needs beside kind, version and source; versions.toml explains how each kind is verified.
 KEY = ("key_fingerprint", "key_sources")
-HOLDS = {
+_HOLDS = {
     "archive": ("uri", "suites", *KEY),
     "packages": ("version",),
     "signed": ("version", "url", "key_url", *KEY),
@@ -37,19 +37,19 @@ SHAPES = {
 }
 # RFC 4880: the packet of a primary key, and the prefix of the data in its fingerprint
 PUBLIC_KEY = 6
-FINGERPRINT_PREFIX = b"\x99"
+_FINGERPRINT_PREFIX = b"\x99"
 # section 4.2.2: from this value on a length takes two octets
-TWO_OCTETS = 192
+_TWO_OCTETS = 192
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """One outside artefact on one base; ``HOLDS`` lists what its kind needs, the rest is empty.
+    """One outside artefact on one base; ``_HOLDS`` lists what its kind needs, the rest is empty.
 
     name: as in versions.toml; of an archive also the name of its key, ``keys/<name>.asc``.
         name: as in versions.toml; of an archive also that of its key, ``keys/<name>.asc``.
         base: the distribution, say ``debian-12``.
-        kind: a key of ``HOLDS``.
+        kind: a key of ``_HOLDS``.
         source: where it comes from, in words.
         version: exact, or of packages a series, such as ``580.*``.
         archive: of packages, the archive that has them; empty for the base's own.
@@ -137,9 +137,9 @@ def _problems(key: str, base: str, row: Any) -> list[str]:
         near = get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(sorted(known))}"
         return [f"{key}.{unknown[0]}: unknown key; {hint}"]
-    if row.get("kind") not in HOLDS:
-        return [f"{key}.kind = {row.get('kind')!r}: must be one of {', '.join(HOLDS)}"]
-    needed = ("source", *HOLDS[row["kind"]], *(("day",) if "{day}" in row.get("uri", "") else ()))
+    if row.get("kind") not in _HOLDS:
+        return [f"{key}.kind = {row.get('kind')!r}: must be one of {', '.join(_HOLDS)}"]
+    needed = ("source", *_HOLDS[row["kind"]], *(("day",) if "{day}" in row.get("uri", "") else ()))
     wrong = [f"{key}.{name}: required, and missing" for name in needed if not row.get(name)]
     if "key_sources" in row and len(set(row["key_sources"])) == 1:
         wrong.append(f"{key}.key_sources = {row['key_sources']!r}: needs two public places")
@@ -194,7 +194,7 @@ def fingerprints(armour: str) -> list[str]:
         raise ValueError("no such block")
     return [
         hashlib.sha1(  # noqa: S324 - RFC 4880 defines a fingerprint by it
-            FINGERPRINT_PREFIX + len(body).to_bytes(2, "big") + body
+            _FINGERPRINT_PREFIX + len(body).to_bytes(2, "big") + body
         )
         .hexdigest()
         .upper()
@@ -212,9 +212,9 @@ def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
         if not head & 0x80 or not first:
             raise ValueError("no OpenPGP packets")
         if head & 0x40:
-            tag, octets = head & 0x3F, {255: 5}.get(first[0], 1 if first[0] < TWO_OCTETS else 2)
+            tag, octets = head & 0x3F, {255: 5}.get(first[0], 1 if first[0] < _TWO_OCTETS else 2)
             size = data[place + 1 : place + 1 + octets]
-            length = {1: first[0], 2: int.from_bytes(size, "big") - (TWO_OCTETS << 8) + TWO_OCTETS}.get(
+            length = {1: first[0], 2: int.from_bytes(size, "big") - (_TWO_OCTETS << 8) + _TWO_OCTETS}.get(
                 octets, int.from_bytes(size[1:], "big")
             )
         else:

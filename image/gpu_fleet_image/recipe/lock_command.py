@@ -101,7 +101,7 @@ def _refreshed(
         yield artefact.name, {"version": _newest_proven(artefact).version}
     elif artefact.kind == "hashed" and "{version}" in artefact.page:
         latest = _newest_proven(artefact)
-        yield artefact.name, {"version": latest.version, "sha256": bare_hash(_read(latest.proof), latest)}
+        yield artefact.name, {"version": latest.version, "sha256": _bare_hash(_read(latest.proof), latest)}
     elif artefact.kind == "hashed":
         version, sha256 = published(_read(artefact.page), artefact)
         yield artefact.name, {"version": version, "sha256": sha256}
@@ -220,7 +220,7 @@ def successors(artefact: lock.Artefact) -> list[lock.Artefact]:
     return [replace(artefact, version="".join(version)) for version in later]
 
 
-def bare_hash(text: str, artefact: lock.Artefact) -> str:
+def _bare_hash(text: str, artefact: lock.Artefact) -> str:
     """Return the SHA-256 in a file that ``sha256sum`` wrote, or that has only the hash. Pure.
 
     Raises:

@@ -25,7 +25,7 @@ ENVIRONMENT = [
     *(f"HOME={HOME}", "USER=gpu-fleet"),
 ]
 # Speed over size: registries compress again, and the wheels inside are already compressed.
-COMPRESSION = 1
+_COMPRESSION = 1
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _layer(root: Path, folder: Path, created_s: int) -> tuple[_Blob, str]:
     file = folder / "layer"
     with file.open("wb") as raw:
         outer = _HashingWriter(raw)
-        with gzip.GzipFile("", "wb", COMPRESSION, outer, mtime=0) as packed:
+        with gzip.GzipFile("", "wb", _COMPRESSION, outer, mtime=0) as packed:
             inner = _HashingWriter(packed)
             with tarfile.open(fileobj=inner, mode="w|", format=tarfile.PAX_FORMAT) as tar:
                 for path in _paths(root):

@@ -43,7 +43,7 @@ PATTERNS = (
 NEVER = (".*", "*~", "*.env", "*.key", "*.pem", "*.orig", "*.swp")  # names, in any folder
 PROGRAMS = re.compile(r".*\.sh|rootfs/.*/(libexec|bin)/.*")
 # RFC 1952: deflate, no name, no time, no operating system
-GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
+_GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 
 Files = dict[str, bytes]
 
@@ -180,7 +180,7 @@ def compressed(tar: bytes) -> bytes:
     deflate = zlib.compressobj(level=6, wbits=-zlib.MAX_WBITS)
     body = deflate.compress(tar) + deflate.flush()
     trailer = zlib.crc32(tar).to_bytes(4, "little") + (len(tar) % 2**32).to_bytes(4, "little")
-    return GZIP_HEADER + body + trailer
+    return _GZIP_HEADER + body + trailer
 
 
 def write(files: Files, folder: Path) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 PACKAGES = Path(__file__).resolve().parents[2]  # the folder that holds gpu_fleet_image
 PROJECT = PACKAGES.parent if PACKAGES.name == "image" else PACKAGES
-CACHE_VARIABLE = "XDG_CACHE_HOME"
+_CACHE_VARIABLE = "XDG_CACHE_HOME"
 # Folder of a checkout -> its place in the wheel, instead of below the folder of its room
 # (image/gpu_fleet_image/recipe/users_wheel.py).
 INSTALLED = {"training/examples": "gpu_fleet_image/examples"}
 
 
-def is_checkout(project: Path = PROJECT) -> bool:
+def _is_checkout(project: Path = PROJECT) -> bool:
     """Return whether the folder is a checkout, or a copy of one, and not an environment's packages."""
     return (project / "pyproject.toml").is_file()
 
@@ -28,7 +28,7 @@ def folder(name: str, project: Path = PROJECT) -> Path:
 
 def build_folder() -> Path:
     """Return the folder of results, named by content: in the checkout, else in the user's cache."""
-    if is_checkout():
+    if _is_checkout():
         return PROJECT / "build"
-    named = os.environ.get(CACHE_VARIABLE)
+    named = os.environ.get(_CACHE_VARIABLE)
     return (Path(named) if named else Path.home() / ".cache") / "gpu-fleet"

@@ -15,12 +15,12 @@ from urllib.parse import quote
 
 # The identifiers' namespace: the same content gives the same serial number.
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "gpu-fleet.image")
-DPKG_FORMAT = (
+_DPKG_FORMAT = (
     "${Package}\t${Version}\t${Architecture}\t${source:Package}\t${source:Version}\t${db:Status-Status}\n"
 )
 # The day of the distribution's archive; steps on a cloud write this file (lib.sh, archive_day).
 ARCHIVE_DAY = Path("/usr/share/gpu-fleet/archive-day")
-LIST_WHEELS = """
+_LIST_WHEELS = """
 from importlib.metadata import distributions
 for found in distributions():
     print(found.metadata["Name"], found.version, sep="\\t")
@@ -30,7 +30,7 @@ Component = dict[str, Any]
 
 
 def debian_components(listing: str, base: str) -> list[Component]:
-    """Return the installed packages of a ``dpkg-query`` listing in ``DPKG_FORMAT`` on a base."""
+    """Return the installed packages of a ``dpkg-query`` listing in ``_DPKG_FORMAT`` on a base."""
     distribution = base.split("-", maxsplit=1)[0]
     packages = []
     for name, version, architecture, source, source_version, status in map(_cells, listing.splitlines()):
@@ -125,8 +125,10 @@ def main() -> None:
     parser.add_argument("--environment", type=Path, required=True, help="virtual environment")
     parser.add_argument("--folder", type=Path, required=True, help="folder of both files")
     options = parser.parse_args()
-    components = debian_components(_output("dpkg-query", "--show", "--showformat", DPKG_FORMAT), options.base)
-    components += python_components(_output(str(options.environment / "bin" / "python"), "-c", LIST_WHEELS))
+    components = debian_components(
+        _output("dpkg-query", "--show", "--showformat", _DPKG_FORMAT), options.base
+    )
+    components += python_components(_output(str(options.environment / "bin" / "python"), "-c", _LIST_WHEELS))
     properties = {
         "target": options.target,
         "base": options.base,

@@ -22,7 +22,7 @@ from gpu_fleet_image.recipe.errors import LockError
 LIST = places.folder("image/gpu_fleet_image/recipe/wheels") / "instance.txt"
 CACHE = places.build_folder() / "cache" / "wheels"
 # Packages that only one cloud's instances need.
-OF_CLOUD = {"aliyun-python-sdk-core": "alicloud"}
+_OF_CLOUD = {"aliyun-python-sdk-core": "alicloud"}
 # The oldest Python and glibc of an instance; Debian 12 and Ubuntu 24.04 have newer ones.
 PYTHON = "3.11"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux2010_x86_64")
@@ -53,14 +53,14 @@ def packages(target: str, cache: Path = CACHE) -> Files:
     """
     content: Files = {}
     for name, wheel in wheels(cache).items():
-        if target in ("aws", "alicloud") and OF_CLOUD.get(name, target) != target:
+        if target in ("aws", "alicloud") and _OF_CLOUD.get(name, target) != target:
             continue
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
-            content |= {path: archive.read(path) for path in archive.namelist() if is_packed(path)}
+            content |= {path: archive.read(path) for path in archive.namelist() if _is_packed(path)}
     return dict(sorted(content.items()))
 
 
-def is_packed(path: str) -> bool:
+def _is_packed(path: str) -> bool:
     """Return whether a file of a wheel belongs to the tree."""
     if path.endswith("/") or path.startswith(LEFT_OUT):
         return False

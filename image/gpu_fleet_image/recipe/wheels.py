@@ -25,30 +25,30 @@ from gpu_fleet_image.recipe.errors import ImageError, LockError, RequirementErro
 from gpu_fleet_image.recipe.lock import with_values
 
 PROJECT = Path(__file__).resolve().parents[3]
-LOCKFILE = PROJECT / "image" / "gpu_fleet_image" / "recipe" / "versions.toml"
+_LOCKFILE = PROJECT / "image" / "gpu_fleet_image" / "recipe" / "versions.toml"
 LOCAL = "debian-12"
 PYTHONS = {LOCAL: (3, 11), "ubuntu-24.04": (3, 12)}
 # The newest glibc that a base's wheels may need, as manylinux_2_N.
 GLIBC = {LOCAL: 36, "ubuntu-24.04": 39}
-OLDEST_GLIBC = 5
-CONSTRAINTS = ("requirements.lock", "torch-pypi.lock")
+_OLDEST_GLIBC = 5
+_CONSTRAINTS = ("requirements.lock", "torch-pypi.lock")
 CPU_TORCH = "torch-cpu.lock"
 # PyPI has no CPU build of torch for Linux.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 REQUIREMENTS = ("training/requirements.txt", "image/requirements.txt")
 # The users' tools: an environment of its own on top of the trainer's.
 TOOLS, TOOLS_BASE = PROJECT / "image" / "gpu_fleet_image" / "recipe" / "tools.txt", "ubuntu-24.04"
-TOOLS_HEADER = (
+_TOOLS_HEADER = (
     "# Every wheel of the users' tools that the trainer's list lacks; "
     "`python -m gpu_fleet_image.recipe.wheels` writes this\n"
     "# from image/gpu_fleet_image/recipe/tools.txt, at the trainer's versions where both need a package.\n"
 )
-HEADER = (
+_HEADER = (
     "# Every wheel of the image's virtual environment; "
     "`python -m gpu_fleet_image.recipe.wheels` writes this from\n"
     f"# {' and '.join(REQUIREMENTS)}.\n"
 )
-TORCH = {
+_TORCH = {
     LOCAL: "# torch is the CPU build: this list is for local bakes.\n",
     "ubuntu-24.04": "# torch brings CUDA 13 and NCCL with it, so the machine has no CUDA of its own.\n",
 }
@@ -116,7 +116,7 @@ def fetch(folder: Path, listing: Path = LIST) -> None:
         _pip("".join(torch), folder, "--index-url", CPU_INDEX)
 
 
-def lock(base: str, listing: Path | None = None, lockfile: Path = LOCKFILE) -> str:
+def lock(base: str, listing: Path | None = None, lockfile: Path = _LOCKFILE) -> str:
     """Resolve the requirements, write the list and its SHA-256 into the lockfile; return that hash.
 
     Raises:
@@ -131,7 +131,7 @@ def lock(base: str, listing: Path | None = None, lockfile: Path = LOCKFILE) -> s
     if base == LOCAL:
         lines = [line for line in lines if line.split("==")[0] not in pins(_text("torch-pypi.lock"))]
         lines.append(cpu_torch(_text(CPU_TORCH), PYTHONS[base]))
-    text = HEADER + TORCH[base] + "".join(sorted(lines))
+    text = _HEADER + _TORCH[base] + "".join(sorted(lines))
     listing.parent.mkdir(exist_ok=True)
     listing.write_text(text, encoding="utf-8")
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -140,7 +140,7 @@ def lock(base: str, listing: Path | None = None, lockfile: Path = LOCKFILE) -> s
     return digest
 
 
-def lock_tools(lockfile: Path = LOCKFILE) -> str:
+def lock_tools(lockfile: Path = _LOCKFILE) -> str:
     """Lock the users' tools as ``lock`` does, without the packages that the trainer has.
 
     Raises:
@@ -156,7 +156,7 @@ def lock_tools(lockfile: Path = LOCKFILE) -> str:
         for package in packages
         if canonicalize_name(package["name"]) not in own
     ]
-    text = TOOLS_HEADER + "".join(sorted(lines))
+    text = _TOOLS_HEADER + "".join(sorted(lines))
     list_of("tools").write_text(text, encoding="utf-8")
     digest = hashlib.sha256(text.encode()).hexdigest()
     changed = with_values(
@@ -178,7 +178,7 @@ def resolve(
         LockError: as in ``lock``.
     """
     requirements = requirements or requirement_files()
-    constraints = constraints or [PROJECT / name for name in CONSTRAINTS]
+    constraints = constraints or [PROJECT / name for name in _CONSTRAINTS]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "pylock.toml"
         command = [
@@ -199,7 +199,7 @@ def resolve(
 def tags(base: str) -> list[Tag]:
     """Return the tags that a base's Python can install, the best first."""
     python = PYTHONS[base]
-    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(GLIBC[base], OLDEST_GLIBC - 1, -1)]
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(GLIBC[base], _OLDEST_GLIBC - 1, -1)]
     platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
     interpreter = f"cp{''.join(map(str, python))}"
     return [*cpython_tags(python, platforms=platforms), *compatible_tags(python, interpreter, platforms)]
@@ -286,7 +286,7 @@ def main() -> int:
         except ImageError as error:
             sys.stderr.write(f"error: {name}: {error}\n")
             return 1
-        sys.stdout.write(f"{list_of(name)}: sha256 {digest}, written to {LOCKFILE.name}\n")
+        sys.stdout.write(f"{list_of(name)}: sha256 {digest}, written to {_LOCKFILE.name}\n")
     return 0
 
 

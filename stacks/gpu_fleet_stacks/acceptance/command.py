@@ -214,8 +214,8 @@ def _accept(console: Console, world: Surroundings, prepared: Prepared, *, plan_o
         return 0
     if prepared.path.exists():
         raise AcceptanceError(
-            f"{prepared.path} is there: an earlier run was not torn down, or another is under way; "
-            f"when none does: gpu-fleet accept {prepared.options.name} --clean-up"
+            f"{prepared.path} exists: an earlier run was not torn down, or another is running; "
+            f"if none runs: gpu-fleet accept {prepared.options.name} --clean-up"
         )
     run = _run(world, prepared)
     _hold_to_account(run)

@@ -65,7 +65,7 @@ class Metering:
         price = self.prices[kind, spot]
         if price is None:
             raise StopError(
-                f"an instance of type {kind} runs, whose price nobody knows: unknown is never free"
+                f"an instance of type {kind} runs, and its price is unknown: unknown is never free"
             )
         return price
 

@@ -55,7 +55,10 @@ def _of_pool(pool: str, launch_minutes: int) -> tuple[AcceptanceStep, ...]:
             f"{pool}: launch", launch_minutes, "the scaling group starts an instance from its template", "up"
         ),
         _minutes(
-            f"{pool}: heartbeat", 15, "its agent came out of the user data and is heard", f"{pool}: launch"
+            f"{pool}: heartbeat",
+            15,
+            "its agent was installed from the user data and sends heartbeats",
+            f"{pool}: launch",
         ),
         _minutes(
             f"{pool}: gate", 30, "the readiness gate found GPUs, disks and driver good", f"{pool}: launch"
@@ -66,10 +69,12 @@ def _of_pool(pool: str, launch_minutes: int) -> tuple[AcceptanceStep, ...]:
 STEPS: tuple[AcceptanceStep, ...] = (
     _minutes("preflight", 5, "the account has room for the stack"),
     _minutes(
-        "up", 45, "`gpu-fleet up` stands the stack up in this account, in every pass it takes", "preflight"
+        "up", 45, "`gpu-fleet up` deploys the stack in this account, in all passes that it needs", "preflight"
     ),
     _minutes("watchers", 5, "alarms, budget and schedule exist", "up"),
-    _minutes("groups", 5, "scaling groups have what was asked; one made for none is raised by request", "up"),
+    _minutes(
+        "groups", 5, "scaling groups have the requested settings; one made with 0 grows by request", "up"
+    ),
     *_of_pool(IDLE_POOL, 15),
     _minutes(
         "keep",
@@ -78,7 +83,9 @@ STEPS: tuple[AcceptanceStep, ...] = (
         f"{IDLE_POOL}: heartbeat",
     ),
     *_of_pool(SPOT_POOL, 20),
-    _minutes("trainer", 60, "the trainer's environment stands and sees every GPU", f"{SPOT_POOL}: gate"),
+    _minutes(
+        "trainer", 60, "the trainer's environment is installed and sees every GPU", f"{SPOT_POOL}: gate"
+    ),
     _minutes("train on a GPU", 15, "one rank trains on the GPU to its end", "trainer"),
     _minutes("train two ranks", 40, "two ranks train undisturbed; the reference", "trainer"),
     _minutes("interrupt", 40, "an interrupted run saves a checkpoint after the notice", "train two ranks"),
@@ -90,8 +97,8 @@ STEPS: tuple[AcceptanceStep, ...] = (
     _minutes(
         "terminate", 60, "the sweep terminates it after its grace period, with a record in the ledger", "mark"
     ),
-    _minutes("meter", 20, "the meter counted the instance-hours that were", "terminate"),
-    _minutes("logs", 20, "lines arrive in each log store that only the stack's key opens", "mark"),
+    _minutes("meter", 20, "the meter counted the actual instance-hours", "terminate"),
+    _minutes("logs", 20, "lines arrive in each log store under the stack's key", "mark"),
 )
 
 
@@ -135,8 +142,8 @@ def price(variant: Stack, unpriced_per_hour: Decimal | None = None) -> RunCost:
     if cost.unknown and unpriced_per_hour is None:
         names = ", ".join(quote.what for quote in cost.unknown)
         raise AcceptanceError(
-            f"no public price is known of {names}, and unknown is never free: name it in budget.assume, or "
-            f"say with --unpriced-per-hour what they cost together, in {cost.currency}"
+            f"no public price is known for {names}, and unknown is never free: name it in budget.assume, or "
+            f"give their total with --unpriced-per-hour, in {cost.currency}"
         )
     steady = [line for line in cost.lines if line.what not in BY_VOLUME]
     by_volume = [line for line in cost.lines if line.what in BY_VOLUME]

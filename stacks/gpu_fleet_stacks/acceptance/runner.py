@@ -77,7 +77,7 @@ class AcceptanceRun:
         """
         now = self.clock.now()
         if self.ends_at is not None and now >= self.ends_at:
-            raise StopError("the run's time is over, and what is left of it is for the tear-down")
+            raise StopError("the run's time is used up; the rest is reserved for the tear-down")
         if self.metering.began is None:
             return
         if self.metered_at is None or now - self.metered_at >= METER_EVERY:
@@ -122,7 +122,7 @@ Listener = Callable[[str, AcceptanceStep | None, StepRecord | None], None]
 
 
 def _silent(event: str, step: AcceptanceStep | None, done: StepRecord | None) -> None:
-    """Do nothing: a listener for a run that nobody watches."""
+    """Do nothing, as the listener of a run without an observer."""
 
 
 def execute(

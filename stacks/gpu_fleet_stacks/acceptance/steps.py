@@ -175,10 +175,12 @@ def _heartbeat(run: AcceptanceRun, pool: str) -> StepResult:
     newest = run.account.newest_heartbeat(instance, launched) or first
     silent_s = (run.clock.now() - newest).total_seconds()
     if silent_s > FRESH.total_seconds():
-        raise StepError(f"{instance} was last heard {silent_s:.0f} s ago: its agent has fallen silent")
+        raise StepError(f"{instance} sent its last heartbeat {silent_s:.0f} s ago: its agent is silent")
     seconds = (first - launched).total_seconds()
     facts = {"instance": instance, "first_heartbeat_after_s": round(seconds)}
-    return StepResult("a heartbeat, and a fresh one", f"first heard {seconds:.0f} s after its launch", facts)
+    return StepResult(
+        "a heartbeat, and a fresh one", f"first heartbeat {seconds:.0f} s after its launch", facts
+    )
 
 
 def ask(run: AcceptanceRun, instance: str, script: str, poll_s: float = LOOK_EVERY_S) -> CommandOutput:
@@ -335,7 +337,7 @@ def _interrupt(run: AcceptanceRun) -> StepResult:
     committed = _committed(run, job)
     saved, of_steps = max(committed), run.memory["straight"]["step"]
     if saved >= of_steps:
-        raise StepError(f"the run was over before the notice came: step {saved}")
+        raise StepError(f"the run was over before the notice arrived: step {saved}")
     if stopped.get("step", saved) != saved or committed[saved] < asked_at - CLOCKS_DIFFER:
         raise StepError(f"{how}: nothing was saved after the notice; the newest step is {saved}")
     run.memory |= {"job": job, "saved": saved, "by_cloud": by_cloud}

@@ -1,16 +1,16 @@
 """``gpu-fleet advise --params 7e9 --batch 32 --seq 2048``: needs of a run, and instances for it."""
 
 import datetime
-import math
 from collections.abc import Iterator
 from decimal import Decimal
 from operator import attrgetter
-from typing import Any, get_args
+from typing import get_args
 
 import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_stacks.advise import offers, scorecard
 from gpu_fleet_stacks.advise.plan import (
     GIB,
@@ -39,17 +39,6 @@ from gpu_fleet_stacks.core.listing import Column, Listing
 PIPE_WIDTH = 170
 EIGHT = 8
 FITS = ("yes", "on spot")
-
-
-class FiniteRange(click.FloatRange):
-    """A range without NaN: every comparison with NaN is false, so click's own range accepts it."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse numbers outside the range, NaN and infinity."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} must be a finite number", param, ctx)
-        return number
 
 
 class LargeNumber(click.ParamType[float]):

@@ -34,7 +34,7 @@ class Offer:
         network_gbps: of all its cards; None where unknown.
         joined: whether RDMA can connect several of them.
         price: for an hour on demand; None where no list has it.
-        spot: for an hour on spot, in the region of ``price``; None where nobody publishes it.
+        spot: for an hour on spot, in the region of ``price``; None where no price is published.
         comparison: for comparison only: no stack can use it.
     """
 

@@ -82,7 +82,7 @@ class Budget(pulumi.ComponentResource):
         group = alicloud.cms.AlarmContactGroup(
             naming.prefixed(stack.name),
             alarm_contact_group_name=naming.prefixed(stack.name),
-            describe=f"Who answers for gpu-fleet stack {stack.name}",
+            describe=f"Owners of gpu-fleet stack {stack.name}",
             contacts=contacts,
             opts=self._child,
         )

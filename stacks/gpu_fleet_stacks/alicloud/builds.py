@@ -46,7 +46,7 @@ class ImageBuilds(pulumi.ComponentResource):
             ScheduledFunctionArgs(
                 stack=stack,
                 label="builds",
-                purpose=f"Looks after image builds of gpu-fleet stack {stack.name}",
+                purpose=f"Controls image builds of gpu-fleet stack {stack.name}",
                 handler=HANDLER,
                 files=bundle(stack),
                 every_minutes=EVERY_MINUTES,

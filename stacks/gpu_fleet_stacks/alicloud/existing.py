@@ -95,9 +95,9 @@ def _wrong_with_vswitch(
         yield Problem(key, value, f"is not in {stack.region}, or not of account {stack.account_id}")
         return
     if vswitch.vpc_id != named.vpc_id:
-        yield Problem(key, value, f"lies in {vswitch.vpc_id}; must lie in {named.vpc_id}")
+        yield Problem(key, value, f"is in {vswitch.vpc_id}; must be in {named.vpc_id}")
     if vswitch.zone_id != zone:
-        yield Problem(key, value, f"lies in {vswitch.zone_id}; must lie in {zone}")
+        yield Problem(key, value, f"is in {vswitch.zone_id}; must be in {zone}")
     if named.internet:
         yield from _no_way_out(key, value, vswitch.route_table_id, opts)
 
@@ -147,7 +147,7 @@ def _wrong_with_bucket(
         yield f"is no bucket of account {stack.account_id}"
         return
     if listed[0].location != f"oss-{stack.region}":
-        yield f"lies in {listed[0].location}; must lie in oss-{stack.region}"
+        yield f"is in {listed[0].location}; must be in oss-{stack.region}"
     encryption = listed[0].server_side_encryption_rule
     if use.write and not (encryption and encryption.sse_algorithm):
         yield "encrypts nothing by itself; its owner sets KMS or AES256, or write stays false"

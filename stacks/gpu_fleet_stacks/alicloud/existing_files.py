@@ -81,8 +81,8 @@ def _wrong_with(stack: Stack, purpose: str, id_: str, opts: pulumi.InvokeOptions
         yield f"speaks {files.protocol_type}; must speak {NFS}"
     elif purpose == "home" and not files.encrypt_type:
         yield (
-            "is not encrypted, and NAS encrypts none later: its owner copies the files to an encrypted one, "
-            "whose id stands here then"
+            "is not encrypted, and NAS cannot encrypt it later: have its owner copy the files to an "
+            "encrypted one, and name that here"
         )
 
 

@@ -155,11 +155,9 @@ def _ways(group: str, peer: str, *, to_controller: bool) -> Iterator[FirewallRul
         group, to_controller, "tcp", (DATABASE_PORT, DATABASE_PORT), peer, "accounts of the queue"
     )
     yield FirewallRule(
-        group, not to_controller, "tcp", (NODE_PORT, NODE_PORT), peer, "starts and ends jobs of the queue"
+        group, not to_controller, "tcp", (NODE_PORT, NODE_PORT), peer, "starts and stops jobs of the queue"
     )
-    yield FirewallRule(
-        group, not to_controller, "tcp", SRUN_PORTS, peer, "says to srun what becomes of its job"
-    )
+    yield FirewallRule(group, not to_controller, "tcp", SRUN_PORTS, peer, "reports a job's result to srun")
 
 
 def _wide_open(

@@ -51,7 +51,7 @@ class People(pulumi.ComponentResource):
             ScheduledFunctionArgs(
                 stack=stack,
                 label="people",
-                purpose=f"Says who has an account on instances of gpu-fleet stack {stack.name}",
+                purpose=f"Lists the accounts on instances of gpu-fleet stack {stack.name}",
                 handler=HANDLER,
                 files=bundle(stack, args.directory),
                 every_minutes=EVERY_MINUTES,

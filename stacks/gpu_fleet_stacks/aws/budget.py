@@ -35,7 +35,7 @@ class _MeterWatch:
 
 _UNPRICED = _MeterWatch(
     "unpriced",
-    "Instances run whose price nobody knows: the cost is more than what the meter says. Name their types in "
+    "Instances of unknown price run: the cost is higher than the meter's value. Name their types in "
     "budget.assume, or terminate them",
     "UnpricedInstances",
     0,

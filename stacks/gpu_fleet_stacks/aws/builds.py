@@ -69,8 +69,8 @@ class ImageBuilds(pulumi.ComponentResource):
             own,
             ScheduledFunctionArgs(
                 stack=stack,
-                program="the keeper of image builds",
-                purpose=f"Looks after image builds of gpu-fleet stack {stack.name}",
+                program="the image build controller",
+                purpose=f"Controls image builds of gpu-fleet stack {stack.name}",
                 handler=HANDLER,
                 code=bundle(stack),
                 every=f"rate({EVERY_MINUTES} minutes)",
@@ -109,12 +109,12 @@ def _alarms(stack: Stack) -> tuple[_Alarm, ...]:
     own = naming.metric_namespace(stack.name)
     problem = (
         "No image was built or promoted: a build failed, none had an instance for its test in six hours, "
-        "its findings are critical, or none began for a week. See the keeper's log"
+        "its findings are critical, or none began for a week. See the build controller's log"
     )
     return (
         _Alarm("problem", problem, own, METRIC, "Maximum", 1),
-        _Alarm("errors", "Nobody looks after image builds", "AWS/Lambda", "Errors", "Sum", FAILED_LOOKS),
-        _Alarm("silent", "No look at image builds was made", own, METRIC, "SampleCount", None),
+        _Alarm("errors", "The build controller failed", "AWS/Lambda", "Errors", "Sum", FAILED_LOOKS),
+        _Alarm("silent", "The build controller did not run", own, METRIC, "SampleCount", None),
     )
 
 

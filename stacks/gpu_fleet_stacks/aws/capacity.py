@@ -101,7 +101,7 @@ class Capacity(pulumi.ComponentResource):
             f"{self._name}-errors",
             args.stack,
             function,
-            says="The mover fails again and again: nobody gets an instance",
+            says="The mover fails again and again: no user gets an instance",
             topic_arn=args.topic_arn,
             parent=self,
         )

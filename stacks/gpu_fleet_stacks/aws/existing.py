@@ -91,7 +91,7 @@ def look_at_buckets(stack: Stack, parent: pulumi.Resource) -> None:
             problems.append(Problem(_key_of(name), name, " ".join(str(error).split())))
             continue
         if bucket.bucket_region != stack.region:
-            allowed = f"lies in {bucket.bucket_region}; must lie in {stack.region}"
+            allowed = f"is in {bucket.bucket_region}; must be in {stack.region}"
             problems.append(Problem(_key_of(name), name, allowed))
     if problems:
         raise ExistingBucketError("\n".join(str(problem) for problem in problems))
@@ -150,8 +150,8 @@ def _targets(route: aws.ec2.outputs.GetRouteTableRouteResult) -> list[str]:
 def _problems(named: ExistingNetwork, zone: str, subnet: aws.ec2.GetSubnetResult) -> Iterator[Problem]:
     key, value = f"network.existing.subnets.{zone}", named.subnets[zone]
     if subnet.vpc_id != named.vpc_id:
-        yield Problem(key, value, f"lies in {subnet.vpc_id}; must lie in {named.vpc_id}")
+        yield Problem(key, value, f"is in {subnet.vpc_id}; must be in {named.vpc_id}")
     if subnet.availability_zone != zone:
-        yield Problem(key, value, f"lies in {subnet.availability_zone}; must lie in {zone}")
+        yield Problem(key, value, f"is in {subnet.availability_zone}; must be in {zone}")
     if subnet.map_public_ip_on_launch:
         yield Problem(key, value, "gives instances public addresses; must be a private subnet")

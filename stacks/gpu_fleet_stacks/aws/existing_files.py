@@ -52,12 +52,12 @@ def home(stack: Stack, named: ExistingFileSystem, parent: pulumi.Resource) -> Mo
 def _wrong_with(stack: Stack, files: aws.efs.GetFileSystemResult) -> Iterator[str]:
     if not files.encrypted:
         yield (
-            "is not encrypted, and EFS encrypts none later: its owner copies the files to an encrypted one "
-            "(AWS Backup or DataSync), whose id stands here then"
+            "is not encrypted, and EFS cannot encrypt it later: have its owner copy the files to an "
+            "encrypted one (AWS Backup or DataSync), and name that here"
         )
     only, zones = files.availability_zone_name, stack.network.zones
     if only and set(zones) != {only}:
-        yield f"stands in {only} alone; instances start in {', '.join(zones)}, and have no mount target there"
+        yield f"is in {only} only; instances start in {', '.join(zones)}, where it has no mount target"
 
 
 def scratch(stack: Stack, named: ExistingFileSystem) -> Mount:

@@ -138,8 +138,8 @@ def _of_queue(stack: Stack) -> Iterator[FirewallRule]:
         ways = (
             (pool.name, QUEUE, (CONTROLLER_PORT, CONTROLLER_PORT), "jobs of the queue"),
             (pool.name, QUEUE, (DATABASE_PORT, DATABASE_PORT), "accounts of the queue"),
-            (QUEUE, pool.name, (NODE_PORT, NODE_PORT), "starts and ends jobs"),
-            (QUEUE, pool.name, SRUN_PORTS, "says to srun what becomes of its job"),
+            (QUEUE, pool.name, (NODE_PORT, NODE_PORT), "starts and stops jobs"),
+            (QUEUE, pool.name, SRUN_PORTS, "reports a job's result to srun"),
         )
         for client, server, ports, why in ways:
             yield FirewallRule(client, True, "tcp", ports, server, why)

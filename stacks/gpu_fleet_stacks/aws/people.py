@@ -51,7 +51,7 @@ class People(pulumi.ComponentResource):
             ScheduledFunctionArgs(
                 stack=stack,
                 program="the reader of groups",
-                purpose=f"Says who has an account on instances of gpu-fleet stack {stack.name}",
+                purpose=f"Lists the accounts on instances of gpu-fleet stack {stack.name}",
                 handler=HANDLER,
                 code=bundle(stack, args.directory),
                 every="rate(1 minute)",  # EventBridge refuses the plural for 1
@@ -67,7 +67,7 @@ class People(pulumi.ComponentResource):
             f"{name}-people-errors",
             stack,
             function,
-            says="Groups cannot be read: who left keeps an account, who came gets none",
+            says="Groups cannot be read: former members keep their accounts, new members get none",
             topic_arn=args.topic_arn,
             parent=self,
         )

@@ -24,9 +24,9 @@ TIMEOUT_S = "60"
 ACCOUNT_TAG = "SSMSessionRunAs"
 ACCOUNT = f"${{aws:PrincipalTag/{ACCOUNT_TAG}}}"
 DESCRIPTIONS = {
-    "Account": "Whose account the run gets: access.people of the stack names it",
+    "Account": "Account of the run, as in the stack's access.people",
     "Run": "The run's name",
-    "Sha256": "Of job.json below runs/jobs/ACCOUNT/RUN/ in the records bucket",
+    "Sha256": "Hash of job.json below runs/jobs/ACCOUNT/RUN/ in the records bucket",
 }
 SCRIPT = (
     "#!/bin/bash",

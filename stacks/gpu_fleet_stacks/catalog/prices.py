@@ -72,7 +72,7 @@ class SpotPrice:
 
     Attributes:
         expected: the median of a span, or its mean where ``source`` says so.
-        p90: the 90th percentile; None where nobody publishes it.
+        p90: the 90th percentile; None where no price is published.
         date: the last day of the span.
     """
 

@@ -105,7 +105,7 @@ def read(path: Path) -> tuple[InstanceType, ...]:
         raise MalformedCatalogError(f"{path}: {error}") from error
     names = [kind.name for kind in types]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise MalformedCatalogError(f"{path}: {', '.join(twice)} stands there more than once; each type once")
+        raise MalformedCatalogError(f"{path}: {', '.join(twice)} appears more than once; name each type once")
     return types
 
 
@@ -119,7 +119,7 @@ def _parse(path: Path) -> _File:
             f"\n  - {'.'.join(map(str, problem['loc']))} = {problem['input']!r}: {problem['msg']}"
             for problem in error.errors()
         )
-        raise MalformedCatalogError(f"{path} does not say what it should:{problems}") from error
+        raise MalformedCatalogError(f"{path} is not valid:{problems}") from error
 
 
 def _instance_type(content: _File, family: _Family, row: _Type) -> InstanceType:

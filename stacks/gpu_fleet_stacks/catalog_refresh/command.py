@@ -46,7 +46,7 @@ def refresh(cloud: str | None, *, dry_run: bool) -> None:
         raise click.ClickException(f"{error}; nothing was written") from error
     console.print(table(changes))
     for what in unlisted:
-        click.echo(f"warning: {what} is in no price list; what the file says of it stays", err=True)
+        click.echo(f"warning: {what} is in no price list; its price in the file is kept", err=True)
     if dry_run:
         return
     for path, text in texts.items():

@@ -19,7 +19,8 @@ from aliyunsdkcore.auth.credentials import (  # type: ignore[import-untyped]
 from aliyunsdkcore.client import AcsClient  # type: ignore[import-untyped]
 from aliyunsdkcore.request import CommonRequest  # type: ignore[import-untyped]
 
-from gpu_fleet_stacks.clients.errors import DENIED, CannotCheckError
+from gpu_fleet_image.core.error_codes import DENIED
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 
 # Product -> version of its API, and the permission's prefix: api.alibabacloud.com, page of each product.
 VERSIONS = {

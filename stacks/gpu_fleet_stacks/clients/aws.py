@@ -8,7 +8,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from botocore.parsers import ResponseParserError
 
-from gpu_fleet_stacks.clients.errors import DENIED, CannotCheckError
+from gpu_fleet_image.core.error_codes import DENIED
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 
 # Permissions with another name than their call: docs.aws.amazon.com/service-authorization, AWS Budgets.
 LOG_IN = "run `aws configure sso` once, then `aws sso login`, and set AWS_PROFILE"

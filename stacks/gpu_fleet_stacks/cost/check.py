@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.cost import notice, view
@@ -15,7 +16,7 @@ from gpu_fleet_stacks.cost.lines import Cost, hold_to_budget, warnings
 from gpu_fleet_stacks.settings import Pool, Stack, stack_files
 from gpu_fleet_stacks.settings.neighbours import group_labels
 from gpu_fleet_stacks.settings.quantities import Level, instances
-from gpu_fleet_stacks.settings.stack_argument import json_option, stack_argument
+from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet check aws-dev")

@@ -4,6 +4,7 @@ import json
 
 import click
 
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.core import listing
 from gpu_fleet_stacks.cost import page, view
@@ -11,7 +12,7 @@ from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget, warnings
 from gpu_fleet_stacks.settings import stack_files
 from gpu_fleet_stacks.settings.quantities import Volumes
-from gpu_fleet_stacks.settings.stack_argument import json_option, stack_argument
+from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
 PIPE_WIDTH = 140
 Gigabytes = click.IntRange(0, 1_000_000_000)

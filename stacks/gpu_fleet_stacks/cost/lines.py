@@ -93,12 +93,12 @@ class Cost:
 
     @property
     def unknown(self) -> tuple[Quote, ...]:
-        """The prices that nobody publishes or assumes; where there are any, each sum is a minimum."""
+        """The prices that are neither published nor assumed; with any of these, each sum is a minimum."""
         return tuple(quote for quote in self.quotes if quote.unknown)
 
     @property
     def bounded(self) -> tuple[Quote, ...]:
-        """The spot prices that nobody publishes: the sums count the on-demand price instead."""
+        """The spot prices that are not published: the sums count the on-demand price instead."""
         return tuple(quote for quote in self.quotes if quote.amount is None and quote.bounded)
 
     @property
@@ -117,9 +117,7 @@ def warnings(cost: Cost, today: datetime.date) -> list[str]:
     sentences = []
     if cost.unknown:
         names = ", ".join(quote.what for quote in cost.unknown)
-        sentences.append(
-            f"without these, whose prices are in no public list: {names}; the sums are at least that"
-        )
+        sentences.append(f"without these, which have no public price: {names}; the sums are minimums")
     if cost.bounded:
         names = ", ".join(quote.what for quote in cost.bounded)
         sentences.append(f"no spot price is known, so these count at the on-demand price: {names}")
@@ -134,7 +132,7 @@ def warnings(cost: Cost, today: datetime.date) -> list[str]:
         sentences.append(f"{len(stale)} prices are {age}: {names}")
     for region in sorted({quote.region for quote in cost.elsewhere}):
         names = ", ".join(quote.what for quote in cost.elsewhere if quote.region == region)
-        borrowed = f"prices of {region} stand in for those of {cost.region}: {names}"
+        borrowed = f"prices of {region} replace those of {cost.region}: {names}"
         sentences.append(f"{borrowed}; it is unknown whether the budget holds")
     return sentences
 
@@ -158,5 +156,5 @@ def hold_to_budget(cost: Cost, monthly: Decimal | int, *, allow_overcommit: bool
     raise OvercommitError(
         f"stack {cost.stack!r}: budget.monthly = {budget}: the worst case of a month is {at_least}"
         f"{cost.worst_month}, of which {dearest or 'shared'} {share}; raise budget.monthly, lower a pool's "
-        "size.max, or say budget.allow_overcommit: true"
+        "size.max, or set budget.allow_overcommit: true"
     )

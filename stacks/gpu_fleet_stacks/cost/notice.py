@@ -125,8 +125,8 @@ def image_warning(stack: Stack) -> str:
     if stack.image.managed:
         return ""
     return (
-        "image.mode = 'none': nothing is reaped here: instances run no agent, gate or trainer, carry no "
-        "gpu-fleet:managed, and cost money until they are terminated; bootstrap brings all of it"
+        "image.mode = 'none': nothing is reaped here: instances run no agent, gate or trainer, have no tag "
+        "gpu-fleet:managed, and cost money until they are terminated; bootstrap installs all three"
     )
 
 

@@ -178,14 +178,14 @@ RULES = (
     ),
     PolicyRule(
         "no-wildcard",
-        "an identity that may do everything makes every leak a total one",
+        "if an identity may do everything, its leak exposes everything",
         "name the actions, or the resources they may touch",
         Severity.CRITICAL,
         each=wildcard,
     ),
     PolicyRule(
         "no-anyone",
-        "a principal of * without a condition is the whole world",
+        "a principal of * without a condition allows the whole world",
         "name accounts, roles or services, or bind the statement by a condition",
         Severity.CRITICAL,
         each=anyone,

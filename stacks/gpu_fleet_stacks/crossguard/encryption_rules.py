@@ -127,7 +127,7 @@ def buckets(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resourc
         if bucket.inputs.get("bucket") in targets and by_the_cloud:
             continue
         if not any(of_customer(rule.get("kmsMasterKeyId")) for rule in rules):
-            yield bucket, "no customer key encrypts what is put into it"
+            yield bucket, "no customer key encrypts its objects"
 
 
 def _targets_of_logs(resources: Sequence[Resource]) -> set[Any]:
@@ -179,7 +179,7 @@ def tls(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | 
         if bucket.type == "aws:s3/bucket:Bucket":
             policies = belonging(resources, bucket, "aws:s3/bucketPolicy:BucketPolicy")
             if not any(refuses_plain_http(part.inputs.get("policy")) for part in policies):
-                yield bucket, "no policy of it refuses requests without TLS"
+                yield bucket, "none of its policies refuses requests without TLS"
         elif bucket.type == "alicloud:oss/bucket:Bucket":
             yield from _tls_of_oss(resources, bucket)
     for kind, policy in (
@@ -189,7 +189,7 @@ def tls(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | 
         for resource in (bucket for bucket in resources if bucket.type == kind):
             parts = [part for part in resources if part.type == policy and part.name == resource.name]
             if not any(refuses_plain_http(part.inputs.get("policy")) for part in parts):
-                yield resource, "no policy of it refuses requests without TLS"
+                yield resource, "none of its policies refuses requests without TLS"
 
 
 def _tls_of_oss(resources: Sequence[Resource], bucket: Resource) -> Iterator[tuple[Resource | None, Finding]]:
@@ -230,10 +230,12 @@ RULES = (
         USE_STACK_KEY,
         each=disks,
     ),
-    _own_key("buckets", "data and checkpoints are what a fleet is for", USE_STACK_KEY, whole=buckets),
+    _own_key(
+        "buckets", "data and checkpoints are the fleet's most valuable content", USE_STACK_KEY, whole=buckets
+    ),
     _own_key("topics", "alarms show what runs where and what it costs", USE_STACK_KEY, each=topics),
     _own_key("queues", "failed events carry ids and tags of instances", USE_STACK_KEY, each=queues),
-    _own_key("logs", "logs show who talked to whom", USE_STACK_KEY, each=logs),
+    _own_key("logs", "logs show connections and callers", USE_STACK_KEY, each=logs),
     _own_key("file-systems", "homes hold what users keep private", USE_STACK_KEY, each=file_systems),
     PolicyRule(
         "key-rotation",
@@ -244,7 +246,7 @@ RULES = (
     ),
     PolicyRule(
         "tls-only",
-        "a credential or a sample sent in the clear is anybody's",
+        "anyone can read a credential or a sample that is sent unencrypted",
         "deny requests where SecureTransport is false, and versions before TLS 1.2",
         Severity.HIGH,
         whole=tls,

@@ -86,7 +86,7 @@ def budget(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource
             for address in items(notification.get("subscriberEmailAddresses"))
         ]
         if not recipients:
-            yield entry, "notifies nobody"
+            yield entry, "has no recipient"
     if "alicloud" in clouds:
         yield from _budget_of_alicloud(resources)
 
@@ -99,7 +99,7 @@ def _budget_of_alicloud(resources: Sequence[Resource]) -> Iterator[tuple[Resourc
         resource for resource in resources if resource.type == "alicloud:cms/alarmContact:AlarmContact"
     ]
     if not any(contact.inputs.get("channelsMail") for contact in contacts):
-        yield None, "notifies nobody (no AlarmContact with an address)"
+        yield None, "has no recipient (no AlarmContact with an address)"
 
 
 def reaper(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
@@ -137,28 +137,28 @@ def regions(resources: Sequence[Resource], profile: Profile) -> Iterator[tuple[R
 RULES = (
     PolicyRule(
         "required-tags",
-        "what nobody owns nobody removes, and no bill finds",
+        "a resource without an owner is never removed, and no team's bill shows it",
         f"tag it with naming.tags: {', '.join(REQUIRED_TAGS)}; groups also with their pool and managed",
         Severity.MEDIUM,
         each=tags,
     ),
     PolicyRule(
         "budget-with-recipient",
-        "the first to hear of a runaway bill must not be finance, a month later",
+        "owners must be notified of rising costs at once, not by the next bill",
         "name budget.monthly and at least one of budget.recipients",
         Severity.HIGH,
         whole=budget,
     ),
     PolicyRule(
         "reaper-for-every-pool",
-        "forgotten GPU instances are the dearest mistake there is",
+        "forgotten GPU instances are the most expensive mistake",
         "build the stack with its reaper, and leave the groups' managed tag on",
         Severity.HIGH,
         whole=reaper,
     ),
     PolicyRule(
         "allowed-regions",
-        "where data lies decides whose law it is under",
+        "the region decides which law applies to the data",
         "move the stack, or change its profile in stacks/gpu_fleet_stacks/crossguard/profiles.toml",
         Severity.HIGH,
         whole=regions,

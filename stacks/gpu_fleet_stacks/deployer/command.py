@@ -58,7 +58,7 @@ def notes(stack: Stack, state_bucket: str) -> list[str]:
     if not state_bucket:
         said.append("Pulumi's state is left out; --state-bucket names its bucket, --state-key its key on AWS")
     longer = [other for other in stack_files.names() if other.startswith(f"{stack.name}-")]
-    said += [f"they hold for stack {other} too, whose resources' names begin alike" for other in longer]
+    said += [f"they also apply to stack {other}, whose names begin with the same prefix" for other in longer]
     return said
 
 

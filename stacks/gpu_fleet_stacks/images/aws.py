@@ -203,11 +203,11 @@ class AwsBuilds:
 
 
 def _line(finding: dict[str, Any]) -> str:
-    """Format a finding: ``CVE-... in openssl 3.0.13, a fix is there: YES``."""
+    """Format a finding: ``CVE-... in openssl 3.0.13, fix available: YES``."""
     details = finding.get("packageVulnerabilityDetails", {})
     packages = ", ".join(
         f"{package.get('name')} {package.get('version')}" for package in details.get("vulnerablePackages", ())
     )
     named = details.get("vulnerabilityId") or finding.get("title", "unnamed")
     fix = finding.get("fixAvailable", "unknown")
-    return f"{named} in {packages or 'unnamed packages'}, a fix is there: {fix}"
+    return f"{named} in {packages or 'unnamed packages'}, fix available: {fix}"

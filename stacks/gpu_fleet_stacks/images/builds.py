@@ -184,7 +184,7 @@ def still_to_do(stack: str, source: str) -> str:
         source: the setting that names the image, as YAML.
     """
     setting = f"{source}, mode: baked, bundled: true"
-    rest = "base_id and the rest stay; of id and parameter one goes"
+    rest = "keep base_id and the rest; name either id or parameter"
     said = f"instances boot it once the stack file says below image: {setting} ({rest})"
     return f"{said} and `gpu-fleet up {stack}` has run"
 

@@ -150,4 +150,4 @@ def explained(bucket: str) -> Iterator[None]:
     try:
         yield
     except (BotoCoreError, ClientError, boto3.exceptions.Boto3Error) as error:
-        raise StacksError(f"bucket {bucket}: {error}; does the stack stand (`gpu-fleet up`)?") from error
+        raise StacksError(f"bucket {bucket}: {error}; is the stack deployed (`gpu-fleet up`)?") from error

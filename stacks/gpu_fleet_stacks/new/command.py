@@ -182,21 +182,25 @@ def at_terminal() -> bool:
 
 
 OPTIONS = (
-    click.option("--cloud", type=click.Choice([str(known) for known in Cloud]), help="Where it is."),
-    click.option("--region", help="Say us-east-1 or cn-shenzhen."),
-    click.option("--account", "account_id", metavar="ID", help="Whose it is; every other is refused."),
-    click.option("--zone", "zones", multiple=True, help="Of the region; several by more of these flags."),
-    click.option("--cidr", help="Private network, say 10.20.0.0/16."),
+    click.option("--cloud", type=click.Choice([str(known) for known in Cloud]), help="Cloud of the stack."),
+    click.option("--region", help="Such as us-east-1 or cn-shenzhen."),
+    click.option("--account", "account_id", metavar="ID", help="The stack's account; others are refused."),
+    click.option("--zone", "zones", multiple=True, help="Zone of the region; repeat for more."),
+    click.option("--cidr", help="Private network, such as 10.20.0.0/16."),
     click.option("--pool", help="Name of the first pool."),
     click.option(
         "--type", "types", multiple=True, help="Instance type of the pool; see gpu-fleet catalog list."
     ),
     click.option("--max-size", help="Most instances of the pool at once."),
-    click.option("--kms-instance", "kms_instance_id", metavar="ID", help="Alibaba Cloud: where keys rotate."),
-    click.option("--image", metavar="ID", help="Of an image; by default AWS's deep-learning image."),
-    click.option("--recipient", "recipients", multiple=True, metavar="MAIL", help="Who gets alarms."),
+    click.option(
+        "--kms-instance", "kms_instance_id", metavar="ID", help="Alibaba Cloud: KMS instance of the key."
+    ),
+    click.option("--image", metavar="ID", help="Image id; by default AWS's deep-learning image."),
+    click.option(
+        "--recipient", "recipients", multiple=True, metavar="MAIL", help="E-mail address for alarms."
+    ),
     click.option("--monthly", help="Budget, in USD on AWS and CNY on Alibaba Cloud."),
-    click.option("--owner", help="Who answers for the stack."),
+    click.option("--owner", help="User or team responsible for the stack."),
 )
 
 
@@ -258,7 +262,7 @@ def new(name: str, *, only_print: bool, **flags: Any) -> None:
     here = folder or Path.cwd()
     path = here / f"Pulumi.{name}.yaml"
     if not only_print and path.exists():
-        raise StacksError(f"{path} is there already; nothing was written")
+        raise StacksError(f"{path} already exists; nothing was written")
     text = stack_text(name, flags, reference.modeline(here))
     if only_print:
         click.echo(text, nl=False)
@@ -267,5 +271,5 @@ def new(name: str, *, only_print: bool, **flags: Any) -> None:
         with path.open("x", encoding="utf-8") as target:
             target.write(text)
     except FileExistsError as error:
-        raise StacksError(f"{path} is there already; nothing was written") from error
+        raise StacksError(f"{path} already exists; nothing was written") from error
     click.echo(f"{path} is written; next:\n{next_steps(name)}")

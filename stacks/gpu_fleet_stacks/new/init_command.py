@@ -34,7 +34,7 @@ def init(folder: Path, first: str | None, **flags: Any) -> None:
     Every other command finds the project from any folder in it. Existing files are kept.
     """
     if (folder / projects.FILE).exists():
-        raise StacksError(f"{folder / projects.FILE} is there already; nothing was written")
+        raise StacksError(f"{folder / projects.FILE} already exists; nothing was written")
     if first is None and command.at_terminal():
         first = click.prompt("Name of the first stack", default=FIRST, err=True)
     if first is None and any(flags.values()):

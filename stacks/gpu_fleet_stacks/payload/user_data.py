@@ -36,7 +36,7 @@ Description=Fetch the payload of this instance's stack and run its recipe
 {NOT_BOOTSTRAPPED}\
 After=network-online.target
 Wants=network-online.target
-# the network may come late, a disk be emptied, a payload be uploaded again: it is tried until it succeeds
+# retried until it succeeds: the network may be late, a disk emptied, a payload uploaded again
 StartLimitIntervalSec=0
 
 [Service]

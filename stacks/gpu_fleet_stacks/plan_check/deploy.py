@@ -112,7 +112,7 @@ def to_its_end(command: Sequence[str], root: Path, environ: Mapping[str, str] | 
 
 
 def _wait_on(_number: int, _frame: FrameType | None) -> None:
-    click.echo("waiting for Pulumi to finish what is under way; Ctrl-C again stops it at once", err=True)
+    click.echo("waiting for Pulumi to finish its running operations; Ctrl-C again stops it at once", err=True)
 
 
 def uploads(step: PlanStep) -> bool:
@@ -191,5 +191,5 @@ def up(
             group = str(deployment.output("monitor_group_id"))
             first_values.report(cloud, group, deployment.stack.account_id, values)
     if before:
-        click.echo(f"pass {len(before) + 1} of {len(before) + 1}: all of it", err=True)
+        click.echo(f"pass {len(before) + 1} of {len(before) + 1}: the whole stack", err=True)
     return deployment.run("up", *more)

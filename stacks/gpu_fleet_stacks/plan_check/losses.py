@@ -92,9 +92,9 @@ def _said(held: Sequence[PlannedLoss], steps: Sequence[PlanStep]) -> Iterator[st
     slots = deployed_slots(steps)
     if slots and any(loss.step.type in ZONES for loss in held):
         listed = ", ".join(f"{zone}: {slot}" for zone, slot in slots.items())
-        yield f"Take the change back, or keep each zone where it stands with network.slots: {{{listed}}}"
+        yield f"Undo the change, or keep each zone's slot with network.slots: {{{listed}}}"
     else:
-        yield "Take the change back."
+        yield "Undo the change."
     yield "If it must be, first back up, then name each with --replace:"
     for back_up in dict.fromkeys(loss.holding.back_up for loss in held):
         yield f"  - {back_up}"

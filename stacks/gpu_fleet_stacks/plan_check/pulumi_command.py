@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.cost import notice
 from gpu_fleet_stacks.plan_check import deploy, policy_pack
@@ -20,7 +21,6 @@ from gpu_fleet_stacks.settings import projects, stack_files
 from gpu_fleet_stacks.settings.stack_argument import (
     PassingOn,
     StackName,
-    json_option,
     stack_and_word,
     stack_argument,
     stack_option,
@@ -63,13 +63,15 @@ def refuse(arguments: Sequence[str]) -> None:
         StacksError: the message names the argument and what to do instead.
     """
     if arguments and not arguments[0].startswith("-"):
-        raise StacksError(f"{arguments[0]!r} after --: allowed are flags of the Pulumi CLI, say -- --diff")
+        raise StacksError(
+            f"{arguments[0]!r} after --: allowed are flags of the Pulumi CLI, such as -- --diff"
+        )
     for argument in arguments:
         name = flag_of(argument)
         if name in REFUSED:
             raise StacksError(f"{argument!r} after --: not allowed, {REFUSED[name]}")
         if argument == "--":
-            raise StacksError("'--' twice: allowed are flags of the Pulumi CLI, say -- --diff")
+            raise StacksError("'--' twice: allowed are flags of the Pulumi CLI, such as -- --diff")
 
 
 def flag_of(argument: str, letters: Mapping[str, str] = SHORT) -> str:

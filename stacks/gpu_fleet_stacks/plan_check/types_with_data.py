@@ -22,8 +22,8 @@ class Holding:
 _COPY_BUCKET = "copy its objects to a bucket outside of the stack (aws s3 sync, ossutil sync)"
 _KEEP_KEY = "copy everything that it encrypts: buckets, file systems and snapshots are unreadable without it"
 _COPY_FILES = "copy its files to a bucket, from an instance that mounts it"
-_MOUNTS = "end all work on instances that mount it: their mounts hang from then on"
-_COPY_LOGS = "export its entries: a new store begins empty"
+_MOUNTS = "stop all work on instances that mount it: their mounts will hang"
+_COPY_LOGS = "export its entries: a new store starts empty"
 _EMPTY_NETWORK = "empty every pool in it, and back up the file systems that are mounted there"
 
 _NETWORK = {
@@ -65,7 +65,7 @@ HOLDINGS = {
         "every entry in it", _COPY_LOGS, {"name": _NAMED, "region": "region"}, _OR_OFF
     ),
     "aws:ec2/vpc:Vpc": Holding("the whole network", _EMPTY_NETWORK, _NETWORK, "network.existing"),
-    "aws:ec2/subnet:Subnet": Holding("what stands in it", _EMPTY_NETWORK, _NETWORK, _SUBNETS),
+    "aws:ec2/subnet:Subnet": Holding("everything in it", _EMPTY_NETWORK, _NETWORK, _SUBNETS),
     "alicloud:oss/bucket:Bucket": Holding(
         "every object and version in it",
         _COPY_BUCKET,
@@ -100,7 +100,7 @@ HOLDINGS = {
     "alicloud:vpc/network:Network": Holding(
         "the whole network", _EMPTY_NETWORK, _NETWORK, "network.existing"
     ),
-    "alicloud:vpc/switch:Switch": Holding("what stands in it", _EMPTY_NETWORK, _NETWORK, _SUBNETS),
+    "alicloud:vpc/switch:Switch": Holding("everything in it", _EMPTY_NETWORK, _NETWORK, _SUBNETS),
 }
 # Property -> types whose replacement changes it to a new id, which replaces the resource that names it.
 FOLLOWS = {

@@ -46,8 +46,8 @@ def _vswitch(stack: Stack, cloud: Alicloud, named: ExistingNetwork, zone: str) -
         return Finding(subject, Rating.PROBLEM, f"{vswitch_id} is not in {stack.region}", _remedy(zone))
     (vswitch,) = vswitches
     wrong = so(
-        (f"lies in {vswitch['VpcId']}", vswitch["VpcId"] != named.vpc_id),
-        (f"lies in {vswitch['ZoneId']}", vswitch["ZoneId"] != zone),
+        (f"is in {vswitch['VpcId']}", vswitch["VpcId"] != named.vpc_id),
+        (f"is in {vswitch['ZoneId']}", vswitch["ZoneId"] != zone),
     )
     if named.internet and not wrong:
         wrong += _no_way_out(stack, cloud, vswitch)

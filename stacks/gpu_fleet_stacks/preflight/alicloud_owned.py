@@ -68,7 +68,7 @@ def _wrong_with(stack: Stack, image: dict[str, Any]) -> list[str]:
     return [
         *usable.so(
             (f"is {image.get('Status')}", image.get("Status") != "Available"),
-            (f"is of {owner}, which is not ours", not trusted),
+            (f"belongs to {owner}, not to this account", not trusted),
         ),
         *usable.misfits(stack, image.get("Architecture"), int(image.get("Size", 0))),
     ]
@@ -153,4 +153,4 @@ def _webhook(stack: Stack, cloud: Alicloud, name: str) -> Finding:
         says = "its secret is being deleted" if secret else f"there is no secret {name} in {stack.region}"
         remedy = f"aliyun kms CreateSecret --region {stack.region} --SecretName {name} --VersionId v1"
         return Finding(subject, Rating.PROBLEM, says, f'{remedy} --SecretData "$(cat FILE)"')
-    return Finding(subject, Rating.FINE, "its secret is there")
+    return Finding(subject, Rating.FINE, "its secret exists")

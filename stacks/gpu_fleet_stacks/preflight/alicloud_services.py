@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_stacks.clients import oss
 from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
-from gpu_fleet_stacks.clients.errors import DENIED, CannotCheckError
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight import usable
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.settings import Stack
@@ -114,9 +115,9 @@ def _role(role: Role, cloud: Alicloud) -> Finding:
     answer = usable.unless_missing(partial(cloud.ask, "ram", "GetRole", RoleName=role.name), "EntityNotExist")
     subject = f"role {role.name}"
     if answer:
-        return Finding(subject, Rating.FINE, "is there")
+        return Finding(subject, Rating.FINE, "exists")
     if role.by_itself:
-        says = f"is missing: {role.why}; the service makes it for whoever may ram:CreateServiceLinkedRole"
+        says = f"is missing: {role.why}; callers with ram:CreateServiceLinkedRole make it"
         return Finding(subject, Rating.NOTE, says, role.remedy)
     return Finding(subject, Rating.PROBLEM, f"is missing: {role.why}", role.remedy)
 
@@ -204,7 +205,9 @@ def _oss_is_open(s3: Any) -> Finding:
     except CannotCheckError as error:
         if error.code not in oss.UNUSABLE:
             raise
-        return Finding("OSS", Rating.PROBLEM, str(error), f"open OSS, or pay what is owed, at {OSS_CONSOLE}")
+        return Finding(
+            "OSS", Rating.PROBLEM, str(error), f"activate OSS, or pay the amount due, at {OSS_CONSOLE}"
+        )
     return Finding("OSS", Rating.FINE, "is activated")
 
 
@@ -240,7 +243,7 @@ def _name(stack: Stack, s3: Any) -> Finding:
     region = _region_of(s3, bucket)
     if region in (None, stack.region):
         return Finding("name", Rating.FINE, f"no stack {stack.name!r} in another region")
-    says = f"a stack {stack.name!r} is in {region}: {bucket} is there, and more would share its names"
+    says = f"a stack {stack.name!r} is in {region}: {bucket} exists, and other names would collide too"
     return Finding("name", Rating.PROBLEM, says, "name this stack otherwise")
 
 

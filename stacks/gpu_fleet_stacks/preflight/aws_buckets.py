@@ -27,7 +27,7 @@ def _bucket(stack: Stack, aws: Aws, name: str, use: ExistingBucket) -> Finding:
     if not head:
         return Finding(subject, Rating.PROBLEM, "there is no such bucket", f"name another than {key}")
     if head.get("BucketRegion", stack.region) != stack.region:
-        says = f"lies in {head['BucketRegion']}: instances would pay for each byte between regions"
+        says = f"is in {head['BucketRegion']}: instances would pay for each byte between regions"
         return Finding(subject, Rating.PROBLEM, says, f"name one in {stack.region}")
     encrypted_by = _kms_key(aws, name)
     if encrypted_by is not None and use.key is None:

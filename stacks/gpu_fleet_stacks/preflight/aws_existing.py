@@ -100,8 +100,8 @@ def _subnet(aws: Aws, named: ExistingNetwork, zone: str) -> Finding:
         return Finding(subject, Rating.PROBLEM, f"there is no {subnet_id}", _remedy(zone))
     (subnet,) = subnets
     wrong = so(
-        (f"lies in {subnet['VpcId']}", subnet["VpcId"] != named.vpc_id),
-        (f"lies in {subnet['AvailabilityZone']}", subnet["AvailabilityZone"] != zone),
+        (f"is in {subnet['VpcId']}", subnet["VpcId"] != named.vpc_id),
+        (f"is in {subnet['AvailabilityZone']}", subnet["AvailabilityZone"] != zone),
         ("gives public addresses", bool(subnet.get("MapPublicIpOnLaunch"))),
     )
     routes = [] if wrong else _routes(aws, named.vpc_id, subnet_id)

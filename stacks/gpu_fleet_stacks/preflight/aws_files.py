@@ -41,8 +41,10 @@ def _home(stack: Stack, aws: Aws, named: ExistingFileSystem, network: ExistingNe
         remedy = "have its owner copy the files to an encrypted one"
         return Finding("homes", Rating.PROBLEM, f"{id_} is not encrypted", remedy)
     if not _takes_everybody(aws, id_):
-        says = f"the policy of {id_} lets nobody mount without IAM, and instances mount without"
-        remedy = f"its owner allows {MOUNT} to any principal through a mount target, or {key} names another"
+        says = f"the policy of {id_} requires IAM to mount, and instances mount without it"
+        remedy = (
+            f"have its owner allow {MOUNT} to any principal through a mount target, or name another in {key}"
+        )
         return Finding("homes", Rating.PROBLEM, says, remedy)
     targets = aws.ask("efs", "describe_mount_targets", FileSystemId=id_)["MountTargets"]
     usable = {
@@ -100,7 +102,7 @@ def _scratch(stack: Stack, aws: Aws, named: ExistingFileSystem, network: Existin
         says = f"{id_} is of kind {files['FileSystemType']}"
         return Finding("scratch", Rating.PROBLEM, says, f"name one of kind LUSTRE as {key}.id")
     if files["VpcId"] != network.vpc_id:
-        says = f"{id_} lies in {files['VpcId']}"
+        says = f"{id_} is in {files['VpcId']}"
         return Finding("scratch", Rating.PROBLEM, says, f"name one in {network.vpc_id} as {key}.id")
     name = files["LustreConfiguration"]["MountName"]
     if name != named.mount_name:

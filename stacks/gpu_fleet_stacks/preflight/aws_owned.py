@@ -53,7 +53,7 @@ def _name(stack: Stack, aws: Aws) -> Finding:
     region = answer.get("BucketRegion", stack.region)
     if region == stack.region:
         return Finding("name", Rating.FINE, f"no stack {stack.name!r} in another region")
-    says = f"a stack {stack.name!r} is in {region}: {bucket} is there, and more would share its names"
+    says = f"a stack {stack.name!r} is in {region}: {bucket} exists, and other names would collide too"
     return Finding("name", Rating.PROBLEM, says, "name this stack otherwise")
 
 
@@ -99,7 +99,7 @@ def _wrong_with(stack: Stack, image: dict[str, Any]) -> list[str]:
     return [
         *usable.so(
             (f"is {image.get('State')}", image.get("State") != "available"),
-            (f"is of account {owner}, which is not ours", not trusted),
+            (f"belongs to account {owner}, not to this one", not trusted),
         ),
         *usable.misfits(stack, image.get("Architecture"), root_gib),
     ]
@@ -185,7 +185,7 @@ def _webhook(stack: Stack, aws: Aws, name: str) -> Finding:
         return Finding(subject, Rating.PROBLEM, says, f"{remedy} --secret-string file://FILE")
     key = secret.get("KmsKeyId", SECRETS_KEY)
     if key == SECRETS_KEY or _key_id(aws, key) == _key_id(aws, f"alias/{naming.prefixed(stack.name)}"):
-        return Finding(subject, Rating.FINE, "its secret is there")
+        return Finding(subject, Rating.FINE, "its secret exists")
     says = f"its secret is under {key}, which the sweep may not use"
     remedy = f"aws secretsmanager update-secret --region {stack.region} --secret-id {name}"
     return Finding(subject, Rating.PROBLEM, says, f"{remedy} --kms-key-id {SECRETS_KEY}")

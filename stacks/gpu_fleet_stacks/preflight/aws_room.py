@@ -137,7 +137,7 @@ def _unlike(reservation: dict[str, Any], stack: Stack, pool: Pool, now: datetime
         (f"is {reservation['State']}", reservation["State"] not in USABLE_STATES),
         (f"is of {reservation['InstanceType']}", reservation["InstanceType"] not in pool.types),
         (
-            f"lies in {reservation['AvailabilityZone']}",
+            f"is in {reservation['AvailabilityZone']}",
             reservation["AvailabilityZone"] not in stack.zones_of(pool),
         ),
         ("is a capacity block", block and pool.market is not Market.CAPACITY_BLOCK),

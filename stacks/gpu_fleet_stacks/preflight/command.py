@@ -23,7 +23,7 @@ def look(stack: Stack) -> Iterator[Finding]:
     try:
         yield from cloud.look(stack)
     except CannotCheckError as error:
-        yield Finding("account", Rating.UNCHECKED, f"could not be checked, and nothing else: {error}")
+        yield Finding("account", Rating.UNCHECKED, f"could not be checked, so nothing else was: {error}")
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet preflight aws-prod")

@@ -114,7 +114,7 @@ def stand_up(console: Console, clients: RegionClients, settings: Stack) -> Rehea
         config = existing.renamed(config, ids)
         if ids or settings.storage.existing.buckets:
             console.print(
-                "somebody else's, made for this rehearsal:", *ids, *settings.storage.existing.buckets
+                "of another owner, made for this rehearsal:", *ids, *settings.storage.existing.buckets
             )
     else:
         answers = existing.alicloud_answers(settings)

@@ -225,5 +225,5 @@ def keep(player: Player, span: str) -> None:
                 break
             time.sleep(0.2)
         else:
-            raise RehearsalError(f"{door}: not there in {ANSWERS_MAY_TAKE_S} s: the agent takes no command")
+            raise RehearsalError(f"{door}: missing after {ANSWERS_MAY_TAKE_S} s: the agent takes no command")
         processes.run(command, player.folder / "keep.log", player.environment(), inherit=False)

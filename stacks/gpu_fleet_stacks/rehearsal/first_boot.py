@@ -66,7 +66,7 @@ def started_units(config: Mapping[str, Any]) -> tuple[str, ...]:
     units = tuple(command[-1] for command in commands)
     if not units:
         raise FirstBootError(
-            "the user data starts no unit: nobody would bring agent and gate to this instance"
+            "the user data starts no unit: nothing would install agent and gate on this instance"
         )
     return units
 

@@ -79,7 +79,7 @@ class Tree:
         if not self._ended:
             self._tick()
         marks = ASCII_MARKS if self._console.options.ascii_only else MARKS
-        label = _heading(self._stack, self._ended or "comes up", self._seen, self.seconds, marks)
+        label = _heading(self._stack, self._ended or "in progress", self._seen, self.seconds, marks)
         return resource_tree(label, tuple(self._seen), marks, whole=bool(self._ended))
 
     def _tick(self) -> None:

@@ -40,14 +40,14 @@ A10_FAMILY = "gn7i"
 
 def _keys_of_alicloud(stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.AWS and stack.storage.kms_instance_id is not None:
-        allowed = "is of Alibaba Cloud; leave it out"
+        allowed = "is for Alibaba Cloud only; leave it out"
         yield Problem("storage.kms_instance_id", stack.storage.kms_instance_id, allowed)
 
 
 def _redundancy_of_alicloud(stack: Stack) -> Iterator[Problem]:
     redundancy = stack.storage.redundancy
     if stack.cloud is Cloud.AWS and redundancy is not None:
-        allowed = "is of Alibaba Cloud: S3 keeps copies in three zones at least; leave it out"
+        allowed = "is for Alibaba Cloud only: S3 keeps copies in three zones at least; leave it out"
         yield Problem("storage.redundancy", str(redundancy), allowed)
 
 
@@ -59,19 +59,19 @@ def _rate_of_alicloud(stack: Stack) -> Iterator[Problem]:
 
 def _limit_of_alicloud(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.AWS and pool.spot_price_limit is not None:
-        allowed = "is of Alibaba Cloud; leave it out"
+        allowed = "is for Alibaba Cloud only; leave it out"
         yield Problem(f"{key}.spot_price_limit", str(pool.spot_price_limit), allowed)
 
 
 def _disk_of_alicloud(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.AWS and pool.scratch_gib:
-        allowed = "is of Alibaba Cloud; on AWS /scratch lies on the type's local disks"
+        allowed = "is for Alibaba Cloud only; on AWS /scratch is on the type's local disks"
         yield Problem(f"{key}.scratch_gib", pool.scratch_gib, allowed)
 
 
 def _buckets_of_aws(stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.ALICLOUD and stack.network.s3_buckets:
-        yield Problem("network.s3_buckets", list(stack.network.s3_buckets), "is of AWS; leave it out")
+        yield Problem("network.s3_buckets", list(stack.network.s3_buckets), "is for AWS only; leave it out")
 
 
 def _emulator(stack: Stack) -> Iterator[Problem]:
@@ -110,8 +110,8 @@ def _redundancy(stack: Stack) -> Iterator[Problem]:
     """
     if stack.cloud is Cloud.ALICLOUD and stack.protected and stack.storage.redundancy is None:
         allowed = (
-            "required where protected is true, ZRS or LRS; a stack that was deployed before names what its "
-            "buckets have: ZRS if it was protected then, else LRS"
+            "required where protected is true: ZRS or LRS; a stack deployed earlier must name the "
+            "redundancy of its buckets: ZRS if it was protected then, or else LRS"
         )
         yield Problem("storage.redundancy", None, allowed)
 
@@ -143,12 +143,12 @@ def _length_of_names(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 def _boundary_of_aws(stack: Stack) -> Iterator[Problem]:
     boundary = stack.aws.permissions_boundary
     if stack.cloud is Cloud.ALICLOUD and boundary is not None:
-        yield Problem("aws.permissions_boundary", boundary, "is of AWS; RAM knows no boundary of a role")
+        yield Problem("aws.permissions_boundary", boundary, "is for AWS only; RAM has no boundary for roles")
 
 
 def _market(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.ALICLOUD and pool.market is Market.CAPACITY_BLOCK:
-        allowed = "is of AWS; on Alibaba Cloud use market reservation with an elasticity assurance"
+        allowed = "is for AWS only; on Alibaba Cloud use market reservation with an elasticity assurance"
         yield Problem(f"{key}.market", str(pool.market), allowed)
 
 
@@ -161,7 +161,7 @@ def _limit_of_spot(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 def _step_of_limit(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     limit = pool.spot_price_limit
     if limit is not None and limit % SPOT_PRICE_STEP and stack.cloud is Cloud.ALICLOUD:
-        allowed = f"must be a multiple of {SPOT_PRICE_STEP}: Auto Scaling takes no more digits"
+        allowed = f"must be a multiple of {SPOT_PRICE_STEP}: Auto Scaling accepts no more digits"
         yield Problem(f"{key}.spot_price_limit", str(limit), allowed)
 
 
@@ -182,7 +182,7 @@ def _number_of_types(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 def _volume(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     fits = SMALLEST_VOLUME_GIB <= pool.volume_gib <= LARGEST_VOLUME_GIB
     if not fits and stack.cloud is Cloud.ALICLOUD:
-        allowed = f"must be from {SMALLEST_VOLUME_GIB} to {LARGEST_VOLUME_GIB}; data goes to scratch_gib"
+        allowed = f"must be from {SMALLEST_VOLUME_GIB} to {LARGEST_VOLUME_GIB}; put data on scratch_gib"
         yield Problem(f"{key}.volume_gib", pool.volume_gib, allowed)
 
 

@@ -49,7 +49,9 @@ def _mount_names(stack: Stack) -> Iterator[Problem]:
         key = f"storage.existing.{purpose}.mount_name"
         lustre = stack.cloud is Cloud.AWS and purpose == "scratch"
         if not lustre and files.mount_name is not None:
-            yield Problem(key, files.mount_name, "is of FSx for Lustre, the scratch on AWS; leave it out")
+            yield Problem(
+                key, files.mount_name, "is only for FSx for Lustre, the scratch on AWS; leave it out"
+            )
         elif lustre and not re.fullmatch(MOUNT_NAME, files.mount_name or ""):
             allowed = (
                 "must be its mount name, of 1 to 8 letters, digits, - and _: `aws fsx describe-file-systems"
@@ -71,7 +73,7 @@ def _within_reach(stack: Stack) -> Iterator[Problem]:
     """Require ``network.existing``: mount targets are in a VPC, which the stack's own VPC cannot reach."""
     for purpose, files in _named(stack):
         if stack.network.existing is None:
-            allowed = "needs network.existing: the VPC in which its mount targets stand"
+            allowed = "needs network.existing: the VPC of its mount targets"
             yield Problem(f"storage.existing.{purpose}", files.id, allowed)
 
 

@@ -28,7 +28,7 @@ KEY_EXAMPLE = {
     Cloud.ALICLOUD: "acs:kms:{region}:1234567890123456:key/key-szh0000000000000000",
 }
 OWN_BUCKETS = ("data", "checkpoints", "records", "access-logs")  # as in storage.py of either cloud
-OF_OWN_NETWORK = "is of a network that the stack makes; leave it out where network.existing names a VPC"
+OF_OWN_NETWORK = "is only for the stack's own network; leave it out where network.existing names a VPC"
 
 
 OWN_DATA = "data"
@@ -38,7 +38,7 @@ def _data_events(stack: Stack) -> Iterator[Problem]:
     if not stack.logs.data_events:
         return
     if stack.cloud is not Cloud.AWS:
-        allowed = "is of CloudTrail on AWS; on Alibaba Cloud logs.bucket_access says who asked what"
+        allowed = "is only for CloudTrail on AWS; on Alibaba Cloud logs.bucket_access records the requests"
         yield Problem("logs.data_events", True, allowed)
     elif not stack.logs.bucket_access:
         yield Problem("logs.data_events", True, "needs the bucket that logs.bucket_access: true makes")
@@ -54,7 +54,7 @@ def _cached_buckets(stack: Stack) -> Iterator[Problem]:
         return
     key, names = "storage.cached_buckets", list(storage.cached_buckets)
     if stack.cloud is not Cloud.AWS:
-        yield Problem(key, names, "is of FSx for Lustre on AWS; leave it out")
+        yield Problem(key, names, "is only for FSx for Lustre on AWS; leave it out")
         return
     if not storage.scratch_gib:
         yield Problem(key, names, "needs a Lustre of the stack's own: storage.scratch_gib")
@@ -81,7 +81,7 @@ def _not_of_existing(stack: Stack) -> Iterator[Problem]:
     if network.existing is None:
         return
     if network.nat is not Nat.ONE:
-        allowed = "is of a network that the stack makes; say network.existing.internet instead"
+        allowed = "is only for the stack's own network; use network.existing.internet instead"
         yield Problem("network.nat", str(network.nat), allowed)
     if network.peers:
         yield Problem("network.peers", [str(peer) for peer in network.peers], OF_OWN_NETWORK)
@@ -109,7 +109,7 @@ def _each_subnet_once(stack: Stack) -> Iterator[Problem]:
     existing = stack.network.existing
     for subnet, count in Counter(existing.subnets.values() if existing is not None else ()).items():
         if count > 1:
-            allowed = f"given to {count} zones; a subnet lies in one"
+            allowed = f"given to {count} zones; a subnet is in one"
             yield Problem("network.existing.subnets", subnet, allowed)
 
 

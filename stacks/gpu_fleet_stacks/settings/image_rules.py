@@ -37,7 +37,9 @@ def _id(stack: Stack) -> Iterator[Problem]:
 
 def _parameter(stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.ALICLOUD and stack.image.parameter is not None:
-        yield Problem("image.parameter", stack.image.parameter, "is of AWS; on Alibaba Cloud use image.id")
+        yield Problem(
+            "image.parameter", stack.image.parameter, "is for AWS only; on Alibaba Cloud use image.id"
+        )
 
 
 def _baked(stack: Stack) -> Iterator[Problem]:
@@ -51,8 +53,8 @@ def _baked(stack: Stack) -> Iterator[Problem]:
         yield Problem("image.mode", str(image.mode), allowed)
     if image.follows_builds and image.parameter == image.built_parameter(stack.name):
         allowed = (
-            "is what builds write: name the image that instances boot until the first has ended, or say "
-            "image.bundled: true where one has"
+            "is written by builds: name the image that instances boot until the first build has ended, or "
+            "set image.bundled: true if one has"
         )
         yield Problem("image.parameter", image.parameter, allowed)
     if image.bundled and image.mode is not ImageMode.BAKED:
@@ -64,11 +66,11 @@ def _lustre(stack: Stack) -> Iterator[Problem]:
     """Refuse Lustre where the image has no client for it, so that no unusable file system is paid for."""
     image, storage = stack.image, stack.storage
     if image.lustre_client and stack.cloud is Cloud.ALICLOUD:
-        yield Problem("image.lustre_client", True, "is of AWS; leave it out")
+        yield Problem("image.lustre_client", True, "is for AWS only; leave it out")
     if stack.cloud is not Cloud.AWS or image.mode is not ImageMode.BAKED or image.lustre_client:
         return
     allowed = (
-        "no baked image has Lustre's client: leave it out, or say image.lustre_client: true where the base "
+        "no baked image has Lustre's client: leave it out, or set image.lustre_client: true where the base "
         "of the builds brings mount.lustre"
     )
     if storage.scratch_gib:
@@ -97,14 +99,16 @@ def _scan(stack: Stack) -> Iterator[Problem]:
     if not stack.image.scan:
         return
     if stack.cloud is Cloud.ALICLOUD:
-        yield Problem("image.scan", True, "is of AWS; a scanner reads each image's own bill of materials")
+        yield Problem(
+            "image.scan", True, "is for AWS only; a scanner reads each image's own bill of materials"
+        )
     elif not stack.image.built:
-        yield Problem("image.scan", True, "is of builds: needs image.base_id")
+        yield Problem("image.scan", True, "is only for builds: needs image.base_id")
 
 
 def _disk(stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.AWS and stack.image.disk is not None:
-        yield Problem("image.disk", stack.image.disk, "is of Alibaba Cloud; leave it out")
+        yield Problem("image.disk", stack.image.disk, "is for Alibaba Cloud only; leave it out")
 
 
 def _base(stack: Stack) -> Iterator[Problem]:

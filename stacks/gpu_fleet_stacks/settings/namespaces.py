@@ -44,10 +44,10 @@ def foreign_keys(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _not_honoured(namespace: str, name: str) -> str:
     if name == "region":
-        return f"is of the default provider, which is switched off; use {PREFIX}region"
+        return f"configures the default provider, which is switched off; use {PREFIX}region"
     return (
-        "is of the default provider, and not honoured: the stack has an explicit provider; give credentials "
-        f"and roles in the environment ({PROVIDERS[namespace]})"
+        "configures the default provider, which is not used: the stack has an explicit provider; give "
+        f"credentials and roles in the environment ({PROVIDERS[namespace]})"
     )
 
 

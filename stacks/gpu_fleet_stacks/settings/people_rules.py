@@ -106,7 +106,7 @@ def _directory(stack: Stack) -> Iterator[Problem]:
         allowed = f"is the group of {' and '.join(teams)}; each group once"
         yield Problem("access.directory.teams", group, allowed)
     for name in sorted(directory.keys.keys() & stack.access.people.keys()):
-        allowed = "has an account in access.people: its keys go there"
+        allowed = "has an account in access.people: put its keys there"
         yield Problem(f"access.directory.keys.{name}", name, allowed)
 
 
@@ -120,7 +120,7 @@ def _identity_center(stack: Stack) -> Iterator[Problem]:
         login = None if directory.login is LoginName.USER_NAME else str(directory.login)
         for key, value in (given | {"login": login}).items():
             if value is not None:
-                allowed = "is of IAM Identity Center on AWS; leave it out"
+                allowed = "is only for IAM Identity Center on AWS; leave it out"
                 yield Problem(f"access.directory.{key}", value, allowed)
         return
     if directory.identity_store is None:

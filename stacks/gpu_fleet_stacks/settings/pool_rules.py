@@ -78,7 +78,7 @@ def _reservation(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
         yield Problem(where, None, f"required where market is {pool.market}")
     if pool.market not in RESERVED_MARKETS and pool.reservation_id is not None:
         allowed = (
-            f"cannot go with market {pool.market}; use market reservation or capacity-block, or leave it out"
+            f"does not fit market {pool.market}; use market reservation or capacity-block, or leave it out"
         )
         yield Problem(where, pool.reservation_id, allowed)
 
@@ -112,9 +112,9 @@ def _base_within_size(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 def _adapters_of_cloud(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.ALICLOUD and pool.efa:
-        yield Problem(f"{key}.efa", True, "is of AWS; on Alibaba Cloud use erdma")
+        yield Problem(f"{key}.efa", True, "is for AWS only; on Alibaba Cloud use erdma")
     if stack.cloud is Cloud.AWS and pool.erdma:
-        yield Problem(f"{key}.erdma", True, "is of Alibaba Cloud; on AWS use efa")
+        yield Problem(f"{key}.erdma", True, "is for Alibaba Cloud only; on AWS use efa")
 
 
 def _efa(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
@@ -169,7 +169,7 @@ def _reserved_zone(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     capacity.
     """
     if pool.market in RESERVED_MARKETS and len(stack.zones_of(pool)) != 1:
-        yield Problem(f"{key}.zones", list(pool.zones), "what is reserved lies in one zone: name it")
+        yield Problem(f"{key}.zones", list(pool.zones), "reserved capacity is in one zone: name that zone")
 
 
 def _volume(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
@@ -213,7 +213,7 @@ def _command(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
     if pool.idle.command and not pool.idle.command[0].startswith("/"):
         yield Problem(f"{key}.idle.command", list(pool.idle.command), "must begin with an absolute path")
     elif pool.idle.command and pool.idle.command[0].startswith(changeable):
-        allowed = "must lie where root alone can change it, such as /usr/local/bin"
+        allowed = "must be where only root can change it, such as /usr/local/bin"
         yield Problem(f"{key}.idle.command", list(pool.idle.command), allowed)
 
 

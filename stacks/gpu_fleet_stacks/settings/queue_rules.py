@@ -51,7 +51,7 @@ def _teams(stack: Stack) -> Iterator[Problem]:
         yield Problem(
             f"teams.{team}",
             team,
-            f"is a team of nobody: neither in access.people nor in access.directory{meant}",
+            f"has no members: it is neither in access.people nor in access.directory{meant}",
         )
 
 
@@ -68,7 +68,7 @@ def _limits(stack: Stack) -> Iterator[Problem]:
 
 def _name(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     if stack.queued and pool.name in OWN_NAMES:
-        allowed = f"is a word of the queue's own; any name but {', '.join(OWN_NAMES)}"
+        allowed = f"is reserved by the queue; any name but {', '.join(OWN_NAMES)}"
         yield Problem(f"{key}.name", pool.name, allowed)
 
 

@@ -20,7 +20,7 @@ from gpu_fleet_stacks.core import files, naming
 from gpu_fleet_stacks.settings import namespaces, projects, schema, yaml_text
 
 FILE = Path(__file__).with_name("stack.schema.json")
-# In a checkout beside it; in a project of one's own the schema lies beside the stack files.
+# In a checkout it is beside this module; in any other project beside the stack files.
 PAGE, PROJECT = Path("docs/reference/settings.md"), Path("Pulumi.yaml")
 # First line of a stack file: https://github.com/redhat-developer/yaml-language-server
 MODELINE = "# yaml-language-server: $schema="
@@ -63,7 +63,7 @@ def json_schema() -> Schema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A stack of gpu-fleet",
-        "description": "What must agree between keys is said by `gpu-fleet check STACK`.",
+        "description": "What must agree between keys is checked by `gpu-fleet check STACK`.",
         "type": "object",
         "properties": {"config": config, **{key: {} for key in OF_PULUMI}},
         "additionalProperties": False,
@@ -120,7 +120,7 @@ def markdown() -> str:
         "Made from `stacks/gpu_fleet_stacks/settings/schema.py` by `gpu-fleet schema --write`.",
         "A test holds it. Editors read `stacks/gpu_fleet_stacks/settings/stack.schema.json`,",
         "which the first line of a stack file names. What must agree",
-        "between keys is said by `gpu-fleet check STACK`.",
+        "between keys is checked by `gpu-fleet check STACK`.",
         "",
         "## The keys of `config:`",
         "",

@@ -120,7 +120,7 @@ def _cidr(stack: Stack) -> Iterator[Problem]:
     if cidr is None:
         return
     if not any(cidr.subnet_of(private) for private in PRIVATE_RANGES):
-        yield Problem("network.cidr", str(cidr), "not private: must lie in 10/8, 172.16/12 or 192.168/16")
+        yield Problem("network.cidr", str(cidr), "not private: must be in 10/8, 172.16/12 or 192.168/16")
     if cidr.prefixlen > naming.LONGEST_NETWORK_PREFIX:
         largest = naming.LONGEST_NETWORK_PREFIX
         allowed = f"too small for the zones: {naming.ZONE_SLOTS} zone slots need /{largest} or larger"

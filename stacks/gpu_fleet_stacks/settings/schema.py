@@ -799,7 +799,7 @@ class ReaperSettings:
         max_actions: instances terminated by one sweep, at most.
         max_percent: the same limit as a share of the fleet.
         time_zone: IANA name for quiet hours and weekends.
-        leftovers: what to do with storage and addresses that nobody uses.
+        leftovers: what to do with unused storage and addresses.
         watch_days: days from the first sweep in which it only reports what it would have stopped or
             terminated; 0 to act at once.
         breaker_release: when instances that the mass-idle breaker held may be terminated.

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
+from gpu_fleet_image.core.shared_options import STACK_VARIABLE
 from gpu_fleet_stacks.settings import projects, stack_files
 
-VARIABLE = "GPU_FLEET_STACK"
 NAMED = "gpu-fleet.stack"  # in the context's meta: the value of the flag
 AFTER = "--"
 
@@ -87,7 +87,7 @@ def stack_option(command: Callable[..., None]) -> Callable[..., None]:
         is_eager=True,
         expose_value=False,
         callback=lambda ctx, _, value: ctx.meta.update({NAMED: value}),
-        help=f"The same by a flag; by default {VARIABLE}, else the only stack here.",
+        help=f"The same by a flag; by default {STACK_VARIABLE}, else the only stack here.",
     )(command)
 
 
@@ -112,7 +112,7 @@ def unnamed(ctx: click.Context, default: str = "") -> str:
     Raises:
         click.UsageError: there is no single candidate; the message names the stacks that exist.
     """
-    if from_environment := os.environ.get(VARIABLE):
+    if from_environment := os.environ.get(STACK_VARIABLE):
         return StackName().convert(from_environment, None, ctx)
     known = stack_files.names()
     if len(known) == 1:
@@ -120,7 +120,7 @@ def unnamed(ctx: click.Context, default: str = "") -> str:
     if default in known:
         return default
     there = f"there are {', '.join(known)}" if known else projects.missing()
-    raise click.UsageError(f"STACK is missing: {there}; {VARIABLE} names one for every command", ctx)
+    raise click.UsageError(f"STACK is missing: {there}; {STACK_VARIABLE} names one for every command", ctx)
 
 
 class PassingOn(click.Command):
@@ -132,14 +132,3 @@ class PassingOn(click.Command):
         rest = super().parse_args(ctx, own)
         ctx.params["arguments"] = (*ctx.params["arguments"], *others)
         return rest
-
-
-def json_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command ``-o json``, as the parameter ``as_json``."""
-    return click.option(
-        *("-o", "--output", "as_json"),
-        type=click.Choice(["table", "json"]),
-        default="table",
-        callback=lambda _, __, form: form == "json",
-        help="For programs: json, with the keys of docs/reference/json.md.",
-    )(command)

@@ -62,9 +62,9 @@ def config_of(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise StacksError(f"{path}: must be a mapping with the key 'config'")
     if beside := [key for key in content if str(key).startswith(namespaces.PREFIX)]:
-        raise StacksError(f"{path}: {beside[0]!r} stands beside 'config:'; must stand below it")
+        raise StacksError(f"{path}: {beside[0]!r} is beside 'config:'; must be below it")
     if content.get("config") is None:
-        raise StacksError(f"{path}: 'config:' is missing or empty; every key stands below it, indented")
+        raise StacksError(f"{path}: 'config:' is missing or empty; every key must be below it, indented")
     config = content["config"]
     if not isinstance(config, dict):
         raise StacksError(f"{path}: 'config' must be a mapping of keys to values")

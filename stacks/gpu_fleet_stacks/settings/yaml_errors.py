@@ -24,7 +24,7 @@ ADVICE = {
     ),
     r"undefined alias": "put quotes around a value that begins with *",
     r"constructor for the tag": "put quotes around a value that begins with !; tags are not read",
-    r"stands there twice": "keep one of the two",
+    r"appears twice": "keep one of the two",
     r"another document": "remove the lines from --- on: a stack file is one document",
     r"is no date|is no number": "put quotes around it",
 }

@@ -45,7 +45,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    problem = f"key {key.value!r} stands there twice"
+                    problem = f"key {key.value!r} appears twice"
                     raise ConstructorError(
                         "while reading a mapping", node.start_mark, problem, key.start_mark
                     )
@@ -116,11 +116,11 @@ def read(text: str) -> Any:
             return None
         if _values(root, {}) > MOST_VALUES:
             raise yaml.YAMLError(
-                f"its aliases (*NAME) stand for more than {MOST_VALUES:,} values; write fewer"
+                f"its aliases (*NAME) expand to more than {MOST_VALUES:,} values; write fewer"
             )
         return loader.construct_document(root)
     except RecursionError as error:
-        raise yaml.YAMLError("it is nested too deep, or an alias (*NAME) stands within itself") from error
+        raise yaml.YAMLError("it is nested too deep, or an alias (*NAME) contains itself") from error
     finally:
         loader.dispose()
 

@@ -27,7 +27,7 @@ def cloud_of(stack: Stack) -> Any:
     "  gpu-fleet destroy aws-dev --delete-data checkpoints --delete-data records",
 )
 @stack_argument
-@click.option("--dry-run", is_flag=True, help="Only say what would be terminated, deleted and kept.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be terminated, deleted and kept.")
 @click.option("--yes", is_flag=True, help="Do not ask, for scripts.")
 @click.option(
     "--delete-data",
@@ -104,8 +104,8 @@ def confirm(name: str) -> None:
         TeardownError: the user typed something else, or standard input is no terminal.
     """
     if not _at_a_terminal():
-        raise TeardownError(f"nobody is at the terminal to confirm; --yes destroys {name} without asking")
-    if click.prompt("\nWrite the stack's name to go on") != name:
+        raise TeardownError(f"there is no terminal to confirm at; --yes destroys {name} without asking")
+    if click.prompt("\nType the stack's name to continue") != name:
         raise TeardownError(f"that is not {name}; nothing was touched")
 
 

@@ -11,9 +11,9 @@ from gpu_fleet_stacks.teardown.state import StateResource
 
 # Flags of `pulumi destroy` that change what is deleted -> what to do instead.
 REFUSED = {
-    "--exclude": "--delete-data says what is deleted",
+    "--exclude": "--delete-data selects what is deleted",
     "--exclude-protected": "what is protected is kept anyway",
-    "--exclude-dependents": "--delete-data says what is deleted",
+    "--exclude-dependents": "--delete-data selects what is deleted",
     "--target": "a stack is destroyed whole; edit its file to remove a pool",
     "--target-dependents": "a stack is destroyed whole; edit its file to remove a pool",
     "--ignore-protect": "lift `gpu-fleet:protected` in the stack file",
@@ -80,6 +80,6 @@ class Engine:
         code = deploy.to_its_end(self.command(exclude), projects.root())
         if code:
             raise TeardownError(
-                f"`pulumi destroy` ended with exit code {code}, its reason is above; what is left"
-                f" is in the stack's state, and `gpu-fleet destroy {self._stack}` goes on from there"
+                f"`pulumi destroy` ended with exit code {code}, its reason is above; the remaining resources"
+                f" are in the stack's state, and `gpu-fleet destroy {self._stack}` continues from there"
             )

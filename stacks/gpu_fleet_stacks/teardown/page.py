@@ -36,7 +36,7 @@ def _instances(plan: DestroyPlan) -> Iterator[str]:
     for stopped in plan.stopped:
         yield f"{_terminates(stopped)}: {stopped.state}, in no group{_held(stopped.hold)}"
     if not plan.draining and not plan.stopped:
-        yield "terminate no instance: none is there"
+        yield "terminate no instance: there is none"
 
 
 def _terminates(instance: HeldInstance) -> str:
@@ -63,6 +63,6 @@ def afterwards(stack: Stack, plan: DestroyPlan) -> Iterator[str]:
         yield f"  {store.kind}: {store.id}, {store.holds} ({reason})"
     yield f"  the key, with its alias and policy ({plan.key_kept})"
     yield (
-        f"All of it is still in the stack's state: `gpu-fleet up {stack.name}` takes it up again, and"
+        f"All of it is still in the stack's state: `gpu-fleet up {stack.name}` manages it again, and"
         f" `gpu-fleet destroy {stack.name} --delete-data KIND` deletes what is no longer wanted."
     )

@@ -111,7 +111,7 @@ class Teardown:
             if (self.clock() - began).total_seconds() >= self.drain_s:
                 raise StillThereError(
                     f"{_named(left)} still there after {self.drain_s / 60:.0f} minutes; nothing but the fleet"
-                    f" was touched. Run `gpu-fleet destroy {self.stack.name}` again to go on waiting"
+                    f" was touched. Run `gpu-fleet destroy {self.stack.name}` again to continue waiting"
                 )
             self.sleep(POLL_S)
 

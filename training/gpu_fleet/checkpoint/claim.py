@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from gpu_fleet.checkpoint import local
-from gpu_fleet.checkpoint.lease import Holder, RunLease
+from gpu_fleet.checkpoint.lease import Holder, NoLease, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core.files import on_disk
 from gpu_fleet.storage.object_store import at_start
@@ -23,7 +23,7 @@ class RunClaim:
 
     def __init__(self, lease: RunLease | None = None, lock: local.FolderLock | None = None) -> None:
         """Wrap a lease and a lock that are held already; without them, every check passes."""
-        self.lease, self._lock = lease, lock
+        self._lease, self._lock = lease or NoLease(), lock
 
     @classmethod
     def of(cls, store: CheckpointStore | None, stopping: Callable[[], bool] = lambda: False) -> Self:
@@ -44,7 +44,7 @@ class RunClaim:
 
     def acquire(self, within_s: float = math.inf) -> bool:
         """Take the lease, as RunLease.acquire does; True without a bucket."""
-        return self.lease is None or at_start(partial(self.lease.acquire, within_s))
+        return at_start(partial(self._lease.acquire, within_s))
 
     def mark(self) -> None:
         """Write this process into the lock file: without locks, only the mark shows the holder."""
@@ -55,22 +55,20 @@ class RunClaim:
     @property
     def number(self) -> int:
         """Number of the lease; 0 without a lease."""
-        return self.lease.number if self.lease is not None else 0
+        return self._lease.number
 
     @property
     def lost(self) -> bool:
         """True if another process is known to have the run."""
-        return self.lease is not None and self.lease.lost
+        return self._lease.lost
 
     def raise_if_lost(self) -> None:
         """Raise RunLeaseError if the loss is known already."""
-        if self.lease is not None:
-            self.lease.raise_if_lost()
+        self._lease.raise_if_lost()
 
     def check(self) -> None:
         """Ask the bucket, for some seconds, and the folder, right before a write to the disk."""
-        if self.lease is not None:
-            self.lease.check_briefly()
+        self._lease.check_briefly()
         self.check_folder()
 
     def check_folder(self) -> None:
@@ -80,17 +78,14 @@ class RunClaim:
 
     def check_bucket(self) -> None:
         """Ask the bucket, right before a write to it; raises StoreError if the bucket does not answer."""
-        if self.lease is not None:
-            self.lease.check()
+        self._lease.check()
 
     def check_sometimes(self) -> None:
         """Ask the bucket if the last answer is old; for repeated calls during an upload."""
-        if self.lease is not None:
-            self.lease.check_sometimes()
+        self._lease.check_sometimes()
 
     def release(self) -> None:
         """Release lease and lock to other processes; this process may then write no more."""
-        if self.lease is not None:
-            self.lease.release()
+        self._lease.release()
         if self._lock is not None:
             self._lock.close()

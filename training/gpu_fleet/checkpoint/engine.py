@@ -186,7 +186,7 @@ class CheckpointEngine:
 
     def before_change(self) -> float:
         """Wait, before an update, for the copy of the tensors that it changes. Return the seconds."""
-        if self._saver is None:
+        if self._saver is None or not self._saver.is_copying:
             return 0.0
         begin = time.perf_counter()
         self._saver.before_change()

@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,13 +23,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from gpu_fleet.checkpoint import local
-from gpu_fleet.checkpoint.folder_files import OURS, Entry, FolderFiles, Records, Scan
+from gpu_fleet.checkpoint.folder_files import CONTENTS, LIST, OURS, Entry, FolderFiles, Records, Scan
+from gpu_fleet.checkpoint.folder_restore import FolderRestore
 from gpu_fleet.core.errors import CheckpointError, IdentityError
 from gpu_fleet.core.files import on_disk, write_bytes
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 
-LIST, CONTENTS = "folder.json", "contents"
 KNOWN = "folder.json"  # in .gpu-fleet of the folder
 WAIT_S = 60.0  # longest wait for files that are being written; then the whole files are uploaded without them
 log = logging.getLogger(__name__)
@@ -165,52 +163,13 @@ class FolderSync:
         """Restore all files of a list. Until the end a mark says that the folder is incomplete."""
         records, digest = _records(listed), _sha256(listed)
         self._know([digest], _hashes(records), restoring=True)
-        for name, record in records.items():
-            self._bring(name, record)
-        self._date_folders(records)
-        shutil.rmtree(self._folder / OURS / "part", ignore_errors=True)
+        FolderRestore(self._folder, self._store.uri, self._content).restore(records)
         self._know([digest], _hashes(records))
         log.info("event=folder-restored files=%d uri=%s", len(records), self._store.uri)
         return len(records)
 
-    def _date_folders(self, records: Records) -> None:
-        """Give every folder the time of its newest file: programs choose the newest checkpoint by it."""
-        times: dict[Path, int] = {}
-        for name, record in records.items():
-            for parent in Path(name).parents[:-1]:
-                times[parent] = max(times.get(parent, 0), record.mtime_ns or 0)
-        for parent, mtime_ns in times.items():
-            if mtime_ns:
-                os.utime(self._folder / parent, ns=(mtime_ns, mtime_ns))
-
-    def _bring(self, name: str, record: Entry) -> None:
-        file = self._folder / name
-        if not file.resolve().is_relative_to(self._folder.resolve()):
-            raise CheckpointError(f"{self._store.uri}: the name {name!r} leads out of {self._folder}")
-        if file.is_file() and not file.is_symlink() and local.record_of(file) == record.record:
-            return  # an earlier try has restored it
-        staged = self._folder / OURS / "part" / str(os.getpid())
-        staged.parent.mkdir(parents=True, exist_ok=True)
-        answer = self._ask(lambda: self._store.get(f"{CONTENTS}/{record.sha256}", staged))
-        if answer is None or local.record_of(staged) != record.record:
-            raise CheckpointError(f"{self._store.uri}: {name} is not what {LIST} says")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if record.link:
-            staged = self._linked(staged, file)
-        elif record.mtime_ns is not None:
-            os.utime(staged, ns=(record.mtime_ns, record.mtime_ns))
-        staged.replace(file)
-
-    def _linked(self, staged: Path, file: Path) -> Path:
-        """Turn a staged text with the target of a link into a symbolic link for `file`."""
-        target = staged.read_text(encoding="utf-8")
-        place = os.path.normpath(file.parent.absolute() / target)
-        if not Path(place).is_relative_to(self._folder.absolute()):
-            raise CheckpointError(f"{self._store.uri}: the link {file.name!r} leads out of {self._folder}")
-        link = staged.with_name(f"{staged.name}.link")
-        link.unlink(missing_ok=True)
-        link.symlink_to(target)
-        return link
+    def _content(self, sha256: str, file: Path) -> bytes | None:
+        return self._ask(lambda: self._store.get(f"{CONTENTS}/{sha256}", file))
 
     def _ask(self, question: Callable[[], bytes | None]) -> bytes | None:
         return patiently(question, sleep=self._sleep)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpu_fleet.checkpoint import local
 
+LIST, CONTENTS = "folder.json", "contents"  # in the store
 OURS = ".gpu-fleet"  # the part of the folder that belongs to gpu-fleet; never uploaded
 QUIET_S = 2.0  # a file that was written to more recently may not be whole
 log = logging.getLogger(__name__)

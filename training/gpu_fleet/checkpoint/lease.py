@@ -258,6 +258,21 @@ class RunLease:
                 log.warning("event=lease-not-renewed error=%r", str(error))
 
 
+class NoLease:
+    """Lease of a run without a bucket: nobody else can take the run, so every answer is known."""
+
+    number, lost = 0, False
+
+    def acquire(self, within_s: float = math.inf) -> bool:  # noqa: ARG002 - as RunLease.acquire
+        """Return True."""
+        return True
+
+    def raise_if_lost(self) -> None:
+        """Do nothing."""
+
+    check = check_briefly = check_sometimes = release = raise_if_lost
+
+
 def _holder(lease: LeaseKey) -> Holder | None:
     """Return the holder of a lease; None if the lease was released."""
     try:

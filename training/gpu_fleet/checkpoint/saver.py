@@ -50,10 +50,14 @@ class Snapshot:
         self._taken.clear()
         return self._queue(state) if torch.cuda.is_available() else partial(self._take, state)
 
+    @property
+    def is_copying(self) -> bool:
+        """True while a copy may still read the tensors of the state."""
+        return self._arrival is not None or not self._taken.is_set()
+
     def before_change(self) -> None:
         """Wait until the tensors of the state may change; call it before each update."""
-        if not self._taken.is_set():  # a wait takes 3 us even if there is nothing to wait for
-            self._taken.wait()
+        self._taken.wait()
         if self._arrival is not None:
             torch.cuda.current_stream().wait_event(self._arrival)
             self._arrival = None
@@ -177,6 +181,11 @@ class Saver:
         """Upload a checkpoint from this disk if the store does not have it."""
         if self._uploader is not None:
             self._uploader.add_missing(manifest)
+
+    @property
+    def is_copying(self) -> bool:
+        """True while the last save still needs the tensors of its state."""
+        return self._snapshot.is_copying
 
     def before_change(self) -> None:
         """Wait until the last save no longer needs the tensors of its state."""

@@ -192,6 +192,7 @@ class Agreement:
     def __init__(self, where: World, count: int) -> None:
         self._group, self._shared = where.control, where.size > 1
         self._values = torch.zeros(count, dtype=torch.int64)
+        self._numbers = self._values.numpy()  # of the same memory: a tensor takes 15 us to set a number
         self._options = dist.AllreduceOptions()
         self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._pending: dist.Work | None = None
@@ -199,8 +200,7 @@ class Agreement:
 
     def hand_in(self, *values: int) -> None:
         """Start the exchange of this rank's `count` values; the exchange before must be settled."""
-        for index, value in enumerate(values):
-            self._values[index] = value
+        self._numbers[:] = values
         self._settled = False
         if self._shared:  # not by dist.all_reduce, whose checks take longer than the call itself
             self._pending = self._group.allreduce([self._values], self._options)
@@ -213,5 +213,5 @@ class Agreement:
             self._pending.wait()
             self._pending = None
         self._settled = True
-        agreed: list[int] = self._values.tolist()
+        agreed: list[int] = self._numbers.tolist()
         return agreed

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, cast
+from typing import Any, Literal, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -42,7 +42,8 @@ from gpu_fleet.data.generators import SHARED, restore_generators, states_of_gene
 from gpu_fleet.data.loader import RankShare, batches, end_readers, reader_ended, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, Collate, OwnData, OwnReader, Stream, adapted
-from gpu_fleet.data.resumable import Passes, reads_another
+from gpu_fleet.data.resumable import Passes
+from gpu_fleet.integrations.exactness import ExactnessCheck
 from gpu_fleet.preemption.agreement import Stop
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
 from gpu_fleet.step.state import (
@@ -53,7 +54,7 @@ from gpu_fleet.step.state import (
     restore_rng,
     seed_rng,
 )
-from gpu_fleet.step.trained import GradientWatch, sums
+from gpu_fleet.step.trained import GradientWatch
 
 POLL_S, AGREE_EVERY_S = 1.0, 0.25
 TIMEOUT_S = 600.0  # longest wait of a rank for another; less than that of torch's process groups
@@ -100,11 +101,8 @@ class Run:
         self.directory = Path(directory).expanduser()
         self.step = 0
         self._entered = False
-        self._apart = [name for name, thing in objects.items() if isinstance(thing, nn.Module)]
-        self._taken = self._taken_before = 0  # batches taken from the first data set: now, at the last step
         self._passes: list[Passes] = []  # over a user's own loaders
         self._passes_before: list[dict[str, Any]] = []  # their states in the checkpoint
-        self._accumulation = 0  # batches per step by `batches`; 0: unknown, or a warning was given
         self._config, self._uri, self._allow = dict(config or {}), uri, allow
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._objects = {name: _inner(thing) for name, thing in objects.items()}
@@ -112,14 +110,8 @@ class Run:
         self._data_sets: list[dict[str, Any]] = []  # identities of those before the first step
         self._resumed_from: int | None = None
         self._watch: GradientWatch | None = None
-        for name, thing in self._objects.items():
-            if isinstance(thing, nn.Module) and any(isinstance(p, DTensor) for p in thing.parameters()):
-                raise ConfigError(
-                    f"Run({name}=...): is sharded, and Run saves only whole models; use a configuration "
-                    "with parallel.strategy = 'fsdp'"
-                )
-            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-                raise ConfigError(f"Run({name}=...): a {type(thing).__name__} has no state_dict to save")
+        self._exactness = ExactnessCheck(self._objects)
+        _check_saveable(self._objects)
 
     def __enter__(self) -> Self:
         """Restore the newest checkpoint. A TrainingError ends the process with one message."""
@@ -188,12 +180,7 @@ class Run:
             raise
 
     def _apply(self, saved: Any, _folder: Path) -> None:
-        for name, thing in self._objects.items():
-            try:
-                thing.load_state_dict(shaped(saved["objects"][name], thing.state_dict()))
-            except Exception as error:  # a user's object may raise anything; no other try can succeed
-                reason = f"{type(error).__name__}: {error}"
-                raise IdentityError(f"Run({name}=...): the checkpoint does not fit it: {reason}") from error
+        _restore_objects(self._objects, saved["objects"])
         restore_buffers(self._modules, saved["buffers"], self._where)
         if len(saved["loaders"]) == self._where.size:
             self._passes_before = saved["loaders"][self._where.rank]
@@ -219,7 +206,7 @@ class Run:
             yield self.step
             self._in_step = False
             self.step += 1
-            self._look_at_step()
+            self._check_step()
             due = self._every_steps and self.step % self._every_steps == 0
             if self._stop.take_save_request() or due:
                 self.save()
@@ -276,8 +263,7 @@ class Run:
         read = (batch.inputs for batch in batches(OwnReader(data, seed), slices, settings, pinned=False))
         if self._in_loop or len(self._data_sets) > 1:  # such as held-out data for some steps only
             return read
-        self._accumulation = accumulation
-        return self._counted(read)
+        return self._exactness.counted(read, accumulation)
 
     def batches_of(self, loader: Any, *, accumulation: int = 1) -> Iterator[Any]:
         """Yield the batches of a DataLoader of your own without end, from the present step on.
@@ -302,51 +288,14 @@ class Run:
             )
         return passes.read(self.step, *(before or [{}]))
 
-    def _counted(self, read: Iterator[Any]) -> Iterator[Any]:
-        for batch in read:
-            self._taken += 1
-            yield batch
-
-    def _look_at_step(self) -> None:
+    def _check_step(self) -> None:
         """Check a step, and warn once of each reason why a resumed run would not be exact."""
         if self._watch is not None:
             self._watch.listen_no_more()
-        if self.step == (self._resumed_from or 0) + 1:  # fail early: the first step creates most states
+        done = self.step - (self._resumed_from or 0)
+        if done == 1:  # fail early: the first step creates most states
             self._where.together(self._checked_states)
-            if self._where.leads and reads_another():
-                log.warning(
-                    "not exact: the loop reads a DataLoader, and a resumed run starts its epoch again; "
-                    "run.batches_of(loader) resumes in the middle of it"
-                )
-        taken, self._taken_before = self._taken - self._taken_before, self._taken
-        if (
-            self._where.leads and 0 < self._accumulation < taken and self.step - (self._resumed_from or 0) > 1
-        ):  # one may read ahead
-            log.warning(
-                "not exact: step %d took %d batches, but run.batches(accumulation=%d) allows %d: a resumed "
-                "run reads some again; set accumulation to the batches of a step",
-                self.step,
-                taken,
-                self._accumulation,
-                self._accumulation,
-            )
-            self._accumulation = 0
-        if self._apart and self._where.size > 1:
-            for name in self._differ():
-                log.warning(
-                    "event=ranks-differ step=%d help='Run(%s=...): the ranks hold different weights, and "
-                    "those of rank 0 alone are saved; wrap it in DistributedDataParallel'",
-                    self.step,
-                    name,
-                )
-            self._apart = []
-
-    def _differ(self) -> list[str]:
-        """Return the modules outside DistributedDataParallel whose weights differ between ranks."""
-        mine = {name: sums(cast("nn.Module", self._objects[name]).parameters()) for name in self._apart}
-        first, *others = self._where.gather(mine)
-        differ = [name for name in self._apart if any(other[name] != first[name] for other in others)]
-        return differ if self._where.leads else []  # rank 0 warns for all
+        self._exactness.check(self._where, self.step, done)
 
     def save(self) -> None:
         """Save a checkpoint of this step on all ranks, if there is none; raises CheckpointError."""
@@ -425,6 +374,26 @@ class Run:
 
 def _inner(thing: Any) -> Any:
     return thing.module if isinstance(thing, DistributedDataParallel) else thing
+
+
+def _check_saveable(objects: Mapping[str, Any]) -> None:
+    for name, thing in objects.items():
+        if isinstance(thing, nn.Module) and any(isinstance(p, DTensor) for p in thing.parameters()):
+            raise ConfigError(
+                f"Run({name}=...): is sharded, and Run saves only whole models; use a configuration "
+                "with parallel.strategy = 'fsdp'"
+            )
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise ConfigError(f"Run({name}=...): a {type(thing).__name__} has no state_dict to save")
+
+
+def _restore_objects(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    for name, thing in objects.items():
+        try:
+            thing.load_state_dict(shaped(saved[name], thing.state_dict()))
+        except Exception as error:  # a user's object may raise anything; no other try can succeed
+            reason = f"{type(error).__name__}: {error}"
+            raise IdentityError(f"Run({name}=...): the checkpoint does not fit it: {reason}") from error
 
 
 def _where(objects: Mapping[str, Any]) -> World:

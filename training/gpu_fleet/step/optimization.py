@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from gpu_fleet.core import config
 from gpu_fleet.core.user_code import Own
 
+UNDECIDED: dict[str, Any] = {}  # what the configuration decides of a group that the optimizer has added
 # Keys whose change, if it is allowed, changes the arguments of an optimizer's constructor.
 DECIDES_SETTINGS = ("code.", "optimizer.name", "optimizer.options", "optimizer.betas", "optimizer.momentum")
 
@@ -105,7 +106,7 @@ def set_learning_rate(
     Each group gets the rate with which it was built, times the factor; without such a rate, `base` times the
     factor. Returns base times factor.
     """
-    for group, own in zip_longest(optimizer.param_groups, chosen, fillvalue=dict[str, Any]()):
+    for group, own in zip_longest(optimizer.param_groups, chosen, fillvalue=UNDECIDED):
         group["lr"] = float(own.get("lr", base)) * factor
     return base * factor
 

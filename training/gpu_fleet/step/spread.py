@@ -73,6 +73,7 @@ class TargetShare:
         self._ranks = dist.get_world_size() if shared else 1
         self._total = torch.ones(())
         self._alone = 0  # the total without other ranks: then the device computes nothing
+        self._everywhere: Tensor | float = 1.0  # the total, as a number where it can be read without a wait
         self._pending: dist.Work | None = None
 
     def begin(self, counted: Sequence[int]) -> None:
@@ -83,14 +84,15 @@ class TargetShare:
             self._pending = self._group.allreduce([self._total])
 
     def of(self, counted: int | Tensor) -> Tensor | float:
-        """Return the weight of a micro-batch with `counted` targets; with other ranks, () on the device."""
+        """Return the weight of a micro-batch with `counted` targets; among several GPUs, () on the GPU."""
         if self._group is None:
             return counted / max(1, self._alone)
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
-            self._total.clamp_(min=1)
-        return counted * self._ranks / self._total
+            total = self._total.clamp_(min=1)
+            self._everywhere = float(total) if self._device.type == "cpu" else total
+        return counted * self._ranks / self._everywhere
 
 
 class Whole(Spread):

@@ -261,4 +261,4 @@ def parameters_sha256(model: nn.Module, where: World) -> str:
 
 
 def _bytes_sha256(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(tensor.flatten().view(torch.uint8).numpy().data).hexdigest()

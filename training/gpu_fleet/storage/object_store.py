@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,10 +49,21 @@ class ObjectStore:
         self._bucket, self._prefix, self._scheme = bucket, prefix.strip("/"), scheme
         section, dot, _ = key.partition(".")
         named = f"{section}.endpoint" if dot else "--endpoint"
+        self._opened: Any = None
+        self._open: Callable[[], Any] = partial(_client, scheme, endpoint, named)
         try:
-            self._client = _client(scheme, endpoint, named)
+            self._opened = self._open()
         except ValueError as error:
             raise ConfigError(f"{named} = {endpoint!r}: {error}; write https://host") from error
+        except (BotoCoreError, StoreError) as error:  # no keys now: the first request asks again
+            log.warning("event=store-without-keys uri=%s error=%r", uri, str(error))
+
+    @property
+    def _client(self) -> Any:
+        """boto3's client. Raises BotoCoreError or StoreError while there are no keys."""
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
 
     def check_writable(self) -> None:
         """Write and remove a small object; raises CheckpointError that names what is missing or denied.

@@ -9,7 +9,7 @@ from botocore.config import Config
 from botocore.credentials import CredentialProvider, RefreshableCredentials
 
 from gpu_fleet.core import instance_file
-from gpu_fleet.core.errors import CheckpointError, LaunchError
+from gpu_fleet.core.errors import CheckpointError, LaunchError, StoreError
 from gpu_fleet.core.metadata import MetadataClient
 from gpu_fleet.storage import rrsa
 
@@ -55,14 +55,14 @@ class RoleKeys(CredentialProvider):
     METHOD = CANONICAL_NAME = "ram-role"
 
     def load(self) -> RefreshableCredentials:
-        """Return credentials that renew themselves; raises CheckpointError if the instance has no role."""
+        """Return credentials that renew themselves; raises StoreError if the instance has no role."""
         return RefreshableCredentials.create_from_metadata(
             metadata=role_keys(), refresh_using=role_keys, method=self.METHOD
         )
 
 
 def role_keys() -> dict[str, str]:
-    """Return the present keys of the role, in botocore's names; raises CheckpointError."""
+    """Return the present keys of the role, in botocore's names; raises StoreError."""
     try:
         keys = MetadataClient("alicloud").role_keys()
         return {
@@ -72,4 +72,5 @@ def role_keys() -> dict[str, str]:
             "expiry_time": keys["Expiration"],
         }
     except (LaunchError, ValueError, LookupError) as error:
-        raise CheckpointError(f"this instance's role has no keys to reach OSS with: {error!r}") from error
+        text = f"this instance's role has no keys to reach OSS with: {error!r}"
+        raise StoreError(text, passing=True) from error

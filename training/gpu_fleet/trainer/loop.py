@@ -161,7 +161,8 @@ def take_step(
     if with_norm or settings.optimizer.clip_norm > 0:
         state.scaler.unscale_(state.optimizer)
         norm = precision.clip(state.parameters, settings.optimizer.clip_norm, state.spread.other_layers)
-    meter.add_stall(run.checkpoints.before_change())
+    if stall_s := run.checkpoints.before_change():
+        meter.add_stall(stall_s)
     own = run.own.optimizer
     with marked("update"), explained(f"{own.key} = {own.name!r}") if own else nullcontext():
         state.scaler.step(state.optimizer)

@@ -35,27 +35,56 @@ FOLDERS = REPOSITORIES | CACHES | OF_CREDENTIALS
 WORDS = (
     *("*api[-_]key", "*api[-_]keys", "*apikey", "*apikeys", "*access[-_]key", "*access[-_]keys"),
     *("*private[-_]key", "*secret[-_]key", "*password", "secret", "secrets", "*[-_.]secret", "*[-_.]secrets"),
+    *(
+        "*passwords",
+        "passwd",
+        "*[-_.]passwd",
+        "*passphrase",
+        "*[-_.]pass",
+        "*ssh[-_]key",
+        "*sshkey",
+        "*deploy[-_]key",
+    ),
+    *("*[-_]rsa", "*[-_]ed25519", "*[-_]pat", "aksk", "*[-_]aksk", "*accesskey", "cookies", ".cookies"),
     *("token", "*[-_.]token", "*credentials", "credential", "*[-_.]credential"),
 )
 ENDINGS = ("", ".cfg", ".conf", ".ini", ".json", ".pickle", ".toml", ".txt", ".yaml", ".yml")
 SECRETS = (
     *(word + ending for word in WORDS for ending in ENDINGS),
-    *(".env", ".env.*", "*.env", "*.env.*", ".envrc", ".renviron", "secret.*", "secrets.*"),
+    *(".env", ".env[-_.]*", "*.env", "*.env.*", "env.prod*", ".envrc", ".renviron", "secret.*", "secrets.*"),
     *("client_secret*.json", "credentials.*", "*credentials*.json", "*credentials*.csv"),
     # Google's service accounts, by the names in its documentation, and downloads of both clouds' consoles
     *("*service-account*.json", "*service_account*.json", "*firebase-adminsdk*.json", "*gcp[-_]key*.json"),
     *("*gcs[-_]key*.json", "sa[-_]key*.json", "*[-_.]sa[-_]key*.json", "rootkey.csv", "rootkey (*).csv"),
     *("*accesskey*.csv", "*access[-_]key*.csv"),
     *("*.jks", "*.kdbx", "*.key", "*.keystore", "*.keytab", "*.ovpn", "*.p12", "*.p8", "*.pem", "*.pfx"),
-    *("*.ppk", "*.tfvars"),
-    *("*.tfstate", "*.tfstate.*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "id_rsa*", ".*_history"),
+    *("*.bks", "*.ppk", "*.tfvars", "*.tfvars.json", "secring.*", "wallet.dat"),
+    *("*.tfstate", "*.tfstate.*", "*id_dsa*", "*id_ecdsa*", "*id_ed25519*", "*id_rsa*", ".*_history"),
     *(".authinfo", ".boto", ".cdsapirc", ".databrickscfg", ".dockercfg", ".git-credentials"),
-    *(".htpasswd", ".my.cnf", ".netrc", ".passwd-s3fs"),
+    *(".htpasswd", "htpasswd", ".my.cnf", "my.cnf", ".mylogin.cnf", ".netrc", ".passwd-s3fs"),
+    *(".auth.json", "auth.json", ".comet.config", ".dockerconfigjson", "cookies.sqlite"),
     *(".npmrc", ".ossutilconfig", ".pgpass", ".pypirc", ".s3cfg", "_netrc", "kaggle.json"),
-    *("access_tokens.db", "kubeconfig", "*.kubeconfig", "rclone.conf"),
+    *(
+        "access_tokens.db",
+        "kubeconfig",
+        "kubeconfig.*",
+        "kube.config",
+        "*.kubeconfig",
+        "rclone.conf",
+        ".rclone.conf",
+    ),
 )
-SECRET = re.compile("|".join(map(translate, SECRETS)))  # one pattern: a folder may hold 100,000 names
-CODE = ".py"  # never a secret by its name: a program imports it
+SECRET = re.compile("|".join(map(translate, SECRETS)))  # in one, as a folder may hold 100,000 names
+COPY = re.compile(r"(?:~|\.(?:bak|copy|old|orig|save|enc|gpg|[0-9]))+$")  # behind the name of what it is of
+# Keys as those who give them out write them, for files whose names say nothing; manuals write EXAMPLE.
+KEYS = re.compile(
+    rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
+    rb"|\b(?:AKIA|ASIA)(?![0-9A-Z]*EXAMPLE)[0-9A-Z]{16}\b|\bLTAI[0-9A-Za-z]{12,26}\b|\bAIza[\w-]{35}\b"
+    rb"|\bhf_[0-9A-Za-z]{30,}\b|\bgh[opsru]_[0-9A-Za-z]{36,}\b|\bgithub_pat_\w{22,}|\bglpat-[\w-]{20,}"
+    rb"|\bsk-(?:[a-z0-9]+-)*[0-9A-Za-z]{32,}|\bxox[abprs]-[0-9A-Za-z-]{10,}"
+)
+LOOKED_AT_BYTES = 1 << 16  # of a file for such a key
+CODE = ".py"  # no secret by its name: a program imports it
 
 
 @dataclass
@@ -78,7 +107,11 @@ def included(paths: Sequence[str]) -> Included:
     for text in paths:
         try:
             for file in _files(text, here, gathered.left_out):
-                gathered.contents[_name(file.relative_to(here))] = file.read_bytes()
+                name, content = _name(file.relative_to(here)), file.read_bytes()
+                if _real(file) != _real(here / text) and has_key(name, content):
+                    gathered.left_out.append(name)
+                else:
+                    gathered.contents[name] = content
         except OSError as error:
             raise ConfigError(f"--include = {text!r}: cannot be read: {error}") from error
     return gathered
@@ -155,8 +188,13 @@ class _Walk:
 
 def is_secret(name: str) -> bool:
     """Return whether a file looks like a secret, by its name alone. Pure."""
-    plain = name.lower()
-    return not plain.endswith(CODE) and SECRET.match(plain) is not None
+    names = {name.lower(), COPY.sub("", name.lower())}
+    return not any(plain.endswith(CODE) for plain in names) and any(map(SECRET.match, names))
+
+
+def has_key(name: str, content: bytes) -> bool:
+    """Return whether a file that is no code contains a key in the form of its issuer. Pure."""
+    return not name.lower().endswith(CODE) and KEYS.search(content[:LOOKED_AT_BYTES]) is not None
 
 
 def too_large() -> str:

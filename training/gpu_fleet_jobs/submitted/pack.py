@@ -18,7 +18,7 @@ from gpu_fleet.core.imports import OURS, imported
 from gpu_fleet.core.lazy_groups import configured, identity_flags, identity_options
 from gpu_fleet_jobs.submitted import command_line
 from gpu_fleet_jobs.submitted.command_line import CommandLine
-from gpu_fleet_jobs.submitted.included import LIMIT_BYTES, included, is_secret, too_large
+from gpu_fleet_jobs.submitted.included import LIMIT_BYTES, has_key, included, is_secret, too_large
 
 BUCKETS = ("s3://", "oss://")
 CONFIG = ".toml"
@@ -93,7 +93,11 @@ def pack(
     files = {
         "files": sorted(parcel.contents),
         "left_out": [name for name in beside.left_out if not _travels(name, parcel.contents)],
-        "secrets": [name for name in sorted(parcel.contents) if is_secret(PurePosixPath(name).name)],
+        "secrets": [
+            name
+            for name, content in sorted(parcel.contents.items())
+            if is_secret(PurePosixPath(name).name) or has_key(name, content)
+        ],
         "elsewhere": _elsewhere(parcel.contents, Path.cwd().resolve()),
     }
     click.echo(json.dumps({**said, **files}))

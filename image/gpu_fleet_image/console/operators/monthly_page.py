@@ -14,10 +14,10 @@ from gpu_fleet_image.console.operators.monthly_savings import Saving, Summary
 from gpu_fleet_image.console.users.ledger_records import FreezeChange
 from gpu_fleet_image.core.times import format_span
 
-BAR = "#2a6f97"
+_BAR = "#2a6f97"
 LINE = "#1b4332"
-THOUSANDS = "{x:,.0f}"
-MOST_BARS = 12  # more cannot be read; the others are summed up
+_THOUSANDS = "{x:,.0f}"
+_MOST_BARS = 12  # more cannot be read; the others are summed up
 
 PAGE = Environment(
     autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -84,10 +84,10 @@ def page(summary: Summary, stack: str, changes: Sequence[FreezeChange] = ()) -> 
     Args:
         changes: freezes and unfreezes of its pools.
     """
-    plots = [daily_plot(summary)] if summary.savings else []
+    plots = [_daily_plot(summary)] if summary.savings else []
     if summary.savings:
-        plots += [bar_plot("by pool", summary.by_pool, summary.currency)]
-        plots += [bar_plot("by owner", summary.by_owner, summary.currency)]
+        plots += [_bar_plot("by pool", summary.by_pool, summary.currency)]
+        plots += [_bar_plot("by owner", summary.by_owner, summary.currency)]
     return PAGE.render(
         title=f"GPU fleet {stack}: what {summary.month.name} saved",
         total=_total(summary) if summary.savings else "Nothing",
@@ -128,7 +128,7 @@ def _amount(saving: Saving) -> str:
     return "unknown" if saving.amount is None else f"{saving.amount:,.2f}"
 
 
-def daily_plot(summary: Summary) -> str:
+def _daily_plot(summary: Summary) -> str:
     """Return a plot of the savings so far, by day, as SVG."""
     figure, axes = _axes("saved so far", summary.currency)
     days = range(1, summary.month.days + 1)
@@ -136,29 +136,29 @@ def daily_plot(summary: Summary) -> str:
     axes.plot(days, values, color=LINE, drawstyle="steps-post")
     axes.fill_between(days, values, step="post", color=LINE, alpha=0.15)
     axes.set_xlabel(f"day of {summary.month.name}")
-    axes.yaxis.set_major_formatter(THOUSANDS)
+    axes.yaxis.set_major_formatter(_THOUSANDS)
     axes.set_ylim(bottom=0)
     return _svg(figure)
 
 
-def bar_plot(title: str, amounts: Mapping[str, Decimal], currency: str) -> str:
+def _bar_plot(title: str, amounts: Mapping[str, Decimal], currency: str) -> str:
     """Return a plot of amounts as bars, largest on top, as SVG."""
     figure, axes = _axes(title, currency)
     shown = _shortened(amounts)
     names = list(shown)[::-1]
     plain = [name.replace("$", r"\$") for name in names]  # text between two would be a formula
-    bars = axes.barh(plain, [float(shown[name]) for name in names], color=BAR)
+    bars = axes.barh(plain, [float(shown[name]) for name in names], color=_BAR)
     axes.bar_label(bars, [f"{shown[name]:,.0f}" for name in names], padding=3)
     axes.margins(x=0.15)
-    axes.xaxis.set_major_formatter(THOUSANDS)
+    axes.xaxis.set_major_formatter(_THOUSANDS)
     axes.locator_params(axis="x", nbins=5)
     return _svg(figure)
 
 
 def _shortened(amounts: Mapping[str, Decimal]) -> dict[str, Decimal]:
     items = list(amounts.items())
-    rest = items[MOST_BARS:]
-    shown = dict(items[:MOST_BARS])
+    rest = items[_MOST_BARS:]
+    shown = dict(items[:_MOST_BARS])
     if rest:
         shown[f"{len(rest)} others"] = sum((amount for _, amount in rest), Decimal(0))
     return shown

@@ -16,7 +16,7 @@ from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 
 SECONDS_PER_HOUR = Decimal(3600)
 CENT = Decimal("0.01")
-MONTHS = 12
+_MONTHS = 12
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Month:
 def month_of(moment: datetime) -> Month:
     """Return the month of a moment."""
     start = moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    following = start.month % MONTHS + 1
+    following = start.month % _MONTHS + 1
     return Month(start, start.replace(year=start.year + (following == 1), month=following))
 
 

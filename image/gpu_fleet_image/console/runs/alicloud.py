@@ -4,13 +4,13 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import Job, parameters
+from gpu_fleet_image.providers.alicloud import instances
 from gpu_fleet_image.providers.alicloud.connect import credentials
 from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Clients, clients
-
-MOST_INSTANCES = 100  # of one call (API DescribeInstances); a run has fewer
 
 
 def command_name(stack: str) -> str:
@@ -61,17 +61,7 @@ def send(region: str, calls: Calls, job: Job) -> str:
 
 def addresses(region: str, calls: Calls, ids: Sequence[str]) -> Mapping[str, str]:
     """Return instance -> private IPv4, without instances that have none. Raises CloudError."""
-    answer = calls.read(
-        _clients(region).ecs.action("DescribeInstances"),
-        InstanceIds=json.dumps(list(ids)),
-        MaxResults=MOST_INSTANCES,
-    )
-    addresses = {}
-    for instance in answer["Instances"]["Instance"]:
-        known = instance.get("VpcAttributes", {}).get("PrivateIpAddress", {}).get("IpAddress", [])
-        if known:
-            addresses[instance["InstanceId"]] = str(known[0])
-    return addresses
+    return instances.addresses_of(calls, _clients(region).ecs, ids)
 
 
 def _clients(region: str) -> Clients:

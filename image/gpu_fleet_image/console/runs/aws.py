@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import Job, parameters
-from gpu_fleet_image.providers.aws import session
+from gpu_fleet_image.providers.aws import instances, session
 
 # How long Systems Manager tries to reach an instance that does not answer, seconds (API SendCommand).
 TIMEOUT_S = 600
@@ -55,10 +56,4 @@ def send(region: str, calls: Calls, job: Job) -> str:
 
 def addresses(region: str, calls: Calls, ids: Sequence[str]) -> Mapping[str, str]:
     """Return instance -> private IPv4, without instances that have none. Raises CloudError."""
-    answer = calls.read(session.client("ec2", region).describe_instances, InstanceIds=list(ids))
-    instances = [instance for page in answer["Reservations"] for instance in page["Instances"]]
-    return {
-        instance["InstanceId"]: instance["PrivateIpAddress"]
-        for instance in instances
-        if instance.get("PrivateIpAddress")
-    }
+    return instances.addresses_of(calls, session.client("ec2", region), ids)

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpu_fleet_image.core import cloud as clouds
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.place import Place, account_of
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import (
@@ -26,10 +27,10 @@ from gpu_fleet_image.core.runs import (
     refusal_of,
     state_of,
 )
-from gpu_fleet_image.core.store import ABSENT
+from gpu_fleet_image.core.store import ABSENT, objects_below
 
 NEWEST = 20  # jobs that are read: each takes a call, and its states take more
-TIME_LENGTH = len("20261122-210405")  # at the end of a run's name
+_TIME_LENGTH = len("20261122-210405")  # at the end of a run's name
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class RunBucket:
             key.removeprefix(job_prefix(account)).partition("/")[0]
             for key in self._keys(job_prefix(account), account)
         }
-        chosen = set(sorted(names, key=lambda name: name[-TIME_LENGTH:], reverse=True)[:NEWEST])
+        chosen = set(sorted(names, key=lambda name: name[-_TIME_LENGTH:], reverse=True)[:NEWEST])
         if heard_since is not None and len(names) > NEWEST:
             chosen |= names & self._heard(account, heard_since)
         jobs = [job for run in chosen if (job := self.job(account, run)) is not None]
@@ -139,16 +140,10 @@ class RunBucket:
         return (str(item["Key"]) for item in self._listed(prefix, account))
 
     def _listed(self, prefix: str, account: str) -> Iterator[dict[str, Any]]:
-        arguments: dict[str, Any] = {"Bucket": self.name, "Prefix": prefix}
-        while True:
-            try:
-                page = self.calls.read(self.s3.list_objects_v2, **arguments)
-            except CloudError as error:
-                raise self._explained(error, account) from error
-            yield from page.get("Contents", ())
-            if not page.get("NextContinuationToken"):
-                return
-            arguments["ContinuationToken"] = page["NextContinuationToken"]
+        try:
+            yield from objects_below(self.s3, self.name, prefix, self.calls.read)
+        except CloudError as error:
+            raise self._explained(error, account) from error
 
     def _explained(self, error: CloudError, account: str) -> Exception:
         if error.code not in DENIED:

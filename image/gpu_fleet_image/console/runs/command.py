@@ -21,10 +21,11 @@ from gpu_fleet_image.console.runs.choice import LONGEST_START, Criteria, account
 from gpu_fleet_image.console.runs.queued import QueuedRun, submit_to_queue
 from gpu_fleet_image.console.users.take import Desk, acquire, caller_of, open_desk, refusal
 from gpu_fleet_image.core.capacity import LONGEST_HOURS
-from gpu_fleet_image.core.options import POOL_NAME, FiniteRange, stack_options
+from gpu_fleet_image.core.options import POOL_NAME, stack_options
 from gpu_fleet_image.core.place import Asked, subject
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import OVER, Job, Member, Phase, overall, parameters, run_name
+from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.queue.configuration import LOW, NORMAL
 
@@ -63,7 +64,7 @@ class Packed:
     elsewhere: tuple[str, ...] = ()
 
 
-def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+def _not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
     """Return an option's value; refuse an empty one, as from `--branch "$NAME"` of an unset NAME."""
     if value == "":
         raise click.BadParameter("is empty", ctx, param)
@@ -100,13 +101,13 @@ def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 )
 @click.option(
     "--branch",
-    callback=not_empty,
+    callback=_not_empty,
     metavar="NAME",
     help="As in `train`: a new run from the newest weights.",
 )
 @click.option(
     "--checkpoints",
-    callback=not_empty,
+    callback=_not_empty,
     metavar="FOLDER",
     help="Checkpoint folder of COMMAND: saved to the bucket, and restored.",
 )
@@ -150,7 +151,7 @@ def submit(
         )
     if (policy := subject(asked).policy).has_queue:
         given = {"--instance": named, "--hours": hours, "--include": include, "--as": account}
-        run = QueuedRun(words, pool, nodes, trainer_flags(allow, branch), checkpoints, qos or "")
+        run = QueuedRun(words, pool, nodes, _trainer_flags(allow, branch), checkpoints, qos or "")
         submit_to_queue(policy, run, [flag for flag, value in given.items() if value], dry_run=dry_run)
         return
     if qos:
@@ -160,7 +161,7 @@ def submit(
         raise ConfigurationError(problem.replace("--count", "--nodes").replace("POOL ", "--pool "))
     caller = caller_of(desk.place)
     criteria = Criteria(pool, nodes, named, account_name(account, caller), caller)
-    flags = trainer_flags(allow, branch)
+    flags = _trainer_flags(allow, branch)
     kept = ["--checkpoints", checkpoints] if checkpoints else []
     packed = pack(words, [*flags, *kept], include)
     bucket = run_bucket(replace(desk.place, account_id=asked.account_id or ""))
@@ -170,7 +171,7 @@ def submit(
         ids = (*ids, *acquire(desk, pool, nodes - len(ids), hours, yes=yes))
         if len(ids) < nodes:
             sys.exit(EXIT_FAILED)
-    job = described_job(desk, packed, criteria, ids)
+    job = _described_job(desk, packed, criteria, ids)
     if dry_run:
         click.echo(preview(job, packed, nodes - len(ids), desk.policy.cloud))
         return
@@ -183,7 +184,7 @@ def submit(
     click.echo(f"gpu-fleet logs -f {job.run} {where}; gpu-fleet cancel {job.run} {where}")
 
 
-def trainer_flags(allow: Sequence[str], branch: str) -> list[str]:
+def _trainer_flags(allow: Sequence[str], branch: str) -> list[str]:
     """Return ``--allow`` and ``--branch`` in the trainer's form."""
     return [word for key in allow for word in ("--allow", key)] + (["--branch", branch] if branch else [])
 
@@ -227,7 +228,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + more
 
 
-def described_job(desk: Desk, packed: Packed, criteria: Criteria, ids: Sequence[str]) -> Job:
+def _described_job(desk: Desk, packed: Packed, criteria: Criteria, ids: Sequence[str]) -> Job:
     """Return the job for these instances, whose first one is the rendezvous. Raises CloudError."""
     now = desk.now()
     place = desk.place

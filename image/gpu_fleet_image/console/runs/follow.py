@@ -16,18 +16,19 @@ from gpu_fleet_image.console.runs.bucket import RunBucket, run_bucket
 from gpu_fleet_image.console.runs.choice import account_name, is_silent
 from gpu_fleet_image.console.users.take import caller_of
 from gpu_fleet_image.controllers.mover import mover
-from gpu_fleet_image.core.options import json_option, stack_options, subject_options
+from gpu_fleet_image.core.options import stack_options, subject_options
 from gpu_fleet_image.core.place import Asked, Place, subject
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, nearest
 from gpu_fleet_image.core.runs import OVER, Job, NodeState, Phase, node_prefix, overall
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_image.core.times import format_span, parse_time
 
 HEADINGS = ("run", "pool", "nodes", "phase", "step", "loss", "ETTR", "time", "at most")
 WIDTH = 150  # columns of a table in a file or a pipe
 LOOK_EVERY_S = 5.0
 SECONDS_PER_HOUR = 3600
-as_option = click.option(
+_as_option = click.option(
     "--as", "account", metavar="ACCOUNT", help="Your account; by default your name in the cloud."
 )
 
@@ -64,7 +65,7 @@ def _viewer(policy: Policy, asked: Asked, account: str | None) -> Viewer:
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet runs --stack aws-dev")
-@as_option
+@_as_option
 @subject_options
 @json_option
 def runs(asked: Asked, account: str | None, *, as_json: bool) -> None:
@@ -123,7 +124,7 @@ def cells(job: Job, states: Sequence[NodeState], policy: Policy, now: datetime) 
 @click.argument("run")
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until the run ends.")
 @click.option("--node", type=click.IntRange(0), default=0, show_default=True, help="The log of this rank.")
-@as_option
+@_as_option
 @stack_options
 def logs(run: str, asked: Asked, account: str | None, node: int, *, follow: bool) -> None:
     """Print the log of RUN (in a queue: name or number), which its instances upload every 15 seconds.
@@ -164,7 +165,7 @@ def shown(bucket: RunBucket, job: Job, node: int, *, follow: bool) -> bool:
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet cancel digits-20261122-210405 --stack aws-dev")
 @click.argument("run")
-@as_option
+@_as_option
 @stack_options
 def cancel(run: str, asked: Asked, account: str | None) -> None:
     """Ask RUN to save and stop; its instances check every 15 seconds. It resumes when you submit it again."""

@@ -8,6 +8,7 @@ shared homes.
 import getpass
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +28,10 @@ from gpu_fleet_image.console.users.take import caller_of
 from gpu_fleet_image.controllers.mover import mover
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import queue_file
-from gpu_fleet_image.core.calls import DENIED, Calls
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.capacity import STATE, MoverState, state_of
 from gpu_fleet_image.core.cloud import LEDGER_URI
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.place import Asked, Place, account_of, ledger_uri
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.queue_errors import SlurmError
@@ -95,9 +97,9 @@ class QueueViewer:
         return [entry for entry in reversed(self.records().entries) if entry.job.account == self.account]
 
     def entry(self, run: str) -> JobRecord:
-        """Return a job by its run's name or its number; raises ConfigurationError, CloudError."""
+        """Return a job by its number, or else its run's name; raises ConfigurationError, CloudError."""
         entries = self.entries()
-        for entry in entries:
+        for entry in sorted(entries, key=lambda entry: entry.job.id != run):
             if run in (entry.job.id, entry.job.name):
                 return entry
         known = [entry.job.name for entry in entries]
@@ -239,6 +241,8 @@ def show_log(viewer: QueueViewer, run: str, *, follow: bool) -> bool:
         CloudError: the cloud does not answer.
     """
     entry = viewer.entry(run)
+    if viewer.is_instance and not entry.job.log:
+        raise ConfigurationError(f"RUN {run!r}: its --output is no path that could be shown")
     come = _from_file(Path(entry.job.log)) if viewer.is_instance else _from_bucket(viewer, entry)
     while True:
         entry = viewer.entry(entry.job.id)  # before the log, which then has the last lines
@@ -257,7 +261,10 @@ def _from_file(log: Path) -> Callable[[], Iterator[bytes]]:
     def come() -> Iterator[bytes]:
         nonlocal shown
         try:
-            with log.open("rb") as opened_log:
+            # sbatch --output takes any path: a FIFO would never open, a device never end
+            with open(log, "rb", opener=_opened_at_once) as opened_log:
+                if not stat.S_ISREG(os.fstat(opened_log.fileno()).st_mode):
+                    raise ConfigurationError(f"{log}: no regular file, so there is no log to print")
                 opened_log.seek(shown)
                 while part := opened_log.read(PART_BYTES):
                     shown += len(part)
@@ -268,6 +275,10 @@ def _from_file(log: Path) -> Callable[[], Iterator[bytes]]:
             raise ConfigurationError(f"{log}: {error.strerror}") from error
 
     return come
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _from_bucket(viewer: QueueViewer, entry: JobRecord) -> Callable[[], Iterator[bytes]]:

@@ -12,7 +12,7 @@ from gpu_fleet_image.console.runs.batch import JobScript
 from gpu_fleet_image.controllers.mover import growth
 from gpu_fleet_image.controllers.mover.growth import GROWTH, Growth, growth_of
 from gpu_fleet_image.core import instance_file, paths
-from gpu_fleet_image.core.calls import DENIED
+from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.queue_errors import RosterUnreadError
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.store import Store
@@ -45,7 +45,7 @@ def _newest(store: Store, key: str, at_most: int | None = None) -> Mapping[str, 
     return stored.content if stored else None
 
 
-def over_team(job: JobScript, account: str, roster: Mapping[str, Any] | None) -> str:
+def _over_team(job: JobScript, account: str, roster: Mapping[str, Any] | None) -> str:
     """Return why the team's limit would block a job for good; empty if it would not. Pure."""
     try:
         team = accounting.teams_of(roster or {"users": []}).get(account, "")
@@ -65,7 +65,7 @@ def over_team(job: JobScript, account: str, roster: Mapping[str, Any] | None) ->
 
 def never_runs(job: JobScript, account: str, said: QueueRecords, now: datetime) -> str:
     """Return why a job would wait until an operator changes the stack; empty if it may start by itself."""
-    if problem := over_team(job, account, said.roster):
+    if problem := _over_team(job, account, said.roster):
         return problem
     if said.growth is None:
         return ""

@@ -18,7 +18,7 @@ from gpu_fleet_image.core.place import Asked, Place, account_of, place_of, publi
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, PolicyError, nearest
 
 RUNNING = "running"
-PORTS = range(1, 65_536)
+_PORTS = range(1, 65_536)
 # The cloud's agent, which is root, connects to the port. So ports whose service trusts root are refused: on
 # AWS also by the stack's document (stacks/gpu_fleet_stacks/aws/sessions.py; a test keeps them equal), on an
 # instance by metadata.nft.
@@ -80,7 +80,7 @@ def is_users(port: int) -> bool:
 
 def _port(text: str) -> int:
     number = int(text) if text.isascii() and text.isdecimal() else 0
-    if number not in PORTS:
+    if number not in _PORTS:
         raise ValueError(text)
     return number
 

@@ -19,14 +19,15 @@ from gpu_fleet_image.core.cloud import Query, Span, SweepCloud
 from gpu_fleet_image.core.marks import mark_of
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from gpu_fleet_image.core.model import Decision
-from gpu_fleet_image.core.options import json_option, now_option, stack_options
+from gpu_fleet_image.core.options import now_option, stack_options
 from gpu_fleet_image.core.place import Asked
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, nearest
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_image.core.times import format_span, format_time, marking_rule
 
 STYLES = {Cell.ACTIVE: "green", Cell.IDLE: "yellow", Cell.UNKNOWN: "red", Cell.HUNG: "bold red"}
-SHORTEST_WINDOW = timedelta(hours=24)
+_SHORTEST_WINDOW = timedelta(hours=24)
 
 
 @click.command(
@@ -59,7 +60,7 @@ def explain(
     if instance_id is None:
         raise click.UsageError("name an instance; only on an instance is its own the default")
     policy, cloud, result = dry_sweep(asked, now, "explain")
-    decision = decision_on(instance_id, result)
+    decision = _decision_on(instance_id, result)
     if as_json:
         said = document(cloud, decision, policy, result.now)
         click.echo(json.dumps(said, indent=1))
@@ -76,7 +77,7 @@ def explain(
         sys.exit(1)
 
 
-def decision_on(instance_id: str, result: Result) -> Decision:
+def _decision_on(instance_id: str, result: Result) -> Decision:
     """Return the plan's decision on one instance.
 
     Raises:
@@ -135,7 +136,7 @@ def read_rows(
 ) -> tuple[list[PeriodRow], int, list[str]]:
     """Return the heartbeats of the pool's window as (rows, seconds of a period, errors)."""
     pool = policy.pools.get(decision.instance.pool)
-    window = max(SHORTEST_WINDOW, timedelta(hours=pool.idle_after_hours) if pool else SHORTEST_WINDOW)
+    window = max(_SHORTEST_WINDOW, timedelta(hours=pool.idle_after_hours) if pool else _SHORTEST_WINDOW)
     period = timeline.period_s(window)
     start = timeline.start_of(now, window, period)
     query = Query(decision.instance.id, METRIC_SECONDS_SINCE_ACTIVITY, period)

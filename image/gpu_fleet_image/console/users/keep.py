@@ -10,7 +10,7 @@ from gpu_fleet_image.console.users import own_agent
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import instance_file, paths
 from gpu_fleet_image.core.calls import Calls
-from gpu_fleet_image.core.handshake import Exchange, MarkQuestion, heard, pool_caller, said_of
+from gpu_fleet_image.core.handshake import Exchange, MarkQuestion, pool_caller, read_replies, replies_of
 from gpu_fleet_image.core.holds import Caller, KeepTarget, Output, managed, wish
 from gpu_fleet_image.core.model import KEEP_AT_MOST, TAG_POOL, TAG_STACK
 from gpu_fleet_image.core.options import where_options
@@ -30,7 +30,7 @@ from gpu_fleet_image.core.times import parse_duration
 if TYPE_CHECKING:
     from gpu_fleet_image.core.cloud import Instances
 
-instance_option = click.option(
+_instance_option = click.option(
     "--instance",
     "--instance-id",
     "instance_id",
@@ -39,7 +39,7 @@ instance_option = click.option(
 )
 
 
-holder_option = click.option(
+_holder_option = click.option(
     "--holder", metavar="NAME", help="The user who keeps it, if that is not you and you may change it."
 )
 
@@ -49,8 +49,8 @@ holder_option = click.option(
 )
 @click.argument("duration")
 @click.option("--reason", required=True, help="Reason, for the budget's owner.")
-@instance_option
-@holder_option
+@_instance_option
+@_holder_option
 @where_options
 def keep(duration: str, reason: str, instance_id: str | None, holder: str | None, asked: Asked) -> None:
     """Keep an instance for DURATION (90m, 8h, 2d; 14 days at most), used or not."""
@@ -62,12 +62,12 @@ def keep(duration: str, reason: str, instance_id: str | None, holder: str | None
     if _asks_agent(asked, instance_id, holder):
         own_agent.ask("keep", instance_id, duration=duration, reason=reason)
         return
-    say(target_of(instance_id, asked).keep(wanted, caller_of(asked, holder)))
+    say(_target_of(instance_id, asked).keep(wanted, caller_of(asked, holder)))
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet release --instance i-0123456789abcdef0 --stack aws-dev")
-@instance_option
-@holder_option
+@_instance_option
+@_holder_option
 @where_options
 def release(instance_id: str | None, holder: str | None, asked: Asked) -> None:
     """End the hold on an instance: it is terminated when it is idle, like any other.
@@ -78,7 +78,7 @@ def release(instance_id: str | None, holder: str | None, asked: Asked) -> None:
     if _asks_agent(asked, instance_id, holder):
         own_agent.ask("release", instance_id)
         return
-    say(target_of(instance_id, asked).release(caller_of(asked, holder)))
+    say(_target_of(instance_id, asked).release(caller_of(asked, holder)))
 
 
 def _asks_agent(asked: Asked, instance_id: str | None, holder: str | None) -> bool:
@@ -91,7 +91,7 @@ def _asks_agent(asked: Asked, instance_id: str | None, holder: str | None) -> bo
 
 def caller_of(asked: Asked, holder: str | None) -> Caller:
     """Return the caller, by the cloud's name of the credentials. Raises CloudError."""
-    cloud, region = whereabouts(asked)
+    cloud, region = _whereabouts(asked)
     _, name = clouds.module(cloud).caller(region, Calls(lambda: datetime.now(UTC)))
     return Caller(name.rpartition(":")[2], holder or "")
 
@@ -104,7 +104,7 @@ def say(output: Output) -> None:
         click.echo(line)
 
 
-def target_of(instance_id: str | None, asked: Asked) -> KeepTarget:
+def _target_of(instance_id: str | None, asked: Asked) -> KeepTarget:
     """Look the instance up with a user's own credentials.
 
     Raises:
@@ -114,7 +114,7 @@ def target_of(instance_id: str | None, asked: Asked) -> KeepTarget:
     """
     if instance_id is None:
         raise ConfigurationError("--instance is missing, and this is no instance of a fleet")
-    cloud, region = whereabouts(asked)
+    cloud, region = _whereabouts(asked)
     instances: Instances = clouds.module(cloud).instances(region, Calls(lambda: datetime.now(UTC)))
     tags = managed(instance_id, instances)
     if asked.stack and tags.get(TAG_STACK) != asked.stack:
@@ -134,11 +134,13 @@ def _of_another(instance_id: str, place: Place, pool: str, mark: datetime) -> Ex
     uri = ledger_uri(place, place.account_id or account_of(place))
     store = clouds.module(place.cloud).store(place.region, calls, uri)
     known = pool_caller(pool, instance_id) if place.cloud == "alicloud" else ""
-    caller = said_of(heard(store, [MarkQuestion(instance_id, mark, known)]).replies, instance_id, mark).caller
+    caller = replies_of(
+        read_replies(store, [MarkQuestion(instance_id, mark, known)]).replies, instance_id, mark
+    ).caller
     return Exchange(store, caller or instance_id, mark)
 
 
-def whereabouts(asked: Asked) -> tuple[str, str]:
+def _whereabouts(asked: Asked) -> tuple[str, str]:
     """Return cloud and region: of the named stack, else of the flags, this instance, the environment.
 
     Raises:

@@ -21,6 +21,7 @@ from gpu_fleet_image.controllers.sweep.ledger import (
 )
 from gpu_fleet_image.core.cloud import LEDGER_URI
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.store import objects_below
 from gpu_fleet_image.core.times import parse_time
 
 JSON = ".json"
@@ -57,10 +58,7 @@ class LedgerPlace:
 
     def keys(self, prefix: str) -> list[str]:
         """Return every key below a prefix; raises what boto3 raises."""
-        pages = self.s3.get_paginator("list_objects_v2").paginate(
-            Bucket=self.bucket, Prefix=self.prefix + prefix
-        )
-        return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+        return [entry["Key"] for entry in objects_below(self.s3, self.bucket, self.prefix + prefix)]
 
     def read(self, key: str) -> dict[str, Any]:
         """Read a JSON object.

@@ -18,10 +18,10 @@ from gpu_fleet_image.core.place import Asked
 from gpu_fleet_image.core.reaper_errors import AgentError, ConfigurationError
 
 # Longer than the agent needs for a hold: some ten calls, of two tries each.
-ANSWER_WITHIN_S = 90.0
+_ANSWER_WITHIN_S = 90.0
 LARGEST_ANSWER = 1 << 20
-OWN_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "ALIBABA_CLOUD_ACCESS_KEY_ID")
-REMEDY = "`systemctl status gpu-reaper` shows why, and `sudo systemctl restart gpu-reaper` restarts it"
+_OWN_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "ALIBABA_CLOUD_ACCESS_KEY_ID")
+_REMEDY = "`systemctl status gpu-reaper` shows why, and `sudo systemctl restart gpu-reaper` restarts it"
 
 
 def is_meant(asked: Asked, instance_id: str | None) -> bool:
@@ -35,7 +35,7 @@ def is_meant(asked: Asked, instance_id: str | None) -> bool:
     if not paths.instance_file().exists():
         return False
     if instance_id is not None:
-        return not any(os.environ.get(name) for name in OWN_CREDENTIALS)
+        return not any(os.environ.get(name) for name in _OWN_CREDENTIALS)
     own = instance_file.load(paths.instance_file()).stack
     if asked.stack not in (None, own):
         raise ConfigurationError(
@@ -75,7 +75,9 @@ def answered(request: bytes) -> Output:
         content: dict[str, Any] = json.loads(_exchanged(request))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise AgentError(f"the agent of this instance does not answer at {path} ({why}): {REMEDY}") from error
+        raise AgentError(
+            f"the agent of this instance does not answer at {path} ({why}): {_REMEDY}"
+        ) from error
     if content.get("error"):
         raise AgentError(_shown(str(content["error"])))
     return Output(tuple(content.get("lines", ())), tuple(content.get("warnings", ())))
@@ -87,7 +89,7 @@ def _exchanged(request: bytes) -> bytes:
     folder = os.open(path.parent, FOLDER)
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(ANSWER_WITHIN_S)
+            connection.settimeout(_ANSWER_WITHIN_S)
             connection.connect(f"/proc/self/fd/{folder}/{path.name}")
             with suppress(BrokenPipeError):  # it has refused already; its answer is waiting
                 connection.sendall(request)

@@ -23,10 +23,11 @@ from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
 from gpu_fleet_image.core.cloud import SweepCloud, connect
 from gpu_fleet_image.core.marks import hold_of
 from gpu_fleet_image.core.model import ENDS, Decision, Instance, Verdict
-from gpu_fleet_image.core.options import json_option, now_option, subject_options
+from gpu_fleet_image.core.options import now_option, subject_options
 from gpu_fleet_image.core.place import Asked, subject
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.shared_options import json_option
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_span, format_time
 

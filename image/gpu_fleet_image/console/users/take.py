@@ -44,16 +44,17 @@ from gpu_fleet_image.core.model import (
     Inventory,
     Verdict,
 )
-from gpu_fleet_image.core.options import POOL_NAME, FiniteRange, stack_options
+from gpu_fleet_image.core.options import POOL_NAME, stack_options
 from gpu_fleet_image.core.place import Asked, Place, subject
 from gpu_fleet_image.core.policy import CapacityPolicy, Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, nearest
+from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_image.core.times import format_span, format_time
 
 LOOK_EVERY_S = 5.0
 # After the last group was tried: an instance boots and passes its gate, slowest without a baked image.
 BOOT = timedelta(minutes=45)
-HEARTBEATS = timedelta(minutes=10)
+_HEARTBEATS = timedelta(minutes=10)
 EXIT_FAILED = 1
 HELP = {
     "quota": "gpu-fleet preflight names the quota, and the command that asks for more",
@@ -107,7 +108,7 @@ class Desk:
         """Return instance -> ``ready``, ``unfit``, or an empty text while the gate's result is unknown."""
         now = self.now()
         queries = [Query(instance_id, METRIC_GATE_PASSED, 60) for instance_id in ids]
-        answers, _ = self.cloud.heartbeats.read(queries, Span(now - HEARTBEATS, now))
+        answers, _ = self.cloud.heartbeats.read(queries, Span(now - _HEARTBEATS, now))
         said = {}
         for query, answer in answers.items():
             newest = max(answer.points, default=None)
@@ -299,8 +300,8 @@ def give_back(instance_id: str | None, owner: str | None, asked: Asked) -> None:
     fleet = desk.cloud.instances.fleet()
     caller = caller_of(desk.place)
     instance = _to_give_back(fleet, instance_id, owner, caller)
-    returned = give_back_instance(desk, instance, owner_of(f"2000-01-01/{caller}/0-0"))
-    click.echo(f"{described(instance)} is {outlook(desk, fleet, returned)}")
+    returned = _give_back_instance(desk, instance, owner_of(f"2000-01-01/{caller}/0-0"))
+    click.echo(f"{described(instance)} is {_outlook(desk, fleet, returned)}")
 
 
 def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, caller: str) -> Instance:
@@ -337,7 +338,7 @@ def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, 
     return meant
 
 
-def give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
+def _give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
     """Remove the hold, and ask the sweep; return the instance as it is then. Raises CloudError.
 
     Args:
@@ -352,7 +353,7 @@ def give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
     return replace(instance, tags=kept | wish)
 
 
-def outlook(desk: Desk, fleet: Inventory, instance: Instance) -> str:
+def _outlook(desk: Desk, fleet: Inventory, instance: Instance) -> str:
     """Return what the sweep will do with an instance that was just given back, and what delays that."""
     policy, said = desk.policy, give_back_of(instance)
     pool = policy.pools.get(instance.pool)

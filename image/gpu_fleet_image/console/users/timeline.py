@@ -9,7 +9,7 @@ from gpu_fleet_image.core.metrics import CODE_HUNG, HEARTBEAT
 
 PERIODS_S = (900, 1800, 3600, 7200, 14_400)  # CloudWatch keeps each of them for the 14 days of a window
 MOST_CELLS = 168
-ROW_CELLS = 24
+_ROW_CELLS = 24
 
 
 class Cell(StrEnum):
@@ -75,9 +75,9 @@ def rows(
         values[at] = min(value, values.get(at, value))
     step = timedelta(seconds=period)
     while start <= now:
-        moments = [start + step * index for index in range(ROW_CELLS) if start + step * index <= now]
+        moments = [start + step * index for index in range(_ROW_CELLS) if start + step * index <= now]
         yield PeriodRow(start, tuple(cell(values.get(moment)) for moment in moments))
-        start += step * ROW_CELLS
+        start += step * _ROW_CELLS
 
 
 def counts(shown: Iterable[PeriodRow]) -> Mapping[Cell, int]:

@@ -33,7 +33,7 @@ RESERVE = timedelta(seconds=15)
 # docs.aws.amazon.com/imagebuilder/latest/APIReference/API_ImageState.html; images that were retired later
 # (DEPRECATED, DISABLED, DELETED) show nothing about builds.
 STATES = {"AVAILABLE": BuildStage.DONE, "FAILED": BuildStage.FAILED, "CANCELLED": BuildStage.FAILED}
-RETIRED = frozenset({"DEPRECATED", "DISABLED", "DELETED"})
+_RETIRED = frozenset({"DEPRECATED", "DISABLED", "DELETED"})
 COMPLETED = "COMPLETED"  # API_ImageScanState.html
 
 
@@ -67,7 +67,7 @@ class ImageBuilder:
                 "imageSummaryList",
                 imagePipelineArn=pipeline["arn"],
             )
-            if image["state"]["status"] not in RETIRED
+            if image["state"]["status"] not in _RETIRED
         ]
         return sorted(builds, key=lambda build: build.began, reverse=True)
 

@@ -25,7 +25,7 @@ TRIED_FOR = timedelta(hours=6)
 # A build starts each week and takes an hour or two; the limits of its steps add up to less than 12 hours.
 SILENT_AFTER, HANGS_AFTER = timedelta(days=8), timedelta(hours=12)
 # Sunday, as in the schedule of AWS's pipelines (stacks/gpu_fleet_stacks/aws/image.py).
-WEEKDAY, HOUR, STARTS_WITHIN = 6, time(3), timedelta(hours=1)
+_WEEKDAY, HOUR, _STARTS_WITHIN = 6, time(3), timedelta(hours=1)
 # docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html; ECS: OperationDenied.NoStock. The
 # zone has no capacity left, or does not sell the type.
 NO_ROOM = re.compile(
@@ -158,7 +158,7 @@ def reconcile(builds: Pipelines, plan: BuildsPlan, zone: ZoneInfo, now: datetime
     due = last_due(now, zone)
     late = newest is None or newest.began < due
     running = newest is not None and newest.state is BuildStage.RUNNING
-    if plan.weekly and late and not running and now < due + STARTS_WITHIN:
+    if plan.weekly and late and not running and now < due + _STARTS_WITHIN:
         return Report(action=f"began build {builds.start(0, due.isoformat())} of the week")
     since = newest.began if newest else builds.declared()
     if newest is None or now - since > SILENT_AFTER:
@@ -175,7 +175,7 @@ def reconcile(builds: Pipelines, plan: BuildsPlan, zone: ZoneInfo, now: datetime
 def last_due(now: datetime, zone: ZoneInfo) -> datetime:
     """Return when the latest weekly build was due: Sunday morning, in the stack's time zone. Pure."""
     local = now.astimezone(zone)
-    day = local.date() - timedelta(days=(local.weekday() - WEEKDAY) % 7)
+    day = local.date() - timedelta(days=(local.weekday() - _WEEKDAY) % 7)
     due = datetime.combine(day, HOUR, zone)
     return due if due <= local else datetime.combine(day - timedelta(days=7), HOUR, zone)
 
@@ -216,7 +216,7 @@ def _of_the_week(
         return build.scheduled
     due = last_due(build.began, zone)
     follows = any(due <= other.began < build.began for other in history)
-    return build.began - due < STARTS_WITHIN and not follows
+    return build.began - due < _STARTS_WITHIN and not follows
 
 
 def _judged(builds: Pipelines, plan: BuildsPlan, build: PipelineBuild) -> Report:

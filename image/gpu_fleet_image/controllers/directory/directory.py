@@ -15,7 +15,7 @@ from gpu_fleet_image.core.roster import NAME, UIDS
 
 # Numbers of members: the upper part of the accounts' range; the lower part is for access.people.
 NUMBERS = range(20_000, UIDS.stop)
-TAKEN_BEGINNINGS = ("gpu-fleet", "systemd-")
+_TAKEN_BEGINNINGS = ("gpu-fleet", "systemd-")
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _refused(directory: Directory, registry: Mapping[str, MemberAccount], member
         return ""
     if NAME.fullmatch(name) is None:
         return f"is not a login name; allowed: {NAME.pattern}"
-    if name in directory.taken or name.startswith(TAKEN_BEGINNINGS):
+    if name in directory.taken or name.startswith(_TAKEN_BEGINNINGS):
         return "is an account or group of the system, or a team"
     if any(account.name == name for other, account in registry.items() if other != member):
         return "was another member's, whose files they are: give this one another name"

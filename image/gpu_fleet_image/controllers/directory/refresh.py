@@ -27,7 +27,7 @@ REGISTRY = "accounts/numbers.json"
 # Center answers 20 calls a second to the whole organization
 # (docs.aws.amazon.com/singlesignon/latest/userguide/limits.html).
 AT_ONCE = 50
-PASS_S = 60
+_PASS_S = 60
 
 
 class DirectoryGroups(Protocol):
@@ -91,7 +91,7 @@ def _profiles(
     said = {member: profile for member, profile in everybody.items() if profile is not None}
     silent = sorted(everybody.keys() - said.keys())
     turns = max(1, -(-len(silent) // AT_ONCE))
-    turn = int(now.timestamp()) // PASS_S % turns
+    turn = int(now.timestamp()) // _PASS_S % turns
     for place, member in enumerate(silent):
         if member not in registry or place % turns == turn:
             # who is gone and still listed is let in no more

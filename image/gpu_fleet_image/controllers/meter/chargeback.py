@@ -16,8 +16,8 @@ from gpu_fleet_image.controllers.meter.meter import SHARED
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeterReading
 
 CENT = Decimal("0.01")
-FORMULA = ("=", "+", "-", "@")
-EARLIER = "(before the days on record)"
+_FORMULA = ("=", "+", "-", "@")
+_EARLIER = "(before the days on record)"
 BY: dict[str, Callable[[str, DayShare], str]] = {
     "owner": lambda _, share: share.instance.owner or "nobody",
     "pool": lambda _, share: share.instance.pool,
@@ -67,7 +67,7 @@ def charges(
             rows[row.name] = rows.get(row.name, Charge(row.name)) + row
     counted = sum((row.cost for row in rows.values()), Decimal(0))
     if month_cost is not None and month_cost != counted:
-        rows[EARLIER] = Charge(EARLIER, cost=month_cost - counted)
+        rows[_EARLIER] = Charge(_EARLIER, cost=month_cost - counted)
     return _in_cents(sorted(rows.values(), key=lambda row: (-row.cost, row.name)))
 
 
@@ -116,7 +116,7 @@ def as_text(rows: Sequence[Charge], by: str, currency: str, form: str) -> str:
     writer.writerow([by, *columns, "currency"])
     for row in rows:
         # names are users' tags: a spreadsheet must not take one for a formula
-        name = f"'{row.name}" if row.name.startswith(FORMULA) else row.name
+        name = f"'{row.name}" if row.name.startswith(_FORMULA) else row.name
         writer.writerow([name, *(getattr(row, column) for column in columns), currency])
     return text.getvalue()
 

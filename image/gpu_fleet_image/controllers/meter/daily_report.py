@@ -16,11 +16,11 @@ from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.store import Store
 
-DAYS, REPORTS = "days", "reports"
-NOT_METERED = "NoSuchKey"
+DAYS, _REPORTS = "days", "reports"
+_NOT_METERED = "NoSuchKey"
 PERIOD_S = int(DAY.total_seconds())
 # The last heartbeats of a day arrive a little later.
-ARRIVED_AFTER = timedelta(minutes=10)
+_ARRIVED_AFTER = timedelta(minutes=10)
 BATCH = 500  # instances whose answers are in memory at a time
 
 
@@ -37,7 +37,7 @@ def load(store: Store, name: str) -> Day:
     """
     stored = store.get(_key(DAYS, name, "json"))
     if stored is None:
-        raise CloudError(f"no day {name} was metered: {_key(DAYS, name, 'json')} is not there", NOT_METERED)
+        raise CloudError(f"no day {name} was metered: {_key(DAYS, name, 'json')} is not there", _NOT_METERED)
     try:
         return day_from_json(stored.content)
     except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
@@ -69,7 +69,7 @@ def month(
             days.append(load(store, day))
             computing[day] = _computing(store, day)
         except CloudError as error:
-            if error.code != NOT_METERED:
+            if error.code != _NOT_METERED:
                 raise
             missing.append(day)
         date += DAY
@@ -82,7 +82,7 @@ def _computing(store: Store, name: str) -> dict[str, Decimal]:
 
 def _reported(store: Store, name: str, section: str) -> Mapping[str, Any]:
     """Return a section of the report of a day; empty if it has none."""
-    stored = store.get(_key(REPORTS, name, "json"))
+    stored = store.get(_key(_REPORTS, name, "json"))
     content: Mapping[str, Any] = stored.content.get(section, {}) if stored is not None else {}
     return content
 
@@ -114,16 +114,16 @@ def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReadin
     """
     done = []
     for name in reading.unreported:
-        if store.get(_key(REPORTS, name, "json")) is None:
+        if store.get(_key(_REPORTS, name, "json")) is None:
             day = load(store, name)
-            if reading.until < day.date + DAY + ARRIVED_AFTER:
+            if reading.until < day.date + DAY + _ARRIVED_AFTER:
                 continue
             report = efficiency(cloud, policy, day)
-            where = _key(REPORTS, name, "html")
+            where = _key(_REPORTS, name, "html")
             place = store.put_page(where, page(report))
             if cloud.notifier is not None:
                 cloud.notifier.send(f"{policy.stack}: {name}: {headline(report)}", mail(report, place))
-            store.create(_key(REPORTS, name, "json"), report.to_json())
+            store.create(_key(_REPORTS, name, "json"), report.to_json())
         done.append(name)
     return done
 

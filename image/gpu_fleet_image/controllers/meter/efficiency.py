@@ -14,8 +14,8 @@ from typing import Any
 
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
 
-MOST_BELIEVED = 1.001  # of a share; rounding may leave a little more than 1
-MOST_IDLE = 10
+_MOST_BELIEVED = 1.001  # of a share; rounding may leave a little more than 1
+_MOST_IDLE = 10
 CENT = Decimal("0.01")
 HOURS = ("rented", "computing", "idle", "unknown", "unused", "saved")  # reported for each pool
 
@@ -140,7 +140,7 @@ def sum_up(
         stack=stack,
         currency=currency,
         pools=tuple(_pool_uses(day, uses, gpus)),
-        idle=tuple(idle[:MOST_IDLE]),
+        idle=tuple(idle[:_MOST_IDLE]),
         saved_cost=sum((share.cost for share in day.saved.values()), Decimal(0)),
         computing={use.instance_id: use.computing for use in uses if use.computing is not None},
         unpriced=day.unpriced,
@@ -175,7 +175,7 @@ def _pool_uses(day: Day, uses: Iterable[Use], gpus: Mapping[str, int]) -> Iterab
 
 def _usable(shares: Mapping[str, float]) -> dict[str, float]:
     """Return the plausible shares: every user of an instance can publish in its name."""
-    return {key: share for key, share in shares.items() if 0 <= share <= MOST_BELIEVED}
+    return {key: share for key, share in shares.items() if 0 <= share <= _MOST_BELIEVED}
 
 
 def _short(amount: Decimal) -> str:

@@ -7,8 +7,8 @@ from string import Template
 
 from gpu_fleet_image.controllers.meter.efficiency import Efficiency, PoolUse, Use
 
-COLORS = ("#1b4332", "#adb5bd", "#e9c46a", "#2a6f97")
-WIDTH, HEIGHT, GAP, LABEL = 720, 22, 10, 130
+_COLORS = ("#1b4332", "#adb5bd", "#e9c46a", "#2a6f97")
+WIDTH, HEIGHT, _GAP, LABEL = 720, 22, 10, 130
 HOURS = ("rented", "computing", "idle", "unknown", "saved")
 
 PAGE = Template("""<!doctype html>
@@ -132,19 +132,19 @@ def _bars(pools: Sequence[PoolUse]) -> str:
     drawn = "".join(_bar(index, pool, longest) for index, pool in enumerate(pools))
     legend = ", ".join(
         f'<span style="color:{color}">&#9632;</span> {name}'
-        for name, color in zip(("computing", "unknown", "idle", "saved"), COLORS, strict=True)
+        for name, color in zip(("computing", "unknown", "idle", "saved"), _COLORS, strict=True)
     )
-    height = len(pools) * (HEIGHT + GAP)
+    height = len(pools) * (HEIGHT + _GAP)
     box = f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" aria-label="GPU hours by pool">'
     return f"{box}{drawn}</svg><p>{legend}</p>"
 
 
 def _bar(index: int, pool: PoolUse, longest: Decimal) -> str:
-    top = index * (HEIGHT + GAP)
+    top = index * (HEIGHT + _GAP)
     text = f'<text x="0" y="{top + HEIGHT - 6}" font-size="14">{html.escape(pool.pool)}</text>'
     left = Decimal(LABEL)
     amounts = (pool.computing, pool.unknown, pool.idle, pool.saved)
-    for amount, color in zip(amounts, COLORS, strict=True):
+    for amount, color in zip(amounts, _COLORS, strict=True):
         width = amount * (WIDTH - LABEL) / longest
         text += f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" fill="{color}"/>'
         left += width

@@ -25,12 +25,12 @@ from gpu_fleet_image.core.times import format_time
 KEY = "freeze.json"
 RECORDS = "budget"  # prefix of records that are never overwritten
 CENT = Decimal("0.01")
-SAYS = {
+_SAYS = {
     FreezeStage.OPEN: "training pools start instances again",
     FreezeStage.CAPPED: "training pools are capped at their size",
     FreezeStage.CLOSED: "training pools start no new instances",
 }
-UNFREEZE = 'Busy instances stay. gpu-fleet unfreeze --reason "..." lifts it for this month.'
+_UNFREEZE = 'Busy instances stay. gpu-fleet unfreeze --reason "..." lifts it for this month.'
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,11 @@ class Freezer:
         if self._cloud.notifier is None:
             return []
         spent = f"{self._spent:.2f} of {self._budget.monthly} {self._policy.currency}"
-        text = f"{spent} are spent in {after.month}: {SAYS[after.stage]} ({actor.name}: {actor.reason})."
+        text = f"{spent} are spent in {after.month}: {_SAYS[after.stage]} ({actor.name}: {actor.reason})."
         if after.stage is not FreezeStage.OPEN:
-            text += f"\n{UNFREEZE}"
+            text += f"\n{_UNFREEZE}"
         try:
-            self._cloud.notifier.send(f"{self._policy.stack}: {SAYS[after.stage]}", text)
+            self._cloud.notifier.send(f"{self._policy.stack}: {_SAYS[after.stage]}", text)
         except (CloudError, DeadlineError) as error:
             return [Failure("*", "notify of the freeze", str(error))]
         return []

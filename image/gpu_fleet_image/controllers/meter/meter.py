@@ -60,7 +60,7 @@ class MeteredSpan:
     saved: bool = False
 
 
-def metered_instance(instance: Instance, budget: BudgetPolicy) -> MeteredInstance | None:
+def _metered_instance(instance: Instance, budget: BudgetPolicy) -> MeteredInstance | None:
     """Return an instance's data for the meter; None if the budget does not have its pool."""
     pool = budget.pools.get(instance.pool)
     if pool is None:
@@ -108,7 +108,7 @@ def per_hour(instances: Sequence[Instance], budget: BudgetPolicy) -> dict[str, D
     for name, (used, paid) in reserved_in_use(instances, budget).items():
         rates[name] = max(0, paid - used) * (budget.reserved_price(name) or Decimal(0))
     for listed in instances:
-        instance = metered_instance(listed, budget)
+        instance = _metered_instance(listed, budget)
         if instance is not None and listed.state in BILLED:
             rates[instance.pool] += instance.per_hour
         elif instance is not None and listed.state == STOPPED:
@@ -148,7 +148,7 @@ def advance(
         MeteredSpan(before.until, now, budget.shared_per_hour, SHARED),
         *_saved_spans(saved, fleet, budget, now),
     ]
-    counted, days = add_up(before, spans, now)
+    counted, days = _add_up(before, spans, now)
     at_least = _without_price(fleet, before.running, budget)
     if (now.year, now.month) != (before.until.year, before.until.month):
         saved = {}  # an instance's cost beyond its last month is not claimed as saved
@@ -202,7 +202,7 @@ def _first(fleet: Inventory, budget: BudgetPolicy, currency: str, now: datetime)
     start = _midnight(now).replace(day=1)
     zero = dict.fromkeys((SHARED, *budget.pools), Decimal(0))
     begin = MeterReading(currency, now, start, zero, Day(start))
-    counted, _ = add_up(begin, list(_spans(fleet, None, start, budget, now)), now)
+    counted, _ = _add_up(begin, list(_spans(fleet, None, start, budget, now)), now)
     # Instances that ran before the meter did say nothing about the rate.
     today = Day(counted.day.date)
     at_least = _without_price(fleet, {}, budget)
@@ -212,7 +212,7 @@ def _first(fleet: Inventory, budget: BudgetPolicy, currency: str, now: datetime)
 
 def _running(fleet: Inventory, budget: BudgetPolicy) -> dict[str, MeteredInstance]:
     metered = {
-        instance.id: metered_instance(instance, budget)
+        instance.id: _metered_instance(instance, budget)
         for instance in fleet.instances
         if instance.state in BILLED
     }
@@ -229,7 +229,7 @@ def _spans(
     """Yield the cost of each instance since ``start``; ``running`` held then, None if unknown."""
     seen = (*fleet.instances, *fleet.gone)
     for listed in seen:
-        instance = metered_instance(listed, budget)
+        instance = _metered_instance(listed, budget)
         if instance is None or listed.state == "pending":
             continue
         known = running.get(listed.id) if running is not None else None
@@ -305,7 +305,7 @@ def _hours(span: timedelta) -> Decimal:
     return Decimal(int(span.total_seconds())) / SECONDS_PER_HOUR
 
 
-def add_up(
+def _add_up(
     reading: MeterReading, spans: Sequence[MeteredSpan], now: datetime
 ) -> tuple[MeterReading, list[Day]]:
     """Advance a reading to ``now`` and add the cost of the spans since it was taken.

@@ -43,12 +43,12 @@ from gpu_fleet_image.core.times import format_time
 # Older requests are of nobody who still waits.
 STALE = timedelta(hours=1)
 # More wait for the next pass; what is longer is no request.
-MOST_REQUESTS, LONGEST_REQUEST = 100, 4096
-NO_REQUEST = frozenset({"Malformed", "InvalidRange", "416"})
+_MOST_REQUESTS, LONGEST_REQUEST = 100, 4096
+_NO_REQUEST = frozenset({"Malformed", "InvalidRange", "416"})
 # Another activity of the group still runs: next minute (ESS, error codes).
 LATER = frozenset({"ScalingActivityInProgress", "IncorrectScalingGroupStatus"})
-HEAR = "hear the queue"  # of whose failure nobody would know but by an alarm
-NO_METER = (
+_HEAR = "hear the queue"  # of whose failure nobody would know but by an alarm
+_NO_METER = (
     "nobody knows yet what is spent: the first sweep, within 10 minutes of the stack's first `up`, finds out"
 )
 
@@ -128,7 +128,7 @@ class _Mover:
             self._policy,
             self._sites(fleet, before),
             fleet.instances,
-            MoneyLeft(None, {}, why=NO_METER),
+            MoneyLeft(None, {}, why=_NO_METER),
             requests,
             self._firing(),
             self._queue(now),
@@ -158,14 +158,14 @@ class _Mover:
                 key = listed.key.removeprefix(f"{REQUESTS}/").removesuffix(".json")
                 if listed.age <= STALE and key not in known and REQUEST_KEY.fullmatch(key):
                     keys[key] = listed.key
-        return [self._request(key, keys[key], now) for key in sorted(keys)[:MOST_REQUESTS]]
+        return [self._request(key, keys[key], now) for key in sorted(keys)[:_MOST_REQUESTS]]
 
     def _request(self, key: str, where: str, now: datetime) -> Request:
         try:
             written = self._store.beginning(where, LONGEST_REQUEST)
             return asked(key, written.content if written else {}, now)
         except CloudError as error:
-            if error.code not in NO_REQUEST:
+            if error.code not in _NO_REQUEST:
                 raise
             return asked(key, {}, now)
 
@@ -213,7 +213,7 @@ class _Mover:
                 return {}
             needs = needs_of(said.content, now)
             if trouble := trouble_of(said.content, now):
-                self._failures.append(Failure("*", HEAR, trouble))
+                self._failures.append(Failure("*", _HEAR, trouble))
             return needs
         except CloudError as error:
             self._failures.append(Failure("*", "read what the queue wants", str(error)))
@@ -227,7 +227,7 @@ class _Mover:
             self._failures.append(Failure("*", "read the meter", str(error)))
             return MoneyLeft(None, {}, why=f"nobody knows what is spent: {error}")
         if spending is None:
-            return MoneyLeft(None, {}, why=NO_METER)
+            return MoneyLeft(None, {}, why=_NO_METER)
         budget = spending.budget
         frozen = spending.freeze is not None and spending.freeze.stage is not FreezeStage.OPEN
         return MoneyLeft(
@@ -379,6 +379,6 @@ def log(result: MoveResult) -> Mapping[str, Any]:
     for event, texts in lines:
         for text in texts:
             sys.stdout.write(json.dumps({"event": event, "text": text}) + "\n")
-    if unheard := [failure.error for failure in result.failures if failure.step == HEAR]:
+    if unheard := [failure.error for failure in result.failures if failure.step == _HEAR]:
         raise CloudError(unheard[0], "QueueUnheard")
     return content

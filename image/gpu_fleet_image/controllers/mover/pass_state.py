@@ -25,8 +25,8 @@ from gpu_fleet_image.core.times import format_time
 COOL_OFF = timedelta(minutes=5)
 # Clocks differ, and Alibaba Cloud reports whole minutes.
 CLOCK = timedelta(minutes=1)
-SPARE_HELD, SPARE_RENEWED = timedelta(days=7), timedelta(days=1)
-SPARE_REASON = "hot spare"
+_SPARE_HELD, SPARE_RENEWED = timedelta(days=7), timedelta(days=1)
+_SPARE_REASON = "hot spare"
 LIVING = frozenset({"pending", "running"})
 # Purposes of what a pool starts for itself.
 OWN = frozenset({SPARE, SHARED, QUEUED})
@@ -94,7 +94,7 @@ class PassState:
 
     def spare_hold(self) -> dict[str, str]:
         """Return the tags that hold a spare from now on."""
-        return {TAG_KEEP_UNTIL: format_time(self.now + SPARE_HELD), TAG_KEEP_REASON: SPARE_REASON}
+        return {TAG_KEEP_UNTIL: format_time(self.now + _SPARE_HELD), TAG_KEEP_REASON: _SPARE_REASON}
 
     def has_room(self, site: Site, number: int) -> bool:
         """Return whether a group may start so many more instances; none more is always allowed."""

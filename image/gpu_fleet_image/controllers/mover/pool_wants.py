@@ -11,7 +11,7 @@ from gpu_fleet_image.core.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, Instance
 from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.core.times import parse_time
 
-LOAD_COOLDOWN = timedelta(minutes=5)
+_LOAD_COOLDOWN = timedelta(minutes=5)
 
 
 def keep_spares(state: PassState) -> None:
@@ -65,7 +65,7 @@ def follow_load(state: PassState) -> None:
     for pool in sorted(state.view.firing):
         last = state.loads.get(pool)
         on_way = any(coming.pool == pool and coming.purpose == SHARED for coming in state.coming)
-        if on_way or (last is not None and state.now - last < LOAD_COOLDOWN):
+        if on_way or (last is not None and state.now - last < _LOAD_COOLDOWN):
             continue
         if _want_if_allowed(state, pool, SHARED, 1):
             state.loads[pool] = state.now

@@ -12,7 +12,15 @@ from gpu_fleet_image.controllers.sweep.results import Done, Ended
 from gpu_fleet_image.controllers.sweep.situation import is_asked, is_closed
 from gpu_fleet_image.core.calls import Failure, batches, bisect
 from gpu_fleet_image.core.cloud import Instances
-from gpu_fleet_image.core.handshake import Exchange, MarkQuestion, Replies, Reply, Winner, heard, said_of
+from gpu_fleet_image.core.handshake import (
+    Exchange,
+    MarkQuestion,
+    Replies,
+    Reply,
+    Winner,
+    read_replies,
+    replies_of,
+)
 from gpu_fleet_image.core.marks import Mark, given_back_at, hold_of
 from gpu_fleet_image.core.model import (
     ENDS,
@@ -37,9 +45,9 @@ LAST_LOOK_TAKES = timedelta(seconds=10)
 STOPS = frozenset({"stopping", "stopped"})
 CHANGED = "changed at the last moment: started, kept, protected, or its mark removed or replaced"
 # An agent looks every five seconds. Copying what is kept once more may take longer: the next sweep goes on.
-LOOKS_AT_CLOSING = 9
+_LOOKS_AT_CLOSING = 9
 LOOK_EVERY_S = 5.0
-CLOUDS_TAGS = ("aws:", "acs:")  # names that only the clouds themselves write
+_CLOUDS_TAGS = ("aws:", "acs:")  # names that only the clouds themselves write
 TAG_BATCH = 500  # resources of one CreateTags or DeleteTags
 
 
@@ -117,7 +125,7 @@ def _as_checked(instance: Instance | None) -> Instance | None:
     """An instance less the cloud's own tags: detaching takes that of its scaling group off."""
     if instance is None:
         return None
-    own = {name: value for name, value in instance.tags.items() if not name.startswith(CLOUDS_TAGS)}
+    own = {name: value for name, value in instance.tags.items() if not name.startswith(_CLOUDS_TAGS)}
     return replace(instance, tags=own)
 
 
@@ -169,7 +177,7 @@ def close(tools: Tools, decisions: Sequence[Decision], replies: Replies, done: D
         CloudError, DeadlineError: what they say meanwhile cannot be read; nothing is harmed.
     """
     asked = [decision for decision in decisions if _is_ours(tools, decision, replies, done)]
-    for _ in range(LOOKS_AT_CLOSING):  # counted: a sweep's clock may stand still
+    for _ in range(_LOOKS_AT_CLOSING):  # counted: a sweep's clock may stand still
         if not asked:
             return
         tools.wait(LOOK_EVERY_S)
@@ -185,13 +193,13 @@ def _heard(tools: Tools, decisions: Sequence[Decision], before: Replies, done: D
     Args:
         before: what they said, and under which names.
     """
-    answers = heard(
+    answers = read_replies(
         tools.store,
         [
             MarkQuestion(
                 decision.instance.id,
                 decision.reap_after,
-                said_of(before, decision.instance.id, decision.reap_after).caller,
+                replies_of(before, decision.instance.id, decision.reap_after).caller,
             )
             for decision in decisions
             if decision.reap_after is not None
@@ -205,7 +213,7 @@ def _is_ours(tools: Tools, decision: Decision, replies: Replies, done: Done) -> 
     """Return whether the end is decided; the instance or its owner may have withdrawn the mark first."""
     if decision.reap_after is None:
         raise ValueError(f"{decision.instance.id} was never marked")
-    caller = said_of(replies, decision.instance.id, decision.reap_after).caller
+    caller = replies_of(replies, decision.instance.id, decision.reap_after).caller
     return _winner(tools, decision, caller, done) is Winner.END
 
 
@@ -222,7 +230,9 @@ def _winner(tools: Tools, decision: Decision, caller: str, done: Done) -> Winner
 
 
 def _reply(replies: Replies, decision: Decision) -> Reply | None:
-    return said_of(replies, decision.instance.id, decision.reap_after).reply if decision.reap_after else None
+    return (
+        replies_of(replies, decision.instance.id, decision.reap_after).reply if decision.reap_after else None
+    )
 
 
 @dataclass(frozen=True)

@@ -21,29 +21,29 @@ from gpu_fleet_image.core.metrics import HEARTBEAT, METRIC_SECONDS_SINCE_ACTIVIT
 from gpu_fleet_image.core.model import Activity, Coverage, Instance
 from gpu_fleet_image.core.policy import Policy
 
-COARSE_PERIOD_S = 900
+_COARSE_PERIOD_S = 900
 FINE_PERIOD_S = 60
 FINE_WINDOW = timedelta(hours=1)
 # A heartbeat shows up this much later at most; younger periods are not counted as missing.
-INGESTION_DELAY = timedelta(minutes=2)
+_INGESTION_DELAY = timedelta(minutes=2)
 # Ten years. No agent counts so far: a larger value is a mistake or a joke, and says as little as no number.
-LONGEST_IDLE_S = 3.2e8
+_LONGEST_IDLE_S = 3.2e8
 # The query reaches this far into the future, so that an instance with a wrong clock is found out.
 LOOK_AHEAD = timedelta(minutes=20)
 
 
-def window_end(now: datetime, period_s: int) -> datetime:
+def _window_end(now: datetime, period_s: int) -> datetime:
     """End of the newest period whose heartbeats must have arrived by now, aligned as the cloud aligns."""
-    arrived = (now - INGESTION_DELAY).timestamp()
+    arrived = (now - _INGESTION_DELAY).timestamp()
     return datetime.fromtimestamp(math.floor(arrived / period_s) * period_s, UTC)
 
 
-def window_start(now: datetime, window: timedelta, period_s: int) -> datetime:
-    """Start of the window of whole periods that ends at ``window_end``."""
-    return window_end(now, period_s) - timedelta(seconds=period_s * periods_of(window, period_s))
+def _window_start(now: datetime, window: timedelta, period_s: int) -> datetime:
+    """Start of the window of whole periods that ends at ``_window_end``."""
+    return _window_end(now, period_s) - timedelta(seconds=period_s * _periods_of(window, period_s))
 
 
-def periods_of(window: timedelta, period_s: int) -> int:
+def _periods_of(window: timedelta, period_s: int) -> int:
     """Whole periods that cover a window."""
     return math.ceil(window.total_seconds() / period_s)
 
@@ -56,10 +56,10 @@ def window_of(instance: Instance, policy: Policy) -> timedelta:
 
 def coarse_period_s(window: timedelta) -> int:
     """Smallest period of at least 900 s with which 500 instances' windows fit one answer."""
-    beside_window = math.ceil((LOOK_AHEAD + INGESTION_DELAY).total_seconds() / COARSE_PERIOD_S) + 1
+    beside_window = math.ceil((LOOK_AHEAD + _INGESTION_DELAY).total_seconds() / _COARSE_PERIOD_S) + 1
     periods_allowed = MAX_POINTS // MAX_QUERIES - beside_window
-    per_quarter_hour = math.ceil(window.total_seconds() / periods_allowed / COARSE_PERIOD_S)
-    return COARSE_PERIOD_S * max(1, per_quarter_hour)
+    per_quarter_hour = math.ceil(window.total_seconds() / periods_allowed / _COARSE_PERIOD_S)
+    return _COARSE_PERIOD_S * max(1, per_quarter_hour)
 
 
 def summarise(
@@ -78,10 +78,10 @@ def summarise(
         window: how far back coverage is counted.
         complete: the cloud answered the whole query.
     """
-    start, end = window_start(now, window, period_s), window_end(now, period_s)
+    start, end = _window_start(now, window, period_s), _window_end(now, period_s)
     values: dict[datetime, float] = {}
     for at, value in points:
-        usable = value if value < LONGEST_IDLE_S else -math.inf  # NaN is not below either
+        usable = value if value < _LONGEST_IDLE_S else -math.inf  # NaN is not below either
         values[at] = min(usable, values.get(at, usable))
     proofs = {at: value for at, value in values.items() if value >= 0}
     newest = max(values, default=None)
@@ -90,7 +90,7 @@ def summarise(
         period_s=period_s,
         newest_value=values[newest] if newest is not None else 0.0,
         last_active_at=max((at - timedelta(seconds=proofs[at]) for at in proofs), default=None),
-        coverage=(Coverage(sum(start <= at < end for at in proofs), periods_of(window, period_s)),),
+        coverage=(Coverage(sum(start <= at < end for at in proofs), _periods_of(window, period_s)),),
         complete=complete,
         contradictory=_contradictory(proofs, period_s),
     )
@@ -134,7 +134,7 @@ def combine(coarse: Activity, fine: Activity) -> Activity:
     )
 
 
-def may_be_idle(activity: Activity, threshold: timedelta) -> bool:
+def _may_be_idle(activity: Activity, threshold: timedelta) -> bool:
     """Return whether fine heartbeats could show the instance idle for longer than the threshold.
 
     Within a period the value may have grown by the period's length beyond its smallest; a code below zero
@@ -179,7 +179,7 @@ def observe(
         instance
         for instance in running
         if is_marked(instance)
-        or may_be_idle(
+        or _may_be_idle(
             coarse[instance.id], shortest_idle_time(instance, policy.pools[instance.pool], now, scale_in)
         )
     ]
@@ -200,7 +200,7 @@ def observe_closely(
     """Read the last hour of some instances by the minute, combined with their whole window."""
     if not instances:
         return {}, []
-    span = Span(window_start(now, FINE_WINDOW, FINE_PERIOD_S), now + LOOK_AHEAD)
+    span = Span(_window_start(now, FINE_WINDOW, FINE_PERIOD_S), now + LOOK_AHEAD)
     idle = {
         instance.id: Query(instance.id, METRIC_SECONDS_SINCE_ACTIVITY, FINE_PERIOD_S)
         for instance in instances
@@ -225,7 +225,7 @@ def _coarse(
     scale_in: Collection[str],
 ) -> tuple[dict[str, Activity], list[Failure]]:
     windows = {instance.id: window_of(instance, policy) for instance in instances}
-    span = Span(window_start(now, max(windows.values()), period_s), now + LOOK_AHEAD)
+    span = Span(_window_start(now, max(windows.values()), period_s), now + LOOK_AHEAD)
     queries = {
         instance.id: Query(
             instance.id,

@@ -16,8 +16,8 @@ from gpu_fleet_image.core.times import format_time
 # are judged together.
 BREAKER_LEAST = 5
 # As many of a pool may be idle within a day as this share, or a quarter more than was usual lately.
-BREAKER_SHARE = 0.05
-BREAKER_MARGIN = 4
+_BREAKER_SHARE = 0.05
+_BREAKER_MARGIN = 4
 # Sensors that go blind stay blind; what is idle is used again, or its owner looks after it, within a day.
 BREAKER_LASTS = timedelta(hours=24)
 # Of one pool; the next failed boot check after them waits for a user, or for the next day.
@@ -121,7 +121,7 @@ def _is_tripped(situation: Situation, plan: Plan, pools: Collection[str]) -> boo
     idle = frozenset[str]().union(*(idle_within_a_day(situation.usual, plan, pool) for pool in pools))
     size = len(_within_a_day(situation, plan, pools))
     known = situation.usual.most(pools)
-    allowed = max(int(BREAKER_SHARE * size), known + known // BREAKER_MARGIN, 1)
+    allowed = max(int(_BREAKER_SHARE * size), known + known // _BREAKER_MARGIN, 1)
     return size >= BREAKER_LEAST and len(idle) > allowed
 
 

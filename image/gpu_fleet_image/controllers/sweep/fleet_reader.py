@@ -9,7 +9,7 @@ from gpu_fleet_image.controllers.sweep.rules import is_unfit
 from gpu_fleet_image.controllers.sweep.situation import is_asked
 from gpu_fleet_image.core.calls import Failure
 from gpu_fleet_image.core.cloud import SweepCloud
-from gpu_fleet_image.core.handshake import MarkQuestion, Replies, heard, pool_caller, said_of
+from gpu_fleet_image.core.handshake import MarkQuestion, Replies, pool_caller, read_replies, replies_of
 from gpu_fleet_image.core.marks import is_given_back, mark_of
 from gpu_fleet_image.core.model import Activity, Instance, Inventory
 from gpu_fleet_image.core.policy import Policy
@@ -49,7 +49,7 @@ class FleetReader:
         if not asked or self._cloud.store is None:
             return {}
         try:
-            answers = heard(self._cloud.store, asked)
+            answers = read_replies(self._cloud.store, asked)
         except CloudError as error:
             self._done.failures.append(Failure("*", "hear instances", str(error)))
             return {}
@@ -58,7 +58,7 @@ class FleetReader:
 
     def _asked(self, instance: Instance, mark: datetime, before: Replies) -> MarkQuestion:
         """Return the question of a mark; on AWS its caller is known from the first reply on."""
-        known = said_of(before, instance.id, mark).caller
+        known = replies_of(before, instance.id, mark).caller
         if self._policy.cloud == "alicloud":
             known = pool_caller(instance.pool, instance.id)
         return MarkQuestion(instance.id, mark, known)

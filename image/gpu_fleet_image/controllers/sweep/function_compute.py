@@ -9,7 +9,7 @@ from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 # What a timer's event has beside its payload
 # (www.alibabacloud.com/help/en/functioncompute/fc/user-guide/time-triggers).
-TIMER = frozenset({"triggerTime", "triggerName", "payload"})
+_TIMER = frozenset({"triggerTime", "triggerName", "payload"})
 
 
 def handle(event: bytes, context: Any) -> str:
@@ -38,7 +38,7 @@ def flags(event: bytes) -> object:
     """
     try:
         content = json.loads(event or b"{}")
-        if isinstance(content, dict) and content.keys() <= TIMER and "payload" in content:
+        if isinstance(content, dict) and content.keys() <= _TIMER and "payload" in content:
             return json.loads(content["payload"] or "{}")
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"event = {event!r}; allowed: JSON") from error

@@ -17,7 +17,7 @@ from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, DeadlineError, nearest
 
 # The scheduler's event is ``{}``; a user may ask for more.
-FLAGS = ("dry_run", "override_breaker")
+_FLAGS = ("dry_run", "override_breaker")
 # Left at the end, to finish what was begun and to report.
 RESERVE = timedelta(seconds=15)
 
@@ -61,7 +61,7 @@ def run(event: object, ends_at: datetime, holder: str, as_of: datetime | None = 
     cloud = connect(policy, options.clock, deadline=deadline)
     result = sweep(cloud, policy, options)
     concluded = conclude(cloud, policy, result)
-    log_result(concluded)
+    _log_result(concluded)
     return {key: value for key, value in concluded.to_json().items() if key not in ("verdicts", "leftovers")}
 
 
@@ -81,7 +81,7 @@ def conclude(cloud: SweepCloud, policy: Policy, result: Result) -> Result:
     return replace(result, read_calls=cloud.calls.reads, write_calls=cloud.calls.writes)
 
 
-def log_result(result: Result) -> None:
+def _log_result(result: Result) -> None:
     """Log one JSON object a line: each verdict, each failure, then the whole result."""
     report = result.to_json()
     for verdict in report.pop("verdicts"):
@@ -104,10 +104,10 @@ def _flags(event: object) -> dict[str, bool]:
     if not isinstance(event, dict):
         raise ConfigurationError(f"event = {event!r}; allowed: an object")
     for key, value in event.items():
-        if key not in FLAGS:
+        if key not in _FLAGS:
             raise ConfigurationError(
-                f"event: {key!r} is unknown; allowed: {', '.join(FLAGS)}{nearest(str(key), FLAGS)}"
+                f"event: {key!r} is unknown; allowed: {', '.join(_FLAGS)}{nearest(str(key), _FLAGS)}"
             )
         if not isinstance(value, bool):
             raise ConfigurationError(f"event: {key} = {value!r}; allowed: true or false")
-    return {flag: bool(event.get(flag, False)) for flag in FLAGS}
+    return {flag: bool(event.get(flag, False)) for flag in _FLAGS}

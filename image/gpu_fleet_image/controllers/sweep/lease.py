@@ -21,8 +21,8 @@ KEY = "lease.json"
 # Longer than any sweep may run (Lambda: 15 min at most), so that a holder that is alive never loses it.
 LENGTH = timedelta(minutes=15)
 REMEMBERED = timedelta(days=1)
-USUAL_FOR = timedelta(days=14)
-WITHDRAWN_REMEMBERED = timedelta(days=7)  # longer than a grace, quiet hours and a weekend
+_USUAL_FOR = timedelta(days=14)
+_WITHDRAWN_REMEMBERED = timedelta(days=7)  # longer than a grace, quiet hours and a weekend
 
 
 @dataclass
@@ -117,9 +117,9 @@ class SweepMemory:
         self.withdrawn = {
             key: withdrawn
             for key, withdrawn in self.withdrawn.items()
-            if now - withdrawn.last < WITHDRAWN_REMEMBERED
+            if now - withdrawn.last < _WITHDRAWN_REMEMBERED
         }
-        first = f"{now - USUAL_FOR:%Y-%m-%d}"
+        first = f"{now - _USUAL_FOR:%Y-%m-%d}"
         kept = {
             pool: {day: ids for day, ids in days.items() if ids and day >= first}
             for pool, days in self.idle.items()

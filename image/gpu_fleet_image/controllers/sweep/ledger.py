@@ -25,7 +25,7 @@ from gpu_fleet_image.core.times import format_time
 
 PREFIX = "ledger"
 STARTED_PREFIX = "started"
-ORPHANS_PREFIX = "leftovers"
+_ORPHANS_PREFIX = "leftovers"
 FAILED, ENDED = ".failed.json", ".ended.json"
 SCHEMA = 2  # of an end's record; from 2 on an end that came about has its confirmation beside it
 HOURS_PER_MONTH = 730  # 365 x 24 / 12, as the clouds' own price pages count
@@ -120,7 +120,7 @@ def orphan_key(finding: OrphanFinding) -> str:
     moment = finding.unused_since
     if moment is None:
         raise ValueError(f"{finding.orphan.id} was never noted")
-    return f"{ORPHANS_PREFIX}/{moment:%Y/%m/%d}/{finding.orphan.id}-{moment:%Y%m%dT%H%M%SZ}-remove"
+    return f"{_ORPHANS_PREFIX}/{moment:%Y/%m/%d}/{finding.orphan.id}-{moment:%Y%m%dT%H%M%SZ}-remove"
 
 
 def orphan_record(finding: OrphanFinding, policy: Policy, now: datetime) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from gpu_fleet_image.controllers.sweep.situation import Case
 from gpu_fleet_image.controllers.sweep.terms import IDLE_ON_REQUEST
-from gpu_fleet_image.core.handshake import Reply, said_of
+from gpu_fleet_image.core.handshake import Reply, replies_of
 from gpu_fleet_image.core.marks import Mark, give_back_of, mark_of
 from gpu_fleet_image.core.model import TAG_WITHDRAWN, Decision, Verdict
 from gpu_fleet_image.core.times import format_span, format_time, is_quiet
@@ -87,10 +87,10 @@ def stopped(case: Case) -> Decision:
     return _next_step(case, since, f"stopped for {for_now}")
 
 
-Ending = Callable[[Case, Mark, str], Decision]
+_Ending = Callable[[Case, Mark, str], Decision]
 
 
-def _next_step(case: Case, idle_since: datetime, why: str, end: Ending | None = None) -> Decision:
+def _next_step(case: Case, idle_since: datetime, why: str, end: _Ending | None = None) -> Decision:
     """Mark, wait, or end an unused instance; one with a lock is kept and reported."""
     if case.instance.locked:
         reason = f"{why}, but {case.instance.locked}: lift it, or keep the instance"
@@ -140,7 +140,7 @@ def _unanswered(case: Case, mark: Mark, why: str) -> Decision | None:
     """Wait for the instance's acknowledgement of this mark: all is saved, and nothing runs."""
     if not case.pool.require_acknowledgement:
         return None
-    said = said_of(case.replies, case.instance.id, mark.reap_after)
+    said = replies_of(case.replies, case.instance.id, mark.reap_after)
     reply = said.reply
     fenced = case.instance.tags.get(TAG_WITHDRAWN) == format_time(mark.reap_after)
     if fenced or reply is Reply.REFUSED:

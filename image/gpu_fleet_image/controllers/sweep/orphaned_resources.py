@@ -37,7 +37,7 @@ GIB_MONTH = {
     "sc1": Decimal("0.015"),
     "standard": Decimal("0.05"),
 }
-ADDRESS_MONTH = Decimal("3.65")
+_ADDRESS_MONTH = Decimal("3.65")
 
 
 class Step(StrEnum):
@@ -143,6 +143,6 @@ def monthly_price(orphan: OrphanedResource, policy: Policy) -> Decimal | None:
     if (policy.cloud, policy.region, policy.currency) != PRICED:
         return None
     if orphan.kind is Kind.ADDRESS:
-        return ADDRESS_MONTH
+        return _ADDRESS_MONTH
     price = GIB_MONTH.get(orphan.volume_type)
     return None if price is None else price * orphan.size_gib

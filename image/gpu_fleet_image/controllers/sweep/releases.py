@@ -14,8 +14,8 @@ from gpu_fleet_image.core.model import Instance
 from gpu_fleet_image.core.times import format_time, parse_time
 
 # An `up` brings new agents some minutes before the first sweep that knows of them.
-NOTED_LATE = timedelta(minutes=15)
-MOST_IMAGES = 50
+_NOTED_LATE = timedelta(minutes=15)
+_MOST_IMAGES = 50
 
 
 @dataclass
@@ -35,12 +35,12 @@ class AgentReleases:
     def note(self, release: str, instances: Iterable[Instance], now: datetime) -> None:
         """Note the releases and images of now; the first ones change nothing."""
         if self.newest not in (None, release):
-            self.since = self.since or now - NOTED_LATE
+            self.since = self.since or now - _NOTED_LATE
         self.newest = release
         is_first = not self.images
         for image in sorted({instance.image for instance in instances if instance.image}):
             self.images.setdefault(image, is_first)
-        while len(self.images) > MOST_IMAGES:
+        while len(self.images) > _MOST_IMAGES:
             del self.images[next(iter(self.images))]
 
     def unseen(self, instances: Iterable[Instance]) -> frozenset[str]:

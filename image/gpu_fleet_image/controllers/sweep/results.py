@@ -25,7 +25,7 @@ from gpu_fleet_image.core.model import Decision, Inventory, Plan, Verdict
 from gpu_fleet_image.core.times import format_time
 
 USD = "USD"
-NO_FLEET = Inventory(())
+_NO_FLEET = Inventory(())
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Result:
     done: Done
     read_calls: int
     write_calls: int
-    fleet: Inventory = NO_FLEET
+    fleet: Inventory = _NO_FLEET
     orphans: Sequence[dict[str, Any]] = ()
     spending: Spending | None = None
     watch: Watch | None = None
@@ -123,7 +123,7 @@ class Result:
             "now": format_time(self.now),
             "dry_run": self.dry_run,
             "currency": self.currency,
-            "verdicts": [verdict_json(decision, self.currency) for decision in self.plan.decisions],
+            "verdicts": [_verdict_json(decision, self.currency) for decision in self.plan.decisions],
             "acted": [self._ended_json(ended) for ended in self.done.ended],
             "marked": [decision.instance.id for decision in self.done.marked],
             "unmarked": list(self.done.unmarked),
@@ -144,7 +144,7 @@ class Result:
         }
 
     def _ended_json(self, ended: Ended) -> dict[str, Any]:
-        return verdict_json(ended.decision, self.currency) | {
+        return _verdict_json(ended.decision, self.currency) | {
             "action": ended.decision.verdict.lower(),
             "group": ended.group,
             "ledger_key": ended.ledger_key,
@@ -152,7 +152,7 @@ class Result:
         }
 
 
-def verdict_json(decision: Decision, currency: str) -> dict[str, Any]:
+def _verdict_json(decision: Decision, currency: str) -> dict[str, Any]:
     """One verdict; ``usd_per_hour`` is null where the price is unknown or in another currency."""
     price = None if decision.hourly_price is None else str(decision.hourly_price)
     return {

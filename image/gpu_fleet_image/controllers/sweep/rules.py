@@ -28,7 +28,7 @@ OLDEST_HEARTBEAT = timedelta(minutes=4)
 NEWEST_HEARTBEAT = timedelta(minutes=2)
 # Between a heartbeat's own arithmetic and the cloud's time of receipt.
 JITTER = timedelta(seconds=60)
-KEPT_MARKS = frozenset({Verdict.KEEP_UNKNOWN, Verdict.KEEP_PROTECTED})
+_KEPT_MARKS = frozenset({Verdict.KEEP_UNKNOWN, Verdict.KEEP_PROTECTED})
 Rule = Callable[[Case], Decision | None]
 
 
@@ -37,7 +37,7 @@ def assess(case: Case) -> Decision:
     rules = STOPPED_RULES if case.instance.state == "stopped" else RULES
     decision = next(decision for decision in (rule(case) for rule in rules) if decision is not None)
     keeps = decision.verdict.name.startswith("KEEP") or decision.verdict is Verdict.ALERT
-    if keeps and decision.verdict not in KEPT_MARKS and is_marked(case.instance):
+    if keeps and decision.verdict not in _KEPT_MARKS and is_marked(case.instance):
         return replace(decision, verdict=Verdict.UNMARK)
     return decision
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from gpu_fleet_image.core.handshake import Replies, Reply, said_of
+from gpu_fleet_image.core.handshake import Replies, Reply, replies_of
 from gpu_fleet_image.core.marks import mark_of, taken_at
 from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, Activity, Decision, Group, Instance, Inventory, Verdict
 from gpu_fleet_image.core.policy import Policy, PoolPolicy, unit_price
@@ -152,7 +152,7 @@ def is_closed(replies: Replies, decision: Decision) -> bool:
     """Return whether the instance replied to this mark that it takes no work and nothing runs."""
     if decision.reap_after is None:
         return False
-    return said_of(replies, decision.instance.id, decision.reap_after).reply is Reply.CLOSED
+    return replies_of(replies, decision.instance.id, decision.reap_after).reply is Reply.CLOSED
 
 
 def is_asked(policy: Policy, instance: Instance) -> bool:

@@ -33,7 +33,7 @@ from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, DeadlineError, LeaseError
 
 # A sweep whose clock is off by more would mistake the age of every mark and heartbeat.
-CLOCK_SKEW_S = 60
+_CLOCK_SKEW_S = 60
 
 
 @dataclass(frozen=True)
@@ -323,9 +323,10 @@ class _Sweep:
 
     def _check_clock(self) -> None:
         skew_s = self._cloud.calls.skew_s
-        if self._options.check_clock and skew_s is not None and abs(skew_s) > CLOCK_SKEW_S:
+        if self._options.check_clock and skew_s is not None and abs(skew_s) > _CLOCK_SKEW_S:
             raise ConfigurationError(
-                f"this computer's clock differs from the cloud's by {skew_s:.0f} s; allowed: {CLOCK_SKEW_S} s"
+                f"this computer's clock differs from the cloud's by {skew_s:.0f} s; "
+                f"allowed: {_CLOCK_SKEW_S} s"
             )
 
     def _end(self, tools: carry_out.Tools, lease: Lease, situation: Situation, plan: Plan) -> None:

@@ -10,9 +10,9 @@ from gpu_fleet_image.core.policy import PoolPolicy
 
 # An instance that was asked for is terminated when it is idle this long, and never two within the cooldown.
 IDLE_ON_REQUEST = timedelta(minutes=30)
-COOLDOWN = timedelta(minutes=10)
+_COOLDOWN = timedelta(minutes=10)
 # One that was given back is terminated when it is idle this long: the metric's periods of a heartbeat or two.
-IDLE_GIVEN_BACK = timedelta(minutes=5)
+_IDLE_GIVEN_BACK = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ def usual_terms(pool: PoolPolicy) -> Terms:
 def requested_terms(pool: PoolPolicy) -> Terms:
     """Return the terms for a request to scale in."""
     usual = usual_terms(pool)
-    return Terms(min(usual.idle_after, IDLE_ON_REQUEST), max(usual.grace, COOLDOWN))
+    return Terms(min(usual.idle_after, IDLE_ON_REQUEST), max(usual.grace, _COOLDOWN))
 
 
 def given_back_terms(pool: PoolPolicy) -> Terms:
     """Return the terms after `give-back`: a short idle time and no grace."""
-    return Terms(min(usual_terms(pool).idle_after, IDLE_GIVEN_BACK), timedelta(0))
+    return Terms(min(usual_terms(pool).idle_after, _IDLE_GIVEN_BACK), timedelta(0))
 
 
 def past_lifetime(instance: Instance, pool: PoolPolicy, now: datetime) -> bool:

@@ -133,7 +133,7 @@ def _scale_in_order(decision: Decision) -> tuple[bool, float, str]:
 
 
 # Marks of one idle time that its agent withdrew, after which operators look why.
-OFTEN_WITHDRAWN = 3
+_OFTEN_WITHDRAWN = 3
 
 
 def _explained(situation: Situation, decision: Decision) -> Decision:
@@ -145,6 +145,6 @@ def _explained(situation: Situation, decision: Decision) -> Decision:
         return decision
     count = withdrawn.count + decision.withdrawn
     reason = f"{decision.reason}; its agent withdrew {count} mark(s) since {format_time(withdrawn.first)}"
-    often = decision.withdrawn and count >= OFTEN_WITHDRAWN
+    often = decision.withdrawn and count >= _OFTEN_WITHDRAWN
     note = ": its journal says why (journalctl -u gpu-reaper)" if often else ""
     return replace(decision, reason=reason + note, alert=decision.alert or often)

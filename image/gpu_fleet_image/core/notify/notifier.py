@@ -16,14 +16,14 @@ from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_time
 
 # A line about an instance has up to 1,000 bytes; SNS takes 262,144, DirectMail 80,000, a room 15,000.
-MOST_FOR_OPERATORS, MOST_FOR_A_USER = 200, 75
-MOST_FOR_A_ROOM, MOST_NAMED_IN_A_ROOM = 12, 100  # with a line; or at least with the id
+_MOST_FOR_OPERATORS, _MOST_FOR_A_USER = 200, 75
+_MOST_FOR_A_ROOM, _MOST_NAMED_IN_A_ROOM = 12, 100  # with a line; or at least with the id
 MOST_USERS = 8  # of an instance, as its agent publishes them (agent/users.py)
 NOTIFY_AGAIN_AFTER = timedelta(hours=24)
 ROSTER = "roster.json"  # of the records; instances cannot read it
-NO_ADDRESS = "has no address in notify.users"
+_NO_ADDRESS = "has no address in notify.users"
 OPERATORS = "the operators"
-DEEDS = {Tie.LAUNCHED: "launched a job", Tie.LOGGED_IN: "logged in", Tie.RUNS: "owned processes"}
+_DEEDS = {Tie.LAUNCHED: "launched a job", Tie.LOGGED_IN: "logged in", Tie.RUNS: "owned processes"}
 REFUSED = (CloudError, DeadlineError)
 
 
@@ -189,7 +189,7 @@ class _Round:
         problems = [
             problem
             for owner, theirs in sorted(owners.items())
-            for part in batches(theirs, MOST_FOR_OPERATORS)
+            for part in batches(theirs, _MOST_FOR_OPERATORS)
             if (problem := self._notify_operators(owner, part))
         ]
         notified = [decision for decision in self._decisions if decision.instance.id in self._notified]
@@ -222,14 +222,14 @@ class _Round:
         """Send one user's mail, if the stack sends mail; subscribers of the channel are notified by it."""
         address = self._roster.users.get(name)
         if address is None:
-            self._unreached[name] = NO_ADDRESS
+            self._unreached[name] = _NO_ADDRESS
         elif self._roster.sender is None:
             if address in self._deaf:
                 self._unreached[name] = self._deaf[address]
         else:
             subject = self._subject(len(decisions), "you use or own")
             try:
-                for part in batches(decisions, MOST_FOR_A_USER):
+                for part in batches(decisions, _MOST_FOR_A_USER):
                     reach.mail(self._roster.sender, address, subject, self._message(part))
                     self._notified |= {decision.instance.id for decision in part}
             except REFUSED as error:
@@ -249,9 +249,9 @@ class _Round:
             except REFUSED as error:
                 refused[room] = str(error)
         ids = [decision.instance.id for decision in self._decisions]
-        named = ids[:MOST_NAMED_IN_A_ROOM]
-        more = "".join(f", {name}" for name in named[MOST_FOR_A_ROOM:])
-        message = self._message(self._decisions[:MOST_FOR_A_ROOM]) + (f"\n- and {more[2:]}" if more else "")
+        named = ids[:_MOST_NAMED_IN_A_ROOM]
+        more = "".join(f", {name}" for name in named[_MOST_FOR_A_ROOM:])
+        message = self._message(self._decisions[:_MOST_FOR_A_ROOM]) + (f"\n- and {more[2:]}" if more else "")
         if addresses:
             refused |= reach.post(addresses, self._subject(len(named), ""), message)
         self._unreached |= {f"{room.kind} webhook {room.secret!r}": why for room, why in refused.items()}
@@ -321,7 +321,7 @@ class _Round:
             "".join(character if character.isprintable() else "?" for character in instance.owner) or "nobody"
         )
         seen = [
-            f"{user.name} {' and '.join(DEEDS[tie] for tie in user.ties)}"
+            f"{user.name} {' and '.join(_DEEDS[tie] for tie in user.ties)}"
             for user in self._users[instance.id]
         ]
         return f"; owner: {owner}" + (f"; seen: {', '.join(seen)}" if seen else "")

@@ -19,7 +19,7 @@ from gpu_fleet_image.instance.accounts.changes import changes
 from gpu_fleet_image.instance.agent import cloud
 
 # On a disk that outlives a restart: the bucket may not answer at the next boot, and users must get in.
-LAST_GOOD = Path("/var/lib/gpu-fleet/accounts.json")
+_LAST_GOOD = Path("/var/lib/gpu-fleet/accounts.json")
 ROOT_ALONE = 0o600
 
 LOG = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def command() -> None:
     def homes_there() -> bool:
         return not instance.home_file_system or os.path.ismount(system.HOMES)
 
-    users, problem = roster(read, LAST_GOOD)
+    users, problem = roster(read, _LAST_GOOD)
     problems = [*filter(None, [problem]), *carried_out(users, system.System(homes_there, system.run))]
     if problems:
         raise AccountsError("\n".join(problems))

@@ -14,7 +14,7 @@ import psutil
 
 from gpu_fleet_image.instance.accounts.changes import ADMINS, LocalAccounts
 
-PROC = Path("/proc")
+_PROC = Path("/proc")
 LONGEST_S = 30  # to save in; with the timers before it, a leaver's root access ends within five minutes
 ROUNDS = 3  # the next round catches processes that were forked meanwhile
 NO_LOGIN = 2**32 - 1  # of processes that no log-in started (proc_pid_loginuid(5))
@@ -88,7 +88,7 @@ def _end(pids: Iterable[int], longest_s: float) -> None:
             process.kill()
 
 
-def everything(proc: Path = PROC) -> Iterator[Rights]:
+def everything(proc: Path = _PROC) -> Iterator[Rights]:
     """Yield every process of this computer, without those that end meanwhile."""
     for folder in proc.iterdir():
         if folder.name.isdecimal():

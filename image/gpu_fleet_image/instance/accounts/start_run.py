@@ -30,7 +30,7 @@ from gpu_fleet_image.instance.gpus import reservations_file
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 
 UNITS = ("gpu-run@*", "trainer@*")
-WORKING = "active,activating,deactivating,reloading"
+_WORKING = "active,activating,deactivating,reloading"
 ROOT = "GPU_FLEET_ROOT"  # for rehearsals, which boot into a folder; sudo passes no variable on
 PUBLIC = 0o755
 LONGEST_CALL_S = 30
@@ -91,7 +91,7 @@ def start(order: Order, root: Path) -> None:
     _check_instance()
     uid = allowed(order.account, system.local_accounts(root / "etc", homes=root / "home"))
     with alone(_orders() / "lock"):
-        if busy := _systemctl("list-units", "--plain", "--no-legend", f"--state={WORKING}", *UNITS).split():
+        if busy := _systemctl("list-units", "--plain", "--no-legend", f"--state={_WORKING}", *UNITS).split():
             raise NotStartedError(f"another run works here: {busy[0]}")
         try:
             folder = own_folder(root / RUNS_FOLDER, order.account, uid)

@@ -27,20 +27,20 @@ from gpu_fleet_image.instance.accounts.changes import (
     WriteKeys,
 )
 
-ETC, HOMES, SKELETON = Path("/etc"), Path("/home"), Path("/etc/skel")
-LINGER = Path("/var/lib/systemd/linger")
-KEY_FILES = Path("/etc/ssh/authorized_keys.d")
+_ETC, HOMES, _SKELETON = Path("/etc"), Path("/home"), Path("/etc/skel")
+_LINGER = Path("/var/lib/systemd/linger")
+_KEY_FILES = Path("/etc/ssh/authorized_keys.d")
 PRIVATE = 0o700
 LONGEST_CALL_S = 60
-SSHD = ("sshd", "sshd-session")
-MANAGER = "systemd"  # a user's own service manager, which starts their timers, sockets and services
+_SSHD = ("sshd", "sshd-session")
+_MANAGER = "systemd"  # a user's own service manager, which starts their timers, sockets and services
 
 
 class NotDoneError(Exception):
     """One change failed; the others are still tried."""
 
 
-def local_accounts(etc: Path = ETC, keys: Path = KEY_FILES, homes: Path = HOMES) -> LocalAccounts:
+def local_accounts(etc: Path = _ETC, keys: Path = _KEY_FILES, homes: Path = HOMES) -> LocalAccounts:
     """Read accounts, groups, key files and homes. Raises OSError."""
     groups, members = _groups(etc)
     expires = dict(_expiry(etc))
@@ -107,8 +107,8 @@ class System:
     homes_there: Callable[[], bool]
     run: Callable[[tuple[str, ...]], object]
     homes: Path = HOMES
-    keys: Path = KEY_FILES
-    linger: Path = LINGER
+    keys: Path = _KEY_FILES
+    linger: Path = _LINGER
 
     def end_former_admins(self) -> Mapping[str, int]:
         """Terminate former admins' processes; return name -> their number. Raises OSError."""
@@ -134,7 +134,7 @@ class System:
                 case EndSessions(name, uid):
                     # a lingering service manager would start their timers and sockets at each boot
                     (self.linger / name).unlink(missing_ok=True)
-                    return ended_sessions(name, uid)
+                    return _ended_sessions(name, uid)
         except subprocess.CalledProcessError as error:
             said = (error.stderr or b"").decode(errors="replace").strip()
             raise NotDoneError(f"command={' '.join(error.cmd)!r} reason={said!r}") from error
@@ -155,7 +155,7 @@ class System:
         if not self.homes_there():
             raise NotDoneError(f"account={name} reason='the shared homes are not mounted yet'")
         unfinished = self.homes / f".{name}.{os.getpid()}"
-        shutil.copytree(SKELETON, unfinished, symlinks=True) if SKELETON.is_dir() else unfinished.mkdir()
+        shutil.copytree(_SKELETON, unfinished, symlinks=True) if _SKELETON.is_dir() else unfinished.mkdir()
         try:
             for path in [*unfinished.rglob("*"), unfinished]:
                 os.chown(path, uid, uid, follow_symlinks=False)
@@ -177,7 +177,7 @@ def _is_home_of(path: Path, uid: int) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == uid
 
 
-def ended_sessions(name: str, uid: int) -> str:
+def _ended_sessions(name: str, uid: int) -> str:
     """Close a leaver's sessions of SSH or a session manager, and their own service manager.
 
     Processes without a terminal keep running.
@@ -205,7 +205,7 @@ def _ending(process: psutil.Process) -> signal.Signals | None:
     parent = process.parent()
     if parent is None or parent.uids().real != 0:
         return None
-    if process.info["name"] in (*SSHD, MANAGER):
+    if process.info["name"] in (*_SSHD, _MANAGER):
         return signal.SIGTERM
     return signal.SIGHUP if process.info["terminal"] else None
 

@@ -10,7 +10,7 @@ from gpu_fleet_image.core.times import format_time, parse_time
 from gpu_fleet_image.instance.agent.judge import JudgeMemory, Judgement
 
 # A shorter restart misses nothing that matters; after a longer one the instance may have been active.
-RESTART_BRIDGED = timedelta(minutes=2)
+_RESTART_BRIDGED = timedelta(minutes=2)
 
 
 def write(path: Path, judgement: Judgement, instance_id: str, watch: str) -> None:
@@ -65,6 +65,6 @@ def restore(path: Path, now: datetime, instance_id: str) -> JudgeMemory:
         written_at, last_active_at = parse_time(content["at"]), parse_time(content["last_active_at"])
     except (KeyError, ValueError, AttributeError):
         return JudgeMemory(now)
-    fresh = timedelta(0) <= now - written_at <= RESTART_BRIDGED
+    fresh = timedelta(0) <= now - written_at <= _RESTART_BRIDGED
     known = fresh and content.get("instance_id") == instance_id and last_active_at <= written_at
     return JudgeMemory(last_active_at if known else now)

@@ -1,6 +1,5 @@
 """The agent's clients of Alibaba Cloud: CloudMonitor, its bucket, its group, the sweep's mark."""
 
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from gpu_fleet_image.core.times import parse_time
 from gpu_fleet_image.instance.agent import notices
 from gpu_fleet_image.instance.agent.cloud import NoFence
 from gpu_fleet_image.instance.agent.notices import Notice
+from gpu_fleet_image.providers.alicloud.instances import with_ids
 from gpu_fleet_image.providers.alicloud.lifecycle import IN_SERVICE, LEAVING, Hook, lifecycle_state
 from gpu_fleet_image.providers.alicloud.metrics import (
     DIMENSION_STACK,
@@ -30,10 +30,10 @@ from gpu_fleet_image.providers.alicloud.metrics import (
     metric_name,
 )
 from gpu_fleet_image.providers.alicloud.oss import OssStore, users_key
-from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Clients, Product, clients
+from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Answer, Clients, Product, clients
 
 # https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata: 404 while there is no notice
-SPOT_TERMINATION = "instance/spot/termination-time"
+_SPOT_TERMINATION = "instance/spot/termination-time"
 # The metadata service has neither groups nor tags: that takes two calls of an instance each time, and a
 # thousand instances share an account's limits (some 50 calls a second).
 LOOK_EVERY = timedelta(minutes=2)
@@ -189,7 +189,7 @@ class Notices:
         Raises:
             CloudError: a service does not answer, or its answer cannot be read.
         """
-        spot = self._metadata.get(SPOT_TERMINATION)
+        spot = self._metadata.get(_SPOT_TERMINATION)
         if spot is not None:
             return _spot_notice(spot)
         if self._poll_for is not None and self._now() < self._poll_for:
@@ -230,16 +230,17 @@ class Notices:
     def _own_row(self) -> dict[str, Any]:
         """Return this instance's row of DescribeInstances; empty if the service does not know it yet."""
         try:
-            answer = self._ecs.action("DescribeInstances")(
-                InstanceIds=json.dumps([self._instance_id]), MaxResults=10
-            )
+            return next(with_ids(_directly, self._ecs, [self._instance_id]), {})
         except AnswerError as error:
             raise CloudError(f"DescribeInstances: {error}", error.code) from error
-        return next(iter(answer["Instances"]["Instance"]), {})
+
+
+def _directly(action: Callable[..., Answer], **arguments: Any) -> Answer:
+    return action(**arguments)
 
 
 def _spot_notice(text: str) -> Notice:
     try:
         return Notice("spot interruption of this instance: terminate", parse_time(text))
     except ValueError as error:
-        raise CloudError(f"metadata {SPOT_TERMINATION}: {text!r} cannot be read: {error}") from error
+        raise CloudError(f"metadata {_SPOT_TERMINATION}: {text!r} cannot be read: {error}") from error

@@ -21,7 +21,7 @@ from gpu_fleet_image.instance.agent.sensors.reading import Presence, Reading, St
 # A marked instance may wait for days, for quiet hours to end or for its turn. Small writes to the kept folder
 # meanwhile are no sign of use; they are saved all the same.
 SAVE_AGAIN_AFTER = timedelta(minutes=5)
-SAY_AGAIN_AFTER = {Reply.IDLE: IDLE_LASTS / 3, Reply.CLOSED: CLOSED_LASTS / 3}
+_SAY_AGAIN_AFTER = {Reply.IDLE: IDLE_LASTS / 3, Reply.CLOSED: CLOSED_LASTS / 3}
 # A sweep terminates within a minute of its decision, or its successor does ten minutes later. If no agent
 # runs, the timer gpu-door accepts log-ins again some minutes after this time
 # (rootfs/usr/libexec/gpu-fleet/open-door).
@@ -29,9 +29,9 @@ CLOSED_AT_MOST = timedelta(hours=1)
 # A sweep that read the last reply in time may still try to terminate, with the cloud's retries.
 CLOSED_FORGOTTEN = CLOSED_LASTS + timedelta(seconds=90)
 # After its decision a sweep waits 45 s for *closed*; reads are the agent's most expensive frequent calls.
-ASK_AGAIN_AFTER = timedelta(seconds=15)
+_ASK_AGAIN_AFTER = timedelta(seconds=15)
 # Five seconds apart: a timer of the system has ended by then, a job has not.
-BUSY_LOOKS = 2
+_BUSY_LOOKS = 2
 
 
 class Act(StrEnum):
@@ -199,7 +199,7 @@ def asks(view: View) -> bool:
     if talk.refusing:  # whatever the decision is
         return False
     # a clock that was set back must not cause a long silence
-    return talk.asked_at is None or not talk.asked_at <= view.now < talk.asked_at + ASK_AGAIN_AFTER
+    return talk.asked_at is None or not talk.asked_at <= view.now < talk.asked_at + _ASK_AGAIN_AFTER
 
 
 def _is_stale(talk: Talk, now: datetime) -> bool:
@@ -218,7 +218,7 @@ def _answering(view: View) -> Act:
     if seen is None:
         return Act.LOOK
     # before the first reply the sweep has only heartbeats, which may never show what began since
-    if seen.signs and (seen.is_new or talk.reply is Reply.IDLE) and talk.busy_looks >= BUSY_LOOKS:
+    if seen.signs and (seen.is_new or talk.reply is Reply.IDLE) and talk.busy_looks >= _BUSY_LOOKS:
         return Act.WITHDRAW
     return _say(view, Reply.IDLE, Act.SAY_IDLE)
 
@@ -238,7 +238,7 @@ def _behind_the_door(view: View, closed_at: datetime) -> Act:
         return Act.SAVE
     if seen is None:
         return Act.LOOK
-    if seen.why and (talk.reply is Reply.CLOSED or talk.busy_looks >= BUSY_LOOKS):
+    if seen.why and (talk.reply is Reply.CLOSED or talk.busy_looks >= _BUSY_LOOKS):
         return Act.REFUSE
     if view.now >= talk.saved_at + view.save_again_after:
         # no look happens during a copy: save only when no sweep relies on the last reply any more
@@ -252,5 +252,5 @@ def _say(view: View, reply: Reply, act: Act) -> Act:
     if view.seen is None or view.seen.why:
         return Act.NOTHING
     said = talk.reply is reply and talk.said_at is not None
-    fresh = said and talk.said_at is not None and view.now < talk.said_at + SAY_AGAIN_AFTER[reply]
+    fresh = said and talk.said_at is not None and view.now < talk.said_at + _SAY_AGAIN_AFTER[reply]
     return Act.NOTHING if fresh else act

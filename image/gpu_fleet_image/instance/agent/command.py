@@ -16,9 +16,10 @@ from gpu_fleet_image.core.handshake import Exchange
 from gpu_fleet_image.core.holds import KeepTarget
 from gpu_fleet_image.core.instance_file import InstanceFile
 from gpu_fleet_image.core.metadata import Metadata
-from gpu_fleet_image.core.options import FiniteRange, IsoTime
+from gpu_fleet_image.core.options import IsoTime
 from gpu_fleet_image.core.policy import KEY as POLICY_KEY
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_image.instance.agent import activity_file, kept_files
 from gpu_fleet_image.instance.agent import cloud as agent_cloud
 from gpu_fleet_image.instance.agent.answers import SAVE_AGAIN_AFTER, Seen, seen
@@ -37,10 +38,10 @@ from gpu_fleet_image.instance.agent.stack_policy import StackPolicy
 from gpu_fleet_image.instance.agent.user_socket import UserSocket
 from gpu_fleet_image.instance.agent.users import Users
 
-LISTEN_EVERY_S = 5.0
-LISTEN_EVERY_FAST_S = 0.2  # on a rehearsal's clock
+_LISTEN_EVERY_S = 5.0
+_LISTEN_EVERY_FAST_S = 0.2  # on a rehearsal's clock
 # No housekeeping runs in one process tree: CPU time or data beyond a timer's is its own activity.
-TREE_LIMITS = Limits(cpu_cores=0.02, disk_bytes_per_s=16 * 1024)
+_TREE_LIMITS = Limits(cpu_cores=0.02, disk_bytes_per_s=16 * 1024)
 
 LOG = logging.getLogger(__name__)
 
@@ -106,9 +107,9 @@ def run(options: AgentOptions) -> None:
         ReaperError: the instance file, an option, the metadata service or the cloud is not usable.
     """
     use_small_models()
-    instance = loaded_instance()
+    instance = _loaded_instance()
     metadata = reached(Metadata(instance.cloud), options.instance_id)
-    instance_id = options.instance_id or instance_id_of(metadata)
+    instance_id = options.instance_id or _instance_id_of(metadata)
     LOG.info("event=start instance=%s pool=%s watch=%r", instance_id, instance.pool, options.watch)
     tree = TreeCounters(options.watch_pid) if options.watch_pid else None
     cloud = agent_cloud.connect(instance, metadata)
@@ -116,7 +117,7 @@ def run(options: AgentOptions) -> None:
     clock = Clock(options.clock_start, options.clock_speed)
     users = None
     notice_listener, own, policy = None, OwnUse(), policy_of(instance, cloud, clock.real_s)
-    limits = (lambda: TREE_LIMITS) if tree else policy.limits
+    limits = (lambda: _TREE_LIMITS) if tree else policy.limits
     looks = sensors_of(instance, metadata, tree, own, real_s=clock.real_s, policy=policy)
     sensors = Accustomed(looks, limits)
     if metadata:
@@ -135,7 +136,7 @@ def run(options: AgentOptions) -> None:
         activity_file.restore(paths.activity_file(), clock.start, instance_id),
         limits,
     )
-    watch_until_ended(agent, notice_listener, clock, options)
+    _watch_until_ended(agent, notice_listener, clock, options)
     door.close()
     publisher.flush()
     LOG.info("event=end")
@@ -223,7 +224,7 @@ def boot_time() -> datetime:
     return datetime.fromtimestamp(psutil.boot_time(), UTC)
 
 
-def watch_until_ended(
+def _watch_until_ended(
     agent: Agent, notice_listener: NoticeListener | None, clock: Clock, options: AgentOptions
 ) -> None:
     """Run the loop, and beside it the thread that listens for notices and marks."""
@@ -231,7 +232,7 @@ def watch_until_ended(
     try:
         LOG.info("event=watching from=%s", clock.start.isoformat())
         if notice_listener is not None:
-            notice_listener.start(LISTEN_EVERY_FAST_S if options.is_rehearsal else LISTEN_EVERY_S)
+            notice_listener.start(_LISTEN_EVERY_FAST_S if options.is_rehearsal else _LISTEN_EVERY_S)
         agent.run(clock.start + timedelta(seconds=options.duration) if options.duration else None)
         if notice_listener is not None:
             notice_listener.close()
@@ -239,7 +240,7 @@ def watch_until_ended(
         LOG.info("event=stopped-by-signal")
 
 
-def loaded_instance() -> InstanceFile:
+def _loaded_instance() -> InstanceFile:
     """Load the instance file and make the run folder.
 
     Raises:
@@ -270,7 +271,7 @@ def reached(metadata: Metadata, instance_id: str | None) -> Metadata | None:
     return metadata
 
 
-def instance_id_of(metadata: Metadata | None) -> str:
+def _instance_id_of(metadata: Metadata | None) -> str:
     """Return this instance's id; raises CloudError if the service does not know it."""
     instance_id = metadata.get("instance-id") if metadata else None
     if not instance_id:

@@ -12,10 +12,10 @@ from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.instance.agent.kept_files import Saved
 from gpu_fleet_image.instance.agent.notices import Notice
 
-TRAINER_MAY_TAKE = timedelta(minutes=30)  # a checkpoint of some hundred GiB over the network
-SAVING_MAY_TAKE = timedelta(minutes=30)
-SAVING_NEEDS = timedelta(seconds=45)  # of the two minutes that a spot notice allows
-HEARTBEAT_EVERY = timedelta(seconds=60)
+_TRAINER_MAY_TAKE = timedelta(minutes=30)  # a checkpoint of some hundred GiB over the network
+_SAVING_MAY_TAKE = timedelta(minutes=30)
+_SAVING_NEEDS = timedelta(seconds=45)  # of the two minutes that a spot notice allows
+_HEARTBEAT_EVERY = timedelta(seconds=60)
 LOOK_EVERY_S = 2.0
 TRY_AGAIN_AFTER_S = 10.0
 
@@ -100,7 +100,7 @@ class Drain:
         began = self._steps.now()
         while running := self._steps.trainers():
             ends_at = self._ends_at()
-            latest = ends_at - SAVING_NEEDS if ends_at else began + TRAINER_MAY_TAKE
+            latest = ends_at - _SAVING_NEEDS if ends_at else began + _TRAINER_MAY_TAKE
             if self._steps.now() >= latest:
                 LOG.error("event=trainer-does-not-stop processes=%r", "; ".join(running))
                 return
@@ -113,7 +113,7 @@ class Drain:
                 saved = self._steps.save(self._beat)
             except CloudError as error:
                 LOG.error("event=not-saved reason=%r", str(error))
-                if self._steps.now() >= (self._ends_at() or began + SAVING_MAY_TAKE):
+                if self._steps.now() >= (self._ends_at() or began + _SAVING_MAY_TAKE):
                     self._steps.notify(f"/scratch/keep could not be saved: {error}")
                     return False
                 self._wait(TRY_AGAIN_AFTER_S)
@@ -139,7 +139,7 @@ class Drain:
         self._beat()
 
     def _beat(self) -> None:
-        if self._steps.now() >= self._heartbeat_at + HEARTBEAT_EVERY:
+        if self._steps.now() >= self._heartbeat_at + _HEARTBEAT_EVERY:
             self._heartbeat_at = self._steps.now()
             self._ask_hook("heartbeat")
 

@@ -26,12 +26,12 @@ from gpu_fleet_image.instance.agent.judge import Limits, activity, unknowns
 from gpu_fleet_image.instance.agent.sensors.reading import Reading, Started
 
 RUNS = 3
-MOST_CPU_S = 1.0
+_MOST_CPU_S = 1.0
 LONGEST_S = 600.0
 TIMES_MORE = 2.0  # a run on a busy instance takes longer than on an idle one
-MORE_S, MORE_CPU_S = 2.0, 0.2  # looks are at least a second apart; a tick is 0.01 s
+MORE_S, _MORE_CPU_S = 2.0, 0.2  # looks are at least a second apart; a tick is 0.01 s
 REMEMBERED = timedelta(days=1)
-MOST_COMMANDS = 1000
+_MOST_COMMANDS = 1000
 
 
 class PolledSensors(Protocol):
@@ -75,7 +75,7 @@ class _Run:
     @property
     def came_to_nothing(self) -> bool:
         """True if the run showed no result."""
-        return not self.worked and self.cpu_s <= MOST_CPU_S and self.age_s <= LONGEST_S
+        return not self.worked and self.cpu_s <= _MOST_CPU_S and self.age_s <= LONGEST_S
 
 
 class Habits:
@@ -112,7 +112,7 @@ class Habits:
                 others.append(earlier)
         # put back last: the least recently seen comes first
         self._past[run.of] = deque([*others, run], maxlen=RUNS)
-        while len(self._past) > MOST_COMMANDS:
+        while len(self._past) > _MOST_COMMANDS:
             del self._past[next(iter(self._past))]
 
     def _is_known(self, run: _Run) -> bool:
@@ -125,7 +125,7 @@ class Habits:
         if len(past) < RUNS or not all(each.came_to_nothing for each in (*past, run)):
             return False
         age_s, cpu_s = max(earlier.age_s for earlier in past), max(earlier.cpu_s for earlier in past)
-        return run.age_s <= TIMES_MORE * age_s + MORE_S and run.cpu_s <= TIMES_MORE * cpu_s + MORE_CPU_S
+        return run.age_s <= TIMES_MORE * age_s + MORE_S and run.cpu_s <= TIMES_MORE * cpu_s + _MORE_CPU_S
 
 
 def _run(process: Started, at: datetime, *, busy: bool) -> _Run:

@@ -19,10 +19,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from gpu_fleet_image.core.files import opened
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.store import objects_below
 
 KEEP_FOLDER = Path("/scratch/keep")
-TRANSFER = TransferConfig(max_concurrency=4)  # of 8 MiB parts: the agent's memory stays small during a copy
-SHOWN_FAILURES = 3
+_TRANSFER = TransferConfig(max_concurrency=4)  # of 8 MiB parts: the agent's memory stays small during a copy
+_SHOWN_FAILURES = 3
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def save(
                     continue
                 # by its descriptor: the name may now be a link to a file of root's
                 source = f"/proc/self/fd/{descriptor}"
-                s3.upload_file(source, to.bucket, key, Config=TRANSFER, Callback=lambda _bytes: progress())
+                s3.upload_file(source, to.bucket, key, Config=_TRANSFER, Callback=lambda _bytes: progress())
             if Version.of(path.lstat()) != version:
                 failures.append(f"{path}: changed while it was copied")
                 continue
@@ -121,7 +122,7 @@ def save(
         sent[key] = version
         copied, copied_bytes = copied + 1, copied_bytes + version.size
     if failures:
-        shown = "; ".join(failures[:SHOWN_FAILURES])
+        shown = "; ".join(failures[:_SHOWN_FAILURES])
         raise CloudError(f"{len(failures)} of {len(files)} files of {folder} were not saved: {shown}")
     return Saved(copied, copied_bytes, len(files) - copied)
 
@@ -149,7 +150,6 @@ def _files(folder: Path, failures: list[str]) -> Iterator[Path]:
 def _listed(s3: Any, to: CopyPlace) -> dict[str, int]:
     """Return key -> size in bytes."""
     try:
-        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=to.bucket, Prefix=to.prefix)
-        return {entry["Key"]: entry["Size"] for page in pages for entry in page.get("Contents", [])}
+        return {entry["Key"]: entry["Size"] for entry in objects_below(s3, to.bucket, to.prefix)}
     except (BotoCoreError, ClientError) as error:
         raise CloudError(f"listing s3://{to.bucket}/{to.prefix}: {error}") from error

@@ -38,7 +38,7 @@ LOG = logging.getLogger(__name__)
 # While log-ins are refused, a job can still start in an open terminal; it must be seen within a second.
 CLOSED_FASTER = 5
 OPEN_AGAIN = "This instance is not terminated for now: log-ins and jobs are accepted again."
-REMOVED = "its mark was removed or replaced while log-ins were refused"
+_REMOVED = "its mark was removed or replaced while log-ins were refused"
 CLOSED = "This instance is idle and is being terminated: nothing new can be started here. Start another one."
 
 
@@ -252,7 +252,7 @@ class NoticeListener:
         """Carry out everything that can be done about a mark now."""
         left = self.talk.mark
         if left not in (None, mark) and self.talk.closed_at is not None:
-            self._change(refusing=self.talk.refusing or REMOVED)
+            self._change(refusing=self.talk.refusing or _REMOVED)
             self._act_on(left, hold="")
         self._take_up(mark)
         self._act_on(mark, self.notices.hold() if mark is not None and self._now() >= mark else "")

@@ -49,10 +49,10 @@ class Clock:
         time.sleep(max(REAL_PAUSE_S, (moment - self.now()).total_seconds() / self.speed))
 
 
-SAMPLE_EVERY = timedelta(seconds=5)
+_SAMPLE_EVERY = timedelta(seconds=5)
 # A look that is later than this misses too much: a GPU's utilisation is momentary, and the mean of a longer
 # period hides a burst of CPU time.
-GAP_BRIDGED = timedelta(minutes=1)
+_GAP_BRIDGED = timedelta(minutes=1)
 
 LOG = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Agent:
         self._clock = clock
         self._sensors = sensors
         self._report = report
-        self._next_at = next_multiple(clock.start, SAMPLE_EVERY)
+        self._next_at = next_multiple(clock.start, _SAMPLE_EVERY)
         self._memory = memory or JudgeMemory(clock.start)
         self._limits = limits
         self._samples: list[Reading] = []
@@ -97,7 +97,7 @@ class Agent:
         while until is None or self._next_at <= until:
             self._clock.wait_until(self._next_at)
             now = self._clock.now()
-            if self._clock.is_real and now - self._next_at > GAP_BRIDGED:
+            if self._clock.is_real and now - self._next_at > _GAP_BRIDGED:
                 self._forget(now)
             self._take(now if until is None else min(now, until))
 
@@ -105,7 +105,7 @@ class Agent:
         LOG.warning("event=gap seconds=%d", (now - self._next_at).total_seconds())
         self._samples.clear()
         self._memory = JudgeMemory(now)
-        self._next_at = next_multiple(now, SAMPLE_EVERY)
+        self._next_at = next_multiple(now, _SAMPLE_EVERY)
 
     def _take(self, now: datetime) -> None:
         """Take one sample, which stands for every sample that is due by now."""
@@ -115,14 +115,14 @@ class Agent:
             self._samples.append(replace(sample, at=self._next_at))
             if self._next_at == next_multiple(self._next_at, HEARTBEAT):
                 self._judge(self._next_at)
-            self._next_at += SAMPLE_EVERY
+            self._next_at += _SAMPLE_EVERY
 
     def _judge(self, at: datetime) -> None:
         judgement = judge(self._samples, at, self._memory, self._limits())
         self._memory = judgement.memory
         self._samples.clear()
         if judgement.state is not self._state:
-            log_state(judgement)
+            _log_state(judgement)
         self._state = judgement.state
         self._report(judgement)
 
@@ -133,7 +133,7 @@ def next_multiple(moment: datetime, step: timedelta) -> datetime:
     return epoch - ((epoch - moment) // step) * step
 
 
-def log_state(judgement: Judgement) -> None:
+def _log_state(judgement: Judgement) -> None:
     """Log one line for a minute whose state differs from the one before."""
     why = "; ".join((*judgement.hung, *judgement.unknown, *judgement.reasons))
     level = logging.WARNING if judgement.state in {Minute.UNKNOWN, Minute.SUSPECT_HUNG} else logging.INFO

@@ -19,7 +19,7 @@ from gpu_fleet_image.instance.agent.notices import Notices
 from gpu_fleet_image.instance.agent.user_socket import LONGEST_REQUEST
 
 BUSY = "the agent of this instance is busy with other requests; try again in a few seconds"
-WAIT_FOR_OTHERS_S = 60.0
+_WAIT_FOR_OTHERS_S = 60.0
 ROOT = "root"
 MOST_NAMED = 64  # accounts whose malformed requests are logged
 
@@ -140,7 +140,7 @@ class Requests:
         return output
 
     def _one_at_a_time(self, act: Callable[[KeepTarget], Output]) -> Output:
-        if not self._alone.acquire(timeout=WAIT_FOR_OTHERS_S):
+        if not self._alone.acquire(timeout=_WAIT_FOR_OTHERS_S):
             raise CloudError(BUSY)
         try:
             return act(self._hold())
@@ -172,7 +172,7 @@ class Requests:
                 f"{paths.activity_file()}: not there or damaged; an agent that has just started judges its "
                 "first minute"
             )
-        return here_lines(content)
+        return _here_lines(content)
 
     def _said(self) -> Iterator[tuple[str, str]]:
         """Yield the cloud's mark and hold, as (name, text)."""
@@ -208,7 +208,7 @@ def aligned(pairs: list[tuple[str, str]]) -> Iterator[str]:
     return (f"{name:<{width}}  {text}" for name, text in pairs)
 
 
-def here_lines(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _here_lines(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the agent's judgement as (name, text)."""
     yield "instance", str(content.get("instance_id"))
     yield "state", str(content.get("state"))

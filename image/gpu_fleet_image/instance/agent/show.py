@@ -16,7 +16,7 @@ from gpu_fleet_image.instance.agent.sensors.processes import Process, processes,
 
 # A server belongs to its user and may be slow on purpose; a spot notice leaves two minutes to save
 # everything.
-JUPYTER_MAY_TAKE_S = 8.0
+_JUPYTER_MAY_TAKE_S = 8.0
 # Major numbers of pseudo terminals: admin-guide/devices.txt of the Linux kernel.
 PSEUDO_TERMINALS = range(136, 144)
 
@@ -132,7 +132,7 @@ def _each_server(
     asked = [threading.Thread(target=ask, args=(server,), daemon=True) for server in servers]
     for thread in asked:
         thread.start()
-    until = time.monotonic() + JUPYTER_MAY_TAKE_S
+    until = time.monotonic() + _JUPYTER_MAY_TAKE_S
     for thread in asked:
         thread.join(max(0.0, until - time.monotonic()))
     for pid, why in tuple(failed.items()):

@@ -16,7 +16,7 @@ from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions
 
 READ_EVERY_S = 600.0
 TRY_AGAIN_AFTER_S = 60.0
-KIB = 1024
+_KIB = 1024
 
 LOG = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class StackPolicy:
         return replace(
             Limits(),
             cpu_cores=newest.cpu_cores,
-            disk_bytes_per_s=newest.disk_kib_per_s * KIB,
-            network_bytes_per_s=newest.network_kib_per_s * KIB,
+            disk_bytes_per_s=newest.disk_kib_per_s * _KIB,
+            network_bytes_per_s=newest.network_kib_per_s * _KIB,
         )
 
     def _newest(self) -> policy.SensorPolicy | None:
@@ -86,7 +86,7 @@ class StackPolicy:
         if newest != self._sensors:
             LOG.info("event=policy sensors=%s", newest)
         self._sensors = newest
-        self.rule = rule_in(document or {}, self._pool)
+        self.rule = _rule_in(document or {}, self._pool)
 
 
 def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolicy:
@@ -107,7 +107,7 @@ def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolic
     return sensors
 
 
-def rule_in(document: dict[str, Any], pool: str) -> str:
+def _rule_in(document: dict[str, Any], pool: str) -> str:
     """Return when a policy marks an instance of a pool, in one line; empty for another form of policy."""
     own = document["pools"][pool]
     try:

@@ -21,7 +21,7 @@ from gpu_fleet_image.core.files import FOLDER, unsafe
 
 MOST_CONNECTIONS, MOST_OF_AN_ACCOUNT = 16, 2
 LONGEST_REQUEST = 4096  # bytes; a reason has 128 characters
-REQUEST_WITHIN_S = 5.0
+_REQUEST_WITHIN_S = 5.0
 PAUSE_S = 0.02  # after each connection: at most fifty a second, so that a flood does not use up a processor
 EVERYBODY = 0o666
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
@@ -44,7 +44,7 @@ class UserSocket:
         path: Path,
         answer: Callable[[bytes, str], bytes],
         busy: bytes,
-        request_within_s: float = REQUEST_WITHIN_S,
+        request_within_s: float = _REQUEST_WITHIN_S,
     ) -> None:
         self._path = path
         self._answer = answer

@@ -19,7 +19,7 @@ from gpu_fleet_image.instance.credentials.errors import CredentialsError
 from gpu_fleet_image.instance.credentials.service import CredentialsServer
 from gpu_fleet_image.instance.credentials.sessions import SessionKeys, Sessions, UserRole
 
-HANDED_OVER = 3  # the first descriptor that systemd passes (sd_listen_fds(3))
+_HANDED_OVER = 3  # the first descriptor that systemd passes (sd_listen_fds(3))
 
 
 class NoRole:
@@ -52,7 +52,7 @@ def main() -> int:
         return 1
     metadata = Metadata(instance.cloud)
     sessions = Sessions(user_role(instance, metadata))
-    with CredentialsServer(socket.socket(fileno=HANDED_OVER), instance.cloud, sessions, metadata) as service:
+    with CredentialsServer(socket.socket(fileno=_HANDED_OVER), instance.cloud, sessions, metadata) as service:
         signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=service.shutdown).start())
         service.serve_forever()
     return 0

@@ -16,11 +16,11 @@ from gpu_fleet_image.instance.credentials.sessions import check_account
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 ESTABLISHED = "01"  # tcp_states.h, TCP_ESTABLISHED
-LOCAL, REMOTE, STATE, OWNER, INODE = 1, 2, 3, 7, 9  # columns of the tables
-NO_INODE = "0"  # a socket that its process has closed; the kernel reports root as its owner
+LOCAL, _REMOTE, STATE, OWNER, _INODE = 1, 2, 3, 7, 9  # columns of the tables
+_NO_INODE = "0"  # a socket that its process has closed; the kernel reports root as its owner
 VARIABLES = "AWS_CONTAINER_CREDENTIALS_FULL_URI and ALIBABA_CLOUD_CREDENTIALS_URI"
 TRAINER = "gpu-fleet"  # the account of trainer@.service
-USER_UIDS = range(1000, 60000)  # numbers of users' accounts (Debian policy, 9.2.2)
+_USER_UIDS = range(1000, 60000)  # numbers of users' accounts (Debian policy, 9.2.2)
 NO_SHELL = (
     "/usr/sbin/nologin",
     "/sbin/nologin",
@@ -52,7 +52,7 @@ def account_of(client: End, server: End, tables: Iterable[Path] = TABLES) -> str
     except KeyError:
         raise NotServedError(f"user {uid} has no account on this instance: no credentials") from None
     name = entry.pw_name
-    if uid not in USER_UIDS and name != TRAINER:
+    if uid not in _USER_UIDS and name != TRAINER:
         raise NotServedError(f"account {name!r} is a service's, not a user's: no credentials")
     if entry.pw_shell in NO_SHELL and name != TRAINER:
         raise NotServedError(f"account {name!r} is locked: no credentials")
@@ -69,9 +69,9 @@ def _owners(client: End, server: End, tables: Iterable[Path]) -> Iterator[int]:
         except FileNotFoundError:  # a kernel without IPv6
             continue
         for columns in map(str.split, rows):
-            if (columns[LOCAL], columns[REMOTE]) not in wanted:
+            if (columns[LOCAL], columns[_REMOTE]) not in wanted:
                 continue
-            if columns[STATE] == ESTABLISHED and columns[INODE] != NO_INODE:
+            if columns[STATE] == ESTABLISHED and columns[_INODE] != _NO_INODE:
                 yield int(columns[OWNER])
 
 

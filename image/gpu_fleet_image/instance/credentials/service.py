@@ -26,7 +26,7 @@ from gpu_fleet_image.instance.credentials.sessions import SessionKeys, Sessions
 PORT = 823  # below 1024: users cannot bind it even while the service is down
 ADDRESS = "127.0.0.1"
 CREDENTIALS = "/credentials"
-META_DATA, TOKEN_PATH = "/latest/meta-data/", "/latest/api/token"
+META_DATA, _TOKEN_PATH = "/latest/meta-data/", "/latest/api/token"
 TOKEN = "of-no-use"  # noqa: S105 - clients ask for one; here the connection identifies the caller
 SILENT_S = 5.0  # limit for a caller that sends nothing
 LONGEST_S = 30.0  # limit of a connection, with a slow caller and the cloud's answer
@@ -169,7 +169,7 @@ class Handler(BaseHTTPRequestHandler):
         return (HTTPStatus.NOT_FOUND, "") if said is None else (HTTPStatus.OK, said)
 
     def _token(self, _account: str) -> tuple[HTTPStatus, str]:
-        known = self.path == TOKEN_PATH
+        known = self.path == _TOKEN_PATH
         return (HTTPStatus.OK, TOKEN) if known else (HTTPStatus.NOT_FOUND, "")
 
     def _send(self, status: HTTPStatus, body: str) -> None:

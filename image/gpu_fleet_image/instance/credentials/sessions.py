@@ -1,5 +1,6 @@
 """Sessions of the user role, one for each account, kept until shortly before they expire."""
 
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from gpu_fleet_image.instance.credentials.errors import NoSessionError, NotServe
 SESSION_S = 3600  # the longest that an assumed role may ask for (IAM, "role chaining")
 # botocore renews from 15 minutes before the end: it must get new keys then
 RENEW_BEFORE = timedelta(minutes=20)
-ASK_AGAIN_S = 5.0  # after a refusal: eight ranks that ask at once cause one call
+_ASK_AGAIN_S = 5.0  # after a refusal: eight ranks that ask at once cause one call
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,12 @@ class Sessions:
 
     def _renew(self, account: str, kept: _Kept) -> None:
         """Renew the keys, or note the reason why there are none; keys that are still valid stay."""
-        if kept.refused_at and self._now() < kept.refused_at + timedelta(seconds=ASK_AGAIN_S):
+        if kept.refused_at and self._now() < kept.refused_at + timedelta(seconds=_ASK_AGAIN_S):
             return
         try:
             kept.keys, kept.refused_at = self._role.assume(account), None
         except InstanceError as error:
             kept.refusal, kept.refused_at = str(error), self._now()
+        except Exception as error:  # an answer that nobody expects: users hear of it all the same
+            log.exception("event=session-unread account=%s", account)
+            kept.refusal, kept.refused_at = f"the cloud's answer cannot be read: {error!r}", self._now()

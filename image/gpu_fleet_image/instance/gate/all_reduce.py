@@ -9,7 +9,7 @@ accepts in one rank only.
 import sys
 from datetime import timedelta
 
-ELEMENTS = 2**22  # 16 MiB: more than NCCL sends in one piece
+_ELEMENTS = 2**22  # 16 MiB: more than NCCL sends in one piece
 TIMEOUT = timedelta(minutes=2)
 
 
@@ -28,7 +28,7 @@ def wrong(backend: str) -> int:
         gpu = f"cuda:{rank if backend == 'nccl' else 0}"
         if backend == "nccl":
             torch.cuda.set_device(gpu)
-        values = torch.full((ELEMENTS,), float(rank + 1), device=gpu if torch.cuda.is_available() else "cpu")
+        values = torch.full((_ELEMENTS,), float(rank + 1), device=gpu if torch.cuda.is_available() else "cpu")
         distributed.all_reduce(values)
         return int((values != size * (size + 1) / 2).sum().item())
     finally:
@@ -39,7 +39,7 @@ def main() -> None:
     """Exit with status 1 if a sum is wrong."""
     (backend,) = sys.argv[1:]
     if odd := wrong(backend):
-        sys.exit(f"all-reduce by {backend}: {odd} of {ELEMENTS} elements are wrong")
+        sys.exit(f"all-reduce by {backend}: {odd} of {_ELEMENTS} elements are wrong")
 
 
 if __name__ == "__main__":

@@ -11,21 +11,21 @@ from gpu_fleet_image.core.instance_file import Expected
 # fallen off the bus, uncontained ECC, and a system processor (GSP) that stopped answering.
 FATAL_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120})
 # NVLink of Blackwell: the driver's line itself contains Fatal or Nonfatal (the same catalogue, 144 to 150).
-NVLINK_XIDS = range(144, 151)
-FATAL = re.compile(r"\bFatal\b")
+_NVLINK_XIDS = range(144, 151)
+_FATAL = re.compile(r"\bFatal\b")
 # "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)": a GPU's last line counts.
-RECOVERY_XID = 154
-RECOVERY = re.compile(r" to 0x[0-9a-f]+ \(([^)]+)\)")
-NO_RECOVERY = "None"
+_RECOVERY_XID = 154
+_RECOVERY = re.compile(r" to 0x[0-9a-f]+ \(([^)]+)\)")
+_NO_RECOVERY = "None"
 XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 # Types are named by marketing GiB; the driver reserves some for itself and for ECC.
-SMALLEST_MEMORY_SHARE = 0.9
+_SMALLEST_MEMORY_SHARE = 0.9
 # Copies inside one GPU: if it is this much slower than the instance's fastest, it throttles or has a fault.
-SMALLEST_BANDWIDTH_SHARE = 0.8
+_SMALLEST_BANDWIDTH_SHARE = 0.8
 # Share of its memory's peak by clock and width, since all GPUs of an instance may throttle alike (a power
 # brake). Half is a choice, well below what healthy memory of any kind copies: no healthy instance shall be
 # replaced.
-SMALLEST_PEAK_SHARE = 0.5
+_SMALLEST_PEAK_SHARE = 0.5
 # CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager is not up yet (docs.nvidia.com/datacenter/tesla/
 # fabric-manager-user-guide, "CUDA Initialization Failure")
 NOT_READY = "Error 802"
@@ -113,7 +113,7 @@ def gpu_count(expected: Expected, seen: ProbedInstance) -> CheckResult:
 
 def gpu_memory(expected: Expected, seen: ProbedInstance) -> CheckResult:
     """Check that each GPU has the memory of its type."""
-    least = expected.gpu_memory_gib * SMALLEST_MEMORY_SHARE
+    least = expected.gpu_memory_gib * _SMALLEST_MEMORY_SHARE
     small = [f"GPU {gpu.name} has {gpu.memory_gib:.1f} GiB" for gpu in seen.gpus if gpu.memory_gib < least]
     return CheckResult("gpu_memory", not small, _detail(small, f"at least {least:.1f} GiB each"))
 
@@ -151,11 +151,11 @@ def nvlink(_expected: Expected, seen: ProbedInstance) -> CheckResult:
 
 def xid(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     """Check that there was no error since boot after which a GPU is unusable."""
-    fatal = fatal_xids(seen.kernel_log)
+    fatal = _fatal_xids(seen.kernel_log)
     return CheckResult("xid", not fatal, _detail(fatal, "no fatal Xid since boot"))
 
 
-def fatal_xids(kernel_log: str) -> list[str]:
+def _fatal_xids(kernel_log: str) -> list[str]:
     """Return errors after which a GPU needs a reset or a replacement, each GPU's once, in bus order."""
     fatal: set[tuple[str, int, str]] = set()
     actions: dict[str, str] = {}
@@ -163,23 +163,23 @@ def fatal_xids(kernel_log: str) -> list[str]:
         if (error := XID.search(line)) is None:
             continue
         bus, code, text = error[1], int(error[2]), line[error.end() :]
-        if code == RECOVERY_XID:
-            action = RECOVERY.search(text)
+        if code == _RECOVERY_XID:
+            action = _RECOVERY.search(text)
             actions[bus] = action[1] if action else "an action that the driver does not name"
-        elif code in FATAL_XIDS or (code in NVLINK_XIDS and FATAL.search(text)):
+        elif code in FATAL_XIDS or (code in _NVLINK_XIDS and _FATAL.search(text)):
             fatal.add((bus, code, ""))
-    fatal |= {(bus, RECOVERY_XID, f" ({what})") for bus, what in actions.items() if what != NO_RECOVERY}
+    fatal |= {(bus, _RECOVERY_XID, f" ({what})") for bus, what in actions.items() if what != _NO_RECOVERY}
     return [f"Xid {code}{what} on {bus}" for bus, code, what in sorted(fatal)]
 
 
 def bandwidth(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     """Check that no GPU is much slower than the fastest of the instance, and not all of them are slow."""
     measured = [(gpu, gpu.copy_gib_per_s) for gpu in seen.gpus if gpu.copy_gib_per_s is not None]
-    least = max((speed for _, speed in measured), default=0.0) * SMALLEST_BANDWIDTH_SHARE
+    least = max((speed for _, speed in measured), default=0.0) * _SMALLEST_BANDWIDTH_SHARE
     slow = [
         _speed(gpu, speed)
         for gpu, speed in measured
-        if speed < max(least, (gpu.peak_gib_per_s or 0.0) * SMALLEST_PEAK_SHARE)
+        if speed < max(least, (gpu.peak_gib_per_s or 0.0) * _SMALLEST_PEAK_SHARE)
     ]
     alike = "all are slow alike: " if slow and len(slow) == len(measured) > 1 else ""
     detail = alike + _detail(slow, f"{len(measured)} measured, at least {least:.0f} GiB/s")

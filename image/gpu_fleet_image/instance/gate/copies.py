@@ -10,19 +10,19 @@ import sys
 from typing import Any
 
 GIB = 2**30
-COPY_BYTES = 2**28
-COPIES = 20
+_COPY_BYTES = 2**28
+_COPIES = 20
 
 
 def copied(index: int) -> tuple[float | None, str]:
     """Return the speed of a copy, and the first line of CUDA's error if there was none."""
     try:
-        return copy_speed(index), ""
+        return _copy_speed(index), ""
     except RuntimeError as error:
         return None, str(error).partition("\n")[0]
 
 
-def copy_speed(index: int) -> float | None:
+def _copy_speed(index: int) -> float | None:
     """Return GiB/s read and written by copies inside one GPU's memory; None for a GPU that torch lacks.
 
     A torch without CUDA sees no GPU, and only the first part of an instance with MIG. If CUDA cannot be
@@ -36,17 +36,17 @@ def copy_speed(index: int) -> float | None:
     if torch.version.cuda is None or 0 < torch.cuda.device_count() <= index:
         return None
     with torch.cuda.device(index):
-        source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+        source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
         target = torch.empty_like(source)
         target.copy_(source)
         begin, end = _event(torch), _event(torch)
         begin.record()
-        for _ in range(COPIES):
+        for _ in range(_COPIES):
             target.copy_(source)
         end.record()
         end.synchronize()
         seconds = float(begin.elapsed_time(end)) / 1000
-    return 2 * COPIES * COPY_BYTES / GIB / seconds
+    return 2 * _COPIES * _COPY_BYTES / GIB / seconds
 
 
 def _event(torch: Any) -> Any:

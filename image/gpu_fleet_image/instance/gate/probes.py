@@ -10,20 +10,20 @@ from typing import Any
 from gpu_fleet_image.instance.gate.checks import ProbedGpu, ProbedInstance
 
 GIB = 2**30
-SYS = Path("/sys")
-NVIDIA, DISPLAY = "0x10de", "0x03"  # vendor and class of a GPU on the PCI bus
+_SYS = Path("/sys")
+NVIDIA, _DISPLAY = "0x10de", "0x03"  # vendor and class of a GPU on the PCI bus
 # The gate runs with the system's Python; torch is in the trainer's environment.
-TRAINER_PYTHON = Path("/opt/gpu-fleet/venv/bin/python")
+_TRAINER_PYTHON = Path("/opt/gpu-fleet/venv/bin/python")
 # steps/70-trainer.sh writes it once every package is installed.
 COMPLETE = "lib/python3*/site-packages/gpu-fleet.pth"
-LONGEST_COPIES_S = 240
-NO_DRIVER = "no NVIDIA driver on this image"
+_LONGEST_COPIES_S = 240
+_NO_DRIVER = "no NVIDIA driver on this image"
 
 # GPU's index -> (GiB/s or None if nothing was measured, why CUDA failed or empty)
 Copies = list[tuple[float | None, str]]
 
 
-def probe(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = SYS) -> ProbedInstance:
+def probe(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = _SYS) -> ProbedInstance:
     """One look at everything.
 
     Args:
@@ -35,7 +35,7 @@ def probe(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = 
     up = [_driver(device) for device in sorted(sys.glob("class/infiniband/*")) if _is_up(device)]
     return ProbedInstance(
         gpus=gpus,
-        gpus_to_come=0 if problem.startswith(NO_DRIVER) else _on_the_bus(sys),
+        gpus_to_come=0 if problem.startswith(_NO_DRIVER) else _on_the_bus(sys),
         efa_interfaces=up.count("efa"),
         erdma_interfaces=up.count("erdma"),
         kernel_log=_kernel_log(),
@@ -48,7 +48,7 @@ def unmeasured(count: int) -> Copies:
     return [(None, "")] * count
 
 
-def measured(count: int, python: Path = TRAINER_PYTHON) -> Copies:
+def measured(count: int, python: Path = _TRAINER_PYTHON) -> Copies:
     """Copy on every GPU, by torch in its own interpreter.
 
     Return results without a copy until it is installed.
@@ -60,7 +60,7 @@ def measured(count: int, python: Path = TRAINER_PYTHON) -> Copies:
         return unmeasured(count)
     command = [str(python), "-m", "gpu_fleet_image.instance.gate.copies", str(count)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_COPIES_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_COPIES_S, check=False)
         return [(speed, str(problem)) for speed, problem in json.loads(done.stdout)]
     except (subprocess.TimeoutExpired, ValueError):
         return [(None, f"no copy was made: {' '.join(command)} did not answer")] * count
@@ -83,7 +83,7 @@ def _gpus(nvml: Any, copies: Callable[[int], Copies]) -> tuple[tuple[ProbedGpu, 
 def _said(nvml: Any, error: Any) -> str:
     """Return NVML's error; without a driver, also its meaning."""
     if getattr(error, "value", None) == getattr(nvml, "NVML_ERROR_LIBRARY_NOT_FOUND", None) is not None:
-        return f"{NO_DRIVER} ({error}); choose a base with a driver, see image.mode"
+        return f"{_NO_DRIVER} ({error}); choose a base with a driver, see image.mode"
     return str(error)
 
 
@@ -182,7 +182,7 @@ def _on_the_bus(sys: Path) -> int:
 
     devices = sys.glob("bus/pci/devices/*")
     return sum(
-        said(device, "vendor").startswith(NVIDIA) and said(device, "class").startswith(DISPLAY)
+        said(device, "vendor").startswith(NVIDIA) and said(device, "class").startswith(_DISPLAY)
         for device in devices
     )
 

@@ -27,12 +27,12 @@ PORT = 80
 HOMES = ("127.0.0.1", 20049)
 # Errors of a connection that rules refuse, or that has no route.
 REFUSED = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM})
-ADDRESS_UNUSABLE = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})  # an instance without IPv6
+_ADDRESS_UNUSABLE = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})  # an instance without IPv6
 TIMEOUT_S = 10.0  # includes the service's own call to STS
 LONGEST_S = 60.0
-HEALTH_S = 15.0  # queue-health has 25 s in all
+_HEALTH_S = 15.0  # queue-health has 25 s in all
 RUN = Path("/opt/gpu-fleet/bin/run")
-HTTP_OK = 200
+_HTTP_OK = 200
 KEYS = ("AccessKeyId", "SecretAccessKey", "Token", "AccessKeySecret", "SecurityToken", "Expiration")
 
 
@@ -44,7 +44,7 @@ def probed(cloud: str) -> tuple[str, str]:
 
 def opened(cloud: str) -> str:
     """Return why the metadata service is not closed to users; for checks every half minute."""
-    return _asked(cloud, ("metadata",), HEALTH_S)[0]
+    return _asked(cloud, ("metadata",), _HEALTH_S)[0]
 
 
 def _asked(cloud: str, names: tuple[str, ...], within_s: float) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def metadata_problem(addresses: Sequence[str], port: int = PORT) -> str:
             connection.request("GET", "/latest/meta-data/")
             reached.append(f"{address} answers users with {connection.getresponse().status}")
         except OSError as error:
-            if error.errno not in REFUSED | ADDRESS_UNUSABLE:
+            if error.errno not in REFUSED | _ADDRESS_UNUSABLE:
                 reached.append(f"{address} does not refuse users: {error}")
         except http.client.HTTPException as error:
             reached.append(f"{address} answers users: {error!r}")
@@ -115,7 +115,7 @@ def credentials_problem(address: str = service.ADDRESS, port: int = service.PORT
         return f"{where}: {error!r}"
     finally:
         connection.close()
-    if answer.status != HTTP_OK:
+    if answer.status != _HTTP_OK:
         return f"{where}: {answer.status} {said.get('Message')}"
     missing = [key for key in KEYS if not said.get(key)]
     return f"{where}: {', '.join(missing)} missing" if missing else ""

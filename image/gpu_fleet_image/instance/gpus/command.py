@@ -19,17 +19,17 @@ from gpu_fleet_image.instance.gpus import devices, reservations_file
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 from gpu_fleet_image.instance.gpus.reservations import LONGEST, GpuReservations
 
-HELPER = "/usr/libexec/gpu-fleet/reserve-gpus"
+_HELPER = "/usr/libexec/gpu-fleet/reserve-gpus"
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 WIDTH = 120  # columns where output is no terminal: rich would use 80 and fold UUIDs
-account_option = click.option("--account", help="Owner of the reservation; only for root.")
+_account_option = click.option("--account", help="Owner of the reservation; only for root.")
 
 
 @click.command("list", epilog="\b\nExample:\n  gpu-fleet gpu list")
 def list_gpus() -> None:
     """Show this instance's GPUs and MIG instances, with their owner and the end of the reservation."""
     now = datetime.now(UTC)
-    reserved = present_reservations(now)
+    reserved = _present_reservations(now)
     table = Table("GPU", "RESERVED BY", "UNTIL", "LEFT", box=None)
     gone = [gpu for each in reserved.reservations for gpu in each.gpus if gpu not in reserved.gpus]
     for gpu in (*reserved.gpus, *gone):
@@ -42,7 +42,7 @@ def list_gpus() -> None:
 @click.command(epilog="\b\nExample:\n  gpu-fleet gpu reserve 2 --for 4h")
 @click.argument("count", type=click.IntRange(min=1))
 @click.option("--for", "duration", required=True, help=f"90m, 8h or 2d; {LONGEST.days} days at most.")
-@account_option
+@_account_option
 def reserve(count: int, duration: str, account: str | None) -> None:
     """Reserve COUNT GPUs (or MIG instances of partitioned GPUs) of this instance for yourself.
 
@@ -58,7 +58,7 @@ def reserve(count: int, duration: str, account: str | None) -> None:
     name = account_of(account)
     with reservations_file.locked():
         now = datetime.now(UTC)
-        reserved = present_reservations(now).reserved(name, count, now + span)
+        reserved = _present_reservations(now).reserved(name, count, now + span)
         reservations_file.save(reserved)
     own = reserved.visible(name) or ()
     click.echo(f"{name} has {len(own)} GPUs until {format_time(now + span)}: {', '.join(own)}")
@@ -66,7 +66,7 @@ def reserve(count: int, duration: str, account: str | None) -> None:
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet gpu release")
-@account_option
+@_account_option
 def release(account: str | None) -> None:
     """Give your reserved GPUs back before the reservation ends."""
     _as_root(account, "release")
@@ -88,7 +88,7 @@ def env() -> None:
     click.echo(f"unset {VARIABLE}" if visible is None else f"export {VARIABLE}={shlex.quote(shown)}")
 
 
-def present_reservations(now: datetime) -> GpuReservations:
+def _present_reservations(now: datetime) -> GpuReservations:
     """Return the current reservations with the GPUs that exist now. Raises GpuReservationError."""
     return replace(reservations_file.load().at(now), gpus=devices.listed(pynvml))
 
@@ -127,6 +127,6 @@ def _as_root(account: str | None, *words: str) -> None:
     account_of(account)
     sys.stdout.flush()
     try:
-        os.execvp("sudo", ["sudo", "--non-interactive", HELPER, *words])  # noqa: S606 - sudo's own policy decides
+        os.execvp("sudo", ["sudo", "--non-interactive", _HELPER, *words])  # noqa: S606 - sudo's own policy decides
     except OSError as error:
         raise GpuReservationError(f"sudo cannot be started: {error.strerror}") from error

@@ -20,7 +20,7 @@ from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 
 PROGRAM = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder with a random name; pipes need a local disk
 LONGEST_CALL_S = 30
 
@@ -74,7 +74,7 @@ def _reserved() -> tuple[str, ...]:
 
 def _place() -> Path:
     """Return the file with the folder of this boot's daemon, in the home, which instances may share."""
-    boot = BOOT_ID.read_text(encoding="utf-8").strip()
+    boot = _BOOT_ID.read_text(encoding="utf-8").strip()
     return Path.home() / ".local" / "state" / "gpu-fleet" / f"mps-{boot}"
 
 

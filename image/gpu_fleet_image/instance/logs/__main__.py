@@ -20,8 +20,8 @@ from gpu_fleet_image.instance.logs.service import LogService, connect
 from gpu_fleet_image.instance.logs.shipper import CursorFile, Shipper
 
 STATE = "STATE_DIRECTORY"  # environment variable that systemd sets
-METADATA_AGAIN_S = 5.0
-LAST_LINES_S = LAST_READ_S + 1.0  # until everything in the journal is in the buffer
+_METADATA_AGAIN_S = 5.0
+_LAST_LINES_S = LAST_READ_S + 1.0  # until everything in the journal is in the buffer
 
 LOG = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def follow(service: LogService, state: Path, stop: threading.Event) -> None:
 
     shipper = Shipper(service, buffer, cursor, stopped, stop.wait)
     if shipper.run():
-        reader.join(LAST_LINES_S)
+        reader.join(_LAST_LINES_S)
         shipper.send_waiting()
     if not stop.is_set():
         raise CloudError("the journal is not read any more")
@@ -76,7 +76,7 @@ def connected(instance: InstanceFile, stop: threading.Event) -> LogService | Non
             return connect(instance, metadata)
         except CloudError as error:
             LOG.warning("event=no-metadata reason=%r", str(error))
-            stop.wait(METADATA_AGAIN_S)
+            stop.wait(_METADATA_AGAIN_S)
     return None
 
 

@@ -32,15 +32,15 @@ INSIDE = "https://{project}.{region}-intranet.log.aliyuncs.com"
 # 4,096 lines is the lowest limit that the service has had; one call was limited to 3 MB, and is today to
 # 10 MB (www.alibabacloud.com/help/en/sls/developer-reference/api-sls-2020-12-30-putlogs). Time has no limit.
 LIMITS = BatchLimits(lines=4096, content_bytes=3 * 10**6, span_us=2**62)
-LOG_BYTES = 32  # the most that a line takes beside its fields: time, tags and lengths
-GROUP_BYTES = 1024  # the most that a group takes beside its lines
-API_VERSION, SIGNATURE_METHOD = "0.6.0", "hmac-sha1"
-CONTENT_TYPE = "application/x-protobuf"
+_LOG_BYTES = 32  # the most that a line takes beside its fields: time, tags and lengths
+_GROUP_BYTES = 1024  # the most that a group takes beside its lines
+_API_VERSION, _SIGNATURE_METHOD = "0.6.0", "hmac-sha1"
+_CONTENT_TYPE = "application/x-protobuf"
 TIMEOUT_S = 15
-LARGEST_ANSWER_BYTES = 65_536
+_LARGEST_ANSWER_BYTES = 65_536
 REFUSED = frozenset({"PostBodyInvalid", "PostBodyTooLarge", "InvalidLogSize"})
-LENGTH_DELIMITED, FIXED_32 = 2, 5  # wire types of protobuf
-SEVEN_BITS, MORE = 0x7F, 0x80  # bits of a byte of protobuf's numbers
+_LENGTH_DELIMITED, _FIXED_32 = 2, 5  # wire types of protobuf
+_SEVEN_BITS, MORE = 0x7F, 0x80  # bits of a byte of protobuf's numbers
 
 
 class SimpleLogService:
@@ -52,7 +52,7 @@ class SimpleLogService:
         now: the time, in UTC.
     """
 
-    limits = BatchLimits(LIMITS.lines, LIMITS.content_bytes - GROUP_BYTES, LIMITS.span_us)
+    limits = BatchLimits(LIMITS.lines, LIMITS.content_bytes - _GROUP_BYTES, LIMITS.span_us)
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class SimpleLogService:
 
     def size(self, line: Line) -> int:
         """Return the bytes that a line takes of a batch."""
-        return len(encoded_line(line)) + LOG_BYTES
+        return len(_encoded_line(line)) + _LOG_BYTES
 
     def send(self, lines: Sequence[Line]) -> int:
         """Write a batch; the service takes lines of any age."""
@@ -84,7 +84,7 @@ class SimpleLogService:
         )
         try:
             with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                answer.read(LARGEST_ANSWER_BYTES)
+                answer.read(_LARGEST_ANSWER_BYTES)
         except urllib.error.HTTPError as error:
             raise _error(error) from error
         except (OSError, http.client.HTTPException) as error:
@@ -95,7 +95,7 @@ class SimpleLogService:
 def _error(answer: urllib.error.HTTPError) -> InstanceError:
     """Return the error for the service's answer, by its code."""
     try:
-        said = json.loads(answer.read(LARGEST_ANSWER_BYTES))
+        said = json.loads(answer.read(_LARGEST_ANSWER_BYTES))
         code, text = str(said["errorCode"]), str(said["errorMessage"])
     except (OSError, ValueError, KeyError, TypeError):
         code, text = "", "no answer of the service's"
@@ -111,10 +111,10 @@ def signed_headers(method: str, resource: str, body: bytes, keys: AccessKey, now
         now: in UTC; the service refuses a time 15 minutes off its own.
     """
     headers = {
-        "x-log-apiversion": API_VERSION,
+        "x-log-apiversion": _API_VERSION,
         "x-log-bodyrawsize": str(len(body)),
-        "x-log-signaturemethod": SIGNATURE_METHOD,
-        "Content-Type": CONTENT_TYPE,
+        "x-log-signaturemethod": _SIGNATURE_METHOD,
+        "Content-Type": _CONTENT_TYPE,
         "Content-MD5": hashlib.md5(body, usedforsecurity=False).hexdigest().upper(),
         "Date": email.utils.format_datetime(now, usegmt=True),
     }
@@ -145,11 +145,11 @@ def signature(method: str, resource: str, headers: Mapping[str, str], secret: st
 
 def encoded_group(lines: Sequence[Line], topic: str) -> bytes:
     """Return a ``LogGroup``: its lines, and their topic, which is also their source."""
-    logs = b"".join(_delimited(1, encoded_line(line)) for line in lines)
+    logs = b"".join(_delimited(1, _encoded_line(line)) for line in lines)
     return logs + _delimited(3, topic.encode()) + _delimited(4, topic.encode())
 
 
-def encoded_line(line: Line) -> bytes:
+def _encoded_line(line: Line) -> bytes:
     """Return a ``Log``: seconds, fields, and the nanoseconds within the second, which keep lines in order."""
     seconds, micros = divmod(line.time_us, 10**6)
     fields = b"".join(
@@ -157,17 +157,17 @@ def encoded_line(line: Line) -> bytes:
         for name, text in line.content.items()
     )
     nanos = (micros * 1000).to_bytes(4, "little")
-    return _varint(1 << 3) + _varint(seconds) + fields + _varint(4 << 3 | FIXED_32) + nanos
+    return _varint(1 << 3) + _varint(seconds) + fields + _varint(4 << 3 | _FIXED_32) + nanos
 
 
 def _delimited(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | LENGTH_DELIMITED) + _varint(len(content)) + content
+    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:
     parts = bytearray()
-    while value > SEVEN_BITS:
-        parts.append(value & SEVEN_BITS | MORE)
+    while value > _SEVEN_BITS:
+        parts.append(value & _SEVEN_BITS | MORE)
         value >>= 7
     return bytes([*parts, value])
 

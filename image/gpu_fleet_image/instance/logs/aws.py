@@ -19,8 +19,8 @@ from gpu_fleet_image.instance.logs.service import LinesNotTakenError, LinesRefus
 LIMITS = BatchLimits(lines=10_000, content_bytes=1_048_576, span_us=24 * 3600 * 10**6)
 EVENT_BYTES = 26  # bytes of each event beside its message
 REFUSED = "InvalidParameterException"
-NO_STREAM = "ResourceNotFoundException"
-IS_THERE = "ResourceAlreadyExistsException"
+_NO_STREAM = "ResourceNotFoundException"
+_IS_THERE = "ResourceAlreadyExistsException"
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 15
 
 
@@ -53,7 +53,7 @@ class CloudWatchLogs:
             code = error.response.get("Error", {}).get("Code", "")
             if code == REFUSED:
                 raise LinesRefusedError(str(error)) from error
-            self._has_stream = self._has_stream and code != NO_STREAM
+            self._has_stream = self._has_stream and code != _NO_STREAM
             raise LinesNotTakenError(str(error)) from error
         except BotoCoreError as error:
             raise LinesNotTakenError(str(error)) from error
@@ -65,7 +65,7 @@ class CloudWatchLogs:
         try:
             self._logs.create_log_stream(logGroupName=self._group, logStreamName=self._stream)
         except ClientError as error:
-            if error.response.get("Error", {}).get("Code") != IS_THERE:
+            if error.response.get("Error", {}).get("Code") != _IS_THERE:
                 raise
         self._has_stream = True
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from gpu_fleet_image.instance.logs.lines import INFORMATIONAL, OWN_UNIT, Line
 
-MOST_BYTES = 16 * 2**20
+_MOST_BYTES = 16 * 2**20
 LINE_BYTES = 300  # of a line in memory, beside its text
-MOST_SAID = 100  # the most lines of one batch that report dropped lines
+_MOST_SAID = 100  # the most lines of one batch that report dropped lines
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LineBuffer:
         most_bytes: the most that its texts take in memory.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._lines: deque[SizedLine] = deque()
         self._most, self._bytes, self._dropped = most_bytes, 0, 0
         self._changed = threading.Condition()
@@ -110,7 +110,7 @@ class LineBuffer:
             if not self._lines and not self._over:
                 return None
             earliest = latest = self._lines[0].line.time_us if self._lines else self._over_us
-            lines = self._dropped_lines(earliest, min(limits.lines, MOST_SAID))
+            lines = self._dropped_lines(earliest, min(limits.lines, _MOST_SAID))
             taken = sum(LINE_BYTES + len(line.text) for line in lines)
             while self._lines and len(lines) < limits.lines:
                 following = self._lines[0]

@@ -10,7 +10,7 @@ from typing import IO, Any
 from gpu_fleet_image.instance.logs.lines import FIELDS
 
 PROGRAM = ("/usr/bin/journalctl",)
-BEGIN_AGAIN_S = 5.0
+_BEGIN_AGAIN_S = 5.0
 LAST_READ_S = 5.0  # after it was stopped
 # Any user may write an entry of 768 MiB as JSON. A text that is sent whole has 100,000 bytes, and JSON takes
 # at most six for one byte ("\u0000"; "255, " of a text that is not UTF-8).
@@ -50,7 +50,7 @@ def lines_of(stream: IO[bytes], most_bytes: int = LARGEST_ENTRY_BYTES) -> Iterat
 
 
 class Journal:
-    """Follows the journal; starts journalctl again where it ends.
+    """Reader that follows the journal, and starts journalctl again if it ends.
 
     Args:
         cursor: the position to begin after; empty for the beginning of this boot.
@@ -79,10 +79,10 @@ class Journal:
             yield from self._followed()
             if self._stopped.is_set():
                 break
-            LOG.warning("event=journal-ended begins_again_in_s=%.0f", BEGIN_AGAIN_S)
+            LOG.warning("event=journal-ended begins_again_in_s=%.0f", _BEGIN_AGAIN_S)
             if self._cursor == before:
                 yield from self._beyond()
-            self._wait(BEGIN_AGAIN_S)
+            self._wait(_BEGIN_AGAIN_S)
         yield from self._rest()
 
     def stop(self) -> None:

@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 OWN_UNIT = "gpu-logs.service"
-KERNEL = "kernel"
+_KERNEL = "kernel"
 # Gate, agent, accounts, login door, bootstrap, submitted runs, the queue's units; trainers; Slurm; GPUs.
 UNITS = (
     "gpu-*.service",
@@ -18,12 +18,12 @@ UNITS = (
     "nvidia-fabricmanager.service",
 )
 # Kernel lines: reports of NVIDIA's driver (NVRM: Xid), and processes killed for want of memory.
-KERNEL_LINES = re.compile(r"NVRM: |\bXid\b|[Oo]ut of memory|oom-kill:")
+_KERNEL_LINES = re.compile(r"NVRM: |\bXid\b|[Oo]ut of memory|oom-kill:")
 # Of a text in UTF-8. Without control characters JSON at most doubles it: it stays below the 256 KiB that
 # CloudWatch Logs has always accepted for one event.
 LARGEST_TEXT_BYTES = 100_000
-BEYOND = 2_000  # characters read beyond it, so that a cut never hides part of a secret from the patterns
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)|[\x00-\x08\x0b-\x1f\x7f]")
+_BEYOND = 2_000  # characters read beyond it, so that a cut never hides part of a secret from the patterns
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)|[\x00-\x08\x0b-\x1f\x7f]")
 FIELDS = ("MESSAGE", "PRIORITY", "UNIT", "_PID", "_SYSTEMD_UNIT", "_TRANSPORT")
 INFORMATIONAL = "6"  # syslog's number, for a line without a priority
 
@@ -57,16 +57,16 @@ def unit_of(entry: Mapping[str, Any]) -> str:
     systemd's own messages name their unit in ``UNIT``, which any process may set, so it counts only from
     process 1.
     """
-    if entry.get("_TRANSPORT") == KERNEL:
-        return KERNEL
+    if entry.get("_TRANSPORT") == _KERNEL:
+        return _KERNEL
     said = entry.get("UNIT") if entry.get("_PID") == "1" else None
     return str(said or entry.get("_SYSTEMD_UNIT") or "")
 
 
 def is_wanted(unit: str, text: str) -> bool:
     """Return whether the log gets a line; never this program's own, which would cause more without end."""
-    if unit == KERNEL:
-        return KERNEL_LINES.search(text) is not None
+    if unit == _KERNEL:
+        return _KERNEL_LINES.search(text) is not None
     return unit != OWN_UNIT and any(fnmatch(unit, pattern) for pattern in UNITS)
 
 
@@ -86,12 +86,12 @@ def line_of(entry: Mapping[str, Any], redact: Callable[[str, str], str]) -> Line
         unit=unit,
         priority=_text(entry.get("PRIORITY")) or INFORMATIONAL,
         pid=pid,
-        text=clipped(redact(f"{unit} {pid}", text)),
+        text=_clipped(redact(f"{unit} {pid}", text)),
         cursor=str(entry["__CURSOR"]),
     )
 
 
-def clipped(text: str) -> str:
+def _clipped(text: str) -> str:
     """Cut a text to ``LARGEST_TEXT_BYTES``, with a note where it was cut."""
     content = text.encode()
     if len(content) <= LARGEST_TEXT_BYTES:
@@ -107,5 +107,5 @@ def _text(value: Any) -> str:
         else:
             value = "\n".join(_text(part) for part in value)
     whole = "" if value is None else str(value)
-    start = whole[: LARGEST_TEXT_BYTES + BEYOND].encode(errors="replace").decode()
-    return ESCAPES.sub("", start)
+    start = whole[: LARGEST_TEXT_BYTES + _BEYOND].encode(errors="replace").decode()
+    return _ESCAPES.sub("", start)

@@ -6,8 +6,8 @@ It looks only for known shapes: a secret that looks like any other word is not f
 import re
 
 MASK = "[redacted]"
-KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 # A key of 16,384 bits in PEM has some 200 lines; a key without an end masks no more lines than this.
 LONGEST_KEY_LINES = 250
 MOST_SOURCES = 1_000  # sources that can be within a key at once
@@ -68,7 +68,7 @@ SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 class Redactor:
-    """Masks secrets; remembers which sources are inside a private key of many lines."""
+    """Mask of secrets, which remembers the sources that are inside a private key of many lines."""
 
     def __init__(self) -> None:
         self._within: dict[str, int] = {}
@@ -91,12 +91,12 @@ class Redactor:
         while True:
             if left:
                 kept.append(MASK)
-                end = KEY_ENDS.search(text)
+                end = _KEY_ENDS.search(text)
                 if end is None:
                     self._remember(source, left - 1 - text.count("\n"))
                     return "".join(kept)
                 text = text[end.end() :]
-            begin = KEY_BEGINS.search(text)
+            begin = _KEY_BEGINS.search(text)
             if begin is None:
                 return "".join([*kept, text])
             kept.append(text[: begin.start()])

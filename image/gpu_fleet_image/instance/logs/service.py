@@ -10,7 +10,7 @@ from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.instance.logs.buffer import BatchLimits
 from gpu_fleet_image.instance.logs.lines import Line
 
-QUEUE_FOLDER = "queue"
+_QUEUE_FOLDER = "queue"
 
 
 class LinesNotTakenError(InstanceError):
@@ -52,4 +52,4 @@ def connect(instance: InstanceFile, metadata: Metadata) -> LogService:
 
 def source(instance: InstanceFile, instance_id: str) -> str:
     """Return the source of an instance's lines: pool and id; the queue's controller is in no pool."""
-    return f"{instance.pool or QUEUE_FOLDER}/{instance_id}"
+    return f"{instance.pool or _QUEUE_FOLDER}/{instance_id}"

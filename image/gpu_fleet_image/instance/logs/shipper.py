@@ -12,9 +12,9 @@ from gpu_fleet_image.instance.logs.service import LinesNotTakenError, LinesRefus
 
 FLUSH_S = 5.0  # lines of this time become one call
 KEEP_S = 30.0  # between two writes of a cursor where no line was sent
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
-DOUBLINGS = 6  # until the longest wait is reached
-CURSOR_FILE = "cursor"
+_FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+_DOUBLINGS = 6  # until the longest wait is reached
+_CURSOR_FILE = "cursor"
 OWNER_ALONE = 0o600
 
 LOG = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class CursorFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / CURSOR_FILE
+        self._path = folder / _CURSOR_FILE
 
     def read(self) -> str:
         """Return journald's cursor; empty where it is missing or unreadable."""
@@ -46,7 +46,7 @@ class CursorFile:
 
 
 class Shipper:
-    """Sends batches until it is stopped.
+    """Sender of batches, until it is stopped.
 
     Args:
         stopped: whether the process should end.
@@ -109,7 +109,7 @@ class Shipper:
                 if self._stopped():
                     return False
                 # full jitter: instances that were refused together must not retry together
-                longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(attempt, DOUBLINGS))
+                longest = min(LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(attempt, _DOUBLINGS))
                 self._wait(random.uniform(0, longest))
             else:
                 if left_out:

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,7 +11,7 @@ from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Group, 
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time, parse_time
 from gpu_fleet_image.providers.alicloud.lifecycle import IN_SERVICE, PROTECTED
-from gpu_fleet_image.providers.alicloud.session import Answer, Clients
+from gpu_fleet_image.providers.alicloud.session import Answer, Clients, Product
 
 TAG_GROUP = "acs:autoscaling:scalingGroupId"  # set by Auto Scaling on the instances that it starts
 # The API reports no time of a stop. The sweep notes the time of its own stops; it never terminates what users
@@ -19,6 +19,7 @@ TAG_GROUP = "acs:autoscaling:scalingGroupId"  # set by Auto Scaling on the insta
 TAG_STOPPED_AT = "gpu-fleet:stopped-at"
 STOPS = frozenset({"stopping", "stopped"})
 LAUNCH = "ScaleOut"  # a scaling process
+Ask = Callable[..., Answer]
 STATES = {
     "Pending": "pending",
     "Starting": "pending",
@@ -87,7 +88,7 @@ END_BATCH = 100  # DeleteInstances, StopInstances: at most 100
 DETACH_BATCH = 20  # DetachInstances, DescribeScalingInstances: at most 20 ids
 TAG_BATCH = 50  # TagResources: at most 50
 ADDRESS = "eip-"
-RESOURCES = {
+_RESOURCES = {
     "i-": "instance",
     "d-": "disk",
     ADDRESS: "EIP",
@@ -249,7 +250,7 @@ class Instances:
 
     def _tag(self, action: str, ids: Sequence[str], **parameters: Any) -> None:
         """Tag instances, disks and addresses. The product of addresses spells one action differently."""
-        for prefix, kind in RESOURCES.items():
+        for prefix, kind in _RESOURCES.items():
             own = [instance_id for instance_id in ids if instance_id.startswith(prefix)]
             product = self._vpc if prefix == ADDRESS else self._ecs
             name = action.replace("Untag", "UnTag") if prefix == ADDRESS else action
@@ -259,15 +260,8 @@ class Instances:
                 )
 
     def _instances(self, **chosen: Any) -> tuple[Instance, ...]:
-        listed: dict[str, Instance] = {}
-        token = ""
-        while True:
-            more = {"NextToken": token} if token else {}
-            page = self._calls.read(self._ecs.action("DescribeInstances"), MaxResults=PAGE, **chosen, **more)
-            listed |= {raw["InstanceId"]: instance_of(raw) for raw in page["Instances"]["Instance"]}
-            token = page.get("NextToken") or ""
-            if not token:
-                return tuple(listed.values())
+        raws = described(self._calls.read, self._ecs, **chosen)
+        return tuple({raw["InstanceId"]: instance_of(raw) for raw in raws}.values())
 
     def _members(self, **chosen: Any) -> list[dict[str, Any]]:
         action = self._ess.action("DescribeScalingInstances")
@@ -294,3 +288,39 @@ class Instances:
             seen, number = seen + len(rows), number + 1
             if not rows or seen >= int(page["TotalCount"]):
                 return
+
+
+def described(ask: Ask, ecs: Product, **which: Any) -> Iterator[dict[str, Any]]:
+    """Yield the instances of DescribeInstances, page after page. Raises what ``ask`` raises.
+
+    Args:
+        ask: makes the call, counted or not.
+    """
+    token: dict[str, str] = {}
+    while True:
+        page = ask(ecs.action("DescribeInstances"), MaxResults=PAGE, **which, **token)
+        yield from page["Instances"]["Instance"]
+        if not page.get("NextToken"):
+            return
+        token = {"NextToken": page["NextToken"]}
+
+
+def with_ids(ask: Ask, ecs: Product, ids: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the instances with these ids that ECS still knows; errors as for ``described``."""
+    for some in batches(list(ids), PAGE):
+        yield from described(ask, ecs, InstanceIds=json.dumps(list(some)))
+
+
+def states_of(calls: Calls, ecs: Product, ids: Iterable[str]) -> dict[str, str]:
+    """Return instance id -> state, of those that ECS still knows. Raises CloudError."""
+    raws = with_ids(calls.read, ecs, ids)
+    return {str(raw["InstanceId"]): STATES.get(raw["Status"], str(raw["Status"]).lower()) for raw in raws}
+
+
+def addresses_of(calls: Calls, ecs: Product, ids: Iterable[str]) -> dict[str, str]:
+    """Return instance id -> private IPv4, without those that have none. Raises CloudError."""
+    known = {
+        raw["InstanceId"]: raw.get("VpcAttributes", {}).get("PrivateIpAddress", {}).get("IpAddress", [])
+        for raw in with_ids(calls.read, ecs, ids)
+    }
+    return {key: str(addresses[0]) for key, addresses in known.items() if addresses}

@@ -23,16 +23,16 @@ DIMENSION_STACK = "Stack"
 NO_GROUP = "0"  # the application group of metrics that name no other (API PutCustomMetric)
 RAW = "0"  # Type: the cloud computes the minima
 MAX_DATA_PER_CALL = 21  # PutCustomMetric: N of 1 to 21
-MAX_INSTANCES = 50  # DescribeMetricList
+_MAX_INSTANCES = 50  # DescribeMetricList
 MAX_POINTS = 1440  # DescribeMetricList, DescribeMetricLast
 # The cloud computes minima of custom metrics over one and five minutes (www.alibabacloud.com/help/en/cms,
 # "Custom monitoring").
-FINE_S, COARSE_S = 60, 300
+_FINE_S, _COARSE_S = 60, 300
 # Combines the cloud's values of five minutes each.
 TOGETHER: dict[Statistic, Callable[[list[float]], float]] = {"Minimum": min, "Average": fmean, "Sum": sum}
 # Limit of pages of a stack's newest points, where an instance may publish under any name. With more pages
 # than these and two for each full page of ours, the windows are read instead, by the instances' ids.
-NEWEST_PAGES = 10
+_NEWEST_PAGES = 10
 MAX_PAGES = 10_000  # of one batch; a cloud that returns tokens without end is not believed
 
 
@@ -98,7 +98,7 @@ class Heartbeats:
                 alike[query.metric, query.period_s, query.statistic].append(query)
         failures: list[Failure] = []
         for some in alike.values():
-            for batch in batches(some, MAX_INSTANCES):
+            for batch in batches(some, _MAX_INSTANCES):
                 try:
                     self._read_windows(batch, span, answers)
                 except CloudError as error:
@@ -125,8 +125,8 @@ class Heartbeats:
             alike[query.metric][query.instance_id] = query
         for metric, wanted in alike.items():
             try:
-                pages = NEWEST_PAGES + 2 * (len(wanted) // MAX_POINTS)
-                points = list(self._points("DescribeMetricLast", metric, FINE_S, "Minimum", pages))
+                pages = _NEWEST_PAGES + 2 * (len(wanted) // MAX_POINTS)
+                points = list(self._points("DescribeMetricLast", metric, _FINE_S, "Minimum", pages))
             except CloudError:
                 continue  # the windows are asked for instead, and their failure is reported
             newest: dict[str, tuple[datetime, float]] = {}
@@ -152,7 +152,7 @@ class Heartbeats:
         for instance, at, value in self._points(
             "DescribeMetricList",
             metric,
-            FINE_S if period_s < COARSE_S else COARSE_S,
+            _FINE_S if period_s < _COARSE_S else _COARSE_S,
             statistic,
             Dimensions=json.dumps(dimensions),
             StartTime=_milliseconds(span.start) - 1,  # the cloud leaves the start itself out

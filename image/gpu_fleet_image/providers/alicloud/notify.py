@@ -12,7 +12,7 @@ from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.providers.alicloud.metrics import DIMENSION_STACK, datum
 from gpu_fleet_image.providers.alicloud.session import Product
 
-METRIC_NOTICES = "SweepNotices"
+_METRIC_NOTICES = "SweepNotices"
 SUBJECT_LENGTH = 100  # SingleSendMail; its newer page says 256
 MESSAGE_BYTES = 80_000  # TextBody, SingleSendMail
 
@@ -31,7 +31,7 @@ class NoticesAlarm:
         Users do not subscribe here.
         """
         del users
-        data = [datum(METRIC_NOTICES, 1, {DIMENSION_STACK: self._stack})]
+        data = [datum(_METRIC_NOTICES, 1, {DIMENSION_STACK: self._stack})]
         self._calls.change(self._cms.action("PutCustomMetric"), MetricList=data)
         line = {"event": "notice", "subject": subject, "message": message}
         sys.stdout.write(json.dumps(line) + "\n")

@@ -5,7 +5,7 @@ from typing import Any
 from gpu_fleet_image.core.store import Store, StoredObject
 
 DIGITS = 12
-MOST_WRITERS = 100  # of one key at the same moment; two are enough
+_MOST_WRITERS = 100  # of one key at the same moment; two are enough
 
 
 def users_key(pool: str, instance_id: str) -> str:
@@ -71,7 +71,7 @@ class OssStore(Store):
             self._s3.list_object_versions,
             Bucket=self._bucket,
             Prefix=self._prefix + start,
-            MaxKeys=MOST_WRITERS,
+            MaxKeys=_MOST_WRITERS,
         ).get("Versions", [])
         if not listed:
             return None, ""

@@ -1,19 +1,20 @@
 """The stack's instances on AWS: list, tag, stop and terminate them."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.calls import Calls, batches
 from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Group, Instance, Inventory
-from gpu_fleet_image.providers.aws.session import Clients
+from gpu_fleet_image.providers.aws.session import Clients, rows
 
 PAGE = 1000  # DescribeInstances: 5 to 1000
+MOST_VALUES = 200  # of one filter (EC2 API, Filter)
 GROUP_PAGE = 100  # DescribeAutoScalingGroups: at most 100
 END_BATCH = 500  # TerminateInstances: at most 1000
 DETACH_BATCH = 20  # DetachInstances: at most 20
-ALARM_BATCH = 100  # DescribeAlarms: at most 100 names
+_ALARM_BATCH = 100  # DescribeAlarms: at most 100 names
 TAG_GROUP = "aws:autoscaling:groupName"  # set by Auto Scaling on its members
 LIVING = ("pending", "running", "stopping", "stopped")
 GONE = ("shutting-down", "terminated")  # listed for about an hour (EC2 user guide, "Terminate")
@@ -71,8 +72,8 @@ class Instances(Tags):
             CloudError: a list could not be read completely.
         """
         filters = self._filters((*LIVING, *GONE))
-        pages = self._pages(self._ec2.describe_instances, Filters=filters, MaxResults=PAGE)
-        listed = {raw["InstanceId"]: _instance(raw) for page in pages for raw in _instances(page)}
+        raws = described(self._calls, self._ec2, Filters=filters, MaxResults=PAGE)
+        listed = {raw["InstanceId"]: _instance(raw) for raw in raws}
         living = [instance for instance in listed.values() if instance.state not in GONE]
         groups = self._groups()
         # A group without the stack's tag would replace terminated instances unnoticed.
@@ -89,14 +90,10 @@ class Instances(Tags):
             CloudError: they could not be read.
         """
         listed: dict[str, Instance] = {}
-        for start in range(0, len(ids), 200):  # values of one filter, EC2 API
-            chosen = [{"Name": "instance-id", "Values": list(ids[start : start + 200])}]
-            pages = self._pages(
-                self._ec2.describe_instances,
-                Filters=self._filters((*LIVING, *GONE)) + chosen,
-                MaxResults=PAGE,
-            )
-            listed |= {raw["InstanceId"]: _instance(raw) for page in pages for raw in _instances(page)}
+        for some in batches(ids, MOST_VALUES):
+            filters = [*self._filters((*LIVING, *GONE)), _with_ids(some)]
+            raws = described(self._calls, self._ec2, Filters=filters, MaxResults=PAGE)
+            listed |= {raw["InstanceId"]: _instance(raw) for raw in raws}
         groups = self._groups(group_names) if group_names else ()
         return _fleet(listed.values(), groups)
 
@@ -128,12 +125,9 @@ class Instances(Tags):
     def _groups(self, names: Sequence[str] = ()) -> tuple[Group, ...]:
         own = {"Filters": [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack]}]}
         which: dict[str, Any] = {"AutoScalingGroupNames": list(names)} if names else own
-        pages = self._pages(
-            self._autoscaling.describe_auto_scaling_groups,
-            MaxRecords=GROUP_PAGE,
-            **which,
-        )
-        groups = {raw["AutoScalingGroupName"]: raw for page in pages for raw in page["AutoScalingGroups"]}
+        describe = self._autoscaling.describe_auto_scaling_groups
+        raws = rows(self._calls, describe, "AutoScalingGroups", MaxRecords=GROUP_PAGE, **which)
+        groups = {raw["AutoScalingGroupName"]: raw for raw in raws}
         return tuple(_group(raw) for raw in groups.values())
 
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
@@ -143,10 +137,10 @@ class Instances(Tags):
             CloudError: they could not be read.
         """
         firing = set()
-        for start in range(0, len(names), ALARM_BATCH):
+        for start in range(0, len(names), _ALARM_BATCH):
             page = self._calls.read(
                 self._cloudwatch.describe_alarms,
-                AlarmNames=list(names[start : start + ALARM_BATCH]),
+                AlarmNames=list(names[start : start + _ALARM_BATCH]),
                 StateValue="ALARM",
             )
             firing |= {alarm["AlarmName"] for alarm in page["MetricAlarms"]}
@@ -202,15 +196,6 @@ class Instances(Tags):
             self._autoscaling.resume_processes, AutoScalingGroupName=group, ScalingProcesses=[LAUNCH]
         )
 
-    def _pages(self, method: Callable[..., Any], **arguments: Any) -> Iterator[dict[str, Any]]:
-        """Yield every page; boto3's own paginators would hide the calls from the count and the deadline."""
-        while True:
-            page = self._calls.read(method, **arguments)
-            yield page
-            if not page.get("NextToken"):
-                return
-            arguments["NextToken"] = page["NextToken"]
-
 
 def _fleet(instances: Iterable[Instance], groups: tuple[Group, ...]) -> Inventory:
     every = tuple(instances)
@@ -218,9 +203,28 @@ def _fleet(instances: Iterable[Instance], groups: tuple[Group, ...]) -> Inventor
     return Inventory(living, groups, tuple(instance for instance in every if instance.state in GONE))
 
 
-def _instances(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for reservation in page["Reservations"]:
+def described(calls: Calls, ec2: Any, **which: Any) -> Iterator[dict[str, Any]]:
+    """Yield the instances of DescribeInstances, page after page. Raises CloudError."""
+    for reservation in rows(calls, ec2.describe_instances, "Reservations", **which):
         yield from reservation["Instances"]
+
+
+def states_of(calls: Calls, ec2: Any, ids: Sequence[str]) -> dict[str, str]:
+    """Return instance id -> state, of those that EC2 still knows. Raises CloudError."""
+    raws = (
+        raw for some in batches(ids, MOST_VALUES) for raw in described(calls, ec2, Filters=[_with_ids(some)])
+    )
+    return {raw["InstanceId"]: raw["State"]["Name"] for raw in raws}
+
+
+def addresses_of(calls: Calls, ec2: Any, ids: Sequence[str]) -> dict[str, str]:
+    """Return instance id -> private IPv4, without those that have none. Raises CloudError."""
+    raws = described(calls, ec2, InstanceIds=list(ids))
+    return {raw["InstanceId"]: raw["PrivateIpAddress"] for raw in raws if raw.get("PrivateIpAddress")}
+
+
+def _with_ids(ids: Sequence[str]) -> dict[str, Any]:
+    return {"Name": "instance-id", "Values": list(ids)}
 
 
 def _instance(raw: Mapping[str, Any]) -> Instance:

@@ -10,8 +10,8 @@ SUBJECT_LENGTH = 99  # Publish, SNS API: less than 100, and neither line breaks 
 MESSAGE_BYTES = 200_000  # of at most 262,144
 # Attribute that the filter policies of users' subscriptions read (stacks/gpu_fleet_stacks/aws/budget.py).
 USER = "user"
-NOT_CONFIRMED = "{address} has not confirmed its subscription to the topic"
-NOT_SUBSCRIBED = "{address} has no subscription to the topic"
+_NOT_CONFIRMED = "{address} has not confirmed its subscription to the topic"
+_NOT_SUBSCRIBED = "{address} has no subscription to the topic"
 
 
 class Topic:
@@ -54,7 +54,7 @@ class Topic:
                 break
             page = {"NextToken": answer["NextToken"]}
         return {
-            address: (NOT_CONFIRMED if address.casefold() in subscribed else NOT_SUBSCRIBED).format(
+            address: (_NOT_CONFIRMED if address.casefold() in subscribed else _NOT_SUBSCRIBED).format(
                 address=address
             )
             for address in addresses

@@ -16,14 +16,14 @@ from gpu_fleet_image.core.model import (
 )
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.providers.aws.metrics import Heartbeats
-from gpu_fleet_image.providers.aws.session import Clients
+from gpu_fleet_image.providers.aws.session import Clients, rows
 
 PAGE = 500  # DescribeVolumes: 5 to 500
 VALUES = 200  # of one filter, EC2 API
 # Volumes send data points only while they are attached (EBS user guide, "Amazon CloudWatch metrics"); on
 # older instance types only while something is written. CloudWatch keeps hourly points for 455 days.
-USE_NAMESPACE, USE_DIMENSION, USE_METRIC = "AWS/EBS", "VolumeId", "VolumeWriteOps"
-USE_PERIOD = timedelta(hours=1)
+_USE_NAMESPACE, _USE_DIMENSION, _USE_METRIC = "AWS/EBS", "VolumeId", "VolumeWriteOps"
+_USE_PERIOD = timedelta(hours=1)
 
 
 class OrphanedResources:
@@ -35,7 +35,7 @@ class OrphanedResources:
 
     def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
         self._ec2 = clients.ec2
-        self._use = Heartbeats(clients.cloudwatch, calls, USE_NAMESPACE, USE_DIMENSION)
+        self._use = Heartbeats(clients.cloudwatch, calls, _USE_NAMESPACE, _USE_DIMENSION)
         self._calls = calls
         self._own = [
             {"Name": f"tag:{TAG_MANAGED}", "Values": ["true"]},
@@ -82,16 +82,16 @@ class OrphanedResources:
         Raises:
             CloudError: the metrics could not be read completely.
         """
-        period_s = int(USE_PERIOD.total_seconds())
+        period_s = int(_USE_PERIOD.total_seconds())
         first = min(since.values()).replace(minute=0, second=0, microsecond=0)
-        queries = [Query(volume, USE_METRIC, period_s, statistic="Sum") for volume in since]
+        queries = [Query(volume, _USE_METRIC, period_s, statistic="Sum") for volume in since]
         answers, failures = self._use.read(queries, Span(first, now))
         if unread := [query.instance_id for query, answer in answers.items() if not answer.complete]:
             why = failures[0].error if failures else "cut off"
             raise CloudError(f"use of {', '.join(unread)}: {why}")
         ends = {
             query.instance_id: max(
-                (at + USE_PERIOD for at, _ in answer.points), default=since[query.instance_id]
+                (at + _USE_PERIOD for at, _ in answer.points), default=since[query.instance_id]
             )
             for query, answer in answers.items()
         }
@@ -128,13 +128,7 @@ class OrphanedResources:
         return self._pages(self._ec2.describe_volumes, "Volumes", Filters=list(filters))
 
     def _pages(self, method: Any, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:
-        arguments["MaxResults"] = PAGE
-        while True:
-            page = self._calls.read(method, **arguments)
-            yield from page[key]
-            if not page.get("NextToken"):
-                return
-            arguments["NextToken"] = page["NextToken"]
+        return rows(self._calls, method, key, MaxResults=PAGE, **arguments)
 
 
 def _volume(raw: Mapping[str, Any], *, in_use: bool = False) -> OrphanedResource:

@@ -1,5 +1,6 @@
 """boto3 clients for a sweep: few connections, patient with throttling, without long waits."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -11,6 +12,7 @@ from botocore.config import Config
 from botocore.exceptions import InvalidRegionError, ProfileNotFound
 from botocore.utils import parse_timestamp
 
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 ATTEMPTS = 8
@@ -74,6 +76,20 @@ def client(name: str, region: str, **keys: str) -> Any:
         raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
 
 
+def rows(calls: Calls, method: Any, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of every page; boto3's own paginators would hide the calls from count and deadline.
+
+    Raises:
+        CloudError: a page could not be read.
+    """
+    while True:
+        page = calls.read(method, **arguments)
+        yield from page[key]
+        if not page.get("NextToken"):
+            return
+        arguments["NextToken"] = page["NextToken"]
+
+
 @cache
 def _session() -> Any:
     """Return the process's only session: reading service descriptions takes longer than a small sweep."""
@@ -83,11 +99,11 @@ def _session() -> Any:
     except ProfileNotFound as error:
         known = ", ".join(core.available_profiles) or "none"
         raise ConfigurationError(f"AWS_PROFILE: {error}; those of this computer are: {known}") from error
-    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc_time)
+    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_utc_time)
     return boto3.session.Session(botocore_session=core)
 
 
-def utc_time(value: float | str) -> datetime:
+def _utc_time(value: float | str) -> datetime:
     """Parse a time in an answer; return it as UTC.
 
     botocore's own conversion through the local time zone takes ten times as long, most of the time of a sweep

@@ -18,9 +18,9 @@ from gpu_fleet_image.core.reaper_errors import SensorError
 BUSY, NOT_BUSY = 0, 1
 UNIT = "gpu-idle-command.service"
 # read and written by rootfs/usr/libexec/gpu-fleet/idle-command
-ASKED, ANSWER, LOCK = "idle-command", "idle-command.answer", "idle-command.lock"
-EXITED = re.compile(r"exited (\d+)\n")
-LONGEST_STOP_S = 30  # systemd kills at once
+ASKED, _ANSWER, LOCK = "idle-command", "idle-command.answer", "idle-command.lock"
+_EXITED = re.compile(r"exited (\d+)\n")
+_LONGEST_STOP_S = 30  # systemd kills at once
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class BusyCommand:
             SensorError: it may not or cannot be run, takes too long, or exits with another code.
         """
         name = self.command[0]
-        refuse_changeable(Path(name))
+        _refuse_changeable(Path(name))
         if any("\0" in word for word in self.command):
             raise SensorError(f"idle.command {name}: a NUL in its arguments")
         try:
@@ -51,7 +51,7 @@ class BusyCommand:
                 said = self._answer()
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise SensorError(f"idle.command {name}: {error}") from error
-        exited = EXITED.fullmatch(said)
+        exited = _EXITED.fullmatch(said)
         if exited is None or int(exited[1]) not in (BUSY, NOT_BUSY):
             ended = f"exit code {exited[1]}" if exited else said.strip()
             raise SensorError(f"idle.command {name}: {ended}; exit code 0 says busy, 1 says not busy")
@@ -62,13 +62,13 @@ class BusyCommand:
 
         Raises SensorError, OSError, ValueError, SubprocessError.
         """
-        answer = paths.run_dir() / ANSWER
+        answer = paths.run_dir() / _ANSWER
         answer.unlink(missing_ok=True)
         replace_text(paths.run_dir() / ASKED, "".join(f"{word}\0" for word in self.command))
         try:
             started = _systemctl("start", self.timeout_s)
         except subprocess.TimeoutExpired as error:
-            _systemctl("stop", LONGEST_STOP_S)
+            _systemctl("stop", _LONGEST_STOP_S)
             raise SensorError(
                 f"idle.command {self.command[0]}: no answer within {self.timeout_s:g} s"
             ) from error
@@ -83,7 +83,7 @@ def _systemctl(verb: str, timeout_s: float) -> "subprocess.CompletedProcess[str]
     )
 
 
-def refuse_changeable(path: Path) -> None:
+def _refuse_changeable(path: Path) -> None:
     """Refuse a program that anybody but root could change.
 
     Raises:

@@ -12,14 +12,14 @@ LAUNCHERS = frozenset(
         *("mpiexec.hydra", "hydra_pmi_proxy", "srun", "salloc", "sbatch"),
     }
 )
-LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher.", "horovod.runner")
+_LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher.", "horovod.runner")
 # What runs a script, whose name the kernel then shows as the next word that is no option.
-INTERPRETER = re.compile(
+_INTERPRETER = re.compile(
     r"(?:python|pypy|perl|ruby|node|nodejs|julia|java|lua|bash|sh|dash|ash|zsh|ksh|fish|ld-linux.*)[\d.]*t?"
 )
 # What runs a module by ``-m``; `grep -m` and `git commit -m` run none. Of other names a Python may have:
 # python3.12-dbg, pypy3, ipython.
-RUNS_MODULES = re.compile(r"i?(?:python|pypy|graalpy)[\w.-]*|uv|coverage|kernprof|scalene|viztracer|debugpy")
+_RUNS_MODULES = re.compile(r"i?(?:python|pypy|graalpy)[\w.-]*|uv|coverage|kernprof|scalene|viztracer|debugpy")
 # What may stand before it. What else starts a Python starts a process of its own, which is seen by itself.
 WRAPPERS = frozenset(
     {
@@ -30,17 +30,17 @@ WRAPPERS = frozenset(
         *("ltrace", "gdb", "cuda-gdb", "valgrind", "compute-sanitizer"),
     }
 )
-MODULE_OPTION = re.compile("-[A-Za-z]*m")  # `python -um torch.distributed.run`
-OPTIONS_WITH_A_VALUE = frozenset({"-X", "-W", "-o", "--rcfile", "--init-file"})  # of Python and shells
+_MODULE_OPTION = re.compile("-[A-Za-z]*m")  # `python -um torch.distributed.run`
+_OPTIONS_WITH_A_VALUE = frozenset({"-X", "-W", "-o", "--rcfile", "--init-file"})  # of Python and shells
 # ``gpu-fleet submit`` (rootfs/etc/systemd/system/gpu-run@.service): any command may run below it
-SUBMITTED = ("-m", "gpu_fleet", "work")
-BUILDERS = frozenset({"docker", "docker-buildx", "podman", "buildah", "buildctl", "nerdctl"})
-BUILD_WORDS = frozenset({"build", "buildx", "bake", "bud"})
-FIRST_WORDS = 4  # `docker --context x buildx build`: global flags may stand before the word
+_SUBMITTED = ("-m", "gpu_fleet", "work")
+_BUILDERS = frozenset({"docker", "docker-buildx", "podman", "buildah", "buildctl", "nerdctl"})
+_BUILD_WORDS = frozenset({"build", "buildx", "bake", "bud"})
+_FIRST_WORDS = 4  # `docker --context x buildx build`: global flags may stand before the word
 # A worker of Ray calls itself after what it runs; these run nothing (seen of Ray 2.5x, and its source,
 # python/ray/_private/workers and ray_constants.py).
-RAY_AT_REST = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-RAY_COMMANDS = frozenset({"job", "submit", "exec"})
+_RAY_AT_REST = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+_RAY_COMMANDS = frozenset({"job", "submit", "exec"})
 # Of any language's kernel; jupyter_client names the file so.
 CONNECTION_FILE = re.compile(r"(?:.*/)?kernel-(?P<id>[\w-]+)\.json")
 
@@ -58,13 +58,13 @@ def is_watched(command: Sequence[str], words: frozenset[str] = frozenset()) -> b
     return (
         bool(words.intersection(names))
         or is_launcher(command)
-        or tuple(command[1:4]) == SUBMITTED
+        or tuple(command[1:4]) == _SUBMITTED
         or (names[0] == "rsync" and "--daemon" not in command)
-        or (names[0].startswith("ray::") and not command[0].startswith(RAY_AT_REST))
-        or ("ray" in names and bool(RAY_COMMANDS.intersection(command[1:3])))
+        or (names[0].startswith("ray::") and not command[0].startswith(_RAY_AT_REST))
+        or ("ray" in names and bool(_RAY_COMMANDS.intersection(command[1:3])))
         # "slurmstepd: [12.0]" is a step of a job; the other, "slurmstepd infinity", only holds the cgroup
         or names[0] == "slurmstepd:"
-        or (names[0] in BUILDERS and bool(BUILD_WORDS.intersection(command[1 : 1 + FIRST_WORDS])))
+        or (names[0] in _BUILDERS and bool(_BUILD_WORDS.intersection(command[1 : 1 + _FIRST_WORDS])))
     )
 
 
@@ -72,7 +72,7 @@ def is_launcher(command: Sequence[str]) -> bool:
     """Whether a command starts the ranks of a job."""
     modules = _modules(command[:6])  # a debugger, or what measures coverage, may stand before the module
     return bool(LAUNCHERS.intersection(_names(command))) or any(
-        module.startswith(LAUNCHER_MODULES) for module in modules
+        module.startswith(_LAUNCHER_MODULES) for module in modules
     )
 
 
@@ -91,10 +91,10 @@ def _modules(command: Sequence[str]) -> list[str]:
     """The modules that a Python runs by ``-m``, behind a wrapper or shell too; none of another program."""
     names = [base_name(word) for word in command]
     first = names[0] if names else ""
-    if first not in WRAPPERS and not INTERPRETER.fullmatch(first) and not RUNS_MODULES.fullmatch(first):
+    if first not in WRAPPERS and not _INTERPRETER.fullmatch(first) and not _RUNS_MODULES.fullmatch(first):
         return []
-    python = next((at for at, name in enumerate(names) if RUNS_MODULES.fullmatch(name)), len(names))
-    return [after for word, after in pairwise(command[python:]) if MODULE_OPTION.fullmatch(word)]
+    python = next((at for at, name in enumerate(names) if _RUNS_MODULES.fullmatch(name)), len(names))
+    return [after for word, after in pairwise(command[python:]) if _MODULE_OPTION.fullmatch(word)]
 
 
 def _names(command: Sequence[str]) -> list[str]:
@@ -112,15 +112,15 @@ def _names(command: Sequence[str]) -> list[str]:
 
 def _script(command: Sequence[str]) -> str:
     """The file that an interpreter runs; empty for any other program, and where it runs none."""
-    if INTERPRETER.fullmatch(base_name(command[0])) is None:
+    if _INTERPRETER.fullmatch(base_name(command[0])) is None:
         return ""
     words = iter(command[1:])
     for word in words:
         if not word.startswith("-"):
             return word
-        if word == "-c" or MODULE_OPTION.fullmatch(word):
+        if word == "-c" or _MODULE_OPTION.fullmatch(word):
             return ""
-        if word in OPTIONS_WITH_A_VALUE:
+        if word in _OPTIONS_WITH_A_VALUE:
             next(words, None)
     return ""
 

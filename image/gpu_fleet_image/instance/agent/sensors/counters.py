@@ -15,10 +15,10 @@ from gpu_fleet_image.core.reaper_errors import ConfigurationError, SensorError
 from gpu_fleet_image.instance.agent.sensors.reading import Rates
 
 # Other block devices (md, dm, loop, zram) only pass on the traffic of these, or stay in memory.
-PHYSICAL_DISKS = ("nvme", "sd", "vd", "xvd", "hd")
-SLICE = "gpu-fleet.slice"  # of the fleet's units: agent, gate, accounts, logs; nothing else runs in it
+_PHYSICAL_DISKS = ("nvme", "sd", "vd", "xvd", "hd")
+_SLICE = "gpu-fleet.slice"  # of the fleet's units: agent, gate, accounts, logs; nothing else runs in it
 SHORTEST_INTERVAL_S = 0.05  # five ticks of /proc/stat; a shorter interval is too imprecise
-LOOKED_OVER_S = 5.0  # minimum interval of a look's rates: a burst, say 0.1 CPU s in 1 s, is no rate
+_LOOKED_OVER_S = 5.0  # minimum interval of a look's rates: a burst, say 0.1 CPU s in 1 s, is no rate
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Counters:
     network_bytes: float
 
 
-def rates_between(before: Counters, after: Counters, over_s: float) -> Rates:
+def _rates_between(before: Counters, after: Counters, over_s: float) -> Rates:
     """Return mean rates over an interval; a counter that decreased (reset, device removed) counts as 0."""
     return Rates(
         cpu_cores=max(0.0, after.cpu_s - before.cpu_s) / over_s,
@@ -79,7 +79,7 @@ class RateSensor:
         rates = self._rates
         if self._before is not None:
             over_s = now_s - self._before_s
-            rates = rates_between(self._before, counters, max(over_s, LOOKED_OVER_S) if keep else over_s)
+            rates = _rates_between(self._before, counters, max(over_s, _LOOKED_OVER_S) if keep else over_s)
         if not keep or self._before is None:
             self._rates, self._before, self._before_s = rates, counters, now_s
         return rates
@@ -99,7 +99,7 @@ class OwnUse:
     def __init__(self, cgroup: str | None = None, cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._process = psutil.Process()
         parts = PurePosixPath(_own_cgroup() if cgroup is None else cgroup).parts
-        self._slice = cgroups / SLICE / "cpu.stat" if SLICE in parts[:2] else None
+        self._slice = cgroups / _SLICE / "cpu.stat" if _SLICE in parts[:2] else None
         self._copies = 0
         self._copied = False
 
@@ -182,7 +182,7 @@ class InstanceCounters:
 def _disk_bytes() -> float:
     disks = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
     # A partition's name begins with its disk's; the disk's counters include it.
-    whole = [name for name in disks if name.startswith(PHYSICAL_DISKS) and not _is_partition(name, disks)]
+    whole = [name for name in disks if name.startswith(_PHYSICAL_DISKS) and not _is_partition(name, disks)]
     return sum(disks[name].read_bytes + disks[name].write_bytes for name in whole)
 
 

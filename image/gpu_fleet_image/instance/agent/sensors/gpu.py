@@ -13,11 +13,11 @@ from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.instance.agent.sensors.reading import Gpu
 
 GIB = 2**30
-MILLI = 1e-3
+_MILLI = 1e-3
 SHORTEST_INTERVAL_S = 0.05  # NVML updates its energy counter every 20 to 100 ms
 
 
-SLOW_EVERY_S = 25.0  # twice in each judged minute
+_SLOW_EVERY_S = 25.0  # twice in each judged minute
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class GpuSensor:
     def _gpu(self, device: _Device, *, fresh: bool) -> Gpu:
         utilisation = self._ask(device, "nvmlDeviceGetUtilizationRates")
         slow = self._slow.get(device.name)
-        if slow is None or self._real_s() - slow.read_s >= SLOW_EVERY_S:
+        if slow is None or self._real_s() - slow.read_s >= _SLOW_EVERY_S:
             slow = self._slow[device.name] = self._read_slow(device)
         elif fresh:
             pids = tuple(sorted(self._processes(device)))
@@ -139,7 +139,7 @@ class GpuSensor:
             read_s=self._real_s(),
             memory_used_gib=memory.used / GIB,
             memory_total_gib=memory.total / GIB,
-            power_limit_w=None if limit_mw is None else limit_mw * MILLI,
+            power_limit_w=None if limit_mw is None else limit_mw * _MILLI,
             pids=tuple(sorted(self._processes(device))),
         )
 
@@ -150,11 +150,11 @@ class GpuSensor:
             before_s, before_mj = self._energy.setdefault(device.name, (now_s, energy_mj))
             if now_s - before_s >= SHORTEST_INTERVAL_S and energy_mj >= before_mj:
                 self._energy[device.name] = (now_s, energy_mj)
-                return float((energy_mj - before_mj) * MILLI / (now_s - before_s))
+                return float((energy_mj - before_mj) * _MILLI / (now_s - before_s))
             if energy_mj < before_mj:  # the counter starts at 0 when the driver is reloaded
                 self._energy[device.name] = (now_s, energy_mj)
         power_mw = self._ask(device, "nvmlDeviceGetPowerUsage")
-        return None if power_mw is None else power_mw * MILLI
+        return None if power_mw is None else power_mw * _MILLI
 
     def _processes(self, device: _Device) -> Iterator[int]:
         mode = self._ask(device, "nvmlDeviceGetMigMode")
@@ -191,10 +191,10 @@ class GpuSensor:
             raise SensorError(self._message(error, f" in {call} of GPU {device.name}")) from error
 
     def _message(self, error: Any, where: str) -> str:
-        return f"{error_name(self._nvml, error.value)}{where}"
+        return f"{_error_name(self._nvml, error.value)}{where}"
 
 
-def error_name(nvml: Any, code: int) -> str:
+def _error_name(nvml: Any, code: int) -> str:
     """Return the name of an NVML error code, say ``NVML_ERROR_GPU_IS_LOST``."""
     names = (name for name in dir(nvml) if name.startswith("NVML_ERROR_") and getattr(nvml, name) == code)
     return next(names, f"NVML error {code}")

@@ -29,18 +29,18 @@ from gpu_fleet_image.instance.agent.sensors.processes import Process
 from gpu_fleet_image.instance.agent.sensors.reading import Session
 
 TIMEOUT_S = 2.0
-LARGEST_FILE, LARGEST_ANSWER = 64 * 1024, 1024 * 1024
+_LARGEST_FILE, LARGEST_ANSWER = 64 * 1024, 1024 * 1024
 # Without it the request itself would count as use, and an idle server would never stop itself
 # (jupyter_server, base/handlers.py, update_api_activity).
-NO_USE = "?no_track_activity=1"
-KERNELS = f"api/kernels{NO_USE}"
-SESSIONS = f"api/sessions{NO_USE}"
+_NO_USE = "?no_track_activity=1"
+KERNELS = f"api/kernels{_NO_USE}"
+SESSIONS = f"api/sessions{_NO_USE}"
 ANSWERED = frozenset({http.client.OK, http.client.CREATED, http.client.NO_CONTENT})
 # A server's pages show no message from outside; a new file appears in the browser beside the notebook.
 NOTICE = "GPU-FLEET-NOTICE-read-me.txt"
-MOST_FOLDERS = 20
-CLONE_NEWNET = 0x40000000  # setns(2)
-OPENAT2, RESOLVE_IN_ROOT = 437, 0x10  # openat2(2): the same number on every architecture
+_MOST_FOLDERS = 20
+_CLONE_NEWNET = 0x40000000  # setns(2)
+_OPENAT2, _RESOLVE_IN_ROOT = 437, 0x10  # openat2(2): the same number on every architecture
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -106,7 +106,7 @@ def remove_notice(server: Server, root: Path = Path("/")) -> None:
     for folder in _open_folders(server, root):
         parent = f"api/contents/{urllib.parse.quote(folder)}".rstrip("/")
         try:
-            answer = ask(server, root, f"{parent}{NO_USE}&content=1&type=directory")
+            answer = ask(server, root, f"{parent}{_NO_USE}&content=1&type=directory")
             there = {str(entry["name"]) for entry in answer["content"]}
         except (TypeError, KeyError) as error:
             raise SensorError("its list of files cannot be read") from error
@@ -120,11 +120,11 @@ def _open_folders(server: Server, root: Path) -> list[str]:
     except (TypeError, KeyError) as error:
         raise SensorError("its list of sessions cannot be read") from error
     # the server belongs to its user: the drain cannot wait for any number of sessions
-    return sorted({"", *(path.rpartition("/")[0] for path in notebooks[:MOST_FOLDERS])})
+    return sorted({"", *(path.rpartition("/")[0] for path in notebooks[:_MOST_FOLDERS])})
 
 
 def _notice_in(folder: str) -> str:
-    return f"api/contents/{urllib.parse.quote(f'{folder}/{NOTICE}'.lstrip('/'))}{NO_USE}"
+    return f"api/contents/{urllib.parse.quote(f'{folder}/{NOTICE}'.lstrip('/'))}{_NO_USE}"
 
 
 def _sessions(answer: Any, owner: Process) -> Iterator[Session]:
@@ -179,10 +179,10 @@ def _read(owner: Process, path: Path, root: Path) -> dict[str, Any] | None:
         return None
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != owner.uid or status.st_size > LARGEST_FILE:
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != owner.uid or status.st_size > _LARGEST_FILE:
             return None
         try:
-            content = json.loads(file.read(LARGEST_FILE))
+            content = json.loads(file.read(_LARGEST_FILE))
         except (ValueError, RecursionError):  # RecursionError: brackets within brackets
             return None
     return content if isinstance(content, dict) else None
@@ -192,8 +192,8 @@ def _open_within(top: Path, path: Path) -> int:
     """Open a file for reading below a folder, with no link leading out of it (openat2(2)); raises OSError."""
     folder = os.open(top, os.O_PATH | os.O_DIRECTORY)
     try:
-        how = struct.pack("QQQ", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, 0, RESOLVE_IN_ROOT)
-        handle: int = LIBC.syscall(OPENAT2, folder, os.fsencode(path), how, len(how))
+        how = struct.pack("QQQ", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT)
+        handle: int = LIBC.syscall(_OPENAT2, folder, os.fsencode(path), how, len(how))
     finally:
         os.close(folder)
     if handle < 0:
@@ -282,7 +282,7 @@ class _Asking(threading.Thread):
     @staticmethod
     def _move(namespace: Path) -> None:
         with namespace.open("rb") as file:
-            if LIBC.setns(file.fileno(), CLONE_NEWNET) != 0:  # only for this thread
+            if LIBC.setns(file.fileno(), _CLONE_NEWNET) != 0:  # only for this thread
                 raise OSError(ctypes.get_errno(), "setns")
 
     def give_up(self) -> None:

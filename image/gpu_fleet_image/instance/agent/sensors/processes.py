@@ -26,20 +26,20 @@ from gpu_fleet_image.instance.agent.sensors.slow_answer import SlowAnswer
 
 LOG_IN_PROMPTS = frozenset({"agetty", "getty", "mingetty"})
 # What makes a process a rank of several: torch, Open MPI, MPICH and Slurm.
-WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 WORLD_SIZE = re.compile("[0-9]{1,9}")  # any other value is not a launcher's; int() refuses 4301 digits
 # OpenSSH names its process "sshd: bob@pts/3" or "sshd: bob@notty"; from 9.8 on "sshd-session: ...".
-SSH_WITHOUT_TERMINAL = re.compile(r"sshd(?:-session)?: (?P<user>[^@\s]+)@notty")
-SESSION_MANAGER = "ssm-session-worker"  # one for each open session (AWS Systems Manager agent)
-CONTAINERS = re.compile(rb"docker|libpod|kubepods|containerd|crio")
-SETTLED_S = 60.0  # after its start: a container's start moves its process there within a second
+_SSH_WITHOUT_TERMINAL = re.compile(r"sshd(?:-session)?: (?P<user>[^@\s]+)@notty")
+_SESSION_MANAGER = "ssm-session-worker"  # one for each open session (AWS Systems Manager agent)
+_CONTAINERS = re.compile(rb"docker|libpod|kubepods|containerd|crio")
+_SETTLED_S = 60.0  # after its start: a container's start moves its process there within a second
 FIRST_PERSON = 1000  # first user id of human users (login.defs, UID_MIN)
 STARTED_LATELY_S = 900.0
 # If notebooks' servers answered more slowly, the table is read again: it must show what began meanwhile.
-NEW_TABLE_AFTER_S = 1.0
-TTY_STEP_S = 8.0
-PROC_CHUNK = 1 << 16
-PSEUDO_TERMINALS, CONSOLES, FIRST_SERIAL = 136, 4, 64  # majors, and a minor (admin-guide/devices.txt)
+_NEW_TABLE_AFTER_S = 1.0
+_TTY_STEP_S = 8.0
+_PROC_CHUNK = 1 << 16
+PSEUDO_TERMINALS, _CONSOLES, _FIRST_SERIAL = 136, 4, 64  # majors, and a minor (admin-guide/devices.txt)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class ProcessTable:
         """
         table, began_s = self._table(), self._real_s()
         notebooks, unknown = self._notebooks.get(partial(self._kernels, _kernels(table), table))
-        if self._real_s() - began_s > NEW_TABLE_AFTER_S:
+        if self._real_s() - began_s > _NEW_TABLE_AFTER_S:
             table = self._table()
         uses = self._uses(table.values(), _kernels(table), keep=keep)
         open_sessions = [*self._terminals(table.values()), *notebooks, *_managed_sessions(table.values())]
@@ -202,7 +202,7 @@ class ProcessTable:
                 raise SensorError(f"terminal {path}: {error.strerror}") from error
             if (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
-                unused_s = max(0.0, time.time() - status.st_atime - TTY_STEP_S)
+                unused_s = max(0.0, time.time() - status.st_atime - _TTY_STEP_S)
                 user = user_name(status.st_uid)
                 yield Session("terminal", f"{user} on {path.parent.name}/{path.name}", unused_s, user)
 
@@ -212,7 +212,7 @@ class ProcessTable:
         now: dict[int, _Used] = {}
         uses = []
         for process in table:
-            ssh = SSH_WITHOUT_TERMINAL.match(process.command[0])
+            ssh = _SSH_WITHOUT_TERMINAL.match(process.command[0])
             kind = "gpu" if process.pid in gpu_pids else "kernel" if process.pid in kernel_pids else "ssh"
             if kind == "ssh" and ssh is None:
                 continue
@@ -258,7 +258,7 @@ class ProcessTable:
             except psutil.Error as error:
                 raise SensorError(f"environment of process {process.pid}: {error}") from error
             sizes = [
-                environment[name] for name in WORLD_SIZES if WORLD_SIZE.fullmatch(environment.get(name, ""))
+                environment[name] for name in _WORLD_SIZES if WORLD_SIZE.fullmatch(environment.get(name, ""))
             ]
             self._world[key] = max(map(int, sizes), default=1)
         return self._world[key]
@@ -308,14 +308,14 @@ class ProcessTable:
         key = (process.pid, process.began_s)
         if key not in self._in_container:
             inside = self._is_in_container(process.pid)
-            if not inside and _uptime_s() - process.began_s < SETTLED_S:
+            if not inside and _uptime_s() - process.began_s < _SETTLED_S:
                 return False
             self._in_container[key] = inside  # cached, because it takes reading a file
         return self._in_container[key]
 
     def _is_in_container(self, pid: int) -> bool:
         try:
-            return CONTAINERS.search(_read(f"{self._root}/proc/{pid}/cgroup")) is not None
+            return _CONTAINERS.search(_read(f"{self._root}/proc/{pid}/cgroup")) is not None
         except OSError:  # it ended meanwhile
             return False
 
@@ -402,9 +402,9 @@ def _read(path: str) -> bytes:
     """Read a file of /proc without ``pathlib``, which takes longer than the kernel."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        whole = chunk = os.read(handle, PROC_CHUNK)
-        while len(chunk) == PROC_CHUNK:
-            chunk = os.read(handle, PROC_CHUNK)
+        whole = chunk = os.read(handle, _PROC_CHUNK)
+        while len(chunk) == _PROC_CHUNK:
+            chunk = os.read(handle, _PROC_CHUNK)
             whole += chunk
         return whole
     finally:
@@ -421,8 +421,8 @@ def terminal_path(process: Process, root: Path = Path("/")) -> Path | None:
     major, minor = number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00  # MKDEV as the kernel packs it
     if major == PSEUDO_TERMINALS:
         return root / f"proc/{process.pid}/root/dev/pts/{minor}"
-    if major == CONSOLES:
-        name = f"tty{minor}" if minor < FIRST_SERIAL else f"ttyS{minor - FIRST_SERIAL}"
+    if major == _CONSOLES:
+        name = f"tty{minor}" if minor < _FIRST_SERIAL else f"ttyS{minor - _FIRST_SERIAL}"
         return root / "dev" / name
     return None
 
@@ -430,7 +430,7 @@ def terminal_path(process: Process, root: Path = Path("/")) -> Path | None:
 def _managed_sessions(table: Iterable[Process]) -> Iterator[Session]:
     """Yield open sessions of Session Manager, all in use: it closes unused ones itself (20 minutes)."""
     for process in table:
-        if process.name == SESSION_MANAGER:
+        if process.name == _SESSION_MANAGER:
             session = process.command[1] if len(process.command) > 1 else str(process.pid)
             yield Session("session-manager", session, user=process.user)
 

@@ -62,11 +62,11 @@ class Session:
 
 
 # A Python process that only waits (an open notebook with a CUDA context) needs under 0.5 % of a core.
-PROCESS_CPU_CORES = 0.02
-PROCESS_BYTES_PER_S = 16 * 1024
+_PROCESS_CPU_CORES = 0.02
+_PROCESS_BYTES_PER_S = 16 * 1024
 # An editor's remote connection at rest sends a keep-alive of some 80 bytes every 5 s each way
 # (microsoft/vscode, src/vs/base/parts/ipc/common/ipc.net.ts, ProtocolConstants.KeepAliveSendTime).
-SSH_BYTES_PER_S = 512
+_SSH_BYTES_PER_S = 512
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class ProcessUse:
     def gets_on(self) -> bool:
         """True if it did more than wait."""
         if self.kind == "ssh":
-            return self.bytes_per_s >= SSH_BYTES_PER_S
-        return self.cpu_cores >= PROCESS_CPU_CORES or self.bytes_per_s >= PROCESS_BYTES_PER_S
+            return self.bytes_per_s >= _SSH_BYTES_PER_S
+        return self.cpu_cores >= _PROCESS_CPU_CORES or self.bytes_per_s >= _PROCESS_BYTES_PER_S
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 PATIENCE_S = 0.5
 # An older answer no longer counts. While log-ins are refused, the question is repeated: an answer that takes
 # T seconds is at most 2 T and a look old.
-LASTS_S = 25.0
+_LASTS_S = 25.0
 LOOK_S = 2.0
 
 
@@ -87,7 +87,7 @@ class _Asking(threading.Thread, Generic[Value]):
     def is_young(self, now_s: float) -> bool:
         """Return whether its answer still counts."""
         took_s = self._answered_s - self._asked_s
-        return now_s - self._asked_s <= min(2 * took_s + LOOK_S, LASTS_S)
+        return now_s - self._asked_s <= min(2 * took_s + LOOK_S, _LASTS_S)
 
     def answer(self) -> Value:
         """Return the answer; raise the exception of the question."""

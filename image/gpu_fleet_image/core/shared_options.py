@@ -1,0 +1,31 @@
+"""Options that commands for users and commands for stacks share."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+STACK_VARIABLE = "GPU_FLEET_STACK"
+
+
+def json_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command ``-o json``, as the parameter ``as_json``."""
+    return click.option(
+        *("-o", "--output", "as_json"),
+        type=click.Choice(["table", "json"]),
+        default="table",
+        callback=lambda _, __, form: form == "json",
+        help="For programs: json, with the keys of docs/reference/json.md.",
+    )(command)
+
+
+class FiniteRange(click.FloatRange):
+    """A range that holds no NaN: every comparison with one is false, so click's own lets it in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Refuse what is outside of the range, and what is no number or no end."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} must be a finite number", param, ctx)
+        return number

@@ -1,0 +1,68 @@
+"""Warnings of reasons why a resumed run would not end with the same bits, each given once."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from gpu_fleet.core.world import World
+from gpu_fleet.data.resumable import reads_another
+from gpu_fleet.step.trained import sums
+
+log = logging.getLogger(__name__)
+
+
+class ExactnessCheck:
+    """Check of the batches that a step takes, and of weights that should be equal on all ranks."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        """Prepare the check of a run's objects, by name; of DistributedDataParallel, its inner model."""
+        self._modules = {name: thing for name, thing in objects.items() if isinstance(thing, nn.Module)}
+        self._taken = self._taken_before = 0  # batches of the first data set: now, at the last step
+        self._accumulation = 0  # batches per step by `Run.batches`; 0: unknown, or a warning was given
+
+    def counted(self, read: Iterator[Any], accumulation: int) -> Iterator[Any]:
+        """Yield the batches of the first data set, of which a step takes `accumulation`, and count them."""
+        self._accumulation = accumulation
+        return self._count(read)
+
+    def _count(self, read: Iterator[Any]) -> Iterator[Any]:
+        for batch in read:
+            self._taken += 1
+            yield batch
+
+    def check(self, where: World, step: int, done: int) -> None:
+        """Check a step, the `done`-th since the run resumed or began."""
+        if done == 1 and where.leads and reads_another():
+            log.warning(
+                "not exact: the loop reads a DataLoader, and a resumed run starts its epoch again; "
+                "run.batches_of(loader) resumes in the middle of it"
+            )
+        taken, self._taken_before = self._taken - self._taken_before, self._taken
+        if where.leads and 0 < self._accumulation < taken and done > 1:  # one may read ahead
+            log.warning(
+                "not exact: step %d took %d batches, but run.batches(accumulation=%d) allows %d: a resumed "
+                "run reads some again; set accumulation to the batches of a step",
+                step,
+                taken,
+                self._accumulation,
+                self._accumulation,
+            )
+            self._accumulation = 0
+        if self._modules and where.size > 1:
+            for name in self._differ(where):
+                log.warning(
+                    "event=ranks-differ step=%d help='Run(%s=...): the ranks hold different weights, and "
+                    "those of rank 0 alone are saved; wrap it in DistributedDataParallel'",
+                    step,
+                    name,
+                )
+            self._modules = {}
+
+    def _differ(self, where: World) -> list[str]:
+        """Return the modules outside DistributedDataParallel whose weights differ between ranks."""
+        mine = {name: sums(module.parameters()) for name, module in self._modules.items()}
+        first, *others = where.gather(mine)
+        differ = [name for name in mine if any(other[name] != first[name] for other in others)]
+        return differ if where.leads else []  # rank 0 warns for all
