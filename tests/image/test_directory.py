@@ -78,7 +78,7 @@ def test_who_was_renamed_keeps_name_and_number_and_is_said_to():
 
     assert users(renamed)["ada"]["uid"] == users(before)["ada"]["uid"]
     assert "ada-lovelace" not in users(renamed)
-    assert "is 'ada' here for good" in renamed.left_out["ada-lovelace"]
+    assert "is 'ada' here, the owner of their files" in renamed.left_out["ada-lovelace"]
 
 
 def test_a_name_that_was_another_members_is_given_to_no_newcomer():
@@ -87,7 +87,7 @@ def test_a_name_that_was_another_members_is_given_to_no_newcomer():
     newcomer = merged({"vision": ["id-new"]}, {"id-new": MemberProfile("ada")}, before.registry)
 
     assert "ada" not in users(newcomer)
-    assert "was the name of another member" in newcomer.left_out["ada"]
+    assert "was another member's" in newcomer.left_out["ada"]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_of_two_with_one_number_the_member_stays_and_who_came_later_is_left_out(
     outcome = merged({"vision": ["id-ada"]}, registry=registry, directory=later)
 
     assert users(outcome).keys() == {"ada"}
-    assert "uid 20500 is 'ada'" in outcome.left_out["alice"]
+    assert "uid 20500 belongs to 'ada'" in outcome.left_out["alice"]
 
 
 def test_no_number_is_given_twice_though_two_ids_lead_to_the_same(monkeypatch):

@@ -166,7 +166,7 @@ def test_a_job_that_is_kept_away_from_one_of_enough_instances_gets_another():
     ids=["never", "held in part", "more than there may be now"],
 )
 def test_a_job_in_parts_that_cannot_start_keeps_no_instance_from_those_behind_it(words):
-    """Of 22.05 a part that fits keeps its nodes, though the others do not fit."""
+    """22.05 keeps the nodes of a part that fits, though the others do not fit."""
     played = SizePlay()
     (first,) = played.submit(gpus=8)
     played.wait()

@@ -183,6 +183,6 @@ def test_a_busy_command_is_activity_and_a_broken_one_a_failure(program):
     asked = [SensorOptions(command=command(program("exit 0")))]
     sensors = Sensors(reads(Rates()), reads(()), reads(Presence()), lambda: asked[0])
 
-    assert sensors.poll(NOON).presence.watched == (f"{asked[0].command.command[0]} says busy",)
+    assert sensors.poll(NOON).presence.watched == (f"{asked[0].command.command[0]} reports busy",)
     program("exit 3")
     assert "exit code 3" in sensors.poll(NOON).failures[0]

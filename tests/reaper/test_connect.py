@@ -80,7 +80,7 @@ def test_an_instance_is_chosen_by_what_is_said_of_it(wanted, found):
     ("wanted", "message"),
     [
         (("i-9", None, None), r"i-9: no running instance of this stack \(nearest: i-"),
-        ((None, "serve", None), "running are: dev of ada, dev of bob, train of ada"),
+        ((None, "serve", None), "running: dev of ada, dev of bob, train of ada"),
         ((None, "dev", None), r"2 instances match; name one:\n  1 i-1 \(dev, g5.xlarge, ada\)\n  2 i-2"),
     ],
     ids=["id", "pool", "several"],

@@ -33,7 +33,7 @@ class PoolPrices:
 
 @dataclass(frozen=True)
 class BudgetPolicy(Contradictory):
-    """What a month may cost.
+    """Budget of a month.
 
     Attributes:
         monthly: the amount, in the policy's currency.

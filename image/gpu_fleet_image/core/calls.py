@@ -71,6 +71,7 @@ OVER = frozenset(
 )
 # Calls and services that policies name differently (AWS service authorization reference).
 ACTIONS = {
+    "DescribeBudgets": "ViewBudget",
     "HeadObject": "GetObject",
     "ListObjectsV2": "ListBucket",
     "ListObjectVersions": "ListBucketVersions",
@@ -100,9 +101,9 @@ class Calls:
         read_only: refuse to make a call that changes anything.
 
     Attributes:
-        reads: calls that changed nothing, retries counted.
-        writes: calls that may have changed something, retries counted.
-        skew_s: how far this instance's clock is ahead of the cloud's, by the latest answer; None before.
+        reads: read-only calls, retries included.
+        writes: calls that may have changed something, retries included.
+        skew_s: seconds that this clock is ahead of the cloud's, by the latest reply; None before the first.
     """
 
     def __init__(

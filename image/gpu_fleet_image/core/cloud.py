@@ -146,10 +146,10 @@ class Heartbeats(Protocol):
 
 
 class OrphanedResources(Protocol):
-    """What the stack's instances left behind. Every method raises CloudError where the cloud refuses."""
+    """Orphaned resources of the stack's instances. Every method raises CloudError if the cloud refuses."""
 
     def find(self, stopped: Sequence[Instance] = ()) -> list[OrphanedResource]:
-        """Unattached volumes, unassociated addresses, stopped instances with what their disks take."""
+        """Return unattached volumes, unassociated addresses, stopped instances with their disks' size."""
 
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
         """Return volume id -> start of its newest complete snapshot."""
@@ -161,15 +161,15 @@ class OrphanedResources(Protocol):
         """
 
     def remove(self, orphan: OrphanedResource) -> None:
-        """Delete a volume or give an address back."""
+        """Delete a volume or release an address."""
 
 
 @dataclass(frozen=True)
 class SweepCloud:
     """Connection of a sweep to its cloud.
 
-    calls: counts every call of the other members.
-        calls: counts every call of the others.
+    Attributes:
+        calls: counts every call of the other members.
         notifier: notifies users; None only in a dry run.
         store: holds lease and ledger; None only in a dry run.
         spot_prices: returns the spot price of an hour of some types now, in the policy's currency, without

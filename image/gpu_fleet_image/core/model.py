@@ -252,7 +252,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class OrphanedResource:
-    """One thing that nobody uses.
+    """One resource that nobody uses.
 
     Attributes:
         size_gib: of a volume, or of a stopped instance's volumes; 0 for an address.

@@ -12,8 +12,6 @@ from gpu_fleet_image.core.budget_policy import BudgetPolicy
 from gpu_fleet_image.core.document import CLOCK, FLAG, LEFT_OUT, PRICE, TEXT, ZONE, number, one_of, whole
 from gpu_fleet_image.core.reaper_errors import PolicyError
 
-KEY = "policy.json"  # in the records bucket, where the ledger is
-
 CLOUDS = ("aws", "alicloud")
 _MARKETS = ("on-demand", "spot", "capacity-block", "reservation")
 ACTIONS = ("stop", "terminate")
@@ -78,7 +76,7 @@ class CapacityPolicy:
 
 @dataclass(frozen=True)
 class PoolPolicy(document.Contradictory):
-    """When an instance of one pool counts as forgotten, and what happens then.
+    """Rules of one pool: when an instance counts as idle, and the action then.
 
     Attributes:
         market: purchase option of the pool's instances.

@@ -38,7 +38,7 @@ def parse_duration(text: str) -> timedelta:
     """Parse ``90m``, ``8h`` or ``2d``; return a time span longer than zero.
 
     Raises:
-        ConfigurationError: for anything else.
+        ConfigurationError: the text has another form.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", text.strip())
     if not match or float(match[1]) == 0:

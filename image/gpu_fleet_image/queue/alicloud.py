@@ -94,8 +94,8 @@ def fetched(kms: Product, secret: str, *, may_make: bool) -> bytes:
     """Return munge's key; arguments and errors as of ``cloud.QueueCloud.key``.
 
     KMS never changes an existing version: it refuses another value under its number. So of two controllers
-        one makes the key, and the other finds it when it tries again. After any failed read, making a key
-        cannot overwrite one.
+    one makes the key, and the other finds it when it tries again. After any failed read, making a key cannot
+    overwrite one.
     """
     try:
         answer = kms.action("GetSecretValue")(SecretName=secret, VersionId=VERSION)

@@ -21,7 +21,7 @@ from gpu_fleet_image.core import instance_file, paths, queue_file
 from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import replace_text
-from gpu_fleet_image.core.policy import KEY as POLICY
+from gpu_fleet_image.core.keys import POLICY
 from gpu_fleet_image.core.queue_errors import NotReadyError, PolicyUnreadError, SlurmError
 from gpu_fleet_image.core.queue_need import QUEUE, to_json
 from gpu_fleet_image.core.store import Store
@@ -299,7 +299,7 @@ def limits_of(store: Store) -> dict[str, TeamLimits]:
 
 
 def kept_records(store: Store) -> JobRecords | None:
-    """What the controller before this one wrote of all jobs; a damaged one is none. Raises CloudError."""
+    """Return the previous controller's record of all jobs; None if it is damaged. Raises CloudError."""
     try:
         stored = store.newest(job_records.JOBS, job_records.LONGEST)
         return job_records.records_of(stored.content) if stored else None
@@ -411,10 +411,10 @@ def find_users(there: Iterable[str], tried: set[str], ask: slurm.Run = slurm.run
 
 
 def poll(watching: ControllerWatch, now: datetime) -> bool:
-    """One look of many; whether it could be done.
+    """Poll once; return whether that succeeded.
 
     A failed poll is followed by another: the mover raises its alarm if the controller has not reported for a
-        while.
+    while.
     """
     return _done("queue-look-failed", lambda: watching.once(now))
 

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time, parse_time
 from gpu_fleet_image.queue.answers import Job
 
-JOBS = "queue/jobs.json"
+JOBS = keys.QUEUE_JOBS
 SCHEMA = 1
 MOST_ENDED = 200
 LONGEST = 4 << 20  # bytes of the object
@@ -37,7 +38,7 @@ LONGEST_LOOK = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job as the controller saw it last.
+    """Last known state of a job.
 
     Attributes:
         seen: time at which it was first seen, ISO 8601.
@@ -58,7 +59,7 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class JobRecords:
-    """All entries, the newest last.
+    """Record of all jobs, the newest last.
 
     Attributes:
         at: time of the controller's poll.
@@ -69,7 +70,7 @@ class JobRecords:
 
 
 def after(before: JobRecords | None, jobs: Iterable[Job], now: datetime) -> JobRecords:
-    """The records after a look.
+    """Return the records after a poll.
 
     A job that ran at the previous poll has run since. A job that Slurm no longer knows has ended: in its last
     state, or unseen.
@@ -127,7 +128,7 @@ def _letters(item: dict[str, Any]) -> int:
 
 
 def records_of(raw: Mapping[str, Any]) -> JobRecords:
-    """What ``to_json`` wrote.
+    """Parse what ``to_json`` wrote.
 
     Raises:
         CloudError: it is damaged.

@@ -35,7 +35,7 @@ def described(jobs: Iterable[ListedJob], demand: QueueDemand | None) -> list[Job
 
 
 def _word(job: str, demand: QueueDemand) -> str:
-    """What is said of a job that waits; empty for nothing."""
+    """Return the message about a waiting job; empty for none."""
     if job in demand.kept_back:
         return f"{PREFIX}{demand.refused.get(job, kept_back.WAITS)} {kept_back.MARK}"
     return f"{PREFIX}{demand.refused[job]}" if job in demand.refused else ""

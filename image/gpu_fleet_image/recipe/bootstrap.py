@@ -31,8 +31,8 @@ FIRST = "15-agent"
 class RecipePlace:
     """Folders and target of the recipe.
 
-    root: the instance's root, or a folder that replaces it.
-        root: the instance's root, or a folder in its stead.
+    Attributes:
+        root: the instance's root, or a folder that replaces it.
         target: ``aws`` or ``alicloud``.
     """
 

@@ -46,8 +46,8 @@ _TWO_OCTETS = 192
 class Artefact:
     """One outside artefact on one base; ``_HOLDS`` lists what its kind needs, the rest is empty.
 
-    name: as in versions.toml; of an archive also the name of its key, ``keys/<name>.asc``.
-        name: as in versions.toml; of an archive also that of its key, ``keys/<name>.asc``.
+    Attributes:
+        name: as in versions.toml; of an archive also the name of its key, ``keys/<name>.asc``.
         base: the distribution, say ``debian-12``.
         kind: a key of ``_HOLDS``.
         source: where it comes from, in words.

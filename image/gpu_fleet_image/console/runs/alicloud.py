@@ -14,7 +14,7 @@ from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Clients, client
 
 
 def command_name(stack: str) -> str:
-    """The stack's own command (``stacks/gpu_fleet_stacks/core/naming.py``)."""
+    """Return the name of the stack's own command (``stacks/gpu_fleet_stacks/core/naming.py``)."""
     return f"gpu-fleet-{stack}-run"
 
 

@@ -14,7 +14,7 @@ UNKNOWN = "InvalidDocument"
 
 
 def document_name(stack: str) -> str:
-    """The stack's own document (``stacks/gpu_fleet_stacks/core/naming.py``)."""
+    """Return the name of the stack's own document (``stacks/gpu_fleet_stacks/core/naming.py``)."""
     return f"gpu-fleet-{stack}-run"
 
 

@@ -199,7 +199,7 @@ def show_runs(viewer: QueueViewer, *, as_json: bool = False) -> None:
         for line in why_none_comes(viewer.moved() or MoverState(), viewer.policy, waiting):
             click.echo(line, err=True)
     if (age := datetime.now(UTC) - viewer.records().at) > STALE:
-        click.echo(f"the queue's controller said so {format_span(age)} ago", err=True)
+        click.echo(f"the queue's controller wrote this {format_span(age)} ago", err=True)
 
 
 def cells(entry: JobRecord, state: NodeState, policy: Policy) -> tuple[str, ...]:

@@ -29,9 +29,9 @@ HOMES = Path("/home")
 CONFIG = ".toml"
 PYTHON, SHELLS = re.compile(r"python[\d.]*"), ("bash", "dash", "sh", "zsh")
 TIMEOUT_S = 60
-# the group of everybody in access.people (image/gpu_fleet_image/instance/accounts/changes.py)
+# the group of all users in access.people (image/gpu_fleet_image/instance/accounts/changes.py)
 USERS_GROUP = "gpu-fleet-users"
-SILENT = "the queue's controller does not answer: it comes back within minutes, with all jobs; try again then"
+SILENT = "the queue's controller does not answer: it returns within minutes, with all jobs; try again then"
 HELP = {
     "Unable to contact slurm controller": SILENT,
     "connect failure": SILENT,

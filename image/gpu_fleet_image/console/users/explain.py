@@ -45,8 +45,8 @@ def explain(
     """Show what a sweep would do with an instance, and the heartbeats that it reads.
 
     On an instance, without its name: show its agent's judgement, and when its pool marks it. With --live, on
-        an instance and as root: show each sensor's present reading, and what makes the instance busy. Changes
-        nothing. Exit code 1 if anything could not be read.
+    an instance and as root: show each sensor's present reading, and what makes the instance busy. Changes
+    nothing. Exit code 1 if anything could not be read.
     """
     if is_live:
         Console(width=None if sys.stdout.isatty() else WIDTH).print(
@@ -91,7 +91,7 @@ def _decision_on(instance_id: str, result: Result) -> Decision:
 
 
 def document(cloud: SweepCloud, decision: Decision, policy: Policy, now: datetime) -> dict[str, Any]:
-    """The same for programs; docs/reference/json.md has the keys."""
+    """Return the explanation for programs; docs/reference/json.md has the keys."""
     shown, period, failed = read_rows(cloud, decision, policy, now)
     mark = mark_of(decision.instance)
     return {

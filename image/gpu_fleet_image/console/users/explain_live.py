@@ -38,7 +38,7 @@ class SensorLine:
 
 
 def poll(wait: Callable[[float], None] = time.sleep) -> tuple[Reading, Limits]:
-    """Look at this instance as its agent does, twice: rates are means between two looks.
+    """Read this instance's sensors twice, as its agent does: rates are means between two readings.
 
     Raises:
         ConfigurationError: the caller is not root, which alone sees all processes; or this is no instance.

@@ -121,7 +121,7 @@ def watched(watch: watching.Watch, policy: Policy, now: datetime) -> str:
 
 
 def document(result: Result, policy: Policy) -> dict[str, Any]:
-    """The same for programs; docs/reference/json.md has the keys. Pure."""
+    """Return the status for programs; docs/reference/json.md has the keys. Pure."""
     return {
         "stack": policy.stack,
         "as_of": format_time(result.now),

@@ -101,7 +101,7 @@ class ImagePipeline:
     def promote(self, image_id: str) -> None:
         """Do nothing."""
 
-    def unfit(self, build: PipelineBuild) -> str:  # noqa: ARG002 - nobody scans here
+    def unfit(self, build: PipelineBuild) -> str:  # noqa: ARG002 - this cloud does not scan
         """See ``Pipelines``; return an empty text: this cloud scans no images."""
         return ""
 

@@ -91,8 +91,8 @@ class MergedAccounts:
 
     Attributes:
         users: entries of ``accounts.json``.
-        registry: every member there ever was.
-        left_out: name -> why they get none.
+        registry: every member ever seen.
+        left_out: name -> why they get no account.
     """
 
     users: list[dict[str, Any]]
@@ -150,7 +150,7 @@ def merge(
             continue
         account = outcome.registry.get(member)
         if profile.name in named and (account is None or account.name == profile.name):
-            continue  # the stack names this user itself
+            continue  # the stack itself names this user
         why = _refused(directory, outcome.registry, member, profile.name)
         number = account.uid if account else _number(member, used | _numbers(outcome.registry))
         if why or number is None:
@@ -208,7 +208,7 @@ def _refused(directory: Directory, registry: Mapping[str, MemberAccount], member
     if name in directory.taken or name.startswith(_TAKEN_BEGINNINGS):
         return "is an account or group of the system, or a team"
     if any(account.name == name for other, account in registry.items() if other != member):
-        return "was another member's, whose files they are: give this one another name"
+        return "was the name of another member, who owns its files: choose another name"
     return ""
 
 
@@ -217,7 +217,10 @@ def _numbers(registry: Mapping[str, MemberAccount]) -> set[int]:
 
 
 def _number(member: str, used: Collection[int]) -> int | None:
-    """The first free number from where the id leads: most often the same, should the registry be lost."""
+    """Return the first free number, probing from the id's hash.
+
+    It is stable, except for collisions, if the registry is lost.
+    """
     start = int.from_bytes(hashlib.sha256(member.encode()).digest()[:8], "big")
     numbers: Iterator[int] = (NUMBERS[(start + step) % len(NUMBERS)] for step in range(len(NUMBERS)))
     return next((number for number in numbers if number not in used), None)

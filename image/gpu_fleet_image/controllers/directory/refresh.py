@@ -18,11 +18,11 @@ from gpu_fleet_image.controllers.directory.directory import (
     merge,
     parse_registry,
 )
-from gpu_fleet_image.core import roster
+from gpu_fleet_image.core import keys, roster
 from gpu_fleet_image.core.errors import CloudError
 from gpu_fleet_image.core.store import Store
 
-REGISTRY = "accounts/numbers.json"
+REGISTRY = keys.ACCOUNT_NUMBERS
 # Of known members so many are asked for by themselves in one pass, those of large groups in turns: Identity
 # Center answers 20 calls a second to the whole organization
 # (docs.aws.amazon.com/singlesignon/latest/userguide/limits.html).
@@ -49,9 +49,9 @@ def refresh(
         Number of accounts, whether they were written, and users without an account with the reason.
 
     Raises:
-        CloudError: a group, the registry or the roster could not be read or written; nothing is locked.
+        CloudError: a group, the registry or the roster could not be read or written; no account is locked.
         ConfigurationError: the registry is damaged.
-        RosterError: what would be written is no roster.
+        RosterError: the new roster would be malformed.
     """
     stored = store.get(REGISTRY)
     registry = parse_registry(stored.content) if stored else {}
@@ -94,7 +94,7 @@ def _profiles(
     turn = int(now.timestamp()) // _PASS_S % turns
     for place, member in enumerate(silent):
         if member not in registry or place % turns == turn:
-            # who is gone and still listed is let in no more
+            # a user who is gone but still listed may no longer log in
             said[member] = groups.profile(member) or MemberProfile("", enabled=False)
     return said
 

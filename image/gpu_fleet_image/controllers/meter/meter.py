@@ -11,7 +11,7 @@ one, else the maximum price; without a listed price the stack owner's assumption
 UTC, so that days and months add up to the same money.
 
 A reservation costs its price every hour: with an instance in it the instance has that cost, without one the
-    pool. So terminating an instance of a reservation saves nothing.
+pool. So terminating an instance of a reservation saves nothing.
 """
 
 import calendar

@@ -76,7 +76,7 @@ class Groups:
         return None
 
 
-def handle(event: bytes, context: Any) -> str:  # noqa: ARG001 - whatever wakes it, it looks itself
+def handle(event: bytes, context: Any) -> str:  # noqa: ARG001 - every event starts the same pass
     """Run one pass as a function, each minute; returns and raises as ``run``."""
     return json.dumps(run(datetime.now(UTC) + timedelta(seconds=context.function.timeout)))
 
@@ -86,7 +86,7 @@ def run(ends_at: datetime, as_of: datetime | None = None) -> Mapping[str, Any]:
 
     Args:
         ends_at: when the function is cut off.
-        as_of: the time of a rehearsal. No event leads here.
+        as_of: the time of a rehearsal. No event sets it.
 
     Raises:
         ReaperError: nothing could be done at all; the function counts it as an error.

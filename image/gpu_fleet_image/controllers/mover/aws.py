@@ -89,7 +89,7 @@ def _staying(group: Mapping[str, Any]) -> set[str]:
     }
 
 
-def handle(event: object, context: Any) -> Mapping[str, Any]:  # noqa: ARG001 - whatever wakes it, it looks itself
+def handle(event: object, context: Any) -> Mapping[str, Any]:  # noqa: ARG001 - every event starts the same pass
     """Run one pass as a Lambda function: each minute, and when a launch failed.
 
     Raises:
@@ -104,7 +104,7 @@ def run(ends_at: datetime, as_of: datetime | None = None) -> Mapping[str, Any]:
 
     Args:
         ends_at: when the function is cut off.
-        as_of: the time of a rehearsal. No event leads here.
+        as_of: the time of a rehearsal. No event sets it.
     """
     policy = policies.load(policy_file())
     clock = lambda: as_of or datetime.now(UTC)  # noqa: E731 - a clock

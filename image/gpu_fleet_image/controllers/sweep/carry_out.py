@@ -122,7 +122,7 @@ def mark(
 
 
 def _as_checked(instance: Instance | None) -> Instance | None:
-    """An instance less the cloud's own tags: detaching takes that of its scaling group off."""
+    """Return an instance without the tags of the cloud itself: detaching removes its scaling group's tag."""
     if instance is None:
         return None
     own = {name: value for name, value in instance.tags.items() if not name.startswith(_CLOUDS_TAGS)}

@@ -58,7 +58,7 @@ class AgentReleases:
         self.images = dict.fromkeys(self.images, True)
 
     def to_json(self) -> dict[str, Any]:
-        """As the lease object holds it."""
+        """Return the releases as the lease object holds them."""
         since = format_time(self.since) if self.since else None
         return {"newest": self.newest, "since": since, "images": self.images}
 

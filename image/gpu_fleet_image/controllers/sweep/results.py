@@ -30,11 +30,11 @@ _NO_FLEET = Inventory(())
 
 @dataclass(frozen=True)
 class Ended:
-    """One instance that was stopped or terminated.
+    """Instance that was stopped or terminated.
 
     Attributes:
         group: the scaling group it was taken out of, if any.
-        ledger_key: where its record lies.
+        ledger_key: object key of its record.
     """
 
     decision: Decision
@@ -76,9 +76,9 @@ class Result:
         now: when it decided.
         dry_run: nothing was changed.
         plan: a verdict on each instance.
-        read_calls: calls that only looked.
+        read_calls: read-only calls.
         write_calls: calls that may have changed something.
-        fleet: what was looked at, terminated instances included.
+        fleet: all instances that the sweep read, terminated ones included.
         orphans: volumes, addresses and the like that nobody uses, as JSON objects.
         spending: what the stack costs; None where nothing is metered.
         watch: what was seen so far, of a sweep that only watches.

@@ -1,8 +1,8 @@
 """Messages to a team's room in Slack, Microsoft Teams or DingTalk.
 
 Three JSON bodies are written by hand: the libraries for these services bring a hundred others along. A
-    webhook's address is a secret, because whoever has it can write to the room: no message, log or traceback
-    contains it.
+webhook's address is a secret, because whoever has it can write to the room: no message, log or traceback
+contains it.
 """
 
 import html

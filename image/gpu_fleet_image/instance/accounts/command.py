@@ -52,7 +52,7 @@ def command() -> None:
 def roster(
     read: Callable[[], dict[str, Any] | None], last_good: Path
 ) -> tuple[tuple[RosterUser, ...] | None, str]:
-    """Everybody, and why it is an older word where it is; None where there is no word at all.
+    """Return all users, and why they come from an older roster, if so; None without any roster.
 
     A roster that cannot be read, is damaged or was deleted locks no account: the last good one stays in
     force.

@@ -35,10 +35,10 @@ _MOST_COMMANDS = 1000
 
 
 class PolledSensors(Protocol):
-    """What an agent looks with (``sensors.poll.Sensors``)."""
+    """Source of the agent's readings (``sensors.poll.Sensors``)."""
 
     def poll(self, now: datetime) -> Reading:
-        """Look at everything, without a trace."""
+        """Read all sensors, without an effect on the next sample."""
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
         """Take one sample of a minute."""
@@ -148,7 +148,7 @@ class Accustomed:
         self._lock = threading.Lock()
 
     def poll(self, now: datetime) -> Reading:
-        """As ``Sensors.poll``."""
+        """Read all sensors as ``Sensors.poll``."""
         with self._lock:
             return self._learned(self._sensors.poll(now))
 

@@ -47,13 +47,13 @@ class Answers:
     """Actions on a notice or a mark.
 
     Attributes:
-        drain: makes the drain of a notice.
-        save: copies what users keep; raises ``CloudError``.
-        notify: shows a message to everybody who is logged in.
-        poll: looks at all sensors at this moment, for a mark that was due then.
-        store: where answers go; raises ``CloudError``.
-        caller: what the cloud calls this instance's credentials; raises ``CloudError``.
-        fence: keeps the sweep from stopping this instance, where the cloud can.
+        drain: makes the drain for a notice.
+        save: copies the kept folder; raises ``CloudError``.
+        notify: shows a message to all users who are logged in.
+        poll: reads all sensors now, for a mark that was due.
+        store: returns the store of replies; raises ``CloudError``.
+        caller: returns the cloud's name of this instance's credentials; raises ``CloudError``.
+        fence: denies a stop of this instance to the sweep, if the cloud can.
         door: refuses log-ins and jobs.
         withdraw: removes shown messages where possible.
     """
@@ -83,8 +83,8 @@ class Senses:
 
     Attributes:
         trainers: training processes that run now.
-        own: what the agent uses itself; notes each copy.
-        poll: as ``Answers`` has it.
+        own: the agent's own use of resources; each copy is noted there.
+        poll: as in ``Answers``.
     """
 
     trainers: Callable[[], Sequence[str]]
@@ -231,7 +231,7 @@ class NoticeListener:
                 LOG.exception("event=listening-failed")
 
     def poll(self) -> bool:
-        """Ask once, and do what is asked for.
+        """Poll once, and carry out what follows.
 
         Returns:
             Whether the instance is being terminated; its drain is complete then.
@@ -324,7 +324,7 @@ class NoticeListener:
 
     def _poll_for(self, view: View) -> Seen:
         seen = self._answers.poll(self._mark)
-        if seen.why and view.talk.busy_looks == 0:  # once for each stretch of use, not every few seconds
+        if seen.why and view.talk.busy_looks == 0:  # once for each period of use, not every few seconds
             LOG.info("event=in-use mark=%s why=%r", view.mark, seen.why)
         self._change(busy_looks=view.talk.busy_looks + 1 if seen.why else 0)
         return seen

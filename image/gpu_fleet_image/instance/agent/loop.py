@@ -58,7 +58,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Samples(Protocol):
-    """What the agent looks with (``sensors.poll.Sensors``)."""
+    """Source of the agent's readings (``sensors.poll.Sensors``)."""
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
         """Take one sample."""

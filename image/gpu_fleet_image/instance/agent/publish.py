@@ -36,7 +36,7 @@ def is_unfit(judgement: Judgement, gate_passed: bool | None) -> bool:
     """Return whether the instance may be replaced: the gate failed it and this minute shows no activity.
 
     GPUs that do not answer are accepted: the gate exists to find them. Any other failed sensor hides too
-        much.
+    much.
     """
     blind = [reason for reason in judgement.unknown if not reason.startswith("gpu")]
     return gate_passed is False and not judgement.reasons and not judgement.hung and not blind
@@ -152,7 +152,7 @@ def reporter(
     def report(judgement: Judgement) -> None:
         try:
             activity_file.write(paths.activity_file(), judgement, instance_id, watch)
-        except OSError as error:  # a full disk hides the file from users, not the heartbeat from the sweep
+        except OSError as error:  # a full disk stops users' file, not the heartbeat
             LOG.warning("event=activity-file-failed reason=%r", str(error))
         gate = passed(paths.ready_file())
         unfit = is_unfit(judgement, gate)

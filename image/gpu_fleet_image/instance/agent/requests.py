@@ -76,9 +76,9 @@ class Requests:
 
     Args:
         target: this instance.
-        hold: sets and removes its holds; raises ``InstanceError`` where it may not.
-        notices: what the cloud says of it; None where nothing does.
-        rule: when its pool marks an instance, in one line; empty while that is not known.
+        hold: returns what sets and removes holds; raises ``InstanceError`` if the instance may not.
+        notices: the cloud's notices; None without a source.
+        rule: returns when the pool marks an instance, in one line; empty while that is unknown.
     """
 
     def __init__(

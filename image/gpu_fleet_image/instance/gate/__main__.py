@@ -118,7 +118,7 @@ def _probe(copies: bool) -> ProbedInstance:
 
 
 def _prober(cloud: str) -> Callable[[bool], ProbedInstance]:
-    """Looks at the boot: with the eyes of a user too."""
+    """Return the probe at the boot, which also tests a user's access."""
 
     def see(copies: bool) -> ProbedInstance:
         metadata_problem, credentials_problem = probed(cloud)

@@ -24,7 +24,7 @@ Copies = list[tuple[float | None, str]]
 
 
 def probe(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = _SYS) -> ProbedInstance:
-    """One look at everything.
+    """Probe everything once.
 
     Args:
         nvml: the module ``pynvml``, or one with the same interface.

@@ -203,7 +203,7 @@ class Instances:
         """Stop instances, all or none, and pay only for their disks. Raises CloudError.
 
         The time is noted afterwards: with a note on an instance that was not stopped, a later stop by its
-            user would look like one by the sweep.
+        user would look like one by the sweep.
         """
         try:
             self._calls.change(

@@ -20,7 +20,7 @@ PAGE = 100  # DescribeDisks, DescribeSnapshots, DescribeEipAddresses: at most 10
 
 
 class OrphanedResources:
-    """What the stack's instances left behind.
+    """Orphaned resources of the stack's instances.
 
     Args:
         stack: only its resources are ever listed.
@@ -32,7 +32,7 @@ class OrphanedResources:
         self._own = [{"Key": TAG_MANAGED, "Value": "true"}, {"Key": TAG_STACK, "Value": stack}]
 
     def find(self, stopped: Sequence[Instance] = ()) -> list[OrphanedResource]:
-        """Unattached disks, unassociated addresses, stopped instances with what their disks take.
+        """Return unattached disks, unassociated addresses, stopped instances with their disks' size.
 
         Args:
             stopped: instances whose disks are looked up.
@@ -63,7 +63,7 @@ class OrphanedResources:
         return {}
 
     def remove(self, orphan: OrphanedResource) -> None:
-        """Delete a disk or give an address back; raises CloudError."""
+        """Delete a disk or release an address; raises CloudError."""
         if orphan.kind is Kind.VOLUME:
             self._calls.change(self._ecs.action("DeleteDisk"), DiskId=orphan.id)
         elif orphan.kind is Kind.ADDRESS:
@@ -98,7 +98,7 @@ class OrphanedResources:
                 return
 
     def _addresses(self) -> Iterator[OrphanedResource]:
-        """Unassociated ones, and those that are associated again and still carry the note."""
+        """Yield unassociated addresses, and those that are associated again and still have the note."""
         seen, number = 0, 1
         while True:
             page = self._calls.read(

@@ -101,7 +101,7 @@ class Instances(Tags):
         """Return why the cloud would not stop or terminate an instance, or an empty text.
 
         It takes one call for each instance: no listing of EC2 has these attributes (API
-            DescribeInstanceAttribute).
+        DescribeInstanceAttribute).
 
         Args:
             action: ``stop`` or ``terminate``.

@@ -27,7 +27,7 @@ _USE_PERIOD = timedelta(hours=1)
 
 
 class OrphanedResources:
-    """What the stack's instances left behind.
+    """Orphaned resources of the stack's instances.
 
     Args:
         stack: only its resources are ever listed.
@@ -43,7 +43,7 @@ class OrphanedResources:
         ]
 
     def find(self, stopped: Sequence[Instance] = ()) -> list[OrphanedResource]:
-        """Unattached volumes, unassociated addresses, stopped instances with what their disks take.
+        """Return unattached volumes, unassociated addresses, stopped instances with their disks' size.
 
         Args:
             stopped: instances whose disks are looked up.
@@ -98,7 +98,7 @@ class OrphanedResources:
         return {volume: min(end, now) for volume, end in ends.items() if end > since[volume]}
 
     def remove(self, orphan: OrphanedResource) -> None:
-        """Delete a volume or give an address back; raises CloudError."""
+        """Delete a volume or release an address; raises CloudError."""
         if orphan.kind is Kind.VOLUME:
             self._calls.change(self._ec2.delete_volume, VolumeId=orphan.id)
         elif orphan.kind is Kind.ADDRESS:
@@ -142,7 +142,7 @@ def _address(raw: Mapping[str, Any]) -> OrphanedResource:
 
 
 def _is_orphaned(raw: Mapping[str, Any]) -> bool:
-    """Unassociated, or associated again and still carrying the note."""
+    """Return whether an address is unassociated, or associated again and still has the note."""
     return "AssociationId" not in raw or TAG_IDLE_SINCE in _tags(raw)
 
 

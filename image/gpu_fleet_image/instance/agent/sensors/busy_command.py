@@ -1,8 +1,8 @@
 """``idle.command``: a program of the stack's owner that reports whether an instance is busy.
 
 systemd runs it, not the agent: by the unit ``gpu-idle-command``, as an account without rights, in a sandbox.
-    The agent writes the program's name and reads its exit code, both in root's own folder. It runs only a
-    program that root alone can change: anybody else who could change it would decide for the whole instance.
+The agent writes the program's name and reads its exit code, both in root's own folder. It runs only a program
+that root alone can change: anybody else who could change it would decide for the whole instance.
 """
 
 import re

@@ -81,7 +81,7 @@ class Sensors:
         self._reported_crashes = set[str]()
 
     def poll(self, now: datetime) -> Reading:
-        """Look at everything at this moment, without a trace: the next sample compares with the one before.
+        """Read everything now, without an effect on the next sample.
 
         Args:
             now: the agent's time.

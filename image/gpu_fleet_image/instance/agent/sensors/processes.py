@@ -1,8 +1,8 @@
 """Process table: programs that are work, their progress, log-ins, and the last input of each terminal.
 
 The last input of a terminal counts: when a program reads it, the kernel sets its access time, to eight
-    seconds (``tty_update_time`` in drivers/tty/tty_io.c). That holds for every pseudo terminal: of ssh, tmux,
-    JupyterLab, a code tunnel, and of a container, whose terminals are found through its processes.
+seconds (``tty_update_time`` in drivers/tty/tty_io.c). That holds for every pseudo terminal: of ssh, tmux,
+JupyterLab, a code tunnel, and of a container, whose terminals are found through its processes.
 """
 
 import os
@@ -25,7 +25,7 @@ from gpu_fleet_image.instance.agent.sensors.reading import Presence, ProcessUse,
 from gpu_fleet_image.instance.agent.sensors.slow_answer import SlowAnswer
 
 LOG_IN_PROMPTS = frozenset({"agetty", "getty", "mingetty"})
-# What makes a process a rank of several: torch, Open MPI, MPICH and Slurm.
+# Variables of a rank of a distributed job: torch, Open MPI, MPICH and Slurm.
 _WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 WORLD_SIZE = re.compile("[0-9]{1,9}")  # any other value is not a launcher's; int() refuses 4301 digits
 # OpenSSH names its process "sshd: bob@pts/3" or "sshd: bob@notty"; from 9.8 on "sshd-session: ...".
