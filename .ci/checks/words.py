@@ -41,7 +41,7 @@ FOR_USERS = IN_NOTES | {
 NO_BEGINNING = re.compile(
     r"(?:What|Whether|As|Of|But|Where|How|Who|Whose|Why|When|Which|Those|For|That|The same|So|If)\b"
 )
-PLAIN = ("image", "stacks", "training", ".ci")  # rooms that keep this
+PLAIN = ("stacks", "image", "training", ".ci")  # rooms that keep this
 # a name of product code says what it holds
 NAMELESS = {"one", "found", "told", "tell", "tells", "Found", "Word", "machine", "machines"}
 HOUSE_PARTS = {"told", "tell", "tells", "machine", "machines", "somebody"}

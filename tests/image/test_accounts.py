@@ -127,7 +127,7 @@ def test_a_second_run_changes_nothing_and_looks_for_sessions_of_leavers_alone(hi
 REFUSED = {
     "an account of the system": (RosterUser("ubuntu", 5001), "has an account 'ubuntu' of its own (uid 1000)"),
     "another's number": (RosterUser("eve", 5002), "uid 5002 is that of 'bob'"),
-    "a number of its own that changed": (RosterUser("bob", 5003), "files of 5002 nobody's"),
+    "a number of its own that changed": (RosterUser("bob", 5003), "keep uid 5002: with 5003"),
     "a group of another number": (
         RosterUser("kai", 5009, team="vision", team_gid=31_009),
         "group 'vision' has number 31000 here, not 31009",
@@ -140,7 +140,7 @@ REFUSED = {
     "somebody else's home": (RosterUser("carol", 5011), "/home/carol belongs to uid 5002"),
     "the number of who left": (
         RosterUser("zoe", 5012),
-        "uid 5012 is that of /home/yann, whose files would be theirs",
+        "uid 5012 owns /home/yann, whose files would become theirs",
     ),
 }
 

@@ -696,7 +696,7 @@ def test_removing_takes_a_disk_or_an_address_and_never_an_instance():
 
     left.remove(OrphanedResource(Kind.VOLUME, "d-1"))
     left.remove(OrphanedResource(Kind.ADDRESS, "eip-1"))
-    with pytest.raises(ValueError, match="is no thing to remove here"):
+    with pytest.raises(ValueError, match="cannot be removed here"):
         left.remove(OrphanedResource(Kind.INSTANCE, "i-1"))
 
     disk, address = made.ecs.action, made.vpc.action

@@ -165,7 +165,7 @@ def test_removing_takes_the_volume_and_the_address_and_never_an_instance(ec2):
     where.remove(OrphanedResource(Kind.VOLUME, made_volume(ec2)))
 
     assert where.find() == []
-    with pytest.raises(ValueError, match="is no thing to remove here"):
+    with pytest.raises(ValueError, match="cannot be removed here"):
         where.remove(OrphanedResource(Kind.INSTANCE, "i-1"))
 
 

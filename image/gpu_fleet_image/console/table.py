@@ -56,7 +56,7 @@ IMAGE = Rows(
             "gpu_fleet_image.recipe.build:payload_command", "Write the tarball that a cloud's builder runs."
         ),
         "wheels": Row(
-            "gpu_fleet_stacks.images.wheels_command:wheels", "Put the trainer's wheels into a bucket."
+            "gpu_fleet_stacks.images.wheels_command:wheels", "Upload the trainer's wheels to a bucket."
         ),
     },
 )

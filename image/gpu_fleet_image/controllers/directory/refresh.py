@@ -65,7 +65,7 @@ def refresh(
             "accounts": {member: dataclasses.asdict(each) for member, each in outcome.registry.items()}
         }
         if store.move_on(REGISTRY, content, stored.version if stored else None) is None:
-            raise CloudError(f"{REGISTRY}: somebody else wrote it at this moment; the next pass goes on")
+            raise CloudError(f"{REGISTRY}: another pass wrote it at the same time; the next pass continues")
     written = _differs(store, document)
     if written:
         store.put(roster.KEY, document)

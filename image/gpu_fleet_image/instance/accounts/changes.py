@@ -122,7 +122,7 @@ def _refused(user: RosterUser, accounts: Mapping[str, LocalAccount], groups: Map
     if account is not None and not account.is_ours:
         return f"the system has an account {user.name!r} of its own (uid {account.uid})"
     if account is not None and account.uid != user.uid:
-        return f"its uid would become {user.uid}, and files of {account.uid} nobody's: leave the number alone"
+        return f"keep uid {account.uid}: with {user.uid} its files would lose their owner"
     others = [
         account.name for account in accounts.values() if account.uid == user.uid and account.name != user.name
     ]
@@ -140,9 +140,7 @@ def _refused(user: RosterUser, accounts: Mapping[str, LocalAccount], groups: Map
 def _home_refused(user: RosterUser, homes: Mapping[str, int]) -> str:
     others = [name for name, number in homes.items() if number == user.uid and name != user.name]
     if others and user.name not in homes:
-        return (
-            f"uid {user.uid} is that of /home/{others[0]}, whose files would be theirs; give another number"
-        )
+        return f"uid {user.uid} owns /home/{others[0]}, whose files would become theirs; choose another uid"
     owner = homes.get(user.name, user.uid)
     if owner == user.uid:
         return ""

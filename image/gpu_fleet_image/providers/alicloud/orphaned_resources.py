@@ -69,7 +69,7 @@ class OrphanedResources:
         elif orphan.kind is Kind.ADDRESS:
             self._calls.change(self._vpc.action("ReleaseEipAddress"), AllocationId=orphan.id)
         else:
-            raise ValueError(f"{orphan.id}: a {orphan.kind} is no thing to remove here")
+            raise ValueError(f"{orphan.id}: a {orphan.kind} cannot be removed here")
 
     def _instances(self, stopped: Sequence[Instance]) -> Iterator[OrphanedResource]:
         for instance in stopped:  # the API takes one instance at a time

@@ -104,7 +104,7 @@ class OrphanedResources:
         elif orphan.kind is Kind.ADDRESS:
             self._calls.change(self._ec2.release_address, AllocationId=orphan.id)
         else:
-            raise ValueError(f"{orphan.id}: a {orphan.kind} is no thing to remove here")
+            raise ValueError(f"{orphan.id}: a {orphan.kind} cannot be removed here")
 
     def _instances(self, stopped: Sequence[Instance]) -> Iterator[OrphanedResource]:
         disks: dict[str, list[Mapping[str, Any]]] = {instance.id: [] for instance in stopped}
