@@ -124,7 +124,7 @@ class Uploader:
         self._queue.put(Upload(manifest, folder, names, team))
 
     def hurry(self) -> None:
-        """From now on, abandon an upload at once if a newer one waits, and use the full share of the processor."""
+        """Abandon an upload from now on if a newer one waits, at full priority: the run ends."""
         self._hurried = True
 
     def end(self) -> None:
