@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 
 TOP = Path(__file__).resolve().parents[1]
 # of this checkout, also where the environment is another's
-sys.path[:0] = [str(TOP / room) for room in ("stacks", "image", "training")]
+sys.path[:0] = [str(TOP / room) for room in ("docs", "stacks", "image", "training")]
 
 project = "gpu-fleet"
 author = "the gpu-fleet authors"
@@ -59,14 +59,25 @@ def show_example(_app: Sphinx, _ctx: click.Context, lines: list[str]) -> None:
         lines[:] = [shown[0], "", ".. code-block:: text", "", *(f"   {line.strip()}" for line in shown[1:])]
 
 
+def add_tables(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Add the tables of a run's keys to their page."""
+    from run_configuration import markdown  # noqa: PLC0415 - found once sys.path is set
+
+    from gpu_fleet.core import config  # noqa: PLC0415 - as above
+
+    if page == "reference/run-configuration":
+        source[0] += markdown(config)
+
+
 def setup(app: Sphinx) -> None:
-    """Connect the help texts of commands, and hide the commands that only units of an instance call."""
+    """Connect the above, and hide the commands that only units of an instance call."""
     from gpu_fleet_image.console import cli, table  # noqa: PLC0415 - found once sys.path is set
 
     with click.Context(cli.main) as context:
         for name in table.SECTIONS[table.INTERNAL]:
             if command := cli.main.get_command(context, name):
                 command.hidden = True
+    app.connect("source-read", add_tables)
     app.connect("sphinx-click-process-description", escape)
     app.connect("sphinx-click-process-options", escape)
     app.connect("sphinx-click-process-epilog", show_example)

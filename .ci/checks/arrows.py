@@ -47,8 +47,8 @@ Arrows = dict[str, set[str]]
 OWN = ("gpu_fleet_stacks", "gpu_fleet_image", "gpu_fleet", "gpu_fleet_jobs", "tests")
 # A stack shares the contract and the clients of the clouds with what runs for it.
 OF_IMAGE = ("gpu_fleet_image.core", "gpu_fleet_image.providers")
-# It uploads the very tarball and wheels that the recipe assembles; two assemblies would part.
-KNOW_THE_RECIPE = ("stacks/gpu_fleet_stacks/payload/", "stacks/gpu_fleet_stacks/images/")
+# It uploads the very tarball and wheels that the recipe assembles, and a proof trains by its example.
+KNOW_THE_RECIPE = tuple(f"stacks/gpu_fleet_stacks/{room}/" for room in ("payload", "images", "acceptance"))
 PROGRAM, MOST_LINES = "stacks/gpu_fleet_stacks/program.py", 40
 OF_PROGRAM = (
     *(

@@ -28,7 +28,6 @@ CALLED_BY_NAME = {
     "run_rank": "torchrun starts it",
     "measure": "loaded by train.bench",
     "serve": "Pulumi starts the policy pack",
-    "namespace": "tests of the reaper say the namespace as agents have it, who take it from instance.toml",
     "unpack": "tests/image fetches cloud-init with the apt of the recipe",
 }
 # Definition at the top of a test module: a function, a class, or a constant.

@@ -22,9 +22,9 @@ from unittest.mock import patch
 from moto.backends import get_backend
 from moto.ssm.models import Command
 
+from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER
 from gpu_fleet_image.instance.gate.__main__ import write_report
 from gpu_fleet_image.instance.gate.checks import CheckResult
-from gpu_fleet_stacks.acceptance.account import TAG_KEEP_UNTIL, TAG_REAP_AFTER
 from gpu_fleet_stacks.rehearsal import cast, first_boot, instances, processes, sweeps
 from gpu_fleet_stacks.rehearsal.cast import META_DATA, RESTS, TAGS, Part, Player
 from gpu_fleet_stacks.rehearsal.clients import RegionClients

@@ -11,18 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, TAG_POOL, TAG_REAP_AFTER
 from gpu_fleet_stacks.acceptance import on_instance
-from gpu_fleet_stacks.acceptance.account import (
-    TAG_KEEP_UNTIL,
-    TAG_POOL,
-    TAG_REAP_AFTER,
-    Call,
-    CommandOutput,
-    Kept,
-    Orphan,
-    TestedInstance,
-)
-from gpu_fleet_stacks.acceptance.errors import CallRefusedError, EngineError, NotReachableError
+from gpu_fleet_stacks.acceptance.account import Call, CommandOutput, Kept, Orphan, TestedInstance
+from gpu_fleet_stacks.acceptance.errors import EngineError, NotReachableError
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight.findings import Finding, Rating
 
 BEGIN = datetime(2026, 11, 21, 6, tzinfo=UTC)
@@ -330,7 +323,7 @@ class PretendCloud:
     def interrupt(self, instance_id: str) -> str:
         self.fis_role = True
         if "fis" in self.broken:
-            raise CallRefusedError("start_experiment: AccessDeniedException: no", "AccessDeniedException")
+            raise CannotCheckError("start_experiment: AccessDeniedException: no", "AccessDeniedException")
         box = self.boxes[instance_id]
         self._stop(box, self.clock.now())
         box.ended_at = self.clock.now() + timedelta(minutes=2)
@@ -341,7 +334,7 @@ class PretendCloud:
 
     def orphans(self) -> list[Orphan]:
         if "left" in self.broken:
-            raise CallRefusedError("describe_volumes: UnauthorizedOperation", "UnauthorizedOperation")
+            raise CannotCheckError("describe_volumes: UnauthorizedOperation", "UnauthorizedOperation")
         running = [box.instance for box in self.boxes.values() if not box.instance.ended]
         found = [Orphan("instance", resource.id, resource.state, resource.type) for resource in running]
         if self.stands:

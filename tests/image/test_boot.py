@@ -8,9 +8,8 @@ from dataclasses import replace
 import boto3
 import pytest
 
-from gpu_fleet_image.core import metrics
+from gpu_fleet_image.core import keys, metrics
 from gpu_fleet_image.recipe import lock
-from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.rehearsal.moto_server import environment, moto_server
 from gpu_fleet_stacks.settings import ImageMode, people, stack_files
@@ -65,7 +64,7 @@ def cloud(declared):
             s3.create_bucket(Bucket=bucket)
         s3.put_object(
             Bucket=urllib.parse.urlsplit(written["records_uri"]).netloc,
-            Key=sweep_archive.ACCOUNTS_KEY,
+            Key=keys.stored(keys.ACCOUNTS),
             Body=people.roster_text(stack_files.settings_of(STACK)).encode(),
         )
         autoscaling = boto3.client("autoscaling", region_name=REGION, endpoint_url=endpoint)

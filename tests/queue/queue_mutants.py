@@ -15,7 +15,7 @@ from gpu_fleet_image.controllers.mover.mover import _Mover
 from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.instance.agent import listening
 from gpu_fleet_image.instance.agent.answers import Act, Seen
-from gpu_fleet_image.queue import configuration, controller, demand, job_records, sizes, slurm
+from gpu_fleet_image.queue import configuration, controller, demand, job_records, kept_back, sizes, slurm
 from gpu_fleet_image.queue.demand import QueueDemand
 from gpu_fleet_image.queue.sizes import Fit, JobRequest, QueuePool
 from gpu_fleet_jobs.submitted import queued
@@ -124,6 +124,9 @@ MUTANTS: dict[str, Broken] = {
     "a job for later gets its instances now": of(demand, "LEAD", timedelta(days=3)),
     "a job that no instance can run gets one": of(demand, "fit", _anyhow),
     "what Slurm gave up too early is not released": of(slurm, "release", lambda *_words: None),
+    "a job in parts keeps nodes that it cannot use": of(
+        kept_back.Outlook, "kept_back", lambda *_words: frozenset()
+    ),
     "a node with a notice takes jobs, and is not drained": program("$run/stop", "$run/never"),
     "the sweep ends instances with jobs": all_of(
         program("$run/closed", "$run/never"),

@@ -51,7 +51,7 @@ def test_any_other_program_runs_under_the_trainers_watch():
     [
         (replace(RUN, pool="trian"), (), "there are train (nearest: train)"),
         (replace(RUN, nodes=5), (), "size.max of pool 'train' is 4"),
-        (RUN, ("--hours",), "--hours: not on a stack with a queue"),
+        (RUN, ("--hours",), "--hours: not allowed on a stack with a queue"),
     ],
 )
 def test_what_cannot_be_is_refused_before_slurm_hears_of_it(run, refused, says):

@@ -14,12 +14,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from gpu_fleet_image.core.alicloud_credentials import Credentials
-from gpu_fleet_image.providers.alicloud.session import ALONE, PRODUCTS, Clients, Product
+from gpu_fleet_image.providers.alicloud.session import Clients, Product
 from tests.reaper.alicloud_api import refused
 
 SECRET = "made-up"
@@ -139,7 +140,10 @@ def clients(server: Server, s3: Any = None) -> Clients:
     """Return the real SDK's clients for the server; they never sleep."""
     credentials = Credentials(ENVIRON)
     made = {
-        name.lower(): Product(name, REGION, credentials, endpoint=server.url, wait=lambda _: None)
-        for name in PRODUCTS.keys() - ALONE
+        known.name: Product(
+            known.name.capitalize(), REGION, credentials, endpoint=server.url, wait=lambda _: None
+        )
+        for known in fields(Clients)
+        if known.name != "s3"
     }
     return Clients(**made, s3=s3)

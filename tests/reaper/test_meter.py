@@ -224,7 +224,7 @@ def test_the_forecast_continues_at_the_pace_of_the_last_day_or_of_what_runs_in_t
 
 @pytest.mark.parametrize("damage", [{"until": "yesterday"}, {"month": None}, {"running": {"i-1": {}}}])
 def test_a_damaged_reading_is_named_and_not_begun_anew(damage):
-    with pytest.raises(CloudError, match=r"meter\.json: .*put back a version"):
+    with pytest.raises(CloudError, match=r"meter\.json: .*restore a version"):
         from_json({**at_noon(make_instance()).to_json(), **damage}, "meter.json")
 
 

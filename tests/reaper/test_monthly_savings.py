@@ -342,5 +342,5 @@ def test_an_instance_without_a_package_for_plots_is_shown_what_to_do(report, mon
     result, output = report()
 
     assert result.exit_code == 1
-    assert "drawn by matplotlib, which is not installed here" in result.output
+    assert "needs matplotlib, which is not installed here" in result.output
     assert not output.exists()

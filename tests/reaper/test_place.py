@@ -16,7 +16,6 @@ from gpu_fleet_image.core.calls import permission_of
 from gpu_fleet_image.core.place import Asked, Place, place_of
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_stacks.core import naming
-from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import stack_files
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.instance_toml import INSTANCE_TOML
@@ -226,7 +225,6 @@ def test_the_commands_look_where_the_stack_puts_its_policy(name):
     found = Place(name, str(stack.cloud), stack.region).bucket(stack.account_id)
 
     assert found == naming.prefixed(name, "records", stack.account_id)
-    assert place.POLICY_KEY == sweep_archive.POLICY_KEY
 
 
 def test_without_any_stack_the_flag_is_named(elsewhere):

@@ -387,7 +387,7 @@ def test_at_a_terminal_whatever_root_runs_is_a_user_s_but_the_prompt_that_waits_
 
 
 def test_a_look_names_every_sensor_that_failed_and_keeps_the_others():
-    reading = Sensors(reads(Rates(1.0)), reads(error=LOST), reads(error=LOST)).look(NOON)
+    reading = Sensors(reads(Rates(1.0)), reads(error=LOST), reads(error=LOST)).poll(NOON)
 
     assert reading.rates == Rates(1.0)
     assert reading.failures == (f"gpu: {LOST}", f"processes: {LOST}")

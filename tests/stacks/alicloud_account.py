@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from gpu_fleet_stacks.clients.alicloud import KEY_ID, KEY_SECRET, Alicloud
+from gpu_fleet_image.core.alicloud_credentials import KEY_ID, SECRET
+from gpu_fleet_stacks.clients.alicloud import Alicloud
 from tests.reaper.alicloud_api import refused
 
 OK, FORBIDDEN, SERVER_ERROR = 200, 403, 500
@@ -58,7 +59,8 @@ def serving(account: Account, region: str = "cn-shenzhen") -> Iterator[Alicloud]
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            code, answer = account.reply(dict(parse_qsl(urlsplit(self.path).query)))
+            sent = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
+            code, answer = account.reply(dict(parse_qsl(f"{urlsplit(self.path).query}&{sent}")))
             body = json.dumps(answer).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
@@ -73,7 +75,7 @@ def serving(account: Account, region: str = "cn-shenzhen") -> Iterator[Alicloud]
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield Alicloud(region, {KEY_ID: "test", KEY_SECRET: "test"}, f"127.0.0.1:{server.server_port}")
+        yield Alicloud(region, {KEY_ID: "test", SECRET: "test"}, f"127.0.0.1:{server.server_port}")
     finally:
         server.shutdown()
         server.server_close()

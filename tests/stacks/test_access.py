@@ -7,10 +7,6 @@ from functools import partial
 import pytest
 
 from gpu_fleet_image.instance.agent import kept_files
-from gpu_fleet_image.providers.alicloud import session as image_alicloud
-from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.catalog import regions
-from gpu_fleet_stacks.clients import alicloud as stacks_alicloud
 from gpu_fleet_stacks.settings import Nat
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.judges import (
@@ -519,16 +515,3 @@ def test_a_role_is_taken_by_its_service_alone(name):
     assert {end for _, end in roles} == services.keys()
     for policy, end in roles:
         assert {principal for principal in strangers if takes(policy, principal)} == {services[end]}
-
-
-def test_stacks_and_instances_ask_the_same_hosts_of_alibaba_cloud():
-    known = {name: name.lower() for name in image_alicloud.PRODUCTS if name != "Ims"}
-    places = {*regions.of_cloud(catalog.Cloud.ALICLOUD), "cn-hangzhou", "cn-hongkong", "eu-central-1"}
-
-    asked = {
-        (name, region): (image_alicloud.host_of(name, region), stacks_alicloud.host_of(product, region))
-        for name, product in known.items()
-        for region in places
-    }
-
-    assert {where: hosts for where, hosts in asked.items() if hosts[0] != hosts[1]} == {}

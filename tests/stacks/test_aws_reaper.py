@@ -13,9 +13,9 @@ import boto3
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core import policy as policies
 from gpu_fleet_image.core.document import written
-from gpu_fleet_image.core.place import POLICY_KEY
 from gpu_fleet_stacks.aws.reaper import bundle
 from gpu_fleet_stacks.aws.reaper_role import LICENCES, MARKS
 from gpu_fleet_stacks.payload import sweep_archive, sweep_policy
@@ -106,7 +106,7 @@ def test_users_find_the_policy_of_the_sweep_under_the_stacks_own_key(declared):
 
     (records,) = [made for made in declared.of_type(declared.words.bucket) if made.id == stored["bucket"]]
     assert records.inputs["bucket"] == declared.settings.bucket_name("records")
-    assert stored["key"] == POLICY_KEY
+    assert stored["key"] == keys.stored(keys.POLICY)
     assert text == archive_files(bundle(declared.settings))["policy.json"].decode()
     assert text == declared.rehearsed.outputs["policy"]
     assert policies.parse(text).stack == declared.settings.name

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_fleet_image.core.alicloud_credentials import KEY_ID, SECRET
 from gpu_fleet_stacks.acceptance.alicloud import AlicloudAccount
 from gpu_fleet_stacks.acceptance.aws import AwsAccount
 from gpu_fleet_stacks.acceptance.clock import SystemClock
-from gpu_fleet_stacks.acceptance.errors import CallRefusedError
 from gpu_fleet_stacks.clients import buckets, oss
 from gpu_fleet_stacks.clients.alicloud import Alicloud
 from gpu_fleet_stacks.clients.aws import Aws
@@ -125,7 +125,7 @@ def doors(s3):
 
 @pytest.mark.parametrize("door", ["accept on AWS", "accept on Alibaba Cloud"])
 def test_accept_says_what_it_could_not_delete(locked, door):
-    with pytest.raises(CallRefusedError, match="AccessDenied"):
+    with pytest.raises(CannotCheckError, match="AccessDenied"):
         doors(locked)[door](BUCKET)
 
 
@@ -146,6 +146,6 @@ def test_oss_is_never_asked_for_a_deletion_of_many():
     store.delete_objects = None
 
     assert buckets.empty(store.ask, BUCKET, str, in_batches=False) == 2
-    assert oss.client("cn-shenzhen", {oss.KEY_ID: "a", oss.KEY_SECRET: "b"}).meta.endpoint_url == (
+    assert oss.client("cn-shenzhen", {KEY_ID: "a", SECRET: "b"}).meta.endpoint_url == (
         "https://s3.oss-cn-shenzhen.aliyuncs.com"
     )

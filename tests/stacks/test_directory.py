@@ -14,6 +14,7 @@ import pytest
 
 from gpu_fleet_image.controllers.directory.aws import IdentityCenterGroups
 from gpu_fleet_image.controllers.directory.directory import MemberProfile
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.queue.accounting import TeamLimits, limits_of
 from gpu_fleet_stacks.core.errors import SettingsError
@@ -133,7 +134,7 @@ class Reader:
         )
 
     def roster(self):
-        body = boto3.client("s3", REGION).get_object(Bucket=BUCKET, Key=sweep_archive.ACCOUNTS_KEY)["Body"]
+        body = boto3.client("s3", REGION).get_object(Bucket=BUCKET, Key=keys.stored(keys.ACCOUNTS))["Body"]
         return json.loads(body.read())
 
     def names(self):
@@ -194,7 +195,7 @@ def test_what_a_team_gets_of_the_queue_reaches_the_controller_with_the_members(r
         teams=limits,
     )
     written = json.loads(directory_text(stack_file_says, stack_file_says.access.directory, ()))
-    file = reader.code / sweep_archive.DIRECTORY_FILE
+    file = reader.code / keys.DIRECTORY_FILE
     file.write_text(json.dumps(json.loads(file.read_text()) | {"queue_teams": written["queue_teams"]}))
 
     done = reader.run()
@@ -208,7 +209,7 @@ def test_a_group_that_cannot_be_read_locks_no_account(reader):
     reader.add("eve")
     reader.run()
     before = reader.roster()
-    policy_file = reader.code / sweep_archive.DIRECTORY_FILE
+    policy_file = reader.code / keys.DIRECTORY_FILE
     said = json.loads(policy_file.read_text())
     said["teams"].append({"name": "lost", "gid": 31_000, "group": GROUP, "admin": False})
     policy_file.write_text(json.dumps(said))
@@ -223,9 +224,9 @@ def test_a_group_that_cannot_be_read_locks_no_account(reader):
 def test_a_half_written_roster_is_written_anew_and_a_damaged_book_stops_the_function(reader):
     s3 = boto3.client("s3", REGION)
     reader.run()
-    whole, book_key = reader.roster(), f"{sweep_archive.PEOPLE_BOOK}/numbers.json"
+    whole, book_key = reader.roster(), keys.stored(keys.ACCOUNT_NUMBERS)
 
-    s3.put_object(Bucket=BUCKET, Key=sweep_archive.ACCOUNTS_KEY, Body=b'{"schema_version": 1, "us')
+    s3.put_object(Bucket=BUCKET, Key=keys.stored(keys.ACCOUNTS), Body=b'{"schema_version": 1, "us')
     assert reader.run().returncode == 0
     assert reader.roster() == whole
     s3.put_object(Bucket=BUCKET, Key=book_key, Body=b'{"accounts": []}')
@@ -239,10 +240,10 @@ def test_a_half_written_roster_is_written_anew_and_a_damaged_book_stops_the_func
 def test_no_update_of_the_stack_overwrites_the_roster_and_sessions_open_as_the_members_account(reader):
     kinds = ("aws:s3/bucketObjectv2:BucketObjectv2", "aws:ssm/document:Document")
     stored, documents = ([each.inputs for each in reader.rehearsed.of_type(kind)] for kind in kinds)
-    keys = {each["key"] for each in stored}
+    names = {each["key"] for each in stored}
 
-    assert sweep_archive.POLICY_KEY in keys
-    assert sweep_archive.ACCOUNTS_KEY not in keys
+    assert keys.stored(keys.POLICY) in names
+    assert keys.stored(keys.ACCOUNTS) not in names
     assert sorted(each["documentType"] for each in documents) == ["Command", "Session", "Session"]
 
 
@@ -264,10 +265,10 @@ def test_the_function_reads_its_groups_and_writes_the_roster_and_nothing_else(re
     assert not may("identitystore:ListUsers", f"{store}:123456789012:identitystore/{STORE}")
     assert not may("identitystore:CreateGroupMembership", f"{store}::group/{reader.group}")
     assert not may("sts:AssumeRole", "arn:aws:iam::999999999999:role/any")
-    assert may("s3:PutObject", f"{records}/{sweep_archive.ACCOUNTS_KEY}")
-    assert not may("s3:PutObject", f"{records}/{sweep_archive.POLICY_KEY}")
-    assert not may("s3:GetObject", f"{records}/{sweep_archive.ROSTER_KEY}")
-    assert not may("s3:DeleteObject", f"{records}/{sweep_archive.ACCOUNTS_KEY}")
+    assert may("s3:PutObject", f"{records}/{keys.stored(keys.ACCOUNTS)}")
+    assert not may("s3:PutObject", f"{records}/{keys.stored(keys.POLICY)}")
+    assert not may("s3:GetObject", f"{records}/{keys.stored(keys.ROSTER)}")
+    assert not may("s3:DeleteObject", f"{records}/{keys.stored(keys.ACCOUNTS)}")
 
 
 def test_a_directory_of_another_account_is_read_by_its_role_alone():
@@ -392,10 +393,10 @@ def test_on_alibaba_cloud_members_of_a_ram_group_have_accounts_and_a_lost_group_
             )
 
         came = run()
-        body = s3.get_object(Bucket=bucket, Key=sweep_archive.ACCOUNTS_KEY)["Body"].read()
+        body = s3.get_object(Bucket=bucket, Key=keys.stored(keys.ACCOUNTS))["Body"].read()
         ims.missing = True
         lost = run()
-        after = s3.get_object(Bucket=bucket, Key=sweep_archive.ACCOUNTS_KEY)["Body"].read()
+        after = s3.get_object(Bucket=bucket, Key=keys.stored(keys.ACCOUNTS))["Body"].read()
 
     assert came.returncode == 0, came.stderr
     (ada,) = json.loads(body)["users"]

@@ -132,7 +132,9 @@ class CloudMonitor:
         assert product == "cms"
         if action == "PutCustomMetric":
             self.put.append(parameters)
-            return {"Code": self.code, "Message": "no"}
+            if self.code != "200":
+                raise CannotCheckError(f"{action}: {self.code}: no", self.code)
+            return {"Code": self.code}
         assert parameters["Namespace"] == "acs_customMetric_1234567890123456"
         self.looks += 1
         points = [{"groupId": "4711", "Average": 0}] if self.looks >= self.shown_after else []

@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.core.alicloud_credentials import KEY_ID, SECRET
 from gpu_fleet_stacks.clients import oss
-from gpu_fleet_stacks.clients.alicloud import KEY_ID, KEY_SECRET
 from gpu_fleet_stacks.core.errors import StacksError
 from tests.stacks.test_commands import shell  # noqa: F401 - a fixture
 
 REGION = "cn-shenzhen"
 PUBLIC, INNER = f"https://oss-{REGION}.aliyuncs.com", f"https://oss-{REGION}-internal.aliyuncs.com"
-LOGGED_IN = {KEY_ID: "made-up", KEY_SECRET: "made-up"}
+LOGGED_IN = {KEY_ID: "made-up", SECRET: "made-up"}
 # HTTP status and code of GetObject: www.alibabacloud.com/help/doc-detail/31836.htm and OSS' error codes.
 NOT_THERE, SHUT, ELSEWHERE = (404, "NoSuchKey"), (400, "PublicEndpointForbidden"), (403, "AccessDenied")
 
@@ -161,7 +161,7 @@ def at_home(monkeypatch):
     @contextmanager
     def answering(buckets):
         with serving(buckets) as (s3, asked), monkeypatch.context() as patch:
-            patch.setattr(oss.boto3, "client", lambda *_, **__: s3)
+            patch.setattr(oss, "bucket_client", lambda *_, **__: s3)
             yield asked
 
     return answering

@@ -8,9 +8,9 @@ import struct
 import pytest
 
 from gpu_fleet_image.console.users import connect
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.aws.sessions import document_content
 from gpu_fleet_stacks.core.errors import SettingsError
-from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import people
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks.alicloud_examples import stack as alicloud_stack
@@ -142,7 +142,7 @@ def objects(declared):
 
 
 def test_the_roster_lies_encrypted_in_the_records_and_nowhere_else(named):
-    stored = objects(named)[sweep_archive.ACCOUNTS_KEY]
+    stored = objects(named)[keys.stored(keys.ACCOUNTS)]
 
     assert [user["name"] for user in json.loads(stored["content"])["users"]] == ["ada", "bob"]
     assert stored["serverSideEncryption"] == "aws:kms"
@@ -153,7 +153,7 @@ def test_the_roster_lies_encrypted_in_the_records_and_nowhere_else(named):
 
 
 def test_a_stack_whose_users_were_removed_says_so_to_its_instances(nobody):
-    assert json.loads(objects(nobody)[sweep_archive.ACCOUNTS_KEY]["content"])["users"] == []
+    assert json.loads(objects(nobody)[keys.stored(keys.ACCOUNTS)]["content"])["users"] == []
 
 
 def test_instances_read_the_roster_and_no_role_of_theirs_writes_it(named):
@@ -167,7 +167,7 @@ def test_instances_read_the_roster_and_no_role_of_theirs_writes_it(named):
         for resource in named.of_type("aws:iam/rolePolicy:RolePolicy")
         if resource.name.endswith("-instance")
     ]
-    place = f"{bucket}/{sweep_archive.ACCOUNTS_KEY}"
+    place = f"{bucket}/{keys.stored(keys.ACCOUNTS)}"
 
     def may(action, policy):
         me = {"aws:userid": "AROA1:i-0123456789abcdef0"}
@@ -269,12 +269,12 @@ def test_alibaba_clouds_instances_read_the_roster_and_write_no_word_of_it():
     (stored,) = [
         resource.inputs
         for resource in found.of_type("alicloud:oss/bucketObject:BucketObject")
-        if resource.inputs["key"] == sweep_archive.ACCOUNTS_KEY
+        if resource.inputs["key"] == keys.stored(keys.ACCOUNTS)
     ]
     assert [user["name"] for user in json.loads(stored["content"])["users"]] == ["ada"]
     stated = role_statements(found, "dev-instance")
     touching = [
-        statement for statement in stated if sweep_archive.ACCOUNTS_KEY in json.dumps(statement["Resource"])
+        statement for statement in stated if keys.stored(keys.ACCOUNTS) in json.dumps(statement["Resource"])
     ]
     assert [statement["Action"] for statement in touching] == [["oss:GetObject"]]
     assert not any("reaper/*" in json.dumps(statement["Resource"]) for statement in stated)

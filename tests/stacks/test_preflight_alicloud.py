@@ -8,7 +8,8 @@ from aliyunsdkcore.client import AcsClient
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
-from gpu_fleet_stacks.clients import alicloud as calls
+from gpu_fleet_image.core.alicloud_credentials import KEY_ID
+from gpu_fleet_image.providers.alicloud import session
 from gpu_fleet_stacks.clients.alicloud import Alicloud
 from gpu_fleet_stacks.preflight import alicloud
 from gpu_fleet_stacks.preflight.command import preflight
@@ -645,10 +646,10 @@ def test_without_credentials_one_line_says_how_to_log_in(monkeypatch):
 def test_a_client_is_kept_until_the_session_is_renewed(monkeypatch):
     """The SDK takes longer to create a client than to make a call."""
     cloud, made = account(), []
-    monkeypatch.setattr(calls, "AcsClient", lambda **options: made.append(options) or AcsClient(**options))
+    monkeypatch.setattr(session, "AcsClient", lambda **options: made.append(options) or AcsClient(**options))
     with serving(cloud) as asking:
         for key in ("test", "test", "renewed"):
-            asking._environ[calls.KEY_ID] = key
+            asking._credentials._environ[KEY_ID] = key
             asking.ask("sts", "GetCallerIdentity")
 
     assert [parameters["AccessKeyId"] for _, parameters in cloud.asked] == ["test", "test", "renewed"]

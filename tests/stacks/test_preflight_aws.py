@@ -3,11 +3,10 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import boto3
 import pytest
 from click.testing import CliRunner
 
-from gpu_fleet_stacks.clients import aws as aws_calls
+from gpu_fleet_stacks.clients.aws import clients_in
 from gpu_fleet_stacks.preflight import aws
 from gpu_fleet_stacks.preflight.command import preflight
 from gpu_fleet_stacks.preflight.findings import Rating
@@ -400,10 +399,8 @@ def test_against_moto_whatever_it_knows_is_answered():
     """moto has no EC2 quotas; it answers everything else for the local stack."""
     settings = stack_files.settings_of("local")
     with environment({"MOTO_EC2_LOAD_DEFAULT_AMIS": "true"}), moto_server(settings.region):
-        session = boto3.session.Session(region_name=settings.region)
         answers = {
-            finding.subject: finding.rating
-            for finding in aws.look(settings, lambda name: session.client(name, config=aws_calls.LIMITS))
+            finding.subject: finding.rating for finding in aws.look(settings, clients_in(settings.region))
         }
 
     assert {rating for subject, rating in answers.items() if subject.startswith("vCPUs")} == {UNCHECKED}

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.document import written
 from gpu_fleet_image.queue import accounting, configuration
 from gpu_fleet_stacks.aws import firewall
 from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.payload import sweep_archive, sweep_policy
+from gpu_fleet_stacks.payload import sweep_policy
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import Stack, people, queue_rules
 from gpu_fleet_stacks.settings.quantities import HOURS_PER_MONTH, Level
@@ -184,7 +185,7 @@ def test_the_controller_is_no_instance_of_the_reapers(side, queued):
 def test_only_the_controller_writes_the_key_and_asks_the_mover(side, queued):
     (secret,) = queued.of_type(side.secret)
     arn = secret.outputs["arn"]
-    need = f"{side.records}/{sweep_archive.QUEUE_NEED_KEY}"
+    need = f"{side.records}/{keys.stored(keys.QUEUE_NEED)}"
 
     for role, writes in ((CONTROLLER, True), (NODE, False)):
         assert side.may(queued, role, "GetSecretValue", arn)

@@ -98,7 +98,7 @@ def test_rank_0_says_once_that_a_look_for_unused_parameters_is_in_vain(
     ends = tried(2, table, tmp_path)
 
     assert [status for status, _ in ends] == [0, 0], ends
-    assert [said.count("parallel.static_graph = true spares that") for _, said in ends] == [expected, 0]
+    assert [said.count("parallel.static_graph = true avoids that") for _, said in ends] == [expected, 0]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import torch
 from botocore.exceptions import ClientError
 from torch import nn
 
-from gpu_fleet.checkpoint import local, restore, sharded
+from gpu_fleet.checkpoint import local, restore, sharded, uploader
+from gpu_fleet.checkpoint import saver as saving
 from gpu_fleet.checkpoint.manager import Checkpoints
 from gpu_fleet.checkpoint.saver import STATE, Saver, Snapshot
 from gpu_fleet.checkpoint.store import CheckpointStore
@@ -328,6 +329,26 @@ class SlowStore(CheckpointStore):
 
     def prune(self, newest: int, keep: int) -> None:
         """Do nothing."""
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_save_gives_way_to_the_training_and_the_last_one_to_nobody(
+    ends: bool, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gave_way: list[str] = []
+    for module in (saving, uploader):
+        monkeypatch.setattr(module, "give_way", lambda: gave_way.append(threading.current_thread().name))
+    saver, copied = Saver(tmp_path, CheckpointStore(f"s3://{bucket}/runs/last"), keep=1), threading.Event()
+    monkeypatch.setattr(saver._snapshot, "begin", lambda state: lambda: copied.wait() and state)
+    saver.save(local.Manifest(1, model="m", world_size=1), {"weights": torch.zeros(2)})
+    if ends:
+        assert not saver.close(within_s=0.0)
+
+    copied.set()
+    saver.wait()
+
+    assert saver.close()
+    assert bool(gave_way) is not ends
 
 
 def test_the_end_of_an_upload_is_waited_for_as_long_as_asked(bucket: str, tmp_path: Path) -> None:

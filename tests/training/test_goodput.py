@@ -17,9 +17,10 @@ from gpu_fleet.metrics import price
 from gpu_fleet.metrics.goodput import BOOKED, Book, Goodput, HourPrice, goodput, process_started_at_s
 from gpu_fleet.metrics.records import read_json_lines
 from gpu_fleet.metrics.report import time_lines
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.document import written
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.payload import instance_file, sweep_archive, sweep_policy
+from gpu_fleet_stacks.payload import instance_file, sweep_policy
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.settings import Market, Pool, Size, Stack
 from gpu_fleet_stacks.settings.quantities import Level
@@ -157,7 +158,7 @@ def in_a_spot_pool(
     policy = json.loads(sweep_policy.policy_text(declared))
     policy["budget"]["pools"]["dev"]["spot"][TYPE] = SPOT_USD  # in the catalog both cost the same
     boto3.client("s3").put_object(
-        Bucket=bucket, Key=sweep_archive.POLICY_KEY, Body=json.dumps(policy).encode()
+        Bucket=bucket, Key=keys.stored(keys.POLICY), Body=json.dumps(policy).encode()
     )
     with metadata_service() as metadata:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.endpoint)
@@ -195,7 +196,7 @@ def usual_pool(declared: Stack) -> Pool:
 def test_without_a_policy_a_run_trains_without_a_price(
     in_a_spot_pool: Stack, bucket: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    boto3.client("s3").delete_object(Bucket=bucket, Key=sweep_archive.POLICY_KEY)
+    boto3.client("s3").delete_object(Bucket=bucket, Key=keys.stored(keys.POLICY))
 
     assert price.of_this_instance() is None
     assert "event=price-unknown" in caplog.text

@@ -304,7 +304,7 @@ CSV: dict[str, tuple[bytes, str]] = {
     "another delimiter": (table(sign="^").encode(), "with ',' between fields, has no such column"),
     "numbers written twice": (
         table([(t, "1" if "good" in t else "1.0") for t, _ in ROWS]).encode(),
-        "differ only by",
+        "differ only in",
     ),
     "values, not classes": (
         table([(t, f"0.{n}7") for n, (t, _) in enumerate(ROWS)]).encode(),

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import boto3
 import pytest
 from botocore.utils import ContainerMetadataFetcher
 
@@ -145,6 +146,7 @@ def test_a_job_whose_credentials_endpoint_is_down_runs_and_says_so(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ContainerMetadataFetcher, "SLEEP_TIME", 0)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which has the keys of earlier tests
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with metadata_server("alicloud") as server:

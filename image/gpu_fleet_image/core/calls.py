@@ -71,6 +71,7 @@ OVER = frozenset(
 )
 # Calls and services that policies name differently (AWS service authorization reference).
 ACTIONS = {
+    "DescribeBudgets": "ViewBudget",
     "HeadObject": "GetObject",
     "ListObjectsV2": "ListBucket",
     "ListObjectVersions": "ListBucketVersions",

@@ -15,12 +15,13 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time, parse_time
 
 PREFIX = "capacity"
 REQUESTS = f"{PREFIX}/requests"
-STATE = f"{PREFIX}/state.json"
+STATE = keys.MOVER_STATE
 LEDGER = f"{PREFIX}/ledger"
 SCHEMA = 1
 # Tag of an instance: the key of the request that it was started for, or one of the three words below.

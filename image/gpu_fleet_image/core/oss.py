@@ -18,7 +18,12 @@ _FORBID_OVERWRITE = "x-oss-forbid-overwrite"  # OSS API, PutObject
 
 
 def bucket_client(
-    region: str, credentials: Credentials, endpoint: str | None = None, *, once: bool = False
+    region: str,
+    credentials: Credentials,
+    endpoint: str | None = None,
+    *,
+    once: bool = False,
+    at_once: int = 10,
 ) -> Any:
     """Return boto3's S3 client for OSS, with the keys that are valid now.
 
@@ -30,6 +35,7 @@ def bucket_client(
         credentials: of the caller.
         endpoint: of OSS; None for that of the environment, else the public one.
         once: make a call only once and give up after seconds, for what must not be late.
+        at_once: calls of several threads at the same time.
 
     Raises:
         ConfigurationError: there are no credentials.
@@ -51,6 +57,7 @@ def bucket_client(
             retries={"mode": "standard", "total_max_attempts": 1 if once else 8},
             connect_timeout=1 if once else 5,
             read_timeout=3 if once else 30,
+            max_pool_connections=at_once,
             s3={"addressing_style": "virtual" if ours else "path"},
         ),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpu_fleet_image.core import cloud as clouds
-from gpu_fleet_image.core import instance_file, paths
+from gpu_fleet_image.core import instance_file, keys, paths
 from gpu_fleet_image.core import policy as policies
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import LEDGER_URI, POLICY_FILE, policy_file
@@ -17,8 +17,6 @@ from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, InstanceFileError, nearest
 from gpu_fleet_image.core.store import ABSENT
 
-POLICY_KEY = "reaper/policy.json"
-_LEDGER_PREFIX = "reaper"
 SCHEMES = {"aws": "s3", "alicloud": "oss"}
 REGION_VARIABLES = {"aws": ("AWS_REGION", "AWS_DEFAULT_REGION"), "alicloud": ("ALIBABA_CLOUD_REGION_ID",)}
 NO_BUCKET = "NoSuchBucket"
@@ -134,7 +132,7 @@ def subject(asked: Asked) -> Subject:
 
 def ledger_uri(place: Place, account_id: str) -> str:
     """Return the URI of the sweep's records."""
-    return f"{SCHEMES[place.cloud]}://{place.bucket(account_id)}/{_LEDGER_PREFIX}"
+    return f"{SCHEMES[place.cloud]}://{place.bucket(account_id)}/{keys.LEDGER}"
 
 
 def place_of(asked: Asked) -> Place:
@@ -171,10 +169,10 @@ def published(place: Place, account_id: str) -> Policy:
         CloudError: access is denied, or the cloud does not answer.
     """
     bucket = place.bucket(account_id)
-    where = f"{SCHEMES[place.cloud]}://{bucket}/{POLICY_KEY}"
+    where = f"{SCHEMES[place.cloud]}://{bucket}/{keys.stored(keys.POLICY)}"
     s3 = clouds.bucket_client(place.cloud, place.region)
     try:
-        answer = _calls().read(s3.get_object, Bucket=bucket, Key=POLICY_KEY)
+        answer = _calls().read(s3.get_object, Bucket=bucket, Key=keys.stored(keys.POLICY))
     except CloudError as error:
         if error.code == NO_BUCKET:
             raise ConfigurationError(

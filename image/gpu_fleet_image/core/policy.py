@@ -12,8 +12,6 @@ from gpu_fleet_image.core.budget_policy import BudgetPolicy
 from gpu_fleet_image.core.document import CLOCK, FLAG, LEFT_OUT, PRICE, TEXT, ZONE, number, one_of, whole
 from gpu_fleet_image.core.reaper_errors import PolicyError
 
-KEY = "policy.json"  # in the records bucket, where the ledger is
-
 CLOUDS = ("aws", "alicloud")
 _MARKETS = ("on-demand", "spot", "capacity-block", "reservation")
 ACTIONS = ("stop", "terminate")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from gpu_fleet_image.core.capacity import PREFIX
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time, parse_time
 
-QUEUE = f"{PREFIX}/queue.json"
+QUEUE = keys.QUEUE_NEED
 SCHEMA = 1
 # A controller writes four times a minute; an older request may be obsolete.
 FRESH = timedelta(minutes=5)

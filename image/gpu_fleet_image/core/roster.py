@@ -4,9 +4,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.errors import InstanceError
 
-KEY = "accounts.json"
+KEY = keys.ACCOUNTS
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 _KEY_LINE = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( [^\x00-\x1f]+)?")  # no options, and no second line
 UIDS, _TEAM_GIDS = range(2000, 30_000), range(30_000, 50_000)

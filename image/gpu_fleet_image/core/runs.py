@@ -14,8 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-# What the stacks' documents let through (stacks/gpu_fleet_stacks/core/naming.py has the same; a test holds
-# them together).
+# Patterns of the parameters that the stacks' documents accept.
 ACCOUNT = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 RUN = re.compile(r"[a-z][a-z0-9-]{0,62}")
 SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_image.core import instance_file, paths, queue_file
+from gpu_fleet_image.core import instance_file, keys, paths, queue_file
 from gpu_fleet_image.core.errors import InstanceError
 from gpu_fleet_image.core.files import replace_text
 from gpu_fleet_image.core.queue_errors import NotReadyError, RosterUnreadError
@@ -30,7 +30,7 @@ from gpu_fleet_image.queue.slurm import Association
 DUMP = "accounting.sql.gz"
 SLURMDBD = Path("/etc/slurm/slurmdbd.conf")
 MARIADB = Path("/etc/mysql/mariadb.conf.d/60-gpu-fleet.cnf")
-ROSTER = "accounts.json"  # of the stack (image/gpu_fleet_image/core/roster.py has the whole)
+ROSTER = keys.ACCOUNTS
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 WITHOUT_TEAM = "no-team"  # the account of users without a team
 ROOT = "root"  # Slurm's own account, above all others

@@ -21,7 +21,7 @@ from gpu_fleet_image.core import instance_file, paths, queue_file
 from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import replace_text
-from gpu_fleet_image.core.policy import KEY as POLICY
+from gpu_fleet_image.core.keys import POLICY
 from gpu_fleet_image.core.queue_errors import NotReadyError, PolicyUnreadError, SlurmError
 from gpu_fleet_image.core.queue_need import QUEUE, to_json
 from gpu_fleet_image.core.store import Store

@@ -48,12 +48,14 @@ class QueueDemand:
         refused: job -> why no number of instances would run it.
         fits: job -> number of instances that it takes, of all other waiting jobs.
         kept_back: parts of heterogeneous jobs that Slurm should not try for now.
+        retried: jobs that Slurm gave up and should try again.
     """
 
     needs: dict[str, PoolNeed]
     refused: dict[str, str] = field(default_factory=dict)
     fits: dict[str, int] = field(default_factory=dict)
     kept_back: frozenset[str] = frozenset()
+    retried: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -164,6 +166,10 @@ class Rooms:
     given: set[str] = field(default_factory=set)
     limited: set[str] = field(default_factory=set)
 
+    def may_start(self, job: ListedJob) -> bool:
+        """Return whether a job has room, or takes none that another pending job was given."""
+        return job.job.id in self.given or not self.pools[job.job.pool].wanted
+
     def place(
         self,
         parts: Sequence[ListedJob],
@@ -272,8 +278,15 @@ def needs(
             if not rooms.place(parts, fits, excluded, buys=not is_to_be_tried):
                 break
     wanted = {name: PoolNeed(room.standing, tuple(room.wanted)) for name, room in rooms.pools.items()}
-    nodes_of = {name: wants.nodes for name, wants in fits.items()}
-    return QueueDemand(wanted, refused, nodes_of, _kept_back(nodes, jobs, rooms, refused, now))
+    tried = [job for job in jobs if job.job.id in fits and _is_to_be_tried(job, fits, nodes, excluded)]
+    return QueueDemand(
+        wanted,
+        refused,
+        {name: wants.nodes for name, wants in fits.items()},
+        _kept_back(nodes, jobs, rooms, refused, now),
+        # not where it would start on an instance that another job was given
+        frozenset(job.job.id for job in tried if rooms.may_start(job)),
+    )
 
 
 def _kept_back(
@@ -405,7 +418,7 @@ def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[Listed
     """Yield the jobs that instances would start now, as their parts, with the number of tasks, in order."""
     running = Counter(job.array for job in jobs if job.array and job.job.state not in (PENDING, *ENDED))
     groups: dict[str, list[ListedJob]] = defaultdict(list)
-    for job in sorted(jobs, key=_place_in_line):
+    for job in sorted(jobs, key=lambda job: (-job.priority, int(job.job.id))):
         if job.job.state == PENDING:
             groups[job.group or job.job.id].append(job)
     for parts in groups.values():
@@ -413,11 +426,6 @@ def _due(jobs: Sequence[ListedJob], now: datetime) -> Iterator[tuple[list[Listed
             job = parts[0]
             number = min(job.tasks, max(0, job.at_once - running[job.array])) if job.at_once else job.tasks
             yield parts, number
-
-
-def _place_in_line(job: ListedJob) -> tuple[bool, int, int]:
-    """Return the sort key of a job. One that Slurm holds has priority 0 until it is released."""
-    return job.job.reason != GIVEN_UP, -job.priority, int(job.job.id)
 
 
 def _is_due(job: ListedJob, now: datetime) -> bool:

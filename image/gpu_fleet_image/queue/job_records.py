@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time, parse_time
 from gpu_fleet_image.queue.answers import Job
 
-JOBS = "queue/jobs.json"
+JOBS = keys.QUEUE_JOBS
 SCHEMA = 1
 MOST_ENDED = 200
 LONGEST = 4 << 20  # bytes of the object

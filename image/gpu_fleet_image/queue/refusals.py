@@ -85,10 +85,8 @@ class Refusals:
             if word != listed.admin_comment and (word or listed.admin_comment.startswith(PREFIX)):
                 self._notify(job.id, word)
             self._keep_back(listed, now, is_kept=job.id in demand.kept_back)
-            if job.reason == GIVEN_UP and job.id in demand.fits:
-                there = nodes_for(listed, nodes, excluded)
-                if demand.fits[job.id] <= len(there):
-                    self._release(job.id, there)
+            if job.id in demand.retried:
+                self._release(job.id, nodes_for(listed, nodes, excluded))
 
     def _keep_back(self, listed: ListedJob, now: datetime, *, is_kept: bool) -> None:
         """Let Slurm look at a job later, or now, where that is to change."""

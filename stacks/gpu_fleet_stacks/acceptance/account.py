@@ -6,14 +6,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
 
-from gpu_fleet_stacks.core.naming import PROJECT
-
-TAG_STACK, TAG_POOL = f"{PROJECT}:stack", f"{PROJECT}:pool"
-TAG_KEEP_UNTIL, TAG_KEEP_REASON = f"{PROJECT}:keep-until", f"{PROJECT}:keep-reason"
-TAG_REAP_AFTER = f"{PROJECT}:reap-after"
 ENDED = frozenset({"shutting-down", "terminated"})
-# The agent publishes this metric every minute, see image/gpu_fleet_image/core/metrics.py
-HEARTBEAT_METRIC = "SecondsSinceActivity"
 
 
 @dataclass(frozen=True)
@@ -71,6 +64,9 @@ class Orphan:
     note: str = ""
 
 
+NO_ANSWER = "NoAnswer"  # in place of an error code
+
+
 @dataclass(frozen=True)
 class Call:
     """One API call, as evidence.
@@ -104,7 +100,7 @@ class Kept:
 
 
 class Account(Protocol):
-    """One stack's part of a cloud account; every method raises ``CallRefusedError``.
+    """One stack's part of a cloud account; every method raises ``CannotCheckError``.
 
     Attributes:
         calls: every call made so far, in order.

@@ -13,34 +13,26 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
-
-from gpu_fleet_stacks.acceptance.account import (
-    HEARTBEAT_METRIC,
-    TAG_POOL,
-    TAG_STACK,
-    Call,
-    CommandOutput,
-    Kept,
-    Orphan,
-    TestedInstance,
-)
+from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
+from gpu_fleet_image.core.model import TAG_POOL, TAG_STACK
+from gpu_fleet_image.providers.alicloud.session import PRODUCTS
+from gpu_fleet_stacks.acceptance.account import NO_ANSWER, Call, CommandOutput, Kept, Orphan, TestedInstance
 from gpu_fleet_stacks.acceptance.clock import RunClock
-from gpu_fleet_stacks.acceptance.errors import CallRefusedError, NotReachableError
+from gpu_fleet_stacks.acceptance.errors import NotReachableError
 from gpu_fleet_stacks.clients import buckets, oss
-from gpu_fleet_stacks.clients.alicloud import VERSIONS, Alicloud, expects_a_number, listed
-from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.clients.alicloud import Alicloud, expects_a_number, listed
+from gpu_fleet_stacks.clients.errors import CannotCheckError, request_id
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 
 LOG = logging.getLogger(__name__)
 
-PRODUCTS = {"cms": "Cms", "ecs": "Ecs", "ess": "Ess", "kms": "Kms", "sts": "Sts", "tag": "Tag", "vpc": "Vpc"}
 OSS_PAGE = "https://www.alibabacloud.com/help/en/oss/developer-reference/compatibility-with-amazon-s3"
 
 
 def _doc(product: str, action: str) -> str:
-    return f"https://api.alibabacloud.com/document/{PRODUCTS[product]}/{VERSIONS[product][0]}/{action}"
+    name = product.capitalize()
+    return f"https://api.alibabacloud.com/document/{name}/{PRODUCTS[name][0]}/{action}"
 
 
 ACTIONS = {
@@ -249,7 +241,7 @@ class AlicloudAccount:
         answer = self._ask(
             "cms.DescribeMetricList",
             Namespace=f"acs_customMetric_{self._stack.account_id}",
-            MetricName=f"{HEARTBEAT_METRIC}_{stack}",
+            MetricName=f"{METRIC_SECONDS_SINCE_ACTIVITY}_{stack}",
             Dimensions=json.dumps([{"groupId": NO_GROUP, "dimension": f"InstanceId={instance_id}"}]),
             StartTime=str(_milliseconds(since) - 1),
             EndTime=str(_milliseconds(max(self._clock.now(), since) + timedelta(seconds=PERIOD_S))),
@@ -304,7 +296,7 @@ class AlicloudAccount:
 
     def interrupt(self, instance_id: str) -> str:
         """Refuse: the cloud offers no such call."""
-        raise CallRefusedError(f"{instance_id}: Alibaba Cloud interrupts no spot instance on request")
+        raise CannotCheckError(f"{instance_id}: Alibaba Cloud interrupts no spot instance on request")
 
     def forget_interruption(self) -> None:
         """Do nothing: ``interrupt`` makes nothing here."""
@@ -352,7 +344,7 @@ class AlicloudAccount:
     def _orphaned_bucket(self, arn: str) -> Iterator[Orphan]:
         try:
             page = self._oss("list_object_versions", Bucket=_last(arn), MaxKeys=1)
-        except CallRefusedError as error:
+        except CannotCheckError as error:
             if error.code == oss.NO_BUCKET:
                 return
             raise
@@ -396,12 +388,10 @@ class AlicloudAccount:
         """Empty one bucket; return the number of objects, 0 where the bucket does not exist."""
         try:
             return buckets.empty(self._oss, bucket, LOG.info, in_batches=False)
-        except CallRefusedError as error:
+        except CannotCheckError as error:
             if error.code == oss.NO_BUCKET:
                 return 0
             raise
-        except CannotCheckError as error:
-            raise CallRefusedError(str(error), error.code) from error
 
     def _own(self) -> dict[str, str]:
         return {"Tag.1.Key": TAG_STACK, "Tag.1.Value": self._stack.name}
@@ -422,7 +412,7 @@ class AlicloudAccount:
         """Make one call of ``CALLS`` and keep it as evidence.
 
         Raises:
-            CallRefusedError: the cloud refused the call or did not answer.
+            CannotCheckError: the cloud refused the call or did not answer.
             KeyError: the call is not in ``CALLS``.
         """
         doc, at = CALLS[name], self._clock.now()
@@ -430,33 +420,22 @@ class AlicloudAccount:
         try:
             answer = self._cloud.ask(product, action, RegionId=self._stack.region, **parameters)
         except CannotCheckError as error:
-            self.calls.append(Call(at, name, "", error.code or "NoAnswer", doc))
-            raise CallRefusedError(str(error), error.code) from error
-        self.calls.append(Call(at, name, str(answer.get("RequestId", "")), "", doc))
+            self.calls.append(Call(at, name, error.request_id, error.code or NO_ANSWER, doc))
+            raise
+        self.calls.append(Call(at, name, request_id(answer), "", doc))
         return answer
-
-    def _client(self) -> Any:
-        try:
-            return self._connect(self._stack.region)
-        except CannotCheckError as error:
-            raise CallRefusedError(str(error)) from error
 
     def _oss(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """Make one call of OSS; errors as in ``_ask``."""
         name = f"oss.{operation}"
         doc, at = CALLS[name], self._clock.now()
-        self._s3 = self._s3 or self._client()
+        self._s3 = self._s3 or self._connect(self._stack.region)
         try:
-            answer: dict[str, Any] = getattr(self._s3, operation)(**arguments)
-        except ClientError as error:
-            said = error.response.get("Error", {})
-            code = str(said.get("Code", ""))
-            self.calls.append(Call(at, name, _request_id(error.response), code, doc))
-            raise CallRefusedError(f"{operation}: {code}: {said.get('Message', '')}", code) from error
-        except BotoCoreError as error:
-            self.calls.append(Call(at, name, "", type(error).__name__, doc))
-            raise CallRefusedError(f"{operation}: {' '.join(str(error).split())}") from error
-        self.calls.append(Call(at, name, _request_id(answer), "", doc))
+            answer = oss.ask(self._s3, operation, **arguments)
+        except CannotCheckError as error:
+            self.calls.append(Call(at, name, error.request_id, error.code or NO_ANSWER, doc))
+            raise
+        self.calls.append(Call(at, name, request_id(answer), "", doc))
         return answer
 
 
@@ -472,10 +451,6 @@ def _kept(pool: Pool, group: str, raw: Mapping[str, Any]) -> Iterator[Kept]:
     else:
         suspended = raw.get("SuspendedProcesses") or []
         yield Kept(group, "HealthCheck suspended", True, "HealthCheck" in suspended)
-
-
-def _request_id(answer: Mapping[str, Any]) -> str:
-    return str(answer.get("ResponseMetadata", {}).get("RequestId", ""))
 
 
 def _instance(raw: Mapping[str, Any]) -> TestedInstance:

@@ -7,23 +7,14 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
-
-from gpu_fleet_stacks.acceptance.account import (
-    HEARTBEAT_METRIC,
-    TAG_POOL,
-    TAG_STACK,
-    Call,
-    CommandOutput,
-    Kept,
-    Orphan,
-    TestedInstance,
-)
+from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
+from gpu_fleet_image.core.model import TAG_POOL, TAG_STACK
+from gpu_fleet_stacks.acceptance.account import NO_ANSWER, Call, CommandOutput, Kept, Orphan, TestedInstance
 from gpu_fleet_stacks.acceptance.clock import RunClock
-from gpu_fleet_stacks.acceptance.errors import CallRefusedError, NotReachableError
+from gpu_fleet_stacks.acceptance.errors import NotReachableError
 from gpu_fleet_stacks.clients import buckets
-from gpu_fleet_stacks.clients.aws import Clients, clients_in
-from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.clients.aws import Aws, Clients, clients_in
+from gpu_fleet_stacks.clients.errors import CannotCheckError, request_id
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Market, Stack
 
@@ -113,8 +104,7 @@ class AwsAccount:
     def __init__(self, stack: Stack, clock: RunClock, clients: Clients | None = None) -> None:
         self.calls: list[Call] = []
         self._stack, self._clock = stack, clock
-        self._make = clients or clients_in(stack.region, stack.endpoint_url)
-        self._clients: dict[str, Any] = {}
+        self._aws = Aws(clients or clients_in(stack.region, stack.endpoint_url))
         self._experiment: str | None = None
         self._role = naming.prefixed(stack.name, "fis")
 
@@ -170,7 +160,7 @@ class AwsAccount:
                 Comment="gpu-fleet accept",
                 Parameters={"commands": script.splitlines(), "executionTimeout": [str(SCRIPT_TIMEOUT_S)]},
             )
-        except CallRefusedError as error:
+        except CannotCheckError as error:
             if error.code in NOT_REGISTERED:
                 raise NotReachableError(str(error), error.code) from error
             raise
@@ -180,7 +170,7 @@ class AwsAccount:
         """Return the script's result; a script that was never delivered has code -1."""
         try:
             invocation = self._ask("ssm.get_command_invocation", CommandId=command_id, InstanceId=instance_id)
-        except CallRefusedError as error:
+        except CannotCheckError as error:
             if error.code in NOT_KNOWN_YET:
                 return None
             raise
@@ -206,7 +196,7 @@ class AwsAccount:
         statistics = self._ask(
             "cloudwatch.get_metric_statistics",
             Namespace=naming.metric_namespace(self._stack.name),
-            MetricName=HEARTBEAT_METRIC,
+            MetricName=METRIC_SECONDS_SINCE_ACTIVITY,
             Dimensions=[{"Name": "InstanceId", "Value": instance_id}],
             StartTime=since,
             # the cloud's clock may be ahead of this computer's
@@ -275,19 +265,19 @@ class AwsAccount:
         """Wait until the experiment runs or is done.
 
         Raises:
-            CallRefusedError: the experiment failed or did not start in time; the message holds the reason.
+            CannotCheckError: the experiment failed or did not start in time; the message holds the reason.
         """
         until = self._clock.now() + ROLE_PATIENCE
         while self._clock.now() < until:
             state = self._ask("fis.get_experiment", id=experiment_id)["experiment"]["state"]
             if state["status"] in EXPERIMENT_FAILED:
-                raise CallRefusedError(
+                raise CannotCheckError(
                     f"FIS experiment {experiment_id}: {state.get('reason', state['status'])}"
                 )
             if state["status"] in ("running", "completed"):
                 return
             self._clock.sleep(ROLE_EVERY_S)
-        raise CallRefusedError(f"FIS experiment {experiment_id} did not start within {ROLE_PATIENCE}")
+        raise CannotCheckError(f"FIS experiment {experiment_id} did not start within {ROLE_PATIENCE}")
 
     def _fis_role(self, instance_arn: str) -> str:
         """Make a role that may interrupt this one instance; return its ARN.
@@ -360,7 +350,7 @@ class AwsAccount:
                     tags={TAG_STACK: self._stack.name},
                 )
                 return str(made["experimentTemplate"]["id"])
-            except CallRefusedError as error:
+            except CannotCheckError as error:
                 if error.code != "ValidationException" or self._clock.now() >= until:
                     raise
             self._clock.sleep(ROLE_EVERY_S)
@@ -376,7 +366,7 @@ class AwsAccount:
     def _gone(self, name: str, absent: str, **arguments: Any) -> None:
         try:
             self._ask(name, **arguments)
-        except CallRefusedError as error:
+        except CannotCheckError as error:
             if error.code != absent:
                 raise
 
@@ -427,7 +417,7 @@ class AwsAccount:
         name = arn.rpartition(":")[2]
         try:
             page = self._ask("s3.list_object_versions", Bucket=name, MaxKeys=1)
-        except CallRefusedError as error:
+        except CannotCheckError as error:
             if error.code == NO_BUCKET:
                 return
             raise
@@ -483,12 +473,10 @@ class AwsAccount:
         """Empty one bucket; return the number of objects, 0 where the bucket does not exist."""
         try:
             return buckets.empty(self._s3, bucket, LOG.info, in_batches=True)
-        except CallRefusedError as error:
+        except CannotCheckError as error:
             if error.code == NO_BUCKET:
                 return 0
             raise
-        except CannotCheckError as error:
-            raise CallRefusedError(str(error), error.code) from error
 
     def _s3(self, operation: str, **arguments: Any) -> dict[str, Any]:
         return self._ask(f"s3.{operation}", **arguments)
@@ -497,22 +485,17 @@ class AwsAccount:
         """Make one call of ``CALLS`` and keep it as evidence.
 
         Raises:
-            CallRefusedError: the cloud refused the call or did not answer.
+            CannotCheckError: the cloud refused the call or did not answer.
             KeyError: the call is not in ``CALLS``: only documented calls are made.
         """
         doc, at = CALLS[name], self._clock.now()
         service, operation = name.split(".")
         try:
-            answer: dict[str, Any] = getattr(self._client(service), operation)(**arguments)
-        except ClientError as error:
-            said = error.response.get("Error", {})
-            code = str(said.get("Code", ""))
-            self.calls.append(Call(at, name, _request_id(error.response), code, doc))
-            raise CallRefusedError(f"{operation}: {code}: {said.get('Message', '')}", code) from error
-        except BotoCoreError as error:
-            self.calls.append(Call(at, name, "", type(error).__name__, doc))
-            raise CallRefusedError(f"{operation}: {' '.join(str(error).split())}") from error
-        self.calls.append(Call(at, name, _request_id(answer), "", doc))
+            answer = self._aws.ask(service, operation, **arguments)
+        except CannotCheckError as error:
+            self.calls.append(Call(at, name, error.request_id, error.code or NO_ANSWER, doc))
+            raise
+        self.calls.append(Call(at, name, request_id(answer), "", doc))
         return answer
 
     def _pages(
@@ -531,11 +514,6 @@ class AwsAccount:
                 return
             arguments[asked] = page[answered]
 
-    def _client(self, service: str) -> Any:
-        if service not in self._clients:
-            self._clients[service] = self._make(service)
-        return self._clients[service]
-
 
 def _kept(raw: Mapping[str, Any]) -> Iterator[Kept]:
     name, suspended = (
@@ -544,10 +522,6 @@ def _kept(raw: Mapping[str, Any]) -> Iterator[Kept]:
     )
     yield Kept(name, "NewInstancesProtectedFromScaleIn", True, raw["NewInstancesProtectedFromScaleIn"])
     yield Kept(name, "AZRebalance suspended", True, "AZRebalance" in suspended)
-
-
-def _request_id(answer: Mapping[str, Any]) -> str:
-    return str(answer.get("ResponseMetadata", {}).get("RequestId", ""))
 
 
 def _instance(raw: Mapping[str, Any]) -> TestedInstance:

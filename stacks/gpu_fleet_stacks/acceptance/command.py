@@ -30,8 +30,8 @@ from gpu_fleet_stacks.catalog import Cloud, InstanceType
 from gpu_fleet_stacks.catalog.money import Money
 from gpu_fleet_stacks.core import files, naming
 from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.core.signals import ended_like_by_keyboard
 from gpu_fleet_stacks.preflight.command import look as preflight_look
-from gpu_fleet_stacks.rehearsal.processes import ended_like_by_keyboard
 from gpu_fleet_stacks.settings import ImageMode, Stack, projects, reader, stack_files, yaml_text
 from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
@@ -273,7 +273,7 @@ def _hold_to_account(run: AcceptanceRun) -> None:
 
     Raises:
         AcceptanceError: the credentials are of another account.
-        CallRefusedError: there are no credentials, or the cloud refuses them.
+        CannotCheckError: there are no credentials, or the cloud refuses them.
     """
     identity = run.account.identity()
     if identity != run.variant.account_id:

@@ -10,7 +10,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_fleet_stacks.payload import image_files
+from gpu_fleet_image.recipe import places
 
 JOBS = "/etc/gpu-fleet/jobs"
 WORK = "/scratch/accept"
@@ -18,7 +18,7 @@ DATA = f"{WORK}/digits"
 PYTHON = "/opt/gpu-fleet/venv/bin/python"
 STOP_FILE = "/run/gpu-fleet/stop"
 READY_FILE = "/run/gpu-fleet/ready.json"
-EXAMPLE = image_files.example("digits.toml")
+EXAMPLE = places.folder("training/examples") / "digits.toml"
 MARK = "--- gpu-fleet ---"
 
 

@@ -10,11 +10,12 @@ from gpu_fleet_stacks.acceptance import plan
 from gpu_fleet_stacks.acceptance.account import Account, TestedInstance
 from gpu_fleet_stacks.acceptance.clock import RunClock
 from gpu_fleet_stacks.acceptance.engine import StackEngine
-from gpu_fleet_stacks.acceptance.errors import AcceptanceError, CallRefusedError, StepError, StopError
+from gpu_fleet_stacks.acceptance.errors import AcceptanceError, StepError, StopError
 from gpu_fleet_stacks.acceptance.evidence import Evidence, Remainder, Status, StepRecord
 from gpu_fleet_stacks.acceptance.metering import Metering
 from gpu_fleet_stacks.acceptance.plan import AcceptanceStep
 from gpu_fleet_stacks.catalog.money import Money
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings import Stack
 
@@ -104,7 +105,7 @@ class AcceptanceRun:
             try:
                 seen = look()
                 refused = []
-            except CallRefusedError as error:
+            except CannotCheckError as error:
                 seen = None
                 refused.append(str(error))
                 if len(refused) >= REFUSALS_IN_A_ROW:

@@ -6,18 +6,14 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, cast
 
+from gpu_fleet_image.core.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_REAP_AFTER
 from gpu_fleet_stacks.acceptance import on_instance
-from gpu_fleet_stacks.acceptance.account import (
-    TAG_KEEP_REASON,
-    TAG_KEEP_UNTIL,
-    TAG_REAP_AFTER,
-    CommandOutput,
-    TestedInstance,
-)
-from gpu_fleet_stacks.acceptance.errors import CallRefusedError, NotReachableError, StepError
+from gpu_fleet_stacks.acceptance.account import CommandOutput, TestedInstance
+from gpu_fleet_stacks.acceptance.errors import NotReachableError, StepError
 from gpu_fleet_stacks.acceptance.on_instance import Progress, TrainerJob
 from gpu_fleet_stacks.acceptance.runner import AcceptanceRun, Action, StepResult
 from gpu_fleet_stacks.acceptance.variant import IDLE_POOL, SPOT_POOL
+from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight.command import look as preflight_look
 from gpu_fleet_stacks.preflight.findings import Finding, Rating
 
@@ -164,7 +160,7 @@ def _why_none(run: AcceptanceRun, pool: str) -> str:
     groups = _group_ids(run)[pool]
     try:
         return "; ".join(run.account.why_none(str(group)) or "nothing" for group in groups)
-    except CallRefusedError as error:
+    except CannotCheckError as error:
         return str(error)
 
 
@@ -381,7 +377,7 @@ def _notice(run: AcceptanceRun, instance: str) -> tuple[str, bool]:
     if run.account.interrupts_spot and not run.stop_file_only:
         try:
             return run.account.interrupt(instance), True
-        except CallRefusedError as error:
+        except CannotCheckError as error:
             refused = str(error)
     elif not run.account.interrupts_spot:
         refused = "this cloud has no way to ask for a spot interruption"

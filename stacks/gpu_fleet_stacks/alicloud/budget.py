@@ -11,12 +11,13 @@ from decimal import Decimal
 import pulumi
 import pulumi_alicloud as alicloud
 
+from gpu_fleet_image.core.metrics import METRIC_MONTH_COST, METRIC_MONTH_FORECAST
 from gpu_fleet_stacks.alicloud.alarms import alarm
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack, Threshold, ThresholdKind
 
-# The meter's metrics of the whole stack (image/gpu_fleet_image/core/metrics.py), in the budget's currency.
-METRICS = {ThresholdKind.ACTUAL: "MonthCost", ThresholdKind.FORECAST: "MonthForecast"}
+# The meter's metrics of the whole stack, in the budget's currency.
+METRICS = {ThresholdKind.ACTUAL: METRIC_MONTH_COST, ThresholdKind.FORECAST: METRIC_MONTH_FORECAST}
 # API names of CloudMonitor: an alarm contact's name has 2 to 40 characters (alicloud_cms_alarm_contact).
 LONGEST_CONTACT_NAME = 40
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pulumi
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.alicloud import policies
 from gpu_fleet_stacks.alicloud.alarms import alarm
 from gpu_fleet_stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs, alarm_of_failures
@@ -74,7 +75,7 @@ class ImageBuilds(pulumi.ComponentResource):
 def bundle(stack: Stack) -> dict[str, bytes]:
     """Return the function's code with its packages; equal settings and equal modules give equal bytes."""
     plan = builds_plan.plan_text(stack, [image_files.ecs_pipeline_name(stack)])
-    return archive(stack, f"{builds_plan.KEEPER}.alicloud", {builds_plan.PLAN_FILE: plan})
+    return archive(stack, f"{builds_plan.KEEPER}.alicloud", {keys.BUILDS_FILE: plan})
 
 
 def role_policy(args: ImageBuildsArgs) -> list[policies.Statement]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pulumi
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.alicloud import policies
 from gpu_fleet_stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs, alarm_of_failures
 from gpu_fleet_stacks.alicloud.reaper import HANDLER, archive
@@ -146,8 +147,8 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
     recognises its instances. ActionTrail names the caller. It opens no shell: see ``operator_policy``.
     """
     stack = args.stack
-    queue = [sweep_archive.QUEUE_JOBS_KEY] if stack.queued else []
-    said = ("reaper/capacity/state.json*", sweep_archive.POLICY_KEY, *queue)
+    queue = [keys.stored(keys.QUEUE_JOBS)] if stack.queued else []
+    said = (f"{keys.stored(keys.MOVER_STATE)}*", keys.stored(keys.POLICY), *queue)
     read = [*(pulumi.Output.concat(args.records_arn, f"/{key}") for key in said), *_money(args)]
     return policies.document(
         policies.allow(PEOPLE_LOOK_ACTIONS, "*"),

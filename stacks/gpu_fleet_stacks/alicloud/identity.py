@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import pulumi
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.alicloud import instance_logs, policies
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
 from gpu_fleet_stacks.core import naming
-from gpu_fleet_stacks.payload import built, sweep_archive
+from gpu_fleet_stacks.payload import built
 from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.schema import ExistingBucket
 
@@ -246,13 +247,17 @@ def _handshake(args: IdentityArgs) -> list[policies.Statement]:
 
 def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
     """Return the objects by which the stack configures its running instances."""
-    return _records(args, sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY)
+    return _records(args, keys.stored(keys.POLICY), keys.stored(keys.ACCOUNTS))
 
 
 def said_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
     """Return the objects that users' commands read: the stack's policy, and the queue's reports."""
-    queue = (sweep_archive.ACCOUNTS_KEY, *sweep_archive.QUEUE_SAYS) if args.stack.queued else ()
-    return _records(args, sweep_archive.POLICY_KEY, *queue)
+    queue = (
+        (keys.stored(keys.ACCOUNTS), *map(keys.stored, (keys.QUEUE_JOBS, keys.GROWTH)))
+        if args.stack.queued
+        else ()
+    )
+    return _records(args, keys.stored(keys.POLICY), *queue)
 
 
 def _records(args: IdentityArgs, *keys: str) -> list[pulumi.Output[str]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pulumi
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.alicloud import policies
 from gpu_fleet_stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs, alarm_of_failures
 from gpu_fleet_stacks.alicloud.reaper import HANDLER, archive
@@ -77,7 +78,7 @@ class People(pulumi.ComponentResource):
 def bundle(stack: Stack, directory: DirectorySettings) -> dict[str, bytes]:
     """Return the function's code with its packages; equal settings and equal modules give equal bytes."""
     said = people.directory_text(stack, directory, people_rules.TAKEN_NAMES)
-    return archive(stack, f"{sweep_archive.PEOPLE}.alicloud", {sweep_archive.DIRECTORY_FILE: said})
+    return archive(stack, f"{sweep_archive.PEOPLE}.alicloud", {keys.DIRECTORY_FILE: said})
 
 
 def role_policy(args: PeopleArgs) -> list[policies.Statement]:
@@ -90,7 +91,7 @@ def role_policy(args: PeopleArgs) -> list[policies.Statement]:
         f"acs:ram::{args.stack.account_id}:group/{team.group}"
         for _, team in sorted(args.directory.teams.items())
     ]
-    written = (f"{sweep_archive.PEOPLE_BOOK}/*", sweep_archive.ACCOUNTS_KEY)
+    written = (f"{keys.stored(keys.ACCOUNT_FOLDER)}/*", keys.stored(keys.ACCOUNTS))
     return [
         policies.allow(["ram:ListUsersForGroup"], groups),
         policies.allow(

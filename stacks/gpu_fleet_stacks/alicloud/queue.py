@@ -21,12 +21,13 @@ from functools import partial
 import pulumi
 import pulumi_alicloud as alicloud
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.alicloud import instance_logs, policies
 from gpu_fleet_stacks.alicloud.firewall import QUEUE
 from gpu_fleet_stacks.alicloud.launch import DISK_CATEGORY, DISK_PERFORMANCE_LEVEL
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
 from gpu_fleet_stacks.core import naming
-from gpu_fleet_stacks.payload import built, instance_file, sweep_archive, user_data
+from gpu_fleet_stacks.payload import built, instance_file, user_data
 from gpu_fleet_stacks.payload.at_launch import QueueJoin
 from gpu_fleet_stacks.settings import Stack
 
@@ -212,9 +213,9 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
     """
     records = args.bucket_arns["records"]
     read = (
-        sweep_archive.POLICY_KEY,
-        sweep_archive.ACCOUNTS_KEY,
-        *sweep_archive.QUEUE_SAYS,
+        keys.stored(keys.POLICY),
+        keys.stored(keys.ACCOUNTS),
+        *map(keys.stored, (keys.QUEUE_JOBS, keys.GROWTH)),
         f"{built.PREFIX}/*",
     )
     return policies.document(
@@ -224,7 +225,10 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
         policies.allow(["oss:GetObject"], [pulumi.Output.concat(records, f"/{key}") for key in read]),
         policies.allow(
             ["oss:PutObject"],
-            [pulumi.Output.concat(records, f"/{key}") for key in sweep_archive.QUEUE_WRITES],
+            [
+                pulumi.Output.concat(records, f"/{key}")
+                for key in map(keys.stored, (keys.QUEUE_NEED, keys.QUEUE_JOBS))
+            ],
         ),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
         *instance_logs.write_statements(args.stack, QUEUE),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pulumi
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
 from gpu_fleet_stacks.alicloud.reaper_alarms import declare_alarms
 from gpu_fleet_stacks.alicloud.reaper_role import RoleArgs, role_policy
@@ -81,6 +82,6 @@ def archive(stack: Stack, entry: str, beside: Mapping[str, str] | None = None) -
         **sweep_archive.packages(),
         **files,
         ENTRY_FILE: f"from {entry} import handle as handler\n".encode(),
-        sweep_archive.POLICY_FILE: sweep_policy.policy_text(stack).encode(),
+        keys.POLICY: sweep_policy.policy_text(stack).encode(),
         **{name: text.encode() for name, text in (beside or {}).items()},
     }

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pulumi
 
+from gpu_fleet_image.core.metrics import METRIC_SWEEP_FAILURES
 from gpu_fleet_stacks.alicloud.alarms import alarm
 from gpu_fleet_stacks.settings import Stack
 
@@ -23,7 +24,7 @@ class Alarm:
 def alarms(stack: Stack) -> tuple[Alarm, ...]:
     """Return every alarm on the sweep."""
     return (
-        Alarm("failures", "SweepFailures"),
+        Alarm("failures", METRIC_SWEEP_FAILURES),
         Alarm("breaker", "SweepBreakerTrips"),
         Alarm("notices", "SweepNotices"),
         *([Alarm("unreached", "SweepUsersUnreached")] if stack.notify.anybody else []),

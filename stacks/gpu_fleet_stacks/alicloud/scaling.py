@@ -10,11 +10,11 @@ import os
 import pulumi
 import pulumi_alicloud as alicloud
 
+from gpu_fleet_image.core.metrics import METRIC_GPU_UTILISATION
 from gpu_fleet_stacks.alicloud.first_pass import DeclaredStage, stage_of
 from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.pools import (
     COOLDOWN_IN_S,
-    GPU_METRIC,
     PERIOD_S,
     GroupPlan,
     alarm_name,
@@ -52,7 +52,7 @@ def scale_by_load(
     for alarm in load_alarms(plan):
         if stage_of(f"{name}-{alarm.label}", os.environ) is DeclaredStage.WITHHELD:
             continue
-        metric = GPU_METRIC if alarm.of_gpus else "CpuUtilization"
+        metric = METRIC_GPU_UTILISATION if alarm.of_gpus else "CpuUtilization"
         alicloud.ess.Alarm(
             f"{name}-{alarm.label}",
             name=alarm_name(stack, plan, alarm),

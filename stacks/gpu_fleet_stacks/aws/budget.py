@@ -11,15 +11,15 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from gpu_fleet_image.core.metrics import METRIC_MONTH_COST, METRIC_MONTH_FORECAST
+from gpu_fleet_image.providers.aws.notify import USER
 from gpu_fleet_stacks.aws import policies
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import BudgetScope, BudgetSettings, Stack, Threshold, ThresholdKind
 
 KINDS = {ThresholdKind.ACTUAL: "ACTUAL", ThresholdKind.FORECAST: "FORECASTED"}
-# The meter's metrics of the whole stack (image/gpu_fleet_image/core/metrics.py), in the budget's currency.
-METRICS = {ThresholdKind.ACTUAL: "MonthCost", ThresholdKind.FORECAST: "MonthForecast"}
-# The attribute of a message that names users (image/gpu_fleet_image/providers/aws/notify.py).
-USER = "user"
+# The meter's metrics of the whole stack, in the budget's currency.
+METRICS = {ThresholdKind.ACTUAL: METRIC_MONTH_COST, ThresholdKind.FORECAST: METRIC_MONTH_FORECAST}
 PERIOD_S = 60  # the value that a sweep publishes every ten minutes is evaluated at once
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.aws import policies
 from gpu_fleet_stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from gpu_fleet_stacks.aws.reaper import archive
@@ -121,7 +122,7 @@ def _alarms(stack: Stack) -> tuple[_Alarm, ...]:
 def bundle(stack: Stack) -> pulumi.AssetArchive:
     """Return the function's code; equal settings and equal modules give an equal hash."""
     names = [image_files.pipeline_name(stack, zone) for zone in image_files.zones_of_builds(stack)]
-    plan = {builds_plan.PLAN_FILE: builds_plan.plan_text(stack, names)}
+    plan = {keys.BUILDS_FILE: builds_plan.plan_text(stack, names)}
     return archive(stack, f"{builds_plan.KEEPER}.aws", plan)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.aws import policies, sessions, submit
 from gpu_fleet_stacks.aws.functions import ScheduledFunctionArgs, alarm_of_failures, declare_function
 from gpu_fleet_stacks.aws.reaper import archive
@@ -224,9 +225,9 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
     """
     stack = args.stack
     arn = f"arn:{policies.partition(stack.region)}"
-    state = pulumi.Output.concat(args.records_arn, "/reaper/capacity/state.json")
-    queue = [sweep_archive.QUEUE_JOBS_KEY] if stack.queued else []
-    said = [pulumi.Output.concat(args.records_arn, f"/{key}") for key in (sweep_archive.POLICY_KEY, *queue)]
+    state = pulumi.Output.concat(args.records_arn, f"/{keys.stored(keys.MOVER_STATE)}")
+    queue = [keys.stored(keys.QUEUE_JOBS)] if stack.queued else []
+    said = [pulumi.Output.concat(args.records_arn, f"/{key}") for key in (keys.stored(keys.POLICY), *queue)]
     shell = sessions.document_name(stack) or DEFAULT_DOCUMENT
     forward = naming.forward_document(stack.name)
     documents = [f"{arn}:ssm:{stack.region}:{stack.account_id}:document/{name}" for name in (shell, forward)]

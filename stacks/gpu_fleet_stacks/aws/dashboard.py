@@ -12,6 +12,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from gpu_fleet_image.core.metrics import METRIC_GPU_MEMORY, METRIC_MONTH_COST, METRIC_MONTH_FORECAST
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
@@ -91,7 +92,7 @@ def _graphs(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
     own, currency = naming.metric_namespace(stack.name), stack.budget.currency
     busy = {"expression": mean_of(own, "ActiveFraction"), "label": "instances in use", "id": "busy"}
     computing = {"expression": computing_share(own), "label": "GPUs computing", "id": "computing"}
-    memory = _by_pool(stack, own, "GpuMemoryUsedPercent")
+    memory = _by_pool(stack, own, METRIC_GPU_MEMORY)
     hour = _by_pool(stack, own, "HourCost", SHARED)
     taken_back = ["AWS/Events", "TriggeredRules", "RuleName", spot_rule, {"label": "interrupted"}]
     freeze = [own, "FreezeStage"]
@@ -163,8 +164,8 @@ def _month(own: str) -> list[list[Any]]:
     return [
         [own, metric, {"label": label}]
         for metric, label in (
-            ("MonthCost", "so far"),
-            ("MonthForecast", "at this pace"),
+            (METRIC_MONTH_COST, "so far"),
+            (METRIC_MONTH_FORECAST, "at this pace"),
             ("MonthBudget", "budget"),
         )
     ]

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.aws import instance_logs, policies
 from gpu_fleet_stacks.aws.submit import ACCOUNT, ACCOUNT_TAG
 from gpu_fleet_stacks.core import naming
-from gpu_fleet_stacks.payload import built, sweep_archive
+from gpu_fleet_stacks.payload import built
 from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.schema import ExistingBucket
 
@@ -289,13 +290,17 @@ def _queue_key(args: IdentityArgs) -> Iterator[policies.Statement]:
 
 def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
     """Return the objects by which the stack configures its running instances."""
-    return _records(args, sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY)
+    return _records(args, keys.stored(keys.POLICY), keys.stored(keys.ACCOUNTS))
 
 
 def said_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
     """Return the objects that users' commands read: the stack's policy, reports of queue and mover."""
-    queue = (sweep_archive.ACCOUNTS_KEY, *sweep_archive.QUEUE_SAYS, sweep_archive.MOVER_STATE_KEY)
-    return _records(args, sweep_archive.POLICY_KEY, *(queue if args.stack.queued else ()))
+    queue = (
+        keys.stored(keys.ACCOUNTS),
+        *map(keys.stored, (keys.QUEUE_JOBS, keys.GROWTH)),
+        keys.stored(keys.MOVER_STATE),
+    )
+    return _records(args, keys.stored(keys.POLICY), *(queue if args.stack.queued else ()))
 
 
 def _records(args: IdentityArgs, *keys: str) -> list[pulumi.Output[str]]:

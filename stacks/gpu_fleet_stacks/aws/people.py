@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pulumi
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.aws import policies
 from gpu_fleet_stacks.aws.functions import ScheduledFunctionArgs, alarm_of_failures, declare_function
 from gpu_fleet_stacks.aws.reaper import archive
@@ -78,13 +79,13 @@ class People(pulumi.ComponentResource):
 def bundle(stack: Stack, directory: DirectorySettings) -> pulumi.AssetArchive:
     """Return the function's code; equal settings and equal modules give an equal hash."""
     said = people.directory_text(stack, directory, people_rules.TAKEN_NAMES)
-    return archive(stack, f"{sweep_archive.PEOPLE}.aws", {sweep_archive.DIRECTORY_FILE: said})
+    return archive(stack, f"{sweep_archive.PEOPLE}.aws", {keys.DIRECTORY_FILE: said})
 
 
 def role_policy(args: PeopleArgs, log_group_arn: pulumi.Input[str]) -> pulumi.Output[str]:
     """Return the role's only policy."""
     stack = args.stack
-    written = (f"{sweep_archive.PEOPLE_BOOK}/*", sweep_archive.ACCOUNTS_KEY)
+    written = (f"{keys.stored(keys.ACCOUNT_FOLDER)}/*", keys.stored(keys.ACCOUNTS))
     return policies.document(
         *_reads(stack, args.directory),
         policies.allow(

@@ -12,12 +12,13 @@ from functools import partial
 import pulumi
 import pulumi_aws as aws
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.aws import instance_logs, policies
 from gpu_fleet_stacks.aws.firewall import QUEUE
 from gpu_fleet_stacks.aws.identity import SESSION_ACTIONS
 from gpu_fleet_stacks.aws.launch import ROOT_DEVICE
 from gpu_fleet_stacks.core import naming
-from gpu_fleet_stacks.payload import built, instance_file, sweep_archive, user_data
+from gpu_fleet_stacks.payload import built, instance_file, user_data
 from gpu_fleet_stacks.payload.at_launch import QueueJoin
 from gpu_fleet_stacks.settings import Stack
 
@@ -201,9 +202,9 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
     stack, records = args.stack, args.bucket_arns["records"]
     vias = [f"{service}.{stack.region}.amazonaws.com" for service in ("secretsmanager", "s3")]
     read = (
-        sweep_archive.POLICY_KEY,
-        sweep_archive.ACCOUNTS_KEY,
-        *sweep_archive.QUEUE_SAYS,
+        keys.stored(keys.POLICY),
+        keys.stored(keys.ACCOUNTS),
+        *map(keys.stored, (keys.QUEUE_JOBS, keys.GROWTH)),
         f"{built.PREFIX}/*",
     )
     return policies.document(
@@ -217,7 +218,10 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
         policies.allow(
             "Say",
             ["s3:PutObject"],
-            [pulumi.Output.concat(records, f"/{key}") for key in sweep_archive.QUEUE_WRITES],
+            [
+                pulumi.Output.concat(records, f"/{key}")
+                for key in map(keys.stored, (keys.QUEUE_NEED, keys.QUEUE_JOBS))
+            ],
         ),
         policies.allow(
             "Keys",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from gpu_fleet_stacks.aws.reaper_alarms import declare_alarms
 from gpu_fleet_stacks.aws.reaper_role import RoleArgs, role_policy
@@ -112,5 +113,5 @@ def archive(stack: Stack, entry: str, beside: Mapping[str, str] | None = None) -
         path: pulumi.FileAsset(str(sweep_archive.ROOT / path))
         for path in sweep_archive.modules(entry, cloud="aws")
     }
-    texts = {sweep_archive.POLICY_FILE: sweep_policy.policy_text(stack), **(beside or {})}
+    texts = {keys.POLICY: sweep_policy.policy_text(stack), **(beside or {})}
     return pulumi.AssetArchive(files | {name: pulumi.StringAsset(text) for name, text in texts.items()})

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from gpu_fleet_image.core.metrics import METRIC_SWEEP_FAILURES, METRIC_SWEEP_RUNS
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
@@ -39,8 +40,8 @@ def alarms(
     longest_silence_s = max(SILENT_AFTER_S, 3 * stack.reaper.every_minutes * 60)
     return (
         Alarm("errors", "A sweep failed altogether", "AWS/Lambda", "Errors", function),
-        Alarm("failures", "A sweep had failed actions: see its log", own, "SweepFailures", {}),
-        Alarm("silent", "No sweep ran", own, "SweepRuns", {}, longest_silence_s, None),
+        Alarm("failures", "A sweep had failed actions: see its log", own, METRIC_SWEEP_FAILURES, {}),
+        Alarm("silent", "No sweep ran", own, METRIC_SWEEP_RUNS, {}, longest_silence_s, None),
         Alarm(
             "breaker",
             "More of a pool is idle than is usual there; they are held back for a day",

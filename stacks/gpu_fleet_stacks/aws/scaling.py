@@ -9,10 +9,10 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from gpu_fleet_image.core.metrics import METRIC_GPU_UTILISATION
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.pools import (
-    GPU_METRIC,
     PERIOD_S,
     GroupPlan,
     LoadAlarm,
@@ -55,7 +55,7 @@ def scale_by_load(
 
 def _metric(stack: Stack, pool: Pool, group: aws.autoscaling.Group, alarm: LoadAlarm) -> dict[str, Any]:
     if alarm.of_gpus:
-        namespace, name, of = naming.metric_namespace(stack.name), GPU_METRIC, {"Pool": pool.name}
+        namespace, name, of = naming.metric_namespace(stack.name), METRIC_GPU_UTILISATION, {"Pool": pool.name}
         return {"namespace": namespace, "metric_name": name, "dimensions": of}
     of_group = {"AutoScalingGroupName": group.name}
     return {"namespace": "AWS/EC2", "metric_name": "CPUUtilization", "dimensions": of_group}

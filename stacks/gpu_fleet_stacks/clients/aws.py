@@ -3,34 +3,24 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from botocore.parsers import ResponseParserError
 
+from gpu_fleet_image.core.calls import permission_of
 from gpu_fleet_image.core.error_codes import DENIED
-from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_image.core.errors import ConfigurationError, log_in
+from gpu_fleet_image.providers.aws import session
+from gpu_fleet_stacks.clients.errors import CannotCheckError, request_id
 
-# Permissions with another name than their call: docs.aws.amazon.com/service-authorization, AWS Budgets.
-LOG_IN = "run `aws configure sso` once, then `aws sso login`, and set AWS_PROFILE"
-PERMISSIONS = {"budgets:DescribeBudgets": "budgets:ViewBudget"}
-LIMITS = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 3})
-
+ATTEMPTS = 3  # an operator waits for the answer
+EMULATOR_TAKES = {"aws_access_key_id": "emulator", "aws_secret_access_key": "emulator"}  # any
 Clients = Callable[[str], Any]
 
 
 def clients_in(region: str, emulator: str | None = None) -> Clients:
-    """Return boto3 clients with the credentials of the environment, or for an emulator, which accepts any."""
-    session = boto3.session.Session(region_name=region)
-    if emulator is None:
-        return lambda service: session.client(service, config=LIMITS)  # type: ignore[call-overload]
-    return lambda service: session.client(  # type: ignore[call-overload]
-        service,
-        config=LIMITS,
-        endpoint_url=emulator,
-        aws_access_key_id="emulator",
-        aws_secret_access_key="emulator",  # noqa: S106 - an emulator takes any
-    )
+    """Return boto3 clients with the credentials of the environment, or for an emulator, which takes any."""
+    keys = {} if emulator is None else {"endpoint_url": emulator, **EMULATOR_TAKES}
+    return lambda service: session.client(service, region, ATTEMPTS, **keys)
 
 
 class Aws:
@@ -50,15 +40,21 @@ class Aws:
         Raises:
             CannotCheckError: it was denied, refused or not answered.
         """
-        client = self._client(service)
+        call = getattr(self._client(service), operation)
         try:
-            answer: dict[str, Any] = getattr(client, operation)(**arguments)
+            answer: dict[str, Any] = call(**arguments)
         except ClientError as error:
-            raise CannotCheckError(_said(client, error)) from error
+            said = error.response["Error"]
+            code = str(said.get("Code", ""))
+            reason = f"{error.operation_name}: {code}: {said.get('Message', '')}"
+            denied = f"denied {permission_of(call)}"
+            raise CannotCheckError(
+                denied if code in DENIED else reason, code, request_id(error.response)
+            ) from error
         except ResponseParserError as error:  # an emulator that lacks the call
             raise CannotCheckError(f"{operation}: the answer is none that AWS gives") from error
         except NoCredentialsError as error:
-            raise CannotCheckError(f"{error}: {LOG_IN}") from error
+            raise CannotCheckError(f"{error}: {log_in('aws')}") from error
         except BotoCoreError as error:
             raise CannotCheckError(" ".join(str(error).split())) from error
         return answer
@@ -79,16 +75,6 @@ class Aws:
         if service not in self._known:
             try:
                 self._known[service] = self._clients(service)
-            except BotoCoreError as error:
+            except (BotoCoreError, ConfigurationError) as error:
                 raise CannotCheckError(str(error)) from error
         return self._known[service]
-
-
-def _said(client: Any, error: ClientError) -> str:
-    """Return AWS's message, or the missing permission."""
-    said = error.response["Error"]
-    code, message = said.get("Code", ""), said.get("Message", "")
-    if code in DENIED:
-        action = f"{client.meta.service_model.signing_name}:{error.operation_name}"
-        return f"denied {PERMISSIONS.get(action, action)}"
-    return f"{error.operation_name}: {code}: {message}"

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gpu_fleet_stacks.clients.alicloud import KEY_ID, KEY_SECRET, TOKEN
+from gpu_fleet_image.core.alicloud_credentials import Credentials
+from gpu_fleet_image.core.errors import ConfigurationError
+from gpu_fleet_image.core.oss import bucket_client
+from gpu_fleet_stacks.clients.alicloud import NO_CREDENTIALS
 from gpu_fleet_stacks.clients.buckets import THREADS
-from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.clients.errors import CannotCheckError, request_id
 from gpu_fleet_stacks.core.errors import StacksError
 
 # The Pulumi provider reads this variable too (connectivity/endpoint.go: OSS_ENDPOINT).
@@ -50,34 +51,16 @@ def inner_host(region: str) -> str:
 
 
 def client(region: str, environ: Mapping[str, str] = os.environ) -> Any:
-    """Return boto3's client for OSS, without newer checksums and path addressing, which OSS lacks.
-
-    It uses the endpoint in ``OSS_ENDPOINT``, by its name for S3's protocol
-    (www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss).
+    """Return boto3's client for OSS; its endpoint is the one that ``OSS_ENDPOINT`` names.
 
     Raises:
         CannotCheckError: there are no credentials.
     """
-    if not (environ.get(KEY_ID) and environ.get(KEY_SECRET)):
-        raise CannotCheckError(f"no credentials; set {KEY_ID} and {KEY_SECRET}")
     host = inner_host(region) if inner_host(region) in environ.get(CHOSEN, "") else public_host(region)
-    return boto3.client(
-        "s3",
-        region_name=region,
-        endpoint_url=f"https://s3.{host}",
-        aws_access_key_id=environ[KEY_ID],
-        aws_secret_access_key=environ[KEY_SECRET],
-        aws_session_token=environ.get(TOKEN) or None,
-        config=Config(
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            retries={"mode": "standard", "total_max_attempts": 3},
-            connect_timeout=5,
-            read_timeout=20,
-            max_pool_connections=THREADS,
-            s3={"addressing_style": "virtual"},
-        ),
-    )
+    try:
+        return bucket_client(region, Credentials(environ), f"https://s3.{host}", at_once=THREADS)
+    except ConfigurationError as error:
+        raise CannotCheckError(NO_CREDENTIALS) from error
 
 
 def ask(s3: Any, operation: str, **arguments: Any) -> dict[str, Any]:
@@ -91,7 +74,8 @@ def ask(s3: Any, operation: str, **arguments: Any) -> dict[str, Any]:
     except ClientError as error:
         said = error.response["Error"]
         code = str(said.get("Code", ""))
-        raise CannotCheckError(f"{error.operation_name}: {code}: {said.get('Message', '')}", code) from error
+        reason = f"{error.operation_name}: {code}: {said.get('Message', '')}"
+        raise CannotCheckError(reason, code, request_id(error.response)) from error
     except BotoCoreError as error:
         raise CannotCheckError(" ".join(str(error).split())) from error
     return answer

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
+from gpu_fleet_image.core import metrics
+from gpu_fleet_image.core.runs import ACCOUNT, JOBS, RUN, RUNS, SHA256
+
 PROJECT = "gpu-fleet"
 
 # Eight slots are cut from every network, used or not, so that adding a zone never renumbers a subnet that
@@ -120,18 +123,5 @@ def run_document(stack: str) -> str:
     return prefixed(stack, "run")
 
 
-# Patterns of that document's parameters; instances check them against the same
-# (image/gpu_fleet_image/core/runs.py).
-RUN_PARAMETERS = {
-    "Account": "[a-z][a-z0-9_-]{0,30}",
-    "Run": "[a-z][a-z0-9-]{0,62}",
-    "Sha256": "[0-9a-f]{64}",
-}
-# Prefixes in the records bucket, which no user reads as a whole: users' jobs and the instances' reports on
-# them, both by account. No role of a pool writes the jobs.
-JOBS, RUNS = "runs/jobs", "runs/words"
-
-
-def metric_namespace(stack: str) -> str:
-    """Return the CloudWatch (or CloudMonitor) namespace of a stack's own metrics."""
-    return f"GpuFleet/{stack}"
+RUN_PARAMETERS = {"Account": ACCOUNT.pattern, "Run": RUN.pattern, "Sha256": SHA256.pattern}
+metric_namespace = metrics.namespace

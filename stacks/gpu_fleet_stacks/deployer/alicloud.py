@@ -8,8 +8,8 @@ second call. CloudMonitor has no resources, and reads are open.
 
 from collections.abc import Mapping
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.deployer.grants import Grant
-from gpu_fleet_stacks.payload import sweep_archive
 
 OWN: Mapping[str, Mapping[str, str]] = {"StringEquals": {"acs:ResourceTag/gpu-fleet:stack": "{stack}"}}
 
@@ -56,7 +56,7 @@ BUCKETS = (
     ),
     look("oss:ListBuckets"),
 )
-OBJECTS = ("image/*", sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY, sweep_archive.ROSTER_KEY)
+OBJECTS = ("image/*", keys.stored(keys.POLICY), keys.stored(keys.ACCOUNTS), keys.stored(keys.ROSTER))
 
 MONITOR_ALARM = Grant(
     "cms:PutResourceMetricRule cms:DeleteMetricRules cms:EnableMetricRules cms:DisableMetricRules "

@@ -8,16 +8,16 @@ rest; the region, for reads.
 
 from collections.abc import Mapping
 
+from gpu_fleet_image.core import keys
+from gpu_fleet_image.core.model import TAG_STACK
 from gpu_fleet_stacks.deployer.grants import Grant
-from gpu_fleet_stacks.payload import sweep_archive
 
-TAG = "gpu-fleet:stack"
 HERE: Mapping[str, Mapping[str, str]] = {"StringEquals": {"aws:RequestedRegion": "{region}"}}
-NEW: Mapping[str, Mapping[str, str]] = {"StringEquals": {f"aws:RequestTag/{TAG}": "{stack}"}}
-OWN: Mapping[str, Mapping[str, str]] = {"StringEquals": {f"aws:ResourceTag/{TAG}": "{stack}"}}
+NEW: Mapping[str, Mapping[str, str]] = {"StringEquals": {f"aws:RequestTag/{TAG_STACK}": "{stack}"}}
+OWN: Mapping[str, Mapping[str, str]] = {"StringEquals": {f"aws:ResourceTag/{TAG_STACK}": "{stack}"}}
 
 # On what carries no tag of a stack, so that no other stack's becomes this one's.
-FIRST_TAGS: Mapping[str, Mapping[str, str]] = {**NEW, "Null": {f"aws:ResourceTag/{TAG}": "true"}}
+FIRST_TAGS: Mapping[str, Mapping[str, str]] = {**NEW, "Null": {f"aws:ResourceTag/{TAG_STACK}": "true"}}
 
 EC2 = "arn:{partition}:ec2:{region}:{account}:"
 
@@ -99,9 +99,9 @@ OBJECT = (
 OBJECTS = (
     "image/payload/*",
     "image/*.tar",
-    sweep_archive.POLICY_KEY,
-    sweep_archive.ACCOUNTS_KEY,
-    sweep_archive.ROSTER_KEY,
+    keys.stored(keys.POLICY),
+    keys.stored(keys.ACCOUNTS),
+    keys.stored(keys.ROSTER),
 )
 
 ROLE = "arn:{partition}:iam::{account}:role/gpu-fleet-{stack}-*"

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import boto3
 import click
+from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
 from gpu_fleet_image.core import wheel_store
 from gpu_fleet_image.recipe import places
 from gpu_fleet_stacks.clients import oss
+from gpu_fleet_stacks.clients.aws import clients_in
 from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings import Cloud, Stack, stack_files
 from gpu_fleet_stacks.settings.stack_argument import stack_argument
@@ -140,7 +141,7 @@ def client(stack: Stack, environ: Mapping[str, str] = os.environ) -> Any:
         StacksError: on Alibaba Cloud the environment has no keys.
     """
     if stack.cloud is Cloud.AWS:
-        return boto3.client("s3", region_name=stack.region, endpoint_url=stack.endpoint_url)
+        return clients_in(stack.region, stack.endpoint_url)("s3")
     return oss.client(stack.region, environ)
 
 
@@ -149,5 +150,5 @@ def explained(bucket: str) -> Iterator[None]:
     """Turn boto3's errors into one message."""
     try:
         yield
-    except (BotoCoreError, ClientError, boto3.exceptions.Boto3Error) as error:
+    except (BotoCoreError, ClientError, Boto3Error) as error:
         raise StacksError(f"bucket {bucket}: {error}; is the stack deployed (`gpu-fleet up`)?") from error

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from gpu_fleet_stacks.settings import Cloud, Stack
 
 KEEPER = "gpu_fleet_image.controllers.builds"  # a module for each cloud, with its handler
-PLAN_FILE = "builds.json"
 
 
 def plan_text(stack: Stack, pipelines: Sequence[str]) -> str:

@@ -5,7 +5,6 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_fleet_image.recipe import places
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.core.files import replace
@@ -46,11 +45,6 @@ def read(key: str, name: str) -> ImageFile:
             return ImageFile(path, hashlib.file_digest(file, "sha256").hexdigest())
     except OSError as error:
         raise StacksError(f"{key} = {name!r}: {path} cannot be read: {error.strerror}") from error
-
-
-def example(name: str) -> Path:
-    """Return the path of one of the trainer's examples, which every instance has."""
-    return places.folder("training/examples") / name
 
 
 def recipe(stack: Stack) -> ImageFile:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from gpu_fleet_stacks.payload import sweep_archive
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.settings import Stack, people
 
 
@@ -13,13 +13,13 @@ def stored_documents(stack: Stack, reaper_policy: str) -> Iterator[tuple[str, st
     Args:
         reaper_policy: the sweep's policy as JSON; users' commands and instances read it.
     """
-    yield "reaper-policy", sweep_archive.POLICY_KEY, reaper_policy
+    yield "reaper-policy", keys.stored(keys.POLICY), reaper_policy
     # Also without any account, so that earlier accounts are locked. With a directory, the
     # directory's function writes it.
     if stack.access.directory is None:
-        yield "accounts", sweep_archive.ACCOUNTS_KEY, people.roster_text(stack)
+        yield "accounts", keys.stored(keys.ACCOUNTS), people.roster_text(stack)
     if stack.notify.anybody:  # addresses of users, for the sweep
-        yield "reaper-roster", sweep_archive.ROSTER_KEY, _roster_text(stack)
+        yield "reaper-roster", keys.stored(keys.ROSTER), _roster_text(stack)
 
 
 def _roster_text(stack: Stack) -> str:

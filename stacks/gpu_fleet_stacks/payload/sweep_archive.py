@@ -22,29 +22,6 @@ HANDLER = f"{ENTRY}.handle"
 AGENT = "gpu_fleet_image.instance.agent.command"
 PEOPLE = "gpu_fleet_image.controllers.directory"  # a module for each cloud, with its handler
 MOVER = "gpu_fleet_image.controllers.mover"  # a module for each cloud, with its handler
-POLICY_FILE = "policy.json"
-# In the records bucket; users' commands read it.
-POLICY_KEY = "reaper/policy.json"
-# In the same bucket: e-mail addresses, which only the sweep may read.
-ROSTER_KEY = "reaper/roster.json"
-# In the same bucket: the accounts that instances make.
-ACCOUNTS_KEY = "reaper/accounts.json"
-# Prefix in the same bucket: records of the function that reads a directory.
-PEOPLE_BOOK = "reaper/accounts"
-# In that function's archive, beside the policy.
-DIRECTORY_FILE = "directory.json"
-# The queue controller's report of all jobs (image/gpu_fleet_image/queue/job_records.py).
-QUEUE_JOBS_KEY = "reaper/queue/jobs.json"
-# The queue controller's request to the mover (image/gpu_fleet_image/core/queue_need.py).
-QUEUE_NEED_KEY = "reaper/capacity/queue.json"
-QUEUE_WRITES = (QUEUE_NEED_KEY, QUEUE_JOBS_KEY)
-# `gpu-fleet runs` reads it; it holds the reason where no instance is launched
-# (image/gpu_fleet_image/core/capacity.py).
-MOVER_STATE_KEY = "reaper/capacity/state.json"
-# `gpu-fleet submit` reads it: the money left for more instances
-# (image/gpu_fleet_image/controllers/mover/growth.py).
-GROWTH_KEY = "reaper/capacity/growth.json"
-QUEUE_SAYS = (QUEUE_JOBS_KEY, GROWTH_KEY)
 
 # Pure Python alone goes along: what is packed on any computer runs on any other. Of boto3's descriptions of
 # four hundred services only that of S3, which OSS speaks.

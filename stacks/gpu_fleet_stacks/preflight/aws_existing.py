@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from gpu_fleet_image.core.model import TAG_STACK
 from gpu_fleet_stacks.clients.aws import Aws
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
 from gpu_fleet_stacks.preflight.usable import so, unless_missing
@@ -77,7 +78,7 @@ def _endpoints(stack: Stack, aws: Aws, named: ExistingNetwork) -> Finding:
         Filters=[{"Name": "vpc-id", "Values": [named.vpc_id]}],
     )
     wanted = {f"com.amazonaws.{stack.region}.{service}" for service in SERVICES}
-    own = {"Key": "gpu-fleet:stack", "Value": stack.name}
+    own = {"Key": TAG_STACK, "Value": stack.name}
     taken = sorted(
         endpoint["ServiceName"].rpartition(f"{stack.region}.")[2]
         for endpoint in endpoints

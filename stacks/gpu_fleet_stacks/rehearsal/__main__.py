@@ -13,6 +13,7 @@ import pulumi
 from rich.console import Console
 
 from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.core.signals import ended_like_by_keyboard
 from gpu_fleet_stacks.rehearsal import (
     bucket_policies,
     budget_act,
@@ -25,7 +26,6 @@ from gpu_fleet_stacks.rehearsal import (
 from gpu_fleet_stacks.rehearsal.clients import ClientPool, RegionClients
 from gpu_fleet_stacks.rehearsal.errors import RehearsalError
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
-from gpu_fleet_stacks.rehearsal.processes import ended_like_by_keyboard
 from gpu_fleet_stacks.rehearsal.program import Rehearsed, read_config, run_program
 from gpu_fleet_stacks.rehearsal.tree import Tree
 from gpu_fleet_stacks.settings import Cloud, Stack, projects, stack_files

@@ -12,7 +12,6 @@ GPU_OUT_PERCENT = 80
 COOLDOWN_OUT_S = 300
 COOLDOWN_IN_S = 600
 PERIOD_S = 60
-GPU_METRIC = "GpuUtilisationPercent"
 
 
 @dataclass(frozen=True)

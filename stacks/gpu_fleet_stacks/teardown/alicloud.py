@@ -5,24 +5,15 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from gpu_fleet_image.core.alicloud_credentials import KEY_ID, SECRET
+from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK
 from gpu_fleet_stacks.clients import buckets, oss
-from gpu_fleet_stacks.clients.alicloud import KEY_ID, KEY_SECRET, Alicloud, expects_a_number, listed
+from gpu_fleet_stacks.clients.alicloud import Alicloud, expects_a_number, listed
 from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.errors import TeardownError
-from gpu_fleet_stacks.teardown.holdings import (
-    TAG_MANAGED,
-    TAG_POOL,
-    TAG_STACK,
-    HeldInstance,
-    Holdings,
-    Note,
-    Remnant,
-    gib,
-    hold_of,
-    store_of,
-)
+from gpu_fleet_stacks.teardown.holdings import HeldInstance, Holdings, Note, Remnant, gib, hold_of, store_of
 from gpu_fleet_stacks.teardown.state import StateResource
 
 PAGE = 100  # DescribeInstances, DescribeDisks, DescribeSnapshots, DescribeImages
@@ -51,7 +42,7 @@ def connect(stack: Stack, cloud: Alicloud | None = None, s3: Any = None) -> "Ali
     if account != stack.account_id:
         raise TeardownError(
             f"the credentials are of account {account}, and {stack.name} is in {stack.account_id}; set"
-            f" {KEY_ID} and {KEY_SECRET} of that one"
+            f" {KEY_ID} and {SECRET} of that one"
         )
     return AlicloudStack(stack, asked, s3 or oss.client(stack.region))
 

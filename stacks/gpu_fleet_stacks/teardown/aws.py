@@ -5,24 +5,14 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK
 from gpu_fleet_stacks.clients import buckets
 from gpu_fleet_stacks.clients.aws import Aws, Clients, clients_in
 from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.errors import TeardownError
-from gpu_fleet_stacks.teardown.holdings import (
-    TAG_MANAGED,
-    TAG_POOL,
-    TAG_STACK,
-    HeldInstance,
-    Holdings,
-    Note,
-    Remnant,
-    gib,
-    hold_of,
-    store_of,
-)
+from gpu_fleet_stacks.teardown.holdings import HeldInstance, Holdings, Note, Remnant, gib, hold_of, store_of
 from gpu_fleet_stacks.teardown.state import StateResource
 
 # Image Builder sets this tag on its instances (its user guide, "Resources created").

@@ -5,16 +5,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from gpu_fleet_image.core.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_PROTECTED
 from gpu_fleet_stacks.clients import buckets
 from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.state import StateResource
 
-# Users and administrators set them (image/gpu_fleet_image/core/model.py); a hold keeps an instance from the
-# sweep.
-TAG_STACK, TAG_POOL, TAG_MANAGED = "gpu-fleet:stack", "gpu-fleet:pool", "gpu-fleet:managed"
-TAG_KEEP_UNTIL, TAG_KEEP_REASON = "gpu-fleet:keep-until", "gpu-fleet:keep-reason"
-TAG_PROTECTED = "gpu-fleet:protected"
 STOPPED = frozenset({"stopping", "stopped"})
 
 

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from moto.backends import get_backend
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.handshake import PREFIX, Reply, key
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
@@ -20,7 +21,6 @@ from gpu_fleet_image.core.times import format_time, parse_time
 from gpu_fleet_image.instance.credentials.sessions import account_in
 from gpu_fleet_stacks.aws.submit import ACCOUNT_TAG
 from gpu_fleet_stacks.core import naming
-from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.rehearsal import instances, sweeps
 from gpu_fleet_stacks.rehearsal.bucket_policies import conditions_left_out
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
@@ -139,7 +139,7 @@ class Aws:
     def publish_people(self, roster: str) -> None:
         """Put a roster where the stack's next `up` would."""
         bucket = self.rehearsed.outputs["bucket_uris"]["records"].removeprefix("s3://")
-        self.clients("s3").put_object(Bucket=bucket, Key=sweep_archive.ACCOUNTS_KEY, Body=roster.encode())
+        self.clients("s3").put_object(Bucket=bucket, Key=keys.stored(keys.ACCOUNTS), Body=roster.encode())
 
     def saved(self, name: str) -> bytes:
         """A file of ``/scratch/keep`` as it lies in the data bucket."""

@@ -258,6 +258,8 @@ class Saver:
 
     def _commit(self, job: SaveJob) -> local.Manifest:
         copied = job.copied()  # the training waits for this
+        if self._closing:  # nothing trains any more: other programs must not hold up the last save
+            return self._written(job, copied)
         return politely(lambda: self._written(job, copied))
 
     def _written(self, job: SaveJob, copied: Any) -> local.Manifest:

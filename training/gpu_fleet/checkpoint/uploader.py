@@ -124,7 +124,7 @@ class Uploader:
         self._queue.put(Upload(manifest, folder, names, team))
 
     def hurry(self) -> None:
-        """From now on, abandon an upload at once if a newer one waits: the run ends."""
+        """Abandon an upload from now on if a newer one waits, at full priority: the run ends."""
         self._hurried = True
 
     def end(self) -> None:
@@ -145,7 +145,6 @@ class Uploader:
 
     def _run(self) -> None:
         """Upload one checkpoint at a time; a newer checkpoint may overtake one that hangs."""
-        give_way()  # new threads inherit the priority
         while (upload := self._newest()) is not None:
             line = UploadProgress()
             running = threading.Thread(target=self._upload_one, args=(upload, line), name=LINE, daemon=True)
@@ -187,6 +186,8 @@ class Uploader:
 
     def _upload_one(self, upload: Upload, line: UploadProgress) -> None:
         step = upload.manifest.step
+        if not self._hurried:
+            give_way()  # the threads that send parts inherit the priority
         try:
             self._bring_up(upload, line)
         except AbandonedError:

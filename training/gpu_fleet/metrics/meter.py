@@ -3,7 +3,7 @@
 import math
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -49,11 +49,12 @@ class Meter:
         self._stall_s = 0.0
         self._begin = clock()
 
-    def add_batch(self, batch: Batch, waited_s: float) -> None:
-        """Count a micro-batch for which training has waited `waited_s` seconds."""
-        self._corrupt.add(batch.corrupt)
-        self._samples += batch.targets.shape[0]
-        self._tokens += batch.targets.numel()
+    def add_batches(self, batches: Iterable[Batch], waited_s: float) -> None:
+        """Count micro-batches for which training has waited `waited_s` seconds."""
+        for batch in batches:
+            self._corrupt.add(batch.corrupt)
+            self._samples += batch.targets.shape[0]
+            self._tokens += batch.targets.numel()
         self._data_wait_s += waited_s
         self._book.shift(WAITING, waited_s)
 

@@ -1,6 +1,6 @@
 """Pipeline parallelism: the decoder is cut by depth, one stage per rank, one forward one backward (1F1B)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -77,13 +77,12 @@ class Pipeline(Spread):
         return mean * self._share.of(counted)
 
     def accumulate(
-        self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
+        self, batches: Sequence[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
         del scale, loss  # fp16 is refused for pipelines; the schedule was given its loss
-        parts = list(batches)
-        self._share.begin([part.counted for part in parts])
-        inputs = torch.cat([part.inputs for part in parts])
-        targets = torch.cat([part.targets for part in parts])
+        self._share.begin([batch.counted for batch in batches])
+        inputs = torch.cat([batch.inputs for batch in batches])
+        targets = torch.cat([batch.targets for batch in batches])
         losses: list[Tensor] = []
         with precision.autocast(self._settings.precision, self._device):
             self._schedule.step(

@@ -1,7 +1,7 @@
 """A whole model on every rank: DistributedDataParallel, optionally with compressed gradients."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class Replicas(Whole):
             )
 
     def accumulate(
-        self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
+        self, batches: Sequence[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
         """Run a step as `Whole` does. After the first step, rank 0 may warn of a needless search in torch.
 

@@ -32,7 +32,7 @@ class Spread(Protocol):
     other_layers: dist.ProcessGroup | None  # the ranks that hold the rest of a model cut by depth
 
     def accumulate(
-        self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
+        self, batches: Sequence[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
         """Run forward and backward over the micro-batches of a step. Return the loss (), None if not known.
 
@@ -108,13 +108,12 @@ class Whole(Spread):
         self._settings, self._device = settings.precision, device
 
     def accumulate(
-        self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
+        self, batches: Sequence[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
-        micro_batches = list(batches)  # all at once, for their number of targets
-        self._share.begin([batch.counted for batch in micro_batches])
+        self._share.begin([batch.counted for batch in batches])
         total: Tensor | None = None
-        for number, batch in enumerate(micro_batches, start=1):
-            with reduced_last(self._called, last=number == len(micro_batches)):
+        for number, batch in enumerate(batches, start=1):
+            with reduced_last(self._called, last=number == len(batches)):
                 with precision.autocast(self._settings, self._device):
                     part = loss(self._called(batch.inputs), batch.targets)
                     if not batch.counted:  # its weight is 0, and the mean over no targets is NaN

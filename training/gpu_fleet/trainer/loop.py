@@ -151,9 +151,11 @@ def take_step(
 ) -> Tensor | None:
     """Take one optimizer step over all micro-batches. Return the norm of the gradients () if computed."""
     settings = run.settings
-    micro_batches = watched(islice(batches, settings.run.accumulation), meter)
     with marked("forward and backward"):
-        loss = state.spread.accumulate(micro_batches, state.scaler.scale, mean_loss)
+        # not named here, so that its memory is free before the update
+        loss = state.spread.accumulate(
+            read_step(batches, settings.run.accumulation, meter), state.scaler.scale, mean_loss
+        )
     meter.add_step(state.step + 1, loss)
     if first:
         check_gradients(state.parameters, run.where)
@@ -174,16 +176,13 @@ def take_step(
     return norm
 
 
-def watched(batches: Iterator[Batch], meter: Meter) -> Iterator[Batch]:
-    """Yield the batches, measure the wait for each, and count its corrupt samples."""
-    while True:
-        begin = meter.clock()
-        with marked("data"):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        meter.add_batch(batch, meter.clock() - begin)
-        yield batch
+def read_step(batches: Iterator[Batch], count: int, meter: Meter) -> list[Batch]:
+    """Return the micro-batches of a step; measure the wait for them, and count their corrupt samples."""
+    begin = meter.clock()
+    with marked("data"):
+        micro_batches = list(islice(batches, count))
+    meter.add_batches(micro_batches, meter.clock() - begin)
+    return micro_batches
 
 
 def save(run: PreparedRun, state: State, meter: Meter) -> None:

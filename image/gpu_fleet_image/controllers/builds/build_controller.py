@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 METRIC = "ImageBuildProblems"  # 1 while an operator must look, else 0; without a dimension
-PLAN_FILE = "builds.json"  # beside the function's policy.json
+PLAN_FILE = keys.BUILDS_FILE
 # Builds are repeated for so long if there is no instance to build or test on, from the first try on.
 TRIED_FOR = timedelta(hours=6)
 # A build starts each week and takes an hour or two; the limits of its steps add up to less than 12 hours.

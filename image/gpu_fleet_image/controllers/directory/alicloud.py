@@ -9,6 +9,7 @@ from typing import Any
 from gpu_fleet_image.controllers.directory import directory as directories
 from gpu_fleet_image.controllers.directory.directory import MemberProfile
 from gpu_fleet_image.controllers.directory.refresh import log, refresh
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core import policy as policies
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import LEDGER_URI, policy_file
@@ -16,7 +17,6 @@ from gpu_fleet_image.providers.alicloud.connect import bucket_client, credential
 from gpu_fleet_image.providers.alicloud.oss import OssStore
 from gpu_fleet_image.providers.alicloud.session import ENDPOINT, Product
 
-DIRECTORY_FILE = "directory.json"  # beside the policy
 PAGE = 100  # the maximum of ListUsersForGroup
 RESERVE = timedelta(seconds=5)
 
@@ -75,7 +75,7 @@ def run(ends_at: datetime, as_of: datetime | None = None) -> Mapping[str, Any]:
     policy = policies.load(policy_file())
     clock = lambda: as_of or datetime.now(UTC)  # noqa: E731 - a clock
     calls = Calls(clock, ends_at - RESERVE)
-    said = json.loads(policy_file().with_name(DIRECTORY_FILE).read_text(encoding="utf-8"))
+    said = json.loads(policy_file().with_name(keys.DIRECTORY_FILE).read_text(encoding="utf-8"))
     ims = Product("Ims", policy.region, credentials(os.environ), endpoint=os.environ.get(ENDPOINT, ""))
     store = OssStore(bucket_client(policy.region), calls, os.environ[LEDGER_URI])
     return log(refresh(directories.parse(said), RamGroups(ims, calls), store, clock))

@@ -9,6 +9,7 @@ from typing import Any
 from gpu_fleet_image.controllers.directory import directory as directories
 from gpu_fleet_image.controllers.directory.directory import Directory, MemberProfile
 from gpu_fleet_image.controllers.directory.refresh import log, refresh
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core import policy as policies
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import LEDGER_URI, policy_file
@@ -16,7 +17,6 @@ from gpu_fleet_image.core.errors import CloudError
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.providers.aws.session import client
 
-DIRECTORY_FILE = "directory.json"  # beside the policy
 PAGE = 100  # the maximum of ListGroupMemberships
 GONE = "ResourceNotFoundException"
 DISABLED = "DISABLED"
@@ -89,7 +89,7 @@ def run(ends_at: datetime, as_of: datetime | None = None) -> Mapping[str, Any]:
     policy = policies.load(policy_file())
     clock = lambda: as_of or datetime.now(UTC)  # noqa: E731 - a clock
     calls = Calls(clock, ends_at - RESERVE)
-    said = json.loads(policy_file().with_name(DIRECTORY_FILE).read_text(encoding="utf-8"))
+    said = json.loads(policy_file().with_name(keys.DIRECTORY_FILE).read_text(encoding="utf-8"))
     directory = directories.parse(said)
     groups = IdentityCenterGroups(
         _identity_store(directory, policy.region, calls), calls, directory.identity_store, directory.login

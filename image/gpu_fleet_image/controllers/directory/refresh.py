@@ -18,13 +18,14 @@ from gpu_fleet_image.controllers.directory.directory import (
     merge,
     parse_registry,
 )
-from gpu_fleet_image.core import roster
+from gpu_fleet_image.core import keys, roster
 from gpu_fleet_image.core.errors import CloudError
 from gpu_fleet_image.core.store import Store
 
-REGISTRY = "accounts/numbers.json"
-# Limit of known members that are looked up in one pass; larger groups take turns. Identity Center answers 20
-# calls a second for the whole organization (docs.aws.amazon.com/singlesignon/latest/userguide/limits.html).
+REGISTRY = keys.ACCOUNT_NUMBERS
+# Of known members so many are asked for by themselves in one pass, those of large groups in turns: Identity
+# Center answers 20 calls a second to the whole organization
+# (docs.aws.amazon.com/singlesignon/latest/userguide/limits.html).
 AT_ONCE = 50
 _PASS_S = 60
 

@@ -10,11 +10,11 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from gpu_fleet_image.controllers.mover.pool_view import MoneyLeft
-from gpu_fleet_image.core.capacity import PREFIX
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time, parse_time
 
-GROWTH = f"{PREFIX}/growth.json"
+GROWTH = keys.GROWTH
 SCHEMA = 1
 # The mover says so each minute; what an older word says may be over.
 FRESH = timedelta(minutes=5)

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Protocol
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.calls import batches
 from gpu_fleet_image.core.model import Decision, Instance, Tie, User
 from gpu_fleet_image.core.notify import webhooks
@@ -20,7 +21,7 @@ _MOST_FOR_OPERATORS, _MOST_FOR_A_USER = 200, 75
 _MOST_FOR_A_ROOM, _MOST_NAMED_IN_A_ROOM = 12, 100  # with a line; or at least with the id
 MOST_USERS = 8  # of an instance, as its agent publishes them (agent/users.py)
 NOTIFY_AGAIN_AFTER = timedelta(hours=24)
-ROSTER = "roster.json"  # of the records; instances cannot read it
+ROSTER = keys.ROSTER
 _NO_ADDRESS = "has no address in notify.users"
 OPERATORS = "the operators"
 _DEEDS = {Tie.LAUNCHED: "launched a job", Tie.LOGGED_IN: "logged in", Tie.RUNS: "owned processes"}

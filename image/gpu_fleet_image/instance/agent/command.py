@@ -11,13 +11,12 @@ from typing import Any
 import click
 import psutil
 
-from gpu_fleet_image.core import instance_file, paths
+from gpu_fleet_image.core import instance_file, keys, paths
 from gpu_fleet_image.core.handshake import Exchange
 from gpu_fleet_image.core.holds import KeepTarget
 from gpu_fleet_image.core.instance_file import InstanceFile
 from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.core.options import IsoTime
-from gpu_fleet_image.core.policy import KEY as POLICY_KEY
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_image.instance.agent import activity_file, kept_files
@@ -185,7 +184,7 @@ def policy_of(
     """Return the stack's policy for the pool's sensors, which is read again while the agent runs."""
 
     def read() -> dict[str, Any] | None:
-        stored = cloud.store().newest(POLICY_KEY)
+        stored = cloud.store().newest(keys.POLICY)
         return stored.content if stored else None
 
     return StackPolicy(read if instance.records_uri else None, instance.pool, real_s)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from gpu_fleet_image.core import policy
+from gpu_fleet_image.core import keys, policy
 from gpu_fleet_image.core.document import read
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import marking_rule
@@ -97,7 +97,7 @@ def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolic
     """
     pools = (document or {}).get("pools")
     if not isinstance(pools, dict) or not isinstance(pools.get(pool), dict):
-        raise CloudError(f"{policy.KEY} has no pool {pool!r}" if document else f"{policy.KEY} is not there")
+        raise CloudError(f"{keys.POLICY} has no pool {pool!r}" if document else f"{keys.POLICY} is not there")
     if "sensors" not in pools[pool]:
         return policy.SensorPolicy()
     problems: list[str] = []

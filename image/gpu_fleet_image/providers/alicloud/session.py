@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import Any
 
@@ -46,12 +46,18 @@ PRODUCTS = {
     "Vpc": ("2016-04-28", "vpc.{region}.aliyuncs.com"),
     "Kms": ("2016-01-20", "kms.{region}.aliyuncs.com"),
     "Dm": ("2015-11-23", "dm.{region}.aliyuncs.com"),
+    "Nas": ("2017-06-26", "nas.{region}.aliyuncs.com"),
+    "Privatelink": ("2020-04-15", "privatelink.{region}.aliyuncs.com"),
     "Sts": ("2015-04-01", "sts.{region}.aliyuncs.com"),
+    "Tag": ("2018-08-28", "tag.{region}.aliyuncs.com"),
     # one endpoint for all regions (www.alibabacloud.com/help/en/ram/developer-reference, "Endpoints")
     "Ims": ("2019-08-15", "ims.aliyuncs.com"),
+    "Quotas": ("2020-05-10", "quotas.aliyuncs.com"),
+    "Ram": ("2015-05-01", "ram.aliyuncs.com"),
+    "Sls": ("2019-10-23", "sls.aliyuncs.com"),
 }
-ALONE = frozenset({"Ims"})  # products that only one function calls; not part of `Clients`
-PERMISSIONS = {"ims": "ram"}  # names of products in policies, if they differ
+PERMISSIONS = {"ims": "ram", "sls": "log"}  # names of products in policies, if they differ
+NO_ANSWER = "ServiceUnavailable"
 # Regions that older products serve from one endpoint, from the SDK's packages for each product.
 CENTRAL = {
     "ecs-cn-hangzhou.aliyuncs.com": ("Ecs", {"cn-hangzhou"}),
@@ -107,6 +113,7 @@ class Product:
         credentials: of a user, a function or this instance.
         endpoint: ``http://HOST:PORT`` instead of the product's own.
         inside: this is an instance of the region, possibly without internet access.
+        attempts: the most tries of a call that is throttled or not answered.
         wait: sleeps for so many seconds.
     """
 
@@ -118,6 +125,7 @@ class Product:
         *,
         endpoint: str = "",
         inside: bool = False,
+        attempts: int = ATTEMPTS,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._version = PRODUCTS[name][0]
@@ -125,7 +133,7 @@ class Product:
         self._protocol, _, self._host = endpoint.rpartition("://")
         self._host = self._host or (host_inside(name, region) if inside else host_of(name, region))
         self._credentials = credentials
-        self._wait = wait
+        self._attempts, self._wait = attempts, wait
         self._client: tuple[Any, Any] | None = None
 
     def action(self, name: str) -> Callable[..., Answer]:
@@ -140,11 +148,11 @@ class Product:
         return call
 
     def _call(self, action: str, parameters: Mapping[str, Any]) -> Answer:
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, self._attempts + 1):
             try:
                 answer = self._ask(action, parameters)
             except AnswerError as error:
-                if attempt == ATTEMPTS or not _may_ask_again(action, error.code):
+                if attempt == self._attempts or not _may_ask_again(action, error.code):
                     raise AnswerError(error.code, error.message, attempt) from error
                 # full jitter: many instances that were refused at once must not retry at once
                 self._wait(random.uniform(0, min(LONGEST_WAIT_S, 0.2 * 2**attempt)))
@@ -166,10 +174,11 @@ class Product:
             code = str(error.error_code) if error.http_status < SERVER_ERROR else "InternalError"
             raise AnswerError(code, str(error.message)) from error
         except ClientException as error:
-            raise AnswerError("ServiceUnavailable", str(error)) from error
+            # not the error's own text, which holds the key's id and the signature
+            raise AnswerError(NO_ANSWER, f"{self._host} gave no answer ({error.error_code})") from error
         except ValueError as error:
-            raise AnswerError("ServiceUnavailable", f"no JSON: {error}") from error
-        if str(answer.get("Code", "200")) != "200":  # CloudMonitor refuses with HTTP 200
+            raise AnswerError(NO_ANSWER, f"{self._host} gave no JSON: {error}") from error
+        if self._name == "Cms" and str(answer.get("Code", "200")) != "200":  # it refuses with HTTP 200
             raise AnswerError(str(answer["Code"]), str(answer.get("Message", "")))
         return dict(answer)
 
@@ -229,7 +238,7 @@ def _may_ask_again(action: str, code: str) -> bool:
         return False
     if code.startswith("Throttling"):
         return True
-    return action.startswith("Describe") and code in {"InternalError", "ServiceUnavailable"}
+    return action.startswith("Describe") and code in {"InternalError", NO_ANSWER}
 
 
 def flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -258,7 +267,8 @@ def clients(
         inside: this is an instance of the region.
     """
     made = {
-        name.lower(): Product(name, region, credentials, endpoint=endpoint, inside=inside)
-        for name in PRODUCTS.keys() - ALONE
+        known.name: Product(known.name.capitalize(), region, credentials, endpoint=endpoint, inside=inside)
+        for known in fields(Clients)
+        if known.name != "s3"
     }
     return Clients(**made, s3=s3)

@@ -8,7 +8,7 @@ from gpu_fleet_image.core.calls import Calls
 
 SUBJECT_LENGTH = 99  # Publish, SNS API: less than 100, and neither line breaks nor control characters
 MESSAGE_BYTES = 200_000  # of at most 262,144
-# Attribute that the filter policies of users' subscriptions read (stacks/gpu_fleet_stacks/aws/budget.py).
+# Attribute that the filter policies of users' subscriptions read.
 USER = "user"
 _NOT_CONFIRMED = "{address} has not confirmed its subscription to the topic"
 _NOT_SUBSCRIBED = "{address} has no subscription to the topic"

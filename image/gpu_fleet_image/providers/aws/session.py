@@ -64,14 +64,15 @@ def _limits(region: str, attempts: int = ATTEMPTS) -> Config:
     )
 
 
-def client(name: str, region: str, **keys: str) -> Any:
+def client(name: str, region: str, attempts: int = ATTEMPTS, **keys: str) -> Any:
     """Return a client that few programs need, say ``sts``; arguments and errors as for ``clients``.
 
     Args:
+        attempts: the most tries of a call that is throttled or not answered.
         keys: of a role, by boto3's names, instead of the process's own.
     """
     try:
-        return _session().client(name, config=_limits(region), **keys)
+        return _session().client(name, config=_limits(region, attempts), **keys)
     except InvalidRegionError as error:
         raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
 

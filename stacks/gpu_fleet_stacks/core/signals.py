@@ -1,0 +1,28 @@
+"""Signals that end a command."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def ended_like_by_keyboard() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C while a block runs, so that every ``finally`` runs.
+
+    SIGINT is set too: a shell ignores it for a command in the background, and Python keeps that. Only the
+    main thread may set signal handlers; in another thread (tests) this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, _: object) -> None:
+        raise KeyboardInterrupt(f"signal {number}")
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
