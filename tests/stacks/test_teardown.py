@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.providers.aws import session
 from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.teardown import engine, page, state
 from gpu_fleet_stacks.teardown.errors import StillThereError, TeardownError
@@ -319,6 +320,7 @@ class Shell:
         for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
             monkeypatch.setenv(name, os.devnull)
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        session._session.cache_clear()  # it has the keys of earlier tests
 
     def run(self, *arguments):
         return CliRunner().invoke(main, ["destroy", *arguments])
