@@ -90,6 +90,12 @@ BROKEN = [
         {"stacks/gpu_fleet_stacks/a.py": "def a():\n import tests.b\n"},
     ),
     (
+        arrows.names_there,
+        "tests/a.py:1: gpu_fleet_stacks.b has no C",
+        {"tests/a.py": "from gpu_fleet_stacks.b import C", "stacks/gpu_fleet_stacks/b.py": "B = 1\n"}
+        | {"image/gpu_fleet_image/a.py": "", "training/gpu_fleet/a.py": ""},
+    ),
+    (
         arrows.environments,
         "stacks/gpu_fleet_stacks/a.py:1: imports gpu_fleet_image.b",
         {"stacks/gpu_fleet_stacks/a.py": "from gpu_fleet_image import b\n"},

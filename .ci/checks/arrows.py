@@ -7,6 +7,7 @@ environment.
 
 import ast
 import graphlib
+import posixpath
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -139,6 +140,30 @@ def rooms(checkout: Checkout) -> Iterator[Finding]:
     for folder, names in FORBIDDEN.items():
         for module in checkout.modules(folder):
             yield from foreign(module, [name for name in module.imports if _is_of(name, names)])
+
+
+def names_there(checkout: Checkout) -> Iterator[Finding]:
+    """Find names that a file imports from a module of ours that lacks them: few tests load the benches."""
+    modules = {module.name: module for module in checkout.modules(*PRODUCT, "tests")}
+    tops = {name: {*_names_of(module), "*"} for name, module in modules.items()}
+    for module in modules.values():
+        for node in module.all(ast.ImportFrom):
+            package = str(node.module)
+            for name in {alias.name for alias in node.names} - tops.get(package, set()):
+                folder = posixpath.dirname(modules[package].path) if package in modules else ""
+                if folder and not any(checkout.has(f"{folder}/{name}{end}") for end in ("", ".py")):
+                    yield Finding(module.path, node.lineno, f"{package} has no {name}")
+
+
+def _names_of(module: Module) -> Iterator[str]:
+    """Yield the names that a module defines or imports, those of its functions too."""
+    yield from (node.name for node in module.all(ast.FunctionDef))
+    yield from (node.name for node in module.all(ast.AsyncFunctionDef))
+    yield from (node.name for node in module.all(ast.ClassDef))
+    yield from (node.id for node in module.all(ast.Name) if isinstance(node.ctx, ast.Store))
+    imported = (alias for node in module.all(ast.ImportFrom) for alias in node.names)
+    plain = (alias for node in module.all(ast.Import) for alias in node.names)
+    yield from (alias.asname or alias.name.split(".")[0] for alias in (*imported, *plain))
 
 
 def environments(checkout: Checkout) -> Iterator[Finding]:
@@ -288,4 +313,4 @@ def component_types(checkout: Checkout) -> Iterator[Finding]:
         raise NothingToCheckError("stacks: no component declares a type")
 
 
-CHECKS = (rooms, environments, console, program, circles, homes, component_types)
+CHECKS = (rooms, names_there, environments, console, program, circles, homes, component_types)
