@@ -11,7 +11,7 @@ from gpu_fleet_stacks.aws.policies import partition
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.core.errors import StacksError
-from gpu_fleet_stacks.deployer import alicloud, aws
+from gpu_fleet_stacks.deployer import alicloud, aws, aws_grants
 from gpu_fleet_stacks.deployer.grants import Grant, documents, filled, statements
 from gpu_fleet_stacks.settings import Stack
 
@@ -69,7 +69,7 @@ def policies(stack: Stack, resources: Sequence[Declared], wanted: Wanted) -> lis
 
 def _within(stack: Stack, grant: Grant) -> Grant:
     """Return the grant; if it gives a role its rights, restricted to the organisation's boundary."""
-    if grant.actions != aws.BOUND or not stack.aws.permissions_boundary:
+    if grant.actions != aws_grants.BOUND or not stack.aws.permissions_boundary:
         return grant
     return replace(grant, when=_bound(stack.aws.permissions_boundary))
 
@@ -146,10 +146,10 @@ def _lookups(stack: Stack) -> Iterator[Grant]:
     yield Grant(
         "ssm:GetParameter ssm:GetParametersByPath",
         tuple(sorted(_parameters(stack))),
-        aws.HERE,
+        aws_grants.HERE,
     )
     if boundary := stack.aws.permissions_boundary:
-        yield Grant("iam:PutRolePermissionsBoundary", (aws.ROLE,), _bound(boundary))
+        yield Grant("iam:PutRolePermissionsBoundary", (aws_grants.ROLE,), _bound(boundary))
     # a group of reservations is no resource of the stack's
     if groups := sorted({str(pool.reservation_id) for pool in stack.pools if pool.reserved_by_group}):
         yield Grant("ec2:RunInstances", tuple(groups))
