@@ -12,6 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpu_fleet_stacks.core.signals import ended_like_by_keyboard
+from gpu_fleet_stacks.rehearsal import processes
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120
 
@@ -114,6 +117,23 @@ def test_a_wrong_name_is_answered_with_the_stacks_there_are():
 
 def test_a_rehearsal_that_is_terminated_leaves_no_process_of_an_act_behind(tmp_path):
     terminated(tmp_path / "log", "sleep 602", signal.SIGTERM, "-c", A_LONG_ACT)
+
+
+def test_a_signal_while_a_process_starts_leaves_no_process_behind(tmp_path, monkeypatch):
+    processes_started = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments, **keys):
+            super().__init__(*arguments, **keys)
+            processes_started.append(self)
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+
+    with ended_like_by_keyboard(), pytest.raises(KeyboardInterrupt):
+        processes.run(["sleep", "603"], tmp_path / "log")
+
+    assert [process.poll() for process in processes_started] == [-signal.SIGTERM]
 
 
 @pytest.mark.prove

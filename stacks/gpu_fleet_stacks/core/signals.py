@@ -26,3 +26,26 @@ def ended_like_by_keyboard() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interruption_after() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait until a block is over, and have their usual effect then.
+
+    A signal between the start of a process and the name that it gets would leave nobody to end it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: arrived.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for caught in arrived[:1]:
+            signal.raise_signal(caught)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpu_fleet_stacks.core.signals import interruption_after
 from gpu_fleet_stacks.rehearsal.errors import RehearsalError
 
 # torchrun needs a moment to end its workers; the rest is killed.
@@ -34,20 +35,23 @@ def child(
         cwd: its working directory; the current one by default.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    process: subprocess.Popen[bytes] | None = None
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**(os.environ if inherit else {}), **(environment or {})},
-            start_new_session=True,
-            cwd=cwd,
-        )
         try:
+            with interruption_after():
+                process = subprocess.Popen(
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    env={**(os.environ if inherit else {}), **(environment or {})},
+                    start_new_session=True,
+                    cwd=cwd,
+                )
             yield process
         finally:
-            end_group(process)
+            if process is not None:
+                end_group(process)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
