@@ -149,6 +149,22 @@ def test_an_up_that_takes_too_long_is_interrupted_as_by_ctrl_c(cli, tmp_path, mo
     assert "saved" in (tmp_path / "logs" / "pulumi.log").read_text()
 
 
+def test_ctrl_c_while_an_up_starts_waits_for_its_state_too(cli, tmp_path, monkeypatch):
+    made = cli(TRAPPED)
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments, **keys):
+            super().__init__(*arguments, **keys)
+            await_ready(tmp_path, self)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(engine.subprocess, "Popen", Interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        made.up(60)
+    assert "saved" in (tmp_path / "logs" / "pulumi.log").read_text()
+
+
 def test_without_the_cli_there_is_one_message(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
 

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from gpu_fleet_stacks.acceptance.errors import AcceptanceError, EngineError
+from gpu_fleet_stacks.core.signals import interruption_after
 from gpu_fleet_stacks.plan_check import policy_pack
 from gpu_fleet_stacks.plan_check.pulumi_command import CLI_ADVICE
 
@@ -117,18 +118,30 @@ class PulumiCli:
         with self._log.open("ab") as log:
             log.write(f"\n$ {' '.join(command)}\n".encode())
             log.flush()
-            process = subprocess.Popen(
-                command,
-                cwd=self._root,
-                env={**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "true"},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = self._started(command, log)
             code = _ended(process, timeout_s, patient=patient)
         if code and not may_fail:
             raise EngineError(f"{' '.join(command)}: {code}; the end of {self._log}:\n{self._tail()}")
+
+    def _started(self, command: Sequence[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
+        """Start a command; a Ctrl-C meanwhile interrupts it before it is raised here."""
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            with interruption_after():
+                process = subprocess.Popen(
+                    command,
+                    cwd=self._root,
+                    env={**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "true"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except KeyboardInterrupt:
+            if process is not None:
+                _interrupt(process)
+            raise
+        return process
 
     def _tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LAST_LINES:])
