@@ -4,12 +4,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpu_fleet_image.core.queue_need import FRESH, SILENT_AFTER, PoolNeed, needs_of, to_json, trouble_of
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.queue.answers import ListedJob
 from gpu_fleet_image.queue.demand import needs
-from gpu_fleet_image.queue.sizes import JobRequest, NodeSize, QueuePool
+from gpu_fleet_image.queue.sizes import JobRequest, NodeSize, QueuePool, fit
 from gpu_fleet_image.queue.slurm import Node
 from tests.queue.test_job_records import RUNNING
 
@@ -239,3 +241,35 @@ def test_an_old_word_of_the_controller_wants_nothing():
 def test_a_damaged_word_is_refused(pools):
     with pytest.raises(CloudError, match=r"capacity/queue\.json"):
         needs_of({"at": "2026-11-23T10:00:00Z", "pools": pools}, NOW)
+
+
+REQUESTS = st.builds(
+    JobRequest,
+    tasks=st.integers(1, 40),
+    tasks_per_node=st.integers(0, 4),
+    cpus=st.integers(1, 200),
+    single_threads=st.booleans(),
+    gpus=st.integers(0, 40),
+    gpus_per_task=st.integers(0, 3),
+    cpus_per_gpu=st.integers(0, 9),
+    memory_per_cpu=st.integers(0, 99),
+    memory_per_gpu=st.integers(0, 99),
+)
+
+
+@given(REQUESTS, st.integers(1, 12))
+def test_no_part_of_a_job_is_larger_than_its_first(request_of, number):
+    first, *others = request_of.parts(number, POOLS["train"].size)
+
+    assert all(map(first.holds, others))
+
+
+def test_a_job_that_a_large_pool_can_never_run_is_refused_by_one_part_for_each_number(monkeypatch):
+    """A hundred such jobs used to take a minute in a pool of a thousand, and nobody got capacity."""
+    counted, part_of = [], JobRequest._part
+    monkeypatch.setattr(JobRequest, "_part", lambda *words: counted.append(words) or part_of(*words))
+
+    said = fit(JobRequest(memory=2_000_000), "pool train", QueuePool(POOLS["train"].size, 500))
+
+    assert "of memory on one of 500 instances" in said
+    assert len(counted) <= 2 * 500

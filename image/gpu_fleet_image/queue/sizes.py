@@ -94,6 +94,10 @@ class JobRequest:
         """Return its parts of each of so many nodes, the largest first."""
         return tuple(self._part(index, number, whole) for index in range(number))
 
+    def largest(self, number: int, whole: NodeSize) -> NodeSize:
+        """Return the first of its parts of so many nodes: in every resource no other is larger."""
+        return self._part(0, number, whole)
+
     def _part(self, index: int, number: int, whole: NodeSize) -> NodeSize:
         tasks = _dealt(self.tasks, index, number)
         gpus = self.gpus_per_node or max(_dealt(self.gpus, index, number), self.gpus_per_task * tasks)
@@ -143,8 +147,9 @@ def fit(request: JobRequest, name: str, pool: QueuePool) -> Fit | str:
     least, most = request.least, min(pool.most, request.max_nodes or pool.most)
     number = max(least, most)
     for number in range(least, most + 1):
-        parts = request.parts(number, pool.size)
-        if all(map(pool.size.holds, parts)):
+        # the largest part alone is looked at: a large pool has many numbers, and a user many jobs
+        if pool.size.holds(request.largest(number, pool.size)):
+            parts = request.parts(number, pool.size)
             gpus = request.gpus or sum(part.gpus for part in parts)
             if request.exclusive:
                 return Fit((pool.size,) * number, gpus)
