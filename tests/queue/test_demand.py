@@ -134,6 +134,14 @@ def test_a_job_beyond_what_its_team_may_ever_have_is_told_so_and_gets_nothing(pa
     assert demand.refused["1"] == f"{said}, teams.nlp.max_gpus of the stack file is 7"
 
 
+def test_gpus_of_a_job_that_gave_way_are_free_for_its_team_at_once():
+    """Slurm lists a preempted job for some minutes, with what it had."""
+    ran = job(JobRequest(gpus=8), 1, team="nlp", gpus=8)
+    ran = replace(ran, job=replace(ran.job, state="PREEMPTED"))
+
+    assert need(ran, job(JobRequest(gpus=8), 2, team="nlp"), limits={"nlp": 8}).jobs == (1,)
+
+
 def test_parts_of_a_job_count_against_the_limit_of_the_team_that_each_is_for():
     first, second = group(JobRequest(gpus=8), JobRequest(gpus=8), team="nlp")
 
