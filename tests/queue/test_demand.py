@@ -281,3 +281,12 @@ def test_a_job_that_a_large_pool_can_never_run_is_refused_by_one_part_for_each_n
 
     assert "of memory on one of 500 instances" in said
     assert len(counted) <= 2 * 500
+
+
+def test_a_job_of_a_billion_instances_is_refused_without_counting_them(monkeypatch):
+    """A part of each was made first, which used up the controller's memory, so nobody got capacity."""
+    monkeypatch.setattr(JobRequest, "parts", lambda *_words: pytest.fail("made"))
+
+    said = fit(JobRequest(gpus=10**9, gpus_per_node=1), "pool train", POOLS["train"])
+
+    assert said == "asks for 1000000000 instances, size.max of pool train is 10"
