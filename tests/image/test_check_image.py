@@ -40,7 +40,7 @@ def check(tmp_path):
     if not Path("/sys/bus/pci/devices").is_dir():
         pytest.skip("no PCI bus on this computer")
 
-    def run(bus, driven, when, status=0, answering=None):
+    def run(bus, driven, when, status=0, answering=None, *, manifest="{}"):
         for number, (vendor, kind) in enumerate(bus):
             device = tmp_path / f"bus/0000:00:{number:02}.0"
             device.mkdir(parents=True)
@@ -59,7 +59,7 @@ def check(tmp_path):
         for name in ("manifest.json", "sbom.cdx.json"):
             file = tmp_path / "share/gpu-fleet" / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("{}")
+            file.write_text(manifest)
         (tmp_path / "bin").mkdir()
         for name, body in OTHERS.items():
             (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
@@ -91,6 +91,13 @@ GPU, SWITCH, CARD = ("0x10de", "0x030200"), ("0x10de", "0x068000"), ("0x1d0f", "
 def test_an_instance_without_a_gpu_is_asked_for_none(check):
     assert check([CARD], 0, "booted") == ([], [])
     assert check.status == 0, check.output
+
+
+def test_a_clouds_image_without_the_users_tools_fails_the_build(check):
+    check([CARD], 0, "booted", manifest='{"target": "aws"}')
+
+    assert check.status == 1
+    assert {f"name={tool} ok=false" in check.output for tool in ("notebook", "uv", "micromamba")} == {True}
 
 
 @pytest.mark.parametrize("gpus", [1, 8])

@@ -479,6 +479,20 @@ def test_the_jobs_of_who_left_are_cancelled_until_none_is_left_and_then_slurm_fo
     assert asked.changes == ["sacctmgr --immediate delete user name=bob"]
 
 
+def test_the_jobs_of_who_left_end_though_somebody_has_the_number_again():
+    """No instance gives carol bob's files, so the number is still bob's there (test_accounts.py)."""
+    asked = Slurm(FOUND)
+    asked.jobs = [{**LEAVER, "user_name": "bob"}]
+    roster = {"users": [{"name": "carol", "uid": LEAVER["user_id"], "team": "nlp"}]}
+
+    controller.part_with_leavers(roster, [Association("nlp", "bob")], asked)
+
+    assert asked.changes == [
+        "sacctmgr --immediate modify user where name=bob set maxsubmitjobs=0",
+        f"scancel {LEAVER['job_id']}",
+    ]
+
+
 def test_who_left_and_comes_back_hands_in_jobs_again():
     known = [Association("nlp", ""), Association("nlp", "ada", takes_jobs=False)]
 

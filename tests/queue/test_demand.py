@@ -4,12 +4,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpu_fleet_image.core.queue_need import FRESH, SILENT_AFTER, PoolNeed, needs_of, to_json, trouble_of
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.queue.answers import ListedJob
 from gpu_fleet_image.queue.demand import needs
-from gpu_fleet_image.queue.sizes import JobRequest, NodeSize, QueuePool
+from gpu_fleet_image.queue.sizes import JobRequest, NodeSize, QueuePool, fit
 from gpu_fleet_image.queue.slurm import Node
 from tests.queue.test_job_records import RUNNING
 
@@ -132,6 +134,14 @@ def test_a_job_beyond_what_its_team_may_ever_have_is_told_so_and_gets_nothing(pa
     assert demand.refused["1"] == f"{said}, teams.nlp.max_gpus of the stack file is 7"
 
 
+def test_gpus_of_a_job_that_gave_way_are_free_for_its_team_at_once():
+    """Slurm lists a preempted job for some minutes, with what it had."""
+    ran = job(JobRequest(gpus=8), 1, team="nlp", gpus=8)
+    ran = replace(ran, job=replace(ran.job, state="PREEMPTED"))
+
+    assert need(ran, job(JobRequest(gpus=8), 2, team="nlp"), limits={"nlp": 8}).jobs == (1,)
+
+
 def test_parts_of_a_job_count_against_the_limit_of_the_team_that_each_is_for():
     first, second = group(JobRequest(gpus=8), JobRequest(gpus=8), team="nlp")
 
@@ -239,3 +249,44 @@ def test_an_old_word_of_the_controller_wants_nothing():
 def test_a_damaged_word_is_refused(pools):
     with pytest.raises(CloudError, match=r"capacity/queue\.json"):
         needs_of({"at": "2026-11-23T10:00:00Z", "pools": pools}, NOW)
+
+
+REQUESTS = st.builds(
+    JobRequest,
+    tasks=st.integers(1, 40),
+    tasks_per_node=st.integers(0, 4),
+    cpus=st.integers(1, 200),
+    single_threads=st.booleans(),
+    gpus=st.integers(0, 40),
+    gpus_per_task=st.integers(0, 3),
+    cpus_per_gpu=st.integers(0, 9),
+    memory_per_cpu=st.integers(0, 99),
+    memory_per_gpu=st.integers(0, 99),
+)
+
+
+@given(REQUESTS, st.integers(1, 12))
+def test_no_part_of_a_job_is_larger_than_its_first(request_of, number):
+    first, *others = request_of.parts(number, POOLS["train"].size)
+
+    assert all(map(first.holds, others))
+
+
+def test_a_job_that_a_large_pool_can_never_run_is_refused_by_one_part_for_each_number(monkeypatch):
+    """A hundred such jobs used to take a minute in a pool of a thousand, and nobody got capacity."""
+    counted, part_of = [], JobRequest._part
+    monkeypatch.setattr(JobRequest, "_part", lambda *words: counted.append(words) or part_of(*words))
+
+    said = fit(JobRequest(memory=2_000_000), "pool train", QueuePool(POOLS["train"].size, 500))
+
+    assert "of memory on one of 500 instances" in said
+    assert len(counted) <= 2 * 500
+
+
+def test_a_job_of_a_billion_instances_is_refused_without_counting_them(monkeypatch):
+    """A part of each was made first, which used up the controller's memory, so nobody got capacity."""
+    monkeypatch.setattr(JobRequest, "parts", lambda *_words: pytest.fail("made"))
+
+    said = fit(JobRequest(gpus=10**9, gpus_per_node=1), "pool train", POOLS["train"])
+
+    assert said == "asks for 1000000000 instances, size.max of pool train is 10"

@@ -66,3 +66,8 @@ def test_an_instance_that_is_gone_or_of_another_pool_is_none():
 def test_any_other_comment_names_nothing(comment):
     assert failed_on(comment) == ()
     assert kept(replace(WAITS, comment=comment)) == {}
+
+
+@pytest.mark.parametrize("hosts", ["i-[1-2-3]", "i-[-1]", "i-[1,,2]", f"i-[{'1' * 5000}]"])
+def test_a_list_of_hosts_that_is_none_names_no_node_and_ends_no_poll(hosts):
+    assert named(hosts, ["i-1", "i-2"]) == ()

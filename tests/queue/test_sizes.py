@@ -1,10 +1,13 @@
 """Every bought instance runs a job: submissions of all sizes, types and times, with the model of Slurm."""
 
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
-from tests.queue.size_world import AND, BOOT, MOST, START, SizePlay, play
+from gpu_fleet_image.core.queue_errors import SlurmError
+from gpu_fleet_image.queue import refusals
+from tests.queue.size_world import AND, BEAT, BOOT, MOST, START, SizePlay, play
 
 DAYS = timedelta(days=2)
 NEVER = 0
@@ -222,6 +225,37 @@ def test_a_job_that_no_instance_can_run_is_told_so_in_runs_and_in_squeue(words, 
     assert why in played.reason(job)
     assert job.admin_comment == f"gpu-fleet: {played.reason(job)}"
     assert played.bought == {}
+
+
+def test_thousands_of_refused_jobs_keep_no_poll_busy_and_all_are_told_in_the_end(monkeypatch):
+    """A poll calls Slurm for each, and what the queue needs is reported once a poll."""
+    monkeypatch.setattr(refusals, "MOST_CALLS", 3)
+    played = SizePlay()
+    jobs = played.submit(nodes=5, array="0-0") + [played.submit(nodes=5)[0] for _ in range(7)]
+    told = []
+    for _ in range(4):
+        played.wait(BEAT)
+        told.append(sum(job.admin_comment != "" for job in jobs))
+
+    assert [after - before for before, after in pairwise([0, *told])] == [3, 3, 2, 0]
+    assert told[-1] == len(jobs)
+
+
+def test_jobs_that_cannot_be_told_keep_no_other_from_being_told(monkeypatch):
+    monkeypatch.setattr(refusals, "MOST_CALLS", 2)
+    played = SizePlay()
+    jobs = [played.submit(nodes=5)[0] for _ in range(5)]
+
+    def fails_for_two(words):
+        if {f"jobid={job.id}" for job in jobs[:2]} & {*words}:
+            raise SlurmError("Slurm temporarily unable to accept job")
+        return played.slurm.ask(words)
+
+    played.watch.ask = fails_for_two
+
+    played.wait(4 * BEAT)
+
+    assert [job.admin_comment != "" for job in jobs] == [False, False, True, True, True]
 
 
 def test_what_slurm_could_run_on_no_node_for_reasons_of_its_own_buys_no_second_instance():

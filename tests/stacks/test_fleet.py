@@ -9,6 +9,7 @@ from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_shapes import stack_files_of_any_shape
 from tests.stacks.clouds import WORDS
+from tests.stacks.registered import TEMPLATES
 from tests.stacks.registrations import declared
 
 CLOUDS = {Cloud.AWS: examples, Cloud.ALICLOUD: alicloud_examples}
@@ -42,6 +43,18 @@ def test_an_interactive_pool_watches_its_load_with_the_same_numbers_on_both_clou
         many = next(alarm[key] for key in periods if key in alarm)
         assert (int(alarm["threshold"]), alarm["period"] * many) == (threshold, seconds)
         assert alarm["comparisonOperator"] in way
+
+
+def test_an_edit_of_idle_times_makes_no_new_launch_template(cloud):
+    """They used to be in instance.toml, where nobody read them: each edit replaced the template."""
+    made = CLOUDS[cloud]
+    stacks = [made.stack(pools=[made.pool(idle={"after_hours": hours})]) for hours in (2, 3)]
+
+    first, second = (
+        [each.inputs for kind in TEMPLATES for each in declared(it).of_type(kind)] for it in stacks
+    )
+
+    assert first == second != []
 
 
 def test_a_training_pool_does_not_scale_by_load(cloud):

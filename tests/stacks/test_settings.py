@@ -119,6 +119,7 @@ REFUSED: tuple[tuple[str, object, str], ...] = (
 BLOCK = {"pools[0].market": "capacity-block", "pools[0].reservation_id": "cr-0123456789abcdef0"}
 BUILD = {"image.base_id": "ami-0123456789abcdef0", "image.payload": "p.tar"}
 GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/odcr"
+ELSEWHERE, ARABIC = GROUP.replace("us-east-1", "eu-west-1"), GROUP.replace(":1", ":\u0661")
 A100 = "p4d.24xlarge has A100 with 40 GiB, which know 1g.5gb, 1g.10gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb"
 # Values that may not stand together, and what is said of them.
 NOT_TOGETHER: dict[str, dict[str, Any]] = {
@@ -179,6 +180,16 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     "pools[0].reservation_id = 'hello': must be the id of a capacity reservation (cr-...), or the ARN": {
         "pools[0].market": "reservation",
         "pools[0].reservation_id": "hello",
+        "pools[0].zones": ["us-east-1a"],
+    },
+    f"pools[0].reservation_id = '{ELSEWHERE}': must be a group of region us-east-1": {
+        "pools[0].market": "reservation",
+        "pools[0].reservation_id": ELSEWHERE,
+        "pools[0].zones": ["us-east-1a"],
+    },
+    f"pools[0].reservation_id = '{ARABIC}': must be the id of a capacity reservation": {
+        "pools[0].market": "reservation",
+        "pools[0].reservation_id": ARABIC,
         "pools[0].zones": ["us-east-1a"],
     },
     f"pools[0].reservation_id = '{GROUP}': must be the id of a capacity block (cr-...)": BLOCK

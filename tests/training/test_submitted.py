@@ -608,6 +608,7 @@ REFUSED = {
         "a missing file": (("python", "trian.py"), "'trian.py' of COMMAND: there is no such file below"),
         "a missing file of ranks": (("torchrun", "a/x.py"), "'a/x.py' of COMMAND: there is no such file"),
         "a missing script": (("bash", "-e", "run.sh"), "'run.sh' of COMMAND: there is no such file"),
+        "a missing script of uv": (("uv", "run", "trian.py"), "'trian.py' of COMMAND: there is no such file"),
         "a missing program": (("./bin/run", "x"), "bin/run' of COMMAND: there is no such file"),
         "a missing file of a shell": (("bash", "-c", "cd data && python x.py"), "'x.py' of COMMAND: there"),
         "a missing module": (("python", "-m", "trian"), "-m trian of COMMAND: there is neither trian.py nor"),

@@ -75,33 +75,49 @@ def numbers_of(roster: Mapping[str, Any]) -> frozenset[int]:
         raise RosterUnreadError(f"{ROSTER}: {error!r}") from error
 
 
-def leavers_jobs(jobs: Iterable[ListedJob], numbers: Collection[int]) -> list[str]:
+def leavers_jobs(
+    jobs: Iterable[ListedJob], numbers: Collection[int], names: Collection[str] = ()
+) -> list[str]:
     """Return the live jobs of users who are no longer in the roster. Pure.
 
-    Users are matched by number: a new controller knows no names until it has made the accounts. An empty
-    roster counts as well, and locks every account: a roster that could not be read is never written
+    Users are matched by number: a new controller knows no names until it has made the accounts. A number that
+    the roster has given to somebody else is still the leaver's here, so names count too. An empty roster
+    counts as well, and locks every account: a roster that could not be read is never written
     (image/gpu_fleet_image/controllers/directory/refresh.py).
+
+    Args:
+        numbers: of users in the roster.
+        names: of Slurm's users who are not in it.
     """
     return [
         listed.job.id
         for listed in jobs
-        if listed.uid in USER_NUMBERS and listed.uid not in numbers and listed.job.state not in ENDED
+        if listed.uid in USER_NUMBERS
+        and (listed.uid not in numbers or listed.job.account in names)
+        and listed.job.state not in ENDED
     ]
 
 
-def partings(wanted: Collection[str], known: Iterable[Association], *, have_jobs: bool) -> list[list[str]]:
+def leavers(wanted: Collection[str], known: Iterable[Association]) -> dict[str, bool]:
+    """Return Slurm's users who are no longer in the roster -> whether it takes new jobs of theirs. Pure."""
+    return {entry.user: entry.takes_jobs for entry in known if entry.user not in {"", ROOT, *wanted}}
+
+
+def partings(left: Mapping[str, bool], *, have_jobs: bool) -> list[list[str]]:
     """Return the commands that make Slurm refuse jobs of users who left, and delete those users once idle.
 
     Pure.
 
     Their past usage stays in their teams' accounts.
+
+    Args:
+        left: as of ``leavers``.
     """
-    leavers = {entry.user: entry.takes_jobs for entry in known if entry.user not in {"", ROOT, *wanted}}
     if not have_jobs:
-        return [["delete", "user", f"name={user}"] for user in sorted(leavers)]
+        return [["delete", "user", f"name={user}"] for user in sorted(left)]
     return [
         ["modify", "user", "where", f"name={user}", "set", "maxsubmitjobs=0"]
-        for user, takes_jobs in sorted(leavers.items())
+        for user, takes_jobs in sorted(left.items())
         if takes_jobs
     ]
 

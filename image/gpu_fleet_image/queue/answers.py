@@ -22,7 +22,11 @@ WIDEST = 10  # sbatch(1): a number in a file name pattern is padded to ten digit
 OURS = "gpu-fleet"  # prefix of comments that are not users' own
 ANY_GROUP = "*"
 PENDING = "PENDING"
-ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+# squeue(1), "JOB STATE CODES"
+ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+)
 NODES = re.compile(r"(?:^|,)node=(\d+)")
 GIVEN_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 # A GPU may have a type too, but no node of the fleet has one: a pool has a single model.

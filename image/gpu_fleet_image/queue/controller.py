@@ -364,8 +364,9 @@ def part_with_leavers(
     Raises:
         SlurmError, RosterUnreadError: the rest is done at the next poll.
     """
-    jobs = accounting.leavers_jobs(slurm.jobs(ask).jobs, accounting.numbers_of(roster))
-    for words in accounting.partings(accounting.teams_of(roster), known, have_jobs=bool(jobs)):
+    left = accounting.leavers(accounting.teams_of(roster), known)
+    jobs = accounting.leavers_jobs(slurm.jobs(ask).jobs, accounting.numbers_of(roster), left)
+    for words in accounting.partings(left, have_jobs=bool(jobs)):
         slurm.change_accounts(words, ask)
         LOG.info("event=queue-account-changed change=%r", " ".join(words))
     for job in jobs:

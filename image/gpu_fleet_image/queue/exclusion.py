@@ -13,7 +13,8 @@ from gpu_fleet_image.queue.slurm import Node
 
 COMMENT = OURS  # of jobs from `gpu-fleet submit`
 HOSTS = re.compile(r"[^,\[]+(?:\[[^\]]*\][^,]*)?")
-PART = re.compile(r"([^\[\]]+)(?:\[([\d,-]+)\])?")
+SPAN = r"\d{1,18}(?:-\d{1,18})?"
+PART = re.compile(rf"([^\[\]]+)(?:\[({SPAN}(?:,{SPAN})*)\])?")
 FAILED_ON = re.compile(rf"{COMMENT}:failed-on=(\S+)")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time, parse_time
-from gpu_fleet_image.queue.answers import Job
+from gpu_fleet_image.queue.answers import ENDED, Job
 
 JOBS = keys.QUEUE_JOBS
 SCHEMA = 1
@@ -24,14 +24,8 @@ BESIDE_TEXTS = 1024  # bytes of an entry without its texts, at most
 LONGEST_LETTER = 12  # bytes of a character in JSON, at most: two escapes
 INDENT = 4  # at least the store's indentation of an entry, and the comma after it
 RUNNING = "RUNNING"
-# squeue(1), "JOB STATE CODES"; UNSEEN is this module's own
-UNSEEN = "UNSEEN"
-OVER = frozenset(
-    {
-        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
-        *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT", UNSEEN),
-    }
-)
+UNSEEN = "UNSEEN"  # no state of Slurm's
+OVER = frozenset({*ENDED, UNSEEN})
 # After a longer gap the controller does not know what ran meanwhile.
 LONGEST_LOOK = timedelta(minutes=5)
 

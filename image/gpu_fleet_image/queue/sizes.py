@@ -94,6 +94,10 @@ class JobRequest:
         """Return its parts of each of so many nodes, the largest first."""
         return tuple(self._part(index, number, whole) for index in range(number))
 
+    def largest(self, number: int, whole: NodeSize) -> NodeSize:
+        """Return the first of its parts of so many nodes: in every resource no other is larger."""
+        return self._part(0, number, whole)
+
     def _part(self, index: int, number: int, whole: NodeSize) -> NodeSize:
         tasks = _dealt(self.tasks, index, number)
         gpus = self.gpus_per_node or max(_dealt(self.gpus, index, number), self.gpus_per_task * tasks)
@@ -143,35 +147,29 @@ def fit(request: JobRequest, name: str, pool: QueuePool) -> Fit | str:
     least, most = request.least, min(pool.most, request.max_nodes or pool.most)
     number = max(least, most)
     for number in range(least, most + 1):
-        parts = request.parts(number, pool.size)
-        if all(map(pool.size.holds, parts)):
+        # the largest part alone is looked at: a large pool has many numbers, and a user many jobs
+        if pool.size.holds(request.largest(number, pool.size)):
+            parts = request.parts(number, pool.size)
             gpus = request.gpus or sum(part.gpus for part in parts)
             if request.exclusive:
                 return Fit((pool.size,) * number, gpus)
             more = range(number + 1, min(most, number + MOST_MORE) + 1)
             return Fit(parts, gpus, tuple(request.parts(other, pool.size) for other in more))
-    return _why_not(request, request.parts(number, pool.size), name, pool)
+    return _why_not(request, number, name, pool)
 
 
-def _why_not(request: JobRequest, parts: tuple[NodeSize, ...], name: str, pool: QueuePool) -> str:
-    """Return the first resource that is too small, in words."""
-    if request.least > pool.most:
+def _why_not(request: JobRequest, number: int, name: str, pool: QueuePool) -> str:
+    """Return the first resource that is too small on each of so many instances, in words."""
+    if request.least > pool.most:  # by as much as a user likes: its parts are not made
         return f"asks for {request.least} instances, size.max of {name} is {pool.most}"
-    size, largest = (
-        pool.size,
-        NodeSize(
-            max(part.gpus for part in parts),
-            max(part.cpus for part in parts),
-            max(part.memory_mib for part in parts),
-        ),
-    )
+    size, largest = pool.size, request.largest(number, pool.size)
     if largest.gpus > size.gpus:
         asked, has = f"{largest.gpus} GPUs", f"{size.gpus}"
     elif largest.cpus > size.cpus:
         asked, has = f"{largest.cpus} CPUs", f"{size.cpus}"
     else:
         asked, has = f"{_gib(largest.memory_mib)} of memory", _gib(size.memory_mib)
-    return f"asks for {asked} on one of {len(parts)} instances, one of {name} has {has}"
+    return f"asks for {asked} on one of {number} instances, one of {name} has {has}"
 
 
 def _gib(mib: int) -> str:

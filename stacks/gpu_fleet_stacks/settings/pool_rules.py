@@ -10,7 +10,10 @@ from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Grouping, IdleAction, ImageMode, Market, Pool, Stack
 
 RESERVED_MARKETS = (Market.RESERVATION, Market.CAPACITY_BLOCK)
-_ID, _GROUP = r"cr-[0-9a-f]{17}", r"arn:aws(-us-gov)?:resource-groups:[a-z0-9-]+:\d{12}:group/[\w.-]{1,128}"
+_ID, _GROUP = (
+    r"cr-[0-9a-f]{17}",
+    r"arn:aws(-us-gov)?:resource-groups:[a-z0-9-]+:[0-9]{12}:group/[A-Za-z0-9_.-]{1,128}",
+)
 _GROUPS = "the ARN of a resource group of reservations (arn:aws:resource-groups:...:group/NAME)"
 _ASSURED = (
     r"(eap|crp)-[a-z0-9]+",
@@ -88,6 +91,10 @@ def _reservation_form(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     form, allowed = RESERVATION_FORMS[stack.cloud, pool.market is Market.CAPACITY_BLOCK]
     if pool.reservation_id is not None and re.fullmatch(form, pool.reservation_id) is None:
         yield Problem(f"{key}.reservation_id", pool.reservation_id, allowed)
+    elif pool.reserved_by_group and f":{stack.region}:" not in str(pool.reservation_id):
+        yield Problem(
+            f"{key}.reservation_id", pool.reservation_id, f"must be a group of region {stack.region}"
+        )
 
 
 def _reserved_type(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:

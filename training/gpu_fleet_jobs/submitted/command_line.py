@@ -25,6 +25,7 @@ WRAPPERS = frozenset(
         *("poetry", "stdbuf", "taskset", "time", "timeout", "uv"),
     }
 )
+UV_RUN = ["uv", "run"]  # starts a script without the word python
 # Shell commands that create no files, so a missing file cannot come from them.
 PREPARING = frozenset({"cd", "exec", "export", "set", "ulimit", "umask"})
 # Python's own options (docs.python.org/3/using/cmdline.html): with one more word; with a module or code.
@@ -106,6 +107,8 @@ def _read(words: Sequence[str], line: CommandLine) -> None:
             return _read_shell(rest, line)
         if kind in LAUNCHERS:
             return _read_launcher(rest, line)
+    if [PurePosixPath(words[0]).name, *words[1:2]] == UV_RUN and words[2:] and words[2].endswith(".py"):
+        _start(words[2], line)
     return None
 
 
