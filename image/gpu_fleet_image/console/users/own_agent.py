@@ -39,7 +39,8 @@ def is_meant(asked: Asked, instance_id: str | None) -> bool:
     own = instance_file.load(paths.instance_file()).stack
     if asked.stack not in (None, own):
         raise ConfigurationError(
-            f"--stack {asked.stack!r}: this instance is of stack {own!r}; name another one with --instance"
+            f"--stack {asked.stack!r}: this instance is of stack {own!r}; name another instance, or leave "
+            "--stack out"
         )
     return True
 

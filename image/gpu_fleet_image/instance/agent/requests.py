@@ -117,10 +117,10 @@ class Requests:
     def _done(self, asked: UserRequest, account: str) -> Output:
         own = self._target.instance_id
         if asked.instance not in ("", own):
+            other = "ID" if asked.command == "explain" else "... --instance ID"
             raise ConfigurationError(
-                f"{asked.instance!r} is not this instance, {own}: from here you cannot change "
-                f"others; on a laptop: gpu-fleet {asked.command} ... --instance ID "
-                f"--stack {self._target.instance.stack}"
+                f"{asked.instance!r} is not this instance, {own}: from here you cannot change others; on a "
+                f"laptop: gpu-fleet {asked.command} {other} --stack {self._target.instance.stack}"
             )
         return COMMANDS[asked.command](self, asked, account)
 
