@@ -25,22 +25,27 @@ def described(jobs: Iterable[ListedJob], demand: QueueDemand | None) -> list[Job
     """Return the jobs for users: with the number of instances that one waits for, or why it waits in vain."""
     if demand is None:
         return [listed.job for listed in jobs]
-    waits = dict.fromkeys(demand.kept_back, kept_back.WAITS)
+    reasons = _reasons(demand)
     return [
         replace(
             job,
-            reason=(waits | demand.refused).get(job.id, job.reason),
+            reason=reasons.get(job.id, job.reason),
             nodes=demand.fits.get(job.id, job.nodes),
         )
         for job in (listed.job for listed in jobs)
     ]
 
 
-def _word(job: str, demand: QueueDemand) -> str:
+def _reasons(demand: QueueDemand) -> dict[str, str]:
+    """Return job -> why it waits, for jobs of which the queue knows it better than Slurm."""
+    return dict.fromkeys(demand.kept_back, kept_back.WAITS) | demand.refused
+
+
+def _word(job: str, reasons: Mapping[str, str], demand: QueueDemand) -> str:
     """Return the message about a waiting job; empty for none."""
-    if job in demand.kept_back:
-        return f"{PREFIX}{demand.refused.get(job, kept_back.WAITS)} {kept_back.MARK}"
-    return f"{PREFIX}{demand.refused[job]}" if job in demand.refused else ""
+    if job not in reasons:
+        return ""
+    return f"{PREFIX}{reasons[job]}{f' {kept_back.MARK}' if job in demand.kept_back else ''}"
 
 
 @dataclass
@@ -84,6 +89,7 @@ class Refusals:
 
         After ``MOST_CALLS`` the rest waits for the next poll, which begins with them.
         """
+        reasons = _reasons(demand)
         self._calls, first = 0, self._begun
         places = [*range(first, len(jobs)), *range(min(first, len(jobs)))]
         for self._begun in places:
@@ -92,7 +98,7 @@ class Refusals:
             listed, job = jobs[self._begun], jobs[self._begun].job
             if job.state != PENDING:
                 continue
-            word = _word(job.id, demand)
+            word = _word(job.id, reasons, demand)
             if word != listed.admin_comment and (word or listed.admin_comment.startswith(PREFIX)):
                 self._notify(job.id, word)
             self._keep_back(listed, now, is_kept=job.id in demand.kept_back)
