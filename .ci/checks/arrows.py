@@ -7,12 +7,11 @@ environment.
 
 import ast
 import graphlib
-import posixpath
 import re
 import sys
 from collections.abc import Iterable, Iterator
 
-from checks.sources import Checkout, Finding, Module, NothingToCheckError, line_of
+from checks.sources import Checkout, Finding, Module, NothingToCheckError, line_of, name_of
 
 HERE = ".ci/checks/arrows.py"
 # room of the image -> the rooms of it that its modules may import; the recipe runs on a builder
@@ -144,15 +143,14 @@ def rooms(checkout: Checkout) -> Iterator[Finding]:
 
 def names_there(checkout: Checkout) -> Iterator[Finding]:
     """Find names that a file imports from a module of ours that lacks them: few tests load the benches."""
-    modules = {module.name: module for module in checkout.modules(*PRODUCT, "tests")}
-    tops = {name: {*_names_of(module), "*"} for name, module in modules.items()}
-    for module in modules.values():
+    paths = {name_of(path): path for path in checkout.files(*PRODUCT, "tests", suffix=".py")}
+    for module in checkout.modules(*PRODUCT, "tests"):
         for node in module.all(ast.ImportFrom):
             package = str(node.module)
-            for name in {alias.name for alias in node.names} - tops.get(package, set()):
-                folder = posixpath.dirname(modules[package].path) if package in modules else ""
-                if folder and not any(checkout.has(f"{folder}/{name}{end}") for end in ("", ".py")):
-                    yield Finding(module.path, node.lineno, f"{package} has no {name}")
+            names = {alias.name for alias in node.names if f"{package}.{alias.name}" not in paths}
+            if package in paths and names:
+                missing = names.difference(_names_of(checkout.module(paths[package])))
+                yield from (Finding(module.path, node.lineno, f"{package} has no {name}") for name in missing)
 
 
 def _names_of(module: Module) -> Iterator[str]:

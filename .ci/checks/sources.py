@@ -39,9 +39,7 @@ class Module:
 
     def __init__(self, path: str, text: str) -> None:
         self.path, self.text = path, text
-        self.name = (
-            PACKAGES_BELOW.sub("", path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        )
+        self.name = name_of(path)
         self.statements = [(statement, _by_kind(statement)) for statement in ast.parse(text, path).body]
 
     def all(self, kind: type[N]) -> Iterator[N]:
@@ -123,6 +121,11 @@ class Checkout:
     @cached_property
     def _known(self) -> frozenset[str]:
         return frozenset(self.paths)
+
+
+def name_of(path: str) -> str:
+    """Return the name by which a Python file is imported."""
+    return PACKAGES_BELOW.sub("", path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 
 def line_of(text: str, part: str | int) -> int:
