@@ -14,10 +14,14 @@ DOCS ?= $(VENV)/docs
 export PYTHONDONTWRITEBYTECODE :=
 # What `make test` runs of tests/; the rest takes root, packages or minutes, and is run by `make prove`.
 QUICK := not image and not libraries and not queue and not prove
-ROOMS := $(filter-out bench libraries, $(patsubst tests/%/,%,$(filter-out tests/__%,$(wildcard tests/*/))))
+# folders of tests, at any depth: image image/console image/console/runs ...
+FOLDERS := $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py tests/*/*/test_*.py tests/*/*/*/test_*.py tests/*/*/*/*/test_*.py)))
+ROOMS := $(filter-out . bench libraries,$(sort $(FOLDERS) $(patsubst %/,%,$(dir $(FOLDERS))) image/instance image/controllers))
+# image/controllers/sweep -> image-controllers-sweep
+dashes = $(subst _,-,$(subst /,-,$1))
 
 .DEFAULT_GOAL := help
-.PHONY: help rehearse test touched boot test-libraries $(ROOMS:%=test-%) lock image-lock lint format bench prove docs docs-links policy up preview preflight check cost refresh clean
+.PHONY: help rehearse test touched boot test-libraries lock image-lock lint format bench prove docs docs-links policy up preview preflight check cost refresh clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,8 +53,13 @@ rehearse: $(READY) ## Run the main job on this computer: stack, trainer with a s
 test: $(READY) ## Run the tests
 	@$(PY) -m pytest -m "$(QUICK)" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-$(ROOMS:%=test-%): test-%: $(READY) # one room: make test-stacks
-	@$(PY) -m pytest -m "$(QUICK)" -n 2 --dist loadfile --no-loadscope-reorder tests/$* $(ARGS)
+# one room: make test-stacks, make test-image-controllers-sweep
+define room
+.PHONY: test-$(call dashes,$1)
+test-$(call dashes,$1): $(READY)
+	@$(PY) -m pytest -m "$(QUICK)" -n 2 --dist loadfile --no-loadscope-reorder tests/$1 $$(ARGS)
+endef
+$(foreach folder,$(ROOMS),$(eval $(call room,$(folder))))
 
 touched: $(READY) ## Run the tests that your change can break; of one room: make test-stacks
 	@$(PY) -m tests.touched $(ARGS)

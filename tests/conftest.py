@@ -13,10 +13,10 @@ import pytest
 from hypothesis import settings
 
 from gpu_fleet_stacks.rehearsal import lambda_runtime
-from tests.image.side_by_side import GroupScheduling
+from tests.image.alicloud_api import UNDOCUMENTED
+from tests.image.recipe.side_by_side import GroupScheduling
 from tests.longest import longest_first
 from tests.preloaded import preloaded, preloaded_functions
-from tests.reaper.alicloud_api import UNDOCUMENTED
 
 # Modules stay to the end: the garbage collector looks at them while they load for nothing, 3 s of 17, and at
 # nearly half a million of their objects in every full collection after it.

@@ -28,23 +28,12 @@ class Part:
     options: tuple[str, ...] = ("-n", "2", "--dist", "loadfile")
 
 
-PROVIDER = "tests/stacks/test_aws_provider.py"
+PROVIDER = "tests/stacks/aws/test_aws_provider.py"
 README = ("tests/test_readme.py", "tests/training/test_types.py", "tests/test_docs.py")
-PROGRAMS = "tests/reaper/test_real_programs.py"  # JupyterLab, tmux, Open MPI and others
+PROGRAMS = "tests/image/instance/agent/sensors/test_real_programs.py"  # JupyterLab, tmux, Open MPI and others
 ONE_BY_ONE = ("-n", "0")
 PARTS = {
-    "stacks": Part(
-        "prove",
-        (
-            "tests/stacks",
-            "tests/rehearsal",
-            "tests/acceptance",
-            "tests/builds",
-            "tests/capacity",
-            f"--ignore={PROVIDER}",
-        ),
-        ("plan_check",),
-    ),
+    "stacks": Part("prove", ("tests/stacks", f"--ignore={PROVIDER}"), ("plan_check",)),
     "provider": Part("prove", (PROVIDER,), options=ONE_BY_ONE),
     "readme": Part("prove", README, options=ONE_BY_ONE),
     "wheel": Part("prove", ("tests/test_wheel.py",), options=ONE_BY_ONE),
@@ -52,19 +41,22 @@ PARTS = {
     "libraries": Part("libraries", ("tests/libraries",), options=ONE_BY_ONE),
     "reaper": Part(
         "prove",
-        ("tests/reaper", f"--ignore={PROGRAMS}", "tests/runs", "tests/logs", "tests/console"),
+        (
+            *(f"tests/image/{room}" for room in ("console", "controllers", "core", "instance", "providers")),
+            f"--ignore={PROGRAMS}",
+        ),
         ("reaper", "reaper_mutants", "reaper_alicloud", "reaper_moto"),
     ),
     # an emulated computer leaves half the cores idle; modules that share a bake run in one process
     "image": Part(
         "image or prove",
-        ("tests/image", PROGRAMS),
+        ("tests/image/recipe", "tests/image/stand_ins", PROGRAMS),
         ("image", "first_boot"),
         ("-n", "2", "--dist", "loadgroup"),
     ),
     # `make test` once more, the tests of each module the other way round: none may need one before it
     "order": Part(QUICK, ("tests",), options=("-p", "tests.reversed", "-n", "2", "--dist", "loadfile")),
-    "queue": Part("queue or prove", ("tests/queue",), ("queue",), ONE_BY_ONE),
+    "queue": Part("queue or prove", ("tests/image/queue",), ("queue",), ONE_BY_ONE),
 }
 
 

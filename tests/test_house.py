@@ -5,7 +5,7 @@ from pathlib import Path
 import house
 from checks import arrows, pages, pins, tables, trips, unused, words
 from checks.sources import Checkout
-from tests.reaper.alicloud_api import misfit
+from tests.image.alicloud_api import misfit
 
 ROOT = Path(__file__).parents[1]
 TRIP = trips.TRIPS["stacks/README.md"]

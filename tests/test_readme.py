@@ -15,7 +15,7 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from gpu_fleet.core import config
-from tests.console.commands import COMMANDS, LEAVES
+from tests.image.console.commands import COMMANDS, LEAVES
 from tests.prove import PARTS
 
 ROOT = Path(__file__).parents[1]

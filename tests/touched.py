@@ -31,17 +31,19 @@ COMMAND = re.compile(r'"([\w-]+)": Row\("([\w.]+):')
 SUITE = "tests/conftest.py"  # its fixtures are about the suite, not about what is tested
 # What all tests depend on: the suite's own set-up, and the packages.
 EVERYTHING = re.compile(
-    rf"{SUITE}|tests/preloaded\.py|tests/reaper/alicloud_api\.py|pyproject\.toml|(.*/)?requirements\.(txt|lock)|torch-.*\.lock"
+    rf"{SUITE}|tests/preloaded\.py|tests/image/alicloud_api\.py"
+    r"|pyproject\.toml|(.*/)?requirements\.(txt|lock)|torch-.*\.lock"
 )
 # Files that are no module -> the tests that read them.
 READERS = {
     r".*\.md": r"tests/(.*/)?test_(readme|docs)\.py",
     r"training/examples/.*": r"tests/training/.*",
     r"image/gpu_fleet_image/recipe/(steps|rootfs|keys)/.*": (
-        r"tests/(image|queue|logs|runs)/.*|tests/stacks/test_first_boot\.py"
+        r"tests/image/(recipe|stand_ins|instance/(?!agent/)|queue|console/runs)/.*"
+        r"|tests/stacks/payload/test_first_boot\.py"
     ),
     r"Makefile|Pulumi\.yaml|\.pre-commit-config\.yaml|\.(ci|github)/.*": (
-        r"tests/test_\w+\.py|tests/stacks/test_project_file\.py"
+        r"tests/test_\w+\.py|tests/stacks/settings/test_project_file\.py"
     ),
 }
 WORDS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")

@@ -20,6 +20,7 @@ PACKAGES = (
     "stacks/gpu_fleet_stacks",
 )
 WITH_README = ("stacks", "image", "training", "tests")
+MIRRORED = re.compile(r"(\w+)/gpu_fleet\w*/(.+)")  # a room that has a folder of the same name in tests
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 IN_BACKTICKS = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
@@ -121,7 +122,8 @@ def _below(checkout: Checkout, folder: str, name: str) -> list[str]:
 def maps(checkout: Checkout) -> Iterator[Finding]:
     """Find rooms that are not on the map of the README above them.
 
-    A room is a package, or has a README of its own; other folders have neither.
+    A room is a package, or has a README of its own; other folders have neither. A folder of tests that
+    mirrors a room needs no name.
     """
     marked = {
         posixpath.dirname(path)
@@ -131,7 +133,8 @@ def maps(checkout: Checkout) -> Iterator[Finding]:
     yield from (
         Finding(room, 1, "has no README.md") for room in WITH_README if not checkout.has(f"{room}/README.md")
     )
-    for room in sorted({*marked, *WITH_README, ".ci", "docs", "docs/decisions"}):
+    mirrors = {f"tests/{hit[1]}/{hit[2]}" for room in marked if (hit := MIRRORED.fullmatch(room))}
+    for room in sorted({*marked, *WITH_README, ".ci", "docs", "docs/decisions"} - mirrors):
         page = posixpath.join(posixpath.dirname(room), "README.md")
         while not checkout.has(page) and "/" in page:
             page = posixpath.join(posixpath.dirname(posixpath.dirname(page)), "README.md")

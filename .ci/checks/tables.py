@@ -11,7 +11,7 @@ from typing import Any
 from checks.sources import Checkout, Finding, NothingToCheckError, line_of
 from gpu_fleet_stacks.settings import projects, reference
 
-ACTIONS = "tests/reaper/alicloud_api.toml"
+ACTIONS = "tests/image/alicloud_api.toml"
 PAGES = ("https://api.alibabacloud.com/document/", "https://www.alibabacloud.com/help/")
 FIRST_YEAR = 2026
 REGIONS, PARTITIONS = "stacks/gpu_fleet_stacks/catalog/regions.toml", ("aws", "aws-us-gov")

@@ -22,7 +22,7 @@ import psutil
 from gpu_fleet_image.core.model import TAG_REAP_AFTER
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
-from tests.reaper.one_instance import client, one_instance
+from tests.image.one_instance import client, one_instance
 
 MEASURED_S = 125.0  # two judgements and more
 GOAL_CPU_PERCENT = 0.2

@@ -10,9 +10,9 @@ from gpu_fleet_stacks.advise.work import state_bytes
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.crossguard.rules import RULES
 from gpu_fleet_stacks.settings import stack_files
-from tests.stacks.measured_models import MODELS, measured
-from tests.stacks.published_runs import PUBLISHED
-from tests.stacks.test_crossguard import ADVISORY, BREAKS
+from tests.stacks.advise.measured_models import MODELS, measured
+from tests.stacks.advise.published_runs import PUBLISHED
+from tests.stacks.crossguard.test_crossguard import ADVISORY, BREAKS
 
 COMMAND = "python -m tests.bench.bench_cost"
 STACK = "aws-prod"

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpu_fleet_image.recipe import build, build_requirements
 from tests.image import plain_disk
-from tests.image.first_boot import FirstHeartbeat, entries, until_heartbeat
+from tests.image.recipe.first_boot import FirstHeartbeat, entries, until_heartbeat
 from tests.image.stand_ins import nvml
 from tests.image.stand_ins.alicloud import alicloud_account
 from tests.image.stand_ins.aws import aws_account

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from tests.stacks.edits import BOTH, edits
-from tests.stacks.test_plan_check import is_sound, lost_as_expected, pairs
+from tests.stacks.plan_check.test_plan_check import is_sound, lost_as_expected, pairs
 
 COMMAND = "python -m tests.bench.bench_plan_check"
 

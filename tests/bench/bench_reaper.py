@@ -25,9 +25,9 @@ from rich.console import Console
 
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
 from tests.bench.reaper_cloud import PERIOD_S, STACK
-from tests.reaper.custodian_cases import CASES
-from tests.reaper.fault_state_machine import LONG_RUN, FaultStateMachine
-from tests.reaper.moto_fleet import policy_json, pool_policy
+from tests.image.controllers.sweep.custodian_cases import CASES
+from tests.image.controllers.sweep.fault_state_machine import LONG_RUN, FaultStateMachine
+from tests.image.moto_fleet import policy_json, pool_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 CUSTODIAN_FOLDER = ROOT / "build" / "c7n"

@@ -1,6 +1,6 @@
 """The sweep on Alibaba Cloud: calls beside a sweep that reads every window, and false kills under faults.
 
-Every call goes through the official SDK to a local server (``tests.reaper.alicloud_server``).
+Every call goes through the official SDK to a local server (``tests.image.alicloud_server``).
 """
 
 import contextlib
@@ -15,10 +15,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from rich.console import Console
 
 from gpu_fleet_image.controllers.sweep import evidence as observe
-from tests.reaper.fault_state_machine import FaultStateMachine
-from tests.reaper.sweeping import policy, sweep_world
-from tests.reaper.test_alicloud_faults import CLOUD, AlicloudFaultStateMachine
-from tests.reaper.world import World
+from tests.image.controllers.sweep.fault_state_machine import FaultStateMachine
+from tests.image.controllers.sweep.test_alicloud_faults import CLOUD, AlicloudFaultStateMachine
+from tests.image.sweeping import policy, sweep_world
+from tests.image.world import World
 
 COMMAND = "python -m tests.bench.bench_reaper_alicloud"
 COUNT, IDLE_EVERY, WATCHED_HOURS = 1000, 10, 26

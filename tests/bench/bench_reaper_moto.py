@@ -20,8 +20,8 @@ from rich.console import Console
 from gpu_fleet_image.console.cli import main as gpu_fleet
 from gpu_fleet_image.controllers.sweep import handler
 from gpu_fleet_image.core.errors import InstanceError
-from tests.reaper.live import POOL, Instance, Live, live_aws, refusal
-from tests.reaper.oracle import Rules, Span, Timeline, wrongs_of
+from tests.image.live import POOL, Instance, Live, live_aws, refusal
+from tests.image.oracle import Rules, Span, Timeline, wrongs_of
 
 COMMAND = "python -m tests.bench.bench_reaper_moto"
 RUNS = int(os.environ.get("GPU_FLEET_BENCH_RUNS_MOTO", "50"))

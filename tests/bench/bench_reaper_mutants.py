@@ -1,6 +1,6 @@
 """Each guard of the reaper broken by name, and each condition on the way of a verdict negated by machine.
 
-Who may see it are all plays, on both clouds, and the quick tests of ``tests/reaper``. First one run of the
+Who may see it are all plays, on both clouds, and the quick tests of the reaper's rooms. First one run of the
 whole product tells which of them evaluates which condition: nobody else can see it negated. Then each
 mutant lives in a process of its own, forked from one that has everything imported and every test collected,
 and is shown to those who evaluate it until one fails: who saw it the last time
@@ -10,9 +10,9 @@ together with a stamp of what that depends on: the product, what the tests share
 Where the stamp is the same, neither is run again: a hunt that was cut off goes on from there, and one after
 a new test shows what survived, and no more. A survivor is shown to everybody in each run.
 
-A survivor must be explained in ``tests/reaper/survivors.toml``: it changes nothing. An explanation of what
-is seen, or is no mutant any more, is wrong as well. ``python -m tests.bench.bench_reaper_mutants verdict
-answers`` negates in these modules alone, and gives no figure.
+A survivor must be explained in ``survivors.toml``, beside ``mutants.py``: it changes nothing. An explanation
+of what is seen, or is no mutant any more, is wrong as well. ``python -m tests.bench.bench_reaper_mutants
+verdict answers`` negates in these modules alone, and gives no figure.
 """
 
 import gc
@@ -39,17 +39,17 @@ from hypothesis import Phase, settings
 from rich.console import Console
 
 from gpu_fleet_image.core.calls import batches
-from tests.reaper.findings import FINDINGS, Finding
-from tests.reaper.mutants import Mutant, broken, explained, home, negations, probe
-from tests.reaper.plays import CLOUDS, PLAYS, perform
-from tests.reaper.test_mutants import CASES, NAMED, Guard
+from tests.image.controllers.sweep.findings import FINDINGS, Finding
+from tests.image.controllers.sweep.mutants import TESTS, Mutant, broken, explained, home, negations, probe
+from tests.image.controllers.sweep.test_mutants import CASES, NAMED, Guard
+from tests.image.plays import CLOUDS, PLAYS, perform
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY = ROOT / "build" / "reaper_mutants.json"
 EVALUATED = ROOT / "build" / "reaper_evaluated.json"
 SHOWN = ROOT / "build" / "reaper_shown.json"
 SOURCES = ("image", "stacks", "tests")  # what a play or a test of the reaper may read
-IMPORTED = re.compile(r"^from tests\.reaper\.(test_\w+) import", re.MULTILINE)
+IMPORTED = re.compile(r"^from tests\.([\w.]+\.test_\w+) import", re.MULTILINE)
 COMMAND = "python -m tests.bench.bench_reaper_mutants"
 # A function of each module on the way of a verdict, wherever it lies.
 DECIDING = (
@@ -254,8 +254,9 @@ class Stamps:
             if not {"__pycache__", "bench"} & set(file.parts)
         }
         self._own = {name: hashlib.sha256(content).hexdigest() for name, content in whole.items()}
-        texts = [content.decode() for name, content in whole.items() if name.startswith("tests/reaper/test_")]
-        shared = {f"tests/reaper/{match}.py" for text in texts for match in IMPORTED.findall(text)}
+        texts = [content.decode() for name, content in whole.items() if name.startswith(TESTS)]
+        imported = {match for text in texts for match in IMPORTED.findall(text)}
+        shared = {f"tests/{module.replace('.', '/')}.py" for module in imported}
         lines = [
             f"{name} {digest}"
             for name, digest in self._own.items()
@@ -327,7 +328,7 @@ def run(modules: Sequence[ModuleType], *, named: bool) -> Hunt:
     hunt = Hunt(modules, named=named)
     # pytest-timeout takes the same signal
     quiet = ["-q", "-s", "-p", "no:cacheprovider", "--no-header", "--no-summary", "-o", "timeout=0"]
-    chosen = ["-m", "not image and not libraries", "tests/reaper"]
+    chosen = ["-m", "not image and not libraries", *TESTS]
     status = pytest.main([*quiet, *chosen], plugins=[hunt, _NoShrinking()])
     assert status == pytest.ExitCode.OK, f"pytest ended with {status}"
     return hunt

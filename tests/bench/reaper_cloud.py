@@ -67,8 +67,8 @@ class Account:
 
     Args:
         count: how many instances run.
-        case: one of ``tests.reaper.custodian_cases``, as far as the cloud plays a part in it; ``mixed``, each
-            idle for two hours more than the one before; or empty.
+        case: one of ``tests.image.controllers.sweep.custodian_cases``, as far as the cloud plays a part
+            in it; ``mixed``, each idle for two hours more than the one before; or empty.
 
     Attributes:
         ended: instances that were terminated.

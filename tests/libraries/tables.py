@@ -13,8 +13,8 @@ import pytest
 from tfrecord import TFRecordWriter
 
 from tests.training.commands import tried_alone
+from tests.training.data.test_user_code import example
 from tests.training.examples import changed, gpt_table, train_on
-from tests.training.test_user_code import example
 
 KINDS = ("parquet", "jsonl", "folder")
 

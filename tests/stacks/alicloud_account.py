@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from gpu_fleet_image.core.alicloud_credentials import KEY_ID, SECRET
 from gpu_fleet_stacks.clients.alicloud import Alicloud
-from tests.reaper.alicloud_api import refused
+from tests.image.alicloud_api import refused
 
 OK, FORBIDDEN, SERVER_ERROR = 200, 403, 500
 

@@ -17,8 +17,8 @@ from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import stack_files
-from tests.reaper.alicloud_server import ENVIRON, serving
-from tests.reaper.metadata_server import metadata_server
+from tests.image.alicloud_server import ENVIRON, serving
+from tests.image.metadata_server import metadata_server
 from tests.stacks.registrations import declared
 from tests.stacks.shipped import SHIPPED
 from tests.stacks.standing import usable

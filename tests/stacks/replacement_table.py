@@ -23,7 +23,7 @@ import tomli_w
 from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 from pulumi._types import input_type_types  # the SDK's own reflection
 
-from tests.rehearsal.provider_schema import arguments_class
+from tests.stacks.rehearsal.provider_schema import arguments_class
 
 TABLE = Path(__file__).with_name("replacement.toml")
 # Type -> the file that declares its schema.

@@ -23,7 +23,7 @@ from gpu_fleet_stacks.rehearsal.archives import zip_bytes
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.settings.people import directory_text
 from gpu_fleet_stacks.settings.reader import from_mapping
-from tests.reaper.alicloud_server import ENVIRON, RefusedError, serving
+from tests.image.alicloud_server import ENVIRON, RefusedError, serving
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.alicloud_examples import stack_file as alicloud_file
 from tests.stacks.alicloud_programs import register, role_statements

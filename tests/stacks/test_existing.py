@@ -17,13 +17,13 @@ from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.quantities import CostKind
-from tests.rehearsal.deletions import DELETERS
-from tests.rehearsal.destroy import destroy
 from tests.stacks import alicloud_examples, examples, iam, ram
 from tests.stacks.alicloud_programs import inputs
 from tests.stacks.edits import EXISTING, EXISTING_VSWITCHES
 from tests.stacks.existing import NETWORK_OF_FILES, lead_out, on_alicloud, on_aws, registered
 from tests.stacks.registrations import run
+from tests.stacks.rehearsal.deletions import DELETERS
+from tests.stacks.rehearsal.destroy import destroy
 from tests.stacks.standing import standing
 
 REGION, ACCOUNT, CIDR = "us-east-1", "123456789012", "172.20.0.0/16"

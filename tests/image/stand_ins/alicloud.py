@@ -30,6 +30,8 @@ from gpu_fleet_image.providers.alicloud.metrics import metric_name
 from gpu_fleet_stacks.rehearsal.metadata import MetadataService, metadata_service
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.rehearsal.program import Rehearsed, run_program
+from tests.image.alicloud_server import ENVIRON, SECRET, serving
+from tests.image.alicloud_world import Actions, _point
 from tests.image.plain_disk import PlainDisk
 from tests.image.stand_ins import hours
 from tests.image.stand_ins.aws import said_idle, saved_in
@@ -38,9 +40,7 @@ from tests.image.stand_ins.hours import Heartbeat
 from tests.image.stand_ins.https_front import Forward, Front, RefusedError, Request, https_front
 from tests.image.stand_ins.signatures import Keys, SignatureError, check
 from tests.image.virtual_machine import Network, VirtualMachine
-from tests.reaper.alicloud_server import ENVIRON, SECRET, serving
-from tests.reaper.alicloud_world import Actions, _point
-from tests.reaper.world import SimulatedInstance, World
+from tests.image.world import SimulatedInstance, World
 
 STACK, POOL, REGION = "alicloud-dev", "spot", "cn-shenzhen"
 SUBNET, FRONT, METADATA = "100.100.100.0/24", "100.100.100.100", "100.100.100.200"

@@ -1,0 +1,262 @@
+"""``gpu-fleet runs``, ``logs`` and ``cancel`` on a stack with a queue: from a laptop, and on an instance."""
+
+import json
+import os
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from gpu_fleet_image.console.runs import queue_view
+from gpu_fleet_image.console.runs.bucket import RunBucket
+from gpu_fleet_image.console.runs.queue_view import QueueViewer
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.queue_errors import SlurmError
+from gpu_fleet_image.core.runs import NodeState, Phase
+from gpu_fleet_image.queue import job_records
+from gpu_fleet_image.queue.answers import Job
+from tests.image.cloud_of_groups import policy
+
+NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
+NAME = "digits-20261123-100000"
+JOB = Job("7", NAME, "ada", "train", 2, "RUNNING", "", "i-[1-2]", 1, "/home/ada/d-7.log", "gpu-fleet")
+PLACE = f"runs/words/ada/train/{NAME}/queue/"
+STATE = {"phase": "running", "at": NOW.isoformat(), "step": 42, "loss": 0.25, "ettr": 0.9}
+
+
+class Objects:
+    """boto3's client of S3, as far as a bucket of runs needs it."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def put_object(self, *, Bucket, Key, Body):  # noqa: N803 - boto3's own names
+        self.objects[Key] = Body
+        return {}
+
+    def get_object(self, *, Bucket, Key):  # noqa: N803
+        if Key not in self.objects:
+            raise CloudError("no such key", "NoSuchKey")
+        return {"Body": Content(self.objects[Key])}
+
+    def list_objects_v2(self, *, Bucket, Prefix):  # noqa: N803
+        return {"Contents": [{"Key": key} for key in self.objects if key.startswith(Prefix)]}
+
+
+class Content(bytes):
+    def read(self) -> bytes:
+        return bytes(self)
+
+
+class Stack:
+    """What a queue's controller and a run said, and who looks."""
+
+    def __init__(self, *jobs: Job, is_instance: bool = False) -> None:
+        self.s3, self.jobs = Objects(), jobs
+        bucket = RunBucket(self.s3, Calls(lambda: NOW), "data")
+        self.viewer = QueueViewer(policy(queue_gpus=8), bucket, "ada", "users/ada", is_instance, self.said)
+
+    def said(self) -> job_records.JobRecords:
+        entries = tuple(job_records.JobRecord(job, NOW.isoformat(), 7200.0, 3600.0) for job in self.jobs)
+        return job_records.JobRecords(datetime.now(UTC), entries)
+
+    def entry(self) -> job_records.JobRecord:
+        return self.said().entries[0]
+
+    def says(self, name: str, content: bytes) -> None:
+        self.s3.objects[PLACE + name] = content
+
+
+def test_a_run_is_a_row_with_what_slurm_and_the_run_itself_say(capsys):
+    stack = Stack(JOB)
+    stack.says("state.json", json.dumps(STATE).encode())
+
+    queue_view.show_runs(stack.viewer)
+
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading.split()[:6] == ["run", "job", "pool", "nodes", "state", "on"]
+    for word in (NAME, "7", "train", "running (restarts 1)", "i-[1-2]", "42", "0.25", "90%", "60 min"):
+        assert word in row
+
+
+def test_no_long_row_cuts_the_figures_of_another(capsys):
+    """Instances that failed, and many that work: as long a word as there can be."""
+    failed = ",".join(f"i-{number:017x}" for number in range(3))
+    waits = replace(
+        JOB, id="8", name="digits-20261123-100001", state="PENDING", comment=f"gpu-fleet:failed-on={failed}"
+    )
+    wide = replace(JOB, id="9", name="digits-20261123-100002", on=failed)
+    stack = Stack(JOB, waits, wide)
+    stack.says("state.json", json.dumps(STATE | {"step": 1234567, "loss": 0.01234}).encode())
+
+    queue_view.show_runs(stack.viewer)
+
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if f" {NAME} " in line)
+    assert row.split()[-6:-2] == ["1234567", "0.01234", "90%", "60"]
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+
+
+def test_what_it_cost_counts_each_instance_for_the_time_it_worked(monkeypatch):
+    """Two instance hours of a run that lasted one."""
+    monkeypatch.setattr(queue_view.mover, "prices", lambda _: {"train": Decimal("1.5")})
+    stack = Stack(JOB)
+
+    *_, lasted, cost = queue_view.cells(stack.entry(), NodeState(Phase.SENT), stack.viewer.policy)
+
+    assert (lasted, cost) == ("60 min", "3.00 USD")
+
+
+def test_jobs_of_others_are_not_listed(capsys):
+    queue_view.show_runs(Stack(replace(JOB, account="bob")).viewer)
+
+    assert "account ada has no jobs in the queue" in capsys.readouterr().out
+
+
+def test_a_word_of_the_controllers_that_is_old_is_said_to_be(capsys):
+    stack = Stack(JOB)
+    old = job_records.JobRecords(datetime.now(UTC) - timedelta(hours=2), (stack.entry(),))
+
+    queue_view.show_runs(replace(stack.viewer, read=lambda: old))
+
+    assert "wrote this 2.0 h ago" in capsys.readouterr().err
+
+
+def test_a_controller_that_never_spoke_is_named():
+    with pytest.raises(ConfigurationError, match="has not written its jobs yet"):
+        queue_view.show_runs(replace(Stack().viewer, read=lambda: None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"state": "PENDING", "reason": "Resources", "restarts": 0}, "pending (Resources)"),
+        (
+            {"state": "PENDING", "reason": "AssocGrpGRES", "restarts": 0},
+            "pending (its team's GPUs are in use: teams.max_gpus)",
+        ),
+        ({"comment": "gpu-fleet:failed-on=i-1,-"}, "running (restarts 1; failed on i-1)"),
+        ({"state": "FAILED", "reason": "NonZeroExitCode", "restarts": 0}, "failed (NonZeroExitCode)"),
+        ({"restarts": 0}, "running"),
+    ],
+)
+def test_a_state_says_why_and_where_a_run_failed(changes, says):
+    assert queue_view.described(Stack(replace(JOB, **changes)).entry()) == says
+
+
+def test_a_run_is_found_by_its_name_or_its_number_and_another_is_refused():
+    viewer = Stack(JOB).viewer
+
+    assert viewer.entry("7") == viewer.entry(NAME)
+    with pytest.raises(ConfigurationError, match=f"no job of account ada.*nearest: {NAME}"):
+        viewer.entry(NAME.replace("digits", "digit"))
+
+
+def test_a_laptop_reads_the_log_that_the_run_sent(capsys):
+    stack = Stack(replace(JOB, state="COMPLETED"))
+    stack.says("log/000000000000004.txt", b"two\n")
+    stack.says("log/000000000000000.txt", b"one\n")
+
+    assert queue_view.show_log(stack.viewer, NAME, follow=True)
+
+    said = capsys.readouterr()
+    assert said.out == "one\ntwo\n"
+    assert said.err == f"{NAME}: completed (restarts 1)\n"
+
+
+def test_an_instance_reads_the_file_and_follows_it_to_the_end(tmp_path, capsys, monkeypatch):
+    log = tmp_path / "d.log"
+    log.write_text("one\n")
+    stack = Stack(replace(JOB, log=str(log)), is_instance=True)
+
+    def meanwhile(_seconds: float) -> None:
+        log.write_text("one\ntwo\n")
+        stack.jobs = (replace(JOB, log=str(log), state="FAILED"),)
+
+    monkeypatch.setattr(queue_view.time, "sleep", meanwhile)
+
+    assert not queue_view.show_log(stack.viewer, "7", follow=True)
+    assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_a_job_that_waits_has_no_log_yet(tmp_path, capsys):
+    stack = Stack(replace(JOB, state="PENDING", log=str(tmp_path / "none")), is_instance=True)
+
+    assert queue_view.show_log(stack.viewer, NAME, follow=False)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("pipe", "no regular file"),
+        ("/dev/zero", "no regular file"),
+        (".", "Is a directory"),
+        ("", "--output"),
+    ],
+)
+def test_an_output_that_never_opens_or_never_ends_is_refused(tmp_path, monkeypatch, log, why):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    stack = Stack(replace(JOB, log=log), is_instance=True)
+
+    with pytest.raises(ConfigurationError, match=why):
+        queue_view.show_log(stack.viewer, NAME, follow=False)
+
+
+def test_a_job_whose_name_is_the_number_of_another_does_not_take_its_place():
+    stack = Stack(JOB, replace(JOB, id="8", name="7"), is_instance=True)
+
+    assert stack.viewer.entry("7").job.id == "7"
+    assert stack.viewer.entry("8").job.id == "8"
+
+
+@pytest.mark.parametrize(
+    ("job", "command"),
+    [
+        (JOB, "scancel --batch --signal=USR1 7"),
+        (replace(JOB, state="PENDING"), "scancel 7"),
+        (replace(JOB, comment=""), "scancel 7"),
+    ],
+)
+def test_on_an_instance_slurm_itself_cancels_and_a_run_saves_first(job, command):
+    said = []
+
+    queue_view.cancel_run(
+        Stack(job, is_instance=True).viewer, NAME, lambda words: said.append(" ".join(words)) or ""
+    )
+
+    assert said == [command]
+
+
+def test_what_slurm_refuses_is_said():
+    def refuses(_words):
+        raise SlurmError("scancel: error: Access/permission denied")
+
+    with pytest.raises(ConfigurationError, match="permission denied"):
+        queue_view.cancel_run(Stack(JOB, is_instance=True).viewer, NAME, refuses)
+
+
+@pytest.mark.parametrize(
+    ("state", "says"), [("RUNNING", "is asked to save and stop"), ("PENDING", "will stop when it starts")]
+)
+def test_a_laptop_leaves_word_where_the_run_looks(state, says):
+    stack = Stack(replace(JOB, state=state))
+
+    assert says in queue_view.cancel_run(stack.viewer, NAME)
+    assert json.loads(stack.s3.objects[f"runs/jobs/ada/{NAME}/cancel"])["by"] == "users/ada"
+
+
+@pytest.mark.parametrize(
+    "act", [queue_view.cancel_run, lambda v, run: queue_view.show_log(v, run, follow=False)]
+)
+def test_a_job_that_submit_did_not_make_is_for_an_instance(act):
+    with pytest.raises(ConfigurationError, match="on an instance of the stack"):
+        act(Stack(replace(JOB, comment="")).viewer, NAME)
+
+
+def test_what_is_over_cannot_be_cancelled():
+    with pytest.raises(ConfigurationError, match="there is nothing to cancel"):
+        queue_view.cancel_run(Stack(replace(JOB, state="TIMEOUT")).viewer, NAME)

@@ -1,0 +1,65 @@
+"""A shell completes commands, stack names, pools and types: by the lines that a page shows."""
+
+import subprocess
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from gpu_fleet_image.console.cli import main
+
+ROOT = Path(__file__).parents[3]
+
+
+def completed(*words: str) -> list[str]:
+    """What bash would offer for the last word."""
+    environment = {
+        "_GPU_FLEET_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(("gpu-fleet", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    lines = CliRunner().invoke(main, [], env=environment).output.splitlines()
+    return [line.partition(",")[2] for line in lines if line]
+
+
+def test_a_word_is_completed():
+    offered = {
+        ("pre",): ["preflight", "preview"],
+        ("catalog", "sh"): ["show"],
+        ("check", "aws-"): ["aws-dev", "aws-prod"],
+        ("up", "al"): ["alicloud-dev", "alicloud-prod"],
+        ("status", "--stack", "aws-d"): ["aws-dev"],
+        ("connect", "--stack", "aws-dev", "--pool", ""): ["dev", "spot"],
+        ("connect", "--stack", "nonesuch", "--pool", ""): [],
+        ("catalog", "show", "p5.4"): ["p5.48xlarge", "p5.4xlarge"],
+        ("train", "prepare", "dig"): ["digits"],
+    }
+
+    assert {words: sorted(completed(*words)) for words in offered} == offered
+
+
+def test_a_wrong_stack_file_completes_nothing_and_says_nothing(tmp_path, monkeypatch):
+    (tmp_path / "Pulumi.wrong.yaml").write_text("config: {}")
+    monkeypatch.setenv("GPU_FLEET_DIR", str(tmp_path))
+
+    assert completed("connect", "--stack", "wrong", "--pool", "") == []
+
+
+def script(shell: str) -> str:
+    return CliRunner().invoke(main, [], env={"_GPU_FLEET_COMPLETE": f"{shell}_source"}).output
+
+
+def test_the_script_of_a_shell_is_the_one_that_the_page_loads():
+    page = (ROOT / "docs/how-to/stack-files.md").read_text()
+
+    for shell in ("bash", "zsh", "fish"):
+        assert f"_GPU_FLEET_COMPLETE={shell}_source gpu-fleet" in page
+        assert f"_GPU_FLEET_COMPLETE={shell}_complete" in script(shell)
+
+
+def test_bash_takes_the_script():
+    words = ["bash", "-euc", f"{script('bash')}\ncomplete -p gpu-fleet"]
+
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "gpu-fleet" in done.stdout

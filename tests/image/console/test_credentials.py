@@ -1,0 +1,90 @@
+"""Whoever has no credentials reads which ones are missing and what to do, whatever they typed."""
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.providers.aws import session
+from tests.image.console.commands import LEAVES
+
+WORDS = {
+    "status": (),
+    "explain": ("i-0",),
+    "keep": ("2d", "--reason", "x", "--instance", "i-0"),
+    "release": ("--instance", "i-0"),
+    "report": ("--month", "2026-10"),
+    "unfreeze": ("--reason", "x"),
+    "connect": (),
+    "take": ("dev",),
+    "give-back": ("i-0",),
+    "submit": ("--pool", "dev", "run.toml"),
+    "runs": (),
+    "logs": ("run-1",),
+    "cancel": ("run-1",),
+    "sweep": (),
+}
+NEEDED = {
+    "aws": ("`aws configure sso`", "AWS_PROFILE"),
+    "alicloud": ("ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"),
+}
+
+
+@pytest.fixture
+def nobody(monkeypatch, tmp_path):
+    """A laptop on which nobody ever logged in to a cloud; what sessions need beside credentials is there."""
+    for name in [each for each in os.environ if each.startswith(("AWS_", "ALIBABA_", "GPU_FLEET_"))]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "GPU_FLEET_INSTANCE_FILE"):
+        monkeypatch.setenv(name, "/nowhere")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    for name in ("aws", "session-manager-plugin", "ali-instance-cli"):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text('[run]\nname = "run-1"\n')
+    monkeypatch.setattr(session, "_session", session._session.__wrapped__)
+    return monkeypatch
+
+
+def asking():
+    """The commands that say with `--stack` whom they ask."""
+    return {" ".join(path) for path, leaf in LEAVES.items() if "stack" in {each.name for each in leaf.params}}
+
+
+def test_every_command_that_asks_a_stack_is_tried_here():
+    assert asking() == set(WORDS)
+
+
+@pytest.mark.parametrize("cloud", NEEDED)
+@pytest.mark.parametrize("command", WORDS)
+def test_who_has_no_credentials_reads_which_are_needed_and_what_to_do(nobody, command, cloud):
+    said = CliRunner().invoke(main, [command, *WORDS[command], "--stack", f"{cloud}-dev"])
+
+    assert said.exit_code == 1
+    assert said.output.startswith("error: ")
+    for word in NEEDED[cloud]:
+        assert word in said.output
+
+
+def test_a_profile_that_is_none_is_named(nobody):
+    nobody.setenv("AWS_PROFILE", "work")
+
+    said = CliRunner().invoke(main, ["status", "--stack", "aws-dev"])
+
+    assert said.output == (
+        "error: AWS_PROFILE: The config profile (work) could not be found; those of this computer are: none\n"
+    )
+
+
+def test_the_profile_that_was_tried_is_named(nobody):
+    Path("config").write_text("[profile work]\nregion = us-east-1\n")
+    nobody.setenv("AWS_CONFIG_FILE", "config")
+    nobody.setenv("AWS_PROFILE", "work")
+
+    said = CliRunner().invoke(main, ["status", "--stack", "aws-dev"])
+
+    assert said.output.endswith("(tried: profile 'work')\n")

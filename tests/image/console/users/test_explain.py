@@ -1,0 +1,177 @@
+"""Explanation why an instance is kept or terminated, with a chart of the heartbeats."""
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.console.users import explain_live, timeline
+from gpu_fleet_image.console.users.timeline import MOST_CELLS, PERIODS_S, Cell
+from gpu_fleet_image.core.metrics import CODE_HUNG, CODE_UNKNOWN
+from gpu_fleet_image.instance.agent.judge import Limits
+from gpu_fleet_image.instance.agent.sensors.reading import Rates, Session
+from tests.image.fake_aws import fake_aws
+from tests.image.moto_fleet import NOW, MotoFleet, write_policy
+from tests.image.one_instance import one_instance
+from tests.image.programs import running
+from tests.image.samples import NOON, gpu, presence, sample, use
+
+
+def test_a_period_is_shown_by_its_smallest_value():
+    cells = {
+        None: Cell.SILENT,
+        CODE_UNKNOWN: Cell.UNKNOWN,
+        CODE_HUNG: Cell.HUNG,
+        0.0: Cell.ACTIVE,
+        59.0: Cell.ACTIVE,
+        60.0: Cell.IDLE,
+        86_400.0: Cell.IDLE,
+    }
+
+    assert {value: timeline.cell(value) for value in cells} == cells
+
+
+def test_a_row_has_half_a_day_at_most_and_ends_with_the_present():
+    start = NOON - timedelta(hours=13)
+    points = [(start, 0.0), (NOON, 46_800.0)]
+
+    first, second = timeline.rows(points, start, NOON, 1800)
+
+    assert (first.start, second.start) == (start, NOON - timedelta(hours=1))
+    assert first.cells == (Cell.ACTIVE, *[Cell.SILENT] * 23)
+    assert second.cells == (Cell.SILENT, Cell.SILENT, Cell.IDLE)
+
+
+def test_of_repeated_points_the_one_that_speaks_for_the_instance_counts():
+    (row,) = timeline.rows([(NOON, 7200.0), (NOON, 0.0)], NOON, NOON, 900)
+
+    assert row.cells == (Cell.ACTIVE,)
+
+
+@given(
+    st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001 - zone given
+    st.floats(0.05, 336),
+)
+def test_every_window_fits_the_picture_and_is_shown_whole(now, hours):
+    window = timedelta(hours=hours)
+    period = timeline.period_s(window)
+    start = timeline.start_of(now, window, period)
+
+    cells = timeline.counts(timeline.rows([], start, now, period))
+
+    assert period in PERIODS_S
+    assert start <= now - window < start + timedelta(seconds=period)
+    assert cells[Cell.SILENT] == (now - start) // timedelta(seconds=period) + 1 <= MOST_CELLS + 2
+
+
+@pytest.fixture(scope="module")
+def fleet():
+    with fake_aws():
+        made = MotoFleet()
+        idle, silent = made.start(2)
+        made.heartbeats([idle], idle_hours=2.5)
+        yield idle, silent
+
+
+@pytest.fixture
+def explain(fleet, tmp_path):
+    path = str(write_policy(tmp_path / "policy.json"))
+    return lambda instance, *words: CliRunner().invoke(
+        main, ["explain", instance, "--policy", path, "--now", NOW.isoformat(), *words]
+    )
+
+
+def test_an_idle_instance_is_explained_with_its_heartbeats(explain, fleet):
+    idle, _ = fleet
+
+    result = explain(idle)
+
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].startswith(f"{idle}: dev g5.xlarge, ada, 1.006 USD an hour, up since ")
+    assert lines[1].startswith("verdict: MARK: idle for 2.5 h")
+    assert "pool dev: marked after 2.0 h idle with 90 % of the heartbeats, terminate 30 min later" in lines
+    picture = "".join(line[len("  2026-11-21 12:00 ") :] for line in lines if line.startswith("  20"))
+    assert picture.strip().strip("█") in {
+        "·" * 10,
+        "·" * 11,
+    }  # two hours and a half, a quarter of an hour each
+    assert "█ active" in lines[-1]
+
+
+def test_a_program_reads_the_same(explain, fleet):
+    said = json.loads(explain(fleet[0], "-o", "json").output)
+
+    assert (said["verdict"], said["pool"], said["failures"]) == ("MARK", "dev", [])
+    cells = [cell for each in said["heartbeats"]["rows"] for cell in each["cells"]]
+    assert cells.count("idle") in {10, 11}  # two hours and a half, a quarter of an hour each
+
+
+def test_a_silent_instance_shows_that_it_is_silent_and_a_mistyped_one_is_answered_with_the_nearest(
+    explain, fleet
+):
+    idle, silent = fleet
+
+    found, mistyped = explain(silent), explain(idle[:-1])
+
+    assert "verdict: KEEP-unknown: no heartbeat in the whole window: does the agent run?" in found.output
+    assert "blank no heartbeat" in found.output
+    assert mistyped.exit_code == 1
+    said = f"{idle[:-1]}: no existing instance of this stack (nearest: {idle})"
+    assert said in mistyped.output
+
+
+def test_live_shows_each_sensor_with_what_makes_it_busy():
+    seen = presence(
+        [Session("terminal", "bob on pts/3", 1800.0), Session("jupyter", "kernel 1 of eve, busy")],
+        watched=["mpirun (7, bob)"],
+        processes=[use("ssh", "bob (9)", bytes_per_s=100.0), use(ranks=16)],
+        unknown=["jupyter server of bob (7): its API answers 403"],
+    )
+    reading = sample(
+        Rates(cpu_cores=0.02), [gpu(), gpu("1", utilisation=5.0)], seen, ["command: exit code 3"]
+    )
+
+    shown = [(line.sensor, line.state) for line in explain_live.lines(reading, Limits())]
+
+    assert shown == [
+        ("cpu, disk, network", "idle"),
+        ("gpu 0", "idle"),
+        ("gpu 1", "busy"),
+        ("terminal", "idle"),
+        ("jupyter", "busy"),
+        ("ssh", "idle"),
+        ("gpu", "unknown"),
+        ("program", "busy"),
+        ("jupyter", "unknown"),
+        ("command", "unknown"),
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone sees everybody's processes")
+def test_live_looks_at_the_instance_it_runs_on(tmp_path, monkeypatch):
+    (tmp_path / "mpirun").symlink_to("/usr/bin/sleep")
+    with one_instance(tmp_path) as environment, running(tmp_path / "mpirun", "600") as launcher:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(explain_live, "COMPARED_S", 0.2)
+
+        result = CliRunner().invoke(main, ["explain", "--live"], catch_exceptions=False)
+
+    assert result.exit_code == 0
+    assert f"mpirun ({launcher.pid}, root)" in result.output
+    assert "all of them" in result.output.splitlines()[-1]
+
+
+def test_elsewhere_than_on_an_instance_one_must_be_named(monkeypatch):
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", "/nowhere.toml")
+
+    result = CliRunner().invoke(main, ["explain"])
+
+    assert result.exit_code == 2
+    assert "name an instance; only on an instance is its own the default" in result.output

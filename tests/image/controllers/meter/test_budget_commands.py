@@ -1,0 +1,156 @@
+"""Commands about the budget: show it, lift a freeze, read a day. They run against moto."""
+
+import json
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from click.testing import CliRunner
+
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
+from gpu_fleet_image.core.metrics import METRIC_GPU_UTILISATION, namespace
+from tests.image.fake_aws import fake_aws
+from tests.image.moto_fleet import (
+    BUCKET,
+    NOW,
+    STACK,
+    STARTED,
+    MotoFleet,
+    budget_json,
+    client,
+    pool_policy,
+    set_clock,
+    write_policy,
+)
+
+
+@pytest.fixture
+def fleet(monkeypatch):
+    with fake_aws():
+        made = MotoFleet()
+        for name, value in made.environ().items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return a function that runs ``gpu-reaper`` under a policy with a given budget."""
+    set_clock(monkeypatch, NOW)
+
+    def invoke(*arguments, **budget):
+        pools = {"dev": pool_policy(idle_after_hours=200)}
+        path = write_policy(tmp_path / "policy.json", pools=pools, budget=budget_json(**budget))
+        return CliRunner().invoke(main, [*arguments, "--policy", str(path)])
+
+    return invoke
+
+
+def group(fleet):
+    (found,) = fleet.autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]
+    return found["MaxSize"], [process["ProcessName"] for process in found["SuspendedProcesses"]]
+
+
+def metric(fleet, name, pool=None):
+    dimensions = [{"Name": "Pool", "Value": pool}] if pool else []
+    found = fleet.cloudwatch.get_metric_statistics(
+        Namespace=namespace(STACK),
+        MetricName=name,
+        Dimensions=dimensions,
+        StartTime=STARTED - timedelta(hours=1),
+        EndTime=STARTED + timedelta(hours=1),
+        Period=60,
+        Statistics=["Maximum"],
+    )
+    return max(point["Maximum"] for point in found["Datapoints"])
+
+
+def test_a_sweep_meters_and_freezes_and_a_user_unfreezes(fleet, run):
+    members = fleet.start_group("pool", desired=2)
+
+    swept = run("sweep", "--live", monthly="0")
+
+    assert "pools that freeze are closed" in swept.output
+    assert metric(fleet, "FreezeStage") == 2
+    assert metric(fleet, "HourCost", "dev") == pytest.approx(2 * 1.026)
+    assert group(fleet) == (2, ["Launch"])
+    assert fleet.members("pool") == members
+
+    lifted = run("unfreeze", "--reason", "paper deadline", monthly="0")
+
+    assert lifted.exit_code == 0, lifted.output
+    assert group(fleet) == (10, [])
+    again = run("sweep", "--live", monthly="0")
+    assert "pools that freeze are" not in again.output
+    assert group(fleet) == (10, [])
+    subjects = [message["Subject"] for message in fleet.heard()]
+    assert [subject for subject in subjects if "instances" in subject and "training" in subject] == [
+        "test: training pools start no new instances",
+        "test: training pools start instances again",
+    ]
+
+
+def test_status_shows_what_is_spent(fleet, run):
+    fleet.start()
+    run("sweep", "--live")
+
+    shown = run("status", "--now", (NOW + timedelta(hours=1)).isoformat())
+
+    assert "1.13 USD an hour; " in shown.output
+    assert " of 1,000 this month" in shown.output
+
+
+def test_unfreeze_where_nothing_is_frozen_says_so(fleet, run):
+    assert run("unfreeze", "--reason", "just in case").output == "nothing is frozen\n"
+
+
+def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
+    instance = MeteredInstance("dev", "ada", "g5.xlarge", 1, Decimal("1.026"))
+    yesterday = (NOW - timedelta(days=1)).replace(hour=0, minute=0, second=0)
+    day = Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": DayShare(instance, 86_400, Decimal("24.62"))})
+    key = f"reaper/days/{yesterday:%Y/%m}/{day.name}.json"
+    client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(day.to_json()))
+    beat = {
+        "MetricName": METRIC_GPU_UTILISATION,
+        "Dimensions": [{"Name": "InstanceId", "Value": "i-1"}],
+        "Value": 25.0,
+    }
+    moments = [yesterday + timedelta(hours=hour) for hour in (3, 9, 15)]
+    fleet.cloudwatch.put_metric_data(
+        Namespace=namespace(STACK), MetricData=[{**beat, "Timestamp": moment} for moment in moments]
+    )
+    page = tmp_path / "day.html"
+
+    result = run("report", "--day", day.name, "--output", str(page))
+
+    said = "24.00 GPU hours rented, 6.00 computing, 18.00 idle; 24.62 USD"
+    assert f"{day.name}: {said}: {page}" in result.output
+    assert "18.46" in page.read_text(), "three quarters of the day were left idle"
+
+
+def test_a_month_is_charged_back_by_owner_to_the_cent_of_the_meter(fleet, run):
+    fleet.start()
+    run("sweep", "--live")
+    month = f"{NOW:%Y-%m}"
+
+    done = run("report", "--month", month, "--by", "owner", "-o", "json")
+
+    meter = json.loads(client("s3").get_object(Bucket=BUCKET, Key="reaper/meter.json")["Body"].read())
+    counted = sum(map(Decimal, meter["month"].values()))
+    assert done.exit_code == 0, done.output
+    assert sum(Decimal(row["cost"]) for row in json.loads(done.output)) == counted.quantize(Decimal("0.01"))
+
+
+def test_a_month_without_a_record_is_refused(fleet, run):
+    result = run("report", "--month", "2020-11", "--by", "pool")
+
+    assert result.exit_code == 1
+    assert "--month 2020-11: the meter has no day of it on record" in result.output
+
+
+def test_a_day_that_was_not_metered_is_refused(fleet, run):
+    result = run("report", "--day", "2020-11-20")
+
+    assert result.exit_code == 1
+    assert "no day 2020-11-20 was metered" in result.output

@@ -1,0 +1,93 @@
+"""Chargeback of a month: the rows add up to the meter."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_fleet_image.controllers.meter.chargeback import BY, CENT, as_text, charges, of_month
+from gpu_fleet_image.controllers.meter.meter import SHARED, advance
+from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
+from tests.image.controllers.metered import HOUR, NOON, at_noon, budget, fleet, make_instance
+
+MIDNIGHT = NOON.replace(hour=0)
+
+
+def share(hours=24, pool="dev", owner="ada", cost="24", gpus=8):
+    instance = MeteredInstance(pool, owner, "g5.xlarge", gpus, Decimal(1))
+    return DayShare(instance, int(hours * 3600), Decimal(cost))
+
+
+def day(instances, rest="0", shared="1.20", **changes):
+    costs = {"dev": sum((each.cost for each in instances.values()), Decimal(rest)), SHARED: Decimal(shared)}
+    return Day(MIDNIGHT, costs, instances, **changes)
+
+
+def test_owners_pay_for_their_instances_and_the_rest_has_rows_of_its_own():
+    found = charges(
+        [day({"i-1": share(), "i-2": share(hours=12, owner="bob", cost="12")}, "5", unused={"dev": 7200})],
+        {"2026-11-21": {"i-1": Decimal("0.25")}},
+        "owner",
+        {"dev": 8},
+    )
+
+    assert [(row.name, row.rented, row.computing, row.idle, row.unknown, row.cost) for row in found] == [
+        ("ada", 192, 48, 144, 0, 24),
+        ("bob", 96, 0, 0, 96, 12),
+        ("(pool dev, no instance)", 16, 0, 16, 0, 5),
+        ("(shared)", 0, 0, 0, 0, Decimal("1.20")),
+    ]
+
+
+COSTS = st.decimals("0", "99", places=9)
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from("abc"), COSTS), max_size=6), min_size=1, max_size=4),
+    COSTS,
+    st.sampled_from(sorted(BY)),
+)
+def test_the_rows_add_up_to_the_meter_to_the_cent(days, earlier, by):
+    listed = [
+        replace(
+            day({f"i-{n}": share(owner=owner, cost=str(cost)) for n, (owner, cost) in enumerate(each)}),
+            date=MIDNIGHT + timedelta(days=index),
+        )
+        for index, each in enumerate(days)
+    ]
+    month = sum((each.cost for each in listed), earlier)
+
+    found = charges(listed, {}, by, {}, month)
+
+    assert sum(row.cost for row in found) == month.quantize(CENT)
+    assert all(row.cost == row.cost.quantize(CENT) for row in found)
+
+
+def test_a_month_that_is_not_over_adds_up_to_the_meter_s_own_sum():
+    begun, two = at_noon(make_instance(), make_instance("i-2", "train")), make_instance("i-2", "train")
+    reading, over = advance(begun, fleet(make_instance(), two), budget(), "USD", NOON + 30 * HOUR)
+    today, cost = of_month(reading, "2026-11")
+
+    found = charges([*over, *today], {}, "pool", {}, cost)
+
+    assert sum(row.cost for row in found) == reading.month_cost.quantize(CENT)
+    assert {row.name for row in found} == {"dev", "train", "(shared)"}
+    assert of_month(reading, "2026-10") == ([], None)
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_both_forms_have_the_same_rows_and_no_owner_is_a_formula(form):
+    rows = charges([day({"i-1": share(owner="=cmd()")})], {}, "owner", {})
+
+    text = as_text(rows, "owner", "USD", form)
+
+    read = json.loads(text) if form == "json" else list(csv.DictReader(io.StringIO(text)))
+    assert [row["cost"] for row in read] == ["24.00", "1.20"]
+    assert {row["currency"] for row in read} == {"USD"}
+    assert read[0]["owner"] == ("=cmd()" if form == "json" else "'=cmd()")

@@ -1,0 +1,131 @@
+"""Efficiency of a day's GPU hours, and its report."""
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_fleet_image.controllers.meter.efficiency import sum_up
+from gpu_fleet_image.controllers.meter.efficiency_page import mail, page
+from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
+from tests.image.controllers.metered import NOON
+
+MIDNIGHT = NOON.replace(hour=0)
+
+
+def share(hours=24, pool="dev", gpus=1, per_hour="1", owner="ada"):
+    instance = MeteredInstance(pool, owner, "g5.xlarge", gpus, Decimal(per_hour))
+    return DayShare(instance, int(hours * 3600), Decimal(per_hour) * Decimal(str(hours)))
+
+
+def day(instances, saved=()):
+    costs = {}
+    for instance in instances.values():
+        costs[instance.instance.pool] = costs.get(instance.instance.pool, Decimal(0)) + instance.cost
+    return Day(MIDNIGHT, costs, instances, dict(saved))
+
+
+def summed(instances, computing, saved=(), **changes):
+    return sum_up(replace(day(instances, saved), **changes), "aws-dev", "USD", computing, {"dev": 8})
+
+
+def test_gpu_hours_are_rented_by_the_gpu_and_computing_by_their_utilisation():
+    found = summed({"i-1": share(gpus=8), "i-2": share(hours=12)}, {"i-1": 0.5, "i-2": 1.0})
+
+    assert [found.total(name) for name in ("rented", "computing", "idle")] == [204, 108, 96]
+
+
+def test_hours_of_a_silent_agent_are_unknown_and_neither_computing_nor_idle():
+    found = summed({"i-1": share()}, {})
+
+    assert [found.total(name) for name in ("computing", "unknown", "idle")] == [0, 24, 0]
+    assert found.idle == ()
+    assert "For 24.00 GPU hours there is no report whether GPUs computed." in mail(found, "s3://there")
+
+
+def test_reserved_hours_without_an_instance_are_rented_and_idle():
+    found = summed({"i-1": share(gpus=8)}, {"i-1": 1.0}, unused={"dev": 24 * 3600})
+
+    assert [found.total(name) for name in ("rented", "computing", "idle", "unused")] == [384, 192, 192, 192]
+    assert "192.00 reserved GPU hours were paid for but had no instance: they count as idle." in page(found)
+
+
+def test_a_day_with_instances_without_a_price_says_at_least():
+    nameless = DayShare(MeteredInstance("dev", "ada", "p6", 8, Decimal(0), priced=False), 3600, Decimal(0))
+    found = summed({"i-1": share(), "i-2": nameless}, {})
+
+    for text in (mail(found, "s3://there"), page(found)):
+        assert "at least 24.00 USD" in text
+        assert "1 instances have no price and count nothing, so true costs may be higher" in text
+    assert found.to_json()["unpriced_machines"] == 1
+    assert "at least" not in mail(summed({"i-1": share()}, {}), "s3://there")
+
+
+def test_the_ten_that_left_most_money_idle_come_dearest_first():
+    instances = {f"i-{n:02}": share(per_hour=str(n)) for n in range(15)}
+
+    idle = summed(instances, dict.fromkeys(instances, 0.75)).idle
+
+    assert [instance.instance_id for instance in idle] == [f"i-{n:02}" for n in range(14, 4, -1)]
+    assert idle[0].idle_cost == 14 * 24 / Decimal(4)
+
+
+def test_what_the_reaper_saved_stands_beside_what_was_bought():
+    found = summed({"i-1": share()}, {"i-1": 1.0}, saved={"i-2": share(hours=6, gpus=8, per_hour="2")})
+
+    assert (found.total("saved"), found.saved_cost) == (48, 12)
+    assert "saved 48.00 GPU hours, 12.00 USD" in mail(found, "s3://there")
+
+
+def test_a_day_without_instances_is_reported_too():
+    text = page(summed({}, {}))
+
+    assert "0.00 GPU hours rented, 0.00 computing, 0.00 idle" in text
+    assert "<svg" not in text
+
+
+def test_names_from_tags_cannot_break_the_page():
+    """A name that begins like a number cannot change the sums either."""
+    for busy, owner in ((0.0, "<script>alert(1)</script>"), (0.5, "1<script>alert(1)</script>")):
+        text = page(summed({"i-1": share(owner=owner)}, {"i-1": busy}))
+
+        assert "<script>" not in text
+        assert "&lt;script&gt;" in text
+
+
+SHARES = st.builds(
+    share,
+    st.integers(1, 24),
+    st.sampled_from(["dev", "train", "a & b"]),
+    st.integers(0, 8),
+    st.sampled_from(["0", "1.006", "32.77"]),
+)
+INSTANCES = st.dictionaries(st.sampled_from([f"i-{n}" for n in range(12)]), SHARES, max_size=12)
+
+
+@given(INSTANCES, st.dictionaries(st.sampled_from([f"i-{n}" for n in range(12)]), st.floats(-0.1, 1.1)))
+def test_computing_and_unknown_hours_are_part_of_those_rented_and_pools_add_up(instances, computing):
+    found = summed(instances, computing)
+
+    for pool in found.pools:
+        assert min(pool.computing, pool.unknown, pool.idle) >= 0
+        assert pool.computing + pool.unknown + pool.idle == pool.rented
+    assert found.total("cost") == sum((instance.cost for instance in instances.values()), Decimal(0))
+    assert len(found.idle) <= 10
+    drawn = page(found).partition("<svg")[2].partition("</svg>")[0]
+    if drawn:
+        assert ET.fromstring(f"<svg{drawn}</svg>").tag == "svg"
+
+
+@pytest.mark.parametrize("value", [1e100, float("nan"), float("inf"), -5.0])
+def test_absurd_numbers_count_like_missing_ones(value):
+    """Any user of an instance may publish in its name; one such number would break every report."""
+    instances = {"i-1": share(), "i-2": share()}
+
+    found = summed(instances, {"i-1": value, "i-2": 0.5})
+
+    assert found == summed(instances, {"i-2": 0.5})
+    assert page(found)

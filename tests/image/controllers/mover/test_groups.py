@@ -1,0 +1,210 @@
+"""What the mover does to scaling groups, in each cloud's own calls."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from gpu_fleet_image.controllers.mover import alicloud, aws
+from gpu_fleet_image.core.calls import Calls
+from tests.image.alicloud_server import clients, serving
+from tests.stacks.aws_account import Account
+
+AT = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
+NO_ROOM = "no room in this zone"
+
+
+def calls():
+    return Calls(lambda: AT)
+
+
+def on_aws(desired=1, members=0, activities=()):
+    """(the mover's groups, the account) of one Auto Scaling group."""
+    instances = [
+        {
+            "InstanceId": f"i-{number}",
+            "AvailabilityZone": "us-east-1a",
+            "LifecycleState": "InService",
+            "HealthStatus": "Healthy",
+            "ProtectedFromScaleIn": True,
+        }
+        for number in range(members)
+    ]
+    group = {
+        "AutoScalingGroupName": "g",
+        "MinSize": 0,
+        "MaxSize": 4,
+        "DesiredCapacity": desired,
+        "DefaultCooldown": 300,
+        "AvailabilityZones": ["us-east-1a"],
+        "HealthCheckType": "EC2",
+        "CreatedTime": AT,
+        "Instances": instances,
+    }
+    account = Account(
+        {
+            "autoscaling:DescribeAutoScalingGroups": {"AutoScalingGroups": [group]},
+            "autoscaling:DescribeScalingActivities": {"Activities": list(activities)},
+            "autoscaling:SetDesiredCapacity": {},
+        }
+    )
+    return aws.Groups(account.client("autoscaling"), calls()), account
+
+
+def wanted(account):
+    return [asked["DesiredCapacity"] for name, asked in account.asked if name.endswith("SetDesiredCapacity")]
+
+
+def activity(status, description="Launching a new EC2 instance: i-1"):
+    return {
+        "ActivityId": "a",
+        "AutoScalingGroupName": "g",
+        "Cause": "a user request",
+        "StartTime": AT,
+        "Description": description,
+        "StatusCode": status,
+        "StatusMessage": NO_ROOM,
+    }
+
+
+def test_a_start_counts_from_what_the_group_wants_at_that_moment():
+    groups, account = on_aws(desired=2)
+
+    groups.start("g", 2)
+
+    assert wanted(account) == [4]
+
+
+class Raced:
+    """An Auto Scaling group of two, from which a sweep detaches one right before or after a call."""
+
+    def __init__(self, before_call):
+        self.desired, self.members, self._before_call, self._calls = 2, ["i-1", "i-2"], before_call, 0
+
+    def _count(self):
+        self._calls += 1
+        if self._calls == self._before_call:
+            self.members.pop()
+            self.desired -= 1
+
+    def describe_auto_scaling_groups(self, AutoScalingGroupNames):  # noqa: N803 - boto3's
+        self._count()
+        instances = [{"InstanceId": member, "LifecycleState": "InService"} for member in self.members]
+        group = {"DesiredCapacity": self.desired, "MinSize": 0, "Instances": instances}
+        return {"AutoScalingGroups": [group]}
+
+    def set_desired_capacity(self, DesiredCapacity, **_):  # noqa: N803 - boto3's
+        self._count()
+        self.desired = DesiredCapacity
+        return {}
+
+
+@pytest.mark.parametrize("before_call", [1, 2, 3])
+def test_a_sweep_that_detaches_while_a_group_is_raised_costs_no_instance_more(before_call):
+    """Before the group is read, before it is set, and before it is read again."""
+    group = Raced(before_call)
+
+    aws.Groups(group, calls()).start("g", 1)
+
+    assert (group.desired, group.members) == (2, ["i-1"])
+
+
+@pytest.mark.parametrize(("desired", "members", "after"), [(2, 0, [1]), (2, 1, [1]), (2, 2, []), (1, 1, [])])
+def test_what_is_revoked_terminates_no_member(desired, members, after):
+    groups, account = on_aws(desired, members)
+
+    groups.withdraw("g", 1)
+
+    assert wanted(account) == after
+
+
+@pytest.mark.parametrize(
+    ("activities", "why"),
+    [
+        ([activity("Failed")], NO_ROOM),
+        ([activity("Successful"), activity("Failed")], None),
+        ([activity("InProgress"), activity("Failed")], NO_ROOM),
+        ([activity("Failed", "Terminating EC2 instance: i-1")], None),
+        ([], None),
+    ],
+)
+def test_a_launch_that_failed_counts_until_another_succeeds(activities, why):
+    groups, _ = on_aws(activities=activities)
+
+    found = groups.failure("g")
+
+    assert (found.why if found else None) == why
+
+
+class Ess:
+    """One scaling group of Alibaba Cloud; every call that changes it is kept."""
+
+    def __init__(self, **group):
+        self.group = {"ScalingGroupId": "asg-1", "MinSize": 0, "TotalCapacity": 0} | group
+        self.activities = []
+        self.changes = []
+
+    def describe_scaling_groups(self, _):
+        return {"ScalingGroups": [self.group], "TotalCount": 1}
+
+    def describe_scaling_activities(self, ask):
+        found = [
+            activity
+            for activity in self.activities
+            if activity["ScalingActivityId"] in ask["ScalingActivityIds"]
+        ]
+        return {"ScalingActivities": found, "TotalCount": len(found)}
+
+    def scale_with_adjustment(self, ask):
+        self.changes.append((ask["AdjustmentType"], ask["AdjustmentValue"]))
+        return {"ScalingActivityId": "asa-1"}
+
+    def modify_scaling_group(self, ask):
+        self.changes.append(("DesiredCapacity", ask["DesiredCapacity"]))
+        return {}
+
+
+def test_alibaba_cloud_is_asked_for_more_by_an_adjustment():
+    ess = Ess()
+    with serving(ess) as server:
+        activity = alicloud.Groups(clients(server).ess, calls()).start("asg-1", 2)
+
+    assert activity == "asa-1"
+    assert ess.changes == [("QuantityChangeInCapacity", "2")]
+
+
+@pytest.mark.parametrize(
+    ("group", "changes"),
+    [
+        ({"DesiredCapacity": 2, "TotalCapacity": 1}, [("DesiredCapacity", "1")]),
+        ({"DesiredCapacity": 2, "TotalCapacity": 2}, []),
+        ({"EnableDesiredCapacity": False, "DesiredCapacity": 0}, []),
+    ],
+)
+def test_alibaba_cloud_takes_back_only_what_never_started(group, changes):
+    ess = Ess(**group)
+    with serving(ess) as server:
+        alicloud.Groups(clients(server).ess, calls()).withdraw("asg-1", 1)
+
+    assert ess.changes == changes
+
+
+@pytest.mark.parametrize("status", ["Failed", "Warning", "Rejected"])
+def test_an_activity_of_alibaba_cloud_that_failed_says_why(status):
+    ess = Ess()
+    ess.activities = [
+        {
+            "ScalingActivityId": "asa-1",
+            "StatusCode": status,
+            "StartTime": "2026-11-22T10:00Z",
+            "ErrorMessage": NO_ROOM,
+            "Cause": "asked",
+        }
+    ]
+    with serving(ess) as server:
+        groups = alicloud.Groups(clients(server).ess, calls())
+        found, of_another = groups.failure("asg-1", ["asa-1"]), groups.failure("asg-1", ["asa-2"])
+
+    assert of_another is None
+    assert groups.failure("asg-1", []) is None
+    assert found is not None
+    assert (found.at, found.why) == (AT, NO_ROOM)

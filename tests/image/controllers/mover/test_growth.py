@@ -1,0 +1,61 @@
+"""What the mover says of money to users' commands, as it lies in the bucket (refusals: tests/image/queue)."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+
+from gpu_fleet_image.controllers.mover import growth
+from gpu_fleet_image.controllers.mover.pool_view import MoneyLeft
+from gpu_fleet_image.core.reaper_errors import CloudError
+from tests.image.cloud_of_groups import START
+
+MONEY = MoneyLeft(Decimal("12.50"), {"train": Decimal("1.006"), "dev": None}, frozenset({"dev"}))
+TOTALS = {"dev": 0, "train": 3}
+
+
+@pytest.mark.parametrize("money", [MONEY, replace(MONEY, left=None, prices={}, frozen=frozenset())])
+def test_what_is_written_is_read_again(money):
+    said = growth.growth_of(growth.to_json(money, TOTALS, START))
+
+    assert said.totals == TOTALS
+    assert said.at == START
+    assert (said.left, said.frozen, said.currency) == (money.left, money.frozen, "USD")
+    assert said.prices == {pool: price for pool, price in money.prices.items() if price is not None}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *({"left": "x"}, {"prices": None}, {"frozen": 7}, {"at": ""}, {"prices": {"a": []}}),
+        *({"totals": None}, {"totals": {"a": "x"}}),
+    ],
+)
+def test_a_damaged_word_is_named(damage):
+    with pytest.raises(CloudError, match=r"growth\.json"):
+        growth.growth_of(growth.to_json(MONEY, TOTALS, START) | damage)
+
+
+def test_an_older_movers_word_has_no_totals_and_refuses_nothing():
+    written = growth.to_json(replace(MONEY, frozen=frozenset({"train"})), {"train": 0}, START)
+    says = [growth.refusal(growth.growth_of(written), "train", 1, START)]
+    del written["totals"]
+    says.append(growth.refusal(growth.growth_of(written), "train", 1, START))
+
+    assert [bool(said) for said in says] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("now", "begins"),
+    [
+        (datetime(2026, 12, 31, 23, 59, tzinfo=UTC), "2027-01-01 00:00 UTC"),
+        (datetime(2027, 2, 1, tzinfo=UTC), "2027-03-01 00:00 UTC"),
+        (datetime(2026, 12, 1, 1, tzinfo=timezone(timedelta(hours=8))), "2026-12-01 00:00 UTC"),
+    ],
+)
+@pytest.mark.parametrize("frozen", [frozenset(), frozenset({"train"})])
+def test_a_refusal_for_money_says_when_the_new_month_begins(now, begins, frozen):
+    said = growth.growth_of(growth.to_json(replace(MONEY, frozen=frozen), {"train": 0}, now))
+
+    assert growth.refusal(said, "train", 20, now).endswith(f"; the new month begins at {begins}")

@@ -1,0 +1,148 @@
+"""What a pass does with its decisions when the cloud refuses one of them."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpu_fleet_image.controllers.mover import growth, mover
+from gpu_fleet_image.controllers.mover.mover import _Mover
+from gpu_fleet_image.controllers.mover.pool_view import Action, PlacementDecision
+from gpu_fleet_image.core.capacity import QUEUED, Coming, MoverState
+from gpu_fleet_image.core.model import Group, Inventory
+from gpu_fleet_image.core.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.store import StoredObject
+from tests.image.cloud_of_groups import LABELS, NO_ROOM, START, policy
+from tests.image.controllers.metered import budget, prices
+
+A, B = LABELS
+MOVED, OTHER = "coming-1", "coming-2"
+
+
+@dataclass
+class Groups:
+    """Scaling groups of a cloud that throttles some calls."""
+
+    refused: tuple[str, ...]
+    calls: list[str] = field(default_factory=list)
+
+    def start(self, group: str, number: int) -> str:
+        return self._call(f"start {number} in {group}")
+
+    def withdraw(self, group: str, number: int) -> None:
+        self._call(f"withdraw {number} from {group}")
+
+    def _call(self, text: str) -> str:
+        if text in self.refused:
+            raise CloudError("set_desired_capacity: throttled", "RequestLimitExceeded")
+        self.calls.append(text)
+        return ""
+
+
+def carried_out(*refused: str) -> tuple[list[str], MoverState]:
+    """What becomes of an instance that is moved from the one zone to the other."""
+    groups, nothing = Groups(refused), _nothing()
+    state = MoverState(coming=(Coming(MOVED, "train", QUEUED, START, group=B, since=START, goal=1),))
+    decisions = [
+        PlacementDecision(Action.WITHDRAW, "train", NO_ROOM, group=A, coming=(MOVED,), desired=1),
+        PlacementDecision(Action.START, "train", "for the queue", group=B, coming=(MOVED,), desired=0),
+        PlacementDecision(Action.START, "other", "for the queue", group="c", coming=(OTHER,), desired=0),
+    ]
+    own = _Mover(nothing, nothing, groups, policy(), lambda: START)  # type: ignore[arg-type] # a part of them
+    return groups.calls, own._carry_out(state, decisions)
+
+
+def _nothing() -> Any:
+    return None
+
+
+def test_an_instance_moves_once_the_group_without_room_wants_it_no_more():
+    calls, state = carried_out()
+
+    assert calls == [f"withdraw 1 from {A}", f"start 1 in {B}", "start 1 in c"]
+    assert state.coming[0].started
+
+
+def test_where_a_group_could_not_be_lowered_its_pool_wants_no_more_elsewhere():
+    """Both groups together would want more than the pool may have."""
+    calls, state = carried_out(f"withdraw 1 from {A}")
+
+    assert calls == ["start 1 in c"]
+    assert state.coming == (Coming(MOVED, "train", QUEUED, START),)
+
+
+class OwnStore:
+    """The records bucket of a stack whose mover begins; what is put there is ``written``."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, Any] = {}
+
+    def get(self, key: str) -> None:
+        return None
+
+    def newest(self, key: str, at_most: int) -> None:
+        return None
+
+    def listed(self, prefix: str) -> list[Any]:
+        return []
+
+    def put(self, key: str, content: dict[str, Any]) -> None:
+        self.written[key] = content
+
+    def move_on(self, key: str, content: dict[str, Any], version: str | None) -> str:
+        self.written[key] = content
+        return "1"
+
+    def create(self, key: str, content: dict[str, Any]) -> None:
+        self.written[key] = content
+
+
+def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(monkeypatch):
+    """One runs, one boots, and no instance of it is Slurm's yet."""
+    own = policy(queue_gpus=8)
+    group = Group(A, 0, 2, {"i-1": "InService"}, 4, "train", title=f"gpu-fleet-{own.stack}-{A}")
+    fleet = SimpleNamespace(fleet=lambda: Inventory((), (group,)))
+    store = OwnStore()
+    monkeypatch.setattr(mover, "read_spending", lambda *_: None)
+    cloud = SimpleNamespace(instances=fleet, store=store)
+
+    mover.move(cloud, Groups(()), own, lambda: START)  # type: ignore[arg-type] # a part of them
+
+    assert growth.growth_of(store.written[growth.GROWTH]).totals == {"train": 2}
+
+
+@pytest.mark.parametrize(
+    ("unread", "age", "heard"),
+    [
+        ((), SILENT_AFTER, ""),
+        ((), SILENT_AFTER * 2, "has not reported since"),
+        (("job 7: tasks",), FRESH, "cannot read 1 jobs"),
+    ],
+)
+def test_a_queues_controller_that_is_silent_or_cannot_read_a_job_fails_the_pass(
+    monkeypatch, unread, age, heard
+):
+    """Once the pass is done: an error of the function, which is an alarm."""
+    own, store = policy(queue_gpus=8), OwnStore()
+    said = StoredObject(to_json({}, START - age, unread), "v")
+    monkeypatch.setattr(store, "newest", lambda key, *_: said if key == QUEUE else None)
+    monkeypatch.setattr(mover, "read_spending", lambda *_: None)
+    fleet = SimpleNamespace(fleet=lambda: Inventory((), ()))
+    cloud = SimpleNamespace(instances=fleet, store=store)
+
+    done = mover.move(cloud, Groups(()), own, lambda: START)  # type: ignore[arg-type] # a part of them
+
+    with pytest.raises(CloudError, match=heard) if heard else nullcontext():
+        mover.log(done)
+
+
+def test_an_instance_more_of_a_reservation_costs_its_disks_alone():
+    held = budget(pools={"dev": prices(on_demand={"g5.xlarge": Decimal(2)}, reserved=2), "train": prices()})
+
+    found = mover.prices(SimpleNamespace(budget=held, pools={}))
+
+    assert found == {"dev": Decimal("0.10"), "train": Decimal("32.10")}

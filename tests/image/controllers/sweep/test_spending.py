@@ -1,0 +1,264 @@
+"""After each sweep the meter advances, is published, and freezes pools by the budget."""
+
+import json
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from gpu_fleet_image.controllers.meter.budget_check import read_spending
+from gpu_fleet_image.controllers.meter.spending import line_of
+from gpu_fleet_image.controllers.sweep.handler import conclude
+from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
+from gpu_fleet_image.core.metrics import METRIC_GPU_UTILISATION
+from gpu_fleet_image.core.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+from tests.image.moto_fleet import budget_json
+from tests.image.sweeping import connect_world, policy
+from tests.image.world import World, refusal
+
+TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev", TAG_OWNER: "ada"}
+HOUR_OF_ONE = Decimal("1.026")
+
+
+def rules(monthly="1000", **changes):
+    return policy(top={"budget": budget_json(monthly=monthly, **changes)}, idle_after_hours=100)
+
+
+@pytest.fixture
+def world():
+    """Return a world with a pool of two busy instances, and room for eight more."""
+    made = World()
+    made.group("pool", min_size=0, max_size=10, **{TAG_POOL: "dev"})
+    for _ in range(2):
+        made.join("pool", TAGS)
+    made.pass_minutes(1)
+    return made
+
+
+def swept(world, checked, *, dry_run=False):
+    cloud = connect_world(world, checked)
+    result = sweep(cloud, checked, SweepOptions(clock=world.clock, holder="a sweep", dry_run=dry_run))
+    return conclude(cloud, checked, result)
+
+
+def stored(world, key):
+    return json.loads(world.objects[f"reaper/{key}"][0])
+
+
+def denied(operation):
+    def deny():
+        raise refusal("AccessDenied", operation)
+
+    return deny
+
+
+def records(world, prefix):
+    return [
+        json.loads(body) for key, (body, _) in world.objects.items() if key.startswith(f"reaper/{prefix}/")
+    ]
+
+
+def test_each_sweep_publishes_what_an_hour_and_the_month_cost(world):
+    swept(world, rules())
+    world.published.clear()
+    world.pass_minutes(60)
+
+    result = swept(world, rules())
+
+    assert not result.failed
+    assert result.spending.rates == {"_shared": Decimal("0.10"), "dev": 2 * HOUR_OF_ONE}
+    # twice: of the pools, and of the whole
+    assert world.published["HourCost"] == pytest.approx(2 * 2.152)
+    assert world.published["MonthBudget"] == 1000
+    assert world.published["MonthCost"] == pytest.approx(2 * float(result.spending.reading.month_cost))
+    assert result.to_json()["spending"]["month_to_date"]["dev"] == "2.09"
+
+
+def unpriced_rules(**changes):
+    pools = budget_json()["pools"]
+    return rules(pools={"dev": pools["dev"] | {"on_demand": {"g5.xlarge": None}}}, **changes)
+
+
+def test_instances_without_a_price_are_published_and_every_sum_says_at_least(world):
+    result = swept(world, unpriced_rules())
+
+    assert world.published["UnpricedInstances"] == 2
+    assert line_of(result.spending).startswith("at least 0.14 USD an hour; at least 0.00 of 1,000 this month")
+    assert "; 2 instances without a price count nothing" in line_of(result.spending)
+    assert result.to_json()["spending"]["at_least"] is True
+
+
+def test_an_assumed_price_is_counted_and_named(world):
+    result = swept(world, unpriced_rules(assumed={"g5.xlarge": "5"}))
+
+    assert world.published["UnpricedInstances"] == 0
+    assert result.spending.rates["dev"] == 2 * Decimal("5.02")
+    assert line_of(result.spending).endswith("; prices assumed by the stack: g5.xlarge")
+    assert result.to_json()["spending"]["assumed"] == {"g5.xlarge": "5"}
+
+
+def test_the_line_says_how_much_of_a_reservation_is_used(world):
+    result = swept(world, rules(pools={"dev": budget_json()["pools"]["dev"] | {"reserved": 4}}))
+
+    assert "; 2 of 4 reserved instances of dev in use (50%), all are paid for" in line_of(result.spending)
+    assert result.to_json()["spending"]["reserved"] == {"dev": {"used": 2, "paid": 4}}
+
+
+def test_sweeps_that_fail_for_hours_lose_no_money(world):
+    swept(world, rules())
+    before = read_spending(
+        connect_world(world, rules()), rules(), connect_world(world, rules()).instances.fleet(), world.now
+    )
+    world.pass_minutes(7 * 60)
+
+    after = swept(world, rules()).spending
+
+    grown = after.reading.month["dev"] - before.reading.month["dev"]
+    assert grown == pytest.approx(14 * HOUR_OF_ONE, rel=Decimal("0.001"))
+
+
+@pytest.mark.parametrize(
+    ("prices", "rate"), [({"a": "0.20", "b": "0.30"}, "0.32"), ({"a": "3.00"}, "0.523"), ({}, "0.523")]
+)
+def test_spot_counts_at_the_dearest_zones_price_and_never_for_more_than_the_policys(prices, rate):
+    """The policy's price counts if the market gives none; a refusal of the market is reported."""
+    world = World()
+    world.start(TAGS, spot=True)
+    world.pass_minutes(1)
+    world.spot_prices = {"g5.xlarge": prices}
+
+    first = swept(world, rules())
+    world.on_call("DescribeSpotPriceHistory", denied("DescribeSpotPriceHistory"), number=1)
+    second = swept(world, rules())
+
+    assert first.spending.rates["dev"] == Decimal(rate)
+    assert second.spending.rates["dev"] == Decimal("0.523")
+    assert not first.failed
+    assert [failure.step for failure in second.done.failures] == ["read spot prices"]
+
+
+def test_a_policy_without_a_budget_meters_nothing(world):
+    result = swept(world, policy(idle_after_hours=100))
+
+    assert result.spending is None
+    assert "reaper/meter.json" not in world.objects
+
+
+def test_a_meter_that_cannot_be_read_fails_the_sweep_visibly_and_is_not_begun_anew(world):
+    world.objects["reaper/meter.json"] = (b'{"until": "yesterday"}', '"damaged"')
+
+    result = swept(world, rules())
+
+    assert [failure.step for failure in result.done.failures] == ["meter"]
+    assert world.published["SweepFailures"] == 1
+    assert world.objects["reaper/meter.json"][0] == b'{"until": "yesterday"}'
+
+
+def test_another_sweep_at_the_same_moment_counts_nothing_twice(world):
+    swept(world, rules())
+    world.pass_minutes(60)
+    cloud = connect_world(world, rules())
+    first = sweep(cloud, rules(), SweepOptions(clock=world.clock, holder="one", dry_run=True))
+
+    conclude(cloud, rules(), first)
+    second = conclude(cloud, rules(), first)
+
+    assert second.spending.reading.month["dev"] == pytest.approx(2 * HOUR_OF_ONE, rel=Decimal("0.02"))
+
+
+def test_spending_past_the_budget_freezes_within_one_sweep_is_reported_once_and_busy_instances_stay(world):
+    world.pass_minutes(10 * 60)
+
+    result = swept(world, rules(monthly="10"))
+    for _ in range(2):
+        world.pass_minutes(10)
+        swept(world, rules(monthly="10"))
+
+    assert world.groups["pool"]["max"] == 2
+    assert world.groups["pool"]["suspended"] == {"Launch"}
+    assert world.ends == []
+    assert result.spending.freeze.stage.word == "closed"
+    assert world.published["FreezeStage"] == 3 * 2
+    (record,) = records(world, "budget")
+    assert (record["action"], record["stage"], record["by"]) == ("freeze", "closed", "sweep")
+    assert len([text for _, text in world.messages if "spent" in text]) == 1
+    assert any("training pools start no new instances" in text for _, text in world.messages)
+
+
+def test_a_dry_run_meters_and_freezes_nothing(world):
+    world.pass_minutes(10 * 60)
+
+    result = swept(world, rules(monthly="10"), dry_run=True)
+
+    assert result.spending.reading.month_cost > 10
+    assert world.groups["pool"]["max"] == 10
+
+
+def test_a_larger_budget_gives_the_groups_their_limits_back(world):
+    world.pass_minutes(10 * 60)
+    swept(world, rules(monthly="10"))
+
+    swept(world, rules(monthly="10000"))
+
+    assert (world.groups["pool"]["max"], world.groups["pool"]["suspended"]) == (10, set())
+    assert [record["action"] for record in records(world, "budget")] == ["freeze", "unfreeze"]
+
+
+def test_a_group_that_will_not_be_limited_fails_the_sweep_and_is_tried_again(world):
+    world.pass_minutes(10 * 60)
+    world.on_call("UpdateAutoScalingGroup", denied("UpdateAutoScalingGroup"), number=1)
+
+    first = swept(world, rules(monthly="10"))
+    second = swept(world, rules(monthly="10"))
+
+    assert [failure.step for failure in first.done.failures] == ["max of pool = 2"]
+    assert not second.failed
+    assert world.groups["pool"]["max"] == 2
+
+
+def test_the_day_that_is_over_is_reported_once_by_mail_and_as_a_page(world):
+    checked = rules()
+    for key in world.instances:
+        world.daily[key, METRIC_GPU_UTILISATION] = 25.0
+    swept(world, checked)
+    for _ in range(26):
+        world.pass_minutes(60)
+        swept(world, checked)
+
+    mails = [text for _, text in world.messages if "GPU hours rented" in text]
+    assert len(mails) == 1
+    assert mails[0].startswith("31.97 GPU hours rented, 7.99 computing, 23.98 idle; 34.40 USD")
+    page = world.objects["reaper/reports/2026/03/2026-03-02.html"][0].decode()
+    assert "<svg" in page
+    assert next(iter(world.instances)) in page
+    assert stored(world, "reports/2026/03/2026-03-02.json")["gpu_hours"]["rented"] == "31.97"
+    assert stored(world, "meter.json")["unreported"] == []
+
+
+def test_a_day_whose_mail_fails_is_reported_by_the_next_sweep(world):
+    swept(world, rules())
+    world.pass_minutes(24 * 60)
+    world.on_call("Publish", denied("Publish"), number=1)
+
+    first = swept(world, rules())
+    world.pass_minutes(10)
+    second = swept(world, rules())
+
+    assert [failure.step for failure in first.done.failures] == ["report the day"]
+    assert not second.failed
+    assert len([text for _, text in world.messages if "GPU hours rented" in text]) == 1
+
+
+def test_what_the_reaper_terminated_counts_as_saved_from_then_on(world):
+    checked = policy(top={"budget": budget_json()}, idle_after_hours=1, grace_minutes=20)
+    instance = next(iter(world.instances.values()))
+    instance.busy = False
+    for _ in range(30 * 6):
+        swept(world, checked)
+        world.pass_minutes(10)
+
+    assert [each_end.id for _, each_end, _ in world.ends] == [instance.id]
+    saved = stored(world, "days/2026/03/2026-03-02.json")["saved"][instance.id]
+    end = world.ends[0][0]
+    midnight = end.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    assert saved["seconds"] == pytest.approx((midnight - end).total_seconds(), abs=120)

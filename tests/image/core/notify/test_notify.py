@@ -1,0 +1,351 @@
+"""Recipients and content of notices: in text for every channel, without repetition every ten minutes."""
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from botocore.exceptions import ClientError
+
+from gpu_fleet_image.controllers.sweep.carry_out import Tools, mark
+from gpu_fleet_image.controllers.sweep.results import Done
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.model import Decision, Plan, Verdict
+from gpu_fleet_image.core.notify.notifier import Notifier, Reach, Roster, due_alerts, flooding_text
+from gpu_fleet_image.core.notify.webhooks import LONGEST_TEXT, Webhook
+from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
+from gpu_fleet_image.instance.agent.users import LONGEST
+from gpu_fleet_image.providers.aws.notify import Topic
+from tests.image.situations import NOW, POLICY, make_instance
+
+SWEEPS_A_DAY = 144
+
+
+class Sns:
+    """Fake of SNS that accepts only valid calls of Publish."""
+
+    def __init__(self, subscriptions=()):
+        self.subjects, self.messages, self.users = [], [], []
+        self.subscriptions = subscriptions
+
+    def publish(self, TopicArn, Subject, Message, MessageAttributes=None):  # noqa: N803 - boto3's names
+        assert Subject.isascii()
+        assert Subject.isprintable()
+        assert len(Subject) < 100
+        self.subjects.append(Subject)
+        self.messages.append(Message)
+        if MessageAttributes is not None:
+            self.users += json.loads(MessageAttributes["user"]["StringValue"])
+        return {}
+
+    def list_subscriptions_by_topic(self, TopicArn, NextToken="0"):  # noqa: N803 - boto3's names
+        at = int(NextToken)
+        page = self.subscriptions[at : at + 1]
+        more = {"NextToken": str(at + 1)} if at + 1 < len(self.subscriptions) else {}
+        return {"Subscriptions": page, **more}
+
+
+def confirmed(address):
+    return {"Endpoint": address, "SubscriptionArn": "arn:aws:sns:us-east-1:123456789012:alarms:1"}
+
+
+def pending(address):
+    return {"Endpoint": address, "SubscriptionArn": "PendingConfirmation"}
+
+
+@dataclass
+class Team:
+    """Channels to users: a roster, the users of instances, a mail server and chat rooms that may refuse."""
+
+    roster: Roster
+    users: dict[str, list[str]] = field(default_factory=dict)
+    refuses: tuple[str, ...] = ()
+    mails: list[tuple[str, str]] = field(default_factory=list)
+    posts: list[Any] = field(default_factory=list)
+
+    def reach(self):
+        def mail(sender, address, subject, message):
+            if address in self.refuses:
+                raise CloudError(f"SendEmail: MessageRejected: {address}")
+            self.mails.append((address, message))
+
+        def post(rooms, subject, message):
+            self.posts += [(address, message) for address in rooms.values()]
+            return {room: "HTTP 404" for room in rooms if room.secret in self.refuses}
+
+        def users(instance):
+            return self.users.get(instance.id, [])
+
+        return Reach(lambda: self.roster, users, mail, lambda name: f"https://{name}.example.com/x", post)
+
+
+def announce(team, sns, *instance_ids, deadline=None, **reach):
+    """Announce the marks of these instances, with some channels to users replaced."""
+    topic = Topic(sns, Calls(lambda: NOW, deadline=deadline), "arn:aws:sns:::alarms")
+    decisions = [
+        Decision(make_instance(instance_id, tags={"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
+        for instance_id in instance_ids
+    ]
+    return Notifier(topic, replace(team.reach(), **reach)).announce("aws-dev", decisions)
+
+
+def ids(decisions):
+    return [decision.instance.id for decision in decisions]
+
+
+PEOPLE = {"ada": "ada@example.com", "grace": "grace@example.com", "vision": "lead@example.com"}
+SENDER = "fleet@example.com"
+ROOMS = tuple(Webhook("slack", f"team-{name}") for name in "abc")
+ON_I1 = {"i-1": ["ada:login"]}
+
+
+def test_each_user_gets_one_mail_of_their_own_instances_with_who_was_seen_and_the_two_commands():
+    users = {"i-1": ["ada:login+process"], "i-2": ["grace:process", "ada:launch"]}
+    team = Team(Roster(PEOPLE, sender=SENDER), users)
+
+    announced = announce(team, Sns(), "i-1", "i-2")
+
+    mails = dict(team.mails)
+    assert len(team.mails) == 3
+    assert list(mails) == ["ada@example.com", "grace@example.com", "lead@example.com"]
+    assert "- i-1 " in mails["ada@example.com"]
+    assert "owner: vision; seen: ada logged in and owned processes" in mails["ada@example.com"]
+    assert "- i-2 " in mails["ada@example.com"]
+    assert "i-1 " not in mails["grace@example.com"]
+    assert "owner: vision; seen: grace owned processes, ada launched a job" in mails["grace@example.com"]
+    assert "gpu-fleet keep 8h --reason" in mails["grace@example.com"]
+    assert "gpu-fleet release --instance i-2 --stack aws-dev" in mails["grace@example.com"]
+    assert (ids(announced.notified), announced.unreached, announced.problems) == (["i-1", "i-2"], {}, [])
+
+
+def test_the_topic_learns_which_users_a_message_is_for_once_for_each_owner():
+    sns = Sns([confirmed("ada@example.com"), confirmed("lead@example.com"), confirmed("grace@example.com")])
+    users = {"i-1": ["ada:login"], "i-2": ["grace:login"]}
+
+    announced = announce(Team(Roster(PEOPLE), users), sns, "i-1", "i-2")
+
+    assert (sns.users, announced.unreached) == (["ada", "vision", "grace"], {})
+    assert len(sns.subjects) == 1
+
+
+def test_who_never_confirmed_is_named_though_the_owner_was_reached():
+    sns = Sns([confirmed("lead@example.com"), pending("ada@example.com"), confirmed("grace@example.com")])
+
+    announced = announce(Team(Roster(PEOPLE), ON_I1), sns, "i-1")
+
+    assert ids(announced.notified) == ["i-1"]
+    assert announced.unreached == {"ada": "ada@example.com has not confirmed its subscription to the topic"}
+
+
+def test_a_grace_period_does_not_begin_while_no_recipient_listens():
+    sns = Sns([pending("ada@example.com"), pending("ops@example.com")])
+
+    announced = announce(Team(Roster({"ada": "ada@example.com"}, ("ops@example.com",)), ON_I1), sns, "i-1")
+
+    assert announced.notified == []
+    assert announced.problems == ["owner vision not notified of i-1: nobody is subscribed"]
+    assert list(announced.unreached) == ["ada", "the operators"]
+
+
+def test_operators_who_hear_nothing_are_an_alert_though_a_user_was_reached():
+    refused = ClientError({"Error": {"Code": "AuthorizationError", "Message": "no"}}, "Publish")
+    silent = Sns([confirmed("ops@example.com")])
+    silent.publish = Mock(side_effect=refused, __name__="publish")
+    team = Team(Roster(PEOPLE, ("ops@example.com",), SENDER), ON_I1)
+
+    announced = [announce(team, sns, "i-1") for sns in (Sns([pending("ops@example.com")]), silent)]
+
+    assert [(ids(each.notified), list(each.unreached)) for each in announced] == [
+        (["i-1"], ["the operators"])
+    ] * 2
+    assert "AuthorizationError" in announced[1].unreached["the operators"]
+
+
+def test_a_user_reached_on_one_instance_begins_no_grace_period_of_another():
+    team = Team(Roster({"ada": "ada@example.com"}, sender=SENDER), ON_I1)
+
+    announced = announce(team, Sns(), "i-1", "i-2")
+
+    assert ids(announced.notified) == ["i-1"]
+    assert announced.problems == ["owner vision not notified of i-2: nobody is subscribed"]
+
+
+def test_a_login_name_without_an_address_is_reported_to_the_operators_and_fails_nothing():
+    sns = Sns([confirmed("Ops@example.com")])
+
+    announced = announce(Team(Roster({}, ("ops@example.com",)), {"i-1": ["stranger:login"]}), sns, "i-1")
+
+    assert (ids(announced.notified), announced.problems) == (["i-1"], [])
+    assert announced.unreached == {"stranger": "has no address in notify.users"}
+    assert "Could not be notified:\n- stranger: has no address in notify.users" in sns.messages[0]
+
+
+def test_a_mail_that_is_refused_leaves_the_others_and_is_named():
+    team = Team(Roster(PEOPLE, sender=SENDER), {"i-1": ["ada:login", "grace:login"]}, ("ada@example.com",))
+
+    announced = announce(team, Sns(), "i-1")
+
+    assert [address for address, _ in team.mails] == ["grace@example.com", "lead@example.com"]
+    assert announced.unreached == {"ada": "SendEmail: MessageRejected: ada@example.com"}
+
+
+def test_where_time_runs_out_the_others_are_left_to_the_next_sweep():
+    team = Team(Roster({"ada": "ada@x", "grace": "g@x"}, sender=SENDER), ON_I1 | {"i-2": ["grace:login"]})
+
+    def mail(*words):
+        if team.mails:
+            raise DeadlineError("no time left for send_email")
+        team.reach().mail(*words)
+
+    announced = announce(team, Sns(), "i-1", "i-2", deadline=NOW, mail=mail)
+
+    assert ids(announced.notified) == ["i-1"]
+    assert announced.problems == ["owner vision not notified of i-2: no time left for publish"]
+
+
+def test_rooms_hear_one_message_a_sweep_and_one_without_it_is_named_without_its_address():
+    team = Team(Roster({}, webhooks=ROOMS), refuses=("team-b",))
+
+    def secret(name):
+        if name == "team-c":
+            raise CloudError("GetSecretValue: AccessDenied")
+        return f"https://{name}.example.com/x"
+
+    announced = announce(team, Sns(), "i-1", "i-2", secret=secret)
+
+    assert [address for address, _ in team.posts] == [secret("team-a"), secret("team-b")]
+    assert announced.unreached == {
+        "slack webhook 'team-b'": "HTTP 404",
+        "slack webhook 'team-c'": "GetSecretValue: AccessDenied",
+    }
+    assert ids(announced.notified) == ["i-1", "i-2"]
+
+
+def test_a_room_is_no_word_for_instances_that_its_message_does_not_name():
+    team = Team(Roster({}, webhooks=ROOMS[:1]))
+    many = [f"i-{number:03d}" for number in range(130)]
+
+    announced = announce(team, Sns(), *many)
+
+    ((_, message),) = team.posts
+    assert ids(announced.notified) == [instance for instance in many if instance in message]
+    assert 12 < len(announced.notified) < 130
+    assert len(message) < LONGEST_TEXT
+
+
+def test_the_longest_lines_leave_a_rooms_message_whole():
+    words = " ".join([f"{'x' * 24}{number}:launch+login+process" for number in range(8)])[:LONGEST].split()
+    team = Team(Roster({}, webhooks=ROOMS[:1]), {f"i-{number:018d}": words for number in range(130)})
+
+    announce(team, Sns(), *team.users)
+
+    assert len(team.posts[0][1]) < LONGEST_TEXT
+
+
+def test_what_an_instance_says_of_its_users_forges_no_line_and_floods_no_mail():
+    words = ["ada\n- i-9 is kept:login", "<!channel>:login", "x" * 65 + ":login"]
+    words += [f"u{number}:login" for number in range(20)]
+    team = Team(Roster(PEOPLE, sender=SENDER), {"i-1": words})
+
+    announced = announce(team, Sns(), "i-1")
+
+    assert set(announced.unreached) <= {f"u{number}" for number in range(8)}
+    assert not any(forged in team.mails[0][1] for forged in ("i-9", "<!", "xxx"))
+
+
+def test_a_roster_that_cannot_be_read_begins_no_grace_period():
+    refused = Mock(side_effect=CloudError("GetObject: AccessDenied"))
+
+    announced = announce(Team(Roster()), Sns(), "i-1", roster=refused)
+
+    assert (announced.notified, announced.problems) == ([], ["nobody notified: GetObject: AccessDenied"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"users": {}, "operators": [], "sender": None, "webhooks": [{"kind": "irc", "secret": "x"}]},
+        {"users": 7, "operators": [], "sender": None, "webhooks": []},
+    ],
+)
+def test_a_roster_that_no_stack_writes_is_refused(content):
+    with pytest.raises(CloudError, match=r"roster\.json cannot be read"):
+        Roster.of(content)
+
+
+def test_an_owner_whose_name_fits_no_subject_is_notified_all_the_same():
+    names = ["ada\nlovelace", "tab\there", "ü" * 256, "x" * 256, "\x7f"]
+    topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
+    instances = [
+        Decision(make_instance(tags={"gpu-fleet:owner": name}), Verdict.MARK, "idle") for name in names
+    ]
+
+    announced = [Notifier(topic).announce("aws-dev", [instance]) for instance in instances]
+
+    assert [(each.notified, each.problems) for each in announced] == [([each], []) for each in instances]
+
+
+ALERT = Decision(make_instance(), Verdict.KEEP_UNKNOWN, "a sensor failed", alert=True)
+
+
+def test_an_instance_that_is_unknown_every_other_sweep_is_reported_once_a_day():
+    memory, mails = {}, 0
+
+    for number in range(SWEEPS_A_DAY):
+        decisions = [replace(ALERT, alert=bool(number % 2))]
+        due, memory = due_alerts(decisions, memory, NOW + number * timedelta(minutes=10))
+        mails += bool(due)
+
+    assert mails == 1
+
+
+def test_what_was_reported_is_forgotten_once_it_may_be_reported_again():
+    _, memory = due_alerts([ALERT], {}, NOW)
+
+    _, later = due_alerts([], memory, NOW + timedelta(days=1))
+
+    assert (len(memory), later) == (1, {})
+
+
+def test_a_subject_says_whose_instances_and_a_message_how_to_name_each():
+    sns = Sns([confirmed("ops@example.com")])
+    team = Team(Roster(operators=("ops@example.com",), webhooks=ROOMS[:1]))
+
+    announce(team, sns, "i-1")
+    announce(team, sns, "i-1", "i-2")
+
+    assert sns.subjects == [
+        "aws-dev: 1 idle GPU instance(s) of vision will be stopped or terminated",
+        "aws-dev: 2 idle GPU instance(s) of vision will be stopped or terminated",
+    ]
+    assert ["each by its own id" in message for message in sns.messages] == [False, True]
+
+
+def mails_of_marking(team, notified_at):
+    """Return the number of mails after one more mark of the same idle instance."""
+    topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
+    tools = Tools(Mock(), Notifier(topic, team.reach()), None, POLICY, lambda: NOW)
+    hour, before = timedelta(hours=1), len(team.mails)
+    found = Decision(make_instance("i-1"), Verdict.MARK, "idle", idle_since=NOW - hour, reap_after=NOW + hour)
+    mark(tools, Plan((found,)), NOW, notified_at, Done())
+    return len(team.mails) - before
+
+
+def test_who_came_to_an_instance_after_its_notice_has_one_too():
+    team, notified_at = Team(Roster(PEOPLE, sender=SENDER), {"i-1": ["ada:login"]}), {}
+    mails = [mails_of_marking(team, notified_at), mails_of_marking(team, notified_at)]
+
+    team.users["i-1"] = ["grace:process", "ada:login"]
+
+    assert [*mails, mails_of_marking(team, notified_at), mails_of_marking(team, notified_at)] == [1, 0, 2, 0]
+
+
+def test_who_floods_the_records_is_named():
+    for caller, who in {"AROAMADEUP:i-1": "AROAMADEUP:i-1", "*": "all instances together"}.items():
+        text = flooding_text(caller, 201)
+
+        assert text.startswith(f"- {who}: wrote more names ")
+        assert "(201 or more)" in text

@@ -1,0 +1,159 @@
+"""GPUs by an NVML that answers, fails and recovers."""
+
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.instance.agent.sensors.gpu import GpuSensor
+from gpu_fleet_image.instance.agent.sensors.reading import Gpu
+from tests.image.instance.fake_nvml import ERROR_CODES, FakeNvml
+
+MUST_ANSWER = [
+    "nvmlInit",
+    "nvmlDeviceGetCount",
+    "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetComputeRunningProcesses",
+]
+MAY_LACK = [
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetEnforcedPowerLimit",
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetMigMode",
+]
+FAILURES = [
+    (call, name)
+    for call in MUST_ANSWER + MAY_LACK
+    for name in ERROR_CODES
+    if (call, name) != ("nvmlInit", "NVML_ERROR_LIBRARY_NOT_FOUND")
+    and not (call in MAY_LACK and name == "NVML_ERROR_NOT_SUPPORTED")
+]
+
+
+@pytest.fixture
+def seconds():
+    """Return a clock that a test advances."""
+    return SimpleNamespace(now=0.0)
+
+
+@pytest.fixture
+def sensor_of(seconds):
+    return lambda nvml, expected=1, **options: GpuSensor(nvml, expected, lambda: seconds.now, **options)
+
+
+def failing(call, code, **options):
+    nvml = FakeNvml(**options)
+    nvml.failing[call] = code
+    return nvml
+
+
+def test_a_gpu_is_read_with_its_units(sensor_of):
+    nvml = FakeNvml()
+    nvml.gpus[0].utilisation, nvml.gpus[0].pids = 37, [42]
+
+    assert sensor_of(nvml).read() == (Gpu("0 (GPU-0)", 37.0, 20.0, 80.0, 60.0, 700.0, (42,)),)
+
+
+def test_processes_are_asked_for_twice_a_minute(sensor_of, seconds):
+    nvml = FakeNvml()
+    sensor, pids = sensor_of(nvml), []
+
+    for seconds.now in (0.0, 20.0, 25.0):
+        pids.append(sensor.read()[0].pids)
+        nvml.gpus[0].pids = [42]
+
+    assert pids == [(), (), (42,)]
+
+
+def test_power_is_the_mean_of_the_energy_counter_or_what_it_is_now_where_that_began_anew(sensor_of, seconds):
+    nvml = FakeNvml()
+    sensor, power_w = sensor_of(nvml), []
+
+    for seconds.now, nvml.gpus[0].energy_mj in ((0.0, 9_000_000), (5.0, 11_000_000), (10.0, 1_000)):
+        power_w.append(sensor.read()[0].power_w)
+
+    assert power_w == [60.0, pytest.approx(400.0), 60.0]
+
+
+def test_every_error_code_is_a_failure_that_names_it(sensor_of):
+    def said(call, name):
+        nvml = failing("nvmlDeviceGetTotalEnergyConsumption", pynvml.NVML_ERROR_NOT_SUPPORTED)
+        nvml.failing[call] = ERROR_CODES[name]
+        try:
+            return str(sensor_of(nvml).read())
+        except SensorError as error:
+            return str(error)
+
+    texts = {(call, name): said(call, name) for call, name in FAILURES}
+
+    assert len(texts) > 200
+    assert {row: text for row, text in texts.items() if text.split()[0] != row[1]} == {}
+
+
+LIBRARY_NOT_FOUND = ("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+# (an NVML that fails, GPUs expected, what is said)
+SAID = [
+    (
+        failing("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_GPU_IS_LOST),
+        1,
+        r"NVML_ERROR_GPU_IS_LOST in nvmlDeviceGetUtilizationRates of GPU 0 ",
+    ),
+    (
+        failing("nvmlDeviceGetMigDeviceHandleByIndex", pynvml.NVML_ERROR_IN_USE, mig_instances=[[5]]),
+        1,
+        r"NVML_ERROR_IN_USE in MIG instance 0 of GPU 0",
+    ),
+    (failing("nvmlDeviceGetMemoryInfo", 777), 1, "NVML error 777"),  # of a newer driver
+    (failing(*LIBRARY_NOT_FOUND), 8, "no GPU seen, 8 expected"),
+    (FakeNvml(count=7), 8, "7 GPU seen, 8 expected"),
+]
+
+
+@pytest.mark.parametrize(("nvml", "expected", "said"), SAID)
+def test_a_failure_names_call_and_gpu_or_how_many_are_missing(sensor_of, nvml, expected, said):
+    with pytest.raises(SensorError, match=said):
+        sensor_of(nvml, expected).read()
+
+
+def test_a_reading_that_a_gpu_does_not_have_and_an_instance_without_gpus_are_no_failure(sensor_of):
+    gpus = [sensor_of(failing(call, pynvml.NVML_ERROR_NOT_SUPPORTED)).read()[0] for call in MAY_LACK]
+
+    assert [gpu.memory_total_gib for gpu in gpus] == [80.0] * len(MAY_LACK)
+    assert sensor_of(failing(*LIBRARY_NOT_FOUND), expected=0).read() == ()
+
+
+def test_after_a_failure_the_library_is_opened_anew(sensor_of):
+    nvml = failing("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_UNINITIALIZED)
+    sensor = sensor_of(nvml)
+    with pytest.raises(SensorError):
+        sensor.read()
+    nvml.failing.clear()
+
+    assert sensor.read()[0].utilisation_percent == 0.0
+    assert nvml.inits == 2
+
+
+def test_a_mig_gpu_reports_the_processes_of_all_its_instances_and_no_utilisation(sensor_of):
+    sensor = sensor_of(FakeNvml(mig_instances=[[5], [], [6, 7]]))
+
+    (gpu,) = sensor.read()
+
+    assert gpu.utilisation_percent is None
+    assert gpu.pids == (5, 6, 7)
+    assert sensor.pids == {5, 6, 7}
+
+
+def test_of_a_watched_tree_only_the_gpus_it_is_on_are_looked_at(sensor_of):
+    nvml = FakeNvml(count=2)
+    nvml.gpus[0].pids, nvml.gpus[1].pids = [1], [2]
+
+    assert [gpu.pids for gpu in sensor_of(nvml, only_pids=lambda: frozenset({2})).read()] == [(2,)]
+
+
+def test_the_real_library_is_missing_here_or_answers(sensor_of):
+    gpus = sensor_of(pynvml, expected=0).read()
+
+    assert all(gpu.memory_total_gib > 0 for gpu in gpus)

@@ -1,0 +1,226 @@
+"""A real agent process on a fast clock, with moto's CloudWatch."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from click.testing import CliRunner
+
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.instance.agent.command import boot_time
+from gpu_fleet_stacks.rehearsal.metadata import metadata_service
+from tests.image.instance_toml import INSTANCE_TOML
+from tests.image.one_instance import client, one_instance
+from tests.image.programs import LONGEST_WAIT_S, running, until
+
+HOURS = 12
+NAMESPACE = "GpuFleet/aws-dev"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    with one_instance(tmp_path_factory.mktemp("instance")) as made:
+        yield made
+
+
+def run_agent(environment, run_dir, *arguments):
+    command = [sys.executable, "-m", "gpu_fleet_image.console", "agent", *arguments]
+    environment = environment | {"GPU_FLEET_RUN_DIR": str(run_dir)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def heartbeats(environment, instance_id, start):
+    answer = client(environment, "cloudwatch").get_metric_statistics(
+        Namespace=NAMESPACE,
+        MetricName="SecondsSinceActivity",
+        Dimensions=[{"Name": "InstanceId", "Value": instance_id}],
+        StartTime=start - timedelta(minutes=2),
+        EndTime=start + timedelta(hours=HOURS, minutes=2),
+        Period=60,
+        Statistics=["Minimum"],
+    )
+    return [point["Minimum"] for point in sorted(answer["Datapoints"], key=lambda point: point["Timestamp"])]
+
+
+def watch(environment, run_dir, pid, hours, real_s):
+    """Watch a process for simulated hours in real seconds; return (its end, each SecondsSinceActivity)."""
+    start = datetime.now(UTC) - timedelta(hours=hours)
+    ended = run_agent(
+        environment,
+        run_dir,
+        *("--instance-id", f"i-{pid}", "--watch-pid", str(pid), "--duration", str(hours * 3600)),
+        *("--clock-start", start.isoformat(), "--clock-speed", str(hours * 3600 / real_s)),
+    )
+    return ended, heartbeats(environment, f"i-{pid}", start)
+
+
+def test_a_process_that_does_nothing_is_idle_all_the_time_with_a_heartbeat_each_minute(environment, tmp_path):
+    with running("sleep", "600") as process:
+        ended, values = watch(environment, tmp_path, process.pid, HOURS, 0.5)
+
+    assert ended.returncode == 0, ended.stderr
+    assert len(values) == HOURS * 60
+    assert values[-1] == pytest.approx(HOURS * 3600, abs=60)
+    assert values == sorted(values)
+
+
+def test_a_process_that_computes_is_never_idle_for_long(environment, tmp_path):
+    hours = 3
+    with running(sys.executable, "-c", "while True: pass") as process:
+        ended, values = watch(environment, tmp_path, process.pid, hours, 2)
+
+    assert ended.returncode == 0, ended.stderr
+    assert len(values) == hours * 60
+    assert values[-1] < hours * 3600 / 2
+    assert json.loads((tmp_path / "activity.json").read_text())["watch"] == f"process tree of {process.pid}"
+
+
+@pytest.fixture
+def bucket(environment):
+    """Create a bucket of the test."""
+    made = f"made-up-{secrets.token_hex(4)}"
+    client(environment, "s3").create_bucket(Bucket=made)
+    return made
+
+
+@pytest.fixture
+def metadata(environment, bucket, tmp_path):
+    """Return a metadata service and the environment of an instance that uses it, with a file to keep.
+
+    ``called-wall`` exists once the agent has written to the terminals of this computer.
+    """
+    for folder in ("keep", "bin"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "keep/notes.txt").write_text("hello")
+    (tmp_path / "bin/wall").write_text(f"#!/bin/sh\ntouch {tmp_path / 'called-wall'}\n")
+    (tmp_path / "bin/wall").chmod(0o755)
+    file = tmp_path / "instance.toml"
+    file.write_text(INSTANCE_TOML.replace("made-up", bucket))
+    own = {"GPU_FLEET_INSTANCE_FILE": str(file), "GPU_FLEET_RUN_DIR": str(tmp_path / "run")}
+    own["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    with metadata_service() as service:
+        service.answers["/latest/meta-data/instance-id"] = "i-told"
+        yield service, environment | own | {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint}
+
+
+def watch_until(found, environment, tmp_path, *arguments):
+    """Run an agent, an hour in each second, until `found` is true; return its log."""
+    log = tmp_path / "agent.log"
+    words = [
+        sys.executable,
+        "-m",
+        "gpu_fleet_image.console",
+        "agent",
+        "--keep-folder",
+        tmp_path / "keep",
+        *arguments,
+    ]
+    with (
+        log.open("w") as file,
+        running(*words, "--clock-speed", "3600", env=environment, stderr=file) as agent,
+    ):
+        until(lambda: agent.poll() is not None or found(log.read_text()), "what the agent should do")
+        agent.terminate()
+        assert agent.wait(LONGEST_WAIT_S) == 0, log.read_text()
+    return log.read_text()
+
+
+def kept(environment, bucket):
+    listed = client(environment, "s3").list_objects_v2(Bucket=bucket).get("Contents", [])
+    return [entry["Key"] for entry in listed]
+
+
+def test_an_instance_that_its_group_terminates_is_stopped_and_saved(environment, metadata, bucket, tmp_path):
+    service, environment_of_metadata = metadata
+    service.answers["/latest/meta-data/autoscaling/target-lifecycle-state"] = "Terminated"
+    file = tmp_path / "instance.toml"
+    file.write_text(file.read_text().replace('"gpu-fleet-drain"', '""'))  # moto completes no hook
+
+    with running("sleep", "600") as process:
+        watched = ("--watch-pid", str(process.pid))
+        watch_until(lambda log: "event=drained" in log, environment_of_metadata, tmp_path, *watched)
+
+    assert (tmp_path / "run/stop").read_text() == "the scaling group terminates this instance\n"
+    assert "dev/keep/i-told/notes.txt" in kept(environment, bucket)
+
+
+def test_a_marked_instance_saves_and_then_says_for_the_mark_that_nothing_runs(
+    environment, metadata, bucket, tmp_path
+):
+    """The agent of a simulated instance writes to no terminal of this computer."""
+    service, environment_of_metadata = metadata
+    start = datetime.now(UTC).replace(microsecond=0)
+    service.answers["/latest/meta-data/tags/instance/gpu-fleet:reap-after"] = start.isoformat()
+
+    def answers(_log=""):
+        return [key for key in kept(environment, bucket) if "handshake" in key]
+
+    with running("sleep", "600") as process:
+        watched = ("--watch-pid", str(process.pid), "--clock-start", start.isoformat())
+        watch_until(answers, environment_of_metadata, tmp_path, *watched)
+
+    assert "dev/keep/i-told/notes.txt" in kept(environment, bucket)
+    (answer,) = answers()
+    assert answer.endswith(f":i-told/{start:%Y%m%dT%H%M%SZ}/idle.json")
+    assert not (tmp_path / "called-wall").exists()
+    assert "This instance is idle" in (tmp_path / "run/terminals").read_text()
+
+
+def test_the_instance_booted_as_long_ago_as_it_runs():
+    before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    runs_s = (datetime.now(UTC) - boot_time()).total_seconds()
+    after_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    assert before_s - 1 <= runs_s <= after_s + 1  # the kernel says whole seconds
+
+
+def test_a_program_that_the_stack_names_is_work(environment, metadata, bucket, tmp_path):
+    """It uses the product's way: the instance's own agent reads the policy in the records bucket."""
+    _, environment_of_metadata = metadata
+    limits = {"cpu_cores": 64, "disk_kib_per_s": 2**20, "network_kib_per_s": 64}
+    sensors = {"watch": ["blender"], "command": [], "command_timeout_s": 5, **limits}
+    policy = {"pools": {"dev": {"sensors": sensors}}}
+    client(environment, "s3").put_object(
+        Bucket=bucket, Key="reaper/policy.json", Body=json.dumps(policy).encode()
+    )
+    (tmp_path / "blender").symlink_to("/usr/bin/sleep")
+    activity = tmp_path / "run/activity.json"
+
+    with running(tmp_path / "blender", "600") as process:
+        reason = f"process: blender ({process.pid}, root)"
+        reasons = lambda _log: activity.exists() and reason in json.loads(activity.read_text())["reasons"]  # noqa: E731
+        watch_until(reasons, environment_of_metadata, tmp_path)
+
+        assert reasons("")
+
+
+def test_a_service_manager_s_signal_ends_the_agent_at_once_and_well(environment, tmp_path):
+    command = [sys.executable, "-m", "gpu_fleet_image.console", "agent", "--instance-id", "i-stop"]
+    variables = environment | {"GPU_FLEET_RUN_DIR": str(tmp_path)}
+    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
+        while "event=watching" not in process.stderr.readline():
+            assert process.poll() is None
+        process.terminate()
+        log = process.stderr.read()
+
+    assert process.returncode == 0
+    assert "event=stopped-by-signal" in log
+
+
+def test_a_clock_start_without_a_zone_is_refused_with_what_is_allowed():
+    refused = CliRunner().invoke(main, ["agent", "--clock-start", "2026-11-21T08:00:00"])
+
+    assert refused.exit_code == 2
+    assert "'2026-11-21T08:00:00'; allowed: ISO 8601 with a zone" in " ".join(refused.output.split())
+
+
+def test_a_missing_instance_file_is_one_message(environment, tmp_path):
+    ended = run_agent(environment | {"GPU_FLEET_INSTANCE_FILE": "/nowhere.toml"}, tmp_path)
+
+    assert ended.returncode == 1
+    assert ended.stderr == "error: instance file /nowhere.toml: No such file or directory\n"

@@ -1,0 +1,173 @@
+"""The drain of an instance: stop, save, release, in this order; the test controls the time."""
+
+from datetime import timedelta
+
+import pytest
+
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.agent.drain import Drain, Steps
+from gpu_fleet_image.instance.agent.kept_files import Saved
+from gpu_fleet_image.instance.agent.notices import Notice
+from tests.image.samples import NOON
+
+LEAVING = Notice("the scaling group terminates this instance")
+SPOT = Notice("spot interruption of this instance: terminate", NOON + timedelta(minutes=2))
+
+
+class World:
+    """Record of a drain's actions in order; the test decides when the trainer ends and saving works."""
+
+    def __init__(self, trainer_ends_s=0.0, saving_fails=0, hook_fails=False, saving_takes_s=0.0):
+        self.now = NOON
+        self.events = []
+        self._trainer_ends = NOON + timedelta(seconds=trainer_ends_s)
+        self._saving_fails = saving_fails
+        self._saving_takes_s = saving_takes_s
+        self._hook_fails = hook_fails
+
+    def steps(self, hook=True):
+        return Steps(
+            notify=lambda message: self.events.append(f"notify {message}"),
+            trainers=lambda: ["torchrun (7, bob)"] if self.now < self._trainer_ends else [],
+            save=self.save,
+            hook=self if hook else None,
+            now=lambda: self.now,
+            wait=self.wait,
+        )
+
+    def wait(self, seconds):
+        self.now += timedelta(seconds=seconds)
+
+    def save(self, progress):
+        passed = 0.0
+        while passed < self._saving_takes_s:
+            self.wait(10)
+            passed += 10
+            progress()
+        if self._saving_fails:
+            self._saving_fails -= 1
+            self.events.append("save failed")
+            raise CloudError("AccessDenied")
+        self.events.append("save")
+        return Saved(3, 2**20, 0)
+
+    def heartbeat(self):
+        self._hook("heartbeat")
+
+    def complete(self):
+        self._hook("complete")
+
+    def _hook(self, action):
+        self.events.append(action)
+        if self._hook_fails:
+            raise CloudError("No active Lifecycle Action found")
+
+    def done(self):
+        return [event.split()[0] if event.startswith("notify") else event for event in self.events]
+
+
+@pytest.fixture
+def stop_file(tmp_path):
+    return tmp_path / "stop"
+
+
+STORIES = {
+    "nothing runs": ({}, ["notify", "save", "complete"]),
+    # each minute the hook is asked for time, while a trainer or the copy takes it
+    "a trainer ends": ({"trainer_ends_s": 200}, ["notify", *["heartbeat"] * 3, "save", "complete"]),
+    "a long copy": ({"saving_takes_s": 1200}, ["notify", *["heartbeat"] * 20, "save", "complete"]),
+    "a copy fails": ({"saving_fails": 2}, ["notify", "save failed", "save failed", "save", "complete"]),
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_the_trainer_ends_then_all_is_saved_then_the_instance_is_let_go(stop_file, story):
+    of_world, happens = STORIES[story]
+    world = World(**of_world)
+
+    assert Drain(LEAVING, world.steps(), stop_file).run()
+
+    assert world.done() == happens
+    assert world.now - NOON <= timedelta(seconds=max(200, of_world.get("saving_takes_s", 0)))
+
+
+def test_the_trainer_finds_the_reason_in_one_line(stop_file):
+    Drain(LEAVING, World().steps(), stop_file).run()
+
+    assert stop_file.read_text() == "the scaling group terminates this instance\n"
+    assert [path.name for path in stop_file.parent.iterdir()] == ["stop"]
+
+
+def test_a_stop_file_that_cannot_be_written_keeps_nothing_from_being_saved(tmp_path, caplog):
+    world = World()
+
+    assert Drain(LEAVING, world.steps(), tmp_path / "gone/stop").run()
+
+    assert world.done() == ["notify", "save", "complete"]
+    assert "event=no-stop-file" in caplog.text
+
+
+def test_a_trainer_that_never_stops_is_reported_and_left_after_half_an_hour(stop_file, caplog):
+    world = World(trainer_ends_s=10**6)
+
+    assert Drain(LEAVING, world.steps(), stop_file).run()
+
+    assert timedelta(minutes=30) <= world.now - NOON < timedelta(minutes=31)
+    assert "event=trainer-does-not-stop processes='torchrun (7, bob)'" in caplog.text
+
+
+def test_what_cannot_be_saved_is_reported_and_the_instance_is_not_let_go(stop_file):
+    world = World(saving_fails=10**6)
+
+    assert not Drain(LEAVING, world.steps(), stop_file).run()
+
+    assert "complete" not in world.events
+    assert world.events[-1] == "notify /scratch/keep could not be saved: AccessDenied"
+
+
+def test_a_spot_notice_leaves_time_to_save_even_if_the_trainer_runs_on(stop_file):
+    world = World(trainer_ends_s=10**6)
+
+    assert Drain(SPOT, world.steps(hook=False), stop_file).run()
+
+    assert world.done() == ["notify", "save"]
+    assert world.now <= SPOT.ends_at - timedelta(seconds=40)
+
+
+def test_a_hook_that_fails_stops_nothing(stop_file, caplog):
+    world = World(trainer_ends_s=70, hook_fails=True)
+
+    assert Drain(LEAVING, world.steps(), stop_file).run()
+
+    assert world.done() == ["notify", "heartbeat", "save", "complete"]
+    assert "event=hook-failed action=complete" in caplog.text
+
+
+def test_the_spot_market_may_cut_short_what_the_group_began(stop_file):
+    """A group replaces a spot instance at risk; the market may reclaim it while its trainer still saves."""
+    world = World(trainer_ends_s=10**6)
+    taken_at = NOON + timedelta(minutes=10)
+    taken = Notice(SPOT.reason, taken_at + timedelta(minutes=2))
+
+    assert Drain(LEAVING, world.steps(), stop_file).run(lambda: taken if world.now >= taken_at else LEAVING)
+
+    assert "save" in world.events
+    assert world.now <= taken.ends_at - timedelta(seconds=40)
+
+
+def test_a_copy_that_fails_is_tried_until_the_spot_market_takes_the_instance_and_no_longer(stop_file):
+    world = World(saving_fails=10**6)
+
+    assert not Drain(LEAVING, world.steps(), stop_file).run(lambda: SPOT)
+
+    assert SPOT.ends_at <= world.now < SPOT.ends_at + timedelta(minutes=1)
+
+
+def test_no_word_of_the_spot_market_leaves_the_drain_as_it_is(stop_file):
+    world = World(trainer_ends_s=200)
+
+    def silent():
+        raise CloudError("metadata service: timed out")
+
+    assert Drain(LEAVING, world.steps(), stop_file).run(silent)
+    assert world.now - NOON == timedelta(seconds=200)

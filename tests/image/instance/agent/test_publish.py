@@ -1,0 +1,114 @@
+"""Heartbeats reach CloudWatch by the contract in metrics.py."""
+
+from datetime import timedelta
+from unittest.mock import Mock
+
+import boto3
+import pytest
+from botocore.exceptions import EndpointConnectionError
+from moto import mock_aws
+
+from gpu_fleet_image.core import metrics
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.agent.judge import Minute
+from gpu_fleet_image.instance.agent.publish import MAX_DATA_PER_CALL, Publisher, heartbeat
+from tests.image.samples import NOON, judgement
+
+
+def published(outcome):
+    data = heartbeat(outcome, "i-1", "dev")
+    return {(datum["MetricName"], datum["Dimensions"][0]["Name"]): datum["Value"] for datum in data}
+
+
+def test_an_idle_instance_says_for_how_long_and_what_its_gpus_do_for_its_pool_too():
+    own = {
+        (metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"): 600.0,
+        (metrics.METRIC_ACTIVE_FRACTION, "InstanceId"): 0.0,
+    }
+    of_gpus = {
+        (name, dimension): percent
+        for name, percent in ((metrics.METRIC_GPU_MEMORY, 87.5), (metrics.METRIC_GPU_UTILISATION, 12.5))
+        for dimension in ("InstanceId", "Pool")
+    }
+
+    assert published(judgement(idle_s=600.0)) == own
+    reported = judgement(idle_s=600.0, gpu_memory_used_percent=87.5, gpu_utilisation_percent=12.5)
+    assert published(reported) == own | of_gpus
+
+
+def test_what_is_not_known_to_be_idle_is_a_code():
+    codes = {Minute.UNKNOWN: metrics.CODE_UNKNOWN, Minute.SUSPECT_HUNG: metrics.CODE_HUNG}
+    key = metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"
+
+    assert {state: published(judgement(state))[key] for state in codes} == codes
+
+
+def cloudwatch(*answers):
+    """Return a client that accepts every call, or fails."""
+    return Mock(put_metric_data=Mock(side_effect=answers or None))
+
+
+def sent(client):
+    return [call.kwargs for call in client.put_metric_data.call_args_list]
+
+
+NO_ANSWER = EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
+ONE = tuple(heartbeat(judgement(), "i-1", "dev"))
+
+
+def test_on_the_wall_s_time_a_heartbeat_is_sent_at_once_without_a_time():
+    client = cloudwatch()
+
+    Publisher(client, "GpuFleet/x", batched=False).add(ONE, NOON)
+
+    (request,) = sent(client)
+    assert request["Namespace"] == "GpuFleet/x"
+    assert all("Timestamp" not in datum for datum in request["MetricData"])
+
+
+def test_a_heartbeat_that_fails_is_reported_and_dropped(caplog):
+    client = cloudwatch(NO_ANSWER, None)
+    publisher = Publisher(client, "GpuFleet/x", batched=False)
+
+    publisher.add(ONE, NOON)
+    publisher.add(ONE, NOON)
+
+    assert [len(request["MetricData"]) for request in sent(client)] == [2, 2]
+    assert caplog.text.count("event=heartbeat-lost") == 1
+
+
+def test_a_rehearsal_s_heartbeats_carry_its_time_and_go_in_full_calls():
+    client = cloudwatch()
+    publisher = Publisher(client, "GpuFleet/x", batched=True)
+    minutes = 750
+
+    for passed in range(minutes):
+        publisher.add(ONE, NOON + timedelta(minutes=passed))
+    publisher.flush()
+
+    sizes = [len(request["MetricData"]) for request in sent(client)]
+    assert sizes == [MAX_DATA_PER_CALL, 2 * minutes - MAX_DATA_PER_CALL]
+    times = {datum["Timestamp"] for request in sent(client) for datum in request["MetricData"]}
+    assert len(times) == minutes
+
+
+def test_a_batch_that_fails_waits_for_the_next_try():
+    client = cloudwatch(NO_ANSWER, None)
+    publisher = Publisher(client, "GpuFleet/x", batched=True)
+    publisher.add(ONE, NOON)
+
+    with pytest.raises(CloudError, match="PutMetricData in GpuFleet/x: Could not connect"):
+        publisher.flush()
+    publisher.flush()
+
+    assert len(sent(client)[1]["MetricData"]) == 2
+
+
+@mock_aws
+def test_cloudwatch_takes_every_datum():
+    client = boto3.client("cloudwatch", "us-east-1")
+    outcome = judgement(gpu_memory_used_percent=1.0)
+
+    Publisher(client, "GpuFleet/x", batched=False).add(heartbeat(outcome, "i-1", "dev"), NOON)
+
+    assert len(client.list_metrics(Namespace="GpuFleet/x")["Metrics"]) == 4

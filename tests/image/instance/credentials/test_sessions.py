@@ -1,0 +1,156 @@
+"""How long a user's session is kept, and what is said while the cloud gives none."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_fleet_image.core.metadata import Metadata
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.runs import ACCOUNT
+from gpu_fleet_image.instance.credentials.alicloud import AlicloudUserRole, session_policy
+from gpu_fleet_image.instance.credentials.errors import NoSessionError, NotServedError
+from gpu_fleet_image.instance.credentials.sessions import SessionKeys, Sessions, account_in, session_name
+from tests.image import alicloud_server
+from tests.image.metadata_server import metadata_server
+
+ROLE = "acs:ram::1234567890123456:role/dev-user"
+START = datetime(2026, 11, 26, 4, tzinfo=UTC)
+
+
+class Role:
+    """A role whose sessions last an hour; fails while ``error`` is set."""
+
+    def __init__(self, clock):
+        self.clock, self.asked, self.error = clock, 0, None
+
+    def assume(self, account):
+        self.asked += 1
+        if self.error:
+            raise self.error
+        return SessionKeys(f"{account}-{self.asked}", "secret", "token", self.clock.now + timedelta(hours=1))
+
+
+class Clock:
+    """A time that a test sets."""
+
+    now = START
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def role(clock):
+    return Role(clock)
+
+
+@pytest.fixture
+def sessions(role, clock):
+    return Sessions(role, clock)
+
+
+@pytest.mark.parametrize(("minutes", "key_id"), [(0, "ada-1"), (39, "ada-1"), (40, "ada-2")])
+def test_a_session_is_kept_until_botocore_would_ask_for_a_newer_one(sessions, clock, minutes, key_id):
+    sessions.keys_of("ada")
+
+    clock.now = START + timedelta(minutes=minutes)
+
+    assert sessions.keys_of("ada").key_id == key_id
+
+
+def test_keys_that_still_hold_are_given_while_the_cloud_gives_no_newer_ones(sessions, clock, role):
+    sessions.keys_of("ada")
+    role.error = CloudError("AssumeRole: Throttling")
+
+    clock.now = START + timedelta(minutes=59)
+
+    assert sessions.keys_of("ada").key_id == "ada-1"
+
+
+def test_keys_that_have_ended_are_given_to_nobody(sessions, clock, role):
+    sessions.keys_of("ada")
+    role.error = CloudError("AssumeRole: Throttling")
+
+    clock.now = START + timedelta(minutes=60)
+
+    with pytest.raises(NoSessionError, match="AssumeRole: Throttling"):
+        sessions.keys_of("ada")
+
+
+def test_an_answer_of_the_cloud_that_nobody_expects_is_a_refusal_too(sessions, role):
+    role.error = KeyError("Credentials")
+
+    with pytest.raises(NoSessionError, match=r"the cloud's answer cannot be read: KeyError\('Credentials'\)"):
+        sessions.keys_of("ada")
+
+
+def test_eight_ranks_that_hear_no_are_one_question_and_the_next_one_follows_soon(sessions, clock, role):
+    role.error = CloudError("AssumeRole: AccessDenied")
+    for _ in range(8):
+        with pytest.raises(NoSessionError, match="AccessDenied"):
+            sessions.keys_of("ada")
+    assert role.asked == 1
+
+    clock.now, role.error = START + timedelta(seconds=5), None
+
+    assert sessions.keys_of("ada").key_id == "ada-2"
+
+
+@given(st.from_regex(ACCOUNT, fullmatch=True))
+def test_the_account_of_a_session_is_read_off_its_name_which_no_other_account_has(account):
+    name = session_name(account, "i-0123456789abcdef0")
+
+    assert account_in(name) == account
+    assert len(name) <= 64  # the longest of both clouds
+
+
+@pytest.mark.parametrize("account", ["", "a b/c", "Ada", "ada.b", "ada@i-1", "a*", "a" * 32, "ada\n"])
+def test_an_account_whose_name_the_rules_refuse_has_no_session(account):
+    with pytest.raises(NotServedError, match=r"is not served; allowed: \[a-z\]"):
+        session_name(account, "i-0abc")
+
+
+def test_a_sessions_own_policy_is_as_short_as_alibaba_cloud_asks():
+    longest = session_policy("a" * 31, "b" * 63)
+
+    assert len(longest) <= 2048  # the reference of AssumeRole
+
+
+class Sts:
+    """Alibaba Cloud's, which gives what is documented."""
+
+    def __init__(self):
+        self.asked = []
+
+    def assume_role(self, asked):
+        self.asked.append(asked)
+        keys = {"AccessKeyId": "STS.ada", "AccessKeySecret": "secret", "SecurityToken": "token"}
+        return {"Credentials": keys | {"Expiration": "2026-11-26T05:00:00Z"}}
+
+
+def test_alibaba_cloud_gives_a_session_that_is_named_after_account_and_instance(monkeypatch):
+    sts = Sts()
+    with alicloud_server.serving(sts) as cloud, metadata_server("alicloud") as metadata:
+        monkeypatch.setenv("GPU_FLEET_ALICLOUD_ENDPOINT", cloud.url)
+        monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", metadata.base)
+        metadata.says("ram/security-credentials/", "fleet")
+        keys = {"AccessKeyId": "made-up", "AccessKeySecret": alicloud_server.SECRET, "SecurityToken": "token"}
+        metadata.says(
+            "ram/security-credentials/fleet", json.dumps(keys | {"Expiration": "2999-01-01T00:00:00Z"})
+        )
+        role = AlicloudUserRole(ROLE, "cn-wulanchabu", "records", Metadata("alicloud"))
+
+        given = role.assume("ada")
+
+    assert given == SessionKeys("STS.ada", "secret", "token", START + timedelta(hours=1))
+    (asked,) = sts.asked
+    assert (asked["RoleArn"], asked["RoleSessionName"], asked["DurationSeconds"]) == (ROLE, "ada@i-1", "3600")
+    assert asked["Policy"] == session_policy("ada", "records")

@@ -1,0 +1,509 @@
+"""The gate: what it expects, what it finds, what it says."""
+
+import json
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import torch
+
+from gpu_fleet_image.core import paths
+from gpu_fleet_image.core.instance_file import Expected
+from gpu_fleet_image.core.metadata import SERVICES
+from gpu_fleet_image.instance.agent import publish
+from gpu_fleet_image.instance.gate import __main__ as gate
+from gpu_fleet_image.instance.gate import checks, copies, probes
+from gpu_fleet_image.instance.gate.checks import CheckResult, ProbedGpu, ProbedInstance
+from tests.image.instance_toml import INSTANCE_TOML
+from tests.image.metadata_server import metadata_server
+
+EXPECTED = Expected(gpus=2, gpu_memory_gib=40, efa_interfaces=4)
+A10G = Expected(gpus=1, gpu_memory_gib=24)
+SOUND = ProbedInstance(
+    gpus=(ProbedGpu("0", 39.4, 0, 0, 1300.0), ProbedGpu("1", 39.4, 0, 0, 1290.0)), efa_interfaces=4
+)
+
+
+def failed(seen, expected=EXPECTED):
+    return {finding.check: finding.detail for finding in checks.judge(expected, seen) if not finding.ok}
+
+
+def bent(**changes):
+    return replace(SOUND, gpus=(SOUND.gpus[0], replace(SOUND.gpus[1], **changes)))
+
+
+ALONE = replace(SOUND.gpus[0], inactive_nvlinks=18, fabric_to_come="fabric not started")
+SLOW = (
+    ProbedGpu("0", 80, 0, 0, 900.0, 2900.0, ("power brake",)),
+    ProbedGpu("1", 80, 0, 0, 910.0, 2900.0),
+)
+NO_CUDA = "Error 802: system not yet initialized"
+# what is seen -> (what of it fails; how many GPUs are expected)
+JUDGED = {
+    "sound": (SOUND, {}, 2),
+    "no driver": (
+        ProbedInstance(efa_interfaces=4, driver_problem="Driver Not Loaded"),
+        {"gpu_count": "0 of 8 GPUs: Driver Not Loaded"},
+        8,
+    ),
+    "less memory": (bent(memory_gib=19.5), {"gpu_memory": "GPU 1 has 19.5 GiB"}, 2),
+    "an uncorrected error": (bent(uncorrected_ecc_errors=3), {"ecc": "GPU 1: 3"}, 2),
+    "links down": (bent(inactive_nvlinks=2), {"nvlink": "GPU 1: 2 down"}, 2),
+    "an only GPU, whose links lead nowhere": (replace(SOUND, gpus=(ALONE,)), {}, 1),
+    "no CUDA": (bent(copy_gib_per_s=None, cuda_problem=NO_CUDA), {"cuda": f"GPU 1: {NO_CUDA}"}, 2),
+    "slower than its neighbours": (bent(copy_gib_per_s=900.0), {"bandwidth": "GPU 1: 900 GiB/s"}, 2),
+    "all slow alike, with what slows them": (
+        replace(SOUND, gpus=SLOW),
+        {"bandwidth": "all are slow alike: GPU 0: 900 of 2900 GiB/s (power brake); GPU 1: 910 of 2900 GiB/s"},
+        2,
+    ),
+    "less than the peak": (bent(copy_gib_per_s=1290.0, peak_gib_per_s=1290.0 / 0.75), {}, 2),
+    "no card": (replace(SOUND, efa_interfaces=3), {"fabric": "3 of 4 EFA interfaces"}, 2),
+    "an error of a program": (
+        replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:10:1c): 31, pid=7, a bad pointer\n"),
+        {},
+        2,
+    ),
+} | {
+    f"fatal error {code}": (
+        replace(SOUND, kernel_log=f"NVRM: Xid (PCI:0000:10:1c): {code}, pid='<unknown>'\n" * 2),
+        {"xid": f"Xid {code} on PCI:0000:10:1c"},
+        2,
+    )
+    for code in checks.FATAL_XIDS
+}
+
+
+def test_each_finding_fails_its_check_alone_and_says_what_was_found():
+    assert {
+        key: found
+        for key, (seen, expected, gpus) in JUDGED.items()
+        if (found := failed(seen, replace(EXPECTED, gpus=gpus))) != expected
+    } == {}
+
+
+LINK = "NVRM: Xid (PCI:0000:10:1c): {}, NETIR_LINK_EVT {} XC0 i0 Link 02 (0x0250 0 0 0 0 0)\n"
+RESET, REBOOT, NONE = "0x1 (GPU Reset Required)", "0x2 (Node Reboot Required)", "0x0 (None)"
+
+
+def recovery(before, after):
+    return f"NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from {before} to {after}\n"
+
+
+def test_an_error_of_blackwells_links_fails_where_the_driver_calls_it_fatal():
+    codes = range(144, 151)
+    logs = {(code, kind): LINK.format(code, kind) for code in codes for kind in ("Fatal", "Nonfatal")}
+
+    assert {key: failed(replace(SOUND, kernel_log=log)) for key, log in logs.items()} == {
+        (code, kind): {"xid": f"Xid {code} on PCI:0000:10:1c"} if kind == "Fatal" else {}
+        for code, kind in logs
+    }
+
+
+def test_a_gpu_that_the_driver_wants_reset_or_rebooted_fails_until_it_wants_nothing():
+    asked = replace(SOUND, kernel_log=recovery(NONE, REBOOT))
+    mended = replace(SOUND, kernel_log=recovery(NONE, RESET) + recovery(RESET, NONE))
+    unnamed = replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:3b:00): 154\n")
+
+    assert failed(asked) == {"xid": "Xid 154 (Node Reboot Required) on PCI:0000:3b:00"}
+    assert failed(mended) == {}
+    assert "does not name" in failed(unnamed)["xid"]
+
+
+def test_gpus_that_broke_after_the_boot_check_are_unfit_for_a_job(tmp_path):
+    """Links train and copies are slow while jobs run: those checks are the boot's alone."""
+    report = tmp_path / "ready.json"
+    gate.write_report(checks.judge(EXPECTED, SOUND), report, datetime(2026, 11, 26, tzinfo=UTC))
+    fallen = replace(SOUND, gpus=SOUND.gpus[:1], kernel_log="NVRM: Xid (PCI:0000:10:1c): 79, fallen\n")
+    at_work = bent(inactive_nvlinks=2, copy_gib_per_s=1.0)
+
+    assert gate.broken_since(report, fallen) == ["1 of 2 GPUs", "Xid 79 on PCI:0000:10:1c"]
+    assert gate.broken_since(report, at_work) == []
+
+
+def test_an_instance_whose_metadata_service_users_reach_is_unfit_for_a_job(tmp_path, monkeypatch, capsys):
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+    gate.write_report(checks.judge(EXPECTED, SOUND), paths.ready_file(), datetime(2026, 11, 26, tzinfo=UTC))
+    monkeypatch.setattr(gate, "_probe", lambda _copies: SOUND)
+    monkeypatch.setattr(gate, "opened", lambda cloud: f"{cloud}: 169.254.169.254 answers users with 200")
+
+    assert gate.main(["health"]) == 0
+    assert capsys.readouterr().out == "aws: 169.254.169.254 answers users with 200\n"
+
+
+@pytest.mark.parametrize("cloud", ["aws", "alicloud"])
+def test_the_gate_expects_what_the_instances_own_type_has(cloud, tmp_path, monkeypatch):
+    """The two clouds keep the type under different paths of their metadata."""
+    (tmp_path / "instance.toml").write_text(
+        INSTANCE_TOML.replace('"aws"', f'"{cloud}"') + '[expected."big"]\ngpus = 8\n'
+    )
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+    path = {"aws": "instance-type", "alicloud": "instance/instance-type"}[cloud]
+
+    with metadata_server(cloud) as service:
+        service.says(path, "big")
+        monkeypatch.setenv(SERVICES[cloud][0], service.base)
+        status = gate.main()
+
+    report = json.loads((tmp_path / "ready.json").read_text())
+    assert status == 1
+    assert report["checks"]["gpu_count"]["detail"].startswith("0 of 8 GPUs")
+
+
+def rdma_device(sys, name, driver, state=None):
+    device = sys / "class/infiniband" / name
+    (device / "device").mkdir(parents=True)
+    (device / "device/driver").symlink_to(sys / "drivers" / driver)
+    if state:
+        (device / "ports/1").mkdir(parents=True)
+        (device / "ports/1/state").write_text(f"{state}\n")
+
+
+def test_rdma_devices_are_counted_by_their_driver_while_they_are_up(tmp_path):
+    rdma_device(tmp_path, "rdmap0", "efa", "4: ACTIVE")
+    rdma_device(tmp_path, "rdmap1", "efa", "1: DOWN")
+    rdma_device(tmp_path, "rdmap2", "efa")
+    rdma_device(tmp_path, "mlx5_0", "mlx5_core", "4: ACTIVE")
+
+    seen = probes.probe(NoDriver, sys=tmp_path)
+
+    assert (seen.efa_interfaces, seen.erdma_interfaces) == (2, 0)
+    assert seen.driver_problem == "Driver Not Loaded"
+
+
+def pci_device(sys, name, vendor, kind):
+    device = sys / "bus/pci/devices" / name
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+
+
+@pytest.mark.parametrize(("on_the_bus", "waiting"), [(1, False), (2, True)])
+def test_a_driver_that_does_not_answer_is_waited_for_where_its_gpus_are_on_the_bus(
+    tmp_path, on_the_bus, waiting
+):
+    pci_device(tmp_path, "0000:00:01.0", "0x10de", "0x068000")  # an NVSwitch
+    pci_device(tmp_path, "0000:00:03.0", "0x1d0f", "0x030000")  # a screen
+    for index in range(on_the_bus):
+        pci_device(tmp_path, f"0000:10:1{index}.0", "0x10de", "0x030200")
+
+    found = checks.gpu_count(EXPECTED, probes.probe(NoDriver, sys=tmp_path))
+
+    assert (found.ok, found.waiting) == (False, waiting)
+
+
+class NoDriver:
+    """Speaks like pynvml on an instance whose driver is not loaded."""
+
+    class NVMLError(Exception):
+        pass
+
+    @staticmethod
+    def nvmlInit():  # noqa: N802 - NVML's own name
+        raise NoDriver.NVMLError("Driver Not Loaded")
+
+
+def answering(value):
+    return staticmethod(lambda *_: value)
+
+
+class OneGpu(NoDriver):
+    """Speaks like pynvml on an instance with one sound A10G."""
+
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = NVML_FEATURE_DISABLED = NVML_NVLINK_MAX_LINKS = 0
+    fabric = (pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, 0)  # its state and status
+
+    nvmlInit = nvmlShutdown = answering(None)  # noqa: N815 - NVML's own names
+    nvmlDeviceGetCount = answering(1)  # noqa: N815
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)  # noqa: N815
+    nvmlDeviceGetTotalEccErrors = answering(0)  # noqa: N815
+    nvmlDeviceGetPciInfo = answering(SimpleNamespace(busId="00:1e.0"))  # noqa: N815
+    nvmlDeviceGetMemoryInfo = answering(SimpleNamespace(total=24 * probes.GIB))  # noqa: N815
+    nvmlDeviceGetMigMode = answering((0, 0))  # noqa: N815
+    nvmlDeviceGetMaxClockInfo = answering(6251)  # noqa: N815
+    nvmlDeviceGetMemoryBusWidth = answering(384)  # noqa: N815
+    nvmlDeviceGetCurrentClocksEventReasons = answering(pynvml.nvmlClocksEventReasonGpuIdle)  # noqa: N815
+
+    @classmethod
+    def nvmlDeviceGetGpuFabricInfoV(cls, _, info):  # noqa: N802
+        info._obj.state, info._obj.status = cls.fabric
+        return pynvml.NVML_SUCCESS
+
+
+for name in dir(pynvml):
+    if name.startswith(("NVML_GPU_FABRIC", "NVML_CLOCK", "NVML_DEVICE", "c_nvml", "nvmlClocksEvent")):
+        setattr(OneGpu, name, getattr(pynvml, name))
+
+
+def one_gpu(**changes):
+    return type("Changed", (OneGpu,), changes)
+
+
+def test_the_peak_of_a_memory_is_that_of_its_data_sheet(tmp_path):
+    (gpu,) = probes.probe(OneGpu, sys=tmp_path).gpus
+
+    assert gpu.peak_gib_per_s * probes.GIB / 1e9 == pytest.approx(600, rel=0.001)  # NVIDIA A10G
+
+
+def test_a_piece_of_a_gpu_has_no_peak_and_what_holds_a_gpu_back_is_named(tmp_path):
+    cut = one_gpu(nvmlDeviceGetMigMode=answering((pynvml.NVML_DEVICE_MIG_ENABLE, 0)))
+    brake = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+    braked = one_gpu(nvmlDeviceGetCurrentClocksEventReasons=answering(brake))
+
+    assert probes.probe(cut, sys=tmp_path).gpus[0].peak_gib_per_s is None
+    assert probes.probe(braked, sys=tmp_path).gpus[0].slowed_by == ("power brake",)
+
+
+# state and status of NVML -> what is to come, what has failed
+FABRIC = {
+    ("NOT_SUPPORTED", 0): ("", ""),
+    ("NOT_STARTED", 0): ("fabric not started", ""),
+    ("IN_PROGRESS", 0): ("fabric in progress", ""),
+    ("COMPLETED", 0): ("", ""),
+    ("COMPLETED", pynvml.NVML_ERROR_UNKNOWN): ("", "fabric failed: NVML error 999"),
+}
+
+
+def test_the_state_of_the_fabric_is_read(tmp_path):
+    def read(state, status):
+        fabric = (getattr(pynvml, f"NVML_GPU_FABRIC_STATE_{state}"), status)
+        (gpu,) = probes.probe(one_gpu(fabric=fabric), sys=tmp_path).gpus
+        return gpu.fabric_to_come, gpu.fabric_problem
+
+    assert {given: read(*given) for given in FABRIC} == FABRIC
+
+
+def in_this_process(count):
+    return [copies.copied(index) for index in range(count)]
+
+
+def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monkeypatch):
+    """As torch behaves without a fabric manager: it counts no GPU, and fails where it is used."""
+
+    def refuse(_):
+        raise RuntimeError(f"{NO_CUDA}\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", refuse)
+
+    seen = probes.probe(OneGpu, in_this_process, tmp_path)
+
+    assert failed(seen, A10G) == {"cuda": f"GPU 0 (00:1e.0): {NO_CUDA}"}
+
+
+def environment(folder, program, *, complete=True):
+    """A trainer's environment whose Python is another program; gives that Python."""
+    python = folder / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+    python.chmod(0o755)
+    if complete:
+        packages = folder / "venv/lib/python3.12/site-packages"
+        packages.mkdir(parents=True)
+        (packages / "gpu-fleet.pth").touch()
+    return python
+
+
+def test_what_an_environment_answers_is_told_from_one_that_is_not_there_yet_or_not_whole(tmp_path):
+    """A sound instance that cannot reach PyPI, say, and was rebooted: it is not to be replaced for that."""
+
+    def checks_failed(name, program, *, complete=True):
+        python = environment(tmp_path / name, program, complete=complete)
+        return failed(
+            probes.probe(OneGpu, lambda count: probes.measured(count, python), tmp_path), A10G
+        ).keys()
+
+    assert probes.measured(2, tmp_path / "venv/bin/python") == [(None, ""), (None, "")]
+    assert checks_failed("silent", "/bin/true") == {"cuda"}
+    assert checks_failed("in part", "/bin/false", complete=False) == set()
+    if torch.version.cuda is None:  # it measures nothing
+        assert checks_failed("whole", sys.executable) == set()
+
+
+def test_the_recipe_says_last_that_the_environment_is_complete():
+    step = (Path(probes.__file__).parents[2] / "recipe/steps/70-trainer.sh").read_text()
+    marker = Path(probes.COMPLETE).name
+
+    assert step.count(marker) == 1
+    assert step.index("venv --clear") < step.index('"${pip[@]}" check') < step.index(marker)
+
+
+def test_an_image_without_a_driver_is_named_as_one(tmp_path):
+    seen = probes.probe(pynvml, sys=tmp_path)
+
+    if not seen.driver_problem.startswith("no NVIDIA driver"):
+        pytest.skip(f"this computer has a driver: {seen.driver_problem}")
+    assert failed(seen, Expected(gpus=1)) == {
+        "gpu_count": "0 of 1 GPUs: no NVIDIA driver on this image (NVML Shared Library Not Found); "
+        "choose a base with a driver, see image.mode"
+    }
+
+
+# waiting
+
+LATE = replace(SOUND, efa_interfaces=3)
+TRAINING = bent(fabric_to_come="fabric in progress", inactive_nvlinks=18)
+OPEN = replace(SOUND, metadata_problem="169.254.169.254 answers users with 401")
+NO_SESSION = replace(SOUND, credentials_problem="http://127.0.0.1:823/credentials: 503 AccessDenied")
+NOT_READY = bent(copy_gib_per_s=None, cuda_problem=NO_CUDA)
+BROKEN = bent(uncorrected_ecc_errors=3)
+
+
+class Instance:
+    """Shows one thing after another, the last one for ever, on a clock of its own."""
+
+    def __init__(self, *shows, copied=SOUND):
+        self.shows, self.copied, self.copies, self.reports, self.clock_s = list(shows), copied, 0, [], 0.0
+
+    def see(self, copies):
+        if copies:
+            self.copies += 1
+            return self.copied
+        return self.shows.pop(0) if len(self.shows) > 1 else self.shows[0]
+
+    def wait(self, seconds):
+        self.clock_s += seconds
+
+    def judged(self):
+        found = gate.awaited(EXPECTED, self.see, self.reports.append, self.wait, lambda: self.clock_s)
+        return {finding.check: finding.detail for finding in found if not finding.ok}
+
+
+@pytest.mark.parametrize("late", [LATE, TRAINING, ProbedInstance(gpus_to_come=2, efa_interfaces=4)])
+def test_what_comes_up_late_is_waited_for(late):
+    instance = Instance(late, late, SOUND)
+
+    assert instance.judged() == {}
+    assert instance.clock_s == 2 * gate.LOOK_EVERY_S
+    assert len(instance.reports) == 2
+
+
+@pytest.mark.parametrize("late", [LATE, TRAINING, OPEN, NO_SESSION])
+def test_what_never_comes_up_fails_after_the_stated_time_and_says_so(late):
+    instance = Instance(late)
+
+    found = instance.judged()
+
+    assert found
+    assert all(detail.endswith("; still so after 300 s") for detail in found.values())
+    assert instance.clock_s == gate.MAY_TAKE_S
+    assert instance.copies == 0
+
+
+def test_cuda_is_waited_for_where_it_is_not_ready_and_not_where_it_fails_otherwise():
+    lost = bent(copy_gib_per_s=None, cuda_problem="Error 46: all CUDA-capable devices are busy")
+    instance = Instance(SOUND, copied=lost)
+
+    assert Instance(SOUND, copied=NOT_READY).judged() == {"cuda": f"GPU 1: {NO_CUDA}; still so after 300 s"}
+    assert instance.judged().keys() == {"cuda"}
+    assert instance.clock_s == 0
+
+
+@pytest.mark.parametrize(
+    ("seen", "check"),
+    [
+        (BROKEN, "ecc"),
+        (replace(BROKEN, efa_interfaces=0), "ecc"),
+        (bent(fabric_problem="fabric failed: NVML error 999"), "nvswitch"),
+    ],
+)
+def test_what_is_broken_is_said_at_once_whatever_else_would_come(seen, check):
+    instance = Instance(seen)
+
+    assert check in instance.judged()
+    assert instance.clock_s == 0
+
+
+# the report
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+    return tmp_path
+
+
+def finding(ok, *, waiting=False):
+    return [CheckResult("fabric", ok=ok, detail="as found", waiting=waiting)]
+
+
+def test_only_a_gate_that_passed_lets_trainers_start_and_no_second_look_stops_them_while_it_waits(run_dir):
+    ready = []
+    for result in (
+        finding(ok=False, waiting=True),
+        finding(ok=True),
+        finding(ok=False, waiting=True),
+        finding(ok=False),
+    ):
+        gate.report(result)
+        ready.append((run_dir / "ready").exists())
+
+    assert ready == [False, True, True, False]
+
+
+def test_while_the_gate_waits_the_agent_knows_of_no_verdict(run_dir):
+    gate.report(finding(ok=False, waiting=True))
+
+    report = json.loads((run_dir / "ready.json").read_text())
+    assert publish.passed(run_dir / "ready.json") is None
+    assert report["waiting_for"] == ["fabric"]
+
+
+def test_a_gate_that_its_unit_had_to_kill_is_a_failed_one(run_dir):
+    gate.report(finding(ok=False, waiting=True))
+
+    assert gate.main([gate.TIMED_OUT]) == 1
+
+    assert publish.passed(run_dir / "ready.json") is False
+    assert "hangs" in (run_dir / "ready.json").read_text()
+
+
+def test_the_trainers_unit_wants_the_file_that_the_gate_writes():
+    unit = (Path(gate.__file__).parents[2] / "recipe/rootfs/etc/systemd/system/trainer@.service").read_text()
+
+    assert f"AssertPathExists={paths.passed_file()}\n" in unit
+
+
+def test_the_report_says_what_failed_and_leaves_no_half_file(tmp_path):
+    findings = (
+        CheckResult("gpu_count", ok=False, detail="0 of 8 GPUs"),
+        CheckResult("xid", ok=True, detail="none"),
+    )
+
+    ready = gate.write_report(findings, tmp_path / "ready.json", datetime(2026, 11, 21, tzinfo=UTC))
+
+    report = json.loads((tmp_path / "ready.json").read_text())
+    assert not ready
+    assert not report["ready"]
+    assert report["checks"]["gpu_count"] == {"ok": False, "detail": "0 of 8 GPUs"}
+    assert [file.name for file in tmp_path.iterdir()] == ["ready.json"]
+
+
+@pytest.mark.parametrize(("there", "said"), [(False, "instance.toml"), (True, "event=no-report")])
+def test_a_missing_instance_file_and_a_report_that_cannot_be_written_are_one_line(
+    there, said, tmp_path, monkeypatch, caplog
+):
+    if there:
+        (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path / "missing"))
+    monkeypatch.setattr(gate.Metadata, "get", lambda *_: None)
+
+    assert gate.main() == 1
+    assert said in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_the_gate_calls_no_service():
+    """It reports to the agent by its file; whom the sweep replaces is the sweep's affair."""
+    sources = [path.read_text() for path in Path(gate.__file__).parent.glob("*.py")]
+
+    assert not any("boto3" in source or "alicloud.session" in source for source in sources)

@@ -1,0 +1,302 @@
+"""`gpu-fleet gpu`: users of one instance share its GPUs by reservation."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.instance.accounts import start_run
+from gpu_fleet_image.instance.gpus import devices, reservations_file
+from gpu_fleet_image.instance.gpus.errors import GpuReservationError
+from gpu_fleet_image.instance.gpus.reservations import GpuReservations, Reservation
+from tests.image.instance.fake_nvml import FakeNvml
+
+ROOT = Path(__file__).parents[4]
+ROOTFS = ROOT / "image/gpu_fleet_image/recipe/rootfs"
+COMPILER = shutil.which("cc")
+NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
+SOON = NOW + timedelta(hours=4)
+FAR = datetime(2126, 1, 1, tzinfo=UTC)
+FOUR = GpuReservations(("a", "b", "c", "d"))
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch):
+    """An instance of four GPUs, as root of it sees them."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "instance.toml").touch()
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(run))
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    monkeypatch.setenv("GPU_FLEET_QUEUE_FILE", str(tmp_path / "queue.json"))
+    nvml = FakeNvml(4)
+    for index, gpu in enumerate(nvml.gpus):
+        gpu.energy_mj = index  # or it would take one for another
+    monkeypatch.setattr("gpu_fleet_image.instance.gpus.command.pynvml", nvml)
+    return nvml
+
+
+def call(*words, expect=0):
+    shown = CliRunner().invoke(main, ["gpu", *words])
+    assert shown.exit_code == expect, shown.output
+    assert "Traceback" not in shown.output
+    return shown.output
+
+
+def test_a_user_gets_as_many_gpus_as_were_asked_for_until_the_time_is_over():
+    reservations = FOUR.reserved("ada", 2, SOON)
+
+    assert reservations.visible("ada") == ("a", "b")
+    assert reservations.at(SOON - timedelta(seconds=1)) == reservations
+    assert reservations.at(SOON).visible("ada") is None
+
+
+def test_no_gpu_is_reserved_by_two():
+    reservations = FOUR.reserved("ada", 2, SOON).reserved("bob", 2, SOON)
+
+    assert reservations.visible("bob") == ("c", "d")
+    with pytest.raises(
+        GpuReservationError, match=r"1 GPUs requested; 0 of 4 .*: ada has 2 until .*, bob has 2"
+    ):
+        reservations.reserved("eve", 1, SOON)
+
+
+def test_who_reserves_again_keeps_the_same_gpus_and_gets_the_new_time():
+    second = FOUR.reserved("bob", 1, SOON).reserved("ada", 1, SOON).without("bob")
+
+    assert second.visible("ada") == ("b",)
+    assert second.reserved("ada", 1, FAR).of("ada") == Reservation("ada", ("b",), FAR)
+    assert second.reserved("ada", 2, FAR).visible("ada") == ("b", "a")
+
+
+def test_who_reserved_nothing_sees_what_is_free_and_without_reservations_everything():
+    assert FOUR.visible("bob") is None
+    assert FOUR.reserved("ada", 3, SOON).visible("bob") == ("d",)
+    assert FOUR.reserved("ada", 4, SOON).visible("bob") == ()
+
+
+def test_gpus_that_were_cut_anew_are_free_while_their_old_names_stay_reserved():
+    reservations = GpuReservations(("m1", "m2"), FOUR.reserved("ada", 4, SOON).reservations)
+
+    assert reservations.reserved("bob", 2, SOON).visible("bob") == ("m1", "m2")
+
+
+def test_everybody_reads_who_reserved_what_by_the_command(gpus):
+    said = call("reserve", "2", "--for", "4h", "--account", "ada")
+
+    listed = call("list").splitlines()
+    assert said.startswith("ada has 2 GPUs until ")
+    assert [line.split()[:2] for line in listed[1:]] == [
+        *(["GPU-0", "ada"], ["GPU-1", "ada"], ["GPU-2", "free"], ["GPU-3", "free"]),
+    ]
+    assert (reservations_file.paths.gpus_file().stat().st_mode & 0o777) == 0o644
+
+
+def test_what_is_released_is_free(gpus):
+    call("reserve", "4", "--for", "1d", "--account", "ada")
+
+    assert call("release", "--account", "ada") == "ada has reserved no GPU any more\n"
+    assert call("release", "--account", "ada") == "ada had reserved no GPU\n"
+    assert "GPU-3" in call("reserve", "4", "--for", "1d", "--account", "bob")
+
+
+def test_a_reservation_that_is_over_is_not_listed_and_its_gpus_can_be_had(gpus):
+    reservations_file.save(
+        GpuReservations(("GPU-0",), (Reservation("ada", ("GPU-0", "GPU-1"), NOW - timedelta(days=900)),))
+    )
+
+    assert "ada" not in call("list")
+    assert call("env") == "unset CUDA_VISIBLE_DEVICES\n"
+    assert call("reserve", "4", "--for", "90m", "--account", "bob").startswith("bob has 4 GPUs")
+
+
+def test_a_gpu_that_is_gone_is_listed_as_gone(gpus):
+    reservations_file.save(GpuReservations((), (Reservation("ada", ("MIG-old",), FAR),)))
+
+    assert "MIG-old (gone)" in call("list")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["5", "--for", "1h"], "5 GPUs requested; 4 of 4 are available"),
+        (["1", "--for", "8d"], "--for 8d; allowed: 7d at most"),
+        (["1", "--for", "soon"], "duration 'soon'; allowed"),
+        (["1", "--for", "1h", "--account", "../x"], "--account '../x'; allowed"),
+    ],
+)
+def test_what_cannot_be_reserved_is_one_message(gpus, words, message):
+    assert f"error: {message}" in call("reserve", *words, expect=1)
+
+
+def test_a_damaged_file_is_named(gpus):
+    reservations_file.paths.gpus_file().write_text("{")
+
+    assert "gpus.json cannot be read" in call("list", expect=1)
+
+
+def test_gpus_that_do_not_answer_are_one_message(gpus):
+    gpus.fail("nvmlInit", gpus.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    assert "error: GPUs cannot be listed" in call("list", expect=1)
+
+
+def test_a_stack_with_a_queue_leaves_its_gpus_to_that(gpus, tmp_path):
+    (tmp_path / "queue.json").touch()
+
+    assert "this stack's queue shares the GPUs out" in call("reserve", "1", "--for", "1h", expect=1)
+
+
+def test_elsewhere_than_on_an_instance_nothing_is_reserved(gpus, tmp_path):
+    (tmp_path / "instance.toml").unlink()
+
+    assert "reservations are made on an instance" in call("reserve", "1", "--for", "1h", expect=1)
+
+
+def test_who_is_not_root_calls_the_one_program_that_sudo_allows(gpus, monkeypatch):
+    called = []
+    monkeypatch.setattr("gpu_fleet_image.instance.gpus.command._may_write", lambda: False)
+    monkeypatch.setattr(os, "execvp", lambda program, words: called.append(words) or sys.exit(0))
+
+    call("reserve", "2", "--for", "4h")
+
+    assert called == [
+        ["sudo", "--non-interactive", "/usr/libexec/gpu-fleet/reserve-gpus", "reserve", "2", "4h"]
+    ]
+    assert "--account ada: for root alone" in call("release", "--account", "ada", expect=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "passed"),
+    [
+        (["reserve", "2", "4h"], "gpu reserve --account=ada --for=4h -- 2"),
+        (["reserve", "--account=eve", "4h"], "gpu reserve --account=ada --for=4h -- --account=eve"),
+        (["release"], "gpu release --account=ada"),
+        (["release", "--account=eve"], None),
+        (["list"], None),
+    ],
+)
+def test_sudo_lets_a_user_reserve_in_no_name_but_their_own(tmp_path, words, passed):
+    (tmp_path / "gpu-fleet").write_text('#!/bin/sh\necho "$*"\n')
+    (tmp_path / "gpu-fleet").chmod(0o755)
+    helper = tmp_path / "reserve-gpus"
+    own = str(tmp_path / "gpu-fleet")
+    text = (ROOTFS / "usr/libexec/gpu-fleet/reserve-gpus").read_text()
+    helper.write_text(text.replace("/usr/local/bin/gpu-fleet", own))
+
+    done = subprocess.run(
+        ["bash", helper, *words], env={"SUDO_USER": "ada"}, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout) == ((0, f"{passed}\n") if passed else (2, ""))
+
+
+@pytest.fixture
+def started(gpus, tmp_path, monkeypatch):
+    """Starts a run of an account; gives what its unit reads, line by line."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "scratch").mkdir()
+    rows = [f"{name}:x:{os.geteuid()}:5001::/home/{name}:/bin/bash" for name in ("ada", "bob", "eve")]
+    (tmp_path / "etc/passwd").write_text("\n".join(rows) + "\n")
+    (tmp_path / "etc/group").touch()
+    (tmp_path / "etc/shadow").touch()
+    (tmp_path / "run/ready").touch()
+    monkeypatch.setattr(start_run, "allowed", lambda account, accounts: os.geteuid())
+    monkeypatch.setattr(start_run, "_systemctl", lambda *words, may_fail=False: "")
+
+    def start(account):
+        start_run.start(start_run.Order(account, "digits-20261123-120000", "0" * 64), tmp_path)
+        return (tmp_path / f"run/runs/{account}.env").read_text().splitlines()
+
+    return start
+
+
+def test_a_submitted_run_sees_what_its_account_reserved(started):
+    call("reserve", "2", "--for", "4h", "--account", "ada")
+
+    assert "CUDA_VISIBLE_DEVICES=GPU-0,GPU-1" in started("ada")
+    assert "CUDA_VISIBLE_DEVICES=GPU-2,GPU-3" in started("bob")
+
+
+def test_a_submitted_run_that_would_see_no_gpu_is_not_started(started):
+    call("reserve", "4", "--for", "4h", "--account", "ada")
+
+    with pytest.raises(start_run.NotStartedError, match="all GPUs are reserved"):
+        started("eve")
+
+
+def test_a_submitted_run_sees_every_gpu_where_none_is_reserved(started):
+    assert not [line for line in started("ada") if "CUDA" in line]
+
+
+def test_users_together_get_no_more_memory_than_each_of_them():
+    """Or two of them could take what is left for the agent."""
+    limits = [
+        re.search(r"^MemoryMax=(\d+)%$", file.read_text(), re.MULTILINE)[1]
+        for file in sorted((ROOTFS / "etc/systemd/system").glob("user*.slice.d/*.conf"))
+    ]
+
+    assert len(limits) == 2
+    assert len(set(limits)) == 1
+
+
+def test_the_instances_of_a_gpu_that_is_cut_are_reserved_one_by_one():
+    class Cut(FakeNvml):
+        """The second of two GPUs has MIG on and no instance, the first none at all."""
+
+        def nvmlDeviceGetMigMode(self, gpu):  # noqa: N802
+            return (self.NVML_DEVICE_MIG_ENABLE if gpu is self.gpus[1] else 0), 0
+
+        def nvmlDeviceGetMaxMigDeviceCount(self, gpu):  # noqa: N802
+            return 0
+
+    assert devices.listed(Cut(2)) == ("GPU-0",)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler to make a libnvidia-ml.so.1 with")
+def test_a_log_in_shell_sees_what_its_user_reserved_through_nvidias_own_binding(tmp_path):
+    """The real command and the instance's own file of /etc/profile.d; GPU 1 of the library is cut in two."""
+    source = ROOT / "tests/image/instance/agent/sensors/fake_nvml.c"
+    library = str(tmp_path / "libnvidia-ml.so.1")
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-w", "-o", library, str(source)], check=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "instance.toml").touch()
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "PYTHONPATH": str(ROOT / "image"),
+        "GPU_FLEET_RUN_DIR": str(tmp_path / "run"),
+        "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
+        "GPU_FLEET_QUEUE_FILE": str(tmp_path / "queue.json"),
+    }
+    environment.pop("SUDO_USER", None)
+    command = tmp_path / "gpu-fleet"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpu_fleet_image.console "$@"\n')
+    command.chmod(0o755)
+    (tmp_path / "id").write_text("#!/bin/sh\necho 5001\n")
+    (tmp_path / "id").chmod(0o755)
+    profile = (ROOTFS / "etc/profile.d/gpu-fleet-gpus.sh").read_text()
+    profile = profile.replace("/usr/local/bin/gpu-fleet", str(command))
+    profile = profile.replace("/run/gpu-fleet/", f"{tmp_path}/run/")
+    shell = ["bash", "-c", f'PATH={tmp_path}:$PATH\n{profile}\necho "${{CUDA_VISIBLE_DEVICES-every one}}"']
+
+    def output(*words):
+        return subprocess.run(
+            words, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
+        ).stdout
+
+    assert output(*shell) == "every one\n"
+    output(command, "gpu", "reserve", "1", "--for", "1h", "--account", "ada")
+    assert output(*shell) == "MIG-first,MIG-second\n"
+    output(command, "gpu", "reserve", "1", "--for", "1h")
+    assert output(*shell) == "MIG-first\n"
+    assert [line.split()[0] for line in output(command, "gpu", "list").splitlines()[1:]] == [
+        *("GPU-whole", "MIG-first", "MIG-second"),
+    ]

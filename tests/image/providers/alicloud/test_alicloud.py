@@ -1,0 +1,797 @@
+"""The sweep's module for Alibaba Cloud, by the real SDK against a local server: pages, limits, refusals."""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from types import SimpleNamespace
+from unittest.mock import Mock, call
+
+import pytest
+from botocore.awsrequest import AWSResponse
+
+from gpu_fleet_image.core.alicloud_credentials import Credentials
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.cloud import Query, Span
+from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
+from gpu_fleet_image.core.model import TAG_IDLE_SINCE, Decision, Kind, OrphanedResource, Verdict
+from gpu_fleet_image.core.oss import bucket_client
+from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.providers.alicloud import connect as alicloud_connect
+from gpu_fleet_image.providers.alicloud.connect import spot_prices
+from gpu_fleet_image.providers.alicloud.instances import TAG_STOPPED_AT, Instances, instance_of
+from gpu_fleet_image.providers.alicloud.metrics import Heartbeats
+from gpu_fleet_image.providers.alicloud.orphaned_resources import OrphanedResources
+from gpu_fleet_image.providers.alicloud.oss import OssStore
+from gpu_fleet_image.providers.alicloud.session import ATTEMPTS, flat, host_inside, host_of
+from gpu_fleet_image.providers.aws import connect as aws_connect
+from gpu_fleet_image.providers.aws import instances as aws
+from gpu_fleet_image.providers.aws import metrics as aws_metrics
+from gpu_fleet_image.providers.aws import orphaned_resources as aws_orphans
+from tests.image.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
+from tests.image.alicloud_world import Actions, Bucket
+from tests.image.situations import TAGS, make_instance
+from tests.image.sweeping import policy, sweep_world
+from tests.image.world import EPOCH, World
+from tests.image.world_clients import _S3
+
+STACK = "test"
+CLOUD = {"cloud": "alicloud", "region": "cn-wulanchabu"}
+POLICY = policy(top=CLOUD, idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30)
+
+
+class Stage:
+    """A world behind a server, with a sweep's clients."""
+
+    def __init__(self, server, world):
+        self.server, self.world = server, world
+        self.actions = server.actions
+        self.calls = Calls(world.clock)
+        self.clients = clients(server)
+        self.instances = Instances(self.clients, self.calls, STACK)
+        self.heartbeats = Heartbeats(self.clients.cms, self.calls, STACK, lambda: "1")
+
+
+@pytest.fixture
+def stage():
+    world = World()
+    with serving(Actions(world)) as server:
+        yield Stage(server, world)
+
+
+def idle_world(count=2, **pool):
+    world = World()
+    world.group("pool", min_size=0)
+    for _ in range(count):
+        world.join("pool", TAGS, busy=False)
+    world.pass_minutes(90)
+    return world, policy(
+        top=CLOUD, **{"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30} | pool
+    )
+
+
+def sweep_until_they_go(world, checked):
+    for _ in range(4):
+        result = sweep_world(world, checked, override_breaker=True)
+        world.pass_minutes(10)
+        if result.done.ended or result.done.failures:
+            return result
+    return result
+
+
+# what is asked, and how often
+
+
+def test_every_page_of_instances_is_read(stage):
+    for _ in range(250):
+        stage.world.start(TAGS)
+
+    assert len(stage.instances.fleet().instances) == 250
+    assert stage.server.asked["DescribeInstances"] == 3
+
+
+def test_a_throttled_call_is_made_again_and_each_try_counts(stage):
+    answers = iter([RefusedError("Throttling.User"), RefusedError("Throttling.User"), None])
+    plain = stage.actions.describe_instances
+
+    def describe(ask):
+        if (refused := next(answers)) is not None:
+            raise refused
+        return plain(ask)
+
+    stage.actions.describe_instances = describe
+    stage.instances.fleet()
+
+    assert stage.server.asked["DescribeInstances"] == 3
+    assert stage.calls.reads == 3 + 1, "and one for the groups"
+
+
+def test_a_call_that_is_throttled_for_ever_is_given_up(stage):
+    stage.world.faults.throttled = 1.0
+
+    with pytest.raises(CloudError, match=r"DescribeInstances: Throttling\.User"):
+        stage.instances.fleet()
+    assert stage.calls.reads == ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    ("end", "call", "fault", "code"),
+    [
+        (Instances.terminate, "DeleteInstances", "throttled", "Throttling.User"),
+        (Instances.stop, "StopInstances", "throttled", "Throttling.User"),
+        (Instances.terminate, "DeleteInstances", "after_commit", "InternalError"),
+    ],
+)
+def test_an_end_that_failed_is_left_to_the_next_sweep_which_looks_anew(stage, end, call, fault, code):
+    instance = stage.world.start(TAGS)
+    setattr(stage.world.faults, fault, 1.0)
+
+    with pytest.raises(CloudError, match=code):
+        end(stage.instances, [instance.id])
+    assert stage.server.asked[call] == 1
+
+
+def test_a_signature_with_another_secret_is_refused(stage, monkeypatch):
+    monkeypatch.setattr("tests.image.alicloud_server.SECRET", "another")
+
+    with pytest.raises(CloudError, match="SignatureDoesNotMatch"):
+        stage.instances.fleet()
+
+
+def test_a_refusal_inside_an_answer_of_success_is_one(stage):
+    stage.world.faults.deaf = 1.0
+
+    with pytest.raises(CloudError, match="PutCustomMetric: 400: deaf"):
+        stage.heartbeats.publish([Figure("SweepRuns", 1)])
+
+
+def test_a_figure_is_of_its_pool_or_of_the_whole_stack(stage):
+    found = [stage.heartbeats._dimensions(figure) for figure in (Figure("X", 2.5, "dev"), Figure("X", 1))]
+
+    assert found == [{"Stack": STACK, "Pool": "dev"}, {"Stack": STACK}]
+
+
+def test_a_dry_run_changes_nothing(stage):
+    stage.instances = Instances(stage.clients, Calls(stage.world.clock, read_only=True), STACK)
+
+    with pytest.raises(CloudError, match="TagResources in a dry run"):
+        stage.instances.tag(["i-1"], {"a": "b"})
+    assert not stage.server.asked
+
+
+def notifier(stage, roster, users=("ada:login",)):
+    """Return the notifier of the sweep's function, with a roster and the users of ``i-1`` in the records."""
+    store = OssStore(Bucket(stage.world), stage.calls, "oss://records/reaper")
+    store.put("roster.json", {"users": {}, "operators": [], "sender": None, "webhooks": []})
+    store.put("roster.json", {"operators": ["ops@example.com"], **roster})
+    store.put("users/dev/i-1.json", {"users": users})
+    checked = policy(top=CLOUD | {"notify_users": True})
+    environ = {"GPU_FLEET_LEDGER_URI": "oss://records/reaper", "GPU_FLEET_ACCOUNT_ID": "1"}
+    made = replace(stage.clients, s3=Bucket(stage.world))
+    return alicloud_connect.connect(checked, stage.calls, environ, made).notifier
+
+
+IDLE = Decision(make_instance("i-1", tags=TAGS | {"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
+
+
+def test_those_whom_the_agent_named_are_mailed_by_direct_mail(stage):
+    asked = []
+    stage.actions.single_send_mail = lambda ask: asked.append(ask) or {"EnvId": "1"}
+    stage.actions.put_custom_metric = lambda _: {}
+    people = {"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com", "webhooks": []}
+
+    announced = notifier(stage, people).announce("test", [IDLE])
+
+    ((account, to, kind, reply),) = [
+        (ask["AccountName"], ask["ToAddress"], ask["AddressType"], ask["ReplyToAddress"]) for ask in asked
+    ]
+    assert (account, to, kind, reply) == ("fleet@mail.example.com", "ada@example.com", "1", "false")
+    assert "gpu-fleet keep 8h" in asked[0]["TextBody"]
+    assert (announced.notified, announced.unreached) == ([IDLE], {})
+
+
+def test_a_mail_that_direct_mail_refuses_names_the_user(stage):
+    def refuse(_):
+        raise RefusedError("InvalidMailAddress.NotFound", 404)
+
+    stage.actions.single_send_mail = refuse
+    stage.actions.put_custom_metric = lambda _: {}
+    people = {"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com", "webhooks": []}
+
+    announced = notifier(stage, people).announce("test", [IDLE])
+
+    assert list(announced.unreached) == ["ada"]
+    assert "SingleSendMail: InvalidMailAddress.NotFound" in announced.unreached["ada"]
+    assert announced.notified == [IDLE], "operators hear the alarm"
+
+
+@pytest.mark.parametrize("users", [7, "ada:login", [7, None, {}], {"ada": 1}])
+def test_whatever_an_instance_writes_of_its_users_the_operators_are_notified(stage, users):
+    stage.actions.put_custom_metric = lambda _: {}
+    notifier_of_stage = notifier(stage, {"users": {}, "sender": None, "webhooks": []}, users)
+
+    announced = notifier_of_stage.announce("test", [IDLE])
+
+    assert (announced.notified, announced.unreached) == ([IDLE], {})
+
+
+def test_a_webhooks_address_is_read_from_its_secret_and_never_shown(stage, caplog):
+    asked = []
+    stage.actions.get_secret_value = lambda ask: (
+        asked.append(ask["SecretName"]) or {"SecretData": "http://S3CRET"}
+    )
+    stage.actions.put_custom_metric = lambda _: {}
+    rooms = {"users": {}, "sender": None, "webhooks": [{"kind": "dingtalk", "secret": "rooms/vision"}]}
+
+    announced = notifier(stage, rooms).announce("test", [IDLE])
+
+    assert asked == ["rooms/vision"]
+    assert "the secret must hold an https address" in announced.unreached["dingtalk webhook 'rooms/vision'"]
+    assert "S3CRET" not in caplog.text + str(announced)
+
+
+def test_tags_go_to_instances_disks_and_addresses_in_their_own_ways(stage):
+    asked = []
+    stage.actions.tag_resources = lambda ask: (
+        asked.append((ask["ResourceType"], len(ask["ResourceId"]), ask["Version"])) or {}
+    )
+    stage.actions.un_tag_resources = lambda ask: asked.append(("untag", ask["ResourceId"])) or {}
+
+    stage.instances.tag([*(f"i-{number}" for number in range(60)), "d-1", "eip-1"], {"a": "b"})
+    stage.instances.untag(["eip-1"], ["a"])
+
+    ecs, vpc = "2014-05-26", "2016-04-28"
+    assert asked == [
+        *(("instance", 50, ecs), ("instance", 10, ecs), ("disk", 1, ecs)),
+        *(("EIP", 1, vpc), ("untag", ["eip-1"])),
+    ]
+
+
+def test_every_numbered_page_is_read_and_an_empty_one_ends_it_whatever_the_total_says(stage):
+    for number in range(120):
+        stage.world.group(f"g-{number}", min_size=0)
+    assert len(stage.instances.fleet().groups) == 120
+    assert stage.server.asked["DescribeScalingGroups"] == 3
+    plain = stage.actions.describe_scaling_groups
+    stage.actions.describe_scaling_groups = lambda ask: plain(ask) | {"TotalCount": 1000}
+
+    assert len(stage.instances.fleet().groups) == 120
+    assert stage.server.asked["DescribeScalingGroups"] == 3 + 4
+
+
+def test_a_group_s_pool_is_read_from_its_tag(stage):
+    stage.world.group("g-1", min_size=0)
+
+    assert [group.pool for group in stage.instances.fleet().groups] == ["dev"]
+
+
+def test_parameters_are_flattened_as_rpc_wants_them_and_read_back():
+    asked = {"Tag": [{"Key": "a", "Value": "b"}, {"Key": "c"}], "Force": True, "Id": ["x", "y"], "Size": 3}
+
+    wire = dict(flat(asked))
+
+    assert wire["Tag.2.Key"] == "c"
+    assert nested(wire) == {**asked, "Force": "true", "Size": "3"}
+
+
+def test_each_product_is_asked_where_it_answers_for_the_region():
+    """Mail uses the nearest region with Direct Mail."""
+    hosts = {
+        ("Ess", "cn-shenzhen"): "ess.aliyuncs.com",
+        ("Ess", "cn-wulanchabu"): "ess.cn-wulanchabu.aliyuncs.com",
+        ("Ecs", "cn-hangzhou"): "ecs-cn-hangzhou.aliyuncs.com",
+        ("Ecs", "cn-shenzhen"): "ecs.cn-shenzhen.aliyuncs.com",
+        ("Cms", "cn-shenzhen"): "metrics.cn-shenzhen.aliyuncs.com",
+        ("Dm", "cn-wulanchabu"): "dm.aliyuncs.com",
+        ("Dm", "cn-hongkong"): "dm.ap-southeast-1.aliyuncs.com",
+        ("Dm", "eu-central-1"): "dm.eu-central-1.aliyuncs.com",
+        ("Dm", "ap-northeast-1"): "dm.ap-southeast-1.aliyuncs.com",
+    }
+
+    assert {asked: host_of(*asked) for asked in hosts} == hosts
+
+
+def test_an_instance_asks_inside_its_network_where_that_has_a_name():
+    metrics, cms = "metrics-vpc.cn-beijing.aliyuncs.com", "cms-vpc.cn-beijing.aliyuncs.com"
+    hosts = {(metrics, cms): metrics, (cms,): cms, (): "metrics.cn-beijing.aliyuncs.com"}
+
+    assert {known: host_inside("Cms", "cn-beijing", known.__contains__) for known in hosts} == hosts
+
+
+def test_both_clouds_have_the_same_classes_and_functions():
+    pairs = [
+        (Instances, aws.Instances),
+        (Heartbeats, aws_metrics.Heartbeats),
+        (OrphanedResources, aws_orphans.OrphanedResources),
+    ]
+    names = ("connect", "instances", "bucket_client", "caller", "account_id")
+
+    assert [own for own, other in pairs if public(own) != public(other)] == []
+    assert all(callable(getattr(each, name)) for each in (aws_connect, alicloud_connect) for name in names)
+
+
+def public(kind):
+    """Return the public names of a class and of its bases."""
+    return {name for part in kind.__mro__[:-1] for name in vars(part) if not name.startswith("_")}
+
+
+# instances
+
+
+def described(**changes):
+    raw = {
+        "InstanceId": "i-1",
+        "InstanceType": "ecs.gn7i-c8g1.2xlarge",
+        "Status": "Running",
+        "CreationTime": "2026-03-02T08:00Z",
+        "StartTime": "2026-03-02T08:00Z",
+    }
+    return instance_of(raw | changes)
+
+
+def test_an_instance_counts_as_started_at_the_end_of_the_minute_that_is_reported_of_its_last_start():
+    starts = {"2026-03-02T08:00Z": 0, "2026-03-05T08:00Z": 3, "": 0}
+
+    assert {at: described(StartTime=at).launched_at for at in starts} == {
+        at: EPOCH + timedelta(days=days, minutes=1) for at, days in starts.items()
+    }
+
+
+def test_what_the_cloud_itself_would_not_let_go_is_locked():
+    def why(*reasons, **more):
+        return described(
+            OperationLocks={"LockReason": [{"LockReason": each} for each in reasons]}, **more
+        ).locked
+
+    assert why("financial") == "locked by the cloud: financial"
+    assert why("Recycling") == "locked by the cloud: Recycling"
+    assert described(DeletionProtection=True).locked == "deletion protection is on"
+    assert why(DeletionProtection=False) == ""
+
+
+def test_a_locked_instance_is_kept_with_the_reason(monkeypatch):
+    world, checked = idle_world()
+    plain = Actions.describe_instances
+
+    def locked(self, ask):
+        answer = plain(self, ask)
+        for raw in answer["Instances"]["Instance"]:
+            raw["OperationLocks"] = {"LockReason": [{"LockReason": "security"}]}
+        return answer
+
+    monkeypatch.setattr(Actions, "describe_instances", locked)
+    result = sweep_world(world, checked)
+
+    why = "idle for 90 min, but locked by the cloud: security: lift it, or keep the instance"
+    assert {(each.verdict, each.reason, each.alert) for each in result.plan.decisions} == {
+        (Verdict.KEEP_PROTECTED, why, True)
+    }
+
+
+def test_spot_is_recognised_by_its_strategy():
+    assert described(SpotStrategy="SpotWithPriceLimit").spot
+    assert not described(SpotStrategy="NoSpot").spot
+
+
+@pytest.mark.parametrize(
+    ("status", "noted", "known"),
+    [
+        ("Stopped", "2026-03-03T00:00:00+00:00", True),
+        ("Stopped", "2026-03-01T00:00:00+00:00", False),  # it was started since
+        ("Stopped", "yesterday", False),
+        ("Running", "2026-03-03T00:00:00+00:00", False),
+    ],
+)
+def test_the_time_of_a_stop_is_the_sweep_s_own_note_of_it(status, noted, known):
+    tags = {"Tag": [{"TagKey": TAG_STOPPED_AT, "TagValue": noted}]}
+
+    assert (described(Status=status, Tags=tags).stopped_at is not None) is known
+
+
+def test_an_instance_that_was_released_is_gone_and_one_of_another_stack_is_left_out(stage):
+    mine, released = stage.world.start(TAGS), stage.world.start(TAGS)
+    other = stage.world.start(TAGS | {"gpu-fleet:stack": "other"})
+    released.state = "terminated"
+
+    fresh = stage.instances.again([mine.id, released.id, other.id], ())
+
+    assert [instance.id for instance in fresh.instances] == [mine.id]
+    assert [(instance.id, instance.state) for instance in fresh.gone] == [(released.id, "terminated")]
+
+
+def test_the_newest_spot_price_of_the_dearest_zone_counts(stage):
+    def history(ask):
+        rows = [
+            ("a", "2026-03-02T07:00:00Z", 9.0),
+            ("a", "2026-03-02T08:00:00Z", 3.5),
+            ("b", "2026-03-02T08:00:00Z", 4),
+        ]
+        prices = [{"ZoneId": zone, "Timestamp": at, "SpotPrice": price} for zone, at, price in rows]
+        start = int(ask["Offset"])
+        page = prices[start : start + 2] if ask["InstanceType"] == "gn7i" else []
+        following = start + 2 if start + 2 < len(prices) else 0
+        return {"Currency": "CNY", "SpotPrices": {"SpotPriceType": page}, "NextOffset": following}
+
+    stage.actions.describe_spot_price_history = history
+
+    assert spot_prices(stage.clients.ecs, stage.calls, "CNY", ["gn7i", "gn8v"]) == {"gn7i": Decimal(4)}
+    assert spot_prices(stage.clients.ecs, stage.calls, "USD", ["gn7i"]) == {}
+
+
+# ends
+
+
+@pytest.mark.parametrize("least", [0, 1])
+@pytest.mark.parametrize("expects", [True, False], ids=["an expected number", "none, as of desired 0"])
+def test_forgotten_instances_leave_their_group_as_far_as_its_minimum(expects, least):
+    world, checked = idle_world(3)
+    world.groups["pool"] |= {"expects": expects, "min": least}
+
+    result = sweep_until_they_go(world, checked)
+
+    assert len(result.done.ended) == len(world.ends) == 3 - least
+    assert world.groups["pool"]["desired"] == least
+    order = [name for name in world.calls if name in ("DetachInstances", "DeleteInstances")]
+    assert order == ["DetachInstances", "DeleteInstances"]
+
+
+def test_a_group_in_the_midst_of_a_scaling_activity_gives_its_instances_to_a_later_sweep():
+    """DetachInstances is refused during a scaling activity, and no instance is terminated without it."""
+    world, checked = idle_world(2)
+    sweep_world(world, checked, override_breaker=True)
+    world.pass_minutes(25)
+    world.groups["pool"]["busy"] = True
+
+    refused = sweep_world(world, checked, override_breaker=True)
+    world.groups["pool"]["busy"] = False
+    world.pass_minutes(10)
+    sweep_world(world, checked, override_breaker=True)
+
+    assert "ScalingActivityInProgress" in refused.done.failures[0].error
+    assert refused.done.ended == []
+    assert len(world.ends) == 2
+
+
+def test_protection_from_the_group_is_none_from_the_sweep():
+    world, checked = idle_world(3)
+    world.lifecycle = dict.fromkeys(world.instances, "Protected")
+
+    sweep_until_they_go(world, checked)
+
+    assert len(world.ends) == 3
+
+
+def test_an_instance_that_vanishes_keeps_no_other_from_going():
+    world, checked = idle_world(3)
+    vanishing = next(iter(world.instances.values()))
+    world.on_call("DeleteInstances", lambda: setattr(vanishing, "state", "terminated"), 1)
+
+    result = sweep_until_they_go(world, checked)
+
+    assert len(world.ends) == 2
+    assert result.done.failures == [], "the one that vanished is gone, which is what was wanted"
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "was_done"),
+    [("IncorrectInstanceStatus", "stopped", False), ("OperationDenied", "running", False)]
+    + [("InternalError", "running", was_done) for was_done in (False, True)],
+)
+def test_a_stop_that_fails_is_noted_where_it_was_done_and_nowhere_else(stage, code, state, was_done):
+    """Otherwise a later stop by the user would count as the sweep's, and the disk would be deleted."""
+    instance = stage.world.start(TAGS, state=state)
+    plain = stage.actions.stop_instances
+
+    def fail(ask):
+        if was_done or state == "stopped":
+            plain(ask)
+        raise RefusedError(code, 500 if code == "InternalError" else 403)
+
+    stage.actions.stop_instances = fail
+
+    with pytest.raises(CloudError, match=code):
+        stage.instances.stop([instance.id])
+    assert (TAG_STOPPED_AT in instance.tags) is was_done
+
+
+def test_a_frozen_group_starts_nothing_until_it_is_opened(stage):
+    asked = []
+    for name in ("modify_scaling_group", "suspend_processes", "resume_processes"):
+        setattr(stage.actions, name, lambda ask, name=name: asked.append((name, ask.get("MaxSize"))) or {})
+
+    stage.instances.limit("asg-1", 3)
+    stage.instances.close("asg-1")
+    stage.instances.open("asg-1")
+
+    assert asked == [("modify_scaling_group", "3"), ("suspend_processes", None), ("resume_processes", None)]
+
+
+def test_an_alarm_that_fires_is_reported_by_its_name(stage):
+    stage.world.alarms = {"low", "other"}
+
+    assert stage.instances.alarms_firing(["low", "quiet"]) == {"low"}
+
+
+# heartbeats
+
+
+def read(stage, enough_below_s, period_s=900):
+    queries = [
+        Query(key, METRIC_SECONDS_SINCE_ACTIVITY, period_s, enough_below_s) for key in stage.world.instances
+    ]
+    span = Span(stage.world.now - timedelta(hours=3), stage.world.now + timedelta(minutes=20))
+    answers, failures = stage.heartbeats.read(queries, span)
+    assert failures == []
+    return [answers[query] for query in queries]
+
+
+def test_the_newest_heartbeat_of_busy_instances_is_enough_and_takes_one_call(stage):
+    for _ in range(120):
+        stage.world.start(TAGS)
+    stage.world.pass_minutes(120)
+
+    answers = read(stage, enough_below_s=3600)
+
+    assert all(answer.complete and len(answer.points) == 1 for answer in answers)
+    assert stage.server.asked == {"DescribeMetricLast": 1}
+
+
+def test_the_window_of_an_idle_instance_is_read_in_whole_quarter_hours(stage):
+    stage.world.start(TAGS, busy=False)
+    stage.world.pass_minutes(120)
+
+    (answer,) = read(stage, enough_below_s=3600)
+
+    starts = [at for at, _ in answer.points]
+    assert len(starts) == len(set(starts)) == 9, "eight whole quarters, and the one that has just begun"
+    assert all(at.timestamp() % 900 == 0 for at in starts)
+    assert sorted(answer.points) == sorted(answer.points, key=lambda point: point[1])
+
+
+def test_instances_are_asked_for_by_fifty(stage):
+    for _ in range(120):
+        stage.world.start(TAGS, busy=False)
+    stage.world.pass_minutes(10)
+
+    read(stage, enough_below_s=0)
+
+    assert stage.server.asked == {"DescribeMetricList": 3}
+
+
+def test_windows_are_read_where_the_newest_cannot_be_had(stage):
+    stage.world.start(TAGS)
+    stage.world.pass_minutes(30)
+
+    def refuse(_):
+        raise RefusedError("Forbidden.RAM", 403)
+
+    stage.actions.describe_metric_last = refuse
+    (answer,) = read(stage, enough_below_s=3600)
+
+    assert answer.complete
+    assert len(answer.points) > 1
+
+
+def test_an_instance_that_publishes_for_absent_ones_hides_no_heartbeats(stage, monkeypatch):
+    monkeypatch.setattr("gpu_fleet_image.providers.alicloud.metrics.MAX_POINTS", 20)
+    stage.world.start(TAGS)
+    for _ in range(300):
+        stage.world.start(TAGS)
+    stage.world.pass_minutes(30)
+    queries = [Query(min(stage.world.instances), METRIC_SECONDS_SINCE_ACTIVITY, 900, 3600)]
+    span = Span(stage.world.now - timedelta(hours=3), stage.world.now + timedelta(minutes=20))
+
+    answers, failures = stage.heartbeats.read(queries, span)
+
+    assert (answers[queries[0]].complete, failures) == (True, [])
+    assert stage.server.asked == {"DescribeMetricLast": 10, "DescribeMetricList": 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (RefusedError("Forbidden.RAM", 403), "Forbidden.RAM"),
+        ({"Code": "200", "Datapoints": json.dumps([{"a": 1}])}, "data points cannot be read"),
+    ],
+)
+def test_a_window_that_cannot_be_read_is_no_idle_instance(stage, answer, error):
+    instance = stage.world.start(TAGS, busy=False)
+    stage.actions.describe_metric_list = Mock(side_effect=[answer])
+    query = Query(instance.id, METRIC_SECONDS_SINCE_ACTIVITY, 60)
+
+    answers, failures = stage.heartbeats.read([query], Span(EPOCH, EPOCH + timedelta(hours=1)))
+
+    assert not answers[query].complete
+    assert [(failure.instance_id, error in failure.error) for failure in failures] == [(instance.id, True)]
+
+
+# orphans
+
+
+class Left(Actions):
+    """Fake of disks, addresses and snapshots."""
+
+    def describe_disks(self, ask):
+        disk = {"DiskId": "d-1", "Size": 200, "Category": "cloud_essd", "DetachedTime": "2026-03-01T08:00Z"}
+        owned = {"Tags": {"Tag": [{"TagKey": key, "TagValue": value} for key, value in TAGS.items()]}}
+        wanted = ask.get("Status") == "Available" or "InstanceId" in ask
+        return {"Disks": {"Disk": [disk | owned] if wanted else []}, "NextToken": ""}
+
+    def describe_eip_addresses(self, ask):
+        tags = {"Tag": [{"Key": key, "Value": value} for key, value in TAGS.items()]}
+        rows = [
+            {"AllocationId": "eip-1", "Status": "Available", "Tags": tags},
+            {"AllocationId": "eip-2", "Status": "InUse", "Tags": tags},
+        ]
+        return {"EipAddresses": {"EipAddress": rows}, "TotalCount": 2}
+
+    def describe_snapshots(self, ask):
+        assert ask["Status"] == "accomplished"
+        made = [{"CreationTime": "2026-03-01T09:00:00Z"}, {"CreationTime": "2026-03-02T09:00:00Z"}]
+        return {"Snapshots": {"Snapshot": made}, "NextToken": ""}
+
+    def delete_disk(self, ask):
+        raise RefusedError("DependencyViolation")
+
+
+@pytest.fixture
+def left():
+    with serving(Left(World())) as server:
+        yield OrphanedResources(clients(server), Calls(lambda: EPOCH), STACK)
+
+
+def test_unattached_disks_and_free_addresses_are_found_with_their_time(left):
+    disk, address = left.find()
+
+    assert (disk.kind, disk.id, disk.size_gib) == (Kind.VOLUME, "d-1", 200)
+    assert disk.unused_since == EPOCH - timedelta(days=1)
+    assert (address.kind, address.id, address.tags["gpu-fleet:stack"]) == (Kind.ADDRESS, "eip-1", STACK)
+
+
+def test_a_stopped_instance_is_found_with_what_its_disks_take(left):
+    *_, instance = left.find([described(Status="Stopped")])
+
+    assert (instance.kind, instance.size_gib, instance.volume_type) == (Kind.INSTANCE, 200, "cloud_essd")
+
+
+def test_the_newest_snapshot_of_a_disk_counts(left):
+    assert left.snapshots(["d-1"]) == {"d-1": EPOCH + timedelta(hours=1)}
+
+
+class Paged(Actions):
+    """Fake with two pages of everything, attached and detached."""
+
+    def describe_disks(self, ask):
+        number = 2 if ask.get("NextToken") else 1
+        note = {"Tags": {"Tag": [{"TagKey": TAG_IDLE_SINCE, "TagValue": "2026-03-01T08:00Z"}]}}
+        detached = {"DetachedTime": "2026-02-01T08:00Z"} if ask["Status"] == "In_use" else {}
+        disk = {"DiskId": f"{ask['Status']}-{number}", "Size": 1, "Category": "cloud_essd"}
+        return {"Disks": {"Disk": [disk | note | detached]}, "NextToken": "more" if number == 1 else ""}
+
+    def describe_eip_addresses(self, ask):
+        number = int(ask["PageNumber"])
+        noted = {"Tag": [{"Key": TAG_IDLE_SINCE, "Value": "2026-03-01T08:00Z"}]}
+        rows = [
+            {"AllocationId": "eip-1", "Status": "Available", "Tags": {"Tag": []}},
+            {"AllocationId": "eip-2", "Status": "InUse", "Tags": noted},
+            {"AllocationId": "eip-3", "Status": "InUse", "Tags": {"Tag": []}},
+        ]
+        return {"EipAddresses": {"EipAddress": rows[number - 1 : number]}, "TotalCount": len(rows)}
+
+
+def test_every_page_of_disks_and_addresses_is_read_and_what_is_used_again_is_reported():
+    with serving(Paged(World())) as server:
+        found = OrphanedResources(clients(server), Calls(lambda: EPOCH), STACK).find()
+
+    assert [(orphan.id, orphan.in_use) for orphan in found] == [
+        *(("Available-1", False), ("Available-2", False), ("In_use-1", True), ("In_use-2", True)),
+        *(("eip-1", False), ("eip-2", True)),
+    ]
+    assert {orphan.unused_since for orphan in found} == {None}, "none was detached, or it is attached again"
+
+
+def test_removing_takes_a_disk_or_an_address_and_never_an_instance():
+    made, calls = Mock(), Mock()
+    left = OrphanedResources(made, calls, STACK)
+
+    left.remove(OrphanedResource(Kind.VOLUME, "d-1"))
+    left.remove(OrphanedResource(Kind.ADDRESS, "eip-1"))
+    with pytest.raises(ValueError, match="cannot be removed here"):
+        left.remove(OrphanedResource(Kind.INSTANCE, "i-1"))
+
+    disk, address = made.ecs.action, made.vpc.action
+    assert (disk.mock_calls, address.mock_calls) == ([call("DeleteDisk")], [call("ReleaseEipAddress")])
+    assert calls.change.mock_calls == [
+        call(disk.return_value, DiskId="d-1"),
+        call(address.return_value, AllocationId="eip-1"),
+    ]
+
+
+def test_a_disk_that_something_hangs_on_stays_and_is_reported(left):
+    with pytest.raises(CloudError, match="DeleteDisk: DependencyViolation"):
+        left.remove(OrphanedResource(Kind.VOLUME, "d-1"))
+
+
+# OSS
+
+
+@pytest.fixture
+def store():
+    world = World()
+    return OssStore(Bucket(world), Calls(world.clock), "oss://records/reaper")
+
+
+def test_an_object_is_made_once(store):
+    assert store.create("a.json", {"n": 1}) is not None
+    assert store.create("a.json", {"n": 2}) is None
+
+
+def test_a_version_is_followed_by_one_alone_and_the_newest_is_read(store):
+    first = store.create("lease.json", {"n": 0})
+    version = first
+    for number in range(1, 12):
+        version = store.replace("lease.json", {"n": number}, version)
+
+    assert store.replace("lease.json", {"n": 12}, first) is None
+    found = store.get("lease.json")
+    assert (found.content, found.version) == ({"n": 11}, version)
+
+
+def test_of_two_that_write_one_state_at_the_same_moment_the_first_alone_has_it():
+    world = World()
+    first = OssStore(Bucket(world), Calls(world.clock), "oss://records/reaper")
+    second = OssStore(Bucket(world), Calls(world.clock), "oss://records/reaper")
+    version = first.create("lease.json", {"holder": "nobody"})
+    taken = []
+    # between the first one's look and its write
+    world.on_call(
+        "PutObject", lambda: taken.append(second.replace("lease.json", {"holder": "second"}, version)), 1
+    )
+
+    late = first.replace("lease.json", {"holder": "first"}, version)
+
+    assert taken == ["1"]
+    assert late is None
+    assert first.get("lease.json").content == {"holder": "second"}
+
+
+def test_a_bucket_without_versions_forbids_by_itself():
+    world = World()
+    unversioned = OssStore(Unversioned(world), Calls(world.clock), "oss://records/reaper")
+    version = unversioned.create("lease.json", {"n": 1})
+
+    assert unversioned.replace("lease.json", {"n": 2}, version) == "1"
+    assert unversioned.replace("lease.json", {"n": 3}, version) is None
+    assert unversioned.get("lease.json").content == {"n": 2}
+
+
+class Unversioned(_S3):
+    """A bucket without versions, which can refuse a forbidden write."""
+
+    def list_object_versions(self, Bucket, Prefix, MaxKeys):  # noqa: N803 - boto3's
+        keys = sorted(key for key in self._world.objects if key.startswith(Prefix))[:MaxKeys]
+        return {"Versions": [{"Key": key, "VersionId": "null"} for key in keys]}
+
+
+def test_nothing_follows_a_version_that_never_was(store):
+    assert store.replace("lease.json", {}, "never held") is None
+    assert store.get("lease.json") is None
+
+
+def test_boto3_forbids_an_overwrite_by_oss_s_own_header_without_new_checksums():
+    seen = []
+    client = bucket_client("cn-wulanchabu", Credentials(ENVIRON))
+
+    def answer(request, **_):
+        seen.append(request)
+        return AWSResponse(request.url, 200, {"ETag": '"1"'}, SimpleNamespace(stream=lambda: iter(())))
+
+    client.meta.events.register("before-send.s3.PutObject", answer)
+    client.put_object(Bucket="records", Key="a", Body=b"{}", IfNoneMatch="*")
+
+    (request,) = seen
+    assert request.url == "https://records.s3.oss-cn-wulanchabu.aliyuncs.com/a"
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    assert headers["x-oss-forbid-overwrite"] == b"true"
+    assert "if-none-match" not in headers
+    assert not [name for name in headers if "checksum" in name]

@@ -1,0 +1,125 @@
+"""The program behind the MIG units, with an nvidia-smi that writes down what it was told."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PROGRAM = (
+    Path(__file__).resolve().parents[3] / "image/gpu_fleet_image/recipe/rootfs/usr/libexec/gpu-fleet/mig"
+)
+# Three instances of 2g.10gb fit on an A100 of 40 GB; the fourth is refused, as by the real one.
+NVIDIA_SMI = """#!/bin/sh
+echo "$@" >>"$CALLS"
+case "$*" in
+    *--list-gpu-instance-profiles*)
+        [ -z "$NO_MIG" ] || exit 6
+        printf '|  0  MIG 1g.5gb  |\\n|  0  MIG 2g.10gb  |\\n' ;;
+    --multi-instance-gpu=1) exit "${MODE_STATUS:-0}" ;;
+    *--create-gpu-instance*)
+        [ -z "$HELD" ] || exit 6
+        [ "$(grep -c -e --create-gpu-instance "$CALLS")" -le 3 ] || exit 19 ;;
+    *--destroy*) exit 6 ;;
+esac
+"""
+
+
+@pytest.fixture
+def mig(tmp_path):
+    """Runs the program; gives its exit status, what it said, and the calls it made."""
+    fake = tmp_path / "bin/nvidia-smi"
+    fake.parent.mkdir()
+    fake.write_text(NVIDIA_SMI)
+    fake.chmod(0o755)
+    calls, file = tmp_path / "calls", tmp_path / "instance.toml"
+    calls.touch()
+
+    def run(*arguments, instance_file='mig_profile = ""', **gpus):
+        file.write_text(instance_file)
+        done = subprocess.run(
+            ["bash", str(PROGRAM), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={
+                "PATH": f"{fake.parent}:{os.environ['PATH']}",
+                "CALLS": str(calls),
+                "GPU_FLEET_INSTANCE_FILE": str(file),
+                **gpus,
+            },
+        )
+        return done.returncode, done.stdout + done.stderr, calls.read_text().splitlines()
+
+    return run
+
+
+def test_the_profile_of_the_instance_file_fills_the_gpus(mig):
+    status, _, calls = mig("declared", instance_file='mig_profile = "2g.10gb"')
+
+    assert status == 0
+    assert calls.index("--multi-instance-gpu=1") < calls.index(
+        "mig --create-gpu-instance 2g.10gb --default-compute-instance"
+    )
+    assert calls[-1] == "--list-gpus"
+
+
+def test_without_a_profile_the_gpus_stay_whole(mig):
+    for instance_file in ('mig_profile = ""', "schema_version = 1"):
+        status, said, calls = mig("declared", instance_file=instance_file)
+
+        assert (status, calls) == (0, [])
+        assert "event=whole-gpus" in said
+
+
+def test_a_profile_that_the_gpus_do_not_know_cuts_nothing(mig):
+    status, said, calls = mig("declared", instance_file='mig_profile = "1g.18gb"')
+
+    assert status == 1
+    assert "error: MIG profile '1g.18gb': these GPUs have 1g.5gb 2g.10gb" in said
+    assert "--multi-instance-gpu=1" not in calls
+
+
+def test_gpus_without_mig_are_said_to_have_none(mig):
+    status, said, _ = mig("create", "1g.5gb", NO_MIG="yes")
+
+    assert status == 1
+    assert "error: MIG profile '1g.5gb': these GPUs have none" in said
+
+
+def test_a_gpu_whose_mode_is_on_since_before_a_reboot_is_cut_again(mig):
+    status, _, calls = mig("create", "2g.10gb", MODE_STATUS="1")
+
+    assert status == 0
+    assert calls[-1] == "--list-gpus"
+
+
+def test_a_gpu_that_a_program_holds_is_not_said_to_be_cut(mig):
+    status, said, _ = mig("create", "2g.10gb", HELD="yes")
+
+    assert status == 1
+    assert "no instance could be made; does a program hold a GPU?" in said
+
+
+def test_no_process_holds_a_gpu_before_it_is_partitioned():
+    unit = (PROGRAM.parents[3] / "etc/systemd/system/mig.service").read_text()
+
+    before = re.search("^Before=(.*)$", unit, flags=re.MULTILINE).group(1).split()
+
+    assert {"nvidia-dcgm.service", "nvidia-dcgm-exporter.service"} <= set(before)
+    assert {"gpu-ready.service", "gpu-reaper.service"} <= set(before)
+
+
+def test_removing_makes_the_gpus_whole_again(mig):
+    status, _, calls = mig("remove")
+
+    assert status == 0
+    assert calls[-1] == "--multi-instance-gpu=0"
+
+
+def test_anything_else_says_how_it_is_used(mig):
+    status, said, _ = mig("cut")
+
+    assert status == 2
+    assert said.startswith("usage: mig create PROFILE")

@@ -1,0 +1,180 @@
+"""The recipe itself: what it refuses, in what order it works, what it leaves behind."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpu_fleet_image.recipe import bake, build_requirements
+from tests.image.recipe import archives
+from tests.image.recipe.recipe import do_nothing, lay_down
+
+PROVISION = Path(bake.__file__).with_name("provision.sh")
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "TARGET = '': must be aws, alicloud, qemu or oci"),
+        ({"TARGET": "gcp"}, "TARGET = 'gcp': must be aws, alicloud, qemu or oci"),
+    ],
+)
+def test_the_recipe_refuses_a_target_it_does_not_know(environment, message):
+    said = provision(PROVISION, environment)
+
+    assert said.returncode == 1
+    assert said.stderr == f"error: {message}\n"
+
+
+def provision(script, environment, *steps):
+    path = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
+    return subprocess.run(
+        ["bash", str(script), *steps], env=path | environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """The payload on this computer, with steps that do nothing, for a base that is this computer's."""
+    if build_requirements.hindrance() is not None:
+        pytest.skip(f"the recipe runs on Debian as root: {build_requirements.hindrance()}")
+    lay_down(tmp_path)
+    do_nothing(tmp_path)
+    if "debian-12" not in provision(PROVISION, {"TARGET": "qemu"}, "x").stderr + this_base():
+        pytest.skip(f"the recipe knows no base {this_base()}")
+    return tmp_path
+
+
+def this_base():
+    return subprocess.run(
+        ["bash", "-c", '. /etc/os-release && printf "%s-%s" "$ID" "$VERSION_ID"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_a_missing_step_ends_the_recipe_before_it_begins(recipe):
+    (recipe / "steps" / "40-scratch.sh").unlink()
+
+    said = provision(recipe / "provision.sh", {"TARGET": "qemu"})
+
+    assert said.returncode == 1
+    assert "step '40-scratch': steps/40-scratch.sh is missing; steps/ORDER names 10-base" in said.stderr
+    assert "event=step-started" not in said.stdout
+
+
+def test_the_steps_of_a_target_run_in_their_order(recipe):
+    said = provision(recipe / "provision.sh", {"TARGET": "oci"})
+
+    begun = [line.split("step=")[1] for line in said.stdout.splitlines() if "event=step-started" in line]
+    assert begun == ["10-base", "15-agent", "70-trainer", "90-seal", "95-manifest"]
+
+
+def rows(name, **fields):
+    """Lines of a base's versions, as the payload has them."""
+    return "".join(f"{name}\t{field}\t{value}\n" for field, value in fields.items())
+
+
+def one_line(recipe, step, line, versions):
+    """A step that does one thing, with what is locked for it."""
+    (recipe / "versions" / f"{this_base()}.tsv").write_text(versions)
+    (recipe / "steps" / f"{step}.sh").write_text(f'set -euo pipefail\n. "$PAYLOAD/lib.sh"\n{line}\n')
+
+
+def test_a_file_with_another_hash_than_its_maker_publishes_fails_closed(recipe):
+    (recipe / "erdma.tar").write_text("tampered")
+    versions = rows("erdma-installer", kind="hashed", url="http://127.0.0.1:9/erdma.tar", sha256="0" * 64)
+    one_line(recipe, "30-fabric", "archive=$(outside erdma-installer)", versions)
+
+    said = provision(recipe / "provision.sh", {"TARGET": "alicloud", "FILES": str(recipe)}, "30-fabric")
+
+    assert said.returncode == 1
+    assert "erdma.tar: sha256 is" in said.stderr
+
+
+def test_a_file_that_cannot_be_fetched_is_named(recipe):
+    versions = rows("efa-installer", kind="signed", url="http://127.0.0.1:9/efa.tar", key_url="x/key")
+    one_line(recipe, "30-fabric", "archive=$(outside efa-installer)", versions)
+
+    said = provision(recipe / "provision.sh", {"TARGET": "aws", "FILES": str(recipe / "files")}, "30-fabric")
+
+    assert said.returncode == 1
+    assert "error: http://127.0.0.1:9/efa.tar cannot be fetched" in said.stderr
+
+
+@pytest.fixture(scope="module")
+def keys():
+    made = [archives.new_key(person) for person in ("maker", "stranger")]
+    yield made
+    for key in made:
+        archives.forget(key)
+
+
+@pytest.mark.parametrize(
+    ("signer", "key", "message"),
+    [
+        (0, 0, None),
+        (1, 0, "efa.tar: not signed by efa-installer's key"),
+        (1, 1, "aws.key: fingerprint is"),
+    ],
+    ids=["by its maker", "by a stranger", "by a stranger whose key is there"],
+)
+def test_a_file_is_taken_when_its_maker_signed_it(recipe, keys, signer, key, message):
+    (recipe / "efa.tar").write_text("installer")
+    keys[signer].sign("--detach-sign", "--output", recipe / "efa.tar.sig", recipe / "efa.tar")
+    (recipe / "aws.key").write_text(keys[key].armour)
+    versions = rows(
+        "efa-installer",
+        kind="signed",
+        url="http://127.0.0.1:9/efa.tar",
+        key_url="http://127.0.0.1:9/aws.key",
+        key_fingerprint=keys[0].fingerprint,
+    )
+    one_line(recipe, "30-fabric", 'archive=$(outside efa-installer)\nlog "took=$archive"', versions)
+
+    said = provision(recipe / "provision.sh", {"TARGET": "aws", "FILES": str(recipe)}, "30-fabric")
+
+    assert said.returncode == (0 if message is None else 1), said.stderr
+    assert (f"took={recipe}/efa.tar" in said.stdout) is (message is None)
+    assert message is None or message in said.stderr
+
+
+def test_a_driver_version_the_archive_does_not_have_is_named(recipe):
+    (recipe / "versions" / f"{this_base()}.tsv").write_text("nvidia-driver\tversion\t999.0-1\n")
+    (recipe / "packages" / f"{this_base()}.tsv").write_text("nvidia-driver\tbash\n")
+    (recipe / "steps" / "20-driver.sh").write_text(
+        'set -e\n. "$PAYLOAD/lib.sh"\ninstall_locked nvidia-driver\n'
+    )
+
+    said = provision(recipe / "provision.sh", {"TARGET": "qemu"}, "20-driver")
+
+    assert said.returncode == 1
+    assert "nvidia-driver." in said.stderr
+    assert "= '999.0-1': the archive has bash" in said.stderr
+
+
+def test_mounts_of_a_bake_end_with_it_however_it_ends(tmp_path):
+    if build_requirements.hindrance() is not None or shutil.which("unshare") is None:
+        pytest.skip("mounts need root and unshare")
+    root = tmp_path / "rootfs"
+    for folder in ("proc", "sys", "run", "tmp", "dev", "etc", "usr/sbin"):
+        (root / folder).mkdir(parents=True)
+    for place in ("recipe", "cache/files", "cache/apt"):
+        (tmp_path / place).mkdir(parents=True)
+    before = Path("/proc/self/mountinfo").read_text()
+
+    # there is no program in that root: the bake fails after everything was mounted
+    done = subprocess.run(
+        bake.enter(root, tmp_path / "recipe", tmp_path / "cache", "qemu"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode != 0
+    assert "chroot" in done.stderr
+    assert Path("/proc/self/mountinfo").read_text() == before
+    assert list((root / "run").iterdir()) == []
+    assert not (root / "usr/sbin/policy-rc.d").exists()

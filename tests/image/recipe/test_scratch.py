@@ -1,0 +1,116 @@
+"""Instance-store disks as /scratch: made where they are blank, kept where they are not."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = (
+    Path(__file__).parents[3]
+    / "image"
+    / "gpu_fleet_image"
+    / "recipe"
+    / "rootfs"
+    / "usr"
+    / "libexec"
+    / "gpu-fleet"
+    / "scratch"
+)
+LINK = "nvme-Amazon_EC2_NVMe_Instance_Storage_AWS{}"
+# What the script calls: each writes down how; some answer.
+PROGRAMS = {
+    "mountpoint": "exit 1",
+    "lsblk": 'case "$*" in *TYPE*) echo disk ;; esac',
+    "blkid": '[ -n "$LABELLED" ] && echo "$LABELLED"',
+    "wipefs": 'case "$*" in *"$HELD_BY") echo "$HELD" ;; esac',
+    "df": "printf 'Size\\n1000\\n'",
+    **dict.fromkeys(("mdadm", "mkfs.xfs", "mount", "udevadm"), "true"),
+}
+
+
+@pytest.fixture
+def instance(tmp_path):
+    """Runs the program on an instance with two disks; gives its exit status, what it said, and the calls."""
+    if os.geteuid() != 0:
+        pytest.skip("block devices are made by root")
+    links = tmp_path / "dev/disk/by-id"
+    links.mkdir(parents=True)
+    (tmp_path / "dev/md").mkdir()
+    for index in range(2):
+        block_device(tmp_path / f"dev/nvme{index}n1")
+        (links / LINK.format(index)).symlink_to(tmp_path / f"dev/nvme{index}n1")
+    (tmp_path / "bin").mkdir()
+    for name, body in PROGRAMS.items():
+        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"$CALLS"\n{body}\n')
+        (tmp_path / "bin" / name).chmod(0o755)
+    here = (
+        SCRIPT.read_text().replace("/dev/", f"{tmp_path}/dev/").replace("/scratch\n", f"{tmp_path}/scratch\n")
+    )
+
+    def run(**answered):
+        answers = {"LABELLED": "", "HELD_BY": "nothing", "HELD": ""} | answered
+        done = subprocess.run(
+            ["bash", "-c", here],
+            env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls"), **answers},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        calls = (tmp_path / "calls").read_text().replace(str(tmp_path), "").splitlines()
+        return done.returncode, done.stderr.replace(str(tmp_path), ""), calls
+
+    return run
+
+
+def block_device(path):
+    os.mknod(path, mode=0o600 | 0o060000, device=os.makedev(7, 250))
+
+
+def made(calls):
+    return [call for call in calls if call.startswith(("mdadm --create", "mkfs.xfs"))]
+
+
+def test_blank_disks_become_one_file_system(instance):
+    status, _, calls = instance()
+
+    assert status == 0
+    create, mkfs = made(calls)
+    assert create.endswith("--raid-devices=2 /dev/nvme0n1 /dev/nvme1n1")
+    assert mkfs == "mkfs.xfs -q -f -K -L gpu-scratch /dev/md/gpu-scratch"
+
+
+def test_what_a_reboot_finds_is_mounted_as_it_is(instance):
+    status, _, calls = instance(LABELLED="/dev/md127")
+
+    assert status == 0
+    assert made(calls) == []
+    assert any(call.startswith("mount -o noatime /dev/md127") for call in calls)
+
+
+def test_a_stripe_of_which_a_disk_is_missing_is_left_as_it_is(instance):
+    status, said, calls = instance(HELD_BY="/dev/nvme1n1", HELD="linux_raid_member")
+
+    assert status == 1
+    assert said.startswith(
+        "error: /dev/nvme1n1 holds linux_raid_member, and no file system gpu-scratch is on"
+    )
+    assert made(calls) == []
+
+
+def test_an_array_without_a_file_system_gets_one(instance, tmp_path):
+    block_device(tmp_path / "dev/md/gpu-scratch")
+
+    status, _, calls = instance(HELD_BY="n1", HELD="linux_raid_member")
+
+    assert status == 0
+    assert made(calls) == ["mkfs.xfs -q -f -K -L gpu-scratch /dev/md/gpu-scratch"]
+
+
+def test_an_array_with_anothers_file_system_is_left_as_it_is(instance, tmp_path):
+    block_device(tmp_path / "dev/md/gpu-scratch")
+
+    status, _, calls = instance(HELD_BY="/md/gpu-scratch", HELD="ext4")
+
+    assert status == 1
+    assert made(calls) == []

@@ -1,0 +1,156 @@
+"""What stands in for a cloud around the virtual machine: endpoints, metadata service, passing hours."""
+
+import http.client
+import socket
+import ssl
+from datetime import UTC, datetime, timedelta
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from gpu_fleet_image.instance.agent import alicloud as agent
+from tests.answering import answering
+from tests.image import alicloud_server
+from tests.image.alicloud_server import serving
+from tests.image.stand_ins import alicloud, aws, ec2_metadata, hours
+from tests.image.stand_ins.https_front import Forward, RefusedError, https_front
+from tests.image.stand_ins.signatures import Keys
+
+USER_TAG = "aws:PrincipalTag/SSMSessionRunAs"
+NAME = "records.s3.us-east-1.amazonaws.com"
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+INSTANCE = {
+    "ami-id": "ami-1",
+    "instance-id": "i-1",
+    "instance-type": "g5.xlarge",
+    "placement/availability-zone": "us-east-1a",
+    "placement/region": "us-east-1",
+}
+
+
+def echo():
+    """A service that answers with what it was asked."""
+    return answering(lambda asked: (200, {}, f"{asked.path} {asked.body.decode()}".encode()))
+
+
+@pytest.fixture
+def front(tmp_path):
+    with echo() as endpoint:
+
+        def route(request):
+            if request.target == "/secret":
+                raise RefusedError("not for you")
+            return Forward(endpoint, f"/{request.host.partition('.')[0]}{request.target}")
+
+        with https_front(tmp_path, [NAME], route) as front:
+            yield front
+
+
+def put(front, target, name=NAME, **options):
+    """PUT as a client does that trusts the front's authority and looks for a name."""
+    context = ssl.create_default_context(cadata=front.authority)
+    connection = http.client.HTTPSConnection("127.0.0.1", front.port, context=context, timeout=120)
+    connection.sock = context.wrap_socket(
+        socket.create_connection(("127.0.0.1", front.port)), server_hostname=name
+    )
+    connection.request("PUT", target, headers={"Host": name}, **options)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def test_a_request_to_a_real_name_reaches_what_stands_in_for_it(front):
+    assert put(front, "/key", body=b"content") == (200, "/records/key content")
+    assert front.hosts() == {NAME}
+
+
+def test_a_body_in_chunks_arrives_whole(front):
+    assert put(front, "/key", body=iter([b"con", b"tent"]), encode_chunked=True)[1] == "/records/key content"
+
+
+def test_what_is_refused_is_noted_with_its_reason(front):
+    assert put(front, "/secret", body=b"") == (403, "not for you")
+    assert front.refused == [(NAME, "not for you")]
+    assert front.handled == []
+
+
+def test_a_name_that_the_certificate_is_not_for_is_no_service(front):
+    with pytest.raises(ssl.SSLCertVerificationError):
+        put(front, "/key", name="elsewhere.example", body=b"")
+    assert front.handled == []
+
+
+@pytest.fixture
+def tree():
+    return ec2_metadata.tree(INSTANCE, "#cloud-config\n", "role", Keys("ASIA", "secret", "token"))
+
+
+def test_every_version_of_the_metadata_answers_like_the_latest(tree):
+    assert tree.get("/2021-03-23/meta-data/instance-id") == tree.get("/latest/meta-data/instance-id") == "i-1"
+    assert tree.get("/2009-04-04/user-data") == "#cloud-config\n"
+
+
+def test_a_folder_of_the_metadata_lists_what_is_in_it(tree):
+    assert tree.get("/latest/meta-data/placement/") == "availability-zone\nregion"
+    assert tree.get("/latest/meta-data/iam/security-credentials/") == "role"
+    assert "placement/" in tree.get("/latest/meta-data/").split("\n")
+
+
+def test_what_is_not_there_is_not_listed(tree):
+    assert tree.get("/latest/meta-data/spot/instance-action") is None
+    assert tree.get("/latest/meta-data/inst") is None
+
+
+def test_a_heartbeat_a_minute_fills_the_hours_that_passed():
+    found = hours.continued(hours.Heartbeat(NOON, 40.0), NOON + timedelta(minutes=2, seconds=30))
+
+    assert [(datapoint.timestamp - NOON, datapoint.value) for datapoint in found] == [
+        (timedelta(minutes=1), 100.0),
+        (timedelta(minutes=2), 160.0),
+    ]
+
+
+def test_the_account_of_the_first_boot_answers_what_an_agent_asks_there():
+    """Every action of it has its documented fields, or the test ends in an error (``tests/conftest.py``)."""
+    world = alicloud.LiveWorld()
+    actions = alicloud.LiveActions(world)
+    world.group("asg-spot", 0, 2)
+    instance = world.join("asg-spot", {"gpu-fleet:reap-after": "2026-11-22T05:00:00+00:00"}, spot=True)
+    datum = {
+        "MetricName": "SecondsSinceActivity",
+        "Value": 1.0,
+        "Dimensions": [{"Name": "InstanceId", "Value": instance.id}],
+    }
+    with serving(actions) as server:
+        clients = alicloud_server.clients(server)
+        notices = agent.Notices(NoNotice(), clients, instance.id, lambda: NOON)
+        agent.CloudMonitor(clients.cms, "test").put_metric_data(MetricData=[datum])
+
+        assert notices.find() is None
+
+        assert notices.mark() == datetime(2026, 11, 22, 5, tzinfo=UTC)
+        assert set(server.asked) == {"PutCustomMetric", "DescribeScalingInstances", "DescribeInstances"}
+    assert [value for _, value in actions.metrics["SecondsSinceActivity_test", instance.id]] == [1.0]
+
+
+class NoNotice:
+    """A metadata service that tells of no spot notice."""
+
+    def get(self, _):
+        return None
+
+
+def test_a_request_with_a_users_keys_is_judged_as_that_users():
+    with mock_aws():
+        sts = boto3.client("sts", "us-east-1", aws_access_key_id="role", aws_secret_access_key="secret")
+        given = sts.assume_role(RoleArn="arn:aws:iam::123456789012:role/dev-user", RoleSessionName="ada@i-1")
+        keys = given["Credentials"]
+
+        theirs, own = (
+            aws.signer_of({"authorization": f"AWS4-HMAC-SHA256 Credential={key_id}/20261126/..."}, "i-1")
+            for key_id in (keys["AccessKeyId"], aws.KEYS.id)
+        )
+
+    assert theirs.keys == Keys(keys["AccessKeyId"], keys["SecretAccessKey"], keys["SessionToken"])
+    assert (theirs.role, theirs.context[USER_TAG]) == (f"{aws.POOL}-user", "ada")
+    assert (own.keys, own.role, USER_TAG in own.context) == (aws.KEYS, f"{aws.POOL}-instance", False)

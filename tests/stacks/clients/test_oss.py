@@ -1,0 +1,212 @@
+"""No upload to a closed endpoint of OSS: the commands that upload report it before."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+from click.testing import CliRunner
+
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.core.alicloud_credentials import KEY_ID, SECRET
+from gpu_fleet_stacks.clients import oss
+from gpu_fleet_stacks.core.errors import StacksError
+from tests.stacks.plan_check.test_commands import shell  # noqa: F401 - a fixture
+
+REGION = "cn-shenzhen"
+PUBLIC, INNER = f"https://oss-{REGION}.aliyuncs.com", f"https://oss-{REGION}-internal.aliyuncs.com"
+LOGGED_IN = {KEY_ID: "made-up", SECRET: "made-up"}
+# HTTP status and code of GetObject: www.alibabacloud.com/help/doc-detail/31836.htm and OSS' error codes.
+NOT_THERE, SHUT, ELSEWHERE = (404, "NoSuchKey"), (400, "PublicEndpointForbidden"), (403, "AccessDenied")
+
+
+@contextmanager
+def serving(buckets):
+    """Fake OSS for an account, bucket -> answer to a read; yield boto3's client and its requests."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            path = urlsplit(self.path).path
+            asked.append(path)
+            if path == "/":
+                rows = "".join(f"<Bucket><Name>{name}</Name></Bucket>" for name in buckets)
+                self.answer(
+                    200, f"<ListAllMyBucketsResult><Buckets>{rows}</Buckets></ListAllMyBucketsResult>"
+                )
+            else:
+                status, code = buckets[path.split("/")[1]]
+                self.answer(status, f"<Error><Code>{code}</Code><Message>no</Message></Error>")
+
+        def answer(self, status, text):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield (
+            boto3.client(
+                "s3",
+                region_name=REGION,
+                endpoint_url=f"http://127.0.0.1:{server.server_port}",
+                aws_access_key_id="made-up",
+                aws_secret_access_key="made-up",
+            ),
+            asked,
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("buckets", "access"),
+    [
+        ({"ours": NOT_THERE}, oss.Access.ALLOWED),
+        ({"ours": SHUT}, oss.Access.FORBIDDEN),
+        ({"elsewhere": ELSEWHERE, "ours": SHUT}, oss.Access.FORBIDDEN),
+        ({"elsewhere": ELSEWHERE}, oss.Access.UNKNOWN),
+        ({}, oss.Access.UNKNOWN),
+    ],
+    ids=["open", "shut", "shut, seen at the second", "of other regions", "no bucket"],
+)
+def test_a_read_of_nothing_shows_whether_the_public_endpoint_is_shut(buckets, access):
+    with serving(buckets) as (s3, _):
+        assert oss.public_access(s3) is access
+
+
+def held(buckets, region=REGION, answers=(), **environ):
+    """Return the error of `hold_upload`, empty if the upload may begin, and the requests."""
+    with serving(buckets) as (s3, asked):
+        try:
+            oss.hold_upload(region, environ, connect=lambda *_: s3, answers=answers.__contains__)
+        except StacksError as error:
+            return str(error), asked
+    return "", asked
+
+
+def test_an_account_that_may_uploads_through_the_public_endpoint():
+    assert held({"ours": NOT_THERE})[0] == ""
+
+
+def test_an_account_that_may_not_is_shown_the_way_inside():
+    said, _ = held({"ours": SHUT})
+
+    assert said.startswith(f"OSS refuses this account uploads through oss-{REGION}.aliyuncs.com")
+    assert f"run this on an ECS instance of {REGION}, or in Cloud Shell" in said
+    assert f"export OSS_ENDPOINT={INNER}" in said
+
+
+def test_naming_the_public_endpoint_opens_no_way_that_is_shut():
+    assert "OSS refuses this account" in held({"ours": SHUT}, OSS_ENDPOINT=PUBLIC)[0]
+
+
+def test_an_account_that_nothing_is_known_of_says_itself_that_it_may():
+    assert f"export OSS_ENDPOINT={PUBLIC}" in held({})[0]
+    assert held({}, OSS_ENDPOINT=PUBLIC)[0] == ""
+
+
+def test_who_may_not_list_buckets_says_so_too():
+    nobody = {"connect": lambda *_: oss.client(REGION, {})}
+
+    with pytest.raises(StacksError, match="no credentials"):
+        oss.hold_upload(REGION, {}, **nobody)
+    oss.hold_upload(REGION, {"OSS_ENDPOINT": PUBLIC}, **nobody)
+
+
+def test_inside_the_region_no_call_is_made():
+    host = f"oss-{REGION}-internal.aliyuncs.com"
+
+    assert held({"ours": SHUT}, answers=[host], OSS_ENDPOINT=INNER) == ("", [])
+    assert "which does not answer from here" in held({}, OSS_ENDPOINT=INNER)[0]
+
+
+@pytest.mark.parametrize("region", ["cn-hongkong", "ap-southeast-1"])
+def test_outside_of_mainland_china_no_call_is_made(region):
+    assert held({"ours": SHUT}, region) == ("", [])
+
+
+def test_the_client_uses_the_endpoint_of_the_provider():
+    made = oss.client(REGION, LOGGED_IN | {"OSS_ENDPOINT": INNER})
+
+    assert made.meta.endpoint_url == f"https://s3.oss-{REGION}-internal.aliyuncs.com"
+
+
+# through the commands that upload
+
+UPLOAD = {
+    "op": "create",
+    "urn": "urn:pulumi:d::gpu-fleet::alicloud:oss/bucketObject:BucketObject::payload",
+    "newState": {"inputs": {"key": "image/payload/1.tar.gz"}},
+}
+QUIET = UPLOAD | {"op": "same"}
+
+
+@pytest.fixture
+def at_home(monkeypatch):
+    """Set up a laptop with a login; return a context with the test's answers of OSS."""
+    for name, value in LOGGED_IN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OSS_ENDPOINT", raising=False)
+
+    @contextmanager
+    def answering(buckets):
+        with serving(buckets) as (s3, asked), monkeypatch.context() as patch:
+            patch.setattr(oss, "bucket_client", lambda *_, **__: s3)
+            yield asked
+
+    return answering
+
+
+def run_up(shell, step):  # noqa: F811 - the fixture
+    plan = json.dumps({"steps": [step]})
+    shell.has_cli(f"""case "$*" in preview*--json*) echo '{plan}'; exit 0;; esac""")
+    return CliRunner().invoke(main, ["up", "alicloud-dev"])
+
+
+def ups(shell):  # noqa: F811 - the fixture
+    return [call for call in shell.calls if call.startswith("up")]
+
+
+@pytest.mark.parametrize("buckets", [{"ours": SHUT}, {}], ids=["shut", "unknown"])
+def test_up_stops_before_its_first_upload(buckets, shell, at_home):  # noqa: F811 - the fixture
+    with at_home(buckets):
+        done = run_up(shell, UPLOAD)
+
+    assert done.exit_code == 1
+    assert "error: " in done.output
+    assert f"export OSS_ENDPOINT={INNER}" in done.output
+    assert ups(shell) == []
+
+
+def test_up_continues_where_the_account_may(shell, at_home):  # noqa: F811 - the fixture
+    with at_home({"ours": NOT_THERE}):
+        done = run_up(shell, UPLOAD)
+
+    assert done.exit_code == 0, done.output
+    assert len(ups(shell)) == 1
+
+
+def test_an_up_that_uploads_nothing_makes_no_call(shell, at_home):  # noqa: F811 - the fixture
+    with at_home({"ours": SHUT}) as asked:
+        done = run_up(shell, QUIET)
+
+    assert done.exit_code == 0, done.output
+    assert asked == []
+
+
+def test_wheels_are_not_fetched_for_a_bucket_that_takes_none(at_home):
+    with at_home({"ours": SHUT}):
+        done = CliRunner().invoke(main, ["image", "wheels", "alicloud-dev"])
+
+    assert done.exit_code == 1
+    assert f"export OSS_ENDPOINT={INNER}" in done.output

@@ -1,0 +1,300 @@
+"""The cost for users: the command, the line in a preview, the output, the refusal."""
+
+import datetime
+import io
+import json
+import re
+from decimal import Decimal
+from typing import Any
+
+import pulumi
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from gpu_fleet_stacks.aws import stack as aws_stack
+from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.catalog.money import Money
+from gpu_fleet_stacks.cost import page, view
+from gpu_fleet_stacks.cost.command import cost as command
+from gpu_fleet_stacks.cost.estimate import estimate
+from gpu_fleet_stacks.cost.lines import OvercommitError
+from gpu_fleet_stacks.cost.notice import VARIABLE, Deployed, DeployedCostError, deployed, sentence
+from gpu_fleet_stacks.settings import Stack, stack_files
+from tests.stacks import test_queue
+from tests.stacks.alicloud import test_queue_alicloud
+from tests.stacks.alicloud_examples import stack as alicloud_stack
+from tests.stacks.alicloud_programs import register as alicloud_register
+from tests.stacks.examples import pool, stack
+from tests.stacks.registrations import declared
+from tests.stacks.shipped import SHIPPED
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(command, arguments, env={"COLUMNS": "160"})
+
+
+@pytest.fixture
+def years_later(monkeypatch):
+    """Make every price stale."""
+    monkeypatch.setattr(prices, "today", lambda: datetime.date(2100, 1, 1))
+
+
+@pytest.fixture
+def said(monkeypatch) -> list[str]:
+    """Return the list of a program's log lines."""
+    lines: list[str] = []
+    for level in ("info", "warn"):
+        monkeypatch.setattr(pulumi.log, level, lambda text, level=level: lines.append(f"{level}: {text}"))
+    return lines
+
+
+def outputs(settings: Stack) -> dict[str, Any]:
+    return declared(settings).outputs
+
+
+def dear(**budget: object):
+    recipients = {"monthly": 5000, "recipients": ["a@b.org"]}
+    return stack(pools=[pool(types=["p5.48xlarge"], size={"max": 4})], budget=recipients | budget)
+
+
+def test_the_command_shows_parts_sums_prices_and_what_the_budget_leaves(years_later):
+    done = run("aws-prod")
+
+    assert done.exit_code == 0
+    assert re.search(r"train .* spot p4d\.24xlarge .* 21,158\.32 .* 64,116\.31", done.output)
+    assert re.search(
+        r"a month .* 6,593\.26 .* 17,332\.76 .* 352\.92 .* 28,981\.78 .* 72,044\.68", done.output
+    )
+    assert re.search(
+        r"p4d\.24xlarge on spot .* 7\.246 USD .* us-east-1 .* 2025-06-28 .* 90th percentile", done.output
+    )
+    assert re.search(r"worst month +█+.* 72,044\.68 USD", done.output)
+    assert re.search(
+        r"nat gateway +0\.045 USD +gateway and hour +us-east-1 +2026-02-24 +cloudburn", done.output
+    )
+    assert "47,955.32 USD under the" in done.output
+    assert re.search(
+        r"^warning: \d+ prices are older than 180 days, the oldest \(", done.stderr, re.MULTILINE
+    )
+
+
+def test_the_bars_are_as_long_as_the_amounts():
+    done = run("aws-prod")
+
+    bars = {name: len(bar) for name, bar in re.findall(r"^ (\w+) +(█+)", done.output, re.MULTILINE)}
+
+    assert bars["budget"] == page.BAR_WIDTH
+    assert bars["train"] == pytest.approx(page.BAR_WIDTH * 64_296 / 120_000, abs=1)
+
+
+def test_an_unknown_price_reads_unknown_and_an_assumed_one_is_distinguished_from_a_listed_one():
+    done = run("alicloud-prod")
+
+    assert re.search(r"shared .* nat traffic .* unknown .* unknown .* unknown", done.output)
+    assert re.search(r"all .* at least, a month .* 1,151,531\.02", done.output)
+    assert "at worst at least 1,151,531.02 CNY a month" in done.output.replace("\n", " ")
+    assert re.search(r"ecs\.gn8v-8x\.48xlarge +400 CNY .* assumed +budget\.assume", done.output)
+
+
+def test_a_price_of_another_region_is_named_beside_it(monkeypatch):
+    network = {"cidr": "10.0.0.0/16", "zones": ["eu-central-1a"]}
+    monkeypatch.setattr(
+        stack_files, "settings_of", lambda name: stack(region="eu-central-1", network=network)
+    )
+
+    done = run("test")
+
+    assert re.search(r"g5\.xlarge +1\.006 USD .* us-east-1, not eu-central-1", done.output)
+    assert "warning: prices of us-east-1 replace those of eu-central-1: g5.xlarge" in done.stderr
+
+
+def test_more_data_costs_more():
+    done = run("aws-dev", "--bucket-gb", "10000")
+
+    assert re.search(r"storage .* bucket .* 230\.00", done.output)
+
+
+def test_more_data_than_can_be_counted_is_refused():
+    done = run("aws-dev", "--nat-gb", str(10**35))
+
+    assert done.exit_code == 2
+    assert "is not in the range 0<=x<=1000000000" in done.output
+
+
+def test_a_stack_over_its_budget_is_shown_first_and_then_refused(monkeypatch):
+    monkeypatch.setattr(stack_files, "settings_of", lambda name: dear())
+
+    done = run("test")
+
+    assert "155,894.10 USD over the" in done.output
+    assert isinstance(done.exception, OvercommitError)
+
+
+def test_a_preview_says_the_cost_in_one_line(register, said):
+    register(stack())
+
+    (line,) = [text for text in said if text.startswith("info: cost of")]
+    assert line.startswith("info: cost of test: now 1.16 USD an hour, 848.68 USD a month expected; at worst ")
+    assert line.endswith("the budget")
+
+
+def handed_over(settings: Stack) -> str:
+    """Return the output of a deployed stack, as the CLI prints it."""
+    return json.dumps(view.output(estimate(settings), settings.budget.monthly))
+
+
+def test_a_preview_says_how_the_cost_differs_from_the_deployed_one(register, said, monkeypatch):
+    larger = stack(pools=[pool(size={"min": 0, "desired": 2, "max": 4})])
+    monkeypatch.setenv(VARIABLE, handed_over(stack()))
+
+    register(larger)
+    register(stack())
+
+    of_larger, of_same = [text for text in said if text.startswith("info: cost of")]
+    # an instance more is 1.006 x 730 and 21.00 of disk, two at worst
+    assert of_larger.endswith("; deployed: +755.38 a month now, +1,510.76 at worst, USD")
+    assert of_same.endswith("; deployed: the same")
+
+
+def test_a_smaller_stack_is_cheaper_than_the_deployed_one():
+    before = deployed({VARIABLE: handed_over(stack())})
+    smaller = estimate(stack(pools=[pool(size={"min": 0, "desired": 0, "max": 2})]))
+
+    assert sentence(smaller, before) == "deployed: -755.38 a month now, 0.00 at worst, USD"
+
+
+def test_another_currency_leaves_nothing_to_compare():
+    before = Deployed(Money(Decimal(1), "CNY"), Money(Decimal(2), "CNY"))
+
+    assert sentence(estimate(stack()), before) == "deployed: in CNY, not comparable"
+
+
+def test_before_the_first_up_there_is_nothing_to_compare():
+    for environ in ({}, {VARIABLE: ""}, {VARIABLE: " \n"}):
+        assert deployed(environ) is None
+    assert sentence(estimate(stack()), None) == ""
+
+
+def test_what_is_no_output_of_the_program_is_named():
+    message = r"GPU_FLEET_DEPLOYED_COST = .* must be the stack's output cost"
+    for text in ("42", "{}", "not JSON", '{"currency": "USD", "month": {"now": {"high": "x"}}}'):
+        with pytest.raises(DeployedCostError, match=message):
+            deployed({VARIABLE: text})
+
+
+def test_an_output_of_another_version_is_warned_of_and_stops_no_preview(register, said, monkeypatch):
+    monkeypatch.setenv(VARIABLE, '{"hourly": 3}')
+
+    register(stack())
+
+    assert [
+        text for text in said if text.startswith("warn:") and "no difference to the deployed stack" in text
+    ]
+    assert [text for text in said if text.startswith("info: cost of test") and text.endswith("the budget")]
+
+
+def test_a_preview_warns_of_stale_prices(register, said, years_later):
+    register(stack())
+
+    assert [text for text in said if text.startswith("warn: cost of test: ") and "180 days" in text]
+
+
+def test_the_cost_is_an_output_of_the_stack_as_plain_text():
+    found = outputs(stack())["cost"]
+
+    assert found == view.output(estimate(stack()), 5000)
+    assert found["month"]["now"] == {"low": "848.68", "high": "848.68"}
+    assert found["currency"] == "USD"
+    assert found["unknown"] == []
+
+
+def test_nothing_is_declared_of_a_stack_whose_worst_month_passes_its_budget(register, monkeypatch):
+    reached: list[str] = []
+    monkeypatch.setattr(aws_stack, "provider", lambda settings: reached.append(settings.name))
+
+    with pytest.raises(OvercommitError, match=r"budget\.monthly = 5,000\.00 USD: the worst case of a month"):
+        register(dear())
+
+    assert reached == []
+
+
+def test_a_stack_over_its_budget_stands_where_its_file_allows_that():
+    assert outputs(dear(allow_overcommit=True))["cost"]["worst_month"] == "160894.10"
+
+
+# What a part of a stack is called where its cost is shown: a price's name, or a word of what is not counted.
+CALLED = {
+    "aws:autoscaling/group:Group": "on-demand",
+    "aws:budgets/budget:Budget": None,
+    "aws:cloudwatch/dashboard:Dashboard": "dashboards",
+    "aws:cloudwatch/logGroup:LogGroup": "logs",
+    "aws:cloudwatch/metricAlarm:MetricAlarm": "alarms",
+    "aws:ec2/eip:Eip": "public address",
+    "aws:ec2/flowLog:FlowLog": "log",
+    "aws:ec2/natGateway:NatGateway": "nat gateway",
+    "aws:ec2/vpcEndpoint:VpcEndpoint": "endpoint",
+    "aws:efs/backupPolicy:BackupPolicy": "backups",
+    "aws:efs/fileSystem:FileSystem": "home",
+    "aws:fsx/lustreFileSystem:LustreFileSystem": "scratch",
+    "aws:imagebuilder/imagePipeline:ImagePipeline": "image builder",
+    "aws:kms/key:Key": "keys",
+    "aws:lambda/function:Function": "functions",
+    "aws:s3/bucket:Bucket": "bucket",
+    "aws:scheduler/schedule:Schedule": "functions",
+    "aws:secretsmanager/secret:Secret": "secrets",
+    "aws:sns/topic:Topic": "messages",
+    "aws:sqs/queue:Queue": "messages",
+    "alicloud:cms/alarm:Alarm": "alarms",
+    "alicloud:ecs/ecsImagePipeline:EcsImagePipeline": "image builds",
+    "alicloud:ecs/eipAddress:EipAddress": "public address",
+    "alicloud:ecs/instance:Instance": "queue controller",
+    "alicloud:ess/alarm:Alarm": "alarms",
+    "alicloud:ess/scalingGroup:ScalingGroup": "on-demand",
+    "alicloud:fc/v3Function:V3Function": "functions",
+    "alicloud:kms/key:Key": "keys",
+    "alicloud:kms/secret:Secret": "secrets",
+    "alicloud:log/store:Store": "log",
+    "alicloud:nas/fileSystem:FileSystem": "home",
+    "alicloud:oss/bucket:Bucket": "bucket",
+    "alicloud:privatelink/vpcEndpoint:VpcEndpoint": "endpoint",
+    "alicloud:vpc/natGateway:NatGateway": "nat gateway",
+}
+# Rules, roles, names and what hangs on a part above: nothing is paid for them alone.
+WITHOUT_PRICE = re.compile(
+    r"aws:(iam|vpc|lambda/(functionEventInvokeConfig|permission)|s3/bucket\w+|sns/topic\w+|efs/(fileSystemPolicy|mountTarget)"
+    r"|ec2/(defaultSecurityGroup|internetGateway|launchTemplate|networkInterface|placementGroup|route\w*|securityGroup|subnet|vpc)"
+    r"|cloudwatch/event\w+|autoscaling/lifecycleHook|kms/alias|ssm/(document|parameter)|imagebuilder/(?!imagePipeline)\w+)[:/]"
+    r"|alicloud:(ram|cms/(alarmContact|alarmContactGroup|monitorGroup)|ecs/(command|ecsImageComponent|ecsLaunchTemplate"
+    r"|eipAssociation|securityGroup\w*)|ess/(?!alarm:|scalingGroup:)\w+|fc/(?!v3Function)\w+|kms/alias|log/(project|storeIndex)"
+    r"|nas/(?!fileSystem)\w+|oss/bucket\w+|privatelink/vpcEndpointZone|vpc/(?!natGateway)\w+)[:/]"
+)
+
+
+def unnamed(parts: set[str], said: str) -> set[str]:
+    """Return the types without a price that are not named as not counted either."""
+    unknown = {part for part in parts if part not in CALLED and not WITHOUT_PRICE.match(part)}
+    return unknown | {part for part in parts if CALLED.get(part) and CALLED[part] not in said}
+
+
+def test_every_part_of_a_stack_is_priced_or_named_as_not_counted():
+    for name in SHIPPED:
+        said = CliRunner().invoke(command, [name], env={"COLUMNS": "400"}).stdout
+        assert unnamed({made.type for made in declared(name).resources}, said) == set(), name
+
+
+@pytest.mark.parametrize("cloud", ["aws", "alicloud"])
+def test_every_part_of_a_queue_is_priced_or_named_as_not_counted(cloud, request):
+    """No shipped stack has a queue."""
+    if cloud == "aws":
+        settings, program_of = stack(**test_queue.QUEUED), request.getfixturevalue("register")
+    else:
+        settings, program_of = alicloud_stack(**test_queue_alicloud.QUEUED), alicloud_register
+    parts = {made.type for made in program_of(settings).resources}
+    console = Console(width=400, file=io.StringIO(), record=True)
+
+    console.print(page.page(estimate(settings), settings.budget.monthly))
+
+    said = console.export_text()
+    assert "queue controller" in said
+    assert unnamed(parts, said) == set()

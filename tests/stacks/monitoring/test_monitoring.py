@@ -1,0 +1,153 @@
+"""Prometheus and Grafana files are valid by promtool, and use only published metrics."""
+
+import json
+import re
+import shutil
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpu_fleet_image.controllers.meter import meter
+from gpu_fleet_image.core import metrics
+from gpu_fleet_stacks.aws import dashboard as aws_dashboard
+from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.monitoring import grafana
+from tests.stacks.monitoring.dcgm_counters import DEFAULT_COUNTERS
+
+FOLDER = Path(grafana.__file__).parent
+RULES = FOLDER / "gpu-fleet.rules.yml"
+PUBLISHED = {value for name, value in vars(metrics).items() if name.startswith("METRIC_")}
+# Of node exporter and of Prometheus itself.
+KNOWN_ELSEWHERE = {"node_filesystem_avail_bytes", "node_filesystem_size_bytes", "up"}
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus"
+)
+
+
+def promtool(*arguments: str) -> str:
+    """Run promtool beside the files."""
+    done = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def alerts():
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def panels():
+    return json.loads(grafana.FILE.read_text())["panels"]
+
+
+def queries() -> dict[str, str]:
+    """Return title -> query of Prometheus, with the variables filled in."""
+    return {
+        f"{panel['title']} {target['refId']}": target["expr"].replace("$stack", "aws-dev")
+        for panel in panels()
+        for target in panel["targets"]
+        if target["datasource"]["type"] == "prometheus"
+    }
+
+
+@needs_promtool
+def test_promtool_takes_the_configuration_and_its_rules():
+    assert "SUCCESS: 1 rule files found" in promtool("check", "config", "prometheus.yml")
+
+
+@needs_promtool
+def test_every_rule_fires_when_it_should_and_only_then():
+    assert "SUCCESS" in promtool("test", "rules", "gpu-fleet.rules_test.yml")
+
+
+@needs_promtool
+def test_promtool_takes_every_query_of_the_dashboard(tmp_path):
+    recorded = [
+        {"record": f"panel:{index}", "expr": expression}
+        for index, expression in enumerate(queries().values())
+    ]
+    file = tmp_path / "queries.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": recorded}]}))
+
+    assert f"SUCCESS: {len(recorded)} rules found" in promtool("check", "rules", str(file))
+
+
+def test_a_rule_says_how_bad_it_is_and_what_to_do_and_is_tried():
+    tried = yaml.safe_load((FOLDER / "gpu-fleet.rules_test.yml").read_text())["tests"]
+    fired = {alert["alertname"] for test in tried for alert in test["alert_rule_test"] if alert["exp_alerts"]}
+    rules = {rule["alert"]: rule for rule in alerts()}
+
+    assert {"GpuHot", "GpuXid", "GpuIdle", "DiskFull", "NoHeartbeat"} <= rules.keys() <= fired
+    assert {rule["labels"]["severity"] for rule in rules.values()} <= {"info", "warning", "critical"}
+    assert [name for name, rule in rules.items() if len(rule["annotations"]["remedy"]) <= 10] == []
+
+
+def test_every_counter_is_one_that_an_exporter_publishes_by_default():
+    for expression in (*(rule["expr"] for rule in alerts()), *queries().values()):
+        named = set(re.findall(r"\b(?:DCGM_\w+|node_\w+|up)\b", expression))
+        assert named, expression
+        assert named <= DEFAULT_COUNTERS | KNOWN_ELSEWHERE, expression
+
+
+def test_instances_are_found_by_the_tags_that_stacks_give_them():
+    jobs = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
+
+    ports = {job["job_name"]: job["ec2_sd_configs"][0]["port"] for job in jobs}
+    labels = {part["source_labels"][0] for job in jobs for part in job["relabel_configs"]}
+    assert ports == {"gpu": 9400, "instance": 9100}
+    assert all(
+        {"name": f"tag:{naming.PROJECT}:managed", "values": ["true"]} in job["ec2_sd_configs"][0]["filters"]
+        for job in jobs
+    )
+    for tag in ("stack", "pool", "owner"):
+        assert "__meta_ec2_tag_" + re.sub(r"\W", "_", f"{naming.PROJECT}:{tag}") in labels
+
+
+def test_the_dashboard_is_what_its_source_writes():
+    assert grafana.FILE.read_text() == grafana.text()
+
+
+def cells(place):
+    """Return the cells of a panel on the grid."""
+    return product(range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"]))
+
+
+def test_panels_have_their_own_ids_and_places_and_known_data_sources():
+    places = [cell for panel in panels() for cell in cells(panel["gridPos"])]
+    variables = {entry["name"] for entry in grafana.dashboard()["templating"]["list"]}
+
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+    assert len(set(places)) == len(places)
+    assert {panel["datasource"]["uid"] for panel in panels()} == {"${cloudwatch}", "${prometheus}"}
+    assert {"cloudwatch", "prometheus", "stack", "region"} == variables
+
+
+def test_every_metric_of_cloudwatch_is_one_that_agents_sweep_and_meter_publish():
+    own = {
+        target["metricName"]
+        for panel in panels()
+        for target in panel["targets"]
+        if target["datasource"]["type"] == "cloudwatch" and target["namespace"].startswith("GpuFleet/")
+    }
+
+    assert own
+    assert own <= PUBLISHED
+
+
+def test_it_shows_what_the_page_of_cloudwatch_cannot():
+    titles = {panel["title"] for panel in panels()}
+
+    assert {"GPU temperature", "XID errors", "Fullest disk", "Month's cost against the budget"} <= titles
+
+
+def test_the_provisioning_names_both_data_sources():
+    sources = yaml.safe_load((FOLDER / "provisioning/datasources/gpu-fleet.yaml").read_text())["datasources"]
+
+    assert {source["type"] for source in sources} == {"cloudwatch", "prometheus"}
+
+
+def test_the_page_of_cloudwatch_calls_shared_cost_as_the_meter_does():
+    assert aws_dashboard.SHARED == meter.SHARED

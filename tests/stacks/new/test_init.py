@@ -1,0 +1,195 @@
+"""`gpu-fleet init`: a user's own repository, and its use by every command."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.new import command, project
+from gpu_fleet_stacks.plan_check import policy_pack
+from gpu_fleet_stacks.settings import projects
+from tests.stacks.new.test_new import AWS
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(*arguments: str, **options) -> str:
+    done = CliRunner().invoke(main, [*arguments], **options)
+    return done.output if done.exit_code == 0 else f"{done.exit_code}: {done.output}"
+
+
+@pytest.fixture
+def infra(tmp_path, monkeypatch) -> Path:
+    """Create a repository with the stack `research`; commands run outside of it."""
+    monkeypatch.chdir(tmp_path)
+    assert "written" in run("init", "infra", "--stack", "research", *AWS)
+    return tmp_path / "infra"
+
+
+def test_it_writes_what_a_team_commits_and_check_takes_the_stack(infra):
+    assert {str(path.relative_to(infra)) for path in infra.rglob("*") if path.is_file()} == {
+        *("Pulumi.yaml", "__main__.py", "requirements.txt", ".gitignore"),
+        *(".github/workflows/gpu-fleet.yml", "stacks/stack.schema.json", "stacks/Pulumi.research.yaml"),
+    }
+    assert (infra / "Pulumi.yaml").read_text() == (ROOT / "Pulumi.yaml").read_text()
+    assert (infra / "__main__.py").read_text() == (ROOT / "__main__.py").read_text()
+    assert "research: OK" in run("--dir", str(infra), "check", "research")
+
+
+def test_a_stack_is_found_from_any_folder_of_the_project_by_name_by_path_and_by_flag(infra, monkeypatch):
+    file = infra / "stacks" / "Pulumi.research.yaml"
+    ways = [
+        (infra, ("check", "research")),
+        (infra / "stacks", ("check", "research")),
+        (infra / ".github" / "workflows", ("check", "research")),
+        (infra.parent, ("check", str(file))),
+        (infra.parent, ("check", "infra/stacks/Pulumi.research.yaml")),
+        (infra / "stacks", ("check", "Pulumi.research.yaml")),
+        (infra.parent, ("--dir", "infra", "check", "research")),
+        (ROOT, ("--dir", str(infra), "check", "research")),
+    ]
+    said = []
+    for folder, words in ways:
+        monkeypatch.chdir(folder)
+        said.append(run(*words))
+
+    assert [text for text in said if "research: OK" not in text] == []
+
+
+def test_a_path_means_the_files_beside_it_for_this_command_alone(infra, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run("check", str(infra / "stacks" / "Pulumi.research.yaml"))
+
+    assert "no stack 'research': there are alicloud-dev" in run("check", "research")
+
+
+WRONG_PATHS = {
+    "nowhere/Pulumi.research.yaml": "there is no such file",
+    "infra/Pulumi.yaml": "a stack file is named Pulumi.NAME.yaml",
+}
+
+
+def test_a_path_that_is_no_stack_file_is_refused(infra):
+    assert [path for path, says in WRONG_PATHS.items() if says not in run("check", path)] == []
+
+
+def test_a_folder_that_is_not_there_is_named_with_the_flag(infra):
+    assert "GPU_FLEET_DIR (--dir) = 'nowhere': there is no such folder" in run(
+        "--dir", "nowhere", "check", "x"
+    )
+
+
+def test_outside_of_any_project_it_says_how_to_make_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(projects, "OWN", tmp_path)  # no checkout
+
+    said = run("check", "research")
+
+    assert "no project of gpu-fleet in" in said
+    assert "`gpu-fleet init DIR` makes one" in said
+
+
+def test_pulumi_runs_where_the_stack_files_are_the_projects_own(infra, monkeypatch):
+    aside = infra / "old"
+    aside.mkdir()
+    (infra / "stacks" / "Pulumi.research.yaml").rename(aside / "Pulumi.research.yaml")
+    monkeypatch.setenv("GPU_FLEET_DIR", str(aside))
+
+    with pytest.raises(StacksError, match="Pulumi runs in a project alone"):
+        projects.root()
+    monkeypatch.setenv("GPU_FLEET_DIR", str(infra / ".github"))
+    assert projects.root() == infra
+
+
+def test_new_writes_beside_the_other_stacks_and_names_the_schema_there(infra, monkeypatch):
+    monkeypatch.chdir(infra)
+
+    assert "written" in run("new", "lab", *AWS, "--cidr", "10.30.0.0/16")
+
+    first, _, _ = (infra / "stacks" / "Pulumi.lab.yaml").read_text().partition("\n")
+    assert (infra / "stacks" / first.partition("$schema=")[2]).is_file()
+
+
+def test_a_project_that_is_there_is_refused_and_other_files_are_kept(infra, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / ".gitignore").write_text("mine")
+
+    assert "Pulumi.yaml already exists; nothing was written" in run("init", "infra")
+    assert f"kept     {Path('other/.gitignore')}" in run("init", "other")
+    assert (other / ".gitignore").read_text() == "mine"
+
+
+def test_a_wrong_answer_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    said = run("init", "infra", "--stack", "research", *AWS, "--account", "12")
+    forgotten = run("init", "infra", *AWS)
+
+    assert "--account '12'" in said
+    assert "--stack is missing" in forgotten
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_at_a_terminal_it_asks_for_the_first_stack(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "at_terminal", lambda: True)
+
+    run("init", "infra", input="lab|aws|us-east-1|123456789012||||||||a@b.org|||".replace("|", "\n"))
+
+    assert (tmp_path / "infra/stacks/Pulumi.lab.yaml").is_file()
+
+
+ORIGINS = {
+    '{"url": "https://x/y", "vcs_info": {"vcs": "git", "commit_id": "ab12"}}': " @ git+https://x/y@ab12",
+    '{"url": "file:///src", "dir_info": {"editable": true}}': "==7.1",
+    None: "==7.1",
+}
+
+
+def test_the_requirement_is_this_version_or_this_commit(monkeypatch):
+    for origin, pin in ORIGINS.items():
+        package = SimpleNamespace(version="7.1", read_text=lambda _, origin=origin: origin)
+        monkeypatch.setattr(project.metadata, "distribution", lambda _, package=package: package)
+        assert project.requirement() == f"gpu-fleet[platform]{pin}"
+
+
+def test_the_workflow_checks_costs_and_previews_each_stack_with_no_rights_that_it_does_not_need(infra):
+    workflow = yaml.safe_load((infra / ".github/workflows/gpu-fleet.yml").read_text())
+    said = json.dumps(workflow["jobs"])
+
+    assert [
+        verb for verb in ("check", "cost", "preview") if f'gpu-fleet {verb} \\"$file\\"' not in said
+    ] == []
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "${{ github.event.pull_request.title" not in said
+
+
+def test_outside_of_a_checkout_the_policy_pack_is_a_copy_with_an_environment_of_its_own(infra, monkeypatch):
+    commands = []
+    done = SimpleNamespace(returncode=0)
+    monkeypatch.setattr(
+        policy_pack.subprocess,
+        "run",
+        lambda command, **_: [commands.append(command), _made(command)] and done,
+    )
+
+    pack = policy_pack.ready(infra, lambda _: None)
+    policy_pack.ready(infra, lambda _: None)
+
+    assert pack.flag == "build/policy/stacks/gpu_fleet_stacks/crossguard"
+    options = yaml.safe_load((infra / pack.flag / "PulumiPolicy.yaml").read_text())["runtime"]["options"]
+    assert (infra / pack.flag / options["virtualenv"]).resolve() == pack.environment
+    assert not list((infra / "build/policy/stacks").glob("Pulumi.*.yaml"))
+    assert [command[2] for command in commands] == ["venv", "pip"]
+
+
+def _made(command: list[str]) -> None:
+    """Create the folder of `python -m venv`."""
+    if command[2] == "venv":
+        Path(command[3]).mkdir(parents=True)

@@ -1,0 +1,112 @@
+"""The stack of a command, given in any of five ways; and its output for programs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_stacks.plan_check import pulumi_command
+from tests.stacks.examples import stack_file
+
+
+@pytest.fixture
+def one(tmp_path, monkeypatch) -> Path:
+    """Create a folder with only the stack `lab`."""
+    monkeypatch.delenv("GPU_FLEET_STACK", raising=False)
+    monkeypatch.setenv("GPU_FLEET_DIR", str(tmp_path))
+    write(tmp_path, "lab")
+    return tmp_path
+
+
+def write(folder: Path, name: str, **changes) -> None:
+    content = {f"gpu-fleet:{key}": value for key, value in stack_file(**changes).items()}
+    (folder / f"Pulumi.{name}.yaml").write_text(yaml.safe_dump({"config": content}))
+
+
+def run(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(main, [*words])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_the_only_stack_is_meant_where_none_is_named(one):
+    assert "lab: OK" in run("check")
+
+
+def test_of_several_the_environment_a_flag_or_an_argument_names_one(one, monkeypatch):
+    write(one, "far", region="eu-west-1", network={"cidr": "10.1.0.0/16", "zones": ["eu-west-1a"]})
+
+    assert "STACK is missing: there are far, lab; GPU_FLEET_STACK names one" in run("check", code=2)
+    assert "far: OK" in run("check", "-s", "far")
+    monkeypatch.setenv("GPU_FLEET_STACK", "far")
+    assert "far: OK" in run("check")
+    assert "lab: OK" in run("check", "lab")
+    assert "lab: OK" in run("check", "--stack", "lab")
+
+
+def test_two_names_are_refused(one):
+    assert "two stacks are named, 'lab' and --stack 'other'" in run("check", "lab", "-s", "other", code=2)
+    assert "two stacks are named, 'a' and --stack 'b'" in run("status", "a", "-s", "b", code=2)
+
+
+def test_what_follows_the_dashes_is_never_the_stack(one, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        pulumi_command, "pulumi", lambda command, name, arguments, **_: asked.append((name, arguments)) or 0
+    )
+
+    run("up", "--", "--yes")
+    run("up", "lab", "--", "--target", "urn:x")
+
+    assert asked == [("lab", ("--yes",)), ("lab", ("--target", "urn:x"))]
+
+
+def test_an_output_is_named_with_or_without_the_stack(one, monkeypatch):
+    monkeypatch.setattr(pulumi_command, "deployed", lambda name: {"region": f"of {name}"})
+
+    ways = (("lab", "region"), ("region",), ("-s", "lab", "region"))
+    assert [run("outputs", *words) for words in ways] == ["of lab\n"] * 3
+
+
+def test_users_commands_take_the_only_stack_and_the_environments(one, monkeypatch):
+    nowhere = run("runs", "--region", "us-east-1", "--cloud", "alicloud", code=1)
+    monkeypatch.setenv("GPU_FLEET_STACK", "other")
+    other = run("status", code=1)
+
+    assert "which stack" not in nowhere
+    assert "stack 'other' has no file here" in other
+
+
+KEYS = {
+    *("stack", "ok", "error", "problems", "warnings", "cloud", "region", "account_id", "pools", "cost"),
+}
+
+
+def test_check_says_the_same_keys_to_programs_of_a_sound_and_a_broken_file(one):
+    sound = json.loads(run("check", "-o", "json"))
+    write(one, "lab", owner="Research (EMEA)")
+    broken = json.loads(run("check", "-o", "json", code=1))
+    (one / "Pulumi.lab.yaml").write_text("config: [")
+    unreadable = json.loads(run("check", "-o", "json", code=1))
+
+    assert {frozenset(each) for each in (sound, broken, unreadable)} == {frozenset(KEYS)}
+    assert (sound["ok"], sound["cost"]["currency"]) == (True, "USD")
+    assert [problem["key"] for problem in broken["problems"]] == ["owner"]
+    assert "cannot be read: line 1, column" in unreadable["error"]
+
+
+def test_cost_says_to_programs_what_the_stack_exports(one):
+    said = json.loads(run("cost", "-o", "json"))
+
+    assert said["stack"] == "lab"
+    assert {"budget", "worst_month", "hour", "month", "month_by_pool", "unknown"} < said.keys()
+
+
+def test_the_page_names_every_key_that_programs_read(one):
+    page = (Path(__file__).parents[3] / "docs/reference/json.md").read_text()
+
+    said = {*json.loads(run("check", "-o", "json")), *json.loads(run("cost", "-o", "json"))}
+    assert [key for key in said if f"`{key}`" not in page] == []

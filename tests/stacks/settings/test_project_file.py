@@ -1,0 +1,53 @@
+"""Pulumi.yaml's schema and the settings name the same keys."""
+
+import subprocess
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import yaml
+
+from gpu_fleet_stacks.settings import Stack, stack_files
+from tests.stacks.shipped import SHIPPED
+
+ROOT = Path(__file__).parents[3]
+PROJECT = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
+SCHEMA = PROJECT["config"]
+# the name is Pulumi's own
+SETTINGS = {field.name: field for field in fields(Stack) if field.name != "name"}
+
+
+def test_the_schema_and_the_settings_name_the_same_keys():
+    assert set(SCHEMA) == set(SETTINGS)
+
+
+def test_every_stack_sets_what_the_schema_gives_no_default_for():
+    required = {f"gpu-fleet:{key}" for key, entry in SCHEMA.items() if "default" not in entry}
+    files = {
+        name: yaml.safe_load((ROOT / "stacks" / f"Pulumi.{name}.yaml").read_text())["config"]
+        for name in SHIPPED
+    }
+
+    assert {name: missing for name, content in files.items() if (missing := required - content.keys())} == {}
+
+
+def test_a_key_the_settings_require_has_no_default_in_the_schema():
+    with_default = {
+        key
+        for key, field in SETTINGS.items()
+        if field.default is not MISSING or field.default_factory is not MISSING
+    }
+
+    assert [key for key in SCHEMA if "default" in SCHEMA[key] and key not in with_default] == []
+
+
+def test_the_shipped_stacks_are_those_that_git_has():
+    listed = subprocess.run(
+        ["git", "ls-files", "stacks/Pulumi.*.yaml"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+
+    assert [stack_files.name_of(Path(line)) for line in listed.stdout.split()] == list(SHIPPED)
+
+
+def test_stack_files_lie_where_the_settings_do():
+    assert PROJECT["stackConfigDir"] == "stacks"
+    assert PROJECT["runtime"] == {"name": "python", "options": {"toolchain": "pip", "virtualenv": ".venv"}}

@@ -1,0 +1,317 @@
+"""`gpu-fleet destroy` of an Alibaba Cloud stack: a server of this computer answers its calls."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from click.testing import CliRunner
+
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.teardown import command
+from gpu_fleet_stacks.teardown.alicloud import connect
+from gpu_fleet_stacks.teardown.command import destroy
+from tests.stacks.alicloud_account import Account, Refusal, serving
+from tests.stacks.alicloud_programs import shipped
+from tests.stacks.teardown import pulumi_stand_in
+from tests.stacks.teardown.pulumi_stand_in import excluded
+
+NAME, ACCOUNT_ID = "alicloud-dev", "1234567890123456"
+TAGS = {"gpu-fleet:pool": "dev", "gpu-fleet:managed": "true"}
+KEY, BUCKET = "alicloud:kms/key:Key", "alicloud:oss/bucket:Bucket"
+GROUP, FILE_SYSTEM = "alicloud:ess/scalingGroup:ScalingGroup", "alicloud:nas/fileSystem:FileSystem"
+
+
+# API DescribeScalingGroups (2022-02-22): whether a group expects a number is a field of its own.
+EXPECTS = {"EnableDesiredCapacity": True, "DesiredCapacity": 1}
+EXPECTS_NONE = {"EnableDesiredCapacity": False, "DesiredCapacity": 0}
+
+
+@dataclass
+class World:
+    """State of the fake cloud.
+
+    Attributes:
+        groups: group id -> ids of its instances.
+        states: instance id -> status.
+        protected: instances that their group must not terminate.
+        tags: instance id -> more tags.
+        snapshots: id -> key.
+        pending: keys with a scheduled deletion.
+    """
+
+    rehearsed: Rehearsed
+    groups: dict[str, list[str]]
+    states: dict[str, str] = field(default_factory=dict)
+    protected: set[str] = field(default_factory=set)
+    tags: dict[str, dict[str, str]] = field(default_factory=dict)
+    snapshots: dict[str, str] = field(default_factory=dict)
+    pending: dict[str, str] = field(default_factory=dict)
+    capacity: dict[str, Any] = field(default_factory=lambda: EXPECTS)
+    guarded: bool = False
+
+    def answers(self, account_id: str) -> dict[str, Any]:
+        return {
+            "GetCallerIdentity": {"AccountId": account_id},
+            "DescribeInstances": self._instances,
+            "DescribeScalingInstances": self._members,
+            "DescribeScalingGroups": lambda _: {"ScalingGroups": [self.capacity]},
+            "SetInstancesProtection": self._unprotect,
+            "ModifyScalingGroup": self._modify,
+            "DeleteInstances": self._delete,
+            "DescribeFileSystems": {
+                "FileSystems": {"FileSystem": [{"MeteredSize": 3 * 2**30, "Capacity": 100}]}
+            },
+            "DescribeSnapshots": lambda _: {
+                "Snapshots": {
+                    "Snapshot": [
+                        {"SnapshotId": snapshot, "KMSKeyId": key} for snapshot, key in self.snapshots.items()
+                    ]
+                }
+            },
+            "DescribeImages": {"TotalCount": 0, "Images": {"Image": []}},
+            "DescribeDisks": {"Disks": {"Disk": []}},
+            "DescribeKey": self._key,
+            "ScheduleKeyDeletion": self._schedule,
+            "SetDeletionProtection": self._lift,
+        }
+
+    def _instances(self, asked):
+        assert (asked["Tag.1.Key"], asked["Tag.1.Value"]) == ("gpu-fleet:stack", NAME)
+        assert "Tag.2.Key" not in asked
+        found = [
+            {
+                "InstanceId": state,
+                "InstanceType": "ecs.gn7i-c8g1.2xlarge",
+                "Status": status,
+                "Tags": {
+                    "Tag": [
+                        {"TagKey": key, "TagValue": value}
+                        for key, value in {**TAGS, **self.tags.get(state, {})}.items()
+                    ]
+                },
+            }
+            for state, status in self.states.items()
+        ]
+        return {"Instances": {"Instance": found}}
+
+    def _members(self, asked):
+        rows = [
+            {"InstanceId": group, "LifecycleState": "Protected" if group in self.protected else "InService"}
+            for group in self.groups[asked["ScalingGroupId"]]
+        ]
+        return {"TotalCount": len(rows), "ScalingInstances": rows}
+
+    def _unprotect(self, asked):
+        assert asked["ProtectedFromScaleIn"] == "false"
+        self.protected -= {value for key, value in asked.items() if key.startswith("InstanceIds.")}
+        return {}
+
+    def _modify(self, asked):
+        expected = "0" if self.capacity["EnableDesiredCapacity"] else None
+        assert (asked["MinSize"], asked["MaxSize"], asked.get("DesiredCapacity")) == ("0", "0", expected)
+        members = self.groups[asked["ScalingGroupId"]]
+        for item in [member for member in members if member not in self.protected]:
+            members.remove(item)
+            del self.states[item]
+        return {}
+
+    def _delete(self, asked):
+        ids = [value for key, value in asked.items() if key.startswith("InstanceId.")]
+        if any(self.states[instance_id] != "Stopped" for instance_id in ids):
+            return Refusal("IncorrectInstanceStatus", "not stopped")
+        for each_instance_id in ids:
+            del self.states[each_instance_id]
+        return {}
+
+    def _key(self, asked):
+        state = "PendingDeletion" if asked["KeyId"] in self.pending else "Enabled"
+        guard = {"Arn": "acs:kms:key", "DeletionProtection": "Enabled" if self.guarded else "Disabled"}
+        return {"KeyMetadata": {"KeyState": state} | guard}
+
+    def _lift(self, asked):
+        assert asked["ProtectedResourceArn"] == "acs:kms:key"
+        self.guarded = asked["EnableDeletionProtection"] == "true"
+        return {}
+
+    def _schedule(self, asked):
+        if self.guarded:  # API ScheduleKeyDeletion, error codes
+            return Refusal("Rejected.DeletionProtected", "deletion protection is on")
+        self.pending[asked["KeyId"]] = asked["PendingWindowInDays"]
+        return {}
+
+
+@dataclass
+class Fleet:
+    world: World
+    account: Account
+    state: Path
+    s3: Any
+
+    def run(self, *arguments: str):
+        return CliRunner().invoke(destroy, [NAME, *arguments])
+
+    def of_type(self, token):
+        return self.world.rehearsed.of_type(token)
+
+    @property
+    def buckets(self) -> dict[str, str]:
+        return {resource.name.rpartition("-")[2]: resource.id for resource in self.of_type(BUCKET)}
+
+    def versions(self, kind: str) -> int:
+        found = self.s3.list_object_versions(Bucket=self.buckets[kind])
+        return len(found.get("Versions", [])) + len(found.get("DeleteMarkers", []))
+
+    def asked(self, action: str) -> list[dict[str, str]]:
+        return [parameters for name, parameters in self.account.asked if name == action]
+
+    def destroys(self) -> list[list[str]]:
+        return [call for call in pulumi_stand_in.calls(self.state) if call[0] == "destroy"]
+
+
+@pytest.fixture
+def fleet(tmp_path, monkeypatch) -> Iterator[Fleet]:
+    rehearsed = shipped(NAME)
+    monkeypatch.setenv(pulumi_stand_in.VARIABLE, str(tmp_path / "state.json"))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    first, *others = [resource.id for resource in rehearsed.of_type(GROUP)]
+    world = World(rehearsed, {first: ["i-busy"], **{other: [] for other in others}}, {"i-busy": "Running"})
+    world.protected.add("i-busy")
+    with (
+        moto_server("us-east-1"),
+        pulumi_stand_in.installed(tmp_path, rehearsed.registrations) as state,
+    ):
+        s3 = boto3.client("s3", region_name="us-east-1")
+        for each_resource in rehearsed.of_type(BUCKET):
+            s3.create_bucket(Bucket=each_resource.id)
+            s3.put_bucket_versioning(Bucket=each_resource.id, VersioningConfiguration={"Status": "Enabled"})
+            s3.put_object(Bucket=each_resource.id, Key="run/last", Body=b"old")
+            s3.put_object(Bucket=each_resource.id, Key="run/last", Body=b"new")
+        account = Account(world.answers(ACCOUNT_ID))
+        with serving(account) as cloud:
+            monkeypatch.setattr(command, "cloud_of", lambda stack: connect(stack, cloud, s3))
+            yield Fleet(world, account, state, s3)
+
+
+# One that was made with 0 expects no number, and refuses to be given one: its limit alone empties it.
+@pytest.mark.parametrize("capacity", [EXPECTS, EXPECTS_NONE])
+def test_protected_instances_leave_through_their_group_and_data_its_key_and_its_settings_stay(
+    fleet, capacity
+):
+    fleet.world.capacity = capacity
+
+    done = fleet.run("--yes")
+
+    assert done.exit_code == 0, done.output
+    assert fleet.world.states == {}
+    assert fleet.asked("DeleteInstances") == []
+    assert [call["InstanceIds.1"] for call in fleet.asked("SetInstancesProtection")] == ["i-busy"]
+    left = {resource.type for resource in pulumi_stand_in.read(fleet.state)}
+    assert {KEY, "alicloud:kms/alias:Alias", BUCKET, "alicloud:oss/bucketPolicy:BucketPolicy"} <= left
+    assert not {GROUP, "alicloud:fc/v3Function:V3Function"} & left
+    assert fleet.versions("checkpoints") == 2
+    assert fleet.asked("ScheduleKeyDeletion") == []
+    assert "keep      checkpoints" in done.output
+
+
+def test_data_that_is_given_up_is_deleted_after_the_fleet_and_the_key_after_the_data(fleet):
+    done = fleet.run("--yes", "--delete-data", "all")
+
+    assert done.exit_code == 0, done.output
+    assert {kind: fleet.versions(kind) for kind in fleet.buckets} == dict.fromkeys(fleet.buckets, 0)
+    (key,) = fleet.of_type(KEY)
+    assert fleet.world.pending == {key.id: "7"}
+    assert pulumi_stand_in.read(fleet.state) == []
+    first, second, last = fleet.destroys()
+    assert {resource.urn for resource in fleet.of_type(BUCKET)} <= excluded(first)
+    assert not {resource.urn for resource in fleet.of_type(BUCKET)} & excluded(second)
+    assert key.urn in excluded(second)
+    assert excluded(last) == set()
+
+
+def test_a_key_under_deletion_protection_is_let_go_all_the_same(fleet):
+    fleet.world.guarded = True
+
+    done = fleet.run("--yes", "--delete-data", "all")
+
+    assert done.exit_code == 0, done.output
+    assert list(fleet.world.pending.values()) == ["7"]
+
+
+def test_a_snapshot_under_the_key_keeps_the_key(fleet):
+    (key,) = fleet.of_type(KEY)
+    fleet.world.snapshots = {"s-1": key.id, "s-2": "another-key"}
+
+    done = fleet.run("--yes", "--delete-data", "all")
+
+    assert done.exit_code == 0, done.output
+    assert fleet.world.pending == {}
+    assert "needed by 1 snapshots" in done.output
+
+
+def test_what_the_sweep_stopped_is_released_only_where_asked(fleet):
+    fleet.world.states["i-stopped"] = "Stopped"
+
+    refused = fleet.run("--yes")
+    assert refused.exit_code == 1
+    assert "i-stopped: stopped by the sweep, in no group" in str(refused.exception)
+    assert fleet.destroys() == []
+
+    assert fleet.run("--yes", "--terminate-stopped").exit_code == 0
+    assert fleet.world.states == {}
+
+
+@pytest.mark.parametrize(
+    ("tags", "says"),
+    [
+        ({"gpu-fleet:keep-until": "friday"}, "kept until friday"),
+        ({"gpu-fleet:managed": "", "gpu-fleet:protected": "true"}, "gpu-fleet:protected is set"),
+    ],
+    ids=["a hold that cannot be read", "an instance that nothing reaps"],
+)
+def test_whatever_may_be_held_is_seen(fleet, tags, says):
+    fleet.world.tags["i-busy"] = tags
+
+    done = fleet.run("--yes")
+
+    assert done.exit_code == 1
+    assert f"i-busy (dev) is held, {says}" in str(done.exception)
+
+
+def test_another_account_is_refused(fleet):
+    fleet.account.answers["GetCallerIdentity"] = {"AccountId": "42"}
+
+    done = fleet.run("--yes")
+
+    assert "the credentials are of account 42" in str(done.exception)
+
+
+def test_a_denied_question_is_said_and_nothing_is_touched(fleet):
+    fleet.account.answers["DescribeSnapshots"] = Refusal()
+
+    done = fleet.run("--yes")
+
+    assert str(done.exception) == "denied ecs:DescribeSnapshots"
+    assert fleet.destroys() == []
+
+
+def test_groups_that_the_cloud_itself_guards_are_named_with_how_to_lift_that(tmp_path, fleet):
+    fleet.state.with_name("export.json").write_text(guarded(fleet.state))
+
+    done = fleet.run("--yes")
+
+    assert done.exit_code == 1
+    assert "protected against deletion; set `gpu-fleet:protected: false`" in str(done.exception)
+
+
+def guarded(state: Path) -> str:
+    """Return the export with deletion protection on every group."""
+    content = json.loads(state.with_name("export.json").read_text())
+    for resource in content["deployment"]["resources"]:
+        if resource["type"] == GROUP:
+            resource["inputs"]["groupDeletionProtection"] = True
+    return json.dumps(content)

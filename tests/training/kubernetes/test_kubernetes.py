@@ -1,0 +1,365 @@
+"""Manifests for a user's cluster: valid by two versions of Kubernetes, true to the exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import yaml
+from click.testing import CliRunner
+
+from gpu_fleet.cli import main
+from gpu_fleet.core import exit_codes
+from gpu_fleet_jobs.kubernetes import sources
+from gpu_fleet_jobs.kubernetes.request import Claim, default_name, parse_claim
+from gpu_fleet_jobs.kubernetes.sources import LIMIT_BYTES
+from tests.training.kubernetes.manifests.excerpt import KUBERNETES
+from tests.training.kubernetes.manifests.pods import action
+from tests.training.kubernetes.manifests.schemas import problems
+from tests.training.programs import DIGITS, ROOT
+
+IMAGE = f"ghcr.io/you/trainer@sha256:{'0' * 64}"
+PLAIN = ("--nodes", "2", "--gpus", "8", "--claim", "datasets", "--image", IMAGE)
+BUCKET = ("--checkpoint.uri", "s3://bucket/you/digits")
+EVERYTHING = (
+    *PLAIN,
+    *BUCKET,
+    *("--queue", "gpus", "--namespace", "research", "--service-account", "trainer", "--efa", "32"),
+    *("--hugepages", "5120Mi", "--memory", "900Gi", "--cpu", "96", "--shm-gib", "64"),
+    *("--claim", "scratch:/scratch"),
+    *("--node-selector", "node.kubernetes.io/instance-type=p5.48xlarge", "--user", "2000", "--retries", "9"),
+)
+
+
+def run(*arguments: str, kind: str = "--kubernetes", file: Path = DIGITS) -> Any:
+    return CliRunner().invoke(main, ["render", kind, str(file), *arguments])
+
+
+def rendered(*arguments: str, kind: str = "--kubernetes", file: Path = DIGITS) -> list[dict[str, Any]]:
+    result = run(*arguments, kind=kind, file=file)
+    assert result.exit_code == 0, result.output
+    return list(yaml.safe_load_all(result.stdout))
+
+
+def of_kind(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    return next(manifest for manifest in manifests if manifest["kind"] == kind)
+
+
+def pod_of(manifests: list[dict[str, Any]]) -> dict[str, Any]:
+    last = next(manifest for manifest in manifests if manifest["kind"] in ("Job", "TrainingRuntime"))
+    spec = last["spec"]
+    if last["kind"] == "TrainingRuntime":
+        spec = spec["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod: dict[str, Any] = spec["template"]["spec"]
+    return pod
+
+
+RENDERINGS = [
+    ("--kubernetes", (*PLAIN, *BUCKET)),
+    ("--kubernetes", EVERYTHING),
+    ("--kubernetes", ("--gpus", "0", "--image", IMAGE, "--claim", "datasets", *BUCKET)),
+    ("--trainjob", (*PLAIN, *BUCKET)),
+    ("--trainjob", EVERYTHING),
+]
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_rendering_is_valid_in_two_versions(version: str) -> None:
+    for kind, arguments in RENDERINGS:
+        manifests = rendered(*arguments, kind=kind)
+
+        assert len(manifests) == 3
+        assert [problem for manifest in manifests for problem in problems(manifest, version)] == []
+
+
+def broken_job(job: dict[str, Any]) -> None:
+    job["spec"]["backoffLimitPerPod"] = 3
+
+
+def wrong_type(job: dict[str, Any]) -> None:
+    job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] = ["nvidia.com/gpu: 8"]
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("spoil", [broken_job, wrong_type])
+def test_a_wrong_job_is_refused(spoil: Any, version: str) -> None:
+    job = of_kind(rendered(*PLAIN, *BUCKET), "Job")
+    spoil(job)
+
+    assert len(problems(job, version)) == 1
+
+
+@pytest.mark.parametrize("kind", ["--kubernetes", "--trainjob"])
+def test_kueue_can_take_the_run(kind: str) -> None:
+    """Kueue builds a Workload from the label and the pods; it fits Kueue's own schema."""
+    manifests = rendered(*EVERYTHING, kind=kind)
+    queued = of_kind(manifests, "Job" if kind == "--kubernetes" else "TrainJob")
+    pods = {"name": "main", "count": 2, "template": {"spec": pod_of(manifests)}}
+    labels = queued["metadata"]["labels"]
+    workload = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "Workload",
+        "spec": {"queueName": labels["kueue.x-k8s.io/queue-name"], "podSets": [pods]},
+    }
+
+    assert problems(workload) == []
+    assert queued["spec"]["suspend"] is True
+    assert problems(workload | {"spec": {"queueName": "No Queue", "podSets": [pods]}}) != []
+    others = [manifest["metadata"]["labels"] for manifest in manifests if manifest is not queued]
+    assert all("kueue.x-k8s.io/queue-name" not in found for found in others)
+
+
+def test_without_a_queue_the_run_begins_at_once() -> None:
+    job = of_kind(rendered(*PLAIN, *BUCKET), "Job")
+
+    assert "suspend" not in job["spec"]
+    assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("kind", ["--kubernetes", "--trainjob"])
+def test_the_job_obeys_the_table_of_exit_statuses(kind: str) -> None:
+    manifests = rendered(*PLAIN, *BUCKET, kind=kind)
+    job = of_kind(manifests, "Job" if kind == "--kubernetes" else "TrainingRuntime")["spec"]
+    if kind == "--trainjob":
+        job = job["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    policy = job["podFailurePolicy"]
+    names = {rule["onExitCodes"]["containerName"] for rule in policy["rules"] if "onExitCodes" in rule}
+
+    for status in range(1, 256):
+        final = status in (exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD)
+        expected = "FailJob" if final else "Count"
+        assert action(policy, status) == ("Ignore" if status == exit_codes.STOPPED else expected), status
+    assert action(policy, exit_codes.FAILED_FOR_GOOD, disrupted=True) == "FailJob"
+    assert names == {job["template"]["spec"]["containers"][0]["name"]}
+    assert job["template"]["spec"]["restartPolicy"] == "Never"  # else the policy is refused
+
+
+def test_a_pod_that_is_drained_is_not_counted_whatever_its_status() -> None:
+    policy = of_kind(rendered(*PLAIN, *BUCKET), "Job")["spec"]["podFailurePolicy"]
+    first = next(rule for rule in policy["rules"] if "onPodConditions" in rule or rule["action"] == "Count")
+
+    assert first["action"] == "Ignore"
+    assert first["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+
+
+def test_all_pods_know_pod_0_by_a_name_that_stays() -> None:
+    manifests = rendered(*PLAIN, *BUCKET)
+    service, job, pod = of_kind(manifests, "Service"), of_kind(manifests, "Job"), pod_of(manifests)
+    variables = {variable["name"]: variable for variable in pod["containers"][0]["env"]}
+
+    assert variables["PET_MASTER_ADDR"]["value"] == "digits-0.digits"
+    assert pod["subdomain"] == service["metadata"]["name"] == job["metadata"]["name"] == "digits"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": "digits"}
+    assert (job["spec"]["completionMode"], job["spec"]["completions"], job["spec"]["parallelism"]) == (
+        "Indexed",
+        2,
+        2,
+    )
+    assert "job-completion-index" in variables["PET_NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
+
+
+def test_kubeflow_trainer_sets_the_variables_of_torchrun_itself() -> None:
+    manifests = rendered(*PLAIN, *BUCKET, kind="--trainjob")
+    train_job, runtime = of_kind(manifests, "TrainJob"), of_kind(manifests, "TrainingRuntime")
+    names = {variable["name"] for variable in pod_of(manifests)["containers"][0]["env"]}
+
+    assert not {name for name in names if name.startswith("PET_")}
+    assert train_job["spec"]["trainer"] == {"numNodes": 2, "numProcPerNode": 8}
+    assert train_job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    assert pod_of(manifests)["containers"][0]["name"] == "node"  # Trainer looks for this one
+
+
+def test_the_last_save_has_the_time_that_the_configuration_declares() -> None:
+    pod = pod_of(rendered(*PLAIN, *BUCKET, "--interrupt.save_s", "240"))
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+
+    assert pod["terminationGracePeriodSeconds"] == 240 + 30
+    assert volumes["shm"]["emptyDir"]["sizeLimit"] == "16Gi"  # of eight processes
+
+
+def test_the_pod_fits_the_restricted_standard() -> None:
+    pod = pod_of(rendered(*EVERYTHING))
+    container = pod["containers"][0]
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 2000
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
+    assert kinds == {"emptyDir", "configMap", "persistentVolumeClaim"}
+
+
+def test_resources_volumes_and_rights_are_what_was_asked_for() -> None:
+    pod = pod_of(rendered(*EVERYTHING))
+    container = pod["containers"][0]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounted = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    variables = {variable["name"] for variable in container["env"]}
+
+    assert container["resources"]["limits"] == container["resources"]["requests"]
+    assert container["resources"]["limits"] == {
+        "nvidia.com/gpu": "8",
+        "vpc.amazonaws.com/efa": "32",
+        "hugepages-2Mi": "5120Mi",
+        "cpu": "96",
+        "memory": "900Gi",
+    }
+    assert mounted["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"}
+    assert mounted["/workspace/data"]["persistentVolumeClaim"] == {"claimName": "datasets"}
+    assert mounted["/scratch"]["persistentVolumeClaim"] == {"claimName": "scratch"}
+    assert pod["serviceAccountName"] == "trainer"
+    assert "FI_PROVIDER" in variables
+    assert "FI_EFA_USE_HUGE_PAGE" not in variables  # asked for
+
+
+BAD_INPUT = [
+    (("--namespace", "My_Team"), "--namespace = 'My_Team': must be a DNS label"),
+    (("--name", "9lives"), "--name = '9lives': must be a DNS label"),
+    (("--name", "n" * 60), "must be a DNS label of at most 44 characters"),
+    (("--nodes", "0"), "--nodes = 0: must be at least 1"),
+    (("--gpus", "-1"), "--gpus = -1: must be at least 0"),
+    (("--nodes", "3"), "run.batch_size = 64 does not divide into 24 ranks"),
+    (("--image", "Trainer:1"), "--image = 'Trainer:1': must be REGISTRY/NAME:TAG"),
+    (("--queue", "a b"), "--queue = 'a b': must be the name of an object"),
+    (("--service-account", "Trainer"), "--service-account = 'Trainer': must be the name"),
+    (("--memory", "lots"), "--memory = 'lots': must be a quantity of Kubernetes"),
+    (("--hugepages", "5120Mi"), "--hugepages = '5120Mi': needs --memory"),
+    (("--user", "0"), "--user = 0: must be at least 1"),
+    (("--claim", "data:../up"), "--claim = 'data:../up': the folder must be one below"),
+    (("--claim", "other:data"), "two volumes cannot both be /workspace/data"),
+    (("--node-selector", "p5"), "--node-selector = 'p5': write KEY=VALUE"),
+    (("--run.epoch", "1"), "run.epoch: unknown key; did you mean epochs?"),
+    (("--checkpoint.uri", "none"), "checkpoint.uri = 'none': a pod's own disk is lost with the pod"),
+    (("--checkpoint.uri", "oss://b/p"), "checkpoint.endpoint = '': must be the endpoint of OSS"),
+    (("--data.path", "corpora/web"), "set --claim NAME:corpora"),
+    (("--model.weights", "../llama"), "model.weights = '../llama': is on this computer"),
+]
+
+
+def wrong(arguments: tuple[str, ...], message: str) -> bool:
+    """Return whether the answer to this input is not one message on stderr with nothing on stdout."""
+    result = run(*PLAIN, *BUCKET, *arguments)
+    said = result.stderr
+    return (
+        result.exit_code != exit_codes.FAILED_FOR_GOOD
+        or message not in said
+        or not said.startswith("error: ")
+        or "Traceback" in result.output
+        or result.stdout != ""
+    )
+
+
+def test_bad_input_is_one_message_and_no_manifest() -> None:
+    assert [arguments for arguments, message in BAD_INPUT if wrong(arguments, message)] == []
+    both = run(*PLAIN, *BUCKET, "--namespace", "My_Team", "--queue", "a b").stderr
+    assert ("--namespace" in both, "--queue" in both) == (True, True)
+
+
+def test_without_a_kind_it_says_which_there_are() -> None:
+    result = CliRunner().invoke(main, ["render", str(DIGITS), "--image", IMAGE])
+
+    assert "give --kubernetes for an Indexed Job, or --trainjob" in result.stderr
+
+
+def test_an_image_without_digest_is_warned_about() -> None:
+    with_digest = run(*PLAIN, *BUCKET, "--service-account", "trainer")
+    without = run(*PLAIN, *BUCKET, "--image", "ghcr.io/you/trainer:1")
+
+    assert with_digest.stderr == ""
+    assert without.exit_code == 0
+    assert "warning: --image = 'ghcr.io/you/trainer:1': has no digest" in without.stderr
+
+
+def test_a_shared_volume_does_instead_of_a_bucket() -> None:
+    rendered(*PLAIN, "--claim", "results:runs")
+
+
+def test_the_configuration_and_own_code_lie_in_the_pod_as_they_lie_here(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.py").write_text(
+        "from mine import parts\n\n\ndef build():\n    import late\n\n    return parts.layer(late)\n"
+    )
+    (tmp_path / "mine" / "parts.py").write_text("def layer(of):\n    return None\n")
+    (tmp_path / "late.py").write_text("import later\n")  # nothing has loaded these when manifests are written
+    (tmp_path / "later.py").write_text("")
+    (tmp_path / "unused.py").write_text("")
+    table = {
+        "run": {"directory": "runs/a", "steps": 1},
+        "model": {"name": "mine.model:build"},
+        "data": {"path": "data/d"},
+    }
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(table))
+
+    words = [sys.executable, "-m", "gpu_fleet", "render", "--kubernetes", "run.toml", *PLAIN, *BUCKET]
+    made = subprocess.run(
+        [*words, "--out", "k.yaml"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "training")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert made.returncode == 0, made.stderr
+    manifests = list(yaml.safe_load_all((tmp_path / "k.yaml").read_text()))
+    data = of_kind(manifests, "ConfigMap")["data"]
+    mounts = pod_of(manifests)["containers"][0]["volumeMounts"]
+    laid = {mount["mountPath"]: data[mount["subPath"]] for mount in mounts if "subPath" in mount}
+    assert laid == {
+        f"/workspace/{name}": (tmp_path / name).read_text()
+        for name in ("run.toml", "mine/model.py", "mine/parts.py", "late.py", "later.py")
+    }
+    assert [problem for manifest in manifests for problem in problems(manifest)] == []
+
+
+def test_more_than_a_config_map_holds_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    large = tmp_path / "large.toml"
+    large.write_text(f"{DIGITS.read_text()}# {'x' * LIMIT_BYTES}\n")
+
+    result = run(*PLAIN, *BUCKET, file=large)
+
+    assert result.exit_code == exit_codes.FAILED_FOR_GOOD
+    assert "a ConfigMap holds 1,048,576; install your code in an image of your own" in result.stderr
+    assert "large.toml 1,04" in result.stderr
+
+
+def test_files_of_one_name_keep_apart() -> None:
+    first = sources.key_of("a/b.py", set())
+
+    assert sources.key_of("a_b.py", set()) == first
+    assert sources.key_of("a_b.py", {first}) != first
+
+
+def test_variables_of_the_cluster_are_not_put_into_arguments() -> None:
+    pod = pod_of(rendered(*PLAIN, *BUCKET, "--model.options", '{text = "$(HOME)"}'))
+
+    assert pod["containers"][0]["args"][-1] == '{text = "$$(HOME)"}'
+
+
+def test_a_text_that_a_cluster_would_read_as_a_number_is_quoted() -> None:
+    text = run(*PLAIN, *BUCKET, "--optimizer.learning_rate", "1e-3", "--node-selector", "rack=098").stdout
+
+    assert "- '1e-3'\n" in text
+    assert "rack: '098'\n" in text
+
+
+def test_a_name_is_made_of_the_run_directory() -> None:
+    assert default_name("runs/7 LLaMA_8b.v2") == "llama-8b-v2"
+    assert default_name("runs/42") == ""
+
+
+def test_a_claim_is_the_folder_data_unless_another_is_named() -> None:
+    data = parse_claim("datasets")
+
+    assert str(data.folder) == "/workspace/data"
+    assert data.holds("data/digits")
+    assert not data.holds("database")
+    assert parse_claim("scratch:/scratch") == Claim("scratch", parse_claim("x:/scratch").folder)

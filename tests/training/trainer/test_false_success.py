@@ -1,0 +1,300 @@
+"""A run that ends well has trained, is finite, resumes to the same bits, and is in the bucket."""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpu_fleet import Run
+from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint.saver import Saver
+from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.core.containers import plain
+from gpu_fleet.core.errors import CheckpointError, UnreadableError
+from gpu_fleet.core.exit_codes import FAILED_FOR_GOOD
+from tests.training.commands import tried_alone
+from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on
+from tests.training.ranks import run_ranks
+
+HERE = "tests.training.trainer.test_false_success"
+URI = "s3://checkpoints/runs/a"
+
+
+@pytest.fixture(scope="module")
+def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Link a few digits."""
+    return few_digits(digits, tmp_path_factory.mktemp("pictures"))
+
+
+class Followed(nn.Module):
+    """Model that pulls each output to a mean of this rank's own samples, as a codebook does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        self.register_buffer("mean", torch.zeros(10))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        outputs = self.layer(pictures.float().reshape(len(pictures), -1)[:, :64] / 255)
+        self.mean.lerp_(outputs.detach().mean(0), 0.3)
+        return outputs - 0.5 * self.mean
+
+
+def followed(pictures: Path, directory: Path, strategy: str = "ddp", **run: Any) -> dict[str, Any]:
+    table = resnet_table(pictures, directory, steps=6)
+    del table["data"]["augmentation"]
+    model = {"name": f"{HERE}:Followed", "options": {}}
+    return changed(table, run=run) | {"model": model, "parallel": {"strategy": strategy}}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_each_rank_resumes_with_its_own_buffers(strategy: str, pictures: Path, tmp_path: Path) -> None:
+    straight, broken = (followed(pictures, tmp_path / name, strategy) for name in ("straight", "broken"))
+
+    train_on(2, broken, stop_at=3)
+
+    assert train_on(2, broken)["parameters_sha256"] == train_on(2, straight)["parameters_sha256"]
+
+
+def test_an_evaluation_changes_no_later_step(pictures: Path, tmp_path: Path) -> None:
+    watched, straight = (
+        followed(pictures, tmp_path / name, evaluate_every_steps=every)
+        for name, every in (("a", 2), ("b", 0))
+    )
+
+    assert train_on(2, watched)["parameters_sha256"] == train_on(2, straight)["parameters_sha256"]
+
+
+@dataclass
+class Note:
+    """A value of a class that a checkpoint cannot name."""
+
+    value: float
+
+
+class Phase(Enum):
+    """Enum whose values are neither numbers nor text."""
+
+    FIRST = "first"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [deque([1]), Note(1.0), Phase.FIRST, torch.Generator(), lambda: 1],
+    ids=lambda v: type(v).__name__,
+)
+def test_a_value_that_no_checkpoint_gives_back_is_named_with_its_place(value: object) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        plain({"state": {0: {"kept": value}}}, "optimizer.name = 'mine:Own'")
+
+    assert str(caught.value).startswith(
+        f"optimizer.name = 'mine:Own': its state_dict holds a {type(value).__name__} at ['state'][0]['kept']"
+    )
+
+
+class Remembering(torch.optim.SGD):
+    """Optimizer that keeps the last gradients in a deque."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure
+        super().step(closure)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight].setdefault("last", deque(maxlen=3)).append(float(weight.detach().sum()))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_an_optimizer_that_cannot_be_resumed_is_refused_after_its_first_step(
+    strategy: str, tokens: Path, tmp_path: Path
+) -> None:
+    table = changed(gpt_table(tokens, tmp_path / "run"), parallel={"strategy": strategy})
+    table["optimizer"] = {"name": f"{HERE}:Remembering", "learning_rate": 0.1}
+
+    status, heard = tried_alone(table, tmp_path)
+
+    assert status == FAILED_FOR_GOOD
+    assert f"optimizer.name = '{HERE}:Remembering': its state_dict holds a deque" in heard
+    assert local.steps(tmp_path / "run/checkpoints") == []
+
+
+def test_a_loop_whose_optimizer_cannot_be_resumed_ends_with_its_first_step(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = Remembering(model.parameters(), lr=0.1)
+    done = []
+
+    def loop() -> None:
+        with Run(tmp_path, model=model, optimizer=optimizer) as run:
+            for step in run.steps(9):
+                model(torch.ones(2)).backward()
+                optimizer.step()
+                done.append(step)
+
+    with pytest.raises(SystemExit, match=str(FAILED_FOR_GOOD)):
+        loop()
+
+    assert done == [0]
+
+
+def detached_loss(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1]).detach().requires_grad_()
+
+
+def test_steps_without_a_gradient_are_refused(pictures: Path, tmp_path: Path) -> None:
+    table = changed(resnet_table(pictures, tmp_path / "run"), loss={"name": f"{HERE}:detached_loss"})
+
+    status, heard = tried_alone(table, tmp_path)
+
+    assert status == FAILED_FOR_GOOD
+    assert "no parameter has a gradient after the first step" in heard
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_loop_that_trains_nothing_does_not_finish(
+    detached: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # as at the begin of a warm-up
+
+    def loop() -> None:
+        with Run(tmp_path, model=model, optimizer=optimizer) as run:
+            for _ in run.steps(2):
+                loss = model(torch.ones(2))
+                (loss.detach().requires_grad_() if detached else loss).backward()
+                optimizer.step()
+
+    if detached:
+        with pytest.raises(SystemExit, match=str(FAILED_FOR_GOOD)):
+            loop()
+    else:
+        loop()
+
+    assert (tmp_path / "result.json").exists() is not detached
+    assert ("no parameter has got a gradient or changed" in capsys.readouterr().err) is detached
+
+
+class OneBad(nn.Module):
+    """Model whose running mean breaks when batch-norm statistics are computed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        self.norm = nn.BatchNorm1d(10)
+        self.register_buffer("mask", torch.full((10,), -torch.inf))  # as of attention: no fault
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        outputs = self.layer(pictures.float().reshape(len(pictures), -1)[:, :64] / 255)
+        broken = self.training and self.norm.momentum is None  # update_bn takes the plain mean
+        return self.norm(outputs * torch.nan if broken else outputs)
+
+
+def test_an_average_that_is_not_finite_is_neither_exported_nor_a_success(
+    pictures: Path, tmp_path: Path
+) -> None:
+    table = followed(pictures, tmp_path / "run") | {"average": {"name": "ema", "batch_norm_batches": 2}}
+    table["model"]["name"] = f"{HERE}:OneBad"
+
+    status, heard = tried_alone(table, tmp_path)
+
+    assert status == FAILED_FOR_GOOD
+    assert "are no finite numbers in the averaged model of step 6" in heard
+    assert "the first is norm.running_mean" in heard
+    assert not (tmp_path / "run/model").exists()
+    assert local.steps(tmp_path / "run/checkpoints") == [6]
+
+
+class Forgetful(CheckpointStore):
+    """A bucket whose upload fails with an unexpected error, or that loses the upload."""
+
+    error: Exception | None = KeyError("ETag")
+
+    def upload(self, *_: Any) -> None:
+        if self.error:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError("ETag"), "step 1 cannot be uploaded: KeyError: 'ETag'"),
+        (None, "step 1 is not whole after its upload: state.pt"),
+    ],
+)
+def test_a_checkpoint_that_is_not_in_the_bucket_is_no_success(
+    error: Exception | None, words: str, bucket: str, tmp_path: Path
+) -> None:
+    store = Forgetful(URI)
+    store.error = error
+    saver = Saver(tmp_path, store, keep=1)
+    saver.save(local.Manifest(1, "model", 1), {})
+
+    with pytest.raises(CheckpointError, match=words):
+        saver.close()
+
+
+def test_a_save_that_fails_in_a_way_nobody_expects_is_reported(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, None, keep=1)
+    saver.save(local.Manifest(1, "model", 1), {"kept": lambda: 1})
+
+    with pytest.raises(CheckpointError, match="step 1 cannot be written"):
+        saver.close()
+
+
+def test_a_first_save_that_a_restore_would_refuse_ends_for_good(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, None, keep=1)
+    saver.save(local.Manifest(1, "model", 1), {"path": Path()})
+
+    with pytest.raises(UnreadableError, match="what was saved cannot be read again"):
+        saver.close()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1.unreadable"]
+
+
+def test_a_run_whose_checkpoint_is_gone_from_the_bucket_at_its_end_does_not_finish(
+    bucket: str, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploaded = CheckpointStore.commit
+
+    def emptied(self: CheckpointStore, manifest: local.Manifest, *given: Any) -> None:
+        uploaded(self, manifest, *given)
+        key = f"runs/a/{local.folder_name(manifest.step)}/state.pt"
+        boto3.client("s3").delete_object(Bucket=bucket, Key=key)
+
+    monkeypatch.setattr(CheckpointStore, "commit", emptied)
+    table = changed(gpt_table(tokens, tmp_path / "run", steps=2), checkpoint={"uri": URI})
+
+    status, heard = tried_alone(table, tmp_path)
+
+    assert status != 0
+    assert "step 2 is not whole after its upload: state.pt" in heard
+    assert not (tmp_path / "run/result.json").exists()
+
+
+def buffers_after(directory: str, steps: int) -> list[float]:
+    """Train with a user's own loop; return the running statistics of this rank at the end."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(0)
+    model = Followed()
+    parallel = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Run(directory, model=parallel, optimizer=optimizer) as run:
+        for step in run.steps(steps):
+            optimizer.zero_grad()
+            parallel(torch.full((4, 64), float(step + rank))).sum().backward()
+            optimizer.step()
+    torch.distributed.destroy_process_group()
+    return [float(value) for value in model.mean]
+
+
+def test_each_rank_of_a_users_own_loop_resumes_with_its_own_buffers(tmp_path: Path) -> None:
+    run_ranks(buffers_after, 2, str(tmp_path / "broken"), 3)
+
+    resumed = run_ranks(buffers_after, 2, str(tmp_path / "broken"), 5)
+
+    assert resumed == run_ranks(buffers_after, 2, str(tmp_path / "straight"), 5)
+    assert resumed[0] != resumed[1]
