@@ -1,6 +1,7 @@
-"""One instance of a fleet for its processes: files, environment, and a moto for the cloud."""
+"""One instance of a fleet for its processes: files, environment, and an empty moto for the cloud."""
 
 import os
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +25,12 @@ def one_instance(folder: Path, metadata: str = NO_SERVICE) -> Iterator[dict[str,
     """
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    # its state is the process's: earlier tests may have left instances of the same stack
+    urllib.request.urlopen(f"{url}/moto-api/reset", data=b"").close()
     (folder / "instance.toml").write_text(INSTANCE_TOML)
-    host, port = server.get_host_and_port()
     yield os.environ | {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "made-up",
         "AWS_SECRET_ACCESS_KEY": "made-up",
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata,
