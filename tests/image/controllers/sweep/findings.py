@@ -112,7 +112,7 @@ TABLE = """
     taken_at: None
 5 a live sweep at another time moves the meter
     test_sweep_on_moto: test_a_live_sweep_takes_no_time_but_the_present_and_does_nothing
-    command:sweep: now is not None and not dry_run -> False
+    operators:sweep: now is not None and not dry_run -> False
 6 an end that never came about counts as savings
     test_acting: test_a_sweep_cut_off_before_the_end_saves_nothing_when_the_user_returns
     confirms: True
