@@ -1,12 +1,12 @@
 """The site of docs/: every page is in its contents, no link leaves it, and it builds without a warning."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from gpu_fleet_image.core import metrics, model
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -55,7 +55,7 @@ def test_every_metric_and_tag_is_on_their_page():
 
 @pytest.mark.prove
 def test_the_site_builds_without_a_warning():
-    done = subprocess.run(["make", "docs"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = ran(["make", "docs"], cwd=ROOT)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert (ROOT / "build/docs/index.html").exists()

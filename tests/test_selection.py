@@ -1,13 +1,13 @@
 """Selections of the suite: the tests that a change can break, and the parts of `make prove`."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import yaml
 
 from tests.prove import PARTS, figures, passed
+from tests.ran import ran
 from tests.touched import QUICK, ROOT, changed_files, selected, uses_of
 
 TREE = {
@@ -65,7 +65,7 @@ def test_a_change_is_what_differs_from_the_base_and_what_git_does_not_know_yet()
 
 def test_a_base_that_does_not_exist_is_named():
     command = [sys.executable, "-m", "tests.touched", "--base", "nowhere"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = ran(command, cwd=ROOT, timeout=60)
 
     assert done.returncode == 2
     assert "--base 'nowhere'" in done.stderr
@@ -108,7 +108,7 @@ def test_a_part_counts_what_passed_and_no_skip(tmp_path):
 
 def test_an_unknown_part_is_answered_with_those_there_are():
     command = [sys.executable, "-m", "tests.prove", "quue"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = ran(command, cwd=ROOT, timeout=60)
 
     assert done.returncode == 2
     assert [name for name in PARTS if name not in done.stderr] == []

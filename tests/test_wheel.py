@@ -18,6 +18,7 @@ import pytest
 from gpu_fleet_image.recipe.wheels import pins
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.payload import built
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -101,17 +102,13 @@ def python(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command, alone = [python, *arguments], {"HOME": str(folder)}
-    return subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True, check=False)
+    return ran(command, cwd=folder, env=alone)
 
 
 def wanted() -> set[str]:
     """The files of the packages, as git lists them."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", *FOLDERS],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
+    listed = ran(
+        ["git", "ls-files", "-co", "--exclude-standard", *FOLDERS], cwd=ROOT, check=True
     ).stdout.splitlines()
     return {installed(name) for name in listed if not LEFT_OUT.fullmatch(name) and (ROOT / name).is_file()}
 
@@ -220,13 +217,10 @@ def test_without_its_extra_a_platform_command_says_which_brings_what_it_needs(
 ) -> None:
     bare = "import sys; sys.modules['pydantic'] = None; "
 
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-c", f"{bare}{CONSOLE}", "check", "aws-dev"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
     assert done.stderr == (

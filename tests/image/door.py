@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ import boto3
 
 from gpu_fleet_image.core.metrics import METRIC_GATE_PASSED, namespace
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from tests.ran import ran
 
 REGION = "us-east-1"
 BUCKET = "gpu-fleet-test-records-123456789012"
@@ -57,13 +57,7 @@ class Door:
             self.function.inputs["handler"],
             datetime.now(UTC).isoformat(),
         ]
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", SCRIPT, *asked],
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = ran([sys.executable, "-I", "-S", "-c", SCRIPT, *asked], env=environ)
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout.splitlines()[-1]))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpu_fleet_image.recipe import bake, build, build_requirements, disk
 from gpu_fleet_image.recipe.errors import BakeError
+from tests.ran import ran
 
 SUITE = "bookworm"
 PACKAGES = (
@@ -98,7 +99,7 @@ def _bake(folder: Path) -> None:
         *(f"--include={','.join(PACKAGES)}", SUITE, str(root)),
     ]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(bake.SOURCE_DATE_EPOCH)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = ran(command, env=environment)
     if done.returncode != 0:
         raise BakeError(f"mmdebstrap failed: {done.stderr[-2000:]}")
     # as on a cloud's image; without it cloud-init makes a locale at first boot
@@ -116,9 +117,7 @@ def _write(image: Path, source: Path, path: str) -> None:
     commands = [*(f"mkdir {parent}" for parent in parents), f"rm {path}", f"write {source} {path}"]
     commands += [f"set_inode_field {path} {field}" for field in ("mode 0100644", "uid 0", "gid 0")]
     script = "\n".join(commands) + "\n"
-    subprocess.run(
-        ["debugfs", "-w", "-f", "-", str(image)], input=script, text=True, check=True, capture_output=True
-    )
+    ran(["debugfs", "-w", "-f", "-", str(image)], input=script, check=True)
     back = subprocess.run(["debugfs", "-R", f"cat {path}", str(image)], capture_output=True, check=True)
     if back.stdout != source.read_bytes():
         raise BakeError(f"{image}: {path} was not written")

@@ -3,12 +3,12 @@
 import base64
 import json
 import os
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import boto3
 
@@ -19,6 +19,7 @@ from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import stack_files
 from tests.image.alicloud_server import ENVIRON, serving
 from tests.image.metadata_server import metadata_server
+from tests.ran import ran
 from tests.stacks.registrations import declared
 from tests.stacks.shipped import SHIPPED
 from tests.stacks.standing import usable
@@ -168,13 +169,10 @@ def boot(cloud: Cloud, user_data: str, root: Path) -> str:
     return said
 
 
-def run_enabled(cloud: Cloud, root: Path, unit: str, *options: str) -> "subprocess.CompletedProcess[str]":
+def run_enabled(cloud: Cloud, root: Path, unit: str, *options: str) -> CompletedProcess[str]:
     """Run a unit's program, if the unit was enabled, without this environment's packages."""
-    return subprocess.run(
+    return ran(
         [*first_boot.service(root, unit), *options],
         env=first_boot.own_environment(root, cloud.environment),
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )

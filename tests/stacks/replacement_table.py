@@ -12,7 +12,6 @@ types, as the installed cfn-lint carries them. Without any checkout the script r
 import argparse
 import datetime
 import re
-import subprocess
 import tomllib
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -23,6 +22,7 @@ import tomli_w
 from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 from pulumi._types import input_type_types  # the SDK's own reflection
 
+from tests.ran import ran
 from tests.stacks.rehearsal.provider_schema import arguments_class
 
 TABLE = Path(__file__).with_name("replacement.toml")
@@ -108,7 +108,7 @@ def input_names(token: str) -> frozenset[str]:
 def _reader(checkout: Path) -> tuple[Callable[[str], str], str]:
     def git(*words: str) -> str:
         asked = ["git", "-C", str(checkout), *words]
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        return ran(asked, check=True).stdout
 
     return (lambda path: git("show", f"HEAD:{path}")), git("rev-parse", "HEAD").strip()
 

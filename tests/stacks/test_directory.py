@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import subprocess
 import sys
 import zipfile
 from datetime import UTC, datetime, timedelta
@@ -24,6 +23,7 @@ from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.settings.people import directory_text
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.image.alicloud_server import ENVIRON, RefusedError, serving
+from tests.ran import ran
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.alicloud_examples import stack_file as alicloud_file
 from tests.stacks.alicloud_programs import register, role_statements
@@ -125,12 +125,8 @@ class Reader:
         environ = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
         environ |= self.function.inputs["environment"]["variables"]
         where = [str(self.code), str(self.runtime), self.function.inputs["handler"]]
-        return subprocess.run(
-            [sys.executable, "-I", "-S", "-c", SCRIPT, *where, datetime.now(UTC).isoformat()],
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
+        return ran(
+            [sys.executable, "-I", "-S", "-c", SCRIPT, *where, datetime.now(UTC).isoformat()], env=environ
         )
 
     def roster(self):
@@ -384,12 +380,8 @@ def test_on_alibaba_cloud_members_of_a_ram_group_have_accounts_and_a_lost_group_
         }
 
         def run():
-            return subprocess.run(
-                [sys.executable, "-I", "-S", "-c", CALL, str(folder)],
-                env={**variables, **ENVIRON, **led},
-                capture_output=True,
-                text=True,
-                check=False,
+            return ran(
+                [sys.executable, "-I", "-S", "-c", CALL, str(folder)], env={**variables, **ENVIRON, **led}
             )
 
         came = run()

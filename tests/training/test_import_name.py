@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ran import ran
 from tests.training.programs import DIGITS, ROOT
 
 SCRIPT = Path(sys.executable).parent / "gpu-fleet"
@@ -27,14 +28,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def run(repository: Path, *command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=repository,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ran(command, cwd=repository, env={**os.environ, **environment})
 
 
 @pytest.mark.prove

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests import preloaded
+from tests.ran import ran
 from tests.training.programs import DIGITS, ROOT, Program, torchrun
 
 WAYS = {"forked": preloaded.preloaded, "started": nullcontext}
@@ -47,15 +48,7 @@ def run(code: str, folder: Path, *words: str, **how: Any) -> subprocess.Complete
     script = folder / "script.py"
     script.write_text(code)
     own = {**os.environ, "TORCHELASTIC_RUN_ID": "test", "WORD": "heard"}
-    return subprocess.run(
-        [sys.executable, script, *words],
-        env=own,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        **how,
-    )
+    return ran([sys.executable, script, *words], env=own, timeout=120, **how)
 
 
 @contextmanager
@@ -102,9 +95,7 @@ def test_it_ends_as_it_would(case, way, tmp_path):
 
 
 def test_a_mistake_is_said_in_the_same_words(way):
-    done = subprocess.run(
-        [sys.executable, "-m", "gpu_fleet", "trian"], capture_output=True, text=True, check=False
-    )
+    done = ran([sys.executable, "-m", "gpu_fleet", "trian"])
 
     assert done.returncode == 2
     assert "no such command: trian (nearest: train)" in done.stderr or "no such command: trian" in done.stderr
@@ -144,12 +135,7 @@ def test_one_that_is_killed_takes_its_server_along(digits, forked, tmp_path):
 
 
 def test_what_is_no_trainer_is_started(forked):
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; print('torch' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = ran([sys.executable, "-c", "import sys; print('torch' in sys.modules)"], check=True)
 
     assert done.stdout == "False\n"
     assert Path(preloaded.__file__).parent.parent == ROOT

@@ -1,6 +1,5 @@
 """Type checkers find the trainer's types from a user's own repository, whatever its folders are called."""
 
-import subprocess
 import sys
 import venv
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import environment
+from tests.ran import ran
 
 # `test_environment.py` holds the path by which mypy finds the package, `test_wheel.py` its marker of types.
 pytestmark = pytest.mark.prove
@@ -49,9 +49,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checked(repository: Path, python: Path, cache: Path, **words: str) -> str:
     (repository / "script.py").write_text(SCRIPT.format(**words))
     mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "--cache-dir", cache)
-    done = subprocess.run(
-        [*mypy, "script.py"], cwd=repository, env={}, capture_output=True, text=True, check=False
-    )
+    done = ran([*mypy, "script.py"], cwd=repository, env={})
     return done.stdout + done.stderr
 
 

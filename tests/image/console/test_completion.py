@@ -1,11 +1,11 @@
 """A shell completes commands, stack names, pools and types: by the lines that a page shows."""
 
-import subprocess
 from pathlib import Path
 
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,7 +59,7 @@ def test_the_script_of_a_shell_is_the_one_that_the_page_loads():
 def test_bash_takes_the_script():
     words = ["bash", "-euc", f"{script('bash')}\ncomplete -p gpu-fleet"]
 
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = ran(words)
 
     assert done.returncode == 0, done.stderr
     assert "gpu-fleet" in done.stdout

@@ -22,6 +22,7 @@ from gpu_fleet_image.console import cli, groups, lazy, version
 from gpu_fleet_image.console.cli import FAILED, INTERRUPTED, main
 from gpu_fleet_image.console.table import SECTIONS, Row
 from tests.image.console.commands import COMMANDS, LEAVES
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(sys.executable).parent / "gpu-fleet"
@@ -283,9 +284,7 @@ def process(*command: str | Path, **options):
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}/stacks:{ROOT}/image:{ROOT}/training"} | options.pop(
         "env", {}
     )
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=120, **options
-    )
+    return ran(command, env=environment, timeout=120, **options)
 
 
 def test_the_console_loads_click_and_nothing_of_a_room():
@@ -319,9 +318,7 @@ def test_the_installed_script_finds_its_checkout_by_itself():
     """Without PYTHONPATH: by the install alone."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
-    done = subprocess.run(
-        [SCRIPT, "--help"], cwd="/", env=environment, capture_output=True, text=True, check=False
-    )
+    done = ran([SCRIPT, "--help"], cwd="/", env=environment)
 
     assert done.returncode == 0, done.stderr
     assert "Platform teams:" in done.stdout

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_fleet_image.core.files import LARGEST_READ_BYTES, alone, opened, read_text, replace_text, unsafe
+from tests.ran import ran
 
 OTHER_USER = 4242
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
@@ -189,15 +190,7 @@ def test_no_user_holds_a_lock_of_roots(left):
 
 def held_by_another(lock):
     """Another user's try to hold a lock."""
-    return subprocess.run(
-        ["flock", "--nonblock", str(lock), "true"],
-        user=OTHER_USER,
-        group=OTHER_USER,
-        extra_groups=(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ran(["flock", "--nonblock", str(lock), "true"], user=OTHER_USER, group=OTHER_USER, extra_groups=())
 
 
 def test_who_comes_second_waits(folder):

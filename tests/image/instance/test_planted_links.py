@@ -14,6 +14,7 @@ from gpu_fleet_image.core import paths
 from gpu_fleet_image.instance.accounts.run_folders import own_folder
 from gpu_fleet_image.recipe.payload import PROJECT
 from tests.image.instance_toml import INSTANCE_TOML
+from tests.ran import ran
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
 
@@ -46,9 +47,7 @@ def lay(root):
 def plants(target, link):
     """Whether the other user got a link there."""
     command = ["ln", "-sT", str(target), str(link)]
-    done = subprocess.run(
-        command, user=OTHER, group=OTHER, extra_groups=(), capture_output=True, text=True, check=False
-    )
+    done = ran(command, user=OTHER, group=OTHER, extra_groups=())
     return done.returncode == 0
 
 
@@ -58,13 +57,10 @@ def gate(root):
         "GPU_FLEET_INSTANCE_FILE": root / "etc/instance.toml",
         "GPU_FLEET_RUN_DIR": root / "run/gpu-fleet",
     }
-    return subprocess.run(
+    return ran(
         [sys.executable, "-m", "gpu_fleet_image.instance.gate"],
         cwd=PROJECT,
         env={**os.environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9"} | where,
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 
@@ -102,7 +98,7 @@ def scratch(root):
     for folder in ("/dev/disk", "/scratch\n", "/opt/dlami"):
         assert folder in script
         script = script.replace(folder, f"{root}{folder}")
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    done = ran(["bash", "-c", script])
     assert done.returncode == 0, done.stderr
 
 
@@ -136,9 +132,7 @@ def test_files_in_a_folder_that_a_user_made_are_kept_and_the_folder_becomes_root
 
 def acts(*command):
     """Whether the other user, who is also the account of a trainer here, could do it."""
-    done = subprocess.run(
-        command, user=OTHER, group=OTHER, extra_groups=(), capture_output=True, text=True, check=False
-    )
+    done = ran(command, user=OTHER, group=OTHER, extra_groups=())
     return done.returncode == 0
 
 
@@ -204,13 +198,10 @@ def test_the_trainer_takes_no_module_from_the_folder_that_everybody_writes(root)
         line.removeprefix("Environment=") for line in unit.splitlines() if line.startswith("Environment=")
     ]
 
-    shown = subprocess.run(
+    shown = ran(
         [sys.executable, "-m", "gpu_fleet", "--help"],
         cwd=root / "scratch",
         env=os.environ | dict(word.split("=", 1) for word in variables.split()),
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
     assert "planted" not in shown.stderr

@@ -24,6 +24,7 @@ import yaml
 from gpu_fleet_stacks.rehearsal.metadata import MetadataService, metadata_service
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from tests.image.stand_ins import nvml
+from tests.ran import ran
 
 HERE = Path(__file__).parent
 REGION = "us-east-1"
@@ -43,7 +44,7 @@ class GuestError(AssertionError):
 
 
 def command(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = ran(words)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
     return done.stdout
 
@@ -125,9 +126,7 @@ class Guest:
         inside = ["nsenter", f"--target={self._init}", "--all", f"--root=/proc/{self._init}/root"]
         inside += ["env", f"--chdir={at}", *(f"{name}={value}" for name, value in self.services.items())]
         own = [] if account == "root" else ["runuser", "-u", account, "--"]
-        done = subprocess.run(
-            [*inside, *own, *words], capture_output=True, text=True, check=False, timeout=120
-        )
+        done = ran([*inside, *own, *words], timeout=120)
         assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}\n{self.log[-3000:]}"
         return done.stdout
 

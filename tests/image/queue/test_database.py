@@ -12,6 +12,7 @@ from gpu_fleet_image.queue import accounting, configuration
 from gpu_fleet_image.recipe import build_requirements
 from gpu_fleet_image.recipe.payload import PROJECT
 from tests.image.recipe.test_units_under_systemd import NAMESPACES, ROOT, UNITS
+from tests.ran import ran
 
 PACKAGES = ("mariadb-server", "slurmdbd", "systemd", "util-linux")
 LOG = configuration.accounting_log_of("test")
@@ -45,7 +46,7 @@ pytestmark = [
 def found():
     """Return the knowledge of each new controller (``own_mariadb.py``)."""
     build_requirements.install(PACKAGES)
-    done = subprocess.run(
+    done = ran(
         [
             "unshare",
             "--mount",
@@ -56,9 +57,6 @@ def found():
             "tests.image.queue.own_mariadb",
         ],
         cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

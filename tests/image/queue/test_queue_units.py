@@ -6,7 +6,6 @@ Units that write keys and configuration from the cloud are left out; the servers
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from gpu_fleet_image.queue import configuration
 from gpu_fleet_image.queue.configuration import Cluster
 from gpu_fleet_image.recipe import build_requirements
+from tests.ran import ran
 
 UNITS = Path(__file__).parents[3] / "image/gpu_fleet_image/recipe/rootfs/etc/systemd/system"
 PACKAGES = (
@@ -203,7 +203,7 @@ def results(tmp_path_factory):
     (folder / "results").mkdir()
     files(folder / "files")
     words = [*NAMESPACES, "bash", "-c", ROOT, "root", str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=180, check=False)
+    done = ran(words, timeout=180)
     if not (folder / "results/accounting").exists():
         pytest.skip(f"no systemd of its own here: {done.stderr[-300:]}")
     return folder / "results"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +14,7 @@ from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_image.queue import configuration, exclusion
 from gpu_fleet_jobs.submitted import queued as queued_job
 from tests.image.cloud_of_groups import policy
+from tests.ran import ran
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
 FOLDER = Path("/home/ada/work")
@@ -114,9 +114,7 @@ def test_the_job_becomes_the_trainers_own_command_at_the_address_of_its_first_in
     monkeypatch.setattr(batch, "PYTHON", str(tmp_path / "python"))
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "i-1"}
 
-    done = subprocess.run(
-        ["bash", "-c", batch.script(described())], env=environment, check=True, capture_output=True, text=True
-    )
+    done = ran(["bash", "-c", batch.script(described())], env=environment, check=True)
 
     words = done.stdout.split()
     assert words[:5] == ["10.0.0.5", "-m", "gpu_fleet", "queued", "--log"]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ran import ran
+
 
 @dataclass(frozen=True)
 class Key:
@@ -36,7 +38,7 @@ def new_key(person):
     gpg = ["gpg", "--homedir", str(home), "--batch", "--passphrase", ""]
 
     def said(*arguments):
-        return subprocess.run([*gpg, *arguments], check=True, capture_output=True, text=True).stdout
+        return ran([*gpg, *arguments], check=True).stdout
 
     said("--quick-generate-key", person, "ed25519", "sign")
     fingerprint = re.search(r"^fpr:+(\w+):", said("--list-keys", "--with-colons"), flags=re.MULTILINE)

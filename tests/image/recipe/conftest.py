@@ -1,13 +1,12 @@
 """The baked image, made once for all tests that ask for it and kept under build/."""
 
-import subprocess
-
 import pytest
 
 from gpu_fleet_image.recipe import bake, build, build_requirements, payload
 from gpu_fleet_image.recipe.errors import RequirementError
 from tests.image import plain_disk
 from tests.image.recipe.progress import report
+from tests.ran import ran
 
 # A root file system, a disk and an archive made of it, and what a boot writes.
 NEEDED_GIB = 12
@@ -22,7 +21,7 @@ def bakeable():
         build_requirements.install((*build_requirements.BAKE, *build_requirements.BOOT))
     except RequirementError as error:
         pytest.skip(f"no bake here: {error}")
-    probe = subprocess.run([*NAMESPACES, "true"], capture_output=True, text=True, check=False)
+    probe = ran([*NAMESPACES, "true"])
     if probe.returncode:
         pytest.skip(f"no bake here: no namespaces on this computer: {probe.stderr.strip()}")
 
@@ -64,11 +63,8 @@ def inside(root):
     own = [*NAMESPACES, "bash", "-e", "-c"]
 
     def run(command, timeout_s=300):
-        done = subprocess.run(
+        done = ran(
             [*own, f'{mounts} hostname localhost; exec chroot {root} /bin/bash -e -c "$0"', command],
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=timeout_s,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LC_ALL": "C.UTF-8"},
         )

@@ -12,6 +12,7 @@ import pytest
 
 from gpu_fleet_image.recipe import build_requirements, lock, payload
 from tests.image.recipe import archives, recipe
+from tests.ran import ran
 
 VERSIONS = "versions/ubuntu-24.04.tsv"
 DROP_IN = "nvidia-fabricmanager.service.d/10-nvswitch.conf"
@@ -42,7 +43,7 @@ def cloud_builder(tmp_path):
             (tmp_path / "bin" / name).chmod(0o755)
         folders = [folder for folder in ("etc", "opt", "usr/local/bin") if (tmp_path / folder).exists()]
         own = "".join(f'mount --bind "$PAYLOAD/{folder}" /{folder}; ' for folder in folders)
-        done = subprocess.run(
+        done = ran(
             ["unshare", "--mount", "bash", "-e", "-c", f'{own}bash "$PAYLOAD/steps/{step}.sh"; {after}'],
             env={
                 "PATH": f"{tmp_path}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -54,9 +55,6 @@ def cloud_builder(tmp_path):
                 "PIP_FIND_LINKS": str(tmp_path / "links"),
                 **environment,
             },
-            capture_output=True,
-            text=True,
-            check=False,
         )
         calls = tmp_path / "calls"
         return done, calls.read_text().splitlines() if calls.exists() else []

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_fleet_image.recipe import build
 from tests.image.recipe.progress import report
+from tests.ran import ran
 
 pytestmark = [pytest.mark.image, pytest.mark.prove, pytest.mark.timeout(1500)]
 
@@ -51,12 +52,9 @@ def blob(descriptor):
 def inside(container, *command):
     """Run a command as an engine does: with the configuration's account, variables and folder."""
     folder, config = container
-    return subprocess.run(
+    return ran(
         [CHROOT, f"--userspec={config['User']}", "--groups=", str(folder), *command],
         env=dict(entry.split("=", 1) for entry in config["Env"]),
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

@@ -6,7 +6,6 @@ which holds every signature, and OSS by moto. The user data comes by cloud-init'
 """
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from tests.image.recipe import last_hours as last_hours_of
 from tests.image.recipe.last_hours import verdict_of
 from tests.image.stand_ins import nvml
 from tests.image.stand_ins.alicloud import OSS, POOL, REGION, STACK, alicloud_account
+from tests.ran import ran
 from tests.stacks.registrations import ROOT
 
 pytestmark = [pytest.mark.image, pytest.mark.prove, pytest.mark.timeout(3600)]
@@ -63,14 +63,7 @@ def test_every_request_was_made_by_the_role_and_went_to_a_name_inside_the_networ
 def test_status_outside_shows_the_instance(account, instance):
     command = [sys.executable, "-m", "gpu_fleet_image.console", "status", "--stack", STACK]
 
-    shown = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **account.environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    shown = ran(command, cwd=ROOT, env={**os.environ, **account.environment}, check=True).stdout
 
     (line,) = [line for line in shown.splitlines() if account.instance.id in line]
     assert f"{POOL} ecs.gn7i-c8g1.2xlarge" in line

@@ -12,7 +12,6 @@ test must run on each day.
 """
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -23,6 +22,7 @@ from tests.image.recipe import last_hours as last_hours_of
 from tests.image.recipe.last_hours import verdict_of
 from tests.image.stand_ins import nvml
 from tests.image.stand_ins.aws import KEYS, POOL, REGION, STACK, aws_account
+from tests.ran import ran
 from tests.stacks import examples
 from tests.stacks.registrations import ROOT
 
@@ -137,7 +137,7 @@ def test_users_have_accounts_once_the_stack_names_them(account, instance):
 def test_status_outside_shows_the_instance(account, instance):
     command = [sys.executable, "-m", "gpu_fleet_image.console", "status", "--stack", STACK]
 
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = ran(command, cwd=ROOT, check=True).stdout
 
     (line,) = [line for line in shown.splitlines() if account.instance.id in line]
     assert "ml-platform" in line

@@ -1,11 +1,11 @@
 """`gpu-fleet` on an instance: which Python runs which command."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from gpu_fleet_image.recipe.payload import PROJECT, PYTHON
+from tests.ran import ran
 
 LAUNCHER = PROJECT / "image/gpu_fleet_image/recipe/rootfs/usr/local/bin/gpu-fleet"
 
@@ -30,9 +30,7 @@ def run(home: Path, *arguments: str) -> str:
     moved.write_text(
         text.replace("/opt/gpu-fleet", f"{home}/opt").replace("/usr/bin/python3", f"{home}/system/python3")
     )
-    return subprocess.run(
-        ["sh", "-eu", moved, *arguments], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return ran(["sh", "-eu", moved, *arguments], check=True).stdout.strip()
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["keep", "2d", "--reason", "a b"], []])

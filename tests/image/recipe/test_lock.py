@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import subprocess
 import tomllib
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from gpu_fleet_image.recipe import lock, payload
 from gpu_fleet_image.recipe.errors import LockError
 from tests.image.recipe import archives
+from tests.ran import ran
 
 SOUND = """
 schema_version = 2
@@ -47,56 +47,28 @@ def sound(sha256=ZEROS):
     return SOUND.replace("{sha256}", sha256)
 
 
-def test_a_typo_in_a_key_names_the_nearest(tmp_path):
-    file = lockfile(tmp_path, sound().replace("sha256 =", "sha265 ="))
-
-    with pytest.raises(LockError, match=r"tool\.debian-12\.sha265: unknown key; did you mean 'sha256'"):
-        lock.load(file)
-
-
-def test_a_file_without_a_hash_is_refused(tmp_path):
-    text = "\n".join(line for line in sound().splitlines() if not line.startswith("sha256"))
-
-    with pytest.raises(LockError, match=r"tool\.debian-12\.sha256: required, and missing"):
-        lock.load(lockfile(tmp_path, text))
-
-
-@pytest.mark.parametrize("value", ["abc", "g" * 64, "0" * 63, "unlocked"])
-def test_what_is_no_hash_is_refused(tmp_path, value):
-    with pytest.raises(LockError, match=r"tool\.debian-12\.sha256 = .* must be \[0-9a-f\]"):
-        lock.load(lockfile(tmp_path, sound(value)))
-
-
-def test_every_problem_is_reported_at_once(tmp_path):
-    text = sound("short").replace("schema_version = 2", "schema_version = 1")
-
-    with pytest.raises(LockError, match=r"schema_version: must be 2; tool\.debian-12\.sha256"):
-        lock.load(lockfile(tmp_path, text))
+OTHER = '[other."debian-12"]\nkind = "packages"\nversion = "1"\nsource = "x"\narchive = "makr"\n'
+LOCKED = ARCHIVE.replace("{fingerprint}", "A" * 40)
+NO_HASH = r"tool\.debian-12\.sha256 = .* must be \[0-9a-f\]"
+REFUSED = (
+    (sound().replace("sha256 =", "sha265 ="), r"tool\.debian-12\.sha265: unknown key; did you mean 'sha256'"),
+    (sound().replace(f'sha256 = "{ZEROS}"', ""), r"tool\.debian-12\.sha256: required, and missing"),
+    *((sound(value), NO_HASH) for value in ("abc", "g" * 64, "0" * 63, "unlocked")),
+    # every problem at once
+    (
+        sound("short").replace("schema_version = 2", "schema_version = 1"),
+        r"schema_version: must be 2; tool\.debian-12\.sha256",
+    ),
+    ("schema_version = ", "cannot be read"),
+    (sound() + OTHER, r"other\.debian-12\.archive = 'makr': no such archive of this base"),
+    (LOCKED.replace('"a page"', '"a book"'), r"maker\.debian-12\.key_sources = .*: needs two public places"),
+    (LOCKED.replace(".example", ".example/{day}"), r"maker\.debian-12\.day: required, and missing"),
+)
 
 
-def test_a_file_that_is_not_toml_is_one_message(tmp_path):
-    with pytest.raises(LockError, match="cannot be read"):
-        lock.load(lockfile(tmp_path, "schema_version = "))
-
-
-def test_packages_of_an_unlocked_archive_are_refused(tmp_path):
-    row = '[other."debian-12"]\nkind = "packages"\nversion = "1"\nsource = "x"\narchive = "makr"\n'
-
-    with pytest.raises(LockError, match=r"other\.debian-12\.archive = 'makr': no such archive of this base"):
-        lock.load(lockfile(tmp_path, sound() + row))
-
-
-def test_a_fingerprint_that_one_place_says_is_not_enough(tmp_path):
-    text = ARCHIVE.replace("{fingerprint}", "A" * 40).replace('"a page"', '"a book"')
-
-    with pytest.raises(LockError, match=r"maker\.debian-12\.key_sources = .*: needs two public places"):
-        lock.load(lockfile(tmp_path, text))
-
-
-def test_a_dated_archive_needs_its_day(tmp_path):
-    text = ARCHIVE.replace("{fingerprint}", "A" * 40).replace(".example", ".example/{day}")
-
-    with pytest.raises(LockError, match=r"maker\.debian-12\.day: required, and missing"):
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_a_mistake_in_the_file_is_refused_by_its_key(tmp_path, text, message):
+    with pytest.raises(LockError, match=message):
         lock.load(lockfile(tmp_path, text))
 
 
@@ -109,39 +81,28 @@ def keys():
         archives.forget(key)
 
 
-def test_a_committed_key_with_another_fingerprint_is_refused_by_name(tmp_path, keys):
-    maker, stranger = keys
-    (tmp_path / "keys").mkdir()
-    (tmp_path / "keys/maker.asc").write_text(stranger.armour)
-
-    with pytest.raises(
-        LockError,
-        match=rf"keys/maker\.asc: fingerprint is {stranger.fingerprint}, versions\.toml has "
-        rf"maker\.debian-12\.key_fingerprint = '{maker.fingerprint}'",
-    ):
-        lock.load(lockfile(tmp_path, ARCHIVE.replace("{fingerprint}", maker.fingerprint)))
-
-
-def test_a_second_key_beside_the_locked_one_is_refused(tmp_path, keys):
-    maker, stranger = keys
-    (tmp_path / "keys").mkdir()
-    (tmp_path / "keys/maker.asc").write_text(maker.armour + stranger.armour)
-
-    with pytest.raises(LockError, match=f"fingerprint is {maker.fingerprint} {stranger.fingerprint}"):
-        lock.load(lockfile(tmp_path, ARCHIVE.replace("{fingerprint}", maker.fingerprint)))
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "cannot be read: No such file"), ("a page that says 404", "no public key in armour")],
+    ("committed", "message"),
+    [
+        (
+            "{stranger.armour}",
+            r"keys/maker\.asc: fingerprint is {stranger.fingerprint}, versions\.toml has "
+            r"maker\.debian-12\.key_fingerprint = '{maker.fingerprint}'",
+        ),
+        ("{maker.armour}{stranger.armour}", "fingerprint is {maker.fingerprint} {stranger.fingerprint}"),
+        (None, "cannot be read: No such file"),
+        ("a page that says 404", "no public key in armour"),
+    ],
+    ids=["another", "two", "none", "no key"],
 )
-def test_a_key_that_is_none_is_one_message(tmp_path, content, message):
+def test_what_is_committed_is_the_locked_key_alone(tmp_path, keys, committed, message):
+    names = dict(zip(("maker", "stranger"), keys, strict=True))
     (tmp_path / "keys").mkdir()
-    if content is not None:
-        (tmp_path / "keys/maker.asc").write_text(content)
+    if committed is not None:
+        (tmp_path / "keys/maker.asc").write_text(committed.format(**names))
 
-    with pytest.raises(LockError, match=message):
-        lock.load(lockfile(tmp_path, ARCHIVE.replace("{fingerprint}", "A" * 40)))
+    with pytest.raises(LockError, match=message.format(**names)):
+        lock.load(lockfile(tmp_path, ARCHIVE.replace("{fingerprint}", names["maker"].fingerprint)))
 
 
 def test_fingerprints_are_those_that_gpg_computes(keys):
@@ -151,9 +112,7 @@ def test_fingerprints_are_those_that_gpg_computes(keys):
     assert len(shipped) == 3
 
     for armour in (*shipped, *(key.armour for key in keys)):
-        shown = subprocess.run(
-            ["gpg", "--show-keys", "--with-colons"], input=armour, capture_output=True, text=True, check=True
-        ).stdout
+        shown = ran(["gpg", "--show-keys", "--with-colons"], input=armour, check=True).stdout
         assert lock.fingerprints(armour) == re.findall(r"^pub.*\n(?:fpr:+(\w+):)", shown, flags=re.MULTILINE)
 
 
@@ -164,22 +123,13 @@ def test_a_key_that_is_cut_off_is_no_key():
         lock.fingerprints("\n".join([*lines[:8], "-----END PGP PUBLIC KEY BLOCK-----"]))
 
 
-def test_a_file_with_another_hash_is_refused_by_name(tmp_path):
-    file = tmp_path / "tool.tar"
-    file.write_bytes(b"other")
-
-    with pytest.raises(LockError, match=rf"tool\.tar: sha256 is .*, versions\.toml has {ZEROS}"):
-        lock.verify(file, ZEROS)
-
-
-def test_a_file_with_its_hash_passes(tmp_path):
+def test_a_file_passes_with_its_hash_and_is_refused_by_name_with_another(tmp_path):
     file = tmp_path / "tool.tar"
     file.write_bytes(b"content")
 
     lock.verify(file, hashlib.sha256(b"content").hexdigest())
-
-
-def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(LockError, match=rf"tool\.tar: sha256 is .*, versions\.toml has {ZEROS}"):
+        lock.verify(file, ZEROS)
     with pytest.raises(LockError, match=r"gone\.tar: cannot be read: No such file"):
         lock.verify(tmp_path / "gone.tar", ZEROS)
 

@@ -2,10 +2,11 @@
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.ran import ran
 
 PROGRAM = (
     Path(__file__).resolve().parents[3] / "image/gpu_fleet_image/recipe/rootfs/usr/libexec/gpu-fleet/mig"
@@ -38,11 +39,8 @@ def mig(tmp_path):
 
     def run(*arguments, instance_file='mig_profile = ""', **gpus):
         file.write_text(instance_file)
-        done = subprocess.run(
+        done = ran(
             ["bash", str(PROGRAM), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
             env={
                 "PATH": f"{fake.parent}:{os.environ['PATH']}",
                 "CALLS": str(calls),

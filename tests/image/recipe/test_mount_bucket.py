@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.image.metadata_server import metadata_server
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = ROOT / "image" / "gpu_fleet_image" / "recipe" / "rootfs" / "usr" / "libexec" / "gpu-fleet"
@@ -32,7 +32,7 @@ def mounted(tmp_path):
             "AWS_CONFIG_FILE": "",
         }
         script = ["bash", PROGRAMS / "mount-bucket", "data"]
-        return subprocess.run(script, env=environment, capture_output=True, text=True, check=True).stdout
+        return ran(script, env=environment, check=True).stdout
 
     return run
 
@@ -54,7 +54,7 @@ def cached(tmp_path):
 
     def run(name="data"):
         command = ["bash", "-c", script, "mount-bucket", name]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return ran(command, env=environment)
 
     return run, cache
 
@@ -119,13 +119,8 @@ def test_on_alibaba_cloud_rclone_is_given_who_knows_the_role(mounted):
 
 
 def credentials(base):
-    return subprocess.run(
-        [sys.executable, "-m", CREDENTIALS],
-        cwd=ROOT,
-        env={"GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": base},
-        capture_output=True,
-        text=True,
-        check=False,
+    return ran(
+        [sys.executable, "-m", CREDENTIALS], cwd=ROOT, env={"GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": base}
     )
 
 

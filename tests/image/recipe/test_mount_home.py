@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ran import ran
+
 SCRIPT = (
     Path(__file__).parents[3]
     / "image"
@@ -39,9 +41,7 @@ def run(instance, text, *arguments):
         "PATH": f"{instance}:{os.environ['PATH']}",
         "GPU_FLEET_INSTANCE_FILE": str(instance / "instance.toml"),
     }
-    return subprocess.run(
-        ["bash", SCRIPT, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    return ran(["bash", SCRIPT, *arguments], env=environment)
 
 
 def mounted(instance, text):

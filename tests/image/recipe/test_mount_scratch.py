@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ran import ran
+
 ROOTFS = Path(__file__).parents[3] / "image" / "gpu_fleet_image" / "recipe" / "rootfs"
 SCRIPT = ROOTFS / "usr/libexec/gpu-fleet/mount-scratch"
 UNIT = ROOTFS / "etc/systemd/system/scratch-file-system.service"
@@ -37,7 +39,7 @@ def run(instance, text=LUSTRE):
         "GPU_FLEET_INSTANCE_FILE": str(instance / "instance.toml"),
         "GPU_FLEET_SHARED_SCRATCH": str(instance / "scratch/shared"),
     }
-    return subprocess.run(["bash", SCRIPT], env=environment, capture_output=True, text=True, check=False)
+    return ran(["bash", SCRIPT], env=environment)
 
 
 def test_lustre_is_mounted_by_its_name_on_a_folder_of_its_own(instance):

@@ -23,11 +23,13 @@ names = st.text("abc/", min_size=1, max_size=6).filter(
 trees = st.dictionaries(names, st.binary(max_size=20), max_size=5)
 
 
+RECIPE = payload.PROJECT / "image/gpu_fleet_image/recipe"
+SWEEP = "gpu_fleet_image/controllers/sweep"
+
+
 @pytest.fixture
 def steps(tmp_path):
-    folder = tmp_path / "steps"
-    shutil.copytree(payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "steps", folder)
-    return folder
+    return shutil.copytree(RECIPE / "steps", tmp_path / "steps")
 
 
 def test_the_payload_carries_recipe_lists_and_python():
@@ -41,38 +43,32 @@ def test_the_payload_carries_recipe_lists_and_python():
     assert not [name for name in files if name.startswith("python/gpu_fleet_stacks") or "__pycache__" in name]
 
 
-def test_a_missing_step_is_named(steps):
-    (steps / "40-scratch.sh").unlink()
-
-    with pytest.raises(PayloadError, match=r"40-scratch\.sh is missing"):
-        payload.check_steps(steps)
-
-
-def test_a_step_that_no_target_runs_is_named(steps):
-    (steps / "41-stray.sh").write_text("")
-
-    with pytest.raises(PayloadError, match=r"41-stray\.sh is not in ORDER"):
-        payload.check_steps(steps)
-
-
-def test_steps_out_of_order_are_refused(steps):
+def turn(steps):
     order = (steps / "ORDER").read_text().splitlines()
     (steps / "ORDER").write_text("\n".join(reversed(order)))
 
-    with pytest.raises(PayloadError, match="in the order of their numbers"):
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda steps: (steps / "40-scratch.sh").unlink(), r"40-scratch\.sh is missing"),
+        (lambda steps: (steps / "41-stray.sh").write_text(""), r"41-stray\.sh is not in ORDER"),
+        (turn, "in the order of their numbers"),
+    ],
+    ids=["missing", "not in ORDER", "out of order"],
+)
+def test_steps_and_their_order_agree(steps, spoil, message):
+    spoil(steps)
+
+    with pytest.raises(PayloadError, match=message):
         payload.check_steps(steps)
 
 
 def test_every_group_a_step_installs_is_in_the_package_map():
-    listed = payload.packages_tsv(
-        payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "packages.toml", "ubuntu-24.04"
-    )
-    listed += payload.packages_tsv(
-        payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "packages.toml", "debian-12"
-    )
-    groups = {line.split("\t")[0] for line in listed.splitlines()}
+    listed = [payload.packages_tsv(RECIPE / "packages.toml", base) for base in ("ubuntu-24.04", "debian-12")]
+    groups = {line.split("\t")[0] for text in listed for line in text.splitlines()}
     asked = set()
-    for step in (payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "steps").glob("*.sh"):
+    for step in (RECIPE / "steps").glob("*.sh"):
         words = [line.split() for line in step.read_text().splitlines()]
         asked |= {line[1] for line in words if line[:1] in (["install_group"], ["install_locked"])}
 
@@ -184,7 +180,7 @@ def another_compressor(compressor, **options):
 @pytest.fixture
 def checkout(tmp_path):
     """A small project: two files that belong to it, and what else lies about in a folder."""
-    folder = tmp_path / "checkout" / "image" / "gpu_fleet_image" / "controllers" / "sweep"
+    folder = tmp_path / "checkout" / "image" / SWEEP
     folder.mkdir(parents=True)
     for name in ("own.py", "README.md", ".env", "secret.key", "notes.odt", "draft.py"):
         (folder / name).write_text(name)
@@ -192,47 +188,17 @@ def checkout(tmp_path):
 
 
 def taken(checkout):
-    return set(
-        payload._below(
-            checkout, "image/gpu_fleet_image/controllers/sweep", "python/gpu_fleet_image/controllers/sweep"
-        )
-    )
+    return set(payload._below(checkout, f"image/{SWEEP}", f"python/{SWEEP}"))
 
 
-def test_of_a_checkout_only_what_git_tracks_is_packed(checkout):
+def test_of_a_checkout_only_what_git_tracks_is_packed_and_is_there(checkout):
     git = ["git", "-C", str(checkout)]
     subprocess.run([*git, "init", "--quiet"], check=True)
-    subprocess.run(
-        [
-            *git,
-            "add",
-            "image/gpu_fleet_image/controllers/sweep/own.py",
-            "image/gpu_fleet_image/controllers/sweep/README.md",
-        ],
-        check=True,
-    )
+    subprocess.run([*git, "add", *(f"image/{SWEEP}/{name}" for name in ("own.py", "README.md"))], check=True)
 
-    assert taken(checkout) == {
-        "python/gpu_fleet_image/controllers/sweep/own.py",
-        "python/gpu_fleet_image/controllers/sweep/README.md",
-    }
-
-
-def test_a_tracked_file_that_was_deleted_is_left_out(checkout):
-    git = ["git", "-C", str(checkout)]
-    subprocess.run([*git, "init", "--quiet"], check=True)
-    subprocess.run(
-        [
-            *git,
-            "add",
-            "image/gpu_fleet_image/controllers/sweep/own.py",
-            "image/gpu_fleet_image/controllers/sweep/README.md",
-        ],
-        check=True,
-    )
-    (checkout / "image/gpu_fleet_image/controllers/sweep/README.md").unlink()
-
-    assert taken(checkout) == {"python/gpu_fleet_image/controllers/sweep/own.py"}
+    assert taken(checkout) == {f"python/{SWEEP}/own.py", f"python/{SWEEP}/README.md"}
+    (checkout / f"image/{SWEEP}/README.md").unlink()
+    assert taken(checkout) == {f"python/{SWEEP}/own.py"}
 
 
 def test_a_checkout_that_git_cannot_read_is_refused(checkout):

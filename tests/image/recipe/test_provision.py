@@ -1,7 +1,6 @@
 """The recipe itself: what it refuses, in what order it works, what it leaves behind."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from gpu_fleet_image.recipe import bake, build_requirements
 from tests.image.recipe import archives
 from tests.image.recipe.recipe import do_nothing, lay_down
+from tests.ran import ran
 
 PROVISION = Path(bake.__file__).with_name("provision.sh")
 
@@ -29,9 +29,7 @@ def test_the_recipe_refuses_a_target_it_does_not_know(environment, message):
 
 def provision(script, environment, *steps):
     path = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
-    return subprocess.run(
-        ["bash", str(script), *steps], env=path | environment, capture_output=True, text=True, check=False
-    )
+    return ran(["bash", str(script), *steps], env=path | environment)
 
 
 @pytest.fixture
@@ -47,12 +45,7 @@ def recipe(tmp_path):
 
 
 def this_base():
-    return subprocess.run(
-        ["bash", "-c", '. /etc/os-release && printf "%s-%s" "$ID" "$VERSION_ID"'],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    return ran(["bash", "-c", '. /etc/os-release && printf "%s-%s" "$ID" "$VERSION_ID"'], check=True).stdout
 
 
 def test_a_missing_step_ends_the_recipe_before_it_begins(recipe):
@@ -166,12 +159,7 @@ def test_mounts_of_a_bake_end_with_it_however_it_ends(tmp_path):
     before = Path("/proc/self/mountinfo").read_text()
 
     # there is no program in that root: the bake fails after everything was mounted
-    done = subprocess.run(
-        bake.enter(root, tmp_path / "recipe", tmp_path / "cache", "qemu"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran(bake.enter(root, tmp_path / "recipe", tmp_path / "cache", "qemu"))
 
     assert done.returncode != 0
     assert "chroot" in done.stderr

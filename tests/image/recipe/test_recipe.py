@@ -3,7 +3,6 @@
 import re
 import shutil
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from gpu_fleet_image.recipe import build_requirements
 from gpu_fleet_image.recipe.errors import RequirementError
 from gpu_fleet_stacks.payload import user_data
+from tests.ran import ran
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]
 
@@ -61,12 +61,7 @@ def instance(tmp_path_factory):
 
 
 def test_shellcheck_finds_nothing():
-    checked = subprocess.run(
-        ["shellcheck", "--external-sources", "--source-path=SCRIPTDIR", *map(str, SCRIPTS)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    checked = ran(["shellcheck", "--external-sources", "--source-path=SCRIPTDIR", *map(str, SCRIPTS)])
 
     assert checked.returncode == 0, checked.stdout
 
@@ -80,11 +75,8 @@ def test_a_script_stops_at_its_first_error():
 def test_systemd_accepts_every_unit(instance):
     names = [unit.name.replace("@.", "@name.") for unit in UNITS]
 
-    checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", f"--root={instance}", *names],
-        capture_output=True,
-        text=True,
-        check=False,
+    checked = ran(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", f"--root={instance}", *names]
     )
 
     assert checked.returncode == 0, checked.stderr
@@ -99,11 +91,8 @@ def test_systemd_accepts_the_unit_of_the_user_data(instance, tmp_path):
     program.touch()
     (root / "etc/systemd/system" / user_data.UNIT).write_text(user_data.UNIT_TEXT)
 
-    checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", f"--root={root}", user_data.UNIT],
-        capture_output=True,
-        text=True,
-        check=False,
+    checked = ran(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", f"--root={root}", user_data.UNIT]
     )
 
     assert (checked.returncode, checked.stderr) == (0, "")
@@ -115,11 +104,8 @@ def test_systemd_refuses_a_unit_with_a_typo(instance, tmp_path):
     unit = root / "etc/systemd/system/scratch.service"
     unit.write_text(unit.read_text().replace("RemainAfterExit=", "RemainAfterExt="))
 
-    checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", f"--root={root}", unit.name],
-        capture_output=True,
-        text=True,
-        check=False,
+    checked = ran(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", f"--root={root}", unit.name]
     )
 
     assert "RemainAfterExt" in checked.stderr

@@ -1,10 +1,11 @@
 """Instance-store disks as /scratch: made where they are blank, kept where they are not."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.ran import ran
 
 SCRIPT = (
     Path(__file__).parents[3]
@@ -50,12 +51,9 @@ def instance(tmp_path):
 
     def run(**answered):
         answers = {"LABELLED": "", "HELD_BY": "nothing", "HELD": ""} | answered
-        done = subprocess.run(
+        done = ran(
             ["bash", "-c", here],
             env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls"), **answers},
-            capture_output=True,
-            text=True,
-            check=False,
         )
         calls = (tmp_path / "calls").read_text().replace(str(tmp_path), "").splitlines()
         return done.returncode, done.stderr.replace(str(tmp_path), ""), calls

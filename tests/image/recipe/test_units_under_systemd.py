@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sysconfig
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from gpu_fleet_image.recipe import payload
 from gpu_fleet_image.recipe.payload import PROJECT
 from gpu_fleet_stacks.settings import people
 from tests.image.instance_toml import INSTANCE_TOML
+from tests.ran import ran
 from tests.stacks.examples import stack
 
 UNITS = PROJECT / "image/gpu_fleet_image/recipe/rootfs/etc/systemd/system"
@@ -431,13 +431,7 @@ def results(tmp_path_factory):
     if os.geteuid() != 0 or not Path("/lib/systemd/systemd").exists():
         pytest.skip("a systemd of its own needs root and the package systemd")
     sources = (folder, UNITS.parents[2], PROJECT / "image" / "gpu_fleet_image", sysconfig.get_path("purelib"))
-    done = subprocess.run(
-        [*NAMESPACES, "bash", "-c", ROOT, "root", *sources],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = ran([*NAMESPACES, "bash", "-c", ROOT, "root", *sources], timeout=150)
     if not (folder / "results/trainer-before-gate").exists():
         pytest.skip(f"no systemd of its own here: {done.stderr[-300:]}")
     return folder / "results"
@@ -682,9 +676,7 @@ def installed(tmp_path_factory):
 def exposure(root, unit):
     """Tenths, as ``systemd-analyze security`` has them."""
     command = ["systemd-analyze", "security", "--no-pager", "--offline=yes", f"--root={root}"]
-    scored = subprocess.run(
-        [*command, unit.replace("@.", "@demo.")], capture_output=True, text=True, check=False
-    )
+    scored = ran([*command, unit.replace("@.", "@demo.")])
     said = re.search(r"Overall exposure level for \S+: (\d+)\.(\d)", scored.stdout)
     assert said, scored.stderr
     return int(said[1]) * 10 + int(said[2])

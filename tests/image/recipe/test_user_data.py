@@ -1,7 +1,6 @@
 """What shipped stacks hand their instances, judged by the program that will read it: cloud-init itself."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from gpu_fleet_image.recipe import build_requirements
 from gpu_fleet_image.recipe.errors import RequirementError
 from gpu_fleet_stacks.settings import stack_files
 from tests.image.recipe.declared import user_data
+from tests.ran import ran
 from tests.stacks.shipped import SHIPPED
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]
@@ -52,12 +52,9 @@ def cloud_init():
 
 def schema_check(cloud_init, file):
     modules = cloud_init / "usr/lib/python3/dist-packages"
-    return subprocess.run(
+    return ran(
         ["/usr/bin/python3", "-m", "cloudinit.cmd.main", "schema", "--config-file", str(file)],
         env={**os.environ, "PYTHONPATH": str(modules)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_fleet_stacks.settings import people
+from tests.ran import ran
 from tests.stacks.examples import stack
 
 NAMESPACES = ("unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child")
@@ -146,13 +147,7 @@ def results(root, tmp_path_factory) -> dict[str, tuple[int, str]]:
     (brought / "psutil").write_text(os.environ.get("GPU_FLEET_TEST_PSUTIL", ""))
     modules = Path(__file__).parents[3] / "image" / "gpu_fleet_image"
     layer = tmp_path_factory.mktemp("layer")
-    done = subprocess.run(
-        [*NAMESPACES, "bash", "-c", ROOT, "root", root, layer, brought, modules],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = ran([*NAMESPACES, "bash", "-c", ROOT, "root", root, layer, brought, modules], timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split(" ", 3) for line in done.stdout.splitlines() if line.startswith("tried ")]
     return {name: (int(status), rest.strip()) for _, name, status, rest in lines}

@@ -6,7 +6,6 @@ so the user data comes by its NoCloud source; agent and bootstrap ask the servic
 
 import base64
 import json
-import subprocess
 import sys
 import zipfile
 from collections import defaultdict
@@ -41,6 +40,7 @@ from tests.image.stand_ins.https_front import Forward, Front, RefusedError, Requ
 from tests.image.stand_ins.signatures import Keys, SignatureError, check
 from tests.image.virtual_machine import Network, VirtualMachine
 from tests.image.world import SimulatedInstance, World
+from tests.ran import ran
 
 STACK, POOL, REGION = "alicloud-dev", "spot", "cn-shenzhen"
 SUBNET, FRONT, METADATA = "100.100.100.0/24", "100.100.100.100", "100.100.100.200"
@@ -207,12 +207,9 @@ class Alicloud:
         (declared,) = [
             resource for resource in self.rehearsed.of_type(FUNCTION) if resource.name.endswith("-reaper")
         ]
-        done = subprocess.run(
+        done = ran(
             [sys.executable, "-I", "-S", "-c", CALL, str(self.function)],
             env={**declared.inputs["environmentVariables"], **self.environment},
-            capture_output=True,
-            text=True,
-            check=False,
         )
         assert done.returncode == 0, done.stderr
         *events, answer = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -31,6 +31,7 @@ from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.metadata import NOTICE, SPOT_ACTION, metadata_service
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from tests.held import slowly
+from tests.ran import ran
 
 OWN = re.compile(r"(?<![\w/.-])/(etc/gpu-fleet|opt/gpu-fleet|run/gpu-fleet|scratch)(?=[/\s'\"]|$)")
 # Laid out on an instance by a step that a folder cannot run: it installs packages.
@@ -239,11 +240,8 @@ class Fleet:
         script = self._led(box, "\n".join(command.parameters["commands"]))
         if self.clock.now() - box.launched_at >= GATE_AFTER:
             self._gate(box)
-        done = subprocess.run(
+        done = ran(
             ["sh", "-c", script],
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=120,
             env={**box.player.environment(), "PATH": f"{box.folder / 'bin'}:/usr/bin:/bin"},
         )

@@ -16,6 +16,7 @@ import pulumi
 from gpu_fleet_stacks.rehearsal.archives import zip_bytes
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.rehearsal.registrations import Registration
+from tests.ran import ran
 
 MIRROR = Path("/opt/tf-plugins")
 PROVIDER = "registry.terraform.io/hashicorp/aws"
@@ -142,9 +143,7 @@ def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         "GOGC": "off",
         "GOMAXPROCS": "1",
     }
-    return subprocess.run(
-        ["terraform", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    return ran(["terraform", *arguments], cwd=folder, env=environment)
 
 
 def provider_schema(folder: Path) -> Block:

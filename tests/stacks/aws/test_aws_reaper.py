@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from io import BytesIO
@@ -22,6 +21,7 @@ from gpu_fleet_stacks.payload import sweep_archive, sweep_policy
 from gpu_fleet_stacks.rehearsal.archives import archive_files, zip_bytes
 from gpu_fleet_stacks.settings import stack_files
 from gpu_fleet_stacks.settings.reader import from_mapping
+from tests.ran import ran
 from tests.stacks import examples
 from tests.stacks.clouds import Declared
 from tests.stacks.standing import usable
@@ -236,7 +236,7 @@ def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(tmp_pat
             "GPU_FLEET_LEDGER_URI": f"{rehearsed.outputs['bucket_uris']['records']}/reaper",
             "GPU_FLEET_TOPIC_ARN": rehearsed.outputs["topic_arn"],
         }
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = ran(command, env=environment)
 
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])

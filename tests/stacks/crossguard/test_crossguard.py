@@ -17,6 +17,7 @@ from gpu_fleet_stacks.crossguard import rules
 from gpu_fleet_stacks.crossguard.governance_rules import TAGGED
 from gpu_fleet_stacks.crossguard.model import Profile, Resource, Severity
 from gpu_fleet_stacks.crossguard.rules import RULES, ProfileError, profile_of
+from tests.ran import ran
 from tests.stacks.examples import stack
 from tests.stacks.policy_judge import Violation, violations
 from tests.stacks.registrations import declared
@@ -318,7 +319,7 @@ def offered(monkeypatch) -> Callable[[str], dict[str, SimpleNamespace]]:
 
 def started(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpu_fleet_stacks.crossguard", *arguments]
-    return subprocess.run(command, cwd=PACK.parents[1], capture_output=True, text=True, check=False)
+    return ran(command, cwd=PACK.parents[1])
 
 
 def test_the_pack_explains_itself_without_its_sdk_and_says_who_starts_it():

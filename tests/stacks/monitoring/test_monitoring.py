@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 from itertools import product
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from gpu_fleet_image.core import metrics
 from gpu_fleet_stacks.aws import dashboard as aws_dashboard
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.monitoring import grafana
+from tests.ran import ran
 from tests.stacks.monitoring.dcgm_counters import DEFAULT_COUNTERS
 
 FOLDER = Path(grafana.__file__).parent
@@ -30,7 +30,7 @@ needs_promtool = pytest.mark.skipif(
 
 def promtool(*arguments: str) -> str:
     """Run promtool beside the files."""
-    done = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False)
+    done = ran(["promtool", *arguments], cwd=FOLDER)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -1,7 +1,6 @@
 """The parts of the play that can be looked at without playing it."""
 
 import signal
-import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -20,6 +19,7 @@ from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.rehearsal.processes import ChildError, child, run
 from gpu_fleet_stacks.rehearsal.reaper_act import timeline
 from gpu_fleet_stacks.settings import Idle
+from tests.ran import ran
 from tests.stacks import registrations
 from tests.stacks.standing import standing
 
@@ -93,7 +93,7 @@ def test_a_child_process_that_is_terminated_takes_its_children_along(tmp_path):
 def ask(service, path: str, token: str | None) -> int:
     header = [] if token is None else ["-H", f"X-aws-ec2-metadata-token: {token}"]
     command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", *header, f"{service.endpoint}{path}"]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return int(ran(command, check=True).stdout)
 
 
 def test_the_metadata_service_wants_its_token_and_knows_a_notice_once_it_is_sent():

@@ -1,12 +1,12 @@
 """The interpreter of the rehearsed function sees what Lambda brings, and no other package that is here."""
 
-import subprocess
 import sys
 
 import pytest
 
 from gpu_fleet_stacks.rehearsal import lambda_runtime
 from gpu_fleet_stacks.rehearsal.sweeps import HANDLE_ONCE
+from tests.ran import ran
 
 HANDLER = """
 import importlib.util
@@ -25,9 +25,7 @@ def call(tmp_path):
     command = [sys.executable, "-I", "-S", str(HANDLE_ONCE), str(tmp_path / "function")]
 
     def ask(event):
-        return subprocess.run(
-            [*command, event, str(runtime)], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        return ran([*command, event, str(runtime)], check=True).stdout.strip()
 
     return ask
 

@@ -14,6 +14,7 @@ import pytest
 
 from gpu_fleet_stacks.core.signals import ended_like_by_keyboard
 from gpu_fleet_stacks.rehearsal import processes
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 120
@@ -21,9 +22,7 @@ PATIENCE_S = 120
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpu_fleet_stacks.rehearsal", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=quiet()
-    )
+    return ran(command, cwd=ROOT, timeout=PATIENCE_S, env=quiet())
 
 
 def quiet() -> dict[str, str]:

@@ -1,12 +1,12 @@
 """Pulumi.yaml's schema and the settings name the same keys."""
 
-import subprocess
 from dataclasses import MISSING, fields
 from pathlib import Path
 
 import yaml
 
 from gpu_fleet_stacks.settings import Stack, stack_files
+from tests.ran import ran
 from tests.stacks.shipped import SHIPPED
 
 ROOT = Path(__file__).parents[3]
@@ -41,9 +41,7 @@ def test_a_key_the_settings_require_has_no_default_in_the_schema():
 
 
 def test_the_shipped_stacks_are_those_that_git_has():
-    listed = subprocess.run(
-        ["git", "ls-files", "stacks/Pulumi.*.yaml"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
+    listed = ran(["git", "ls-files", "stacks/Pulumi.*.yaml"], cwd=ROOT, check=True)
 
     assert [stack_files.name_of(Path(line)) for line in listed.stdout.split()] == list(SHIPPED)
 

@@ -26,6 +26,7 @@ from gpu_fleet.integrations.guard import Guard
 from gpu_fleet.integrations.huggingface import FleetCallback
 from gpu_fleet.preemption.interrupt import Interruption
 from gpu_fleet.storage.object_store import ObjectStore
+from tests.ran import ran
 from tests.training.ranks import run_ranks
 
 ARGUMENTS = {"learning_rate": 0.1}
@@ -197,7 +198,7 @@ def test_who_has_the_folder_of_a_callback_is_named_to_another_process(tmp_path: 
     script = "import sys; from pathlib import Path; from gpu_fleet.checkpoint import local; "
     words = [sys.executable, "-c", script + "local.lock(Path(sys.argv[1]))", str(tmp_path / OURS)]
 
-    second = subprocess.run(words, capture_output=True, text=True, check=False)
+    second = ran(words)
     guard.end()
 
     assert f"in use by process {os.getpid()} on " in second.stderr

@@ -31,6 +31,7 @@ from gpu_fleet.checkpoint.store import CheckpointStore, LeaseKey
 from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, StoppedError
+from tests.ran import ran
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, gpt_table
 
@@ -357,7 +358,7 @@ def test_a_holder_whose_file_server_was_away_takes_its_lock_again(
 
     script = "import sys; from pathlib import Path; from gpu_fleet.checkpoint import local; "
     words = [sys.executable, "-c", script + "local.lock(Path(sys.argv[1]))", str(tmp_path)]
-    second = subprocess.run(words, capture_output=True, text=True, check=False)
+    second = ran(words)
     held.close()
 
     assert f"in use by process {os.getpid()}" in second.stderr

@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-import subprocess
 import sys
 import textwrap
 import threading
@@ -28,6 +27,7 @@ from gpu_fleet.integrations import command as any_command
 from gpu_fleet.integrations.command import status_of
 from gpu_fleet.preemption.interrupt import Reason
 from gpu_fleet.storage.object_store import ObjectStore
+from tests.ran import ran
 from tests.training.programs import ROOT, Program, started
 from tests.training.ranks import run_ranks
 
@@ -146,9 +146,7 @@ ours.communicate()
 
 def test_zombies_are_reaped_but_those_that_are_waited_for() -> None:
     """The first process of a container gets the zombies of all programs that ended."""
-    done = subprocess.run(
-        [sys.executable, "-c", REAPED], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = ran([sys.executable, "-c", REAPED], check=True, timeout=60)
 
     assert done.stdout == "False 7\n"
 

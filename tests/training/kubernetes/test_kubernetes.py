@@ -1,6 +1,5 @@
 """Manifests for a user's cluster: valid by two versions of Kubernetes, true to the exit codes."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from gpu_fleet.core import exit_codes
 from gpu_fleet_jobs.kubernetes import sources
 from gpu_fleet_jobs.kubernetes.request import Claim, default_name, parse_claim
 from gpu_fleet_jobs.kubernetes.sources import LIMIT_BYTES
+from tests.ran import ran
 from tests.training.kubernetes.manifests.excerpt import KUBERNETES
 from tests.training.kubernetes.manifests.pods import action
 from tests.training.kubernetes.manifests.schemas import problems
@@ -299,13 +299,10 @@ def test_the_configuration_and_own_code_lie_in_the_pod_as_they_lie_here(tmp_path
     (tmp_path / "run.toml").write_text(tomli_w.dumps(table))
 
     words = [sys.executable, "-m", "gpu_fleet", "render", "--kubernetes", "run.toml", *PLAIN, *BUCKET]
-    made = subprocess.run(
+    made = ran(
         [*words, "--out", "k.yaml"],
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "training")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
     assert made.returncode == 0, made.stderr

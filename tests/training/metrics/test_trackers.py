@@ -14,6 +14,7 @@ from gpu_fleet.core import config
 from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.metrics.trackers import Aside, curves, wandb_id
 from gpu_fleet.metrics.writers import open_writers
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[3]
 PINS = ("wandb==0.31.0", "mlflow-skinny==3.17.2", "sqlalchemy==2.1.9", "alembic==1.20.1")
@@ -127,9 +128,7 @@ def python() -> Path:
 
 def test_both_real_trackers_go_on_in_a_resumed_run(python: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "training")}
-    done = subprocess.run(
-        [python, "-c", PROGRAM, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
-    )
+    done = ran([python, "-c", PROGRAM, str(tmp_path)], env=environment)
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import struct
-import subprocess
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +21,7 @@ from gpu_fleet.core.errors import PeerError
 from gpu_fleet.data.dataset import CorruptSampleError
 from gpu_fleet.data.images import decode
 from gpu_fleet.trainer import rank
+from tests.ran import ran
 from tests.training.commands import command, tried_alone
 from tests.training.examples import (
     Change,
@@ -356,6 +356,6 @@ def test_help_and_what_is_wrong_before_a_run_wait_for_no_torch() -> None:
         "    print(CliRunner().invoke(main, words).exit_code, 'torch' in sys.modules)\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = ran([sys.executable, "-c", program], check=True)
 
     assert done.stdout.splitlines() == ["0 False"] * 4 + ["65 False"] * 2

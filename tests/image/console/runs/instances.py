@@ -25,6 +25,7 @@ from gpu_fleet_stacks.rehearsal import first_boot
 from gpu_fleet_stacks.rehearsal.cast import services
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from tests.ran import ran
 
 REGION = "us-east-1"
 TYPE = "g5.xlarge"
@@ -147,14 +148,7 @@ class StandIn:
 
     def _bash(self, text: str) -> "subprocess.CompletedProcess[str]":
         below = text.replace("/usr/local/bin/", f"{self.root}/usr/local/bin/")
-        return subprocess.run(
-            ["bash", "-c", below],
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        return ran(["bash", "-c", below], env=self.environment(), timeout=120)
 
     def started(self) -> list[str]:
         """Units that were started, in order."""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +16,7 @@ from gpu_fleet_image.core.place import Place
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from tests.image.moto_fleet import REGION, STACK, TAGS
 from tests.image.one_instance import client, one_instance
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[4]
 
@@ -152,9 +152,7 @@ def test_the_command_becomes_the_session_of_the_stacks_only_instance(tmp_path):
             "--region",
             REGION,
         ]
-        done = subprocess.run(
-            asked, env=environment, capture_output=True, text=True, check=False, timeout=120
-        )
+        done = ran(asked, env=environment, timeout=120)
 
     target = answer["Instances"][0]["InstanceId"]
     assert "connecting with Session Manager's own document" in done.stderr  # there is no bucket with a policy

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import subprocess
 import sys
 import zipfile
 from datetime import UTC, datetime, timedelta
@@ -19,6 +18,7 @@ from gpu_fleet_stacks.payload import sweep_archive
 from tests.image.alicloud_server import ENVIRON, serving
 from tests.image.alicloud_world import Actions
 from tests.image.world import World
+from tests.ran import ran
 from tests.stacks import alicloud_examples
 
 STACK = alicloud_examples.stack()
@@ -80,13 +80,7 @@ def test_the_archive_sweeps_as_the_runtime_would_run_it(unpacked, oss, records):
             "GPU_FLEET_ALICLOUD_ENDPOINT": server.url,
             "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": oss.meta.endpoint_url,
         }
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", CALL, str(unpacked), TIMER_EVENT],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = ran([sys.executable, "-I", "-S", "-c", CALL, str(unpacked), TIMER_EVENT], env=environment)
 
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])

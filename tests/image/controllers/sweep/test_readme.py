@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from gpu_fleet_image.controllers.meter.meter_state import Day
 from tests.image.moto_fleet import REGION, TAGS, budget_json, write_policy
 from tests.image.one_instance import client, one_instance
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs/how-to/operate-the-sweep.md"
@@ -57,14 +57,8 @@ def test_the_page_shows_commands():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_page_works(command, environment):
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=environment["FOLDER"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    done = ran(
+        ["bash", "-euo", "pipefail", "-c", command], cwd=environment["FOLDER"], env=environment, timeout=120
     )
 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -17,6 +17,7 @@ from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from tests.image.instance_toml import INSTANCE_TOML
 from tests.image.one_instance import client, one_instance
 from tests.image.programs import LONGEST_WAIT_S, running, until
+from tests.ran import ran
 
 HOURS = 12
 NAMESPACE = "GpuFleet/aws-dev"
@@ -31,7 +32,7 @@ def environment(tmp_path_factory):
 def run_agent(environment, run_dir, *arguments):
     command = [sys.executable, "-m", "gpu_fleet_image.console", "agent", *arguments]
     environment = environment | {"GPU_FLEET_RUN_DIR": str(run_dir)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return ran(command, env=environment, timeout=120)
 
 
 def heartbeats(environment, instance_id, start):

@@ -7,7 +7,6 @@ import functools
 import os
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +15,7 @@ from gpu_fleet_image.core.metadata import SERVICES
 from gpu_fleet_image.instance.credentials import service
 from gpu_fleet_image.instance.gate import user_access
 from gpu_fleet_image.recipe.payload import PROJECT
+from tests.ran import ran
 
 ROOTFS = PROJECT / "image/gpu_fleet_image/recipe/rootfs"
 RULES = ROOTFS / "usr/share/gpu-fleet/metadata.nft"
@@ -93,7 +93,7 @@ def _tried(script: str) -> dict[str, str]:
     if os.geteuid() != 0 or shutil.which("nft") is None:
         pytest.skip("rules of nftables need root and the package nftables")
     command = ["unshare", "--net", "--mount", "bash", "-c", script, "networks", rules(), sys.executable]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = ran(command, timeout=60)
     if done.returncode != 0 and "Operation not permitted" in done.stderr:
         pytest.skip(f"no namespaces here: {done.stderr[-200:]}")
     assert done.returncode == 0, done.stderr
@@ -220,7 +220,7 @@ def test_tasks_of_the_queue_are_led_there_whatever_environment_they_were_submitt
     prolog = (ROOTFS / "usr/libexec/gpu-fleet/queue-task-prolog").read_text()
     here = prolog.replace("/etc/environment.d/60-gpu-fleet.conf", str(ENVIRONMENT))
 
-    said = subprocess.run(["sh"], input=here, capture_output=True, text=True, check=True).stdout
+    said = ran(["sh"], input=here, check=True).stdout
 
     lines = [line for line in ENVIRONMENT.read_text().splitlines() if not line.startswith("#")]
     assert said.splitlines() == [f"export {line}" for line in lines]

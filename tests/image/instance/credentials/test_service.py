@@ -21,6 +21,7 @@ from gpu_fleet_image.instance.credentials.service import CredentialsServer
 from gpu_fleet_image.instance.credentials.sessions import SessionKeys, Sessions
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from tests.ran import ran
 
 ADA, EVE, LEAVER, TRAINER, DAEMON, SLURM, ODD, NOBODY = 5001, 5002, 5003, 990, 991, 64030, 5004, 5999
 NAMES = {ADA: "ada", EVE: "eve", LEAVER: "lee", TRAINER: "gpu-fleet", DAEMON: "gpu-fleet-probe"}
@@ -88,12 +89,9 @@ def command_of(uid, script, *words):
 def as_account(uid, script, *words, **environ):
     """Run a script as an account, with an environment of its own."""
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-    return subprocess.run(
+    return ran(
         command_of(uid, script, *words),
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
         env=kept | {"HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"} | environ,
     )
 

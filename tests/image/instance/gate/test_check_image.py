@@ -1,13 +1,13 @@
 """What a built image must show on an instance with GPUs: the driver has each, and all of them add up."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from gpu_fleet_image.recipe import build_requirements, payload
+from tests.ran import ran
 
 CHECK = payload.PROJECT / "image/gpu_fleet_image/recipe/rootfs/usr/libexec/gpu-fleet/check-image"
 
@@ -74,9 +74,7 @@ def check(tmp_path):
         }
         lines = [f"mount --bind {tmp_path}/{name} {place}" for name, place in mounts.items()]
         script = "\n".join([*lines, f"PATH={tmp_path}/bin:$PATH exec bash {CHECK} {when}"])
-        done = subprocess.run(
-            ["unshare", "--mount", "bash", "-e", "-c", script], capture_output=True, text=True, check=False
-        )
+        done = ran(["unshare", "--mount", "bash", "-e", "-c", script])
         run.status, run.output = done.returncode, done.stdout + done.stderr
         calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
         said = [line for line in done.stdout.splitlines() if "name=gpus " in line]
@@ -147,14 +145,11 @@ def test_the_builder_itself_is_not_asked(check):
 
 
 def test_ranks_add_up_by_gloo():
-    launched = subprocess.run(
+    launched = ran(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
             *("-m", "gpu_fleet_image.instance.gate.all_reduce", "gloo"),
         ],
-        capture_output=True,
-        text=True,
-        check=False,
         cwd=payload.PROJECT,
         timeout=120,
     )

@@ -17,6 +17,7 @@ from gpu_fleet_image.instance.gpus import devices, reservations_file
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 from gpu_fleet_image.instance.gpus.reservations import GpuReservations, Reservation
 from tests.image.instance.fake_nvml import FakeNvml
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[4]
 ROOTFS = ROOT / "image/gpu_fleet_image/recipe/rootfs"
@@ -191,9 +192,7 @@ def test_sudo_lets_a_user_reserve_in_no_name_but_their_own(tmp_path, words, pass
     text = (ROOTFS / "usr/libexec/gpu-fleet/reserve-gpus").read_text()
     helper.write_text(text.replace("/usr/local/bin/gpu-fleet", own))
 
-    done = subprocess.run(
-        ["bash", helper, *words], env={"SUDO_USER": "ada"}, capture_output=True, text=True, check=False
-    )
+    done = ran(["bash", helper, *words], env={"SUDO_USER": "ada"})
 
     assert (done.returncode, done.stdout) == ((0, f"{passed}\n") if passed else (2, ""))
 
@@ -288,9 +287,7 @@ def test_a_log_in_shell_sees_what_its_user_reserved_through_nvidias_own_binding(
     shell = ["bash", "-c", f'PATH={tmp_path}:$PATH\n{profile}\necho "${{CUDA_VISIBLE_DEVICES-every one}}"']
 
     def output(*words):
-        return subprocess.run(
-            words, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
-        ).stdout
+        return ran(words, env=environment, check=True, cwd=tmp_path).stdout
 
     assert output(*shell) == "every one\n"
     output(command, "gpu", "reserve", "1", "--for", "1h", "--account", "ada")

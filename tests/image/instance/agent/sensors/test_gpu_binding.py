@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.image.one_instance import one_instance
+from tests.ran import ran
 
 ROOT = Path(__file__).parents[5]
 COMPILER = shutil.which("cc")
@@ -78,7 +79,7 @@ def test_an_agent_process_finds_the_instance_active_by_its_gpu(driver, tmp_path)
     fast = ("--instance-id", "i-gpu", "--clock-speed", "600", "--duration", "300")
     with one_instance(tmp_path) as environment:
         command = [sys.executable, "-m", "gpu_fleet_image.console", "agent", *fast]
-        ended = subprocess.run(command, env=environment | driver, capture_output=True, text=True, check=False)
+        ended = ran(command, env=environment | driver)
 
     assert ended.returncode == 0, ended.stderr
     content = json.loads((tmp_path / "run/activity.json").read_text())

@@ -1,0 +1,13 @@
+"""Programs that a test runs to their end."""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def ran(
+    command: Sequence[str | Path] | str, *, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command with subprocess's options, and return its status and texts."""
+    return subprocess.run(command, check=check, **{"capture_output": True, "text": True} | options)
