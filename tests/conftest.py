@@ -99,13 +99,13 @@ def forked() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def lambda_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lambda_packages(tmp_path_factory) -> Path:
     """The packages that Lambda brings, and no others."""
     return lambda_runtime.laid_out(tmp_path_factory.mktemp("lambda") / "packages")
 
 
 @pytest.fixture
-def forked_functions(lambda_packages: Path) -> Iterator[None]:
+def forked_functions(lambda_packages) -> Iterator[None]:
     """Functions that a test calls by their archives are forked, Lambda's packages and all."""
     with preloaded_functions(lambda_packages):
         yield

@@ -79,7 +79,7 @@ WHOLE = {place: commands for place, commands in BLOCKS.items() if any(map(SLOW.m
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path) -> Path:
     """The checkout as a reader has it, whose new files land elsewhere; with a `pulumi` that agrees to all."""
     for entry in ROOT.iterdir():
         if entry.name not in {"build", "data", "runs", ".git"}:

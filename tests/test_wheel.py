@@ -66,7 +66,7 @@ COPY = (sys.executable, "-c", "import setuptools; setuptools.setup(include_packa
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory) -> Path:
     """What a wheel would install: by the step of its build that copies, over what an earlier one has left."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "removed_since.py").touch()
@@ -75,7 +75,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory) -> Path:
     """Built as pip builds it, from a copy in which an earlier build has left a module."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
@@ -91,7 +91,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def python(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(site, tmp_path_factory) -> Path:
     """Of an environment with the wheel and the libraries; of the checkout it knows nothing."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
@@ -118,7 +118,7 @@ def installed(name: str) -> str:
     return INSTALLED[here] + name.removeprefix(here)
 
 
-def test_it_has_every_file_of_its_packages_and_no_other(site: Path) -> None:
+def test_it_has_every_file_of_its_packages_and_no_other(site):
     found = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
 
     assert "gpu_fleet/py.typed" in found
@@ -126,7 +126,7 @@ def test_it_has_every_file_of_its_packages_and_no_other(site: Path) -> None:
 
 
 @pytest.mark.prove
-def test_a_wheel_that_pip_builds_has_these_files(wheel: Path) -> None:
+def test_a_wheel_that_pip_builds_has_these_files(wheel):
     with zipfile.ZipFile(wheel) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == wanted()
 
@@ -149,7 +149,7 @@ def imports(site: Path, folder: str) -> Iterator[str]:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names if module(node, alias))
 
 
-def test_it_imports_nothing_that_it_lacks(site: Path) -> None:
+def test_it_imports_nothing_that_it_lacks(site):
     own = {
         name
         for folder in ("gpu_fleet", "gpu_fleet_jobs", "gpu_fleet_image", "gpu_fleet_stacks")
@@ -175,7 +175,7 @@ def plain(requirement: str) -> str:
     ("folders", "extras"),
     [(ROOMS, ()), (("gpu_fleet_stacks",), ("platform",)), (("gpu_fleet", "gpu_fleet_jobs"), ("train",))],
 )
-def test_every_library_is_asked_for(site: Path, folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
+def test_every_library_is_asked_for(site, folders, extras):
     asked = {plain(dependency) for dependency in PROJECT["dependencies"]}
     asked |= {
         plain(optional_dependency)
@@ -193,14 +193,14 @@ def test_every_library_is_asked_for(site: Path, folders: tuple[str, ...], extras
     assert wanted <= asked
 
 
-def test_torch_is_no_older_than_what_is_tested() -> None:
+def test_torch_is_no_older_than_what_is_tested():
     tested = pins((ROOT / "training/requirements.txt").read_text())["torch"]
 
     assert f"torch>={tested}" in PROJECT["optional-dependencies"]["train"]
 
 
 @pytest.mark.prove
-def test_the_trainer_works_beside_a_users_own_folders(python: Path, site: Path, tmp_path: Path) -> None:
+def test_the_trainer_works_beside_a_users_own_folders(python, site, tmp_path):
     (tmp_path / "training").mkdir()
     (tmp_path / "training/__init__.py").write_text("OWNER = 'the researcher'\n")
     program = "import gpu_fleet as it, training as own; print(it.Run.__module__, it.__file__, own.OWNER)"
@@ -212,9 +212,7 @@ def test_the_trainer_works_beside_a_users_own_folders(python: Path, site: Path, 
     )
 
 
-def test_without_its_extra_a_platform_command_says_which_brings_what_it_needs(
-    site: Path, tmp_path: Path
-) -> None:
+def test_without_its_extra_a_platform_command_says_which_brings_what_it_needs(site, tmp_path):
     bare = "import sys; sys.modules['pydantic'] = None; "
 
     done = ran(
@@ -229,7 +227,7 @@ def test_without_its_extra_a_platform_command_says_which_brings_what_it_needs(
     )
 
 
-def test_the_trainer_says_what_it_lacks(site: Path, tmp_path: Path) -> None:
+def test_the_trainer_says_what_it_lacks(site, tmp_path):
     """Where the wheel was installed without its extra."""
     venv.create(tmp_path, symlinks=True)
 
@@ -242,7 +240,7 @@ def test_the_trainer_says_what_it_lacks(site: Path, tmp_path: Path) -> None:
     assert done.returncode == 65
 
 
-def test_the_commands_load_from_the_wheel_alone(python: Path, tmp_path: Path) -> None:
+def test_the_commands_load_from_the_wheel_alone(python, tmp_path):
     names = ("take", "status", "connect", "submit", "runs", "sweep", "report", "agent")
 
     done = run(python, tmp_path, "-c", HELPS, *names)
@@ -252,7 +250,7 @@ def test_the_commands_load_from_the_wheel_alone(python: Path, tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def own(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own(wheel, tmp_path_factory) -> Path:
     """The programs of a new environment, in which pip has installed the wheel with its extra."""
     folder = tmp_path_factory.mktemp("own")
     venv.create(folder, symlinks=True, with_pip=True)
@@ -274,7 +272,7 @@ print(*(built.built(cloud).sha256 for cloud in Cloud))
 
 
 @pytest.mark.prove
-def test_from_an_empty_folder_to_a_rehearsed_stack_with_the_wheel_alone(own: Path, tmp_path: Path) -> None:
+def test_from_an_empty_folder_to_a_rehearsed_stack_with_the_wheel_alone(own, tmp_path):
     infra, fleet = tmp_path / "infra", own / "gpu-fleet"
     steps = {
         ("init", ".", *STACK): "written  stacks/Pulumi.research.yaml",
@@ -293,7 +291,7 @@ def test_from_an_empty_folder_to_a_rehearsed_stack_with_the_wheel_alone(own: Pat
 
 
 @pytest.mark.prove
-def test_the_payload_of_a_wheel_is_that_of_the_checkout(own: Path, tmp_path: Path) -> None:
+def test_the_payload_of_a_wheel_is_that_of_the_checkout(own, tmp_path):
     done = run(own / "python", tmp_path, "-I", "-c", PAYLOADS)
 
     assert done.stdout.split() == [built.built(cloud).sha256 for cloud in Cloud], done.stderr

@@ -54,15 +54,13 @@ def table_of(kind: str, tmp_path: Path, run: str = "run", **data: Any) -> dict[s
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_table_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
-    kind: str, workers: int, tmp_path: Path
-) -> None:
+def test_a_table_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(kind, workers, tmp_path):
     straight = train_on(2, table_of(kind, tmp_path, "straight"))
     stopped = train_on(2, table_of(kind, tmp_path, "stopped", workers=workers), stop_at=12)
     resumed = train_on(2, table_of(kind, tmp_path, "stopped", workers=workers))
@@ -79,7 +77,7 @@ def test_a_table_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
         ([], "model.name = 'AutoModelForCausalLM': TypeError"),
     ],
 )
-def test_a_wrong_column_is_one_message(columns: list[str], message: str, tmp_path: Path) -> None:
+def test_a_wrong_column_is_one_message(columns, message, tmp_path):
 
     status, said = tried_alone(table_of("jsonl", tmp_path, columns=columns), tmp_path)
 
@@ -94,7 +92,7 @@ def write_empty(file: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_files_without_rows_are_passed_over(kind: str, tmp_path: Path) -> None:
+def test_files_without_rows_are_passed_over(kind, tmp_path):
     table = table_of(kind, tmp_path)
     place = tmp_path / kind
     write_empty(place / f"another.{kind}")
@@ -107,7 +105,7 @@ def test_files_without_rows_are_passed_over(kind: str, tmp_path: Path) -> None:
     assert "holds no rows" in reported
 
 
-def test_rows_without_a_value_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_a_value_are_counted(tmp_path, monkeypatch):
     rows = [{"input_ids": [1] * 8, "labels": [1] * 8 if number else None} for number in range(40)]
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
     table = changed(table_of("parquet", tmp_path), data={"path": str(tmp_path / "rows.parquet")})
@@ -118,7 +116,7 @@ def test_rows_without_a_value_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_a_column_of_numbers_is_learned_by_an_own_loss(kind: str, tmp_path: Path) -> None:
+def test_a_column_of_numbers_is_learned_by_an_own_loss(kind, tmp_path):
     chance = np.random.default_rng(2)
     houses = [
         {"area": area, "rooms": int(9 * area), "price": 2 * area} for area in chance.random(90).tolist()
@@ -132,7 +130,7 @@ def test_a_column_of_numbers_is_learned_by_an_own_loss(kind: str, tmp_path: Path
     exactly_resumed("own_table", {"path": str(file)}, tmp_path)
 
 
-def test_tfrecord_files_are_read_by_an_example(tmp_path: Path) -> None:
+def test_tfrecord_files_are_read_by_an_example(tmp_path):
     chance = np.random.default_rng(2)
     for split in ("train", "val"):
         for part in range(2):

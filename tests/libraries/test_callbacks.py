@@ -34,7 +34,7 @@ def run(
 
 
 @pytest.fixture
-def is_as_if_undisturbed(python: Path, tmp_path: Path) -> Callable[..., None]:
+def is_as_if_undisturbed(python, tmp_path) -> Callable[..., None]:
     """Hold a training that is stopped by a notice and resumed to one without."""
 
     def hold(
@@ -59,25 +59,21 @@ def is_as_if_undisturbed(python: Path, tmp_path: Path) -> Callable[..., None]:
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.prove), 2])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(
-    library: str, workers: int, is_as_if_undisturbed: Callable[..., None]
-) -> None:
+def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(library, workers, is_as_if_undisturbed):
     is_as_if_undisturbed(library, 8, workers)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.prove)])
 @pytest.mark.parametrize("kind", ["noisy_hugging_face", "noisy_accelerate", "noisy_lightning"])
-def test_what_samples_draw_is_the_same_after_a_notice(
-    kind: str, workers: int, is_as_if_undisturbed: Callable[..., None]
-) -> None:
+def test_what_samples_draw_is_the_same_after_a_notice(kind, workers, is_as_if_undisturbed):
     is_as_if_undisturbed(kind, 8, workers)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_notice_between_the_micro_batches_of_an_update_changes_no_bit(
-    library: str, is_as_if_undisturbed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    library, is_as_if_undisturbed, monkeypatch
+):
     """Their gradients are in no checkpoint: the update is waited for."""
     monkeypatch.setenv("ACCUMULATED", "2")
 
@@ -89,8 +85,8 @@ def test_a_notice_between_the_micro_batches_of_an_update_changes_no_bit(
     ("ranks", "stop_at"), [(1, 6), (2, 9)], ids=["before a validation", "in the second epoch"]
 )
 def test_a_rate_that_follows_the_validation_of_lightning_is_as_if_undisturbed(
-    ranks: int, stop_at: int, is_as_if_undisturbed: Callable[..., None]
-) -> None:
+    ranks, stop_at, is_as_if_undisturbed
+):
     """Ranks validate uneven numbers of batches, and draw the order of each epoch themselves."""
     is_as_if_undisturbed("validated_lightning", stop_at, ranks=ranks)
 
@@ -100,8 +96,8 @@ def test_a_rate_that_follows_the_validation_of_lightning_is_as_if_undisturbed(
     ("every", "stop_at"), [(11, 13), (4, 6), (4, 15)], ids=["the last", "the first", "the second"]
 )
 def test_a_notice_in_an_evaluation_of_the_trainer_ends_it_and_loses_nothing(
-    every: int, stop_at: int, is_as_if_undisturbed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    every, stop_at, is_as_if_undisturbed, monkeypatch
+):
     """The resumed run begins with it: steps, scores, the best checkpoint and its weights are the same."""
     monkeypatch.setenv("EVALUATE_EVERY", str(every))
 
@@ -113,9 +109,7 @@ def test_a_notice_in_an_evaluation_of_the_trainer_ends_it_and_loses_nothing(
     ("library", "key"),
     list(zip(LIBRARIES, ("arguments.learning_rate", "run.rate", "run.rate"), strict=True)),
 )
-def test_another_learning_rate_in_the_same_folder_is_refused(
-    library: str, key: str, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_learning_rate_in_the_same_folder_is_refused(library, key, python, tmp_path, monkeypatch):
     stopped = run(python, library, tmp_path, workers=0, stop_at=8)
     monkeypatch.setenv("RATE", "0.1")
 
@@ -127,7 +121,7 @@ def test_another_learning_rate_in_the_same_folder_is_refused(
 
 
 @pytest.mark.prove
-def test_a_loader_that_cannot_go_on_is_reported_at_the_start(python: Path, tmp_path: Path) -> None:
+def test_a_loader_that_cannot_go_on_is_reported_at_the_start(python, tmp_path):
     status, said = run(python, "plain_lightning", tmp_path, workers=0)
 
     assert status == 0
@@ -135,7 +129,7 @@ def test_a_loader_that_cannot_go_on_is_reported_at_the_start(python: Path, tmp_p
 
 
 @pytest.mark.prove
-def test_a_folder_of_hugging_faces_datasets_is_trained_from(python: Path, tmp_path: Path) -> None:
+def test_a_folder_of_hugging_faces_datasets_is_trained_from(python, tmp_path):
     """Four steps and then four more are eight; a column that is not there is named."""
     data = str(tmp_path / "data")
     make = (

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.libraries, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 
 
-def test_tables_and_records_resume_bit_by_bit(python: Path, tmp_path: Path) -> None:
+def test_tables_and_records_resume_bit_by_bit(python, tmp_path):
     words = ["-m", "pytest", "tests/libraries/tables.py", "-q", "-p", "no:cacheprovider"]
 
     done = subprocess.run(

@@ -38,8 +38,8 @@ def weights(folder: Path) -> dict[str, Tensor] | None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("example", ["own_huggingface", "own_accelerate", "own_lightning"])
 def test_an_example_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
-    example: str, workers: int, python: Path, tmp_path: Path
-) -> None:
+    example, workers, python, tmp_path
+):
     straight, broken = tmp_path / "straight", tmp_path / "broken"
 
     said = run(python, example, straight, workers)

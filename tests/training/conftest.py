@@ -42,7 +42,7 @@ def _goes_on(thread: threading.Thread) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def no_fleet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def no_fleet(tmp_path_factory, monkeypatch) -> Path:
     """Remove instance.toml, stop file and metadata service; return the folder of the stop file."""
     folder = tmp_path_factory.mktemp("run-gpu-fleet")
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(folder / "no-instance.toml"))
@@ -53,7 +53,7 @@ def no_fleet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 @pytest.fixture(autouse=True)
-def no_code_of_other_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_code_of_other_tests(request, monkeypatch) -> None:
     """Give a run in this process the code of its test, without the thousand modules of the whole suite."""
     loaded = user_code._loaded
     others = {name for name in sys.modules if name.partition(".")[0] in REPOSITORY} - {
@@ -81,7 +81,7 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits(tmp_path_factory) -> Path:
     """Prepare the digits."""
     folder = tmp_path_factory.mktemp("data") / "digits"
     result = CliRunner().invoke(main, ["prepare", "digits", str(folder)])
@@ -90,7 +90,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokens(tmp_path_factory) -> Path:
     """Write a small text as token files."""
     return write_tokens(tmp_path_factory.mktemp("tokens"))
 

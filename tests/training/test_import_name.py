@@ -18,7 +18,7 @@ SHORT = ("--run.epochs", "0.0", "--run.steps", "2", "--schedule.warmup_steps", "
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path) -> Path:
     """Create a researcher's repository whose packages have the names of this project's folders."""
     folder = tmp_path / "repository"
     for name in TAKEN:
@@ -32,7 +32,7 @@ def run(repository: Path, *command: str | Path, **environment: str) -> subproces
 
 
 @pytest.mark.prove
-def test_torchrun_trains_from_such_a_repository(repository: Path, digits: Path) -> None:
+def test_torchrun_trains_from_such_a_repository(repository, digits):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
     own = ("--data.path", digits, "--run.directory", repository / "runs/first", *SHORT)
 
@@ -42,7 +42,7 @@ def test_torchrun_trains_from_such_a_repository(repository: Path, digits: Path) 
     assert '"finished"' in (repository / "runs/first/result.json").read_text()
 
 
-def test_the_console_is_not_shadowed(repository: Path) -> None:
+def test_the_console_is_not_shadowed(repository):
     checked = run(repository, SCRIPT, "check", "local")
     trainer = run(repository, SCRIPT, "train", "--help")
 
@@ -50,7 +50,7 @@ def test_the_console_is_not_shadowed(repository: Path) -> None:
     assert "Usage: gpu-fleet train" in trainer.stdout, trainer.stderr
 
 
-def test_the_console_hands_train_to_a_process_that_knows_no_room(repository: Path) -> None:
+def test_the_console_hands_train_to_a_process_that_knows_no_room(repository):
     program = (
         "import sys; sys.argv = ['gpu-fleet', 'train']\n"
         "import gpu_fleet_image.console.cli as cli, os\n"
@@ -64,7 +64,7 @@ def test_the_console_hands_train_to_a_process_that_knows_no_room(repository: Pat
     assert done.stdout == "['-m', 'gpu_fleet', 'launch', 'job.toml']\n", done.stderr
 
 
-def test_the_launcher_of_an_instance_is_not_shadowed(repository: Path, tmp_path: Path) -> None:
+def test_the_launcher_of_an_instance_is_not_shadowed(repository, tmp_path):
     home = tmp_path / "root/opt/gpu-fleet"
     (home / "venv/bin").mkdir(parents=True)
     (home / "venv/bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')

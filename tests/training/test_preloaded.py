@@ -38,7 +38,7 @@ ENDS = {
 
 
 @pytest.fixture(params=["forked", pytest.param("started", marks=pytest.mark.prove)])
-def way(request: pytest.FixtureRequest) -> Iterator[str]:
+def way(request) -> Iterator[str]:
     with WAYS[request.param]():
         yield request.param
 

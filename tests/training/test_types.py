@@ -23,7 +23,7 @@ def follow(run: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(tmp_path_factory) -> Path:
     """Create a researcher's repository; two of its packages have names of this project's folders."""
     folder = tmp_path_factory.mktemp("repository")
     for name in ("training", "image"):
@@ -33,7 +33,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(tmp_path_factory) -> Path:
     """Return the Python of an environment of this checkout, without libraries: mypy would need a minute."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
@@ -42,7 +42,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
@@ -53,11 +53,11 @@ def checked(repository: Path, python: Path, cache: Path, **words: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_mypy_finds_the_types_from_a_folder_of_ones_own(repository: Path, python: Path, cache: Path) -> None:
+def test_mypy_finds_the_types_from_a_folder_of_ones_own(repository, python, cache):
     assert checked(repository, python, cache, total="100").startswith("Success")
 
 
-def test_mypy_says_where_a_user_is_wrong(repository: Path, python: Path, cache: Path) -> None:
+def test_mypy_says_where_a_user_is_wrong(repository, python, cache):
     said = checked(repository, python, cache, total="'many'")
 
     assert 'Argument 1 to "steps" of "Run" has incompatible type "str"; expected "int"' in said

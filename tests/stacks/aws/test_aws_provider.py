@@ -38,7 +38,7 @@ def schema(folder):
 
 
 @pytest.mark.parametrize("name", AWS_STACKS)
-def test_the_real_provider_plans_every_resource(name, schema, folder: Path):
+def test_the_real_provider_plans_every_resource(name, schema, folder):
     with moto_server(stack_files.settings_of(name).region):
         rehearsed = run_program(name)
     (folder / "main.tf.json").write_text(json.dumps(configuration(rehearsed, schema, folder), indent=1))
@@ -49,7 +49,7 @@ def test_the_real_provider_plans_every_resource(name, schema, folder: Path):
     assert f"Plan: {len(rehearsed.resources)} to add, 0 to change, 0 to destroy" in planned.stdout
 
 
-def test_the_real_provider_plans_the_build_of_an_image(schema, folder: Path):
+def test_the_real_provider_plans_the_build_of_an_image(schema, folder):
     with moto_server("us-east-1"):
         rehearsed = run_program("test", program=lambda: build(BUILDING), config={})
     (folder / "main.tf.json").write_text(json.dumps(configuration(rehearsed, schema, folder), indent=1))
@@ -62,7 +62,7 @@ def test_the_real_provider_plans_the_build_of_an_image(schema, folder: Path):
     assert f"Plan: {len(rehearsed.resources)} to add, 0 to change, 0 to destroy" in planned.stdout
 
 
-def test_the_real_provider_refuses_what_it_does_not_know(schema, folder: Path):
+def test_the_real_provider_refuses_what_it_does_not_know(schema, folder):
     with moto_server("us-east-1"):
         rehearsed = run_program("aws-dev")
     content = configuration(rehearsed, schema, folder)

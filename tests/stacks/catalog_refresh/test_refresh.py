@@ -32,7 +32,7 @@ def say(_: str) -> None:
 
 
 @pytest.fixture
-def copies(tmp_path: Path, monkeypatch) -> Path:
+def copies(tmp_path, monkeypatch) -> Path:
     """Copy the price files to a folder where a test may write."""
     for name in ("CATALOG", "PRICES"):
         path = getattr(command, name)

@@ -21,7 +21,7 @@ def clients() -> Iterator[RegionClients]:
 
 
 @pytest.fixture
-def create(clients: RegionClients) -> Callable[..., tuple[str, dict[str, Any]]]:
+def create(clients) -> Callable[..., tuple[str, dict[str, Any]]]:
     """``create(type, **inputs)`` makes a resource named "it" and returns its id and outputs."""
 
     def made(type_token: str, **inputs: Any) -> tuple[str, dict[str, Any]]:

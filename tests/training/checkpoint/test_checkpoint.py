@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
@@ -69,9 +68,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "file", "message"), DAMAGES)
-def test_damage_is_detected_and_named(
-    damage: Callable[[Path], Any], file: str, message: str, tmp_path: Path
-) -> None:
+def test_damage_is_detected_and_named(damage, file, message, tmp_path):
     save(tmp_path, 5)
 
     damage(tmp_path / "step-5" / file)
@@ -81,9 +78,7 @@ def test_damage_is_detected_and_named(
 
 
 @pytest.mark.parametrize(("damage", "file", "message"), DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over_aloud(
-    *, damage, file: str, message: str, alone: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over_aloud(*, damage, file, message, alone, tmp_path, caplog):
     save(tmp_path, 5, 10)
     damage(tmp_path / "step-10" / file)
 
@@ -95,7 +90,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(
     assert (tmp_path / "step-10.damaged").is_dir()
 
 
-def test_nothing_whole_is_an_error_and_not_a_fresh_start(alone: World, tmp_path: Path) -> None:
+def test_nothing_whole_is_an_error_and_not_a_fresh_start(alone, tmp_path):
     save(tmp_path, 5, 10)
     for step in (5, 10):
         truncate(tmp_path / f"step-{step}" / STATE)
@@ -105,11 +100,11 @@ def test_nothing_whole_is_an_error_and_not_a_fresh_start(alone: World, tmp_path:
             restore.newest_whole(alone, tmp_path, store=None)
 
 
-def test_no_checkpoint_at_all_is_a_fresh_start(alone: World, tmp_path: Path) -> None:
+def test_no_checkpoint_at_all_is_a_fresh_start(alone, tmp_path):
     assert restore.newest_whole(alone, tmp_path, store=None) is None
 
 
-def test_retention_counts_committed_checkpoints_only(tmp_path: Path) -> None:
+def test_retention_counts_committed_checkpoints_only(tmp_path):
     (tmp_path / "step-3.tmp").mkdir()
 
     save(tmp_path, 1, 2, 4, keep=2)
@@ -117,7 +112,7 @@ def test_retention_counts_committed_checkpoints_only(tmp_path: Path) -> None:
     assert local.steps(tmp_path) == [2, 4]
 
 
-def test_retention_never_counts_on_later_checkpoints_that_were_passed_over(tmp_path: Path) -> None:
+def test_retention_never_counts_on_later_checkpoints_that_were_passed_over(tmp_path):
     save(tmp_path, 5, 20, 30)
 
     save(tmp_path, 10, keep=1)
@@ -125,7 +120,7 @@ def test_retention_never_counts_on_later_checkpoints_that_were_passed_over(tmp_p
     assert local.steps(tmp_path) == [10, 20, 30]  # 20 and 30 were damaged, or the run would not be at 10
 
 
-def test_a_step_that_is_saved_again_replaces_the_first(tmp_path: Path) -> None:
+def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
     save(tmp_path, 5)
     truncate(tmp_path / "step-5" / STATE)
 
@@ -134,7 +129,7 @@ def test_a_step_that_is_saved_again_replaces_the_first(tmp_path: Path) -> None:
     assert local.verify(tmp_path / "step-5").step == 5
 
 
-def test_a_copy_is_not_touched_by_what_the_training_does_next() -> None:
+def test_a_copy_is_not_touched_by_what_the_training_does_next():
     weights = torch.ones(4)
     snapshot = Snapshot()
 
@@ -146,7 +141,7 @@ def test_a_copy_is_not_touched_by_what_the_training_does_next() -> None:
     assert taken["step"] == 3
 
 
-def test_a_change_waits_for_the_copy() -> None:
+def test_a_change_waits_for_the_copy():
     weights, snapshot = torch.ones(4), Snapshot()
     end = snapshot.begin({"weights": weights})
 
@@ -163,7 +158,7 @@ def test_a_change_waits_for_the_copy() -> None:
     assert weights.tolist() == [0, 0, 0, 0]
 
 
-def test_batch_norm_may_go_on_while_its_statistics_are_saved() -> None:
+def test_batch_norm_may_go_on_while_its_statistics_are_saved():
     model = nn.BatchNorm1d(2)
     settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
     state = State(
@@ -185,7 +180,7 @@ def test_batch_norm_may_go_on_while_its_statistics_are_saved() -> None:
     assert model.running_mean.tolist() == pytest.approx([0.1, 0.1])
 
 
-def test_the_copies_reuse_their_memory() -> None:
+def test_the_copies_reuse_their_memory():
     snapshot = Snapshot()
 
     first = snapshot.begin({"weights": torch.ones(4)})()["weights"].data_ptr()
@@ -194,7 +189,7 @@ def test_the_copies_reuse_their_memory() -> None:
     assert first == second
 
 
-def test_a_full_disk_is_reported_by_the_next_save_and_at_the_end(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_by_the_next_save_and_at_the_end(tmp_path):
     root = tmp_path / "file"
     root.write_text("not a folder")
     saver = Saver(root, store=None, keep=1)
@@ -206,7 +201,7 @@ def test_a_full_disk_is_reported_by_the_next_save_and_at_the_end(tmp_path: Path)
         saver.close()
 
 
-def test_what_went_up_comes_down_on_another_instance(alone: World, bucket: str, tmp_path: Path) -> None:
+def test_what_went_up_comes_down_on_another_instance(alone, bucket, tmp_path):
     save(tmp_path / "here", 5, store=CheckpointStore(URI))
 
     manifest = restore.newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
@@ -214,7 +209,7 @@ def test_what_went_up_comes_down_on_another_instance(alone: World, bucket: str, 
     assert manifest == local.verify(tmp_path / "here/step-5") == local.verify(tmp_path / "there/step-5")
 
 
-def test_an_upload_without_its_manifest_is_no_checkpoint(bucket: str, tmp_path: Path) -> None:
+def test_an_upload_without_its_manifest_is_no_checkpoint(bucket, tmp_path):
     save(tmp_path, 5, 10, store=CheckpointStore(URI))
 
     boto3.client("s3").delete_object(Bucket=bucket, Key="runs/a/step-10/manifest.json")
@@ -222,9 +217,7 @@ def test_an_upload_without_its_manifest_is_no_checkpoint(bucket: str, tmp_path: 
     assert CheckpointStore(URI).steps() == [5]
 
 
-def test_the_manifest_is_uploaded_last_and_deleted_first(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_manifest_is_uploaded_last_and_deleted_first(bucket, tmp_path, monkeypatch):
     store, calls = CheckpointStore(URI), []
     store._client.meta.events.register(
         "before-call.s3", lambda model, params, **_: calls.append((model.name, params["url_path"]))
@@ -240,9 +233,7 @@ def test_the_manifest_is_uploaded_last_and_deleted_first(
     assert store.steps() == [10]
 
 
-def test_a_damaged_upload_falls_back_to_the_one_before(
-    alone: World, bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_upload_falls_back_to_the_one_before(alone, bucket, tmp_path, caplog):
     save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
     boto3.client("s3").put_object(Bucket=bucket, Key="runs/a/step-10/state.pt", Body=b"something else")
 
@@ -254,8 +245,8 @@ def test_a_damaged_upload_falls_back_to_the_one_before(
 
 
 def test_a_manifest_of_the_bucket_that_is_no_text_any_more_falls_back_to_the_one_before(
-    alone: World, bucket: str, tmp_path: Path
-) -> None:
+    alone, bucket, tmp_path
+):
     save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
     s3, key = boto3.client("s3"), "runs/a/step-10/manifest.json"
     body = bytearray(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
@@ -268,7 +259,7 @@ def test_a_manifest_of_the_bucket_that_is_no_text_any_more_falls_back_to_the_one
     assert manifest.step == 5
 
 
-def test_a_damaged_local_copy_is_fetched_again(alone: World, bucket: str, tmp_path: Path) -> None:
+def test_a_damaged_local_copy_is_fetched_again(alone, bucket, tmp_path):
     save(tmp_path, 5, store=CheckpointStore(URI))
     flip_a_bit(tmp_path / "step-5" / STATE)
 
@@ -286,14 +277,14 @@ def test_a_damaged_local_copy_is_fetched_again(alone: World, bucket: str, tmp_pa
         ("bucket/runs", "write s3://bucket/prefix"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_named(uri: str, message: str, bucket: str) -> None:
+def test_a_place_that_cannot_be_written_is_named(uri, message, bucket):
     with pytest.raises(TrainingError, match=message) as raised:
         CheckpointStore(uri).check_writable()
 
     assert uri in str(raised.value)
 
 
-def test_oss_is_asked_the_way_it_understands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oss_is_asked_the_way_it_understands(monkeypatch):
     store = CheckpointStore("oss://bucket/runs", endpoint="https://oss-eu-central-1.example")
     options = store._client.meta.config
 
@@ -302,9 +293,7 @@ def test_oss_is_asked_the_way_it_understands(monkeypatch: pytest.MonkeyPatch) ->
     assert options.response_checksum_validation == "when_required"
 
 
-def test_an_upload_that_failed_is_reported_at_the_end(
-    bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_upload_that_failed_is_reported_at_the_end(bucket, tmp_path, caplog):
     store = CheckpointStore("s3://gone/runs")
     saver = Saver(tmp_path, store, keep=1)
     saver.save(local.Manifest(1, "model", 1), {})
@@ -332,9 +321,7 @@ class SlowStore(CheckpointStore):
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_save_gives_way_to_the_training_and_the_last_one_to_nobody(
-    ends: bool, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_gives_way_to_the_training_and_the_last_one_to_nobody(ends, bucket, tmp_path, monkeypatch):
     gave_way: list[str] = []
     for module in (saving, uploader):
         monkeypatch.setattr(module, "give_way", lambda: gave_way.append(threading.current_thread().name))
@@ -351,7 +338,7 @@ def test_a_save_gives_way_to_the_training_and_the_last_one_to_nobody(
     assert bool(gave_way) is not ends
 
 
-def test_the_end_of_an_upload_is_waited_for_as_long_as_asked(bucket: str, tmp_path: Path) -> None:
+def test_the_end_of_an_upload_is_waited_for_as_long_as_asked(bucket, tmp_path):
     store = SlowStore()
     saver = Saver(tmp_path, store, keep=1)
     saver.save(local.Manifest(1, "model", 1), {})
@@ -374,7 +361,7 @@ class PatientSaver(Saver):
         return len(self.asked) == 3
 
 
-def test_a_flush_keeps_no_rank_in_one_collective_past_its_time_limit(alone: World, tmp_path: Path) -> None:
+def test_a_flush_keeps_no_rank_in_one_collective_past_its_time_limit(alone, tmp_path):
     table = changed(resnet_table(tmp_path, tmp_path), parallel={"timeout_s": 600.0})
     checkpoints = Checkpoints(config.from_table(table, "test"), alone, samples=1, identity={})
     checkpoints.abandon()
@@ -386,7 +373,7 @@ def test_a_flush_keeps_no_rank_in_one_collective_past_its_time_limit(alone: Worl
     assert all(within_s is not None and within_s < 600 / 2 for within_s in saver.asked)
 
 
-def test_a_part_that_cannot_be_written_is_a_checkpoint_error(alone: World, tmp_path: Path) -> None:
+def test_a_part_that_cannot_be_written_is_a_checkpoint_error(alone, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     model = nn.Linear(2, 2)
 
@@ -413,7 +400,7 @@ class HangingStore(CheckpointStore):
         super().upload(folder, manifest, *asked)
 
 
-def test_the_newest_checkpoint_passes_an_upload_that_hangs(bucket: str, tmp_path: Path) -> None:
+def test_the_newest_checkpoint_passes_an_upload_that_hangs(bucket, tmp_path):
     store = HangingStore()
     saver = Saver(tmp_path, store, keep=2)
     saver.save(local.Manifest(1, "model", 1), {})
@@ -439,11 +426,11 @@ hangs.set()
 """
 
 
-def test_an_upload_that_was_given_up_holds_the_end_of_the_process_up_no_longer() -> None:
+def test_an_upload_that_was_given_up_holds_the_end_of_the_process_up_no_longer():
     assert subprocess.run([sys.executable, "-c", LEAVES], check=False, timeout=120).returncode == 85
 
 
-def test_an_upload_that_moves_is_cancelled_where_a_newer_one_has_to_pass() -> None:
+def test_an_upload_that_moves_is_cancelled_where_a_newer_one_has_to_pass():
     line = UploadProgress()
     line.moved(5)
     line.abandon()
@@ -467,9 +454,7 @@ class DisturbedStore(CheckpointStore):
         super().upload(folder, manifest, *asked)
 
 
-def test_the_last_upload_is_tried_again_while_the_bucket_is_disturbed(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_upload_is_tried_again_while_the_bucket_is_disturbed(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
 
     save(tmp_path, 1, store=DisturbedStore(failures=3))
@@ -477,9 +462,7 @@ def test_the_last_upload_is_tried_again_while_the_bucket_is_disturbed(
     assert CheckpointStore(URI).steps() == [1]
 
 
-def test_an_upload_that_waits_for_its_next_try_gives_way_to_a_newer_one(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_that_waits_for_its_next_try_gives_way_to_a_newer_one(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 50.0)  # of the 60 s of its patience
     store = DisturbedStore(failures=1)
     saver = Saver(tmp_path, store, keep=2)
@@ -492,9 +475,7 @@ def test_an_upload_that_waits_for_its_next_try_gives_way_to_a_newer_one(
     assert (closed, saver.uploaded_step, CheckpointStore(URI).steps()) == (True, 2, [2])
 
 
-def test_a_bucket_that_lets_nothing_be_removed_will_do(
-    bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_that_lets_nothing_be_removed_will_do(bucket, tmp_path, caplog, monkeypatch):
     def denied(**_: str) -> None:
         raise ClientError({"Error": {"Code": "AccessDenied"}}, "DeleteObject")
 
@@ -506,9 +487,7 @@ def test_a_bucket_that_lets_nothing_be_removed_will_do(
     assert "event=not-removed" in caplog.text
 
 
-def test_denied_pruning_loses_nothing(
-    bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_denied_pruning_loses_nothing(bucket, tmp_path, caplog, monkeypatch):
     def denied(*_: object) -> None:
         raise StoreError("AccessDenied")
 
@@ -534,9 +513,7 @@ class FailingStore(CheckpointStore):
         super().download(step, root)
 
 
-def test_an_error_that_passes_costs_no_step(
-    alone: World, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_that_passes_costs_no_step(alone, bucket, tmp_path, monkeypatch):
     save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
     monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
 
@@ -546,7 +523,7 @@ def test_an_error_that_passes_costs_no_step(
     assert manifest.step == 10
 
 
-def test_a_store_that_refuses_is_no_damage(alone: World, bucket: str, tmp_path: Path) -> None:
+def test_a_store_that_refuses_is_no_damage(alone, bucket, tmp_path):
     save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
 
     with pytest.raises(StoreError):
@@ -554,9 +531,7 @@ def test_a_store_that_refuses_is_no_damage(alone: World, bucket: str, tmp_path: 
 
 
 @pytest.mark.parametrize(("answered", "tries"), [(True, 2), (False, 1)])
-def test_a_start_waits_for_a_store_that_answers_and_names_one_that_does_not(
-    monkeypatch: pytest.MonkeyPatch, *, answered: bool, tries: int
-) -> None:
+def test_a_start_waits_for_a_store_that_answers_and_names_one_that_does_not(monkeypatch, *, answered, tries):
     monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
     asked: list[int] = []
 
@@ -571,9 +546,7 @@ def test_a_start_waits_for_a_store_that_answers_and_names_one_that_does_not(
     assert len(asked) == tries
 
 
-def test_a_disturbed_list_holds_no_start_up(
-    alone: World, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disturbed_list_holds_no_start_up(alone, bucket, tmp_path, monkeypatch):
     save(tmp_path / "here", 5, store=CheckpointStore(URI))
     monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
     listed, failures = CheckpointStore.steps, iter([StoreError("500", passing=True, answered=True)])
@@ -591,7 +564,7 @@ def test_a_disturbed_list_holds_no_start_up(
     assert manifest.step == 5
 
 
-def test_patience_ends() -> None:
+def test_patience_ends():
     now, pauses = [0.0], []
 
     def silent() -> None:
@@ -607,7 +580,7 @@ def test_patience_ends() -> None:
     assert pauses == [1, 2, 4, 8, 16, 20]
 
 
-def test_a_refused_upload_of_a_file_is_a_refusal(bucket: str, tmp_path: Path) -> None:
+def test_a_refused_upload_of_a_file_is_a_refusal(bucket, tmp_path):
     """boto3 wraps the answer into an error that holds only its text."""
     (tmp_path / "x").write_text("one")
     store = CheckpointStore("s3://not-there/mine")
@@ -628,8 +601,8 @@ def test_a_refused_upload_of_a_file_is_a_refusal(bucket: str, tmp_path: Path) ->
     ],
 )
 def test_an_answer_of_the_store_is_damage_a_passing_fault_or_a_refusal(
-    *, code: str, status: int, kind: type[CheckpointError], passing: bool | None, bucket: str
-) -> None:
+    *, code, status, kind, passing, bucket
+):
     answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
 
     with pytest.raises(CheckpointError) as raised, CheckpointStore(URI)._explained("cannot give step 5"):
@@ -649,9 +622,7 @@ def test_an_answer_of_the_store_is_damage_a_passing_fault_or_a_refusal(
         ("AccessDenied", 0.0, False, ""),
     ],
 )
-def test_a_clock_that_is_off_may_be_set_and_is_named(
-    *, code: str, off_s: float, passing: bool, says: str, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_off_may_be_set_and_is_named(*, code, off_s, passing, says, bucket, monkeypatch):
     said_at = 1_800_000_000.0
     headers = {"date": format_datetime(datetime.fromtimestamp(said_at, UTC), usegmt=True)}
     monkeypatch.setattr("gpu_fleet.storage.object_store.time.time", lambda: said_at + off_s)
@@ -669,9 +640,7 @@ def test_a_clock_that_is_off_may_be_set_and_is_named(
     assert ("clock" in str(raised.value)) is passing
 
 
-def test_a_run_on_an_instance_whose_clock_is_off_may_be_tried_again(
-    bucket: str, tmp_path: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_an_instance_whose_clock_is_off_may_be_tried_again(bucket, tmp_path, tokens, monkeypatch):
     def skewed(*_: object) -> None:
         answer = {"Error": {"Code": "RequestTimeTooSkewed"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
         raise ClientError(answer, "PutObject")  # type: ignore[arg-type]  # as much of an answer as counts

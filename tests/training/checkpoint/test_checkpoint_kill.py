@@ -63,7 +63,7 @@ def crash_in_save(root: Path, step: int, call: int) -> None:
     save_one(root, step)
 
 
-def test_a_save_that_ends_before_any_of_its_changes_leaves_the_one_before_whole(tmp_path: Path) -> None:
+def test_a_save_that_ends_before_any_of_its_changes_leaves_the_one_before_whole(tmp_path):
     saved = tmp_path / "saved"
     save_one(saved, 1)
     left = []
@@ -113,7 +113,7 @@ def reported_step(pipe: Connection) -> int:
 @pytest.mark.parametrize(
     ("kills", "least_unfinished"), [(15, 0), pytest.param(200, 21, marks=pytest.mark.prove)]
 )
-def test_a_killed_save_leaves_the_one_before_whole(kills: int, least_unfinished: int, tmp_path: Path) -> None:
+def test_a_killed_save_leaves_the_one_before_whole(kills, least_unfinished, tmp_path):
     chance = random.Random(5)
     durable = 0
     unfinished = 0

@@ -45,7 +45,7 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def notices_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def notices_end(monkeypatch) -> Iterator[None]:
     """Stop the listeners of guards whose process would have ended."""
     began, enter = list[Interruption](), Interruption.__enter__
 
@@ -87,9 +87,7 @@ def trained(
     ],
     ids=["configuration", "a key gone", "arguments", "length", "content"],
 )
-def test_another_run_in_the_folder_is_refused_and_may_be_allowed(
-    other: dict[str, Any], row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_run_in_the_folder_is_refused_and_may_be_allowed(other, row, tmp_path, capsys):
     first = {"config": {"width": 4}}
     trained(tmp_path, **first)
     key = row.split(maxsplit=1)[0]
@@ -107,22 +105,20 @@ def test_another_run_in_the_folder_is_refused_and_may_be_allowed(
     assert went_on_from == again == str(tmp_path / "step-4")
 
 
-def test_a_folder_without_a_checkpoint_is_any_runs(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_any_runs(tmp_path):
     """A kill before the first save leaves such a folder."""
     trained(tmp_path, config={"width": 4}, saves=False)
 
     assert trained(tmp_path, config={"width": 8}) is None
 
 
-def test_a_folder_of_an_earlier_trainer_is_resumed(tmp_path: Path) -> None:
+def test_a_folder_of_an_earlier_trainer_is_resumed(tmp_path):
     (tmp_path / "step-4").mkdir()
 
     assert trained(tmp_path, config={"width": 4}) == str(tmp_path / "step-4")
 
 
-def test_samples_that_only_a_sampler_can_ask_for_are_not_compared(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_samples_that_only_a_sampler_can_ask_for_are_not_compared(tmp_path, caplog):
     named = {"a": torch.zeros(1)}
     trained(tmp_path, samples=named)
 
@@ -130,9 +126,7 @@ def test_samples_that_only_a_sampler_can_ask_for_are_not_compared(
     assert "event=data-not-compared" in caplog.text
 
 
-def test_a_second_process_in_the_folder_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_process_in_the_folder_is_refused(tmp_path, capsys):
     trained(tmp_path)
     words = [sys.executable, "-c", HOLDER, str(tmp_path / ".gpu-fleet/lock")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
@@ -148,15 +142,13 @@ def test_a_second_process_in_the_folder_is_refused(
 
 
 @pytest.fixture
-def uri(bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def uri(bucket, monkeypatch) -> str:
     monkeypatch.setattr(leases, "LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(leases, "WAIT_S", 0.5)
     return f"s3://{bucket}/mine"
 
 
-def test_a_second_instance_is_refused_until_the_lease_is_released(
-    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_instance_is_refused_until_the_lease_is_released(uri, tmp_path, capsys):
     store = CheckpointStore(uri)
     first = RunLease(store, ELSEWHERE, renew_every_s=0.05)
     first.acquire()
@@ -173,9 +165,7 @@ def test_a_second_instance_is_refused_until_the_lease_is_released(
     assert lease.content == RELEASED
 
 
-def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_server_gave_up(
-    uri: str, tmp_path: Path
-) -> None:
+def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_server_gave_up(uri, tmp_path):
     """One process may lock a file twice, which stands for a lost lock here."""
     first = RunLease(CheckpointStore(uri), ELSEWHERE, renew_every_s=0.05)
     first.acquire()
@@ -192,7 +182,7 @@ def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_se
     held.close()
 
 
-def test_who_has_the_folder_of_a_callback_is_named_to_another_process(tmp_path: Path) -> None:
+def test_who_has_the_folder_of_a_callback_is_named_to_another_process(tmp_path):
     guard = Guard(tmp_path, pattern="step-*")
     guard.newest()
     script = "import sys; from pathlib import Path; from gpu_fleet.checkpoint import local; "
@@ -204,9 +194,7 @@ def test_who_has_the_folder_of_a_callback_is_named_to_another_process(tmp_path: 
     assert f"in use by process {os.getpid()} on " in second.stderr
 
 
-def test_a_run_without_its_lease_uploads_nothing(
-    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_its_lease_uploads_nothing(uri, tmp_path, capsys):
     guard = Guard(tmp_path, uri, pattern="step-*")
     guard.newest()
     guard.begin(ARGUMENTS, points())
@@ -222,9 +210,7 @@ def test_a_run_without_its_lease_uploads_nothing(
     assert CheckpointStore(uri).sizes("contents") == {}
 
 
-def test_a_run_that_is_taken_over_in_the_midst_of_an_upload_commits_nothing(
-    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_taken_over_in_the_midst_of_an_upload_commits_nothing(uri, tmp_path, monkeypatch):
     guard, put = Guard(tmp_path, uri, pattern="step-*"), ObjectStore.put
     guard.newest()
     guard.begin(ARGUMENTS, points())
@@ -242,9 +228,7 @@ def test_a_run_that_is_taken_over_in_the_midst_of_an_upload_commits_nothing(
     assert ObjectStore(uri).get("folder.json") is None
 
 
-def test_the_identity_travels_with_the_checkpoints(
-    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_identity_travels_with_the_checkpoints(uri, tmp_path, capsys):
     (tmp_path / "here/step-4").mkdir(parents=True)
     (tmp_path / "here/step-4/state").write_text("whole")
     trained(tmp_path / "here", uri=uri, config={"width": 4})
@@ -257,7 +241,7 @@ def test_the_identity_travels_with_the_checkpoints(
 
 
 @pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"])
-def test_another_rank_claims_nothing(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_rank_claims_nothing(variable, tmp_path, monkeypatch):
     """Lightning's own launcher, which starts the others, sets no RANK."""
     monkeypatch.setenv(variable, "1")
 
@@ -282,7 +266,7 @@ def began(directory: str) -> Any:
     return "went on"
 
 
-def test_ranks_that_would_go_on_from_different_checkpoints_all_end(tmp_path: Path) -> None:
+def test_ranks_that_would_go_on_from_different_checkpoints_all_end(tmp_path):
     first, second = run_ranks(began, 2, str(tmp_path))
 
     assert (first[0], second) == (75, (75, ""))
@@ -336,9 +320,7 @@ def told_at_its_first_wait(pipe: Path) -> None:
 
 
 @pytest.mark.parametrize("with_group", [False, True], ids=["before the ranks have met", "in a group"])
-def test_all_ranks_go_on_from_what_the_holder_before_saved_last(
-    with_group: bool, uri: str, tmp_path: Path
-) -> None:
+def test_all_ranks_go_on_from_what_the_holder_before_saved_last(with_group, uri, tmp_path):
     (tmp_path / "former/step-4").mkdir(parents=True)
     (tmp_path / "former/step-4/state").write_text("older")
     FolderSync(tmp_path / "former", ObjectStore(uri)).up(last=True, final=True)
@@ -382,9 +364,7 @@ def hugging_face(**changed: Any) -> Callable[[Path], None]:
         ({"lr_scheduler_type": "constant"}, {"lr_scheduler_type": "constant", "max_steps": 12}, ""),
     ],
 )
-def test_of_the_trainers_arguments_those_count_that_change_the_result(
-    before: dict[str, Any], now: dict[str, Any], row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_the_trainers_arguments_those_count_that_change_the_result(before, now, row, tmp_path, capsys):
     hugging_face(**before)(tmp_path)
 
     if not row:
@@ -431,7 +411,7 @@ class KilledTrainer:
     def _determine_best_metric(self, **_: Any) -> None: ...
 
 
-def test_a_checkpoint_is_whole_after_a_kill_while_it_was_written_again(tmp_path: Path) -> None:
+def test_a_checkpoint_is_whole_after_a_kill_while_it_was_written_again(tmp_path):
     weights = tmp_path / "checkpoint-4/model.safetensors"
     weights.parent.mkdir()
     weights.write_text("whole")

@@ -117,7 +117,7 @@ def failing(call: int, *, passing: bool) -> Callable[[str, str], None]:
 
 
 @pytest.fixture
-def command(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def command(store, monkeypatch) -> Callable[..., Result]:
     """Return a function that calls `run` with a bucket in memory, without a lease."""
     monkeypatch.setattr(any_command, "_kept", lambda folder, _place: (RunClaim(), sync(folder, store)))
 
@@ -140,9 +140,7 @@ def cut_off() -> Iterator[list[int]]:
 FOUR = {"a": "1", "b": "2", "c": "3", "d": "4"}
 
 
-def test_a_command_never_starts_on_a_part_of_its_folder(
-    store: Store, command: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_a_command_never_starts_on_a_part_of_its_folder(store, command, tmp_path):
     """After an interrupted restore, the next try restores the whole folder; the bucket keeps its files."""
     sync(files(tmp_path / "here", **FOUR), store).up(last=True)
     there = tmp_path / "there"
@@ -158,7 +156,7 @@ def test_a_command_never_starts_on_a_part_of_its_folder(
     assert store.names == set(FOUR)
 
 
-def test_a_disturbance_of_the_bucket_is_waited_for(store: Store, tmp_path: Path) -> None:
+def test_a_disturbance_of_the_bucket_is_waited_for(store, tmp_path):
     sync(files(tmp_path / "here", **FOUR), store).up(last=True)
     store.before = failing(2, passing=True)
 
@@ -166,7 +164,7 @@ def test_a_disturbance_of_the_bucket_is_waited_for(store: Store, tmp_path: Path)
     assert content(tmp_path / "there") == FOUR
 
 
-def test_a_cut_off_restore_of_a_list_that_went_on_is_begun_again(store: Store, tmp_path: Path) -> None:
+def test_a_cut_off_restore_of_a_list_that_went_on_is_begun_again(store, tmp_path):
     sync(files(tmp_path / "here", **FOUR), store).up(last=True)
     store.before = failing(3, passing=False)
     with pytest.raises(StoreError):
@@ -179,7 +177,7 @@ def test_a_cut_off_restore_of_a_list_that_went_on_is_begun_again(store: Store, t
     assert set(content(tmp_path / "there")) == {"b", "c", "d"}
 
 
-def test_a_part_of_a_folder_resumes_with_no_other_bucket(store: Store, tmp_path: Path) -> None:
+def test_a_part_of_a_folder_resumes_with_no_other_bucket(store, tmp_path):
     sync(files(tmp_path / "here", **FOUR), store).up(last=True)
     store.before = failing(3, passing=False)
     with pytest.raises(StoreError):
@@ -189,9 +187,7 @@ def test_a_part_of_a_folder_resumes_with_no_other_bucket(store: Store, tmp_path:
         sync(tmp_path / "there", Store({}, "s3://bucket/other")).down()
 
 
-def test_an_older_disk_takes_the_newer_bucket(
-    store: Store, command: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_an_older_disk_takes_the_newer_bucket(store, command, tmp_path):
     """The run begins here, continues elsewhere, and returns: the older state is set aside."""
     here, there = tmp_path / "here", tmp_path / "there"
     results = [
@@ -208,7 +204,7 @@ def test_an_older_disk_takes_the_newer_bucket(
     assert content(tmp_path / "third") == {"step": "50\n"}
 
 
-def test_a_disk_that_is_newer_than_the_bucket_resumes(store: Store, tmp_path: Path) -> None:
+def test_a_disk_that_is_newer_than_the_bucket_resumes(store, tmp_path):
     here = files(tmp_path / "here", step="10")
     sync(here, store).up(last=True)
     files(here, step="11", more="1")
@@ -218,7 +214,7 @@ def test_a_disk_that_is_newer_than_the_bucket_resumes(store: Store, tmp_path: Pa
     assert (content(here), store.names) == ({"step": "11", "more": "1"}, {"step", "more"})
 
 
-def test_a_disk_that_lost_touch_while_it_listed_resumes(store: Store, tmp_path: Path) -> None:
+def test_a_disk_that_lost_touch_while_it_listed_resumes(store, tmp_path):
     """The connection is lost after the list is in the bucket, and before the disk has a note of it."""
     here = files(tmp_path / "here", step="10")
     sync(here, store).up(last=True)
@@ -239,7 +235,7 @@ def test_a_disk_that_lost_touch_while_it_listed_resumes(store: Store, tmp_path: 
     assert (content(here), len(store.sizes("contents"))) == ({"step": "12"}, 1)
 
 
-def test_of_two_at_once_the_second_overwrites_nothing(store: Store, tmp_path: Path) -> None:
+def test_of_two_at_once_the_second_overwrites_nothing(store, tmp_path):
     first, second = sync(tmp_path / "first", store), sync(tmp_path / "second", store)
     first.down()
     second.down()
@@ -254,7 +250,7 @@ def test_of_two_at_once_the_second_overwrites_nothing(store: Store, tmp_path: Pa
     assert content(tmp_path / "third") == {"step": "1"}
 
 
-def test_a_folder_that_was_never_in_the_bucket_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_folder_that_was_never_in_the_bucket_is_refused(store, tmp_path):
     sync(files(tmp_path / "here", step="10"), store).up(last=True)
 
     with pytest.raises(
@@ -265,9 +261,7 @@ def test_a_folder_that_was_never_in_the_bucket_is_refused(store: Store, tmp_path
     assert sync(files(tmp_path / "same", step="10"), store).down() == 0
 
 
-def test_a_signal_does_not_cut_the_last_upload_off(
-    store: Store, command: Callable[..., Result], cut_off: list[int], tmp_path: Path
-) -> None:
+def test_a_signal_does_not_cut_the_last_upload_off(store, command, cut_off, tmp_path):
     def signalled(verb: str, name: str) -> None:
         if verb == "put" and name.startswith("contents"):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -278,9 +272,7 @@ def test_a_signal_does_not_cut_the_last_upload_off(
     assert (cut_off, done.exit_code, store.names) == ([], 0, {"step"})
 
 
-def test_a_command_that_lost_its_run_is_terminated(
-    store: Store, command: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_a_command_that_lost_its_run_is_terminated(store, command, tmp_path):
     """Another process saves meanwhile: the command gets the signal, and 65 says that a retry cannot help."""
     here = tmp_path / "here"
 
@@ -346,7 +338,7 @@ def bring_rank(folder: Path, objects: Objects) -> str | None:
     return newest
 
 
-def test_every_rank_finds_the_checkpoint_before_they_have_met(store: Store, tmp_path: Path) -> None:
+def test_every_rank_finds_the_checkpoint_before_they_have_met(store, tmp_path):
     """Lightning creates the process group only after `newest()`."""
     sync(files(tmp_path / "here", **{"step-8.ckpt": "8"}), store).up(last=True)
 
@@ -371,14 +363,12 @@ def saved_rank(folder: Path) -> set[str]:
     return store.names if rank == 0 else set()
 
 
-def test_a_save_is_uploaded_with_the_files_of_all_ranks(tmp_path: Path) -> None:
+def test_a_save_is_uploaded_with_the_files_of_all_ranks(tmp_path):
     """With the Trainer of transformers each rank writes the state of its own generators."""
     assert run_ranks(saved_rank, 2, tmp_path / "here")[0] == {"rng-0", "rng-1"}
 
 
-def test_a_refusal_in_a_callback_is_one_message(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_refusal_in_a_callback_is_one_message(store, monkeypatch, capsys, tmp_path):
     """Other libraries do not know our errors; `train run` around them reads that a retry cannot help."""
     sync(files(tmp_path / "here", step="10"), store).up(last=True)
     monkeypatch.setattr(guard, "ObjectStore", guard.ObjectStore)  # to be set back
@@ -397,9 +387,7 @@ def test_a_refusal_in_a_callback_is_one_message(
     assert (there / outcome.FAILURE).exists()
 
 
-def test_a_bucket_that_is_disturbed_between_two_saves_ends_no_run(
-    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_bucket_that_is_disturbed_between_two_saves_ends_no_run(store, monkeypatch, tmp_path):
     """The next save makes up for it; only the last one has to succeed."""
     for module, name in ((guard, "ObjectStore"), (claim, "CheckpointStore"), (claims, "RunLease")):
         monkeypatch.setattr(module, name, getattr(module, name))  # to be set back
@@ -421,7 +409,7 @@ def test_a_bucket_that_is_disturbed_between_two_saves_ends_no_run(
     assert (ended.value.code, store.names) == (75, {"step", "gpu-fleet.json"})
 
 
-def test_a_bucket_that_lets_nothing_be_removed_has_the_newest(store: Store, tmp_path: Path) -> None:
+def test_a_bucket_that_lets_nothing_be_removed_has_the_newest(store, tmp_path):
     def denied(verb: str, _name: str) -> None:
         if verb == "delete":
             raise StoreError("AccessDenied")
@@ -438,9 +426,7 @@ def test_a_bucket_that_lets_nothing_be_removed_has_the_newest(store: Store, tmp_
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["the list", "a content"])
-def test_a_notice_in_a_restore_ends_the_command_before_it_begins(
-    number: int, store: Store, command: Callable[..., Result], cut_off: list[int], tmp_path: Path
-) -> None:
+def test_a_notice_in_a_restore_ends_the_command_before_it_begins(number, store, command, cut_off, tmp_path):
     sync(files(tmp_path / "here", step="10"), store).up(last=True)
     asked: list[str] = []
 
@@ -458,7 +444,7 @@ def test_a_notice_in_a_restore_ends_the_command_before_it_begins(
     assert (tmp_path / "begun").read_text() == "10"
 
 
-def test_the_newest_file_stays_the_newest(store: Store, tmp_path: Path) -> None:
+def test_the_newest_file_stays_the_newest(store, tmp_path):
     """Its time stays the newest, by which many programs find it, among files and among folders."""
     here, there = files(tmp_path / "here", **{"ckpt-9": "9", "ckpt-10": "10"}), tmp_path / "there"
     files(here / "step-9", weights="9")
@@ -473,7 +459,7 @@ def test_the_newest_file_stays_the_newest(store: Store, tmp_path: Path) -> None:
     assert (there / "ckpt-9").stat().st_mtime_ns == (here / "ckpt-9").stat().st_mtime_ns
 
 
-def test_a_folder_that_the_bucket_lacks_at_the_end_is_no_success(store: Store, tmp_path: Path) -> None:
+def test_a_folder_that_the_bucket_lacks_at_the_end_is_no_success(store, tmp_path):
     folder = sync(files(tmp_path / "here", x="1"), store)
     folder.up(last=True)
     for key in [key for key in store.objects if "/contents/" in key]:
@@ -486,7 +472,7 @@ def test_a_folder_that_the_bucket_lacks_at_the_end_is_no_success(store: Store, t
     assert sync(tmp_path / "there", store).down() == 1
 
 
-def test_links_come_back_and_lead_where_they_led(store: Store, tmp_path: Path) -> None:
+def test_links_come_back_and_lead_where_they_led(store, tmp_path):
     """This includes a link with an absolute path, which another disk does not have."""
     here, there = files(tmp_path / "here", x="1"), tmp_path / "there"
     files(here / "step-10", weights="10")
@@ -507,9 +493,7 @@ def test_links_come_back_and_lead_where_they_led(store: Store, tmp_path: Path) -
     assert (tmp_path / "third/last").read_text() == "1"
 
 
-def test_links_that_lead_out_are_named_once(
-    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_links_that_lead_out_are_named_once(store, tmp_path, caplog):
     here = files(tmp_path / "here", x="1")
     (here / "data").symlink_to("../data")
     guarded = sync(here, store)
@@ -534,7 +518,7 @@ class Clock:
         os.utime(file, (self.now, self.now))
 
 
-def test_a_file_that_is_rewritten_stays_in_the_bucket(store: Store, tmp_path: Path) -> None:
+def test_a_file_that_is_rewritten_stays_in_the_bucket(store, tmp_path):
     """`torch.save(state, "last.pt")` writes into the existing file."""
     clock, here = Clock(), files(tmp_path / "here", last="1")
     guarded = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
@@ -552,7 +536,7 @@ def test_a_file_that_is_rewritten_stays_in_the_bucket(store: Store, tmp_path: Pa
     assert content(tmp_path / "third") == {"last": "half"}
 
 
-def test_no_part_of_a_checkpoint_is_committed(store: Store, tmp_path: Path) -> None:
+def test_no_part_of_a_checkpoint_is_committed(store, tmp_path):
     clock, here = Clock(), files(tmp_path / "here", weights="1", moments="1")
     guarded = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
     guarded.up()
@@ -566,7 +550,7 @@ def test_no_part_of_a_checkpoint_is_committed(store: Store, tmp_path: Path) -> N
     assert content(tmp_path / "there") == {"weights": "1", "moments": "1"}
 
 
-def test_a_file_that_is_never_at_rest_holds_the_others_up_once(store: Store, tmp_path: Path) -> None:
+def test_a_file_that_is_never_at_rest_holds_the_others_up_once(store, tmp_path):
     """Each step appends to a log: the bucket keeps its former content, and gets all whole files."""
     clock, here = Clock(), files(tmp_path / "here", log="1", step="1")
     guarded = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
@@ -584,9 +568,7 @@ def test_a_file_that_is_never_at_rest_holds_the_others_up_once(store: Store, tmp
     assert content(tmp_path / "there") == {"log": "1", "step": "80"}
 
 
-def test_a_file_that_changes_while_others_go_up_is_not_taken_for_what_it_was(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_file_that_changes_while_others_go_up_is_not_taken_for_what_it_was(store, tmp_path):
     here = files(tmp_path / "here", first="1", second="1")
     guarded = sync(here, store)
 
@@ -603,9 +585,7 @@ def test_a_file_that_changes_while_others_go_up_is_not_taken_for_what_it_was(
     assert content(tmp_path / "there") == {"first": "1", "second": "other"}
 
 
-def test_a_notice_is_passed_on_while_the_folder_is_uploaded(
-    store: Store, command: Callable[..., Result], no_fleet: Path, tmp_path: Path
-) -> None:
+def test_a_notice_is_passed_on_while_the_folder_is_uploaded(store, command, no_fleet, tmp_path):
     """An upload may take longer than the grace period; a running one gives way to the last one."""
     here, notified = tmp_path / "here", tmp_path / "notified"
     heard: list[bool] = []
@@ -631,9 +611,7 @@ def test_a_notice_is_passed_on_while_the_folder_is_uploaded(
     assert content(tmp_path / "there") == {"step": "2\n"}
 
 
-def test_a_killed_command_leaves_what_is_whole_in_the_bucket(
-    store: Store, command: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_a_killed_command_leaves_what_is_whole_in_the_bucket(store, command, tmp_path):
     """The last write to its log was just before, and no later poll sees it at rest."""
     here = tmp_path / "here"
     script = f"echo 1 > {here}/step; touch -d 2000-01-01 {here}/step; echo x > {here}/log; kill -9 $$"

@@ -41,7 +41,7 @@ ELSEWHERE, HERE = Holder("elsewhere", "boot", 1), Holder("here", "boot", 1)
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quick(monkeypatch) -> Iterator[None]:
     """Poll without pauses, and let a live holder stand still for seconds, as on a busy computer.
 
     At the end of a test, leases that are still held are renewed no more.
@@ -62,20 +62,20 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch) -> None:
     """Take a lease over after two seconds; object stores report times in whole seconds."""
     monkeypatch.setattr(leases, "TAKEN_OVER_AFTER_S", 2.0)
     monkeypatch.setattr(leases, "WAIT_S", 150.0)
 
 
 @pytest.fixture
-def store(bucket: str, request: pytest.FixtureRequest) -> CheckpointStore:
+def store(bucket, request) -> CheckpointStore:
     uri = getattr(request, "param", URI)
     return CheckpointStore(uri, os.environ["AWS_ENDPOINT_URL"])
 
 
 @pytest.fixture
-def living(store: CheckpointStore) -> Iterator[RunLease]:
+def living(store) -> Iterator[RunLease]:
     """Yield a lease that another instance holds and renews."""
     held = RunLease(store, ELSEWHERE, renew_every_s=0.1)
     held.acquire()
@@ -87,7 +87,7 @@ both_clouds = pytest.mark.parametrize("store", [URI, OSS_URI], ids=["S3", "OSS"]
 
 
 @both_clouds
-def test_a_second_process_is_refused_while_the_first_lives(store: CheckpointStore, living: RunLease) -> None:
+def test_a_second_process_is_refused_while_the_first_lives(store, living):
     with pytest.raises(RunLeaseError, match=r"in use by process 1 on elsewhere.*taken over after 90 s") as no:
         RunLease(store, HERE).acquire()
 
@@ -96,9 +96,7 @@ def test_a_second_process_is_refused_while_the_first_lives(store: CheckpointStor
 
 
 @both_clouds
-def test_a_holder_that_is_about_to_end_is_waited_for(
-    store: CheckpointStore, living: RunLease, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_holder_that_is_about_to_end_is_waited_for(store, living, monkeypatch):
     """After a spot notice an instance has two minutes, and its replacement may already run."""
     monkeypatch.setattr(leases, "WAIT_S", 150.0)
     looks = iter([lambda: None, living.release])
@@ -110,7 +108,7 @@ def test_a_holder_that_is_about_to_end_is_waited_for(
     assert next(looks, None) is None
 
 
-def test_a_notice_ends_the_wait_for_another_holder(store: CheckpointStore, living: RunLease) -> None:
+def test_a_notice_ends_the_wait_for_another_holder(store, living):
     with pytest.raises(StoppedError, match="in use by process 1 on elsewhere") as stopped:
         RunLease(store, HERE, sleep=_never, stopping=lambda: True).acquire()
 
@@ -119,16 +117,8 @@ def test_a_notice_ends_the_wait_for_another_holder(store: CheckpointStore, livin
 
 @pytest.mark.parametrize(("run_id", "status"), [("", 85), ("this run", 0)], ids=["alone", "torchrun"])
 def test_a_stop_file_ends_the_wait_of_train_as_a_stop_before_the_first_step(
-    *,
-    run_id: str,
-    status: int,
-    store: CheckpointStore,
-    living: RunLease,
-    tokens: Path,
-    tmp_path: Path,
-    no_fleet: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    *, run_id, status, store, living, tokens, tmp_path, no_fleet, monkeypatch
+):
     """torchrun restarts ranks that end with another status than 0 at once; `launch` reads the refusal."""
     monkeypatch.setattr(leases, "WAIT_S", 150.0)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
@@ -145,7 +135,7 @@ def test_a_stop_file_ends_the_wait_of_train_as_a_stop_before_the_first_step(
     assert not (tmp_path / "run/result.json").exists()
 
 
-def test_a_wait_in_slices_ends_as_one_in_one_piece(store: CheckpointStore, living: RunLease) -> None:
+def test_a_wait_in_slices_ends_as_one_in_one_piece(store, living):
     """The ranks meet between slices; otherwise the others would wait in one collective."""
     now = [0.0]
 
@@ -163,7 +153,7 @@ def test_a_wait_in_slices_ends_as_one_in_one_piece(store: CheckpointStore, livin
 
 
 @both_clouds
-def test_a_run_that_finished_is_taken_at_once(store: CheckpointStore, living: RunLease) -> None:
+def test_a_run_that_finished_is_taken_at_once(store, living):
     living.release()
 
     RunLease(store, HERE, sleep=_never).acquire()
@@ -171,8 +161,8 @@ def test_a_run_that_finished_is_taken_at_once(store: CheckpointStore, living: Ru
 
 @both_clouds
 def test_a_holder_that_died_is_followed_after_the_stated_time_and_commits_nothing_more(
-    store: CheckpointStore, impatient: None, tmp_path: Path
-) -> None:
+    store, impatient, tmp_path
+):
     dead = RunLease(store, ELSEWHERE, renew_every_s=1000)
     dead.acquire()
 
@@ -193,8 +183,8 @@ def test_a_holder_that_died_is_followed_after_the_stated_time_and_commits_nothin
 @both_clouds
 @pytest.mark.parametrize("stands_still", ["files", "manifest", "disk"])
 def test_a_holder_that_stood_still_in_the_midst_of_a_save_commits_nothing_over_its_successor(
-    store: CheckpointStore, stands_still: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, stands_still, tmp_path, monkeypatch
+):
     """A stopped process or a paused instance does not know how much time has passed."""
     held = RunLease(store, ELSEWHERE, renew_every_s=1000)
     held.acquire()
@@ -229,9 +219,7 @@ def test_a_holder_that_stood_still_in_the_midst_of_a_save_commits_nothing_over_i
     assert local.steps(tmp_path) == ([] if stands_still == "disk" else [1])
 
 
-def test_a_file_that_is_half_up_is_not_completed_over_that_of_the_successor(
-    store: CheckpointStore, tmp_path: Path
-) -> None:
+def test_a_file_that_is_half_up_is_not_completed_over_that_of_the_successor(store, tmp_path):
     """A holder that stood still in an upload sees it by its clock, and checks the lease at the next part."""
     now = [0.0]
     held = RunLease(store, ELSEWHERE, clock=lambda: now[0])
@@ -247,9 +235,7 @@ def test_a_file_that_is_half_up_is_not_completed_over_that_of_the_successor(
     held.release()
 
 
-def test_a_holder_that_has_lost_the_run_learns_so_by_its_next_renewal_and_writes_none(
-    store: CheckpointStore,
-) -> None:
+def test_a_holder_that_has_lost_the_run_learns_so_by_its_next_renewal_and_writes_none(store):
     held = RunLease(store, ELSEWHERE, renew_every_s=0.05)
     store.claim_lease(2, json.dumps(vars(HERE)))
     held._number, held._name = 1, "000000000001"
@@ -261,9 +247,7 @@ def test_a_holder_that_has_lost_the_run_learns_so_by_its_next_renewal_and_writes
     assert set(store.sizes("lease")) == {store.newest_lease().name}  # type: ignore[union-attr]
 
 
-def test_a_silent_bucket_keeps_no_checkpoint_from_the_disk(
-    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_bucket_keeps_no_checkpoint_from_the_disk(store, tmp_path, monkeypatch):
     """The holder is unknown then; a shared folder has its own lock."""
     held = RunLease(store, ELSEWHERE, renew_every_s=1000)
     held.acquire()
@@ -280,9 +264,7 @@ def test_a_silent_bucket_keeps_no_checkpoint_from_the_disk(
 
 
 @pytest.mark.parametrize("how", ["no locks", "made anew"])
-def test_a_folder_that_another_process_has_taken_is_not_written_to(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_another_process_has_taken_is_not_written_to(how, tmp_path, monkeypatch):
     """It happens on a file system without locks, or if the folder was removed while this process slept."""
     if how == "no locks":
         monkeypatch.setattr("fcntl.lockf", _no_locks)
@@ -304,9 +286,7 @@ def test_a_folder_that_another_process_has_taken_is_not_written_to(
 
 
 @pytest.mark.parametrize("how", ["taken over", "disk full"])
-def test_the_other_ranks_hear_why_the_first_commits_nothing(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_other_ranks_hear_why_the_first_commits_nothing(how, tmp_path, monkeypatch):
     """In a sharded checkpoint they would otherwise wait for its report for parallel.timeout_s."""
     lock = local.lock(tmp_path)
     lock.mark()
@@ -340,9 +320,7 @@ def test_the_other_ranks_hear_why_the_first_commits_nothing(
 
 
 @pytest.mark.parametrize("left", ["its mark", "nothing", "another file"])
-def test_a_holder_whose_file_server_was_away_takes_its_lock_again(
-    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_holder_whose_file_server_was_away_takes_its_lock_again(left, tmp_path, monkeypatch, caplog):
     """The server dropped the lock, so the open file fails; no other process has come."""
     held = local.lock(tmp_path)
     held.mark()
@@ -365,9 +343,7 @@ def test_a_holder_whose_file_server_was_away_takes_its_lock_again(
     assert "event=locked-again" in caplog.text
 
 
-def test_a_holder_whose_file_server_was_away_makes_room_for_who_has_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_holder_whose_file_server_was_away_makes_room_for_who_has_come(tmp_path, monkeypatch):
     held = local.lock(tmp_path)
     held.mark()
     (tmp_path / local.LOCK).write_text("process 7 on elsewhere\n")
@@ -378,9 +354,7 @@ def test_a_holder_whose_file_server_was_away_makes_room_for_who_has_come(
     held.close()
 
 
-def test_a_folder_that_cannot_be_looked_at_ends_all_ranks_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_looked_at_ends_all_ranks_alike(tmp_path, monkeypatch):
     """An OSError would end rank 0 alone, while it checks for all."""
     held = local.lock(tmp_path)
     held.mark()
@@ -393,9 +367,7 @@ def test_a_folder_that_cannot_be_looked_at_ends_all_ranks_alike(
     assert lost.value.exit_status == 75
 
 
-def test_ages_are_measured_by_the_clock_of_the_object_store_alone(
-    store: CheckpointStore, living: RunLease, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ages_are_measured_by_the_clock_of_the_object_store_alone(store, living, monkeypatch):
     listed = store._client.list_objects_v2(Bucket="checkpoints")
     for item in listed["Contents"]:
         item["LastModified"] = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -409,9 +381,7 @@ def test_ages_are_measured_by_the_clock_of_the_object_store_alone(
 
 
 @both_clouds
-def test_of_several_that_follow_at_the_same_moment_one_wins(
-    store: CheckpointStore, impatient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_several_that_follow_at_the_same_moment_one_wins(store, impatient, monkeypatch):
     RunLease(store, ELSEWHERE, renew_every_s=1000).acquire()
     begin, won, claim = threading.Barrier(4), list[RunLease](), CheckpointStore.claim_lease
 
@@ -471,19 +441,17 @@ NOW = Holder.this()
         "earlier trainer",
     ],
 )
-def test_what_is_known_of_a_holder_on_this_instance_spares_the_wait(before: Holder, gone: bool) -> None:
+def test_what_is_known_of_a_holder_on_this_instance_spares_the_wait(before, gone):
     assert before.surely_gone(NOW) is gone
 
 
-def test_where_nothing_is_known_of_processes_a_holder_may_be_alive() -> None:
+def test_where_nothing_is_known_of_processes_a_holder_may_be_alive():
     unknown = Holder("here", "", os.getpid())
 
     assert not unknown.surely_gone(unknown)
 
 
-def test_train_is_refused_for_now_and_gives_its_own_lease_back(
-    store: CheckpointStore, living: RunLease, tokens: Path, tmp_path: Path
-) -> None:
+def test_train_is_refused_for_now_and_gives_its_own_lease_back(store, living, tokens, tmp_path):
     table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
 
     refused = tried_alone(table, tmp_path)
@@ -501,8 +469,8 @@ def test_train_is_refused_for_now_and_gives_its_own_lease_back(
 
 
 def test_a_dead_holder_is_followed_however_short_the_ranks_wait_for_each_other(
-    store: CheckpointStore, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, tokens, tmp_path, monkeypatch
+):
     """It takes 90 s to be sure, longer than the time-out of a collective: rank 0 waits in slices."""
     RunLease(store, ELSEWHERE, renew_every_s=1000).acquire()
     now, slices = [0.0], list[float]()
@@ -556,9 +524,7 @@ def data(split):
 """
 
 
-def test_a_stopped_trainer_that_continues_leaves_all_to_its_successor_and_is_to_be_run_again(
-    store: CheckpointStore, tmp_path: Path
-) -> None:
+def test_a_stopped_trainer_that_continues_leaves_all_to_its_successor_and_is_to_be_run_again(store, tmp_path):
     """The command, stopped in step 4 and taken over, ends at its next save and names the new holder."""
     (tmp_path / "mine.py").write_text(STANDS_STILL)
     table: dict[str, Any] = {
@@ -587,8 +553,8 @@ def test_a_stopped_trainer_that_continues_leaves_all_to_its_successor_and_is_to_
 
 
 def test_a_run_that_has_finished_ends_so_though_another_start_waits_for_its_lease(
-    store: CheckpointStore, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, tokens, tmp_path, monkeypatch
+):
     """The lease is released after the last write, so a new holder changes nothing."""
     table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
     release, written = RunLease.release, list[bool]()
@@ -608,9 +574,7 @@ def test_a_run_that_has_finished_ends_so_though_another_start_waits_for_its_leas
     assert '"outcome": "finished"' in (tmp_path / "run/result.json").read_text()
 
 
-def test_a_bucket_that_lets_nothing_be_removed_holds_no_run_up(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_that_lets_nothing_be_removed_holds_no_run_up(store, monkeypatch):
     def denied(**_: str) -> None:
         raise ClientError({"Error": {"Code": "AccessDenied"}}, "DeleteObject")
 
@@ -625,9 +589,7 @@ def test_a_bucket_that_lets_nothing_be_removed_holds_no_run_up(
     assert (found.number, found.content) == (2, leases.RELEASED)
 
 
-def test_a_start_that_is_refused_leaves_the_result_of_the_run(
-    store: CheckpointStore, tokens: Path, tmp_path: Path
-) -> None:
+def test_a_start_that_is_refused_leaves_the_result_of_the_run(store, tokens, tmp_path):
     table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
     finished = tried_alone(table, tmp_path)
     result = (tmp_path / "run/result.json").read_bytes()
@@ -641,9 +603,7 @@ def test_a_start_that_is_refused_leaves_the_result_of_the_run(
     assert (tmp_path / "run/result.json").read_bytes() == result
 
 
-def test_a_loop_of_ones_own_is_refused_and_gives_its_lease_back_too(
-    store: CheckpointStore, living: RunLease, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loop_of_ones_own_is_refused_and_gives_its_lease_back_too(store, living, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended, Run(tmp_path / "run", uri=URI, model=nn.Linear(1, 1)):
         raise AssertionError("began")
     living.release()
@@ -659,8 +619,8 @@ def test_a_loop_of_ones_own_is_refused_and_gives_its_lease_back_too(
 
 @pytest.mark.parametrize("program", ["train", "Run"])
 def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_server_gave_up(
-    program: str, store: CheckpointStore, living: RunLease, tokens: Path, tmp_path: Path
-) -> None:
+    program, store, living, tokens, tmp_path
+):
     """One process may lock a file twice. Otherwise the start would wait in vain, and end the holder."""
     root = tmp_path / "run/checkpoints"
     root.mkdir(parents=True)

@@ -28,7 +28,7 @@ DATA = Path("data")
 
 
 @pytest.fixture
-def table(tokens: Path, tmp_path: Path) -> dict[str, Any]:
+def table(tokens, tmp_path) -> dict[str, Any]:
     """Return a configuration of three steps of a small decoder."""
     return gpt_table(tokens, tmp_path / "run", steps=3)
 
@@ -49,9 +49,7 @@ DIFFERENT: dict[str, Any] = {
 }
 
 
-def test_a_checkpoint_of_another_configuration_is_refused_with_what_differs(
-    table: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_configuration_is_refused_with_what_differs(table, tmp_path):
     train_rank(table)
 
     for key, value in DIFFERENT.items():
@@ -63,7 +61,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_with_what_differs(
         assert "Traceback" not in said
 
 
-def test_other_data_of_equal_length_are_refused(table: dict[str, Any], tmp_path: Path) -> None:
+def test_other_data_of_equal_length_are_refused(table, tmp_path):
     train_rank(table)
     other = write_tokens(tmp_path / "other")
     stored = other / "train" / "tokens.bin"
@@ -75,13 +73,13 @@ def test_other_data_of_equal_length_are_refused(table: dict[str, Any], tmp_path:
     assert "data.content" in said
 
 
-def test_the_same_data_elsewhere_are_the_same(table: dict[str, Any], tmp_path: Path) -> None:
+def test_the_same_data_elsewhere_are_the_same(table, tmp_path):
     moved = write_tokens(tmp_path / "moved")
 
     assert identity_of(changed(table, data={"path": str(moved)})) == identity_of(table)
 
 
-def test_an_allowed_key_may_differ_and_no_other(table: dict[str, Any], tmp_path: Path) -> None:
+def test_an_allowed_key_may_differ_and_no_other(table, tmp_path):
     train_rank(table, stop_at=2)
     faster = changed(table, optimizer={"learning_rate": 0.5})
 
@@ -100,7 +98,7 @@ def test_an_allowed_key_may_differ_and_no_other(table: dict[str, Any], tmp_path:
     assert "did you mean run.seed?" in said
 
 
-def test_seed_and_data_can_be_allowed_too(table: dict[str, Any], tmp_path: Path) -> None:
+def test_seed_and_data_can_be_allowed_too(table, tmp_path):
     """The table of differences says so; the order continues from the same number of samples."""
     train_rank(table, stop_at=2)
     other = write_tokens(tmp_path / "other", tokens=3000)
@@ -112,7 +110,7 @@ def test_seed_and_data_can_be_allowed_too(table: dict[str, Any], tmp_path: Path)
     assert (status, said) == (0, said)
 
 
-def test_a_branch_with_weights_of_another_shape_fails_for_good(table: dict[str, Any], tmp_path: Path) -> None:
+def test_a_branch_with_weights_of_another_shape_fails_for_good(table, tmp_path):
     train_rank(table)
     wider = changed(table, model={"options": {"hidden_size": 64, "layers": 2, "heads": 4}})
 
@@ -124,8 +122,8 @@ def test_a_branch_with_weights_of_another_shape_fails_for_good(table: dict[str, 
 
 @pytest.mark.parametrize(("schedule", "refused"), [("cosine", True), ("constant", False)])
 def test_a_longer_run_is_another_where_the_schedule_asks_for_its_length(
-    *, schedule: str, refused: bool, table: dict[str, Any], tmp_path: Path
-) -> None:
+    *, schedule, refused, table, tmp_path
+):
     table = changed(table, schedule={"name": schedule})
     train_rank(table)
 
@@ -136,7 +134,7 @@ def test_a_longer_run_is_another_where_the_schedule_asks_for_its_length(
 
 
 @given(st.sampled_from(sorted(key for key in run_identity.HARMLESS if "*" not in key)), st.integers(2, 9))
-def test_a_harmless_key_is_no_part_of_the_identity(key: str, value: int) -> None:
+def test_a_harmless_key_is_no_part_of_the_identity(key, value):
     section, name = key.split(".")
     plain = {"run": {"seed": 0, "steps": 3}, "schedule": {"name": "cosine"}}
 
@@ -145,7 +143,7 @@ def test_a_harmless_key_is_no_part_of_the_identity(key: str, value: int) -> None
     assert known == run_identity.of_configuration({**plain, section: plain.get(section, {})})
 
 
-def test_every_harmless_key_is_a_key_of_the_configuration() -> None:
+def test_every_harmless_key_is_a_key_of_the_configuration():
     sections = config.Config.model_fields
     names = {
         f"{section}.{key}"
@@ -157,9 +155,7 @@ def test_every_harmless_key_is_a_key_of_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_branch_begins_with_the_weights_and_at_step_one(
-    strategy: str, table: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_branch_begins_with_the_weights_and_at_step_one(strategy, table, tmp_path):
     table = changed(table, parallel={"strategy": strategy})
     trained = train_on(2, table)
     nothing = changed(table, optimizer={"learning_rate": 1e-30, "weight_decay": 0.0}, run={"steps": 1})
@@ -173,9 +169,7 @@ def test_a_branch_begins_with_the_weights_and_at_step_one(
     assert local.steps(tmp_path / "second" / "checkpoints") == [1]
 
 
-def test_a_branch_needs_a_name_of_its_own_and_something_to_begin_with(
-    table: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_branch_needs_a_name_of_its_own_and_something_to_begin_with(table, tmp_path):
     empty, said = tried_alone(table, tmp_path, "--branch", "")
     assert (empty, "Invalid value for '--branch': is empty" in said) == (2, True), said
     for name in ("run", "a/b", ".."):
@@ -196,7 +190,7 @@ def test_a_branch_needs_a_name_of_its_own_and_something_to_begin_with(
         ("s3://bucket/", "s3://bucket/second"),
     ],
 )
-def test_an_explicit_place_branches_beside_itself(uri: str, beside: str) -> None:
+def test_an_explicit_place_branches_beside_itself(uri, beside):
     table = gpt_table(DATA, Path("runs/first"))
     settings = config.from_table(changed(table, checkpoint={"uri": uri}), "test")
 
@@ -208,7 +202,7 @@ def test_an_explicit_place_branches_beside_itself(uri: str, beside: str) -> None
     assert (before.checkpoint.uri, before.run.directory) == (uri, "runs/first")
 
 
-def test_two_owners_share_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_owners_share_no_place(tmp_path, monkeypatch):
     instance = tmp_path / "instance.toml"
     instance.write_text('checkpoint_uri = "s3://bucket/pool"\n')
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(instance))
@@ -232,13 +226,13 @@ def test_two_owners_share_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("../run", "run"),
     ],
 )
-def test_two_runs_of_one_owner_share_no_place(directory: str, expected: str) -> None:
+def test_two_runs_of_one_owner_share_no_place(directory, expected):
     assert instance_file.run_id(Path(directory)) == expected
 
 
 def test_a_run_beside_one_with_the_same_last_part_has_checkpoints_of_its_own(
-    table: dict[str, Any], bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    table, bucket, tmp_path, monkeypatch
+):
     instance = tmp_path / "instance.toml"
     instance.write_text(f'checkpoint_uri = "s3://{bucket}/pool"\n')
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(instance))
@@ -253,7 +247,7 @@ def test_a_run_beside_one_with_the_same_last_part_has_checkpoints_of_its_own(
     assert again["checkpoint"].endswith("/high/run")
 
 
-def test_a_resumed_checkpoint_reaches_a_bucket_that_never_had_it(table: dict[str, Any], bucket: str) -> None:
+def test_a_resumed_checkpoint_reaches_a_bucket_that_never_had_it(table, bucket):
     train_rank(table)
 
     finished = train_rank(changed(table, checkpoint={"uri": f"s3://{bucket}/run"}))
@@ -263,7 +257,7 @@ def test_a_resumed_checkpoint_reaches_a_bucket_that_never_had_it(table: dict[str
     assert f"run/step-{finished['step']}/{local.MANIFEST}" in keys
 
 
-def test_a_second_process_in_the_same_directory_is_refused(table: dict[str, Any], tmp_path: Path) -> None:
+def test_a_second_process_in_the_same_directory_is_refused(table, tmp_path):
     endless = changed(table, run={"steps": 1_000_000}, checkpoint={"every_steps": 5})
     first = ranks.context.Process(target=train_rank, args=(endless,))
     ranks.server_loaded()
@@ -280,7 +274,7 @@ def test_a_second_process_in_the_same_directory_is_refused(table: dict[str, Any]
     assert f"in use by process {first.pid}" in said
 
 
-def test_a_manifest_with_a_flipped_letter_vouches_for_nothing(table: dict[str, Any], tmp_path: Path) -> None:
+def test_a_manifest_with_a_flipped_letter_vouches_for_nothing(table, tmp_path):
     train_rank(table)
     manifest = tmp_path / "run" / "checkpoints" / "step-3" / local.MANIFEST
     changed_text = manifest.read_text().replace('"world_size": 1', '"world_size": 2')
@@ -300,9 +294,7 @@ def test_a_manifest_with_a_flipped_letter_vouches_for_nothing(table: dict[str, A
     ],
     ids=["another run", "sizes", "options", "data"],
 )
-def test_a_start_that_is_refused_leaves_the_result_of_a_finished_run(
-    wrong: dict[str, Any], table: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_start_that_is_refused_leaves_the_result_of_a_finished_run(wrong, table, tmp_path):
     train_rank(table)
     result = (tmp_path / "run/result.json").read_bytes()
 
@@ -312,7 +304,7 @@ def test_a_start_that_is_refused_leaves_the_result_of_a_finished_run(
     assert (tmp_path / "run/result.json").read_bytes() == result
 
 
-def test_a_resumed_run_has_no_result_before_its_last_step(table: dict[str, Any], tmp_path: Path) -> None:
+def test_a_resumed_run_has_no_result_before_its_last_step(table, tmp_path):
     train_rank(table, stop_at=2)
 
     with pytest.raises(AssertionError, match="ended without a word"):

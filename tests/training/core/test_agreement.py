@@ -40,18 +40,18 @@ def alone() -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(digits, tmp_path_factory) -> Path:
     return few_digits(digits, tmp_path_factory.mktemp("few"), count=256)
 
 
-def test_a_reason_is_agreed_on_one_call_later(alone: World) -> None:
+def test_a_reason_is_agreed_on_one_call_later(alone):
     stop = Stop(alone, CountingInterruption(stop_at=1), 0.0, save_due=lambda: False, moved=lambda: None)
 
     assert [stop.agreed() for _ in range(4)] == [False, False, True, True]
     assert stop.reason is Reason.STOP_FILE
 
 
-def test_a_save_is_asked_for_once_until_it_is_taken(alone: World) -> None:
+def test_a_save_is_asked_for_once_until_it_is_taken(alone):
     stop = Stop(alone, Interruption([], 1.0), 0.0, save_due=lambda: True, moved=lambda: None)
 
     taken = []
@@ -72,7 +72,7 @@ class Echo:
 
 
 @pytest.fixture
-def one_of_two(alone: World) -> World:
+def one_of_two(alone) -> World:
     return replace(alone, size=2, control=cast("Any", Echo()))
 
 
@@ -91,11 +91,11 @@ def seconds_to_stop(where: World, fast: int, slow_s: float) -> float:
     return now[0] - noticed_at
 
 
-def test_who_is_alone_stops_after_the_step_in_which_it_learns(alone: World) -> None:
+def test_who_is_alone_stops_after_the_step_in_which_it_learns(alone):
     assert seconds_to_stop(alone, fast=40, slow_s=8.0) == pytest.approx(8.0)
 
 
-def test_steps_that_become_slow_delay_a_stop_by_nine_of_them_at_most(one_of_two: World) -> None:
+def test_steps_that_become_slow_delay_a_stop_by_nine_of_them_at_most(one_of_two):
     latest = max(seconds_to_stop(one_of_two, fast, slow_s=8.0) for fast in range(40, 60))
 
     assert latest == pytest.approx(9 * 8.0)
@@ -116,15 +116,13 @@ def exchanges(where: World, every_s: float, step_s: list[float]) -> list[int]:
     return found
 
 
-def test_short_steps_share_an_exchange_of_eight_at_most_and_long_ones_have_one_each(
-    one_of_two: World,
-) -> None:
+def test_short_steps_share_an_exchange_of_eight_at_most_and_long_ones_have_one_each(one_of_two):
     assert exchanges(one_of_two, every_s=0.25, step_s=[0.06] * 16) == [0, 1, 5, 9, 13]
     assert exchanges(one_of_two, every_s=0.25, step_s=[0.2] * 6) == [0, 1, 2, 3, 4, 5]
     assert exchanges(one_of_two, every_s=0.25, step_s=[0.001] * 24) == [0, 1, 9, 17]
 
 
-def test_an_evaluation_says_nothing_about_the_pace_of_the_steps_after_it(one_of_two: World) -> None:
+def test_an_evaluation_says_nothing_about_the_pace_of_the_steps_after_it(one_of_two):
     now, interruption = [0.0], CountingInterruption(stop_at=0)
     stop = Stop(one_of_two, interruption, 0.25, lambda: False, lambda: None, clock=lambda: now[0])
     for _ in range(100):
@@ -159,7 +157,7 @@ def stopped_at(scenarios: list[tuple[list[float], int, int]]) -> list[int]:
     return found
 
 
-def test_ranks_of_any_speed_stop_at_the_same_step_soon_after_one_knows() -> None:
+def test_ranks_of_any_speed_stop_at_the_same_step_soon_after_one_knows():
     random = Random(1)
     speeds = (0.0001, 0.001, 0.03, 0.1, 0.5, 4.0)
     scenarios = [(random.choices(speeds, k=2), random.randrange(2), random.randrange(60)) for _ in range(200)]
@@ -172,7 +170,7 @@ def test_ranks_of_any_speed_stop_at_the_same_step_soon_after_one_knows() -> None
         assert (stopped - call - 3) * max(step_s) <= 0.25
 
 
-def test_a_stop_during_the_evaluation_is_taken_at_once(pictures: Path, tmp_path: Path) -> None:
+def test_a_stop_during_the_evaluation_is_taken_at_once(pictures, tmp_path):
     table = resnet_table(pictures, tmp_path, steps=2)
 
     stopped = train_on(2, table, stop_at=4)
@@ -189,9 +187,7 @@ def scores(directory: Path) -> list[tuple[Any, Any]]:
     return [(record["step"], record["metric"]) for record in records if record["kind"] == "evaluation"]
 
 
-def test_an_evaluation_between_two_steps_that_a_stop_cut_off_is_done_anew(
-    pictures: Path, tmp_path: Path
-) -> None:
+def test_an_evaluation_between_two_steps_that_a_stop_cut_off_is_done_anew(pictures, tmp_path):
     every = {"evaluate_every_steps": 2}
     straight, broken = (
         changed(resnet_table(pictures, tmp_path / name, steps=4), run=every)
@@ -208,7 +204,7 @@ def test_an_evaluation_between_two_steps_that_a_stop_cut_off_is_done_anew(
     assert resumed["parameters_sha256"] == undisturbed["parameters_sha256"]
 
 
-def test_an_evaluation_that_was_measured_is_not_done_anew(pictures: Path, tmp_path: Path) -> None:
+def test_an_evaluation_that_was_measured_is_not_done_anew(pictures, tmp_path):
     """The run stops at the step of the evaluation, after the evaluation."""
     table = changed(resnet_table(pictures, tmp_path, steps=4), run={"evaluate_every_steps": 2})
     train_on(1, changed(table, checkpoint={"every_steps": 2}))
@@ -221,7 +217,7 @@ def test_an_evaluation_that_was_measured_is_not_done_anew(pictures: Path, tmp_pa
     assert [step for step, _ in scores(tmp_path)] == [2, 4, 4]
 
 
-def test_the_stop_file_stops_a_run_and_says_why(pictures: Path, no_fleet: Path, tmp_path: Path) -> None:
+def test_the_stop_file_stops_a_run_and_says_why(pictures, no_fleet, tmp_path):
     (no_fleet / "stop").write_text("idle for 24 h\n")
 
     status, _ = tried_alone(resnet_table(pictures, tmp_path / "run", steps=1000), tmp_path)
@@ -232,7 +228,7 @@ def test_the_stop_file_stops_a_run_and_says_why(pictures: Path, no_fleet: Path, 
     assert result["detail"] == "rank 0: idle for 24 h"
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(tokens: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(tokens, tmp_path):
     table = changed(
         gpt_table(tokens, tmp_path, steps=50),
         optimizer={"learning_rate": 1e30, "clip_norm": 0.0},
@@ -261,9 +257,7 @@ def allowing(key: str) -> dict[str, Any]:
     ],
     ids=["model", "size", "optimizer", "layout"],
 )
-def test_a_checkpoint_of_something_else_is_refused(
-    change: dict[str, Any], message: str, tokens: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_something_else_is_refused(change, message, tokens, tmp_path):
     table = gpt_table(tokens, tmp_path, steps=1)
     train_rank(table)
 
@@ -272,8 +266,8 @@ def test_a_checkpoint_of_something_else_is_refused(
 
 
 def test_what_an_earlier_run_left_is_never_taken_for_that_of_a_run_that_began_anew(
-    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tokens, tmp_path, monkeypatch
+):
     table = gpt_table(tokens, tmp_path, steps=3)
     train_rank(table)
     anew = changed(table, checkpoint={"resume": False})
@@ -287,9 +281,7 @@ def test_what_an_earlier_run_left_is_never_taken_for_that_of_a_run_that_began_an
     assert (tmp_path / "checkpoints/step-3.earlier").is_dir()
 
 
-def test_a_run_does_not_begin_anew_on_top_of_what_was_uploaded(
-    bucket: str, tokens: Path, tmp_path: Path
-) -> None:
+def test_a_run_does_not_begin_anew_on_top_of_what_was_uploaded(bucket, tokens, tmp_path):
     table = changed(gpt_table(tokens, tmp_path, steps=1), checkpoint={"uri": f"s3://{bucket}/run"})
     train_rank(table)
 
@@ -297,7 +289,7 @@ def test_a_run_does_not_begin_anew_on_top_of_what_was_uploaded(
         train_rank(changed(table, checkpoint={"resume": False}))
 
 
-def test_a_checkpoint_is_due_by_time(alone: World, tmp_path: Path) -> None:
+def test_a_checkpoint_is_due_by_time(alone, tmp_path):
     now = [0.0]
     settings = config.from_table(
         changed(gpt_table(tmp_path, tmp_path / "run"), checkpoint={"every_s": 60.0}), "test"
@@ -321,8 +313,8 @@ def test_a_checkpoint_is_due_by_time(alone: World, tmp_path: Path) -> None:
     ],
 )
 def test_checkpoints_go_where_the_configuration_or_else_the_instance_says(
-    uri: str, expected: str, no_fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    uri, expected, no_fleet, tmp_path, monkeypatch
+):
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(no_fleet / "instance.toml"))
     (no_fleet / "instance.toml").write_text('checkpoint_uri = "s3://bucket/dev"\n')
     table = changed(gpt_table(tmp_path, tmp_path / "my-run"), checkpoint={"uri": uri}, run={"owner": "alice"})

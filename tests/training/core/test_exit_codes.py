@@ -19,13 +19,13 @@ def all_errors(kind: type[TrainingError] = TrainingError) -> list[type[TrainingE
 
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
-def test_every_error_has_a_status_of_the_table(kind: type[TrainingError]) -> None:
+def test_every_error_has_a_status_of_the_table(kind):
     stopped = (exit_codes.STOPPED,) if kind is errors.StoppedError else ()
 
     assert kind("why").exit_status in (stopped or (exit_codes.FAILED_FOR_GOOD, exit_codes.FAILED_PERHAPS))
 
 
-def test_what_can_pass_may_be_tried_again() -> None:
+def test_what_can_pass_may_be_tried_again():
     again = exit_codes.FAILED_PERHAPS
     hopeful = {kind for kind in all_errors() if kind("why").exit_status == again}
 
@@ -35,7 +35,7 @@ def test_what_can_pass_may_be_tried_again() -> None:
     assert errors.StoreError("SlowDown", passing=True).exit_status == again
 
 
-def test_the_unit_obeys_the_table() -> None:
+def test_the_unit_obeys_the_table():
     unit = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
 
     assert unit["Restart"] == "on-failure"
@@ -47,16 +47,14 @@ def test_the_unit_obeys_the_table() -> None:
     assert (unit["StartLimitIntervalSec"], unit["StartLimitBurst"]) == ("1d", "5")  # failures after hours too
 
 
-def test_the_page_shows_every_status() -> None:
+def test_the_page_shows_every_status():
     shown = (ROOT / "docs/reference/exit-codes.md").read_text()
 
     for status in (exit_codes.FINISHED, exit_codes.STOPPED, exit_codes.FAILED_FOR_GOOD):
         assert re.search(rf"^\| .*\b{status}\b.* \|", shown, re.MULTILINE)
 
 
-def test_a_restarted_rank_does_not_try_what_failed_for_good(
-    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_rank_does_not_try_what_failed_for_good(tokens, tmp_path, monkeypatch):
     table = changed(gpt_table(tokens, tmp_path / "run"), model={"name": "gtp"})
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this run")
     first, _ = tried_alone(table, tmp_path)
@@ -73,8 +71,8 @@ def test_a_restarted_rank_does_not_try_what_failed_for_good(
 
 
 def test_a_restarted_rank_does_not_wait_again_for_a_run_that_another_process_holds(
-    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tokens, tmp_path, monkeypatch
+):
     """`launch` then ends torchrun; a restart that has begun by then ends at once, and may be made later."""
     monkeypatch.setenv(outcome.REFUSED, str(tmp_path / "refused"))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this run")
@@ -97,8 +95,8 @@ def test_a_restarted_rank_does_not_wait_again_for_a_run_that_another_process_hol
 
 
 def test_without_torchrun_a_run_that_stopped_says_that_it_wants_to_be_run_again(
-    tokens: Path, tmp_path: Path, no_fleet: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tokens, tmp_path, no_fleet, monkeypatch
+):
     """torchrun restarts ranks that end with another status than 0 at once."""
     table = gpt_table(tokens, tmp_path / "run")
     (no_fleet / "stop").write_text("spot")
@@ -113,7 +111,7 @@ def test_without_torchrun_a_run_that_stopped_says_that_it_wants_to_be_run_again(
     assert (stopped, of_torchrun, finished) == (85, 0, 0)
 
 
-def test_data_that_are_not_there_fail_for_good_before_there_is_a_run_directory(tmp_path: Path) -> None:
+def test_data_that_are_not_there_fail_for_good_before_there_is_a_run_directory(tmp_path):
     """Without failure.json torchrun would try again, and `launch` would report a passing failure."""
     status, _ = tried_alone(gpt_table(tmp_path / "nowhere", tmp_path / "run"), tmp_path)
 
@@ -121,7 +119,7 @@ def test_data_that_are_not_there_fail_for_good_before_there_is_a_run_directory(t
     assert (tmp_path / "run" / outcome.FAILURE).exists()
 
 
-def test_every_rank_ends_with_the_status_of_the_error(tokens: Path, tmp_path: Path) -> None:
+def test_every_rank_ends_with_the_status_of_the_error(tokens, tmp_path):
     table = changed(gpt_table(tokens, tmp_path / "run"), model={"name": "gtp"})
 
     answers = tried(2, table, tmp_path)

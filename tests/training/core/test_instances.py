@@ -40,17 +40,17 @@ def newest(root: Path, steps: dict[str, list[int]], uri: str) -> int | str | Non
     return found.step if found else None
 
 
-def test_two_instances_resume_from_what_both_have(tmp_path: Path) -> None:
+def test_two_instances_resume_from_what_both_have(tmp_path):
     assert run_ranks(newest, 2, tmp_path, {"0": [5, 10], "1": [5]}, "") == [5, 5]
 
 
-def test_two_instances_with_nothing_in_common_do_not_start_afresh(tmp_path: Path) -> None:
+def test_two_instances_with_nothing_in_common_do_not_start_afresh(tmp_path):
     said = run_ranks(newest, 2, tmp_path, {"0": [5], "1": []}, "")
 
     assert all("2 instances have no checkpoint in common; set checkpoint.uri" in str(text) for text in said)
 
 
-def test_a_new_instance_fetches_what_the_other_uploaded(bucket: str, tmp_path: Path) -> None:
+def test_a_new_instance_fetches_what_the_other_uploaded(bucket, tmp_path):
     save(tmp_path / "0", 5, store=CheckpointStore(URI))
 
     assert run_ranks(newest, 2, tmp_path, {"0": [10], "1": []}, URI) == [5, 5]
@@ -74,7 +74,7 @@ def fetched_into(root: Path) -> list[int]:
     return fetched
 
 
-def test_instances_that_share_a_folder_do_not_fetch_into_it_at_once(bucket: str, tmp_path: Path) -> None:
+def test_instances_that_share_a_folder_do_not_fetch_into_it_at_once(bucket, tmp_path):
     save(tmp_path / "elsewhere", 5, store=CheckpointStore(URI))
 
     assert run_ranks(fetched_into, 2, tmp_path / "shared") == [[5], []]
@@ -89,7 +89,7 @@ def train_on_own_disk(table: dict[str, Any], root: Path) -> str:
     return ""
 
 
-def test_a_sharded_run_needs_a_folder_that_instances_share(tmp_path: Path) -> None:
+def test_a_sharded_run_needs_a_folder_that_instances_share(tmp_path):
     table = changed(gpt_table(write_tokens(tmp_path / "tokens"), tmp_path), parallel={"strategy": "fsdp"})
 
     said = run_ranks(train_on_own_disk, 2, table, tmp_path)
@@ -120,7 +120,7 @@ def brought_up(
     return found, uploaded, left
 
 
-def test_instances_that_share_nothing_save_a_sharded_run_each_its_part(bucket: str, tmp_path: Path) -> None:
+def test_instances_that_share_nothing_save_a_sharded_run_each_its_part(bucket, tmp_path):
     table = sharded_table(tmp_path, uri=URI)
 
     (stopped, first, left), (_, second, left_there) = run_ranks(brought_up, 2, table, tmp_path / "a", 3)
@@ -153,16 +153,14 @@ def failing_upload(table: dict[str, Any], root: Path) -> str:
     return ""
 
 
-def test_a_part_that_does_not_come_up_is_named_by_rank_and_step_and_there_is_no_checkpoint(
-    bucket: str, tmp_path: Path
-) -> None:
+def test_a_part_that_does_not_come_up_is_named_by_rank_and_step_and_there_is_no_checkpoint(bucket, tmp_path):
     said = run_ranks(failing_upload, 2, sharded_table(tmp_path, uri=URI), tmp_path)
 
     assert all(text == f"rank 1: {URI}: cannot take step 6: AccessDenied" for text in said)
     assert CheckpointStore(URI).steps() == []
 
 
-def test_a_team_waits_for_no_rank_that_says_nothing_for_ever() -> None:
+def test_a_team_waits_for_no_rank_that_says_nothing_for_ever():
     team = Team(0, 2, HashStore(), patience_s=0.0, sleep=lambda _: None)
     team.post(7, "written", {})
 
@@ -181,7 +179,7 @@ def agreed_values(values: list[list[tuple[int, int]]]) -> list[list[int] | None]
         return [*learned, agreement.settle()]
 
 
-def test_all_ranks_learn_the_largest_of_each_value_once() -> None:
+def test_all_ranks_learn_the_largest_of_each_value_once():
     values = [[(0, 1), (5, 0)], [(3, 0), (2, 7)]]
 
     assert run_ranks(agreed_values, 2, values) == [[[3, 1], [5, 7], None]] * 2
@@ -199,5 +197,5 @@ def failed_together() -> tuple[str, bool]:
     return str(raised.value), raised.value.shared
 
 
-def test_what_fails_on_one_rank_fails_on_all_by_the_same_name() -> None:
+def test_what_fails_on_one_rank_fails_on_all_by_the_same_name():
     assert run_ranks(failed_together, 2) == [("rank 1: no such file", True)] * 2

@@ -79,7 +79,7 @@ def tried_in(folder: Path, data: str) -> tuple[int, str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     (tmp_path / "mine.py").write_text(SOURCES)
     return tmp_path
 
@@ -88,7 +88,7 @@ def folder(tmp_path: Path) -> Path:
     ("data", "split"),
     [("streams", "train"), ("streams_by_group", "train"), ("streams_held_out", "val"), ("rows", "train")],
 )
-def test_data_of_which_each_rank_gives_a_part_are_refused(data: str, split: str, folder: Path) -> None:
+def test_data_of_which_each_rank_gives_a_part_are_refused(data, split, folder):
     (status, said), (other_status, other_said) = run_ranks(tried_in, 2, folder, data)
 
     assert (status, other_status, other_said) == (65, 65, ""), said
@@ -98,7 +98,7 @@ def test_data_of_which_each_rank_gives_a_part_are_refused(data: str, split: str,
 
 
 @pytest.mark.parametrize(("data", "ranks"), [("streams", 1), ("whole", 2)])
-def test_data_that_are_whole_on_each_rank_are_trained_on(data: str, ranks: int, folder: Path) -> None:
+def test_data_that_are_whole_on_each_rank_are_trained_on(data, ranks, folder):
     for status, said in run_ranks(tried_in, ranks, folder, data):
         assert status == 0, said
 
@@ -129,13 +129,13 @@ def script_rank(directory: str, shares: bool, held_out_on_first: bool) -> tuple[
     return 0, heard.getvalue()
 
 
-def test_a_stream_of_which_each_rank_gives_a_part_is_refused_in_a_script(tmp_path: Path) -> None:
+def test_a_stream_of_which_each_rank_gives_a_part_is_refused_in_a_script(tmp_path):
     (status, said), (other_status, other_said) = run_ranks(script_rank, 2, str(tmp_path), True, False)
 
     assert (status, other_status, other_said) == (65, 65, "")
     assert "error: run.batches(samples): rank 1 reads other samples than rank 0" in said
 
 
-def test_one_rank_of_a_script_may_read_held_out_data_beside(tmp_path: Path) -> None:
+def test_one_rank_of_a_script_may_read_held_out_data_beside(tmp_path):
     for status, said in run_ranks(script_rank, 2, str(tmp_path), False, True):
         assert status == 0, said

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,7 +38,7 @@ def command(*words: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def shards(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shards(digits, tmp_path_factory) -> Path:
     """Pack the digits into shards."""
     folder = tmp_path_factory.mktemp("shards") / "digits"
     command("shards", str(digits), str(folder), "--samples", "400")
@@ -47,7 +46,7 @@ def shards(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def uploaded(shards: Path, bucket: str) -> str:
+def uploaded(shards, bucket) -> str:
     """Upload the tars of the digits to a bucket, without the files that `prepare` wrote beside them."""
     for file in shards.glob("*/*.tar"):
         boto3.client("s3").upload_file(str(file), bucket, f"digits/{file.relative_to(shards)}")
@@ -55,8 +54,8 @@ def uploaded(shards: Path, bucket: str) -> str:
 
 
 def test_a_run_on_a_bucket_that_is_interrupted_ends_with_the_bits_of_one_on_a_disk(
-    uploaded: str, shards: Path, tmp_path: Path
-) -> None:
+    uploaded, shards, tmp_path
+):
     said = command("index", uploaded)
     on_disk = resnet_table(shards, tmp_path / "disk", steps=4)
     remote = changed(
@@ -74,8 +73,8 @@ def test_a_run_on_a_bucket_that_is_interrupted_ends_with_the_bits_of_one_on_a_di
 
 
 def test_records_of_a_bucket_are_those_of_the_disk_in_a_request_for_each_part_of_a_tar(
-    shards: Path, uploaded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    shards, uploaded, tmp_path, monkeypatch
+):
     settings, keys = config.Data(path=uploaded), ("png", "cls")
     command("index", uploaded, "--keys", "png,cls")
     folder = BucketFolder(BucketSource(uploaded), "train")
@@ -116,7 +115,7 @@ places = st.builds(
 
 
 @given(st.lists(places, max_size=40))
-def test_every_member_is_in_one_read_of_bounded_length(wanted: list[BytesInShard]) -> None:
+def test_every_member_is_in_one_read_of_bounded_length(wanted):
     reads = list(merged(wanted))
 
     assert sorted(place for read in reads for place in read) == sorted(set(wanted))
@@ -147,7 +146,7 @@ class Failing:
         self.slept += seconds
 
 
-def test_a_read_is_tried_again_within_the_deadline(uploaded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_is_tried_again_within_the_deadline(uploaded, monkeypatch):
     failing = Failing(5, monkeypatch)
     folder = BucketFolder(BucketSource(uploaded, retry_s=60), "train")
 
@@ -157,9 +156,7 @@ def test_a_read_is_tried_again_within_the_deadline(uploaded: str, monkeypatch: p
     assert 0 < failing.slept <= 60
 
 
-def test_after_the_deadline_another_try_of_the_run_may_help(
-    uploaded: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_the_deadline_another_try_of_the_run_may_help(uploaded, monkeypatch):
     failing = Failing(10**6, monkeypatch)
     folder = BucketFolder(BucketSource(uploaded, retry_s=60), "train")
 
@@ -178,7 +175,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_may_pass_in_a_reader_process_may_pass_in_the_run(workers: int) -> None:
+def test_what_may_pass_in_a_reader_process_may_pass_in_the_run(workers):
     settings = config.Data(path="s3://data", workers=workers)
 
     with pytest.raises(SilentSourceError, match=r"^s3://data/train: cannot give 0.tar: 500$"):
@@ -198,7 +195,7 @@ class HalfAnswers(BaseHTTPRequestHandler):
         """Log nothing, to keep the test's output clean."""
 
 
-def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_an_answer_is_none(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
     server = ThreadingHTTPServer(("127.0.0.1", 0), HalfAnswers)
@@ -238,9 +235,7 @@ def another_kind(bucket: str) -> None:
         (False, no_index, "", "data.path = 's3://': write s3://bucket/prefix or oss://bucket/prefix"),
     ],
 )
-def test_what_is_wrong_with_a_bucket_is_one_message(
-    *, indexed: bool, change: Callable[[str], None], path: str, message: str, uploaded: str, tmp_path: Path
-) -> None:
+def test_what_is_wrong_with_a_bucket_is_one_message(*, indexed, change, path, message, uploaded, tmp_path):
     if indexed:
         command("index", uploaded)
     change("checkpoints")
@@ -262,14 +257,14 @@ def test_what_is_wrong_with_a_bucket_is_one_message(
         (("shards", "nowhere", "out"), "error: SOURCE = 'nowhere': is not a folder\n"),
     ],
 )
-def test_what_is_wrong_with_a_prepare_is_named_as_its_help_does(words: tuple[str, ...], message: str) -> None:
+def test_what_is_wrong_with_a_prepare_is_named_as_its_help_does(words, message):
     done = CliRunner().invoke(cli.main, ["prepare", *words])
 
     assert done.exit_code == 65
     assert done.output.startswith(message)
 
 
-def test_a_bucket_that_there_is_not_fails_for_good(bucket: str) -> None:
+def test_a_bucket_that_there_is_not_fails_for_good(bucket):
     with pytest.raises(DataError, match="NoSuchBucket") as raised:
         BucketSource("s3://no-such-bucket/digits", retry_s=60).description()
 

@@ -47,7 +47,7 @@ def model(width=4):
 
 
 @pytest.fixture
-def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def drawn(tmp_path, monkeypatch) -> dict[str, Any]:
     """Return a configuration of three steps on samples that every process draws differently."""
     monkeypatch.chdir(tmp_path)
     Path("drawn.py").write_text(DRAWN)
@@ -61,9 +61,7 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["rows", "flow"])
-def test_data_that_draw_from_a_generator_of_their_own_resume_with_a_warning(
-    kind: str, drawn: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_data_that_draw_from_a_generator_of_their_own_resume_with_a_warning(kind, drawn, tmp_path, caplog):
     drawn = changed(drawn, data={"name": f"drawn.py:{kind}"})
     train_rank(drawn)
 
@@ -84,9 +82,7 @@ def test_data_that_draw_from_a_generator_of_their_own_resume_with_a_warning(
     ],
     ids=["length", "shape", "not drawn"],
 )
-def test_other_data_are_refused_by_what_is_known_of_them(
-    other: dict[str, Any], row: str, drawn: dict[str, Any], tmp_path: Path
-) -> None:
+def test_other_data_are_refused_by_what_is_known_of_them(other, row, drawn, tmp_path):
     train_rank(drawn)
     allowed = ("data.options", "data.name", "model.options")
     flags = [word for key in allowed for word in ("--allow", key)]
@@ -96,7 +92,7 @@ def test_other_data_are_refused_by_what_is_known_of_them(
     assert (status, f"\n  {row} " in said) == (65, True), said
 
 
-def test_what_was_allowed_once_may_stay_allowed(drawn: dict[str, Any], tmp_path: Path) -> None:
+def test_what_was_allowed_once_may_stay_allowed(drawn, tmp_path):
     train_rank(drawn)
 
     status, said = tried_alone(
@@ -120,7 +116,7 @@ def equal_samples() -> list[dict[str, Any]]:
     ]
 
 
-def test_equal_samples_are_the_same_wherever_they_lie_in_memory() -> None:
+def test_equal_samples_are_the_same_wherever_they_lie_in_memory():
     first, second = (
         run_identity.of_data(OwnData([sample], "samples", default_collate)) for sample in equal_samples()
     )
@@ -129,7 +125,7 @@ def test_equal_samples_are_the_same_wherever_they_lie_in_memory() -> None:
     assert first["content"] != run_identity.ANOTHER
 
 
-def test_a_half_that_differs_is_another_content() -> None:
+def test_a_half_that_differs_is_another_content():
     first, second = equal_samples()
     second["half"][1] = 7
 
@@ -163,7 +159,7 @@ def content(samples: Any, kind: type[OwnData] = OwnData) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", [OwnData, Stream])
-def test_relabelled_samples_are_other_data(kind: type[OwnData], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relabelled_samples_are_other_data(kind, monkeypatch):
     monkeypatch.setattr(
         run_identity, "LOOK_AT_ALL_S", 30.0
     )  # one sample in a thousand is seen by all of them
@@ -175,7 +171,7 @@ def test_relabelled_samples_are_other_data(kind: type[OwnData], monkeypatch: pyt
     assert not run_identity.differences(known, content(Labelled(), kind))
 
 
-def test_samples_that_are_slow_are_compared_as_far_as_both_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_are_slow_are_compared_as_far_as_both_looked(monkeypatch):
     known, other = content(Labelled()), content(Labelled(relabelled=0.05))
     monkeypatch.setattr(run_identity, "LOOK_S", 0.0)
     monkeypatch.setattr(run_identity, "LOOK_AT_ALL_S", 0.0)

@@ -75,13 +75,7 @@ def model():
         *by_proof(("rows", 0), ("flow", 1)),
     ],
 )
-def test_an_interrupted_run_on_them_has_the_same_bits(
-    kind: str,
-    workers: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_interrupted_run_on_them_has_the_same_bits(kind, workers, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     Path("held.py").write_text(HELD)
     table: dict[str, Any] = {
@@ -102,7 +96,7 @@ def test_an_interrupted_run_on_them_has_the_same_bits(
     assert "not exact" not in caplog.text
 
 
-def test_those_that_can_be_reached_are_found_in_one_order() -> None:
+def test_those_that_can_be_reached_are_found_in_one_order():
     class Data:
         def __init__(self) -> None:
             self.numpy, self.torch = np.random.default_rng(), torch.Generator()
@@ -117,20 +111,20 @@ def test_those_that_can_be_reached_are_found_in_one_order() -> None:
     assert [type(generator).__name__ for generator in held_by(data)] == kinds
 
 
-def test_those_that_are_set_anyway_or_cannot_be_are_left_out() -> None:
+def test_those_that_are_set_anyway_or_cannot_be_are_left_out():
     held = [torch.default_generator, np.random.mtrand._rand, random._inst, random.SystemRandom()]  # type: ignore[attr-defined]
 
     assert held_by(held) == ()
 
 
-def test_a_data_set_that_refers_to_itself_or_to_much_is_looked_through_in_no_time() -> None:
+def test_a_data_set_that_refers_to_itself_or_to_much_is_looked_through_in_no_time():
     many: list[Any] = [[number, str(number)] for number in range(200_000)]
     many.append(many)
 
     assert held_by(many) == ()
 
 
-def test_two_of_one_kind_draw_other_numbers() -> None:
+def test_two_of_one_kind_draw_other_numbers():
     pair = [random.Random(), random.Random()]
 
     seed_generators(np.random.default_rng(0), pair)
@@ -138,7 +132,7 @@ def test_two_of_one_kind_draw_other_numbers() -> None:
     assert pair[0].random() != pair[1].random()
 
 
-def test_what_else_draws_from_them_is_not_disturbed_by_a_sample() -> None:
+def test_what_else_draws_from_them_is_not_disturbed_by_a_sample():
     class Drawn:
         chance = np.random.default_rng(3)
 

@@ -24,7 +24,7 @@ def prepare(*arguments: str) -> None:
 
 
 @pytest.fixture
-def weather(tmp_path: Path) -> Path:
+def weather(tmp_path) -> Path:
     """Write a table of sentences of two classes."""
     rows = [f"the {word} came on day {n},{label}" for n in range(40) for word, label in PAIRS]
     (tmp_path / "weather.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
@@ -49,7 +49,7 @@ def test_labelled_texts_train_a_classifier(weather, tmp_path):
 
 
 @pytest.fixture
-def shards(digits: Path, tmp_path: Path) -> Path:
+def shards(digits, tmp_path) -> Path:
     """Pack the digits into four shards for training and one for validation."""
     prepare("shards", str(digits), str(tmp_path / "shards"), "--samples", "400")
     return tmp_path / "shards"

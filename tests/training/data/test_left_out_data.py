@@ -164,9 +164,7 @@ def census_of(root: Path, **data: Any) -> str:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_what_a_folder_of_pictures_holds_is_read_counted_or_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_folder_of_pictures_holds_is_read_counted_or_refused(name, tmp_path, monkeypatch):
     lay, expected = FOLDERS[name]
     monkeypatch.chdir(tmp_path)
     lay()
@@ -174,9 +172,7 @@ def test_what_a_folder_of_pictures_holds_is_read_counted_or_refused(
     assert expected in census_of(tmp_path, held_out=0.5)
 
 
-def test_what_is_left_out_is_said_once_and_is_in_the_result(
-    digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_left_out_is_said_once_and_is_in_the_result(digits, tmp_path, caplog):
     root = tmp_path / "pictures"
     root.mkdir()
     for split in SPLITS:
@@ -193,7 +189,7 @@ def test_what_is_left_out_is_said_once_and_is_in_the_result(
     assert f"1 files of other kinds, as {example}" in said
 
 
-def test_a_picture_whose_name_is_no_text_is_fingerprinted(tmp_path: Path) -> None:
+def test_a_picture_whose_name_is_no_text_is_fingerprinted(tmp_path):
     pictures(tmp_path / "train/cat", tmp_path / "train/dog", tmp_path / "val/cat", tmp_path / "val/dog")
     (tmp_path / "train/cat/0.png").rename(tmp_path / "train/cat" / os.fsdecode(b"\xff.png"))
     data = open_split(config.Data(path=str(tmp_path)), describe(tmp_path), "train")
@@ -218,7 +214,7 @@ def pixels(content: bytes, **data: Any) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(
     ("kind", "side"), [("JPEG", 0), ("JPEG", 16), ("PNG", 0), ("WEBP", 16), ("TIFF", 16)]
 )
-def test_a_picture_that_a_camera_turned_is_upright(orientation: int, kind: str, side: int) -> None:
+def test_a_picture_that_a_camera_turned_is_upright(orientation, kind, side):
     """The stored picture is turned so that its orientation gives the ramp again."""
     ramp = np.tile(np.linspace(0, 255, 96).astype(np.uint8), (64, 1))
     picture = Image.fromarray(np.stack([ramp, ramp, 255 - ramp], axis=-1))
@@ -235,7 +231,7 @@ def test_a_picture_that_a_camera_turned_is_upright(orientation: int, kind: str, 
     assert np.abs(seen - straight).mean() < 4
 
 
-def test_grey_values_of_sixteen_bits_of_any_file_are_scaled() -> None:
+def test_grey_values_of_sixteen_bits_of_any_file_are_scaled():
     grey = np.array([[0, 256], [32768, 65535]], np.uint16)
     white_is_zero = encoded(Image.fromarray(65535 - grey), "TIFF", tiffinfo={262: 0})
     portable = b"P5 2 2 65535\n" + grey.astype(">u2").tobytes()
@@ -246,19 +242,19 @@ def test_grey_values_of_sixteen_bits_of_any_file_are_scaled() -> None:
 
 
 @pytest.mark.parametrize("mark", [b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM", b"no camera"])
-def test_a_picture_whose_orientation_cannot_be_read_is_read_as_it_is_stored(mark: bytes) -> None:
+def test_a_picture_whose_orientation_cannot_be_read_is_read_as_it_is_stored(mark):
     content = encoded(Image.new("RGB", (4, 6), "red"), "JPEG", exif=mark)
 
     assert pixels(content).shape == (6, 4, 3)
 
 
-def test_what_is_no_picture_is_no_sample() -> None:
+def test_what_is_no_picture_is_no_sample():
     with pytest.raises(CorruptSampleError, match="is no picture"):
         pixels(b"nothing")
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
-def test_a_file_of_several_pictures_is_no_sample(kind: str) -> None:
+def test_a_file_of_several_pictures_is_no_sample(kind):
     first, second = (Image.new("RGB", (4, 4), shade) for shade in ("red", "blue"))
 
     with pytest.raises(CorruptSampleError, match="holds 2 pictures; write each into a file"):
@@ -315,7 +311,7 @@ CSV: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", CSV)
-def test_a_table_of_text_is_read_or_refused_in_words_that_help(name: str, tmp_path: Path) -> None:
+def test_a_table_of_text_is_read_or_refused_in_words_that_help(name, tmp_path):
     content, expected = CSV[name]
     (tmp_path / "rows.csv").write_bytes(content)
 
@@ -326,7 +322,7 @@ def test_a_table_of_text_is_read_or_refused_in_words_that_help(name: str, tmp_pa
     assert done.output.replace("\n", "").isprintable()
 
 
-def test_a_table_of_another_encoding_and_delimiter_is_read_as_told(tmp_path: Path) -> None:
+def test_a_table_of_another_encoding_and_delimiter_is_read_as_told(tmp_path):
     (tmp_path / "rows.csv").write_bytes(table(sign="^").encode("cp1252"))
 
     told = ["--encoding", "cp1252", "--delimiter", "^"]
@@ -405,7 +401,7 @@ def indexed(root: Path, *words: str) -> str:
 
 
 @pytest.mark.parametrize("name", TARS)
-def test_what_a_tar_holds_is_indexed_counted_or_refused(name: str, tmp_path: Path) -> None:
+def test_what_a_tar_holds_is_indexed_counted_or_refused(name, tmp_path):
     more, expected = TARS[name]
     shard(tmp_path / "train/0.tar", more)
     shard(tmp_path / "val/0.tar")
@@ -413,7 +409,7 @@ def test_what_a_tar_holds_is_indexed_counted_or_refused(name: str, tmp_path: Pat
     assert expected in indexed(tmp_path)
 
 
-def test_a_hard_link_of_a_tar_is_read_where_it_leads(tmp_path: Path) -> None:
+def test_a_hard_link_of_a_tar_is_read_where_it_leads(tmp_path):
     shard(tmp_path / "train/0.tar", linked_sample)
     shard(tmp_path / "val/0.tar")
     indexed(tmp_path)
@@ -430,9 +426,7 @@ def test_a_hard_link_of_a_tar_is_read_where_it_leads(tmp_path: Path) -> None:
         (lambda content: content[: 512 * 10 + 7], "0.tar: is"),
     ],
 )
-def test_a_tar_of_which_a_part_would_not_be_read_is_refused(
-    damage: Callable[[bytes], bytes], expected: str, tmp_path: Path
-) -> None:
+def test_a_tar_of_which_a_part_would_not_be_read_is_refused(damage, expected, tmp_path):
     for split in SPLITS:
         shard(tmp_path / split / "0.tar")
     (tmp_path / "train/0.tar").write_bytes(damage((tmp_path / "train/0.tar").read_bytes()))
@@ -440,7 +434,7 @@ def test_a_tar_of_which_a_part_would_not_be_read_is_refused(
     assert expected in indexed(tmp_path)
 
 
-def test_tars_beside_the_index_are_counted(tmp_path: Path) -> None:
+def test_tars_beside_the_index_are_counted(tmp_path):
     shard(tmp_path / "train/0.tar")
     shard(tmp_path / "val/0.tar")
     with tarfile.open(tmp_path / "train/1.tar", "w"):
@@ -453,7 +447,7 @@ def test_tars_beside_the_index_are_counted(tmp_path: Path) -> None:
     assert "2 tars without a sample in index.npy, as ROOT/train/1.tar" in census_of(tmp_path)
 
 
-def test_the_shards_of_a_folder_leave_out_what_the_folder_does(tmp_path: Path) -> None:
+def test_the_shards_of_a_folder_leave_out_what_the_folder_does(tmp_path):
     pictures(*(tmp_path / "in" / folder for folder in SPLIT))
     (tmp_path / "in/train/cat/a.txt").touch()
     frames = [Image.new("RGB", (4, 4), shade) for shade in ("red", "blue")]
@@ -468,7 +462,7 @@ def test_the_shards_of_a_folder_leave_out_what_the_folder_does(tmp_path: Path) -
 # text files
 
 
-def test_text_files_that_are_not_read_are_counted(tmp_path: Path) -> None:
+def test_text_files_that_are_not_read_are_counted(tmp_path):
     source = tmp_path / "texts"
     for name in ("test/0.txt", *(f"{n}.txt" for n in range(1, 12)), "._1.txt", "a.md"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -485,7 +479,7 @@ def test_text_files_that_are_not_read_are_counted(tmp_path: Path) -> None:
     assert "of 11 files" in done.output
 
 
-def test_splits_of_text_files_are_not_mixed(tmp_path: Path) -> None:
+def test_splits_of_text_files_are_not_mixed(tmp_path):
     for split in SPLITS:
         (tmp_path / split).mkdir()
 
@@ -494,7 +488,7 @@ def test_splits_of_text_files_are_not_mixed(tmp_path: Path) -> None:
     assert (done.exit_code, "would mix train and val" in done.output) == (65, True)
 
 
-def test_a_relabelled_picture_is_other_data(tmp_path: Path) -> None:
+def test_a_relabelled_picture_is_other_data(tmp_path):
     pictures(*(tmp_path / folder for folder in SPLIT), count=600)
     settings = config.Data(path=str(tmp_path))
     before = run_identity.fingerprint(open_split(settings, describe(tmp_path), "train"))

@@ -17,13 +17,13 @@ seeds = st.integers(0, 2**63)
 
 
 @given(size=sizes, seed=seeds, epoch=st.integers(0, 10**6))
-def test_every_epoch_holds_every_sample_once(size: int, seed: int, epoch: int) -> None:
+def test_every_epoch_holds_every_sample_once(size, seed, epoch):
     places = np.arange(size, dtype=np.uint64)
 
     assert sorted(permute(places, size, seed, epoch).tolist()) == list(range(size))
 
 
-def test_epochs_and_seeds_differ_in_order() -> None:
+def test_epochs_and_seeds_differ_in_order():
     places = np.arange(1000, dtype=np.uint64)
 
     orders = {tuple(permute(places, 1000, seed, epoch).tolist()) for seed in (0, 1) for epoch in (0, 1, 2)}
@@ -31,7 +31,7 @@ def test_epochs_and_seeds_differ_in_order() -> None:
     assert len(orders) == 6
 
 
-def test_an_order_leaves_few_samples_where_they_were() -> None:
+def test_an_order_leaves_few_samples_where_they_were():
     places = np.arange(100_000, dtype=np.uint64)
 
     shuffled = permute(places, 100_000, seed=3, epoch=5).astype(float)
@@ -46,9 +46,7 @@ def test_an_order_leaves_few_samples_where_they_were() -> None:
     steps=st.lists(st.integers(1, 9), min_size=3, max_size=3),
     accumulation=st.sampled_from([1, 2]),
 )
-def test_changes_of_the_world_lose_and_repeat_no_sample(
-    size: int, worlds: list[int], steps: list[int], accumulation: int
-) -> None:
+def test_changes_of_the_world_lose_and_repeat_no_sample(size, worlds, steps, accumulation):
     batch_size, order, position = 8, SampleOrder(size, seed=11), 0
     seen: Counter[tuple[int, int]] = Counter()
 
@@ -66,7 +64,7 @@ def test_changes_of_the_world_lose_and_repeat_no_sample(
 
 
 @given(world=st.integers(1, 5), micro_batch=st.integers(1, 7), size=st.integers(1, 100))
-def test_an_evaluation_counts_every_sample_once(world: int, micro_batch: int, size: int) -> None:
+def test_an_evaluation_counts_every_sample_once(world, micro_batch, size):
     counted: Counter[int] = Counter()
 
     lengths = set()
@@ -81,7 +79,7 @@ def test_an_evaluation_counts_every_sample_once(world: int, micro_batch: int, si
 
 
 @pytest.mark.parametrize("position", [0, 10**9, 10**15])
-def test_any_position_is_found_without_walking_there(position: int) -> None:
+def test_any_position_is_found_without_walking_there(position):
     share = RankShare(rank=1, world=2, batch_size=64, accumulation=1)
 
     part = next(training_slices(SampleOrder(10**7, seed=1), share, position))
@@ -97,9 +95,7 @@ def test_any_position_is_found_without_walking_there(position: int) -> None:
     accumulation=st.sampled_from([1, 2]),
 )
 @settings(max_examples=30)
-def test_an_order_found_in_blocks_is_the_order(
-    size: int, position: int, world: int, accumulation: int
-) -> None:
+def test_an_order_found_in_blocks_is_the_order(size, position, world, accumulation):
     order, share = SampleOrder(size, seed=5), RankShare(world - 1, world, 240, accumulation)
     width = share.micro_batch
 
@@ -115,7 +111,7 @@ def test_an_order_found_in_blocks_is_the_order(
         )
 
 
-def test_the_order_is_found_for_thousands_of_samples_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_is_found_for_thousands_of_samples_at_once(monkeypatch):
     asked: list[int] = []
     monkeypatch.setattr(
         "gpu_fleet.data.order.permute", lambda places, *_: asked.append(len(places)) or places
@@ -127,7 +123,7 @@ def test_the_order_is_found_for_thousands_of_samples_at_once(monkeypatch: pytest
     assert asked == [4096, 4096]
 
 
-def test_the_chance_of_a_sample_is_the_same_whatever_was_read_before() -> None:
+def test_the_chance_of_a_sample_is_the_same_whatever_was_read_before():
     reader = Reader(cast("Any", None), seed=2**62 + 3)
     reader.chance(0, 1).integers(0, 5, 7)
 

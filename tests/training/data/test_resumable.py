@@ -84,7 +84,7 @@ def trained(loader: ResumableLoader, done: int = 0) -> Generator[tuple[int, Any]
         for name, how in LOADERS.items()
     ],
 )
-def test_a_loader_goes_on_with_the_order_and_the_draws_of_its_epoch(how: Mapping[str, Any]) -> None:
+def test_a_loader_goes_on_with_the_order_and_the_draws_of_its_epoch(how):
     torch.manual_seed(0)
     straight = list(trained(loader_of(how)))
     of_epochs = [[row for of, rows in straight if of == epoch for row in rows] for epoch in range(EPOCHS)]
@@ -112,7 +112,7 @@ def test_a_loader_goes_on_with_the_order_and_the_draws_of_its_epoch(how: Mapping
         assert before + after == straight
 
 
-def test_a_sample_is_the_same_wherever_it_is_read() -> None:
+def test_a_sample_is_the_same_wherever_it_is_read():
     reads, indices = SeededReads(Rows(), noisy), [3, 9, 3, 0]
     reads.begin(2**40, 7)
     before = torch.get_rng_state().tolist(), random.getstate()
@@ -125,7 +125,7 @@ def test_a_sample_is_the_same_wherever_it_is_read() -> None:
     assert before == (torch.get_rng_state().tolist(), random.getstate())
 
 
-def test_a_loader_that_is_there_already_draws_by_epoch_and_index() -> None:
+def test_a_loader_that_is_there_already_draws_by_epoch_and_index():
     """The libraries make such loaders: the epoch must reach persistent readers."""
     loader: DataLoader[torch.Tensor] = DataLoader(Rows(), BATCH, num_workers=1, persistent_workers=True)
     reads = seeded(loader)
@@ -148,7 +148,7 @@ class Flow(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize("drawing", [True, False])
-def test_samples_that_draw_are_found(*, drawing: bool) -> None:
+def test_samples_that_draw_are_found(*, drawing):
     assert seeded(DataLoader(Flow(drawing=drawing))) is None
     assert draws(Flow(drawing=drawing)) is drawing
     assert draws(Rows() if drawing else [0, 1]) is drawing
@@ -170,9 +170,7 @@ def looped(directory: Path, steps: int, *, given: bool = True) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("stopped_at", [1, 6, 8], ids=["first epoch", "boundary", "second epoch"])
-def test_a_run_goes_on_in_the_midst_of_an_epoch_of_an_own_loader(
-    stopped_at: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_goes_on_in_the_midst_of_an_epoch_of_an_own_loader(stopped_at, tmp_path, caplog):
     straight = looped(tmp_path / "straight", 10)
 
     looped(tmp_path / "broken", stopped_at)
@@ -182,17 +180,13 @@ def test_a_run_goes_on_in_the_midst_of_an_epoch_of_an_own_loader(
     assert "run.batches_of" not in caplog.text
 
 
-def test_a_loader_that_is_not_given_to_the_run_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loader_that_is_not_given_to_the_run_is_reported(tmp_path, caplog):
     looped(tmp_path, 3, given=False)
 
     assert "not exact: the loop reads a DataLoader" in caplog.text
 
 
-def test_a_loader_that_no_run_can_resume_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loader_that_no_run_can_resume_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as end, Run(tmp_path) as run:
         run.batches_of(DataLoader(Flow(drawing=False)))
 
@@ -211,9 +205,7 @@ class Killed(Rows):
         return super().__getitem__(index)
 
 
-def test_a_killed_reader_process_ends_a_run_with_one_message(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_reader_process_ends_a_run_with_one_message(tmp_path, capsys):
     with pytest.raises(SystemExit) as end, Run(tmp_path) as run:
         next(run.batches_of(DataLoader(Killed(), BATCH, num_workers=1)))
 
@@ -221,9 +213,7 @@ def test_a_killed_reader_process_ends_a_run_with_one_message(
     assert "error: a reader process of the data has ended: DataLoader worker" in capsys.readouterr().err
 
 
-def test_a_killed_reader_process_in_a_librarys_loop_is_one_message(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_reader_process_in_a_librarys_loop_is_one_message(monkeypatch, capsys):
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     explain_ended_readers()
 

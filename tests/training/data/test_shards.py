@@ -31,7 +31,7 @@ def png(shade: int) -> bytes:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def pictures(tmp_path) -> Path:
     """Write ten pictures of two classes to train, four to validate; each has its own shade."""
     root = tmp_path / "pictures"
     for split, count in (("train", 10), ("val", 4)):
@@ -43,7 +43,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def packed(pictures: Path, tmp_path: Path) -> Path:
+def packed(pictures, tmp_path) -> Path:
     """Pack the same pictures into shards of four."""
     out = tmp_path / "shards"
     result = run("shards", str(pictures), str(out), "--samples", "4")
@@ -223,7 +223,7 @@ def array(numbers: list[int]) -> bytes:
 
 
 @pytest.fixture
-def any_keys(tmp_path: Path) -> Path:
+def any_keys(tmp_path) -> Path:
     """Write two tars to train and one to validate, each with three samples of four keys and a README."""
     root = tmp_path / "any"
     for split, tars in (("train", 2), ("val", 1)):
@@ -241,7 +241,7 @@ def any_keys(tmp_path: Path) -> Path:
     return root
 
 
-def test_samples_of_any_keys_are_dictionaries(any_keys: Path) -> None:
+def test_samples_of_any_keys_are_dictionaries(any_keys):
     done = run("index", str(any_keys), "--keys", "png,json,seg.npy,bin")
     described = describe(any_keys)
     records = shards.Records(
@@ -257,7 +257,7 @@ def test_samples_of_any_keys_are_dictionaries(any_keys: Path) -> None:
     assert (fourth["json"], fourth["seg.npy"].tolist(), fourth["bin"]) == ({"price": 4}, [4, 1], b"\x04")
 
 
-def test_chosen_columns_of_any_keys_are_read_and_others_named(any_keys: Path) -> None:
+def test_chosen_columns_of_any_keys_are_read_and_others_named(any_keys):
     run("index", str(any_keys), "--keys", "png,json")
     keys = describe(any_keys).keys
 
@@ -272,7 +272,7 @@ def test_chosen_columns_of_any_keys_are_read_and_others_named(any_keys: Path) ->
     assert chosen[0] == {"json": {"price": 0}}
 
 
-def test_a_sample_that_lacks_a_key_is_named_and_left_out_up_to_the_limit(any_keys: Path) -> None:
+def test_a_sample_that_lacks_a_key_is_named_and_left_out_up_to_the_limit(any_keys):
     write_tar(any_keys / "train/9.tar", {"b/7.png": png(7)})
 
     done = run("index", str(any_keys), "--keys", "png,json")
@@ -292,9 +292,7 @@ def test_a_sample_that_lacks_a_key_is_named_and_left_out_up_to_the_limit(any_key
     ],
     ids=str,
 )
-def test_a_sample_that_another_would_replace_is_named(
-    names: tuple[str, ...], keys: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
+def test_a_sample_that_another_would_replace_is_named(names, keys, message, tmp_path):
     """One of the two used to be left out without a message."""
     (tmp_path / "train").mkdir()
     with tarfile.open(tmp_path / "train/0.tar", "w") as tar:
@@ -310,7 +308,7 @@ def test_a_sample_that_another_would_replace_is_named(
 
 
 @pytest.mark.parametrize("name", ["1.tar.gz", "1.tgz", "more/1.tar"])
-def test_a_tar_that_would_not_be_read_is_named(name: str, packed: Path) -> None:
+def test_a_tar_that_would_not_be_read_is_named(name, packed):
     (packed / "train/more").mkdir()
     (packed / "train" / name).touch()
 
@@ -319,7 +317,7 @@ def test_a_tar_that_would_not_be_read_is_named(name: str, packed: Path) -> None:
     assert (done.exit_code, f"{name}: would not be read" in done.output) == (65, True), done.output
 
 
-def test_damage_to_a_member_of_any_key_is_named(any_keys: Path) -> None:
+def test_damage_to_a_member_of_any_key_is_named(any_keys):
     run("index", str(any_keys), "--keys", "json")
     tar = any_keys / "train/0.tar"
     tar.write_bytes(tar.read_bytes().replace(b'{"price": 1}', b'{"price": 9}'))

@@ -19,7 +19,7 @@ from tests.training.commands import tried_alone
 from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on
 
 
-def test_a_table_without_its_package_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_without_its_package_says_which(tmp_path, monkeypatch):
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows/part.jsonl").write_text('{"input_ids": [1]}\n')
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
@@ -44,7 +44,7 @@ CUT_OFF = gzip.compress(ROW * 99, mtime=0)[:-9]
         ("a.jsonl.gz", CUT_OFF, "a.jsonl.gz ends in the middle of its compressed data"),
     ],
 )  # fmt: skip
-def test_a_damaged_line_is_named(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+def test_a_damaged_line_is_named(name, content, said, tmp_path):
     (tmp_path / name).write_bytes(content)
 
     found = damaged_line([tmp_path / name])
@@ -72,9 +72,7 @@ def test_a_damaged_line_is_named(name: str, content: bytes, said: str, tmp_path:
     ],
     ids=str,
 )
-def test_the_files_of_a_table_are_sorted_by_split(
-    names: list[str], splits: dict[str, int], tmp_path: Path
-) -> None:
+def test_the_files_of_a_table_are_sorted_by_split(names, splits, tmp_path):
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).touch()
@@ -99,7 +97,7 @@ def test_the_files_of_a_table_are_sorted_by_split(
     ],
     ids=str,
 )
-def test_files_that_would_be_passed_over_are_named(names: list[str], message: str, tmp_path: Path) -> None:
+def test_files_that_would_be_passed_over_are_named(names, message, tmp_path):
     """A tenth of the other file used to be held out, and the rest was not read."""
     (tmp_path / "rows").mkdir()
     for name in names:
@@ -112,7 +110,7 @@ def test_files_that_would_be_passed_over_are_named(names: list[str], message: st
 
 
 @pytest.fixture
-def unsplit(digits: Path, tmp_path: Path) -> Path:
+def unsplit(digits, tmp_path) -> Path:
     """Write sixty pictures in class folders, without a folder train."""
     few_digits(digits, tmp_path / "split", 60)
     return (tmp_path / "split/train").rename(tmp_path / "unsplit")
@@ -123,7 +121,7 @@ def names_of(folder: Path, split: str, **data: Any) -> set[str]:
     return {found.name(index) for index in range(len(found))}
 
 
-def test_pictures_without_splits_are_split_the_same_way_each_time(unsplit: Path) -> None:
+def test_pictures_without_splits_are_split_the_same_way_each_time(unsplit):
     train, val = names_of(unsplit, "train"), names_of(unsplit, "val")
 
     assert (len(train), len(val), train & val) == (54, 6, set())
@@ -131,7 +129,7 @@ def test_pictures_without_splits_are_split_the_same_way_each_time(unsplit: Path)
     assert len(names_of(unsplit, "val", held_out=0.5)) == 30
 
 
-def test_pictures_without_splits_train_and_resume_bit_by_bit(unsplit: Path, tmp_path: Path) -> None:
+def test_pictures_without_splits_train_and_resume_bit_by_bit(unsplit, tmp_path):
     def table(run: str) -> dict[str, Any]:
         return changed(resnet_table(unsplit, tmp_path / run, steps=5), run={"batch_size": 16})
 
@@ -150,14 +148,14 @@ def picture(file: Path, content: np.ndarray[Any, Any] | None = None) -> Path:
 
 
 @pytest.mark.parametrize("name", ["deep/er/2.png", "2.tif", "2.TIFF", "2.ppm"])
-def test_a_picture_of_a_class_is_read_at_any_depth_and_of_any_kind(name: str, tmp_path: Path) -> None:
+def test_a_picture_of_a_class_is_read_at_any_depth_and_of_any_kind(name, tmp_path):
     first, second = picture(tmp_path / "train/cat/1.png"), picture(tmp_path / "train/cat" / name)
 
     assert names_of(tmp_path, "train") == {str(first), str(second)}
 
 
 @pytest.mark.parametrize("name", ["dog/2.png", "2.png"])
-def test_a_picture_that_would_be_left_out_is_named(name: str, tmp_path: Path) -> None:
+def test_a_picture_that_would_be_left_out_is_named(name, tmp_path):
     picture(tmp_path / "train/cat/1.png")
     picture(tmp_path / "val/cat/1.png")
     left_out = picture(tmp_path / "val" / name)
@@ -167,7 +165,7 @@ def test_a_picture_that_would_be_left_out_is_named(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_grey_values_of_sixteen_bits_are_scaled_to_eight(kind: str) -> None:
+def test_grey_values_of_sixteen_bits_are_scaled_to_eight(kind):
     grey, out = np.array([[0, 256], [32768, 65535]], np.uint16), io.BytesIO()
     Image.fromarray(grey).save(out, kind)
 
@@ -176,7 +174,7 @@ def test_grey_values_of_sixteen_bits_are_scaled_to_eight(kind: str) -> None:
     assert pixels.tolist() == [[[0, 1], [128, 255]]] * 3
 
 
-def test_values_whose_range_is_not_known_are_no_sample() -> None:
+def test_values_whose_range_is_not_known_are_no_sample():
     out = io.BytesIO()
     Image.fromarray(np.ones((2, 2), np.float32)).save(out, "TIFF")
 
@@ -184,7 +182,7 @@ def test_values_whose_range_is_not_known_are_no_sample() -> None:
         decode(out.getvalue(), config.Data(path="x"), False, np.random.default_rng(0))
 
 
-def test_a_file_of_several_pictures_is_no_sample() -> None:
+def test_a_file_of_several_pictures_is_no_sample():
     out, page = io.BytesIO(), Image.new("RGB", (2, 2))
     page.save(out, "TIFF", save_all=True, append_images=[page])
 
@@ -195,9 +193,7 @@ def test_a_file_of_several_pictures_is_no_sample() -> None:
 @pytest.mark.parametrize(
     ("held_out", "split", "without"), [(1.0, "train", "training"), (0.0, "val", "val"), (0.001, "val", "val")]
 )
-def test_a_split_that_gets_nothing_is_refused_with_what_would_do(
-    held_out: float, split: str, without: str, unsplit: Path
-) -> None:
+def test_a_split_that_gets_nothing_is_refused_with_what_would_do(held_out, split, without, unsplit):
     message = rf"data\.held_out = {held_out}: leaves none of the \d+ samples of .* for {without}; set 0\.017"
 
     with pytest.raises(DataError, match=message):
@@ -206,7 +202,7 @@ def test_a_split_that_gets_nothing_is_refused_with_what_would_do(
 
 @pytest.mark.parametrize("augmentation", ["none", "resized_crop"])
 @pytest.mark.parametrize("training", [False, True])
-def test_a_large_jpeg_is_decoded_small_and_looks_the_same(augmentation: str, training: bool) -> None:
+def test_a_large_jpeg_is_decoded_small_and_looks_the_same(augmentation, training):
     """A wave of 900 x 700, at 32 pixels: decoding at an eighth changes it by a few levels of 255."""
     y, x = np.mgrid[0:700, 0:900]
     wave = (127 + 120 * np.sin(x / 90) * np.cos(y / 70)).astype(np.uint8)
@@ -222,7 +218,7 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same(augmentation: str, tra
     assert np.abs(seen[0] - seen[1]).mean() < 3
 
 
-def test_a_large_jpeg_is_read_at_an_eighth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_jpeg_is_read_at_an_eighth(monkeypatch):
     content = io.BytesIO()
     Image.new("RGB", (800, 800)).save(content, "JPEG")
     sizes = []

@@ -16,7 +16,7 @@ CHANCE = np.random.default_rng(0)
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path) -> Path:
     """Write forty rows of two classes, which differ in one word."""
     words = {"warm": "sun", "cold": "snow"}
     rows = [f'"number {n}, {words[label]}",{label}' for n in range(20) for label in words]

@@ -66,12 +66,12 @@ def priced_pictures(digits: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
-def test_an_example_is_short(file: Path) -> None:
+def test_an_example_is_short(file):
     assert len(file.read_text().splitlines()) <= LONGEST
 
 
 @pytest.fixture(scope="module")
-def straight(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+def straight(digits, tmp_path_factory) -> Callable[[str], dict[str, Any]]:
     """Return a function from an example to its outcome on two undisturbed ranks; each is trained once."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return cache(lambda name: train_on(2, example(name, folder / name, digits)))
@@ -89,8 +89,8 @@ OFTEN = (("own_model", 0), ("own_records", 1), ("own_regression", 0), ("own_stre
     ],
 )
 def test_an_example_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
-    name: str, workers: int, straight: Callable[[str], dict[str, Any]], digits: Path, tmp_path: Path
-) -> None:
+    name, workers, straight, digits, tmp_path
+):
     undisturbed = straight(name)
     table = changed(example(name, tmp_path / "stopped", digits), data={"workers": workers})
 
@@ -102,7 +102,7 @@ def test_an_example_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
     assert resumed["metric"] == undisturbed["metric"]
 
 
-def test_own_metrics_are_written_and_the_first_is_the_score(digits: Path, tmp_path: Path) -> None:
+def test_own_metrics_are_written_and_the_first_is_the_score(digits, tmp_path):
     result = train_on(1, example("own_regression", tmp_path, digits))
 
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -111,7 +111,7 @@ def test_own_metrics_are_written_and_the_first_is_the_score(digits: Path, tmp_pa
     assert evaluated[-1]["mean absolute error"] == result["metric"] > 0
 
 
-def test_held_out_samples_count_once_on_any_number_of_ranks(digits: Path, tmp_path: Path) -> None:
+def test_held_out_samples_count_once_on_any_number_of_ranks(digits, tmp_path):
     """500 samples in batches of 32 leave a batch of 20, and ranks without samples."""
     scores = []
     for ranks in (1, 2):
@@ -123,9 +123,7 @@ def test_held_out_samples_count_once_on_any_number_of_ranks(digits: Path, tmp_pa
     assert scores[0] == pytest.approx(scores[1], rel=1e-6)
 
 
-def test_an_installed_file_that_is_a_link_is_not_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_file_that_is_a_link_is_not_the_users(tmp_path, monkeypatch):
     """uv and others link the files of a package from a store."""
     packages, store = tmp_path / "installed/package", tmp_path / "store"
     packages.mkdir(parents=True)
@@ -139,15 +137,13 @@ def test_an_installed_file_that_is_a_link_is_not_the_users(
 
 
 @pytest.mark.parametrize("name", ["dist-packages", "site-packages"])
-def test_what_is_installed_in_an_environment_below_this_one_is_not_the_users(
-    name: str, tmp_path: Path
-) -> None:
+def test_what_is_installed_in_an_environment_below_this_one_is_not_the_users(name, tmp_path):
     """An environment made with --system-site-packages has the packages of the system."""
     assert not user_code.is_of_user(str(tmp_path / f"usr/lib/python3/{name}/yaml/__init__.py"))
     assert user_code.is_of_user(str(tmp_path / "usr/lib/python3/yaml/__init__.py"))
 
 
-def test_the_finished_model_has_the_names_of_the_users_own(digits: Path, tmp_path: Path) -> None:
+def test_the_finished_model_has_the_names_of_the_users_own(digits, tmp_path):
     train_on(1, example("own_regression", tmp_path, digits, steps=1))
 
     assert set(load_file(tmp_path / "model/model.safetensors")) == {
@@ -158,13 +154,13 @@ def test_the_finished_model_has_the_names_of_the_users_own(digits: Path, tmp_pat
     }
 
 
-def test_an_averaged_model_of_ones_own_is_measured(digits: Path, tmp_path: Path) -> None:
+def test_an_averaged_model_of_ones_own_is_measured(digits, tmp_path):
     average = {"name": "ema", "decay": 0.5, "batch_norm_batches": 1}
 
     assert train_on(1, changed(example("own_regression", tmp_path, digits), average=average))["metric"] > 0
 
 
-def test_an_own_model_is_sharded_by_its_lists_of_layers(digits: Path, tmp_path: Path) -> None:
+def test_an_own_model_is_sharded_by_its_lists_of_layers(digits, tmp_path):
     table = example("own_regression", tmp_path, digits)
 
     assert train_on(2, changed(table, parallel={"strategy": "fsdp"}))["outcome"] == "finished"
@@ -225,7 +221,7 @@ def with_late_module(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any
     return table, module
 
 
-def test_changed_code_is_another_run_until_it_is_allowed(digits: Path, tmp_path: Path) -> None:
+def test_changed_code_is_another_run_until_it_is_allowed(digits, tmp_path):
     """This includes a module that a function imports only when it is called."""
     table, module = with_late_module(example("own_regression", tmp_path / "run", digits), tmp_path)
     started_in(tmp_path, table, stop_at=2)
@@ -277,9 +273,7 @@ def loss_with(*imports: str) -> str:
         (["import circle_a"], ["circle_a.py", "circle_b.py"]),
     ],
 )
-def test_what_a_function_imports_belongs_to_the_run(
-    imports: list[str], expected: list[str], tmp_path: Path
-) -> None:
+def test_what_a_function_imports_belongs_to_the_run(imports, expected, tmp_path):
     texts = {
         "mine.py": loss_with(*imports),
         "helpers/scales.py": "SCALE = 1",
@@ -307,7 +301,7 @@ def test_what_a_function_imports_belongs_to_the_run(
         ["import folder.missing, nothing"],
     ],
 )
-def test_what_a_function_cannot_import_is_no_part_of_the_run(imports: list[str], tmp_path: Path) -> None:
+def test_what_a_function_cannot_import_is_no_part_of_the_run(imports, tmp_path):
     unused = ("helpers/scales.py", "random.py", "folder/another.py", "tests/test_mine.py", "script.py")
     written(tmp_path, {"mine.py": loss_with(*imports), **dict.fromkeys(unused, "import mine")})
 
@@ -316,7 +310,7 @@ def test_what_a_function_cannot_import_is_no_part_of_the_run(imports: list[str],
     assert found == ["mine.py"]
 
 
-def test_what_a_loaded_module_did_not_import_at_its_top_is_no_part_of_the_run(tmp_path: Path) -> None:
+def test_what_a_loaded_module_did_not_import_at_its_top_is_no_part_of_the_run(tmp_path):
     top = "try:\n    import missing_one, helpers.scales\nexcept ImportError:\n    pass\n"
     as_program = "if __name__ == '__main__':\n    import script\n"
     written(tmp_path, {"mine.py": top + loss_with("import later"), "later.py": as_program})
@@ -325,7 +319,7 @@ def test_what_a_loaded_module_did_not_import_at_its_top_is_no_part_of_the_run(tm
     assert run_ranks(files_of, 1, tmp_path, "mine.py")[0] == ["later.py", "mine.py"]
 
 
-def test_a_module_beside_an_unused_one_of_the_same_name_is_the_one_that_is_imported(tmp_path: Path) -> None:
+def test_a_module_beside_an_unused_one_of_the_same_name_is_the_one_that_is_imported(tmp_path):
     """Only the folders of sys.path are searched, in their order, as Python does."""
     written(tmp_path, {"package/mine.py": loss_with("import scales"), "scales.py": ""})
     written(tmp_path, {"package/__init__.py": "", "package/scales.py": ""})
@@ -337,7 +331,7 @@ def test_a_module_beside_an_unused_one_of_the_same_name_is_the_one_that_is_impor
     ]
 
 
-def test_a_source_is_parsed_once_however_often_a_run_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_is_parsed_once_however_often_a_run_asks(monkeypatch):
     """A run asks at least twice, and a repository of a thousand modules takes seconds to parse."""
     parsed: list[bytes] = []
     monkeypatch.setattr(reachable.ast, "parse", lambda source: parsed.append(source) or ast.Module([], []))
@@ -362,13 +356,13 @@ def files_without(gone: str, folder: Path) -> list[str]:
     return files_of(folder, "mine.py")
 
 
-def test_a_file_that_vanishes_and_was_never_imported_is_no_part_of_the_run(tmp_path: Path) -> None:
+def test_a_file_that_vanishes_and_was_never_imported_is_no_part_of_the_run(tmp_path):
     written(tmp_path, {"mine.py": loss_with("import helpers, other"), "helpers.py": "", "other.py": ""})
 
     assert run_ranks(files_without, 1, "helpers.py", tmp_path)[0] == ["mine.py", "other.py"]
 
 
-def test_a_module_from_elsewhere_is_kept_by_its_name(tmp_path: Path) -> None:
+def test_a_module_from_elsewhere_is_kept_by_its_name(tmp_path):
     written(tmp_path / "here", {"mine.py": loss_with("import shared.scales")})
     written(tmp_path / "lib", {"shared/scales.py": "", "shared/__init__.py": ""})
 
@@ -377,7 +371,7 @@ def test_a_module_from_elsewhere_is_kept_by_its_name(tmp_path: Path) -> None:
     assert found == ["mine.py", "shared/__init__.py", "shared/scales.py"]
 
 
-def test_the_code_travels_with_the_checkpoint(bucket: str, digits: Path, tmp_path: Path) -> None:
+def test_the_code_travels_with_the_checkpoint(bucket, digits, tmp_path):
     """Another instance has only the configuration; modules that functions import travel too."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
@@ -412,7 +406,7 @@ class Counted:
         return iter(torch.arange(5) + 10 * self._epoch)
 
 
-def test_a_stream_resumes_at_a_position_without_reading_whole_passes() -> None:
+def test_a_stream_resumes_at_a_position_without_reading_whole_passes():
     samples = Counted()
     reader = OwnReader(Stream(samples, "stream", torch.stack), seed=0)
 
@@ -422,7 +416,7 @@ def test_a_stream_resumes_at_a_position_without_reading_whole_passes() -> None:
     assert samples.passes == [2, 3]
 
 
-def test_what_a_sample_draws_leaves_the_generators_of_the_training_alone() -> None:
+def test_what_a_sample_draws_leaves_the_generators_of_the_training_alone():
     reader = OwnReader(Stream([torch.zeros(1)], "stream", torch.stack), seed=0)
     torch.manual_seed(3)
     expected = torch.rand(1)

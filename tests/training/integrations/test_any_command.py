@@ -47,7 +47,7 @@ file.write_text(str(count))
 
 
 @pytest.fixture
-def counter(tmp_path: Path) -> Path:
+def counter(tmp_path) -> Path:
     """Write a program that counts, and at a signal writes its count."""
     file = tmp_path / "counter.py"
     file.write_text(textwrap.dedent(COUNTER))
@@ -59,9 +59,7 @@ def counting(counter: Path, folder: Path, bucket: str, goal: int) -> Iterator[Pr
     return started("gpu_fleet", "run", *flags, "--", "python3", counter, folder, goal)
 
 
-def test_a_program_resumes_elsewhere_where_a_notice_stopped_it(
-    counter: Path, bucket: str, no_fleet: Path, tmp_path: Path
-) -> None:
+def test_a_program_resumes_elsewhere_where_a_notice_stopped_it(counter, bucket, no_fleet, tmp_path):
     with counting(counter, tmp_path / "here", bucket, 10**6) as first:
         first.wait_for("begins at 0")
         (no_fleet / "stop").write_text("spot\n")
@@ -77,9 +75,7 @@ def test_a_program_resumes_elsewhere_where_a_notice_stopped_it(
     assert reached > 0
 
 
-def test_a_program_below_a_shell_hears_the_notice_and_is_waited_for(
-    counter: Path, bucket: str, no_fleet: Path, tmp_path: Path
-) -> None:
+def test_a_program_below_a_shell_hears_the_notice_and_is_waited_for(counter, bucket, no_fleet, tmp_path):
     """The shell ends by the signal at once; the files that the program saves later are in the bucket."""
     here = tmp_path / "here"
     flags = ("--checkpoints", here, "--uri", f"s3://{bucket}/count", "--signal", "USR1")
@@ -95,9 +91,7 @@ def test_a_program_below_a_shell_hears_the_notice_and_is_waited_for(
     assert int((tmp_path / "there/deep/count").read_text()) > 0
 
 
-def test_what_a_command_leaves_behind_is_saved_at_once_and_at_its_end(
-    bucket: str, no_fleet: Path, tmp_path: Path
-) -> None:
+def test_what_a_command_leaves_behind_is_saved_at_once_and_at_its_end(bucket, no_fleet, tmp_path):
     """A daemon ignores the notice: the present files are uploaded during the wait for it."""
     here, place = tmp_path / "here", f"s3://{bucket}/left"
     here.mkdir()
@@ -144,7 +138,7 @@ ours.communicate()
 """
 
 
-def test_zombies_are_reaped_but_those_that_are_waited_for() -> None:
+def test_zombies_are_reaped_but_those_that_are_waited_for():
     """The first process of a container gets the zombies of all programs that ended."""
     done = ran([sys.executable, "-c", REAPED], check=True, timeout=60)
 
@@ -164,9 +158,7 @@ def undisturbed_rank(folder: Path, steps: int) -> None:
     runpy.run_path(str(PROGRAM), run_name="__main__")
 
 
-def test_a_program_of_two_ranks_that_is_stopped_ends_with_the_same_bits(
-    bucket: str, no_fleet: Path, forked: None, tmp_path: Path
-) -> None:
+def test_a_program_of_two_ranks_that_is_stopped_ends_with_the_same_bits(bucket, no_fleet, forked, tmp_path):
     """It is stopped by a notice on one instance, and resumes on another from the bucket."""
     with program(tmp_path / "here", bucket, 10**6) as first:
         first.wait_for("begins at 0")
@@ -199,11 +191,11 @@ def test_a_program_of_two_ranks_that_is_stopped_ends_with_the_same_bits(
         (85, Reason.NONE, 85),
     ],
 )
-def test_the_status_says_whether_to_run_it_again(status: int, reason: Reason, expected: int) -> None:
+def test_the_status_says_whether_to_run_it_again(status, reason, expected):
     assert status_of(status, reason, None) == expected
 
 
-def test_a_command_that_has_finished_has_not_failed(tmp_path: Path) -> None:
+def test_a_command_that_has_finished_has_not_failed(tmp_path):
     """The files of another command, started in the same folder meanwhile, do not matter."""
     word = outcome.NewWord(tmp_path)
     outcome.write_failure(tmp_path, "data.path: is not a folder", 0)
@@ -213,9 +205,7 @@ def test_a_command_that_has_finished_has_not_failed(tmp_path: Path) -> None:
     assert status_of(1, Reason.NONE, outcome.NewWord(tmp_path)) == 1  # of an earlier run
 
 
-def test_of_two_that_keep_one_folder_the_second_does_not_begin(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_that_keep_one_folder_the_second_does_not_begin(bucket, tmp_path, monkeypatch):
     """It is refused before COMMAND starts, and once the first has ended it may begin."""
     monkeypatch.setattr(lease, "LOOK_EVERY_S", 0.1)
     monkeypatch.setattr(lease, "WAIT_S", 0.5)
@@ -236,8 +226,8 @@ def test_of_two_that_keep_one_folder_the_second_does_not_begin(
 
 
 def test_who_has_lost_the_folder_meanwhile_leaves_it_to_the_successor_and_is_to_be_run_again(
-    bucket: str, tmp_path: Path
-) -> None:
+    bucket, tmp_path
+):
     """An instance that was paused for longer than a lease lasts does this."""
     place, here = f"s3://{bucket}/mine", tmp_path / "here"
     store = CheckpointStore(f"{place}/{any_command.LEASED}")
@@ -262,9 +252,7 @@ def test_who_has_lost_the_folder_meanwhile_leaves_it_to_the_successor_and_is_to_
     assert ObjectStore(place).get("folder.json") is None
 
 
-def test_an_upload_that_fails_in_a_way_nobody_expects_is_no_success(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_that_fails_in_a_way_nobody_expects_is_no_success(bucket, tmp_path, monkeypatch):
     def fail(_sync: FolderSync, **_: bool) -> NoReturn:
         raise ValueError("odd")
 
@@ -278,9 +266,7 @@ def test_an_upload_that_fails_in_a_way_nobody_expects_is_no_success(
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["in the midst", "at the end"])
-def test_an_upload_that_hangs_is_given_up_and_reported(
-    *, begins: bool, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_that_hangs_is_given_up_and_reported(*, begins, bucket, tmp_path, monkeypatch):
     """Either the last upload hangs, or an earlier one, for which the last one would wait."""
     hung, release = threading.Event(), threading.Event()
 
@@ -317,7 +303,7 @@ def test_an_upload_that_hangs_is_given_up_and_reported(
     assert (folder / "step").read_text() == "1\n"
 
 
-def test_a_store_that_moves_something_is_not_silent(tmp_path: Path) -> None:
+def test_a_store_that_moves_something_is_not_silent(tmp_path):
     now = [0.0]
     silences: list[float] = []
 
@@ -358,13 +344,13 @@ def test_a_store_that_moves_something_is_not_silent(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_word_before_the_program_is_reported(words: list[str], status: int, message: str) -> None:
+def test_a_wrong_word_before_the_program_is_reported(words, status, message):
     done = CliRunner().invoke(main, ["run", *words])
 
     assert (done.exit_code, message in done.output) == (status, True), done.output
 
 
-def test_a_program_that_is_not_there_is_reported() -> None:
+def test_a_program_that_is_not_there_is_reported():
     done = CliRunner().invoke(main, ["run", "--", "no-such-program"])
 
     assert done.exit_code == 65
@@ -372,11 +358,11 @@ def test_a_program_that_is_not_there_is_reported() -> None:
 
 
 @pytest.fixture
-def store(bucket: str) -> CheckpointStore:
+def store(bucket) -> CheckpointStore:
     return CheckpointStore(f"s3://{bucket}/mine")
 
 
-def test_a_folder_comes_back_as_it_was(store: CheckpointStore, tmp_path: Path) -> None:
+def test_a_folder_comes_back_as_it_was(store, tmp_path):
     (tmp_path / "here/a").mkdir(parents=True)
     (tmp_path / "here/a/x").write_text("one")
     (tmp_path / "here/y").write_text("two")
@@ -394,7 +380,7 @@ def test_a_folder_comes_back_as_it_was(store: CheckpointStore, tmp_path: Path) -
     assert len(store.sizes("contents")) == 1
 
 
-def test_a_file_that_is_being_written_waits(store: CheckpointStore, tmp_path: Path) -> None:
+def test_a_file_that_is_being_written_waits(store, tmp_path):
     file = tmp_path / "x"
     file.write_text("half")
     written_at = file.stat().st_mtime
@@ -409,7 +395,7 @@ def test_a_file_that_is_being_written_waits(store: CheckpointStore, tmp_path: Pa
     assert (early, len(store.sizes("contents"))) == ({}, 1)
 
 
-def test_a_folder_that_has_files_is_left_alone(store: CheckpointStore, tmp_path: Path) -> None:
+def test_a_folder_that_has_files_is_left_alone(store, tmp_path):
     (tmp_path / "x").write_text("one")
     FolderSync(tmp_path, store).up(last=True)
     (tmp_path / "x").write_text("newer")
@@ -418,9 +404,7 @@ def test_a_folder_that_has_files_is_left_alone(store: CheckpointStore, tmp_path:
     assert (tmp_path / "x").read_text() == "newer"
 
 
-def test_a_changed_object_is_not_taken_for_a_checkpoint(
-    store: CheckpointStore, bucket: str, tmp_path: Path
-) -> None:
+def test_a_changed_object_is_not_taken_for_a_checkpoint(store, bucket, tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "here/x").write_text("one")
     FolderSync(tmp_path / "here", store).up(last=True)

@@ -54,9 +54,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.prove), 2])
-def test_a_loop_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
-    workers: int, tmp_path: Path
-) -> None:
+def test_a_loop_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(workers, tmp_path):
     straight, broken = tmp_path / "straight", tmp_path / "broken"
 
     assert run_ranks(loop_rank, 2, str(straight), 0, 0) == [0, 0]
@@ -88,7 +86,7 @@ def small(
     return model
 
 
-def test_a_finished_run_is_in_the_bucket_and_not_trained_again(bucket: str, tmp_path: Path) -> None:
+def test_a_finished_run_is_in_the_bucket_and_not_trained_again(bucket, tmp_path):
     uri = f"s3://{bucket}/mine"
     torch.manual_seed(0)
     first = small(tmp_path / "here", 4, uri=uri)
@@ -110,9 +108,7 @@ OTHER: list[tuple[dict[str, Any], dict[str, Any] | None, str]] = [
 ]
 
 
-def test_a_run_with_another_configuration_is_refused_until_its_key_is_allowed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_another_configuration_is_refused_until_its_key_is_allowed(tmp_path, capsys):
     for number, (before, now, row) in enumerate(OTHER):
         folder, key = tmp_path / str(number), row.split(maxsplit=1)[0]
         small(folder, 2, config=before)
@@ -138,7 +134,7 @@ def rank_with_its_number_in_config(directory: str, steps: int) -> int:
     return 0
 
 
-def test_a_configuration_that_names_its_rank_resumes_on_all_ranks(tmp_path: Path) -> None:
+def test_a_configuration_that_names_its_rank_resumes_on_all_ranks(tmp_path):
     assert run_ranks(rank_with_its_number_in_config, 2, str(tmp_path), 2) == [0, 0]
 
     assert run_ranks(rank_with_its_number_in_config, 2, str(tmp_path), 4) == [0, 0]
@@ -146,7 +142,7 @@ def test_a_configuration_that_names_its_rank_resumes_on_all_ranks(tmp_path: Path
     assert (result(tmp_path)["resumed_from_step"], result(tmp_path)["step"]) == (2, 4)
 
 
-def test_a_value_of_a_configuration_is_written_the_same_in_every_process() -> None:
+def test_a_value_of_a_configuration_is_written_the_same_in_every_process():
     """The order of a set and the address of a function or an object differ by process."""
     values = {"set": {"b", "c", "a"}, "function": points, "objects": [object()]}
 
@@ -167,9 +163,7 @@ def test_a_value_of_a_configuration_is_written_the_same_in_every_process() -> No
         ({"batch_size": 4}, "data.batch_size  2 -> 4"),
     ],
 )
-def test_a_run_with_other_data_is_refused(
-    changed: dict[str, Any], row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_other_data_is_refused(changed, row, tmp_path, capsys):
     small(tmp_path, 2)
 
     with pytest.raises(SystemExit) as end:
@@ -181,9 +175,7 @@ def test_a_run_with_other_data_is_refused(
     assert result(tmp_path)["step"] == 3
 
 
-def test_data_that_draw_from_a_generator_of_their_own_are_resumed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_data_that_draw_from_a_generator_of_their_own_are_resumed(tmp_path, caplog):
     class Drawn:
         def __len__(self) -> int:
             return 9
@@ -205,9 +197,7 @@ def test_data_that_draw_from_a_generator_of_their_own_are_resumed(
 @pytest.mark.parametrize(
     "other", [{"config": {"lr": 0.2}}, {"data": points(8)}], ids=["refused at once", "refused for its data"]
 )
-def test_a_loop_that_is_refused_leaves_the_result_of_the_finished_one(
-    other: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_loop_that_is_refused_leaves_the_result_of_the_finished_one(other, tmp_path):
     small(tmp_path, 2)
     before = (tmp_path / "result.json").read_bytes()
 
@@ -217,7 +207,7 @@ def test_a_loop_that_is_refused_leaves_the_result_of_the_finished_one(
     assert (tmp_path / "result.json").read_bytes() == before
 
 
-def test_what_the_loop_reads_on_the_way_is_no_part_of_the_run(tmp_path: Path) -> None:
+def test_what_the_loop_reads_on_the_way_is_no_part_of_the_run(tmp_path):
     """Held-out data may be opened at some steps only."""
 
     def evaluated(steps: int, at: int) -> None:
@@ -233,9 +223,7 @@ def test_what_the_loop_reads_on_the_way_is_no_part_of_the_run(tmp_path: Path) ->
     assert result(tmp_path)["step"] == 4
 
 
-def test_a_checkpoint_that_does_not_fit_fails_for_good(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_does_not_fit_fails_for_good(tmp_path, capsys):
     with Run(tmp_path, model=nn.Linear(3, 1)) as run:
         list(run.steps(1))
 
@@ -286,7 +274,7 @@ def kinds(state: dict[str, Any]) -> dict[str, Any]:
     return {key: (type(value), value) for key, value in state.items()}
 
 
-def test_a_state_comes_back_with_the_kinds_of_its_containers(tmp_path: Path) -> None:
+def test_a_state_comes_back_with_the_kinds_of_its_containers(tmp_path):
     saved, read = Keeper(7), Keeper()
     with Run(tmp_path, keeper=saved) as run:
         list(run.steps(1))
@@ -316,7 +304,7 @@ def scheduled(directory: Path, steps: int) -> list[float]:
     return rates
 
 
-def test_a_resumed_schedule_reaches_its_milestones_after_its_first_part(tmp_path: Path) -> None:
+def test_a_resumed_schedule_reaches_its_milestones_after_its_first_part(tmp_path):
     undisturbed = scheduled(tmp_path / "straight", 8)
 
     resumed = scheduled(tmp_path / "resumed", 2) + scheduled(tmp_path / "resumed", 8)
@@ -325,7 +313,7 @@ def test_a_resumed_schedule_reaches_its_milestones_after_its_first_part(tmp_path
     assert undisturbed[-1] < 0.01
 
 
-def test_a_module_without_parameters_may_come_first(tmp_path: Path) -> None:
+def test_a_module_without_parameters_may_come_first(tmp_path):
     model = nn.Linear(3, 1)
 
     with Run(tmp_path, loss=nn.CrossEntropyLoss(weight=torch.ones(2)), model=model) as run:
@@ -334,7 +322,7 @@ def test_a_module_without_parameters_may_come_first(tmp_path: Path) -> None:
     assert result(tmp_path)["parameters_sha256"] == parameters_sha256(model, run._where)
 
 
-def test_a_folder_is_another_processes_once_the_loop_is_over(tmp_path: Path) -> None:
+def test_a_folder_is_another_processes_once_the_loop_is_over(tmp_path):
     with Run(tmp_path, model=nn.Linear(3, 1)) as run:
         meanwhile = run_ranks(is_free, 1, tmp_path)
 
@@ -342,7 +330,7 @@ def test_a_folder_is_another_processes_once_the_loop_is_over(tmp_path: Path) -> 
     assert run is not None  # it is over, and not yet collected
 
 
-def test_a_step_is_saved_every_so_often(tmp_path: Path) -> None:
+def test_a_step_is_saved_every_so_often(tmp_path):
     small(tmp_path, 7, every_steps=3)
 
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == [
@@ -352,7 +340,7 @@ def test_a_step_is_saved_every_so_often(tmp_path: Path) -> None:
     ]
 
 
-def test_a_signal_does_not_cut_the_last_upload_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_does_not_cut_the_last_upload_off(tmp_path, monkeypatch):
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
     close = Saver.close
@@ -370,7 +358,7 @@ def test_a_signal_does_not_cut_the_last_upload_off(tmp_path: Path, monkeypatch: 
     assert (heard, result(tmp_path)["outcome"]) == ([], "finished")
 
 
-def test_a_step_that_the_loop_is_left_in_is_saved_and_gone_on_from(tmp_path: Path) -> None:
+def test_a_step_that_the_loop_is_left_in_is_saved_and_gone_on_from(tmp_path):
     model = nn.Linear(3, 1)
     with Run(tmp_path, model=model) as run:
         for step in run.steps(7):
@@ -387,9 +375,7 @@ def test_a_step_that_the_loop_is_left_in_is_saved_and_gone_on_from(tmp_path: Pat
     assert result(tmp_path)["reason"] == "all steps done"
 
 
-def test_a_save_that_has_begun_is_committed_when_the_loop_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_has_begun_is_committed_when_the_loop_fails(tmp_path, monkeypatch):
     released = threading.Event()
     commit, close, release = local.commit, Saver.close, RunClaim.release
 
@@ -426,7 +412,7 @@ def test_a_save_that_has_begun_is_committed_when_the_loop_fails(
     assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-1"]
 
 
-def test_a_lock_that_is_closed_is_not_ours(tmp_path: Path) -> None:
+def test_a_lock_that_is_closed_is_not_ours(tmp_path):
     lock = local.lock(tmp_path)
     lock.close()
 
@@ -450,9 +436,7 @@ class Odd:
         ({}, 0, "batch_size = 0: does not divide into 1 ranks x 1 batches"),
     ],
 )
-def test_what_cannot_be_is_reported_in_one_message(
-    objects: dict[str, Any], batch_size: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_reported_in_one_message(objects, batch_size, message, tmp_path, capsys):
     def attempt() -> None:
         with Run(tmp_path, **objects) as run:
             run.batches([1, 2], batch_size)
@@ -465,7 +449,7 @@ def test_what_cannot_be_is_reported_in_one_message(
 
 
 @pytest.mark.parametrize("use", [lambda run: next(run.steps(1)), lambda run: run.batches([1], 1), Run.save])
-def test_a_run_that_was_not_entered_says_so(use: Any, tmp_path: Path) -> None:
+def test_a_run_that_was_not_entered_says_so(use, tmp_path):
     with pytest.raises(ConfigError, match=r"write: with Run\(...\) as run:"):
         use(Run(tmp_path))
 
@@ -481,7 +465,7 @@ def sharded_rank(directory: str) -> str:
     return ""
 
 
-def test_a_sharded_model_is_refused(tmp_path: Path) -> None:
+def test_a_sharded_model_is_refused(tmp_path):
     (said,) = run_ranks(sharded_rank, 1, str(tmp_path))
 
     assert said.startswith("Run(model=...): is sharded, and Run saves only whole models")
@@ -498,7 +482,7 @@ def rank_alone(directory: str, seed_by_rank: int) -> str:
     return heard.getvalue()
 
 
-def test_ranks_that_hold_different_weights_are_named_once(tmp_path: Path) -> None:
+def test_ranks_that_hold_different_weights_are_named_once(tmp_path):
     for seed_by_rank in (0, 1):
         first, second = run_ranks(rank_alone, 2, str(tmp_path / str(seed_by_rank)), seed_by_rank)
 
@@ -507,9 +491,7 @@ def test_ranks_that_hold_different_weights_are_named_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("said", "warnings"), [(1, 1), (2, 0)])
-def test_a_step_that_takes_more_batches_than_was_said_is_not_exact(
-    said: int, warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_step_that_takes_more_batches_than_was_said_is_not_exact(said, warnings, tmp_path, caplog):
     with Run(tmp_path, model=nn.Linear(3, 1)) as run:
         batches = run.batches(points(9), batch_size=2, accumulation=said)
         ahead = next(batches)  # as a prefetcher does, which is no fault
@@ -521,7 +503,7 @@ def test_a_step_that_takes_more_batches_than_was_said_is_not_exact(
     assert caplog.text.count("a resumed run reads some again") == warnings
 
 
-def test_ranks_that_have_not_met_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_have_not_met_are_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
 
     with pytest.raises(SystemExit, match="init_process_group before it"):

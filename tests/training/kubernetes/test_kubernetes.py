@@ -66,7 +66,7 @@ RENDERINGS = [
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
-def test_every_rendering_is_valid_in_two_versions(version: str) -> None:
+def test_every_rendering_is_valid_in_two_versions(version):
     for kind, arguments in RENDERINGS:
         manifests = rendered(*arguments, kind=kind)
 
@@ -84,7 +84,7 @@ def wrong_type(job: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("spoil", [broken_job, wrong_type])
-def test_a_wrong_job_is_refused(spoil: Any, version: str) -> None:
+def test_a_wrong_job_is_refused(spoil, version):
     job = of_kind(rendered(*PLAIN, *BUCKET), "Job")
     spoil(job)
 
@@ -92,7 +92,7 @@ def test_a_wrong_job_is_refused(spoil: Any, version: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["--kubernetes", "--trainjob"])
-def test_kueue_can_take_the_run(kind: str) -> None:
+def test_kueue_can_take_the_run(kind):
     """Kueue builds a Workload from the label and the pods; it fits Kueue's own schema."""
     manifests = rendered(*EVERYTHING, kind=kind)
     queued = of_kind(manifests, "Job" if kind == "--kubernetes" else "TrainJob")
@@ -111,7 +111,7 @@ def test_kueue_can_take_the_run(kind: str) -> None:
     assert all("kueue.x-k8s.io/queue-name" not in found for found in others)
 
 
-def test_without_a_queue_the_run_begins_at_once() -> None:
+def test_without_a_queue_the_run_begins_at_once():
     job = of_kind(rendered(*PLAIN, *BUCKET), "Job")
 
     assert "suspend" not in job["spec"]
@@ -119,7 +119,7 @@ def test_without_a_queue_the_run_begins_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", ["--kubernetes", "--trainjob"])
-def test_the_job_obeys_the_table_of_exit_statuses(kind: str) -> None:
+def test_the_job_obeys_the_table_of_exit_statuses(kind):
     manifests = rendered(*PLAIN, *BUCKET, kind=kind)
     job = of_kind(manifests, "Job" if kind == "--kubernetes" else "TrainingRuntime")["spec"]
     if kind == "--trainjob":
@@ -136,7 +136,7 @@ def test_the_job_obeys_the_table_of_exit_statuses(kind: str) -> None:
     assert job["template"]["spec"]["restartPolicy"] == "Never"  # else the policy is refused
 
 
-def test_a_pod_that_is_drained_is_not_counted_whatever_its_status() -> None:
+def test_a_pod_that_is_drained_is_not_counted_whatever_its_status():
     policy = of_kind(rendered(*PLAIN, *BUCKET), "Job")["spec"]["podFailurePolicy"]
     first = next(rule for rule in policy["rules"] if "onPodConditions" in rule or rule["action"] == "Count")
 
@@ -144,7 +144,7 @@ def test_a_pod_that_is_drained_is_not_counted_whatever_its_status() -> None:
     assert first["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
 
 
-def test_all_pods_know_pod_0_by_a_name_that_stays() -> None:
+def test_all_pods_know_pod_0_by_a_name_that_stays():
     manifests = rendered(*PLAIN, *BUCKET)
     service, job, pod = of_kind(manifests, "Service"), of_kind(manifests, "Job"), pod_of(manifests)
     variables = {variable["name"]: variable for variable in pod["containers"][0]["env"]}
@@ -162,7 +162,7 @@ def test_all_pods_know_pod_0_by_a_name_that_stays() -> None:
     assert "job-completion-index" in variables["PET_NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
 
 
-def test_kubeflow_trainer_sets_the_variables_of_torchrun_itself() -> None:
+def test_kubeflow_trainer_sets_the_variables_of_torchrun_itself():
     manifests = rendered(*PLAIN, *BUCKET, kind="--trainjob")
     train_job, runtime = of_kind(manifests, "TrainJob"), of_kind(manifests, "TrainingRuntime")
     names = {variable["name"] for variable in pod_of(manifests)["containers"][0]["env"]}
@@ -173,7 +173,7 @@ def test_kubeflow_trainer_sets_the_variables_of_torchrun_itself() -> None:
     assert pod_of(manifests)["containers"][0]["name"] == "node"  # Trainer looks for this one
 
 
-def test_the_last_save_has_the_time_that_the_configuration_declares() -> None:
+def test_the_last_save_has_the_time_that_the_configuration_declares():
     pod = pod_of(rendered(*PLAIN, *BUCKET, "--interrupt.save_s", "240"))
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
 
@@ -181,7 +181,7 @@ def test_the_last_save_has_the_time_that_the_configuration_declares() -> None:
     assert volumes["shm"]["emptyDir"]["sizeLimit"] == "16Gi"  # of eight processes
 
 
-def test_the_pod_fits_the_restricted_standard() -> None:
+def test_the_pod_fits_the_restricted_standard():
     pod = pod_of(rendered(*EVERYTHING))
     container = pod["containers"][0]
 
@@ -197,7 +197,7 @@ def test_the_pod_fits_the_restricted_standard() -> None:
     assert kinds == {"emptyDir", "configMap", "persistentVolumeClaim"}
 
 
-def test_resources_volumes_and_rights_are_what_was_asked_for() -> None:
+def test_resources_volumes_and_rights_are_what_was_asked_for():
     pod = pod_of(rendered(*EVERYTHING))
     container = pod["containers"][0]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -257,19 +257,19 @@ def wrong(arguments: tuple[str, ...], message: str) -> bool:
     )
 
 
-def test_bad_input_is_one_message_and_no_manifest() -> None:
+def test_bad_input_is_one_message_and_no_manifest():
     assert [arguments for arguments, message in BAD_INPUT if wrong(arguments, message)] == []
     both = run(*PLAIN, *BUCKET, "--namespace", "My_Team", "--queue", "a b").stderr
     assert ("--namespace" in both, "--queue" in both) == (True, True)
 
 
-def test_without_a_kind_it_says_which_there_are() -> None:
+def test_without_a_kind_it_says_which_there_are():
     result = CliRunner().invoke(main, ["render", str(DIGITS), "--image", IMAGE])
 
     assert "give --kubernetes for an Indexed Job, or --trainjob" in result.stderr
 
 
-def test_an_image_without_digest_is_warned_about() -> None:
+def test_an_image_without_digest_is_warned_about():
     with_digest = run(*PLAIN, *BUCKET, "--service-account", "trainer")
     without = run(*PLAIN, *BUCKET, "--image", "ghcr.io/you/trainer:1")
 
@@ -278,11 +278,11 @@ def test_an_image_without_digest_is_warned_about() -> None:
     assert "warning: --image = 'ghcr.io/you/trainer:1': has no digest" in without.stderr
 
 
-def test_a_shared_volume_does_instead_of_a_bucket() -> None:
+def test_a_shared_volume_does_instead_of_a_bucket():
     rendered(*PLAIN, "--claim", "results:runs")
 
 
-def test_the_configuration_and_own_code_lie_in_the_pod_as_they_lie_here(tmp_path: Path) -> None:
+def test_the_configuration_and_own_code_lie_in_the_pod_as_they_lie_here(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.py").write_text(
         "from mine import parts\n\n\ndef build():\n    import late\n\n    return parts.layer(late)\n"
@@ -317,7 +317,7 @@ def test_the_configuration_and_own_code_lie_in_the_pod_as_they_lie_here(tmp_path
     assert [problem for manifest in manifests for problem in problems(manifest)] == []
 
 
-def test_more_than_a_config_map_holds_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_more_than_a_config_map_holds_is_refused_with_what_to_do(tmp_path):
     large = tmp_path / "large.toml"
     large.write_text(f"{DIGITS.read_text()}# {'x' * LIMIT_BYTES}\n")
 
@@ -328,32 +328,32 @@ def test_more_than_a_config_map_holds_is_refused_with_what_to_do(tmp_path: Path)
     assert "large.toml 1,04" in result.stderr
 
 
-def test_files_of_one_name_keep_apart() -> None:
+def test_files_of_one_name_keep_apart():
     first = sources.key_of("a/b.py", set())
 
     assert sources.key_of("a_b.py", set()) == first
     assert sources.key_of("a_b.py", {first}) != first
 
 
-def test_variables_of_the_cluster_are_not_put_into_arguments() -> None:
+def test_variables_of_the_cluster_are_not_put_into_arguments():
     pod = pod_of(rendered(*PLAIN, *BUCKET, "--model.options", '{text = "$(HOME)"}'))
 
     assert pod["containers"][0]["args"][-1] == '{text = "$$(HOME)"}'
 
 
-def test_a_text_that_a_cluster_would_read_as_a_number_is_quoted() -> None:
+def test_a_text_that_a_cluster_would_read_as_a_number_is_quoted():
     text = run(*PLAIN, *BUCKET, "--optimizer.learning_rate", "1e-3", "--node-selector", "rack=098").stdout
 
     assert "- '1e-3'\n" in text
     assert "rack: '098'\n" in text
 
 
-def test_a_name_is_made_of_the_run_directory() -> None:
+def test_a_name_is_made_of_the_run_directory():
     assert default_name("runs/7 LLaMA_8b.v2") == "llama-8b-v2"
     assert default_name("runs/42") == ""
 
 
-def test_a_claim_is_the_folder_data_unless_another_is_named() -> None:
+def test_a_claim_is_the_folder_data_unless_another_is_named():
     data = parse_claim("datasets")
 
     assert str(data.folder) == "/workspace/data"

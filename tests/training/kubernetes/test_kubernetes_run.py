@@ -68,7 +68,7 @@ def running(
 
 
 @pytest.mark.prove
-def test_drained_pods_save_and_their_successors_finish(digits: Path, forked: None, tmp_path: Path) -> None:
+def test_drained_pods_save_and_their_successors_finish(digits, forked, tmp_path):
     manifests = rendered(tmp_path, ENDLESS)
     policy = manifests[-1]["spec"]["podFailurePolicy"]
     volumes = {"datasets": digits.parent, "results": tmp_path / "results"}

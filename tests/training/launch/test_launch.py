@@ -72,14 +72,14 @@ class Metadata(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def config_file(tmp_path: Path) -> Path:
+def config_file(tmp_path) -> Path:
     file = tmp_path / "config.toml"
     file.write_text(CONFIG.format(directory=tmp_path / "runs" / "first"))
     return file
 
 
 @pytest.fixture
-def instance_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def instance_file(tmp_path, monkeypatch) -> Path:
     file = tmp_path / "instance.toml"
     file.write_text(INSTANCE_FILE)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(file))
@@ -87,7 +87,7 @@ def instance_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def metadata(monkeypatch: pytest.MonkeyPatch):
+def metadata(monkeypatch):
     """Serve the metadata of one instance; yield its facts, which may be changed."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -100,7 +100,7 @@ def metadata(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch, metadata, instance_file):
+def pool(monkeypatch, metadata, instance_file):
     """Create three instances of one Auto Scaling group in moto; the metadata service is of the last."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")

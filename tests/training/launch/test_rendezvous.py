@@ -35,13 +35,13 @@ class Clock:
         self.now += seconds
 
 
-def test_the_variables_of_torchrun_are_the_assignment() -> None:
+def test_the_variables_of_torchrun_are_the_assignment():
     assert assignment(VARIABLES) == Assignment(2, 1, "run-0.run", 29400, 8)
     assert assignment({}) is None
 
 
 @pytest.mark.parametrize("word", ["auto", "gpu"])
-def test_kubeflow_may_leave_the_number_of_processes_open(word: str) -> None:
+def test_kubeflow_may_leave_the_number_of_processes_open(word):
     found = assignment(VARIABLES | {"PET_NPROC_PER_NODE": word})
 
     assert found is not None
@@ -58,12 +58,12 @@ def test_kubeflow_may_leave_the_number_of_processes_open(word: str) -> None:
         ("PET_MASTER_PORT", "x", "PET_MASTER_PORT = 'x': must be a whole number"),
     ],
 )
-def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:
+def test_a_wrong_variable_is_named(name, value, message):
     with pytest.raises(LaunchError, match=message):
         assignment(VARIABLES | {name: value})
 
 
-def test_a_pod_waits_until_pod_0_is_there() -> None:
+def test_a_pod_waits_until_pod_0_is_there():
     clock, refusals = Clock(), [OSError("refused")] * 70
 
     def address(_: Assignment) -> str:
@@ -78,7 +78,7 @@ def test_a_pod_waits_until_pod_0_is_there() -> None:
     assert clock.now == 70
 
 
-def test_a_pod_does_not_wait_for_ever() -> None:
+def test_a_pod_does_not_wait_for_ever():
     clock = Clock()
 
     def address(_: Assignment) -> str:
@@ -89,13 +89,13 @@ def test_a_pod_does_not_wait_for_ever() -> None:
     assert clock.now == JOIN_TIMEOUT_S
 
 
-def test_pod_0_takes_its_name_only_once_it_stands_for_this_pod() -> None:
+def test_pod_0_takes_its_name_only_once_it_stands_for_this_pod():
     assert rendezvous._own_name(Assignment(2, 0, "127.0.0.1", 29400, 1)) == "127.0.0.1"
     with pytest.raises(OSError, match="assign requested address"):  # of the pod that was here before
         rendezvous._own_name(Assignment(2, 0, "192.0.2.1", 29400, 1))
 
 
-def test_the_others_take_the_address_that_reaches_pod_0() -> None:
+def test_the_others_take_the_address_that_reaches_pod_0():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert rendezvous._towards_host(Assignment(2, 1, "127.0.0.1", port, 1)) == "127.0.0.1"
@@ -103,11 +103,11 @@ def test_the_others_take_the_address_that_reaches_pod_0() -> None:
         rendezvous._towards_host(Assignment(2, 1, "127.0.0.1", port, 1))
 
 
-def test_a_run_of_one_pod_meets_no_peer() -> None:
+def test_a_run_of_one_pod_meets_no_peer():
     assert join(Assignment(1, 0, "", 29400, 1)) is None
 
 
-def test_a_launch_in_a_pod_follows_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_in_a_pod_follows_the_variables(monkeypatch):
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
 
@@ -121,7 +121,7 @@ def test_a_launch_in_a_pod_follows_the_variables(monkeypatch: pytest.MonkeyPatch
     assert "--shutdown-timeout=200" in said
 
 
-def test_a_pod_that_is_stopped_while_it_waits_is_run_again() -> None:
+def test_a_pod_that_is_stopped_while_it_waits_is_run_again():
     alone = VARIABLES | {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "1"}
 
     with started("gpu_fleet", "launch", DIGITS, environment=alone) as program:

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import boto3
 import pytest
@@ -86,7 +85,7 @@ def test_what_a_later_try_did_again_and_the_time_between_are_lost():
     [(100, 400), (210, 400), (280, 330), (350, 310)],
     ids=["the same instance", "at once", "later", "a clock that was set"],
 )
-def test_between_two_tries_only_an_instance_that_is_there_costs(booted_at_s: float, paid_s: float) -> None:
+def test_between_two_tries_only_an_instance_that_is_there_costs(booted_at_s, paid_s):
     first = time_record(0, 210, step=200, productive_s=210)
     second = time_record(300, 400, step=300, resumed=200, productive_s=100) | {"booted_at_s": booted_at_s}
 
@@ -109,7 +108,7 @@ def test_the_start_of_the_process_counts():
     assert 0 < time.time() - process_started_at_s() < 24 * 3600
 
 
-def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens: Path, tmp_path: Path, monkeypatch):
+def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens, tmp_path, monkeypatch):
     """On two ranks, the first try dies in its fifth step, and leaves a checkpoint of the third."""
     table = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"every_steps": 3})
     begin = time.time()
@@ -129,7 +128,7 @@ def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens: Path, tmp_p
     assert f"cost of unproductive time: {found.price_lost(98.32):,.2f} of " in shown.output
 
 
-def test_what_a_killed_try_had_saved_is_not_lost_however_seldom_it_logs(tokens: Path, tmp_path: Path) -> None:
+def test_what_a_killed_try_had_saved_is_not_lost_however_seldom_it_logs(tokens, tmp_path):
     table = changed(gpt_table(tokens, tmp_path), checkpoint={"every_steps": 3}, run={"log_every_steps": 1000})
 
     with pytest.raises(AssertionError, match="ended without a word"):
@@ -145,9 +144,7 @@ TYPE, SPOT_USD = "g5.xlarge", "0.25"
 
 
 @pytest.fixture
-def in_a_spot_pool(
-    request: pytest.FixtureRequest, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Stack]:
+def in_a_spot_pool(request, bucket, tmp_path, monkeypatch) -> Iterator[Stack]:
     """Yield the stack of this instance, with policy and metadata: spot, or the market of the parameter."""
     declared = stack(pools=[pool(market="spot", types=[TYPE])])
     text = instance_file.instance_toml(
@@ -169,8 +166,8 @@ def in_a_spot_pool(
 
 @pytest.mark.parametrize("in_a_spot_pool", ["spot", "on-demand"], indirect=True)
 def test_on_an_instance_the_stack_s_own_policy_says_what_the_lost_time_cost(
-    request: pytest.FixtureRequest, in_a_spot_pool: Stack, tokens: Path, tmp_path: Path
-) -> None:
+    request, in_a_spot_pool, tokens, tmp_path
+):
     """The price is that of the market of this very instance."""
     train_on(2, gpt_table(tokens, tmp_path / "run", steps=2))
 
@@ -193,9 +190,7 @@ def usual_pool(declared: Stack) -> Pool:
     return replace(declared.pools[0], market=Market.ON_DEMAND, size=Size(min=0, desired=1, max=1))
 
 
-def test_without_a_policy_a_run_trains_without_a_price(
-    in_a_spot_pool: Stack, bucket: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_policy_a_run_trains_without_a_price(in_a_spot_pool, bucket, caplog):
     boto3.client("s3").delete_object(Bucket=bucket, Key=keys.stored(keys.POLICY))
 
     assert price.of_this_instance() is None
@@ -203,9 +198,7 @@ def test_without_a_policy_a_run_trains_without_a_price(
     assert "policy.json: is missing" in caplog.text
 
 
-def test_spot_counts_at_its_own_price_and_a_job_at_that_of_all_its_instances(
-    in_a_spot_pool: Stack,
-) -> None:
+def test_spot_counts_at_its_own_price_and_a_job_at_that_of_all_its_instances(in_a_spot_pool):
     policy = written(sweep_policy.policy(in_a_spot_pool))
     policy["budget"]["pools"]["dev"]["spot"][TYPE] = "0.5"
     policy["budget"]["pools"]["dev"]["disk_per_hour"] = "0.25"

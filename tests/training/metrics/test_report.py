@@ -29,7 +29,7 @@ def train_record(step: int, **changes: float) -> dict:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path) -> Path:
     """Write the files of a finished run of forty steps, measured once on held-out data."""
     records = [train_record(step) for step in range(10, 50, 10)]
     records.append({"kind": "evaluation", "step": 40, "metric_name": "accuracy", "metric": 0.9, "loss": 0.2})

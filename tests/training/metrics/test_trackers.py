@@ -53,14 +53,14 @@ def test_a_record_becomes_curves_by_kind():
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_tracker_that_is_not_installed_is_one_message(name: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_tracker_that_is_not_installed_is_one_message(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
 
     with pytest.raises(ConfigError, match=rf"metrics.{name}: needs .* pip install {name}"):
         open_writers(config.Metrics(**{name: "x"}), tmp_path, steps=4)
 
 
-def test_no_two_runs_of_a_project_have_one_id_at_wandb() -> None:
+def test_no_two_runs_of_a_project_have_one_id_at_wandb():
     low, high = (wandb_id(Path(f"sweep/{rate}:1/run"), "alice") for rate in ("low", "high"))
     hers, his = (wandb_id(Path("runs/a"), owner) for owner in ("alice", "bob"))
 
@@ -86,7 +86,7 @@ class Server:
         self.closed = True
 
 
-def test_a_tracker_that_fails_ends_no_run_and_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_that_fails_ends_no_run_and_is_named_once(caplog):
     server = Server(fails_at=(2, 3))
     server.answers.set()
     aside = Aside(server, "mlflow")
@@ -100,7 +100,7 @@ def test_a_tracker_that_fails_ends_no_run_and_is_named_once(caplog: pytest.LogCa
     assert "event=tracker-incomplete name=mlflow failed=2 left=0" in caplog.text
 
 
-def test_a_tracker_that_hangs_holds_up_neither_a_step_nor_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_that_hangs_holds_up_neither_a_step_nor_the_end(caplog):
     server = Server()
     aside = Aside(server, "mlflow", close_s=0.0)
 
@@ -126,7 +126,7 @@ def python() -> Path:
     return folder / "bin" / "python"
 
 
-def test_both_real_trackers_go_on_in_a_resumed_run(python: Path, tmp_path: Path) -> None:
+def test_both_real_trackers_go_on_in_a_resumed_run(python, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "training")}
     done = ran([python, "-c", PROGRAM, str(tmp_path)], env=environment)
 

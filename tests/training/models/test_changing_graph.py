@@ -1,7 +1,6 @@
 """A user's own model may use other parameters in every step, micro-batch and rank."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ def error(model, batch):
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> dict[str, Any]:
+def table(tmp_path) -> dict[str, Any]:
     """Return a configuration with steps of six samples; few steps use all experts."""
     file = tmp_path / "experts.py"
     file.write_text(EXPERTS)
@@ -54,18 +53,14 @@ def table(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_parameters_that_are_left_out_here_and_there_learn_as_on_one_rank(
-    table: dict[str, Any], tmp_path: Path
-) -> None:
+def test_parameters_that_are_left_out_here_and_there_learn_as_on_one_rank(table, tmp_path):
     train_on(1, table)
     train_on(2, changed(table, run={"directory": str(tmp_path / "cut"), "accumulation": 3}))
 
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "run"), abs=2e-5)
 
 
-def test_a_graph_that_is_not_what_it_was_said_to_be_is_one_message(
-    table: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_graph_that_is_not_what_it_was_said_to_be_is_one_message(table, tmp_path):
     ends = tried(2, changed(table, parallel={"static_graph": True}), tmp_path)
 
     statuses = [status for status, said in ends if "set parallel.static_graph = false" in said]
@@ -88,9 +83,7 @@ class Plain(nn.Linear):
     ("name", "keys", "expected"),
     [("Plain", {}, 1), ("Plain", {"static_graph": False}, 0), ("Experts", {}, 0)],
 )
-def test_rank_0_says_once_that_a_look_for_unused_parameters_is_in_vain(
-    name: str, keys: dict[str, Any], expected: int, table: dict[str, Any], tmp_path: Path
-) -> None:
+def test_rank_0_says_once_that_a_look_for_unused_parameters_is_in_vain(name, keys, expected, table, tmp_path):
     file = tmp_path / "experts.py"
     file.write_text(EXPERTS + ALL_USED)
     table = changed(table, model={"name": f"{file}:{name}"}, parallel=keys, run={"batch_size": 2, "steps": 3})
@@ -114,12 +107,8 @@ def test_rank_0_says_once_that_a_look_for_unused_parameters_is_in_vain(
     ids=["own model", "of transformers", "alone", "static", "sharded", "of this trainer"],
 )
 def test_torchs_warnings_are_kept_out_only_where_every_rank_would_advise(
-    keys: dict[str, Any],
-    ranks: int,
-    level: str | None,
-    table: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    keys, ranks, level, table, monkeypatch
+):
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "")
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
@@ -138,9 +127,7 @@ def test_torchs_warnings_are_kept_out_only_where_every_rank_would_advise(
         ("OPTConfig", {"layerdrop": 0.1}, True),
     ],
 )
-def test_what_config_json_says_of_parameters_that_are_left_out(
-    *, kind: str, options: dict[str, Any], left_out: bool
-) -> None:
+def test_what_config_json_says_of_parameters_that_are_left_out(*, kind, options, left_out):
     import transformers  # noqa: PLC0415 - seconds
 
     configuration = getattr(transformers, kind)(**options)

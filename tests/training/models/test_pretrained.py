@@ -104,7 +104,7 @@ def vit(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sentences(tmp_path_factory) -> Path:
     """Write texts of two classes, which differ in one token; id 0 pads."""
     folder, chance = tmp_path_factory.mktemp("sentences"), np.random.default_rng(3)
     for split in ("train", "val"):
@@ -140,7 +140,7 @@ WITHOUT_DROPOUT = {
 
 
 @pytest.fixture
-def table(tokens: Path, sentences: Path, digits: Path, tmp_path: Path) -> Any:
+def table(tokens, sentences, digits, tmp_path) -> Any:
     """Return a function that makes a published model of MODELS and the configuration of a run with it."""
 
     def made(model: str, run: str = "run", strategy: str = "ddp", steps: int = 4) -> dict[str, Any]:
@@ -193,9 +193,7 @@ KINDS = {CAUSAL: "tokens", TEXTS: "text", PICTURES: "images"}
         ("tied llama", "tensor"),
     ],
 )
-def test_a_published_model_is_trained_resumed_and_read_again(
-    model: str, strategy: str, table: Any, tmp_path: Path
-) -> None:
+def test_a_published_model_is_trained_resumed_and_read_again(model, strategy, table, tmp_path):
     name = MODELS[model][1]
     straight = train_on(2, table(model, "straight", strategy))
     stopped = train_on(2, table(model, "stopped", strategy), stop_at=2)
@@ -213,7 +211,7 @@ def test_a_published_model_is_trained_resumed_and_read_again(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_published_model_begins_with_its_own_logits(model: str, table: Any, tmp_path: Path) -> None:
+def test_a_published_model_begins_with_its_own_logits(model, table, tmp_path):
     table(model)
     folder, name = tmp_path / "published", MODELS[model][1]
     mine = pretrained.network_of(opened(folder, name, "own"))
@@ -232,7 +230,7 @@ LLAMA_3 = {**SIZES, "rope_theta": 500_000.0, "norm_eps": 1e-5}
 
 
 @pytest.fixture
-def llama_3(tmp_path: Path) -> Path:
+def llama_3(tmp_path) -> Path:
     """Save a decoder with the rotation and the norms of Llama 3."""
     rope = {"rope_type": "default", "rope_theta": LLAMA_3["rope_theta"]}
     settings = LlamaConfig(
@@ -242,7 +240,7 @@ def llama_3(tmp_path: Path) -> Path:
     return tmp_path / "llama"
 
 
-def test_published_weights_compute_in_the_decoder_what_they_were_published_with(llama_3: Path) -> None:
+def test_published_weights_compute_in_the_decoder_what_they_were_published_with(llama_3):
     mine = registry.build("gpt", LLAMA_3, Facts(0, VOCABULARY, 64), "tokens", str(llama_3)).eval()
 
     with torch.no_grad():
@@ -257,9 +255,7 @@ def test_published_weights_compute_in_the_decoder_what_they_were_published_with(
         ({"heads": 2}, "num_attention_heads 4 -> 2"),
     ],
 )
-def test_weights_that_fit_another_model_by_their_shapes_alone_are_refused(
-    options: dict[str, float], message: str, llama_3: Path
-) -> None:
+def test_weights_that_fit_another_model_by_their_shapes_alone_are_refused(options, message, llama_3):
     with pytest.raises(ModelError, match=re.escape(message)):
         registry.build("gpt", {**LLAMA_3, **options}, Facts(0, VOCABULARY, 64), "tokens", str(llama_3))
 
@@ -273,9 +269,7 @@ def test_weights_that_fit_another_model_by_their_shapes_alone_are_refused(
         *by_proof(("qwen", "tensor", 4)),
     ],
 )
-def test_a_model_that_is_spread_learns_what_one_rank_learns(
-    model: str, strategy: str, ranks: int, table: Any, tmp_path: Path
-) -> None:
+def test_a_model_that_is_spread_learns_what_one_rank_learns(model, strategy, ranks, table, tmp_path):
     """Four ranks hold heads and columns of two, and each a part of those (FSDP2)."""
     without_chance = {"options": WITHOUT_DROPOUT.get(model, {})}
     train_on(1, changed(table(model, "alone"), model=without_chance))
@@ -285,9 +279,7 @@ def test_a_model_that_is_spread_learns_what_one_rank_learns(
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tensor"])
-def test_random_weights_are_the_same_on_any_number_of_ranks(
-    strategy: str, table: Any, tmp_path: Path
-) -> None:
+def test_random_weights_are_the_same_on_any_number_of_ranks(strategy, table, tmp_path):
     def without_weights(run: str, strategy: str) -> dict[str, Any]:
         found = table("qwen", run, strategy, steps=1)
         (tmp_path / "published/model.safetensors.index.json").unlink(missing_ok=True)
@@ -323,9 +315,7 @@ def pretrained_tensors(folder: Path) -> dict[str, torch.Tensor]:
     ],
     ids=str,
 )
-def test_pictures_are_normalised_as_the_processor_of_a_model_does(
-    family: Any, said: dict[str, Any], tmp_path: Path
-) -> None:
+def test_pictures_are_normalised_as_the_processor_of_a_model_does(family, said, tmp_path):
     processor = family(**said, do_resize=False, do_center_crop=False)
     processor.save_pretrained(tmp_path)
     picture = np.random.default_rng(0).integers(0, 256, (3, 6, 5)).astype(np.uint8)
@@ -337,7 +327,7 @@ def test_pictures_are_normalised_as_the_processor_of_a_model_does(
 
 
 @pytest.mark.parametrize("said", [{"image_mean": [0.5]}, {"image_std": ["a"] * 3}, {"rescale_factor": 0}, []])
-def test_a_processor_that_says_nothing_sensible_is_one_message(said: Any, tmp_path: Path) -> None:
+def test_a_processor_that_says_nothing_sensible_is_one_message(said, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
 
     with pytest.raises(ModelError, match=r"preprocessor_config\.json: cannot be read"):
@@ -381,9 +371,7 @@ def drawn_anew(family: str, settings: Any, folder: Path, empty: Any = torch.empt
     [("AutoModelForPreTraining", SPEECH), ("AutoModelForCTC", SPEECH), ("AutoModel", TWO_SIDES)],
     ids=["pretraining", "speech", "clip"],
 )
-def test_weights_that_are_drawn_anew_depend_on_the_seed_alone(
-    family: str, settings: Any, tmp_path: Path
-) -> None:
+def test_weights_that_are_drawn_anew_depend_on_the_seed_alone(family, settings, tmp_path):
     """Some values used to be left-over memory, which differs each time here."""
     empty = torch.empty
     first, second = (
@@ -397,13 +385,13 @@ def test_weights_that_are_drawn_anew_depend_on_the_seed_alone(
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-def test_a_scale_that_is_a_constant_begins_with_it(tmp_path: Path) -> None:
+def test_a_scale_that_is_a_constant_begins_with_it(tmp_path):
     model = drawn_anew("AutoModel", TWO_SIDES, tmp_path)
 
     assert model.logit_scale.item() == pytest.approx(2.6592)
 
 
-def test_a_tensor_without_a_drawn_value_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_without_a_drawn_value_is_named(tmp_path, monkeypatch):
     def without(network: Any, seed: int) -> nn.Module:
         made: nn.Module = type(network)._from_config(network.config)
         made.logit_scale = nn.Parameter(torch.tensor(torch.nan))
@@ -415,7 +403,7 @@ def test_a_tensor_without_a_drawn_value_is_named(tmp_path: Path, monkeypatch: py
         drawn_anew("AutoModel", TWO_SIDES, tmp_path)
 
 
-def test_an_export_has_the_tokenizer_and_names_the_classes(table: Any, tmp_path: Path) -> None:
+def test_an_export_has_the_tokenizer_and_names_the_classes(table, tmp_path):
     train_on(1, table("published bert", steps=1))
 
     settings = json.loads((tmp_path / "run/model/config.json").read_text())
@@ -440,9 +428,7 @@ def test_an_export_has_the_tokenizer_and_names_the_classes(table: Any, tmp_path:
     ],
     ids=str,
 )
-def test_a_folder_that_does_not_fit_is_one_message(
-    model: dict[str, Any], message: str, table: Any, tmp_path: Path
-) -> None:
+def test_a_folder_that_does_not_fit_is_one_message(model, message, table, tmp_path):
     status, said = tried_alone(changed(table("qwen"), model=model), tmp_path)
 
     assert status == 65
@@ -450,9 +436,7 @@ def test_a_folder_that_does_not_fit_is_one_message(
     assert "Traceback" not in said
 
 
-def test_a_folder_with_code_of_its_own_is_refused_by_its_files_without_a_question(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_with_code_of_its_own_is_refused_by_its_files_without_a_question(tmp_path, monkeypatch):
     """With a terminal, transformers would ask for 15 seconds whether to run the code."""
     asked: list[str] = []
     monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "n")
@@ -483,9 +467,7 @@ TABLES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )
-def test_a_model_takes_as_many_tokens_as_its_table_has_positions(
-    family: str, settings: Any, positions: int, tmp_path: Path
-) -> None:
+def test_a_model_takes_as_many_tokens_as_its_table_has_positions(family, settings, positions, tmp_path):
     settings.save_pretrained(tmp_path)
     model = pretrained.build(family, {}, Facts(), "own", weights="", config=str(tmp_path))
     weights.fill(model, "", torch.device("cpu"), seed=0)
@@ -498,9 +480,7 @@ def test_a_model_takes_as_many_tokens_as_its_table_has_positions(
             model(input_ids=torch.full((1, positions + 1), 3))
 
 
-def test_longer_sequences_than_the_model_has_positions_are_one_message(
-    tokens: Path, table: Any, tmp_path: Path
-) -> None:
+def test_longer_sequences_than_the_model_has_positions_are_one_message(tokens, table, tmp_path):
     found = changed(table("gpt2"), model={"options": {"n_positions": 8}})
     found["model"] = {"name": CAUSAL, "config": str(tmp_path / "published"), "options": {"n_positions": 8}}
 
@@ -520,9 +500,7 @@ def test_longer_sequences_than_the_model_has_positions_are_one_message(
     ],
     ids=str,
 )
-def test_columns_beyond_the_tables_of_a_model_are_named(
-    ids: list[list[int]], message: str, tmp_path: Path
-) -> None:
+def test_columns_beyond_the_tables_of_a_model_are_named(ids, message, tmp_path):
     gpt2(tmp_path)
     model = pretrained.build(CAUSAL, {}, Facts(), "own", weights=str(tmp_path), config="")
     rows = own_data.OwnData([{"input_ids": torch.tensor(row)} for row in ids], "rows", default_collate)
@@ -532,9 +510,7 @@ def test_columns_beyond_the_tables_of_a_model_are_named(
         reader[SampleOrder(1, seed=0).slice(0, 1)]
 
 
-def test_a_model_that_cannot_take_the_pictures_says_so_before_the_first_step(
-    table: Any, tmp_path: Path
-) -> None:
+def test_a_model_that_cannot_take_the_pictures_says_so_before_the_first_step(table, tmp_path):
     found = table("vit")
     found["model"] = {"name": PICTURES, "config": str(tmp_path / "published"), "options": {"image_size": 16}}
 
@@ -544,7 +520,7 @@ def test_a_model_that_cannot_take_the_pictures_says_so_before_the_first_step(
     assert "error: model.name = 'AutoModelForImageClassification': ValueError: Input image size" in said
 
 
-def test_a_model_that_cannot_be_cut_is_one_message(tokens: Path, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_cut_is_one_message(tokens, tmp_path):
     """Mamba passes the weights of its layers to one function."""
     folder = str(tmp_path / "mamba")
     MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=VOCABULARY, state_size=8).save_pretrained(
@@ -558,7 +534,7 @@ def test_a_model_that_cannot_be_cut_is_one_message(tokens: Path, tmp_path: Path)
     assert "parallel.strategy = 'fsdp': AutoModelForCausalLM computes with weights outside" in said
 
 
-def test_a_missing_shard_is_named(table: Any, tmp_path: Path) -> None:
+def test_a_missing_shard_is_named(table, tmp_path):
     found = table("qwen")
     next(iter(sorted((tmp_path / "published").glob("*-00002-of-*")))).unlink()
 
@@ -568,7 +544,7 @@ def test_a_missing_shard_is_named(table: Any, tmp_path: Path) -> None:
     assert "is missing, which model.safetensors.index.json names" in said
 
 
-def test_a_model_without_a_plan_is_not_cut(table: Any, tmp_path: Path) -> None:
+def test_a_model_without_a_plan_is_not_cut(table, tmp_path):
     found = changed(table("published bert"), parallel={"strategy": "tensor", "tensor": 1})
 
     status, said = tried_alone(found, tmp_path)
@@ -635,7 +611,7 @@ def filling_rank(folder: str, kind: dict[str, str]) -> tuple[int, int, int, int]
 
 
 @pytest.mark.parametrize("kind", ["weights", "config"])
-def test_a_rank_holds_its_part_and_one_layer_while_a_model_is_filled(kind: str, tmp_path: Path) -> None:
+def test_a_rank_holds_its_part_and_one_layer_while_a_model_is_filled(kind, tmp_path):
     settings = LlamaConfig(**WIDE, vocab_size=VOCABULARY, max_position_embeddings=64)
     seeded(LlamaForCausalLM, settings).save_pretrained(tmp_path, max_shard_size="4MB")
 

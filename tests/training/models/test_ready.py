@@ -1,6 +1,5 @@
 """The ready configurations are valid for eight GPUs, have a model that can be built, and are documented."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ PARAMETERS = {"cifar10": 272_000, "imagenet_resnet50": 25_557_032, "gpt2_124m": 
 
 
 @pytest.mark.parametrize("name", READY)
-def test_a_ready_configuration_is_valid_and_explained(name: str) -> None:
+def test_a_ready_configuration_is_valid_and_explained(name):
     settings = config.load(EXAMPLES / f"{name}.toml")
 
     assert check_sizes(settings, 8) == 8
@@ -36,7 +35,7 @@ def test_a_ready_configuration_is_valid_and_explained(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", READY)
-def test_the_model_of_a_ready_configuration_can_be_built_for_its_data(name: str, tmp_path: Path) -> None:
+def test_the_model_of_a_ready_configuration_can_be_built_for_its_data(name, tmp_path):
     kind, classes, vocabulary, published = READY[name]
     chosen, facts = config.load(EXAMPLES / f"{name}.toml").model, Facts(classes, vocabulary, 16)
     if published is not None:

@@ -65,12 +65,12 @@ def alicloud_metadata(answers: dict[str, str]) -> Iterator[str]:
         server.server_close()
 
 
-def test_no_notice_is_no_reason() -> None:
+def test_no_notice_is_no_reason():
     with metadata_service() as metadata:
         assert AwsNotice(metadata.endpoint)() is None
 
 
-def test_a_spot_notice_is_read_with_a_token() -> None:
+def test_a_spot_notice_is_read_with_a_token():
     with metadata_service() as metadata:
         metadata.send_spot_notice()
 
@@ -80,14 +80,14 @@ def test_a_spot_notice_is_read_with_a_token() -> None:
     assert detail.startswith("spot terminate at 20")
 
 
-def test_a_notice_counts_however_it_is_worded() -> None:
+def test_a_notice_counts_however_it_is_worded():
     with metadata_service() as metadata:
         metadata.answers["/latest/meta-data/spot/instance-action"] = "soon"
 
         assert AwsNotice(metadata.endpoint)() == (Reason.SPOT_NOTICE, "spot 'soon' at 'soon'")
 
 
-def test_a_token_that_has_run_out_is_renewed() -> None:
+def test_a_token_that_has_run_out_is_renewed():
     with metadata_service() as metadata:
         notice = AwsNotice(metadata.endpoint)
         assert notice() is None
@@ -97,7 +97,7 @@ def test_a_token_that_has_run_out_is_renewed() -> None:
         assert (notice() or (None,))[0] is Reason.SPOT_NOTICE
 
 
-def test_a_new_rebalance_recommendation_is_a_reason_where_it_is_asked_for() -> None:
+def test_a_new_rebalance_recommendation_is_a_reason_where_it_is_asked_for():
     with metadata_service() as metadata:
         ignoring, asking = AwsNotice(metadata.endpoint), AwsNotice(metadata.endpoint, rebalance=True)
         before = asking() or ignoring()
@@ -110,7 +110,7 @@ def test_a_new_rebalance_recommendation_is_a_reason_where_it_is_asked_for() -> N
     assert notice == (Reason.REBALANCE, "rebalance recommended at 2026-11-21T08:00:00Z")
 
 
-def test_a_recommendation_that_stood_before_the_run_ends_no_run() -> None:
+def test_a_recommendation_that_stood_before_the_run_ends_no_run():
     with metadata_service() as metadata:
         metadata.answers[REBALANCE] = json.dumps({"noticeTime": "2026-11-21T08:00:00Z"})
         notice = AwsNotice(metadata.endpoint, rebalance=True)
@@ -120,7 +120,7 @@ def test_a_recommendation_that_stood_before_the_run_ends_no_run() -> None:
         assert (notice() or (None,))[0] is Reason.REBALANCE
 
 
-def test_a_preemptible_instance_of_alibaba_cloud_is_notified_too() -> None:
+def test_a_preemptible_instance_of_alibaba_cloud_is_notified_too():
     path = "/latest/meta-data/instance/spot/termination-time"
     with alicloud_metadata({path: "2026-11-21T08:05:00Z"}) as endpoint:
         assert AlicloudNotice(endpoint)() == (Reason.SPOT_NOTICE, "spot release at 2026-11-21T08:05:00Z")
@@ -128,18 +128,18 @@ def test_a_preemptible_instance_of_alibaba_cloud_is_notified_too() -> None:
         assert AlicloudNotice(endpoint)() is None
 
 
-def test_a_silent_metadata_service_is_no_reason() -> None:
+def test_a_silent_metadata_service_is_no_reason():
     assert AwsNotice("http://127.0.0.1:1")() is None
 
 
-def test_the_line_in_the_stop_file_is_the_detail(tmp_path: Path) -> None:
+def test_the_line_in_the_stop_file_is_the_detail(tmp_path):
     (tmp_path / "stop").write_text("idle for 24 h\n")
 
     assert stop_file(tmp_path / "stop") == (Reason.STOP_FILE, "idle for 24 h")
     assert stop_file(tmp_path / "none") is None
 
 
-def test_a_stop_file_counts_however_it_is_written(tmp_path: Path) -> None:
+def test_a_stop_file_counts_however_it_is_written(tmp_path):
     (tmp_path / "stop").write_bytes("für immer".encode("latin-1"))
 
     reason, _ = stop_file(tmp_path / "stop") or (None, "")
@@ -148,7 +148,7 @@ def test_a_stop_file_counts_however_it_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", b"no HTTP\r\n\r\n"])
-def test_an_answer_that_breaks_off_is_no_answer(answer: bytes) -> None:
+def test_an_answer_that_breaks_off_is_no_answer(answer):
     def reply(listener: socket.socket) -> None:
         with listener.accept()[0] as line:
             line.recv(4096)
@@ -163,7 +163,7 @@ def test_an_answer_that_breaks_off_is_no_answer(answer: bytes) -> None:
     assert status == 0
 
 
-def test_an_instance_of_no_fleet_is_asked_for_its_stop_file_only(no_fleet: Path) -> None:
+def test_an_instance_of_no_fleet_is_asked_for_its_stop_file_only(no_fleet):
     asked = sources()
 
     (no_fleet / "stop").write_text("enough")
@@ -172,9 +172,7 @@ def test_an_instance_of_no_fleet_is_asked_for_its_stop_file_only(no_fleet: Path)
 
 
 @pytest.mark.parametrize(("cloud", "kind"), [("aws", AwsNotice), ("alicloud", AlicloudNotice)])
-def test_an_instance_of_the_fleet_asks_the_metadata_of_its_cloud(
-    cloud: str, kind: type, no_fleet: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_instance_of_the_fleet_asks_the_metadata_of_its_cloud(cloud, kind, no_fleet, monkeypatch):
     """The environment of its users may name both clouds."""
     for variable in ("AWS_EC2_METADATA_SERVICE_ENDPOINT", "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT"):
         monkeypatch.setenv(variable, "http://127.0.0.1:823")
@@ -183,14 +181,14 @@ def test_an_instance_of_the_fleet_asks_the_metadata_of_its_cloud(
     assert [type(source) for source in sources()[1:]] == [kind]
 
 
-def test_a_broken_instance_file_is_named(no_fleet: Path) -> None:
+def test_a_broken_instance_file_is_named(no_fleet):
     Path(os.environ["GPU_FLEET_INSTANCE_FILE"]).write_text("cloud = ")
 
     with pytest.raises(ConfigError, match=r"no-instance\.toml: cannot be read"):
         sources()
 
 
-def test_the_first_reason_stays() -> None:
+def test_the_first_reason_stays():
     notices = iter([None, (Reason.REBALANCE, "first"), (Reason.SPOT_NOTICE, "second")])
     interruption = Interruption([lambda: next(notices)], poll_s=1.0)
 
@@ -200,7 +198,7 @@ def test_the_first_reason_stays() -> None:
     assert (interruption.reason, interruption.detail) == (Reason.REBALANCE, "first")
 
 
-def test_a_signal_is_noted_and_the_old_handler_comes_back() -> None:
+def test_a_signal_is_noted_and_the_old_handler_comes_back():
     before = signal.getsignal(signal.SIGTERM)
 
     with Interruption([], poll_s=1.0) as interruption:
@@ -211,7 +209,7 @@ def test_a_signal_is_noted_and_the_old_handler_comes_back() -> None:
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_sigterm_does_not_cut_the_last_save_off(first: signal.Signals) -> None:
+def test_a_second_sigterm_does_not_cut_the_last_save_off(first):
     """Schedulers send it twice: once as a notice, and once at the time limit."""
     now = [100.0]
     with Interruption([], poll_s=1.0, clock=lambda: now[0]) as interruption:
@@ -223,7 +221,7 @@ def test_a_second_sigterm_does_not_cut_the_last_save_off(first: signal.Signals) 
         assert interruption.reason is Reason[first.name]
 
 
-def test_before_there_is_anything_to_save_a_notice_ends_the_process() -> None:
+def test_before_there_is_anything_to_save_a_notice_ends_the_process():
     before = signal.getsignal(signal.SIGTERM)
 
     with pytest.raises(SystemExit) as ended, nothing_to_save():
@@ -233,7 +231,7 @@ def test_before_there_is_anything_to_save_a_notice_ends_the_process() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_same_key_press_delivered_twice_is_one_signal() -> None:
+def test_the_same_key_press_delivered_twice_is_one_signal():
     with Interruption([], poll_s=1.0, clock=lambda: 100.0) as interruption:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -241,7 +239,7 @@ def test_the_same_key_press_delivered_twice_is_one_signal() -> None:
     assert interruption.reason is Reason.SIGINT
 
 
-def test_who_presses_the_key_again_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_presses_the_key_again_does_not_wait(monkeypatch):
     now, ended = [100.0], []
     with Interruption([], poll_s=1.0, clock=lambda: now[0]):
         os.kill(os.getpid(), signal.SIGINT)

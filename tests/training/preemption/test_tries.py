@@ -1,7 +1,6 @@
 """A run that always fails at one step is tried six times; restarts within one try do not count."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,9 +25,7 @@ def begun(directory: Path, step: int) -> Tries:
     return tries
 
 
-def test_the_seventh_try_from_one_step_fails_for_good_and_whoever_runs_it_again_has_six(
-    tmp_path: Path,
-) -> None:
+def test_the_seventh_try_from_one_step_fails_for_good_and_whoever_runs_it_again_has_six(tmp_path):
     for _ in range(LIMIT):
         begun(tmp_path, step=4)
 
@@ -40,14 +37,12 @@ def test_the_seventh_try_from_one_step_fails_for_good_and_whoever_runs_it_again_
     assert end.value.exit_status == 65
 
 
-def test_a_checkpoint_is_progress(tmp_path: Path) -> None:
+def test_a_checkpoint_is_progress(tmp_path):
     for step in (0, 0, 0, 0, 0, 0, 8, 8, 8, 8, 8, 8, 16):
         begun(tmp_path, step)
 
 
-def test_what_torchrun_starts_again_belongs_to_the_same_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_torchrun_starts_again_belongs_to_the_same_try(tmp_path, monkeypatch):
     """Each of the five starts of a unit may start its ranks four times."""
     for _ in range(LIMIT):
         monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
@@ -57,7 +52,7 @@ def test_what_torchrun_starts_again_belongs_to_the_same_try(
             begun(tmp_path, step=4)
 
 
-def test_a_note_that_was_half_written_counts_nothing(tmp_path: Path) -> None:
+def test_a_note_that_was_half_written_counts_nothing(tmp_path):
     for content in (b'{"step": 4, "tri', b"[]", b'{"step": 4, "tries": "x"}', b"\xff"):
         (tmp_path / NOTE).write_bytes(content)
 
@@ -66,13 +61,13 @@ def test_a_note_that_was_half_written_counts_nothing(tmp_path: Path) -> None:
         assert json.loads((tmp_path / NOTE).read_text()) == {"step": 4, "tries": 1}
 
 
-def test_units_and_queue_promise_no_more_tries() -> None:
+def test_units_and_queue_promise_no_more_tries():
     assert f"StartLimitBurst={LIMIT - 1}\n" in UNIT.read_text()
     assert f"StartLimitBurst={LIMIT - 1}\n" in UNIT.with_name("gpu-run@.service").read_text()
     assert TRIES <= LIMIT
 
 
-def test_on_new_disks_the_bucket_counts(bucket: str, tmp_path: Path) -> None:
+def test_on_new_disks_the_bucket_counts(bucket, tmp_path):
     store = CheckpointStore(f"s3://{bucket}/run")
     for number in range(LIMIT):
         Tries(tmp_path / str(number), LIMIT).begin(4, store, leads=True)
@@ -89,8 +84,8 @@ def test_on_new_disks_the_bucket_counts(bucket: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_run_that_fails_at_one_step_is_bounded_and_what_fails_for_good_is_not_counted(
-    error: str, statuses: list[int], place: Callable[[str], Path]
-) -> None:
+    error, statuses, place
+):
     folder = place(PLACES["model"].format(error=error))
     table = table_of(folder, {"run": {"steps": 40}, "checkpoint": {"tries": 2}})
 
@@ -102,9 +97,7 @@ def test_a_run_that_fails_at_one_step_is_bounded_and_what_fails_for_good_is_not_
 
 
 @pytest.mark.parametrize(("every_steps", "statuses"), [(2, [75, 75, 75]), (0, [75, 75, 65])])
-def test_a_run_that_always_begins_anew_is_counted_until_its_first_checkpoint(
-    every_steps: int, statuses: list[int], place: Callable[[str], Path]
-) -> None:
+def test_a_run_that_always_begins_anew_is_counted_until_its_first_checkpoint(every_steps, statuses, place):
     """With checkpoint.resume = false each try begins at step 0, also after hours of good steps."""
     folder = place(PLACES["model"].format(error="OSError(5, 'Input/output error')"))
     keys = {"tries": 2, "resume": False, "every_steps": every_steps, "every_s": 0.0}
@@ -115,9 +108,7 @@ def test_a_run_that_always_begins_anew_is_counted_until_its_first_checkpoint(
     assert [status for status, _ in answers] == statuses
 
 
-def test_a_run_that_finishes_or_stops_leaves_nothing_to_count(
-    place: Callable[[str], Path], no_fleet: Path
-) -> None:
+def test_a_run_that_finishes_or_stops_leaves_nothing_to_count(place, no_fleet):
     folder = place("")
     (no_fleet / "stop").write_text("idle")
     table = table_of(folder, {"run": {"steps": 40}, "checkpoint": {"tries": 1}})

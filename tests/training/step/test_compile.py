@@ -34,7 +34,7 @@ def compiled_rank(table: dict[str, Any]) -> int:
 
 
 @pytest.fixture(scope="module")
-def plain(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[float]]:
+def plain(tokens, tmp_path_factory) -> Callable[[int], list[float]]:
     """Return a function from a number of layers to the losses of a plain model; each is trained once."""
 
     @cache
@@ -63,14 +63,8 @@ def table_of(tokens: Path, directory: Path, layers: int) -> dict[str, Any]:
     ids=["alone", "ddp", "fsdp", "tensor", "pipeline of sharded stages"],
 )
 def test_a_compiled_model_learns_what_the_plain_one_learns(
-    *,
-    size: int,
-    parallel: dict[str, Any],
-    layers: int,
-    plain: Callable[[int], list[float]],
-    tokens: Path,
-    tmp_path: Path,
-) -> None:
+    *, size, parallel, layers, plain, tokens, tmp_path
+):
     table = changed(table_of(tokens, tmp_path, layers), parallel=parallel, precision={"compile": True})
 
     graphs = run_ranks(compiled_rank, size, table)
@@ -79,7 +73,7 @@ def test_a_compiled_model_learns_what_the_plain_one_learns(
     assert losses(tmp_path) == pytest.approx(plain(layers), rel=TOLERANCE)
 
 
-def test_what_torch_compiles_wrongly_is_refused(tokens: Path, tmp_path: Path) -> None:
+def test_what_torch_compiles_wrongly_is_refused(tokens, tmp_path):
     table = changed(gpt_table(tokens, tmp_path), parallel=TENSOR, precision={"compile": True})
 
     with pytest.raises(

@@ -34,7 +34,7 @@ STEPS = 1000
 
 
 @pytest.fixture(scope="module")
-def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(digits, tmp_path_factory) -> Path:
     return few_digits(digits, tmp_path_factory.mktemp("few"), count=128)
 
 
@@ -48,7 +48,7 @@ def factor(step: int, **schedule: Any) -> float:
     final=st.floats(0, 1),
     step=st.integers(0, STEPS),
 )
-def test_a_rate_never_leaves_its_bounds(name: Any, warmup: int, final: float, step: int) -> None:
+def test_a_rate_never_leaves_its_bounds(name, warmup, final, step):
     assert 0 <= factor(step, name=name, warmup_steps=warmup, final_fraction=final) <= 1
 
 
@@ -62,12 +62,12 @@ RATES: list[tuple[dict[str, Any], dict[int, float]]] = [
 ]
 
 
-def test_the_rate_of_chosen_steps() -> None:
+def test_the_rate_of_chosen_steps():
     for schedule, expected in RATES:
         assert {step: factor(step, **schedule) for step in expected} == pytest.approx(expected), schedule
 
 
-def test_weight_decay_spares_biases_and_norms_and_momentum_may_be_none() -> None:
+def test_weight_decay_spares_biases_and_norms_and_momentum_may_be_none():
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
 
     decayed, spared = optimization.build_optimizer(model, config.Optimizer()).param_groups
@@ -79,7 +79,7 @@ def test_weight_decay_spares_biases_and_norms_and_momentum_may_be_none() -> None
     assert optimization.build_optimizer(model, plain).param_groups[0]["momentum"] == 0
 
 
-def test_an_exponential_average_follows_the_weights_at_its_rate() -> None:
+def test_an_exponential_average_follows_the_weights_at_its_rate():
     model, settings = nn.Linear(1, 1, bias=False), config.Average(name="ema", decay=0.9)
     nn.init.constant_(model.weight, 1.0)
     average = optimization.build_average(model, settings)
@@ -92,7 +92,7 @@ def test_an_exponential_average_follows_the_weights_at_its_rate() -> None:
     assert average.module.weight.item() == pytest.approx(0.9 * 1 + 0.1 * 2)
 
 
-def test_a_stochastic_average_is_the_mean_from_its_first_step_on() -> None:
+def test_a_stochastic_average_is_the_mean_from_its_first_step_on():
     model, settings = nn.Linear(1, 1, bias=False), config.Average(name="swa", start_step=2)
     average = optimization.build_average(model, settings)
 
@@ -104,7 +104,7 @@ def test_a_stochastic_average_is_the_mean_from_its_first_step_on() -> None:
     assert average.module.weight.item() == pytest.approx(3.0)
 
 
-def test_averaged_weights_are_measured_with_batch_norm_of_their_own(pictures: Path, tmp_path: Path) -> None:
+def test_averaged_weights_are_measured_with_batch_norm_of_their_own(pictures, tmp_path):
     table = changed(
         resnet_table(pictures, tmp_path, steps=40),
         run={"batch_size": 32, "accumulation": 1},
@@ -122,7 +122,7 @@ def test_averaged_weights_are_measured_with_batch_norm_of_their_own(pictures: Pa
     assert averaged["metric"] > 0.9  # with the statistics of other weights it would be chance: 0.1
 
 
-def test_weights_are_measured_as_they_are_until_an_average_begins(pictures: Path, tmp_path: Path) -> None:
+def test_weights_are_measured_as_they_are_until_an_average_begins(pictures, tmp_path):
     table = resnet_table(pictures, tmp_path, steps=4)
     late = {"name": "swa", "start_step": 100}
 
@@ -154,8 +154,8 @@ def largest_batch(table: dict[str, Any]) -> tuple[int, str]:
 
 @pytest.mark.parametrize("batch_norm_batches", [0, 3])
 def test_an_average_needs_no_larger_batch_than_a_step_and_is_the_same_on_all_ranks(
-    batch_norm_batches: int, pictures: Path, tmp_path: Path
-) -> None:
+    batch_norm_batches, pictures, tmp_path
+):
     average = {"name": "ema", "batch_norm_batches": batch_norm_batches}
     run = {"batch_size": 64, "accumulation": 2}
     table = changed(resnet_table(pictures, tmp_path, steps=1), average=average, run=run)
@@ -172,7 +172,7 @@ def evaluated(directory: Path) -> list[float]:
     return [float(record["loss"]) for record in records if record["kind"] == "evaluation"]
 
 
-def test_clipping_scales_all_gradients_to_the_limit_and_a_limit_of_zero_only_measures() -> None:
+def test_clipping_scales_all_gradients_to_the_limit_and_a_limit_of_zero_only_measures():
     model = nn.Linear(2, 1)
     model.weight.grad, model.bias.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([4.0])
 
@@ -184,7 +184,7 @@ def test_clipping_scales_all_gradients_to_the_limit_and_a_limit_of_zero_only_mea
     assert model.bias.grad.tolist() == [pytest.approx(0.8)]
 
 
-def test_accumulation_takes_the_step_of_the_whole_batch(tokens: Path, tmp_path: Path) -> None:
+def test_accumulation_takes_the_step_of_the_whole_batch(tokens, tmp_path):
     whole = changed(gpt_table(tokens, tmp_path / "whole"), run={"accumulation": 1})
     parts = changed(gpt_table(tokens, tmp_path / "parts"), run={"accumulation": 4})
 
@@ -204,9 +204,7 @@ def test_accumulation_takes_the_step_of_the_whole_batch(tokens: Path, tmp_path: 
     ],
     ids=["activation checkpointing", "tf32", "bf16", "fp16"],
 )
-def test_memory_savings_learn_the_same(
-    options: dict[str, Any], tolerance: float, tokens: Path, tmp_path: Path
-) -> None:
+def test_memory_savings_learn_the_same(options, tolerance, tokens, tmp_path):
     table = gpt_table(tokens, tmp_path / "plain")
     saving = changed(table, run={"directory": str(tmp_path / "saving")}, precision=options)
 
@@ -216,7 +214,7 @@ def test_memory_savings_learn_the_same(
     assert losses(tmp_path / "saving") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
 
 
-def test_the_scale_of_fp16_resumes_where_it_was(tokens: Path, tmp_path: Path) -> None:
+def test_the_scale_of_fp16_resumes_where_it_was(tokens, tmp_path):
     table = changed(gpt_table(tokens, tmp_path), precision={"dtype": "fp16"})
 
     train_rank(table, stop_at=3)
@@ -226,7 +224,7 @@ def test_the_scale_of_fp16_resumes_where_it_was(tokens: Path, tmp_path: Path) ->
     assert saved["scaler"]["_growth_tracker"] == 6  # steps since its last change, on both sides of the stop
 
 
-def test_channels_last_learns_the_same(pictures: Path, tmp_path: Path) -> None:
+def test_channels_last_learns_the_same(pictures, tmp_path):
     table = changed(resnet_table(pictures, tmp_path / "plain", steps=4), model={"options": {"widths": [8]}})
     last = changed(table, run={"directory": str(tmp_path / "last")}, precision={"channels_last": True})
 
@@ -236,7 +234,7 @@ def test_channels_last_learns_the_same(pictures: Path, tmp_path: Path) -> None:
     assert losses(tmp_path / "last") == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
 
 
-def test_a_finished_model_is_where_another_run_starts(tokens: Path, tmp_path: Path) -> None:
+def test_a_finished_model_is_where_another_run_starts(tokens, tmp_path):
     table = gpt_table(tokens, tmp_path / "first", steps=20)
     first = train_rank(table)
     again = changed(
@@ -251,7 +249,7 @@ def test_a_finished_model_is_where_another_run_starts(tokens: Path, tmp_path: Pa
     assert second["metric"] == pytest.approx(first["metric"], rel=1e-3)
 
 
-def test_weights_of_another_shape_are_refused_by_name(tokens: Path, tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_refused_by_name(tokens, tmp_path):
     save_file({"network.lm_head.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     small = {"hidden_size": 8, "layers": 1, "heads": 1, "intermediate_size": 8}
 
@@ -282,7 +280,7 @@ def test_weights_of_another_shape_are_refused_by_name(tokens: Path, tmp_path: Pa
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_every_model_gives_logits(name: str, options: dict[str, Any], inputs, shape) -> None:
+def test_every_model_gives_logits(name, options, inputs, shape):
     facts = definitions.Facts(classes=5, vocabulary=11, sequence_length=3)
     model = registry.build(name, options, facts, registry.REGISTRY[name].data[0]).eval()
 
@@ -293,7 +291,7 @@ def test_every_model_gives_logits(name: str, options: dict[str, Any], inputs, sh
     assert registry.blocks(model, name)
 
 
-def test_bert_takes_no_notice_of_padding() -> None:
+def test_bert_takes_no_notice_of_padding():
     options = {"hidden_size": 8, "layers": 1, "heads": 2, "intermediate_size": 8}
     model = registry.build("bert", options, definitions.Facts(classes=2, vocabulary=9), "text").eval()
 
@@ -303,7 +301,7 @@ def test_bert_takes_no_notice_of_padding() -> None:
     assert torch.allclose(short, padded, atol=1e-6)
 
 
-def test_the_defaults_are_the_published_models() -> None:
+def test_the_defaults_are_the_published_models():
     with torch.device("meta"):
         facts = definitions.Facts(classes=1000, vocabulary=50257, sequence_length=1024)
         counts = {
@@ -315,7 +313,7 @@ def test_the_defaults_are_the_published_models() -> None:
     assert counts == {"resnet50": 25_557_032, "gpt2": 124_439_808}
 
 
-def test_cudnn_tries_its_algorithms_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_tries_its_algorithms_when_asked(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
     for asked in (True, False):
         precision.set_matrix_format(config.Precision(cudnn_benchmark=asked))

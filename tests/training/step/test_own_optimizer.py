@@ -64,9 +64,7 @@ def table_of(tokens: Path, directory: Path, kind: str, **parallel: str) -> dict[
         pytest.param("WithMoments", "ddp", marks=pytest.mark.prove),
     ],
 )
-def test_what_an_optimizer_keeps_in_its_groups_is_resumed(
-    kind: str, strategy: str, tokens: Path, tmp_path: Path
-) -> None:
+def test_what_an_optimizer_keeps_in_its_groups_is_resumed(kind, strategy, tokens, tmp_path):
     stopped, straight = (
         table_of(tokens, tmp_path / name, kind, strategy=strategy) for name in ("stopped", "straight")
     )
@@ -78,7 +76,7 @@ def test_what_an_optimizer_keeps_in_its_groups_is_resumed(
     assert resumed["parameters_sha256"] == train_on(2, straight)["parameters_sha256"]
 
 
-def test_a_save_takes_no_step_of_an_optimizer_that_has_no_moments(tokens: Path, tmp_path: Path) -> None:
+def test_a_save_takes_no_step_of_an_optimizer_that_has_no_moments(tokens, tmp_path):
     table, undisturbed = (
         table_of(tokens, tmp_path / name, "Counting", strategy="fsdp") for name in ("saved", "undisturbed")
     )
@@ -88,7 +86,7 @@ def test_a_save_takes_no_step_of_an_optimizer_that_has_no_moments(tokens: Path, 
     assert saved["parameters_sha256"] == train_on(1, undisturbed)["parameters_sha256"]
 
 
-def test_an_option_that_may_differ_is_taken_anew(tokens: Path, tmp_path: Path) -> None:
+def test_an_option_that_may_differ_is_taken_anew(tokens, tmp_path):
     def outcome(name: str, power: float) -> Any:
         table = table_of(tokens, tmp_path / name, "Counting")
         train_rank(changed(table, optimizer={"options": {"power": 1.0}}), stop_at=3)
@@ -108,9 +106,7 @@ def layered(parameters: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD([{**first, "lr": lr / 10}, *others], lr=lr)
 
 
-def test_the_schedule_keeps_the_rates_of_the_groups_in_proportion(
-    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_schedule_keeps_the_rates_of_the_groups_in_proportion(tokens, tmp_path, monkeypatch):
     used: list[list[float]] = []
     update = loop.take_step
 

@@ -30,14 +30,14 @@ Straight = tuple[dict[str, Any], list[float]]  # outcome, and the loss of each s
 
 
 @pytest.fixture(scope="module")
-def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Straight:
+def alone(tokens, tmp_path_factory) -> Straight:
     """Return the outcome and the losses of one process."""
     directory = tmp_path_factory.mktemp("alone")
     return train_on(1, gpt_table(tokens, directory)), losses(directory)
 
 
 @pytest.fixture(scope="module")
-def straight(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Straight]:
+def straight(tokens, tmp_path_factory) -> Callable[..., Straight]:
     """Return a function to the outcome and losses of undisturbed ranks; each setting is trained once."""
     found: dict[str, Straight] = {}
 
@@ -52,7 +52,7 @@ def straight(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 @pytest.fixture(scope="module")
-def stopped_fsdp(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def stopped_fsdp(tokens, tmp_path_factory) -> tuple[dict[str, Any], Path]:
     """Return the outcome and the folder of two ranks of FSDP that were stopped after three steps."""
     directory = tmp_path_factory.mktemp("stopped")
     return train_on(2, changed(gpt_table(tokens, directory), parallel=FSDP), stop_at=3), directory
@@ -67,7 +67,7 @@ def by_strategy(value: Any) -> str:
     [(2, DDP), (2, FSDP), (2, TENSOR), (2, PIPELINE), *by_proof((4, TENSOR), (4, PIPELINE))],
     ids=by_strategy,
 )
-def test_several_ranks_learn_what_one_learns(*, size, parallel, alone, straight) -> None:
+def test_several_ranks_learn_what_one_learns(*, size, parallel, alone, straight):
     outcome, learned = straight(size, parallel)
 
     assert learned == pytest.approx(alone[1], rel=TOLERANCE)
@@ -90,9 +90,7 @@ def exporting_rank(table: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("parallel", [DDP, FSDP, PIPELINE], ids=by_strategy)
-def test_rank_0_alone_holds_the_finished_model(
-    parallel: dict[str, Any], tokens: Path, tmp_path: Path
-) -> None:
+def test_rank_0_alone_holds_the_finished_model(parallel, tokens, tmp_path):
     table = changed(gpt_table(tokens, tmp_path, steps=1), parallel=parallel)
 
     assert run_ranks(exporting_rank, 2, table) == [len(load_file(tmp_path / "model/model.safetensors")), 0]
@@ -139,13 +137,13 @@ def shared_rank(factor: float | list[float]) -> str:
     [([1.0], ""), (1.0, "parallel.strategy: factor is a number, which cannot be sharded")],
     ids=["shared layers", "a scalar"],
 )
-def test_layers_may_share_weights_under_fsdp(factor: float | list[float], said: str) -> None:
+def test_layers_may_share_weights_under_fsdp(factor, said):
     words = run_ranks(shared_rank, 2, factor)
 
     assert all(word.startswith(said) and bool(word) is bool(said) for word in words), words
 
 
-def test_compressed_gradients_learn_nearly_what_whole_ones_learn(tokens: Path, tmp_path: Path) -> None:
+def test_compressed_gradients_learn_nearly_what_whole_ones_learn(tokens, tmp_path):
     whole, compressed = tmp_path / "whole", tmp_path / "compressed"
     train_on(2, gpt_table(tokens, whole, steps=60))
 
@@ -155,7 +153,7 @@ def test_compressed_gradients_learn_nearly_what_whole_ones_learn(tokens: Path, t
     assert losses(compressed)[-1] == pytest.approx(losses(whole)[-1], rel=0.05)  # measured: 1.5 % above
 
 
-def test_other_ranks_go_on_with_what_compression_left_over(tokens: Path, tmp_path: Path) -> None:
+def test_other_ranks_go_on_with_what_compression_left_over(tokens, tmp_path):
     table = changed(gpt_table(tokens, tmp_path, steps=16), parallel={"powersgd_rank": 8})
     train_on(2, table, stop_at=13)
 
@@ -170,7 +168,7 @@ def test_other_ranks_go_on_with_what_compression_left_over(tokens: Path, tmp_pat
     [(2, FSDP), (2, TENSOR), (2, PIPELINE), *by_proof((4, TENSOR))],
     ids=by_strategy,
 )
-def test_a_sharded_run_resumes_bit_by_bit(size, parallel, straight, tokens: Path, tmp_path: Path) -> None:
+def test_a_sharded_run_resumes_bit_by_bit(size, parallel, straight, tokens, tmp_path):
     undisturbed, _ = straight(size, parallel)
     interrupted = changed(gpt_table(tokens, tmp_path), parallel=parallel)
 
@@ -188,8 +186,8 @@ def test_a_sharded_run_resumes_bit_by_bit(size, parallel, straight, tokens: Path
     ids=by_strategy,
 )
 def test_what_two_fsdp_ranks_saved_resumes_elsewhere(
-    *, size, parallel, alone, stopped_fsdp, tokens: Path, tmp_path: Path
-) -> None:
+    *, size, parallel, alone, stopped_fsdp, tokens, tmp_path
+):
     stopped, folder = stopped_fsdp
     shutil.copytree(folder, tmp_path / "run")
 

@@ -13,7 +13,7 @@ LENGTH = 16
 
 
 @pytest.fixture(scope="module")
-def holey(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def holey(tmp_path_factory) -> Path:
     """Write token files; two of five sequences are corrupt, and a neighbour without targets replaces them."""
     folder = write_tokens(tmp_path_factory.mktemp("holey"))
     file = folder / "train" / "tokens.bin"
@@ -30,7 +30,7 @@ def table_of(data: Path, directory: Path, **run: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(holey: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def whole(holey, tmp_path_factory) -> list[float]:
     """Return the losses of one rank that reads each step as one batch."""
     directory = tmp_path_factory.mktemp("whole")
     train_on(1, table_of(holey, directory, accumulation=1))
@@ -49,15 +49,7 @@ def whole(holey: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     ],
     ids=["micro-batches", "ranks", "both", "fsdp", "tensor", "pipeline"],
 )
-def test_a_step_is_the_same_however_it_is_cut(
-    *,
-    ranks: int,
-    accumulation: int,
-    parallel: dict[str, Any],
-    holey: Path,
-    whole: list[float],
-    tmp_path: Path,
-) -> None:
+def test_a_step_is_the_same_however_it_is_cut(*, ranks, accumulation, parallel, holey, whole, tmp_path):
     table = table_of(holey, tmp_path, accumulation=accumulation)
 
     train_on(ranks, changed(table, parallel=parallel))
@@ -122,7 +114,7 @@ def error(model, batch):
 
 
 @pytest.fixture(scope="module")
-def own_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_file(tmp_path_factory) -> Path:
     """Write a user's file with data of uneven targets, and models for them."""
     file = tmp_path_factory.mktemp("own") / "answers.py"
     file.write_text(ANSWERS)
@@ -165,9 +157,7 @@ CLASSES = {"model": "classifier", "data": "classes"}
     ],
     ids=["labels", "classes", "own loss", "plain mean", "own count"],
 )
-def test_targets_of_own_data_weigh_alike_in_training_and_in_the_score(
-    kind: dict[str, str], own_file: Path, tmp_path: Path
-) -> None:
+def test_targets_of_own_data_weigh_alike_in_training_and_in_the_score(kind, own_file, tmp_path):
     """Some micro-batches of two samples have no target: fine-tuning on answers, and a hole."""
     whole = train_on(1, own_table(kind, own_file, tmp_path / "whole", accumulation=1))
     cut = train_on(2, own_table(kind, own_file, tmp_path / "cut", accumulation=6))
@@ -179,7 +169,7 @@ def test_targets_of_own_data_weigh_alike_in_training_and_in_the_score(
     assert cut["metric"] == pytest.approx(evaluated[-1]["loss"], abs=2e-5)  # the own metric is the own loss
 
 
-def test_a_metric_that_counted_nothing_has_no_value(own_file: Path, tmp_path: Path) -> None:
+def test_a_metric_that_counted_nothing_has_no_value(own_file, tmp_path):
     """The value 0 would look like the best error."""
     with own_file.open("a") as file:
         file.write(
@@ -193,7 +183,7 @@ def test_a_metric_that_counted_nothing_has_no_value(own_file: Path, tmp_path: Pa
     assert (result["metric_name"], result["metric"]) == ("error", None)
 
 
-def test_a_mean_over_no_targets_reaches_no_weight_of_a_sharded_model(own_file: Path, tmp_path: Path) -> None:
+def test_a_mean_over_no_targets_reaches_no_weight_of_a_sharded_model(own_file, tmp_path):
     kind = CLASSES | {"loss": "plain_mean"}
     train_on(1, own_table(kind, own_file, tmp_path / "whole", accumulation=1))
     cut = own_table(kind, own_file, tmp_path / "cut", accumulation=6)

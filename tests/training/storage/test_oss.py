@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ KEYS = {
 
 
 @pytest.fixture
-def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def instance(tmp_path, monkeypatch) -> Iterator[Server]:
     """Yield the metadata service of an instance whose environment has no keys and no endpoint."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
@@ -36,7 +35,7 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server
         yield server
 
 
-def test_an_instance_signs_with_its_role_and_asks_inside_the_network(instance: Server) -> None:
+def test_an_instance_signs_with_its_role_and_asks_inside_the_network(instance):
     client = CheckpointStore("oss://bucket/runs")._client
 
     keys = client._request_signer._credentials.get_frozen_credentials()
@@ -45,9 +44,7 @@ def test_an_instance_signs_with_its_role_and_asks_inside_the_network(instance: S
     assert (keys.access_key, keys.secret_key, keys.token) == ("STS.id", "secret", "token")
 
 
-def test_keys_of_the_environment_come_before_the_role_s(
-    instance: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_of_the_environment_come_before_the_role_s(instance, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
 
@@ -56,9 +53,7 @@ def test_keys_of_the_environment_come_before_the_role_s(
     assert client._request_signer._credentials.access_key == "mine"
 
 
-def test_a_user_of_an_instance_has_keys_of_their_own_from_where_the_environment_says(
-    instance: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_of_an_instance_has_keys_of_their_own_from_where_the_environment_says(instance, monkeypatch):
     instance.answers["/credentials"] = (200, json.dumps(KEYS | {"AccessKeyId": "STS.of-ada"}))
     instance.open = True
     monkeypatch.setenv("ALIBABA_CLOUD_CREDENTIALS_URI", f"{instance.base}/credentials")
@@ -68,7 +63,7 @@ def test_a_user_of_an_instance_has_keys_of_their_own_from_where_the_environment_
     assert client._request_signer._credentials.access_key == "STS.of-ada"
 
 
-def test_why_a_user_has_no_keys_is_said(instance: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_a_user_has_no_keys_is_said(instance, monkeypatch):
     instance.answers["/credentials"] = (503, "AssumeRole: NoPermission")
     instance.open = True
     monkeypatch.setenv("ALIBABA_CLOUD_CREDENTIALS_URI", f"{instance.base}/credentials")
@@ -77,7 +72,7 @@ def test_why_a_user_has_no_keys_is_said(instance: Server, monkeypatch: pytest.Mo
         _ = CheckpointStore("oss://bucket/runs")._client
 
 
-def test_keys_are_asked_for_anew_before_they_end(instance: Server) -> None:
+def test_keys_are_asked_for_anew_before_they_end(instance):
     instance.says(f"{ROLES}train-role", json.dumps(KEYS | {"Expiration": "2020-01-01T00:00:00Z"}))
     credentials = oss.RoleKeys().load()
 
@@ -86,14 +81,14 @@ def test_keys_are_asked_for_anew_before_they_end(instance: Server) -> None:
     assert credentials.get_frozen_credentials().access_key == "STS.new"
 
 
-def test_an_instance_without_a_role_says_so(instance: Server) -> None:
+def test_an_instance_without_a_role_says_so(instance):
     del instance.answers[f"/latest/meta-data/{ROLES}"]
 
     with pytest.raises(CheckpointError, match="this instance's role has no keys"):
         CheckpointStore("oss://bucket/runs").check_writable()
 
 
-def test_elsewhere_the_endpoint_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_the_endpoint_must_be_named(monkeypatch):
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
 
     with pytest.raises(CheckpointError, match=r"checkpoint.endpoint = '': must be the endpoint of OSS"):

@@ -5,7 +5,6 @@ import json
 import threading
 import urllib.parse
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -40,7 +39,7 @@ class Sts(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Sts]]:
+def pod(tmp_path, monkeypatch) -> Iterator[type[Sts]]:
     """Set the variables that ACK's webhook gives a pod, and serve an STS for it."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
@@ -61,7 +60,7 @@ def store() -> ObjectStore:
     return ObjectStore("oss://bucket/runs", "https://s3.oss-cn-beijing-internal.aliyuncs.com")
 
 
-def test_a_pod_signs_with_the_role_of_its_service_account(pod: type[Sts]) -> None:
+def test_a_pod_signs_with_the_role_of_its_service_account(pod):
     keys = store()._client._request_signer._credentials.get_frozen_credentials()
 
     assert (keys.access_key, keys.secret_key, keys.token) == ("STS.pod", "secret", "token")
@@ -74,7 +73,7 @@ def test_a_pod_signs_with_the_role_of_its_service_account(pod: type[Sts]) -> Non
     )
 
 
-def test_keys_of_a_pod_are_asked_for_anew_before_they_end(pod: type[Sts]) -> None:
+def test_keys_of_a_pod_are_asked_for_anew_before_they_end(pod):
     pod.keys = KEYS | {"Expiration": "2020-01-01T00:00:00Z"}
     credentials = rrsa.PodKeys().load()
 
@@ -84,7 +83,7 @@ def test_keys_of_a_pod_are_asked_for_anew_before_they_end(pod: type[Sts]) -> Non
 
 
 @pytest.mark.parametrize(("status", "for_good"), [(403, True), (503, False)])
-def test_a_refusal_is_for_good_and_a_silence_is_not(pod: type[Sts], status: int, for_good: bool) -> None:
+def test_a_refusal_is_for_good_and_a_silence_is_not(pod, status, for_good):
     pod.status = status
 
     with pytest.raises(
@@ -95,7 +94,7 @@ def test_a_refusal_is_for_good_and_a_silence_is_not(pod: type[Sts], status: int,
     assert end.value.for_good is for_good
 
 
-def test_a_pod_without_the_webhook_has_no_such_role(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_without_the_webhook_has_no_such_role(monkeypatch):
     for name in rrsa.VARIABLES:
         monkeypatch.delenv(name, raising=False)
 

@@ -24,7 +24,6 @@ from gpu_fleet.trainer import rank
 from tests.ran import ran
 from tests.training.commands import command, tried_alone
 from tests.training.examples import (
-    Change,
     changed,
     few_digits,
     gpt_table,
@@ -36,7 +35,7 @@ from tests.training.examples import (
 
 
 @pytest.fixture(scope="module")
-def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(digits, tmp_path_factory) -> Path:
     return few_digits(digits, tmp_path_factory.mktemp("few"), count=128)
 
 
@@ -117,9 +116,7 @@ def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_wrong_value_is_one_message_that_says_what_would_do(
-    change: Change, message: str, pictures: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_value_is_one_message_that_says_what_would_do(change, message, pictures, tmp_path):
     table = change(resnet_table(pictures, tmp_path / "run"), tmp_path)
 
     status, said = tried_alone(table, tmp_path)
@@ -130,9 +127,7 @@ def test_a_wrong_value_is_one_message_that_says_what_would_do(
     assert "Traceback" not in said
 
 
-def test_a_full_disk_is_one_message_and_may_be_tried_again(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_message_and_may_be_tried_again(pictures, tmp_path, monkeypatch):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "runs/big"))
     monkeypatch.setattr("gpu_fleet.trainer.rank.train_model", full)
 
@@ -142,7 +137,7 @@ def test_a_full_disk_is_one_message_and_may_be_tried_again(
     assert status == 75
 
 
-def test_a_disk_that_the_log_fills_up_may_be_tried_again_too(pictures: Path, tmp_path: Path) -> None:
+def test_a_disk_that_the_log_fills_up_may_be_tried_again_too(pictures, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/metrics.jsonl").symlink_to("/dev/full")
 
@@ -159,8 +154,8 @@ def test_a_disk_that_the_log_fills_up_may_be_tried_again_too(pictures: Path, tmp
     [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")],
 )
 def test_a_disk_that_the_finished_model_fills_up_may_be_tried_again_too(
-    error: Exception, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    error, pictures, tmp_path, monkeypatch
+):
     def full(*_: object) -> None:
         raise error
 
@@ -171,7 +166,7 @@ def test_a_disk_that_the_finished_model_fills_up_may_be_tried_again_too(
     assert (status, f"{tmp_path}/run/model: No space left on device; free some space" in said) == (75, True)
 
 
-def test_all_wrong_keys_are_reported_at_once(pictures: Path, tmp_path: Path) -> None:
+def test_all_wrong_keys_are_reported_at_once(pictures, tmp_path):
     table = changed(resnet_table(pictures, tmp_path), run={"sed": 1, "batch_size": 0}, data={"workers": -1})
 
     _, said = tried_alone(table, tmp_path)
@@ -188,9 +183,7 @@ def test_all_wrong_keys_are_reported_at_once(pictures: Path, tmp_path: Path) -> 
         (["--run.seed.x", "3"], "run.seed"),
     ],
 )
-def test_overrides_are_checked_like_the_file(
-    override: list[str], message: str, pictures: Path, tmp_path: Path
-) -> None:
+def test_overrides_are_checked_like_the_file(override, message, pictures, tmp_path):
     status, said = tried_alone(resnet_table(pictures, tmp_path), tmp_path, *override)
 
     assert status == 65
@@ -201,9 +194,7 @@ def test_overrides_are_checked_like_the_file(
     ("content", "message"),
     [(b"[run", "is not TOML"), (b"\xff", "is not TOML"), (None, "cannot be read: No such file")],
 )
-def test_a_file_that_is_no_configuration_is_named(
-    content: bytes | None, message: str, tmp_path: Path
-) -> None:
+def test_a_file_that_is_no_configuration_is_named(content, message, tmp_path):
     file = tmp_path / "broken.toml"
     if content is not None:
         file.write_bytes(content)
@@ -214,7 +205,7 @@ def test_a_file_that_is_no_configuration_is_named(
     assert f"{file}: {message}" in said
 
 
-def test_a_corrupt_sample_below_the_limit_is_skipped_and_counted(pictures: Path, tmp_path: Path) -> None:
+def test_a_corrupt_sample_below_the_limit_is_skipped_and_counted(pictures, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(pictures, data, symlinks=False)
     min((data / "train").glob("*/*.png")).write_bytes(b"not a picture")
@@ -233,9 +224,7 @@ def broken_held_out(pictures: Path, data: Path, count: int) -> Path:
     return data
 
 
-def test_corrupt_held_out_samples_count_once_each_however_often_they_are_read(
-    pictures: Path, tmp_path: Path
-) -> None:
+def test_corrupt_held_out_samples_count_once_each_however_often_they_are_read(pictures, tmp_path):
     data = broken_held_out(pictures, tmp_path / "data", count=2)
     table = changed(resnet_table(data, tmp_path / "run", steps=1), run={"batch_size": 96, "accumulation": 1})
 
@@ -246,9 +235,7 @@ def test_corrupt_held_out_samples_count_once_each_however_often_they_are_read(
     assert "2 corrupt samples, data.corrupt_limit allows 1" in said
 
 
-def test_what_a_reader_process_says_is_reported_without_where_it_was_raised(
-    pictures: Path, tmp_path: Path
-) -> None:
+def test_what_a_reader_process_says_is_reported_without_where_it_was_raised(pictures, tmp_path):
     table = resnet_table(broken_held_out(pictures, tmp_path / "data", count=64), tmp_path / "run", steps=1)
 
     status, said = tried_alone(changed(table, data={"workers": 1}), tmp_path)
@@ -258,7 +245,7 @@ def test_what_a_reader_process_says_is_reported_without_where_it_was_raised(
     assert "Traceback" not in said
 
 
-def test_a_picture_too_large_to_be_one_is_a_corrupt_sample() -> None:
+def test_a_picture_too_large_to_be_one_is_a_corrupt_sample():
     content = BytesIO()
     Image.new("RGB", (1, 1)).save(content, "bmp")
     header = bytearray(content.getvalue())
@@ -268,7 +255,7 @@ def test_a_picture_too_large_to_be_one_is_a_corrupt_sample() -> None:
         decode(bytes(header), config.Data(path="pictures"), training=False, chance=np.random.default_rng())
 
 
-def test_a_full_device_is_reported_with_the_knobs_that_help() -> None:
+def test_a_full_device_is_reported_with_the_knobs_that_help():
     settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
 
     error = rank.explained(
@@ -279,9 +266,7 @@ def test_a_full_device_is_reported_with_the_knobs_that_help() -> None:
         assert knob in str(error)
 
 
-def test_what_a_full_device_is_advised_is_accepted_by_a_run_with_checkpoints(
-    tokens: Path, tmp_path: Path
-) -> None:
+def test_what_a_full_device_is_advised_is_accepted_by_a_run_with_checkpoints(tokens, tmp_path):
     """Try each line of the advice alone, as the user types it, on the directory of the run."""
     table = gpt_table(tokens, tmp_path / "run")
     train_on(1, table, stop_at=2)
@@ -309,9 +294,7 @@ def test_what_a_full_device_is_advised_is_accepted_by_a_run_with_checkpoints(
     ("batch", "accumulation", "ranks", "advised"),
     [(8, 1, 1, 2), (6, 2, 1, 3), (12, 1, 4, 3), (8, 8, 1, None), (8, 4, 2, None)],
 )
-def test_the_advised_accumulation_divides_the_batch(
-    *, batch: int, accumulation: int, ranks: int, advised: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_advised_accumulation_divides_the_batch(*, batch, accumulation, ranks, advised, monkeypatch):
     sizes = {"batch_size": batch, "accumulation": accumulation}
     table = changed(gpt_table(Path("data"), Path("run")), run=sizes)
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
@@ -319,7 +302,7 @@ def test_the_advised_accumulation_divides_the_batch(
     assert rank.finer_accumulation(config.from_table(table, "test")) == advised
 
 
-def test_another_fault_of_torch_is_not_disguised() -> None:
+def test_another_fault_of_torch_is_not_disguised():
     settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
     fault = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
@@ -333,9 +316,7 @@ def test_another_fault_of_torch_is_not_disguised() -> None:
         (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), torch.AcceleratorError),
     ],
 )
-def test_what_is_of_a_peer_or_a_device_is_no_mistake_of_the_code_that_it_came_to_light_in(
-    fault: RuntimeError, kind: type[Exception]
-) -> None:
+def test_what_is_of_a_peer_or_a_device_is_no_mistake_of_the_code_that_it_came_to_light_in(fault, kind):
     """A loss may call all_reduce; as a mistake of its code, the run would not be retried."""
     settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
 
@@ -347,7 +328,7 @@ def test_what_is_of_a_peer_or_a_device_is_no_mistake_of_the_code_that_it_came_to
     assert getattr(error, "for_good", False) is False
 
 
-def test_help_and_what_is_wrong_before_a_run_wait_for_no_torch() -> None:
+def test_help_and_what_is_wrong_before_a_run_wait_for_no_torch():
     """An import of torch would take seconds, on each rank and for each wrong flag."""
     program = (
         "import sys; from click.testing import CliRunner; from gpu_fleet.cli import main\n"

@@ -16,7 +16,6 @@ from gpu_fleet.core.world import world
 from gpu_fleet.trainer import loop
 from tests.training.commands import command, tried, tried_alone
 from tests.training.examples import (
-    Change,
     changed,
     few_digits,
     gpt_table,
@@ -32,7 +31,7 @@ ONE_PETABYTE = 1 << 50
 
 
 @pytest.fixture(scope="module")
-def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(digits, tmp_path_factory) -> Path:
     return few_digits(digits, tmp_path_factory.mktemp("few"), count=128)
 
 
@@ -71,9 +70,7 @@ def directory_under_a_file(table: dict[str, Any], folder: Path) -> dict[str, Any
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_rank_0_says_it_once_and_no_rank_hangs(
-    change: Change, message: str, pictures: Path, tmp_path: Path
-) -> None:
+def test_rank_0_says_it_once_and_no_rank_hangs(change, message, pictures, tmp_path):
     table = change(resnet_table(pictures, tmp_path / "run"), tmp_path)
 
     (status, said), (other_status, other_said) = tried(2, table, tmp_path)
@@ -92,9 +89,7 @@ def test_rank_0_says_it_once_and_no_rank_hangs(
         ({}, {"strategy": "pipeline", "pipeline": 2}, "set run.accumulation to 2 or more"),
     ],
 )
-def test_a_model_that_cannot_be_cut_is_reported(
-    options: dict[str, int], parallel: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_model_that_cannot_be_cut_is_reported(options, parallel, message, tmp_path):
     table = gpt_table(write_tokens(tmp_path / "tokens"), tmp_path / "run")
     table["model"]["options"].update(options)
     if not options:
@@ -107,7 +102,7 @@ def test_a_model_that_cannot_be_cut_is_reported(
     assert other_said == ""
 
 
-def test_a_checkpoint_of_another_run_is_refused_by_one_message(pictures: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_refused_by_one_message(pictures, tmp_path):
     table = resnet_table(pictures, tmp_path / "run", steps=1)
     train_rank(table)
 
@@ -119,7 +114,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_one_message(pictures: Path, t
     assert other_said == ""
 
 
-def test_corrupt_samples_past_the_limit_end_the_run_on_every_rank(pictures: Path, tmp_path: Path) -> None:
+def test_corrupt_samples_past_the_limit_end_the_run_on_every_rank(pictures, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(pictures, data, symlinks=False)
     broken = min((data / "train").glob("*/*.png"))
@@ -133,9 +128,7 @@ def test_corrupt_samples_past_the_limit_end_the_run_on_every_rank(pictures: Path
     assert str(broken) in statuses[0][1]
 
 
-def test_a_missing_bucket_is_reported_before_the_first_step(
-    bucket: str, pictures: Path, tmp_path: Path
-) -> None:
+def test_a_missing_bucket_is_reported_before_the_first_step(bucket, pictures, tmp_path):
     table = changed(resnet_table(pictures, tmp_path / "run"), checkpoint={"uri": "s3://absent/runs"})
 
     (status, said), (other_status, other_said) = tried(2, table, tmp_path)
@@ -145,9 +138,7 @@ def test_a_missing_bucket_is_reported_before_the_first_step(
     assert (tmp_path / "run/metrics.jsonl").exists() is False
 
 
-def test_denied_access_is_reported_before_the_first_step(
-    bucket: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_denied_access_is_reported_before_the_first_step(bucket, pictures, tmp_path, monkeypatch):
     iam = boto3.client("iam")
     iam.create_user(UserName="nobody")
     key = iam.create_access_key(UserName="nobody")["AccessKey"]
@@ -165,9 +156,7 @@ def test_denied_access_is_reported_before_the_first_step(
 
 
 @pytest.mark.parametrize("full", [0, 1])
-def test_a_full_device_of_one_rank_ends_both_and_names_what_helps(
-    full: int, pictures: Path, tmp_path: Path
-) -> None:
+def test_a_full_device_of_one_rank_ends_both_and_names_what_helps(full, pictures, tmp_path):
     table = resnet_table(pictures, tmp_path / "run", steps=3)
 
     answers = run_ranks(hungry_rank, 2, table, tmp_path, full)
@@ -192,7 +181,7 @@ def hungry_rank(table: dict[str, Any], folder: Path, full: int) -> tuple[int, st
     return tried_alone(table, folder)
 
 
-def test_a_process_without_a_gpu_of_its_own_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_gpu_of_its_own_is_reported(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -1,6 +1,5 @@
 """The bench: both loops are timed in turns on the same work, and reductions counted as in nccl-tests."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from tests.training.ranks import run_ranks
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> dict[str, Any]:
+def table(tmp_path) -> dict[str, Any]:
     return gpt_table(write_tokens(tmp_path / "data"), tmp_path / "run")
 
 

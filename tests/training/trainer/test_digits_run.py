@@ -20,7 +20,7 @@ def result_of(directory: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def straight(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(digits, tmp_path_factory) -> Path:
     """Train the example on two ranks, undisturbed; return its folder."""
     directory = tmp_path_factory.mktemp("straight")
     words = ["train", str(DIGITS), "--data.path", str(digits), "--run.directory", str(directory)]
@@ -29,7 +29,7 @@ def straight(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_two_ranks_learn_the_digits_better_than_the_baseline(straight: Path) -> None:
+def test_two_ranks_learn_the_digits_better_than_the_baseline(straight):
     result = result_of(straight)
 
     assert result["outcome"] == "finished"
@@ -37,7 +37,7 @@ def test_two_ranks_learn_the_digits_better_than_the_baseline(straight: Path) -> 
     assert result["metric"] > 0.97 > result["baseline"]
 
 
-def test_a_run_writes_its_steps_saves_and_scores_as_json_lines(straight: Path) -> None:
+def test_a_run_writes_its_steps_saves_and_scores_as_json_lines(straight):
     records = read_json_lines(straight / "metrics.jsonl")
 
     assert {record["kind"] for record in records} == {"train", "checkpoint", "evaluation", "time"}
@@ -46,9 +46,7 @@ def test_a_run_writes_its_steps_saves_and_scores_as_json_lines(straight: Path) -
 
 
 @pytest.mark.prove
-def test_neither_a_kill_of_one_rank_nor_a_sigterm_to_it_costs_a_bit(
-    digits: Path, bucket: str, tmp_path: Path
-) -> None:
+def test_neither_a_kill_of_one_rank_nor_a_sigterm_to_it_costs_a_bit(digits, bucket, tmp_path):
     """A SIGTERM to torchrun: test_launch.py. A spot notice to an instance: acceptance/test_on_moto.py.
 
     The interrupted run is too long to end before the signal. It is resumed, and compared, as a shorter run.

@@ -27,7 +27,7 @@ URI = "s3://checkpoints/runs/a"
 
 
 @pytest.fixture(scope="module")
-def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(digits, tmp_path_factory) -> Path:
     """Link a few digits."""
     return few_digits(digits, tmp_path_factory.mktemp("pictures"))
 
@@ -54,7 +54,7 @@ def followed(pictures: Path, directory: Path, strategy: str = "ddp", **run: Any)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_each_rank_resumes_with_its_own_buffers(strategy: str, pictures: Path, tmp_path: Path) -> None:
+def test_each_rank_resumes_with_its_own_buffers(strategy, pictures, tmp_path):
     straight, broken = (followed(pictures, tmp_path / name, strategy) for name in ("straight", "broken"))
 
     train_on(2, broken, stop_at=3)
@@ -62,7 +62,7 @@ def test_each_rank_resumes_with_its_own_buffers(strategy: str, pictures: Path, t
     assert train_on(2, broken)["parameters_sha256"] == train_on(2, straight)["parameters_sha256"]
 
 
-def test_an_evaluation_changes_no_later_step(pictures: Path, tmp_path: Path) -> None:
+def test_an_evaluation_changes_no_later_step(pictures, tmp_path):
     watched, straight = (
         followed(pictures, tmp_path / name, evaluate_every_steps=every)
         for name, every in (("a", 2), ("b", 0))
@@ -89,7 +89,7 @@ class Phase(Enum):
     [deque([1]), Note(1.0), Phase.FIRST, torch.Generator(), lambda: 1],
     ids=lambda v: type(v).__name__,
 )
-def test_a_value_that_no_checkpoint_gives_back_is_named_with_its_place(value: object) -> None:
+def test_a_value_that_no_checkpoint_gives_back_is_named_with_its_place(value):
     with pytest.raises(UnreadableError) as caught:
         plain({"state": {0: {"kept": value}}}, "optimizer.name = 'mine:Own'")
 
@@ -109,9 +109,7 @@ class Remembering(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_an_optimizer_that_cannot_be_resumed_is_refused_after_its_first_step(
-    strategy: str, tokens: Path, tmp_path: Path
-) -> None:
+def test_an_optimizer_that_cannot_be_resumed_is_refused_after_its_first_step(strategy, tokens, tmp_path):
     table = changed(gpt_table(tokens, tmp_path / "run"), parallel={"strategy": strategy})
     table["optimizer"] = {"name": f"{HERE}:Remembering", "learning_rate": 0.1}
 
@@ -122,7 +120,7 @@ def test_an_optimizer_that_cannot_be_resumed_is_refused_after_its_first_step(
     assert local.steps(tmp_path / "run/checkpoints") == []
 
 
-def test_a_loop_whose_optimizer_cannot_be_resumed_ends_with_its_first_step(tmp_path: Path) -> None:
+def test_a_loop_whose_optimizer_cannot_be_resumed_ends_with_its_first_step(tmp_path):
     model = nn.Linear(2, 1)
     optimizer = Remembering(model.parameters(), lr=0.1)
     done = []
@@ -144,7 +142,7 @@ def detached_loss(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1]).detach().requires_grad_()
 
 
-def test_steps_without_a_gradient_are_refused(pictures: Path, tmp_path: Path) -> None:
+def test_steps_without_a_gradient_are_refused(pictures, tmp_path):
     table = changed(resnet_table(pictures, tmp_path / "run"), loss={"name": f"{HERE}:detached_loss"})
 
     status, heard = tried_alone(table, tmp_path)
@@ -154,9 +152,7 @@ def test_steps_without_a_gradient_are_refused(pictures: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("detached", [True, False])
-def test_a_loop_that_trains_nothing_does_not_finish(
-    detached: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loop_that_trains_nothing_does_not_finish(detached, tmp_path, capsys):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # as at the begin of a warm-up
 
@@ -192,9 +188,7 @@ class OneBad(nn.Module):
         return self.norm(outputs * torch.nan if broken else outputs)
 
 
-def test_an_average_that_is_not_finite_is_neither_exported_nor_a_success(
-    pictures: Path, tmp_path: Path
-) -> None:
+def test_an_average_that_is_not_finite_is_neither_exported_nor_a_success(pictures, tmp_path):
     table = followed(pictures, tmp_path / "run") | {"average": {"name": "ema", "batch_norm_batches": 2}}
     table["model"]["name"] = f"{HERE}:OneBad"
 
@@ -224,9 +218,7 @@ class Forgetful(CheckpointStore):
         (None, "step 1 is not whole after its upload: state.pt"),
     ],
 )
-def test_a_checkpoint_that_is_not_in_the_bucket_is_no_success(
-    error: Exception | None, words: str, bucket: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_is_not_in_the_bucket_is_no_success(error, words, bucket, tmp_path):
     store = Forgetful(URI)
     store.error = error
     saver = Saver(tmp_path, store, keep=1)
@@ -236,7 +228,7 @@ def test_a_checkpoint_that_is_not_in_the_bucket_is_no_success(
         saver.close()
 
 
-def test_a_save_that_fails_in_a_way_nobody_expects_is_reported(tmp_path: Path) -> None:
+def test_a_save_that_fails_in_a_way_nobody_expects_is_reported(tmp_path):
     saver = Saver(tmp_path, None, keep=1)
     saver.save(local.Manifest(1, "model", 1), {"kept": lambda: 1})
 
@@ -244,7 +236,7 @@ def test_a_save_that_fails_in_a_way_nobody_expects_is_reported(tmp_path: Path) -
         saver.close()
 
 
-def test_a_first_save_that_a_restore_would_refuse_ends_for_good(tmp_path: Path) -> None:
+def test_a_first_save_that_a_restore_would_refuse_ends_for_good(tmp_path):
     saver = Saver(tmp_path, None, keep=1)
     saver.save(local.Manifest(1, "model", 1), {"path": Path()})
 
@@ -255,8 +247,8 @@ def test_a_first_save_that_a_restore_would_refuse_ends_for_good(tmp_path: Path) 
 
 
 def test_a_run_whose_checkpoint_is_gone_from_the_bucket_at_its_end_does_not_finish(
-    bucket: str, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    bucket, tokens, tmp_path, monkeypatch
+):
     uploaded = CheckpointStore.commit
 
     def emptied(self: CheckpointStore, manifest: local.Manifest, *given: Any) -> None:
@@ -291,7 +283,7 @@ def buffers_after(directory: str, steps: int) -> list[float]:
     return [float(value) for value in model.mean]
 
 
-def test_each_rank_of_a_users_own_loop_resumes_with_its_own_buffers(tmp_path: Path) -> None:
+def test_each_rank_of_a_users_own_loop_resumes_with_its_own_buffers(tmp_path):
     run_ranks(buffers_after, 2, str(tmp_path / "broken"), 3)
 
     resumed = run_ranks(buffers_after, 2, str(tmp_path / "broken"), 5)

@@ -40,13 +40,13 @@ def table_of(tokens: Path, directory: Path, **checkpoint: Any) -> dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def straight(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def straight(tokens, tmp_path_factory) -> dict[str, Any]:
     """Return the outcome of two undisturbed ranks."""
     return train_on(2, table_of(tokens, tmp_path_factory.mktemp("straight")))
 
 
 @pytest.fixture(scope="module")
-def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def alone(tokens, tmp_path_factory) -> dict[str, Any]:
     """Return the outcome of one undisturbed rank."""
     return train_rank(table_of(tokens, tmp_path_factory.mktemp("alone")))
 
@@ -66,9 +66,7 @@ def killed_in_evaluation(table: dict[str, Any], step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [4, STEPS], ids=["on the way", "at the end"])
-def test_a_kill_during_evaluation_changes_no_bit(
-    step: int, straight: dict[str, Any], tokens: Path, tmp_path: Path
-) -> None:
+def test_a_kill_during_evaluation_changes_no_bit(step, straight, tokens, tmp_path):
     table = table_of(tokens, tmp_path, every_steps=4)
 
     with pytest.raises(AssertionError, match="ended without a word"):
@@ -81,9 +79,7 @@ def test_a_kill_during_evaluation_changes_no_bit(
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_a_kill_before_any_checkpoint_costs_its_steps_alone(
-    micro_batches: int, straight: dict[str, Any], tokens: Path, tmp_path: Path
-) -> None:
+def test_a_kill_before_any_checkpoint_costs_its_steps_alone(micro_batches, straight, tokens, tmp_path):
     table = table_of(tokens, tmp_path)
 
     with pytest.raises(AssertionError, match="ended without a word"):
@@ -114,9 +110,7 @@ def upload_with(
     monkeypatch.setattr(CheckpointStore, "upload_files", disturbed)
 
 
-def test_a_notice_during_a_slow_upload_brings_the_newer_step_up(
-    alone: dict[str, Any], bucket: str, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notice_during_a_slow_upload_brings_the_newer_step_up(alone, bucket, tokens, tmp_path, monkeypatch):
     """The slow upload moves byte after byte, and would take longer than the instance lives."""
     uri = f"s3://{bucket}/run"
 
@@ -136,8 +130,8 @@ def test_a_notice_during_a_slow_upload_brings_the_newer_step_up(
 
 
 def test_a_notice_whose_last_upload_fails_says_which_step_is_missing(
-    alone: dict[str, Any], bucket: str, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    alone, bucket, tokens, tmp_path, monkeypatch
+):
     uri = f"s3://{bucket}/run"
     table = unmeasured(table_of(tokens, tmp_path / "run", every_steps=2, uri=uri))
 

@@ -388,7 +388,7 @@ def table_of(folder: Path, keys: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def place(tmp_path, monkeypatch) -> Callable[[str], Path]:
     """Return a function that writes the user's file into a folder of the test, and starts from there."""
     monkeypatch.chdir(tmp_path)
 
@@ -399,7 +399,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
     return lay
 
 
-def test_without_a_mistake_it_trains(place: Callable[[str], Path]) -> None:
+def test_without_a_mistake_it_trains(place):
     folder = place("")
     own = {"loss": {"name": "mine.py:loss"}, "metric": {"name": "mine.py:metric"}}
 
@@ -407,7 +407,7 @@ def test_without_a_mistake_it_trains(place: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_message(mistake: str, place: Callable[[str], Path]) -> None:
+def test_a_mistake_is_one_message(mistake, place):
     more, keys, message = MISTAKES[mistake]
     folder = place(more)
 
@@ -421,7 +421,7 @@ def test_a_mistake_is_one_message(mistake: str, place: Callable[[str], Path]) ->
 
 
 @pytest.mark.parametrize("mistake", ["a sample that fails", "a loss with a slip", "a model of another width"])
-def test_on_several_ranks_the_first_says_it_alone(mistake: str, place: Callable[[str], Path]) -> None:
+def test_on_several_ranks_the_first_says_it_alone(mistake, place):
     more, keys, message = MISTAKES[mistake]
     folder = place(more)
 
@@ -438,7 +438,7 @@ def tried_in(folder: Path, table: dict[str, Any]) -> tuple[int, str]:
     return tried_alone(table, folder)
 
 
-def test_a_mistake_in_the_midst_of_a_run_is_one_message_too(place: Callable[[str], Path]) -> None:
+def test_a_mistake_in_the_midst_of_a_run_is_one_message_too(place):
     folder = place(
         "def own(model, batch):\n    assert 63 not in batch[0], 'row 63'\n    return loss(model, batch)"
     )
@@ -478,9 +478,7 @@ def test_a_mistake_in_the_midst_of_a_run_is_one_message_too(place: Callable[[str
     ],
     ids=["extra state", "complex numbers"],
 )
-def test_a_model_of_more_than_plain_numbers_resumes_with_the_same_bits(
-    model: str, place: Callable[[str], Path]
-) -> None:
+def test_a_model_of_more_than_plain_numbers_resumes_with_the_same_bits(model, place):
     folder = place(textwrap.dedent(model))
     whole = changed(table_of(folder, {"schedule": {"name": "constant"}}), run={"steps": 5})
     broken = changed(whole, run={"directory": str(folder / "broken")})
@@ -492,7 +490,7 @@ def test_a_model_of_more_than_plain_numbers_resumes_with_the_same_bits(
     assert results[0]["parameters_sha256"] == results[1]["parameters_sha256"]
 
 
-def test_metrics_that_are_others_for_another_batch_are_one_message(place: Callable[[str], Path]) -> None:
+def test_metrics_that_are_others_for_another_batch_are_one_message(place):
     folder = place(
         "def own(model, batch):\n    names = ['error', 'last'] if 63 in batch[0] else ['error']\n"
         "    return {name: 1.0 for name in names}"
@@ -505,7 +503,7 @@ def test_metrics_that_are_others_for_another_batch_are_one_message(place: Callab
     )
 
 
-def test_a_metric_that_is_no_number_is_left_out_of_what_is_written(place: Callable[[str], Path]) -> None:
+def test_a_metric_that_is_no_number_is_left_out_of_what_is_written(place):
     """JSON has no NaN: a strict reader would refuse all of result.json."""
     folder = place("def own(model, batch):\n    return {'error': float('nan')}")
 
@@ -531,9 +529,7 @@ ROOTED = """
     ],
     ids=["in the midst", "at the end", "sharded"],
 )
-def test_weights_that_are_no_numbers_are_not_saved(
-    keys: dict[str, dict[str, Any]], place: Callable[[str], Path]
-) -> None:
+def test_weights_that_are_no_numbers_are_not_saved(keys, place):
     """The loss of the step is finite, and its gradient is NaN."""
     folder = place(ROOTED)
     keys = changed({"loss": {"name": "mine.py:own"}, "run": {"steps": 2}}, **keys)
@@ -546,9 +542,7 @@ def test_weights_that_are_no_numbers_are_not_saved(
     assert not list((folder / "run/checkpoints").glob("step-*"))
 
 
-def test_the_traceback_is_shown_when_asked(
-    place: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_traceback_is_shown_when_asked(place, monkeypatch):
     monkeypatch.setenv("GPU_FLEET_TRACEBACK", "1")
     folder = place("import no_such_library")
 

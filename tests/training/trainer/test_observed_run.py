@@ -29,7 +29,7 @@ from tests.training.ranks import run_ranks
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> dict[str, Any]:
+def table(tmp_path) -> dict[str, Any]:
     return gpt_table(write_tokens(tmp_path / "data"), tmp_path / "run", steps=4)
 
 

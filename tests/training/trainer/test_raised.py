@@ -1,8 +1,7 @@
 """An error of a user's code during a run gives one line with file and number, and the right status."""
 
 import multiprocessing
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,9 +65,7 @@ def no_reader_is_left() -> Iterator[None]:
         if where in ("model", "reader") or error in ("OSError(5, 'Input/output error')", "SystemExit(0)")
     ],
 )
-def test_what_own_code_raises_is_one_line_with_its_place(
-    where: str, error: str, place: Callable[[str], Path]
-) -> None:
+def test_what_own_code_raises_is_one_line_with_its_place(where, error, place):
     status, message = RAISED[error]
     folder = place(PLACES[where].format(error=error))
     table = table_of(folder, {"run": {"steps": 40}, **KEYS[where]})
@@ -83,7 +80,7 @@ def test_what_own_code_raises_is_one_line_with_its_place(
     assert ended == status
 
 
-def test_a_rank_whose_disk_fails_says_where_and_may_be_tried_again(place: Callable[[str], Path]) -> None:
+def test_a_rank_whose_disk_fails_says_where_and_may_be_tried_again(place):
     """The other rank loses its peer, which may be retried too."""
     error = "OSError(5, 'Input/output error') if os.environ['RANK'] == '1' else None"
     folder = place("import os\n" + PLACES["model"].replace("raise {error}", f"error = {error}") + "")
@@ -102,7 +99,7 @@ def test_a_rank_whose_disk_fails_says_where_and_may_be_tried_again(place: Callab
     assert "error: rank 1: OSError: [Errno 5] Input/output error (mine.py:" in said
 
 
-def test_a_reader_that_is_killed_may_be_tried_again(place: Callable[[str], Path]) -> None:
+def test_a_reader_that_is_killed_may_be_tried_again(place):
     """A kernel without memory kills one so."""
     kills = PLACES["reader"].replace("raise {error}", "os.kill(os.getpid(), 9)")
     folder = place(kills)
@@ -114,7 +111,7 @@ def test_a_reader_that_is_killed_may_be_tried_again(place: Callable[[str], Path]
     assert "Traceback" not in said
 
 
-def test_readers_end_with_a_loop_of_ones_own_though_its_batches_are_still_held(tmp_path: Path) -> None:
+def test_readers_end_with_a_loop_of_ones_own_though_its_batches_are_still_held(tmp_path):
     with Run(tmp_path / "run", model=nn.Linear(1, 1)) as run:
         batches = run.batches([*range(9)], batch_size=2, workers=1)
         next(batches)
@@ -140,6 +137,6 @@ def raised_from(cause: Exception) -> Exception:
             return wrapped
 
 
-def test_what_lies_behind_the_error_of_a_library_counts() -> None:
+def test_what_lies_behind_the_error_of_a_library_counts():
     assert may_pass(raised_from(ConnectionRefusedError(111, "refused")))
     assert not may_pass(raised_from(FileNotFoundError(2, "no such file")))

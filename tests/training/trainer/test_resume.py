@@ -32,7 +32,7 @@ STEPS_AN_EPOCH = 4  # 512 samples, 128 a step
 
 
 @pytest.fixture(scope="module")
-def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(digits, tmp_path_factory) -> Path:
     return few_digits(digits, tmp_path_factory.mktemp("few"))
 
 
@@ -43,13 +43,13 @@ def table_of(pictures: Path, directory: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def straight(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def straight(pictures, tmp_path_factory) -> dict[str, Any]:
     """Return the outcome of two undisturbed ranks."""
     return train_on(2, table_of(pictures, tmp_path_factory.mktemp("straight")))
 
 
 @pytest.mark.parametrize("steps", [2, STEPS_AN_EPOCH], ids=["mid-epoch", "at the boundary"])
-def test_an_interruption_changes_no_bit(steps: int, straight, pictures: Path, tmp_path: Path) -> None:
+def test_an_interruption_changes_no_bit(steps, straight, pictures, tmp_path):
     table = table_of(pictures, tmp_path)
 
     stopped = train_on(2, table, stop_at=steps)
@@ -69,9 +69,7 @@ def test_an_interruption_changes_no_bit(steps: int, straight, pictures: Path, tm
     ],  # three summands have an order; compression leaves something over from step 10 on
     ids=["three ranks", "compressed gradients"],
 )
-def test_what_the_ranks_exchange_is_resumed_too(
-    *, size: int, powersgd_rank: int, steps: int, tokens: Path, tmp_path: Path
-) -> None:
+def test_what_the_ranks_exchange_is_resumed_too(*, size, powersgd_rank, steps, tokens, tmp_path):
     def table(name: str) -> dict[str, Any]:
         run = {"batch_size": 12 * size}
         return changed(
@@ -86,7 +84,7 @@ def test_what_the_ranks_exchange_is_resumed_too(
     assert resumed["parameters_sha256"] == straight["parameters_sha256"]
 
 
-def test_a_kill_inside_accumulation_changes_no_bit(straight, pictures: Path, tmp_path: Path) -> None:
+def test_a_kill_inside_accumulation_changes_no_bit(straight, pictures, tmp_path):
     table = changed(table_of(pictures, tmp_path), checkpoint={"every_steps": 3})
     first_of_two_in_step_6 = 2 * 5 + 1
 
@@ -98,13 +96,13 @@ def test_a_kill_inside_accumulation_changes_no_bit(straight, pictures: Path, tmp
     assert resumed["parameters_sha256"] == straight["parameters_sha256"]
 
 
-def test_reader_processes_change_no_bit(straight, pictures: Path, tmp_path: Path) -> None:
+def test_reader_processes_change_no_bit(straight, pictures, tmp_path):
     outcome = train_on(2, changed(table_of(pictures, tmp_path), data={"workers": 1}))
 
     assert outcome["parameters_sha256"] == straight["parameters_sha256"]
 
 
-def test_fewer_and_more_ranks_read_every_sample_of_an_epoch_once(tmp_path: Path) -> None:
+def test_fewer_and_more_ranks_read_every_sample_of_an_epoch_once(tmp_path):
     samples, per_step = 64, 16
     table = changed(
         gpt_table(write_numbered(tmp_path / "data", samples), tmp_path / "run", steps=8),
@@ -121,9 +119,7 @@ def test_fewer_and_more_ranks_read_every_sample_of_an_epoch_once(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("accumulation", "allowed"), [(2, True), (4, False)])
-def test_half_the_ranks_go_on_with_twice_the_micro_batches_each(
-    *, accumulation: int, allowed: bool, tokens: Path, tmp_path: Path
-) -> None:
+def test_half_the_ranks_go_on_with_twice_the_micro_batches_each(*, accumulation, allowed, tokens, tmp_path):
     def table(name: str, micro_batches: int = 1) -> dict[str, Any]:
         return changed(gpt_table(tokens, tmp_path / name, steps=4), run={"accumulation": micro_batches})
 
@@ -158,7 +154,7 @@ def reading_rank(table: dict[str, Any], stop_at: int) -> list[list[int]]:
     return taken
 
 
-def test_a_finished_run_is_measured_again_and_not_trained(pictures: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_measured_again_and_not_trained(pictures, tmp_path):
     table = table_of(pictures, tmp_path)
 
     first, second = train_on(1, table), train_on(1, table)
@@ -168,7 +164,7 @@ def test_a_finished_run_is_measured_again_and_not_trained(pictures: Path, tmp_pa
     assert second["metric"] == first["metric"]
 
 
-def test_a_layout_of_its_own_is_resumed_without_changing_a_bit(pictures: Path, tmp_path: Path) -> None:
+def test_a_layout_of_its_own_is_resumed_without_changing_a_bit(pictures, tmp_path):
     def table(name: str) -> dict[str, Any]:
         return changed(resnet_table(pictures, tmp_path / name, steps=4), precision={"channels_last": True})
 
@@ -181,9 +177,7 @@ def test_a_layout_of_its_own_is_resumed_without_changing_a_bit(pictures: Path, t
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_resumed_run_decays_weights_as_its_configuration_says(
-    strategy: str, tokens: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_decays_weights_as_its_configuration_says(strategy, tokens, tmp_path):
     def outcome(name: str, weight_decay: float) -> dict[str, Any]:
         table = changed(gpt_table(tokens, tmp_path / name, steps=3), parallel={"strategy": strategy})
         train_rank(table, stop_at=2)
@@ -196,7 +190,7 @@ def test_a_resumed_run_decays_weights_as_its_configuration_says(
     assert as_saved["parameters_sha256"] != more["parameters_sha256"]
 
 
-def test_a_run_may_go_on_in_another_number_format(tokens: Path, tmp_path: Path) -> None:
+def test_a_run_may_go_on_in_another_number_format(tokens, tmp_path):
     table = gpt_table(tokens, tmp_path, steps=3)
     train_rank(table, stop_at=2)
 
