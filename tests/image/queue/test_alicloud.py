@@ -179,7 +179,6 @@ def test_records_are_read_and_written_with_the_keys_that_count_now():
         keys.append(AccessKey("second", "s"))
         read = store.newest("capacity/queue.json")
 
-    assert read is not None
     assert read.content == {"at": 1}
     assert made == ["first", "second"]
 

@@ -84,7 +84,6 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(*, damage, file, message, alo
 
     manifest = restore.newest_whole(alone, tmp_path, store=None)
 
-    assert manifest is not None
     assert manifest.step == 5
     assert "event=checkpoint-damaged step=10" in caplog.text
     assert (tmp_path / "step-10.damaged").is_dir()
@@ -239,7 +238,6 @@ def test_a_damaged_upload_falls_back_to_the_one_before(alone, bucket, tmp_path, 
 
     manifest = restore.newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
 
-    assert manifest is not None
     assert manifest.step == 5
     assert "event=checkpoint-damaged step=10" in caplog.text
 
@@ -255,7 +253,6 @@ def test_a_manifest_of_the_bucket_that_is_no_text_any_more_falls_back_to_the_one
 
     manifest = restore.newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
 
-    assert manifest is not None
     assert manifest.step == 5
 
 
@@ -519,7 +516,6 @@ def test_an_error_that_passes_costs_no_step(alone, bucket, tmp_path, monkeypatch
 
     manifest = restore.newest_whole(alone, tmp_path / "there", FailingStore(3, passing=True))
 
-    assert manifest is not None
     assert manifest.step == 10
 
 
@@ -560,7 +556,6 @@ def test_a_disturbed_list_holds_no_start_up(alone, bucket, tmp_path, monkeypatch
 
     manifest = restore.newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
 
-    assert manifest is not None
     assert manifest.step == 5
 
 

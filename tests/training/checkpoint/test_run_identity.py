@@ -198,7 +198,6 @@ def test_an_explicit_place_branches_beside_itself(uri, beside):
 
     assert (branch.checkpoint.uri, branch.run.directory) == (beside, "runs/second")
     before = manager.origin(branch)
-    assert before is not None
     assert (before.checkpoint.uri, before.run.directory) == (uri, "runs/first")
 
 

@@ -53,7 +53,6 @@ def test_every_second_is_booked_once(moves):
         book.shift(other, part * seconds)
 
     found = goodput([book.record(5)])
-    assert found is not None
     assert found.wall_s == pytest.approx(now[0] - 990.0)
     assert accounted(found) == pytest.approx(1.0)
 
@@ -71,7 +70,6 @@ def test_what_a_later_try_did_again_and_the_time_between_are_lost():
 
     found = goodput([*first, *second])
 
-    assert found is not None
     assert (found.wall_s, found.tries) == (400, 2)
     assert found.lost_s == 45 + 90  # fifty steps at 0.9 s, and from 210 to 300
     assert found.productive_s == 90 + 45 + 70
@@ -91,7 +89,6 @@ def test_between_two_tries_only_an_instance_that_is_there_costs(booted_at_s, pai
 
     found = goodput([first, second])
 
-    assert found is not None
     assert (found.wall_s, found.lost_s) == (400, 90)
     assert found.price_of_all(price_per_hour=3600.0) == paid_s
     assert found.price_lost(price_per_hour=3600.0) == paid_s - 310
@@ -119,7 +116,6 @@ def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens, tmp_path, m
 
     found = goodput(read_json_lines(tmp_path / "run" / "metrics.jsonl"))
 
-    assert found is not None
     assert found.tries == 2
     assert accounted(found) >= 0.99
     assert 0 < found.lost_s < found.wall_s <= end - begin
@@ -178,7 +174,6 @@ def test_on_an_instance_the_stack_s_own_policy_says_what_the_lost_time_cost(
     hour = on_demand if "on-demand" in request.node.name else spot
     assert on_demand > 2 * spot
     found = goodput(read_json_lines(tmp_path / "run" / "metrics.jsonl"))
-    assert found is not None
     assert found.price == HourPrice(pytest.approx(hour, abs=1e-4), "USD")
     shown = CliRunner().invoke(cli.main, ["report", str(tmp_path / "run")]).output
     assert f"cost of unproductive time: {found.price_lost(hour):,.2f} of " in shown

@@ -88,7 +88,6 @@ def test_an_exponential_average_follows_the_weights_at_its_rate():
     nn.init.constant_(model.weight, 2.0)
     optimization.update_average(average, model, settings, step=2)
 
-    assert average is not None
     assert average.module.weight.item() == pytest.approx(0.9 * 1 + 0.1 * 2)
 
 
@@ -100,7 +99,6 @@ def test_a_stochastic_average_is_the_mean_from_its_first_step_on():
         nn.init.constant_(model.weight, value)
         optimization.update_average(average, model, settings, step)
 
-    assert average is not None
     assert average.module.weight.item() == pytest.approx(3.0)
 
 
