@@ -73,23 +73,21 @@ def test_a_write_that_fails_leaves_nothing_behind(folder):
 
 
 @as_root
-def test_root_refuses_a_folder_that_a_group_may_write(folder, secret):
-    """The folder as it was: 0775 for the group of trainers, one of whom planted a link."""
-    os.chown(folder, 0, OTHER_USER)
-    folder.chmod(0o775)
+@pytest.mark.parametrize(
+    ("owner", "mode", "why"),
+    [
+        (0, 0o775, f"group {OTHER_USER} may write in the folder"),  # as it was: for the group of trainers
+        (OTHER_USER, 0o755, f"the folder belongs to user {OTHER_USER}"),
+    ],
+)
+def test_root_refuses_a_folder_in_which_others_may_write(folder, secret, owner, mode, why):
+    os.chown(folder, owner, OTHER_USER)
+    folder.chmod(mode)
     (folder / "stop").symlink_to(secret)
 
-    with pytest.raises(PermissionError, match=f"group {OTHER_USER} may write in the folder"):
+    with pytest.raises(PermissionError, match=why):
         replace_text(folder / "stop", "go\n")
     assert secret.read_text() == "untouched\n"
-
-
-@as_root
-def test_root_refuses_a_folder_of_another(folder):
-    os.chown(folder, OTHER_USER, OTHER_USER)
-
-    with pytest.raises(PermissionError, match=f"the folder belongs to user {OTHER_USER}"):
-        replace_text(folder / "stop", "go\n")
 
 
 def directory(owner, mode, group=0):
@@ -121,34 +119,27 @@ def test_a_file_is_read_as_it_was_written(folder):
     assert read_text(folder / "activity.json") == "{}\n"
 
 
-def test_a_planted_link_is_not_read(folder, secret):
-    (folder / "activity.json").symlink_to(secret)
+def of_another(file):
+    file.write_text('{"ready": false}')
+    os.chown(file, OTHER_USER, OTHER_USER)
 
-    with pytest.raises(OSError, match="symbolic links"):
+
+@pytest.mark.parametrize(
+    ("plant", "why"),
+    [
+        pytest.param(lambda file: file.symlink_to("/etc/hostname"), "symbolic links", id="link"),
+        pytest.param(os.mkfifo, "is no regular file", id="pipe"),
+        pytest.param(
+            lambda file: file.write_bytes(bytes(LARGEST_READ_BYTES + 1)), "holds more than", id="memory"
+        ),
+        pytest.param(of_another, f"belongs to user {OTHER_USER}", id="owner", marks=as_root),
+    ],
+)
+def test_what_was_planted_is_neither_read_nor_waited_for(folder, plant, why):
+    plant(folder / "activity.json")
+
+    with pytest.raises(OSError, match=why):
         read_text(folder / "activity.json")
-
-
-def test_a_planted_pipe_is_not_waited_for(folder):
-    os.mkfifo(folder / "activity.json")
-
-    with pytest.raises(OSError, match="is no regular file"):
-        read_text(folder / "activity.json")
-
-
-def test_a_file_that_would_fill_the_memory_is_refused(folder):
-    (folder / "activity.json").write_bytes(bytes(LARGEST_READ_BYTES + 1))
-
-    with pytest.raises(OSError, match="holds more than"):
-        read_text(folder / "activity.json")
-
-
-@as_root
-def test_a_file_of_another_is_not_believed(folder):
-    (folder / "ready.json").write_text('{"ready": false}')
-    os.chown(folder / "ready.json", OTHER_USER, OTHER_USER)
-
-    with pytest.raises(PermissionError, match=f"belongs to user {OTHER_USER}"):
-        read_text(folder / "ready.json")
 
 
 def test_a_file_below_a_folder_is_opened(folder):

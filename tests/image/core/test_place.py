@@ -66,8 +66,18 @@ def published(fleet):
     return fleet
 
 
-def run(*arguments: str):
-    return CliRunner().invoke(main, [*arguments])
+def run(*arguments: str) -> str:
+    """Return the output of a command that must succeed."""
+    done = CliRunner().invoke(main, [*arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def refused(*arguments: str) -> str:
+    """Return the output of a command that must fail with a message."""
+    done = CliRunner().invoke(main, [*arguments])
+    assert done.exit_code == 1, done.output
+    return done.output
 
 
 @pytest.mark.parametrize(
@@ -79,18 +89,13 @@ def test_a_command_reads_the_policy_that_the_stack_published(arguments, publishe
     monkeypatch.chdir(tmp_path)
     published.start()
 
-    done = run(*arguments, "--stack", STACK, "--region", REGION)
-
-    assert done.exit_code == 0, done.output
+    run(*arguments, "--stack", STACK, "--region", REGION)
 
 
 def test_an_instance_is_explained_by_the_published_policy(published):
     (instance,) = published.start()
 
-    done = run("explain", instance, "--stack", STACK, "--region", REGION)
-
-    assert done.exit_code == 0, done.output
-    assert f"{instance}: dev " in done.output
+    assert f"{instance}: dev " in run("explain", instance, "--stack", STACK, "--region", REGION)
 
 
 def test_an_unfreeze_from_a_laptop_is_recorded_in_the_stacks_own_ledger(published):
@@ -102,10 +107,9 @@ def test_an_unfreeze_from_a_laptop_is_recorded_in_the_stacks_own_ledger(publishe
     s3.put_object(Bucket=BUCKET, Key="reaper/freeze.json", Body=json.dumps(frozen.to_json()))
     published.start_group("pool", desired=1)
 
-    done = run("unfreeze", "--reason", "paper deadline", "--stack", STACK, "--region", REGION)
+    said = run("unfreeze", "--reason", "paper deadline", "--stack", STACK, "--region", REGION)
 
-    assert done.exit_code == 0, done.output
-    assert "pools start instances again" in done.output
+    assert "pools start instances again" in said
     (record,) = s3.list_objects_v2(Bucket=BUCKET, Prefix="reaper/budget/")["Contents"]
     content = json.loads(s3.get_object(Bucket=BUCKET, Key=record["Key"])["Body"].read())
     assert (content["action"], content["reason"]) == ("unfreeze", "paper deadline")
@@ -117,34 +121,25 @@ def test_on_an_instance_the_stack_is_that_of_its_file(published, tmp_path, monke
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(file))
     monkeypatch.chdir(tmp_path)
 
-    done = run("report")
-
-    assert done.exit_code == 0, done.output
+    run("report")
 
 
 def test_a_stack_without_a_file_needs_a_region_and_says_so(elsewhere):
-    done = run("status", "--stack", "research")
+    said = refused("status", "--stack", "research")
 
-    assert done.exit_code == 1
-    assert "stack 'research' has no file here; name its region with --region (or AWS_REGION)" in done.output
-    assert "the stack files here are alicloud-dev, " in done.output
-
-
-def test_a_stack_that_is_not_deployed_is_named_with_its_account(fleet):
-    done = run("status", "--stack", "research", "--region", REGION)
-
-    assert done.exit_code == 1
-    assert f"gpu-fleet-research-records-{ACCOUNT}/reaper/policy.json: no such bucket" in done.output
-    assert f"is stack 'research' deployed in account {ACCOUNT}?" in done.output
+    assert "stack 'research' has no file here; name its region with --region (or AWS_REGION)" in said
+    assert "the stack files here are alicloud-dev, " in said
 
 
-def test_a_stack_that_published_nothing_says_which_command_does(fleet):
+def test_a_stack_that_is_not_deployed_or_published_nothing_is_named_with_what_helps(fleet):
     boto3.client("s3", region_name=REGION).create_bucket(Bucket=BUCKET)
 
-    done = run("status", "--stack", STACK, "--region", REGION)
+    absent = refused("status", "--stack", "research", "--region", REGION)
+    silent = refused("status", "--stack", STACK, "--region", REGION)
 
-    assert done.exit_code == 1
-    assert f"{BUCKET}/reaper/policy.json: not there; `gpu-fleet up {STACK}` publishes it" in done.output
+    assert f"gpu-fleet-research-records-{ACCOUNT}/reaper/policy.json: no such bucket" in absent
+    assert f"is stack 'research' deployed in account {ACCOUNT}?" in absent
+    assert f"{BUCKET}/reaper/policy.json: not there; `gpu-fleet up {STACK}` publishes it" in silent
 
 
 def test_a_denied_read_names_the_object_and_the_permission(monkeypatch):
@@ -192,19 +187,17 @@ def test_a_policy_of_another_stack_is_refused(published, tmp_path):
     file = tmp_path / "policy.json"
     file.write_text(json.dumps(policy_json(stack="prod")))
 
-    done = run("status", "--policy", str(file), "--stack", STACK, "--region", REGION)
+    said = refused("status", "--policy", str(file), "--stack", STACK, "--region", REGION)
 
-    assert done.exit_code == 1
-    assert "error: --policy is of stack 'prod', --stack is 'test'" in done.output
+    assert "error: --policy is of stack 'prod', --stack is 'test'" in said
 
 
 def test_a_hold_on_an_instance_of_another_stack_is_refused(published):
     (instance,) = published.start(**{"gpu-fleet:stack": "prod"})
 
-    done = run("keep", "1h", "--reason", "x", "--instance", instance, "--stack", STACK, "--region", REGION)
+    words = ("keep", "1h", "--reason", "x", "--instance", instance, "--stack", STACK, "--region", REGION)
 
-    assert done.exit_code == 1
-    assert f"error: {instance} is of stack 'prod', not of 'test'" in done.output
+    assert f"error: {instance} is of stack 'prod', not of 'test'" in refused(*words)
 
 
 def test_an_emulator_of_a_stack_file_takes_any_credentials(elsewhere, monkeypatch):
@@ -234,11 +227,10 @@ def test_without_any_stack_the_flag_is_named(elsewhere):
 
 @pytest.mark.parametrize("command", [["take", "dev"], ["status"], ["report"], ["runs"]])
 def test_a_command_without_a_stack_names_the_flag_and_the_stacks_there_are(elsewhere, command):
-    result = CliRunner().invoke(main, command)
+    said = refused(*command)
 
-    assert result.exit_code == 1
-    assert result.output.startswith("error: --stack is missing")
-    assert "aws-dev" in result.output
+    assert said.startswith("error: --stack is missing")
+    assert "aws-dev" in said
 
 
 def test_a_wrong_instance_file_is_one_message(elsewhere, tmp_path, monkeypatch):
@@ -246,7 +238,4 @@ def test_a_wrong_instance_file_is_one_message(elsewhere, tmp_path, monkeypatch):
     file.write_text("schema_version = 7")
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(file))
 
-    done = run("report")
-
-    assert done.exit_code == 1
-    assert f"error: instance file {file}: schema_version = 7" in done.output
+    assert f"error: instance file {file}: schema_version = 7" in refused("report")

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from gpu_fleet_image.recipe import payload
 
+ROOTFS = payload.PROJECT / "image/gpu_fleet_image/recipe/rootfs"
+LIBEXEC = ROOTFS / "usr/libexec/gpu-fleet"
+
 # 1,340 files of Python, which no step asks for until it runs some
 PYTHON = ("python/", "vendor/")
 

@@ -2,15 +2,13 @@
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.image.recipe.recipe import LIBEXEC
 from tests.ran import ran
 
-PROGRAM = (
-    Path(__file__).resolve().parents[3] / "image/gpu_fleet_image/recipe/rootfs/usr/libexec/gpu-fleet/mig"
-)
+PROGRAM = LIBEXEC / "mig"
 # Three instances of 2g.10gb fit on an A100 of 40 GB; the fourth is refused, as by the real one.
 NVIDIA_SMI = """#!/bin/sh
 echo "$@" >>"$CALLS"
@@ -71,19 +69,21 @@ def test_without_a_profile_the_gpus_stay_whole(mig):
         assert "event=whole-gpus" in said
 
 
-def test_a_profile_that_the_gpus_do_not_know_cuts_nothing(mig):
-    status, said, calls = mig("declared", instance_file='mig_profile = "1g.18gb"')
+@pytest.mark.parametrize(
+    ("profile", "gpus", "message"),
+    [
+        ("1g.18gb", {}, "error: MIG profile '1g.18gb': these GPUs have 1g.5gb 2g.10gb"),
+        ("1g.5gb", {"NO_MIG": "yes"}, "error: MIG profile '1g.5gb': these GPUs have none"),
+        ("2g.10gb", {"HELD": "yes"}, "no instance could be made; does a program hold a GPU?"),
+    ],
+    ids=["unknown profile", "GPUs without MIG", "a program holds a GPU"],
+)
+def test_what_cannot_be_cut_is_said_and_not_said_to_be_cut(mig, profile, gpus, message):
+    status, said, calls = mig("declared", instance_file=f'mig_profile = "{profile}"', **gpus)
 
     assert status == 1
-    assert "error: MIG profile '1g.18gb': these GPUs have 1g.5gb 2g.10gb" in said
-    assert "--multi-instance-gpu=1" not in calls
-
-
-def test_gpus_without_mig_are_said_to_have_none(mig):
-    status, said, _ = mig("create", "1g.5gb", NO_MIG="yes")
-
-    assert status == 1
-    assert "error: MIG profile '1g.5gb': these GPUs have none" in said
+    assert message in said
+    assert ("--multi-instance-gpu=1" in calls) is ("HELD" in gpus)
 
 
 def test_a_gpu_whose_mode_is_on_since_before_a_reboot_is_cut_again(mig):
@@ -91,13 +91,6 @@ def test_a_gpu_whose_mode_is_on_since_before_a_reboot_is_cut_again(mig):
 
     assert status == 0
     assert calls[-1] == "--list-gpus"
-
-
-def test_a_gpu_that_a_program_holds_is_not_said_to_be_cut(mig):
-    status, said, _ = mig("create", "2g.10gb", HELD="yes")
-
-    assert status == 1
-    assert "no instance could be made; does a program hold a GPU?" in said
 
 
 def test_no_process_holds_a_gpu_before_it_is_partitioned():

@@ -3,24 +3,14 @@
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
+from tests.image.recipe.recipe import LIBEXEC, ROOTFS
 from tests.ran import ran
 
-SCRIPT = (
-    Path(__file__).parents[3]
-    / "image"
-    / "gpu_fleet_image"
-    / "recipe"
-    / "rootfs"
-    / "usr"
-    / "libexec"
-    / "gpu-fleet"
-    / "mount-home"
-)
-UNIT = SCRIPT.parents[3] / "etc/systemd/system/home-tunnel.service"
+SCRIPT = LIBEXEC / "mount-home"
+UNIT = ROOTFS / "etc/systemd/system/home-tunnel.service"
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ import configparser
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
+from tests.image.recipe.recipe import LIBEXEC, ROOTFS
 from tests.ran import ran
 
-ROOTFS = Path(__file__).parents[3] / "image" / "gpu_fleet_image" / "recipe" / "rootfs"
-SCRIPT = ROOTFS / "usr/libexec/gpu-fleet/mount-scratch"
+SCRIPT = LIBEXEC / "mount-scratch"
 UNIT = ROOTFS / "etc/systemd/system/scratch-file-system.service"
 LUSTRE = 'cloud = "aws"\nscratch_file_system = "fs-1.fsx.example"\nscratch_mount_name = "abcdefgh"\n'
 

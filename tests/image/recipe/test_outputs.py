@@ -50,44 +50,27 @@ def oci_config(archive):
         return blob(blob(json.load(outer.extractfile("index.json"))["manifests"][0])["config"])["config"]
 
 
-def test_a_container_runs_as_an_account_of_its_own_that_is_not_root(tmp_path):
-    (tmp_path / "root").mkdir()
-
-    config = oci_config(oci.make(tmp_path / "root", tmp_path / "trainer.tar", {}, 0))
-
-    user, group = (int(number) for number in config["User"].split(":"))  # by number: kubelet reads no names
-    assert user > 0
-    assert group > 0
-
-
-def test_a_container_runs_as_the_account_that_rendered_pods_have(tmp_path):
+def test_a_container_runs_as_the_account_that_rendered_pods_have_which_is_not_root(tmp_path):
     (tmp_path / "root").mkdir()
 
     config = oci_config(oci.make(tmp_path / "root", tmp_path / "trainer.tar", {}, 0))
 
     rendered = next(field.default for field in fields(ClusterRequest) if field.name == "user")
-    assert config["User"] == f"{rendered}:{rendered}"
+    assert rendered > 0
+    assert config["User"] == f"{rendered}:{rendered}"  # by number: kubelet reads no names
     environment = dict(entry.split("=", 1) for entry in config["Env"])
     assert {name: environment[name] for name in HOME} == HOME
     assert config["WorkingDir"] == HOME["HOME"]  # one that it may write to
 
 
-def test_a_list_of_wheels_from_other_requirements_is_refused(tmp_path):
-    listing = tmp_path / "list.txt"
-    listing.write_text("torch==2.13.0+cpu --hash=sha256:0\n")
-
-    with pytest.raises(
-        LockError,
-        match=r"torch==2\.14\.0 \(the list has 2\.13\.0\+cpu\).*python -m gpu_fleet_image\.recipe\.wheels",
-    ):
-        wheels.check_fresh(listing, ["torch==2.14.0\n"])
-
-
-def test_a_list_of_wheels_from_the_same_requirements_passes(tmp_path):
+def test_a_list_of_wheels_is_of_the_same_requirements_or_refused(tmp_path):
     listing = tmp_path / "list.txt"
     listing.write_text("torch==2.13.0+cpu --hash=sha256:0\nnumpy==2.0 --hash=x\n")
+    why = r"torch==2\.14\.0 \(the list has 2\.13\.0\+cpu\).*python -m gpu_fleet_image\.recipe\.wheels"
 
     wheels.check_fresh(listing, ["torch==2.13.0\n# a remark\n"])
+    with pytest.raises(LockError, match=why):
+        wheels.check_fresh(listing, ["torch==2.14.0\n"])
 
 
 def test_the_clouds_torch_brings_cuda_and_the_local_one_does_not():
@@ -213,9 +196,14 @@ def test_a_wheel_with_another_content_is_refused(tmp_path, indexes):
         wheels.fetch(tmp_path / "wheels", listing)
 
 
+def packaged(*files):
+    wheels_of = [{"url": f"https://x/{name}", "hashes": {"sha256": name}} for name in files]
+    return {"name": "a", "version": "1", "wheels": wheels_of}
+
+
 @pytest.mark.parametrize(("base", "tag"), [("debian-12", "cp311"), ("ubuntu-24.04", "cp312")])
 def test_each_base_takes_the_wheel_that_its_own_python_would_choose(base, tag):
-    files = [
+    package = packaged(
         *(
             "a-1-py3-none-any.whl",
             "a-1-cp311-abi3-manylinux_2_28_x86_64.whl",
@@ -223,25 +211,14 @@ def test_each_base_takes_the_wheel_that_its_own_python_would_choose(base, tag):
         ),
         *("a-1-cp311-cp311-manylinux_2_17_x86_64.whl", "a-1-cp312-cp312-manylinux_2_17_x86_64.whl"),
         *("a-1-cp311-cp311-manylinux_2_40_x86_64.whl", "a-1-cp312-cp312-manylinux_2_40_x86_64.whl"),
-    ]
-    package = {
-        "name": "a",
-        "version": "1",
-        "wheels": [{"url": f"https://x/{name}", "hashes": {"sha256": name}} for name in files],
-    }
+    )
 
     assert wheels.best(package, wheels.tags(base)) == f"a-1-{tag}-{tag}-manylinux_2_17_x86_64.whl"
 
 
 def test_a_package_without_a_wheel_for_a_base_is_refused():
-    package = {
-        "name": "a",
-        "version": "1",
-        "wheels": [{"url": "https://x/a-1-cp39-cp39-win32.whl", "hashes": {}}],
-    }
-
     with pytest.raises(LockError, match="a==1: no wheel for this base"):
-        wheels.best(package, wheels.tags("debian-12"))
+        wheels.best(packaged("a-1-cp39-cp39-win32.whl"), wheels.tags("debian-12"))
 
 
 def test_the_cpu_build_of_torch_is_that_of_the_python():

@@ -1,23 +1,14 @@
 """Instance-store disks as /scratch: made where they are blank, kept where they are not."""
 
 import os
-from pathlib import Path
 
 import pytest
 
+from tests.image.recipe.recipe import LIBEXEC
 from tests.ran import ran
 
-SCRIPT = (
-    Path(__file__).parents[3]
-    / "image"
-    / "gpu_fleet_image"
-    / "recipe"
-    / "rootfs"
-    / "usr"
-    / "libexec"
-    / "gpu-fleet"
-    / "scratch"
-)
+SCRIPT = LIBEXEC / "scratch"
+MKFS = "mkfs.xfs -q -f -K -L gpu-scratch /dev/md/gpu-scratch"
 LINK = "nvme-Amazon_EC2_NVMe_Instance_Storage_AWS{}"
 # What the script calls: each writes down how; some answer.
 PROGRAMS = {
@@ -75,7 +66,7 @@ def test_blank_disks_become_one_file_system(instance):
     assert status == 0
     create, mkfs = made(calls)
     assert create.endswith("--raid-devices=2 /dev/nvme0n1 /dev/nvme1n1")
-    assert mkfs == "mkfs.xfs -q -f -K -L gpu-scratch /dev/md/gpu-scratch"
+    assert mkfs == MKFS
 
 
 def test_what_a_reboot_finds_is_mounted_as_it_is(instance):
@@ -96,19 +87,17 @@ def test_a_stripe_of_which_a_disk_is_missing_is_left_as_it_is(instance):
     assert made(calls) == []
 
 
-def test_an_array_without_a_file_system_gets_one(instance, tmp_path):
+@pytest.mark.parametrize(
+    ("held", "status", "files"),
+    [
+        ({"HELD_BY": "n1", "HELD": "linux_raid_member"}, 0, [MKFS]),
+        ({"HELD_BY": "/md/gpu-scratch", "HELD": "ext4"}, 1, []),
+    ],
+    ids=["none", "another's"],
+)
+def test_an_array_gets_a_file_system_where_it_has_none(instance, tmp_path, held, status, files):
     block_device(tmp_path / "dev/md/gpu-scratch")
 
-    status, _, calls = instance(HELD_BY="n1", HELD="linux_raid_member")
+    ended, _, calls = instance(**held)
 
-    assert status == 0
-    assert made(calls) == ["mkfs.xfs -q -f -K -L gpu-scratch /dev/md/gpu-scratch"]
-
-
-def test_an_array_with_anothers_file_system_is_left_as_it_is(instance, tmp_path):
-    block_device(tmp_path / "dev/md/gpu-scratch")
-
-    status, _, calls = instance(HELD_BY="/md/gpu-scratch", HELD="ext4")
-
-    assert status == 1
-    assert made(calls) == []
+    assert (ended, made(calls)) == (status, files)

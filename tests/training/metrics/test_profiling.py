@@ -25,11 +25,16 @@ def traced_sizes(file) -> list[int]:
     return [event["args"]["Input Dims"][0][0] for event in events if event.get("name") == "aten::mm"]
 
 
-def test_the_trace_holds_the_chosen_steps(tmp_path):
-    with StepTrace((3, 4), tmp_path) as trace:
-        run_steps(trace, range(1, 7))
+@pytest.mark.parametrize(
+    ("chosen", "run", "traced"),
+    [((3, 4), (1, 7), [3, 4]), ((2, 100), (1, 4), [2, 3]), ((2, 5), (4, 8), [4, 5])],
+    ids=["within", "the run ends inside", "the run resumes inside"],
+)
+def test_the_trace_holds_the_chosen_steps_that_were_run(chosen, run, traced, tmp_path):
+    with StepTrace(chosen, tmp_path) as trace:
+        run_steps(trace, range(*run))
 
-    assert traced_sizes(trace.file) == [3, 4]
+    assert traced_sizes(trace.file) == traced
 
 
 def test_without_steps_nothing_is_written(tmp_path):
@@ -37,20 +42,6 @@ def test_without_steps_nothing_is_written(tmp_path):
         run_steps(trace, range(1, 4))
 
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_that_ends_inside_the_range_keeps_what_there_is(tmp_path):
-    with StepTrace((2, 100), tmp_path) as trace:
-        run_steps(trace, range(1, 4))
-
-    assert traced_sizes(trace.file) == [2, 3]
-
-
-def test_a_run_that_resumes_inside_the_range_traces_the_rest(tmp_path):
-    with StepTrace((2, 5), tmp_path) as trace:
-        run_steps(trace, range(4, 8))
-
-    assert traced_sizes(trace.file) == [4, 5]
 
 
 @pytest.mark.parametrize("steps", [(5,), (5, 4), (0, 3), (1, 2, 3)])
