@@ -42,7 +42,7 @@ from gpu_fleet_image.instance.agent import aws as aws_agent
 from gpu_fleet_image.instance.agent import listening, requests
 from gpu_fleet_image.instance.agent.command import AgentOptions, fresh_poll, listener, user_socket
 from gpu_fleet_image.instance.agent.habits import Accustomed
-from gpu_fleet_image.instance.agent.judge import JudgeMemory, Limits
+from gpu_fleet_image.instance.agent.idle_detection import JudgeMemory, Limits
 from gpu_fleet_image.instance.agent.listening import CLOSED_FASTER, Senses, Target
 from gpu_fleet_image.instance.agent.loop import Agent
 from gpu_fleet_image.instance.agent.publish import heartbeat

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from unittest.mock import Mock
 
-from gpu_fleet_image.instance.agent.judge import JudgeMemory, Judgement, Minute
+from gpu_fleet_image.instance.agent.idle_detection import JudgeMemory, Judgement, Minute
 from gpu_fleet_image.instance.agent.sensors.reading import Gpu, Presence, ProcessUse, Rates, Reading
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

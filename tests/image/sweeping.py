@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any
 
 from gpu_fleet_image.controllers.sweep.carry_out import CHECK_LASTS
+from gpu_fleet_image.controllers.sweep.idle_rules import OLDEST_HEARTBEAT
 from gpu_fleet_image.controllers.sweep.results import Result
-from gpu_fleet_image.controllers.sweep.rules import OLDEST_HEARTBEAT
 from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
 from gpu_fleet_image.core import policy as policies
 from gpu_fleet_image.core.cloud import SweepCloud, connect

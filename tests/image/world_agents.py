@@ -23,7 +23,7 @@ from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.instance.agent import cloud as agent_cloud
 from gpu_fleet_image.instance.agent.answers import Seen, seen
 from gpu_fleet_image.instance.agent.habits import Accustomed
-from gpu_fleet_image.instance.agent.judge import Limits
+from gpu_fleet_image.instance.agent.idle_detection import Limits
 from gpu_fleet_image.instance.agent.kept_files import Saved
 from gpu_fleet_image.instance.agent.listening import Answers, NoticeListener
 from gpu_fleet_image.instance.agent.notices import FromMetadata

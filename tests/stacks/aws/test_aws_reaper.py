@@ -181,7 +181,7 @@ def test_only_an_hour_on_demand_has_a_known_price():
 @pytest.mark.parametrize(
     ("changed", "is_new"),
     [
-        ("instance/agent/judge.py", True),
+        ("instance/agent/idle_detection.py", True),
         ("instance/agent/sensors/gpu.py", True),
         ("instance/agent/aws.py", True),
         ("controllers/sweep/verdict.py", False),

@@ -15,10 +15,10 @@ import torch
 from botocore.exceptions import ClientError
 from torch import nn
 
-from gpu_fleet.checkpoint import local, restore, sharded, uploader
+from gpu_fleet.checkpoint import local, names, restore, sharded, uploader
 from gpu_fleet.checkpoint import saver as saving
 from gpu_fleet.checkpoint.manager import Checkpoints
-from gpu_fleet.checkpoint.saver import STATE, Saver, Snapshot
+from gpu_fleet.checkpoint.saver import Saver, Snapshot
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.uploader import AbandonedError, UploadProgress
 from gpu_fleet.core import config
@@ -59,11 +59,11 @@ def flip_a_bit(file: Path) -> None:
 
 
 DAMAGES = [
-    (truncate, STATE, "bytes, the manifest says"),
-    (flip_a_bit, STATE, "SHA-256"),
-    (Path.unlink, STATE, "No such file"),
-    (truncate, local.MANIFEST, "cannot be read"),
-    (Path.unlink, local.MANIFEST, "No such file"),
+    (truncate, names.STATE, "bytes, the manifest says"),
+    (flip_a_bit, names.STATE, "SHA-256"),
+    (Path.unlink, names.STATE, "No such file"),
+    (truncate, names.MANIFEST, "cannot be read"),
+    (Path.unlink, names.MANIFEST, "No such file"),
 ]
 
 
@@ -92,7 +92,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(*, damage, file, message, alo
 def test_nothing_whole_is_an_error_and_not_a_fresh_start(alone, tmp_path):
     save(tmp_path, 5, 10)
     for step in (5, 10):
-        truncate(tmp_path / f"step-{step}" / STATE)
+        truncate(tmp_path / f"step-{step}" / names.STATE)
 
     for _ in range(2):  # a restart must not find an empty folder
         with pytest.raises(CheckpointError, match=r"none of the checkpoints \[5, 10\] is whole"):
@@ -121,7 +121,7 @@ def test_retention_never_counts_on_later_checkpoints_that_were_passed_over(tmp_p
 
 def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
     save(tmp_path, 5)
-    truncate(tmp_path / "step-5" / STATE)
+    truncate(tmp_path / "step-5" / names.STATE)
 
     save(tmp_path, 5)
 
@@ -227,8 +227,8 @@ def test_the_manifest_is_uploaded_last_and_deleted_first(bucket, tmp_path, monke
 
     puts = [path for name, path in calls if name in ("PutObject", "CompleteMultipartUpload")]
     deletes = [path for name, path in calls if name == "DeleteObject"]
-    assert [Path(path).name for path in puts] == [STATE, local.MANIFEST] * 2
-    assert [Path(path).name for path in deletes] == [local.MANIFEST, STATE]
+    assert [Path(path).name for path in puts] == [names.STATE, names.MANIFEST] * 2
+    assert [Path(path).name for path in deletes] == [names.MANIFEST, names.STATE]
     assert store.steps() == [10]
 
 
@@ -258,7 +258,7 @@ def test_a_manifest_of_the_bucket_that_is_no_text_any_more_falls_back_to_the_one
 
 def test_a_damaged_local_copy_is_fetched_again(alone, bucket, tmp_path):
     save(tmp_path, 5, store=CheckpointStore(URI))
-    flip_a_bit(tmp_path / "step-5" / STATE)
+    flip_a_bit(tmp_path / "step-5" / names.STATE)
 
     manifest = restore.newest_whole(alone, tmp_path, CheckpointStore(URI))
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_fleet.checkpoint import local, uploader
+from gpu_fleet.checkpoint import local, names, uploader
 from gpu_fleet.checkpoint.restore import read_state
-from gpu_fleet.checkpoint.saver import STATE, Saver
+from gpu_fleet.checkpoint.saver import Saver
 from tests.training.ranks import context
 
 CHANGES = {
@@ -38,9 +38,9 @@ def content(step: int) -> torch.Tensor:
 def newest_whole(root: Path) -> int:
     """Return the step of the newest checkpoint, after a check that it is whole."""
     step = local.steps(root)[-1]
-    newest = root / local.folder_name(step)
+    newest = root / names.step_name(step)
     assert local.verify(newest).step == step
-    assert torch.equal(read_state(newest / STATE)["weights"], content(step))
+    assert torch.equal(read_state(newest / names.STATE)["weights"], content(step))
     return step
 
 

@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from gpu_fleet.checkpoint import lease as leases
 from gpu_fleet.checkpoint import local
-from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.checkpoint.folder_files import OURS
 from gpu_fleet.checkpoint.lease import RELEASED, Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.integrations.folder_copy.files import OURS
+from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.integrations.guard import Guard
 from gpu_fleet.integrations.huggingface import FleetCallback
 from gpu_fleet.preemption.interrupt import Interruption

@@ -14,11 +14,11 @@ from click.testing import CliRunner, Result
 
 from gpu_fleet.checkpoint import claim as claims
 from gpu_fleet.checkpoint.claim import RunClaim
-from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, IdentityError, StoreError
 from gpu_fleet.integrations import claim, guard
 from gpu_fleet.integrations import command as any_command
+from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.storage.object_store import ObjectStore
 from tests.training.ranks import run_ranks
 

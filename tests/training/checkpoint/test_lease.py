@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import HashStore
 
 from gpu_fleet import Run
 from gpu_fleet.checkpoint import lease as leases
-from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint import local, names
 from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.saver import Saver
@@ -273,8 +273,8 @@ def test_a_folder_that_another_process_has_taken_is_not_written_to(how, tmp_path
     first.check()
     saver = Saver(tmp_path, store=None, keep=1, claim=RunClaim(lock=first))
     if how == "made anew":
-        (tmp_path / local.LOCK).unlink()
-    (tmp_path / local.LOCK).write_text("process 7 on elsewhere\n")
+        (tmp_path / names.LOCK).unlink()
+    (tmp_path / names.LOCK).write_text("process 7 on elsewhere\n")
 
     saver.save(local.Manifest(1, "model", 1), {})
     with pytest.raises(RunLeaseError, match="was taken over by process 7 on elsewhere") as lost:
@@ -292,7 +292,7 @@ def test_the_other_ranks_hear_why_the_first_commits_nothing(how, tmp_path, monke
     lock.mark()
     local.open_stage(tmp_path, 1)
     if how == "taken over":
-        (tmp_path / local.LOCK).write_text("process 7 on elsewhere\n")
+        (tmp_path / names.LOCK).write_text("process 7 on elsewhere\n")
         why: tuple[type[Exception], str] = (RunLeaseError, "was taken over by process 7 on elsewhere")
     else:
         monkeypatch.setattr(local, "write_part", _full)
@@ -327,10 +327,10 @@ def test_a_holder_whose_file_server_was_away_takes_its_lock_again(left, tmp_path
     with monkeypatch.context() as outage:
         outage.setattr("os.pread", _input_output_error)
         if left == "nothing":
-            (tmp_path / local.LOCK).write_text("")
+            (tmp_path / names.LOCK).write_text("")
         elif left == "another file":
-            (tmp_path / local.LOCK).unlink()
-            (tmp_path / local.LOCK).touch()
+            (tmp_path / names.LOCK).unlink()
+            (tmp_path / names.LOCK).touch()
         held.check()
     held.check()
 
@@ -346,7 +346,7 @@ def test_a_holder_whose_file_server_was_away_takes_its_lock_again(left, tmp_path
 def test_a_holder_whose_file_server_was_away_makes_room_for_who_has_come(tmp_path, monkeypatch):
     held = local.lock(tmp_path)
     held.mark()
-    (tmp_path / local.LOCK).write_text("process 7 on elsewhere\n")
+    (tmp_path / names.LOCK).write_text("process 7 on elsewhere\n")
     monkeypatch.setattr("os.pread", _input_output_error)
 
     with pytest.raises(RunLeaseError, match="was taken over by process 7 on elsewhere"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet.checkpoint import local, manager, run_identity
+from gpu_fleet.checkpoint import local, manager, names, run_identity
 from gpu_fleet.core import config, instance_file
 from gpu_fleet.core.errors import CheckpointError
 from gpu_fleet.data.dataset import describe, open_split
@@ -253,7 +253,7 @@ def test_a_resumed_checkpoint_reaches_a_bucket_that_never_had_it(table, bucket):
 
     keys = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket=bucket)["Contents"]]
     assert finished["checkpoint"] == f"s3://{bucket}/run"
-    assert f"run/step-{finished['step']}/{local.MANIFEST}" in keys
+    assert f"run/step-{finished['step']}/{names.MANIFEST}" in keys
 
 
 def test_a_second_process_in_the_same_directory_is_refused(table, tmp_path):
@@ -275,7 +275,7 @@ def test_a_second_process_in_the_same_directory_is_refused(table, tmp_path):
 
 def test_a_manifest_with_a_flipped_letter_vouches_for_nothing(table, tmp_path):
     train_rank(table)
-    manifest = tmp_path / "run" / "checkpoints" / "step-3" / local.MANIFEST
+    manifest = tmp_path / "run" / "checkpoints" / "step-3" / names.MANIFEST
     changed_text = manifest.read_text().replace('"world_size": 1', '"world_size": 2')
     manifest.write_text(changed_text)
 

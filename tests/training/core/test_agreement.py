@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint import names
 from gpu_fleet.checkpoint.manager import Checkpoints, location
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import CheckpointError, DivergenceError
@@ -209,7 +209,7 @@ def test_an_evaluation_that_was_measured_is_not_done_anew(pictures, tmp_path):
     table = changed(resnet_table(pictures, tmp_path, steps=4), run={"evaluate_every_steps": 2})
     train_on(1, changed(table, checkpoint={"every_steps": 2}))
     before = scores(tmp_path)
-    shutil.rmtree(tmp_path / "checkpoints" / local.folder_name(4))
+    shutil.rmtree(tmp_path / "checkpoints" / names.step_name(4))
 
     resumed = train_on(1, table)
 

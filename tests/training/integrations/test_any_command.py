@@ -17,7 +17,6 @@ import torch
 from click.testing import CliRunner
 
 from gpu_fleet.checkpoint import lease
-from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.cli import main
@@ -25,6 +24,7 @@ from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError
 from gpu_fleet.integrations import command as any_command
 from gpu_fleet.integrations.command import status_of
+from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption.interrupt import Reason
 from gpu_fleet.storage.object_store import ObjectStore
 from tests.ran import ran
@@ -284,7 +284,7 @@ def test_an_upload_that_hangs_is_given_up_and_reported(*, begins, bucket, tmp_pa
     monkeypatch.setattr(ObjectStore, "put", hang)
     monkeypatch.setattr(outcome, "leave_at_once", leave)
     monkeypatch.setattr(any_command, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr("gpu_fleet.checkpoint.folder_files.QUIET_S", 0.0)
+    monkeypatch.setattr("gpu_fleet.integrations.folder_copy.files.QUIET_S", 0.0)
     folder, place = tmp_path / "here", f"s3://{bucket}/mine"
     waits = f"until [ -e {folder}/hung ]; do sleep 0.02; done" if begins else "true"
     every_s = "0.1" if begins else "3600"

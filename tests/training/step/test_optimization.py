@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
+from gpu_fleet.checkpoint import names
 from gpu_fleet.checkpoint.restore import read_state
-from gpu_fleet.checkpoint.saver import STATE
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import ModelError
 from gpu_fleet.metrics.records import read_json_lines
@@ -218,7 +218,7 @@ def test_the_scale_of_fp16_resumes_where_it_was(tokens, tmp_path):
     train_rank(table, stop_at=3)
     train_rank(table)
 
-    saved = read_state(tmp_path / "checkpoints/step-6" / STATE)
+    saved = read_state(tmp_path / "checkpoints/step-6" / names.STATE)
     assert saved["scaler"]["_growth_tracker"] == 6  # steps since its last change, on both sides of the stop
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gpu_fleet import Run
-from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint import local, names
 from gpu_fleet.checkpoint.saver import Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core.containers import plain
@@ -253,7 +253,7 @@ def test_a_run_whose_checkpoint_is_gone_from_the_bucket_at_its_end_does_not_fini
 
     def emptied(self: CheckpointStore, manifest: local.Manifest, *given: Any) -> None:
         uploaded(self, manifest, *given)
-        key = f"runs/a/{local.folder_name(manifest.step)}/state.pt"
+        key = f"runs/a/{names.step_name(manifest.step)}/state.pt"
         boto3.client("s3").delete_object(Bucket=bucket, Key=key)
 
     monkeypatch.setattr(CheckpointStore, "commit", emptied)

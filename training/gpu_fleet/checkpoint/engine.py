@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet.checkpoint import local, restore
+from gpu_fleet.checkpoint import local, names, restore
 from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.lease import RunLease
-from gpu_fleet.checkpoint.saver import STATE, Saver
+from gpu_fleet.checkpoint.saver import Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import of_world
 from gpu_fleet.core import outcome
@@ -23,7 +23,6 @@ from gpu_fleet.core.files import on_disk, write_bytes
 from gpu_fleet.core.world import World
 from gpu_fleet.storage.object_store import at_start
 
-FOLDER = "checkpoints"  # in the directory of a run
 MEETINGS_PER_TIMEOUT = 4
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class CheckpointEngine:
             clock: seconds that only grow.
             stopping: returns whether a notice has come, which ends the wait for another holder.
         """
-        self._where, self._root, self._store = where, directory / FOLDER, store
+        self._where, self._root, self._store = where, directory / names.CHECKPOINTS, store
         self._keep, self._every_s, self._timeout_s = keep, every_s, timeout_s
         self._layout, self._code, self._clock = layout, code, clock
         self._saver: Saver | None = None
@@ -146,9 +145,9 @@ class CheckpointEngine:
 
         `apply` gets the state that every rank reads, and the folder of the checkpoint.
         """
-        folder = self._root / local.folder_name(manifest.step)
+        folder = self._root / names.step_name(manifest.step)
         self._where.together(lambda: check(manifest))
-        self._where.together(lambda: apply(restore.read_state(folder / STATE), folder))
+        self._where.together(lambda: apply(restore.read_state(folder / names.STATE), folder))
         self._saved_step = manifest.step
         self._where.on_first(lambda: self._saver.upload_if_missing(manifest) if self._saver else None)
         log.info("event=resumed step=%d folder=%s", manifest.step, folder)
@@ -182,7 +181,7 @@ class CheckpointEngine:
         self.wait()
         if self._where.leads or (self._where.local_rank == 0 and not self._shared):
             return local.open_stage(self._root, step)
-        return local.stage(self._root, step)
+        return names.staged(self._root, step)
 
     def before_change(self) -> float:
         """Wait, before an update, for the copy of the tensors that it changes. Return the seconds."""

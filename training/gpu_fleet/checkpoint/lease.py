@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from gpu_fleet.checkpoint.store import RENEWAL, CheckpointStore, LeaseKey
+from gpu_fleet.checkpoint.names import RENEWAL
+from gpu_fleet.checkpoint.store import CheckpointStore, LeaseKey
 from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, StoppedError, StoreError
 

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import platform
-import re
 import shutil
 import uuid
 from collections.abc import Callable, Container, Iterable
@@ -20,16 +19,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
+from gpu_fleet.checkpoint import names
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError
 from gpu_fleet.core.files import sync_folder, write_bytes
 
-MANIFEST = "manifest.json"
-LOCK = "lock"
 MARK_BYTES = 1024  # read from a lock file; a mark is always shorter
 FORMAT = 2
 WHOLE, SHARDED = "whole", "sharded"
 CHUNK_BYTES = 1 << 22
-NAME = re.compile(r"step-(\d+)")
 log = logging.getLogger(__name__)
 
 
@@ -105,11 +102,6 @@ class HashingFile:
 Writer = Callable[[IO[bytes]], object]  # writes one file of a checkpoint
 
 
-def folder_name(step: int) -> str:
-    """Return the folder name of the checkpoint after `step` steps."""
-    return f"step-{step}"
-
-
 def commit(
     root: Path, manifest: Manifest, writers: dict[str, Writer], held: Callable[[], None] = lambda: None
 ) -> Manifest:
@@ -131,14 +123,9 @@ def write_part(folder: Path, own: Container[str], writers: dict[str, Writer]) ->
     return there | {name: _write_hashed(folder / name, writer) for name, writer in writers.items()}
 
 
-def stage(root: Path, step: int) -> Path:
-    """Return the folder for the files of a checkpoint before its commit."""
-    return root / f"{folder_name(step)}.tmp"
-
-
 def open_stage(root: Path, step: int) -> Path:
     """Create an empty `step-N.tmp/` to write into."""
-    folder = stage(root, step)
+    folder = names.staged(root, step)
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
@@ -151,10 +138,10 @@ def commit_stage(root: Path, manifest: Manifest, held: Callable[[], None] = lamb
     `held` is called right before that. If it raises, because another process has taken the run over, nothing
     is committed.
     """
-    staged, final = (root / f"{folder_name(manifest.step)}{suffix}" for suffix in (".tmp", ""))
-    write_bytes(staged / MANIFEST, manifest.to_json().encode())
+    staged, final = names.staged(root, manifest.step), root / names.step_name(manifest.step)
+    write_bytes(staged / names.MANIFEST, manifest.to_json().encode())
     sync_folder(staged)
-    replaced = root / f"{folder_name(manifest.step)}.replaced.tmp"
+    replaced = final.with_name(f"{final.name}.replaced.tmp")
     held()
     if final.exists():  # it failed verification, and the run has reached the same step again
         final.rename(replaced)
@@ -176,16 +163,16 @@ def steps(root: Path) -> list[int]:
     """Return the steps of the committed checkpoints, oldest first; unfinished ones do not count."""
     if not root.is_dir():
         return []
-    matches = [NAME.fullmatch(entry.name) for entry in root.iterdir() if entry.is_dir()]
-    return sorted(int(match[1]) for match in matches if match)
+    committed = [names.step_of(entry.name) for entry in root.iterdir() if entry.is_dir()]
+    return sorted(step for step in committed if step is not None)
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint, without verification; raises CheckpointError."""
     try:
-        return Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8"))
+        return Manifest.from_json((folder / names.MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
-        raise CheckpointError(f"{folder / MANIFEST}: {error.strerror}") from error
+        raise CheckpointError(f"{folder / names.MANIFEST}: {error.strerror}") from error
     except (CheckpointError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
 
@@ -230,9 +217,9 @@ def prune(root: Path, newest: int, keep: int, spared: Container[int] = ()) -> No
     for step in superseded(steps(root), newest, keep):
         if step in spared:
             continue
-        doomed = root / f"{folder_name(step)}.tmp"  # after the rename it is no checkpoint any more
+        doomed = names.staged(root, step)  # after the rename it is no checkpoint any more
         shutil.rmtree(doomed, ignore_errors=True)
-        (root / folder_name(step)).rename(doomed)
+        (root / names.step_name(step)).rename(doomed)
         shutil.rmtree(doomed)
 
 
@@ -271,7 +258,7 @@ class FolderLock:
             return
         except OSError as error:
             raise CheckpointError(
-                f"run.directory: {self.root / LOCK} cannot be read: {error.strerror}"
+                f"run.directory: {self.root / names.LOCK} cannot be read: {error.strerror}"
             ) from error
         if mark != self._mark:
             raise RunLeaseError(
@@ -285,7 +272,7 @@ class FolderLock:
         It uses only the open file: closing a second one in this process would drop the lock. Raises OSError
         if the path cannot be checked.
         """
-        now = (self.root / LOCK).stat()
+        now = (self.root / names.LOCK).stat()
         try:
             mine = os.fstat(self._file.fileno())
             same = (mine.st_dev, mine.st_ino) == (now.st_dev, now.st_ino)
@@ -299,7 +286,7 @@ class FolderLock:
 
         Raises OSError.
         """
-        file = (self.root / LOCK).open("a+", encoding="utf-8", errors="replace")
+        file = (self.root / names.LOCK).open("a+", encoding="utf-8", errors="replace")
         file.seek(0)
         if (mark := file.read(MARK_BYTES)) not in ("", self._mark):
             file.close()
@@ -333,7 +320,7 @@ def lock(root: Path) -> FolderLock:
     lease is alive. On a file system without locks, only the mark claims the folder. Raises CheckpointError if
     another process has the lock.
     """
-    file = (root / LOCK).open("a+", encoding="utf-8")
+    file = (root / names.LOCK).open("a+", encoding="utf-8")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -351,5 +338,5 @@ def lock(root: Path) -> FolderLock:
 
 def sweep(root: Path) -> None:
     """Remove the remains of killed saves; only safe while no process saves."""
-    for entry in root.glob("step-*.tmp"):
+    for entry in names.all_staged(root):
         shutil.rmtree(entry)

@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet.checkpoint import local, restore, sharded
+from gpu_fleet.checkpoint import local, names, restore, sharded
 from gpu_fleet.checkpoint import run_identity as identities
-from gpu_fleet.checkpoint.engine import FOLDER, CheckpointEngine
+from gpu_fleet.checkpoint.engine import CheckpointEngine
 from gpu_fleet.checkpoint.run_identity import Identity
-from gpu_fleet.checkpoint.saver import STATE
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core import config, instance_file, outcome, user_code
 from gpu_fleet.core.errors import IdentityError
@@ -141,11 +140,11 @@ class Checkpoints(CheckpointEngine):
         before = origin(self._settings)
         if before is None:
             return
-        root, uri = Path(before.run.directory) / FOLDER, location(before)
+        root, uri = Path(before.run.directory) / names.CHECKPOINTS, location(before)
         store = self._where.together(lambda: _store(before, uri))
         newest = restore.newest_whole(self._where, root, store)
         manifest = self._where.together(lambda: self._checked_origin(newest, before.run.directory))
-        folder = root / local.folder_name(manifest.step)
+        folder = root / names.step_name(manifest.step)
         self._where.together(lambda: self._take_weights(state, folder))
         log.info("event=branched from_step=%d folder=%s", manifest.step, folder)
 
@@ -158,7 +157,7 @@ class Checkpoints(CheckpointEngine):
 
     def _take_weights(self, state: State, folder: Path) -> None:
         if self._layout == local.WHOLE:
-            apply_weights(state, restore.read_state(folder / STATE)["model"])
+            apply_weights(state, restore.read_state(folder / names.STATE)["model"])
         else:
             sharded.load_weights(folder, state.model, self._where.control)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint import local, names
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core.errors import CheckpointError, IdentityError, StoreError, UnreadableError
 from gpu_fleet.core.world import World
@@ -39,7 +39,7 @@ def newest_whole(where: World, root: Path, store: CheckpointStore | None) -> loc
         step = max(common)
         if _brought(where, step, root, store):
             where.on_first(lambda: _set_aside(root, damaged))
-            return local.read_manifest(root / local.folder_name(step))
+            return local.read_manifest(root / names.step_name(step))
         damaged.add(step)
 
 
@@ -59,7 +59,7 @@ def _leave_earlier(root: Path, store: CheckpointStore | None) -> None:
             f"{uploaded[-1]}, which would count as this run's; choose another checkpoint.uri or run.directory"
         )
     for step in local.steps(root):
-        local.set_aside(root / local.folder_name(step), "earlier")
+        local.set_aside(root / names.step_name(step), "earlier")
 
 
 def _brought(where: World, step: int, root: Path, store: CheckpointStore | None) -> bool:
@@ -71,7 +71,7 @@ def _brought(where: World, step: int, root: Path, store: CheckpointStore | None)
 
 def _set_aside(root: Path, damaged: set[int]) -> None:
     for step in damaged & set(local.steps(root)):
-        local.set_aside(root / local.folder_name(step))
+        local.set_aside(root / names.step_name(step))
 
 
 def _steps_here(where: World, root: Path, store: CheckpointStore | None) -> set[int] | None:
@@ -87,7 +87,7 @@ def _bring(step: int, root: Path, store: CheckpointStore | None) -> bool:
     Raises StoreError if the object store does not answer: a network failure must not count as damage, after
     which the run would resume from an older checkpoint.
     """
-    folder = root / local.folder_name(step)
+    folder = root / names.step_name(step)
     try:
         if folder.exists():
             local.verify(folder)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gpu_fleet.checkpoint import local, sharded
+from gpu_fleet.checkpoint import local, names
 from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.restore import read_state
 from gpu_fleet.checkpoint.store import CheckpointStore
@@ -24,7 +24,6 @@ from gpu_fleet.core.containers import mapping_like, sequence_like
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, UnreadableError, reason_of
 from gpu_fleet.core.user_code import ARCHIVE
 
-STATE = "state.pt"
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -246,7 +245,7 @@ class Saver:
 
     def _read_back(self, step: int) -> None:
         """Read the first checkpoint as a restore does; raises UnreadableError if that is refused."""
-        file = self._root / local.folder_name(step) / STATE
+        file = self._root / names.step_name(step) / names.STATE
         if self._is_read_back or not file.exists():
             return
         try:
@@ -263,7 +262,7 @@ class Saver:
         return politely(lambda: self._written(job, copied))
 
     def _written(self, job: SaveJob, copied: Any) -> local.Manifest:
-        writers: dict[str, local.Writer] = {STATE: partial(torch.save, copied)}
+        writers: dict[str, local.Writer] = {names.STATE: partial(torch.save, copied)}
         if self._code:
             writers[ARCHIVE] = lambda file: file.write(self._code)
         if self._team is None:
@@ -289,8 +288,8 @@ class Saver:
         """Write the files of this rank to this instance's disk. Return their records."""
         assert job.written is not None
         job.written()
-        folder = local.stage(self._root, job.manifest.step)
-        return local.write_part(folder, sharded.FilesOfRank(team.rank), writers)
+        folder = names.staged(self._root, job.manifest.step)
+        return local.write_part(folder, names.FilesOfRank(team.rank), writers)
 
     def _commit_parts(self, manifest: local.Manifest, team: Team) -> local.Manifest:
         """Put the records of all ranks into the manifest, and commit if all parts are in one folder."""

@@ -6,7 +6,6 @@ them.
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +46,6 @@ def begin_save(
             raise CheckpointError(f"{folder}: cannot be written: {_first_line(error)}") from error
 
     return written
-
-
-@dataclass(frozen=True)
-class FilesOfRank:
-    """Names of the files that one rank writes; rank 0 also writes those that belong to all."""
-
-    rank: int
-
-    def __contains__(self, name: object) -> bool:
-        text = str(name)
-        return text.startswith(f"__{self.rank}_") or (self.rank == 0 and not text.startswith("__"))
 
 
 def load(

@@ -5,7 +5,6 @@ the manifest.
 """
 
 import hashlib
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -16,15 +15,12 @@ from pathlib import Path
 
 from botocore.exceptions import ClientError
 
-from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint import local, names
 from gpu_fleet.core.errors import CheckpointError
 from gpu_fleet.core.files import write_bytes
 from gpu_fleet.storage.object_store import ObjectStore
 
 TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")  # codes for a key that exists already
-LEASE = "lease"
-RENEWAL = ".renewed"  # suffix of an object beside a lease; each renewal writes it
-LEASE_NAME = re.compile(r"(\d{12})(\.[0-9a-f]+)?")
 SETTLED_AFTER_S = 2.0  # OSS reports times in whole seconds
 
 
@@ -54,15 +50,15 @@ class CheckpointStore(ObjectStore):
         self.commit(manifest, held)
 
     def upload_files(
-        self, folder: Path, step: int, names: Iterable[str], moved: Callable[[int], None] = lambda _: None
+        self, folder: Path, step: int, files: Iterable[str], moved: Callable[[int], None] = lambda _: None
     ) -> None:
         """Upload files of a checkpoint; the checkpoint exists only after `commit`.
 
         `moved` is called with the number of bytes of each part. An exception from `moved` stops the upload.
         """
         with self._explained(f"cannot take step {step}"):
-            for name in names:
-                key = self._key(local.folder_name(step), name)
+            for name in files:
+                key = self._key(names.step_name(step), name)
                 self._client.upload_file(str(folder / name), self._bucket, key, Callback=moved)
             moved(0)
 
@@ -74,28 +70,28 @@ class CheckpointStore(ObjectStore):
         """
         held()
         with self._explained(f"cannot take step {manifest.step}"):
-            key = self._key(local.folder_name(manifest.step), local.MANIFEST)
+            key = self._key(names.step_name(manifest.step), names.MANIFEST)
             self._client.put_object(Bucket=self._bucket, Key=key, Body=manifest.to_json().encode())
 
     def check_whole(self, manifest: local.Manifest) -> None:
         """Raise CheckpointError unless a listing has the manifest, and every file of it in its size."""
         sizes = {name: record.size for name, record in manifest.files.items()}
-        expected = {**sizes, local.MANIFEST: len(manifest.to_json().encode())}
-        self.check_holds(local.folder_name(manifest.step), expected, f"step {manifest.step}")
+        expected = {**sizes, names.MANIFEST: len(manifest.to_json().encode())}
+        self.check_holds(names.step_name(manifest.step), expected, f"step {manifest.step}")
 
     def steps(self) -> list[int]:
         """Return the steps of the committed checkpoints, oldest first."""
-        return sorted(step for step, names in self._listing().items() if local.MANIFEST in names)
+        return sorted(step for step, files in self._listing().items() if names.MANIFEST in files)
 
     def download(self, step: int, root: Path) -> None:
         """Fetch a committed checkpoint into `root`, verify it and commit it there."""
-        name = local.folder_name(step)
+        name = names.step_name(step)
         folder = local.open_stage(root, step)
         with self._explained(f"cannot give step {step}"):
-            key = self._key(name, local.MANIFEST)
+            key = self._key(name, names.MANIFEST)
             body = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
             manifest = local.Manifest.from_json(body)
-            write_bytes(folder / local.MANIFEST, body)
+            write_bytes(folder / names.MANIFEST, body)
             for file in manifest.files:
                 self._client.download_file(self._bucket, self._key(name, file), str(folder / file))
         local.verify(folder)
@@ -104,7 +100,7 @@ class CheckpointStore(ObjectStore):
     def manifest(self, step: int) -> local.Manifest:
         """Return the manifest of a committed checkpoint; raises CheckpointError."""
         with self._explained(f"cannot give step {step}"):
-            key = self._key(local.folder_name(step), local.MANIFEST)
+            key = self._key(names.step_name(step), names.MANIFEST)
             body: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
         return local.Manifest.from_json(body)
 
@@ -114,7 +110,7 @@ class CheckpointStore(ObjectStore):
         if record is None:
             return None
         with self._explained(f"cannot give step {step}"):
-            key = self._key(local.folder_name(step), name)
+            key = self._key(names.step_name(step), name)
             content: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
         if hashlib.sha256(content).hexdigest() != record.sha256:
             raise CheckpointError(f"{self.uri}: {name} of step {step} is not what its manifest says")
@@ -123,36 +119,36 @@ class CheckpointStore(ObjectStore):
     def prune(self, newest: int, keep: int) -> None:
         """Remove the superseded checkpoints and the unfinished uploads before them, manifests first."""
         listing = self._listing()
-        committed = [step for step in listing if local.MANIFEST in listing[step]]
+        committed = [step for step in listing if names.MANIFEST in listing[step]]
         doomed = local.superseded(committed, newest, keep)
         if not doomed:
             return
         with self._explained("cannot be pruned"):
             for step in (step for step in listing if step <= doomed[-1]):
-                for name in sorted(listing[step], key=lambda name: name != local.MANIFEST):
-                    key = self._key(local.folder_name(step), name)
+                for name in sorted(listing[step], key=lambda name: name != names.MANIFEST):
+                    key = self._key(names.step_name(step), name)
                     self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def newest_lease(self) -> LeaseKey | None:
         """Return the lease with the highest number; if several processes claim it on OSS, the oldest."""
         with self._explained("cannot find out who holds the run"):
-            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(LEASE, ""))
+            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(names.LEASE, ""))
             now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
             changed = {
                 item["Key"].rpartition("/")[2]: item["LastModified"] for item in answer.get("Contents", [])
             }
             claims = [
-                (-int(match[1]), changed_at, name)
+                (-number, changed_at, name)
                 for name, changed_at in changed.items()
-                if (match := LEASE_NAME.fullmatch(name))
+                if (number := names.lease_number(name)) is not None
             ]
             if not claims:
                 return None
-            number, changed_at, name = min(claims)
-            key = self._key(LEASE, name)
+            claimed, changed_at, name = min(claims)
+            key = self._key(names.LEASE, name)
             content = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read().decode()
-        changed_at = max(changed_at, changed.get(f"{name}{RENEWAL}", changed_at))
-        return LeaseKey(-number, name, content, changed_at, (now - changed_at).total_seconds())
+        changed_at = max(changed_at, changed.get(f"{name}{names.RENEWAL}", changed_at))
+        return LeaseKey(-claimed, name, content, changed_at, (now - changed_at).total_seconds())
 
     def claim_lease(
         self, number: int, content: str, sleep: Callable[[float], None] = time.sleep
@@ -162,7 +158,7 @@ class CheckpointStore(ObjectStore):
         S3 can refuse a key that exists. OSS does not refuse it in a bucket with versions: there every claim
         is a key of its own. The oldest claim wins, after a wait for claims of the same second.
         """
-        name = f"{number:012d}"
+        name = names.lease_name(number)
         if self._scheme == "s3":
             return name if self._created(name, content) else None
         name = f"{name}.{uuid.uuid4().hex}"
@@ -172,11 +168,11 @@ class CheckpointStore(ObjectStore):
         if newest is not None and newest.name == name:
             return name
         with self._explained("cannot give a claim back"):
-            self._client.delete_object(Bucket=self._bucket, Key=self._key(LEASE, name))
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(names.LEASE, name))
         return None
 
     def _created(self, name: str, content: str) -> bool:
-        key = self._key(LEASE, name)
+        key = self._key(names.LEASE, name)
         try:
             self._client.put_object(Bucket=self._bucket, Key=key, Body=content.encode(), IfNoneMatch="*")
         except ClientError as error:
@@ -190,26 +186,26 @@ class CheckpointStore(ObjectStore):
     def put_lease(self, name: str, content: str) -> None:
         """Write the object of a lease: claim, renew or release it."""
         with self._explained("cannot renew the lease"):
-            key = self._key(LEASE, name)
+            key = self._key(names.LEASE, name)
             self._client.put_object(Bucket=self._bucket, Key=key, Body=content.encode())
 
     def drop_leases_before(self, number: int) -> None:
         """Remove the leases below `number`, as far as the bucket allows it."""
-        for name in self.sizes(LEASE):
-            match = LEASE_NAME.match(name)
-            if match and int(match[1]) < number and not self.remove_if_allowed(f"{LEASE}/{name}"):
+        for name in self.sizes(names.LEASE):
+            other = names.lease_number(name.removesuffix(names.RENEWAL))
+            if other is not None and other < number and not self.remove_if_allowed(f"{names.LEASE}/{name}"):
                 return
 
     def _listing(self) -> dict[int, set[str]]:
         """Return the file names of every step that has files."""
-        names: dict[int, set[str]] = {}
+        files: dict[int, set[str]] = {}
         root = self._key("")
         with self._explained("cannot be listed"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
             for page in pages:
                 for item in page.get("Contents", []):
                     folder, _, name = item["Key"].removeprefix(root).partition("/")
-                    match = local.NAME.fullmatch(folder)
-                    if match and name:
-                        names.setdefault(int(match[1]), set()).add(name)
-        return names
+                    step = names.step_of(folder)
+                    if step is not None and name:
+                        files.setdefault(step, set()).add(name)
+        return files

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpu_fleet.checkpoint import local, sharded
+from gpu_fleet.checkpoint import local, names
 from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
@@ -116,12 +116,12 @@ class Uploader:
         self._newest_queued = manifest
         self._leads = team is None or team.leads
         self.waiting.add(manifest.step)
-        own = sharded.FilesOfRank(team.rank) if team else manifest.files
-        folder = self._root / local.folder_name(manifest.step)
+        own = names.FilesOfRank(team.rank) if team else manifest.files
+        folder = self._root / names.step_name(manifest.step)
         if not self._shared and team:
-            folder = local.stage(self._root, manifest.step)
-        names = tuple(name for name in manifest.files if name in own)
-        self._queue.put(Upload(manifest, folder, names, team))
+            folder = names.staged(self._root, manifest.step)
+        files = tuple(name for name in manifest.files if name in own)
+        self._queue.put(Upload(manifest, folder, files, team))
 
     def hurry(self) -> None:
         """Abandon an upload from now on if a newer one waits, at full priority: the run ends."""

@@ -15,12 +15,12 @@ from torch.utils.data import default_collate
 
 from gpu_fleet.checkpoint import run_identity
 from gpu_fleet.checkpoint.claim import RunClaim
-from gpu_fleet.checkpoint.folder_files import OURS
 from gpu_fleet.checkpoint.run_identity import Identity
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core.errors import ConfigError, DataError, IdentityError, UserCodeError
 from gpu_fleet.core.files import on_disk, write_bytes
 from gpu_fleet.data.own_data import adapted
+from gpu_fleet.integrations.folder_copy.files import OURS
 
 IDENTITY = "gpu-fleet.json"  # a file of the folder, which the bucket holds too
 ARGUMENTS, DATA = LATER = ("arguments", "data")  # sections in the keys of an identity

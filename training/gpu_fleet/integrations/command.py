@@ -17,7 +17,6 @@ from typing import Self
 import click
 
 from gpu_fleet.checkpoint.claim import RunClaim
-from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core import exit_codes, outcome
 from gpu_fleet.core.errors import (
@@ -32,6 +31,7 @@ from gpu_fleet.core.errors import (
 from gpu_fleet.core.files import on_disk
 from gpu_fleet.core.instance_file import place_of_checkpoints
 from gpu_fleet.core.options import FiniteRange, FolderPath
+from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption import left_behind
 from gpu_fleet.preemption.interrupt import Interruption, Reason, nothing_to_save, sources
 from gpu_fleet.storage.object_store import PATIENCE_S, ObjectStore, patiently

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.checkpoint.folder_files import OURS
 from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, PeerError, StoreError, TrainingError
 from gpu_fleet.core.files import on_disk
 from gpu_fleet.core.instance_file import place_of_checkpoints
 from gpu_fleet.core.world import World, of_script
 from gpu_fleet.integrations.claim import FolderClaim
+from gpu_fleet.integrations.folder_copy.files import OURS
+from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 

@@ -30,8 +30,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
-from gpu_fleet.checkpoint import local, run_identity
-from gpu_fleet.checkpoint.engine import FOLDER, CheckpointEngine
+from gpu_fleet.checkpoint import local, names, run_identity
+from gpu_fleet.checkpoint.engine import CheckpointEngine
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core import config, outcome, user_code
 from gpu_fleet.core.containers import plain, shaped
@@ -159,7 +159,7 @@ class Run:
             self._resumed_from = self.step = manifest.step
 
     def _check_same(self, manifest: local.Manifest) -> None:
-        self._identity.compare_with(manifest.identity, manifest.step, str(self.directory / FOLDER))
+        self._identity.compare_with(manifest.identity, manifest.step, str(self.directory / names.CHECKPOINTS))
 
     def _identify(self, data: OwnData, batch_size: int, seed: int) -> None:
         """Add the data from before the first step to the run's identity; raises IdentityError.

@@ -14,7 +14,7 @@ from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_image.core.times import format_span
 from gpu_fleet_image.instance.agent import cloud as agent_cloud
 from gpu_fleet_image.instance.agent.command import policy_of, reached, sensors_of
-from gpu_fleet_image.instance.agent.judge import Limits, activity, load, unknowns
+from gpu_fleet_image.instance.agent.idle_detection import Limits, activity, load, unknowns
 from gpu_fleet_image.instance.agent.sensors.counters import OwnUse
 from gpu_fleet_image.instance.agent.sensors.reading import Gpu, Presence, ProcessUse, Rates, Reading
 

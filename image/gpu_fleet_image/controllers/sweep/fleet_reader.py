@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
+from gpu_fleet_image.controllers.sweep.idle_rules import is_unfit
 from gpu_fleet_image.controllers.sweep.results import Done
-from gpu_fleet_image.controllers.sweep.rules import is_unfit
 from gpu_fleet_image.controllers.sweep.situation import is_asked
 from gpu_fleet_image.core.calls import Failure
 from gpu_fleet_image.core.cloud import SweepCloud

@@ -18,7 +18,7 @@ from gpu_fleet_image.controllers.sweep.fleet_limits import (
     kept_by_minimum,
     tripped_pools,
 )
-from gpu_fleet_image.controllers.sweep.rules import JITTER, assess
+from gpu_fleet_image.controllers.sweep.idle_rules import JITTER, assess
 from gpu_fleet_image.controllers.sweep.situation import Case, Situation
 from gpu_fleet_image.controllers.sweep.terms import (
     given_back_terms,

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpu_fleet_image.core.files import read_text, replace_text
 from gpu_fleet_image.core.times import format_time, parse_time
-from gpu_fleet_image.instance.agent.judge import JudgeMemory, Judgement
+from gpu_fleet_image.instance.agent.idle_detection import JudgeMemory, Judgement
 
 # A shorter restart misses nothing that matters; after a longer one the instance may have been active.
 _RESTART_BRIDGED = timedelta(minutes=2)

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from gpu_fleet_image.core.handshake import CLOSED_LASTS, IDLE_LASTS, Reply, Winner
-from gpu_fleet_image.instance.agent.judge import Limits, activity, unknowns
+from gpu_fleet_image.instance.agent.idle_detection import Limits, activity, unknowns
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, Reading, Started
 
 # A marked instance may wait for days, for quiet hours to end or for its turn. Small writes to the kept folder

@@ -23,7 +23,7 @@ from gpu_fleet_image.instance.agent import activity_file, kept_files
 from gpu_fleet_image.instance.agent import cloud as agent_cloud
 from gpu_fleet_image.instance.agent.answers import SAVE_AGAIN_AFTER, Seen, seen
 from gpu_fleet_image.instance.agent.habits import Accustomed, PolledSensors
-from gpu_fleet_image.instance.agent.judge import Limits
+from gpu_fleet_image.instance.agent.idle_detection import Limits
 from gpu_fleet_image.instance.agent.listening import NoticeListener, Senses, Target, answers, long_ago
 from gpu_fleet_image.instance.agent.loop import Agent, Clock, stop_on_terminate
 from gpu_fleet_image.instance.agent.notices import Notices

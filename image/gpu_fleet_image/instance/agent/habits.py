@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from gpu_fleet_image.instance.agent.judge import Limits, activity, unknowns
+from gpu_fleet_image.instance.agent.idle_detection import Limits, activity, unknowns
 from gpu_fleet_image.instance.agent.sensors.reading import Reading, Started
 
 RUNS = 3

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from gpu_fleet_image.core.metrics import HEARTBEAT
-from gpu_fleet_image.instance.agent.judge import JudgeMemory, Judgement, Limits, Minute, judge
+from gpu_fleet_image.instance.agent.idle_detection import JudgeMemory, Judgement, Limits, Minute, judge
 from gpu_fleet_image.instance.agent.sensors.reading import Reading
 
 REAL_PAUSE_S = 0.1  # shortest real time between two looks: /proc counts CPU in ticks of 0.01 s

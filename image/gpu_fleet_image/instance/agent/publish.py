@@ -14,7 +14,7 @@ from gpu_fleet_image.core.files import read_text
 from gpu_fleet_image.core.instance_file import InstanceFile
 from gpu_fleet_image.core.reaper_errors import AnswerError, CloudError
 from gpu_fleet_image.instance.agent import activity_file
-from gpu_fleet_image.instance.agent.judge import Judgement, Minute
+from gpu_fleet_image.instance.agent.idle_detection import Judgement, Minute
 from gpu_fleet_image.instance.agent.users import Users
 
 

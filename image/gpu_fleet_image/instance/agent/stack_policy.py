@@ -10,7 +10,7 @@ from gpu_fleet_image.core import keys, policy
 from gpu_fleet_image.core.document import read
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import marking_rule
-from gpu_fleet_image.instance.agent.judge import Limits
+from gpu_fleet_image.instance.agent.idle_detection import Limits
 from gpu_fleet_image.instance.agent.sensors.busy_command import BusyCommand
 from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions
 

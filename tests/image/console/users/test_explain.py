@@ -13,7 +13,7 @@ from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.console.users import explain_live, timeline
 from gpu_fleet_image.console.users.timeline import MOST_CELLS, PERIODS_S, Cell
 from gpu_fleet_image.core.metrics import CODE_HUNG, CODE_UNKNOWN
-from gpu_fleet_image.instance.agent.judge import Limits
+from gpu_fleet_image.instance.agent.idle_detection import Limits
 from gpu_fleet_image.instance.agent.sensors.reading import Rates, Session
 from tests.image.fake_aws import fake_aws
 from tests.image.moto_fleet import NOW, MotoFleet, write_policy

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from gpu_fleet_image.controllers.sweep.idle_rules import OLDEST_HEARTBEAT
 from gpu_fleet_image.controllers.sweep.lease import KEY as LEASE_KEY
-from gpu_fleet_image.controllers.sweep.rules import OLDEST_HEARTBEAT
 from gpu_fleet_image.core.errors import InstanceError
 from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_PROTECTED, TAG_STACK, TAG_WITHDRAWN
 from gpu_fleet_image.core.policy import Policy

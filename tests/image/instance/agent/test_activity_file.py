@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from gpu_fleet_image.instance.agent import activity_file
-from gpu_fleet_image.instance.agent.judge import JudgeMemory, Minute
+from gpu_fleet_image.instance.agent.idle_detection import JudgeMemory, Minute
 from tests.image.samples import NOON, judgement
 
 

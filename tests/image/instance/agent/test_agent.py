@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.instance.agent.judge import JudgeMemory, Minute
+from gpu_fleet_image.instance.agent.idle_detection import JudgeMemory, Minute
 from gpu_fleet_image.instance.agent.loop import REAL_PAUSE_S, Agent, Clock, next_multiple
 from gpu_fleet_image.instance.agent.sensors.counters import Counters, RateSensor
 from gpu_fleet_image.instance.agent.sensors.poll import Sensors

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_fleet_image.core.handshake import Reply, Winner
 from gpu_fleet_image.instance.agent.answers import Act, Seen, Talk, View, asks, next_act, seen
-from gpu_fleet_image.instance.agent.judge import Limits
+from gpu_fleet_image.instance.agent.idle_detection import Limits
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates, Reading, Session, Started
 
 MARK = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -7,7 +7,7 @@ import pytest
 
 from gpu_fleet_image.core import metrics
 from gpu_fleet_image.instance.agent import publish
-from gpu_fleet_image.instance.agent.judge import Minute
+from gpu_fleet_image.instance.agent.idle_detection import Minute
 from gpu_fleet_image.instance.agent.publish import heartbeat
 from gpu_fleet_image.instance.gate.__main__ import write_report
 from gpu_fleet_image.instance.gate.checks import CheckResult

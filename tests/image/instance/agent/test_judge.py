@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.instance.agent.judge import JudgeMemory, Minute, judge
+from gpu_fleet_image.instance.agent.idle_detection import JudgeMemory, Minute, judge
 from gpu_fleet_image.instance.agent.sensors.reading import Rates, Session
 from tests.image.samples import HOUR_AGO, NOON, gpu, minute, presence, sample, use
 

@@ -10,7 +10,7 @@ from moto import mock_aws
 
 from gpu_fleet_image.core import metrics
 from gpu_fleet_image.core.reaper_errors import CloudError
-from gpu_fleet_image.instance.agent.judge import Minute
+from gpu_fleet_image.instance.agent.idle_detection import Minute
 from gpu_fleet_image.instance.agent.publish import MAX_DATA_PER_CALL, Publisher, heartbeat
 from tests.image.samples import NOON, judgement
 

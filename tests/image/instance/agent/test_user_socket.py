@@ -18,7 +18,7 @@ from gpu_fleet_image.core.holds import KeepTarget
 from gpu_fleet_image.core.instance_file import load
 from gpu_fleet_image.core.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, TAG_OWNER, TAG_REAP_AFTER
 from gpu_fleet_image.instance.agent import activity_file, user_socket
-from gpu_fleet_image.instance.agent.judge import Minute
+from gpu_fleet_image.instance.agent.idle_detection import Minute
 from gpu_fleet_image.instance.agent.listening import Target
 from gpu_fleet_image.instance.agent.notices import FromMetadata
 from gpu_fleet_image.instance.agent.requests import BUSY, COMMANDS, Requests, line

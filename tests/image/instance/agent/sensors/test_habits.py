@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.instance.agent.answers import seen
 from gpu_fleet_image.instance.agent.habits import Accustomed, Habits
-from gpu_fleet_image.instance.agent.judge import Limits
+from gpu_fleet_image.instance.agent.idle_detection import Limits
 from gpu_fleet_image.instance.agent.sensors.processes import Process, ProcessTable
 from gpu_fleet_image.instance.agent.sensors.reading import Gpu, Presence, Rates, Started
 from tests.image.instance.agent.test_handshake import ended, killed

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_fleet.checkpoint import local
-from gpu_fleet.checkpoint.folder_files import LIST, OURS, Entry, Records
 from gpu_fleet.core.errors import CheckpointError
+from gpu_fleet.integrations.folder_copy.files import LIST, OURS, Entry, Records
 
 
 class FolderRestore:

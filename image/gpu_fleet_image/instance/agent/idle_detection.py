@@ -1,4 +1,4 @@
-"""Judgement of a minute of readings: active, idle, or unknown. Pure."""
+"""Idle detection: the judgement of a minute of readings as active, idle, or unknown. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

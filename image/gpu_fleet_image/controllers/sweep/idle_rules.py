@@ -1,4 +1,4 @@
-"""Rules for one instance, in order. Pure.
+"""Rules that judge the idle time of one instance, in order. Pure.
 
 Every rule that protects an instance stands before every rule that terminates it. The first decision counts.
 """

@@ -23,10 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from gpu_fleet.checkpoint.folder_files import CONTENTS, LIST, OURS, Entry, FolderFiles, Records, Scan
-from gpu_fleet.checkpoint.folder_restore import FolderRestore
 from gpu_fleet.core.errors import CheckpointError, IdentityError
 from gpu_fleet.core.files import on_disk, write_bytes
+from gpu_fleet.integrations.folder_copy.files import CONTENTS, LIST, OURS, Entry, FolderFiles, Records, Scan
+from gpu_fleet.integrations.folder_copy.restore import FolderRestore
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 KNOWN = "folder.json"  # in .gpu-fleet of the folder

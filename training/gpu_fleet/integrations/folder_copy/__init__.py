@@ -1,0 +1,1 @@
+"""Copy of a folder in which another library or program keeps its checkpoints: upload and restore."""
