@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from gpu_fleet_image.core.queue_errors import SlurmError
-from gpu_fleet_image.queue import refusals
+from gpu_fleet_image.queue import slurm
 from tests.queue.size_world import AND, BEAT, BOOT, MOST, START, SizePlay, play
 
 DAYS = timedelta(days=2)
@@ -252,7 +252,7 @@ def test_a_job_that_no_instance_can_run_is_told_so_in_runs_and_in_squeue(words, 
 
 def test_thousands_of_refused_jobs_keep_no_poll_busy_and_all_are_told_in_the_end(monkeypatch):
     """A poll calls Slurm for each, and what the queue needs is reported once a poll."""
-    monkeypatch.setattr(refusals, "MOST_CALLS", 3)
+    monkeypatch.setattr(slurm, "MOST_CALLS", 3)
     played = SizePlay()
     jobs = played.submit(nodes=5, array="0-0") + [played.submit(nodes=5)[0] for _ in range(7)]
     told = []
@@ -265,7 +265,7 @@ def test_thousands_of_refused_jobs_keep_no_poll_busy_and_all_are_told_in_the_end
 
 
 def test_jobs_that_cannot_be_told_keep_no_other_from_being_told(monkeypatch):
-    monkeypatch.setattr(refusals, "MOST_CALLS", 2)
+    monkeypatch.setattr(slurm, "MOST_CALLS", 2)
     played = SizePlay()
     jobs = [played.submit(nodes=5)[0] for _ in range(5)]
 
