@@ -32,6 +32,8 @@ GIVEN_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 # A GPU may have a type too, but no node of the fleet has one: a pool has a single model.
 GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d+)(?P<unit>[kKmM]?))?")
 CPUS = re.compile(r"cpu[:=]\d+")  # 23.11 writes it for each task beside GPUs; `cpus` has the total
+# Flags of a job that names its memory: of 22.05, and of 23.11. Without a size it is `--mem=0`: all of it.
+MEMORY_NAMED = frozenset({"JOB_MEM_SET", "EXACT_MEMORY_REQUESTED"})
 NO_GRES = ("gres:none", "gres/none", "none")  # written by `sbatch --gres=none`
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
 RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
@@ -159,6 +161,13 @@ class JobFields:
             raise self._wrong(name, "a text")
         return value
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a list of texts."""
+        value = self._get(name)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise self._wrong(name, "a list of texts")
+        return tuple(value)
+
     def gpus(self, name: str) -> tuple[int, str]:
         """Return the number of GPUs in a list of resources, and a resource that no pool has, if any."""
         count = 0
@@ -268,6 +277,8 @@ def request(raw: JobFields) -> JobRequest:
     (of_job, _), (of_node, _), (of_task, _), (of_socket, _) = given = [raw.gpus(kind) for kind in kinds]
     cpus_per_gpu, memory_per_gpu = raw.gpus("cpus_per_tres")[0], raw.gpus("memory_per_tres")[0]
     nodes = NODES.search(raw.text("tres_req_str"))
+    is_named = not MEMORY_NAMED.isdisjoint(raw.texts("flags"))
+    memory, memory_per_cpu = raw.number("memory_per_node"), raw.number("memory_per_cpu")
     return JobRequest(
         min_nodes=int(nodes[1]) if nodes else 1,
         max_nodes=raw.number("max_nodes"),
@@ -280,9 +291,10 @@ def request(raw: JobFields) -> JobRequest:
         gpus_per_node=of_node or of_socket,
         gpus_per_task=of_task,
         cpus_per_gpu=cpus_per_gpu,
-        memory=raw.number("memory_per_node"),
-        memory_per_cpu=raw.number("memory_per_cpu"),
-        memory_per_gpu=memory_per_gpu,
+        memory=memory,
+        memory_per_cpu=memory_per_cpu,
+        memory_per_gpu=memory_per_gpu,  # the partition's default, where another memory is named
+        whole_memory=is_named and not (memory or memory_per_cpu),
         exclusive=raw.text("shared").lower() == "none",
         unpromised=_unpromised(raw, [name for _, name in given]),
     )

@@ -22,7 +22,7 @@ from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import replace_text
 from gpu_fleet_image.core.keys import POLICY
-from gpu_fleet_image.core.queue_errors import NotReadyError, PolicyUnreadError, SlurmError
+from gpu_fleet_image.core.queue_errors import NotReadyError, PolicyUnreadError
 from gpu_fleet_image.core.queue_need import QUEUE, to_json
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.queue import (
@@ -36,11 +36,11 @@ from gpu_fleet_image.queue import (
     slurm,
 )
 from gpu_fleet_image.queue.accounting import TeamLimits
-from gpu_fleet_image.queue.answers import PENDING, JobList, ListedJob
+from gpu_fleet_image.queue.answers import JobList
 from gpu_fleet_image.queue.configuration import DATABASE_PORT, Cluster
 from gpu_fleet_image.queue.database import KeptAccounts
 from gpu_fleet_image.queue.demand import QueueDemand, needs
-from gpu_fleet_image.queue.exclusion import exclusions, named
+from gpu_fleet_image.queue.exclusion import KeptAway
 from gpu_fleet_image.queue.job_records import JobRecords
 from gpu_fleet_image.queue.refusals import Refusals, described
 from gpu_fleet_image.queue.sizes import NodeSize, QueuePool
@@ -140,7 +140,7 @@ class ControllerWatch:
     _known: frozenset[str] = frozenset()  # nodes of the last poll
 
     def __post_init__(self) -> None:
-        self._refusals = Refusals(self._ask)
+        self._refusals, self._kept_away = Refusals(self._ask), KeptAway(self._ask)
 
     def _ask(self, words: Sequence[str]) -> str:
         return self.ask(words)
@@ -170,7 +170,8 @@ class ControllerWatch:
         said = slurm.jobs(self.ask)
         for why in said.unread:
             LOG.error("event=queue-job-unread reason=%r", why)
-        excluded = self._keep_away(said.jobs, nodes, left, pools)
+        most = {name: pool.most for name, pool in pools.items()}
+        excluded = self._kept_away.update(said.jobs, nodes, left, most)
         demand = self._count(left, said, pools, teams, excluded=excluded, now=now) if pools else None
         self.written = job_records.after(self.written, described(said.jobs, demand), now)
         self.keep(job_records.to_json(self.written))
@@ -202,38 +203,6 @@ class ControllerWatch:
         self.say(to_json(demand.needs, now, said.unread))
         self._refusals.say(said.jobs, nodes, excluded, demand, now)
         return demand
-
-    def _keep_away(
-        self,
-        jobs: Sequence[ListedJob],
-        known: Sequence[slurm.Node],
-        left: Sequence[slurm.Node],
-        pools: Mapping[str, QueuePool],
-    ) -> dict[str, tuple[str, ...]]:
-        """Keep jobs away from nodes on which they failed; a job that has started meanwhile runs on.
-
-        Nodes of gone instances are not excluded: Slurm would keep the job from a new node in its place.
-
-        Args:
-            known: nodes, with those whose instances are gone.
-            left: nodes whose instances run.
-
-        Returns:
-            Waiting job -> the nodes that it is kept away from now.
-        """
-        wanted = exclusions(jobs, left, {name: pool.most for name, pool in pools.items()})
-        for listed in jobs:
-            job, now = listed.job.id, named(listed.excluded, [node.name for node in known])
-            names = wanted.get(job, ())
-            if listed.job.state != PENDING or {*names} == {*now}:
-                continue
-            try:
-                slurm.keep_away(job, names, self.ask)
-                LOG.info("event=queue-job-kept-away job=%s nodes=%s", job, ",".join(names))
-            except SlurmError as error:
-                wanted[job] = now
-                LOG.warning("event=queue-job-not-kept-away job=%s reason=%r", job, str(error))
-        return wanted
 
     def _part_with(self, node: slurm.Node, why: str, now: datetime) -> None:
         if "DOWN" not in node.flags:

@@ -1,13 +1,17 @@
-"""Nodes that a job of `gpu-fleet submit` is kept away from, because it failed there. Pure.
+"""Nodes that a job of `gpu-fleet submit` is kept away from, because it failed there.
 
 A try that failed for a temporary reason leaves the instance in the job's comment
 (gpu_fleet_jobs/submitted/queued.py). Only a waiting job can be changed: the controller does so at its poll,
 while the job waits for its next try.
 """
 
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from gpu_fleet_image.core.queue_errors import SlurmError
+from gpu_fleet_image.queue import slurm
 from gpu_fleet_image.queue.answers import OURS, PENDING, ListedJob
 from gpu_fleet_image.queue.slurm import Node
 
@@ -16,6 +20,7 @@ HOSTS = re.compile(r"[^,\[]+(?:\[[^\]]*\][^,]*)?")
 SPAN = r"\d{1,18}(?:-\d{1,18})?"
 PART = re.compile(rf"([^\[\]]+)(?:\[({SPAN}(?:,{SPAN})*)\])?")
 FAILED_ON = re.compile(rf"{COMMENT}:failed-on=(\S+)")
+LOG = logging.getLogger(__name__)
 
 
 def is_submitted(comment: str) -> bool:
@@ -73,3 +78,50 @@ def exclusions(
         if names := (*own, *bad[: max(0, room)]):
             kept[job.id] = names
     return kept
+
+
+@dataclass
+class KeptAway:
+    """Exclusions as Slurm knows them.
+
+    Attributes:
+        ask: calls Slurm.
+    """
+
+    ask: slurm.Run
+
+    def __post_init__(self) -> None:
+        self._calls = slurm.BoundedCalls(self.ask)
+
+    def update(
+        self,
+        jobs: Sequence[ListedJob],
+        known: Sequence[Node],
+        left: Sequence[Node],
+        most: Mapping[str, int],
+    ) -> dict[str, tuple[str, ...]]:
+        """Keep jobs away from nodes on which they failed; a job that has started meanwhile runs on.
+
+        Nodes of gone instances are not excluded: Slurm would keep the job from a new node in its place.
+
+        Args:
+            known: nodes, with those whose instances are gone.
+            left: nodes whose instances run.
+            most: pool -> its maximum number of instances.
+
+        Returns:
+            Waiting job -> the nodes that it is kept away from now.
+        """
+        wanted, names = exclusions(jobs, left, most), [node.name for node in known]
+        waiting = [listed for listed in jobs if listed.job.state == PENDING]
+        now = {listed.job.id: named(listed.excluded, names) for listed in waiting}
+        changed = [job for job in now if {*wanted.get(job, ())} != {*now[job]}]
+        kept = wanted | {job: now[job] for job in changed}
+        for job in self._calls.turns(changed):
+            try:
+                slurm.keep_away(job, wanted.get(job, ()), self._calls)
+                kept[job] = wanted.get(job, ())
+                LOG.info("event=queue-job-kept-away job=%s nodes=%s", job, ",".join(kept[job]))
+            except SlurmError as error:
+                LOG.warning("event=queue-job-not-kept-away job=%s reason=%r", job, str(error))
+        return kept

@@ -15,8 +15,6 @@ from gpu_fleet_image.queue.answers import OURS, PENDING, Job, ListedJob
 from gpu_fleet_image.queue.demand import GIVEN_UP, QueueDemand, nodes_for
 
 PREFIX = f"{OURS}: "
-# Calls of Slurm in one poll, each of which may take seconds: the rest follow at the next, after a new count.
-MOST_CALLS = 100
 Excluded = Mapping[str, Collection[str]]  # job -> nodes that it is kept away from
 LOG = logging.getLogger(__name__)
 
@@ -60,8 +58,9 @@ class Refusals:
     ask: slurm.Run
     given_up: dict[str, frozenset[str]] = field(default_factory=dict)
     _released: dict[str, frozenset[str]] = field(default_factory=dict)  # job -> nodes at its release
-    _calls: int = 0  # in this poll
-    _begun: int = 0  # place of the first job of the next poll: calls that fail must keep no job from its turn
+
+    def __post_init__(self) -> None:
+        self._calls = slurm.BoundedCalls(self.ask)
 
     def judge(self, jobs: Sequence[ListedJob], nodes: Sequence[slurm.Node], excluded: Excluded) -> None:
         """Record jobs that Slurm gave up again, until they are gone or there are new nodes."""
@@ -87,15 +86,11 @@ class Refusals:
     ) -> None:
         """Write messages to jobs that nothing helps; release those for which there are now enough nodes.
 
-        After ``MOST_CALLS`` the rest waits for the next poll, which begins with them.
+        Jobs without a turn wait for the next poll, which counts anew.
         """
         reasons = _reasons(demand)
-        self._calls, first = 0, self._begun
-        places = [*range(first, len(jobs)), *range(min(first, len(jobs)))]
-        for self._begun in places:
-            if self._calls >= MOST_CALLS:
-                return
-            listed, job = jobs[self._begun], jobs[self._begun].job
+        for listed in self._calls.turns(jobs):
+            job = listed.job
             if job.state != PENDING:
                 continue
             word = _word(job.id, reasons, demand)
@@ -104,11 +99,6 @@ class Refusals:
             self._keep_back(listed, now, is_kept=job.id in demand.kept_back)
             if job.id in demand.retried:
                 self._release(job.id, nodes_for(listed, nodes, excluded))
-        self._begun = 0
-
-    def _ask(self, words: Sequence[str]) -> str:
-        self._calls += 1
-        return self.ask(words)
 
     def _keep_back(self, listed: ListedJob, now: datetime, *, is_kept: bool) -> None:
         """Let Slurm look at a job later, or now, where that is to change."""
@@ -122,21 +112,21 @@ class Refusals:
         if not is_to_change:
             return
         try:
-            slurm.start_in(job, start_in_s, self._ask)
+            slurm.start_in(job, start_in_s, self._calls)
             LOG.info("event=queue-job-kept-back job=%s seconds=%d", job, start_in_s)
         except SlurmError as error:
             LOG.warning("event=queue-job-not-kept-back job=%s reason=%r", job, str(error))
 
     def _notify(self, job: str, word: str) -> None:
         try:
-            slurm.notify(job, word, self._ask)
+            slurm.notify(job, word, self._calls)
             LOG.info("event=queue-job-notified job=%s text=%r", job, word)
         except SlurmError as error:
             LOG.warning("event=queue-job-not-notified job=%s reason=%r", job, str(error))
 
     def _release(self, job: str, there: frozenset[str]) -> None:
         try:
-            slurm.release(job, self._ask)
+            slurm.release(job, self._calls)
             self._released[job] = there
             LOG.info("event=queue-job-released job=%s nodes=%d", job, len(there))
         except SlurmError as error:

@@ -15,15 +15,21 @@ MOST_MORE = 3
 
 @dataclass(frozen=True)
 class NodeSize:
-    """Size of an instance, or of a part of one."""
+    """Size of an instance, or of a part of one.
+
+    Attributes:
+        free_mib: free memory without which Slurm places a part nowhere, though it takes less.
+    """
 
     gpus: int
     cpus: int
     memory_mib: int
+    free_mib: int = 0
 
     def holds(self, other: "NodeSize") -> bool:
         """Return whether this has room for the other."""
-        return self.gpus >= other.gpus and self.cpus >= other.cpus and self.memory_mib >= other.memory_mib
+        memory_mib = max(other.memory_mib, other.free_mib)
+        return self.gpus >= other.gpus and self.cpus >= other.cpus and self.memory_mib >= memory_mib
 
     def without(self, other: "NodeSize") -> "NodeSize":
         """Return the difference to the other."""
@@ -62,6 +68,8 @@ class JobRequest:
         single_threads: one thread of each core only.
         gpus: in total.
         memory: MiB on each node.
+        memory_per_gpu: MiB, or what Slurm needs free beside a named memory.
+        whole_memory: all memory of each node.
         exclusive: no other job may share its nodes.
         unpromised: a requirement of its nodes that is unknown of an instance before it starts.
     """
@@ -80,6 +88,7 @@ class JobRequest:
     memory: int = 0
     memory_per_cpu: int = 0
     memory_per_gpu: int = 0
+    whole_memory: bool = False
     exclusive: bool = False
     unpromised: str = ""
 
@@ -106,13 +115,14 @@ class JobRequest:
         of_tasks = tasks * math.ceil(self.cpus / self.tasks) if by_task else _dealt(self.cpus, index, number)
         cpus = max(of_tasks, 1, self.min_cpus, self.cpus_per_gpu * gpus)
         cores = cpus if self.single_threads else math.ceil(cpus / THREADS)
-        return NodeSize(gpus, cores * THREADS, self._memory(gpus, cores * THREADS, whole))
+        of_gpus = (self.memory_per_gpu or whole.memory_per_gpu) * gpus
+        return NodeSize(gpus, cores * THREADS, self._memory(of_gpus, cores * THREADS, whole), of_gpus)
 
-    def _memory(self, gpus: int, cpus: int, whole: NodeSize) -> int:
-        named = max(self.memory, self.memory_per_cpu * cpus, self.memory_per_gpu * gpus)
-        if named:
+    def _memory(self, of_gpus: int, cpus: int, whole: NodeSize) -> int:
+        if named := max(self.memory, self.memory_per_cpu * cpus):
             return named
-        return gpus * whole.memory_per_gpu if gpus else whole.memory_mib
+        takes_default = not self.whole_memory and (self.gpus or self.gpus_per_node or self.gpus_per_task)
+        return of_gpus if takes_default else whole.memory_mib
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,17 @@
 import os
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.queue.answers import ENVIRONMENT, JobList, answer
 from gpu_fleet_image.queue.sizes import NOTHING, NodeSize
 
 TIMEOUT_S = 30
+# Calls that change jobs in one poll, each of which may take seconds: the rest follow at the next.
+MOST_CALLS = 100
 # Flags after the state of a node, "IDLE+DRAIN+DYNAMIC_NORM" (scontrol(1), "NODE STATE CODES").
 GONE_FLAGS = frozenset({"DOWN", "FAIL", "NOT_RESPONDING"})
 BUSY_FLAGS = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
@@ -22,6 +25,7 @@ FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
 GPUS = re.compile(r"gpu:(\d+)")
 
 Run = Callable[[Sequence[str]], str]
+Item = TypeVar("Item")
 
 
 def run(command: Sequence[str]) -> str:
@@ -45,6 +49,32 @@ def run(command: Sequence[str]) -> str:
     if done.returncode != 0:
         raise SlurmError(f"{' '.join(command)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
     return done.stdout
+
+
+@dataclass
+class BoundedCalls:
+    """Calls for many jobs, ``MOST_CALLS`` in a poll. The next poll begins with the jobs that are left.
+
+    So calls that fail keep no job from its turn.
+    """
+
+    ask: Run
+    _calls: int = 0  # in this poll
+    _begun: int = 0  # place of the next poll's first job
+
+    def __call__(self, words: Sequence[str]) -> str:
+        """Run a command of Slurm. Raises SlurmError."""
+        self._calls += 1
+        return self.ask(words)
+
+    def turns(self, items: Sequence[Item]) -> Iterator[Item]:
+        """Yield what has its turn in this poll."""
+        self._calls, first = 0, self._begun
+        for self._begun in [*range(first, len(items)), *range(min(first, len(items)))]:
+            if self._calls >= MOST_CALLS:
+                return
+            yield items[self._begun]
+        self._begun = 0
 
 
 @dataclass(frozen=True)

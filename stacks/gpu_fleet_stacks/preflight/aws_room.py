@@ -120,13 +120,15 @@ def _held(aws: Aws, pool: Pool) -> list[dict[str, Any]]:
     """Return the reservation that a pool names, or those of the group that it names."""
     ids = [pool.reservation_id]
     if pool.reserved_by_group:
-        listed = aws.ask("resource-groups", "list_group_resources", Group=pool.reservation_id)
-        arns = [str(each["Identifier"]["ResourceArn"]) for each in listed["Resources"]]
+        listed = aws.pages("resource-groups", "list_group_resources", "Resources", Group=pool.reservation_id)
+        arns = [str(each["Identifier"]["ResourceArn"]) for each in listed]
         ids = [arn.rpartition("/")[2] for arn in arns if ":capacity-reservation/" in arn]
     if not ids:
         return []
-    answer = aws.ask("ec2", "describe_capacity_reservations", CapacityReservationIds=ids)
-    return list(answer["CapacityReservations"])
+    asked = aws.pages(
+        "ec2", "describe_capacity_reservations", "CapacityReservations", CapacityReservationIds=ids
+    )
+    return list(asked)
 
 
 def _unlike(reservation: dict[str, Any], stack: Stack, pool: Pool, now: datetime) -> list[str]:

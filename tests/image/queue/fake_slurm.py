@@ -104,7 +104,7 @@ class Options:
     gpus: int = 0
     gpus_per_node: int = 0
     gpus_per_task: int = 0
-    mem: int = 0
+    mem: int | None = None
     mem_per_gpu: int = 0
     exclusive: bool = False
     overcommit: bool = False
@@ -123,7 +123,7 @@ class Options:
             gpus=int(words.get("gpus", 0)),
             gpus_per_node=int(words.get("gpus-per-node", 0)) or int(number),
             gpus_per_task=int(words.get("gpus-per-task", 0)),
-            mem=int(words.get("mem", 0)),
+            mem=int(words["mem"]) if "mem" in words else None,
             mem_per_gpu=int(words.get("mem-per-gpu", 0)),
             exclusive="exclusive" in words,
             overcommit="overcommit" in words,
@@ -143,7 +143,7 @@ class Options:
             gpus = self.gpus_per_node or max(even, self.gpus_per_task * tasks)
             all_cpus = number if self.overcommit else self.tasks * self.cpus_per_task
             cpus = max(all_cpus // number + (index < all_cpus % number), self.cpus_per_task)
-            memory = self.mem or self.mem_per_gpu * gpus or per_gpu * gpus or whole.memory
+            memory = self.mem or (self.mem_per_gpu or per_gpu) * gpus * (self.mem is None) or whole.memory
             made.append(Part(gpus, cpus + cpus % 2, memory))  # a core is two of the clouds' CPUs
         return made
 
@@ -415,7 +415,12 @@ class FakeSlurm:
         heads = {job.array: job for job in reversed(jobs) if waits(job)}
         tasks = {array: sum(1 for job in jobs if waits(job) and job.array == array) for array in heads}
         shown = [job for job in jobs if not waits(job) or heads[job.array] is job]
-        return [record(job, self.now, tasks.get(job.array, 0) if waits(job) else 0) for job in shown]
+        return [
+            record(
+                job, self.now, self._per_gpu.get(job.pool, 0), tasks.get(job.array, 0) if waits(job) else 0
+            )
+            for job in shown
+        ]
 
     def _update(self, changes: dict[str, str]) -> None:
         if "jobid" in changes:
@@ -680,7 +685,10 @@ def placed_on(options: Options, there: list[tuple[str, Part, Part]], per_gpu: in
             for name, free, whole in there:
                 part = options.parts(number, whole, per_gpu)[index]
                 takes = whole if options.exclusive else part
-                if name not in placed and whole.holds(part) and free.holds(takes):
+                # 22.05 wants the default memory free, also for a job that names less
+                least = max(takes.memory, per_gpu * part.gpus * (options.mem is not None))
+                enough = free.memory >= least and free.holds(takes)
+                if name not in placed and whole.holds(part) and enough:
                     placed[name] = takes
                     break
         if len(placed) == number:
@@ -688,10 +696,11 @@ def placed_on(options: Options, there: list[tuple[str, Part, Part]], per_gpu: in
     return None
 
 
-def record(job: Job, now: datetime, tasks: int = 0) -> dict[str, Any]:
+def record(job: Job, now: datetime, per_gpu: int = 0, tasks: int = 0) -> dict[str, Any]:
     """Return a job as ``squeue --json`` of 22.05 writes it, with the fields that the product reads.
 
     Args:
+        per_gpu: default memory for each GPU, which Slurm lists of jobs with another too.
         tasks: number of an array's tasks that have not begun.
     """
     options = job.options
@@ -701,6 +710,7 @@ def record(job: Job, now: datetime, tasks: int = 0) -> dict[str, Any]:
     }
     kind = f"{options.gpu_type}:" if options.gpu_type else ""
     of_node = f"gres:gpu:{kind}{options.gpus_per_node}" if options.gpus_per_node else ""
+    memory_of_gpu = options.mem_per_gpu or (per_gpu if any(gpus.values()) or of_node else 0)
     given = sum(part.gpus for part in job.takes.values()) if job.on else 0
     cpus = options.nodes if options.overcommit else options.tasks * options.cpus_per_task
     return {
@@ -728,7 +738,8 @@ def record(job: Job, now: datetime, tasks: int = 0) -> dict[str, Any]:
         "max_nodes": options.most_nodes,
         "memory_per_cpu": None,
         "memory_per_node": options.mem or None,
-        "memory_per_tres": f"gres:gpu:{options.mem_per_gpu}" if options.mem_per_gpu else "",
+        "flags": [] if options.mem is None else ["JOB_MEM_SET"],
+        "memory_per_tres": f"gpu:{memory_of_gpu}" if memory_of_gpu else "",
         "minimum_cpus_per_node": options.cpus_per_task,
         "minimum_tmp_disk_per_node": 0,
         "name": job.name,

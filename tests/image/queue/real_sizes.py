@@ -141,14 +141,17 @@ class RealPlay:
             assert time.monotonic() < until, f"{name} does not join"
             time.sleep(LOOK_S / 5)
 
+    def asked(self) -> int:
+        """Poll; return the number of instances that the controller asks for."""
+        self.watch.once(datetime.now(UTC) + AHEAD)
+        return needs_of(self.said, datetime.now(UTC) + AHEAD).get(POOL, PoolNeed(0, ())).wanted(MOST)
+
     def settle(self) -> None:
         """Poll, buy, and let Slurm start jobs, until nothing has changed for some polls."""
         before: list[Any] = []
         until = time.monotonic() + LONGEST_S
         while time.monotonic() < until and (len(before) < SETTLED or any(it != before[0] for it in before)):
-            self.watch.once(datetime.now(UTC) + AHEAD)
-            need = needs_of(self.said, datetime.now(UTC) + AHEAD).get(POOL, PoolNeed(0, ()))
-            for _ in range(need.wanted(MOST) - len(self.bought)):
+            for _ in range(self.asked() - len(self.bought)):
                 self.add()
             time.sleep(LOOK_S)
             self.used |= {node.name for node in slurm.nodes(self.ask) if node.flags & slurm.BUSY_FLAGS}

@@ -15,6 +15,7 @@ from gpu_fleet_image.queue.sizes import JobRequest
 
 SAID = json.loads(Path(__file__).with_name("squeue_22_05.json").read_text())
 HOSTILE, PER_TASK, TYPED, LATER, CPUS, MEMORY, EXCLUSIVE, ARRAY, RUNNING, TWO = SAID["jobs"]
+OF_GPU = {"tres_per_job": "gres:gpu:1", "memory_per_tres": "gpu:125000"}  # the second is the default
 TEXTS = ("name", "comment", "admin_comment", "current_working_directory", "command", "wckey", "licenses")
 
 
@@ -63,6 +64,18 @@ def test_what_a_job_asks_for_is_read(job, request_of):
         ({"tres_per_task": "cpu:4,gres/gpu:1"}, JobRequest(min_cpus=1, gpus_per_task=1)),
         ({"tres_per_task": "cpu=4"}, JobRequest(min_cpus=1)),
         ({"tres_per_node": "gres:none"}, JobRequest(min_cpus=1)),
+        (
+            {"flags": ["JOB_MEM_SET"], **OF_GPU},
+            JobRequest(min_cpus=1, gpus=1, memory_per_gpu=125_000, whole_memory=True),
+        ),
+        (
+            {"flags": ["EXACT_MEMORY_REQUESTED"], **OF_GPU},
+            JobRequest(min_cpus=1, gpus=1, memory_per_gpu=125_000, whole_memory=True),
+        ),
+        (
+            {"flags": ["JOB_MEM_SET"], "memory_per_node": 5, **OF_GPU},
+            JobRequest(min_cpus=1, gpus=1, memory=5, memory_per_gpu=125_000),
+        ),
         ({"tasks_per_core": 1}, JobRequest(min_cpus=1, single_threads=True)),
         ({"threads_per_core": 4}, JobRequest(min_cpus=1, unpromised="threads of a core")),
     ],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.core.queue_errors import PolicyUnreadError, SlurmError
 from gpu_fleet_image.core.store import StoredObject
-from gpu_fleet_image.queue import controller
+from gpu_fleet_image.queue import controller, slurm
 from gpu_fleet_image.queue.accounting import TeamLimits
 from gpu_fleet_image.queue.configuration import Cluster
 from tests.image.queue.test_answers import SAID, TWO
@@ -70,7 +70,9 @@ class Site:
             return json.dumps({**SAID, "jobs": self.jobs})
         self.calls.append(text)
         if "excnodelist=" in text:
-            self.jobs[0]["excluded_nodes"] = text.partition("excnodelist=")[2]
+            number = int(text.partition("jobid=")[2].split()[0])
+            changed = next(job for job in self.jobs if job["job_id"] == number)
+            changed["excluded_nodes"] = text.partition("excnodelist=")[2]
         return ""
 
     def look(self, times: int = 1) -> None:
@@ -268,6 +270,27 @@ def test_a_job_that_waits_is_kept_away_once_from_the_node_on_which_it_failed():
     site.look(3)
 
     assert site.calls == ["scontrol update jobid=7 excnodelist=i-1"]
+
+
+def test_a_poll_keeps_few_jobs_away_and_the_next_ones_the_rest_whatever_fails(monkeypatch):
+    """Each is a call of Slurm: hundreds of failed jobs would keep the poll from reporting for minutes."""
+    monkeypatch.setattr(slurm, "MOST_CALLS", 2)
+    jobs = [{**failed(), "job_id": number} for number in range(10, 15)]
+    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=jobs)
+    ask = site.watch.ask
+
+    def refuses(command):
+        if {"jobid=10", "jobid=11"} & {*command}:
+            raise SlurmError("Slurm temporarily unable to accept job")
+        return ask(command)
+
+    site.watch.ask = refuses
+    kept = []
+    for _ in range(4):
+        site.look()
+        kept.append([job["job_id"] for job in jobs if job["excluded_nodes"]])
+
+    assert kept == [[], [12, 13], [12, 13], [12, 13, 14]]
 
 
 def test_a_node_that_a_job_is_kept_away_from_is_none_for_this_job():

@@ -5,7 +5,7 @@ import pytest
 from gpu_fleet_image.recipe import build_requirements
 from tests.image.queue.real_sizes import PACKAGES, RealPlay, options_of, real_play, schedule
 from tests.image.queue.size_world import MOST
-from tests.image.queue.test_sizes import MATRIX, NEVER
+from tests.image.queue.test_sizes import MATRIX, NEVER, PAIRS
 
 pytestmark = [
     pytest.mark.queue,
@@ -139,6 +139,17 @@ def test_beside_what_runs_is_bought_what_a_job_can_use(played, first, then, inst
         assert not taken or played.waiting()
     else:
         assert played.waiting() == {}
+
+
+@pytest.mark.parametrize(("first", "second", "instances"), PAIRS)
+def test_two_that_wait_are_given_all_their_instances_at_the_first_look(played, first, second, instances):
+    for words in (first, second):
+        played.submit(*options_of(words))
+
+    assert played.asked() == instances
+
+    played.settle()
+    assert (len(played.bought), played.idle_ones(), played.waiting()) == (instances, set(), {})
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from gpu_fleet_image.core.queue_errors import SlurmError
-from gpu_fleet_image.queue import refusals
+from gpu_fleet_image.queue import slurm
 from tests.image.queue.size_world import AND, BEAT, BOOT, MOST, START, SizePlay, play
 
 DAYS = timedelta(days=2)
@@ -50,6 +50,7 @@ MATRIX: tuple[tuple[dict[str, object], int], ...] = (
     ({"gpus": 2, "mem_per_gpu": 500_000}, 1),
     ({"gpus": 4, "mem_per_gpu": 500_000}, 2),
     ({"gpus": 1, "mem_per_gpu": 1_000_001}, NEVER),
+    ({"gpus": 1, "mem": 0, "array": "0-1"}, 2),
     ({"gpus": 1, "exclusive": ""}, 1),
     ({"gpus": 1, "array": "0-7"}, 1),
     ({"gpus": 1, "array": "0-8"}, 2),
@@ -75,6 +76,28 @@ def test_what_is_bought_is_what_runs(words, instances):
     assert (len(played.bought), played.vain) == (instances, set())
     running = [job for job in jobs if job.state == "RUNNING"]
     assert len(running) == (0 if instances == NEVER else jobs[0].at_once or len(jobs))
+
+
+# Two jobs that wait for the same -> instances, all of which are asked for at once.
+PAIRS: tuple[tuple[dict[str, object], dict[str, object], int], ...] = (
+    ({"gpus": 1}, {"gpus": 1, "mem": 0}, 2),
+    ({"gpus": 1, "mem": 900_000}, {"gpus": 1, "mem": 5}, 2),
+    ({"gpus": 1, "mem": 300_000}, {"gpus": 1, "mem": 5, "array": "0-6"}, 1),
+    ({"gpus": 1, "mem": 300_000}, {"gpus": 1, "array": "0-6"}, 2),
+)
+
+
+@pytest.mark.parametrize(("first", "second", "instances"), PAIRS)
+def test_a_job_counts_with_the_memory_that_slurm_gives_it(first, second, instances):
+    played = SizePlay()
+    played.submit(**first)
+    played.submit(**second)
+
+    played.wait(BOOT)
+
+    assert len(played.bought) == instances
+    played.wait()
+    assert (len(played.bought), played.vain) == (instances, set())
 
 
 def test_eight_jobs_of_one_gpu_share_an_instance_and_the_ninth_gets_another():
@@ -229,7 +252,7 @@ def test_a_job_that_no_instance_can_run_is_told_so_in_runs_and_in_squeue(words, 
 
 def test_thousands_of_refused_jobs_keep_no_poll_busy_and_all_are_told_in_the_end(monkeypatch):
     """A poll calls Slurm for each, and what the queue needs is reported once a poll."""
-    monkeypatch.setattr(refusals, "MOST_CALLS", 3)
+    monkeypatch.setattr(slurm, "MOST_CALLS", 3)
     played = SizePlay()
     jobs = played.submit(nodes=5, array="0-0") + [played.submit(nodes=5)[0] for _ in range(7)]
     told = []
@@ -242,7 +265,7 @@ def test_thousands_of_refused_jobs_keep_no_poll_busy_and_all_are_told_in_the_end
 
 
 def test_jobs_that_cannot_be_told_keep_no_other_from_being_told(monkeypatch):
-    monkeypatch.setattr(refusals, "MOST_CALLS", 2)
+    monkeypatch.setattr(slurm, "MOST_CALLS", 2)
     played = SizePlay()
     jobs = [played.submit(nodes=5)[0] for _ in range(5)]
 

@@ -172,7 +172,10 @@ def reserved(market: str = "reservation", by: str = "cr-0123456789abcdef0") -> S
 
 
 def holding(*held: dict[str, Any]) -> Account:
-    """Return an account with reservations in one group, each given by its changes to a valid one."""
+    """Return an account with reservations in one group, each given by its changes to a valid one.
+
+    The group is listed one by one, and EC2 describes those that it is asked for.
+    """
     sound = {
         "CapacityReservationId": "cr-0123456789abcdef0",
         "State": "active",
@@ -182,12 +185,23 @@ def holding(*held: dict[str, Any]) -> Account:
         "AvailableInstanceCount": 4,
         "ReservationType": "default",
     }
-    arn = f"arn:aws:ec2:us-east-1:{ID}:capacity-reservation/cr-0123456789abcde"
-    arns = [{"Identifier": {"ResourceArn": f"{arn}{number}0"}} for number in range(len(held))]
-    return account(
-        resource_groups_ListGroupResources={"Resources": arns},
-        ec2_DescribeCapacityReservations={"CapacityReservations": [sound | each for each in held]},
-    )
+    names = [f"cr-0123456789abcdef{number}" for number in range(len(held))]
+    arn = f"arn:aws:ec2:us-east-1:{ID}:capacity-reservation"
+
+    def page(asked: dict[str, Any]) -> dict[str, Any]:
+        place = int(asked.get("NextToken", 0))
+        rows = [{"Identifier": {"ResourceArn": f"{arn}/{name}"}} for name in names[place : place + 1]]
+        return {"Resources": rows, **({"NextToken": str(place + 1)} if place + 1 < len(names) else {})}
+
+    def described(asked: dict[str, Any]) -> dict[str, Any]:
+        rows = [
+            sound | each
+            for name, each in zip(names, held, strict=True)
+            if name in asked["CapacityReservationIds"]
+        ]
+        return {"CapacityReservations": rows}
+
+    return account(resource_groups_ListGroupResources=page, ec2_DescribeCapacityReservations=described)
 
 
 def test_a_reservation_is_there_and_fits_the_pool_and_those_of_a_group_count_together():
