@@ -2,6 +2,7 @@
 
 import re
 import sys
+from base64 import b64encode
 from pathlib import Path
 
 import click
@@ -41,6 +42,7 @@ html_show_sourcelink = False
 SPAN = re.compile(r"(`[^`]*`)")
 DIRECTIVE = re.compile(r"\s*(\.\. |:\w)")
 LINE_BLOCK = "| "
+PICTURE = re.compile(r"<!-- picture of ([\w-]+) -->")
 
 
 def escape(_app: Sphinx, _ctx: click.Context, lines: list[str]) -> None:
@@ -69,6 +71,23 @@ def add_tables(_app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += markdown(config)
 
 
+def add_picture(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Put a stack's picture where a page has a comment for it; as a data URI, whose style stays inside."""
+
+    def drawn(mark: re.Match[str]) -> str:
+        from gpu_fleet_stacks.cost.estimate import estimate  # noqa: PLC0415 - found once sys.path is set
+        from gpu_fleet_stacks.picture.stack import picture  # noqa: PLC0415 - as above
+        from gpu_fleet_stacks.settings import stack_files  # noqa: PLC0415 - as above
+
+        stack = stack_files.settings_of(mark[1])
+        address = f"data:image/svg+xml;base64,{b64encode(picture(stack, estimate(stack)).encode()).decode()}"
+        alt = f"The stack {stack.name}: network by zone, pools, storage and budget, with prices"
+        image = f'<img src="{address}" alt="{alt}">'
+        return f'```{{raw}} html\n<div class="picture" tabindex="0">{image}</div>\n```'
+
+    source[0] = PICTURE.sub(drawn, source[0])
+
+
 def setup(app: Sphinx) -> None:
     """Connect the above, and hide the commands that only units of an instance call."""
     from gpu_fleet_image.console import cli, table  # noqa: PLC0415 - found once sys.path is set
@@ -78,6 +97,7 @@ def setup(app: Sphinx) -> None:
             if command := cli.main.get_command(context, name):
                 command.hidden = True
     app.connect("source-read", add_tables)
+    app.connect("source-read", add_picture)
     app.connect("sphinx-click-process-description", escape)
     app.connect("sphinx-click-process-options", escape)
     app.connect("sphinx-click-process-epilog", show_example)

@@ -136,6 +136,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
             "The stack file's keys, as a JSON Schema for editors.",
         ),
         "cost": Row("gpu_fleet_stacks.cost.command:cost", "Show what a stack costs an hour and a month."),
+        "show": Row("gpu_fleet_stacks.picture.command:show", "Draw a stack: network, pools, budget, prices."),
         "advise": Row("gpu_fleet_stacks.advise.__main__:main", "Advise what a training run needs to rent."),
         "catalog": CATALOG,
         "rehearse": Row(

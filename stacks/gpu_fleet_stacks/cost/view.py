@@ -13,14 +13,14 @@ def summary(cost: Cost, monthly: Decimal | int) -> str:
     """Return the cost in one line: expected now, worst case, and what is left of the budget."""
     at_least = "at least " if cost.unknown else ""
     hour, month = cost.hour(Level.NOW).expected, cost.month(Level.NOW).expected
-    verdict = _verdict(cost, Money(Decimal(monthly), cost.currency))
+    left = verdict(cost, Money(Decimal(monthly), cost.currency))
     return (
         f"cost of {cost.stack}: now {at_least}{hour} an hour, {at_least}{month} a month expected; "
-        f"at worst {at_least}{cost.worst_month} a month, {verdict}"
+        f"at worst {at_least}{cost.worst_month} a month, {left}"
     )
 
 
-def _verdict(cost: Cost, budget: Money) -> str:
+def verdict(cost: Cost, budget: Money) -> str:
     """Say whether the worst month fits the budget; prices of another region prove nothing."""
     left = budget - cost.worst_month
     if left.amount < 0:

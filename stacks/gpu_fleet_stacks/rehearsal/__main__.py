@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,19 @@ WHOLE_PLAY = "local"
 INTERRUPTED = 130
 
 
+@dataclass
+class Acts:
+    """Headings of the acts, numbered without gaps: not every stack plays all of them."""
+
+    console: Console
+    number: int = 0
+
+    def begin(self, title: str) -> None:
+        """Print the next heading."""
+        self.number += 1
+        self.console.rule(f"[bold]{self.number}. {title}", align="left")
+
+
 @click.command(epilog="\b\nExample:\n  gpu-fleet rehearse aws-dev")
 @partial(stack_argument, default=WHOLE_PLAY)
 @click.option(
@@ -56,7 +69,7 @@ def main(name: str, folder: Path) -> None:
             bucket_policies.conditions_left_out(),
             contextlib.closing(ClientPool()) as pool,
         ):
-            rehearse(console, RegionClients(settings.region, pool), settings, folder)
+            rehearse(Acts(console), RegionClients(settings.region, pool), settings, folder)
     except (StacksError, pulumi.RunError) as error:
         # RunError: the program's own refusal, for example of a worst month over the budget
         console.print(f"[red]error:[/red] {error}", highlight=False)
@@ -66,7 +79,7 @@ def main(name: str, folder: Path) -> None:
         sys.exit(INTERRUPTED)
 
 
-def rehearse(console: Console, clients: RegionClients, settings: Stack, build: Path) -> closing.Figures:
+def rehearse(acts: Acts, clients: RegionClients, settings: Stack, build: Path) -> closing.Figures:
     """Run all acts of a stack and write their figures.
 
     Raises:
@@ -74,7 +87,7 @@ def rehearse(console: Console, clients: RegionClients, settings: Stack, build: P
     """
     started = time.perf_counter()
     folder = _empty(build / "rehearsal" / settings.name)
-    rehearsed = stand_up(console, clients, settings)
+    rehearsed = stand_up(acts, clients, settings)
     figures: closing.Figures = {
         "resources": {
             "created": rehearsed.created,
@@ -84,64 +97,60 @@ def rehearse(console: Console, clients: RegionClients, settings: Stack, build: P
     }
     if settings.cloud is Cloud.AWS:
         launched = instances.launched(clients, settings.name)
-        _act(console, 2, "the stack's own groups launch instances")
-        console.print(instances.table(launched))
+        acts.begin("the stack's own groups launch instances")
+        acts.console.print(instances.table(launched))
         figures["instances"] = {"launched": len(launched)}
     else:
-        _act(console, 2, "Alibaba Cloud has no emulator: everything is recorded")
+        acts.begin("Alibaba Cloud has no emulator: everything is recorded")
     if settings.name == WHOLE_PLAY:
-        figures |= use(console, clients, settings, rehearsed, folder)
+        figures |= use(acts, clients, settings, rehearsed, folder)
     seconds = time.perf_counter() - started
-    _act(console, 6, "results")
-    console.print(closing.table(figures, seconds))
+    acts.begin("results")
+    acts.console.print(closing.table(figures, seconds))
     target = build / "rehearsal.json"
     closing.write(target, settings.name, figures, seconds)
-    console.print(f"written to {_short(target)}; logs in {_short(folder)}")
+    acts.console.print(f"written to {_short(target)}; logs in {_short(folder)}")
     if broken := closing.broken_promises(figures):
         raise RehearsalError("; ".join(broken))
     return figures
 
 
-def stand_up(console: Console, clients: RegionClients, settings: Stack) -> Rehearsed:
+def stand_up(acts: Acts, clients: RegionClients, settings: Stack) -> Rehearsed:
     """Run the first act: the program registers its resources, and moto creates those that it supports.
 
     Resources that the stack takes from another owner are made before.
     """
     name, config, answers = settings.name, read_config(settings.name), None
-    _act(console, 1, f"the program of stack {name} against moto")
+    acts.begin(f"the program of stack {name} against moto")
     if settings.cloud is Cloud.AWS:
         ids = existing.made(clients, settings)
         config = existing.renamed(config, ids)
         if ids or settings.storage.existing.buckets:
-            console.print(
+            acts.console.print(
                 "of another owner, made for this rehearsal:", *ids, *settings.storage.existing.buckets
             )
     else:
         answers = existing.alicloud_answers(settings)
-    with Tree(console, name) as tree:
+    with Tree(acts.console, name) as tree:
         return run_program(name, config=config, listener=tree.listen, clients=clients, answers=answers)
 
 
 def use(
-    console: Console, clients: RegionClients, settings: Stack, rehearsed: Rehearsed, folder: Path
+    acts: Acts, clients: RegionClients, settings: Stack, rehearsed: Rehearsed, folder: Path
 ) -> closing.Figures:
-    """Run the third to fifth act: users train on instances, forget some, and spend the month's budget."""
-    _act(console, 3, "training, a spot notice half-way, the resume on another instance")
+    """Run the acts of users: they train on instances, forget some, and spend the month's budget."""
+    acts.begin("training, a spot notice half-way, the resume on another instance")
     spot = next(pool.name for pool in settings.pools if pool.market == "spot")
     user_data = instances.user_data(clients, rehearsed.outputs["launch_template_ids"][spot])
-    trained = training_act.play(console, clients, user_data, folder / "training")
-    console.print(training_act.table(trained))
-    _act(console, 4, "some instances are forgotten: the sweep, a dry run, then for real")
-    reaped = reaper_act.play(console, clients, settings, rehearsed, folder / "reaper")
-    console.print(reaper_act.summary(reaped))
-    _act(console, 5, "the month's budget is spent: one more sweep")
+    trained = training_act.play(acts.console, clients, user_data, folder / "training")
+    acts.console.print(training_act.table(trained))
+    acts.begin("some instances are forgotten: the sweep, a dry run, then for real")
+    reaped = reaper_act.play(acts.console, clients, settings, rehearsed, folder / "reaper")
+    acts.console.print(reaper_act.summary(reaped))
+    acts.begin("the month's budget is spent: one more sweep")
     breached = budget_act.play(clients, settings, rehearsed, folder / "budget")
-    console.print(budget_act.summary(breached))
+    acts.console.print(budget_act.summary(breached))
     return {"trainer": asdict(trained), "reaper": asdict(reaped), "budget": asdict(breached)}
-
-
-def _act(console: Console, number: int, title: str) -> None:
-    console.rule(f"[bold]{number}. {title}", align="left")
 
 
 def _short(path: Path) -> str:

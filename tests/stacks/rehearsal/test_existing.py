@@ -1,6 +1,7 @@
 """A rehearsal of a stack that stands on what is there already: that is made first, as its owner would."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -51,6 +52,7 @@ def test_a_stack_with_existing_things_is_rehearsed_to_its_end(cloud, tmp_path, m
     written = json.loads((tmp_path / "build" / "rehearsal.json").read_text())
     assert written["resources"]["recorded"] + written["resources"]["created"] > 40
     assert ("lab-datasets" in done.output) is (cloud == "aws")
+    assert re.findall(r"^(\d)\. ", done.output, re.MULTILINE) == ["1", "2", "3"]
 
 
 def test_what_is_named_is_made_with_subnets_for_every_zone_and_encrypted_homes():
