@@ -200,6 +200,11 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     },
     f"pools[0].reservation_id = '{GROUP}': must be the id of a capacity block (cr-...)": BLOCK
     | {"pools[0].reservation_id": GROUP, "pools[0].zones": ["us-east-1a"]},
+    "pools[0].size = 'min 1, desired 1, max 0': must hold min <= desired <= max": {
+        "pools[0].size": {"min": 1, "desired": 1, "max": 0}
+    },
+    "pools[0].size.max = 0: at least 1 with market capacity-block, which is paid for until it ends": BLOCK
+    | {"pools[0].size": {"max": 0}},
     "pools[0].size = 'min 0, desired 5, max 2': must hold min <= desired <= max": {
         "pools[0].size.desired": 5
     },

@@ -202,10 +202,10 @@ def _leaf(adapter: TypeAdapter[Any], path: str, value: object) -> Parsed:
     try:
         return adapter.validate_python(value), []
     except ValidationError as error:
-        found = error.errors()
+        errors = error.errors()
         # wrong items are left out, so that a list of them is called too short as well
-        told = [details for details in found if details["type"] != "too_short"] or found
-        return None, [_problem(path, details) for details in told]
+        others = [details for details in errors if details["type"] != "too_short"]
+        return None, [_problem(path, details) for details in others or errors]
 
 
 def _problem(key: str, details: "ErrorDetails") -> Problem:
