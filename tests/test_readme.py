@@ -32,7 +32,7 @@ SERVER = ".venv/bin/moto_server -p "
 TORCHRUN = ".venv/bin/torchrun "
 # What reads a run or trains one, the whole rehearsal, an environment of its own: seconds to a minute each.
 SLOW = re.compile(
-    r"\S*torchrun |gpu-fleet rehearse |gpu-fleet train (?:prepare|train|report) "
+    r"\S*torchrun |gpu-fleet rehearse |gpu-fleet train (?:prepare|start|report) "
     r"|make (?:policy|preview|up)|gpu-fleet (?:preview|up) "
 )
 POLICY = "make policy"

@@ -51,7 +51,7 @@ def settings_of(kind: str, data: Path) -> config.Data:
 
 
 def ours(kind: str, data: Path) -> Batches:
-    """What `train` reads with."""
+    """What `train start` reads with."""
     settings = settings_of(kind, data)
     samples = open_split(settings, describe(data), "train")
     slices = training_slices(SampleOrder(len(samples), seed=0), RankShare(0, 1, BATCH, 1), position=0)

@@ -143,7 +143,7 @@ def bare(data: Path, log_every: int, turns: BesideBare) -> None:
 
 
 def ours(data: Path, log_every: int, turns: BesideBare) -> None:
-    """The loop of this repository as `train` runs it: watchdog, interruption, metrics and all."""
+    """The loop of this repository as `train start` runs it: watchdog, interruption, metrics and all."""
 
     class Trace(StepTrace):
         def after_step(self, step: int) -> None:

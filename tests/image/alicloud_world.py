@@ -165,6 +165,21 @@ class Actions:
             self.world.attach(ask["ScalingGroupId"], ask["InstanceIds"])
         return {"ScalingActivityId": "asa-2"}
 
+    def modify_scaling_group(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "ModifyScalingGroup"):
+            self.world.groups[ask["ScalingGroupId"]]["max"] = int(ask["MaxSize"])
+        return {}
+
+    def suspend_processes(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "SuspendProcesses"):
+            self.world.groups[ask["ScalingGroupId"]]["suspended"] |= _processes(ask)
+        return {}
+
+    def resume_processes(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "ResumeProcesses"):
+            self.world.groups[ask["ScalingGroupId"]]["suspended"] -= _processes(ask)
+        return {}
+
     @staticmethod
     def _idle(group: dict[str, Any]) -> None:
         """Raise unless no scaling activity of the group is in progress."""
@@ -305,6 +320,11 @@ class RecordedNotifier:
     def deaf(self, addresses: Sequence[str]) -> dict[str, str]:
         del addresses
         return {}
+
+
+def _processes(ask: dict[str, Any]) -> set[str]:
+    """Return the processes of a call in AWS's words."""
+    return {"Launch" if name == "ScaleOut" else name for name in ask["Processes"]}
 
 
 def _fits(instance: SimulatedInstance, ask: dict[str, Any]) -> bool:

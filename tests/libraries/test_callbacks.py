@@ -153,7 +153,7 @@ def test_a_folder_of_hugging_faces_datasets_is_trained_from(python, tmp_path):
     (tmp_path / "job.toml").write_text(table)
 
     def train(directory: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-        words = [python, "-m", "gpu_fleet", "train", tmp_path / "job.toml"]
+        words = [python, "-m", "gpu_fleet", "start", tmp_path / "job.toml"]
         words += ["--run.directory", tmp_path / directory]
         return subprocess.run([*words, *overrides], cwd=HERE, capture_output=True, text=True, check=False)
 

@@ -80,6 +80,28 @@ def test_computing_gpus_of_a_pool_start_one_instance_however_many_groups_it_has(
             assert own == {first.id, second.id}
 
 
+DRAINED = {"min": 0, "desired": 0, "max": 0}
+
+
+def test_a_pool_that_drains_keeps_the_limits_and_the_rules_of_its_groups(cloud):
+    """A limit below what runs would have the group end it; nodes of a job still talk to one another."""
+    made = CLOUDS[cloud]
+    found, full = (
+        declared(made.stack(pools=[made.pool(size=size)])) for size in (DRAINED, {"min": 0, "max": 2})
+    )
+
+    def named(stack):
+        return {each.name for each in stack.resources}
+
+    held = [
+        {"maxSize", "max_size"} & {*group.ignored_changes} != set()
+        for stack in (found, full)
+        for group in stack.of_type(WORDS[cloud].group)
+    ]
+    assert held == [True, False]
+    assert named(full) == named(found)
+
+
 def test_a_protected_stack_protects_what_holds_data(cloud):
     storage = {"home": True, "scratch_gib": 3600}
     if cloud is Cloud.ALICLOUD:

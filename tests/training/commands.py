@@ -13,14 +13,14 @@ from tests.training.ranks import run_ranks
 
 
 def tried(ranks: int, table: dict[str, Any], folder: Path, *overrides: str) -> list[tuple[int, str]]:
-    """Return exit status and standard error of every rank of `train` with this configuration."""
+    """Return exit status and standard error of every rank of `train start` with this configuration."""
     file = folder / "config.toml"
     file.write_text(tomli_w.dumps(table))
-    return run_ranks(command, ranks, ["train", str(file), *overrides])
+    return run_ranks(command, ranks, ["start", str(file), *overrides])
 
 
 def tried_alone(table: dict[str, Any], folder: Path, *overrides: str) -> tuple[int, str]:
-    """Run `train` with `table` in this process, which may be one of several ranks that share the folder.
+    """Run `train start` with `table` in this process, one of several ranks that share the folder or alone.
 
     Each rank writes the file whole: a rank that read a half-written one ended, and the other waited for it.
     """
@@ -28,7 +28,7 @@ def tried_alone(table: dict[str, Any], folder: Path, *overrides: str) -> tuple[i
     own = folder / f"config-{os.getpid()}.toml"
     own.write_text(tomli_w.dumps(table))
     own.replace(file)
-    return command(["train", str(file), *overrides])
+    return command(["start", str(file), *overrides])
 
 
 def command(arguments: list[str]) -> tuple[int, str]:

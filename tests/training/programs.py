@@ -91,7 +91,7 @@ def torchrun(
     environment: Mapping[str, str] | None = None,
     limit_s: float = 240.0,
 ) -> AbstractContextManager[Program]:
-    """Start `torchrun -m gpu_fleet train ARGUMENTS` on this instance, on a free port."""
+    """Start `torchrun -m gpu_fleet start ARGUMENTS` on this instance, on a free port."""
     return started(
         "torch.distributed.run",
         "--standalone",
@@ -99,7 +99,7 @@ def torchrun(
         f"--max-restarts={max_restarts}",
         "-m",
         "gpu_fleet",
-        "train",
+        "start",
         *arguments,
         environment=environment,
         limit_s=limit_s,

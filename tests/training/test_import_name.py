@@ -36,7 +36,7 @@ def test_torchrun_trains_from_such_a_repository(repository, digits):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
     own = ("--data.path", digits, "--run.directory", repository / "runs/first", *SHORT)
 
-    done = run(repository, *torchrun, "-m", "gpu_fleet", "train", DIGITS, *map(str, own), OMP_NUM_THREADS="1")
+    done = run(repository, *torchrun, "-m", "gpu_fleet", "start", DIGITS, *map(str, own), OMP_NUM_THREADS="1")
 
     assert done.returncode == 0, done.stderr
     assert '"finished"' in (repository / "runs/first/result.json").read_text()

@@ -114,7 +114,7 @@ def test_it_and_what_it_starts_are_children_that_a_signal_reaches(digits, forked
         assert program.finish() == 0, program.said
     assert parents == {agent.pid}
     assert agent.pid == program.process.pid
-    assert all(command[:5] == [sys.executable, "-u", "-m", "gpu_fleet", "train"] for command in commands)
+    assert all(command[:5] == [sys.executable, "-u", "-m", "gpu_fleet", "start"] for command in commands)
     assert "reason='sigterm'" in program.said
 
 

@@ -1,7 +1,7 @@
 """Your own model on a prepared data set: any class or function that returns a torch.nn.Module.
 
 gpu-fleet train prepare digits data/digits
-gpu-fleet train train training/examples/own_model.toml
+gpu-fleet train start training/examples/own_model.toml
 """
 
 import torch

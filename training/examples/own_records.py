@@ -1,7 +1,7 @@
 """WebDataset tars of any keys: here a picture, and JSON with the number to learn.
 
 gpu-fleet train prepare index data/houses --keys jpg,json
-gpu-fleet train train training/examples/own_records.toml
+gpu-fleet train start training/examples/own_records.toml
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Your own data set (samples with several inputs), batches, model, loss and metrics.
 
-gpu-fleet train train training/examples/own_regression.toml
+gpu-fleet train start training/examples/own_regression.toml
 """
 
 from typing import Any

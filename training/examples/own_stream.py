@@ -1,6 +1,6 @@
 """Samples from a stream, an IterableDataset: here random walks, to be classified by the sign of their end.
 
-gpu-fleet train train training/examples/own_stream.toml
+gpu-fleet train start training/examples/own_stream.toml
 """
 
 from collections.abc import Iterator

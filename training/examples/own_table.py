@@ -1,7 +1,7 @@
 """Regression on the columns of a table: Parquet, JSON lines or a Hugging Face data set; see own_table.toml.
 
 pip install datasets 'pyarrow<26'
-gpu-fleet train train training/examples/own_table.toml
+gpu-fleet train start training/examples/own_table.toml
 """
 
 import torch

@@ -1,7 +1,7 @@
 """TFRecord files of tf.train.Example: an index of all records, so that one read gives any of them.
 
 pip install tfrecord
-gpu-fleet train train training/examples/own_tfrecord.toml
+gpu-fleet train start training/examples/own_tfrecord.toml
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""The trainer: exact, elastic, fast. Start it with `torchrun -m gpu_fleet train CONFIG.toml`.
+"""The trainer: exact, elastic, fast. Start it with `torchrun -m gpu_fleet start CONFIG.toml`.
 
 `from gpu_fleet import Run` gives a user's own loop exact resume, stops for notices, and upload.
 """

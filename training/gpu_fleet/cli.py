@@ -5,7 +5,7 @@ from gpu_fleet.core.lazy_groups import LazyGroup
 main = LazyGroup(
     "gpu_fleet",
     help="Train models with exact resume: prepare data, train, report.",
-    epilog="\b\nExample:\n  gpu-fleet train train training/examples/digits.toml",
+    epilog="\b\nExample:\n  gpu-fleet train start training/examples/digits.toml",
     table={
         "bench": "gpu_fleet.trainer.train:bench",
         "launch": "gpu_fleet_jobs.launch.launch:launch",
@@ -15,7 +15,7 @@ main = LazyGroup(
         "render": "gpu_fleet_jobs.kubernetes.command:render",
         "report": "gpu_fleet.metrics.report:report",
         "run": "gpu_fleet.integrations.command:run",
-        "train": "gpu_fleet.trainer.train:train",
+        "start": "gpu_fleet.trainer.train:start",
         "work": "gpu_fleet_jobs.submitted.work:work",
     },
 )

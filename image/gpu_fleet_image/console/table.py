@@ -72,7 +72,7 @@ GPU = Rows(
         "reserve": Row(
             "gpu_fleet_image.instance.gpus.command:reserve", "Reserve some of them for hours or days."
         ),
-        "release": Row("gpu_fleet_image.instance.gpus.command:release", "Release your GPUs early."),
+        "unreserve": Row("gpu_fleet_image.instance.gpus.command:unreserve", "End your reservation early."),
         "env": Row("gpu_fleet_image.instance.gpus.command:env", "Limit an open shell to your GPUs."),
         "mps": Row("gpu_fleet_image.instance.gpus.mps:mps", "Run several processes on your GPUs at once."),
     },

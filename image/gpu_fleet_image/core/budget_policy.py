@@ -5,7 +5,17 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated
 
-from gpu_fleet_image.core.document import AMOUNT, ASSUMED, FLAG, PRICE, RISING, Contradictory, one_of, whole
+from gpu_fleet_image.core.document import (
+    AMOUNT,
+    ASSUMED,
+    FLAG,
+    LEFT_OUT,
+    PRICE,
+    RISING,
+    Contradictory,
+    one_of,
+    whole,
+)
 
 NOTIFY, FREEZE = "notify", "freeze"
 
@@ -21,6 +31,7 @@ class PoolPrices:
         disk_per_hour: the disks of one instance, stopped or not.
         gpus: instance type -> GPUs of one instance.
         reserved: instances that are paid for, used or not; 0 for a pool without a reservation.
+        drains: the pool takes no new instances, whatever is spent; those that run end as usual.
     """
 
     freezes: Annotated[bool, FLAG]
@@ -29,6 +40,7 @@ class PoolPrices:
     disk_per_hour: Annotated[Decimal, AMOUNT]
     gpus: dict[str, Annotated[int, whole(0, 1024)]]
     reserved: Annotated[int, whole(0, 100_000)] = 0
+    drains: Annotated[bool, FLAG] = field(default=False, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class CapacityPolicy:
 
     Attributes:
         groups: the stack's names of its scaling groups, in order of preference.
-        max_size: maximum number of instances of the whole pool.
+        max_size: maximum number of instances of the whole pool; 0 for a pool that takes no new ones.
         spare: idle instances that are kept ready for the next user.
         together: the instances of one request start in the same group, so that they are close together.
         scale_out_alarms: alarms whose ALARM state requests one more instance.
@@ -64,7 +64,7 @@ class CapacityPolicy:
     """
 
     groups: tuple[Annotated[str, TEXT], ...]
-    max_size: Annotated[int, whole(1, 100_000)]
+    max_size: Annotated[int, whole(0, 100_000)]
     spare: Annotated[int, whole(0, 100_000)] = 0
     together: Annotated[bool, FLAG] = False
     scale_out_alarms: tuple[Annotated[str, TEXT], ...] = ()

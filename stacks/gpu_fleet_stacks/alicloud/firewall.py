@@ -169,7 +169,7 @@ def _wide_open(
     the same to its own vSwitch.
     """
     open_to: dict[str, str] = {}
-    if pool.size.max > 1 or pool.erdma:
+    if pool.size.max != 1 or pool.erdma:
         zones = stack.zones_of(pool)
         for network in (network for zone, network in networks.items() if zone in zones):
             open_to[network] = "instances of one job among themselves"

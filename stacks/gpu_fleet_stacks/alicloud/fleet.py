@@ -155,7 +155,11 @@ class Fleet(pulumi.ComponentResource):
                 parent=self,
                 depends_on=args.surroundings,
                 # the provider reads back which instances are protected; an update would unprotect them all
-                ignore_changes=["desiredCapacity", "protectedInstances"],
+                ignore_changes=[
+                    "desiredCapacity",
+                    "protectedInstances",
+                    *(["maxSize"] if args.pool.drains else []),
+                ],
             ),
             **capacity(args.pool),
             **_starts_from(args.pool, template),

@@ -107,7 +107,7 @@ def _among_nodes(pool: Pool) -> Iterator[FirewallRule]:
     EFA needs both directions, each naming the group itself: a rule to 0.0.0.0/0 does not cover it
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html). NCCL over TCP picks any port.
     """
-    if pool.efa or pool.size.max > 1:
+    if pool.efa or pool.size.max != 1:
         for egress in (False, True):
             yield FirewallRule(
                 pool.name, egress, "-1", None, pool.name, "instances of one job among themselves"

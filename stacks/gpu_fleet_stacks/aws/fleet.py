@@ -140,7 +140,11 @@ class Fleet(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(
                 parent=self,
                 depends_on=args.surroundings,
-                ignore_changes=["desired_capacity", "suspended_processes"],
+                ignore_changes=[
+                    "desired_capacity",
+                    "suspended_processes",
+                    *(["max_size"] if args.pool.drains else []),
+                ],
                 custom_timeouts=pulumi.CustomTimeouts(delete=f"{EMPTYING_S}s"),
             ),
             **capacity(args.pool, template, plan.market),

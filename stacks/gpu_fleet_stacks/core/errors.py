@@ -24,7 +24,8 @@ class Problem:
     allowed: str
 
     def __str__(self) -> str:
-        return f"{self.key} = {_shown(self.value)}: {self.allowed}"
+        key = self.key if self.key.isprintable() else ascii(self.key)
+        return f"{key} = {_shown(self.value)}: {self.allowed}"
 
 
 def _shown(value: object) -> str:

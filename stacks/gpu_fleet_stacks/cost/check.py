@@ -93,6 +93,8 @@ def verdict(stack: Stack, cost: Cost) -> Iterator[str]:
 
 def room(stack: Stack, pool: Pool) -> str:
     """Return how many instances of which types a pool allows; each group may grow to ``size.max``."""
+    if pool.drains:
+        return "takes no new instances; what still runs there is not counted"
     *others, last = pool.types
     types = f"{', '.join(others)} or {last}" if others else last
     most = f"up to {instances(stack, pool)[Level.MAX]} {types}"

@@ -46,6 +46,7 @@ def _pool(stack: Stack, pool: Pool) -> PoolPrices:
         disk_per_hour=_hour(_of_one(stack, pool, pool.types[0], usual), pool, CostKind.DISKS) or Decimal(0),
         gpus={name: catalog.load().get(name).gpu_count for name in pool.types},
         reserved=reserved_instances(pool),
+        drains=pool.drains,
     )
 
 

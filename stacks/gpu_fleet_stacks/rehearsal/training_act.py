@@ -187,7 +187,7 @@ def _command(data: Path, stage: ProcessGroup) -> list[str]:
         str(PROCESSES),
         "-m",
         "gpu_fleet",
-        "train",
+        "start",
         str(stage.root / CONFIG),
     ]
     return start + [word for key, value in overrides.items() for word in (f"--{key}", str(value))]

@@ -75,6 +75,13 @@ def _spare(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
         yield Problem(f"{key}.spare", pool.spare, "0 where image.mode is none: nothing of ours runs there")
 
 
+def _drained(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    """Refuse to drain what is paid for whether it runs or not: the cost would leave it out."""
+    if pool.drains and pool.market in RESERVED_MARKETS:
+        allowed = f"at least 1 with market {pool.market}, which is paid for until it ends"
+        yield Problem(f"{key}.size.max", 0, allowed)
+
+
 def _reservation(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
     where = f"{key}.reservation_id"
     if pool.market in RESERVED_MARKETS and pool.reservation_id is None:
@@ -113,7 +120,7 @@ def _fallback_of_spot(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 def _base_within_size(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
-    if pool.on_demand_base > pool.size.max:
+    if pool.on_demand_base > pool.size.max and not pool.drains:
         yield Problem(f"{key}.on_demand_base", pool.on_demand_base, f"must not pass size.max {pool.size.max}")
 
 
@@ -225,7 +232,17 @@ def _command(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[str, Pool, Stack], Iterator[Problem]], ...] = (
-    *(_each_type_once, _known, _of_cloud, _size, _spare, _reservation, _reservation_form, _reserved_type),
+    *(
+        _each_type_once,
+        _known,
+        _of_cloud,
+        _size,
+        _spare,
+        _drained,
+        _reservation,
+        _reservation_form,
+        _reserved_type,
+    ),
     *(
         _base_of_spot,
         _fallback_of_spot,

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 HIDDEN = "(not shown)"
+# pydantic's kinds of errors whose own words are those of Python -> what a stack file calls it.
+ALLOWED = {
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "dict_type": "must be a mapping of names to values",
+    "too_short": "must have at least one item",
+}
 Parsed = tuple[Any, list[Problem]]
 
 
@@ -195,7 +202,10 @@ def _leaf(adapter: TypeAdapter[Any], path: str, value: object) -> Parsed:
     try:
         return adapter.validate_python(value), []
     except ValidationError as error:
-        return None, [_problem(path, details) for details in error.errors()]
+        errors = error.errors()
+        # wrong items are left out, so that a list of them is called too short as well
+        others = [details for details in errors if details["type"] != "too_short"]
+        return None, [_problem(path, details) for details in others or errors]
 
 
 def _problem(key: str, details: "ErrorDetails") -> Problem:
@@ -215,6 +225,8 @@ def _allowed(kind: str, value: object, message: str) -> str:
         return "unknown key"
     if kind == "ip_v4_network" and (network := _network_of(value)) is not None:
         return f"has bits set beyond its prefix: the network is {network}"
+    if kind in ALLOWED:
+        return ALLOWED[kind]
     return re.sub(r"^(Input|String|Tuple|Value error,) ", "", message).replace("should", "must", 1)
 
 

@@ -564,15 +564,18 @@ class Size:
     together pass it. The worst month counts ``max`` in each group, since an operator can raise a group by
     hand.
 
+    ``{min: 0, desired: 0, max: 0}`` drains the pool: nothing starts there any more, and the instances that
+    run end as usual, when nobody uses them. The pool can be removed once none is left.
+
     Attributes:
         min: the group's lower limit.
         desired: instances that start with the pool; later only the mover raises it, only the sweep lowers it.
-        max: the upper limit, of each group.
+        max: the upper limit, of each group; 0 drains the pool.
     """
 
     min: Instances = 0
     desired: Instances = 0
-    max: SomeInstances = 1
+    max: Instances = 1
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -703,6 +706,11 @@ class Pool:
     def reserved_by_group(self) -> bool:
         """Return whether ``reservation_id`` names a resource group of reservations."""
         return self.reservation_id is not None and self.reservation_id.startswith("arn:")
+
+    @property
+    def drains(self) -> bool:
+        """Return whether the pool takes no new instances."""
+        return self.size.max == 0
 
     @property
     def scales(self) -> bool:

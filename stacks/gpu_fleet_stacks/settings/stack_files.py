@@ -11,6 +11,8 @@ import yaml
 from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.settings import Stack, namespaces, neighbours, projects, reader, yaml_errors, yaml_text
 
+LONGEST_TEXT = 40  # characters of a text in a message
+
 
 def names() -> list[str]:
     """Return the stacks that have a file, in alphabetical order; none where there is no project.
@@ -59,19 +61,28 @@ def config_of(path: Path) -> dict[str, Any]:
         content = yaml_text.read(raw.decode("utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise StacksError(f"{path} cannot be read: {yaml_errors.explained(error, raw)}") from error
+    if content is None:
+        raise StacksError(f"{path}: is empty; `gpu-fleet new` writes a stack file")
     if not isinstance(content, dict):
-        raise StacksError(f"{path}: must be a mapping with the key 'config'")
+        raise StacksError(f"{path}: must be a mapping with the key 'config'; it is {_called(content)}")
     if beside := [key for key in content if str(key).startswith(namespaces.PREFIX)]:
         raise StacksError(f"{path}: {beside[0]!r} is beside 'config:'; must be below it")
     if content.get("config") is None:
         raise StacksError(f"{path}: 'config:' is missing or empty; every key must be below it, indented")
     config = content["config"]
     if not isinstance(config, dict):
-        raise StacksError(f"{path}: 'config' must be a mapping of keys to values")
+        raise StacksError(f"{path}: 'config' must be a mapping of keys to values; it is {_called(config)}")
     odd = [key for key in config if not isinstance(key, str)]
     if odd:
         raise StacksError(f"{path}: config.{odd[0]!r}: a key must be text, such as 'gpu-fleet:region'")
     return config
+
+
+def _called(content: object) -> str:
+    """Return what stands in place of a mapping, for users."""
+    if isinstance(content, list):
+        return "a list: remove the dashes before its keys"
+    return f"the text {content[:LONGEST_TEXT]!r}" if isinstance(content, str) else repr(content)
 
 
 def place_of(name: str) -> dict[str, str]:

@@ -8,6 +8,8 @@ import yaml
 ODD_SPACE = "\u00a0"
 SECRET = re.compile(r"://|PRIVATE KEY")  # a webhook's address
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+LONGEST_LINE = 120  # characters of a line in a message
+CONFLICT = re.compile(r"<{7}|={7}|>{7}")
 # Pattern of PyYAML's own words -> what to do, the first that is found.
 ADVICE = {
     r"character '\\t'": "YAML takes no tab: indent with spaces",
@@ -26,7 +28,12 @@ ADVICE = {
     r"constructor for the tag": "put quotes around a value that begins with !; tags are not read",
     r"appears twice": "keep one of the two",
     r"another document": "remove the lines from --- on: a stack file is one document",
-    r"is no date|is no number": "put quotes around it",
+    r"is no date|is no number|is no word": "put quotes around it",
+    r"unhashable key": "put quotes around a value that begins with {; a key is text",
+    r"escape": "write \\\\ for a backslash, or use single quotes",
+    r"chomping or indentation": "put quotes around a value that begins with | or >",
+    r"incompatible YAML document|'<document start>'": "remove lines that begin with % or ...",
+    r"for merging|mapping of length": "write the keys out",
 }
 # Problems that begin earlier than where PyYAML sees them.
 FROM_CONTEXT = re.compile(r"expected ',' or|could not find expected|the stream end|end of stream")
@@ -38,6 +45,8 @@ def explained(error: Exception, content: bytes) -> str:
         return _of_encoding(error, content)
     text = content.decode("utf-8", errors="replace")
     if isinstance(error, yaml.reader.ReaderError):
+        if content.count(0) * 3 > len(content):
+            return "it is UTF-16 or UTF-32: save it as UTF-8"
         at = _place(text, error.position)
         return f"{at}: the character U+{_code(error.character):04X} is not allowed: remove it"
     if isinstance(error, yaml.MarkedYAMLError):
@@ -56,13 +65,16 @@ def _of_text(error: yaml.MarkedYAMLError, text: str) -> str:
     advice = next((advice for pattern, advice in ADVICE.items() if re.search(pattern, problem)), "")
     if any(ODD_SPACE in near for near in around):
         advice = "replace the no-break space (U+00A0) before it by spaces"
+    if CONFLICT.match(line):
+        advice = "it is a mark of a merge that conflicted: keep one side"
     said = f"line {mark.line + 1}, column {mark.column + 1}: {problem}" + (f": {advice}" if advice else "")
+    line = line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."
     return f"{said}\n  {line}" if line and not SECRET.search(line) else said
 
 
 def _of_encoding(error: UnicodeDecodeError, content: bytes) -> str:
     if content.startswith(UTF_16):
-        return "it is UTF-16: save it as UTF-8"
+        return "it is UTF-16 or UTF-32: save it as UTF-8"
     before = content[: error.start].decode("utf-8")
     at = _place(before, len(before))
     return f"{at}: the byte 0x{content[error.start]:02x} is no UTF-8: save it as UTF-8"

@@ -73,15 +73,20 @@ def _refusing(construct: Callable[[Any, yaml.ScalarNode], Any], kind: str) -> Ca
     def constructed(loader: _Loader, node: yaml.ScalarNode) -> Any:
         try:
             return construct(loader, node)
-        except ValueError as error:
-            problem = f"{node.value[:MOST_SHOWN]} is no {kind}"
+        except (ValueError, KeyError, AttributeError) as error:  # a tag such as !!bool on other words
+            problem = f"{str(node.value)[:MOST_SHOWN]} is no {kind}"
             raise ConstructorError(None, None, problem, node.start_mark) from error
 
     return constructed
 
 
 _Loader.add_constructor(TIMESTAMP, _refusing(yaml.SafeLoader.construct_yaml_timestamp, "date"))
-_Loader.add_constructor(INT, _refusing(yaml.SafeLoader.construct_yaml_int, "number that Python can read"))
+_Loader.add_constructor(BOOL, _refusing(yaml.SafeLoader.construct_yaml_bool, "word for true or false"))
+for _tag, _construct in (
+    (INT, yaml.SafeLoader.construct_yaml_int),
+    (FLOAT, yaml.SafeLoader.construct_yaml_float),
+):
+    _Loader.add_constructor(_tag, _refusing(_construct, "number that Python can read"))
 _Loader.add_constructor(LEADING_ZERO, lambda _, node: LeadingZero(str(node.value)))
 
 
@@ -119,6 +124,10 @@ def read(text: str) -> Any:
                 f"its aliases (*NAME) expand to more than {MOST_VALUES:,} values; write fewer"
             )
         return loader.construct_document(root)
+    except OverflowError as error:  # of chr(), for an escape beyond the last character
+        raise yaml.YAMLError(
+            f"line {loader.line + 1}: an escape (\\U) names no character; correct it"
+        ) from error
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deep, or an alias (*NAME) contains itself") from error
     finally:

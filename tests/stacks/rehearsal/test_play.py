@@ -138,7 +138,7 @@ def test_a_signal_while_a_process_starts_leaves_no_process_behind(tmp_path, monk
 @pytest.mark.prove
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_rehearsal_that_is_terminated_during_training_leaves_no_process_behind(how, tmp_path):
-    terminated(tmp_path / "log", "gpu_fleet train", how, "-m", "gpu_fleet_stacks.rehearsal")
+    terminated(tmp_path / "log", "gpu_fleet start", how, "-m", "gpu_fleet_stacks.rehearsal")
 
 
 def terminated(log, at_work, how, *program):

@@ -43,6 +43,11 @@ OWNER = "must be 1 to 128 letters, digits, spaces and any of _ . : / = + - @"
 DEAR = 10**30
 # A key, a value that may not stand there, and what is allowed.
 REFUSED: tuple[tuple[str, object, str], ...] = (
+    ("owner", None, "must be text"),
+    ("pools[0].types", [], "must have at least one item"),
+    ("pools[0].types[0]", ["g5.xlarge"], "must be text"),
+    ("network.slots", ["us-east-1a"], "must be a mapping of names to values"),
+    ("budget.monthly", None, "must be a whole number"),
     ("owner", "", OWNER),
     ("owner", "  ", OWNER),
     ("owner", "Research (EMEA)", OWNER),
@@ -123,6 +128,7 @@ ELSEWHERE, ARABIC = GROUP.replace("us-east-1", "eu-west-1"), GROUP.replace(":1",
 A100 = "p4d.24xlarge has A100 with 40 GiB, which know 1g.5gb, 1g.10gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb"
 # Values that may not stand together, and what is said of them.
 NOT_TOGETHER: dict[str, dict[str, Any]] = {
+    "- 'owner\\u200b' = 'x': unknown key; did you mean 'owner'?": {"owner\u200b": "x"},
     "pools[0].erdma = True: is for Alibaba Cloud only; on AWS use efa": {"pools[0].erdma": True},
     "tags.gpu-fleet:owner.[key] = 'gpu-fleet:owner': must not be Name or begin": {
         "tags.gpu-fleet:owner": "bob"
@@ -194,6 +200,11 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     },
     f"pools[0].reservation_id = '{GROUP}': must be the id of a capacity block (cr-...)": BLOCK
     | {"pools[0].reservation_id": GROUP, "pools[0].zones": ["us-east-1a"]},
+    "pools[0].size = 'min 1, desired 1, max 0': must hold min <= desired <= max": {
+        "pools[0].size": {"min": 1, "desired": 1, "max": 0}
+    },
+    "pools[0].size.max = 0: at least 1 with market capacity-block, which is paid for until it ends": BLOCK
+    | {"pools[0].size": {"max": 0}},
     "pools[0].size = 'min 0, desired 5, max 2': must hold min <= desired <= max": {
         "pools[0].size.desired": 5
     },

@@ -20,7 +20,9 @@ def aliases(deep: int) -> bytes:
     return "\n".join(["config:", *lines, ""]).encode()
 
 
+LONGEST = 400  # characters of a line that a user still reads
 UNREADABLE = {
+    "a number of 5,000 digits": (b"config:\n  a: " + b"9" * 5000, "99999 is no number"),
     "a key that is a number": (
         b"config:\n  5: 1\n",
         "config.5: a key must be text, such as 'gpu-fleet:region'",
@@ -34,7 +36,8 @@ UNREADABLE = {
         b"config:\n  gpu-fleet:pools:\n    - name: dev\n      size: {max: 1, max: 8}\n",
         "key 'max' appears twice",
     ),
-    "UTF-16": ("config: {}\n".encode("utf-16"), "it is UTF-16: save it as UTF-8"),
+    "UTF-16": ("config: {}\n".encode("utf-16"), "it is UTF-16 or UTF-32: save it as UTF-8"),
+    "UTF-16 without a mark": ("config: {}\n".encode("utf-16-le"), "it is UTF-16 or UTF-32: save it as UTF-8"),
     "a byte of Latin-1": (b"config:\n  a: M\xfcller\n", "line 2, column 7: the byte 0xfc is no UTF-8"),
     "a control character": (
         b"config:\n  a: b\x07\n",
@@ -68,7 +71,27 @@ UNREADABLE = {
     "brackets without end": (b"config: " + b"[" * 3000, "it is nested too deep"),
     "aliases of aliases": (aliases(9), "its aliases (*NAME) expand to more than 20,000 values"),
     "an alias of itself": (b"config: &all [*all]\n", "an alias (*NAME) contains itself"),
-    "no config": (b"", "must be a mapping with the key 'config'"),
+    "nothing": (b"# later\n", "is empty; `gpu-fleet new` writes a stack file"),
+    "no config": (b"aws\n", "must be a mapping with the key 'config'; it is the text 'aws'"),
+    "a config that is a list": (b"config:\n  - a: b\n", "it is a list: remove the dashes before its keys"),
+    "a tag on a word that is no number": (b"config:\n  a: !!float b\n", "line 2, column 6: b is no number"),
+    "a tag on a word that is no switch": (b"config:\n  a: !!bool b\n", "b is no word for true or false: put"),
+    "a tag on a word that is no date": (b"config:\n  a: !!timestamp b\n", "line 2, column 6: b is no date"),
+    "an escape of no character": (
+        b'config:\n  a: "\\Uffffffff"\n',
+        "line 2: an escape (\\U) names no character",
+    ),
+    "a path of Windows": (b'config:\n  a: "C:\\q"\n', "character 'q': write \\\\ for a backslash"),
+    "a template": (
+        b"config:\n  a: {{ b }}\n",
+        "found unhashable key: put quotes around a value that begins with {",
+    ),
+    "a directive": (b"%YAML 3.0\n---\nconfig: {}\n", "remove lines that begin with % or ..."),
+    "a merge key of a list": (b"config: {<<: [1]}\n", "write the keys out"),
+    "a conflict of a merge": (
+        b"config:\n<<<<<<< HEAD\n  a: b\n",
+        "that conflicted: keep one side\n  <<<<<<< HEAD",
+    ),
     "a config that is empty": (b"config:\n", "'config:' is missing or empty; every key must be below it"),
     "keys beside the config": (
         b"gpu-fleet:region: us-east-1\nconfig:\n  gpu-fleet:cloud: aws\n",
@@ -85,6 +108,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(tmp_path):
             stack_files.config_of(path)
         assert says in str(caught.value), fault
         assert str(path) in str(caught.value), fault
+        assert max(map(len, str(caught.value).splitlines())) < LONGEST, fault
 
 
 def test_a_line_with_a_secret_is_not_shown(tmp_path):

@@ -533,7 +533,7 @@ def test_a_stopped_trainer_that_continues_leaves_all_to_its_successor_and_is_to_
         "metrics": {"progress": False},
     }
     (tmp_path / "config.toml").write_text(tomli_w.dumps(table))
-    words = [sys.executable, "-m", "gpu_fleet", "train", "config.toml"]
+    words = [sys.executable, "-m", "gpu_fleet", "start", "config.toml"]
     with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as stopped:
         assert stopped.stderr is not None
         os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)

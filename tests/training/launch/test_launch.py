@@ -160,7 +160,7 @@ def test_every_instance_of_the_pool_meets_at_the_lowest_address_which_alone_host
     assert ("is_host=false" in guest.output, "is_host=true" in host.output) == (True, True)
     assert "FI_PROVIDER=efa" in guest.output
     assert "FI_EFA_USE_DEVICE_RDMA=1" in guest.output
-    assert guest.output.strip().endswith(f"-m gpu_fleet train {config_file} --run.seed 7")
+    assert guest.output.strip().endswith(f"-m gpu_fleet start {config_file} --run.seed 7")
 
 
 def test_an_instance_of_no_fleet_trains_alone(config_file, monkeypatch, tmp_path):

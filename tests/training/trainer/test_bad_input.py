@@ -199,7 +199,7 @@ def test_a_file_that_is_no_configuration_is_named(content, message, tmp_path):
     if content is not None:
         file.write_bytes(content)
 
-    status, said = command(["train", str(file)])
+    status, said = command(["start", str(file)])
 
     assert status == 65
     assert f"{file}: {message}" in said
@@ -332,8 +332,8 @@ def test_help_and_what_is_wrong_before_a_run_wait_for_no_torch():
     """An import of torch would take seconds, on each rank and for each wrong flag."""
     program = (
         "import sys; from click.testing import CliRunner; from gpu_fleet.cli import main\n"
-        "for words in [['--help'], ['train', '--help'], ['bench', '--help'], ['run', '--help'],\n"
-        "              ['train', 'no-such.toml'], ['launch', 'no-such.toml', '--dry-run']]:\n"
+        "for words in [['--help'], ['start', '--help'], ['bench', '--help'], ['run', '--help'],\n"
+        "              ['start', 'no-such.toml'], ['launch', 'no-such.toml', '--dry-run']]:\n"
         "    print(CliRunner().invoke(main, words).exit_code, 'torch' in sys.modules)\n"
     )
 

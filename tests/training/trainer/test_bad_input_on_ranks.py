@@ -171,7 +171,7 @@ def test_a_full_device_of_one_rank_ends_both_and_names_what_helps(full, pictures
 
 
 def hungry_rank(table: dict[str, Any], folder: Path, full: int) -> tuple[int, str]:
-    """Run `train` on this rank; the loss of rank `full` asks for more memory than there is."""
+    """Run `train start` on this rank; the loss of rank `full` asks for more memory than there is."""
 
     def hungry(*_tensors: torch.Tensor) -> torch.Tensor:
         return torch.empty(ONE_PETABYTE, dtype=torch.uint8)

@@ -23,7 +23,7 @@ def result_of(directory: Path) -> dict[str, Any]:
 def straight(digits, tmp_path_factory) -> Path:
     """Train the example on two ranks, undisturbed; return its folder."""
     directory = tmp_path_factory.mktemp("straight")
-    words = ["train", str(DIGITS), "--data.path", str(digits), "--run.directory", str(directory)]
+    words = ["start", str(DIGITS), "--data.path", str(digits), "--run.directory", str(directory)]
     ended = run_ranks(command, 2, words)
     assert [status for status, _ in ended] == [0, 0], ended
     return directory
@@ -67,7 +67,7 @@ def test_neither_a_kill_of_one_rank_nor_a_sigterm_to_it_costs_a_bit(digits, buck
     ended = [
         answer
         for words in ((*shorter, tmp_path / "elsewhere", *uploaded), (*shorter, tmp_path / "straight"))
-        for answer in run_ranks(command, 2, ["train", *map(str, words)])
+        for answer in run_ranks(command, 2, ["start", *map(str, words)])
     ]
 
     resumed = result_of(tmp_path / "elsewhere")

@@ -250,7 +250,7 @@ def check(
 ) -> None:
     """Raise IdentityError with a table of the differences between a checkpoint and this run.
 
-    `how` is the code by which a user allows the {keys}; empty: the flags of `train`.
+    `how` is the code by which a user allows the {keys}; empty: the flags of `train start`.
     """
     changed = differences(saved, now, allowed)
     if not changed:

@@ -1,4 +1,4 @@
-"""Exit statuses of `train` and `launch`: one table for the systemd unit, the queue and users.
+"""Exit statuses of `train start` and `launch`: one table for the systemd unit, the queue and users.
 
 | status | meaning | what to do |
 |---|---|---|

@@ -16,7 +16,7 @@ from gpu_fleet.core.options import Name
 
 
 def identity_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags of `train` and `launch` about checkpoints of another run: --allow and --branch."""
+    """Add the flags of `train start` and `launch` about checkpoints of another run: --allow and --branch."""
     allow = click.option(
         "--allow",
         multiple=True,

@@ -100,8 +100,8 @@ def run(
 def _kept(folder: Path, place: str) -> tuple[RunClaim, FolderSync]:
     """Return the claim on a folder, a lease, and the sync that copies the folder to the bucket under it.
 
-    The lease differs from that of `train` and Run: COMMAND may use those, and then holds their lease below
-    the same URI.
+    The lease differs from that of `train start` and Run: COMMAND may use those, and then holds their lease
+    below the same URI.
     """
     claim = RunClaim.of(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"))
     return claim, FolderSync(folder, ObjectStore(place), held=claim.check_bucket)

@@ -1,10 +1,10 @@
 """Count of the tries that began at one step, so that a run that always fails there is not retried for ever.
 
-A try is one start of `launch`, or of `train` without it; restarts by torchrun belong to the same try. The run
-notes a try once its checkpoint is loaded. It clears the note when it finishes or stops for a notice, and when
-it fails for good: a user who then starts it again has changed something. A run without checkpoint.resume
-begins each try at step 0: its first checkpoint clears the note. The note is in the bucket, or in the run
-directory if the run has no bucket.
+A try is one start of `launch`, or of `train start` without it; restarts by torchrun belong to the same try.
+The run notes a try once its checkpoint is loaded. It clears the note when it finishes or stops for a
+notice, and when it fails for good: a user who then starts it again has changed something. A run without
+checkpoint.resume begins each try at step 0: its first checkpoint clears the note. The note is in the
+bucket, or in the run directory if the run has no bucket.
 """
 
 import json

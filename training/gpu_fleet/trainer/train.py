@@ -1,4 +1,4 @@
-"""`train` and `bench`: one process of a run; torchrun starts one for each device."""
+"""`start` and `bench`: one process of a run; torchrun starts one for each device."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from gpu_fleet.preemption.interrupt import nothing_to_save
 
 @click.command(
     context_settings={"ignore_unknown_options": True},
-    epilog="\b\nExample:\n  gpu-fleet train train training/examples/digits.toml --run.epochs 1",
+    epilog="\b\nExample:\n  gpu-fleet train start training/examples/digits.toml --run.epochs 1",
 )
 @click.argument("config_file", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
@@ -25,7 +25,7 @@ from gpu_fleet.preemption.interrupt import nothing_to_save
     "--profile", metavar="A..B", default="", help="Write a trace of these steps; short for an override."
 )
 @identity_options
-def train(
+def start(
     config_file: Path, overrides: tuple[str, ...], profile: str, allow: tuple[str, ...], branch: str
 ) -> None:
     """Train as CONFIG_FILE says, with any of its keys as --section.key VALUE. Resumes by itself.

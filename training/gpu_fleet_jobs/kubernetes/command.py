@@ -89,7 +89,7 @@ def render(
     """Write the manifests of the run of CONFIG, as YAML for kubectl; no cluster is called.
 
     Your configuration and code become a ConfigMap. A pod that is drained or preempted saves; the Job runs it
-    again, and it resumes from its checkpoint. A failure for good ends the Job. Overrides are as for `train`.
+    again, and it resumes from its checkpoint. A failure for good ends the Job. Overrides are as for `start`.
     """
     if not (kubernetes or trainjob):
         raise ConfigError("render: give --kubernetes for an Indexed Job, or --trainjob")

@@ -56,7 +56,7 @@ class LaunchPlan:
     rendezvous_id: str
     max_restarts: int
     save_s: int  # time for the last save before torchrun kills the ranks
-    arguments: tuple[str, ...]  # for `python -m gpu_fleet train`
+    arguments: tuple[str, ...]  # for `python -m gpu_fleet start`
     variables: Mapping[str, str]  # added to the environment
 
     @property
@@ -68,7 +68,7 @@ class LaunchPlan:
             words += ["--standalone"]
         else:
             words += [*self.rendezvous.options, f"--rdzv-id={self.rendezvous_id}"]
-        return [*words, "-m", "gpu_fleet", "train", *self.arguments]
+        return [*words, "-m", "gpu_fleet", "start", *self.arguments]
 
     def __str__(self) -> str:
         """Return a shell line that does the same."""
@@ -106,7 +106,7 @@ def launch(
     In a pod or a submitted run, the PET_ variables name the other instances; see `render` and `submit`.
 
     Exits with 0 when the run is complete, 85 when it was stopped and has saved (run it again), 65 when a
-    retry cannot help. `train` takes the same overrides: --section.key value.
+    retry cannot help. `train start` takes the same overrides: --section.key value.
     """
     with nothing_to_save():
         _refuse_where_terminated()

@@ -46,6 +46,7 @@ class Parcel:
 
 
 @click.command(
+    hidden=True,
     context_settings={"ignore_unknown_options": True},
     epilog="\b\nExample:\n  gpu-fleet train pack training/examples/digits.toml --out run.zip "
     "--include data/digits",

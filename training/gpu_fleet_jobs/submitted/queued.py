@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 
 @click.command(
+    hidden=True,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     epilog="\b\nExample:\n  gpu-fleet train queued --log /home/ada/digits-7.log launch digits.toml",
 )

@@ -62,7 +62,7 @@ class Job:
     archive_sha256: str
 
 
-@click.command(epilog="\b\nExample:\n  gpu-fleet train work")
+@click.command(hidden=True, epilog="\b\nExample:\n  gpu-fleet train work")
 def work() -> None:
     """Run this instance's part of a submitted run; the unit gpu-run@ calls it.
 

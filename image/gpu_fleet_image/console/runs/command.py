@@ -97,13 +97,13 @@ def _not_empty(ctx: click.Context, param: click.Parameter, value: str | None) ->
     help="Your account on the instances; by default your name in the cloud.",
 )
 @click.option(
-    "--allow", multiple=True, metavar="KEY", help="As in `train`: resume although this key has changed."
+    "--allow", multiple=True, metavar="KEY", help="As in `train start`: resume although this key has changed."
 )
 @click.option(
     "--branch",
     callback=_not_empty,
     metavar="NAME",
-    help="As in `train`: a new run from the newest weights.",
+    help="As in `train start`: a new run from the newest weights.",
 )
 @click.option(
     "--checkpoints",
@@ -138,8 +138,8 @@ def submit(
 ) -> None:
     """Start a run on instances of a pool that you took; take missing ones first.
 
-    Uploads CONFIG (a .toml, with --section.key value as in `train`), your modules that it imports and what
-    --include names; or, of a COMMAND (after --, any program), the program's files. The run works as your
+    Uploads CONFIG (a .toml, with --section.key value as in `train start`), your modules that it imports and
+    what --include names; or, of a COMMAND (after --, any program), the program's files. The run works as your
     account. An interrupted run resumes from its checkpoint when you submit it again. Exit code 1 if it does
     not start.
     """

@@ -140,6 +140,8 @@ def refusal(policy: Policy, pool: str, count: int) -> str:
         return (
             f"POOL {pool!r}: no such pool; stack {policy.stack} has {', '.join(pools)}{nearest(pool, pools)}"
         )
+    if pools[pool].max_size == 0:
+        return f"POOL {pool!r}: takes no new instances, its size.max is 0"
     if count > pools[pool].max_size:
         return f"--count {count}; allowed: up to {pools[pool].max_size}, size.max of {pool}"
     if count > policy.take_max_per_person:

@@ -55,12 +55,11 @@ def settle(
     except (CloudError, DeadlineError) as error:
         return None, [*failures, Failure("*", "meter", str(error))]
     freeze = None
-    if budget.freezes:
-        try:
-            freeze, failed = _hold(cloud, policy, swept, reading, act=act)
-            failures += failed
-        except (CloudError, DeadlineError) as error:
-            failures.append(Failure("*", "freeze", str(error)))
+    try:  # also where nothing freezes any more: what a freeze or a drain has closed opens again
+        freeze, failed = _hold(cloud, policy, swept, reading, act=act)
+        failures += failed
+    except (CloudError, DeadlineError) as error:
+        failures.append(Failure("*", "freeze", str(error)))
     spending = _spending(policy, budget, reading, swept.fleet, freeze)
     try:
         if reported := daily_report.report(cloud, store, policy, reading):

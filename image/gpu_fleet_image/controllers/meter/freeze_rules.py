@@ -5,6 +5,9 @@ lower one, groups are capped at their present size. At the higher one they are c
 and instances that leave are not replaced. A group's limit never falls below its running instances. A new
 month, a larger budget or a user's ``gpu-fleet unfreeze`` restores every group's limit; an ``unfreeze`` of the
 lower stage does not prevent the higher one.
+
+The groups of a pool that drains (``size.max`` is 0) are closed in the same way, whatever is spent. They open
+once the pool takes instances again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -155,6 +158,14 @@ def lift(before: Freeze, spent: Decimal, budget: BudgetPolicy, now: datetime) ->
     )
 
 
+def stage_of(freeze: Freeze, group: Group, budget: BudgetPolicy) -> FreezeStage:
+    """Return the stage of one group; that of a pool that the policy does not name follows the freeze."""
+    pool = budget.pools.get(group.pool)
+    if pool is not None and pool.drains:
+        return FreezeStage.CLOSED
+    return freeze.stage if pool is None or pool.freezes else FreezeStage.OPEN
+
+
 def note(freeze: Freeze, groups: Iterable[Group], budget: BudgetPolicy) -> Freeze:
     """Return the freeze with each group's present state, recorded before anything is changed.
 
@@ -166,11 +177,7 @@ def note(freeze: Freeze, groups: Iterable[Group], budget: BudgetPolicy) -> Freez
             known[group.name] = replace(
                 known[group.name], max_size=max(known[group.name].max_size, group.max_size)
             )
-        elif (
-            freeze.stage is not FreezeStage.OPEN
-            and group.pool in budget.pools
-            and budget.pools[group.pool].freezes
-        ):
+        elif group.pool in budget.pools and stage_of(freeze, group, budget) is not FreezeStage.OPEN:
             known[group.name] = Before(group.max_size, group.closed, _room(group))
     return replace(freeze, groups=known)
 
@@ -199,7 +206,7 @@ class GroupChange:
             groups.open(self.group)
 
 
-def steps(freeze: Freeze, groups: Iterable[Group]) -> Iterator[GroupChange]:
+def steps(freeze: Freeze, groups: Iterable[Group], budget: BudgetPolicy) -> Iterator[GroupChange]:
     """Yield the changes that bring the groups in line with the freeze; none if they are.
 
     Args:
@@ -209,10 +216,11 @@ def steps(freeze: Freeze, groups: Iterable[Group]) -> Iterator[GroupChange]:
         before = freeze.groups.get(group.name)
         if before is None:
             continue
-        closed = freeze.stage is FreezeStage.CLOSED or before.closed
+        stage = stage_of(freeze, group, budget)
+        closed = stage is FreezeStage.CLOSED or before.closed
         if closed != group.closed:
             yield GroupChange(group.name, closed=closed)
-        max_size = _limit(freeze.stage, group, before)
+        max_size = _limit(stage, group, before)
         if max_size != group.max_size:
             yield GroupChange(group.name, max_size=max_size)
 

@@ -12,6 +12,7 @@ from gpu_fleet_image.controllers.meter.freeze_rules import (
     from_json,
     lift,
     note,
+    stage_of,
     steps,
 )
 from gpu_fleet_image.core.calls import Failure
@@ -72,8 +73,10 @@ class Freezer:
         self._cloud, self._policy, self._spent = cloud, policy, spent
         self._store = cloud.store
         self._budget = policy.budget
-        pools = {name for name, pool in self._budget.pools.items() if pool.freezes}
-        self._names = {group.name for group in groups if group.pool in pools}
+        pools = self._budget.pools
+        held = {name for name, pool in pools.items() if pool.freezes or pool.drains}
+        self._names = {group.name for group in groups if group.pool in held}
+        self._draining = any(pool.drains for pool in pools.values())
 
     def enforce(self, now: datetime) -> tuple[Freeze, list[Failure]]:
         """Bring the groups in line with the spending; if nothing is frozen, that costs one read.
@@ -86,7 +89,7 @@ class Freezer:
         """
         before, version = read(self._store, now)
         after = follow(before, self._spent, self._budget, now)
-        if after.stage is FreezeStage.OPEN and not after.groups:
+        if after.stage is FreezeStage.OPEN and not after.groups and not self._draining:
             return after, []
         return self._change(before, after, version, SWEEP)
 
@@ -107,8 +110,14 @@ class Freezer:
         if after != before:
             version = self._write(after, version)
         failures = self._take_steps(after, groups)
-        if after.stage is FreezeStage.OPEN and after.groups and not failures:
-            after = replace(after, groups={})
+        stages = {group.name: stage_of(after, group, self._budget) for group in groups}
+        held = {
+            name: state
+            for name, state in after.groups.items()
+            if stages.get(name, after.stage) is not FreezeStage.OPEN
+        }
+        if held != after.groups and not failures:
+            after = replace(after, groups=held)
             self._write(after, version)
         if changed:
             failures += self._notify(after, actor)
@@ -116,7 +125,7 @@ class Freezer:
 
     def _take_steps(self, freeze: Freeze, groups: Iterable[Group]) -> list[Failure]:
         failures = []
-        for step in steps(freeze, groups):
+        for step in steps(freeze, groups, self._budget):
             try:
                 step.take(self._cloud.instances)
             except (CloudError, DeadlineError) as error:

@@ -75,6 +75,8 @@ def _refusal(state: PassState, request: Request) -> str:
     if capacity is None:
         pools = ", ".join(name for name, pool in state.view.policy.pools.items() if pool.capacity)
         return f"no such pool: {request.pool}; this stack has {pools}"
+    if capacity.max_size == 0:
+        return f"{request.pool} takes no new instances: its size.max is 0"
     if request.count > capacity.max_size:
         return f"{request.count} are more than size.max of {request.pool}, which is {capacity.max_size}"
     cap, has = state.view.policy.take_max_per_person, _held_by(state, request.owner)

@@ -65,11 +65,11 @@ def reserve(count: int, duration: str, account: str | None) -> None:
     click.echo('new log-in shells see them alone; this one: eval "$(gpu-fleet gpu env)"')
 
 
-@click.command(epilog="\b\nExample:\n  gpu-fleet gpu release")
+@click.command(epilog="\b\nExample:\n  gpu-fleet gpu unreserve")
 @_account_option
-def release(account: str | None) -> None:
-    """Give your reserved GPUs back before the reservation ends."""
-    _as_root(account, "release")
+def unreserve(account: str | None) -> None:
+    """End your reservation of GPUs early."""
+    _as_root(account, "unreserve")
     name = account_of(account)
     with reservations_file.locked():
         reserved = reservations_file.load().at(datetime.now(UTC))

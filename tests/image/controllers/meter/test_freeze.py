@@ -36,7 +36,7 @@ def group(name="train", members=2, **changes):
 def applied(freeze, groups):
     """Return the groups after all steps; no step may set a limit below the running instances."""
     after = {group.name: group for group in groups}
-    for step in steps(freeze, groups):
+    for step in steps(freeze, groups, budget()):
         item = after[step.group]
         if step.max_size is not None:
             assert step.max_size >= max(item.size, item.min_size)
@@ -154,7 +154,7 @@ def test_a_capped_group_that_grew_when_a_user_raised_its_limit_keeps_what_runs()
 def test_groups_in_line_need_no_step():
     freeze, groups = frozen(CLOSED_AT, [group()])
 
-    assert list(steps(freeze, groups)) == []
+    assert list(steps(freeze, groups, budget())) == []
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,7 @@ def test_a_release_that_could_not_be_written_is_tried_again():
 # What the cloud is like, what was asked before, what is asked, and what the answer says.
 PAST_A_LIMIT = [
     ({}, (), request(5), "size.max of train, which is 4"),
+    ({"policy": policy(max_size=0)}, (), request(), "train takes no new instances: its size.max is 0"),
     ({"left": Decimal(5)}, (), request(), "10.00 USD are needed, and 5.00 of the month's budget are left"),
     ({"left": Decimal(5)}, (), request(hours=0.001), "10.00 USD are needed"),  # an hour at least
     ({}, (), request(2, hours=60), "1200.00 USD are needed"),
@@ -220,6 +221,21 @@ def test_a_spare_is_held_for_as_long_as_it_is_one():
         cloud.later(seconds=86_400)
 
     assert len(cloud.instances) == 1
+
+
+def test_nothing_starts_in_a_pool_that_drains_and_what_runs_stays():
+    cloud = Cloud(firing=frozenset({"train"}), queue={"train": PoolNeed(0, (1, 2))})
+    cloud.move(request())
+    cloud.minutes()
+    running = list(cloud.instances)
+    rises = list(cloud.rises)
+
+    cloud.policy = policy(max_size=0)
+    cloud.move(request(number=2))
+    cloud.minutes(10)
+
+    assert (cloud.rises, list(cloud.instances)) == (rises, running)
+    assert len(running) > 1
 
 
 def test_load_brings_one_instance_and_no_second_within_the_cooldown():

@@ -185,6 +185,29 @@ def test_spending_past_the_budget_freezes_within_one_sweep_is_reported_once_and_
     assert any("training pools start no new instances" in text for _, text in world.messages)
 
 
+CLOUDS = [{}, {"cloud": "alicloud", "region": "cn-wulanchabu"}]
+
+
+def draining(cloud, **changes):
+    """Rules of a budget that only notifies, for a pool that takes no new instances."""
+    pool = budget_json()["pools"]["dev"] | {"freezes": False, "drains": True} | changes
+    return policy(top=cloud | {"budget": budget_json(on_exceeded="notify", pools={"dev": pool})})
+
+
+@pytest.mark.parametrize("cloud", CLOUDS, ids=["aws", "alicloud"])
+def test_a_pool_that_drains_is_closed_until_its_users_are_done_and_opens_again(world, cloud):
+    for _ in range(2):
+        swept(world, draining(cloud))
+        world.pass_minutes(1)
+    group = world.groups["pool"]
+    closed = (set(group["suspended"]), group["max"], list(world.ends))
+
+    swept(world, draining(cloud, drains=False))
+
+    assert closed == ({"Launch"}, 2, [])
+    assert (group["suspended"], group["max"]) == (set(), 10)
+
+
 def test_a_dry_run_meters_and_freezes_nothing(world):
     world.pass_minutes(10 * 60)
 

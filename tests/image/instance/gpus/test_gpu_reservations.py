@@ -103,8 +103,8 @@ def test_everybody_reads_who_reserved_what_by_the_command(gpus):
 def test_what_is_released_is_free(gpus):
     call("reserve", "4", "--for", "1d", "--account", "ada")
 
-    assert call("release", "--account", "ada") == "ada has reserved no GPU any more\n"
-    assert call("release", "--account", "ada") == "ada had reserved no GPU\n"
+    assert call("unreserve", "--account", "ada") == "ada has reserved no GPU any more\n"
+    assert call("unreserve", "--account", "ada") == "ada had reserved no GPU\n"
     assert "GPU-3" in call("reserve", "4", "--for", "1d", "--account", "bob")
 
 
@@ -171,7 +171,7 @@ def test_who_is_not_root_calls_the_one_program_that_sudo_allows(gpus, monkeypatc
     assert called == [
         ["sudo", "--non-interactive", "/usr/libexec/gpu-fleet/reserve-gpus", "reserve", "2", "4h"]
     ]
-    assert "--account ada: for root alone" in call("release", "--account", "ada", expect=1)
+    assert "--account ada: for root alone" in call("unreserve", "--account", "ada", expect=1)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ def test_who_is_not_root_calls_the_one_program_that_sudo_allows(gpus, monkeypatc
     [
         (["reserve", "2", "4h"], "gpu reserve --account=ada --for=4h -- 2"),
         (["reserve", "--account=eve", "4h"], "gpu reserve --account=ada --for=4h -- --account=eve"),
-        (["release"], "gpu release --account=ada"),
-        (["release", "--account=eve"], None),
+        (["unreserve"], "gpu unreserve --account=ada"),
+        (["unreserve", "--account=eve"], None),
         (["list"], None),
     ],
 )

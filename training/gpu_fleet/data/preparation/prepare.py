@@ -1,4 +1,4 @@
-"""`prepare`: turns raw files into data sets that `train` reads, and packaged data into examples."""
+"""`prepare`: turns raw files into data sets that `train start` reads, and packaged data into examples."""
 
 from pathlib import Path
 

@@ -105,8 +105,8 @@ def test_the_stack_s_own_words_are_program_names():
 
 def test_the_trainer_itself_trains():
     trains = (
-        "python -m gpu_fleet train",
-        "timeout 9h nice -n 5 python -u -m gpu_fleet train",
+        "python -m gpu_fleet start",
+        "timeout 9h nice -n 5 python -u -m gpu_fleet start",
         "uv run -m gpu_fleet",
     )
     other = (
