@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 TRIP = trips.TRIPS["stacks/README.md"]
 REGIONS = {tables.REGIONS: '[aws]\nregions = ["eu-nowhere-1"]\n'}
 DATA = '[project.optional-dependencies]\ndata = ["tokens==1"]\n'
+BUILT = '[build-system]\nrequires = ["tokens==1"]\n'
 CIRCLE = {  # through the __init__ of a folder
     "stacks/gpu_fleet_stacks/__init__.py": "from gpu_fleet_stacks.b import load\n",
     "stacks/gpu_fleet_stacks/b.py": "from gpu_fleet_stacks import c\n",
@@ -168,6 +169,7 @@ BROKEN = [
         {"image/gpu_fleet_image/recipe/wheels/debian-12.txt": "a==1\n"},
     ),
     (pins.beside_the_locks, "pyproject.toml:1: the extra", {"pyproject.toml": DATA, "tests/a.py": ""}),
+    (pins.beside_the_locks, "pyproject.toml:1: asks", {"pyproject.toml": f"{BUILT}{DATA}", "tests/a.py": ""}),
     (tables.actions, f"{tables.ACTIONS}:1: GetRole names", action("a", '"A"')),
     (tables.actions, f"{tables.ACTIONS}:1: GetRole lacks", action("getrole", "")),
     (tables.actions, f"{tables.ACTIONS}:1: no stand-in", action("getrole", '"A"')),

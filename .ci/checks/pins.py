@@ -80,16 +80,18 @@ def wheels(checkout: Checkout) -> Iterator[Finding]:
 
 def beside_the_locks(checkout: Checkout) -> Iterator[Finding]:
     """Check that the versions repeated in pyproject.toml are the tested ones; tests use `tests.pins`."""
-    extras = tomllib.loads(checkout.text(DATA)).get("project", {}).get("optional-dependencies", {})
+    project = tomllib.loads(checkout.text(DATA))
+    extras = project.get("project", {}).get("optional-dependencies", {})
     if not (data := pins("\n".join(extras.get("data", ())))):
         raise NothingToCheckError(f"{DATA}: no version of the extra data")
     tested = pins(checkout.text(f"{LIBRARIES}.lock"))
     for name, version in data.items():
         if tested.get(name) != version:
             yield Finding(DATA, 1, f"the extra data has {name} {version}, tests {tested.get(name)}")
-    for name, version in pins("\n".join(extras.get("platform", ()))).items():
+    built_by = project.get("build-system", {}).get("requires", ())
+    for name, version in pins("\n".join((*extras.get("platform", ()), *built_by))).items():
         if locked(checkout).get(name) != version:
-            yield Finding(DATA, 1, f"the extra platform has {name} {version}, the lock another")
+            yield Finding(DATA, 1, f"asks for {name} {version}, the lock has {locked(checkout).get(name)}")
     for path in checkout.files("tests", suffix=".py"):
         for name in pins(checkout.text(f"{LIBRARIES}.txt")):
             if f'"{name}==' in checkout.text(path):

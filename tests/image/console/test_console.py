@@ -5,10 +5,10 @@ import importlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
-import tomllib
 from importlib import metadata
 from pathlib import Path
 from unittest.mock import Mock
@@ -75,16 +75,35 @@ def test_no_option_takes_a_number_that_is_none():
     }
 
 
-def test_version_says_the_number_of_the_package():
-    number = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+def test_version_of_a_checkout_is_that_of_its_tags_and_commits(tmp_path, monkeypatch):
+    def git(*words: str) -> None:
+        settings = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *settings, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    monkeypatch.setattr(version, "CHECKOUT", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    said = []
+    git("init")
+    git("add", ".")
+    for words in (("commit", "-m", "a"), ("tag", "v0.2.0"), ("commit", "--allow-empty", "-m", "b")):
+        git(*words)
+        said.append(run("--version").output)
+
+    assert re.match(r"gpu-fleet 0\.2\.0\.dev1\+g[0-9a-f]{7,}, Python 3\.", said[0])
+    assert said[1].startswith("gpu-fleet 0.2.0, Python 3.")
+    assert said[2].startswith("gpu-fleet 0.2.1.dev1+g")
+
+
+def test_version_without_git_is_that_of_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(version, "CHECKOUT", tmp_path)
 
     shown = run("--version")
 
-    assert shown.exit_code == 0
-    assert shown.output.startswith(f"gpu-fleet {number}, Python 3.")
+    assert shown.output.startswith(f"gpu-fleet {metadata.version('gpu-fleet')}, Python 3.")
 
 
 def test_version_on_an_instance_says_what_it_was_made_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(version, "CHECKOUT", tmp_path)
     monkeypatch.setattr(metadata, "version", Mock(side_effect=metadata.PackageNotFoundError("gpu-fleet")))
     digest, manifest = tmp_path / version.PAYLOAD_DIGEST, tmp_path / version.MANIFEST
     unknown = version.text(tmp_path)
