@@ -85,15 +85,6 @@ def refused(home: Path, *words: str) -> str:
     return said.output
 
 
-def test_a_run_without_mistakes_reaches_slurm(home):
-    sbatch(home, 'echo "Submitted batch job 7"')
-
-    said = submit(home, "run.toml", "--pool", "train", "--nodes", "2")
-
-    assert said.exit_code == 0, said.output
-    assert "Submitted batch job 7" in said.output
-
-
 def slurm(home: Path, *states: str) -> None:
     """Fake a Slurm that takes every job, with nodes of the pool in these states."""
     sbatch(home, 'echo "Submitted batch job 7"')
@@ -109,15 +100,44 @@ def knows(monkeypatch, **changes: object) -> None:
 WORDS = ("run.toml", "--pool", "train", "--nodes", "2")
 
 
-def test_more_gpus_than_the_team_may_have(home):
-    slurm(home, *["IDLE"] * 4)
+REFUSED = {
+    "a pool that is frozen": (
+        {"frozen": frozenset({"train"})},
+        WORDS,
+        "--pool 'train': frozen, since the budget is spent, and 2 more of its instances are needed",
+        "allowed after gpu-fleet unfreeze, or with a higher budget.monthly",
+    ),
+    "more money than is left": (
+        {"left": Decimal(15)},
+        WORDS,
+        "the instances that are missing, 2, cost 16.00 USD an hour",
+        "allowed: the 15.00 that are left of budget.monthly this month; the new month begins at",
+    ),
+    "an unknown price": ({"prices": {}}, WORDS, "budget.assume in the stack file says it"),
+    "more GPUs than the team may have": (
+        {},
+        (*WORDS[:-1], "3"),
+        "--nodes 3: 24 GPUs, and teams.nlp.max_gpus of the stack file is 16; allowed: up to --nodes 2",
+    ),
+    "more nodes than the pool may have": ({}, (*WORDS[:-1], "5"), "--nodes 5: size.max of pool 'train' is 4"),
+    "no such pool": ({}, ("run.toml", "--pool", "trian"), "there are train (nearest: train)"),
+    "one folder for several instances": (
+        {},
+        ("--pool", "train", "--nodes", "2", "--checkpoints", "out", "--", "true"),
+        "--checkpoints out: saves one folder; with --nodes 2 your program must save",
+    ),
+}
 
-    said = refused(home, "run.toml", "--pool", "train", "--nodes", "3")
 
-    assert (
-        "--nodes 3: 24 GPUs, and teams.nlp.max_gpus of the stack file is 16; allowed: up to --nodes 2" in said
-    )
-    assert submit(home, *WORDS).exit_code == 0
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_a_job_that_cannot_run_is_refused_with_what_is_allowed(home, monkeypatch, mistake):
+    changes, words, *says = REFUSED[mistake]
+    slurm(home)
+    knows(monkeypatch, **changes)
+
+    said = refused(home, *words)
+
+    assert [each for each in says if each not in said] == [], said
 
 
 def test_one_instance_has_more_gpus_than_the_team_may_have(home, monkeypatch):
@@ -126,33 +146,6 @@ def test_one_instance_has_more_gpus_than_the_team_may_have(home, monkeypatch):
     monkeypatch.setattr(queued, "records", lambda: replace(said_now(), roster=small))
 
     assert "allowed: none of this pool's instances" in refused(home, "run.toml", "--pool", "train")
-
-
-def test_a_pool_that_is_frozen(home, monkeypatch):
-    slurm(home)
-    knows(monkeypatch, frozen=frozenset({"train"}))
-
-    said = refused(home, *WORDS)
-
-    assert "--pool 'train': frozen, since the budget is spent, and 2 more of its instances are needed" in said
-    assert "allowed after gpu-fleet unfreeze, or with a higher budget.monthly" in said
-
-
-def test_more_money_than_is_left(home, monkeypatch):
-    slurm(home)
-    knows(monkeypatch, left=Decimal(15))
-
-    said = refused(home, *WORDS)
-
-    assert "the instances that are missing, 2, cost 16.00 USD an hour" in said
-    assert "allowed: the 15.00 that are left of budget.monthly this month; the new month begins at" in said
-
-
-def test_a_pool_whose_price_is_unknown(home, monkeypatch):
-    slurm(home)
-    knows(monkeypatch, prices={})
-
-    assert "budget.assume in the stack file says it" in refused(home, *WORDS)
 
 
 @pytest.mark.parametrize("states", [("ALLOCATED", "IDLE"), ("MIXED", "DOWN"), ("IDLE",), ()])
@@ -189,7 +182,10 @@ def test_what_may_pass_by_itself_is_no_refusal(home, monkeypatch, changes):
     slurm(home)
     knows(monkeypatch, **changes)
 
-    assert submit(home, *WORDS).exit_code == 0
+    said = submit(home, *WORDS)
+
+    assert said.exit_code == 0, said.output
+    assert "Submitted batch job 7" in said.output
 
 
 def test_where_the_stack_says_nothing_the_queue_takes_jobs_all_the_same(home, monkeypatch):
@@ -204,22 +200,6 @@ def test_where_the_stack_says_nothing_the_queue_takes_jobs_all_the_same(home, mo
 
     assert said.exit_code == 0
     assert "neither the budget nor the team's limit was checked: no answer" in said.output
-
-
-def test_one_folder_of_checkpoints_for_several_instances(home):
-    said = refused(home, "--pool", "train", "--nodes", "2", "--checkpoints", "out", "--", "true")
-
-    assert "--checkpoints out: saves one folder; with --nodes 2 your program must save" in said
-
-
-def test_no_such_pool(home):
-    assert "there are train (nearest: train)" in refused(home, "run.toml", "--pool", "trian")
-
-
-def test_more_nodes_than_the_pool_may_have(home):
-    said = refused(home, "run.toml", "--pool", "train", "--nodes", "5")
-
-    assert "--nodes 5: size.max of pool 'train' is 4" in said
 
 
 def test_slurm_is_not_there(home):

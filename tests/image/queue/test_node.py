@@ -15,6 +15,7 @@ from gpu_fleet_image.queue import configuration, munge
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.image.queue.fake_slurm import HEALTH, LIBEXEC, health_says
 
+COUNTED = {"gpu_count": {"ok": True, "count": 8}}
 GOOD = {"role": "node", "address": "10.0.0.4", "secret": "munge"}
 
 
@@ -33,35 +34,32 @@ def report(tmp_path, **content):
 
 
 def test_the_gpus_are_those_that_the_gate_counted(tmp_path):
-    file = report(tmp_path, ready=True, checks={"gpu_count": {"ok": True, "count": 8}})
-
-    assert node.counted_gpus(file) == 8
+    assert node.counted_gpus(report(tmp_path, ready=True, checks=COUNTED)) == 8
 
 
-@pytest.mark.parametrize("ready", [False, None])
-def test_an_instance_whose_gate_has_not_passed_is_no_node(tmp_path, ready):
-    file = report(tmp_path, ready=ready, checks={"gpu_count": {"ok": True, "count": 8}})
-
-    with pytest.raises(NotReadyError, match="boot check"):
-        node.counted_gpus(file)
-
-
-def test_a_report_without_a_count_is_no_report(tmp_path):
-    with pytest.raises(NotReadyError, match=r"ready\.json"):
-        node.counted_gpus(report(tmp_path, ready=True, checks={}))
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"ready": False, "checks": COUNTED}, "boot check"),
+        ({"ready": None, "checks": COUNTED}, "boot check"),
+        ({"ready": True, "checks": {}}, r"ready\.json"),
+    ],
+    ids=["failed", "not yet", "without a count"],
+)
+def test_an_instance_whose_gate_has_not_passed_is_no_node(tmp_path, content, why):
+    with pytest.raises(NotReadyError, match=why):
+        node.counted_gpus(report(tmp_path, **content))
 
 
 def test_slurmd_starts_under_the_instances_id_with_its_pool_and_gpus():
     command = configuration.node_command("i-1", "train", 8, "10.0.0.4")
+    without = configuration.node_command("i-1", "train", 0, "10.0.0.4")
 
     assert command[3:5] == ["-N", "i-1"]
     assert "Feature=train Gres=gpu:8" in command
+    assert "Feature=train" in without
     assert command[-2:] == ["--conf-server", "10.0.0.4:6817"]
     assert configuration.node_gpus(8) == "Name=gpu File=/dev/nvidia[0-7]\n"
-
-
-def test_an_instance_without_gpus_is_a_node_without_gres():
-    assert "Feature=train" in configuration.node_command("i-1", "train", 0, "10.0.0.4")
     assert configuration.node_gpus(0) == ""
 
 
@@ -100,24 +98,21 @@ def test_the_key_is_readable_by_munge_alone(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
+        (None, "No such file"),
         ("{", "not JSON"),
         ("[]", "role = None"),
         (json.dumps(GOOD | {"role": "login"}), "allowed: controller, node"),
         (json.dumps(GOOD | {"secret": ""}), "secret = ''"),
     ],
 )
-def test_a_queue_file_that_is_wrong_says_what(tmp_path, content, says):
+def test_a_queue_file_that_is_wrong_or_missing_says_what(tmp_path, content, says):
     file = tmp_path / "queue.json"
-    file.write_text(content)
+    if content is not None:
+        file.write_text(content)
 
     with pytest.raises(QueueFileError, match=r"queue\.json") as caught:
         queue_file.load(file)
     assert says in str(caught.value)
-
-
-def test_a_missing_queue_file_is_named(tmp_path):
-    with pytest.raises(QueueFileError, match="No such file"):
-        queue_file.load(tmp_path / "queue.json")
 
 
 def test_a_queue_file_is_read(tmp_path):

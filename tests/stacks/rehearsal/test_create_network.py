@@ -1,5 +1,7 @@
 """What the network creators leave in moto, read with boto3."""
 
+import pytest
+
 from tests.stacks.rehearsal.examples import REGION, TAGS, as_map
 
 
@@ -23,21 +25,16 @@ def test_a_vpc_has_its_cidr_tags_and_dns_and_reports_its_default_group_and_main_
     assert group["SecurityGroups"][0]["VpcId"] == table["RouteTables"][0]["VpcId"] == made
 
 
-def test_a_subnet_lies_in_its_zone_and_gives_no_public_address(clients, create, vpc_id):
-    made, outputs = create(
-        "aws:ec2/subnet:Subnet", vpcId=vpc_id, cidrBlock="10.0.1.0/24", availabilityZone=f"{REGION}b"
-    )
+@pytest.mark.parametrize("public", [{}, {"mapPublicIpOnLaunch": True}])
+def test_a_subnet_lies_in_its_zone_and_gives_public_addresses_where_asked(clients, create, vpc_id, public):
+    place = {"vpcId": vpc_id, "cidrBlock": "10.0.1.0/24", "availabilityZone": f"{REGION}b"}
+
+    made, outputs = create("aws:ec2/subnet:Subnet", **place, **public)
 
     seen = clients("ec2").describe_subnets(SubnetIds=[made])["Subnets"][0]
     assert (seen["CidrBlock"], seen["AvailabilityZone"]) == ("10.0.1.0/24", f"{REGION}b")
-    assert seen["MapPublicIpOnLaunch"] is False
+    assert seen["MapPublicIpOnLaunch"] is bool(public)
     assert outputs["availabilityZoneId"] == seen["AvailabilityZoneId"]
-
-
-def test_a_subnet_gives_public_addresses_when_asked(clients, create, vpc_id):
-    made, _ = create("aws:ec2/subnet:Subnet", vpcId=vpc_id, cidrBlock="10.0.1.0/24", mapPublicIpOnLaunch=True)
-
-    assert clients("ec2").describe_subnets(SubnetIds=[made])["Subnets"][0]["MapPublicIpOnLaunch"] is True
 
 
 def test_an_internet_gateway_is_attached(clients, create, vpc_id):
@@ -145,12 +142,23 @@ def test_a_flow_log_writes_to_its_group(clients, create, vpc_id, role):
     assert seen["LogDestination"] == group["arn"]
 
 
-def test_a_new_security_group_lets_nothing_out(clients, create, vpc_id):
-    made, _ = create("aws:ec2/securityGroup:SecurityGroup", vpcId=vpc_id, description="instances", tags=TAGS)
+@pytest.mark.parametrize(
+    ("kind", "seen_of_it"),
+    [
+        ("aws:ec2/securityGroup:SecurityGroup", {"Description": "instances"}),
+        ("aws:ec2/defaultSecurityGroup:DefaultSecurityGroup", {"GroupName": "default"}),
+    ],
+)
+def test_a_new_security_group_lets_nothing_out_and_the_default_one_is_emptied(
+    clients, create, vpc_id, kind, seen_of_it
+):
+    own = {"description": seen_of_it["Description"]} if "Description" in seen_of_it else {}
+
+    made, _ = create(kind, vpcId=vpc_id, tags=TAGS, **own)
 
     seen = clients("ec2").describe_security_groups(GroupIds=[made])["SecurityGroups"][0]
     assert (seen["IpPermissions"], seen["IpPermissionsEgress"]) == ([], [])
-    assert (seen["Description"], as_map(seen["Tags"])) == ("instances", TAGS)
+    assert (seen["VpcId"], as_map(seen["Tags"]), seen | seen_of_it) == (vpc_id, TAGS, seen)
 
 
 def test_rules_may_stand_inside_a_security_group(clients, create, vpc_id):
@@ -164,14 +172,6 @@ def test_rules_may_stand_inside_a_security_group(clients, create, vpc_id):
     seen = clients("ec2").describe_security_groups(GroupIds=[made])["SecurityGroups"][0]
     assert [span["CidrIp"] for span in seen["IpPermissions"][0]["IpRanges"]] == ["10.9.0.0/16"]
     assert [pair["GroupId"] for pair in seen["IpPermissionsEgress"][0]["UserIdGroupPairs"]] == [made]
-
-
-def test_the_default_security_group_is_adopted_and_emptied(clients, create, vpc_id):
-    made, _ = create("aws:ec2/defaultSecurityGroup:DefaultSecurityGroup", vpcId=vpc_id, tags=TAGS)
-
-    seen = clients("ec2").describe_security_groups(GroupIds=[made])["SecurityGroups"][0]
-    assert (seen["GroupName"], seen["VpcId"]) == ("default", vpc_id)
-    assert (seen["IpPermissions"], seen["IpPermissionsEgress"]) == ([], [])
 
 
 def test_an_ingress_rule_names_its_peer_network(clients, create, group_id):

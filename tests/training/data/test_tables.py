@@ -29,6 +29,7 @@ def test_a_table_without_its_package_says_which(tmp_path, monkeypatch):
     assert (status, "pip install datasets 'pyarrow<26'" in said, "Traceback" in said) == (65, True, False)
 
 
+PAGE = Image.new("RGB", (2, 2))
 ROW = b'{"text": "a", "label": 1}\n'
 CUT_OFF = gzip.compress(ROW * 99, mtime=0)[:-9]
 
@@ -174,19 +175,19 @@ def test_grey_values_of_sixteen_bits_are_scaled_to_eight(kind):
     assert pixels.tolist() == [[[0, 1], [128, 255]]] * 3
 
 
-def test_values_whose_range_is_not_known_are_no_sample():
+@pytest.mark.parametrize(
+    ("picture", "options", "why"),
+    [
+        (Image.fromarray(np.ones((2, 2), np.float32)), {}, "mode F"),
+        (PAGE, {"save_all": True, "append_images": [PAGE]}, "holds 2 pictures"),
+    ],
+    ids=["values of an unknown range", "several pictures"],
+)
+def test_what_is_no_picture_is_no_sample(picture, options, why):
     out = io.BytesIO()
-    Image.fromarray(np.ones((2, 2), np.float32)).save(out, "TIFF")
+    picture.save(out, "TIFF", **options)
 
-    with pytest.raises(CorruptSampleError, match="mode F"):
-        decode(out.getvalue(), config.Data(path="x"), False, np.random.default_rng(0))
-
-
-def test_a_file_of_several_pictures_is_no_sample():
-    out, page = io.BytesIO(), Image.new("RGB", (2, 2))
-    page.save(out, "TIFF", save_all=True, append_images=[page])
-
-    with pytest.raises(CorruptSampleError, match="holds 2 pictures"):
+    with pytest.raises(CorruptSampleError, match=why):
         decode(out.getvalue(), config.Data(path="x"), False, np.random.default_rng(0))
 
 

@@ -107,31 +107,23 @@ def test_a_row_without_a_label_is_named_and_skipped(table, tmp_path):
     assert "weather.csv line 42: no text or no label" in result.output
 
 
-def test_too_many_bad_rows_are_an_error(table, tmp_path):
-    table.write_text(table.read_text() + ",cold\n" * 2)
+@pytest.mark.parametrize(
+    ("rows", "flags", "says"),
+    [
+        (",cold\n" * 2, ("--corrupt-limit", "1"), ("2 samples cannot be read, --corrupt-limit allows 1",)),
+        ("", ("--label-column", "lable"), ("--label-column = 'lable'", "did you mean label?")),
+        (None, (), ("20 good rows of 1 classes",)),
+    ],
+    ids=["bad rows", "wrong column", "one class"],
+)
+def test_a_table_that_cannot_be_learned_from_is_refused(rows, flags, says, table, tmp_path):
+    text = "text,label\n" + "word,a\n" * 20 if rows is None else table.read_text() + rows
+    table.write_text(text)
 
-    result = prepare(table, tmp_path / "data", "--corrupt-limit", "1")
-
-    assert result.exit_code == 65
-    assert "2 samples cannot be read, --corrupt-limit allows 1" in result.output
-
-
-def test_a_wrong_column_is_answered_with_the_nearest(table, tmp_path):
-    result = prepare(table, tmp_path / "data", "--label-column", "lable")
-
-    assert result.exit_code == 65
-    assert "--label-column = 'lable'" in result.output
-    assert "did you mean label?" in result.output
-
-
-def test_one_class_is_not_enough(tmp_path):
-    file = tmp_path / "same.csv"
-    file.write_text("text,label\n" + "word,a\n" * 20)
-
-    result = prepare(file, tmp_path / "data")
+    result = prepare(table, tmp_path / "data", *flags)
 
     assert result.exit_code == 65
-    assert "20 good rows of 1 classes" in result.output
+    assert [each for each in says if each not in result.output] == []
 
 
 def test_an_unnamed_class_is_a_corrupt_sample(table, tmp_path):

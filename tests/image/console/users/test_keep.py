@@ -133,12 +133,6 @@ def test_what_was_given_back_and_kept_after_all_stays_kept_from_the_give_back_wh
     assert give_back_of(seen) is None
 
 
-def test_releasing_what_was_not_kept_says_so(fleet):
-    (instance,) = fleet.start()
-
-    assert run("release", "--instance-id", instance).output == f"{instance} was not kept\n"
-
-
 @pytest.mark.parametrize("command", [("keep", "1h", "--reason", "x"), ("release",)])
 def test_an_instance_that_is_not_the_reaper_s_is_refused(fleet, command):
     (instance,) = fleet.start(**{TAG_MANAGED: "false"})
