@@ -63,11 +63,9 @@ EXCEPTIONS = {
     "stacks/gpu_fleet_stacks/monitoring/grafana.py": {
         'job="machine"': "a label of the scrapes of stacks that are deployed"
     },
-    "stacks/gpu_fleet_stacks/aws/README.md": {"`people.py`": "a module's name"},
     "docs/reference/settings.md": {"| `people` |": "a key of the stack file"},
     "docs/how-to/accounts.md": {"  people:": "a key of the stack file"},
     "docs/explanation/clouds.md": {"`people: launch`": "a step of the acceptance run, named by its pool"},
-    "stacks/gpu_fleet_stacks/alicloud/README.md": {"`people.py`": "a module's name"},
 }
 
 

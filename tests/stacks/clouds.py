@@ -4,8 +4,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any
 
+from gpu_fleet_stacks.payload import sweep_policy
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.rehearsal.registrations import Registration
 from gpu_fleet_stacks.settings import Cloud, Stack, stack_files
@@ -86,6 +88,14 @@ class Declared:
                 for statement in json.loads(policy.inputs[self.words.document])["Statement"]:
                     if statement["Effect"] == effect:
                         yield policy.name, statement
+
+
+def code_of(stack: Stack, label: str) -> Any:
+    """Return the code of one of the stack's scheduled functions, as it is registered."""
+    of_cloud = f"gpu_fleet_stacks.{stack.cloud}"
+    rows = import_module(f"{of_cloud}.scheduled_functions").rows(stack)
+    (row,) = [row for row in rows if row.label == label]
+    return import_module(f"{of_cloud}.functions").code(row, sweep_policy.policy_text(stack))
 
 
 @cache

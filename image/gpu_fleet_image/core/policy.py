@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,11 @@ _MARKETS = ("on-demand", "spot", "capacity-block", "reservation")
 ACTIONS = ("stop", "terminate")
 AFTER_A_DAY, BY_OPERATOR, BY_OPERATOR_AFTER_UPDATE = "after-a-day", "by-operator", "by-operator-after-update"
 _BREAKER_RELEASES = (AFTER_A_DAY, BY_OPERATOR, BY_OPERATOR_AFTER_UPDATE)
+# An instance that was asked for is terminated when it is idle this long, and never two within the cooldown.
+IDLE_ON_REQUEST = timedelta(minutes=30)
+_COOLDOWN = timedelta(minutes=10)
+# One that was given back is terminated when it is idle this long: the metric's periods of a heartbeat or two.
+_IDLE_GIVEN_BACK = timedelta(minutes=5)
 _MAX_IDLE_AFTER_HOURS = 14 * 24  # CloudWatch keeps the 60 s heartbeats 15 days (API GetMetricData)
 
 
@@ -75,6 +81,19 @@ class CapacityPolicy:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """Idle time and grace of an instance.
+
+    Attributes:
+        idle_after: idle time before the mark.
+        grace: time between mark and action.
+    """
+
+    idle_after: timedelta
+    grace: timedelta
+
+
+@dataclass(frozen=True)
 class PoolPolicy(document.Contradictory):
     """Rules of one pool: when an instance counts as idle, and the action then.
 
@@ -117,6 +136,20 @@ class PoolPolicy(document.Contradictory):
     hourly_price: dict[str, Annotated[Decimal, PRICE] | None]
     sensors: SensorPolicy = field(default_factory=SensorPolicy)
     capacity: CapacityPolicy | None = None
+
+    def terms(self, *, requested: bool = False, given_back: bool = False) -> Terms:
+        """Return the terms of an instance of the pool.
+
+        Args:
+            requested: a request to scale in asks for it.
+            given_back: its owner gave it back, after which there is no grace.
+        """
+        idle_after, grace = timedelta(hours=self.idle_after_hours), timedelta(minutes=self.grace_minutes)
+        if given_back:
+            return Terms(min(idle_after, _IDLE_GIVEN_BACK), timedelta(0))
+        if requested:
+            return Terms(min(idle_after, IDLE_ON_REQUEST), max(grace, _COOLDOWN))
+        return Terms(idle_after, grace)
 
     def contradictions(self) -> Iterator[tuple[str, object, str]]:
         """Refuse a stop that loses instance-store data, or that the cloud refuses for most spot requests."""

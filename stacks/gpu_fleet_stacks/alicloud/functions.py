@@ -4,50 +4,70 @@ import base64
 import io
 import json
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import pulumi
 import pulumi_alicloud as alicloud
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.alicloud import policies
-from gpu_fleet_stacks.alicloud.alarms import SILENCE_S
+from gpu_fleet_stacks.alicloud.function_roles import FunctionInputs
 from gpu_fleet_stacks.alicloud.logs import LogStore, LogStoreArgs
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
 from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.settings import Stack
 
 # The newest Python that Function Compute runs (alicloud_fcv3_function, runtime).
 RUNTIME = "python3.12"
+# Function Compute calls a function of a file at the root of the archive.
+ENTRY_FILE = "index.py"
+HANDLER = "index.handler"
 MEMORY_MIB, CPU, DISK_MIB = 512, 0.5, 512
-FAILURES_PERIOD_S = 60
 # The earliest time in a zip, so that content alone decides the bytes.
 NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class ScheduledFunctionArgs:
-    """Inputs of a function on a timer.
+class FunctionRow:
+    """A scheduled function and its alarms: a row of the table in ``scheduled_functions.py``.
 
     Attributes:
-        label: name of the function, such as ``reaper``.
-        handler: ``module.function`` in the archive.
-        files: path in the archive -> content.
+        component: its component's name, a part of the resource names in Pulumi.
+        label: its own name, such as ``reaper``.
+        entry: the module with the handler.
         every_minutes: time between two runs.
         timeout_s: time after which a run is stopped.
-        statements: statements of its role's policy.
+        statements: gives the statements of its role's policy.
+        metrics: label of an alarm -> the stack's metric that alarms above zero.
+        failed_passes: consecutive minutes with failed passes that alarm; None for no such alarm.
+        beside: name -> text of further files beside the policy.
     """
 
-    stack: Stack
+    component: str
     label: str
     purpose: str
-    handler: str
-    files: Mapping[str, bytes]
+    entry: str
     every_minutes: int
     timeout_s: int
-    statements: list[policies.Statement]
-    key_id: pulumi.Input[str]
-    key_arn: pulumi.Input[str]
+    statements: Callable[[FunctionInputs], list[policies.Statement]]
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    failed_passes: int | None = None
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+
+def code(row: FunctionRow, policy: str) -> dict[str, bytes]:
+    """Return a function's code: its modules, packages, the policy; equal settings give equal bytes."""
+    modules = sweep_archive.modules(row.entry, cloud="alicloud")
+    files = {path: (sweep_archive.ROOT / path).read_bytes() for path in modules}
+    return {
+        **sweep_archive.packages(),
+        **files,
+        ENTRY_FILE: f"from {row.entry} import handle as handler\n".encode(),
+        keys.POLICY: policy.encode(),
+        **{name: text.encode() for name, text in row.beside.items()},
+    }
 
 
 class ScheduledFunction(pulumi.ComponentResource):
@@ -56,14 +76,19 @@ class ScheduledFunction(pulumi.ComponentResource):
     function_name: pulumi.Output[str]
 
     def __init__(
-        self, name: str, args: ScheduledFunctionArgs, opts: pulumi.ResourceOptions | None = None
+        self,
+        name: str,
+        row: FunctionRow,
+        inputs: FunctionInputs,
+        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("gpu-fleet:alicloud:ScheduledFunction", name, None, opts)
-        self._name, self._args = name, args
+        self._name, self._row, self._inputs = name, row, inputs
         self._child = pulumi.ResourceOptions(parent=self)
+        days = inputs.stack.logs.retention_days
         log = LogStore(
             f"{name}-log",
-            LogStoreArgs(args.stack, args.label, args.key_id, args.key_arn, args.stack.logs.retention_days),
+            LogStoreArgs(inputs.stack, row.label, inputs.key_id, inputs.key_arn, days),
             self._child,
         )
         role, attachment = self._role(log)
@@ -77,15 +102,15 @@ class ScheduledFunction(pulumi.ComponentResource):
             trigger_name=name,
             trigger_type="timer",
             qualifier="LATEST",
-            trigger_config=timer(args.every_minutes),
-            description=args.purpose,
+            trigger_config=timer(row.every_minutes),
+            description=row.purpose,
             opts=self._child,
         )
         self.function_name = function.function_name
         self.register_outputs({"function_name": function.function_name})
 
     def _role(self, log: LogStore) -> tuple[alicloud.ram.Role, alicloud.ram.RolePolicyAttachment]:
-        stack = self._args.stack
+        stack = self._inputs.stack
         project = f"acs:log:{stack.region}:{stack.account_id}:project/"
         own_log = pulumi.Output.concat(project, log.project_name, "/logstore/*")
         return role_with_policy(
@@ -93,31 +118,31 @@ class ScheduledFunction(pulumi.ComponentResource):
             stack,
             trust=policies.trust("fc.aliyuncs.com"),
             policy_document=policies.document(
-                *self._args.statements, policies.allow(["log:PostLogStoreLogs"], own_log)
+                *self._row.statements(self._inputs), policies.allow(["log:PostLogStoreLogs"], own_log)
             ),
-            purpose=self._args.purpose,
+            purpose=self._row.purpose,
             parent=self,
         )
 
     def _function(
         self, log: LogStore, role: alicloud.ram.Role, attachment: alicloud.ram.RolePolicyAttachment
     ) -> alicloud.fc.V3Function:
-        args = self._args
+        row, stack = self._row, self._inputs.stack
         return alicloud.fc.V3Function(
             self._name,
             function_name=self._name,
-            description=args.purpose,
+            description=row.purpose,
             runtime=RUNTIME,
-            handler=args.handler,
-            code=alicloud.fc.V3FunctionCodeArgs(zip_file=zipped(args.files)),
+            handler=HANDLER,
+            code=alicloud.fc.V3FunctionCodeArgs(zip_file=zipped(code(row, self._inputs.policy))),
             role=role.arn,
             memory_size=MEMORY_MIB,
             cpu=CPU,
             disk_size=DISK_MIB,
-            timeout=args.timeout_s,
+            timeout=row.timeout_s,
             instance_concurrency=1,
             internet_access=True,
-            environment_variables=_environment(args.stack),
+            environment_variables=_environment(stack),
             log_config=alicloud.fc.V3FunctionLogConfigArgs(
                 project=log.project_name,
                 logstore=log.store_name,
@@ -125,7 +150,7 @@ class ScheduledFunction(pulumi.ComponentResource):
                 enable_instance_metrics=True,
                 enable_request_metrics=True,
             ),
-            tags=naming.tags(args.stack.name, args.stack.owner),
+            tags=naming.tags(stack.name, stack.owner),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[attachment]),
         )
 
@@ -155,40 +180,3 @@ def zipped(files: Mapping[str, bytes]) -> str:
             entry.compress_type = zipfile.ZIP_DEFLATED
             target.writestr(entry, files[path])
     return base64.b64encode(buffer.getvalue()).decode()
-
-
-def alarm_of_failures(
-    name: str,
-    stack: Stack,
-    function_name: pulumi.Output[str],
-    *,
-    times: int,
-    contact_group: pulumi.Input[str],
-    parent: pulumi.Resource,
-) -> alicloud.cms.Alarm:
-    """Notify the stack's contacts, at most once a day, that a function fails again and again.
-
-    Function Compute counts failures by region and function; its metrics have periods of a minute and the
-    statistics ``Value`` (help.aliyun.com/en/functioncompute/fc/user-guide/monitoring-data).
-
-    Args:
-        name: the alarm's name, logical and physical.
-        times: consecutive periods with failures.
-    """
-    which = function_name.apply(lambda made: json.dumps([{"region": stack.region, "functionName": made}]))
-    return alicloud.cms.Alarm(
-        name,
-        name=name,
-        project="acs_fc",
-        metric="FunctionFunctionErrors",
-        metric_dimensions=which,
-        contact_groups=[contact_group],
-        period=FAILURES_PERIOD_S,
-        silence_time=SILENCE_S,
-        enabled=True,
-        escalations_critical=alicloud.cms.AlarmEscalationsCriticalArgs(
-            statistics="Value", comparison_operator=">", threshold="0", times=times
-        ),
-        tags=naming.tags(stack.name, stack.owner),
-        opts=pulumi.ResourceOptions(parent=parent),
-    )

@@ -5,21 +5,18 @@ from typing import Any
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks.alicloud import existing_files, submit
+from gpu_fleet_stacks.alicloud import existing_files, scheduled_functions, submit, user_policies
 from gpu_fleet_stacks.alicloud.budget import Budget, BudgetArgs
-from gpu_fleet_stacks.alicloud.builds import ImageBuilds, ImageBuildsArgs
-from gpu_fleet_stacks.alicloud.capacity import Capacity, CapacityArgs, operator_policy, people_policy
 from gpu_fleet_stacks.alicloud.endpoints import Endpoints, EndpointsArgs
 from gpu_fleet_stacks.alicloud.firewall import ENDPOINTS, QUEUE, Firewall, FirewallArgs
 from gpu_fleet_stacks.alicloud.fleet import Fleet, FleetArgs
+from gpu_fleet_stacks.alicloud.function_roles import FunctionInputs
 from gpu_fleet_stacks.alicloud.image import Image, ImageArgs
 from gpu_fleet_stacks.alicloud.instance_logs import InstanceLogs, InstanceLogsArgs
 from gpu_fleet_stacks.alicloud.keys import Keys, KeysArgs
 from gpu_fleet_stacks.alicloud.monitor_group import MonitorGroup, MonitorGroupArgs
 from gpu_fleet_stacks.alicloud.network import Network, NetworkArgs
-from gpu_fleet_stacks.alicloud.people import People, PeopleArgs
 from gpu_fleet_stacks.alicloud.queue import QueueArgs, QueueController
-from gpu_fleet_stacks.alicloud.reaper import Reaper, ReaperArgs
 from gpu_fleet_stacks.alicloud.storage import BUCKETS, Storage, StorageArgs
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.cost import notice
@@ -105,18 +102,16 @@ def build(stack: Stack) -> dict[str, Any]:
 
     fleets = {pool.name: fleet(pool) for pool in stack.pools}
     records = storage.bucket_arns["records"]
-    reaper = Reaper(name, ReaperArgs(stack, keys.key_id, keys.key_arn, records, budget.contact_group), own)
-    moving = CapacityArgs(stack, keys.key_id, keys.key_arn, records, budget.contact_group)
-    capacity = Capacity(name, moving, own)
-    if (directory := stack.access.directory) is not None:
-        reading = PeopleArgs(stack, directory, keys.key_id, keys.key_arn, records, budget.contact_group)
-        People(name, reading, own)
-    if stack.image.base_id is not None:
-        ImageBuilds(
-            name,
-            ImageBuildsArgs(stack, image.pipeline_id, keys.key_id, keys.key_arn, budget.contact_group),
-            own,
-        )
+    inputs = FunctionInputs(
+        stack=stack,
+        policy=policy,
+        key_id=keys.key_id,
+        key_arn=keys.key_arn,
+        records_arn=records,
+        contact_group=budget.contact_group,
+        pipeline_id=image.pipeline_id,
+    )
+    functions = scheduled_functions.declare(name, inputs, own)
     commands = submit.declare(name, stack, own)
     return {
         "region": stack.region,
@@ -134,11 +129,11 @@ def build(stack: Stack) -> dict[str, Any]:
         "launch_template_ids": {pool: fleet.launch_template_id for pool, fleet in fleets.items()},
         "image_pipeline_id": image.pipeline_id,
         "imported_image_id": image.imported_id,
-        "reaper_function_name": reaper.function_name,
-        "capacity_function_name": capacity.function_name,
-        "people_policy": people_policy(moving),
-        "operator_policy": operator_policy(stack),
-        "submit_policies": submit.people_policies(stack, storage.bucket_arns["records"], commands),
+        "reaper_function_name": functions["reaper"],
+        "capacity_function_name": functions["capacity"],
+        "people_policy": user_policies.people_policy(inputs),
+        "operator_policy": user_policies.operator_policy(stack),
+        "submit_policies": submit.people_policies(stack, records, commands),
         "policy": policy,
         "instance_log": stack.instance_log,
         "metric_namespace": naming.metric_namespace(stack.name),

@@ -13,7 +13,7 @@ import pulumi
 import pulumi_alicloud as alicloud
 
 from gpu_fleet_stacks.alicloud import policies
-from gpu_fleet_stacks.alicloud.reaper_role import STACK
+from gpu_fleet_stacks.alicloud.function_roles import STACK
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 

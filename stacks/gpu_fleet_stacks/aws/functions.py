@@ -1,84 +1,123 @@
 """A function on a timer: its log, role and schedule. Runs do not overlap; the next run is the retry."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pulumi
 import pulumi_aws as aws
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.aws import policies
-from gpu_fleet_stacks.aws.reaper_role import use_key
+from gpu_fleet_stacks.aws.function_roles import FunctionInputs, use_key
 from gpu_fleet_stacks.core import naming
-from gpu_fleet_stacks.settings import Stack
+from gpu_fleet_stacks.payload import sweep_archive
 
 MEMORY_MIB = 512
-# Failed passes within 5 minutes (of five or more) that alarm: the next pass makes good for a single one.
-PERIOD_S, FAILED_PASSES = 300, 3
 
 
 @dataclass(frozen=True)
-class ScheduledFunctionArgs:
-    """Inputs of a function on a timer.
+class FunctionAlarm:
+    """A condition of a function that an operator must look at.
 
     Attributes:
-        program: name of the program, such as ``the sweep``.
-        handler: ``module.function`` in the archive.
-        every: EventBridge Scheduler's expression, such as ``rate(10 minutes)``.
-        timeout_s: time after which a run is stopped.
-        latest_start_s: a run that could not start within this time is skipped.
-        policy: ARN of the function's log -> policy of its role.
-        queue: receives events that no function handled; None to keep none and to retry none.
+        namespace: of the metric; empty for the stack's own.
+        period_s: seconds over which the metric is summed.
+        at_least: the value from which it alarms; None to alarm for a value below 1 or without data.
     """
 
-    stack: Stack
+    label: str
+    says: str
+    metric: str
+    namespace: str = ""
+    period_s: int = 300
+    at_least: int | None = 1
+    statistic: str = "Sum"
+
+
+@dataclass(frozen=True)
+class FunctionRow:
+    """A scheduled function and its alarms: a row of the table in ``scheduled_functions.py``.
+
+    Attributes:
+        component: its component's name, a part of the resource names in Pulumi.
+        label: its own name, such as ``reaper``.
+        program: name of the program, such as ``the sweep``.
+        entry: the module with the handler.
+        every_minutes: time between two runs.
+        timeout_s: time after which a run is stopped.
+        latest_start_s: a run that could not start within this time is skipped.
+        rights: gives the policy of its role; takes the ARN of its log too.
+        alarms: for operators.
+        variables: names of its environment's variables.
+        beside: name -> text of further files beside the policy.
+        keeps_failed_events: a queue receives events that it did not handle, which are tried again.
+        on_failed_launches: it runs at once when an Auto Scaling group could not launch.
+    """
+
+    component: str
+    label: str
     program: str
     purpose: str
-    handler: str
-    code: pulumi.AssetArchive
-    every: str
+    entry: str
+    every_minutes: int
     timeout_s: int
     latest_start_s: int
-    environment: Mapping[str, pulumi.Input[str]]
-    key_arn: pulumi.Output[str]
-    policy: Callable[[pulumi.Output[str]], pulumi.Output[str]]
-    queue: aws.sqs.Queue | None = None
+    rights: Callable[[FunctionInputs, pulumi.Output[str]], pulumi.Output[str]]
+    alarms: tuple[FunctionAlarm, ...]
+    variables: tuple[str, ...] = ("GPU_FLEET_LEDGER_URI",)
+    beside: Mapping[str, str] = field(default_factory=dict)
+    keeps_failed_events: bool = False
+    on_failed_launches: bool = False
 
 
-def declare_function(name: str, args: ScheduledFunctionArgs, parent: pulumi.Resource) -> aws.lambda_.Function:
+def code(row: FunctionRow, policy: str) -> pulumi.AssetArchive:
+    """Return a function's code: its modules and the policy; equal settings give an equal hash."""
+    modules = sweep_archive.modules(row.entry, cloud="aws")
+    files: dict[str, pulumi.Asset | pulumi.Archive] = {
+        path: pulumi.FileAsset(str(sweep_archive.ROOT / path)) for path in modules
+    }
+    texts = {keys.POLICY: policy, **row.beside}
+    return pulumi.AssetArchive(files | {name: pulumi.StringAsset(text) for name, text in texts.items()})
+
+
+def declare_function(
+    name: str, row: FunctionRow, inputs: FunctionInputs, parent: pulumi.Resource
+) -> aws.lambda_.Function:
     """Declare the function with its log, role and schedule, below a component of the caller."""
     child = pulumi.ResourceOptions(parent=parent)
-    tags = naming.tags(args.stack.name, args.stack.owner)
+    stack, queue = inputs.stack, inputs.failed_events_arn
+    tags = naming.tags(stack.name, stack.owner)
     log = aws.cloudwatch.LogGroup(
         name,
         name=f"/aws/lambda/{name}",
-        kms_key_id=args.key_arn,
-        retention_in_days=args.stack.logs.retention_days,
+        kms_key_id=inputs.key_arn,
+        retention_in_days=stack.logs.retention_days,
         tags=tags,
         opts=child,
     )
     role = aws.iam.Role(
         name,
         # Lambda sends no source account when it assumes an execution role.
-        assume_role_policy=policies.trust("lambda.amazonaws.com", args.stack.account_id, check_source=False),
-        description=f"{args.program.capitalize()} of gpu-fleet stack {args.stack.name}",
+        assume_role_policy=policies.trust("lambda.amazonaws.com", stack.account_id, check_source=False),
+        description=f"{row.program.capitalize()} of gpu-fleet stack {stack.name}",
         tags=tags,
         opts=child,
     )
-    policy = aws.iam.RolePolicy(name, role=role.id, policy=args.policy(log.arn), opts=child)
+    policy = aws.iam.RolePolicy(name, role=role.id, policy=row.rights(inputs, log.arn), opts=child)
     function = aws.lambda_.Function(
         name,
         name=name,
-        description=args.purpose,
+        description=row.purpose,
         runtime="python3.12",
         architectures=["arm64"],
-        handler=args.handler,
-        code=args.code,
+        handler=f"{row.entry}.handle",
+        code=code(row, inputs.policy),
         role=role.arn,
-        timeout=args.timeout_s,
+        timeout=row.timeout_s,
         memory_size=MEMORY_MIB,
         reserved_concurrent_executions=1,
-        environment={"variables": dict(args.environment)},
-        dead_letter_config={"target_arn": args.queue.arn} if args.queue else None,
+        environment={"variables": _environment(row, inputs)},
+        dead_letter_config={"target_arn": queue} if queue else None,
         tags=tags,
         opts=pulumi.ResourceOptions(parent=parent, depends_on=[log, policy]),
     )
@@ -87,83 +126,64 @@ def declare_function(name: str, args: ScheduledFunctionArgs, parent: pulumi.Reso
         name,
         function_name=function.name,
         maximum_retry_attempts=0,
-        maximum_event_age_in_seconds=args.latest_start_s,
+        maximum_event_age_in_seconds=row.latest_start_s,
         opts=child,
     )
-    _declare_schedule(name, args, function, parent)
+    _declare_schedule(name, row, inputs, function, parent)
     return function
 
 
+def _environment(row: FunctionRow, inputs: FunctionInputs) -> dict[str, pulumi.Input[str]]:
+    known: dict[str, pulumi.Input[str]] = {
+        "GPU_FLEET_LEDGER_URI": f"s3://{inputs.stack.bucket_name('records')}/reaper",
+        "GPU_FLEET_TOPIC_ARN": inputs.topic_arn,
+    }
+    return {name: known[name] for name in row.variables}
+
+
+def _rate(every_minutes: int) -> str:
+    """Return EventBridge Scheduler's expression, which refuses the plural for 1."""
+    return f"rate({every_minutes} minute{'s' if every_minutes > 1 else ''})"
+
+
 def _declare_schedule(
-    name: str, args: ScheduledFunctionArgs, function: aws.lambda_.Function, parent: pulumi.Resource
+    name: str,
+    row: FunctionRow,
+    inputs: FunctionInputs,
+    function: aws.lambda_.Function,
+    parent: pulumi.Resource,
 ) -> None:
     child = pulumi.ResourceOptions(parent=parent)
-    queue = args.queue
+    stack, queue = inputs.stack, inputs.failed_events_arn
     role = aws.iam.Role(
         f"{name}-schedule",
-        assume_role_policy=policies.trust("scheduler.amazonaws.com", args.stack.account_id),
-        description=f"Starts {args.program} of gpu-fleet stack {args.stack.name}",
-        tags=naming.tags(args.stack.name, args.stack.owner),
+        assume_role_policy=policies.trust("scheduler.amazonaws.com", stack.account_id),
+        description=f"Starts {row.program} of gpu-fleet stack {stack.name}",
+        tags=naming.tags(stack.name, stack.owner),
         opts=child,
     )
     statements = [policies.allow("Start", ["lambda:InvokeFunction"], function.arn)]
     if queue is not None:
-        statements.append(policies.allow("FailedEvents", ["sqs:SendMessage"], queue.arn))
-        statements.append(use_key(args.stack, args.key_arn, "sqs"))
+        statements.append(policies.allow("FailedEvents", ["sqs:SendMessage"], queue))
+        statements.append(use_key(stack, inputs.key_arn, "sqs"))
     policy = aws.iam.RolePolicy(
         f"{name}-schedule", role=role.id, policy=policies.document(*statements), opts=child
     )
     aws.scheduler.Schedule(
         name,
         name=name,
-        description=f"{args.program.capitalize()} of gpu-fleet stack {args.stack.name}",
-        schedule_expression=args.every,
+        description=f"{row.program.capitalize()} of gpu-fleet stack {stack.name}",
+        schedule_expression=_rate(row.every_minutes),
         flexible_time_window={"mode": "OFF"},
         target=aws.scheduler.ScheduleTargetArgs(
             arn=function.arn,
             role_arn=role.arn,
             input="{}",
-            dead_letter_config=aws.scheduler.ScheduleTargetDeadLetterConfigArgs(arn=queue.arn)
-            if queue
-            else None,
+            dead_letter_config=aws.scheduler.ScheduleTargetDeadLetterConfigArgs(arn=queue) if queue else None,
             retry_policy=aws.scheduler.ScheduleTargetRetryPolicyArgs(
-                maximum_event_age_in_seconds=args.latest_start_s,
+                maximum_event_age_in_seconds=row.latest_start_s,
                 maximum_retry_attempts=2 if queue else 0,
             ),
         ),
         opts=pulumi.ResourceOptions(parent=parent, depends_on=[policy]),
-    )
-
-
-def alarm_of_failures(
-    name: str,
-    stack: Stack,
-    function: aws.lambda_.Function,
-    *,
-    says: str,
-    topic_arn: pulumi.Output[str],
-    parent: pulumi.Resource,
-) -> aws.cloudwatch.MetricAlarm:
-    """Alarm when a function that runs each minute fails again and again.
-
-    Args:
-        name: the alarm's name, logical and physical.
-        says: what the failure means for the stack's users.
-    """
-    return aws.cloudwatch.MetricAlarm(
-        name,
-        name=name,
-        alarm_description=says,
-        namespace="AWS/Lambda",
-        metric_name="Errors",
-        dimensions={"FunctionName": function.name},
-        statistic="Sum",
-        comparison_operator="GreaterThanOrEqualToThreshold",
-        threshold=FAILED_PASSES,
-        period=PERIOD_S,
-        evaluation_periods=1,
-        treat_missing_data="notBreaching",
-        alarm_actions=[topic_arn],
-        tags=naming.tags(stack.name, stack.owner),
-        opts=pulumi.ResourceOptions(parent=parent),
     )

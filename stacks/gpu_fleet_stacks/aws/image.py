@@ -262,7 +262,7 @@ class Image(pulumi.ComponentResource):
         )
 
     def _distribution(self) -> aws.imagebuilder.DistributionConfiguration:
-        """Declare where images are stored; with scans the build controller (``builds.py``) promotes instead.
+        """Declare where images are stored; with scans the build controller promotes instead.
 
         A pipeline does not wait for Inspector's findings.
         """

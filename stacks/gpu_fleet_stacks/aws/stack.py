@@ -5,21 +5,18 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks.aws import submit
+from gpu_fleet_stacks.aws import scheduled_functions, submit, user_policies
 from gpu_fleet_stacks.aws.budget import Budget, BudgetArgs
-from gpu_fleet_stacks.aws.builds import ImageBuilds, ImageBuildsArgs
-from gpu_fleet_stacks.aws.capacity import Capacity, CapacityArgs, people_policy
 from gpu_fleet_stacks.aws.dashboard import Dashboard, DashboardArgs
 from gpu_fleet_stacks.aws.endpoints import Endpoints, EndpointsArgs
 from gpu_fleet_stacks.aws.firewall import ENDPOINTS, IMAGE_BUILDER, Firewall, FirewallArgs
 from gpu_fleet_stacks.aws.fleet import Fleet, FleetArgs
+from gpu_fleet_stacks.aws.function_roles import FunctionInputs
 from gpu_fleet_stacks.aws.image import Image, ImageArgs
 from gpu_fleet_stacks.aws.instance_logs import InstanceLogs, InstanceLogsArgs
 from gpu_fleet_stacks.aws.keys import Keys, KeysArgs
 from gpu_fleet_stacks.aws.network import Network, NetworkArgs
-from gpu_fleet_stacks.aws.people import People, PeopleArgs
 from gpu_fleet_stacks.aws.queue import QueueArgs, QueueController
-from gpu_fleet_stacks.aws.reaper import Reaper, ReaperArgs
 from gpu_fleet_stacks.aws.sessions import SessionDocuments
 from gpu_fleet_stacks.aws.storage import BUCKETS, Storage, StorageArgs
 from gpu_fleet_stacks.core import naming
@@ -138,19 +135,15 @@ def build(stack: Stack) -> dict[str, Any]:
         )
         for pool in stack.pools
     }
-    reaper = Reaper(
-        name, ReaperArgs(stack, keys.key_arn, storage.bucket_arns["records"], budget.topic_arn), own
+    inputs = FunctionInputs(
+        stack=stack,
+        policy=policy,
+        key_arn=keys.key_arn,
+        records_arn=storage.bucket_arns["records"],
+        topic_arn=budget.topic_arn,
+        pipeline_arns=image.pipeline_arns,
     )
-    buckets = storage.bucket_arns
-    moving = CapacityArgs(stack, keys.key_arn, buckets["records"], budget.topic_arn)
-    capacity = Capacity(name, moving, own)
-    if stack.access.directory is not None:
-        reading = PeopleArgs(
-            stack, stack.access.directory, keys.key_arn, buckets["records"], budget.topic_arn
-        )
-        People(name, reading, own)
-    if stack.image.built:
-        ImageBuilds(name, ImageBuildsArgs(stack, image.pipeline_arns, keys.key_arn, budget.topic_arn), own)
+    functions = scheduled_functions.declare(name, inputs, own)
     SessionDocuments(name, stack, own)
     submit.declare(name, stack, own)
     groups = {pool: fleet.group_names for pool, fleet in fleets.items()}
@@ -169,9 +162,9 @@ def build(stack: Stack) -> dict[str, Any]:
         "launch_template_ids": {pool: fleet.launch_template_id for pool, fleet in fleets.items()},
         "image_pipeline_id": image.pipeline_id,
         "image_parameter": image.parameter,
-        "reaper_function_name": reaper.function_name,
-        "capacity_function_name": capacity.function_name,
-        "people_policy": people_policy(moving),
+        "reaper_function_name": functions["reaper"],
+        "capacity_function_name": functions["capacity"],
+        "people_policy": user_policies.people_policy(inputs),
         "policy": policy,
         "instance_log": stack.instance_log,
         "metric_namespace": naming.metric_namespace(stack.name),

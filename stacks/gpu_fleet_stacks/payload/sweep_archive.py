@@ -18,7 +18,6 @@ from gpu_fleet_stacks.core.errors import StacksError
 ROOT = places.folder("image/gpu_fleet_image").parent
 PACKAGE = "gpu_fleet_image"
 ENTRY = "gpu_fleet_image.controllers.sweep.handler"
-HANDLER = f"{ENTRY}.handle"
 AGENT = "gpu_fleet_image.instance.agent.command"
 PEOPLE = "gpu_fleet_image.controllers.directory"  # a module for each cloud, with its handler
 MOVER = "gpu_fleet_image.controllers.mover"  # a module for each cloud, with its handler

@@ -15,15 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from gpu_fleet_image.core import keys
 from gpu_fleet_image.core import policy as policies
 from gpu_fleet_image.core.document import written
-from gpu_fleet_stacks.aws.reaper import bundle
-from gpu_fleet_stacks.aws.reaper_role import LICENCES, MARKS
+from gpu_fleet_stacks.aws.function_roles import LICENCES, MARKS
 from gpu_fleet_stacks.payload import sweep_archive, sweep_policy
 from gpu_fleet_stacks.rehearsal.archives import archive_files, zip_bytes
 from gpu_fleet_stacks.settings import stack_files
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.ran import ran
 from tests.stacks import examples
-from tests.stacks.clouds import Declared
+from tests.stacks.clouds import Declared, code_of
 from tests.stacks.standing import usable
 
 ALARM = "aws:cloudwatch/metricAlarm:MetricAlarm"
@@ -107,7 +106,7 @@ def test_users_find_the_policy_of_the_sweep_under_the_stacks_own_key(declared):
     (records,) = [made for made in declared.of_type(declared.words.bucket) if made.id == stored["bucket"]]
     assert records.inputs["bucket"] == declared.settings.bucket_name("records")
     assert stored["key"] == keys.stored(keys.POLICY)
-    assert text == archive_files(bundle(declared.settings))["policy.json"].decode()
+    assert text == archive_files(code_of(declared.settings, "reaper"))["policy.json"].decode()
     assert text == declared.rehearsed.outputs["policy"]
     assert policies.parse(text).stack == declared.settings.name
     kept = (stored["serverSideEncryption"], stored["kmsKeyId"])
@@ -202,11 +201,11 @@ def test_the_policy_names_another_release_of_the_agent_where_its_sources_differ(
 
 
 def test_the_archive_is_the_same_for_the_same_settings():
-    assert zip_bytes(bundle(examples.stack())) == zip_bytes(bundle(examples.stack()))
+    assert zip_bytes(code_of(examples.stack(), "reaper")) == zip_bytes(code_of(examples.stack(), "reaper"))
 
 
 def test_the_archive_holds_the_sweep_and_nothing_of_the_agent():
-    names = set(archive_files(bundle(examples.stack())))
+    names = set(archive_files(code_of(examples.stack(), "reaper")))
 
     assert {
         "policy.json",
@@ -222,7 +221,9 @@ def test_the_archive_holds_the_sweep_and_nothing_of_the_agent():
 
 def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(tmp_path):
     """Unzip Pulumi's upload, without click, rich, psutil and this checkout."""
-    with zipfile.ZipFile(BytesIO(zip_bytes(bundle(stack_files.settings_of("aws-dev"))))) as archive:
+    with zipfile.ZipFile(
+        BytesIO(zip_bytes(code_of(stack_files.settings_of("aws-dev"), "reaper")))
+    ) as archive:
         archive.extractall(tmp_path / "code")
     libraries = tmp_path / "libraries"
     libraries.mkdir()

@@ -122,7 +122,7 @@ def facts(decision: Decision, policy: Policy, now: datetime) -> Iterator[str]:
         yield f"warning: {shown.warning}"
     pool = policy.pools.get(decision.instance.pool)
     if pool is not None:
-        idle_after = timedelta(hours=pool.idle_after_hours)
+        idle_after = pool.terms().idle_after
         name, percent = decision.instance.pool, pool.coverage_percent
         yield marking_rule(name, idle_after, percent, pool.action, pool.grace_minutes)
 
@@ -136,7 +136,7 @@ def read_rows(
 ) -> tuple[list[PeriodRow], int, list[str]]:
     """Return the heartbeats of the pool's window as (rows, seconds of a period, errors)."""
     pool = policy.pools.get(decision.instance.pool)
-    window = max(_SHORTEST_WINDOW, timedelta(hours=pool.idle_after_hours) if pool else _SHORTEST_WINDOW)
+    window = max(_SHORTEST_WINDOW, pool.terms().idle_after if pool else _SHORTEST_WINDOW)
     period = timeline.period_s(window)
     start = timeline.start_of(now, window, period)
     query = Query(decision.instance.id, METRIC_SECONDS_SINCE_ACTIVITY, period)

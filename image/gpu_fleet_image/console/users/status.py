@@ -211,8 +211,8 @@ def ends_if_unused(decision: Decision, policy: Policy, now: datetime) -> str:
     pool = policy.pools.get(decision.instance.pool)
     if pool is None or decision.idle_s is None or decision.verdict is Verdict.KEEP_PROTECTED:
         return "never"
-    idle_after = timedelta(hours=pool.idle_after_hours, minutes=pool.grace_minutes)
-    left = max(timedelta(0), idle_after - timedelta(seconds=decision.idle_s))
+    terms = pool.terms()
+    left = max(timedelta(0), terms.idle_after + terms.grace - timedelta(seconds=decision.idle_s))
     return f"in {format_span(left)}"
 
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from gpu_fleet_image.controllers.sweep.terms import given_back_terms, shortest_idle_time, usual_terms
+from gpu_fleet_image.controllers.sweep.terms import shortest_idle_time
 from gpu_fleet_image.core.calls import Failure, batches
 from gpu_fleet_image.core.cloud import MAX_POINTS, MAX_QUERIES, Heartbeats, Query, Span
 from gpu_fleet_image.core.marks import is_given_back, is_marked
@@ -50,8 +50,7 @@ def _periods_of(window: timedelta, period_s: int) -> int:
 
 def window_of(instance: Instance, policy: Policy) -> timedelta:
     """Length of the window that heartbeats must cover: the idle time of the pool, shorter once given back."""
-    pool = policy.pools[instance.pool]
-    return (given_back_terms(pool) if is_given_back(instance) else usual_terms(pool)).idle_after
+    return policy.pools[instance.pool].terms(given_back=is_given_back(instance)).idle_after
 
 
 def coarse_period_s(window: timedelta) -> int:
@@ -257,6 +256,5 @@ def _by_period(instances: Sequence[Instance], policy: Policy) -> dict[int, list[
     """Group instances whose windows need periods of one length."""
     grouped: dict[int, list[Instance]] = defaultdict(list)
     for instance in instances:
-        window = timedelta(hours=policy.pools[instance.pool].idle_after_hours)
-        grouped[coarse_period_s(window)].append(instance)
+        grouped[coarse_period_s(policy.pools[instance.pool].terms().idle_after)].append(instance)
     return dict(sorted(grouped.items()))

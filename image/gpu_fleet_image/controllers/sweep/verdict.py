@@ -3,8 +3,8 @@
 In: a ``Situation`` (instances and groups, their activity, their replies to marks, the policy, and the memory
 of earlier sweeps). Out: a ``Plan`` with a ``Decision`` for each instance.
 
-``rules.assess`` judges each instance alone. The limits of the fleet come after that: requests to scale in,
-minimum sizes, the mass-idle breaker of each pool, and the number of actions that one sweep may take.
+``idle_rules.assess`` judges each instance alone. The limits of the fleet come after that: requests to scale
+in, minimum sizes, the mass-idle breaker of each pool, and the number of actions that one sweep may take.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,7 @@ from gpu_fleet_image.controllers.sweep.fleet_limits import (
 )
 from gpu_fleet_image.controllers.sweep.idle_rules import JITTER, assess
 from gpu_fleet_image.controllers.sweep.situation import Case, Situation
-from gpu_fleet_image.controllers.sweep.terms import (
-    given_back_terms,
-    past_lifetime,
-    requested_terms,
-    shortest_idle_time,
-    usual_terms,
-)
+from gpu_fleet_image.controllers.sweep.terms import past_lifetime, shortest_idle_time
 from gpu_fleet_image.core.marks import give_back_of, is_given_back, is_marked
 from gpu_fleet_image.core.metrics import HEARTBEAT
 from gpu_fleet_image.core.model import Activity, Coverage, Decision, Instance, Plan, Verdict
@@ -59,9 +53,7 @@ def _alone(situation: Situation, instance: Instance, *, requested: bool = False)
         reason = f"pool {instance.pool!r} is not in the policy"
         return Decision(instance, Verdict.KEEP_PROTECTED, reason, alert=True)
     old = past_lifetime(instance, pool, situation.now)
-    terms = requested_terms(pool) if requested or old else usual_terms(pool)
-    if is_given_back(instance):
-        terms = given_back_terms(pool)
+    terms = pool.terms(requested=requested or old, given_back=is_given_back(instance))
     decision = assess(
         Case(
             now=situation.now,

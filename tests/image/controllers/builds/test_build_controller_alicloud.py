@@ -9,10 +9,10 @@ import pytest
 from gpu_fleet_image.controllers.builds import alicloud as controller
 from gpu_fleet_image.controllers.builds import build_controller as rules
 from gpu_fleet_image.controllers.builds.build_controller import METRIC, token
-from gpu_fleet_stacks.alicloud import builds as declaring
 from gpu_fleet_stacks.images.alicloud import AlicloudBuilds
 from gpu_fleet_stacks.payload import image_files
 from tests.stacks import alicloud_account, alicloud_examples
+from tests.stacks.clouds import code_of
 
 STACK = alicloud_examples.stack(
     image={
@@ -68,7 +68,7 @@ def look(tmp_path, monkeypatch):
     """Run the function once with the files that the stack packs beside it; gives what it published."""
 
     def once(ecs):
-        for path, content in declaring.bundle(STACK).items():
+        for path, content in code_of(STACK, "builds").items():
             if path in ("policy.json", "builds.json"):
                 (tmp_path / path).write_bytes(content)
         figures = []

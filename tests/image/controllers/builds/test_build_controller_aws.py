@@ -12,10 +12,10 @@ from gpu_fleet_image.controllers.builds.build_controller import METRIC, token
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.providers.aws import connect as connecting
-from gpu_fleet_stacks.aws import builds as declaring
 from gpu_fleet_stacks.clients.aws import Aws
 from gpu_fleet_stacks.images.aws import AwsBuilds
 from tests.stacks import aws_account
+from tests.stacks.clouds import code_of
 from tests.stacks.examples import BUILDING, stack
 
 PIPELINES = "arn:aws:imagebuilder:us-east-1:123456789012:image-pipeline/"
@@ -91,7 +91,7 @@ def look(tmp_path, monkeypatch):
     """Run the function once with the files that the stack packs beside it."""
 
     def once(cloud, settings=SCANNED):
-        for path, asset in declaring.bundle(settings).assets.items():
+        for path, asset in code_of(settings, "builds").assets.items():
             if path.endswith(".json"):
                 (tmp_path / path).write_text(asset.text)
         monkeypatch.setenv("GPU_FLEET_POLICY_FILE", str(tmp_path / "policy.json"))
@@ -209,7 +209,7 @@ def test_the_command_and_the_controller_begin_the_same_build(look):
 
 
 def test_the_archive_has_every_module_that_the_function_imports():
-    paths = declaring.bundle(SCANNED).assets
+    paths = code_of(SCANNED, "builds").assets
 
     assert {
         "gpu_fleet_image/controllers/builds/aws.py",

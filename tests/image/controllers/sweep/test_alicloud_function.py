@@ -12,7 +12,6 @@ import pytest
 from gpu_fleet_image.controllers.sweep import function_compute
 from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_REAP_AFTER, TAG_STACK
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
-from gpu_fleet_stacks.alicloud import reaper
 from gpu_fleet_stacks.alicloud.functions import zipped
 from gpu_fleet_stacks.payload import sweep_archive
 from tests.image.alicloud_server import ENVIRON, serving
@@ -20,6 +19,7 @@ from tests.image.alicloud_world import Actions
 from tests.image.world import World
 from tests.ran import ran
 from tests.stacks import alicloud_examples
+from tests.stacks.clouds import code_of
 
 STACK = alicloud_examples.stack()
 TIMER_EVENT = json.dumps({"triggerTime": "2026-11-21T12:00:00Z", "triggerName": "reaper", "payload": "{}"})
@@ -38,7 +38,7 @@ print(answer)
 
 @pytest.fixture(scope="module")
 def archive():
-    return zipped(reaper.bundle(STACK))
+    return zipped(code_of(STACK, "reaper"))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_the_archive_sweeps_as_the_runtime_would_run_it(unpacked, oss, records):
 def test_equal_settings_give_an_equal_archive_below_the_limit_of_an_upload(archive):
     limit = 50 * 1024**2  # of a body with code in it (API CreateFunction)
 
-    assert zipped(reaper.bundle(STACK)) == archive
+    assert zipped(code_of(STACK, "reaper")) == archive
     assert len(archive) < limit / 10
 
 
