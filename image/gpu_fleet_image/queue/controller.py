@@ -338,9 +338,9 @@ def part_with_leavers(
     for words in accounting.partings(left, have_jobs=bool(jobs)):
         slurm.change_accounts(words, ask)
         LOG.info("event=queue-account-changed change=%r", " ".join(words))
-    for job in jobs:
-        slurm.cancel(job, saves=False, ask=ask)
-        LOG.info("event=queue-leaver-job-cancelled job=%s", job)
+    if jobs:
+        slurm.cancel(*jobs, saves=False, ask=ask)
+        LOG.info("event=queue-leavers-jobs-cancelled jobs=%s", ",".join(jobs))
 
 
 def _keep_database(kept: KeptAccounts) -> None:

@@ -244,9 +244,12 @@ def keep_away(job: str, names: Sequence[str], ask: Run = run) -> None:
     ask(["scontrol", "update", f"jobid={job}", f"excnodelist={','.join(names)}"])
 
 
-def cancel(job: str, *, saves: bool, ask: Run = run) -> None:
-    """End a job, after it has saved if it can (gpu_fleet_jobs/submitted/queued.py). Raises SlurmError."""
-    ask(["scancel", *(["--batch", "--signal=USR1"] if saves else []), job])
+def cancel(*jobs: str, saves: bool, ask: Run = run) -> None:
+    """End jobs, after they have saved if they can (gpu_fleet_jobs/submitted/queued.py).
+
+    One that cannot be ended keeps no other from its end. Raises SlurmError for it.
+    """
+    ask(["scancel", *(["--batch", "--signal=USR1"] if saves else []), *jobs])
 
 
 def give_up(node: str, why: str, ask: Run = run) -> None:

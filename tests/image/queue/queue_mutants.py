@@ -15,7 +15,16 @@ from gpu_fleet_image.controllers.mover.mover import _Mover
 from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.instance.agent import listening
 from gpu_fleet_image.instance.agent.answers import Act, Seen
-from gpu_fleet_image.queue import configuration, controller, demand, job_records, kept_back, sizes, slurm
+from gpu_fleet_image.queue import (
+    configuration,
+    controller,
+    demand,
+    exclusion,
+    job_records,
+    kept_back,
+    sizes,
+    slurm,
+)
 from gpu_fleet_image.queue.demand import QueueDemand
 from gpu_fleet_image.queue.sizes import Fit, JobRequest, QueuePool
 from gpu_fleet_jobs.submitted import queued
@@ -112,7 +121,7 @@ MUTANTS: dict[str, Broken] = {
         controller.ControllerWatch, "_gone", lambda _self, _nodes: {}
     ),
     "a node is deleted as soon as it is down": of(controller, "FORGET_AFTER", timedelta(0)),
-    "a job starts again where it failed": of(controller, "exclusions", lambda *_: {}),
+    "a job starts again where it failed": of(exclusion, "exclusions", lambda *_: {}),
     "what fails is tried for ever": of(queued, "TRIES", 1000),
     "what fails for good is tried again": of(queued, "NEVER_AGAIN", (0,)),
     "nodes at work serve jobs that wait": of(controller, "needs", _free(demand.needs)),

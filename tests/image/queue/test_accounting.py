@@ -460,7 +460,7 @@ LEAVER = {**TWO, "user_id": 5002, "user_name": "nobody"}  # a new controller doe
 def test_the_jobs_of_who_left_are_cancelled_until_none_is_left_and_then_slurm_forgets_the_user(
     kept, maria, accounts
 ):
-    """A job that submits itself again is one more; it used to run for ever."""
+    """A job that submits itself again is one more. All end by one call, whichever of them fails."""
     asked = Slurm(FOUND)
     asked.associations = "nlp||1||\nnlp|ada|1||\nnlp|bob|1||\nroot|root|1||\n"
     asked.jobs = [
@@ -468,6 +468,7 @@ def test_the_jobs_of_who_left_are_cancelled_until_none_is_left_and_then_slurm_fo
         {**LEAVER, "job_id": 8, "job_state": "COMPLETED"},
         {**TWO, "job_id": 9},
         {**TWO, "job_id": 10, "user_id": 0},
+        {**LEAVER, "job_id": 11},
     ]
     controller.keep_accounts(Roster(), kept, set(), asked)
     first, asked.said = asked.changes, []
@@ -475,7 +476,7 @@ def test_the_jobs_of_who_left_are_cancelled_until_none_is_left_and_then_slurm_fo
 
     controller.keep_accounts(Roster(), kept, set(), asked)
 
-    assert first == ["sacctmgr --immediate modify user where name=bob set maxsubmitjobs=0", "scancel 7"]
+    assert first == ["sacctmgr --immediate modify user where name=bob set maxsubmitjobs=0", "scancel 7 11"]
     assert asked.changes == ["sacctmgr --immediate delete user name=bob"]
 
 

@@ -93,12 +93,20 @@ def test_a_folder_that_no_other_instance_sees_is_refused(tmp_path, monkeypatch):
         (("bash", "run.sh"), True),
         (("python", "here.py"), False),
         (("python3.11", "-m", "pkg"), False),
+        (("python", "-c", "import a b"), True),
+        (("python", "-c", "import a"), False),
+        (("torchrun", "here.py", "--config=conf.yaml"), True),
+        (("torchrun", "here.py", "--config", "conf.yaml"), True),
+        (("torchrun", "here.py", "--config", "known.yaml"), False),
+        (("bash", "-c", "make-it; fit --config conf.yaml"), False),
         (("nvidia-smi", "x.py"), False),
         (("digits.toml",), False),
     ],
 )
 def test_a_command_whose_program_is_missing_is_refused_before_slurm_hears_of_it(words, is_refused, tmp_path):
     (tmp_path / "here.py").touch()
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/known.yaml").touch()
 
     assert bool(queued.missing(words, tmp_path)) is is_refused
 

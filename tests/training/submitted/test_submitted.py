@@ -540,6 +540,14 @@ def test_a_file_behind_an_equals_sign_travels_as_one_behind_a_space(here):
         assert "conf.yaml" in files_of(packed(here, "--", "python", "train.py", *word.split())), word
 
 
+def test_a_configuration_that_a_program_finds_in_its_own_folder_or_checkpoint_is_not_missing(here):
+    lay(here, "conf/big.yaml")
+    words = ("--", "python", "train.py", "--config")
+
+    assert "conf/big.yaml" in files_of(packed(here, "--include", "conf", *words, "big.yaml"))
+    assert files_of(packed(here, "--checkpoints", "out", *words, "out/kept.json")) == ["train.py"]
+
+
 def test_the_folder_of_the_checkpoints_need_not_travel_where_a_run_here_has_left_it(here):
     (here / "out").mkdir()
 
@@ -550,6 +558,11 @@ def test_the_folder_of_the_checkpoints_need_not_travel_where_a_run_here_has_left
 
 def test_what_may_be_on_an_instance_is_not_refused(here):
     for words in (
+        ("json-tool", "--config=/home/ada/conf.yaml"),
+        ("json-tool", "--config=s3://bucket/conf.yaml"),
+        ("json-tool", "--config", "gpt2", "--save-config", "out.yaml", "--output=out.json"),
+        ("bash", "-c", "make-it && json-tool --config=conf.yaml"),
+        ("bash", "-c", "python -c 'x = '$X"),
         ("python", "/home/ada/fit.py"),
         ("python", "-m", "json.tool"),
         ("python", "-m", "pytest"),
@@ -618,6 +631,15 @@ REFUSED = {
         "nothing": (("", "train.py"), "COMMAND: its first word is empty"),
         "open quotes": (("bash", "-c", "python 'x"), "COMMAND: no shell can read it: No closing quotation"),
         "a folder": (("python", "train.py", "--data=data"), "'data' of COMMAND: instances do not have"),
+        "a configuration": (
+            ("python", "train.py", "--config=a/conf.yaml"),
+            "'a/conf.yaml' of COMMAND: there",
+        ),
+        "a configuration of ranks": (
+            ("accelerate", "launch", "--config_file", "two.yml", "train.py"),
+            "'two.yml' of COMMAND: there is no such file below",
+        ),
+        "code with an error": (("python", "-c", "import a b"), "-c 'import a b' of COMMAND: no Python can"),
     }.items()
 }
 

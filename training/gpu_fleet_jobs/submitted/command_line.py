@@ -6,8 +6,10 @@ takes the words that may be files.
 
 import re
 import shlex
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from gpu_fleet.core.errors import ConfigError
@@ -35,6 +37,9 @@ SHELL_CODE = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
 IN_SCRIPT = re.compile(r"[\w./-]+\.(?:py|sh)\b")
 MODULE_IN_SCRIPT = re.compile(r"\bpython[\d.]*\s+(?:-[a-zA-Z]+\s+)*?-m\s*([\w.]+)")
 CD_IN_SCRIPT = re.compile(r"\bcd\s+([\w./-]+)")
+# Options whose value is a file to read; of others, such as --save-config, it may be one to write.
+CONFIG_OPTION = re.compile(r"--(?:deepspeed[-_])?config(?:[-_]file)?")
+CONFIG_FILE = re.compile(r"[\w.-][\w./-]*\.(?:json|toml|ya?ml)")  # below the folder of the run
 EXPANDED = frozenset("$`*?[{~")  # a shell replaces a word that has one of these
 
 ANYWHERE = "/"
@@ -47,6 +52,7 @@ class CommandLine:
     Attributes:
         names: words that may be files or folders, including those after a `=`.
         programs: files that the command starts; it cannot run without them.
+        configs: configuration files that options name, without a shell that could make them.
         modules: modules that Python starts by -m.
         code: Python code given by -c.
         folders: folders that may hold the files: this one, and those that a shell changes to.
@@ -56,6 +62,7 @@ class CommandLine:
 
     names: list[str] = field(default_factory=list)
     programs: list[str] = field(default_factory=list)
+    configs: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=lambda: [""])
@@ -84,7 +91,29 @@ def read(words: Sequence[str]) -> CommandLine:
         )
     line = CommandLine()
     _read(words, line)
+    if not line.by_shell:
+        line.configs = _configs(words)
+        for code in line.code:
+            _check_code(code)
     return line
+
+
+def _configs(words: Sequence[str]) -> list[str]:
+    """Return the values of options for configuration files, after a space or a ``=``."""
+    pairs = [*pairwise(words), *((name, value) for name, _, value in (word.partition("=") for word in words))]
+    return [value for name, value in pairs if CONFIG_OPTION.fullmatch(name) and CONFIG_FILE.fullmatch(value)]
+
+
+def _check_code(code: str) -> None:
+    """Compile Python code, without running it; raises ConfigError for a syntax error."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(code, "-c", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise ConfigError(f"-c {code!r} of COMMAND: no Python can read it: {error}") from error
+    except (MemoryError, RecursionError, ValueError):
+        return  # too deep for this computer's
 
 
 def in_script(text: str) -> CommandLine:

@@ -132,7 +132,7 @@ def of_command(words: Sequence[str], checkpoints: str, included: dict[str, bytes
     contents, problems = _named(line, included, here, checkpoints)
     _add_of_scripts(contents, here)
     contents |= imported({**contents, **_starting(line)}, here)
-    problems += _missing(line, contents, here)
+    problems += [*_missing(line, contents, here), *_missing_configs(line, contents, here, checkpoints)]
     _refuse([*problems, *(_misplaced("--checkpoints", checkpoints) if checkpoints else ())])
     kept = ["--checkpoints", checkpoints] if checkpoints else []
     title = line.title or PurePosixPath(words[0]).name
@@ -191,10 +191,7 @@ def _missing(line: CommandLine, contents: dict[str, bytes], here: Path) -> Itera
     for program in line.programs:
         places = [PurePosixPath(folder, program) for folder in line.folders]
         if not any(_is_there(here / place) or _travels(str(place), contents) for place in places):
-            yield (
-                f"{program!r} of COMMAND: there is no such file below {here}; allowed: one below it, or one "
-                f"of the shared homes, such as /home/you/{PurePosixPath(program).name}"
-            )
+            yield _no_file(program, here)
     for module in line.modules:
         inner = module.replace(".", "/")
         paths = [f"{PurePosixPath(folder, inner)}{end}" for folder in line.folders for end in STARTED]
@@ -203,6 +200,26 @@ def _missing(line: CommandLine, contents: dict[str, bytes], here: Path) -> Itera
                 f"-m {module} of COMMAND: there is neither {inner}.py nor {inner}/__main__.py below {here}, "
                 "and no package of an instance has that name; allowed: one of these, or an installed package"
             )
+
+
+def _missing_configs(line: CommandLine, contents: dict[str, bytes], here: Path, made: str) -> Iterator[str]:
+    """Yield a message for each configuration that no instance would have; a program may know its folder."""
+    for config_file in dict.fromkeys(line.configs):
+        place = PurePosixPath(config_file)
+        comes = bool(made) and place.is_relative_to(made)
+        if not (
+            comes
+            or _is_there(here / place)
+            or any(PurePosixPath(name).match(str(place)) for name in contents)
+        ):
+            yield _no_file(config_file, here)
+
+
+def _no_file(word: str, here: Path) -> str:
+    return (
+        f"{word!r} of COMMAND: there is no such file below {here}; allowed: one below it, or one "
+        f"of the shared homes, such as /home/you/{PurePosixPath(word).name}"
+    )
 
 
 def _is_there(path: Path) -> bool:

@@ -10,9 +10,11 @@ import pwd
 import re
 import string
 import subprocess
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path, PurePath
 
 import click
@@ -27,6 +29,9 @@ from gpu_fleet_image.core.runs import run_name
 
 HOMES = Path("/home")
 CONFIG = ".toml"
+# As in training/gpu_fleet_jobs/submitted/command_line.py: options whose value is a file to read.
+CONFIG_OPTION = re.compile(r"--(?:deepspeed[-_])?config(?:[-_]file)?")
+CONFIG_FILE = re.compile(r"[\w.-][\w./-]*\.(?:json|toml|ya?ml)")
 PYTHON, SHELLS = re.compile(r"python[\d.]*"), ("bash", "dash", "sh", "zsh")
 TIMEOUT_S = 60
 # the group of all users in access.people (image/gpu_fleet_image/instance/accounts/changes.py)
@@ -187,13 +192,41 @@ def unreadable(word: str, folder: Path) -> str:
 
 
 def missing(words: Sequence[str], folder: Path) -> str:
-    """Return why no instance could start a command: its program is missing; empty if it may exist."""
+    """Return why no instance could run a command: a file is missing, its code is wrong; else empty."""
     starts = PurePath(words[0]).name
-    is_behind = PYTHON.fullmatch(starts) is not None or starts in SHELLS
+    is_python = PYTHON.fullmatch(starts) is not None
+    is_behind = is_python or starts in SHELLS
     program = words[0] if "/" in words[0] else words[1] if is_behind and len(words) > 1 else ""
-    if not program or program.startswith("-") or (folder / program).exists():
+    if is_python and program == "-c" and words[2:]:
+        return _not_python(words[2])
+    needed = [program] if program and not program.startswith("-") else []
+    # a program may know the folder of its configurations
+    needed += [name for name in _configs(words) if not any(folder.glob(f"*/{name}"))]
+    lacking = [name for name in needed if not (folder / name).exists()]
+    if not lacking:
         return ""
-    return f"{program!r} of COMMAND: no such file in {folder}; allowed: one that the run's instances share"
+    return f"{lacking[0]!r} of COMMAND: no such file in {folder}; allowed: one that the run's instances share"
+
+
+def _configs(words: Sequence[str]) -> list[str]:
+    """Return the values of options for configuration files; none of a shell, which may make them."""
+    if PurePath(words[0]).name in SHELLS:
+        return []
+    pairs = [*pairwise(words), *((name, value) for name, _, value in (word.partition("=") for word in words))]
+    return [value for name, value in pairs if CONFIG_OPTION.fullmatch(name) and CONFIG_FILE.fullmatch(value)]
+
+
+def _not_python(code: str) -> str:
+    """Return the syntax error of Python code, which is not run; empty for none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(code, "-c", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"-c {code!r} of COMMAND: no Python can read it: {error}"
+    except (MemoryError, RecursionError, ValueError):
+        return ""  # too deep for this computer's
+    return ""
 
 
 def without_account(account: str) -> str:
