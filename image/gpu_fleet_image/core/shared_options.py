@@ -9,6 +9,19 @@ import click
 STACK_VARIABLE = "GPU_FLEET_STACK"
 
 
+TABLE, JSON, CSV = "table", "json", "csv"
+
+
+def form_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command ``-o json`` and ``-o csv``, as the parameter ``form``."""
+    return click.option(
+        *("-o", "--output", "form"),
+        type=click.Choice([TABLE, JSON, CSV]),
+        default=TABLE,
+        help="For programs: json or csv, with the keys of docs/reference/json.md.",
+    )(command)
+
+
 def json_option(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command ``-o json``, as the parameter ``as_json``."""
     return click.option(

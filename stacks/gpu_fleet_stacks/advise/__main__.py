@@ -1,7 +1,7 @@
 """``gpu-fleet advise --params 7e9 --batch 32 --seq 2048``: needs of a run, and instances for it."""
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from operator import attrgetter
 from typing import get_args
@@ -10,11 +10,15 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpu_fleet_image.core.shared_options import FiniteRange
-from gpu_fleet_stacks.advise import offers, scorecard
+from gpu_fleet_image.core import listing
+from gpu_fleet_image.core.listing import Column, Listing
+from gpu_fleet_image.core.shared_options import TABLE, FiniteRange, form_option
+from gpu_fleet_stacks.advise import offers, programs, scorecard
 from gpu_fleet_stacks.advise.plan import (
+    FITS,
     GIB,
     Candidate,
+    affordable,
     break_even_hours,
     facts,
     months_begun,
@@ -33,12 +37,9 @@ from gpu_fleet_stacks.advise.work import (
 from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, Money
 from gpu_fleet_stacks.catalog.prices import read_on
-from gpu_fleet_stacks.core import listing
-from gpu_fleet_stacks.core.listing import Column, Listing
 
 PIPE_WIDTH = 170
 EIGHT = 8
-FITS = ("yes", "on spot")
 
 
 class LargeNumber(click.ParamType[float]):
@@ -78,7 +79,11 @@ class LargeNumber(click.ParamType[float]):
 @click.option(
     "--cny-per-usd", type=LargeNumber(), help="To compare prices in yuan with dollars between vendors."
 )
+@click.option("--vendor", multiple=True, help="Only of this vendor, such as aws; again for more.")
+@click.option("--gpu", metavar="MODEL", default="", help="Only GPUs whose model has this text, such as H100.")
+@click.option("--top", type=click.IntRange(min=1), help="Only the first rows of the ranking.")
 @click.option("--sources", is_flag=True, help="Say where each number about a vendor is from.")
+@form_option
 def main(
     *,
     params: float,
@@ -93,23 +98,34 @@ def main(
     currency: str,
     reserved_discount: float | None,
     cny_per_usd: float | None,
+    vendor: tuple[str, ...],
+    gpu: str,
+    top: int | None,
     sources: bool,
+    form: str,
 ) -> None:
-    """Show what a training run needs, rank the instances that finish it by cost, compare vendors."""
+    """Show what a training run needs, rank the instances that finish it by cost, compare vendors.
+
+    The last line recommends one instance type that a stack can use. With -o csv the ranking alone is printed.
+    """
     depth, breadth = shape_of(params)
     total = tokens or TOKENS_PER_PARAMETER * params
     work = Work(params, precision, batch, seq, total, layers or depth, width or breadth)
-    console = listing.console(PIPE_WIDTH)
-    console.print(needs(work))
     most = None if budget is None else Money(Decimal(budget), currency)
-    ranked = plans(work, days, currency)
+    ranked = [plan for plan in plans(work, days, currency) if is_wanted(plan, vendor, gpu)]
     if not ranked:
         hurry = "" if days is None else f" and finishes in {days:g} days"
         raise click.ClickException(
-            f"--params = {params:g}: nothing known holds it{hurry}; allow more --days or fewer --tokens"
+            f"--params = {params:g}: nothing known holds it{hurry}; allow more --days or fewer --tokens, or "
+            "leave out --vendor and --gpu"
         )
     discount = None if reserved_discount is None else Decimal(str(reserved_discount))
-    console.print(ranking(ranked, most, discount))
+    if form != TABLE:
+        click.echo(programs.text(work, ranked[:top], most, recommended(ranked, most), form), nl=False)
+        return
+    console = listing.console(PIPE_WIDTH)
+    console.print(needs(work))
+    console.print(ranking(ranked[:top], most, discount))
     console.print("\n".join(dates_of(ranked, prices.today())))
     if discount is not None:
         hours = break_even_hours(discount)
@@ -118,20 +134,35 @@ def main(
             "it is paid for whole months, used or not"
         )
     console.print(vendors(None if cny_per_usd is None else Decimal(str(cny_per_usd)), sources=sources))
+    console.print(Text(recommendation(ranked, most), style="bold"))
     if most is not None and not any(affordable(plan, most) in FITS for plan in ranked):
         raise click.ClickException(f"--budget = {most}: nothing finishes for that; see the ranking")
 
 
-def affordable(plan: Candidate, most: Money | None) -> str:
-    """Say whether a plan is expected to fit the budget; empty where currency or price leave that open.
+def is_wanted(plan: Candidate, vendors_wanted: Sequence[str], gpu: str) -> bool:
+    """Return whether the filters leave a plan in."""
+    model = (plan.offer.gpu_model or "").casefold()
+    return (not vendors_wanted or plan.offer.vendor in vendors_wanted) and gpu.casefold() in model
 
-    A plan without a public spot price fits on demand or not at all.
-    """
-    if most is None or plan.on_demand is None or plan.on_demand.currency != most.currency:
-        return ""
-    if plan.on_demand <= most:
-        return "yes"
-    return "on spot" if plan.spot is not None and plan.spot <= most else "no"
+
+def recommended(ranked: Sequence[Candidate], most: Money | None) -> Candidate | None:
+    """Return the first plan that a stack can use and the budget pays for; None where there is none."""
+    usable = (plan for plan in ranked if not plan.offer.comparison and plan.on_demand is not None)
+    return next((plan for plan in usable if most is None or affordable(plan, most) in FITS), None)
+
+
+def recommendation(ranked: Sequence[Candidate], most: Money | None) -> str:
+    """Return the recommended plan in one line."""
+    plan = recommended(ranked, most)
+    if plan is None:
+        return (
+            "recommended: none of these, since no stack can use them, no price is public, or none is paid for"
+        )
+    spot = "" if plan.spot is None else f", {plan.spot} expected on spot"
+    return (
+        f"recommended: {plan.instances} x {plan.offer.name} ({plan.offer.vendor}), {plan.hours:,.1f} hours, "
+        f"{plan.on_demand} on demand{spot}; `gpu-fleet new` writes a stack with --type {plan.offer.name}"
+    )
 
 
 def needs(work: Work) -> RenderableType:

@@ -22,6 +22,7 @@ HEADROOM = 0.10
 # Smaller models use one card; larger ones more than one instance.
 ONE_CARD_BELOW, CLUSTER_ABOVE = 1e9, 10e9
 MOST_INSTANCES = 64
+FITS = ("yes", "on spot")  # of `affordable`
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,18 @@ def _priced(
     if offer.spot is not None and offer.spot.p90 is not None:
         p90 = Money(offer.spot.p90, offer.spot.currency) * in_all
     return Candidate(offer, instances, gpus, layout, held, hours, on_demand, spot, p90)
+
+
+def affordable(plan: Candidate, most: Money | None) -> str:
+    """Say whether a plan is expected to fit the budget; empty where currency or price leave that open.
+
+    A plan without a public spot price fits on demand or not at all.
+    """
+    if most is None or plan.on_demand is None or plan.on_demand.currency != most.currency:
+        return ""
+    if plan.on_demand <= most:
+        return "yes"
+    return "on spot" if plan.spot is not None and plan.spot <= most else "no"
 
 
 def months_begun(plan: Candidate) -> int:

@@ -1,14 +1,21 @@
 """``gpu-fleet catalog list|show``: the instance types of both clouds, for users."""
 
+import json
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+
 import click
 from click.shell_completion import CompletionItem
+from rich.text import Text
 
+from gpu_fleet_image.core import listing
+from gpu_fleet_image.core.csv_rows import csv_text
+from gpu_fleet_image.core.listing import Column, Listing
+from gpu_fleet_image.core.shared_options import CSV, TABLE, form_option, json_option
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.catalog import InstanceType, prices
-from gpu_fleet_stacks.core import listing
-from gpu_fleet_stacks.core.listing import Column, Listing
+from gpu_fleet_stacks.catalog import Cloud, InstanceType, prices
 
-PIPE_WIDTH = 110
+PIPE_WIDTH = 130
 
 
 class TypeName(click.ParamType[str]):
@@ -26,20 +33,73 @@ class TypeName(click.ParamType[str]):
         return [CompletionItem(kind.name) for kind in catalog.load() if kind.name.startswith(incomplete)]
 
 
-@click.command("list", epilog="\b\nExample:\n  gpu-fleet catalog list")
-def list_types() -> None:
-    """Print every GPU instance type of both clouds."""
-    listing.console(PIPE_WIDTH).print(_table(tuple(catalog.load())))
+@click.command("list", epilog="\b\nExample:\n  gpu-fleet catalog list --cloud aws --gpu-memory 40 --top 5")
+@click.option("--cloud", type=click.Choice([str(cloud) for cloud in Cloud]), help="Of one cloud.")
+@click.option("--gpu", metavar="MODEL", default="", help="Of GPUs whose model has this text, such as H100.")
+@click.option("--gpus", type=click.IntRange(min=1), default=1, help="With at least so many GPUs.")
+@click.option("--gpu-memory", type=click.IntRange(min=1), default=1, help="With GiB of each GPU at least.")
+@click.option("--top", type=click.IntRange(min=1), help="The cheapest of each currency, this many.")
+@form_option
+def list_types(
+    *, cloud: str | None, gpu: str, gpus: int, gpu_memory: int, top: int | None, form: str
+) -> None:
+    """Print the GPU instance types of both clouds, or those that you filter for.
+
+    The last line recommends the cheapest of them in each currency that runs the bundled image.
+    """
+    types = [
+        kind
+        for kind in catalog.load()
+        if cloud in (None, kind.cloud)
+        and gpu.casefold() in (kind.gpu_model or "").casefold()
+        and kind.gpu_count >= gpus
+        and kind.gpu_memory_gib >= gpu_memory
+    ]
+    if not types:
+        raise click.ClickException("no type of the catalog is so: leave out a filter")
+    if top is not None:
+        types = [kind for listed in _cheapest(types).values() for kind in listed[:top]]
+    if form != TABLE:
+        rows = [catalog.facts_of(kind) for kind in types]
+        text = csv_text(tuple(rows[0]), rows) if form == CSV else json.dumps({"types": rows}, indent=1) + "\n"
+        click.echo(text, nl=False)
+        return
+    console = listing.console(PIPE_WIDTH)
+    console.print(_table(types))
+    console.print(Text(recommendation(types), style="bold"))
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet catalog show p5.48xlarge")
 @click.argument("name", metavar="TYPE", type=TypeName())
-def show(name: str) -> None:
+@json_option
+def show(name: str, *, as_json: bool) -> None:
     """Print one type: GPUs, network, quota codes, price, and the source of each number."""
-    click.echo(catalog.describe(name))
+    text = catalog.describe(name)
+    click.echo(json.dumps(catalog.facts_of(catalog.load().get(name)), indent=1) if as_json else text)
 
 
-def _table(types: tuple[InstanceType, ...]) -> Listing:
+def recommendation(types: Sequence[InstanceType]) -> str:
+    """Return the cheapest types that the bundled image runs on, in one line."""
+    fitting = _cheapest([kind for kind in types if kind.runs_bundled_image])
+    cheapest = [listed[0] for listed in fitting.values()]
+    named = "; ".join(
+        f"{kind.name} ({catalog.gpus(kind)}), {kind.price.amount_per_hour} {kind.price.currency} an hour"
+        for kind in cheapest
+        if kind.price
+    )
+    return f"recommended, the cheapest of these: {named or 'none, since no price of them is public'}"
+
+
+def _cheapest(types: Iterable[InstanceType]) -> dict[str, list[InstanceType]]:
+    """Return currency -> its types with a price, the cheapest first: two currencies are never compared."""
+    by_currency: dict[str, list[InstanceType]] = {}
+    for kind in sorted(types, key=lambda kind: kind.price.amount_per_hour if kind.price else Decimal(0)):
+        if kind.price:
+            by_currency.setdefault(kind.price.currency, []).append(kind)
+    return by_currency
+
+
+def _table(types: Iterable[InstanceType]) -> Listing:
     numbers_of = ("vCPU", "GiB", "NVMe GiB", "Gbit/s", "EFA/eRDMA", "per hour")
     right = (Column(heading, "right") for heading in numbers_of)
     columns = (Column("type"), Column("GPUs"), *right, Column("read"))

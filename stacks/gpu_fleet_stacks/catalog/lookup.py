@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from gpu_fleet_stacks.catalog import prices, reader
 from gpu_fleet_stacks.catalog.instance_types import Cloud, InstanceType, Price
@@ -82,6 +83,30 @@ def load(path: Path = FILE) -> Catalog:
         MalformedCatalogError: the file cannot be read or is not valid.
     """
     return Catalog(reader.read(path))
+
+
+def facts_of(kind: InstanceType) -> dict[str, Any]:
+    """Return a type for programs; docs/reference/json.md has the keys."""
+    price, spot = kind.price, prices.load(kind.cloud).spot.get(kind.name)
+    return {
+        "type": kind.name,
+        "cloud": str(kind.cloud),
+        "gpus": kind.gpu_count,
+        "gpu_model": kind.gpu_model,
+        "gpu_memory_gib": kind.gpu_memory_gib,
+        "vcpus": kind.vcpu,
+        "memory_gib": float(kind.memory_gib),
+        "nvme_gib": kind.local_nvme_gib,
+        "network_gbps": kind.network_gbps,
+        "efa": kind.efa_interfaces,
+        "erdma": kind.erdma_interfaces,
+        "runs_bundled_image": kind.runs_bundled_image,
+        "price_per_hour": str(price.amount_per_hour) if price else None,
+        "spot_per_hour": str(spot.expected) if spot else None,
+        "currency": price.currency if price else None,
+        "price_region": price.region if price else None,
+        "price_date": price.date.isoformat() if price else None,
+    }
 
 
 def describe(name: str) -> str:

@@ -4,9 +4,10 @@ import json
 
 import click
 
-from gpu_fleet_image.core.shared_options import json_option
+from gpu_fleet_image.core import listing
+from gpu_fleet_image.core.csv_rows import csv_text
+from gpu_fleet_image.core.shared_options import CSV, TABLE, form_option
 from gpu_fleet_stacks.catalog import prices
-from gpu_fleet_stacks.core import listing
 from gpu_fleet_stacks.cost import page, view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget, warnings
@@ -24,8 +25,8 @@ Gigabytes = click.IntRange(0, 1_000_000_000)
 @click.option("--home-gb", type=Gigabytes, default=100, show_default=True, help="GB in homes (AWS).")
 @click.option("--log-gb", type=Gigabytes, default=100, show_default=True, help="GB of flow log a month.")
 @click.option("--nat-gb", type=Gigabytes, default=100, show_default=True, help="GB through NAT a month.")
-@json_option
-def cost(name: str, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int, *, as_json: bool) -> None:
+@form_option
+def cost(name: str, *, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int, form: str) -> None:
     """Show what a stack costs per hour and per month, and what is left of its budget.
 
     Fails where the worst month exceeds the budget, as `pulumi up` does.
@@ -33,7 +34,9 @@ def cost(name: str, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int, *, a
     stack = stack_files.settings_of(name)
     estimated = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb))
     said = warnings(estimated, prices.today())
-    if as_json:
+    if form == CSV:
+        click.echo(csv_text(page.COLUMNS, page.rows(estimated)), nl=False)
+    elif form != TABLE:
         document = {"stack": stack.name, "region": stack.region, "warnings": said}
         click.echo(json.dumps(document | view.output(estimated, stack.budget.monthly), indent=1))
     else:

@@ -1,5 +1,6 @@
 """The page on a stack's cost: a table by pool, bars against the budget, each price with its source."""
 
+from collections.abc import Iterator
 from decimal import Decimal
 
 from rich.bar import Bar
@@ -7,13 +8,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, CostRange, Money
-from gpu_fleet_stacks.core.listing import Column, Listing
 from gpu_fleet_stacks.cost.lines import NOT_COUNTED, Cost
 from gpu_fleet_stacks.cost.view import by_pool, summary
 from gpu_fleet_stacks.settings.quantities import Level
 
 BAR_WIDTH = 44
+AMOUNTS = tuple(f"{level}_{which}" for level in Level for which in ("low", "high"))
+# Of `-o csv`: a month of each item.
+COLUMNS = ("pool", "kind", "what", *AMOUNTS, "currency")
 
 
 def page(cost: Cost, monthly: Decimal | int) -> RenderableType:
@@ -28,6 +32,18 @@ def page(cost: Cost, monthly: Decimal | int) -> RenderableType:
         Text(summary(cost, monthly), style="bold"),
         Text(f"not counted: {NOT_COUNTED}", style="dim"),
     )
+
+
+def rows(cost: Cost) -> Iterator[dict[str, object]]:
+    """Yield the rows of the table for programs, without its sums; an unknown amount is None."""
+    for name, lines in by_pool(cost):
+        for line in lines:
+            spans = [line.months[level] for level in Level] if line.months else []
+            amounts: list[str | None] = [
+                f"{amount.amount:.2f}" for span in spans for amount in (span.expected, span.worst)
+            ]
+            values = (name, str(line.kind), line.what, *(amounts or [None] * len(AMOUNTS)), cost.currency)
+            yield dict(zip(COLUMNS, values, strict=True))
 
 
 def _table(cost: Cost) -> Listing:

@@ -10,10 +10,11 @@ from difflib import get_close_matches
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from gpu_fleet_image.core.shared_options import json_option
+from gpu_fleet_image.core import listing
+from gpu_fleet_image.core.csv_rows import csv_text
+from gpu_fleet_image.core.shared_options import CSV, JSON, form_option
 from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.cost import notice
 from gpu_fleet_stacks.plan_check import deploy, policy_pack
@@ -180,8 +181,8 @@ def up(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple
 @click.command(epilog="\b\nExamples:\n  gpu-fleet outputs aws-dev\n  gpu-fleet outputs aws-dev dashboard_url")
 @click.argument("words", metavar="[STACK] [NAME]", nargs=-1, type=StackName())
 @stack_option
-@json_option
-def outputs(words: tuple[str, ...], *, as_json: bool) -> None:
+@form_option
+def outputs(words: tuple[str, ...], form: str) -> None:
     """Print the outputs of a deployed stack: all of them, or only the value NAME."""
     name, output = stack_and_word(words)
     values = deployed(name)
@@ -190,12 +191,20 @@ def outputs(words: tuple[str, ...], *, as_json: bool) -> None:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise StacksError(f"no output {output!r}: there are {', '.join(values) or 'none'}{hint}")
     chosen: Any = values if output is None else values[output]
-    if as_json:
+    if form == JSON:
         click.echo(json.dumps(chosen, indent=2))
+    elif form == CSV:
+        shown = values if output is None else {output: chosen}
+        rows = ({"output": key, "value": _text(value)} for key, value in sorted(shown.items()))
+        click.echo(csv_text(("output", "value"), rows), nl=False)
     elif output is None:
-        (Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)).print(table(values))
+        listing.console(PIPE_WIDTH).print(table(values))
     else:
         click.echo(chosen if isinstance(chosen, str) else json.dumps(chosen, indent=2))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def table(values: dict[str, Any]) -> Table:
@@ -204,5 +213,5 @@ def table(values: dict[str, Any]) -> Table:
     made.add_column("output", no_wrap=True)
     made.add_column("value", overflow="fold")
     for key, value in sorted(values.items()):
-        made.add_row(key, value if isinstance(value, str) else json.dumps(value))
+        made.add_row(key, _text(value))
     return made

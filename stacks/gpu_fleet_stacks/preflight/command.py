@@ -5,8 +5,9 @@ import sys
 from collections.abc import Iterator
 
 import click
-from rich.console import Console
 
+from gpu_fleet_image.core import listing
+from gpu_fleet_image.core.shared_options import TABLE, form_option
 from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight import report
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, exit_code
@@ -28,15 +29,20 @@ def look(stack: Stack) -> Iterator[Finding]:
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet preflight aws-prod")
 @stack_argument
-def preflight(name: str) -> None:
+@form_option
+def preflight(name: str, form: str) -> None:
     """Ask the cloud whether it has capacity for a stack: quotas, types, spot, image, key, budget.
 
     Reads only. Exit code 0: there is capacity; 1: something is missing; 3: something could not be checked,
     and nothing else is known to be missing.
     """
     stack = stack_files.settings_of(name)
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-    findings: list[Finding] = []
+    if form != TABLE:
+        findings = list(look(stack))
+        click.echo(report.text(name, findings, form), nl=False)
+        sys.exit(exit_code(findings))
+    console = listing.console(PIPE_WIDTH)
+    findings = []
     with console.status(f"asking {stack.cloud}") as status:
         for finding in look(stack):
             findings.append(finding)

@@ -1,5 +1,6 @@
 """Report of a preflight: a table, and a last line with the counts."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 
@@ -7,14 +8,33 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gpu_fleet_image.core.csv_rows import csv_text
+from gpu_fleet_image.core.shared_options import CSV
 from gpu_fleet_stacks.preflight.findings import Finding, Rating
 
+COLUMNS = ("subject", "rating", "says", "remedy")
 STYLES = {
     Rating.FINE: "green",
     Rating.NOTE: "cyan",
     Rating.PROBLEM: "bold red",
     Rating.UNCHECKED: "yellow",
 }
+
+
+def text(stack: str, findings: Sequence[Finding], form: str) -> str:
+    """Return every answer as ``json`` or ``csv``."""
+    rows = [
+        {
+            "subject": finding.subject,
+            "rating": str(finding.rating),
+            "says": finding.says,
+            "remedy": finding.remedy,
+        }
+        for finding in findings
+    ]
+    if form == CSV:
+        return csv_text(COLUMNS, rows)
+    return json.dumps({"stack": stack, "findings": rows}, indent=1) + "\n"
 
 
 def page(stack: str, findings: Sequence[Finding]) -> RenderableType:

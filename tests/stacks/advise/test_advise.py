@@ -1,5 +1,6 @@
 """Needs of a run and the advice for it, compared with published runs and measured models."""
 
+import json
 import re
 from dataclasses import replace
 from decimal import Decimal
@@ -226,6 +227,17 @@ def test_the_command_ranks_what_finishes_and_says_what_the_budget_allows():
     assert "on spot" in lines[0]
     assert [cell.strip() for cell in lines[0].split("│")][1:4] == ["p5.48xlarge", "aws", "4"]
     assert "Tencent Cloud (comparison)" in done.output
+
+
+def test_one_type_that_a_stack_can_use_is_recommended_and_filters_and_top_cut_the_ranking():
+    flags = ("--params", "7e9", "--batch", "32", "--seq", "2048")
+    document = json.loads(run(*flags, "--gpu", "h100", "--top", "1", "-o", "json").output)
+    others = run(*flags, "--vendor", "azure")
+
+    assert [plan["type"] for plan in document["plans"]] == ["p5.48xlarge"]
+    assert document["recommended"] == "p5.48xlarge"
+    assert "recommended: 1 x p6-b200.48xlarge (aws), " in run(*flags).output
+    assert "recommended: none of these, since no stack can use them" in others.output
 
 
 def test_no_plan_fits_by_a_discount_that_nobody_published():

@@ -1,6 +1,7 @@
 """The instance catalog, and the messages about a bad catalog or a bad name."""
 
 import datetime
+import json
 from decimal import Decimal
 
 import pytest
@@ -181,6 +182,19 @@ MISSPELT = {
     "ecs.gn7i-c8g1.2xlage": "ecs.gn7i-c8g1.2xlarge",
     "P5.48XLARGE": "p5.48xlarge",
 }
+
+
+def test_the_list_is_filtered_and_recommends_the_cheapest_of_each_currency():
+    def listed(*words):
+        return CliRunner().invoke(main, ["catalog", "list", *words])
+
+    types = json.loads(listed("--gpu", "h100", "--gpus", "8", "-o", "json").output)["types"]
+    cheap = json.loads(listed("--gpu-memory", "40", "--top", "1", "-o", "json").output)["types"]
+
+    assert [kind["type"] for kind in types] == ["p5.48xlarge"]
+    assert sorted(kind["currency"] for kind in cheap) == sorted({kind["currency"] for kind in cheap})
+    assert f"recommended, the cheapest of these: {cheap[0]['type']} (" in listed("--gpu-memory", "40").output
+    assert "no type of the catalog is so" in listed("--gpu", "nonesuch").output
 
 
 def test_a_misspelt_name_is_answered_with_the_nearest():

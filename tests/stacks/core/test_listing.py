@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_stacks.advise.__main__ import main as advise
 from gpu_fleet_stacks.catalog.command import list_types
-from gpu_fleet_stacks.core.listing import Column, Listing
 from gpu_fleet_stacks.cost.command import cost
 
 COMMANDS: dict[str, tuple[click.Command, tuple[str, ...]]] = {

@@ -237,6 +237,7 @@ PRINTED = {
     ("region", "-o", "json"): '"us-east-1"\n',
     ("bucket_uris",): '{\n  "records": "s3://x"\n}\n',
     ("-o", "json"): json.dumps(OUTPUTS, indent=2) + "\n",
+    ("region", "-o", "csv"): "output,value\nregion,us-east-1\n",
 }
 
 

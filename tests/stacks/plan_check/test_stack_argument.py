@@ -1,6 +1,9 @@
 """The stack of a command, given in any of five ways; and its output for programs."""
 
+import csv
+import io
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_stacks.plan_check import pulumi_command
+from gpu_fleet_stacks.preflight import command as preflight
+from gpu_fleet_stacks.preflight.findings import Finding, Rating
 from tests.stacks.examples import stack_file
 
 
@@ -105,8 +110,36 @@ def test_cost_says_to_programs_what_the_stack_exports(one):
     assert {"budget", "worst_month", "hour", "month", "month_by_pool", "unknown"} < said.keys()
 
 
+ADVISE = ("advise", "--params", "7e9", "--batch", "32", "--seq", "2048", "--top", "3")
+ROWS = {
+    ("cost",): None,
+    ("catalog", "list", "--gpu", "a10g"): "types",
+    ADVISE: "plans",
+    ("preflight",): "findings",
+}
+
+
+@pytest.mark.parametrize(("command", "key"), ROWS.items(), ids=lambda words: words and words[0])
+def test_rows_are_the_same_as_csv_and_as_json(one, monkeypatch, command, key):
+    found = [Finding("image", Rating.FINE, "there"), Finding("=1+1", Rating.FINE, "a formula", "none")]
+    monkeypatch.setattr(preflight, "look", lambda _: found)
+    document = json.loads(run(*command, "-o", "json"))
+
+    rows = list(csv.DictReader(io.StringIO(run(*command, "-o", "csv"))))
+
+    if key is None:
+        worst = sum(Decimal(row["max_high"]) for row in rows)
+        assert worst == pytest.approx(Decimal(document["worst_month"]), abs=Decimal("0.05"))
+    else:
+        shown = [{name: "" if it is None else str(it) for name, it in row.items()} for row in document[key]]
+        assert [{name: it.removeprefix("'") for name, it in row.items()} for row in rows] == shown != []
+    assert all(not cell.startswith("=") for row in rows for cell in row.values())
+
+
 def test_the_page_names_every_key_that_programs_read(one):
     page = (Path(__file__).parents[3] / "docs/reference/json.md").read_text()
 
     said = {*json.loads(run("check", "-o", "json")), *json.loads(run("cost", "-o", "json"))}
+    said |= {*json.loads(run("catalog", "show", "g5.xlarge", "-o", "json"))}
+    said |= {*(advice := json.loads(run(*ADVISE, "-o", "json"))), *advice["plans"][0]}
     assert [key for key in said if f"`{key}`" not in page] == []

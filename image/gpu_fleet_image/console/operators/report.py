@@ -1,19 +1,32 @@
 """``gpu-fleet report``: a month of the ledger, or a day of the meter, as an HTML page."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from gpu_fleet_image.console.operators.monthly_savings import Month, month_of, parse_month, summarise
+from gpu_fleet_image.console.operators import report_rows
+from gpu_fleet_image.console.operators.monthly_savings import (
+    Month,
+    Summary,
+    month_of,
+    parse_month,
+    summarise,
+)
 from gpu_fleet_image.console.users.ledger_reader import LedgerPlace, read_changes, read_ends
 from gpu_fleet_image.controllers.meter import budget_check, chargeback, daily_report, efficiency_page
+from gpu_fleet_image.controllers.meter.efficiency import Efficiency
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core.cloud import LEDGER_URI, SweepCloud, connect
+from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.options import subject_options
 from gpu_fleet_image.core.place import Asked, Subject, subject
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
+from gpu_fleet_image.core.shared_options import CSV, JSON
 from gpu_fleet_image.core.store import Store
+
+PAGE = "page"
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet report --stack aws-dev --month 2026-11")
@@ -26,15 +39,16 @@ from gpu_fleet_image.core.store import Store
 )
 @click.option(
     "-o",
-    "--format",
+    "--output",
     "form",
-    type=click.Choice(["csv", "json"]),
-    default="csv",
+    type=click.Choice([PAGE, JSON, CSV]),
+    default=PAGE,
     show_default=True,
-    help="Format of the rows of --by.",
+    help="For programs: json or csv, printed, with the keys of docs/reference/json.md; of --by csv or json.",
 )
 @click.option(
-    "--output",
+    "--to",
+    "output",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Output file; by default saved-MONTH.html or day-DAY.html; rows are printed.",
 )
@@ -59,11 +73,18 @@ def report(
     month = parse_month(month_text) if month_text else month_of(datetime.now(UTC))
     meant = subject(asked)
     if by:
-        rows = _charged(meant, month, by, form)
+        rows = _charged(meant, month, by, CSV if form == PAGE else form)
         if output is None:
             click.echo(rows, nl=False)
         else:
             _write(output, rows)
+        return
+    if form != PAGE:
+        said = _for_programs(meant, month, day, form)
+        if output is None:
+            click.echo(said, nl=False)
+        else:
+            _write(output, said)
         return
     name, text, summary = _day(meant, day) if day else _month(meant, month)
     path = output or Path(name)
@@ -75,7 +96,18 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(f"--output {path}: {error.strerror}") from error
+        raise ConfigurationError(f"--to {path}: {error.strerror}") from error
+
+
+def _for_programs(meant: Subject, month: Month, day: str, form: str) -> str:
+    """Return the day, or else the month, as ``json`` or ``csv``."""
+    columns: tuple[str, ...]
+    if day:
+        columns, document = report_rows.OF_A_DAY, report_rows.day(_efficiency_of(meant, day))
+    else:
+        summary, _ = _summary_of(meant, month)
+        columns, document = report_rows.OF_A_MONTH, report_rows.month(summary, meant.policy.stack)
+    return csv_text(columns, document["rows"]) if form == CSV else json.dumps(document, indent=1) + "\n"
 
 
 def _parsed_day(text: str) -> str:
@@ -95,21 +127,29 @@ def _month(meant: Subject, month: Month) -> tuple[str, str, str]:
             f"a month's page needs {error.name}, which is not installed here (no instance has it): run "
             "this in a checkout with --stack NAME, or name a --day"
         ) from error
-    policy, uri = meant.policy, meant.environ.get(LEDGER_URI, "")
-    now = datetime.now(UTC)
-    place = LedgerPlace.of(uri, clouds.bucket_client(policy.cloud, policy.region))
-    summary = summarise(read_ends(place, month), month, now)
-    page = monthly_page.page(summary, policy.stack, read_changes(place, month))
+    summary, place = _summary_of(meant, month)
+    page = monthly_page.page(summary, meant.policy.stack, read_changes(place, month))
     acts = f"{len(summary.savings)} terminations and stops"
     line = f"{summary.total} {summary.currency} saved by {acts} in {month.name}"
     return f"saved-{month.name}.html", page, line
 
 
+def _summary_of(meant: Subject, month: Month) -> tuple[Summary, LedgerPlace]:
+    """Return a month's summary, and the place of the ledger."""
+    policy, uri = meant.policy, meant.environ.get(LEDGER_URI, "")
+    place = LedgerPlace.of(uri, clouds.bucket_client(policy.cloud, policy.region))
+    return summarise(read_ends(place, month), month, datetime.now(UTC)), place
+
+
 def _day(meant: Subject, name: str) -> tuple[str, str, str]:
     """Return the same for a day that the meter has closed."""
-    cloud, store = _records(meant, "--day")
-    day = daily_report.efficiency(cloud, meant.policy, daily_report.load(store, name))
+    day = _efficiency_of(meant, name)
     return f"day-{name}.html", efficiency_page.page(day), f"{name}: {efficiency_page.headline(day)}"
+
+
+def _efficiency_of(meant: Subject, name: str) -> Efficiency:
+    cloud, store = _records(meant, "--day")
+    return daily_report.efficiency(cloud, meant.policy, daily_report.load(store, name))
 
 
 def _records(meant: Subject, option: str) -> tuple[SweepCloud, Store]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from gpu_fleet_image.controllers.meter.spending import line_of
 from gpu_fleet_image.controllers.sweep.handler import conclude
@@ -17,6 +16,7 @@ from gpu_fleet_image.controllers.sweep.results import Result
 from gpu_fleet_image.controllers.sweep.sweep import SweepOptions
 from gpu_fleet_image.controllers.sweep.sweep import sweep as sweep_once
 from gpu_fleet_image.core.cloud import connect
+from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_image.core.model import ENDS, Verdict
 from gpu_fleet_image.core.options import now_option, subject_options
 from gpu_fleet_image.core.place import Asked, subject
@@ -102,12 +102,10 @@ def _show(result: Result) -> None:
     )
 
 
-def _table(result: Result) -> Table:
-    table = Table(box=None, header_style="bold")
-    for heading in ("instance", "pool", "owner", "verdict", "idle"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("an hour", justify="right", no_wrap=True)
-    table.add_column("reason")
+def _table(result: Result) -> Listing:
+    texts = (Column(heading) for heading in ("instance", "pool", "owner", "verdict"))
+    numbers = (Column(heading, "right") for heading in ("idle", "an hour"))
+    table = Listing((*texts, *numbers, Column("reason", wraps=True)), box=None)
     for decision in result.plan.decisions:
         style = "bold red" if decision.verdict in ENDS else STYLES.get(decision.verdict, "")
         idle = "" if decision.idle_since is None else format_span(result.now - decision.idle_since)

@@ -8,20 +8,19 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from gpu_fleet_image.console.runs import queue_view
 from gpu_fleet_image.console.runs.bucket import RunBucket, run_bucket
 from gpu_fleet_image.console.runs.choice import account_name, is_silent
 from gpu_fleet_image.console.users.take import caller_of
 from gpu_fleet_image.controllers.mover import mover
+from gpu_fleet_image.core import listing
 from gpu_fleet_image.core.options import stack_options, subject_options
 from gpu_fleet_image.core.place import Asked, Place, subject
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, nearest
 from gpu_fleet_image.core.runs import OVER, Job, NodeState, Phase, node_prefix, overall
-from gpu_fleet_image.core.shared_options import json_option
+from gpu_fleet_image.core.shared_options import TABLE, form_option
 from gpu_fleet_image.core.times import format_span, parse_time
 
 HEADINGS = ("run", "pool", "nodes", "phase", "step", "loss", "ETTR", "time", "at most")
@@ -67,26 +66,21 @@ def _viewer(policy: Policy, asked: Asked, account: str | None) -> Viewer:
 @click.command(epilog="\b\nExample:\n  gpu-fleet runs --stack aws-dev")
 @_as_option
 @subject_options
-@json_option
-def runs(asked: Asked, account: str | None, *, as_json: bool) -> None:
+@form_option
+def runs(asked: Asked, account: str | None, form: str) -> None:
     """List your submitted runs, the newest first: phase, step, loss, ETTR and cost so far."""
     if (policy := subject(asked).policy).has_queue:
-        queue_view.show_runs(queue_view.opened(policy, asked, account), as_json=as_json)
+        queue_view.show_runs(queue_view.opened(policy, asked, account), form)
         return
     viewer = _viewer(policy, asked, account)
     now = datetime.now(UTC)
     jobs = viewer.bucket.jobs(viewer.account)
-    table = Table(box=None, header_style="bold")
-    for heading in HEADINGS:
-        table.add_column(heading, no_wrap=True)
     said = {job.run: viewer.bucket.states(job) for job in jobs}
     rows = [cells(job, said[job.run], viewer.policy, now) for job in jobs]
-    if as_json:
-        click.echo(queue_view.document(HEADINGS, rows))
+    if form != TABLE:
+        click.echo(queue_view.document(HEADINGS, rows, form))
         return
-    for row in rows:
-        table.add_row(*row)
-    Console(markup=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
+    listing.console(WIDTH).print(queue_view.table(HEADINGS, rows))
     for run, states in said.items():
         for why in dict.fromkeys(state.detail for state in states if state.phase is Phase.REFUSED):
             click.echo(f"{run}: refused: {why}")

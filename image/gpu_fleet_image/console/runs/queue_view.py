@@ -9,7 +9,6 @@ import getpass
 import json
 import os
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from decimal import Decimal
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from gpu_fleet_image.console.runs.bucket import RunBucket, run_bucket
 from gpu_fleet_image.console.runs.choice import account_name
@@ -27,16 +24,19 @@ from gpu_fleet_image.console.runs.waiting import why_none_comes
 from gpu_fleet_image.console.users.take import caller_of
 from gpu_fleet_image.controllers.mover import mover
 from gpu_fleet_image.core import cloud as clouds
-from gpu_fleet_image.core import queue_file
+from gpu_fleet_image.core import listing, queue_file
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.capacity import STATE, MoverState, state_of
 from gpu_fleet_image.core.cloud import LEDGER_URI
+from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.error_codes import DENIED
+from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_image.core.place import Asked, Place, account_of, ledger_uri
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, nearest
 from gpu_fleet_image.core.runs import QUEUED, RUN, NodeState, Phase, place_of
+from gpu_fleet_image.core.shared_options import CSV, TABLE
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_span
 from gpu_fleet_image.queue import slurm
@@ -49,7 +49,8 @@ SECONDS_PER_HOUR = 3600
 PART_BYTES = 1 << 20
 # The controller writes every 15 s; its record is older only while it is being replaced.
 STALE = timedelta(minutes=2)
-FOLDED = frozenset({"run", "state", "on"})  # on a narrow terminal; a truncated number would be wrong
+TEXTS = frozenset({"run", "pool", "phase", "state", "on"})
+FOLDED = frozenset({"run", "phase", "state", "on"})  # on a narrow terminal; a truncated number would be wrong
 HEADINGS = ("run", "job", "pool", "nodes", "state", "on", "step", "loss", "ETTR", "time", "at most")
 # Slurm's reason for the limit of a team (squeue(1), "JOB REASON CODES").
 REASONS = {
@@ -174,25 +175,35 @@ def place(entry: JobRecord) -> str:
     return place_of(entry.job.pool, entry.job.account, entry.job.name, QUEUED)
 
 
-def document(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> str:
-    """Return rows of a table as JSON for programs: the keys are its headings. Pure."""
+def document(headings: Sequence[str], rows: Sequence[tuple[str, ...]], form: str) -> str:
+    """Return rows of a table as ``json`` or ``csv`` for programs: the keys are its headings. Pure."""
     keys = [heading.lower().replace(" ", "_") for heading in headings]
-    return json.dumps({"runs": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=1)
+    named = [dict(zip(keys, row, strict=True)) for row in rows]
+    return csv_text(keys, named).rstrip("\n") if form == CSV else json.dumps({"runs": named}, indent=1)
 
 
-def show_runs(viewer: QueueViewer, *, as_json: bool = False) -> None:
+def table(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Listing:
+    """Return runs as a table; only texts fold. Pure."""
+    made = Listing(
+        tuple(
+            Column(heading, "left" if heading in TEXTS else "right", wraps=heading in FOLDED)
+            for heading in headings
+        ),
+        box=None,
+    )
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def show_runs(viewer: QueueViewer, form: str = TABLE) -> None:
     """List the account's jobs, the newest first."""
     entries = viewer.entries()
     rows = [cells(entry, viewer.state(entry), viewer.policy) for entry in entries]
-    if as_json:
-        click.echo(document(HEADINGS, rows))
+    if form != TABLE:
+        click.echo(document(HEADINGS, rows, form))
         return
-    table = Table(box=None, header_style="bold")
-    for heading in HEADINGS:
-        table.add_column(heading, no_wrap=heading not in FOLDED, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console(markup=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
+    listing.console(WIDTH).print(table(HEADINGS, rows))
     if not entries:
         click.echo(f"account {viewer.account} has no jobs in the queue")
     if waiting := [entry.job.pool for entry in entries if entry.job.state == PENDING]:

@@ -54,7 +54,7 @@ def explain(
         )
         return
     if (asked.is_silent or instance_id is None) and own_agent.is_meant(asked, instance_id):
-        own_agent.refuse_json(as_json)
+        own_agent.refuse_form("json" if as_json else "table")
         own_agent.ask("explain", instance_id)
         return
     if instance_id is None:

@@ -16,6 +16,7 @@ from gpu_fleet_image.core.files import FOLDER
 from gpu_fleet_image.core.holds import Output
 from gpu_fleet_image.core.place import Asked
 from gpu_fleet_image.core.reaper_errors import AgentError, ConfigurationError
+from gpu_fleet_image.core.shared_options import TABLE
 
 # Longer than the agent needs for a hold: some ten calls, of two tries each.
 _ANSWER_WITHIN_S = 90.0
@@ -45,14 +46,16 @@ def is_meant(asked: Asked, instance_id: str | None) -> bool:
     return True
 
 
-def refuse_json(wanted: bool) -> None:
-    """Refuse JSON, because an agent answers in lines.
+def refuse_form(form: str) -> None:
+    """Refuse JSON and CSV, because an agent answers in lines.
 
     Raises:
-        ConfigurationError: JSON is wanted.
+        ConfigurationError: one of them is wanted.
     """
-    if wanted:
-        raise ConfigurationError("-o json: this instance's agent answers in lines; name a stack with --stack")
+    if form != TABLE:
+        raise ConfigurationError(
+            f"-o {form}: this instance's agent answers in lines; name a stack with --stack"
+        )
 
 
 def ask(command: str, instance_id: str | None = None, **words: str) -> None:

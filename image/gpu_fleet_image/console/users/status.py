@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from gpu_fleet_image.console.users import own_agent
 from gpu_fleet_image.controllers.meter import daily_report
@@ -21,17 +20,24 @@ from gpu_fleet_image.controllers.sweep import watch as watching
 from gpu_fleet_image.controllers.sweep.results import Result
 from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
 from gpu_fleet_image.core.cloud import SweepCloud, connect
+from gpu_fleet_image.core.csv_rows import csv_text
+from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_image.core.marks import hold_of
 from gpu_fleet_image.core.model import ENDS, Decision, Instance, Verdict
 from gpu_fleet_image.core.options import now_option, subject_options
 from gpu_fleet_image.core.place import Asked, subject
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError
-from gpu_fleet_image.core.shared_options import json_option
+from gpu_fleet_image.core.shared_options import CSV, TABLE, form_option
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_span, format_time
 
 WIDTH = 150  # columns of a table in a file or a pipe
+# Of `-o csv`; the keys of an instance in `-o json`.
+COLUMNS = (
+    *("instance", "owner", "pool", "type", "launched_at", "verdict", "reason", "idle_s", "ends"),
+    *("price_per_hour", "warning"),
+)
 STYLES = {
     Verdict.KEEP_BUSY: "green",
     Verdict.MARK: "yellow",
@@ -62,21 +68,23 @@ class InstanceRow:
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet status --stack aws-dev")
 @subject_options
-@json_option
+@form_option
 @now_option
 @click.option("--here", is_flag=True, help="Show only this instance, from its own agent.")
-def status(asked: Asked, now: datetime | None, *, here: bool, as_json: bool) -> None:
+def status(asked: Asked, now: datetime | None, *, here: bool, form: str) -> None:
     """Show every instance of the stack and their cost; on an instance without --stack, only that one.
 
     Changes nothing. Exit code 1 if anything could not be read.
     """
     if here or (asked.is_silent and own_agent.is_meant(asked, None)):
-        own_agent.refuse_json(as_json)
+        own_agent.refuse_form(form)
         own_agent.ask("status")
         return
-    if as_json:
+    if form != TABLE:
         policy, _, result = dry_sweep(asked, now, "status")
-        click.echo(json.dumps(document(result, policy), indent=1))
+        shown = document(result, policy)
+        text = csv_text(COLUMNS, shown["instances"]) if form == CSV else json.dumps(shown, indent=1) + "\n"
+        click.echo(text, nl=False)
         sys.exit(1 if result.done.failures else 0)
     console = Console(markup=False, width=None if sys.stdout.isatty() else WIDTH)
     policy, cloud, result = dry_sweep(asked, now, "status")
@@ -216,12 +224,14 @@ def ends_if_unused(decision: Decision, policy: Policy, now: datetime) -> str:
     return f"in {format_span(left)}"
 
 
-def table(rows: list[InstanceRow]) -> Table:
+def table(rows: list[InstanceRow]) -> Listing:
     """Return the rows as a table, in which colours mark the instances that are due first."""
-    made = Table(box=None, header_style="bold")
-    for heading in ("instance", "owner", "pool and type", "verdict", "idle", "due if unused"):
-        made.add_column(heading, no_wrap=True)
-    made.add_column("an hour", justify="right", no_wrap=True)
+    columns = (
+        *(Column("instance"), Column("owner", wraps=True), Column("pool and type", wraps=True)),
+        *(Column("verdict"), Column("idle", "right"), Column("due if unused", wraps=True)),
+        Column("an hour", "right"),
+    )
+    made = Listing(columns, box=None)
     for row in rows:
         style = "bold red" if row.verdict in ENDS else STYLES.get(row.verdict, "")
         cells = (row.instance, row.owner, row.what, str(row.verdict), row.idle, row.ends, row.an_hour)

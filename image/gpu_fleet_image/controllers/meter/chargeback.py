@@ -4,8 +4,6 @@ Costs without an instance (disks of stopped ones, unused reservations, what all 
 their own, so that the rows add up to the meter. Cents are assigned by the largest remainder.
 """
 
-import csv
-import io
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,9 +12,9 @@ from decimal import ROUND_FLOOR, Decimal
 
 from gpu_fleet_image.controllers.meter.meter import SHARED
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeterReading
+from gpu_fleet_image.core.csv_rows import csv_text
 
 CENT = Decimal("0.01")
-_FORMULA = ("=", "+", "-", "@")
 _EARLIER = "(before the days on record)"
 BY: dict[str, Callable[[str, DayShare], str]] = {
     "owner": lambda _, share: share.instance.owner or "nobody",
@@ -105,20 +103,13 @@ def _in_cents(rows: Sequence[Charge]) -> list[Charge]:
 def as_text(rows: Sequence[Charge], by: str, currency: str, form: str) -> str:
     """Return the rows as ``csv`` or ``json``; amounts as decimal text."""
     columns = [each.name for each in fields(Charge)[1:]]
+    named = [
+        {by: row.name, **{name: str(getattr(row, name)) for name in columns}, "currency": currency}
+        for row in rows
+    ]
     if form == "json":
-        named = [
-            {by: row.name, **{name: str(getattr(row, name)) for name in columns}, "currency": currency}
-            for row in rows
-        ]
         return json.dumps(named, indent=1) + "\n"
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow([by, *columns, "currency"])
-    for row in rows:
-        # names are users' tags: a spreadsheet must not take one for a formula
-        name = f"'{row.name}" if row.name.startswith(_FORMULA) else row.name
-        writer.writerow([name, *(getattr(row, column) for column in columns), currency])
-    return text.getvalue()
+    return csv_text([by, *columns, "currency"], named)
 
 
 def of_month(reading: MeterReading | None, name: str) -> tuple[list[Day], Decimal | None]:

@@ -239,7 +239,7 @@ def report(s3, tmp_path, monkeypatch):
         monkeypatch.setenv("GPU_FLEET_LEDGER_URI", f"s3://records/{prefix}" if uri is None else uri)
         for key, content in dict(records).items():
             s3.put_object(Bucket="records", Key=f"{prefix}/{key}", Body=json.dumps(content))
-        words = ["report", "--month", "2020-11", "--output", output]
+        words = ["report", "--month", "2020-11", "--to", output]
         words += ["--policy", write_policy(tmp_path / "policy.json"), *arguments]
         return CliRunner().invoke(main, [*map(str, words)]), output
 
@@ -250,6 +250,16 @@ def old(day, hour=0, **changes):
     return record(
         f"2020-11-{day:02}T{hour:02}:00:00+00:00", launched_at="2020-10-01T00:00:00+00:00", **changes
     )
+
+
+def test_a_months_rows_for_programs_add_up_to_what_is_saved(report):
+    records = {f"{TERMINATED}.json": old(30, 14), f"{STOP}.json": old(29)}
+
+    result, output = report(records, "-o", "json")
+
+    document = json.loads(output.read_text())
+    assert result.exit_code == 0, result.output
+    assert sum(Decimal(row["saved"]) for row in document["rows"]) == Decimal(document["saved"]) > 0
 
 
 TERMINATED = "ledger/2020/11/30/i-1-x-terminate"

@@ -178,6 +178,7 @@ def test_a_run_of_two_instances_meets_works_and_finishes_as_its_users_account(
     assert re.search(rf"{run} +train +2 +finished +6 ", listed.output), listed.output
     (read,) = json.loads(say("runs", "-o", "json", *ADA).output)["runs"]
     assert (read["run"], read["phase"], read["step"]) == (run, "finished", "6")
+    assert say("runs", "-o", "csv", *ADA).output.splitlines()[1].startswith(f"{run},train,2,finished,6,")
     assert log.exit_code == 0, log.output
     assert "rank=0 event=finished" in log.output
     words = [words_of(run, node) for node in nodes]

@@ -107,7 +107,7 @@ def test_a_report_reads_the_ledger_from_oss(world, oss, policy_file, tmp_path):
 
     result = run(
         *("report", "--month", "2026-03", "--policy", policy_file),
-        *("--ledger", "oss://records/reaper", "--output", page),
+        *("--ledger", "oss://records/reaper", "--to", page),
     )
 
     assert result.exit_code == 0, result.output

@@ -81,6 +81,7 @@ def test_the_table_shows_every_instance_and_what_the_idle_ones_cost(fleet, tmp_p
 
     words = ["status", "--policy", str(path), "--now", NOW.isoformat()]
     result = CliRunner().invoke(main, words)
+    sheet = CliRunner().invoke(main, [*words, "-o", "csv"]).output
     document = json.loads(CliRunner().invoke(main, [*words, "-o", "json"]).output)
 
     assert result.exit_code == 0, result.output
@@ -95,4 +96,5 @@ def test_the_table_shows_every_instance_and_what_the_idle_ones_cost(fleet, tmp_p
     assert (rows[idle]["verdict"], rows[idle]["price_per_hour"]) == ("MARK", "1.006")
     assert rows[idle]["idle_s"] == pytest.approx(9000, abs=300)
     assert document["failures"] == []
+    assert {row.split(",")[0] for row in sheet.splitlines()} == {"instance", idle, busy}
     assert fleet.tags(idle) == fleet.tags(busy), "looking changes nothing"

@@ -122,8 +122,12 @@ def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
     )
     page = tmp_path / "day.html"
 
-    result = run("report", "--day", day.name, "--output", str(page))
+    result = run("report", "--day", day.name, "--to", str(page))
 
+    document = json.loads(run("report", "--day", day.name, "-o", "json").output)
+    sheet = run("report", "--day", day.name, "-o", "csv").output
+    assert [(row["pool"], row["idle"]) for row in document["rows"]] == [("dev", "18.00")]
+    assert "dev,24.00,6.00,18.00,0.00,0.00,0.00,24.62" in sheet
     said = "24.00 GPU hours rented, 6.00 computing, 18.00 idle; 24.62 USD"
     assert f"{day.name}: {said}: {page}" in result.output
     assert "18.46" in page.read_text(), "three quarters of the day were left idle"
