@@ -9,10 +9,12 @@ sys.path[:0] = [
     str(TOP / room) for room in ("stacks", "image")
 ]  # of this checkout, even if .venv belongs to another
 
-from checks import arrows, pages, pins, tables, trips, unused, words  # noqa: E402 - as above
+from checks import arrows, changes, pages, pins, tables, trips, unused, words  # noqa: E402 - as above
 from checks.sources import Checkout, Finding, NothingToCheckError  # noqa: E402
 
-CHECKS = [check for room in (words, pages, trips, arrows, unused, pins, tables) for check in room.CHECKS]
+CHECKS = [
+    check for room in (words, pages, trips, arrows, unused, pins, tables, changes) for check in room.CHECKS
+]
 
 
 def findings(check: Callable[[Checkout], Iterator[Finding]], checkout: Checkout) -> list[Finding]:

@@ -15,7 +15,7 @@ sys.path[:0] = [str(TOP / room) for room in ("docs", "stacks", "image", "trainin
 project = "gpu-fleet"
 author = "the gpu-fleet authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
-exclude_patterns = ["requirements.*"]
+exclude_patterns = ["requirements.*", "changes/*"]
 nitpicky = True
 # types of other packages: their pages need the network, which a build has not
 nitpick_ignore_regex = [(r"py:.*", r"(?!gpu_fleet).*")]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import house
-from checks import arrows, pages, pins, tables, trips, unused, words
+from checks import arrows, changes, pages, pins, tables, trips, unused, words
 from checks.sources import Checkout
 from tests.image.alicloud_api import misfit
 
@@ -12,6 +12,11 @@ TRIP = trips.TRIPS["stacks/README.md"]
 REGIONS = {tables.REGIONS: '[aws]\nregions = ["eu-nowhere-1"]\n'}
 DATA = '[project.optional-dependencies]\ndata = ["tokens==1"]\n'
 BUILT = '[build-system]\nrequires = ["tokens==1"]\n'
+RELEASES = {
+    "CHANGELOG.md": "## [0.10.0] - 2026-01-01\n",
+    "pyproject.toml": '[tool]\nsetuptools_scm = {fallback_version = "0.2.0.dev0"}\n'
+    'towncrier = {type = [{directory = "added"}]}\n',
+}
 CIRCLE = {  # through the __init__ of a folder
     "stacks/gpu_fleet_stacks/__init__.py": "from gpu_fleet_stacks.b import load\n",
     "stacks/gpu_fleet_stacks/b.py": "from gpu_fleet_stacks import c\n",
@@ -180,6 +185,13 @@ BROKEN = [
         "docs/reference/settings.md:1: is of other settings",
         {"docs/reference/settings.md": ""},
     ),
+    (changes.fragments, "docs/changes/a.b.md:1: must be named", RELEASES | {"docs/changes/a.b.md": ""}),
+    (
+        changes.fragments,
+        "docs/changes/a.added.md:1: must be a text",
+        RELEASES | {"docs/changes/a.added.md": "A."},
+    ),
+    (changes.next_release, "pyproject.toml:1: fallback_version 0.2.0.dev0 is older than 0.10.0", RELEASES),
 ]
 
 

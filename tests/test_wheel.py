@@ -22,7 +22,10 @@ from tests.ran import ran
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "image", "stacks", "training")
+SOURCES = (
+    *("pyproject.toml", "CHANGELOG.md", "README.md", "LICENSE"),
+    *("docs/changes", "image", "stacks", "training"),
+)
 # What users' commands are made of: they need no extra.
 ROOMS = tuple(
     f"gpu_fleet_image/{name}"
@@ -43,8 +46,15 @@ FOLDERS = (
     "training/gpu_fleet",
     "training/gpu_fleet_jobs",
     "training/examples",
+    "docs/changes/*.md",
+    "CHANGELOG.md",
 )
-INSTALLED = {"training/examples/": "gpu_fleet_image/examples/", "image/": "", "stacks/": "", "training/": ""}
+INSTALLED = {
+    "training/examples/": "gpu_fleet_image/examples/",
+    "docs/changes/": "gpu_fleet_stacks/releases/changes/",
+    "CHANGELOG.md": "gpu_fleet_stacks/releases/CHANGELOG.md",
+    **dict.fromkeys(("image/", "stacks/", "training/"), ""),
+}
 # Stack files name accounts: a checkout's own are no part of the wheel.
 LEFT_OUT = re.compile(r"stacks/Pulumi\.[^/]*\.yaml")
 # Who asks for them names them: trackers and callbacks say so where they are not there.
@@ -61,8 +71,7 @@ for name in sys.argv[1:]:
     with contextlib.suppress(SystemExit):
         main([name, "--help"])
 """
-# Without the list of files that setuptools would write into the checkout: all data is named.
-COPY = (sys.executable, "-c", "import setuptools; setuptools.setup(include_package_data=False)")
+COPY = (sys.executable, "-c", "import setuptools; setuptools.setup()")
 
 
 @pytest.fixture(scope="module")

@@ -149,6 +149,9 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
             "gpu_fleet_stacks.deployer.command:policy", "Print the policies that a deployer needs."
         ),
         "preview": Row("gpu_fleet_stacks.plan_check.pulumi_command:preview", "Show what `up` would change."),
+        "upgrade-notes": Row(
+            "gpu_fleet_stacks.releases.command:upgrade_notes", "What a deployed stack sees since a release."
+        ),
         "accept": Row(
             "gpu_fleet_stacks.acceptance.command:accept", "Prove a stack in a real account, cost capped."
         ),

@@ -37,9 +37,19 @@ def _shown(value: object) -> str:
 class SettingsError(StacksError):
     """A stack file that cannot be built; the error has every problem of the file, not only the first."""
 
-    def __init__(self, stack: str, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, stack: str, problems: tuple[Problem, ...], older: str = "") -> None:
+        """Write the message.
+
+        Args:
+            older: the release that the file names, where it is older than this program.
+        """
         self.stack = stack
         self.problems = problems
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = "\n".join(f"  - {problem}" for problem in problems)
-        super().__init__(f"stack {stack!r} has {count}:\n{lines}")
+        hint = (
+            f"\n`gpu-fleet upgrade-notes {older}` says what changed since this file's version"
+            if older
+            else ""
+        )
+        super().__init__(f"stack {stack!r} has {count}:\n{lines}{hint}")

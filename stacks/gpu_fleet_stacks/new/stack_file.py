@@ -9,6 +9,7 @@ from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, InstanceType
 from gpu_fleet_stacks.core.errors import Problem, SettingsError
 from gpu_fleet_stacks.cost.estimate import estimate
+from gpu_fleet_stacks.releases import version
 from gpu_fleet_stacks.settings import Stack, reader, yaml_text
 
 DLAMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
@@ -98,6 +99,7 @@ def text_of(answers: NewStack, first_line: str = "") -> str:
 # Stack {_scalar(answers.name)}, made by `gpu-fleet new`. `gpu-fleet schema` says what each key means.
 config:
   pulumi:disable-default-providers: ["*"]
+  gpu-fleet:version: {version.running()} # of gpu-fleet; an older one refuses the file
   gpu-fleet:cloud: {answers.cloud}
   gpu-fleet:region: {_scalar(answers.region)}
   gpu-fleet:account_id: {_scalar(answers.account_id)} # quoted: it is a text, not a number

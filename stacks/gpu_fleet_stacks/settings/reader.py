@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 from pydantic import TypeAdapter, ValidationError
 
 from gpu_fleet_stacks.core.errors import Problem, SettingsError
+from gpu_fleet_stacks.releases import version
 from gpu_fleet_stacks.settings import Stack, namespaces, rules
 from gpu_fleet_stacks.settings.draft import draft
 from gpu_fleet_stacks.settings.yaml_text import LeadingZero
@@ -76,10 +77,16 @@ def from_mapping(name: str, raw: Mapping[str, Any]) -> Stack:
 
 
 def _checked(name: str, raw: Mapping[str, Any], problems: list[Problem]) -> Stack:
+    written_for = raw.get("version", "")
+    if version.is_newer(written_for):
+        here = f"is newer than this gpu-fleet, which is {version.running()}"
+        allowed = f"{here}: install gpu-fleet {written_for} or newer"
+        raise SettingsError(name, (Problem("version", written_for, allowed),))
     parsed, unparsed = _section(Stack, "", {"name": name, **raw})
     problems = [*problems, *unparsed, *rules.check(parsed)]
     if problems:
-        raise SettingsError(name, tuple(_without_secret(problem) for problem in problems))
+        older = written_for if version.is_older(written_for) else ""
+        raise SettingsError(name, tuple(_without_secret(problem) for problem in problems), older)
     whole: Stack = parsed
     return whole
 

@@ -19,6 +19,7 @@ from pydantic_core import CoreSchema, core_schema
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.catalog.numbers import AMOUNT, NUMBER, Switch, TextSwitch
 from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.releases import version
 
 EXACT = ConfigDict(extra="forbid")
 
@@ -132,6 +133,7 @@ ProgramName = Annotated[str, Matching(r"[\w.+:-]{1,64}", "must be the name of a 
 Argument = Annotated[str, Matching(r"[^\x00]{1,256}", "must be a path or an argument of a program")]
 Currency = Annotated[str, Matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
 TimeOfDay = Annotated[str, Matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
+Release = Annotated[str, Matching(version.PATTERN, "must be a release of gpu-fleet, such as 0.2.0")]
 Url = Annotated[str, Matching(r"https?://\S+", "must be an http or https URL")]
 
 
@@ -1000,6 +1002,8 @@ class Stack:
             ``no-team`` for users without a team.
         tags: the organisation's own tags, key -> value, on every resource that takes any, instances too.
         aws: settings of AWS alone.
+        version: the release of gpu-fleet that the file was written for, such as 0.2.0; an older gpu-fleet
+            refuses the file. Null: every one reads it.
     """
 
     name: str
@@ -1023,6 +1027,7 @@ class Stack:
     teams: Annotated[dict[AccountName, TeamSettings], Field(max_length=1000)] = Field(default_factory=dict)
     tags: Annotated[dict[TagKey, Owner], Field(max_length=MOST_TAGS)] = Field(default_factory=dict)
     aws: AwsSettings = AwsSettings()
+    version: Release | None = None
 
     @property
     def queued(self) -> bool:

@@ -1,0 +1,45 @@
+"""Changes since the last release: each is a file that towncrier and `gpu-fleet upgrade-notes` can read."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+from checks.sources import Checkout, Finding, NothingToCheckError
+from gpu_fleet_stacks.releases import notes, version
+
+FOLDER, SETTINGS, CHANGELOG = "docs/changes", "pyproject.toml", "CHANGELOG.md"
+TEMPLATE = ".jinja"
+
+
+def fragments(checkout: Checkout) -> Iterator[Finding]:
+    """Find changes with a wrong name, and without text or migration field."""
+    types = [row["directory"] for row in _settings(checkout)["towncrier"]["type"]]
+    name = re.compile(rf"{FOLDER}/[a-z0-9-]+\.(?:{'|'.join(types)})\.md")
+    for path in checkout.files(FOLDER):
+        if path.endswith(TEMPLATE):
+            continue
+        if not name.fullmatch(path):
+            yield Finding(path, 1, f"must be named WORDS.TYPE.md, TYPE is one of {', '.join(types)}")
+        if notes.migration(checkout.text(path)) is None:
+            wanted = f"a text, an empty line, and `{notes.FIELD} {notes.NOTHING}` or what they see"
+            yield Finding(path, 1, f"must be {wanted}")
+
+
+def next_release(checkout: Checkout) -> Iterator[Finding]:
+    """Check that the release in preparation is not older than the newest of the changelog."""
+    here = _settings(checkout)["setuptools_scm"]["fallback_version"]
+    prepared = version.order(here.removesuffix(".dev0"))
+    for release in notes.of_changelog(checkout.text(CHANGELOG)):
+        if version.order(release) > prepared:
+            yield Finding(SETTINGS, 1, f"fallback_version {here} is older than {release} of {CHANGELOG}")
+
+
+def _settings(checkout: Checkout) -> dict[str, dict[str, Any]]:
+    if not (text := checkout.text(SETTINGS)):
+        raise NothingToCheckError(f"{SETTINGS} is missing")
+    tools: dict[str, dict[str, Any]] = tomllib.loads(text)["tool"]
+    return tools
+
+
+CHECKS = (fragments, next_release)

@@ -1,0 +1,1 @@
+"""Releases of gpu-fleet: the one that runs here, and what a deployed stack sees of each."""
