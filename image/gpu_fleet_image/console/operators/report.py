@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpu_fleet_image.console.operators import report_rows
+from gpu_fleet_image.console.operators import charged, report_rows
 from gpu_fleet_image.console.operators.monthly_savings import (
     Month,
     Summary,
@@ -15,7 +15,7 @@ from gpu_fleet_image.console.operators.monthly_savings import (
     summarise,
 )
 from gpu_fleet_image.console.users.ledger_reader import LedgerPlace, read_changes, read_ends
-from gpu_fleet_image.controllers.meter import budget_check, chargeback, daily_report, efficiency_page
+from gpu_fleet_image.controllers.meter import chargeback, daily_report, efficiency_page
 from gpu_fleet_image.controllers.meter.efficiency import Efficiency
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core.cloud import LEDGER_URI, SweepCloud, connect
@@ -41,10 +41,10 @@ PAGE = "page"
     "-o",
     "--output",
     "form",
-    type=click.Choice([PAGE, JSON, CSV]),
+    type=click.Choice([PAGE, JSON, CSV, charged.FOCUS]),
     default=PAGE,
     show_default=True,
-    help="For programs: json or csv, printed, with the keys of docs/reference/json.md; of --by csv or json.",
+    help="For programs: json or csv, with the keys of docs/reference/json.md; focus: rows of FOCUS 1.2.",
 )
 @click.option(
     "--to",
@@ -66,14 +66,18 @@ def report(
 
     With --by print the cost and GPU hours of the month by a key; the rows add up to the meter.
     """
-    if day_text and (month_text or by):
-        other = f"--month {month_text!r}" if month_text else f"--by {by}"
+    if by and form == charged.FOCUS:
+        raise ConfigurationError(
+            f"--by {by} and -o {form}, whose rows name owner, team and pool; allowed: one"
+        )
+    if day_text and (month_text or by or form == charged.FOCUS):
+        other = f"--month {month_text!r}" if month_text else f"--by {by}" if by else f"-o {form}"
         raise ConfigurationError(f"{other} and --day {day_text!r}; allowed: one of them")
     day = _parsed_day(day_text) if day_text else ""
     month = parse_month(month_text) if month_text else month_of(datetime.now(UTC))
     meant = subject(asked)
-    if by:
-        rows = _charged(meant, month, by, CSV if form == PAGE else form)
+    if by or form == charged.FOCUS:
+        rows = _charged(meant, asked, month, by, CSV if form == PAGE else form)
         if output is None:
             click.echo(rows, nl=False)
         else:
@@ -159,19 +163,11 @@ def _records(meant: Subject, option: str) -> tuple[SweepCloud, Store]:
     return cloud, cloud.store
 
 
-def _charged(meant: Subject, month: Month, by: str, form: str) -> str:
-    """Return the rows of a month; print a warning about missing days on standard error."""
-    _, store = _records(meant, "--by")
-    reading = budget_check.standing(store)
-    days, computing, missing = daily_report.month(store, month.name, datetime.now(UTC))
-    today, cost = chargeback.of_month(reading, month.name)
-    known = {day.name for day in days}
-    days += [day for day in today if day.name not in known]
-    if not days:
-        raise ConfigurationError(f"--month {month.name}: the meter has no day of it on record")
-    if missing and cost is None:
-        click.echo(f"warning: no record of {', '.join(missing)}: they are missing in the rows", err=True)
-    budget = meant.policy.budget
-    gpus = budget.gpus_of_pools() if budget else {}
-    rows = chargeback.charges(days, computing, by, gpus, cost)
-    return chargeback.as_text(rows, by, meant.policy.currency, form)
+def _charged(meant: Subject, asked: Asked, month: Month, by: str | None, form: str) -> str:
+    """Return the rows of a month."""
+    _, store = _records(meant, "--by" if by else f"-o {form}")
+    now = datetime.now(UTC)
+    record = charged.load(store, month, now)
+    if by:
+        return charged.rows(meant, store, record, by, form, now=now)
+    return charged.focus_rows(meant, asked, store, record)

@@ -1,25 +1,78 @@
-"""Chargeback of a month: the meter's days by owner, pool or instance, to the cent. Pure.
+"""Chargeback of a month: the meter's days by owner, team, run, pool or instance, to the cent. Pure.
 
 Costs without an instance (disks of stopped ones, unused reservations, what all pools share) have rows of
 their own, so that the rows add up to the meter. Cents are assigned by the largest remainder.
+
+The meter knows owners. ``Attribution`` has what it does not know: teams, and when runs had which instance.
 """
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from decimal import ROUND_FLOOR, Decimal
 
-from gpu_fleet_image.controllers.meter.meter import SHARED
+from gpu_fleet_image.controllers.meter.meter import DAY, SHARED, SMALLEST
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeterReading
 from gpu_fleet_image.core.csv_rows import csv_text
 
 CENT = Decimal("0.01")
 _EARLIER = "(before the days on record)"
-BY: dict[str, Callable[[str, DayShare], str]] = {
-    "owner": lambda _, share: share.instance.owner or "nobody",
-    "pool": lambda _, share: share.instance.pool,
-    "instance": lambda key, _: key,
+NOBODY = "nobody"
+
+
+@dataclass(frozen=True)
+class RunSpan:
+    """Time in which a run had an instance."""
+
+    name: str
+    begin: datetime
+    end: datetime
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Facts that the meter does not record.
+
+    Attributes:
+        teams: owner -> team.
+        runs: instance id -> its runs.
+    """
+
+    teams: Mapping[str, str] = field(default_factory=dict)
+    runs: Mapping[str, Sequence[RunSpan]] = field(default_factory=dict)
+
+
+Parts = Sequence[tuple[str, Decimal]]  # name of a row, its share of an instance's day; the shares add up to 1
+
+
+def _runs(day: Day, key: str, share: DayShare, attribution: Attribution) -> Parts:
+    """Return the runs of an instance's day by their seconds, and last the time without a run.
+
+    Runs that shared the instance share its day.
+    """
+    seconds: Counter[str] = Counter()
+    for run in attribution.runs.get(key, ()):
+        inside = min(run.end, day.date + DAY) - max(run.begin, day.date)
+        seconds[run.name] += max(0, int(inside.total_seconds()))
+    idle = max(0, share.seconds - seconds.total())
+    if idle or not seconds.total():
+        seconds[f"({share.instance.owner or NOBODY}, no run)"] = idle or 1
+    return [(name, Decimal(spent) / seconds.total()) for name, spent in seconds.items() if spent]
+
+
+def _team(share: DayShare, attribution: Attribution) -> str:
+    owner = share.instance.owner
+    return attribution.teams.get(owner) or (f"({owner}, no team)" if owner else NOBODY)
+
+
+BY: dict[str, Callable[[Day, str, DayShare, Attribution], Parts]] = {
+    "owner": lambda _, __, share, ___: [(share.instance.owner or NOBODY, Decimal(1))],
+    "team": lambda _, __, share, attribution: [(_team(share, attribution), Decimal(1))],
+    "run": _runs,
+    "pool": lambda _, __, share, ___: [(share.instance.pool, Decimal(1))],
+    "instance": lambda _, key, __, ___: [(key, Decimal(1))],
 }
 
 
@@ -50,6 +103,8 @@ def charges(
     by: str,
     gpus: Mapping[str, int],
     month_cost: Decimal | None = None,
+    *,
+    attribution: Attribution = Attribution(),
 ) -> list[Charge]:
     """Return a row for each name, the most expensive first, in whole cents.
 
@@ -58,10 +113,11 @@ def charges(
         by: a key of ``BY``.
         gpus: pool -> GPUs of one of its instances, for reserved ones that did not run.
         month_cost: the meter's cost of the whole month; None for the sum of the days.
+        attribution: teams for ``team``, runs for ``run``.
     """
     rows: dict[str, Charge] = {}
     for day in days:
-        for row in _of_day(day, computing.get(day.name, {}), by, gpus):
+        for row in _of_day(day, computing.get(day.name, {}), by, gpus, attribution):
             rows[row.name] = rows.get(row.name, Charge(row.name)) + row
     counted = sum((row.cost for row in rows.values()), Decimal(0))
     if month_cost is not None and month_cost != counted:
@@ -69,20 +125,31 @@ def charges(
     return _in_cents(sorted(rows.values(), key=lambda row: (-row.cost, row.name)))
 
 
-def _of_day(day: Day, computing: Mapping[str, Decimal], by: str, gpus: Mapping[str, int]) -> Iterable[Charge]:
+def _of_day(
+    day: Day, computing: Mapping[str, Decimal], by: str, gpus: Mapping[str, int], attribution: Attribution
+) -> Iterable[Charge]:
     rest: dict[str, Decimal] = defaultdict(Decimal, day.costs)
     for key, share in day.instances.items():
         rest[share.instance.pool] -= share.cost
-        hours = share.gpu_hours
-        used = computing.get(key)
-        known = Decimal(0) if used is None else hours
-        worked = known * (used or Decimal(0))
-        yield Charge(BY[by](key, share), hours, worked, known - worked, hours - known, share.cost)
+        yield from _of_instance(share, computing.get(key), BY[by](day, key, share, attribution))
     for pool, cost in rest.items():
         unused = day.unused_gpu_hours(pool, gpus)
         name = "(shared)" if pool == SHARED else pool if by == "pool" else f"(pool {pool}, no instance)"
         if cost or unused:
             yield Charge(name, rented=unused, idle=unused, cost=cost)
+
+
+def _of_instance(share: DayShare, computing: Decimal | None, parts: Parts) -> Iterator[Charge]:
+    """Yield the rows of an instance's day; the last one has what rounding leaves of the cost."""
+    left = share.cost
+    for index, (name, part) in enumerate(parts, 1):
+        cost = left if index == len(parts) else (share.cost * part).quantize(SMALLEST)
+        left -= cost
+        hours = share.gpu_hours * part
+        reported = Decimal(0) if computing is None else hours
+        worked = reported * (computing or Decimal(0))
+        if hours or cost:
+            yield Charge(name, hours, worked, reported - worked, hours - reported, cost)
 
 
 def _in_cents(rows: Sequence[Charge]) -> list[Charge]:

@@ -68,8 +68,9 @@ def _metered_instance(instance: Instance, budget: BudgetPolicy) -> MeteredInstan
     price = _price(instance, budget)
     gpus = pool.gpus.get(instance.type, 0)
     per_hour = (price or Decimal(0)) + pool.disk_per_hour
+    priced, spot = price is not None, instance.spot
     return MeteredInstance(
-        instance.pool, instance.owner, instance.type, gpus, per_hour, priced=price is not None
+        instance.pool, instance.owner, instance.type, gpus, per_hour, priced=priced, spot=spot
     )
 
 

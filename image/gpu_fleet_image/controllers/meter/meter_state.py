@@ -21,6 +21,7 @@ class MeteredInstance:
         per_hour: cost of an hour, with disks.
         ends_at: when a sweep terminated it; None if no sweep did.
         priced: ``per_hour`` has its own price; without one it has only its disks.
+        spot: it was bought on the spot market.
     """
 
     pool: str
@@ -30,6 +31,7 @@ class MeteredInstance:
     per_hour: Decimal
     ends_at: datetime | None = None
     priced: bool = True
+    spot: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,7 @@ def _instance_json(instance: MeteredInstance) -> dict[str, Any]:
         "per_hour": str(instance.per_hour),
         **ends,
         **({} if instance.priced else {"priced": False}),
+        **({"spot": True} if instance.spot else {}),
     }
 
 
@@ -217,6 +220,7 @@ def _instance(raw: Mapping[str, Any]) -> MeteredInstance:
         per_hour=Decimal(raw["per_hour"]),
         ends_at=parse_time(raw["ends_at"]) if "ends_at" in raw else None,
         priced=bool(raw.get("priced", True)),
+        spot=bool(raw.get("spot", False)),
     )
 
 

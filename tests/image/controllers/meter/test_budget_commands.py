@@ -105,10 +105,16 @@ def test_unfreeze_where_nothing_is_frozen_says_so(fleet, run):
     assert run("unfreeze", "--reason", "just in case").output == "nothing is frozen\n"
 
 
-def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
+def day_of_ada() -> Day:
+    """Return yesterday, on which one instance ran all day."""
     instance = MeteredInstance("dev", "ada", "g5.xlarge", 1, Decimal("1.026"))
     yesterday = (NOW - timedelta(days=1)).replace(hour=0, minute=0, second=0)
-    day = Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": DayShare(instance, 86_400, Decimal("24.62"))})
+    return Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": DayShare(instance, 86_400, Decimal("24.62"))})
+
+
+def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
+    day = day_of_ada()
+    yesterday = day.date
     key = f"reaper/days/{yesterday:%Y/%m}/{day.name}.json"
     client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(day.to_json()))
     beat = {
@@ -144,6 +150,34 @@ def test_a_month_is_charged_back_by_owner_to_the_cent_of_the_meter(fleet, run):
     counted = sum(map(Decimal, meter["month"].values()))
     assert done.exit_code == 0, done.output
     assert sum(Decimal(row["cost"]) for row in json.loads(done.output)) == counted.quantize(Decimal("0.01"))
+
+
+def test_a_month_is_charged_to_runs_and_teams_as_the_bucket_knows_them(fleet, run):
+    day = day_of_ada()
+    state = {"phase": "finished", "started_at": STARTED.isoformat(), "at": NOW.isoformat()}
+    member = {"name": "ada", "uid": 2000, "keys": [], "team": "vision", "team_gid": 30_001, "admin": False}
+    for key, content in (
+        ("runs/words/ada/dev/digits-20261121-120000/i-1/state.json", state),
+        (f"reaper/days/{day.date:%Y/%m}/{day.name}.json", day.to_json()),
+        ("reaper/accounts.json", {"schema_version": 1, "users": [member]}),
+    ):
+        client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(content))
+    month = ("--month", f"{NOW:%Y-%m}")
+
+    by_run = run("report", *month, "--by", "run")
+    by_team = run("report", *month, "--by", "team")
+    as_focus = run("report", *month, "-o", "focus")
+
+    assert "\nada/digits-20261121-120000,24.00," in by_run.output
+    assert "\nvision,24.00," in by_team.output
+    assert '""gpu-fleet:team"": ""vision""' in as_focus.output
+
+
+def test_focus_rows_are_of_no_key(fleet, run):
+    result = run("report", "--by", "team", "-o", "focus")
+
+    assert result.exit_code == 1
+    assert "--by team and -o focus, whose rows name owner, team and pool; allowed: one" in result.output
 
 
 def test_a_month_without_a_record_is_refused(fleet, run):

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.controllers.meter.chargeback import BY, CENT, as_text, charges, of_month
+from gpu_fleet_image.controllers.meter.chargeback import (
+    BY,
+    CENT,
+    Attribution,
+    RunSpan,
+    as_text,
+    charges,
+    of_month,
+)
 from gpu_fleet_image.controllers.meter.meter import SHARED, advance
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
 from tests.image.controllers.metered import HOUR, NOON, at_noon, budget, fleet, make_instance
@@ -45,15 +53,49 @@ def test_owners_pay_for_their_instances_and_the_rest_has_rows_of_its_own():
     ]
 
 
+def test_a_run_pays_for_its_hours_of_an_instance_and_the_owner_for_the_others():
+    runs = [
+        RunSpan("bob/digits-1", MIDNIGHT - 5 * HOUR, MIDNIGHT + 6 * HOUR),
+        RunSpan("ada/gpt-2", MIDNIGHT + 12 * HOUR, MIDNIGHT + 15 * HOUR),
+    ]
+
+    found = charges([day({"i-1": share()})], {}, "run", {}, attribution=Attribution(runs={"i-1": runs}))
+
+    assert {row.name: (row.rented, row.cost) for row in found} == {
+        "(ada, no run)": (120, 15),
+        "bob/digits-1": (48, 6),
+        "ada/gpt-2": (24, 3),
+        "(shared)": (0, Decimal("1.20")),
+    }
+
+
+def test_runs_that_share_an_instance_share_its_day():
+    both = [RunSpan(name, MIDNIGHT, MIDNIGHT + 24 * HOUR) for name in ("ada/one", "ada/two")]
+
+    found = charges([day({"i-1": share()})], {}, "run", {}, attribution=Attribution(runs={"i-1": both}))
+
+    assert [(row.name, row.cost) for row in found[:2]] == [("ada/one", 12), ("ada/two", 12)]
+
+
+def test_a_team_pays_for_its_people_and_who_has_none_is_named():
+    held = {"i-1": share(), "i-2": share(owner="bob"), "i-3": share(owner="")}
+
+    found = charges([day(held)], {}, "team", {}, attribution=Attribution(teams={"ada": "vision"}))
+
+    assert {row.name for row in found} == {"vision", "(bob, no team)", "nobody", "(shared)"}
+
+
 COSTS = st.decimals("0", "99", places=9)
+MINUTES = st.integers(-1500, 5000)
 
 
 @given(
     st.lists(st.lists(st.tuples(st.sampled_from("abc"), COSTS), max_size=6), min_size=1, max_size=4),
     COSTS,
     st.sampled_from(sorted(BY)),
+    st.lists(st.tuples(st.integers(0, 5), MINUTES, MINUTES), max_size=9),
 )
-def test_the_rows_add_up_to_the_meter_to_the_cent(days, earlier, by):
+def test_the_rows_add_up_to_the_meter_to_the_cent(days, earlier, by, runs):
     listed = [
         replace(
             day({f"i-{n}": share(owner=owner, cost=str(cost)) for n, (owner, cost) in enumerate(each)}),
@@ -63,7 +105,16 @@ def test_the_rows_add_up_to_the_meter_to_the_cent(days, earlier, by):
     ]
     month = sum((each.cost for each in listed), earlier)
 
-    found = charges(listed, {}, by, {}, month)
+    spans = {
+        f"i-{at}": [
+            RunSpan(f"run {n}", MIDNIGHT + timedelta(minutes=begin), MIDNIGHT + timedelta(minutes=end))
+            for n, (of, begin, end) in enumerate(runs)
+            if of == at
+        ]
+        for at in range(6)
+    }
+
+    found = charges(listed, {}, by, {}, month, attribution=Attribution({"a": "vision"}, spans))
 
     assert sum(row.cost for row in found) == month.quantize(CENT)
     assert all(row.cost == row.cost.quantize(CENT) for row in found)

@@ -1,0 +1,137 @@
+"""Rows of ``report --by`` and ``report -o focus``: the meter's days with what the bucket knows besides."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import click
+
+from gpu_fleet_image.console.operators import focus
+from gpu_fleet_image.console.operators.monthly_savings import Month
+from gpu_fleet_image.controllers.meter import budget_check, chargeback, daily_report
+from gpu_fleet_image.controllers.meter.chargeback import Attribution, RunSpan
+from gpu_fleet_image.controllers.meter.meter_state import Day
+from gpu_fleet_image.core import cloud as clouds
+from gpu_fleet_image.core import keys, roster
+from gpu_fleet_image.core.calls import Calls
+from gpu_fleet_image.core.cloud import LEDGER_URI
+from gpu_fleet_image.core.place import Asked, Place, Subject, account_of
+from gpu_fleet_image.core.reaper_errors import ConfigurationError
+from gpu_fleet_image.core.runs import OVER, RUNS, STATE, state_of
+from gpu_fleet_image.core.store import Store, objects_below
+from gpu_fleet_image.core.times import parse_time
+
+FOCUS = "focus"
+_PARTS = len(("account", "pool", "run", "instance", STATE))  # of a report's key, below RUNS
+
+
+@dataclass(frozen=True)
+class MonthRecord:
+    """A month of the meter.
+
+    Attributes:
+        computing: day -> instance id -> share of its GPU hours in which GPUs computed.
+        cost: the meter's own sum; None for that of the days.
+    """
+
+    name: str
+    days: list[Day]
+    computing: dict[str, dict[str, Decimal]]
+    cost: Decimal | None
+
+
+def load(store: Store, month: Month, now: datetime) -> MonthRecord:
+    """Return a month's days; print a warning about missing ones on standard error.
+
+    Raises:
+        ConfigurationError: no day of it is on record.
+        CloudError: something is damaged, or could not be read.
+    """
+    days, computing, missing = daily_report.month(store, month.name, now)
+    today, cost = chargeback.of_month(budget_check.standing(store), month.name)
+    known = {day.name for day in days}
+    days += [day for day in today if day.name not in known]
+    if not days:
+        raise ConfigurationError(f"--month {month.name}: the meter has no day of it on record")
+    if missing and cost is None:
+        click.echo(f"warning: no record of {', '.join(missing)}: they are missing in the rows", err=True)
+    return MonthRecord(month.name, days, computing, cost)
+
+
+def rows(meant: Subject, store: Store, record: MonthRecord, by: str, form: str, *, now: datetime) -> str:
+    """Return the rows of a month by a key, as ``csv`` or ``json``."""
+    budget = meant.policy.budget
+    gpus = budget.gpus_of_pools() if budget else {}
+    attribution = Attribution(
+        teams_of(store) if by == "team" else {}, runs_of(meant, record, now) if by == "run" else {}
+    )
+    charges = chargeback.charges(
+        record.days, record.computing, by, gpus, record.cost, attribution=attribution
+    )
+    return chargeback.as_text(charges, by, meant.policy.currency, form)
+
+
+def focus_rows(meant: Subject, asked: Asked, store: Store, record: MonthRecord) -> str:
+    """Return the rows of a month in the form of FOCUS."""
+    policy = meant.policy
+    account = asked.account_id or account_of(Place(policy.stack, policy.cloud, policy.region))
+    return focus.as_csv(focus.rows(record.days, record.cost, policy, account, teams_of(store)))
+
+
+def teams_of(store: Store) -> dict[str, str]:
+    """Return account -> team, of the accounts of the stack's instances now.
+
+    Raises:
+        RosterError: the list of accounts is malformed.
+        CloudError: it could not be read.
+    """
+    stored = store.get(keys.ACCOUNTS)
+    users = roster.parse(stored.content) if stored is not None else ()
+    return {user.name: user.team for user in users if user.team}
+
+
+def runs_of(meant: Subject, record: MonthRecord, now: datetime) -> dict[str, list[RunSpan]]:
+    """Return instance id -> the submitted runs that it had in a month, by their own reports.
+
+    Users' processes write the reports. A run's account is in its key, which no other account can write.
+    A report that is malformed counts as no run.
+
+    Raises:
+        CloudError: the bucket could not be read.
+    """
+    bucket = meant.environ.get(LEDGER_URI, "").partition("://")[2].partition("/")[0]
+    s3, calls = clouds.bucket_client(meant.policy.cloud, meant.policy.region), Calls(lambda: now)
+    begin = datetime.strptime(record.name, "%Y-%m").replace(tzinfo=UTC)
+    spans: dict[str, list[RunSpan]] = defaultdict(list)
+    for key in _states(s3, calls, bucket, begin):
+        account, _, run, instance, _ = key.removeprefix(f"{RUNS}/").split("/")
+        body = calls.read(s3.get_object, Bucket=bucket, Key=key)["Body"].read()
+        if (span := span_of(f"{account}/{run}", body, now)) is not None:
+            spans[instance].append(span)
+    return spans
+
+
+def _states(s3: Any, calls: Calls, bucket: str, begin: datetime) -> Iterator[str]:
+    """Yield the keys of the reports that were written since a time."""
+    for item in objects_below(s3, bucket, f"{RUNS}/", calls.read):
+        parts = str(item["Key"]).removeprefix(f"{RUNS}/").split("/")
+        if item["LastModified"] >= begin and len(parts) == _PARTS and parts[-1] == STATE:
+            yield str(item["Key"])
+
+
+def span_of(name: str, report: bytes, now: datetime) -> RunSpan | None:
+    """Return the time of a run on an instance, by its last report there; None if that does not say it.
+
+    Args:
+        now: the end of a run that is not over.
+    """
+    state = state_of(report)
+    try:
+        begin = parse_time(state.started_at)
+        end = parse_time(state.at) if state.phase in OVER else now
+    except ValueError:
+        return None
+    return RunSpan(name, begin, end)
