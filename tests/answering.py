@@ -26,6 +26,7 @@ def answering(answer: Callable[[Asked], Answer], protocol: str = "HTTP/1.0") -> 
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = protocol
+        disable_nagle_algorithm = True  # a client that keeps its connection would wait for each second write
 
         def _handle(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -12,6 +12,7 @@ import yaml
 
 import environment
 from tests.longest import LONGEST, longest_first
+from tests.ran import executable
 
 ROOT = Path(__file__).parents[1]
 
@@ -158,9 +159,7 @@ def run_ci(folder, *, failed, failing):
         "bin/make": MAKE.format(failed=json.dumps(dict.fromkeys(failed, True)), failing=failing),
         "bin/promtool": "",
     }.items():
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(text)
-        (folder / path).chmod(0o755)
+        executable(folder / path, text)
     own = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     ran = subprocess.run([folder / ".ci/run"], env=own, capture_output=True, text=True, check=False)
     return ran, (folder / "asked").read_text().splitlines()

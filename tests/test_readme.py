@@ -17,6 +17,7 @@ from torch.distributed.run import get_args_parser
 from gpu_fleet.core import config
 from tests.image.console.commands import COMMANDS, LEAVES
 from tests.prove import PARTS
+from tests.ran import executable
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("stacks", "image", "training", "tests")
@@ -88,8 +89,7 @@ def checkout(tmp_path) -> Path:
     programs = tmp_path / "programs"
     programs.mkdir()
     agreeing = """case "$*" in *"stack output"*|preview*--json*) echo '{}';; esac"""
-    (programs / "pulumi").write_text(f"#!/bin/sh\n{agreeing}\n")
-    (programs / "pulumi").chmod(0o755)
+    executable(programs / "pulumi", f"#!/bin/sh\n{agreeing}\n")
     return tmp_path
 
 

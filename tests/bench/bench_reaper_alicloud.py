@@ -16,7 +16,7 @@ from rich.console import Console
 
 from gpu_fleet_image.controllers.sweep import evidence as observe
 from tests.image.controllers.sweep.fault_state_machine import FaultStateMachine
-from tests.image.controllers.sweep.test_alicloud_faults import CLOUD, AlicloudFaultStateMachine
+from tests.image.controllers.sweep.test_faults import CLOUD, AlicloudFaultStateMachine
 from tests.image.sweeping import policy, sweep_world
 from tests.image.world import World
 

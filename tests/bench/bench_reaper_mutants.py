@@ -88,7 +88,7 @@ NO_WITNESSES = (
     # they break the product themselves, or look at processes of their own, which no mutant reaches
     *("test_mutants", "test_agent_process", "test_real_programs", "test_readme", "test_custodian_cases"),
     # what they see, they see by chance, and late
-    *("test_faults", "test_alicloud_faults", "test_spending_faults"),
+    *("test_faults", "test_spending_faults"),
 )
 WITNESS_MAY_TAKE_S = 4.0  # of the processor's time
 EXAMPLES = 25  # of a property; the tests themselves try more

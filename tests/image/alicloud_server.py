@@ -10,17 +10,16 @@ import hashlib
 import hmac
 import json
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from gpu_fleet_image.core.alicloud_credentials import Credentials
 from gpu_fleet_image.providers.alicloud.session import Clients, Product
+from tests.answering import Answer, Asked, answering
 from tests.image.alicloud_api import refused
 
 SECRET = "made-up"
@@ -67,73 +66,49 @@ def _encoded(text: str) -> str:
     return quote(text, safe="~")
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    server: "Server"
+@dataclass
+class Server:
+    """The server.
 
-    def do_POST(self) -> None:
+    Attributes:
+        actions: object that answers.
+        url: its address.
+        asked: action -> number of requests.
+    """
+
+    actions: Any = None
+    url: str = ""
+    asked: Counter[str] = field(default_factory=Counter)
+
+    def answer(self, request: Asked) -> Answer:
         """Check the signature, answer the action."""
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-        asked = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
-        asked |= dict(parse_qsl(body, keep_blank_values=True))
+        sent = f"{urlsplit(request.path).query}&{request.body.decode()}"
+        asked = dict(parse_qsl(sent, keep_blank_values=True))
         given, action = asked.pop("Signature", ""), asked.get("Action", "")
-        self.server.asked[action] += 1
+        self.asked[action] += 1
         try:
             if given != signature("POST", asked):
                 raise RefusedError("SignatureDoesNotMatch")
             method = re.sub(r"(?<!^)(?=[A-Z])", "_", action).lower()
-            act = getattr(self.server.actions, method, None)
+            act = getattr(self.actions, method, None)
             if act is None:
                 raise RefusedError("InvalidAction.NotFound", 404)
             answer = act(nested(asked))
             if odd := refused(action, asked, answer):
                 raise RefusedError(f"Undocumented: {odd}")
-            self._send(200, {"RequestId": "made-up", **answer})
+            status, said = 200, {"RequestId": "made-up", **answer}
         except RefusedError as error:
-            self._send(error.status, {"Code": error.code, "Message": f"no: {action}", "RequestId": "made-up"})
-
-    def _send(self, status: int, answer: dict[str, Any]) -> None:
-        content = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-class Server(ThreadingHTTPServer):
-    """The server.
-
-    Attributes:
-        actions: object that answers.
-        asked: action -> number of requests.
-    """
-
-    daemon_threads = True
-    actions: Any = None
-    asked: ClassVar[Counter[str]] = Counter()
-
-    @property
-    def url(self) -> str:
-        """Address of the server."""
-        return f"http://127.0.0.1:{self.server_port}"
+            said = {"Code": error.code, "Message": f"no: {action}", "RequestId": "made-up"}
+            status = error.status
+        return status, {"Content-Type": "application/json"}, json.dumps(said).encode()
 
 
 @contextmanager
 def serving(actions: Any = None) -> Iterator[Server]:
     """Run a server on a free port."""
-    server = Server(("127.0.0.1", 0), _Handler)
-    server.actions, server.asked = actions, Counter()
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    try:
+    server = Server(actions)
+    with answering(server.answer, "HTTP/1.1") as server.url:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def clients(server: Server, s3: Any = None) -> Clients:

@@ -1,16 +1,15 @@
 """Fake Alibaba Cloud account with fixed answers, behind a server of this computer."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from gpu_fleet_image.core.alicloud_credentials import KEY_ID, SECRET
 from gpu_fleet_stacks.clients.alicloud import Alicloud
+from tests.answering import Answer, Asked, answering
 from tests.image.alicloud_api import refused
 
 OK, FORBIDDEN, SERVER_ERROR = 200, 403, 500
@@ -57,26 +56,10 @@ class Account:
 def serving(account: Account, region: str = "cn-shenzhen") -> Iterator[Alicloud]:
     """Yield the official client, connected to the account."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            sent = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
-            code, answer = account.reply(dict(parse_qsl(f"{urlsplit(self.path).query}&{sent}")))
-            body = json.dumps(answer).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request: Asked) -> Answer:
+        sent = f"{urlsplit(request.path).query}&{request.body.decode()}"
+        code, said = account.reply(dict(parse_qsl(sent)))
+        return code, {"Content-Type": "application/json"}, json.dumps(said).encode()
 
-        def log_message(self, *_):
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield Alicloud(region, {KEY_ID: "test", SECRET: "test"}, f"127.0.0.1:{server.server_port}")
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with answering(answer) as url:
+        yield Alicloud(region, {KEY_ID: "test", SECRET: "test"}, url.removeprefix("http://"))

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.reader import from_mapping
 
@@ -52,6 +54,13 @@ def _put(place: Any, steps: list[int | str], value: Any) -> Any:
 def stack(name: str = "test", **changes: Any) -> Stack:
     """Return a valid stack, with some top-level keys of its file replaced."""
     return from_mapping(name, stack_file(**changes))
+
+
+def refusal(content: dict[str, Any]) -> str:
+    """Return the error of a stack file that must be refused."""
+    with pytest.raises(SettingsError) as caught:
+        from_mapping("test", content)
+    return str(caught.value)
 
 
 # A stack that builds its own image; any file stands for the payload.

@@ -5,10 +5,9 @@ from unittest.mock import patch
 
 import pytest
 
-from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
-from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
+from tests.stacks.examples import refusal
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.registrations import kept, run
 
@@ -26,12 +25,6 @@ REFUSED = {
     ),
     "a bucket twice": (STORAGE | {"cached_buckets": ["data", "data"]}, "'data': is named more than once"),
 }
-
-
-def refusal(content):
-    with pytest.raises(SettingsError) as caught:
-        from_mapping("test", content)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -16,14 +16,13 @@ from gpu_fleet_image.controllers.directory.directory import MemberProfile
 from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.queue.accounting import TeamLimits, limits_of
-from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.rehearsal.archives import zip_bytes
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.settings.people import directory_text
-from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.image.alicloud_server import ENVIRON, RefusedError, serving
 from tests.ran import ran
+from tests.stacks import examples
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.alicloud_examples import stack_file as alicloud_file
 from tests.stacks.alicloud_programs import register, role_statements
@@ -54,9 +53,7 @@ def directory(group=GROUP, **changes):
 
 def refusal(access, cloud="aws"):
     made = alicloud_file(access=access) if cloud == "alicloud" else stack_file(access=access)
-    with pytest.raises(SettingsError) as caught:
-        from_mapping("test", made)
-    return str(caught.value)
+    return examples.refusal(made)
 
 
 REFUSED = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ran import ran
+from tests.ran import executable, ran
 from tests.training.programs import DIGITS, ROOT
 
 SCRIPT = Path(sys.executable).parent / "gpu-fleet"
@@ -67,8 +67,7 @@ def test_the_console_hands_train_to_a_process_that_knows_no_room(repository):
 def test_the_launcher_of_an_instance_is_not_shadowed(repository, tmp_path):
     home = tmp_path / "root/opt/gpu-fleet"
     (home / "venv/bin").mkdir(parents=True)
-    (home / "venv/bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (home / "venv/bin/python").chmod(0o755)
+    executable(home / "venv/bin/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     shutil.copytree(ROOT / "image/gpu_fleet_image/recipe/rootfs/opt/gpu-fleet/bin", home / "bin")
     (home / "lib").mkdir()
     (home / "lib/gpu_fleet_image").symlink_to(ROOT / "image" / "gpu_fleet_image")

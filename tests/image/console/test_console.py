@@ -22,7 +22,7 @@ from gpu_fleet_image.console import cli, groups, lazy, version
 from gpu_fleet_image.console.cli import FAILED, INTERRUPTED, main
 from gpu_fleet_image.console.table import SECTIONS, Row
 from tests.image.console.commands import COMMANDS, LEAVES
-from tests.ran import ran
+from tests.ran import executable, ran
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(sys.executable).parent / "gpu-fleet"
@@ -363,8 +363,7 @@ def test_output_that_is_closed_or_lacks_letters_ends_no_command():
 
 def test_ctrl_c_ends_the_command_with_130(tmp_path):
     waiting = tmp_path / "pulumi"
-    waiting.write_text("#!/bin/sh\necho started\nexec sleep 60\n")
-    waiting.chmod(0o755)
+    executable(waiting, "#!/bin/sh\necho started\nexec sleep 60\n")
     program = subprocess.Popen(
         [SCRIPT, "up", "local", "--no-policy"],
         env={

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_fleet_image.core.queue_errors import SlurmError
+from tests.ran import executable
 
 LIBEXEC = Path(__file__).parents[3] / "image/gpu_fleet_image/recipe/rootfs/usr/libexec/gpu-fleet"
 OVER = frozenset({"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"})
@@ -53,11 +54,11 @@ def health_says(text: str, marks: frozenset[str], state: str) -> tuple[tuple[str
             Path(folder, name).write_text(name)
         said = Path(folder, "said")
         program = Path(folder, "scontrol")
-        program.write_text(
+        executable(
+            program,
             f'#!/bin/sh\ncase "$*" in\n*"show node"*) echo {shlex.quote(state)} ;;\n'
-            f'*) for word; do printf "%s\\n" "$word"; done >>{said}; echo >>{said} ;;\nesac\n'
+            f'*) for word; do printf "%s\\n" "$word"; done >>{said}; echo >>{said} ;;\nesac\n',
         )
-        program.chmod(0o755)
         environment = {"PATH": f"{folder}:/usr/bin:/bin", "SLURMD_NODENAME": "NODE"}
         script = text.replace("/run/gpu-fleet", folder).replace(HEALTH, f"cat {folder}/broken || true")
         subprocess.run(["sh", "-c", script], check=True, env=environment)

@@ -19,14 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import pytest
 import yaml
 
+from gpu_fleet_image.recipe import build_requirements
 from gpu_fleet_stacks.rehearsal.metadata import MetadataService, metadata_service
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from tests.image.stand_ins import nvml
 from tests.ran import ran
 
 HERE = Path(__file__).parent
+HINDRANCE = build_requirements.hindrance()
+AS_ROOT = pytest.mark.skipif(HINDRANCE is not None, reason=str(HINDRANCE))
 REGION = "us-east-1"
 BRIDGE = "gpufleet0"
 # RFC 2544's network for benchmarks: where guests find this computer, and nobody's else

@@ -520,18 +520,13 @@ def test_a_roster_that_is_no_list_ends_no_jobs(roster):
     assert asked.changes == []
 
 
-@pytest.mark.parametrize("users", [MISSED, ""])
-def test_slurmctld_starts_anew_for_a_user_whom_it_missed(kept, maria, accounts, users):
-    asked = Slurm(users)
-
-    controller.keep_accounts(Roster(), kept, set(), asked)
-
-    assert asked.changes[-1] == "scontrol shutdown slurmctld"
-
-
-@pytest.mark.parametrize(("users", "has_account"), [(FOUND, True), (MISSED, False)])
-def test_slurmctld_is_not_started_anew_for_whom_it_knows_or_could_not_find(
-    kept, maria, accounts, users, has_account
+@pytest.mark.parametrize(
+    ("users", "has_account", "anew"),
+    [(MISSED, True, True), ("", True, True), (FOUND, True, False), (MISSED, False, False)],
+    ids=["missed", "nobody yet", "known", "no account that it could find"],
+)
+def test_slurmctld_starts_anew_for_a_user_whom_it_missed_and_for_no_other(
+    *, maria, kept, accounts, users, has_account, anew
 ):
     if not has_account:
         accounts.clear()
@@ -539,7 +534,8 @@ def test_slurmctld_is_not_started_anew_for_whom_it_knows_or_could_not_find(
 
     controller.keep_accounts(Roster(), kept, set(), asked)
 
-    assert "scontrol shutdown slurmctld" not in asked.said
+    restart = "scontrol shutdown slurmctld"
+    assert (asked.changes[-1:] == [restart], restart in asked.said) == (anew, anew)
 
 
 def test_slurmctld_is_started_anew_once_until_it_has_found_the_user():

@@ -24,6 +24,7 @@ from tests.image.cloud_of_groups import LABELS, NO_ROOM, START
 from tests.image.console.runs.test_queue_view import JOB, Stack
 from tests.image.moto_fleet import policy_json, pool_policy
 from tests.image.queue.test_slurm import NODE
+from tests.ran import executable
 
 CAPACITY = {"groups": list(LABELS), "max_size": 4, "spare": 0, "together": False, "scale_out_alarms": []}
 
@@ -67,8 +68,7 @@ def home(tmp_path, monkeypatch):
 
 def sbatch(home: Path, text: str, name: str = "sbatch") -> None:
     program = home.parent / "bin" / name
-    program.write_text(f"#!/bin/sh\n{text}\n")
-    program.chmod(0o755)
+    executable(program, f"#!/bin/sh\n{text}\n")
 
 
 def submit(home: Path, *words: str):

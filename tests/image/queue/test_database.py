@@ -11,6 +11,7 @@ import pytest
 from gpu_fleet_image.queue import accounting, configuration
 from gpu_fleet_image.recipe import build_requirements
 from gpu_fleet_image.recipe.payload import PROJECT
+from tests.image.queue.guests import AS_ROOT
 from tests.image.recipe.test_units_under_systemd import NAMESPACES, ROOT, UNITS
 from tests.ran import ran
 
@@ -33,13 +34,7 @@ printf '[Service]\\nExecStopPost=+/bin/sh -c "mountpoint {configuration.HOMES} >
 systemctl daemon-reload
 systemctl stop mariadb.service home.mount # as the end of the instance does
 """
-pytestmark = [
-    pytest.mark.queue,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        build_requirements.hindrance() is not None, reason=str(build_requirements.hindrance())
-    ),
-]
+pytestmark = [pytest.mark.queue, pytest.mark.timeout(600), AS_ROOT]
 
 
 @pytest.fixture(scope="module")

@@ -235,14 +235,11 @@ def test_a_job_gets_all_its_instances_or_none():
     assert PoolNeed(0, (5,)).wanted(4) == 0
 
 
-def test_the_mover_reads_what_the_controller_wrote():
+def test_the_mover_reads_what_the_controller_wrote_until_it_is_old():
     said = {"train": PoolNeed(1, (2, 3))}
 
     assert needs_of(to_json(said, NOW), NOW + FRESH) == said
-
-
-def test_an_old_word_of_the_controller_wants_nothing():
-    assert needs_of(to_json({"train": PoolNeed(0, (2,))}, NOW), NOW + FRESH + timedelta(seconds=1)) == {}
+    assert needs_of(to_json(said, NOW), NOW + FRESH + timedelta(seconds=1)) == {}
 
 
 @pytest.mark.parametrize("pools", [None, {"train": 1}, {"train": {"standing": "x", "jobs": []}}])

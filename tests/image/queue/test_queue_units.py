@@ -13,6 +13,7 @@ import pytest
 from gpu_fleet_image.queue import configuration
 from gpu_fleet_image.queue.configuration import Cluster
 from gpu_fleet_image.recipe import build_requirements
+from tests.image.queue.guests import AS_ROOT
 from tests.ran import ran
 
 UNITS = Path(__file__).parents[3] / "image/gpu_fleet_image/recipe/rootfs/etc/systemd/system"
@@ -29,13 +30,7 @@ PACKAGES = (
 )
 NAMESPACES = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc", "--net")
 STATE = "/home/.gpu-fleet-queue/test"
-pytestmark = [
-    pytest.mark.queue,
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(
-        build_requirements.hindrance() is not None, reason=str(build_requirements.hindrance())
-    ),
-]
+pytestmark = [pytest.mark.queue, pytest.mark.timeout(240), AS_ROOT]
 
 # $1: a folder that is ours, with `files` for the root and `results`
 ROOT = r"""

@@ -32,7 +32,7 @@ from gpu_fleet_stacks.rehearsal.program import run_program
 from tests.bench.__main__ import TARGET, merge
 from tests.image.door import BUCKET, REGION, Door
 from tests.image.queue import guests
-from tests.image.queue.guests import Fleet, Guest
+from tests.image.queue.guests import AS_ROOT, Fleet, Guest
 from tests.stacks import examples
 
 ROOT = Path(__file__).parents[3]
@@ -70,13 +70,7 @@ STEPS = ("--run.epochs", "30", "--run.log_every_steps", "5", "--checkpoint.every
 STEP_S = 120  # issue 19: from a death to the first new step, beside the fresh node's start
 BACK_S = 120  # issue 19: the queue intact after its controller and its disk were lost
 BOOT_S, JOB_S, RUN_S = 180, 300, 300  # what a hang looks like on two cores that others use too
-pytestmark = [
-    pytest.mark.queue,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(
-        build_requirements.hindrance() is not None, reason=str(build_requirements.hindrance())
-    ),
-]
+pytestmark = [pytest.mark.queue, pytest.mark.timeout(1800), AS_ROOT]
 
 
 @dataclass

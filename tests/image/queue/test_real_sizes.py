@@ -3,17 +3,12 @@
 import pytest
 
 from gpu_fleet_image.recipe import build_requirements
+from tests.image.queue.guests import AS_ROOT
 from tests.image.queue.real_sizes import PACKAGES, RealPlay, options_of, real_play, schedule
 from tests.image.queue.size_world import MOST
 from tests.image.queue.test_sizes import MATRIX, NEVER, PAIRS
 
-pytestmark = [
-    pytest.mark.queue,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(
-        build_requirements.hindrance() is not None, reason=str(build_requirements.hindrance())
-    ),
-]
+pytestmark = [pytest.mark.queue, pytest.mark.timeout(180), AS_ROOT]
 SCHEDULES = 20
 # Beside the matrix of the model: options of sbatch -> instances.
 MORE = (

@@ -14,7 +14,7 @@ from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_image.queue import configuration, exclusion
 from gpu_fleet_jobs.submitted import queued as queued_job
 from tests.image.cloud_of_groups import policy
-from tests.ran import ran
+from tests.ran import executable, ran
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
 FOLDER = Path("/home/ada/work")
@@ -117,8 +117,7 @@ def test_the_job_becomes_the_trainers_own_command_at_the_address_of_its_first_in
         "python": 'echo "$PET_MASTER_ADDR $@"',
         "scontrol": "echo ' NodeAddr=10.0.0.5 '",
     }.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, f"#!/bin/sh\n{text}\n")
     monkeypatch.setattr(batch, "PYTHON", str(tmp_path / "python"))
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "i-1"}
 

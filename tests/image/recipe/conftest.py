@@ -5,12 +5,22 @@ import pytest
 from gpu_fleet_image.recipe import bake, build, build_requirements, payload
 from gpu_fleet_image.recipe.errors import RequirementError
 from tests.image import plain_disk
+from tests.image.recipe import archives
 from tests.image.recipe.progress import report
 from tests.ran import ran
 
 # A root file system, a disk and an archive made of it, and what a boot writes.
 NEEDED_GIB = 12
 NAMESPACES = ["unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child"]
+
+
+@pytest.fixture(scope="module")
+def keys():
+    """A maker's key, and a stranger's."""
+    made = [archives.new_key(person) for person in ("maker", "stranger")]
+    yield made
+    for key in made:
+        archives.forget(key)
 
 
 @pytest.fixture(scope="session")

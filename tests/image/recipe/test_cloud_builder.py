@@ -12,7 +12,7 @@ import pytest
 
 from gpu_fleet_image.recipe import build_requirements, lock, payload
 from tests.image.recipe import archives, recipe
-from tests.ran import ran
+from tests.ran import executable, ran
 
 VERSIONS = "versions/ubuntu-24.04.tsv"
 DROP_IN = "nvidia-fabricmanager.service.d/10-nvswitch.conf"
@@ -39,8 +39,7 @@ def cloud_builder(tmp_path):
         programs = {name: "true" for name in names if name not in real} | (answers or {})
         (tmp_path / "bin").mkdir(exist_ok=True)
         for name, body in programs.items():
-            (tmp_path / "bin" / name).write_text(f'#!/bin/bash\necho "{name} $*" >>"$CALLS"\n{body}\n')
-            (tmp_path / "bin" / name).chmod(0o755)
+            executable(tmp_path / "bin" / name, f'#!/bin/bash\necho "{name} $*" >>"$CALLS"\n{body}\n')
         folders = [folder for folder in ("etc", "opt", "usr/local/bin") if (tmp_path / folder).exists()]
         own = "".join(f'mount --bind "$PAYLOAD/{folder}" /{folder}; ' for folder in folders)
         done = ran(
@@ -156,11 +155,11 @@ def trainers_environment(cloud_builder, new_environment, tmp_path):
     """
     (tmp_path / "usr/local/bin").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python3").write_text(
+    executable(
+        tmp_path / "bin/python3",
         f'#!/bin/bash\n[ "$*" = "{NEW_ENVIRONMENT}" ] || exec /usr/bin/python3 "$@"\n'
-        f"exec cp -a {new_environment} {TOOLS}\n"
+        f"exec cp -a {new_environment} {TOOLS}\n",
     )
-    (tmp_path / "bin/python3").chmod(0o755)
     environment = tmp_path / "opt/gpu-fleet/venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     (site,) = (environment / "lib").glob("python*/site-packages")
@@ -267,15 +266,6 @@ def test_a_tool_whose_hash_is_another_ends_the_step(cloud_builder, trainers_envi
 
     assert done.returncode != 0
     assert "THESE PACKAGES DO NOT MATCH THE HASHES" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def keys():
-    """The maker's key and a stranger's."""
-    made = [archives.new_key(person) for person in ("maker", "stranger")]
-    yield made
-    for key in made:
-        archives.forget(key)
 
 
 @pytest.fixture

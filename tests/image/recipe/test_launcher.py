@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpu_fleet_image.recipe.payload import PROJECT, PYTHON
-from tests.ran import ran
+from tests.ran import executable, ran
 
 LAUNCHER = PROJECT / "image/gpu_fleet_image/recipe/rootfs/usr/local/bin/gpu-fleet"
 
@@ -15,9 +15,7 @@ def home(tmp_path) -> Path:
     """An instance's /opt/gpu-fleet, whose two Pythons say who they are and what they run."""
     for name in ("system/python3", "opt/venv/bin/python"):
         program = tmp_path / name
-        program.parent.mkdir(parents=True)
-        program.write_text(f'#!/bin/sh\necho {name.split("/")[0]} "$@"\n')
-        program.chmod(0o755)
+        executable(program, f'#!/bin/sh\necho {name.split("/")[0]} "$@"\n')
     return tmp_path
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from gpu_fleet_image.recipe import lock, payload
 from gpu_fleet_image.recipe.errors import LockError
-from tests.image.recipe import archives
 from tests.ran import ran
 
 SOUND = """
@@ -70,15 +69,6 @@ REFUSED = (
 def test_a_mistake_in_the_file_is_refused_by_its_key(tmp_path, text, message):
     with pytest.raises(LockError, match=message):
         lock.load(lockfile(tmp_path, text))
-
-
-@pytest.fixture(scope="module")
-def keys():
-    """Two keys as makers publish them."""
-    made = [archives.new_key(person) for person in ("maker", "stranger")]
-    yield made
-    for key in made:
-        archives.forget(key)
 
 
 @pytest.mark.parametrize(

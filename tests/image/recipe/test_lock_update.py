@@ -3,9 +3,6 @@
 import hashlib
 import re
 import shutil
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from click.testing import CliRunner
@@ -96,19 +93,6 @@ class Shelf:
         }
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        """Says nothing."""
-
-
-@pytest.fixture(scope="module")
-def keys():
-    made = [archives.new_key(person) for person in ("maker", "stranger")]
-    yield made
-    for key in made:
-        archives.forget(key)
-
-
 @pytest.fixture
 def shelf(tmp_path, keys, monkeypatch):
     if build_requirements.no_apt() is not None:
@@ -120,14 +104,9 @@ def shelf(tmp_path, keys, monkeypatch):
             return cls(2026, 11, 24, 7, 30, tzinfo=tz)
 
     monkeypatch.setattr(lock_command, "datetime", Clock)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
     (tmp_path / "image" / "gpu_fleet_image" / "recipe").mkdir(parents=True)
-    yield Shelf(tmp_path, f"http://127.0.0.1:{server.server_port}", keys)
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with archives.serving(tmp_path) as url:
+        yield Shelf(tmp_path, url, keys)
 
 
 def test_everything_newer_is_written_and_the_result_is_a_valid_lockfile(shelf):

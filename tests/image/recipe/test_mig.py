@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.image.recipe.recipe import LIBEXEC
-from tests.ran import ran
+from tests.ran import executable, ran
 
 PROGRAM = LIBEXEC / "mig"
 # Three instances of 2g.10gb fit on an A100 of 40 GB; the fourth is refused, as by the real one.
@@ -29,9 +29,7 @@ esac
 def mig(tmp_path):
     """Runs the program; gives its exit status, what it said, and the calls it made."""
     fake = tmp_path / "bin/nvidia-smi"
-    fake.parent.mkdir()
-    fake.write_text(NVIDIA_SMI)
-    fake.chmod(0o755)
+    executable(fake, NVIDIA_SMI)
     calls, file = tmp_path / "calls", tmp_path / "instance.toml"
     calls.touch()
 

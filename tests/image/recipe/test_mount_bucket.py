@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.image.metadata_server import metadata_server
-from tests.ran import ran
+from tests.ran import executable, ran
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = ROOT / "image" / "gpu_fleet_image" / "recipe" / "rootfs" / "usr" / "libexec" / "gpu-fleet"
@@ -20,8 +20,7 @@ PROFILE = PROGRAMS.parents[1] / "share" / "gpu-fleet" / "oss-profile"
 def mounted(tmp_path):
     """How rclone is called on a cloud, and which profile it is pointed to."""
     for name, body in {"rclone": 'echo "$AWS_CONFIG_FILE" "$@"', "mkdir": "true"}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, f"#!/bin/sh\n{body}\n")
 
     def run(cloud):
         file = tmp_path / "instance.toml"
@@ -40,8 +39,7 @@ def mounted(tmp_path):
 @pytest.fixture
 def cached(tmp_path):
     """Runs the program for real up to rclone, with its cache at a place of the test's."""
-    (tmp_path / "rclone").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "rclone").chmod(0o755)
+    executable(tmp_path / "rclone", '#!/bin/sh\necho "$@"\n')
     file, cache = tmp_path / "instance.toml", tmp_path / "scratch/.bucket-cache"
     cache.parent.mkdir()
     file.write_text('cloud = "aws"\nregion = "here-1"\ndata_uri = "s3://bucket"\n')

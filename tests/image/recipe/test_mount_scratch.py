@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests.image.recipe.recipe import LIBEXEC, ROOTFS
-from tests.ran import ran
+from tests.ran import executable, ran
 
 SCRIPT = LIBEXEC / "mount-scratch"
 UNIT = ROOTFS / "etc/systemd/system/scratch-file-system.service"
@@ -27,8 +27,7 @@ def instance(tmp_path):
 
 
 def program(instance, name, body):
-    (instance / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
-    (instance / "bin" / name).chmod(0o755)
+    executable(instance / "bin" / name, f"#!/bin/sh\n{body}\n")
 
 
 def run(instance, text=LUSTRE):

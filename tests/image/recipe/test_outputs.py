@@ -6,11 +6,8 @@ import json
 import os
 import shutil
 import tarfile
-import threading
 import zipfile
 from dataclasses import fields
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote
 
 import pytest
@@ -22,6 +19,7 @@ from gpu_fleet_image.recipe import disk, lock, oci, sbom, wheels
 from gpu_fleet_image.recipe.errors import BakeError, LockError
 from gpu_fleet_jobs.kubernetes.pod import HOME
 from gpu_fleet_jobs.kubernetes.request import ClusterRequest
+from tests.image.recipe import archives
 
 
 def test_a_root_without_a_kernel_makes_no_disk(tmp_path):
@@ -143,20 +141,14 @@ def indexes(tmp_path, monkeypatch):
             folder.mkdir(parents=True)
             (folder / file).write_bytes(content)
             (folder / "index.html").write_text(f'<a href="{quote(file)}">{file}</a>')
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
-    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/pypi")
-    monkeypatch.setattr(wheels, "CPU_INDEX", f"http://127.0.0.1:{server.server_port}/cpu")
     monkeypatch.setattr(wheels, "_require_python", lambda base: None)
-    yield {f"{index}:{name}": file for index, packages in made.items() for name, file in packages.items()}
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with archives.serving(tmp_path) as url:
+        monkeypatch.setenv("PIP_INDEX_URL", f"{url}/pypi")
+        monkeypatch.setattr(wheels, "CPU_INDEX", f"{url}/cpu")
+        yield {f"{index}:{name}": file for index, packages in made.items() for name, file in packages.items()}
 
 
 def wheel(name, version):

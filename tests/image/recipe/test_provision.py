@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from gpu_fleet_image.recipe import bake, build_requirements
-from tests.image.recipe import archives
 from tests.image.recipe.recipe import do_nothing, lay_down
 from tests.ran import ran
 
@@ -95,14 +94,6 @@ def test_a_file_that_cannot_be_fetched_is_named(recipe):
 
     assert said.returncode == 1
     assert "error: http://127.0.0.1:9/efa.tar cannot be fetched" in said.stderr
-
-
-@pytest.fixture(scope="module")
-def keys():
-    made = [archives.new_key(person) for person in ("maker", "stranger")]
-    yield made
-    for key in made:
-        archives.forget(key)
 
 
 @pytest.mark.parametrize(

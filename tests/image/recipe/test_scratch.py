@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.image.recipe.recipe import LIBEXEC
-from tests.ran import ran
+from tests.ran import executable, ran
 
 SCRIPT = LIBEXEC / "scratch"
 MKFS = "mkfs.xfs -q -f -K -L gpu-scratch /dev/md/gpu-scratch"
@@ -34,8 +34,7 @@ def instance(tmp_path):
         (links / LINK.format(index)).symlink_to(tmp_path / f"dev/nvme{index}n1")
     (tmp_path / "bin").mkdir()
     for name, body in PROGRAMS.items():
-        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"$CALLS"\n{body}\n')
-        (tmp_path / "bin" / name).chmod(0o755)
+        executable(tmp_path / "bin" / name, f'#!/bin/sh\necho "{name} $*" >>"$CALLS"\n{body}\n')
     here = (
         SCRIPT.read_text().replace("/dev/", f"{tmp_path}/dev/").replace("/scratch\n", f"{tmp_path}/scratch\n")
     )

@@ -29,10 +29,10 @@ mkdir -p "$2/root/opt/gpu-fleet/lib" "$2/root/brought" "$2/root/etc/sysusers.d"
 cp -r "$3/." "$2/root/brought"
 rm -rf "$2/root/opt/gpu-fleet/lib/gpu_fleet_image"
 cp -r "$4" "$2/root/opt/gpu-fleet/lib/gpu_fleet_image"
-cp "$4/rootfs/etc/sudo.conf" "$2/root/etc/sudo.conf"
-cp "$4/rootfs/etc/ssh/sshd_config.d/"* "$2/root/etc/ssh/sshd_config.d/"
-install -D -m 0440 -t "$2/root/etc/sudoers.d" "$4/rootfs/etc/sudoers.d/"*
-cp "$4/rootfs/etc/sysusers.d/"* "$2/root/etc/sysusers.d/"
+cp "$4/recipe/rootfs/etc/sudo.conf" "$2/root/etc/sudo.conf"
+cp "$4/recipe/rootfs/etc/ssh/sshd_config.d/"* "$2/root/etc/ssh/sshd_config.d/"
+install -D -m 0440 -t "$2/root/etc/sudoers.d" "$4/recipe/rootfs/etc/sudoers.d/"*
+cp "$4/recipe/rootfs/etc/sysusers.d/"* "$2/root/etc/sysusers.d/"
 ip link set lo up
 exec chroot "$2/root" /bin/bash /brought/play.sh
 """

@@ -31,7 +31,7 @@ from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.metadata import NOTICE, SPOT_ACTION, metadata_service
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from tests.held import slowly
-from tests.ran import ran
+from tests.ran import executable, ran
 
 OWN = re.compile(r"(?<![\w/.-])/(etc/gpu-fleet|opt/gpu-fleet|run/gpu-fleet|scratch)(?=[/\s'\"]|$)")
 # Laid out on an instance by a step that a folder cannot run: it installs packages.
@@ -221,9 +221,7 @@ class Fleet:
         (root / "scratch").mkdir()
         words = {"{folder}": str(root), "{lib}": LIB, "{python}": sys.executable}
         for name, text in programs.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(re.sub("|".join(words), lambda found: words[found[0]], text))
-            (root / name).chmod(0o755)
+            executable(root / name, re.sub("|".join(words), lambda found: words[found[0]], text))
 
     # Run Command
 

@@ -263,9 +263,11 @@ def test_the_currency_of_the_budget_comes_first_and_old_prices_say_their_age():
     assert "prices of us-east-1: 2026-07-20" in done.output
 
 
-def test_a_reservation_says_how_many_months_are_paid_and_how_much_of_them_is_used():
+def test_a_reservation_says_its_break_even_and_how_much_of_the_months_that_are_paid_is_used():
     done = run("--params", "1e8", "--batch", "8", "--seq", "512", "--reserved-discount", "0.4")
 
+    assert "a reservation 40% below the price pays from 438 hours a month" in done.output
+    assert "reserved" in done.output
     assert "1 month used" in " ".join(done.output.replace("│", "").split())
     assert "it is paid for whole months, used or not" in done.output
 
@@ -282,13 +284,6 @@ def test_what_cannot_be_is_said_in_one_message():
         assert done.exit_code != 0
         assert message in done.output
         assert "Traceback" not in done.output
-
-
-def test_the_discount_of_a_reservation_gives_its_break_even():
-    done = run("--params", "1e8", "--batch", "8", "--seq", "512", "--reserved-discount", "0.4")
-
-    assert "a reservation 40% below the price pays from 438 hours a month" in done.output
-    assert "reserved" in done.output
 
 
 def test_the_command_scores_the_vendors_and_says_where_its_numbers_are_from():

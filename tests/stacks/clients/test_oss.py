@@ -1,9 +1,7 @@
 """No upload to a closed endpoint of OSS: the commands that upload report it before."""
 
 import json
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import boto3
@@ -14,6 +12,7 @@ from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.core.alicloud_credentials import KEY_ID, SECRET
 from gpu_fleet_stacks.clients import oss
 from gpu_fleet_stacks.core.errors import StacksError
+from tests.answering import answering
 from tests.stacks.plan_check.test_commands import shell  # noqa: F401 - a fixture
 
 REGION = "cn-shenzhen"
@@ -28,44 +27,19 @@ def serving(buckets):
     """Fake OSS for an account, bucket -> answer to a read; yield boto3's client and its requests."""
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            path = urlsplit(self.path).path
-            asked.append(path)
-            if path == "/":
-                rows = "".join(f"<Bucket><Name>{name}</Name></Bucket>" for name in buckets)
-                self.answer(
-                    200, f"<ListAllMyBucketsResult><Buckets>{rows}</Buckets></ListAllMyBucketsResult>"
-                )
-            else:
-                status, code = buckets[path.split("/")[1]]
-                self.answer(status, f"<Error><Code>{code}</Code><Message>no</Message></Error>")
+    def answer(request):
+        path = urlsplit(request.path).path
+        asked.append(path)
+        if path == "/":
+            rows = "".join(f"<Bucket><Name>{name}</Name></Bucket>" for name in buckets)
+            text = f"<ListAllMyBucketsResult><Buckets>{rows}</Buckets></ListAllMyBucketsResult>"
+            return 200, {}, text.encode()
+        status, code = buckets[path.split("/")[1]]
+        return status, {}, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
 
-        def answer(self, status, text):
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_):
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield (
-            boto3.client(
-                "s3",
-                region_name=REGION,
-                endpoint_url=f"http://127.0.0.1:{server.server_port}",
-                aws_access_key_id="made-up",
-                aws_secret_access_key="made-up",
-            ),
-            asked,
-        )
-    finally:
-        server.shutdown()
-        server.server_close()
+    keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
+    with answering(answer) as url:
+        yield boto3.client("s3", region_name=REGION, endpoint_url=url, **keys), asked
 
 
 @pytest.mark.parametrize(

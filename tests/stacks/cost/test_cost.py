@@ -12,7 +12,6 @@ from gpu_fleet_stacks.alicloud import endpoints as alicloud_endpoints
 from gpu_fleet_stacks.aws import endpoints as aws_endpoints
 from gpu_fleet_stacks.catalog import Cloud, prices
 from gpu_fleet_stacks.catalog.money import CurrencyError, Money
-from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.cost import view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost, OvercommitError, hold_to_budget, warnings
@@ -20,7 +19,7 @@ from gpu_fleet_stacks.settings import Stack, stack_files
 from gpu_fleet_stacks.settings.quantities import ENDPOINTS, CostKind, Level, Volumes
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples
-from tests.stacks.examples import pool, stack
+from tests.stacks.examples import pool, refusal, stack
 from tests.stacks.examples import stack_files as any_stack_file
 from tests.stacks.shipped import SHIPPED
 
@@ -434,12 +433,6 @@ def unpriced_file(**assume: str):
     pools = [alicloud_examples.pool(types=[UNKNOWN_TYPE], size={"max": 2})]
     content = alicloud_examples.stack_file(pools=pools)
     return content | {"budget": content["budget"] | {"assume": assume}}
-
-
-def refusal(content) -> str:
-    with pytest.raises(SettingsError) as caught:
-        from_mapping("test", content)
-    return str(caught.value)
 
 
 def test_a_type_that_no_list_has_a_price_for_is_refused():

@@ -20,6 +20,7 @@ from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.plan_check import deploy, policy_pack, pulumi_command
 from gpu_fleet_stacks.plan_check.pulumi_command import REFUSED, refuse
 from gpu_fleet_stacks.settings import stack_files
+from tests.ran import executable
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import stack, stack_file
 
@@ -35,8 +36,7 @@ class Shell:
     def has_cli(self, script: str = "") -> None:
         program = self.folder / "pulumi"
         plan = """case "$*" in preview*--json*) echo '{"steps": []}';; esac"""
-        program.write_text(f'#!/bin/sh\necho "$@" >> {self.folder}/calls\n{script}\n{plan}\n')
-        program.chmod(0o755)
+        executable(program, f'#!/bin/sh\necho "$@" >> {self.folder}/calls\n{script}\n{plan}\n')
 
     def run(self, *arguments: str, fails: bool = False) -> str:
         done = CliRunner().invoke(main, [*arguments])
@@ -286,8 +286,7 @@ root = Path(os.environ["FOLDER"])
 @pytest.mark.parametrize("command", ["up", "destroy"])
 def test_ctrl_c_lets_the_cli_write_its_state(command, tmp_path):
     program = tmp_path / "pulumi"
-    program.write_text(f"#!/bin/sh{BUSY}")
-    program.chmod(0o755)
+    executable(program, f"#!/bin/sh{BUSY}")
     act = {
         "up": "deploy.Deployment('pulumi', SimpleNamespace(name='aws-dev'), root, os.environ).run('up')",
         "destroy": "engine.Engine('aws-dev', (), 'a test').destroy(())",

@@ -366,8 +366,7 @@ if words[0] == "up":
 def at_cli(tmp_path):
     """Install a fake of the Pulumi CLI that prints a plan and records its arguments."""
     executable = tmp_path / "pulumi"
-    executable.write_text(f"#!{sys.executable}\n{CLI}")
-    executable.chmod(0o755)
+    executable(executable, f"#!{sys.executable}\n{CLI}")
 
     def deployment(cloud, plan, *arguments, **environ):
         (tmp_path / "plan.json").write_text(plan)

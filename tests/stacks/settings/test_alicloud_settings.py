@@ -1,21 +1,13 @@
 """Errors in a stack file of Alibaba Cloud, and their messages."""
 
-import pytest
-
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud
-from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks.alicloud_examples import pool, stack_file
 from tests.stacks.alicloud_programs import inputs, register
 from tests.stacks.examples import pool as aws_pool
+from tests.stacks.examples import refusal
 from tests.stacks.examples import stack_file as aws_stack_file
-
-
-def refusal(content):
-    with pytest.raises(SettingsError) as caught:
-        from_mapping("test", content)
-    return str(caught.value)
 
 
 def test_a_valid_file_is_read_as_it_is_written():

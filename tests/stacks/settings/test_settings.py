@@ -11,22 +11,12 @@ from gpu_fleet_stacks.aws.firewall import ENDPOINTS, HOME, IMAGE_BUILDER, SCRATC
 from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.reader import from_mapping
-from tests.stacks.examples import changed, networks, pool, stack, stack_file, stack_files
-
-
-def said_of(content: dict[str, Any]) -> str:
-    with pytest.raises(SettingsError) as caught:
-        from_mapping("test", content)
-    return str(caught.value)
-
-
-def refusal(**changes) -> str:
-    return said_of(stack_file(**changes))
+from tests.stacks.examples import changed, networks, pool, refusal, stack, stack_file, stack_files
 
 
 def refusal_of(values: dict[str, object]) -> str:
     """Return the errors of a valid file of two pools with these values at their keys."""
-    return said_of(changed(stack_file(pools=[pool(), pool(name="other")]), values))
+    return refusal(changed(stack_file(pools=[pool(), pool(name="other")]), values))
 
 
 def test_a_valid_file_is_read_as_it_is_written():
@@ -289,7 +279,7 @@ def test_a_missing_section_is_named():
     content = stack_file()
     del content["network"]
 
-    assert "network = None: required, and missing" in said_of(content)
+    assert "network = None: required, and missing" in refusal(content)
 
 
 def test_a_stack_name_that_makes_a_name_of_its_parts_too_long_is_refused():
@@ -378,7 +368,7 @@ def test_whatever_a_file_says_only_settings_errors_come_of_it(changes):
 
 @given(networks().filter(lambda raw: raw["nat"] == "none"))
 def test_a_network_without_nat_and_endpoints_is_refused(raw):
-    assert "network.interface_endpoints" in refusal(network=raw | {"interface_endpoints": False})
+    assert "network.interface_endpoints" in refusal(stack_file(network=raw | {"interface_endpoints": False}))
 
 
 def test_zones_are_numbered_by_their_slots_or_else_in_the_order_of_the_file():
@@ -400,7 +390,7 @@ def test_no_problem_shows_the_address_of_a_webhook():
         [{"kind": "slack", "url": address}],
         [{"kind": address, "secret": "room"}],
     ):
-        message = refusal(notify={"webhooks": webhooks})
+        message = refusal(stack_file(notify={"webhooks": webhooks}))
 
         assert "notify.webhooks" in message
         assert "SECRET" not in message

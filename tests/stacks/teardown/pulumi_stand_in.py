@@ -18,6 +18,7 @@ from typing import Any
 
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.registrations import Registration, RegistrationOutcome
+from tests.ran import executable
 from tests.stacks.rehearsal.deletions import DELETERS
 from tests.stacks.rehearsal.destroy import destroy
 
@@ -41,8 +42,7 @@ exit "$code"
 def installed(folder: Path, registrations: Sequence[Registration]) -> Iterator[Path]:
     """Install the program in a folder, and a state beside it; yield the state's file."""
     program = folder / "pulumi"
-    program.write_text(PROGRAM)
-    program.chmod(0o755)
+    executable(program, PROGRAM)
     path = folder / "state.json"
     write(path, registrations)
     for pipe in (ASKED, ANSWERED):

@@ -18,6 +18,7 @@ from gpu_fleet_stacks.teardown.holdings import DataStore, HeldInstance, Holdings
 from gpu_fleet_stacks.teardown.plan import KINDS, Wishes, plan
 from gpu_fleet_stacks.teardown.run import Teardown
 from gpu_fleet_stacks.teardown.state import StateResource
+from tests.ran import executable
 from tests.stacks.examples import stack
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -358,8 +359,7 @@ def test_without_the_cli_the_command_says_how_to_get_it(shell, monkeypatch):
 def test_a_state_that_cannot_be_read_is_said_in_the_clis_words(shell, monkeypatch):
     monkeypatch.setattr("gpu_fleet_stacks.teardown.command.cloud_of", lambda _: World())
     program = shell.folder / "pulumi"
-    program.write_text("#!/bin/sh\necho \"error: no stack named 'aws-dev' found\" >&2\nexit 255\n")
-    program.chmod(0o755)
+    executable(program, "#!/bin/sh\necho \"error: no stack named 'aws-dev' found\" >&2\nexit 255\n")
 
     done = shell.run("aws-dev", "--yes")
 

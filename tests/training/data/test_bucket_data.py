@@ -1,9 +1,7 @@
 """Shards in a bucket give the same bits as on a disk; a failing read is retried or named."""
 
 import json
-import threading
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import boto3
@@ -27,6 +25,7 @@ from gpu_fleet.data.bucket import (
 from gpu_fleet.data.loader import batches
 from gpu_fleet.data.shards import DiskFolder, Records
 from gpu_fleet.storage.object_store import ObjectStore, patiently
+from tests.answering import answering
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, resnet_table, train_on
 
@@ -182,30 +181,16 @@ def test_what_may_pass_in_a_reader_process_may_pass_in_the_run(workers):
         next(batches(Silent(), iter([None]), settings, pinned=False))
 
 
-class HalfAnswers(BaseHTTPRequestHandler):
-    """An object store that closes the connection in the middle of an answer."""
-
-    def do_GET(self) -> None:
-        self.send_response(206)
-        self.send_header("Content-Length", "512")
-        self.end_headers()
-        self.wfile.write(b"x" * 100)
-
-    def log_message(self, *_args: object) -> None:
-        """Log nothing, to keep the test's output clean."""
-
-
 def test_half_an_answer_is_none(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), HalfAnswers)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    source = BucketSource("s3://data/digits", f"http://127.0.0.1:{server.server_port}", retry_s=0)
+    half = (206, {"Content-Length": "512"}, [b"x" * 100])  # and then the connection is closed
 
-    with pytest.raises(SilentSourceError):
-        BucketFolder(source, "train").read(BytesInShard("0.tar", 0, 512))
-    server.shutdown()
-    server.server_close()
+    with answering(lambda _: half) as url:
+        folder = BucketFolder(BucketSource("s3://data/digits", url, retry_s=0), "train")
+
+        with pytest.raises(SilentSourceError):
+            folder.read(BytesInShard("0.tar", 0, 512))
 
 
 def no_index(bucket: str) -> None:

@@ -1,12 +1,10 @@
 """Launch: the peers, the command, the environment and the exit status."""
 
-import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +22,7 @@ from gpu_fleet_jobs.launch.identity import Expected, read_identity
 from gpu_fleet_jobs.launch.members import in_order, members_in_service
 from gpu_fleet_jobs.launch.network import control_environment, environment
 from gpu_fleet_jobs.launch.rendezvous import Rendezvous
+from tests.image.metadata_server import Server, metadata_server
 from tests.training.ports import reserved_port
 from tests.training.programs import DIGITS, started
 
@@ -48,29 +47,6 @@ path = "/nowhere"
 """
 
 
-class Metadata(http.server.BaseHTTPRequestHandler):
-    """Metadata service with the part of IMDSv2 that a launch uses; refuses a request without the token."""
-
-    facts: dict[str, str] = {}  # noqa: RUF012 - set anew by every test
-
-    def do_PUT(self) -> None:
-        self.reply("the-token")
-
-    def do_GET(self) -> None:
-        if self.headers["X-aws-ec2-metadata-token"] != "the-token":
-            self.send_error(401)
-        else:
-            self.reply(self.facts[self.path.removeprefix("/latest/meta-data/")])
-
-    def reply(self, text: str) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_args: object) -> None:
-        """Log nothing, to keep the test's output clean."""
-
-
 @pytest.fixture
 def config_file(tmp_path) -> Path:
     file = tmp_path / "config.toml"
@@ -88,15 +64,11 @@ def instance_file(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def metadata(monkeypatch):
-    """Serve the metadata of one instance; yield its facts, which may be changed."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    Metadata.facts = {"instance-type": "p4d.24xlarge"}
-    yield Metadata.facts
-    server.shutdown()
-    server.server_close()
+    """Serve the metadata of one instance; yield the service, whose answers may be changed."""
+    with metadata_server("aws") as served:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", served.base)
+        served.says("instance-type", "p4d.24xlarge")
+        yield served
 
 
 @pytest.fixture
@@ -122,7 +94,7 @@ def pool(monkeypatch, metadata, instance_file):
             VPCZoneIdentifier=subnet,
             Tags=[{**tag, "PropagateAtLaunch": True} for tag in tags],
         )
-        metadata.update(speaker(members()[-1]))
+        speak(metadata, members()[-1])
         yield metadata
 
 
@@ -134,9 +106,10 @@ def members() -> list[dict]:
     return sorted(found, key=lambda instance: order.index(instance["PrivateIpAddress"]))
 
 
-def speaker(instance: dict) -> dict[str, str]:
-    """Return the facts of the metadata service of `instance`."""
-    return {"instance-id": instance["InstanceId"], "local-ipv4": instance["PrivateIpAddress"]}
+def speak(metadata: Server, instance: dict) -> None:
+    """Let the metadata service be that of `instance`."""
+    metadata.says("instance-id", instance["InstanceId"])
+    metadata.says("local-ipv4", instance["PrivateIpAddress"])
 
 
 def dry_run(config_file: Path, *arguments: str):
@@ -149,7 +122,7 @@ def test_every_instance_of_the_pool_meets_at_the_lowest_address_which_alone_host
     """The command has the network variables of the type, and the overrides unchanged."""
     words = (config_file, "--nproc-per-node", "8", "--run.seed", "7")
     guest = dry_run(*words)
-    pool.update(speaker(members()[0]))
+    speak(pool, members()[0])
     host = dry_run(*words)
 
     lowest = members()[0]["PrivateIpAddress"]
@@ -183,7 +156,7 @@ def test_instances_of_another_pool_are_not_asked(pool, config_file):
 def test_an_instance_without_a_group_trains_alone(pool, config_file):
     ec2 = boto3.client("ec2", region_name="us-east-1")
     lone = ec2.run_instances(ImageId="ami-12345678", InstanceType="p4d.24xlarge", MinCount=1, MaxCount=1)
-    pool.update(speaker(lone["Instances"][0]))
+    speak(pool, lone["Instances"][0])
 
     assert "--standalone" in dry_run(config_file, "--nproc-per-node", "8").output
 
@@ -197,7 +170,7 @@ def put_on_standby(instance_id):
 def test_an_instance_that_leaves_is_left_out_and_starts_nothing_itself(pool, config_file):
     put_on_standby(members()[0]["InstanceId"])
     without_it = dry_run(config_file, "--nproc-per-node", "8").output
-    put_on_standby(pool["instance-id"])
+    put_on_standby(members()[-1]["InstanceId"])
     itself = dry_run(config_file, "--nproc-per-node", "8")
 
     lowest = members()[1]["PrivateIpAddress"]
@@ -226,14 +199,14 @@ def test_an_instance_that_is_being_terminated_starts_nothing(config_file, monkey
 
 
 def test_chosen_peers_replace_the_pool_and_this_instance_is_one_of_them(pool, config_file):
-    first, last = members()[0]["PrivateIpAddress"], members()[-1]["PrivateIpAddress"]
+    first, last = (members()[place]["PrivateIpAddress"] for place in (0, -1))
 
     chosen = dry_run(config_file, "--nproc-per-node", "8", "--peers", f"{last},{first}")
     others = dry_run(config_file, "--nproc-per-node", "8", "--peers", "10.9.9.9")
 
     assert f"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint={first}:29400" in chosen.output
     assert others.exit_code == 75
-    assert f"this instance, {pool['local-ipv4']}, is not among them" in others.output
+    assert f"this instance, {last}, is not among them" in others.output
 
 
 def test_fewer_gpus_than_the_pool_expects_are_not_accepted(pool, config_file, monkeypatch):
@@ -279,7 +252,7 @@ def test_the_network_variables_are_those_of_type_and_interfaces_and_what_a_user_
 
 
 def test_gloo_listens_where_the_other_instances_look_for_it(pool, config_file):
-    pool["local-ipv4"] = "127.0.0.1"  # an address that this instance has
+    pool.says("local-ipv4", "127.0.0.1")  # an address that this instance has
 
     result = dry_run(config_file, "--nproc-per-node", "8", "--peers", "127.0.0.1,127.0.0.2")
 

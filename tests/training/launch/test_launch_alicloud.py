@@ -1,15 +1,16 @@
 """Launching on Alibaba Cloud, against a metadata service and a scaling API that answer as documented."""
 
-import http.server
 import json
-import threading
-from urllib.parse import parse_qs, urlsplit
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from click.testing import CliRunner
 
 from gpu_fleet import cli
 from gpu_fleet_jobs.launch import alicloud_peers
+from tests.answering import Answer, Asked, answering
+from tests.image.metadata_server import Server, metadata_server
 
 INSTANCE_FILE = """
 schema_version = 1
@@ -41,45 +42,27 @@ FACTS = {
 }
 
 
-class Cloud(http.server.BaseHTTPRequestHandler):
-    """Metadata service that requires its token, and DescribeScalingInstances in pages of two."""
+@dataclass
+class Cloud:
+    """DescribeScalingInstances in pages of two."""
 
-    members: list[dict] = []  # noqa: RUF012 - set anew by every test
-    queries: list[dict] = []  # noqa: RUF012 - as above
+    members: list[dict]
+    queries: list[dict] = field(default_factory=list)
+    metadata: Server | None = None
 
-    def do_PUT(self) -> None:
-        self.reply("the-token")
-
-    def do_GET(self) -> None:
-        if self.path.startswith("/latest/meta-data/"):
-            if self.headers["X-aliyun-ecs-metadata-token"] != "the-token":
-                return self.send_error(403)
-            return self.reply(FACTS[self.path.removeprefix("/latest/meta-data/")])
-        return self.describe(
-            {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
-        )
-
-    def describe(self, query: dict) -> None:
+    def answer(self, asked: Asked) -> Answer:
+        query = dict(parse_qsl(urlsplit(asked.path).query))
         self.queries.append(query)
         if query["AccessKeyId"] != "STS.id":
-            return self.reply('{"Code": "Forbidden", "Message": "no"}', status=403)
+            return 403, {}, b'{"Code": "Forbidden", "Message": "no"}'
         found = [
             member
             for member in self.members
             if query.get("InstanceIds.1", member["InstanceId"]) == member["InstanceId"]
         ]
         start = 2 * (int(query["PageNumber"]) - 1)
-        return self.reply(
-            json.dumps({"ScalingInstances": found[start : start + 2], "TotalCount": len(found)})
-        )
-
-    def reply(self, text: str, status: int = 200) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_args: object) -> None:
-        """Log nothing, to keep the test's output clean."""
+        page = {"ScalingInstances": found[start : start + 2], "TotalCount": len(found)}
+        return 200, {}, json.dumps(page).encode()
 
 
 def member(number: int, address: str, state: str = "InService") -> dict:
@@ -94,19 +77,17 @@ def member(number: int, address: str, state: str = "InService") -> dict:
 @pytest.fixture
 def cloud(monkeypatch, tmp_path):
     """Serve a group of three; this instance is the second."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cloud)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    base = f"http://127.0.0.1:{server.server_port}"
     (tmp_path / "instance.toml").write_text(INSTANCE_FILE)
     (tmp_path / "config.toml").write_text(CONFIG)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
-    monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", base)
-    monkeypatch.setattr(alicloud_peers, "ENDPOINT", base)
-    Cloud.members = [member(1, "10.0.0.11"), member(2, "10.0.0.10"), member(3, "10.0.0.9", "Protected")]
-    Cloud.queries = []
-    yield Cloud
-    server.shutdown()
-    server.server_close()
+    made = Cloud([member(1, "10.0.0.11"), member(2, "10.0.0.10"), member(3, "10.0.0.9", "Protected")])
+    with metadata_server("alicloud") as metadata, answering(made.answer) as url:
+        for place, fact in FACTS.items():
+            metadata.says(place, fact)
+        monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", metadata.base)
+        monkeypatch.setattr(alicloud_peers, "ENDPOINT", url)
+        made.metadata = metadata
+        yield made
 
 
 def dry_run(tmp_path):
@@ -140,9 +121,9 @@ def test_an_instance_without_a_group_trains_alone(cloud, tmp_path):
     assert "--standalone" in dry_run(tmp_path).output
 
 
-def test_a_refused_call_is_reported(cloud, tmp_path, monkeypatch):
+def test_a_refused_call_is_reported(cloud, tmp_path):
     denied = json.dumps({"AccessKeyId": "other", "AccessKeySecret": "secret", "SecurityToken": "token"})
-    monkeypatch.setitem(FACTS, "ram/security-credentials/TrainRole", denied)
+    cloud.metadata.says("ram/security-credentials/TrainRole", denied)
 
     result = dry_run(tmp_path)
 

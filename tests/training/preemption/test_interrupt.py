@@ -5,9 +5,6 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -25,44 +22,9 @@ from gpu_fleet.preemption.interrupt import (
     stop_file,
 )
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
+from tests.image.metadata_server import metadata_server
 
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
-
-
-@contextmanager
-def alicloud_metadata(answers: dict[str, str]) -> Iterator[str]:
-    """Serve Alibaba Cloud's metadata with tokens, as our launch templates require; yield the base URL."""
-    header = "X-aliyun-ecs-metadata-token"
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            ttl = self.headers.get(f"{header}-ttl-seconds", "")
-            self._say(200 if (self.path, ttl) == ("/latest/api/token", "21600") else 400, "token")
-
-        def do_GET(self) -> None:
-            if self.headers.get(header) != "token":
-                self._say(403, "")
-                return
-            body = answers.get(self.path)
-            self._say(404 if body is None else 200, body or "")
-
-        def _say(self, status: int, body: str) -> None:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_no_notice_is_no_reason():
@@ -121,11 +83,13 @@ def test_a_recommendation_that_stood_before_the_run_ends_no_run():
 
 
 def test_a_preemptible_instance_of_alibaba_cloud_is_notified_too():
-    path = "/latest/meta-data/instance/spot/termination-time"
-    with alicloud_metadata({path: "2026-11-21T08:05:00Z"}) as endpoint:
-        assert AlicloudNotice(endpoint)() == (Reason.SPOT_NOTICE, "spot release at 2026-11-21T08:05:00Z")
-    with alicloud_metadata({}) as endpoint:
-        assert AlicloudNotice(endpoint)() is None
+    with metadata_server("alicloud") as metadata:
+        assert AlicloudNotice(metadata.base)() is None
+        metadata.says("instance/spot/termination-time", "2026-11-21T08:05:00Z")
+
+        found = AlicloudNotice(metadata.base)()
+
+    assert found == (Reason.SPOT_NOTICE, "spot release at 2026-11-21T08:05:00Z")
 
 
 def test_a_silent_metadata_service_is_no_reason():

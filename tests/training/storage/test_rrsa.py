@@ -1,16 +1,16 @@
 """A pod on Alibaba Cloud reaches OSS with the role of its service account."""
 
-import http.server
 import json
-import threading
-import urllib.parse
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl
 
 import pytest
 
 from gpu_fleet.core.errors import StoreError
 from gpu_fleet.storage import rrsa
 from gpu_fleet.storage.object_store import ObjectStore
+from tests.answering import Answer, Asked, answering
 
 KEYS = {
     "AccessKeyId": "STS.pod",
@@ -20,40 +20,33 @@ KEYS = {
 }
 
 
-class Sts(http.server.BaseHTTPRequestHandler):
+@dataclass
+class Sts:
     """Fake of STS with AssumeRoleWithOIDC, by its page."""
 
-    asked: list[dict[str, str]] = []  # noqa: RUF012 - set anew by every test
-    status, keys = 200, KEYS
+    asked: list[dict[str, str]] = field(default_factory=list)
+    status: int = 200
+    keys: dict[str, str] = field(default_factory=lambda: KEYS)
 
-    def do_POST(self) -> None:
-        text = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        self.asked.append(dict(urllib.parse.parse_qsl(text)))
+    def answer(self, asked: Asked) -> Answer:
+        self.asked.append(dict(parse_qsl(asked.body.decode())))
         content = {"Credentials": self.keys} if self.status == 200 else {"Code": "NoPermission"}
-        self.send_response(self.status)
-        self.end_headers()
-        self.wfile.write(json.dumps(content).encode())
-
-    def log_message(self, *_args: object) -> None:
-        """Log nothing, to keep the test's output clean."""
+        return self.status, {}, json.dumps(content).encode()
 
 
 @pytest.fixture
-def pod(tmp_path, monkeypatch) -> Iterator[type[Sts]]:
+def pod(tmp_path, monkeypatch) -> Iterator[Sts]:
     """Set the variables that ACK's webhook gives a pod, and serve an STS for it."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "token").write_text("the-token\n")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sts)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     monkeypatch.setenv(rrsa.ROLE, "acs:ram::1:role/trainer")
     monkeypatch.setenv(rrsa.PROVIDER, "acs:ram::1:oidc-provider/ack")
     monkeypatch.setenv(rrsa.TOKEN_FILE, str(tmp_path / "token"))
-    monkeypatch.setenv(rrsa.ENDPOINT, f"http://127.0.0.1:{server.server_port}")
-    Sts.asked, Sts.status, Sts.keys = [], 200, KEYS
-    yield Sts
-    server.shutdown()
-    server.server_close()
+    sts = Sts()
+    with answering(sts.answer) as url:
+        monkeypatch.setenv(rrsa.ENDPOINT, url)
+        yield sts
 
 
 def store() -> ObjectStore:

@@ -18,6 +18,7 @@ from gpu_fleet_jobs.submitted import queued
 from gpu_fleet_jobs.submitted.queued import QueuedJob, directory_of
 from gpu_fleet_jobs.submitted.reporter import Reporter, places, sent_bytes
 from tests.image.metadata_server import metadata_server
+from tests.ran import executable
 from tests.training.submitted.test_submitted import Bucket, handlers
 
 __all__ = ["handlers"]  # which is autouse here too
@@ -68,8 +69,7 @@ def srun(tmp_path, monkeypatch):
 
     def put(text: str) -> None:
         file = tmp_path / "srun"
-        file.write_text(f"#!/bin/sh\n{text}\n")
-        file.chmod(0o755)
+        executable(file, f"#!/bin/sh\n{text}\n")
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     return put

@@ -25,7 +25,7 @@ from gpu_fleet_stacks.rehearsal import first_boot
 from gpu_fleet_stacks.rehearsal.cast import services
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
-from tests.ran import ran
+from tests.ran import executable, ran
 
 REGION = "us-east-1"
 TYPE = "g5.xlarge"
@@ -115,9 +115,7 @@ class StandIn:
     def stub_systemctl(self) -> None:
         """A systemctl that writes down what it is asked to start."""
         stub = self.root / "stub/systemctl"
-        stub.parent.mkdir(exist_ok=True)
-        stub.write_text(SYSTEMCTL.format(folder=self.root))
-        stub.chmod(0o755)
+        executable(stub, SYSTEMCTL.format(folder=self.root))
 
     def run_document(
         self, content: Mapping[str, Any], given: Mapping[str, str]
@@ -142,8 +140,7 @@ class StandIn:
         rules = (self.root / "etc/sudoers.d/50-gpu-fleet").read_text()
         allowed = re.findall(r"^%gpu-fleet-users ALL=\(root\) NOPASSWD: (.*)$", rules, re.MULTILINE)
         stub = self.root / "stub/sudo"
-        stub.write_text(SUDO.format(account=account, allowed=" ".join(allowed), root=self.root))
-        stub.chmod(0o755)
+        executable(stub, SUDO.format(account=account, allowed=" ".join(allowed), root=self.root))
         return self._bash(script)
 
     def _bash(self, text: str) -> "subprocess.CompletedProcess[str]":

@@ -16,7 +16,7 @@ from gpu_fleet_image.core.place import Place
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from tests.image.moto_fleet import REGION, STACK, TAGS
 from tests.image.one_instance import client, one_instance
-from tests.ran import ran
+from tests.ran import executable, ran
 
 ROOT = Path(__file__).parents[4]
 
@@ -32,8 +32,7 @@ FLEET = [instance(1, "dev", "ada"), instance(2, "dev", "bob"), instance(3, "trai
 def program(folder: Path, name: str) -> None:
     """Write a program that prints its arguments."""
     path = folder / name
-    path.write_text('#!/bin/sh\nfor word in "$0" "$@"; do echo "${word##*/}"; done\n')
-    path.chmod(0o755)
+    executable(path, '#!/bin/sh\nfor word in "$0" "$@"; do echo "${word##*/}"; done\n')
 
 
 @pytest.mark.parametrize(

@@ -58,22 +58,25 @@ def test_an_instance_is_kept_for_the_time_asked_for(fleet):
     assert "is kept until" in result.output
 
 
-def test_more_than_two_weeks_are_shortened_and_that_is_said(fleet):
-    (instance,) = fleet.start()
+@pytest.mark.parametrize(
+    ("tags", "duration", "says"),
+    [
+        ({}, "30d", "30d is longer than 14 days"),
+        (
+            {TAG_KEEP_UNTIL: "next week", TAG_OWNER: "moto"},
+            "1h",
+            "warning: gpu-fleet:keep-until = 'next week'; allowed: an ISO 8601 time",
+        ),
+    ],
+    ids=["more than two weeks", "a hold that cannot be read"],
+)
+def test_what_is_shortened_or_replaced_is_said(fleet, tags, duration, says):
+    (instance,) = fleet.start(**tags)
 
-    result = run("keep", "30d", "--reason", "long run", "--instance-id", instance)
+    result = run("keep", duration, "--reason", "long run", "--instance-id", instance)
 
-    assert "30d is longer than 14 days" in result.output
+    assert says in result.output
     assert parse_time(fleet.tags(instance)[TAG_KEEP_UNTIL]) < datetime.now(UTC) + KEEP_AT_MOST
-
-
-def test_a_hold_that_cannot_be_read_is_reported_and_replaced(fleet):
-    (instance,) = fleet.start(**{TAG_KEEP_UNTIL: "next week", TAG_OWNER: "moto"})
-
-    result = run("keep", "1h", "--reason", "x", "--instance-id", instance)
-
-    assert "warning: gpu-fleet:keep-until = 'next week'; allowed: an ISO 8601 time" in result.output
-    assert parse_time(fleet.tags(instance)[TAG_KEEP_UNTIL])
 
 
 def test_release_takes_the_hold_back(fleet):

@@ -1,16 +1,37 @@
 """No fault makes a sweep end an instance in use, or keeps forgotten instances for long afterwards."""
 
+from typing import ClassVar
+
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.image.controllers.sweep.fault_state_machine import FaultStateMachine, same_runs_each_time
+from gpu_fleet_image.core.policy import Policy
+from tests.image.controllers.sweep.fault_state_machine import POOL, FaultStateMachine, same_runs_each_time
+from tests.image.sweeping import policy
+
+CLOUD = {"cloud": "alicloud", "region": "cn-wulanchabu"}
 
 
-@pytest.mark.parametrize("runs", [5, pytest.param(60, marks=pytest.mark.prove)])
-def test_no_instance_at_work_is_terminated_whatever_fails(runs):
-    """The runs are always the same; ``python -m tests.bench.bench_reaper`` looks for new ones."""
+class AlicloudFaultStateMachine(FaultStateMachine):
+    """The same owners, agents and clocks; every call goes through the real SDK to a local server."""
+
+    policy: ClassVar[Policy] = policy(top=CLOUD, **POOL)
+
+
+@pytest.mark.parametrize(
+    ("machine", "runs"),
+    [
+        (FaultStateMachine, 5),
+        (AlicloudFaultStateMachine, 5),
+        pytest.param(FaultStateMachine, 60, marks=pytest.mark.prove),
+        pytest.param(AlicloudFaultStateMachine, 12, marks=pytest.mark.prove),
+    ],
+    ids=["AWS", "Alibaba Cloud", "AWS, more", "Alibaba Cloud, more"],
+)
+def test_no_instance_at_work_is_terminated_whatever_fails(machine, runs):
+    """The runs are always the same; ``bench_reaper`` and ``bench_reaper_alicloud`` look for new ones."""
     before = FaultStateMachine.ends_amid_faults
 
-    run_state_machine_as_test(FaultStateMachine, settings=same_runs_each_time(runs))
+    run_state_machine_as_test(machine, settings=same_runs_each_time(runs))
 
     assert FaultStateMachine.ends_amid_faults > before, "an instance that is never ended proves nothing"

@@ -17,7 +17,7 @@ from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from tests.image.instance_toml import INSTANCE_TOML
 from tests.image.one_instance import client, one_instance
 from tests.image.programs import LONGEST_WAIT_S, running, until
-from tests.ran import ran
+from tests.ran import executable, ran
 
 HOURS = 12
 NAMESPACE = "GpuFleet/aws-dev"
@@ -98,8 +98,7 @@ def metadata(environment, bucket, tmp_path):
     for folder in ("keep", "bin"):
         (tmp_path / folder).mkdir()
     (tmp_path / "keep/notes.txt").write_text("hello")
-    (tmp_path / "bin/wall").write_text(f"#!/bin/sh\ntouch {tmp_path / 'called-wall'}\n")
-    (tmp_path / "bin/wall").chmod(0o755)
+    executable(tmp_path / "bin/wall", f"#!/bin/sh\ntouch {tmp_path / 'called-wall'}\n")
     file = tmp_path / "instance.toml"
     file.write_text(INSTANCE_TOML.replace("made-up", bucket))
     own = {"GPU_FLEET_INSTANCE_FILE": str(file), "GPU_FLEET_RUN_DIR": str(tmp_path / "run")}

@@ -13,6 +13,7 @@ from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.instance.agent.sensors.jupyter import NOTICE, Server, put_notice, remove_notice
 from gpu_fleet_image.instance.agent.show import _logged_in, _write, show_all
 from tests.answering import answering
+from tests.ran import executable
 
 TOKEN = "0123456789abcdef"
 
@@ -53,8 +54,7 @@ def test_nothing_but_a_terminal_is_written_to(terminal, tmp_path):
 
 
 def test_whatever_a_host_that_a_user_logs_in_from_is_called_its_terminal_is_known(monkeypatch, tmp_path):
-    (tmp_path / "who").write_text("#!/bin/sh\nprintf 'ada pts/3 2026-11-22 12:00 (\\377\\350)\\n'\n")
-    (tmp_path / "who").chmod(0o755)
+    executable(tmp_path / "who", "#!/bin/sh\nprintf 'ada pts/3 2026-11-22 12:00 (\\377\\350)\\n'\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
     assert _logged_in() == {"pts/3"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_fleet_image.recipe import build_requirements, payload
-from tests.ran import ran
+from tests.ran import executable, ran
 
 CHECK = payload.PROJECT / "image/gpu_fleet_image/recipe/rootfs/usr/libexec/gpu-fleet/check-image"
 
@@ -62,10 +62,8 @@ def check(tmp_path):
             file.write_text(manifest)
         (tmp_path / "bin").mkdir()
         for name, body in OTHERS.items():
-            (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
-            (tmp_path / "bin" / name).chmod(0o755)
-        (opt / "python").write_text(f'#!/bin/bash\necho "$*" >>"{tmp_path}/calls"\nexit {status}\n')
-        (opt / "python").chmod(0o755)
+            executable(tmp_path / "bin" / name, f"#!/bin/bash\n{body}\n")
+        executable(opt / "python", f'#!/bin/bash\necho "$*" >>"{tmp_path}/calls"\nexit {status}\n')
         mounts = {
             "bus": "/sys/bus/pci/devices",
             "driver": "/proc/driver",

@@ -20,6 +20,7 @@ from gpu_fleet_image.instance.gate import checks, copies, probes
 from gpu_fleet_image.instance.gate.checks import CheckResult, ProbedGpu, ProbedInstance
 from tests.image.instance_toml import INSTANCE_TOML
 from tests.image.metadata_server import metadata_server
+from tests.ran import executable
 
 EXPECTED = Expected(gpus=2, gpu_memory_gib=40, efa_interfaces=4)
 A10G = Expected(gpus=1, gpu_memory_gib=24)
@@ -302,9 +303,7 @@ def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monke
 def environment(folder, program, *, complete=True):
     """A trainer's environment whose Python is another program; gives that Python."""
     python = folder / "venv/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec {program} "$@"\n')
-    python.chmod(0o755)
+    executable(python, f'#!/bin/sh\nexec {program} "$@"\n')
     if complete:
         packages = folder / "venv/lib/python3.12/site-packages"
         packages.mkdir(parents=True)

@@ -1,42 +1,25 @@
 """What the gate sees with the eyes of a user: a metadata service that is closed, and credentials."""
 
-import http.server
 import json
 import os
 import socket
 import subprocess
-import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
 from gpu_fleet_image.instance.gate import user_access
+from tests.answering import answering
 
 KEYS = dict.fromkeys(user_access.KEYS, "made-up")
 
 
 @contextmanager
-def answering(status, body):
+def port_that_says(status, body):
     """A server that gives one answer to all; gives its port."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_):
-            """Say nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(lambda _: (status, {}, body.encode())) as url:
+        yield int(url.rpartition(":")[2])
 
 
 def free_port():
@@ -46,7 +29,7 @@ def free_port():
 
 @pytest.mark.parametrize("status", [200, 401, 404])
 def test_a_metadata_service_that_answers_a_user_anything_is_open(status):
-    with answering(status, "") as port:
+    with port_that_says(status, "") as port:
         assert user_access.metadata_problem(["127.0.0.1"], port) == f"127.0.0.1 answers users with {status}"
 
 
@@ -80,7 +63,7 @@ def test_homes_that_a_user_reaches_past_the_mount_are_open():
     ],
 )
 def test_credentials_are_those_of_which_no_part_is_missing(status, body, problem):
-    with answering(status, body) as port:
+    with port_that_says(status, body) as port:
         said = user_access.credentials_problem(port=port)
 
     assert problem in said

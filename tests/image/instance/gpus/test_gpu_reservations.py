@@ -17,7 +17,7 @@ from gpu_fleet_image.instance.gpus import devices, reservations_file
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 from gpu_fleet_image.instance.gpus.reservations import GpuReservations, Reservation
 from tests.image.instance.fake_nvml import FakeNvml
-from tests.ran import ran
+from tests.ran import executable, ran
 
 ROOT = Path(__file__).parents[4]
 ROOTFS = ROOT / "image/gpu_fleet_image/recipe/rootfs"
@@ -185,8 +185,7 @@ def test_who_is_not_root_calls_the_one_program_that_sudo_allows(gpus, monkeypatc
     ],
 )
 def test_sudo_lets_a_user_reserve_in_no_name_but_their_own(tmp_path, words, passed):
-    (tmp_path / "gpu-fleet").write_text('#!/bin/sh\necho "$*"\n')
-    (tmp_path / "gpu-fleet").chmod(0o755)
+    executable(tmp_path / "gpu-fleet", '#!/bin/sh\necho "$*"\n')
     helper = tmp_path / "reserve-gpus"
     own = str(tmp_path / "gpu-fleet")
     text = (ROOTFS / "usr/libexec/gpu-fleet/reserve-gpus").read_text()
@@ -277,10 +276,8 @@ def test_a_log_in_shell_sees_what_its_user_reserved_through_nvidias_own_binding(
     }
     environment.pop("SUDO_USER", None)
     command = tmp_path / "gpu-fleet"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpu_fleet_image.console "$@"\n')
-    command.chmod(0o755)
-    (tmp_path / "id").write_text("#!/bin/sh\necho 5001\n")
-    (tmp_path / "id").chmod(0o755)
+    executable(command, f'#!/bin/sh\nexec {sys.executable} -m gpu_fleet_image.console "$@"\n')
+    executable(tmp_path / "id", "#!/bin/sh\necho 5001\n")
     profile = (ROOTFS / "etc/profile.d/gpu-fleet-gpus.sh").read_text()
     profile = profile.replace("/usr/local/bin/gpu-fleet", str(command))
     profile = profile.replace("/run/gpu-fleet/", f"{tmp_path}/run/")

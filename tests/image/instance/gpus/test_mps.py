@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.instance.gpus import mps, reservations_file
 from gpu_fleet_image.instance.gpus.reservations import GpuReservations, Reservation
+from tests.ran import executable
 
 # Keeps what it was asked, with its GPUs; a daemon runs as long as a file of it lies in its folder.
 CONTROL = """#!/bin/sh
@@ -27,8 +28,7 @@ def calls(tmp_path, monkeypatch):
     for name in ("run", "home", "memory", "bin"):
         (tmp_path / name).mkdir()
     program = tmp_path / "bin" / mps.PROGRAM
-    program.write_text(CONTROL)
-    program.chmod(0o755)
+    executable(program, CONTROL)
     monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")

@@ -19,6 +19,7 @@ from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions, Sensors
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates
 from gpu_fleet_image.recipe.payload import PROJECT
 from tests.image.samples import NOON, reads
+from tests.ran import executable
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a program as somebody else")
 
@@ -51,10 +52,9 @@ def systemd(monkeypatch):
         shutil.copy(IDLE_COMMAND, folder / "idle-command")
         run_dir = f"GPU_FLEET_RUN_DIR={folder}/run"
         stub = folder / "systemctl"
-        stub.write_text(
-            SYSTEMCTL.format(run_dir=run_dir, folder=folder, idle_command=folder / "idle-command")
+        executable(
+            stub, SYSTEMCTL.format(run_dir=run_dir, folder=folder, idle_command=folder / "idle-command")
         )
-        stub.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(folder / "run"))
         yield folder
@@ -68,8 +68,7 @@ def program(systemd, monkeypatch):
     monkeypatch.setattr(Path, "lstat", lambda path: lstat(Path("/") if path in systemd.parents else path))
 
     def make(script):
-        file.write_text(f"#!/bin/sh\n{script}\n")
-        file.chmod(0o755)
+        executable(file, f"#!/bin/sh\n{script}\n")
         return file
 
     return make
