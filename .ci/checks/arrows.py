@@ -98,8 +98,8 @@ MAY_RAISE = (
         "image/gpu_fleet_image/controllers/mover/alicloud.py",
     ),
     *(
-        "stacks/gpu_fleet_stacks/acceptance/aws.py",
         "stacks/gpu_fleet_stacks/acceptance/alicloud.py",
+        "stacks/gpu_fleet_stacks/acceptance/alicloud_calls.py",
         "stacks/gpu_fleet_stacks/alicloud/function_roles.py",
     ),
 )

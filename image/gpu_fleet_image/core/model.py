@@ -110,6 +110,11 @@ class Instance:
         return self.tags.get(TAG_POOL, "")
 
     @property
+    def ended(self) -> bool:
+        """True if it is terminated, or is shutting down."""
+        return self.state in ("shutting-down", "terminated")
+
+    @property
     def owner(self) -> str:
         """Its owner, or an empty text."""
         return self.tags.get(TAG_OWNER, "")

@@ -6,9 +6,8 @@ from typing import Any
 
 from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.errors import InstanceError
+from gpu_fleet_image.core.runs import ACCOUNT
 
-KEY = keys.ACCOUNTS
-NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 _KEY_LINE = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( [^\x00-\x1f]+)?")  # no options, and no second line
 UIDS, _TEAM_GIDS = range(2000, 30_000), range(30_000, 50_000)
 
@@ -44,12 +43,12 @@ def parse(document: dict[str, Any]) -> tuple[RosterUser, ...]:
         RosterError: names everything that is wrong.
     """
     if document.get("schema_version") != 1:
-        raise RosterError(f"{KEY}: schema_version = {document.get('schema_version')!r}; allowed: 1")
+        raise RosterError(f"{keys.ACCOUNTS}: schema_version = {document.get('schema_version')!r}; allowed: 1")
     entries = document.get("users")
     if not isinstance(entries, list):
-        raise RosterError(f"{KEY}: users = {entries!r}; allowed: a list")
+        raise RosterError(f"{keys.ACCOUNTS}: users = {entries!r}; allowed: a list")
     problems = [
-        f"{KEY}: users[{index}].{problem}"
+        f"{keys.ACCOUNTS}: users[{index}].{problem}"
         for index, entry in enumerate(entries)
         for problem in _problems(entry if isinstance(entry, dict) else {})
     ]
@@ -72,13 +71,13 @@ def _user(entry: dict[str, Any]) -> RosterUser:
 
 
 def _problems(entry: dict[str, Any]) -> list[str]:
-    keys, team = entry.get("keys"), entry.get("team")
+    lines, team = entry.get("keys"), entry.get("team")
     right = {
-        "name": isinstance(entry.get("name"), str) and NAME.fullmatch(entry["name"]) is not None,
+        "name": isinstance(entry.get("name"), str) and ACCOUNT.fullmatch(entry["name"]) is not None,
         "uid": _within(entry.get("uid"), UIDS),
-        "keys": isinstance(keys, list)
-        and all(isinstance(key, str) and _KEY_LINE.fullmatch(key) is not None for key in keys),
-        "team": isinstance(team, str) and (not team or NAME.fullmatch(team) is not None),
+        "keys": isinstance(lines, list)
+        and all(isinstance(key, str) and _KEY_LINE.fullmatch(key) is not None for key in lines),
+        "team": isinstance(team, str) and (not team or ACCOUNT.fullmatch(team) is not None),
         "team_gid": _within(entry.get("team_gid"), _TEAM_GIDS) if team else entry.get("team_gid") == 0,
         "admin": isinstance(entry.get("admin"), bool),
     }
@@ -95,6 +94,6 @@ def _clashes(users: tuple[RosterUser, ...]) -> list[str]:
     uids = [user.uid for user in users]
     twice = sorted({name for name in names if names.count(name) > 1})
     shared = sorted({uid for uid in uids if uids.count(uid) > 1})
-    return [f"{KEY}: {name!r} is named twice" for name in twice] + [
-        f"{KEY}: several users have uid {uid}" for uid in shared
+    return [f"{keys.ACCOUNTS}: {name!r} is named twice" for name in twice] + [
+        f"{keys.ACCOUNTS}: several users have uid {uid}" for uid in shared
     ]

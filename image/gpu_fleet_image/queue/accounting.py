@@ -8,7 +8,6 @@ a team is an account in Slurm, with the share and the limit of ``teams``.
 
 import logging
 import os
-import re
 import shutil
 import socket
 import sys
@@ -21,6 +20,7 @@ from gpu_fleet_image.core import instance_file, keys, paths, queue_file
 from gpu_fleet_image.core.errors import InstanceError
 from gpu_fleet_image.core.files import replace_text
 from gpu_fleet_image.core.queue_errors import NotReadyError, RosterUnreadError
+from gpu_fleet_image.core.runs import ACCOUNT
 from gpu_fleet_image.queue import configuration, database
 from gpu_fleet_image.queue.answers import ENDED, ListedJob
 from gpu_fleet_image.queue.configuration import GRACE_S, LOW, NORMAL
@@ -30,8 +30,6 @@ from gpu_fleet_image.queue.slurm import Association
 DUMP = "accounting.sql.gz"
 SLURMDBD = Path("/etc/slurm/slurmdbd.conf")
 MARIADB = Path("/etc/mysql/mariadb.conf.d/60-gpu-fleet.cnf")
-ROSTER = keys.ACCOUNTS
-NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 WITHOUT_TEAM = "no-team"  # the account of users without a team
 ROOT = "root"  # Slurm's own account, above all others
 USER_NUMBERS = range(2000, 30_000)  # of the roster (image/gpu_fleet_image/core/roster.py)
@@ -53,10 +51,10 @@ def teams_of(roster: Mapping[str, Any]) -> dict[str, str]:
     try:
         pairs = {str(user["name"]): str(user["team"]) for user in roster["users"]}
     except (KeyError, TypeError) as error:
-        raise RosterUnreadError(f"{ROSTER}: {error!r}") from error
+        raise RosterUnreadError(f"{keys.ACCOUNTS}: {error!r}") from error
     for word in (*pairs, *filter(None, pairs.values())):
-        if NAME.fullmatch(word) is None:
-            raise RosterUnreadError(f"{ROSTER}: {word!r}; allowed: {NAME.pattern}")
+        if ACCOUNT.fullmatch(word) is None:
+            raise RosterUnreadError(f"{keys.ACCOUNTS}: {word!r}; allowed: {ACCOUNT.pattern}")
     return {name: team if team not in ("", ROOT) else WITHOUT_TEAM for name, team in pairs.items()}
 
 
@@ -72,7 +70,7 @@ def numbers_of(roster: Mapping[str, Any]) -> frozenset[int]:
             raise TypeError(f"users = {users!r}; allowed: a list")
         return frozenset(int(user["uid"]) for user in users)
     except (KeyError, TypeError, ValueError) as error:
-        raise RosterUnreadError(f"{ROSTER}: {error!r}") from error
+        raise RosterUnreadError(f"{keys.ACCOUNTS}: {error!r}") from error
 
 
 def leavers_jobs(
@@ -143,7 +141,7 @@ def limits_of(roster: Mapping[str, Any]) -> dict[str, TeamLimits]:
     try:
         return {str(name): TeamLimits(**team) for name, team in roster.get("teams", {}).items()}
     except (TypeError, AttributeError) as error:
-        raise RosterUnreadError(f"{ROSTER}: teams: {error!r}") from error
+        raise RosterUnreadError(f"{keys.ACCOUNTS}: teams: {error!r}") from error
 
 
 def shares(

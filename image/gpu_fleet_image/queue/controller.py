@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_image.core import instance_file, paths, queue_file
+from gpu_fleet_image.core import instance_file, keys, paths, queue_file
 from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import replace_text
@@ -263,7 +263,7 @@ def _store(instance: instance_file.InstanceFile) -> Store:
 
 def limits_of(store: Store) -> dict[str, TeamLimits]:
     """Return the limits of each team. Raises CloudError, RosterUnreadError."""
-    roster = store.newest(accounting.ROSTER)
+    roster = store.newest(keys.ACCOUNTS)
     return accounting.limits_of(roster.content) if roster else {}
 
 
@@ -309,7 +309,7 @@ def _done(event: str, step: Callable[[], None]) -> bool:
 def _register_users(store: Store, tried: set[str], ask: slurm.Run) -> None:
     """Register all users; raises InstanceError, OSError if some could not be registered."""
     known = slurm.associations(ask)
-    roster = store.newest(accounting.ROSTER)
+    roster = store.newest(keys.ACCOUNTS)
     teams = accounting.teams_of(roster.content) if roster else {}
     there = {name: team for name, team in teams.items() if has_account(name)}
     limits = accounting.limits_of(roster.content) if roster else {}

@@ -1,35 +1,12 @@
 """Protocol of a cloud account in an acceptance run on either cloud."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
 
-ENDED = frozenset({"shutting-down", "terminated"})
-
-
-@dataclass(frozen=True)
-class TestedInstance:
-    """One instance of the stack.
-
-    Attributes:
-        pool: the value of its tag ``gpu-fleet:pool``.
-        state: ``pending``, ``running``, ``stopping``, ``stopped``, ``shutting-down`` or ``terminated``.
-    """
-
-    id: str
-    pool: str
-    type: str
-    state: str
-    spot: bool
-    launched_at: datetime
-    tags: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def ended(self) -> bool:
-        """Return whether the instance is terminated or is shutting down."""
-        return self.state in ENDED
+from gpu_fleet_image.core.model import Instance
 
 
 @dataclass(frozen=True)
@@ -99,23 +76,51 @@ class Kept:
     actual: object
 
 
+class SpotInterruption(Protocol):
+    """Interruptions of spot instances by the cloud itself; every method raises ``CannotCheckError``."""
+
+    def interrupt(self, instance_id: str) -> str:
+        """Have the cloud interrupt a spot instance; return a description of the request, for the evidence."""
+
+    def forget_interruption(self) -> None:
+        """Remove what ``interrupt`` made, if anything."""
+
+
+class Cleanup(Protocol):
+    """Removal of what a run may leave behind; every method raises ``CannotCheckError``."""
+
+    def orphans(self) -> Sequence[Orphan]:
+        """Return everything that still carries the stack's tag."""
+
+    def end_stragglers(self) -> Sequence[str]:
+        """Terminate the stack's instances that outlived their groups; return their ids."""
+
+    def let_keys_go(self) -> Sequence[str]:
+        """Schedule the deletion of the stack's keys once they encrypt nothing; return their ARNs."""
+
+    def empty_buckets(self) -> int:
+        """Remove every object and version from the stack's buckets; return their number."""
+
+
 class Account(Protocol):
     """One stack's part of a cloud account; every method raises ``CannotCheckError``.
 
     Attributes:
         calls: every call made so far, in order.
-        interrupts_spot: whether the cloud can be asked to interrupt a spot instance.
+        interruption: interrupts a spot instance; None where the cloud offers no such call.
+        cleanup: removes what a run may leave behind.
         watches: the kinds of ``watched`` that a stack must have on this cloud.
     """
 
     calls: list[Call]
-    interrupts_spot: bool
+    interruption: SpotInterruption | None
+    cleanup: Cleanup
     watches: tuple[str, ...]
 
     def identity(self) -> str:
         """Return the account's id for the credentials in use."""
 
-    def instances(self) -> Sequence[TestedInstance]:
+    def instances(self) -> Sequence[Instance]:
         """Return every instance with the stack's tag; terminated ones for as long as the cloud lists them."""
 
     def kept(self, groups: Mapping[str, Sequence[str]]) -> Sequence[Kept]:
@@ -167,21 +172,3 @@ class Account(Protocol):
         Args:
             topic: the stack's output that names where alarms are sent.
         """
-
-    def interrupt(self, instance_id: str) -> str:
-        """Have the cloud interrupt a spot instance; return a description of the request, for the evidence."""
-
-    def forget_interruption(self) -> None:
-        """Remove what ``interrupt`` made, if anything."""
-
-    def orphans(self) -> Sequence[Orphan]:
-        """Return everything that still carries the stack's tag."""
-
-    def end_stragglers(self) -> Sequence[str]:
-        """Terminate the stack's instances that outlived their groups; return their ids."""
-
-    def let_keys_go(self) -> Sequence[str]:
-        """Schedule the deletion of the stack's keys once they encrypt nothing; return their ARNs."""
-
-    def empty_buckets(self) -> int:
-        """Remove every object and version from the stack's buckets; return their number."""

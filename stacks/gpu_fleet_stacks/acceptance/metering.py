@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 
+from gpu_fleet_image.core.model import Instance
 from gpu_fleet_stacks.acceptance import plan
-from gpu_fleet_stacks.acceptance.account import TestedInstance
 from gpu_fleet_stacks.acceptance.errors import StopError
 from gpu_fleet_stacks.catalog.money import Money
 from gpu_fleet_stacks.settings import Stack
@@ -36,7 +36,7 @@ class Metering:
     seconds: dict[tuple[str, bool], dict[str, float]] = field(default_factory=dict)
     prices: dict[tuple[str, bool], Money | None] = field(default_factory=dict)
 
-    def observe(self, instances: Sequence[TestedInstance], now: datetime) -> None:
+    def observe(self, instances: Sequence[Instance], now: datetime) -> None:
         """Count the time of every running instance up to now; a terminated one keeps its earlier time."""
         for instance in instances:
             if not instance.ended:

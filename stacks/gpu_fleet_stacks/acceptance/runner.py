@@ -4,10 +4,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from gpu_fleet_image.core.model import Instance
 from gpu_fleet_stacks.acceptance import plan
-from gpu_fleet_stacks.acceptance.account import Account, TestedInstance
+from gpu_fleet_stacks.acceptance.account import Account
 from gpu_fleet_stacks.acceptance.clock import RunClock
 from gpu_fleet_stacks.acceptance.engine import StackEngine
 from gpu_fleet_stacks.acceptance.errors import AcceptanceError, StepError, StopError
@@ -63,7 +64,12 @@ class AcceptanceRun:
     deadline: datetime | None = None
     metered_at: datetime | None = None
 
-    def instances(self) -> list[TestedInstance]:
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """The stack's outputs, once it is up."""
+        return cast("dict[str, Any]", self.memory["outputs"])
+
+    def instances(self) -> list[Instance]:
         """Return the stack's instances, and count their time for the cost."""
         instances = list(self.account.instances())
         self.metering.observe(instances, self.clock.now())
@@ -251,7 +257,8 @@ def tear_down(run: AcceptanceRun, listener: Listener = _silent) -> None:
 
 
 def _forget_interruption(run: AcceptanceRun) -> None:
-    run.account.forget_interruption()
+    if run.account.interruption is not None:
+        run.account.interruption.forget_interruption()
 
 
 def _destroy(run: AcceptanceRun) -> None:
@@ -270,11 +277,11 @@ def _destroy(run: AcceptanceRun) -> None:
             if left == 0:
                 raise
             LOG.warning("event=destroy-failed tries_left=%d reason=%r", left, str(error))
-        ended, emptied = run.account.end_stragglers(), run.account.empty_buckets()
+        ended, emptied = run.account.cleanup.end_stragglers(), run.account.cleanup.empty_buckets()
         LOG.info("event=cleared instances=%r objects=%d", list(ended), emptied)
         run.clock.sleep(POLL_S)
     # Everything that the key encrypts belongs to this run and is deleted.
-    LOG.info("event=keys-let-go keys=%r", list(run.account.let_keys_go()))
+    LOG.info("event=keys-let-go keys=%r", list(run.account.cleanup.let_keys_go()))
     run.engine.forget()
 
 
@@ -288,7 +295,7 @@ def _list(run: AcceptanceRun) -> None:
             _hourly(run, orphan.priced_as, orphan.units),
             orphan.note,
         )
-        for orphan in run.account.orphans()
+        for orphan in run.account.cleanup.orphans()
     ]
 
 

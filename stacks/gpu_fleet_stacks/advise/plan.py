@@ -165,9 +165,9 @@ def reserved(plan: Candidate, discount: Decimal) -> Money | None:
     return hour * ((1 - discount) * (months_begun(plan) * HOURS_PER_MONTH * plan.instances))
 
 
-def break_even_hours(discount: Decimal, hours_per_month: int = HOURS_PER_MONTH) -> Decimal:
+def break_even_hours(discount: Decimal) -> Decimal:
     """Return the hours of use a month from which a reservation is cheaper than paying by the hour.
 
     A reservation is paid for every hour at ``1 - discount`` of the price, used or not.
     """
-    return hours_per_month * (1 - discount)
+    return HOURS_PER_MONTH * (1 - discount)

@@ -15,6 +15,7 @@ from gpu_fleet_stacks.catalog.prices import SpotPrice, read_on
 from gpu_fleet_stacks.catalog.reader import CatalogError
 
 FILE = Path(__file__).with_name("catalog.toml")
+SUGGESTED = 3  # names that a message offers
 
 
 class UnknownInstanceType(CatalogError):  # noqa: N818 - callers know this name, and it says what happened
@@ -57,16 +58,17 @@ class Catalog:
         """Return the types of one cloud, in the order of the file."""
         return tuple(kind for kind in self if kind.cloud is cloud)
 
-    def suggest(self, name: str, cloud: Cloud | None = None, limit: int = 3) -> list[str]:
+    def suggest(self, name: str, cloud: Cloud | None = None) -> list[str]:
         """Return the nearest names: by spelling, or by GPUs where ``name`` is a type of another cloud."""
         candidates = [kind for kind in self if cloud in (None, kind.cloud)]
         known = self.find(name)
         if known is not None and known not in candidates:
             return [
-                kind.name for kind in sorted(candidates, key=lambda other: _distance(known, other))[:limit]
+                kind.name
+                for kind in sorted(candidates, key=lambda other: _distance(known, other))[:SUGGESTED]
             ]
         names = [kind.name for kind in candidates]
-        return difflib.get_close_matches(name.lower(), names, n=limit, cutoff=0)
+        return difflib.get_close_matches(name.lower(), names, n=SUGGESTED, cutoff=0)
 
 
 def _distance(wanted: InstanceType, other: InstanceType) -> tuple[int, int, int]:

@@ -1,6 +1,6 @@
 """Client of AWS; a failed call raises an error of one sentence."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
@@ -35,7 +35,7 @@ class Aws:
         self._known: dict[str, Any] = {}
 
     def ask(self, service: str, operation: str, **arguments: Any) -> dict[str, Any]:
-        """Make one call, such as ``ask("ec2", "describe_images", ImageIds=[...])``.
+        """Make one call, such as ``ask("ec2", "describe_instances", InstanceIds=[...])``.
 
         Raises:
             CannotCheckError: it was denied, refused or not answered.
@@ -60,16 +60,32 @@ class Aws:
         return answer
 
     def pages(
-        self, service: str, operation: str, key: str, mark: str = "NextToken", **arguments: Any
+        self,
+        service: str,
+        operation: str,
+        key: str,
+        mark: str = "NextToken",
+        asked: str = "",
+        **arguments: Any,
     ) -> Iterator[Any]:
-        """Yield the items under ``key`` of all pages; ``mark`` names the page token; errors as in ``ask``."""
+        """Yield the items under ``key`` of all pages; errors as in ``ask``.
+
+        Args:
+            mark: the name of the page token.
+            asked: its name in the request, where that differs.
+        """
         place: dict[str, str] = {}
         while True:
             page = self.ask(service, operation, **arguments, **place)
             yield from page.get(key, [])
             if not page.get(mark):
                 return
-            place = {mark: page[mark]}
+            place = {asked or mark: page[mark]}
+
+    def instances(self, filters: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the instances that DescribeInstances' filters choose; errors as in ``ask``."""
+        for reservation in self.pages("ec2", "describe_instances", "Reservations", Filters=filters):
+            yield from reservation["Instances"]
 
     def _client(self, service: str) -> Any:
         if service not in self._known:

@@ -1,1 +1,1 @@
-"""Exceptions, names and tags, files written whole, tables for a terminal: what every room may use."""
+"""Lowest floor of the stacks, on which every room stands: exceptions, names and tags, whole files, tables."""

@@ -44,14 +44,13 @@ def named(service: str, actions: str, *resources: str) -> Grant:
     )
 
 
-def made_in_ec2(created: str, create: str, rest: str = "", also: str = "") -> tuple[Grant, ...]:
+def made_in_ec2(created: str, create: str, rest: str = "") -> tuple[Grant, ...]:
     """Return the grants of a taggable type of EC2.
 
     Args:
         created: its name in an ARN, such as ``vpc``.
         create: the action that creates it; it also reads its tagged neighbours: VPC, subnet, groups.
         rest: actions that change and delete it, by its tag.
-        also: such actions that also name neighbours.
     """
     return (
         new(create, f"{EC2}{created}/*"),
@@ -60,7 +59,7 @@ def made_in_ec2(created: str, create: str, rest: str = "", also: str = "") -> tu
             (f"{EC2}{created}/*",),
             {"StringEquals": {"ec2:CreateAction": create.removeprefix("ec2:"), **NEW["StringEquals"]}},
         ),
-        own(f"{create} {rest} {also} ec2:CreateTags ec2:DeleteTags", f"{EC2}*/*"),
+        own(f"{create} {rest} ec2:CreateTags ec2:DeleteTags", f"{EC2}*/*"),
         LOOK_EC2,
     )
 

@@ -1,9 +1,11 @@
 """JSON documents in a stack's records bucket, the same on both clouds."""
 
-import json
 from collections.abc import Iterator
 
 from gpu_fleet_image.core import keys
+from gpu_fleet_image.core.document import text_of
+from gpu_fleet_image.core.notify.notifier import Roster
+from gpu_fleet_image.core.notify.webhooks import Webhook
 from gpu_fleet_stacks.settings import Stack, people
 
 
@@ -25,10 +27,5 @@ def stored_documents(stack: Stack, reaper_policy: str) -> Iterator[tuple[str, st
 def _roster_text(stack: Stack) -> str:
     """Return ``roster.json``: the addresses of users; only the sweep's role may read it."""
     notify = stack.notify
-    content = {
-        "users": notify.users,
-        "operators": list(stack.budget.recipients),
-        "sender": notify.sender,
-        "webhooks": [{"kind": str(webhook.kind), "secret": webhook.secret} for webhook in notify.webhooks],
-    }
-    return json.dumps(content, indent=1, sort_keys=True)
+    rooms = tuple(Webhook(str(webhook.kind), webhook.secret) for webhook in notify.webhooks)
+    return text_of(Roster(dict(notify.users), tuple(stack.budget.recipients), notify.sender, rooms))

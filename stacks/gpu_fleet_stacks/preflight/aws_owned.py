@@ -133,12 +133,11 @@ def _instances(stack: Stack, aws: Aws) -> Finding:
     chosen = {f"tag:{naming.PROJECT}:stack": [stack.name], "instance-state-name": states}
     filters = [{"Name": name, "Values": values} for name, values in chosen.items()]
     started = {}
-    for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=filters):
-        for each in reservation["Instances"]:
-            tags = {tag["Key"]: tag["Value"] for tag in each.get("Tags", [])}
-            disks = [disk["Ebs"]["AttachTime"] for disk in each.get("BlockDeviceMappings", [])]
-            if (pool := tags.get(f"{naming.PROJECT}:pool")) in pools:
-                started[each["InstanceId"]] = str(pool), min([each["LaunchTime"], *disks])
+    for each in aws.instances(filters):
+        tags = {tag["Key"]: tag["Value"] for tag in each.get("Tags", [])}
+        disks = [disk["Ebs"]["AttachTime"] for disk in each.get("BlockDeviceMappings", [])]
+        if (pool := tags.get(f"{naming.PROJECT}:pool")) in pools:
+            started[each["InstanceId"]] = str(pool), min([each["LaunchTime"], *disks])
     return usable.instances(stack, started, partial(_user_roles, stack, aws))
 
 

@@ -119,13 +119,12 @@ def _reserved_by(aws: Aws, function: str) -> int:
 def _running(stack: Stack, aws: Aws) -> dict[str, int]:
     """Return quota code -> virtual CPUs of the account's instances that are not this stack's."""
     vcpus: dict[str, int] = {}
-    for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=RUNNING):
-        for instance in reservation["Instances"]:
-            code = None if _own(stack, instance) else _code_of(instance)
-            if code is not None:
-                options = instance.get("CpuOptions") or {}
-                cpus = options.get("CoreCount", 0) * options.get("ThreadsPerCore", 1)
-                vcpus[code] = vcpus.get(code, 0) + cpus
+    for instance in aws.instances(RUNNING):
+        code = None if _own(stack, instance) else _code_of(instance)
+        if code is not None:
+            options = instance.get("CpuOptions") or {}
+            cpus = options.get("CoreCount", 0) * options.get("ThreadsPerCore", 1)
+            vcpus[code] = vcpus.get(code, 0) + cpus
     return vcpus
 
 

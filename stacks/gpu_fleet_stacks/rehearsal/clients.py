@@ -100,7 +100,6 @@ class RegionClients:
         """ARN partition of the region."""
         return str(self.pool.session.get_partition_for_region(self.region))
 
-    def arn(self, service: str, resource: str, *, regional: bool = True) -> str:
-        """Return an ARN of this account; without region for global services."""
-        region = self.region if regional else ""
-        return f"arn:{self.partition}:{service}:{region}:{self.account_id}:{resource}"
+    def arn(self, service: str, resource: str) -> str:
+        """Return an ARN of this account and region."""
+        return f"arn:{self.partition}:{service}:{self.region}:{self.account_id}:{resource}"

@@ -21,7 +21,7 @@ from gpu_fleet_stacks.rehearsal.errors import RehearsalError
 
 LOOPBACK = "127.0.0.1"
 ACCOUNT_ID = DEFAULT_ACCOUNT_ID
-IDENTIFIER_SEED = 3
+IDENTIFIER_SEED = 3  # so that the same calls in the same order give the same ids
 
 # Variables that would lead a client elsewhere: other credentials, a profile's own endpoints, a proxy.
 _UNSET = (
@@ -115,14 +115,13 @@ class _Handler(MotoRequestHandler):
 
 
 @contextmanager
-def moto_server(region: str, seed: int = IDENTIFIER_SEED) -> Iterator[str]:
+def moto_server(region: str) -> Iterator[str]:
     """Serve an empty moto, and point every AWS client of this process and its children at it.
 
     moto keeps its state in this process, so two servers at once would share it.
 
     Args:
         region: becomes AWS_REGION and AWS_DEFAULT_REGION.
-        seed: of moto's identifiers, so that the same calls in the same order give the same ids.
 
     Yields:
         the endpoint's URL. At the end the environment, the port and the threads are released.
@@ -133,14 +132,14 @@ def moto_server(region: str, seed: int = IDENTIFIER_SEED) -> Iterator[str]:
     if not _only_one.acquire(blocking=False):
         raise RehearsalError("a moto server is open in this process: a second would empty its state")
     try:
-        with _served(region, seed) as endpoint:
+        with _served(region) as endpoint:
             yield endpoint
     finally:
         _only_one.release()
 
 
 @contextmanager
-def _served(region: str, seed: int) -> Iterator[str]:
+def _served(region: str) -> Iterator[str]:
     connections: set[socket.socket] = set()
     closing = threading.Event()
     handler = type("_ConnectionHandler", (_Handler,), {"connections": connections, "closing": closing})
@@ -152,7 +151,7 @@ def _served(region: str, seed: int) -> Iterator[str]:
     endpoint = f"http://{LOOPBACK}:{server.port}"
     try:
         _post(f"{endpoint}/moto-api/reset")
-        _post(f"{endpoint}/moto-api/seed?a={seed}")
+        _post(f"{endpoint}/moto-api/seed?a={IDENTIFIER_SEED}")
         with environment(client_environment(endpoint, region)):
             yield endpoint
     finally:

@@ -107,6 +107,6 @@ def finish(process: subprocess.Popen[bytes], command: Sequence[str], log: Path, 
         raise ChildError(f"{' '.join(command)}\nexit code {code}; the end of {log}:\n{tail(log)}")
 
 
-def tail(log: Path, lines: int = 15) -> str:
+def tail(log: Path) -> str:
     """Return the last lines of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])

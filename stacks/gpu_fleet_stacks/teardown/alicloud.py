@@ -1,19 +1,20 @@
 """Teardown on Alibaba Cloud: the stack's holdings, and the calls that change something."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from gpu_fleet_image.core.alicloud_credentials import KEY_ID, SECRET
-from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK
+from gpu_fleet_image.core.model import TAG_STACK
+from gpu_fleet_image.providers.alicloud.instances import instance_of
 from gpu_fleet_stacks.clients import buckets, oss
 from gpu_fleet_stacks.clients.alicloud import Alicloud, expects_a_number, listed
 from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.errors import TeardownError
-from gpu_fleet_stacks.teardown.holdings import HeldInstance, Holdings, Note, Remnant, gib, hold_of, store_of
+from gpu_fleet_stacks.teardown.holdings import HeldInstance, Holdings, Note, Remnant, gib, held, store_of
 from gpu_fleet_stacks.teardown.state import StateResource
 
 PAGE = 100  # DescribeInstances, DescribeDisks, DescribeSnapshots, DescribeImages
@@ -83,7 +84,7 @@ class AlicloudStack:
         }
         tags = {"Tag.1.Key": TAG_STACK, "Tag.1.Value": self._stack.name}
         raw = self._tokens("DescribeInstances", "Instances", "Instance", **tags)
-        made = (_instance(item, members.get(item["InstanceId"], ""), now) for item in raw)
+        made = (held(instance_of(item), members.get(item["InstanceId"], ""), now) for item in raw)
         return tuple(instance for instance in made if instance.group or instance.managed)
 
     def _members(self, group: str) -> Iterator[dict[str, Any]]:
@@ -204,16 +205,3 @@ class AlicloudStack:
                 EnableDeletionProtection="false",
             )
         self._cloud.ask("kms", "ScheduleKeyDeletion", KeyId=key.id, PendingWindowInDays=str(days))
-
-
-def _instance(raw: Mapping[str, Any], group: str, now: datetime) -> HeldInstance:
-    tags = {tag["TagKey"]: tag["TagValue"] for tag in listed(dict(raw), "Tags", "Tag")}
-    return HeldInstance(
-        id=raw["InstanceId"],
-        type=raw["InstanceType"],
-        state=raw["Status"].lower(),
-        pool=tags.get(TAG_POOL, ""),
-        group=group,
-        hold=hold_of(tags, now),
-        managed=tags.get(TAG_MANAGED) == "true",
-    )

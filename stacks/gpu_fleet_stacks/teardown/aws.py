@@ -5,14 +5,15 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpu_fleet_image.core.model import TAG_MANAGED, TAG_POOL, TAG_STACK
+from gpu_fleet_image.core.model import TAG_STACK
+from gpu_fleet_image.providers.aws.instances import instance_of
 from gpu_fleet_stacks.clients import buckets
 from gpu_fleet_stacks.clients.aws import Aws, Clients, clients_in
 from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.errors import TeardownError
-from gpu_fleet_stacks.teardown.holdings import HeldInstance, Holdings, Note, Remnant, gib, hold_of, store_of
+from gpu_fleet_stacks.teardown.holdings import HeldInstance, Holdings, Note, Remnant, gib, held, store_of
 from gpu_fleet_stacks.teardown.state import StateResource
 
 # Image Builder sets this tag on its instances (its user guide, "Resources created").
@@ -79,7 +80,7 @@ class AwsStack:
     def instances(self, resources: Sequence[StateResource], now: datetime) -> tuple[HeldInstance, ...]:
         """Return every instance that the stack's groups started, inside a group or outside."""
         members = self._members(state.of(resources, state.GROUPS))
-        made = (_instance(item, members.get(item["InstanceId"], ""), now) for item in self._raw())
+        made = (held(instance_of(item), members.get(item["InstanceId"], ""), now) for item in self._raw())
         return tuple(instance for instance in made if instance.group or instance.managed)
 
     def _raw(self) -> list[dict[str, Any]]:
@@ -87,8 +88,7 @@ class AwsStack:
             {"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]},
             {"Name": "instance-state-name", "Values": list(THERE)},
         ]
-        reservations = self._aws.pages("ec2", "describe_instances", "Reservations", Filters=filters)
-        return [instance for reservation in reservations for instance in reservation["Instances"]]
+        return list(self._aws.instances(filters))
 
     def _members(self, groups: Sequence[StateResource]) -> dict[str, str]:
         """Return instance id -> its group."""
@@ -190,19 +190,6 @@ class AwsStack:
         metadata = self._aws.ask("kms", "describe_key", KeyId=key.id)["KeyMetadata"]
         if metadata["KeyState"] != "PendingDeletion":
             self._aws.ask("kms", "schedule_key_deletion", KeyId=key.id, PendingWindowInDays=days)
-
-
-def _instance(raw: Mapping[str, Any], group: str, now: datetime) -> HeldInstance:
-    tags = {tag["Key"]: tag["Value"] for tag in raw.get("Tags", [])}
-    return HeldInstance(
-        id=raw["InstanceId"],
-        type=raw["InstanceType"],
-        state=raw["State"]["Name"],
-        pool=tags.get(TAG_POOL, ""),
-        group=group,
-        hold=hold_of(tags, now),
-        managed=tags.get(TAG_MANAGED) == "true",
-    )
 
 
 def _is_under(encrypted: Mapping[str, Any], key_id: str) -> bool:

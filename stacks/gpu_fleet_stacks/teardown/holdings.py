@@ -1,11 +1,17 @@
 """Holdings of a stack, as its cloud reports them: instances, data stores, and other encrypted resources."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from gpu_fleet_image.core.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_PROTECTED
+from gpu_fleet_image.core.model import (
+    TAG_KEEP_REASON,
+    TAG_KEEP_UNTIL,
+    TAG_MANAGED,
+    TAG_PROTECTED,
+    Instance,
+)
 from gpu_fleet_stacks.clients import buckets
 from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.teardown import state
@@ -38,6 +44,19 @@ class HeldInstance:
     def stopped(self) -> bool:
         """Return whether the instance is stopped or stopping, so that it can save nothing any more."""
         return self.state in STOPPED
+
+
+def held(instance: Instance, group: str, now: datetime) -> HeldInstance:
+    """Return an instance of either cloud with its group and its hold."""
+    return HeldInstance(
+        id=instance.id,
+        type=instance.type,
+        state=instance.state,
+        pool=instance.pool,
+        group=group,
+        hold=hold_of(instance.tags, now),
+        managed=instance.tags.get(TAG_MANAGED) == "true",
+    )
 
 
 @dataclass(frozen=True)
@@ -112,7 +131,7 @@ class TeardownCloud(Protocol):
         """Schedule the key's deletion after so many days; do nothing where it is scheduled already."""
 
 
-def hold_of(tags: dict[str, str], now: datetime) -> str:
+def hold_of(tags: Mapping[str, str], now: datetime) -> str:
     """Return why an instance is kept, from its tags; empty for no hold in force.
 
     A hold that cannot be read counts as a hold.

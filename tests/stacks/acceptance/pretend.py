@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Self
 
-from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, TAG_POOL, TAG_REAP_AFTER
+from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, TAG_POOL, TAG_REAP_AFTER, Instance
 from gpu_fleet_stacks.acceptance import on_instance
-from gpu_fleet_stacks.acceptance.account import Call, CommandOutput, Kept, Orphan, TestedInstance
+from gpu_fleet_stacks.acceptance.account import Call, CommandOutput, Kept, Orphan
 from gpu_fleet_stacks.acceptance.errors import EngineError, NotReachableError
 from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight.findings import Finding, Rating
@@ -71,7 +72,7 @@ class Training:
 class Box:
     """What is known of an instance beyond what the cloud says."""
 
-    instance: TestedInstance
+    instance: Instance
     job: Training | None = None
     ended_at: datetime | None = None
 
@@ -129,7 +130,7 @@ class PretendCloud:
         kind = "p5.48xlarge" if "foreign type" in self.broken else self.kind
         launched = self.clock.now()
         self.boxes[name] = Box(
-            TestedInstance(name, pool, kind, "running", pool == "spot", launched, {TAG_POOL: pool})
+            Instance(name, kind, "running", launched, {TAG_POOL: pool}, spot=pool == "spot")
         )
 
     def outputs(self) -> dict[str, object]:
@@ -165,7 +166,7 @@ class PretendCloud:
     def _called(self, name: str) -> None:
         self.calls.append(Call(self.clock.now(), f"cloud.{name}", "id-1", "", "https://example.com"))
 
-    def instances(self) -> list[TestedInstance]:
+    def instances(self) -> list[Instance]:
         self._called("instances")
         self._live()
         return [box.instance for box in self.boxes.values()]
@@ -319,6 +320,14 @@ class PretendCloud:
     def watched(self, topic: str) -> dict[str, list[str]]:
         schedules = [] if "schedule" in self.broken else ["sweep"]
         return {"alarms": ["a"], "budgets": ["b"], "schedules": schedules, "recipients": ["pending"]}
+
+    @property
+    def interruption(self) -> Self | None:
+        return self if self.interrupts_spot else None
+
+    @property
+    def cleanup(self) -> Self:
+        return self
 
     def interrupt(self, instance_id: str) -> str:
         self.fis_role = True

@@ -9,11 +9,18 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
-from gpu_fleet_stacks.acceptance import aws
-from gpu_fleet_stacks.acceptance.aws import CALLS, AwsAccount
+from gpu_fleet_stacks import acceptance
+from gpu_fleet_stacks.acceptance.aws import AwsAccount
+from gpu_fleet_stacks.acceptance.aws_calls import CALLS, RecordedAws
 from gpu_fleet_stacks.acceptance.clock import SystemClock
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.settings.stack_files import settings_of
+
+# Calls that modules of `clients` make for the account.
+BY_CLIENTS = {
+    *("ec2.describe_instances", "s3.abort_multipart_upload"),
+    *("s3.delete_objects", "s3.list_multipart_uploads"),
+}
 
 
 @cache
@@ -36,19 +43,20 @@ def test_a_call_is_an_operation_of_its_service_and_its_page_is_of_that_operation
     ] == []
 
 
-def test_the_module_asks_for_nothing_that_is_not_in_its_table():
-    source = Path(aws.__file__).read_text(encoding="utf-8")
-    asked = set(re.findall(r'"((?:[a-z0-9]+)\.(?:[a-z0-9]+_[a-z0-9_]+))"', source))
+def test_the_modules_ask_for_nothing_that_is_not_in_the_table():
+    sources = [path.read_text(encoding="utf-8") for path in Path(acceptance.__path__[0]).glob("aws*.py")]
+    pairs = re.findall(r'\(\s*"([a-z0-9]+)",\s*"([a-z0-9]+_[a-z0-9_]+)"', "\n".join(sources))
+    asked = {".".join(pair) for pair in pairs}
 
-    assert asked == CALLS.keys()
+    assert asked | BY_CLIENTS == CALLS.keys()
 
 
 def test_a_call_outside_of_the_table_is_never_made():
-    account = AwsAccount(settings_of("aws-dev"), SystemClock(), clients=lambda service: None)
+    calls = RecordedAws(lambda service: None, SystemClock())
 
     with pytest.raises(KeyError):
-        account._ask("ec2.run_instances")
-    assert account.calls == []
+        calls.ask("ec2", "run_instances")
+    assert calls.made == []
 
 
 def test_only_the_keys_of_the_stack_are_let_go():
@@ -60,8 +68,8 @@ def test_only_the_keys_of_the_stack_are_let_go():
         )
         account = AwsAccount(settings_of("aws-dev"), SystemClock())
 
-        let_go = account.let_keys_go()
+        let_go = account.cleanup.let_keys_go()
 
         states = [kms.describe_key(KeyId=key["KeyId"])["KeyMetadata"]["KeyState"] for key in (own, other)]
         assert (let_go, states) == ([own["Arn"]], ["PendingDeletion", "Enabled"])
-        assert account.let_keys_go() == []
+        assert account.cleanup.let_keys_go() == []

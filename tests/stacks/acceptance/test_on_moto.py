@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_stacks.acceptance import plan
-from gpu_fleet_stacks.acceptance.aws import CALLS, AwsAccount
+from gpu_fleet_stacks.acceptance.aws import AwsAccount
+from gpu_fleet_stacks.acceptance.aws_calls import CALLS
 from gpu_fleet_stacks.acceptance.command import Surroundings, accept
 from gpu_fleet_stacks.acceptance.errors import EngineError
 from gpu_fleet_stacks.rehearsal.bucket_policies import conditions_left_out

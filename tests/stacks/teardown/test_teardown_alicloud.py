@@ -88,6 +88,7 @@ class World:
                 "InstanceId": state,
                 "InstanceType": "ecs.gn7i-c8g1.2xlarge",
                 "Status": status,
+                "CreationTime": "2026-11-01T08:00Z",
                 "Tags": {
                     "Tag": [
                         {"TagKey": key, "TagValue": value}

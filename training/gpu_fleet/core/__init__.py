@@ -1,0 +1,1 @@
+"""Lowest floor of the trainer, on which all rooms stand: configuration, errors, exit codes, ranks, files."""

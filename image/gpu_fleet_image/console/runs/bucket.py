@@ -1,7 +1,7 @@
 """The part of a stack's records bucket with its jobs and their instances' status."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -155,8 +155,8 @@ class RunBucket:
         )
 
 
-def run_bucket(place: Place, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> RunBucket:
+def run_bucket(place: Place) -> RunBucket:
     """Return the bucket of a stack; raises CloudError if its account is unknown."""
     account = place.account_id or account_of(place)
     s3 = clouds.bucket_client(place.cloud, place.region)
-    return RunBucket(s3, Calls(clock), f"gpu-fleet-{place.stack}-records-{account}")
+    return RunBucket(s3, Calls(lambda: datetime.now(UTC)), f"gpu-fleet-{place.stack}-records-{account}")

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpu_fleet_image.core.errors import ConfigurationError
-from gpu_fleet_image.core.roster import NAME, UIDS
+from gpu_fleet_image.core.roster import UIDS
+from gpu_fleet_image.core.runs import ACCOUNT
 
 # Numbers of members: the upper part of the accounts' range; the lower part is for access.people.
 NUMBERS = range(20_000, UIDS.stop)
@@ -203,8 +204,8 @@ def _refused(directory: Directory, registry: Mapping[str, MemberAccount], member
     """Return why a member gets no account with this name; empty if they do."""
     if member in registry:
         return ""
-    if NAME.fullmatch(name) is None:
-        return f"is not a login name; allowed: {NAME.pattern}"
+    if ACCOUNT.fullmatch(name) is None:
+        return f"is not a login name; allowed: {ACCOUNT.pattern}"
     if name in directory.taken or name.startswith(_TAKEN_BEGINNINGS):
         return "is an account or group of the system, or a team"
     if any(account.name == name for other, account in registry.items() if other != member):

@@ -68,7 +68,7 @@ def refresh(
             raise CloudError(f"{REGISTRY}: another pass wrote it at the same time; the next pass continues")
     written = _differs(store, document)
     if written:
-        store.put(roster.KEY, document)
+        store.put(keys.ACCOUNTS, document)
     return {"users": len(outcome.users), "written": written, "left_out": outcome.left_out}
 
 
@@ -107,7 +107,7 @@ def _document(directory: Directory, outcome: MergedAccounts) -> dict[str, Any]:
 def _differs(store: Store, document: dict[str, Any]) -> bool:
     """Return whether the bucket holds another roster, a damaged one or none."""
     try:
-        newest = store.newest(roster.KEY)
+        newest = store.newest(keys.ACCOUNTS)
     except CloudError as error:
         if error.code != "Malformed":
             raise

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Annotated, Protocol
 
-from gpu_fleet_image.core import keys
+from gpu_fleet_image.core import document, keys
 from gpu_fleet_image.core.calls import batches
+from gpu_fleet_image.core.document import TEXT
 from gpu_fleet_image.core.model import Decision, Instance, Tie, User
 from gpu_fleet_image.core.notify import webhooks
 from gpu_fleet_image.core.notify.webhooks import Webhook
@@ -21,7 +22,6 @@ _MOST_FOR_OPERATORS, _MOST_FOR_A_USER = 200, 75
 _MOST_FOR_A_ROOM, _MOST_NAMED_IN_A_ROOM = 12, 100  # with a line; or at least with the id
 MOST_USERS = 8  # of an instance, as its agent publishes them (agent/users.py)
 NOTIFY_AGAIN_AFTER = timedelta(hours=24)
-ROSTER = keys.ROSTER
 _NO_ADDRESS = "has no address in notify.users"
 OPERATORS = "the operators"
 _DEEDS = {Tie.LAUNCHED: "launched a job", Tie.LOGGED_IN: "logged in", Tie.RUNS: "owned processes"}
@@ -52,29 +52,22 @@ class Roster:
         webhooks: of rooms that receive every notice.
     """
 
-    users: Mapping[str, str] = field(default_factory=dict)
-    operators: tuple[str, ...] = ()
-    sender: str | None = None
-    webhooks: tuple[Webhook, ...] = ()
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> "Roster":
-        """Parse ``roster.json``; raises CloudError if it is not as a stack writes it."""
-        try:
-            rooms = tuple(Webhook(webhook["kind"], webhook["secret"]) for webhook in content["webhooks"])
-            if unknown := {room.kind for room in rooms} - webhooks.BODIES.keys():
-                raise ValueError(f"webhooks of kind {unknown}")
-            return cls(dict(content["users"]), tuple(content["operators"]), content["sender"], rooms)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CloudError(f"{ROSTER} cannot be read: {error!r}", "Malformed") from error
+    users: dict[str, Annotated[str, TEXT]]
+    operators: tuple[Annotated[str, TEXT], ...]
+    sender: Annotated[str, TEXT] | None
+    webhooks: tuple[Webhook, ...]
 
 
 def roster_in(store: Store) -> Roster:
     """Return the roster as the stack last wrote it; raises CloudError, also if there is none."""
-    stored = store.newest(ROSTER)
+    stored = store.newest(keys.ROSTER)
     if stored is None:
-        raise CloudError(f"{ROSTER} is not among the stack's records; run pulumi up", "NoSuchKey")
-    return Roster.of(stored.content)
+        raise CloudError(f"{keys.ROSTER} is not among the stack's records; run pulumi up", "NoSuchKey")
+    problems: list[str] = []
+    roster = document.read(Roster, stored.content, "", problems)
+    if roster is None:
+        raise CloudError(f"{keys.ROSTER} cannot be read: {'; '.join(problems)}", "Malformed")
+    return roster
 
 
 @dataclass(frozen=True)
@@ -140,7 +133,7 @@ class Notifier:
         users count as notified when one of them was reached, or a room, or an operator.
         """
         wanted = list(decisions)
-        roster = Roster()
+        roster = Roster({}, (), None, ())
         if self._reach is not None and wanted:
             try:
                 roster = self._reach.roster()

@@ -13,27 +13,16 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any
+from typing import Annotated, Any
 from urllib.error import HTTPError
+
+from gpu_fleet_image.core.document import TEXT, one_of
 
 SCHEME = "https://"
 SILENCE_S, TOTAL_S = 5.0, 8.0  # without data; for all rooms together, however slowly one answers
 LARGEST_ANSWER = 64 * 1024
 # Slack and DingTalk take at most 20,000 bytes, Teams 28 KB (their pages on incoming webhooks).
 LONGEST_TEXT = 15_000
-
-
-@dataclass(frozen=True)
-class Webhook:
-    """A room's webhook.
-
-    Attributes:
-        kind: a key of ``BODIES``.
-        secret: name of the secret that holds its address.
-    """
-
-    kind: str
-    secret: str
 
 
 def _slack(text: str) -> dict[str, Any]:
@@ -74,6 +63,19 @@ BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
     "teams": _teams,
     "dingtalk": _dingtalk,
 }
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """A room's webhook.
+
+    Attributes:
+        kind: a key of ``BODIES``.
+        secret: name of the secret that holds its address.
+    """
+
+    kind: Annotated[str, one_of(*BODIES)]
+    secret: Annotated[str, TEXT]
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

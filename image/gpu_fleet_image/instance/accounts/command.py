@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from gpu_fleet_image.core import instance_file, paths
+from gpu_fleet_image.core import instance_file, keys, paths
 from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import read_text, replace_text
 from gpu_fleet_image.core.metadata import Metadata
-from gpu_fleet_image.core.roster import KEY, RosterError, RosterUser, parse
+from gpu_fleet_image.core.roster import RosterError, RosterUser, parse
 from gpu_fleet_image.instance.accounts import system
 from gpu_fleet_image.instance.accounts.changes import changes
 from gpu_fleet_image.instance.agent import cloud
@@ -37,7 +37,7 @@ def command() -> None:
     connected = cloud.connect(instance, Metadata(instance.cloud))
 
     def read() -> dict[str, Any] | None:
-        document = connected.store().newest(KEY)
+        document = connected.store().newest(keys.ACCOUNTS)
         return None if document is None else document.content
 
     def homes_there() -> bool:
@@ -60,7 +60,7 @@ def roster(
     try:
         document = read()
         if document is None:
-            raise CloudError(f"{KEY} is not in the stack's bucket")
+            raise CloudError(f"{keys.ACCOUNTS} is not in the stack's bucket")
         users = parse(document)
     except (CloudError, RosterError) as error:
         return _kept(last_good), f"event=roster-not-read reason={str(error)!r}"

@@ -88,9 +88,9 @@ def _end(pids: Iterable[int], longest_s: float) -> None:
             process.kill()
 
 
-def everything(proc: Path = _PROC) -> Iterator[Rights]:
+def everything() -> Iterator[Rights]:
     """Yield every process of this computer, without those that end meanwhile."""
-    for folder in proc.iterdir():
+    for folder in _PROC.iterdir():
         if folder.name.isdecimal():
             with suppress(FileNotFoundError, ProcessLookupError):
                 yield _read(folder)

@@ -254,16 +254,13 @@ def flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", str(value)
 
 
-def clients(
-    region: str, credentials: Credentials, endpoint: str = "", s3: Any = None, *, inside: bool = False
-) -> Clients:
+def clients(region: str, credentials: Credentials, endpoint: str = "", *, inside: bool = False) -> Clients:
     """Return the clients for a region.
 
     Args:
         region: say ``cn-wulanchabu``.
         credentials: of a user, a function or this instance.
         endpoint: of every product, in tests.
-        s3: boto3's client for OSS.
         inside: this is an instance of the region.
     """
     made = {
@@ -271,4 +268,4 @@ def clients(
         for known in fields(Clients)
         if known.name != "s3"
     }
-    return Clients(**made, s3=s3)
+    return Clients(**made)

@@ -73,7 +73,7 @@ class Instances(Tags):
         """
         filters = self._filters((*LIVING, *GONE))
         raws = described(self._calls, self._ec2, Filters=filters, MaxResults=PAGE)
-        listed = {raw["InstanceId"]: _instance(raw) for raw in raws}
+        listed = {raw["InstanceId"]: instance_of(raw) for raw in raws}
         living = [instance for instance in listed.values() if instance.state not in GONE]
         groups = self._groups()
         # A group without the stack's tag would replace terminated instances unnoticed.
@@ -93,7 +93,7 @@ class Instances(Tags):
         for some in batches(ids, MOST_VALUES):
             filters = [*self._filters((*LIVING, *GONE)), _with_ids(some)]
             raws = described(self._calls, self._ec2, Filters=filters, MaxResults=PAGE)
-            listed |= {raw["InstanceId"]: _instance(raw) for raw in raws}
+            listed |= {raw["InstanceId"]: instance_of(raw) for raw in raws}
         groups = self._groups(group_names) if group_names else ()
         return _fleet(listed.values(), groups)
 
@@ -227,7 +227,8 @@ def _with_ids(ids: Sequence[str]) -> dict[str, Any]:
     return {"Name": "instance-id", "Values": list(ids)}
 
 
-def _instance(raw: Mapping[str, Any]) -> Instance:
+def instance_of(raw: Mapping[str, Any]) -> Instance:
+    """Parse one instance of DescribeInstances."""
     stopped = STOPPED_AT.search(raw.get("StateTransitionReason") or "")
     return Instance(
         id=raw["InstanceId"],

@@ -13,7 +13,7 @@ from gpu_fleet_image.controllers.sweep.carry_out import Tools, mark
 from gpu_fleet_image.controllers.sweep.results import Done
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.model import Decision, Plan, Verdict
-from gpu_fleet_image.core.notify.notifier import Notifier, Reach, Roster, due_alerts, flooding_text
+from gpu_fleet_image.core.notify.notifier import Notifier, Reach, Roster, due_alerts, flooding_text, roster_in
 from gpu_fleet_image.core.notify.webhooks import LONGEST_TEXT, Webhook
 from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
 from gpu_fleet_image.instance.agent.users import LONGEST
@@ -21,6 +21,10 @@ from gpu_fleet_image.providers.aws.notify import Topic
 from tests.image.situations import NOW, POLICY, make_instance
 
 SWEEPS_A_DAY = 144
+
+
+def roster_of(users=None, operators=(), sender=None, webhooks=()):
+    return Roster(users or {}, operators, sender, webhooks)
 
 
 class Sns:
@@ -103,7 +107,7 @@ ON_I1 = {"i-1": ["ada:login"]}
 
 def test_each_user_gets_one_mail_of_their_own_instances_with_who_was_seen_and_the_two_commands():
     users = {"i-1": ["ada:login+process"], "i-2": ["grace:process", "ada:launch"]}
-    team = Team(Roster(PEOPLE, sender=SENDER), users)
+    team = Team(roster_of(PEOPLE, sender=SENDER), users)
 
     announced = announce(team, Sns(), "i-1", "i-2")
 
@@ -124,7 +128,7 @@ def test_the_topic_learns_which_users_a_message_is_for_once_for_each_owner():
     sns = Sns([confirmed("ada@example.com"), confirmed("lead@example.com"), confirmed("grace@example.com")])
     users = {"i-1": ["ada:login"], "i-2": ["grace:login"]}
 
-    announced = announce(Team(Roster(PEOPLE), users), sns, "i-1", "i-2")
+    announced = announce(Team(roster_of(PEOPLE), users), sns, "i-1", "i-2")
 
     assert (sns.users, announced.unreached) == (["ada", "vision", "grace"], {})
     assert len(sns.subjects) == 1
@@ -133,7 +137,7 @@ def test_the_topic_learns_which_users_a_message_is_for_once_for_each_owner():
 def test_who_never_confirmed_is_named_though_the_owner_was_reached():
     sns = Sns([confirmed("lead@example.com"), pending("ada@example.com"), confirmed("grace@example.com")])
 
-    announced = announce(Team(Roster(PEOPLE), ON_I1), sns, "i-1")
+    announced = announce(Team(roster_of(PEOPLE), ON_I1), sns, "i-1")
 
     assert ids(announced.notified) == ["i-1"]
     assert announced.unreached == {"ada": "ada@example.com has not confirmed its subscription to the topic"}
@@ -142,7 +146,7 @@ def test_who_never_confirmed_is_named_though_the_owner_was_reached():
 def test_a_grace_period_does_not_begin_while_no_recipient_listens():
     sns = Sns([pending("ada@example.com"), pending("ops@example.com")])
 
-    announced = announce(Team(Roster({"ada": "ada@example.com"}, ("ops@example.com",)), ON_I1), sns, "i-1")
+    announced = announce(Team(roster_of({"ada": "ada@example.com"}, ("ops@example.com",)), ON_I1), sns, "i-1")
 
     assert announced.notified == []
     assert announced.problems == ["owner vision not notified of i-1: nobody is subscribed"]
@@ -153,7 +157,7 @@ def test_operators_who_hear_nothing_are_an_alert_though_a_user_was_reached():
     refused = ClientError({"Error": {"Code": "AuthorizationError", "Message": "no"}}, "Publish")
     silent = Sns([confirmed("ops@example.com")])
     silent.publish = Mock(side_effect=refused, __name__="publish")
-    team = Team(Roster(PEOPLE, ("ops@example.com",), SENDER), ON_I1)
+    team = Team(roster_of(PEOPLE, ("ops@example.com",), SENDER), ON_I1)
 
     announced = [announce(team, sns, "i-1") for sns in (Sns([pending("ops@example.com")]), silent)]
 
@@ -164,7 +168,7 @@ def test_operators_who_hear_nothing_are_an_alert_though_a_user_was_reached():
 
 
 def test_a_user_reached_on_one_instance_begins_no_grace_period_of_another():
-    team = Team(Roster({"ada": "ada@example.com"}, sender=SENDER), ON_I1)
+    team = Team(roster_of({"ada": "ada@example.com"}, sender=SENDER), ON_I1)
 
     announced = announce(team, Sns(), "i-1", "i-2")
 
@@ -175,7 +179,7 @@ def test_a_user_reached_on_one_instance_begins_no_grace_period_of_another():
 def test_a_login_name_without_an_address_is_reported_to_the_operators_and_fails_nothing():
     sns = Sns([confirmed("Ops@example.com")])
 
-    announced = announce(Team(Roster({}, ("ops@example.com",)), {"i-1": ["stranger:login"]}), sns, "i-1")
+    announced = announce(Team(roster_of({}, ("ops@example.com",)), {"i-1": ["stranger:login"]}), sns, "i-1")
 
     assert (ids(announced.notified), announced.problems) == (["i-1"], [])
     assert announced.unreached == {"stranger": "has no address in notify.users"}
@@ -183,7 +187,7 @@ def test_a_login_name_without_an_address_is_reported_to_the_operators_and_fails_
 
 
 def test_a_mail_that_is_refused_leaves_the_others_and_is_named():
-    team = Team(Roster(PEOPLE, sender=SENDER), {"i-1": ["ada:login", "grace:login"]}, ("ada@example.com",))
+    team = Team(roster_of(PEOPLE, sender=SENDER), {"i-1": ["ada:login", "grace:login"]}, ("ada@example.com",))
 
     announced = announce(team, Sns(), "i-1")
 
@@ -192,7 +196,7 @@ def test_a_mail_that_is_refused_leaves_the_others_and_is_named():
 
 
 def test_where_time_runs_out_the_others_are_left_to_the_next_sweep():
-    team = Team(Roster({"ada": "ada@x", "grace": "g@x"}, sender=SENDER), ON_I1 | {"i-2": ["grace:login"]})
+    team = Team(roster_of({"ada": "ada@x", "grace": "g@x"}, sender=SENDER), ON_I1 | {"i-2": ["grace:login"]})
 
     def mail(*words):
         if team.mails:
@@ -206,7 +210,7 @@ def test_where_time_runs_out_the_others_are_left_to_the_next_sweep():
 
 
 def test_rooms_hear_one_message_a_sweep_and_one_without_it_is_named_without_its_address():
-    team = Team(Roster({}, webhooks=ROOMS), refuses=("team-b",))
+    team = Team(roster_of({}, webhooks=ROOMS), refuses=("team-b",))
 
     def secret(name):
         if name == "team-c":
@@ -224,7 +228,7 @@ def test_rooms_hear_one_message_a_sweep_and_one_without_it_is_named_without_its_
 
 
 def test_a_room_is_no_word_for_instances_that_its_message_does_not_name():
-    team = Team(Roster({}, webhooks=ROOMS[:1]))
+    team = Team(roster_of({}, webhooks=ROOMS[:1]))
     many = [f"i-{number:03d}" for number in range(130)]
 
     announced = announce(team, Sns(), *many)
@@ -237,7 +241,7 @@ def test_a_room_is_no_word_for_instances_that_its_message_does_not_name():
 
 def test_the_longest_lines_leave_a_rooms_message_whole():
     words = " ".join([f"{'x' * 24}{number}:launch+login+process" for number in range(8)])[:LONGEST].split()
-    team = Team(Roster({}, webhooks=ROOMS[:1]), {f"i-{number:018d}": words for number in range(130)})
+    team = Team(roster_of({}, webhooks=ROOMS[:1]), {f"i-{number:018d}": words for number in range(130)})
 
     announce(team, Sns(), *team.users)
 
@@ -247,7 +251,7 @@ def test_the_longest_lines_leave_a_rooms_message_whole():
 def test_what_an_instance_says_of_its_users_forges_no_line_and_floods_no_mail():
     words = ["ada\n- i-9 is kept:login", "<!channel>:login", "x" * 65 + ":login"]
     words += [f"u{number}:login" for number in range(20)]
-    team = Team(Roster(PEOPLE, sender=SENDER), {"i-1": words})
+    team = Team(roster_of(PEOPLE, sender=SENDER), {"i-1": words})
 
     announced = announce(team, Sns(), "i-1")
 
@@ -258,7 +262,7 @@ def test_what_an_instance_says_of_its_users_forges_no_line_and_floods_no_mail():
 def test_a_roster_that_cannot_be_read_begins_no_grace_period():
     refused = Mock(side_effect=CloudError("GetObject: AccessDenied"))
 
-    announced = announce(Team(Roster()), Sns(), "i-1", roster=refused)
+    announced = announce(Team(roster_of()), Sns(), "i-1", roster=refused)
 
     assert (announced.notified, announced.problems) == ([], ["nobody notified: GetObject: AccessDenied"])
 
@@ -273,7 +277,7 @@ def test_a_roster_that_cannot_be_read_begins_no_grace_period():
 )
 def test_a_roster_that_no_stack_writes_is_refused(content):
     with pytest.raises(CloudError, match=r"roster\.json cannot be read"):
-        Roster.of(content)
+        roster_in(Mock(newest=lambda _: Mock(content=content)))
 
 
 def test_an_owner_whose_name_fits_no_subject_is_notified_all_the_same():
@@ -312,7 +316,7 @@ def test_what_was_reported_is_forgotten_once_it_may_be_reported_again():
 
 def test_a_subject_says_whose_instances_and_a_message_how_to_name_each():
     sns = Sns([confirmed("ops@example.com")])
-    team = Team(Roster(operators=("ops@example.com",), webhooks=ROOMS[:1]))
+    team = Team(roster_of(operators=("ops@example.com",), webhooks=ROOMS[:1]))
 
     announce(team, sns, "i-1")
     announce(team, sns, "i-1", "i-2")
@@ -335,7 +339,7 @@ def mails_of_marking(team, notified_at):
 
 
 def test_who_came_to_an_instance_after_its_notice_has_one_too():
-    team, notified_at = Team(Roster(PEOPLE, sender=SENDER), {"i-1": ["ada:login"]}), {}
+    team, notified_at = Team(roster_of(PEOPLE, sender=SENDER), {"i-1": ["ada:login"]}), {}
     mails = [mails_of_marking(team, notified_at), mails_of_marking(team, notified_at)]
 
     team.users["i-1"] = ["grace:process", "ada:login"]
