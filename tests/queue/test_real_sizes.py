@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_fleet_image.recipe import build_requirements
-from tests.queue.real_sizes import PACKAGES, RealPlay, options_of, real_play, schedule
+from tests.queue.real_sizes import PACKAGES, ROOT, RealPlay, options_of, real_play, schedule
 from tests.queue.size_world import MOST
 from tests.queue.test_sizes import MATRIX, NEVER, PAIRS
 
@@ -63,7 +63,8 @@ ROWS = [(" ".join(options_of(words)), number) for words, number in MATRIX] + [*M
 
 @pytest.fixture(scope="module")
 def packages():
-    build_requirements.install(PACKAGES)
+    if not ROOT:
+        build_requirements.install(PACKAGES)
 
 
 @pytest.fixture
