@@ -162,6 +162,17 @@ def test_the_shape_of_23_11_says_the_same(job):
 
 
 @pytest.mark.parametrize(
+    ("reason", "max_nodes"),
+    [("PartitionConfig", 0), ("BadConstraints", 0), ("Resources", 1), ("Priority", 1)],
+)
+def test_the_least_is_no_maximum_of_a_job_that_23_11_has_not_tried(reason, max_nodes):
+    """Without one it says the same there: `--gpus=16` got no instance in an empty pool."""
+    listed = one(of_23_11({**HOSTILE, "max_nodes": 1, "node_count": 1, "state_reason": reason}))
+
+    assert listed.request.max_nodes == max_nodes
+
+
+@pytest.mark.parametrize(
     ("changes", "same"),
     [
         ({"job_state": ["RUNNING", "COMPLETING"]}, {}),
