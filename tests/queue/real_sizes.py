@@ -22,6 +22,7 @@ from gpu_fleet_image.core.queue_need import PoolNeed, needs_of
 from gpu_fleet_image.queue import configuration, slurm
 from gpu_fleet_image.queue.answers import PENDING, ListedJob
 from gpu_fleet_image.queue.configuration import Cluster
+from gpu_fleet_image.queue.controller import gpus_named
 from tests.queue.size_world import AND, MOST, POOL, SIZE, WORDS, watch_of
 
 PACKAGES = (
@@ -218,7 +219,8 @@ def lay(folder: Path) -> None:
     rows = [row + ",bf_interval=1" * row.startswith("SchedulerParameters=") for row in rows]
     folder.mkdir()
     (folder / "slurm.conf").write_text("\n".join([*HERE, *rows]) + "\n")
-    (folder / "job_submit.lua").write_text(configuration.job_submit())
+    named = gpus_named(Path(f"{ROOT}/usr/lib"), "**/data_parser_*.so")
+    (folder / "job_submit.lua").write_text(configuration.job_submit(named))
     (folder / "job").write_text("#!/bin/sh\nexec sleep 1000\n")
     (folder / "gres.conf").write_text("Name=gpu File=/run/gpu/nvidia[0-7]\n")
     (folder / "cgroup.conf").write_text("ConstrainCores=no\n")

@@ -61,8 +61,8 @@ def test_what_a_job_asks_for_is_read(job, request_of):
 @pytest.mark.parametrize(
     ("changes", "request_of"),
     [
-        ({"tres_per_task": "cpu:4,gres/gpu:1"}, JobRequest(min_cpus=1, gpus_per_task=1)),
-        ({"tres_per_task": "cpu=4"}, JobRequest(min_cpus=1)),
+        ({"tres_per_task": "cpu:4,gres/gpu:1"}, JobRequest(min_cpus=1, gpus_per_task=1, whole_tasks=True)),
+        ({"tres_per_task": "cpu=4"}, JobRequest(min_cpus=1, whole_tasks=True)),
         ({"tres_per_node": "gres:none"}, JobRequest(min_cpus=1)),
         (
             {"flags": ["JOB_MEM_SET"], **OF_GPU},

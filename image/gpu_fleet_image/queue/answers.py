@@ -31,7 +31,9 @@ NODES = re.compile(r"(?:^|,)node=(\d+)")
 GIVEN_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 # A GPU may have a type too, but no node of the fleet has one: a pool has a single model.
 GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d+)(?P<unit>[kKmM]?))?")
-CPUS = re.compile(r"cpu[:=]\d+")  # 23.11 writes it for each task beside GPUs; `cpus` has the total
+CPUS = re.compile(
+    r"cpu[:=]\d+"
+)  # 23.11 writes it for each task, all of whose CPUs are on one node; `cpus` has the total
 # Flags of a job that names its memory: of 22.05, and of 23.11. Without a size it is `--mem=0`: all of it.
 MEMORY_NAMED = frozenset({"JOB_MEM_SET", "EXACT_MEMORY_REQUESTED"})
 TRIED_REASONS = ("None", "Priority", "Resources")  # of jobs that Slurm has tried its nodes for
@@ -295,6 +297,7 @@ def request(raw: JobFields) -> JobRequest:
         gpus=of_job,
         gpus_per_node=of_node or of_socket,
         gpus_per_task=of_task,
+        whole_tasks=any(map(CPUS.fullmatch, raw.text("tres_per_task").split(","))),
         cpus_per_gpu=cpus_per_gpu,
         memory=memory,
         memory_per_cpu=memory_per_cpu,
@@ -313,8 +316,8 @@ def _max_nodes(raw: JobFields) -> int:
     use, once: Slurm gives it up with them.
     """
     most = raw.number("max_nodes")
-    is_told = not raw.is_object("max_nodes") or raw.text("state_reason") in TRIED_REASONS
-    return most if is_told or most != raw.number("node_count") else 0
+    is_known = not raw.is_object("max_nodes") or raw.text("state_reason") in TRIED_REASONS
+    return most if is_known or most != raw.number("node_count") else 0
 
 
 def _unpromised(raw: JobFields, gres: Sequence[str]) -> str:
