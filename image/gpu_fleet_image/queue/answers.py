@@ -31,9 +31,12 @@ NODES = re.compile(r"(?:^|,)node=(\d+)")
 GIVEN_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 # A GPU may have a type too, but no node of the fleet has one: a pool has a single model.
 GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d+)(?P<unit>[kKmM]?))?")
-CPUS = re.compile(r"cpu[:=]\d+")  # 23.11 writes it for each task beside GPUs; `cpus` has the total
+CPUS = re.compile(
+    r"cpu[:=]\d+"
+)  # 23.11 writes it for each task, all of whose CPUs are on one node; `cpus` has the total
 # Flags of a job that names its memory: of 22.05, and of 23.11. Without a size it is `--mem=0`: all of it.
 MEMORY_NAMED = frozenset({"JOB_MEM_SET", "EXACT_MEMORY_REQUESTED"})
+TRIED_REASONS = ("None", "Priority", "Resources")  # of jobs that Slurm has tried its nodes for
 NO_GRES = ("gres:none", "gres/none", "none")  # written by `sbatch --gres=none`
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
 RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
@@ -150,6 +153,10 @@ class JobFields:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self._wrong(name, "a whole number")
         return value
+
+    def is_object(self, name: str) -> bool:
+        """Return whether a number is written as an object, as since 23.02."""
+        return isinstance(self._get(name), dict)
 
     def text(self, name: str) -> str:
         """Return a text; empty for none, the first one of a list."""
@@ -281,7 +288,7 @@ def request(raw: JobFields) -> JobRequest:
     memory, memory_per_cpu = raw.number("memory_per_node"), raw.number("memory_per_cpu")
     return JobRequest(
         min_nodes=int(nodes[1]) if nodes else 1,
-        max_nodes=raw.number("max_nodes"),
+        max_nodes=_max_nodes(raw),
         tasks=max(raw.number("tasks"), 1),
         tasks_per_node=raw.number("tasks_per_node"),
         cpus=raw.number("cpus"),
@@ -290,6 +297,7 @@ def request(raw: JobFields) -> JobRequest:
         gpus=of_job,
         gpus_per_node=of_node or of_socket,
         gpus_per_task=of_task,
+        whole_tasks=any(map(CPUS.fullmatch, raw.text("tres_per_task").split(","))),
         cpus_per_gpu=cpus_per_gpu,
         memory=memory,
         memory_per_cpu=memory_per_cpu,
@@ -298,6 +306,18 @@ def request(raw: JobFields) -> JobRequest:
         exclusive=raw.text("shared").lower() == "none",
         unpromised=_unpromised(raw, [name for _, name in given]),
     )
+
+
+def _max_nodes(raw: JobFields) -> int:
+    """Return the maximum number of nodes; 0 for none, or if Slurm does not say.
+
+    Of a job that it has not tried, such as in a pool without instances, 23.11 gives the minimum where there
+    is no maximum (``job_mgr.c``, ``pack_job``). With a maximum such a job may get instances that it cannot
+    use, once: Slurm gives it up with them.
+    """
+    most = raw.number("max_nodes")
+    is_known = not raw.is_object("max_nodes") or raw.text("state_reason") in TRIED_REASONS
+    return most if is_known or most != raw.number("node_count") else 0
 
 
 def _unpromised(raw: JobFields, gres: Sequence[str]) -> str:

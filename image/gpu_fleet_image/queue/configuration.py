@@ -50,6 +50,7 @@ class Cluster:
         pools: name -> default MiB of memory for each GPU of a job; the first pool is the default partition.
         state: folder of the controller's state, on storage that outlives it.
         counts_gpus_of_tasks: slurmctld has the plugin that runs ``job_submit``.
+        gpus_named: the name of GPUs in a job, ``gres/gpu`` for 23.11.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Cluster:
     pools: Mapping[str, int]
     state: str
     counts_gpus_of_tasks: bool = True
+    gpus_named: str = "gres:gpu"
 
 
 def slurm_conf(cluster: Cluster) -> str:
@@ -199,11 +201,11 @@ def mariadb_conf(log: Path | None) -> str:
     return "\n".join(rows) + "\n"
 
 
-def job_submit() -> str:
+def job_submit(gpus_named: str) -> str:
     """Return ``job_submit.lua``: it derives a job's GPUs from ``--ntasks-per-gpu`` if the job names none.
 
     sbatch(1) says that Slurm counts them. 22.05 does not, never starts such a job, and gives no reason in its
-    replies. https://slurm.schedmd.com/job_submit_plugins.html
+    replies. 23.11 does, and does not report how many. https://slurm.schedmd.com/job_submit_plugins.html
     """
     return """\
 function slurm_job_submit(job, _partitions, _uid)
@@ -211,7 +213,7 @@ function slurm_job_submit(job, _partitions, _uid)
     local given = job.tres_per_job or job.tres_per_node or job.tres_per_task or job.tres_per_socket
     local counts = per_gpu and per_gpu > 0 and per_gpu < slurm.NO_VAL16 and tasks and tasks < slurm.NO_VAL
     if counts and not given then
-        job.tres_per_job = "gres:gpu:" .. math.ceil(tasks / per_gpu)
+        job.tres_per_job = "GPUS:" .. math.ceil(tasks / per_gpu)
     end
     return slurm.SUCCESS
 end
@@ -219,7 +221,7 @@ end
 function slurm_job_modify(_job, _record, _partitions, _uid)
     return slurm.SUCCESS
 end
-"""
+""".replace("GPUS", gpus_named)
 
 
 def gres_conf() -> str:

@@ -48,6 +48,8 @@ from gpu_fleet_image.queue.sizes import NodeSize, QueuePool
 FOLDER = Path("/etc/slurm")
 # In Debian's slurm-wlm-basic-plugins; slurmctld does not start if a named plugin is missing.
 LIBRARIES, SUBMIT_PLUGIN = Path("/usr/lib"), "*/slurm-wlm/job_submit_lua.so"
+# 22.05 has none of these. It calls GPUs otherwise than versions that have them, which refuse its name.
+PARSERS = "*/slurm-wlm/data_parser_*.so"
 LOOK_EVERY_S = 15.0
 ACCOUNTS_EVERY_S = 60.0
 # systemd allows each command before the start of slurmctld 90 s
@@ -89,8 +91,13 @@ def cluster_of(stack: str, address: str, pools: Mapping[str, QueuePool]) -> Clus
     """Return the settings of this controller's queue."""
     state = str(configuration.state_of(stack))
     memory = {name: pool.size.memory_per_gpu for name, pool in sorted(pools.items())}
-    has_lua = any(LIBRARIES.glob(SUBMIT_PLUGIN))
-    return Cluster(stack, socket.gethostname(), address, memory, state, has_lua)
+    has_lua, named = any(LIBRARIES.glob(SUBMIT_PLUGIN)), gpus_named(LIBRARIES, PARSERS)
+    return Cluster(stack, socket.gethostname(), address, memory, state, has_lua, named)
+
+
+def gpus_named(libraries: Path, parsers: str) -> str:
+    """Return the name of GPUs in a job, by the version of Slurm whose plugins are in these libraries."""
+    return "gres/gpu" if any(libraries.glob(parsers)) else "gres:gpu"
 
 
 def lay(cluster: Cluster, folder: Path) -> bool:
@@ -99,7 +106,7 @@ def lay(cluster: Cluster, folder: Path) -> bool:
         "slurm.conf": configuration.slurm_conf(cluster),
         "gres.conf": configuration.gres_conf(),
         "cgroup.conf": configuration.cgroup_conf(),
-        "job_submit.lua": configuration.job_submit(),
+        "job_submit.lua": configuration.job_submit(cluster.gpus_named),
     }
     changed = False
     for name, text in texts.items():

@@ -63,6 +63,7 @@ class JobRequest:
 
     Attributes:
         max_nodes: maximum number of nodes.
+        whole_tasks: all CPUs of a task are on one node.
         cpus: for all its tasks.
         min_cpus: on each node.
         single_threads: one thread of each core only.
@@ -84,6 +85,7 @@ class JobRequest:
     gpus: int = 0
     gpus_per_node: int = 0
     gpus_per_task: int = 0
+    whole_tasks: bool = False
     cpus_per_gpu: int = 0
     memory: int = 0
     memory_per_cpu: int = 0
@@ -111,7 +113,7 @@ class JobRequest:
         tasks = _dealt(self.tasks, index, number)
         gpus = self.gpus_per_node or max(_dealt(self.gpus, index, number), self.gpus_per_task * tasks)
         # whole tasks only if it says how many a node has; fewer CPUs than tasks is --overcommit
-        by_task = self.tasks_per_node and self.cpus >= self.tasks
+        by_task = (self.tasks_per_node or self.whole_tasks) and self.cpus >= self.tasks
         of_tasks = tasks * math.ceil(self.cpus / self.tasks) if by_task else _dealt(self.cpus, index, number)
         cpus = max(of_tasks, 1, self.min_cpus, self.cpus_per_gpu * gpus)
         cores = cpus if self.single_threads else math.ceil(cpus / THREADS)

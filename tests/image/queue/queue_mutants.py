@@ -26,7 +26,7 @@ from gpu_fleet_image.queue import (
     slurm,
 )
 from gpu_fleet_image.queue.demand import QueueDemand
-from gpu_fleet_image.queue.sizes import Fit, JobRequest, QueuePool
+from gpu_fleet_image.queue.sizes import Fit, JobRequest, NodeSize, QueuePool
 from gpu_fleet_jobs.submitted import queued
 from tests.image.queue.queue_world import QueuePlay, Schedule
 from tests.image.queue.size_world import play
@@ -94,6 +94,10 @@ def _free(needs: Callable[..., QueueDemand]) -> Callable[..., QueueDemand]:
     return free
 
 
+def _without_memory(self: NodeSize, other: NodeSize) -> bool:
+    return self.gpus >= other.gpus and self.cpus >= other.cpus
+
+
 def _anyhow(request: JobRequest, name: str, pool: QueuePool) -> Fit:
     outcome = sizes.fit(request, name, pool)
     return outcome if isinstance(outcome, Fit) else Fit((pool.size,), 0)
@@ -129,7 +133,7 @@ MUTANTS: dict[str, Broken] = {
     "instances are counted by the nodes that a job names": of(
         demand, "fit", lambda request, _name, pool: Fit((pool.size,) * request.min_nodes, 0)
     ),
-    "memory is not counted": of(JobRequest, "_memory", lambda *_words: 0),
+    "memory is not counted": of(NodeSize, "holds", _without_memory),
     "a job for later gets its instances now": of(demand, "LEAD", timedelta(days=3)),
     "a job that no instance can run gets one": of(demand, "fit", _anyhow),
     "what Slurm gave up too early is not released": of(slurm, "release", lambda *_words: None),

@@ -22,6 +22,7 @@ from gpu_fleet_image.core.queue_need import PoolNeed, needs_of
 from gpu_fleet_image.queue import configuration, slurm
 from gpu_fleet_image.queue.answers import PENDING, ListedJob
 from gpu_fleet_image.queue.configuration import Cluster
+from gpu_fleet_image.queue.controller import gpus_named
 from tests.image.queue.size_world import AND, MOST, POOL, SIZE, WORDS, watch_of
 
 PACKAGES = (
@@ -34,21 +35,27 @@ PACKAGES = (
     "util-linux",
 )
 ADDRESS = "10.0.0.1"
-# $1: the configuration; the name is the controller's
+# A root file system with another Slurm and munge, such as Ubuntu 24.04's; empty for this computer's own.
+ROOT = os.environ.get("GPU_FLEET_SLURM_ROOT", "").rstrip("/")
+# $1: the configuration, $2: ROOT; the name is the controller's
 WORLD = """
 set -e
+root=$2
 hostname localhost
 ip link set lo up
 ip link add gf0 type bridge && ip address add 10.0.0.1/24 dev gf0 && ip link set gf0 up
-mount -t proc proc /proc
-mount -t tmpfs tmpfs /run
-mkdir -p /run/munge /run/state /run/spool /run/gpu
-touch $(seq -f /run/gpu/nvidia%g 0 7)
-chown munge:munge /run/munge
-mount --bind "$1" /etc/slurm
-setpriv --reuid munge --regid munge --clear-groups /usr/sbin/munged
-slurmctld -c
-exec sleep infinity
+[ -z "$root" ] || mount --bind "$root" "$root"  # `ip netns` wants / to be a mount
+mount -t proc proc "$root/proc"
+mount -t tmpfs tmpfs "$root/run"
+[ -z "$root" ] || { mount --rbind /dev "$root/dev" && mount --rbind /sys "$root/sys"; }
+mkdir -p "$root/run/munge" "$root/run/state" "$root/run/spool" "$root/run/gpu" "$root/etc/slurm"
+touch $(seq -f "$root/run/gpu/nvidia%g" 0 7)
+mount --bind "$1" "$root/etc/slurm"
+exec chroot "${root:-/}" sh -ec '
+    chown munge:munge /run/munge
+    setpriv --reuid munge --regid munge --clear-groups /usr/sbin/munged
+    slurmctld -c
+    exec sleep infinity'
 """
 # A node has an address of its own: $1 its name, $2 its link to the controller
 ADDRESS_OF = "10.0.0.{}/24"
@@ -60,6 +67,8 @@ ip -n "$1" address add "$3" dev eth0
 ip -n "$1" link set lo up
 ip -n "$1" link set eth0 up
 """
+# 23.11 reaches no node whose host name another one has. $0: the name, the rest: slurmd
+HOST = 'hostname "$0"; exec "$@"'
 LEFT_OUT = (
     *("Accounting", "JobAcct", "Priority", "Prolog", "Epilog", "HealthCheck", "TaskProlog", "Preempt"),
     *("ProctrackType", "TaskPlugin", "SlurmUser", "SlurmdSpoolDir", "SlurmdPidFile"),
@@ -106,7 +115,7 @@ class RealPlay:
 
     def ask(self, words: Sequence[str]) -> str:
         """Run a command of Slurm. Raises SlurmError."""
-        return slurm.run(["nsenter", f"--target={self.init}", "--all", *words])
+        return slurm.run([*_inside(self.init), *words])
 
     def submit(self, *words: str) -> str:
         """Submit with options of sbatch; return the job's number, empty if Slurm refuses it."""
@@ -134,7 +143,8 @@ class RealPlay:
         command = configuration.node_command(name, POOL, SIZE.gpus, ADDRESS)
         at = command.index("--conf") + 1
         slurmd = ["slurmd", "-Z", "-N", name, "--conf", f"{command[at]} {HARDWARE}"]
-        self.ask(["nsenter", f"--net=/run/netns/{name}", *slurmd])
+        place = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "sh", "-c", HOST]
+        self.ask([*place, name, *slurmd])
         self.bought.append(name)
         until = time.monotonic() + START_S
         while name not in {node.name for node in slurm.nodes(self.ask)}:
@@ -209,7 +219,8 @@ def lay(folder: Path) -> None:
     rows = [row + ",bf_interval=1" * row.startswith("SchedulerParameters=") for row in rows]
     folder.mkdir()
     (folder / "slurm.conf").write_text("\n".join([*HERE, *rows]) + "\n")
-    (folder / "job_submit.lua").write_text(configuration.job_submit())
+    named = gpus_named(Path(f"{ROOT}/usr/lib"), "**/data_parser_*.so")
+    (folder / "job_submit.lua").write_text(configuration.job_submit(named))
     (folder / "job").write_text("#!/bin/sh\nexec sleep 1000\n")
     (folder / "gres.conf").write_text("Name=gpu File=/run/gpu/nvidia[0-7]\n")
     (folder / "cgroup.conf").write_text("ConstrainCores=no\n")
@@ -220,7 +231,7 @@ def real_play(folder: Path) -> Iterator[RealPlay]:
     """Run Slurm in its own namespaces, with an empty pool, until the end of the block."""
     lay(folder)
     kinds = ("--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child=KILL")
-    command = ["unshare", *kinds, "bash", "-c", WORLD, "world", str(folder)]
+    command = ["unshare", *kinds, "bash", "-c", WORLD, "world", str(folder), ROOT]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
@@ -234,6 +245,11 @@ def real_play(folder: Path) -> Iterator[RealPlay]:
         process.wait()
 
 
+def _inside(init: int) -> list[str]:
+    """Return the beginning of a command in the namespaces and the root file system of a process."""
+    return ["nsenter", f"--target={init}", "--all", "--root", "--wdns=/"]
+
+
 def _init_of(process: "subprocess.Popen[bytes]", log: Path) -> int:
     """Return process 1, once slurmctld answers."""
     until = time.monotonic() + START_S
@@ -243,7 +259,7 @@ def _init_of(process: "subprocess.Popen[bytes]", log: Path) -> int:
             init = int(children.split()[0])
             # not before it is the last program: the namespaces are complete then
             if Path(f"/proc/{init}/comm").read_text().strip() == "sleep":
-                slurm.run(["nsenter", f"--target={init}", "--all", "scontrol", "ping"])
+                slurm.run([*_inside(init), "scontrol", "ping"])
                 return init
         time.sleep(0.1)
     raise AssertionError(f"slurmctld does not start: {log.read_text()[-2000:]}")

@@ -61,8 +61,8 @@ def test_what_a_job_asks_for_is_read(job, request_of):
 @pytest.mark.parametrize(
     ("changes", "request_of"),
     [
-        ({"tres_per_task": "cpu:4,gres/gpu:1"}, JobRequest(min_cpus=1, gpus_per_task=1)),
-        ({"tres_per_task": "cpu=4"}, JobRequest(min_cpus=1)),
+        ({"tres_per_task": "cpu:4,gres/gpu:1"}, JobRequest(min_cpus=1, gpus_per_task=1, whole_tasks=True)),
+        ({"tres_per_task": "cpu=4"}, JobRequest(min_cpus=1, whole_tasks=True)),
         ({"tres_per_node": "gres:none"}, JobRequest(min_cpus=1)),
         (
             {"flags": ["JOB_MEM_SET"], **OF_GPU},
@@ -159,6 +159,17 @@ def of_23_11(job: dict) -> dict:
 @pytest.mark.parametrize("job", SAID["jobs"], ids=lambda job: str(job["job_id"]))
 def test_the_shape_of_23_11_says_the_same(job):
     assert one(of_23_11(job)) == one(job)
+
+
+@pytest.mark.parametrize(
+    ("reason", "max_nodes"),
+    [("PartitionConfig", 0), ("BadConstraints", 0), ("Resources", 1), ("Priority", 1)],
+)
+def test_the_least_is_no_maximum_of_a_job_that_23_11_has_not_tried(reason, max_nodes):
+    """Without one it says the same there: `--gpus=16` got no instance in an empty pool."""
+    listed = one(of_23_11({**HOSTILE, "max_nodes": 1, "node_count": 1, "state_reason": reason}))
+
+    assert listed.request.max_nodes == max_nodes
 
 
 @pytest.mark.parametrize(

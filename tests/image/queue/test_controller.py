@@ -211,6 +211,20 @@ def test_slurm_is_given_no_plugin_that_the_controller_has_not(tmp_path, monkeypa
     assert "function slurm_job_submit(" in (tmp_path / "slurm/job_submit.lua").read_text()
 
 
+@pytest.mark.parametrize(("parser", "named"), [("", "gres:gpu"), ("data_parser_v0_0_40.so", "gres/gpu")])
+def test_gpus_are_counted_under_the_name_that_slurms_version_takes(tmp_path, monkeypatch, parser, named):
+    """23.11 refused each job of `--ntasks-per-gpu`: "Invalid Trackable RESource (TRES) specification"."""
+    monkeypatch.setattr(controller, "LIBRARIES", tmp_path)
+    (tmp_path / "aarch64-linux-gnu/slurm-wlm").mkdir(parents=True)
+    if parser:
+        (tmp_path / "aarch64-linux-gnu/slurm-wlm" / parser).touch()
+    pools = controller.pools_of(POLICY)
+
+    controller.lay(controller.cluster_of("test", "10.0.0.4", pools), tmp_path / "slurm")
+
+    assert f'"{named}:" ..' in (tmp_path / "slurm/job_submit.lua").read_text()
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

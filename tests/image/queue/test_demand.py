@@ -260,6 +260,7 @@ REQUESTS = st.builds(
     memory_per_cpu=st.integers(0, 99),
     memory_per_gpu=st.integers(0, 99),
     whole_memory=st.booleans(),
+    whole_tasks=st.booleans(),
 )
 
 
@@ -269,6 +270,15 @@ def test_no_part_of_a_job_is_larger_than_its_first(request_of, number):
 
     least = replace(first, memory_mib=max(first.memory_mib, first.free_mib))
     assert all(map(least.holds, [first, *others]))
+
+
+def test_a_task_whose_cpus_must_be_on_one_node_is_on_one():
+    """22.05 splits the CPUs of three tasks among two instances, 23.11 does not."""
+    asked = JobRequest(tasks=3, cpus=192, min_cpus=64)
+
+    sizes = [fit(replace(asked, whole_tasks=whole), "pool train", POOLS["train"]) for whole in (False, True)]
+
+    assert [placed.nodes for placed in sizes] == [2, 3]
 
 
 def test_a_job_that_a_large_pool_can_never_run_is_refused_by_one_part_for_each_number(monkeypatch):

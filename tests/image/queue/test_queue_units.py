@@ -181,7 +181,7 @@ def files(folder: Path) -> None:
         "etc/slurm/slurmdbd.conf": configuration.slurmdbd_conf("localhost", "10.0.0.1"),
         # a computer with both versions of cgroups is none for slurmd; here it uses neither
         "etc/slurm/cgroup.conf": "CgroupPlugin=cgroup/v1\n",
-        "etc/slurm/job_submit.lua": configuration.job_submit(),
+        "etc/slurm/job_submit.lua": configuration.job_submit("gres:gpu"),
         "job.py": JOB,
         "proof": PROOF,
         "watched.py": WATCHED,

@@ -3,8 +3,7 @@
 import pytest
 
 from gpu_fleet_image.recipe import build_requirements
-from tests.image.queue.guests import AS_ROOT
-from tests.image.queue.real_sizes import PACKAGES, RealPlay, options_of, real_play, schedule
+from tests.image.queue.real_sizes import PACKAGES, ROOT, RealPlay, options_of, real_play, schedule
 from tests.image.queue.size_world import MOST
 from tests.image.queue.test_sizes import MATRIX, NEVER, PAIRS
 
@@ -53,12 +52,17 @@ MORE = (
 )
 
 
-ROWS = [(" ".join(options_of(words)), number) for words, number in MATRIX] + [*MORE]
+# Where 23.11 differs: it splits no task, and tells no maximum of a job that it has not tried.
+OF_23_11 = {"--ntasks=3 --cpus-per-task=64": 3}
+UNTOLD = "--gpus=16 --nodes=1"
+PLAIN = [(" ".join(options_of(words)), number) for words, number in MATRIX] + [*MORE]
+ROWS = [(words, OF_23_11.get(words, number) if ROOT else number) for words, number in PLAIN]
 
 
 @pytest.fixture(scope="module")
 def packages():
-    build_requirements.install(PACKAGES)
+    if not ROOT:
+        build_requirements.install(PACKAGES)
 
 
 @pytest.fixture
@@ -77,6 +81,8 @@ def hindered(play: RealPlay) -> None:
 @pytest.mark.parametrize(("words", "instances"), ROWS)
 def test_what_is_bought_is_what_runs_and_nothing_less_would(played, words, instances):
     """Texts of users that look like Slurm's fields do not change that."""
+    if ROOT and words == UNTOLD:
+        pytest.skip("gets instances once: docs/how-to/queue.md")
     taken = played.submit(*words.split())
 
     played.settle()

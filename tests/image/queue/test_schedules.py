@@ -18,9 +18,7 @@ QUICKLY = (
     "one answer without an instance means that it is gone",
     "a job starts again where it failed",
     "the pool grows past its max",
-    "memory is not counted",
     "a job that no instance can run gets one",
-    "a job for later gets its instances now",
     "what Slurm gave up too early is not released",
 )
 
