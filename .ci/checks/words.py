@@ -60,9 +60,6 @@ EXCEPTIONS = {
     "image/gpu_fleet_image/recipe/steps/90-seal.sh": {"machine-id": "systemd's own name"},
     "training/gpu_fleet/metrics/goodput.py": {"Large-Scale Machine Learning": "the title of a paper"},
     "stacks/gpu_fleet_stacks/settings/schema.py": {"people: login name": "the key access.people"},
-    "stacks/gpu_fleet_stacks/monitoring/grafana.py": {
-        'job="machine"': "a label of the scrapes of stacks that are deployed"
-    },
     "docs/reference/settings.md": {"| `people` |": "a key of the stack file"},
     "docs/how-to/accounts.md": {"  people:": "a key of the stack file"},
     "docs/explanation/clouds.md": {"`people: launch`": "a step of the acceptance run, named by its pool"},

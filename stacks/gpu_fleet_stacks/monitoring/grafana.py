@@ -13,8 +13,8 @@ from gpu_fleet_stacks.aws.dashboard import computing_share, mean_of
 from gpu_fleet_stacks.core import files, naming
 
 FILE = Path(__file__).with_name("gpu-fleet.json")
-# Grafana's grid has 24 columns; three panels a row.
-COLUMNS, HEIGHT = 24, 7
+# Grafana's grid has 24 columns; a row of tiles, then three graphs a row.
+COLUMNS, HEIGHT, TILE_HEIGHT = 24, 7, 4
 WIDTH = COLUMNS // 3
 # Grafana 10 and newer read this version of the schema, and migrate it.
 SCHEMA_VERSION = 39
@@ -22,6 +22,7 @@ CLOUDWATCH = {"type": "cloudwatch", "uid": "${cloudwatch}"}
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 OWN = naming.metric_namespace("$stack")
 OF_STACK = '{stack="$stack"}'
+UP = 'up{job="instance",stack="$stack"}'  # a job of prometheus.yml
 
 Panel = dict[str, Any]
 Target = dict[str, Any]
@@ -51,9 +52,40 @@ def prometheus(expression: str, legend: str) -> Target:
     return {"datasource": PROMETHEUS, "expr": expression, "legendFormat": legend, "range": True}
 
 
+def tiles() -> Iterator[tuple[str, str, list[Target]]]:
+    """Yield title, unit and queries of every tile, which shows the last value of each query."""
+    rested = f"max by (instance) (max_over_time(DCGM_FI_DEV_GPU_UTIL{OF_STACK}[30m])) == 0"
+    yield "Instances running", "short", [prometheus(f"sum({UP})", "running")]
+    yield (
+        "Instances whose GPUs rest for 30 min",
+        "short",
+        [prometheus(f"count({rested}) or vector(0)", "resting")],
+    )
+    yield (
+        "GPUs",
+        "short",
+        [
+            prometheus(f"sum(DCGM_FI_DEV_GPU_UTIL{OF_STACK}) / 100", "computing"),
+            prometheus(f"count(DCGM_FI_DEV_GPU_UTIL{OF_STACK})", "rented"),
+        ],
+    )
+    spent, budget = (
+        cloudwatch(name, "Maximum") | {"label": label, "id": label}
+        for name, label in (("MonthCost", "spent"), ("MonthBudget", "budget"))
+    )
+    share = cloudwatch("MonthCost", "Maximum") | {
+        "metricEditorMode": 1,
+        "expression": "spent / budget",
+        "label": "of the budget",
+    }
+    yield "Month's cost", "short", [spent, budget]
+    yield "Month's budget spent", "percentunit", [each | {"hide": True} for each in (spent, budget)] + [share]
+    yield "Last sweep", "dateTimeFromNow", [cloudwatch("SweepRuns", "Sum")]
+
+
 def graphs() -> Iterator[tuple[str, str, list[Target]]]:
     """Yield title, unit and queries of every panel, in order."""
-    yield "Instances", "short", [prometheus('sum by (pool) (up{job="machine",stack="$stack"})', "{{pool}}")]
+    yield "Instances", "short", [prometheus(f"sum by (pool) ({UP})", "{{pool}}")]
     yield "GPUs rented, computing, idle", "short", list(_gpus())
     shares = {"instances in use": mean_of(OWN, "ActiveFraction"), "GPUs computing": computing_share(OWN)}
     by_agents = [
@@ -86,6 +118,8 @@ def graphs() -> Iterator[tuple[str, str, list[Target]]]:
 
 def dashboard() -> dict[str, Any]:
     """Return the whole dashboard in the form of Grafana's provisioning and import."""
+    shown = [_tile(index, *tile) for index, tile in enumerate(tiles())]
+    shown += [_graph(index, *graph) for index, graph in enumerate(graphs())]
     return {
         "uid": "gpu-fleet",
         "title": "GPU fleet",
@@ -95,7 +129,7 @@ def dashboard() -> dict[str, Any]:
         "refresh": "1m",
         "time": {"from": "now-24h", "to": "now"},
         "templating": {"list": _variables()},
-        "panels": [_panel(index, *graph) for index, graph in enumerate(graphs())],
+        "panels": [{"id": number, **panel} for number, panel in enumerate(shown, 1)],
     }
 
 
@@ -125,20 +159,41 @@ def _variables() -> list[dict[str, Any]]:
     return [*texts, *sources]
 
 
-def _panel(index: int, title: str, unit: str, targets: list[Target]) -> Panel:
+def _tile(index: int, title: str, unit: str, targets: list[Target]) -> Panel:
+    width = COLUMNS // len(list(tiles()))
+    # of a point of time the tile shows when the last value came
+    fields = "/^Time$/" if unit == "dateTimeFromNow" else ""
+    panel = _panel(title, unit, targets)
+    if unit == "percentunit":
+        steps = [("green", None), ("orange", 0.8), ("red", 1)]
+        panel["fieldConfig"]["defaults"]["thresholds"] = {
+            "mode": "absolute",
+            "steps": [{"color": color, "value": value} for color, value in steps],
+        }
+    return panel | {
+        "type": "stat",
+        "gridPos": {"x": index * width, "y": 0, "w": width, "h": TILE_HEIGHT},
+        "options": {
+            "reduceOptions": {"calcs": ["lastNotNull"], "fields": fields, "values": False},
+            "graphMode": "none",
+            "colorMode": "value" if unit == "percentunit" else "none",
+            "textMode": "value_and_name" if len(targets) > 1 and unit == "short" else "value",
+        },
+    }
+
+
+def _graph(index: int, title: str, unit: str, targets: list[Target]) -> Panel:
+    place = {"x": index % 3 * WIDTH, "y": TILE_HEIGHT + index // 3 * HEIGHT, "w": WIDTH, "h": HEIGHT}
+    panel = _panel(title, unit, targets) | {"type": "timeseries", "gridPos": place}
+    panel["fieldConfig"]["defaults"]["min"] = 0
+    return panel | {"options": {"legend": {"displayMode": "list", "placement": "bottom"}}}
+
+
+def _panel(title: str, unit: str, targets: list[Target]) -> Panel:
     return {
-        "id": index + 1,
-        "type": "timeseries",
         "title": title,
         "datasource": targets[0]["datasource"],
-        "gridPos": {
-            "x": index % 3 * WIDTH,
-            "y": index // 3 * HEIGHT,
-            "w": WIDTH,
-            "h": HEIGHT,
-        },
-        "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
-        "options": {"legend": {"displayMode": "list", "placement": "bottom"}},
+        "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
         "targets": [{"refId": chr(ord("A") + number), **target} for number, target in enumerate(targets)],
     }
 

@@ -92,6 +92,16 @@ def test_every_counter_is_one_that_an_exporter_publishes_by_default():
         assert named <= DEFAULT_COUNTERS | KNOWN_ELSEWHERE, expression
 
 
+def test_queries_ask_for_jobs_that_prometheus_has():
+    jobs = {
+        job["job_name"] for job in yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
+    }
+
+    for expression in (*(rule["expr"] for rule in alerts()), *queries().values()):
+        for asked in re.findall(r'job=~?"([^"]*)"', expression):
+            assert set(asked.split("|")) <= jobs, expression
+
+
 def test_instances_are_found_by_the_tags_that_stacks_give_them():
     jobs = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
 
@@ -141,6 +151,23 @@ def test_it_shows_what_the_page_of_cloudwatch_cannot():
     titles = {panel["title"] for panel in panels()}
 
     assert {"GPU temperature", "XID errors", "Fullest disk", "Month's cost against the budget"} <= titles
+
+
+def test_tiles_say_the_last_value_of_instances_gpus_budget_and_sweep():
+    tiles = {panel["title"]: panel for panel in panels() if panel["type"] == "stat"}
+
+    last = tiles["Last sweep"]
+    share = tiles["Month's budget spent"]["targets"]
+    assert len(tiles) == 6
+    assert sum(panel["gridPos"]["w"] for panel in tiles.values()) == grafana.COLUMNS
+    assert {panel["options"]["reduceOptions"]["calcs"][0] for panel in tiles.values()} == {"lastNotNull"}
+    assert [target["expr"] for target in tiles["Instances running"]["targets"]] == [f"sum({grafana.UP})"]
+    assert [target.get("hide", False) for target in share] == [True, True, False]
+    assert share[2]["expression"] == f"{share[0]['id']} / {share[1]['id']}"
+    assert (last["targets"][0]["metricName"], last["options"]["reduceOptions"]["fields"]) == (
+        "SweepRuns",
+        "/^Time$/",
+    )
 
 
 def test_the_provisioning_names_both_data_sources():

@@ -1,6 +1,7 @@
 """Reports: the page has the numbers of the run, and needs no other file."""
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -49,7 +50,15 @@ def test_a_run_becomes_a_picture_and_a_page(run):
     assert result.exit_code == 0, result.output
     with Image.open(run / "report.png") as picture:
         assert picture.width > 1000
-    assert "<svg" in (run / "report.html").read_text()
+    page = (run / "report.html").read_text()
+    assert re.findall(r'<svg role="img" aria-label="(.*?)"', page) == [
+        "Loss by step",
+        "Throughput by step",
+        "Memory at most by step",
+        "Waiting for data by step",
+    ]
+    units = ("loss", "samples per second", "GiB per rank", "% of the time")
+    assert [unit for unit in units if f">{unit}</text>" not in page] == []
 
 
 class Links(HTMLParser):
@@ -199,7 +208,7 @@ def test_a_run_without_steps_is_named(tmp_path):
 
 
 def test_names_are_text_and_never_markup():
-    page = render_page("<script>", {"<b>": "&"}, "<svg></svg>")
+    page = render_page("<script>", {"<b>": "&"}, ["<svg></svg>"])
 
     assert "<script>" not in page
     assert "<td>&lt;b&gt;</td><td>&amp;</td>" in page

@@ -28,17 +28,28 @@ DOTS_PER_INCH = 110
 TEMPLATE = Environment(autoescape=True).from_string("""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{{ name }}</title>
 <style>
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse } td { padding: .15rem 1.5rem .15rem 0; border-bottom: 1px solid #ddd }
-td:first-child { color: #666 } svg { width: 100%; height: auto }
+:root { color-scheme: light }
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff }
+body { max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+h1, td { overflow-wrap: anywhere }
+table { border-collapse: collapse; margin-bottom: 1.5rem; font-size: .9rem }
+td { vertical-align: baseline; padding: .15rem 1.5rem .15rem 0; border-bottom: 1px solid #ddd }
+td:first-child { color: #555; min-width: 8rem }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(28rem, 100%), 1fr)); gap: 1rem }
+figure { margin: 0 } svg { width: 100%; height: auto }
 </style>
+<main>
 <h1>{{ name }}</h1>
 <table>
 {% for key, value in lines.items() %}<tr><td>{{ key }}</td><td>{{ value }}</td></tr>
 {% endfor %}</table>
-{{ picture | safe }}{# matplotlib escapes its texts #}
+<div class="plots">
+{% for plot in plots %}<figure>{{ plot | safe }}{# matplotlib escapes its texts #}</figure>
+{% endfor %}</div>
+</main>
 </html>
 """)
 
@@ -65,14 +76,11 @@ class Timeline:
 def report(run: Path, price: float | None) -> None:
     """Draw the run in the directory RUN: RUN/report.png, and RUN/report.html with everything inside it."""
     timeline = read_timeline(run)
-    figure = draw(timeline)
-    vector = io.StringIO()
-    figure.savefig(vector, format="svg")
     said = None if price is None else HourPrice(price, "USD")
     lines = summary(timeline, read_result(run)) | time_lines(goodput(timeline.times), said)
-    page = render_page(run.resolve().name, lines, vector.getvalue())
+    page = render_page(run.resolve().name, lines, vectors(timeline))
     with named("RUN", run):
-        figure.savefig(run / PICTURE, dpi=DOTS_PER_INCH)
+        draw(timeline).savefig(run / PICTURE, dpi=DOTS_PER_INCH)
         (run / PAGE).write_text(page, encoding="utf-8")
     for key, value in lines.items():
         click.echo(f"{key}: {value}")
@@ -200,21 +208,41 @@ def time_lines(goodput: Goodput | None, price: HourPrice | None = None) -> dict[
 
 
 def draw(timeline: Timeline) -> "Figure":
-    """Draw four panels over the steps."""
+    """Draw all panels over the steps as one figure."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - see the top of the file
 
-    panels: list[Callable[[Axes, Timeline], None]] = [_loss, _throughput, _memory, _waiting]
     figure = Figure(figsize=(11, 7.5), layout="constrained")
-    axes = figure.subplots(2, 2, sharex=True).flatten()
-    for panel, axis in zip(panels, axes, strict=True):
-        panel(axis, timeline)
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-        for step in timeline.resumed_at:
-            axis.axvline(step, color="tab:red", linestyle=":", linewidth=1)
-    for axis in axes[2:]:
-        axis.set_xlabel("step (dotted red: resumed)" if timeline.resumed_at else "step")
+    for panel, axis in zip(PANELS, figure.subplots(2, 2).flatten(), strict=True):
+        _draw_panel(panel, axis, timeline)
     return figure
+
+
+def vectors(timeline: Timeline) -> list[str]:
+    """Draw each panel as SVG for a page; text stays text, which any size of screen shows sharply."""
+    from matplotlib import rc_context  # noqa: PLC0415 - see the top of the file
+    from matplotlib.figure import Figure  # noqa: PLC0415 - as above
+
+    drawn = []
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "gpu-fleet"}):
+        for panel in PANELS:
+            figure, text = Figure(figsize=(5, 3.2), layout="constrained"), io.StringIO()
+            axis = figure.subplots()
+            _draw_panel(panel, axis, timeline)
+            figure.savefig(text, format="svg", metadata={"Date": None})
+            _, _, rest = text.getvalue().partition("<svg")  # HTML allows no XML declaration
+            drawn.append(f'<svg role="img" aria-label="{axis.get_title()} by step"{rest}')
+    return drawn
+
+
+def _draw_panel(panel: "Panel", axis: "Axes", timeline: Timeline) -> None:
+    panel(axis, timeline)
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    axis.locator_params(axis="x", nbins=6, integer=True)
+    for step in timeline.resumed_at:
+        axis.axvline(step, color="tab:red", linestyle=":", linewidth=1)
+    axis.set_xlabel("step (dotted red: resumed)" if timeline.resumed_at else "step")
 
 
 def _loss(axis: "Axes", timeline: Timeline) -> None:
@@ -223,6 +251,7 @@ def _loss(axis: "Axes", timeline: Timeline) -> None:
         axis.plot(*_curve(timeline.evaluation, "loss"), "o-", label="held-out data")
         axis.legend(frameon=False)
     axis.set_title("Loss")
+    axis.set_ylabel("loss")
 
 
 def _throughput(axis: "Axes", timeline: Timeline) -> None:
@@ -230,11 +259,13 @@ def _throughput(axis: "Axes", timeline: Timeline) -> None:
     axis.plot(*_curve(timeline.train, f"{unit}_per_s"), color="tab:green")
     axis.set_ylim(bottom=0)
     axis.yaxis.set_major_formatter("{x:,.0f}")
-    axis.set_title(f"Throughput, {unit} per second")
+    axis.set_title("Throughput")
+    axis.set_ylabel(f"{unit} per second")
 
 
 def _memory(axis: "Axes", timeline: Timeline) -> None:
-    axis.set_title("Memory at most, GiB per rank")
+    axis.set_title("Memory at most")
+    axis.set_ylabel("GiB per rank")
     steps, values = _curve(timeline.train, "memory_gib")
     if values:
         axis.plot(steps, values, color="tab:purple")
@@ -247,7 +278,12 @@ def _waiting(axis: "Axes", timeline: Timeline) -> None:
     points = waiting_percent(timeline.train)
     axis.plot([step for step, _ in points], [percent for _, percent in points], color="tab:orange")
     axis.set_ylim(bottom=0)
-    axis.set_title("Waiting for data, % of the time")
+    axis.set_title("Waiting for data")
+    axis.set_ylabel("% of the time")
+
+
+Panel = Callable[["Axes", Timeline], None]
+PANELS: tuple[Panel, ...] = (_loss, _throughput, _memory, _waiting)
 
 
 def _curve(records: Records, name: str) -> tuple[list[int], list[float]]:
@@ -255,7 +291,6 @@ def _curve(records: Records, name: str) -> tuple[list[int], list[float]]:
     return [record["step"] for record in chosen], [record[name] for record in chosen]
 
 
-def render_page(name: str, lines: Mapping[str, str], vector: str) -> str:
+def render_page(name: str, lines: Mapping[str, str], plots: Sequence[str]) -> str:
     """Render one HTML file that needs no other file."""
-    picture = vector[vector.index("<svg") :]  # without the XML declaration, which HTML does not allow
-    return TEMPLATE.render(name=name, lines=lines, picture=picture)
+    return TEMPLATE.render(name=name, lines=lines, plots=plots)

@@ -4,78 +4,23 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
+from html import escape
 
 import matplotlib
-from jinja2 import Environment, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gpu_fleet_image.console.operators.monthly_savings import Saving, Summary
 from gpu_fleet_image.console.users.ledger_records import FreezeChange
+from gpu_fleet_image.core import report_page
 from gpu_fleet_image.core.times import format_span
 
 _BAR = "#2a6f97"
 LINE = "#1b4332"
 _THOUSANDS = "{x:,.0f}"
+_INCHES = (5, 3.2)  # letters of a narrow screen stay ten pixels high
+_WEEK = 7
 _MOST_BARS = 12  # more cannot be read; the others are summed up
-
-PAGE = Environment(
-    autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-).from_string(
-    """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title>
-<style>
-  body { font: 16px/1.5 system-ui, sans-serif; color: #222 }
-  body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem }
-  h1 { font-size: 1.6rem; margin-bottom: 0 }
-  .total { font-size: 2.4rem; font-weight: 600; margin: .5rem 0 }
-  .note { color: #555; max-width: 45rem }
-  /* columns of one width: the last plot of a row is as large as the others */
-  .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(28rem, 100%), 1fr)); gap: 1rem }
-  figure { margin: 0 }
-  svg { width: 100%; height: auto }
-  .scroll { overflow-x: auto }
-  table { border-collapse: collapse; width: 100%; font-size: .9rem }
-  th, td { text-align: left; padding: .3rem .7rem .3rem 0; white-space: nowrap }
-  tr { border-bottom: 1px solid #ddd }
-  td.reason { white-space: normal; min-width: 16rem }
-  .number { text-align: right }
-</style>
-<h1>{{ title }}</h1>
-<p class="total">{{ total }} saved</p>
-<p class="note">{{ note }}</p>
-<div class="plots">
-{% for plot in plots %}
-<figure>{{ plot | safe }}{# matplotlib escapes its texts #}</figure>
-{% endfor %}
-</div>
-<h2>Every termination and stop</h2>
-<div class="scroll"><table>
-<thead><tr><th>when</th><th>instance</th><th>type</th><th>pool</th><th>owner</th><th>action</th>
-<th>was idle</th>
-<th class="number">saved</th><th>why</th></tr></thead>
-<tbody>
-{% for texts, amount, reason in rows %}
-<tr>{% for text in texts %}<td>{{ text }}</td>{% endfor %}
-<td class="number">{{ amount }}</td><td class="reason">{{ reason }}</td></tr>
-{% endfor %}
-</tbody></table></div>
-{% if changes %}
-<h2>Budget</h2>
-<table><thead><tr><th>when</th><th>what</th><th>pools</th><th>spent</th><th>by</th><th>why</th></tr></thead>
-<tbody>
-{% for one in changes %}
-<tr><td>{{ one.at.strftime("%Y-%m-%d %H:%M") }}</td><td>{{ one.action }}</td><td>{{ one.stage }}</td>
-<td>{{ "{:,.2f}".format(one.spent) }}</td><td>{{ one.by }}</td><td>{{ one.reason }}</td></tr>
-{% endfor %}
-</tbody></table>
-{% endif %}
-</html>
-"""
-)
 
 
 def page(summary: Summary, stack: str, changes: Sequence[FreezeChange] = ()) -> str:
@@ -84,18 +29,38 @@ def page(summary: Summary, stack: str, changes: Sequence[FreezeChange] = ()) -> 
     Args:
         changes: freezes and unfreezes of its pools.
     """
-    plots = [_daily_plot(summary)] if summary.savings else []
+    plots = []
     if summary.savings:
-        plots += [_bar_plot("by pool", summary.by_pool, summary.currency)]
-        plots += [_bar_plot("by owner", summary.by_owner, summary.currency)]
-    return PAGE.render(
-        title=f"GPU fleet {stack}: what {summary.month.name} saved",
-        total=_total(summary) if summary.savings else "Nothing",
-        note=_note(summary),
-        plots=plots,
-        rows=list(_rows(summary)),
-        changes=changes,
+        plots = [_daily_plot(summary)]
+        plots += [_bar_plot("saved by pool", summary.by_pool, summary.currency)]
+        plots += [_bar_plot("saved by owner", summary.by_owner, summary.currency)]
+    figures = "\n".join(f"<figure>{plot}</figure>" for plot in plots)
+    return report_page.page(
+        f"GPU fleet {stack}: what {summary.month.name} saved",
+        f"{_total(summary) if summary.savings else 'Nothing'} saved",
+        _note(summary),
+        f'<div class="plots">\n{figures}\n</div>\n{_ends(summary)}{_budget(summary, changes)}',
     )
+
+
+def _ends(summary: Summary) -> str:
+    saved = f"saved, {summary.currency}"
+    heads = ("when", "instance", "type", "pool", "owner", "action", "was idle", saved, "why")
+    rows = list(_rows(summary))
+    table = report_page.table(heads, rows, numbers=("was idle", saved), ids=("when", "instance"))
+    return f"<h2>Every termination and stop</h2>\n{table}"
+
+
+def _budget(summary: Summary, changes: Sequence[FreezeChange]) -> str:
+    if not changes:
+        return ""
+    spent = f"spent, {summary.currency}"
+    rows = [
+        (f"{each.at:%Y-%m-%d %H:%M}", each.action, each.stage, f"{each.spent:,.2f}", each.by, each.reason)
+        for each in changes
+    ]
+    table = report_page.table(("when", "what", "pools", spent, "by", "why"), rows, numbers=(spent,))
+    return f"\n<h2>Budget</h2>\n{table}"
 
 
 def _total(summary: Summary) -> str:
@@ -114,14 +79,14 @@ def _note(summary: Summary) -> str:
     return note
 
 
-def _rows(summary: Summary) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Yield for each stop or termination its first cells, the amount, and the reason."""
+def _rows(summary: Summary) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of each stop or termination."""
     for saving in summary.savings:
         end = saving.end
         idle = "" if end.idle_s is None else format_span(timedelta(seconds=end.idle_s))
         when = f"{end.at:%Y-%m-%d %H:%M}"
-        cells = (when, end.instance_id, end.instance_type, end.pool, end.owner, end.action, idle)
-        yield cells, _amount(saving), end.reason
+        named = (when, end.instance_id, end.instance_type, end.pool, end.owner, end.action)
+        yield *named, idle, _amount(saving), end.reason
 
 
 def _amount(saving: Saving) -> str:
@@ -130,29 +95,33 @@ def _amount(saving: Saving) -> str:
 
 def _daily_plot(summary: Summary) -> str:
     """Return a plot of the savings so far, by day, as SVG."""
-    figure, axes = _axes("saved so far", summary.currency)
-    days = range(1, summary.month.days + 1)
+    title = f"saved so far, {summary.currency}"
+    figure, axes = _axes(title)
     values = [float(amount) for amount in summary.by_day]
-    axes.plot(days, values, color=LINE, drawstyle="steps-post")
-    axes.fill_between(days, values, step="post", color=LINE, alpha=0.15)
+    days = range(1, summary.month.days + 2)  # each day's edges
+    axes.stairs(values, days, color=LINE)
+    axes.stairs(values, days, color=LINE, alpha=0.15, fill=True)
+    axes.set_xticks(range(1, summary.month.days + 1, _WEEK))
     axes.set_xlabel(f"day of {summary.month.name}")
+    axes.set_ylabel(summary.currency)
     axes.yaxis.set_major_formatter(_THOUSANDS)
     axes.set_ylim(bottom=0)
-    return _svg(figure)
+    return _svg(figure, title)
 
 
 def _bar_plot(title: str, amounts: Mapping[str, Decimal], currency: str) -> str:
     """Return a plot of amounts as bars, largest on top, as SVG."""
-    figure, axes = _axes(title, currency)
+    figure, axes = _axes(f"{title}, {currency}")
     shown = _shortened(amounts)
     names = list(shown)[::-1]
     plain = [name.replace("$", r"\$") for name in names]  # text between two would be a formula
     bars = axes.barh(plain, [float(shown[name]) for name in names], color=_BAR)
     axes.bar_label(bars, [f"{shown[name]:,.0f}" for name in names], padding=3)
     axes.margins(x=0.15)
+    axes.set_xlabel(currency)
     axes.xaxis.set_major_formatter(_THOUSANDS)
-    axes.locator_params(axis="x", nbins=5)
-    return _svg(figure)
+    axes.locator_params(axis="x", nbins=4)
+    return _svg(figure, f"{title}, {currency}")
 
 
 def _shortened(amounts: Mapping[str, Decimal]) -> dict[str, Decimal]:
@@ -164,18 +133,18 @@ def _shortened(amounts: Mapping[str, Decimal]) -> dict[str, Decimal]:
     return shown
 
 
-def _axes(title: str, currency: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
+def _axes(title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_title(f"{title}, {currency}", loc="left", fontsize=11)
+    axes.set_title(title, loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
-def _svg(figure: Figure) -> str:
+def _svg(figure: Figure, title: str) -> str:
     """Return the figure without XML head; text stays text, so that it can be searched and read aloud."""
     text = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gpu-fleet"}):
         figure.savefig(text, format="svg", metadata={"Date": None})
-    _, tag, rest = text.getvalue().partition("<svg")
-    return tag + rest
+    _, _, rest = text.getvalue().partition("<svg")
+    return f'<svg role="img" aria-label="{escape(title)}"{rest}'

@@ -1,63 +1,44 @@
 """A day's efficiency as a mail, and as one HTML file that needs no plotting library."""
 
 import html
+import math
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from string import Template
 
 from gpu_fleet_image.controllers.meter.efficiency import Efficiency, PoolUse, Use
+from gpu_fleet_image.core import report_page
 
-_COLORS = ("#1b4332", "#adb5bd", "#e9c46a", "#2a6f97")
-WIDTH, HEIGHT, _GAP, LABEL = 720, 22, 10, 130
+_COLORS = {"computing": "#1b4332", "unknown": "#8a949e", "idle": "#e9c46a", "saved": "#2a6f97"}
+# A bar below the name of its pool, in a drawing that a narrow screen shrinks to two thirds.
+WIDTH, LABEL, HEIGHT = 500, 20, 18
+_ROW, _AXIS = LABEL + HEIGHT + 8, 22
 HOURS = ("rented", "computing", "idle", "unknown", "saved")
-
-PAGE = Template("""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-  body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem }
-  body { margin: 2rem auto; padding: 0 1rem }
-  h1 { font-size: 1.6rem; margin-bottom: 0 }
-  .total { font-size: 2rem; font-weight: 600; margin: .5rem 0 }
-  .note { color: #555 }
-  .scroll { overflow-x: auto }
-  svg { max-width: 100%; height: auto }
-  table { border-collapse: collapse; font-size: .9rem }
-  th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #ddd }
-  .number { text-align: right }
-</style>
-<h1>$title</h1>
-<p class="total">$total</p>
-<p class="note">$note</p>
-$bars
-<h2>By pool</h2>
-<div class="scroll">$pools</div>
-<h2>Most money left idle</h2>
-<div class="scroll">$idle</div>
-</html>
-""")
 
 
 def page(day: Efficiency) -> str:
     """Return the HTML file."""
-    return PAGE.substitute(
-        title=html.escape(f"GPU fleet {day.stack}: {day.name}"),
-        total=html.escape(headline(day)),
-        note=html.escape(" ".join(_notes(day))),
-        bars=_bars([pool for pool in day.pools if pool.rented or pool.saved]),
-        pools=_table(
-            ("pool", *(f"GPU hours {name}" for name in HOURS), f"cost, {day.currency}"),
-            [
-                (pool.pool, *(_number(getattr(pool, name)) for name in HOURS), _number(pool.cost))
-                for pool in day.pools
-            ],
-        ),
-        idle=_table(
-            ("instance", "pool", "owner", "type", "computing", f"left idle, {day.currency}"),
-            [_idle_cells(use) for use in day.idle],
-        ),
+    cost = f"cost, {day.currency}"
+    pools = report_page.table(
+        ("pool", *(f"GPU hours {name}" for name in HOURS), cost),
+        [
+            (pool.pool, *(_number(getattr(pool, name)) for name in HOURS), _number(pool.cost))
+            for pool in day.pools
+        ],
+        numbers=[*(f"GPU hours {name}" for name in HOURS), cost],
+    )
+    left_idle = f"left idle, {day.currency}"
+    idle = report_page.table(
+        ("instance", "pool", "owner", "type", "computing", left_idle),
+        [_idle_cells(use) for use in day.idle],
+        numbers=("computing", left_idle),
+        ids=("instance", "type"),
+    )
+    bars = _bars([pool for pool in day.pools if pool.rented or pool.saved])
+    return report_page.page(
+        f"GPU fleet {day.stack}: {day.name}",
+        headline(day),
+        " ".join(_notes(day)),
+        f"{bars}\n<h2>By pool</h2>\n{pools}\n<h2>Most money left idle</h2>\n{idle}",
     )
 
 
@@ -111,44 +92,49 @@ def _idle_cells(use: Use) -> tuple[str, ...]:
     return use.instance_id, instance.pool, owner, instance.type, *shown
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return "<p>None.</p>"
-    head = "".join(f"<th>{html.escape(text)}</th>" for text in heads)
-    body = "".join(f"<tr>{''.join(_cell(text) for text in row)}</tr>\n" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
-
-
-def _cell(text: str) -> str:
-    align = ' class="number"' if text[:1].isdigit() else ""
-    return f"<td{align}>{html.escape(text)}</td>"
-
-
 def _bars(pools: Sequence[PoolUse]) -> str:
-    """Return the GPU hours of each pool as a bar: computing, unknown, idle, saved."""
+    """Return the GPU hours of each pool as a bar on one axis: computing, unknown, idle, saved."""
     if not pools:
         return ""
-    longest = max(pool.rented + pool.saved for pool in pools)
-    drawn = "".join(_bar(index, pool, longest) for index, pool in enumerate(pools))
-    legend = ", ".join(
-        f'<span style="color:{color}">&#9632;</span> {name}'
-        for name, color in zip(("computing", "unknown", "idle", "saved"), _COLORS, strict=True)
+    step = _tick(max(pool.rented + pool.saved for pool in pools))
+    longest = step * math.ceil(max(pool.rented + pool.saved for pool in pools) / step)
+    drawn = "".join(_bar(index * _ROW, pool, longest) for index, pool in enumerate(pools))
+    axis = "".join(
+        _axis_tick(value, value * WIDTH / longest, len(pools) * _ROW)
+        for value in (step * index for index in range(int(longest / step) + 1))
     )
-    height = len(pools) * (HEIGHT + _GAP)
-    box = f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" aria-label="GPU hours by pool">'
-    return f"{box}{drawn}</svg><p>{legend}</p>"
+    legend = " ".join(
+        f'<span class="id"><span style="color:{color}">&#9632;</span> {name}</span>'
+        for name, color in _COLORS.items()
+    )
+    height = len(pools) * _ROW + _AXIS
+    view = f'viewBox="-12 0 {WIDTH + 36} {height}" font-size="13"'
+    box = f'<svg {view} role="img" aria-label="GPU hours by pool">{axis}{drawn}</svg>'
+    return f"<figure>{box}<figcaption>GPU hours: {legend}</figcaption></figure>"
 
 
-def _bar(index: int, pool: PoolUse, longest: Decimal) -> str:
-    top = index * (HEIGHT + _GAP)
-    text = f'<text x="0" y="{top + HEIGHT - 6}" font-size="14">{html.escape(pool.pool)}</text>'
-    left = Decimal(LABEL)
-    amounts = (pool.computing, pool.unknown, pool.idle, pool.saved)
-    for amount, color in zip(amounts, _COLORS, strict=True):
-        width = amount * (WIDTH - LABEL) / longest
-        text += f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" fill="{color}"/>'
+def _tick(longest: Decimal) -> Decimal:
+    """Return the distance of an axis's ticks: 1, 2 or 5 times a power of ten, with four to nine of them."""
+    power = Decimal(10) ** (longest / 4).adjusted()
+    return max(factor * power for factor in (1, 2, 5) if factor * power <= longest / 4)
+
+
+def _axis_tick(value: Decimal, x: Decimal, top: int) -> str:
+    line = f'<path d="M{x:.1f} 0V{top + 4}" stroke="#222" stroke-opacity=".25"/>'
+    return f'{line}<text x="{x:.1f}" y="{top + 18}" text-anchor="middle">{value.normalize():,f}</text>'
+
+
+def _bar(top: int, pool: PoolUse, longest: Decimal) -> str:
+    name = html.escape(pool.pool)
+    drawn, left = f'<text x="0" y="{top + LABEL - 5}">{name}</text>', Decimal(0)
+    for word, color in _COLORS.items():
+        amount = getattr(pool, word)
+        width = amount * WIDTH / longest
+        title = f"<title>{name}: {_number(amount)} GPU hours {word}</title>"
+        place = f'x="{left:.1f}" y="{top + LABEL}" width="{width:.1f}" height="{HEIGHT}"'
+        drawn += f'<rect {place} fill="{color}">{title}</rect>'
         left += width
-    return text
+    return drawn
 
 
 def _number(amount: Decimal) -> str:

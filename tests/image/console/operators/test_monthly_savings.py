@@ -190,14 +190,16 @@ def test_the_page_has_the_total_every_end_and_plots_that_are_as_large_as_one_ano
 
     read = Page(text)
     plots = [ET.fromstring(f"<svg{part.partition('</svg>')[0]}</svg>") for part in text.split("<svg")[1:]]
-    grid, figure = (re.search(rf"  {name} {{ (.*) }}", text)[1] for name in (r"\.plots", "figure"))
+    grid, figure = (
+        re.search(rf"^{name} {{ (.*?) }}", text, re.MULTILINE)[1] for name in (r"\.plots", "figure")
+    )
     assert "20.00 USD saved" in read.texts
     assert {"i-1", "g5.xlarge", "ada", "terminate", "24.0 h", "20.00"} <= set(read.texts)
     assert not read.open
     assert (len(plots), len({plot.get("viewBox") for plot in plots})) == (3, 1)
     assert "display: grid" in grid
     assert "auto-fill" in grid
-    assert figure == "margin: 0"
+    assert figure == "margin: 0; max-width: 40rem"
 
 
 def test_names_from_tags_cannot_break_the_page_and_dollars_are_no_formula():

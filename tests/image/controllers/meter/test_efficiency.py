@@ -87,6 +87,14 @@ def test_a_day_without_instances_is_reported_too():
     assert "<svg" not in text
 
 
+def test_numbers_are_right_aligned_and_every_cell_names_its_column_for_narrow_screens():
+    text = page(summed({"i-1": share(owner="7 of 9")}, {"i-1": 0.5}))
+
+    assert '<th scope="col" class="number">GPU hours idle</th>' in text
+    assert '<td data-column="GPU hours idle" class="number">12.00</td>' in text
+    assert '<td data-column="owner">7 of 9</td>' in text
+
+
 def test_names_from_tags_cannot_break_the_page():
     """A name that begins like a number cannot change the sums either."""
     for busy, owner in ((0.0, "<script>alert(1)</script>"), (0.5, "1<script>alert(1)</script>")):
@@ -117,6 +125,7 @@ def test_computing_and_unknown_hours_are_part_of_those_rented_and_pools_add_up(i
     assert len(found.idle) <= 10
     drawn = page(found).partition("<svg")[2].partition("</svg>")[0]
     if drawn:
+        assert 5 <= drawn.count('text-anchor="middle"') <= 11  # ticks of the axis
         assert ET.fromstring(f"<svg{drawn}</svg>").tag == "svg"
 
 
