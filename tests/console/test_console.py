@@ -272,6 +272,18 @@ def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, messa
     assert "Traceback" not in shown.output
 
 
+def test_quiet_leaves_warnings_out_and_verbose_says_where_a_defect_is(monkeypatch):
+    loud, quiet = run("check", "aws-dev"), run("-q", "check", "aws-dev")
+    after = run("check", "aws-dev")
+    monkeypatch.setattr("gpu_fleet_stacks.settings.stack_files.settings_of", lambda name: 1 // 0)
+
+    assert "warning: " in loud.output
+    assert (quiet.stderr, quiet.stdout) == ("", loud.stdout)
+    assert after.output == loud.output
+    assert isinstance(run("-v", "check", "aws-dev").exception, ZeroDivisionError)
+    assert "a defect of gpu-fleet" in run("check", "aws-dev").output
+
+
 def test_a_defect_shows_its_traceback_when_asked(monkeypatch):
     monkeypatch.setenv("GPU_FLEET_TRACEBACK", "1")
     monkeypatch.setattr("gpu_fleet_stacks.settings.stack_files.settings_of", lambda name: 1 // 0)

@@ -23,7 +23,7 @@ from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.options import subject_options
 from gpu_fleet_image.core.place import Asked, Subject, subject
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
-from gpu_fleet_image.core.shared_options import CSV, JSON
+from gpu_fleet_image.core.shared_options import CSV, JSON, note
 from gpu_fleet_image.core.store import Store
 
 PAGE = "page"
@@ -170,7 +170,7 @@ def _charged(meant: Subject, month: Month, by: str, form: str) -> str:
     if not days:
         raise ConfigurationError(f"--month {month.name}: the meter has no day of it on record")
     if missing and cost is None:
-        click.echo(f"warning: no record of {', '.join(missing)}: they are missing in the rows", err=True)
+        note(f"warning: no record of {', '.join(missing)}: they are missing in the rows")
     budget = meant.policy.budget
     gpus = budget.gpus_of_pools() if budget else {}
     rows = chargeback.charges(days, computing, by, gpus, cost)
