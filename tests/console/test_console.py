@@ -166,6 +166,19 @@ def test_every_help_has_an_example_that_starts_with_the_command():
     assert without == []
 
 
+def test_a_groups_list_cuts_no_sentence_and_leaves_out_what_units_call():
+    lists = {
+        path: run(*path, "--help").output for path, each in COMMANDS.items() if isinstance(each, click.Group)
+    }
+
+    assert [path for path, text in lists.items() if "...\n" in text] == []
+    listed = {
+        line.split()[0] for line in lists["train",].splitlines() if line.startswith("  ") and line.strip()
+    }
+    assert "start" in listed
+    assert not {"pack", "queued", "train", "work"} & listed
+
+
 def test_the_example_of_a_command_is_one_that_it_takes(monkeypatch):
     monkeypatch.chdir(ROOT)
 

@@ -90,7 +90,8 @@ def cluster_of(stack: str, address: str, pools: Mapping[str, QueuePool]) -> Clus
     state = str(configuration.state_of(stack))
     memory = {name: pool.size.memory_per_gpu for name, pool in sorted(pools.items())}
     has_lua = any(LIBRARIES.glob(SUBMIT_PLUGIN))
-    return Cluster(stack, socket.gethostname(), address, memory, state, has_lua)
+    drained = frozenset(name for name, pool in pools.items() if pool.most == 0)
+    return Cluster(stack, socket.gethostname(), address, memory, state, has_lua, drained)
 
 
 def lay(cluster: Cluster, folder: Path) -> bool:
