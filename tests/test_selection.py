@@ -23,7 +23,7 @@ TREE = {
     "tests/conftest.py": "import gpu_fleet_image.deep",
     "tests/room/conftest.py": "import training_set_up",
     "tests/room/test_by_helper.py": "from tests.helper import y",
-    "tests/room/test_by_process.py": 'words = ["-m", "gpu_fleet", "train"]',
+    "tests/room/test_by_process.py": 'words = ["-m", "gpu_fleet", "start"]',
     "tests/room/test_by_command.py": 'from gpu_fleet_image import console\nsay("take --hours 2")',
     "tests/test_alone.py": "",
 }

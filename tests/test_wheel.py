@@ -241,7 +241,7 @@ def test_the_trainer_says_what_it_lacks(site, tmp_path):
     venv.create(tmp_path, symlinks=True)
 
     (next(tmp_path.glob("lib/python*/site-packages")) / "here.pth").write_text(f"{site}\n")
-    done = run(tmp_path / "bin/python", tmp_path, "-m", "gpu_fleet", "train", "job.toml")
+    done = run(tmp_path / "bin/python", tmp_path, "-m", "gpu_fleet", "start", "job.toml")
 
     assert done.stderr.startswith(
         "error: needs the Python package click, which is not here; the extra brings"

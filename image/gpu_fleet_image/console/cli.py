@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import StringIO, TextIOWrapper
 from typing import Any
 
@@ -17,9 +18,11 @@ from gpu_fleet_image.console.table import SECTIONS
 NAME = "gpu-fleet"
 CHECK = "gpu_fleet_stacks.cost.check:check"
 FAILED = 1
+ROOMS = ("gpu_fleet_image", "gpu_fleet_stacks")  # whose log `--verbose` shows
 # A shell's exit code of a process that Ctrl-C (SIGINT, 2) ended.
 INTERRUPTED = 128 + 2
 TRACEBACK = "GPU_FLEET_TRACEBACK"
+QUIET = "GPU_FLEET_QUIET"  # image/gpu_fleet_image/core/shared_options.py reads it
 FOLDER = "GPU_FLEET_DIR"  # stacks/gpu_fleet_stacks/settings/projects.py reads it
 
 
@@ -45,7 +48,11 @@ class Console(TableGroup):
                 args, prog_name or NAME, complete_var, standalone_mode=False, **extra
             )
 
-        sys.exit(ended(run))
+        shows_defects = os.environ.get(TRACEBACK, "")
+        try:
+            sys.exit(ended(run))
+        finally:  # --verbose is for this command line alone; its context ends before the exception is here
+            os.environ[TRACEBACK] = shows_defects
 
 
 def become_trainer(arguments: Sequence[str]) -> None:
@@ -113,12 +120,38 @@ def _say_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
+def _say_more(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Handle ``--verbose``: log each call, and show where a defect is."""
+    if not wanted or ctx.resilient_parsing:
+        return
+    import logging  # noqa: PLC0415 - every other command would pay for it
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    for room in map(logging.getLogger, ROOMS):
+        room.addHandler(handler)
+        room.setLevel(logging.DEBUG)
+        ctx.call_on_close(partial(room.removeHandler, handler))
+    os.environ[TRACEBACK] = "1"
+
+
+def _say_less(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Handle ``--quiet``: warnings and remarks are left out."""
+    if wanted and not ctx.resilient_parsing:
+        _set_for_now(ctx, QUIET, "1")
+
+
+def _set_for_now(ctx: click.Context, variable: str, value: str) -> None:
+    """Set a variable for this command and its child processes."""
+    before = os.environ.get(variable, "")
+    os.environ[variable] = value
+    ctx.call_on_close(lambda: os.environ.update({variable: before}))
+
+
 def _choose_folder(ctx: click.Context, _: click.Parameter, folder: str | None) -> None:
     """Handle ``--dir``: set the variable that every command reads, also in child processes."""
     if folder and not ctx.resilient_parsing:
-        before = os.environ.get(FOLDER, "")
-        os.environ[FOLDER] = folder
-        ctx.call_on_close(lambda: os.environ.update({FOLDER: before}))
+        _set_for_now(ctx, FOLDER, folder)
 
 
 def example() -> str:
@@ -139,6 +172,20 @@ main.params += [
         expose_value=False,
         callback=_choose_folder,
         help=f"Folder of the stack files' project; by default {FOLDER}, else this folder or one above.",
+    ),
+    click.Option(
+        ["-v", "--verbose"],
+        is_flag=True,
+        expose_value=False,
+        callback=_say_more,
+        help="Log each call to a cloud, and show where a defect is.",
+    ),
+    click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_say_less,
+        help="Print results and errors alone, no warnings.",
     ),
     click.Option(
         ["--version"],

@@ -169,6 +169,7 @@ class Calls:
             log.info("call=%s code=%s message=%r", _name(method), error.code, error.message)
             text = f"{_name(method)}: {error}{_remedy(method, error.code)}"
             return CloudError(text, error.code), error.attempts
+        log.debug("call=%s", _name(method))  # functions and agents log from INFO on
         metadata = answer.get("ResponseMetadata", {})
         self._note_time(metadata.get("HTTPHeaders", {}).get("date"))
         return answer, 1 + int(metadata.get("RetryAttempts", 0))

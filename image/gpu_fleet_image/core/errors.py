@@ -12,15 +12,17 @@ LOG_IN = {
     ),
     "alicloud": (
         "your own access key of Alibaba Cloud: set ALIBABA_CLOUD_ACCESS_KEY_ID and "
-        "ALIBABA_CLOUD_ACCESS_KEY_SECRET, of a role ALIBABA_CLOUD_SECURITY_TOKEN too"
+        "ALIBABA_CLOUD_ACCESS_KEY_SECRET, of a role ALIBABA_CLOUD_SECURITY_TOKEN too; the RAM "
+        "console makes one (Identities, Users, AccessKey)"
     ),
 }
 
 
 def log_in(cloud: str, environ: Mapping[str, str] = os.environ) -> str:
     """Return how a user logs in whose credentials are missing or invalid, and which profile was tried."""
-    profile = environ.get("AWS_PROFILE") if cloud == "aws" else None
-    return LOG_IN[cloud] + (f" (tried: profile {profile!r})" if profile else "")
+    if cloud != "aws":
+        return LOG_IN[cloud]
+    return f"{LOG_IN[cloud]} (tried: profile {environ.get('AWS_PROFILE') or 'default'!r})"
 
 
 class InstanceError(Exception):

@@ -1,12 +1,20 @@
 """Options that commands for users and commands for stacks share."""
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 STACK_VARIABLE = "GPU_FLEET_STACK"
+QUIET = "GPU_FLEET_QUIET"  # `gpu-fleet -q` sets it
+
+
+def note(text: str) -> None:
+    """Print a warning or a remark on standard error, unless the user wants results and errors alone."""
+    if not os.environ.get(QUIET):
+        click.echo(text, err=True)
 
 
 TABLE, JSON, CSV = "table", "json", "csv"

@@ -47,10 +47,13 @@ class Cluster:
         name: the stack's.
         host: the controller's own host name.
         address: the controller's fixed address.
-        pools: name -> default MiB of memory for each GPU of a job; the first pool is the default partition.
+        pools: name -> default MiB of memory for each GPU of a job; the first pool that takes
+            instances is the default partition.
         state: folder of the controller's state, on storage that outlives it.
         counts_gpus_of_tasks: slurmctld has the plugin that runs ``job_submit``.
         gpus_named: the name of GPUs in a job, ``gres/gpu`` for 23.11.
+        drained: pools that take no new instances: their partitions take no new jobs, and those that wait run
+            where instances still stand.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Cluster:
     state: str
     counts_gpus_of_tasks: bool = True
     gpus_named: str = "gres:gpu"
+    drained: frozenset[str] = frozenset()
 
 
 def slurm_conf(cluster: Cluster) -> str:
@@ -114,11 +118,13 @@ def slurm_conf(cluster: Cluster) -> str:
         "PreemptMode=REQUEUE",
         *["JobSubmitPlugins=lua"] * cluster.counts_gpus_of_tasks,
     ]
-    for index, (pool, memory) in enumerate(cluster.pools.items()):
+    first = next((pool for pool in cluster.pools if pool not in cluster.drained), None)
+    for pool, memory in cluster.pools.items():
         rows.append(f"NodeSet={pool} Feature={pool}")
-        default = "YES" if index == 0 else "NO"
+        default, state = "YES" if pool == first else "NO", "DRAIN" if pool in cluster.drained else "UP"
         given = f" DefMemPerGPU={memory}" if memory else ""
-        rows.append(f"PartitionName={pool} Nodes={pool} Default={default} MaxTime=INFINITE State=UP{given}")
+        partition = f"PartitionName={pool} Nodes={pool} Default={default} MaxTime=INFINITE"
+        rows.append(f"{partition} State={state}{given}")
     return "\n".join(rows) + "\n"
 
 

@@ -92,7 +92,8 @@ def cluster_of(stack: str, address: str, pools: Mapping[str, QueuePool]) -> Clus
     state = str(configuration.state_of(stack))
     memory = {name: pool.size.memory_per_gpu for name, pool in sorted(pools.items())}
     has_lua, named = any(LIBRARIES.glob(SUBMIT_PLUGIN)), gpus_named(LIBRARIES, PARSERS)
-    return Cluster(stack, socket.gethostname(), address, memory, state, has_lua, named)
+    drained = frozenset(name for name, pool in pools.items() if pool.most == 0)
+    return Cluster(stack, socket.gethostname(), address, memory, state, has_lua, named, drained)
 
 
 def gpus_named(libraries: Path, parsers: str) -> str:

@@ -5,6 +5,7 @@
 
 import difflib
 from collections.abc import Iterator
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,16 @@ def describe(name: str) -> str:
             f"  source: {kind.source}",
         )
     )
+
+
+def sold_on(kind: InstanceType, region: str) -> date | None:
+    """Return the newest day on which a price of the type was read in a region; None where none is known.
+
+    A price list has what the region sells. Of other regions nothing is known here, neither way.
+    """
+    spot = prices.load(kind.cloud).spot.get(kind.name)
+    days = (price.date for price in (kind.price, spot) if price and price.region == region)
+    return max(days, default=None)
 
 
 def gpus(kind: InstanceType) -> str:

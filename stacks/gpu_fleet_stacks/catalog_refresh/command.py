@@ -2,15 +2,17 @@
 
 import datetime
 import importlib
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
+from gpu_fleet_image.core import listing
+from gpu_fleet_image.core.listing import Column, Listing
+from gpu_fleet_image.core.shared_options import note
 from gpu_fleet_stacks.catalog import lookup, prices, reader
 from gpu_fleet_stacks.catalog.instance_types import Cloud
 from gpu_fleet_stacks.catalog.prices import load
@@ -35,7 +37,7 @@ def refresh(cloud: str | None, *, dry_run: bool) -> None:
     Needs credentials that may read prices (`pricing:GetProducts`, `ec2:DescribeSpotPriceHistory`;
     `ecs:DescribePrice`). Where any call is denied or not answered, nothing is written.
     """
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    console = listing.console(PIPE_WIDTH)
     clouds = list(Cloud) if cloud is None else [Cloud(cloud)]
     try:
         texts, changes, unlisted = _asked(console, clouds, datetime.datetime.now(datetime.UTC).date())
@@ -46,7 +48,7 @@ def refresh(cloud: str | None, *, dry_run: bool) -> None:
         raise click.ClickException(f"{error}; nothing was written") from error
     console.print(table(changes))
     for what in unlisted:
-        click.echo(f"warning: {what} is in no price list; its price in the file is kept", err=True)
+        note(f"warning: {what} is in no price list; its price in the file is kept")
     if dry_run:
         return
     for path, text in texts.items():
@@ -99,17 +101,15 @@ def _check(texts: dict[Path, str]) -> None:
             load(cloud, copies[PRICES])
 
 
-def table(changes: Sequence[PriceChange]) -> Table:
-    """Return a table of the changed prices, with the change in percent."""
+def table(changes: Sequence[PriceChange]) -> RenderableType:
+    """Return a table of the changed prices, with the change in percent, and how many there are."""
     moved = [change for change in changes if change.moved]
-    listing = Table(box=None, header_style="bold")
-    for heading in ("price of", "before", "now", "", "source"):
-        listing.add_column(heading, justify="right" if heading in ("before", "now", "") else "left")
+    numbers = (Column(heading, "right") for heading in ("before", "now", "change"))
+    made = Listing((Column("price of", wraps=True), *numbers, Column("source", wraps=True)), box=None)
     for change in moved:
         share = ""
         if change.before is not None:
             share = f"{float(change.after) / float(change.before) - 1:+.1%}"
         before = change.before or "unknown"
-        listing.add_row(change.what, before, f"{change.after} {change.currency}", share, change.source)
-    listing.caption = f"{len(moved)} moved, {len(changes) - len(moved)} stayed"
-    return listing
+        made.add_row(change.what, before, f"{change.after} {change.currency}", share, change.source)
+    return Group(made, Text(f"{len(moved)} moved, {len(changes) - len(moved)} stayed"))

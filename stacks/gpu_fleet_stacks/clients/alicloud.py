@@ -1,20 +1,22 @@
 """Client of Alibaba Cloud's products, which the functions use too; a failed call raises one sentence."""
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from gpu_fleet_image.core.alicloud_credentials import KEY_ID, SECRET, Credentials
+from gpu_fleet_image.core.alicloud_credentials import Credentials
 from gpu_fleet_image.core.calls import permission_of
 from gpu_fleet_image.core.error_codes import DENIED
-from gpu_fleet_image.core.errors import ConfigurationError
+from gpu_fleet_image.core.errors import ConfigurationError, log_in
 from gpu_fleet_image.core.reaper_errors import AnswerError
 from gpu_fleet_image.providers.alicloud.session import NO_ANSWER, Product
 from gpu_fleet_stacks.clients.errors import CannotCheckError
 
+log = logging.getLogger(__name__)
 ATTEMPTS = 3  # an operator waits for the answer
-NO_CREDENTIALS = f"no credentials; set {KEY_ID} and {SECRET}"
+NO_CREDENTIALS = f"no credentials; you need {log_in('alicloud')}"
 
 
 class Alicloud:
@@ -40,6 +42,7 @@ class Alicloud:
             CannotCheckError: it was denied, refused or not answered, or there are no credentials.
         """
         call = self._product(product).action(action)
+        log.debug("call=%s.%s", product, action)
         try:
             answer: dict[str, Any] = call(**parameters)
         except ConfigurationError as error:

@@ -1,6 +1,7 @@
 """Client of AWS; a failed call raises an error of one sentence."""
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
@@ -11,6 +12,8 @@ from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.errors import ConfigurationError, log_in
 from gpu_fleet_image.providers.aws import session
 from gpu_fleet_stacks.clients.errors import CannotCheckError, request_id
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS = 3  # an operator waits for the answer
 EMULATOR_TAKES = {"aws_access_key_id": "emulator", "aws_secret_access_key": "emulator"}  # any
@@ -41,6 +44,7 @@ class Aws:
             CannotCheckError: it was denied, refused or not answered.
         """
         call = getattr(self._client(service), operation)
+        log.debug("call=%s.%s", service, operation)
         try:
             answer: dict[str, Any] = call(**arguments)
         except ClientError as error:
@@ -54,7 +58,7 @@ class Aws:
         except ResponseParserError as error:  # an emulator that lacks the call
             raise CannotCheckError(f"{operation}: the answer is none that AWS gives") from error
         except NoCredentialsError as error:
-            raise CannotCheckError(f"{error}: {log_in('aws')}") from error
+            raise CannotCheckError(f"{error}; you need {log_in('aws')}") from error
         except BotoCoreError as error:
             raise CannotCheckError(" ".join(str(error).split())) from error
         return answer

@@ -2,19 +2,21 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import date
 from typing import Any
 
 import click
 
-from gpu_fleet_image.core.shared_options import json_option
+from gpu_fleet_image.core.shared_options import json_option, note
+from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.cost import notice, view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost, hold_to_budget, warnings
 from gpu_fleet_stacks.settings import Pool, Stack, stack_files
-from gpu_fleet_stacks.settings.neighbours import group_labels
+from gpu_fleet_stacks.settings.neighbours import group_labels, shared_networks
 from gpu_fleet_stacks.settings.quantities import Level, instances
 from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
@@ -31,18 +33,19 @@ def check(name: str, *, as_json: bool) -> None:
         document = checked(name)
         click.echo(json.dumps(document, indent=1))
         sys.exit(0 if document["ok"] else 1)
-    stack = stack_files.alone_of(name)
+    stack, others = stack_files.with_neighbours(name)
     cost = estimate(stack)
-    for warning in said_of(stack, cost):
-        click.echo(f"warning: {warning}", err=True)
+    for warning in said_of(stack, cost, others):
+        note(f"warning: {warning}")
     hold_to_budget(cost, stack.budget.monthly, allow_overcommit=stack.budget.allow_overcommit)
     click.echo("\n".join(verdict(stack, cost)))
 
 
-def said_of(stack: Stack, cost: Cost) -> list[str]:
-    """Return the lines about a valid stack."""
+def said_of(stack: Stack, cost: Cost, others: Iterable[Stack]) -> list[str]:
+    """Return the warnings about a valid stack, of itself and beside the others of its project."""
     no_image = notice.image_warning(stack)
-    return [*warnings(cost, prices.today()), *([no_image] if no_image else [])]
+    own = [*warnings(cost, prices.today()), *([no_image] if no_image else [])]
+    return [*own, *shared_networks(stack, others)]
 
 
 def checked(name: str) -> dict[str, Any]:
@@ -57,10 +60,11 @@ def checked(name: str) -> dict[str, Any]:
         "region": "",
         "account_id": "",
         "pools": [],
+        "sold": {},
         "cost": None,
     }
     try:
-        stack = stack_files.alone_of(name)
+        stack, others = stack_files.with_neighbours(name)
         cost = estimate(stack)
         document |= {
             "cloud": str(stack.cloud),
@@ -70,7 +74,8 @@ def checked(name: str) -> dict[str, Any]:
                 {"name": pool.name, "types": list(pool.types), "max": instances(stack, pool)[Level.MAX]}
                 for pool in stack.pools
             ],
-            "warnings": said_of(stack, cost),
+            "warnings": said_of(stack, cost, others),
+            "sold": {kind: day and day.isoformat() for kind, day in sold(stack).items()},
             "cost": view.output(cost, stack.budget.monthly),
         }
         hold_to_budget(cost, stack.budget.monthly, allow_overcommit=stack.budget.allow_overcommit)
@@ -85,10 +90,28 @@ def verdict(stack: Stack, cost: Cost) -> Iterator[str]:
     """Yield the size and cost of a valid stack, line by line."""
     pools = ", ".join(f"{pool.name} ({room(stack, pool)})" for pool in stack.pools)
     yield f"{stack.name}: OK; {stack.cloud} {stack.region}, pools {pools}"
+    yield sale_line(stack)
     yield view.summary(cost, stack.budget.monthly)
     yield notice.image_line(stack)
     if stack.budget.allow_overcommit:
         yield "budget.allow_overcommit is true: the worst month may pass the budget"
+
+
+def sold(stack: Stack) -> dict[str, date | None]:
+    """Return each type of the pools -> when a price list of the region had it; None where none is known."""
+    names = dict.fromkeys(name for pool in stack.pools for name in pool.types)
+    return {name: catalog.sold_on(catalog.load().get(name), stack.region) for name in names}
+
+
+def sale_line(stack: Stack) -> str:
+    """Return in one line which types the region is known to sell, and which not."""
+    by_day: dict[date | None, list[str]] = {}
+    for name, day in sold(stack).items():
+        by_day.setdefault(day, []).append(name)
+    unknown = by_day.pop(None, [])
+    known = [f"{', '.join(names)} (price list of {day})" for day, names in by_day.items()]
+    asked = f"unknown of {', '.join(unknown)}; `gpu-fleet preflight` asks the cloud" if unknown else ""
+    return f"sold in {stack.region}: {'; '.join([*known, *([asked] if asked else [])])}"
 
 
 def room(stack: Stack, pool: Pool) -> str:

@@ -6,7 +6,7 @@ import click
 
 from gpu_fleet_image.core import listing
 from gpu_fleet_image.core.csv_rows import csv_text
-from gpu_fleet_image.core.shared_options import CSV, TABLE, form_option
+from gpu_fleet_image.core.shared_options import CSV, TABLE, form_option, note
 from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.cost import page, view
 from gpu_fleet_stacks.cost.estimate import estimate
@@ -42,5 +42,5 @@ def cost(name: str, *, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int, f
     else:
         listing.console(PIPE_WIDTH).print(page.page(estimated, stack.budget.monthly))
         for warning in said:
-            click.echo(f"warning: {warning}", err=True)
+            note(f"warning: {warning}")
     hold_to_budget(estimated, stack.budget.monthly, allow_overcommit=stack.budget.allow_overcommit)

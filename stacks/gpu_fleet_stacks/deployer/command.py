@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from gpu_fleet_image.core.shared_options import note
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.core import files, naming
 from gpu_fleet_stacks.core.errors import StacksError
@@ -41,8 +42,8 @@ def policy(name: str, out: Path | None, state_bucket: str, state_key: str, delet
     named = {
         naming.prefixed(name, "deployer", str(number)): document for number, document in enumerate(made, 1)
     }
-    for note in notes(stack, state_bucket):
-        click.echo(f"note: {note}", err=True)
+    for remark in notes(stack, state_bucket):
+        note(f"note: {remark}")
     if out is None:
         click.echo(json.dumps(named, indent=2))
         return

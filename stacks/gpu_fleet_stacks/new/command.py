@@ -1,7 +1,7 @@
 """``gpu-fleet new STACK``: make a stack file from a few questions or flags, and check it before writing."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,7 +15,7 @@ from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget
 from gpu_fleet_stacks.new import stack_file
 from gpu_fleet_stacks.new.stack_file import NewStack
-from gpu_fleet_stacks.settings import projects, reference
+from gpu_fleet_stacks.settings import Stack, neighbours, projects, reference, stack_files
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ OPTIONS = (
     click.option("--region", help="Such as us-east-1 or cn-shenzhen."),
     click.option("--account", "account_id", metavar="ID", help="The stack's account; others are refused."),
     click.option("--zone", "zones", multiple=True, help="Zone of the region; repeat for more."),
-    click.option("--cidr", help="Private network, such as 10.20.0.0/16."),
+    click.option("--cidr", help="Private network, say 10.20.0.0/16; by default one that no stack here has."),
     click.option("--pool", help="Name of the first pool."),
     click.option(
         "--type", "types", multiple=True, help="Instance type of the pool; see gpu-fleet catalog list."
@@ -211,11 +211,12 @@ def answer_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def stack_text(name: str, flags: Mapping[str, Any], first_line: str) -> str:
+def stack_text(name: str, flags: Mapping[str, Any], first_line: str, others: Iterable[Stack] = ()) -> str:
     """Return a stack file from flags, and from questions for what they leave out; `check` accepts it.
 
     Args:
         flags: the values of ``OPTIONS``.
+        others: the stacks beside it, whose networks are not proposed.
 
     Raises:
         StacksError: the message names every flag that is missing or wrong, or a budget that is too small.
@@ -231,6 +232,8 @@ def stack_text(name: str, flags: Mapping[str, Any], first_line: str) -> str:
         cloud = click.prompt("Cloud", type=click.Choice([str(known) for known in Cloud]), err=True)
     chosen = Cloud(cloud)
     start = stack_file.starting_from(name, chosen, region_of(chosen, region, interactive=interactive))
+    taken = [other.network.cidr for other in others if other.network.cidr]
+    start = replace(start, cidr=str(neighbours.free_network(taken)))
     answers = answered(start, given, interactive=interactive)
     stack = stack_file.settings_of(answers)
     hold_to_budget(estimate(stack), stack.budget.monthly, allow_overcommit=False)
@@ -263,7 +266,7 @@ def new(name: str, *, only_print: bool, **flags: Any) -> None:
     path = here / f"Pulumi.{name}.yaml"
     if not only_print and path.exists():
         raise StacksError(f"{path} already exists; nothing was written")
-    text = stack_text(name, flags, reference.modeline(here))
+    text = stack_text(name, flags, reference.modeline(here), stack_files.beside(name))
     if only_print:
         click.echo(text, nl=False)
         return

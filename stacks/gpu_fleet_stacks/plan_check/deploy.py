@@ -9,8 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import click
-
+from gpu_fleet_image.core.shared_options import note
 from gpu_fleet_stacks.alicloud import first_pass
 from gpu_fleet_stacks.clients import oss
 from gpu_fleet_stacks.clients.alicloud import Alicloud
@@ -112,7 +111,7 @@ def to_its_end(command: Sequence[str], root: Path, environ: Mapping[str, str] | 
 
 
 def _wait_on(_number: int, _frame: FrameType | None) -> None:
-    click.echo("waiting for Pulumi to finish its running operations; Ctrl-C again stops it at once", err=True)
+    note("waiting for Pulumi to finish its running operations; Ctrl-C again stops it at once")
 
 
 def uploads(step: PlanStep) -> bool:
@@ -182,7 +181,7 @@ def up(
     before = first_pass.passes(steps) if deployment.stack.cloud is Cloud.ALICLOUD else ()
     values = first_pass.first_values(steps) if before else ()
     for number, stages in enumerate(before, start=1):
-        click.echo(f"pass {number} of {len(before) + 1}: {', '.join(sorted(stages))}", err=True)
+        note(f"pass {number} of {len(before) + 1}: {', '.join(sorted(stages))}")
         code = deployment.run("up", *more, stages=stages)
         if code:
             return code
@@ -191,5 +190,5 @@ def up(
             group = str(deployment.output("monitor_group_id"))
             first_values.report(cloud, group, deployment.stack.account_id, values)
     if before:
-        click.echo(f"pass {len(before) + 1} of {len(before) + 1}: the whole stack", err=True)
+        note(f"pass {len(before) + 1} of {len(before) + 1}: the whole stack")
     return deployment.run("up", *more)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gpu_fleet_image.core import listing
 from gpu_fleet_image.core.csv_rows import csv_text
-from gpu_fleet_image.core.shared_options import CSV, JSON, form_option
+from gpu_fleet_image.core.shared_options import CSV, JSON, form_option, note
 from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.cost import notice
 from gpu_fleet_stacks.plan_check import deploy, policy_pack
@@ -109,7 +109,7 @@ def pulumi(
     stack = stack_files.alone_of(name)
     executable = cli()
     root = projects.root()
-    pack = ["--policy-pack", policy_pack.ready(root, _note).flag] if policy else []
+    pack = ["--policy-pack", policy_pack.ready(root, note).flag] if policy else []
     selected = subprocess.run([executable, "stack", "select", "--create", name], cwd=root, check=False)
     if selected.returncode:
         return selected.returncode
@@ -117,10 +117,6 @@ def pulumi(
     deployment = deploy.Deployment(executable, stack, root, environ, arguments)
     run = {"preview": deploy.preview, "up": deploy.up}[command]
     return run(deployment, *pack, replace=replace)
-
-
-def _note(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def cli() -> str:

@@ -9,10 +9,14 @@ it.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Network
 
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Grouping, Pool, Stack
+
+# The second number of the networks that are proposed, 10.N.0.0/16.
+FIRST_NETWORK, LAST_NETWORK = 20, 255
 
 
 def group_labels(stack: Stack, pool: Pool) -> tuple[str, ...]:
@@ -49,6 +53,38 @@ def clashes(stack: Stack, others: Iterable[Stack]) -> Iterator[Problem]:
             if name in own:
                 theirs = f"pool {pool.name!r} of stack {other.name!r} would be named {name} as well"
                 yield Problem("pools", own[name], f"{theirs}; rename the one that is not deployed yet")
+
+
+def shared_networks(stack: Stack, others: Iterable[Stack]) -> Iterator[str]:
+    """Yield a warning for each stack of the account whose own network overlaps this stack's.
+
+    The cloud takes both. They could never be connected by a peering or a transit gateway, and nobody may
+    change the network of a deployed stack without losing what is in it.
+    """
+    own, known = stack.network.cidr, list(others)
+    taken = [each.network.cidr for each in (stack, *known) if each.network.cidr]
+    for other in known:
+        account, theirs = (other.cloud, other.account_id), other.network.cidr
+        if own is None or theirs is None or account != (stack.cloud, stack.account_id):
+            continue
+        if own.overlaps(theirs):
+            how = "is also that of" if own == theirs else f"overlaps {theirs} of"
+            yield (
+                f"network.cidr {own} {how} stack {other.name!r}: the two can never be connected; "
+                f"{free_network(taken)} is free here"
+            )
+
+
+def free_network(taken: Iterable[IPv4Network]) -> IPv4Network:
+    """Return the first network of 10/8 from ``FIRST_NETWORK`` on that overlaps none of these.
+
+    If each has a part that is taken, it is the first of all.
+    """
+    known = list(taken)
+    numbers = (*range(FIRST_NETWORK, LAST_NETWORK + 1), *range(FIRST_NETWORK))
+    candidates = (IPv4Network(f"10.{number}.0.0/16") for number in numbers)
+    fallback = IPv4Network(f"10.{FIRST_NETWORK}.0.0/16")
+    return next((each for each in candidates if not any(each.overlaps(other) for other in known)), fallback)
 
 
 def _groups(stack: Stack) -> Iterator[tuple[Pool, str]]:

@@ -122,13 +122,19 @@ def alone_of(name: str) -> Stack:
     Raises:
         StacksError: as in ``settings_of``, or a stack shares a physical name; the message names it.
     """
+    return with_neighbours(name)[0]
+
+
+def with_neighbours(name: str) -> tuple[Stack, list[Stack]]:
+    """Return the same, and the stacks of the other valid files; errors as for ``alone_of``."""
     stack = settings_of(name)
-    if problems := tuple(neighbours.clashes(stack, _readable(name))):
+    others = list(beside(name))
+    if problems := tuple(neighbours.clashes(stack, others)):
         raise SettingsError(name, problems)
-    return stack
+    return stack, others
 
 
-def _readable(name: str) -> Iterator[Stack]:
+def beside(name: str) -> Iterator[Stack]:
     """Yield the stacks of every other valid file."""
     for other in names():
         if other != name:

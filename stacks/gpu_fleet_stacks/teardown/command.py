@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gpu_fleet_image.core.shared_options import note
 from gpu_fleet_stacks.settings import Stack, stack_files
 from gpu_fleet_stacks.settings.stack_argument import PassingOn, stack_argument
 from gpu_fleet_stacks.teardown import engine, page
@@ -77,7 +78,7 @@ def destroy(
         cloud_of(stack),
         engine.Engine(name, arguments, message),
         wishes,
-        note=lambda text: click.echo(text, err=True),
+        note=note,
         drain_s=wait_minutes * 60,
     )
     resources, decided = teardown.look()

@@ -186,6 +186,19 @@ def test_every_help_has_an_example_that_starts_with_the_command():
     assert without == []
 
 
+def test_a_groups_list_cuts_no_sentence_and_leaves_out_what_units_call():
+    lists = {
+        path: run(*path, "--help").output for path, each in COMMANDS.items() if isinstance(each, click.Group)
+    }
+
+    assert [path for path, text in lists.items() if re.search(r"\w\.\.\.$", text, re.MULTILINE)] == []
+    listed = {
+        line.split()[0] for line in lists["train",].splitlines() if line.startswith("  ") and line.strip()
+    }
+    assert "start" in listed
+    assert not {"pack", "queued", "train", "work"} & listed
+
+
 def test_the_example_of_a_command_is_one_that_it_takes(monkeypatch):
     monkeypatch.chdir(ROOT)
 
@@ -290,6 +303,18 @@ def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, messa
     assert shown.exit_code == code
     assert message in shown.output
     assert "Traceback" not in shown.output
+
+
+def test_quiet_leaves_warnings_out_and_verbose_says_where_a_defect_is(monkeypatch):
+    loud, quiet = run("check", "aws-dev"), run("-q", "check", "aws-dev")
+    after = run("check", "aws-dev")
+    monkeypatch.setattr("gpu_fleet_stacks.settings.stack_files.settings_of", lambda name: 1 // 0)
+
+    assert "warning: " in loud.output
+    assert (quiet.stderr, quiet.stdout) == ("", loud.stdout)
+    assert after.output == loud.output
+    assert isinstance(run("-v", "check", "aws-dev").exception, ZeroDivisionError)
+    assert "a defect of gpu-fleet" in run("check", "aws-dev").output
 
 
 def test_a_defect_shows_its_traceback_when_asked(monkeypatch):

@@ -80,6 +80,20 @@ def test_a_profile_that_is_none_is_named(nobody):
     )
 
 
+@pytest.mark.parametrize("command", ["preflight", "destroy", "image build"])
+def test_a_platform_team_reads_the_same_of_its_own_commands(nobody, command):
+    said = {}
+    for cloud in NEEDED:
+        done = CliRunner().invoke(main, [*command.split(), f"{cloud}-prod"])
+        said[cloud] = (done.exit_code != 0, " ".join(done.output.split()))
+
+    assert [failed for failed, _ in said.values()] == [True, True]
+    for cloud, (_, text) in said.items():
+        assert [word for word in NEEDED[cloud] if word not in text] == []
+    assert "(tried: profile 'default')" in said["aws"][1]
+    assert "the RAM console makes one" in said["alicloud"][1]
+
+
 def test_the_profile_that_was_tried_is_named(nobody):
     Path("config").write_text("[profile work]\nregion = us-east-1\n")
     nobody.setenv("AWS_CONFIG_FILE", "config")

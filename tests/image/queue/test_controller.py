@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.core.queue_errors import PolicyUnreadError, SlurmError
 from gpu_fleet_image.core.store import StoredObject
-from gpu_fleet_image.queue import controller, slurm
+from gpu_fleet_image.queue import configuration, controller
 from gpu_fleet_image.queue.accounting import TeamLimits
 from gpu_fleet_image.queue.configuration import Cluster
+from gpu_fleet_image.queue.sizes import NodeSize, QueuePool
 from tests.image.queue.test_answers import SAID, TWO
 from tests.image.queue.test_slurm import NODE
 
@@ -194,6 +195,19 @@ def test_the_configuration_is_written_once_and_again_when_pools_change(tmp_path)
         Cluster("test", "host", "10.0.0.4", {"dev": 0, "train": 1000}, "/home/state"), tmp_path
     )
     assert "PartitionName=dev " in (tmp_path / "slurm.conf").read_text()
+
+
+def test_the_partition_of_a_pool_that_drains_takes_no_new_jobs_and_is_not_the_default():
+    size = NodeSize(8, 96, 1_000_000)
+    pools = {"dev": QueuePool(size, 0), "train": QueuePool(size, 4)}
+
+    lines = configuration.slurm_conf(controller.cluster_of("test", "10.0.0.4", pools)).splitlines()
+
+    said = [line.split()[2::2] for line in lines if line.startswith("PartitionName")]
+    assert [(words[0], words[1]) for words in said] == [
+        ("Default=NO", "State=DRAIN"),
+        ("Default=YES", "State=UP"),
+    ]
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -69,7 +69,7 @@ def test_check_names_unknown_assumed_and_foreign_prices(shell, monkeypatch):
     budget = {"monthly": 40000, "currency": "CNY", "recipients": ["a@b.org"], "assume": {"disk": "1.5"}}
     network = {"cidr": "10.0.0.0/16", "zones": ["cn-hangzhou-b"]}
     mine = alicloud_stack("mine", region="cn-hangzhou", network=network, budget=budget)
-    monkeypatch.setattr(stack_files, "alone_of", lambda name: mine)
+    monkeypatch.setattr(stack_files, "with_neighbours", lambda name: (mine, []))
 
     said = shell.run("check", "mine")
 
@@ -102,7 +102,7 @@ def test_over_its_budget_a_stack_is_refused_with_the_worst_month_and_the_way_out
 
 def test_overcommit_that_is_allowed_is_said(shell, monkeypatch):
     budget = OVER_BUDGET | {"allow_overcommit": True}
-    monkeypatch.setattr(stack_files, "alone_of", lambda name: stack(name, budget=budget))
+    monkeypatch.setattr(stack_files, "with_neighbours", lambda name: (stack(name, budget=budget), []))
 
     said = shell.run("check", "mine")
 

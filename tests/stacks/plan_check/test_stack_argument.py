@@ -86,7 +86,19 @@ def test_users_commands_take_the_only_stack_and_the_environments(one, monkeypatc
 
 
 KEYS = {
-    *("stack", "ok", "error", "problems", "warnings", "cloud", "region", "account_id", "pools", "cost"),
+    *(
+        "stack",
+        "ok",
+        "error",
+        "problems",
+        "warnings",
+        "cloud",
+        "region",
+        "account_id",
+        "pools",
+        "sold",
+        "cost",
+    ),
 }
 
 
@@ -101,6 +113,39 @@ def test_check_says_the_same_keys_to_programs_of_a_sound_and_a_broken_file(one):
     assert (sound["ok"], sound["cost"]["currency"]) == (True, "USD")
     assert [problem["key"] for problem in broken["problems"]] == ["owner"]
     assert "cannot be read: line 1, column" in unreadable["error"]
+
+
+def test_check_says_which_types_the_region_is_known_to_sell_and_which_not(one):
+    write(one, "far", region="eu-west-1", network={"cidr": "10.1.0.0/16", "zones": ["eu-west-1a"]})
+
+    here, there = (
+        json.loads(run("check", name, "-o", "json"))["sold"]["g5.xlarge"] for name in ("lab", "far")
+    )
+
+    assert (here, there) == ("2026-07-20", None)
+    assert "sold in us-east-1: g5.xlarge (price list of 2026-07-20)" in run("check", "lab")
+    assert "sold in eu-west-1: unknown of g5.xlarge; `gpu-fleet preflight` asks" in run("check", "far")
+
+
+def test_stacks_of_one_account_that_share_a_network_are_warned_of_and_new_proposes_a_free_one(one):
+    write(one, "twin")
+    write(one, "other", account_id="210987654321")
+
+    said = run("check", "lab")
+    proposed = run("new", "next", *NEW, "--print")
+
+    network = stack_file()["network"]["cidr"]
+    assert f"warning: network.cidr {network} is also that of stack 'twin': the two can never be" in said
+    assert "stack 'other'" not in said
+    assert f"cidr: '{network}'" not in proposed
+    assert "10.20.0.0/16 is free here" in said
+    assert "cidr: '10.20.0.0/16'" in proposed
+
+
+NEW = (
+    *("--cloud", "aws", "--region", "us-east-1", "--account", "123456789012"),
+    *("--recipient", "ml@example.com"),
+)
 
 
 def test_cost_says_to_programs_what_the_stack_exports(one):

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from ipaddress import IPv4Network
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import Grouping, Stack, stack_files
-from gpu_fleet_stacks.settings.neighbours import clashes, group_labels, one_group_each
+from gpu_fleet_stacks.settings.neighbours import clashes, free_network, group_labels, one_group_each
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.registrations import declared
 from tests.stacks.shipped import SHIPPED
@@ -204,6 +205,18 @@ def test_the_files_beside_a_stack_are_read(tmp_path, monkeypatch):
 
     with pytest.raises(SettingsError, match="pool 'dev-dev' of stack 'aws' would be named"):
         stack_files.alone_of("aws-dev")
+
+
+NETWORKS = st.builds(
+    lambda number, prefix: IPv4Network((10 << 24 | number << 16, prefix), strict=False),
+    st.integers(0, 255),
+    st.integers(12, 23),
+)
+
+
+@given(st.lists(NETWORKS, max_size=12))
+def test_a_proposed_network_overlaps_none_that_is_taken(taken):
+    assert not any(free_network(taken).overlaps(network) for network in taken)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

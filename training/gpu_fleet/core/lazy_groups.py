@@ -14,6 +14,8 @@ from gpu_fleet.core import config
 from gpu_fleet.core.errors import MissingPackageError, TrainingError, suggestion
 from gpu_fleet.core.options import Name
 
+SENTENCE = 200  # characters of a command's line in a list, which folds
+
 
 def identity_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags of `train start` and `launch` about checkpoints of another run: --allow and --branch."""
@@ -71,6 +73,13 @@ class LazyGroup(click.Group):
         command = getattr(imported(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list in `--help` with whole sentences, where click cuts them to the line."""
+        commands = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
+        shown = [command for command in commands if command is not None and not command.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl([(str(each.name), each.get_short_help_str(SENTENCE)) for each in shown])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-import click
-
 from gpu_fleet_image.console.operators import focus
 from gpu_fleet_image.console.operators.monthly_savings import Month
 from gpu_fleet_image.controllers.meter import budget_check, chargeback, daily_report
@@ -21,6 +19,7 @@ from gpu_fleet_image.core.cloud import LEDGER_URI
 from gpu_fleet_image.core.place import Asked, Place, Subject, account_of
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_image.core.runs import OVER, RUNS, STATE, state_of
+from gpu_fleet_image.core.shared_options import note
 from gpu_fleet_image.core.store import Store, objects_below
 from gpu_fleet_image.core.times import parse_time
 
@@ -57,7 +56,7 @@ def load(store: Store, month: Month, now: datetime) -> MonthRecord:
     if not days:
         raise ConfigurationError(f"--month {month.name}: the meter has no day of it on record")
     if missing and cost is None:
-        click.echo(f"warning: no record of {', '.join(missing)}: they are missing in the rows", err=True)
+        note(f"warning: no record of {', '.join(missing)}: they are missing in the rows")
     return MonthRecord(month.name, days, computing, cost)
 
 

@@ -20,7 +20,7 @@ from gpu_fleet_image.core.place import Asked, Place, subject
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, nearest
 from gpu_fleet_image.core.runs import OVER, Job, NodeState, Phase, node_prefix, overall
-from gpu_fleet_image.core.shared_options import TABLE, form_option
+from gpu_fleet_image.core.shared_options import TABLE, form_option, note
 from gpu_fleet_image.core.times import format_span, parse_time
 
 HEADINGS = ("run", "pool", "nodes", "phase", "step", "loss", "ETTR", "time", "at most")
@@ -152,7 +152,7 @@ def shown(bucket: RunBucket, job: Job, node: int, *, follow: bool) -> bool:
         silent = state.phase not in OVER and is_silent(job, state, datetime.now(UTC))
         if state.phase in OVER or silent or not follow:
             said = f"{state.phase}{f': {state.detail}' if state.detail else ''}"
-            click.echo(f"{job.run}: {said}{', and no further report' if silent else ''}", err=True)
+            note(f"{job.run}: {said}{', and no further report' if silent else ''}")
             return not follow or (overall(states) not in (Phase.FAILED, Phase.REFUSED) and not silent)
         time.sleep(LOOK_EVERY_S)
 

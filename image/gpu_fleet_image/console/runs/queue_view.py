@@ -36,7 +36,7 @@ from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, nearest
 from gpu_fleet_image.core.runs import QUEUED, RUN, NodeState, Phase, place_of
-from gpu_fleet_image.core.shared_options import CSV, TABLE
+from gpu_fleet_image.core.shared_options import CSV, TABLE, note
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_span
 from gpu_fleet_image.queue import slurm
@@ -208,9 +208,9 @@ def show_runs(viewer: QueueViewer, form: str = TABLE) -> None:
         click.echo(f"account {viewer.account} has no jobs in the queue")
     if waiting := [entry.job.pool for entry in entries if entry.job.state == PENDING]:
         for line in why_none_comes(viewer.moved() or MoverState(), viewer.policy, waiting):
-            click.echo(line, err=True)
+            note(line)
     if (age := datetime.now(UTC) - viewer.records().at) > STALE:
-        click.echo(f"the queue's controller wrote this {format_span(age)} ago", err=True)
+        note(f"the queue's controller wrote this {format_span(age)} ago")
 
 
 def cells(entry: JobRecord, state: NodeState, policy: Policy) -> tuple[str, ...]:
@@ -260,7 +260,7 @@ def show_log(viewer: QueueViewer, run: str, *, follow: bool) -> bool:
         for part in come():
             click.echo(part.decode(errors="replace"), nl=False)
         if entry.is_over or not follow:
-            click.echo(f"{entry.job.name}: {described(entry)}", err=True)
+            note(f"{entry.job.name}: {described(entry)}")
             return not follow or entry.job.state not in FAILED
         time.sleep(LOOK_EVERY_S)
 

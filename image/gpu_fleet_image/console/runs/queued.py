@@ -26,6 +26,7 @@ from gpu_fleet_image.core.errors import InstanceError
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, nearest
 from gpu_fleet_image.core.runs import run_name
+from gpu_fleet_image.core.shared_options import note
 
 HOMES = Path("/home")
 CONFIG = ".toml"
@@ -127,7 +128,7 @@ def heard() -> QueueRecords:
     try:
         return records()
     except (CloudError, InstanceError) as error:
-        click.echo(f"neither the budget nor the team's limit was checked: {error}", err=True)
+        note(f"neither the budget nor the team's limit was checked: {error}")
         return QueueRecords(None, None)
 
 

@@ -16,6 +16,7 @@ from gpu_fleet_image.core.model import Instance
 from gpu_fleet_image.core.options import POOL_NAME, where_options
 from gpu_fleet_image.core.place import Asked, Place, account_of, place_of, published
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, PolicyError, nearest
+from gpu_fleet_image.core.shared_options import note
 
 RUNNING = "running"
 _PORTS = range(1, 65_536)
@@ -141,7 +142,7 @@ def connect(
     instance = chosen(running(place), instance_id, pool, owner)
     document = document_of(place, forward) if place.cloud == "aws" else ""
     command = session(place.cloud, place.region, instance.id, forward, document)
-    click.echo(f"connecting to {described(instance)}", err=True)
+    note(f"connecting to {described(instance)}")
     sys.stdout.flush()
     os.execv(programs[command[0]] or command[0], command)  # noqa: S606 - the session takes this terminal over
 
@@ -160,7 +161,7 @@ def document_of(place: Place, forward: Forward | None) -> str:
     try:
         return published(place, place.account_id or account_of(place)).session_document
     except (CloudError, ConfigurationError, PolicyError) as error:
-        click.echo(f"warning: {error}; connecting with Session Manager's own document", err=True)
+        note(f"warning: {error}; connecting with Session Manager's own document")
         return ""
 
 

@@ -25,6 +25,7 @@ from gpu_fleet_image.core.place import (
     region_of_environment,
 )
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, InstanceFileError
+from gpu_fleet_image.core.shared_options import note
 from gpu_fleet_image.core.times import parse_duration
 
 if TYPE_CHECKING:
@@ -56,9 +57,7 @@ def keep(duration: str, reason: str, instance_id: str | None, holder: str | None
     """Keep an instance for DURATION (90m, 8h, 2d; 14 days at most), used or not."""
     wanted = wish(parse_duration(duration), reason, datetime.now(UTC))
     if wanted.shortened:
-        click.echo(
-            f"warning: {duration} is longer than {KEEP_AT_MOST.days} days; shortened to that", err=True
-        )
+        note(f"warning: {duration} is longer than {KEEP_AT_MOST.days} days; shortened to that")
     if _asks_agent(asked, instance_id, holder):
         own_agent.ask("keep", instance_id, duration=duration, reason=reason)
         return
@@ -99,7 +98,7 @@ def caller_of(asked: Asked, holder: str | None) -> Caller:
 def say(output: Output) -> None:
     """Print a command's output."""
     for warning in output.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        note(f"warning: {warning}")
     for line in output.lines:
         click.echo(line)
 

@@ -16,7 +16,7 @@ from gpu_fleet_image.core.files import FOLDER
 from gpu_fleet_image.core.holds import Output
 from gpu_fleet_image.core.place import Asked
 from gpu_fleet_image.core.reaper_errors import AgentError, ConfigurationError
-from gpu_fleet_image.core.shared_options import TABLE
+from gpu_fleet_image.core.shared_options import TABLE, note
 
 # Longer than the agent needs for a hold: some ten calls, of two tries each.
 _ANSWER_WITHIN_S = 90.0
@@ -67,7 +67,7 @@ def ask(command: str, instance_id: str | None = None, **words: str) -> None:
     request = {"command": command, **words, **({"instance": instance_id} if instance_id else {})}
     output = answered(json.dumps(request).encode() + b"\n")
     for warning in output.warnings:
-        click.echo(f"warning: {_shown(warning)}", err=True)
+        note(f"warning: {_shown(warning)}")
     for line in output.lines:
         click.echo(_shown(line))
 

@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 
 import click
 import pynvml  # type: ignore[import-untyped] # NVIDIA ships no types
-from rich.console import Console
-from rich.table import Table
 
-from gpu_fleet_image.core import paths, queue_file
+from gpu_fleet_image.core import listing, paths, queue_file
+from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_image.core.runs import ACCOUNT
 from gpu_fleet_image.core.times import format_span, format_time, parse_duration
 from gpu_fleet_image.instance.gpus import devices, reservations_file
@@ -30,13 +29,14 @@ def list_gpus() -> None:
     """Show this instance's GPUs and MIG instances, with their owner and the end of the reservation."""
     now = datetime.now(UTC)
     reserved = _present_reservations(now)
-    table = Table("GPU", "RESERVED BY", "UNTIL", "LEFT", box=None)
+    texts = (Column("GPU"), Column("RESERVED BY", wraps=True), Column("UNTIL"))
+    table = Listing((*texts, Column("LEFT", "right")), box=None)
     gone = [gpu for each in reserved.reservations for gpu in each.gpus if gpu not in reserved.gpus]
     for gpu in (*reserved.gpus, *gone):
         owner = reserved.owner(gpu)
         left = (format_time(owner.until), format_span(owner.until - now)) if owner else ("", "")
         table.add_row(f"{gpu} (gone)" if gpu in gone else gpu, owner.account if owner else "free", *left)
-    Console(markup=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
+    listing.console(WIDTH).print(table)
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet gpu reserve 2 --for 4h")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_fleet_image.console.users.take import refusal
 from gpu_fleet_image.controllers.mover.pass_state import COOL_OFF
 from gpu_fleet_image.controllers.mover.pool_view import Action
 from gpu_fleet_image.controllers.mover.requests import WAIT
@@ -236,6 +237,7 @@ def test_nothing_starts_in_a_pool_that_drains_and_what_runs_stays():
 
     assert (cloud.rises, list(cloud.instances)) == (rises, running)
     assert len(running) > 1
+    assert refusal(cloud.policy, "train", 1) == "POOL 'train': takes no new instances, its size.max is 0"
 
 
 def test_load_brings_one_instance_and_no_second_within_the_cooldown():
