@@ -1,7 +1,7 @@
 """State that a release leaves behind: `python -m tests.releases.record 0.2.0` records it, with what it says.
 
 Every later release has to read the same facts in it (`test_releases.py`), and to go on with the run
-(`tests/training/test_library.py`).
+(`test_library.py`).
 """
 
 import json
