@@ -21,7 +21,7 @@ ROOMS := $(filter-out . bench libraries,$(sort $(FOLDERS) $(patsubst %/,%,$(dir 
 dashes = $(subst _,-,$(subst /,-,$1))
 
 .DEFAULT_GOAL := help
-.PHONY: help rehearse test touched boot test-libraries lock image-lock lint format bench prove docs docs-links policy up preview preflight check cost refresh clean
+.PHONY: help rehearse test touched boot test-libraries lock image-lock lint format bench prove docs docs-links changelog release-notes release-state policy up preview preflight check cost refresh clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,6 +113,15 @@ SPHINX = $(DOCS)/bin/python -m sphinx -W --keep-going -n -q -E -d build/doctrees
 docs: $(DOCS)/.ready ## Build the site into build/docs; a broken link is an error
 	@$(SPHINX) -b html docs build/docs
 	@echo "build/docs/index.html"
+
+changelog: $(READY) ## Show what the next release says, from docs/changes
+	@$(VENV)/bin/towncrier build --draft --version Unreleased
+
+release-notes: $(READY) # move it into CHANGELOG.md: make release-notes VERSION=0.2.0
+	@$(VENV)/bin/towncrier build --yes --version $(VERSION)
+
+release-state: $(READY) # record what this release writes, for the tests of later ones
+	@$(PY) -m tests.releases.record $(VERSION)
 
 docs-links: $(DOCS)/.ready ## Ask for every external link of the site; needs the network
 	@$(SPHINX) -b linkcheck docs build/docs-links

@@ -37,6 +37,8 @@ EVERYTHING = re.compile(
 # Files that are no module -> the tests that read them.
 READERS = {
     r".*\.md": r"tests/(.*/)?test_(readme|docs)\.py",
+    r"tests/releases/.*": r"tests/releases/.*|tests/training/(.*/)?test_library\.py",
+    r"docs/changes/.*": r"tests/test_\w+\.py",
     r"training/examples/.*": r"tests/training/.*",
     r"image/gpu_fleet_image/recipe/(steps|rootfs|keys)/.*": (
         r"tests/image/(recipe|stand_ins|instance/(?!agent/)|queue|console/runs)/.*"

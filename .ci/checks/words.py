@@ -48,7 +48,6 @@ HOUSE_PARTS = {"told", "tell", "tells", "machine", "machines", "somebody"}
 NO_TEXTS = (".py", ".json", ".lock")
 # file -> text that holds such a word, and why it may
 EXCEPTIONS = {
-    "CHANGELOG.md": {"instance where they said machine": "the change itself"},
     "image/gpu_fleet_image/recipe/wheels.py": {
         "so the machine has no CUDA of its own": "the bytes of the list name wheels in deployed buckets",
     },

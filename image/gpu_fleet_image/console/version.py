@@ -1,7 +1,6 @@
 """The version of gpu-fleet: the package's number, and on an instance its payload's digest."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from platform import python_version
@@ -31,6 +30,8 @@ def _by_tags(checkout: Path) -> str:
 
     An installation in place keeps the number of the day when it was made.
     """
+    import subprocess  # noqa: PLC0415 - every other command would pay for it
+
     if not (checkout / ".git").exists():
         return ""
     done = subprocess.run(BY_TAGS, cwd=checkout, capture_output=True, text=True, check=False)

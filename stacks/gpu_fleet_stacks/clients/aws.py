@@ -1,7 +1,7 @@
 """Client of AWS; a failed call raises an error of one sentence."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError

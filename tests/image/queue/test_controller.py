@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.core.queue_errors import PolicyUnreadError, SlurmError
 from gpu_fleet_image.core.store import StoredObject
-from gpu_fleet_image.queue import configuration, controller
+from gpu_fleet_image.queue import configuration, controller, slurm
 from gpu_fleet_image.queue.accounting import TeamLimits
 from gpu_fleet_image.queue.configuration import Cluster
 from gpu_fleet_image.queue.sizes import NodeSize, QueuePool

@@ -3,6 +3,7 @@
 import pytest
 
 from gpu_fleet_image.recipe import build_requirements
+from tests.image.queue.guests import AS_ROOT
 from tests.image.queue.real_sizes import PACKAGES, ROOT, RealPlay, options_of, real_play, schedule
 from tests.image.queue.size_world import MOST
 from tests.image.queue.test_sizes import MATRIX, NEVER, PAIRS

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import runpy
+import shutil
 import signal
 import sys
 import threading
@@ -28,11 +29,13 @@ from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, ConfigError, DataError, RunLeaseError
 from gpu_fleet.integrations import run as library
 from gpu_fleet.step.state import parameters_sha256
+from tests.releases import run as released
 from tests.training.examples import CountingInterruption
 from tests.training.programs import ROOT
 from tests.training.ranks import run_ranks
 
 LOOP = ROOT / "training/examples/own_loop.py"
+RELEASES = sorted(path.parents[0] for path in (ROOT / "tests/releases").glob("*/run"))
 
 
 def loop_rank(directory: str, stop_at: int = 0, workers: int = 0) -> int:
@@ -205,6 +208,16 @@ def test_a_loop_that_is_refused_leaves_the_result_of_the_finished_one(other, tmp
         small(tmp_path, 3, **other)
 
     assert (tmp_path / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda folder: folder.name)
+def test_a_run_of_an_earlier_release_goes_on(release: Path, tmp_path: Path) -> None:
+    shutil.copytree(release / "run", tmp_path / "run")
+
+    found = released.loop(tmp_path / "run", released.STEPS + 1)
+
+    assert found == json.loads((release / "facts.json").read_text())["run"]
+    assert result(tmp_path / "run")["resumed_from_step"] == released.STEPS
 
 
 def test_what_the_loop_reads_on_the_way_is_no_part_of_the_run(tmp_path):

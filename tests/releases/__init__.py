@@ -1,0 +1,1 @@
+"""What releases have written, which later ones have to read."""
