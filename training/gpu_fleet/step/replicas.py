@@ -128,20 +128,17 @@ class Replicas(Whole):
         return total * factor
 
     def rehearse(self, batch: Batch) -> None:
-        """Run passes that leave weights and buffers unchanged; they may draw from the generators.
+        """Run passes that leave weights unchanged; they may change buffers, and draw from generators.
 
         DistributedDataParallel forms its gradient buckets from the passes it has seen. The buckets decide the
         order of the sums over more than two ranks, so a resumed run must begin with the same buckets. With a
         static graph, torch 2.13 also needs a pass before `no_sync`. Without one the buckets never change.
         """
-        before = [buffer.clone() for buffer in self._module.buffers()]
         for _ in range(PASSES_UNTIL_SETTLED if self._static else 0):
             with precision.autocast(self._settings, self._device):
                 loss = mean_loss(self._forward(batch.inputs), batch.targets)
             self._backward(loss, batch.counted)
             self._parallel.zero_grad(set_to_none=True)
-        for buffer, value in zip(self._module.buffers(), before, strict=True):
-            buffer.copy_(value)
         if self._compression is not None:
             self._parallel.register_comm_hook(self._compression, powerSGD_hook.powerSGD_hook)
 
