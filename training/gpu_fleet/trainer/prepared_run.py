@@ -231,7 +231,7 @@ def looked_at_alike(samples: Dataset | OwnData, where: World) -> dict[str, Any]:
     if where.size == 1 or not isinstance(samples, OwnData) or not samples.of_user:
         return {}
     known = where.together(lambda: of_data(samples, says=where.leads))
-    check_alike(where.gather([{"samples": len(samples), **known}]), samples.label)
+    check_alike(where.gather([known]), samples.label)
     return known
 
 
