@@ -30,13 +30,13 @@ from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.preemption.agreement import Stop
 from gpu_fleet.preemption.interrupt import Interruption
 from gpu_fleet.step.evaluation import mean_loss
-from gpu_fleet.step.optimization import decided
+from gpu_fleet.step.optimization import build_optimizer, decided
 from gpu_fleet.step.spread import Whole
 from gpu_fleet.step.state import State
 from gpu_fleet.trainer import loop
 from gpu_fleet.trainer.bench import StepTimes, Turns
-from gpu_fleet.trainer.initial_state import fresh_state, rehearse
-from gpu_fleet.trainer.prepared_run import opened
+from gpu_fleet.trainer.initial_state import build_model, fresh_state, ready, rehearse
+from gpu_fleet.trainer.prepared_run import PreparedRun, opened
 from tests.training.programs import DIGITS, torchrun
 from tests.training.ranks import run_ranks
 
@@ -93,15 +93,16 @@ def measure_loops(data: str, folder: str) -> tuple[list[float], list[float]]:
     }
     settings = config.load(DIGITS, [part for pair in overrides.items() for part in pair])
     with world(settings.parallel) as where, opened(settings, where) as run:
-        state, bare = fresh_state(run), fresh_state(run)
+        state = fresh_state(run)
+        batches = run.batches(state)
         rehearse(run, state)
-        called, batches = bare_model(bare), run.batches(bare)
+        bare, optimizer = bare_model(run)
         times = StepTimes()
         turns = Turns(
             times,
             STEPS_A_TURN,
             where.device,
-            lambda: bare_steps(called, bare.optimizer, islice(batches, STEPS_A_TURN)),
+            lambda: bare_steps(bare, optimizer, islice(batches, STEPS_A_TURN)),
         )
         every_s, due = settings.interrupt.agree_every_s, run.checkpoints.due_by_time
         stop = Stop(where, Interruption([], 1.0), every_s, due, lambda: None, clock=turns.clock)
@@ -116,12 +117,14 @@ def by_block(seconds: list[float]) -> list[float]:
     return [statistics.mean(seconds[i : i + turns]) for i in range(0, len(seconds), turns)]
 
 
-def bare_model(state: State) -> nn.Module:
-    """The DistributedDataParallel inside, with the same options for both."""
-    assert isinstance(state.spread, Whole)
-    called = state.spread._called
-    assert isinstance(called, DistributedDataParallel)
-    return called.train()
+def bare_model(run: PreparedRun) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """What a page of PyTorch wraps, with the options that the trainer takes too."""
+    model = build_model(run)
+    ready(run, model)
+    called = DistributedDataParallel(
+        model, gradient_as_bucket_view=True, static_graph=True, forward_sync_buffers=False
+    )
+    return called.train(), build_optimizer(model, run.settings.optimizer)
 
 
 def bare_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any]) -> None:

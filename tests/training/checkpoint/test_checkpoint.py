@@ -1,5 +1,6 @@
 """A checkpoint is whole, verified, and kept long enough, in a folder and in a bucket."""
 
+import pickle
 import subprocess
 import sys
 import threading
@@ -8,12 +9,14 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
 import torch
 from botocore.exceptions import ClientError
 from torch import nn
+from torch.distributed.checkpoint import state_dict_saver
 
 from gpu_fleet.checkpoint import local, names, restore, sharded, uploader
 from gpu_fleet.checkpoint import saver as saving
@@ -22,7 +25,7 @@ from gpu_fleet.checkpoint.saver import Saver, Snapshot
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.uploader import AbandonedError, UploadProgress
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import CheckpointError, StoreError, TrainingError
+from gpu_fleet.core.errors import CheckpointError, StoreError, TrainingError, UnreadableError
 from gpu_fleet.core.world import World, world
 from gpu_fleet.step.spread import Whole
 from gpu_fleet.step.state import State, capture_tensors
@@ -380,6 +383,36 @@ def test_a_part_that_cannot_be_written_is_a_checkpoint_error(alone, tmp_path):
 
     with pytest.raises(CheckpointError, match=r"cannot be written: .*Not a directory"):
         written()
+
+
+class Running:
+    """Value that creates a file when pickle reads it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("place", ["metadata", "value"])
+def test_a_sharded_checkpoint_runs_no_code(place: str, alone: World, tmp_path: Path) -> None:
+    folder, mark = tmp_path / "step-1", tmp_path / "has-run"
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    optimizer.param_groups[0]["note"] = ""
+    parts = sharded._parts(model, optimizer)
+    parts["optimizer"]["param_groups.weight.note"] = Running(mark) if place == "value" else ""
+    state_dict_saver.save(parts, checkpoint_id=folder)
+    if place == "metadata":
+        (folder / ".metadata").write_bytes(pickle.dumps(Running(mark)))
+
+    with pytest.raises(UnreadableError, match="cannot be read again: "):
+        sharded.load(folder, model, optimizer, [{}], alone.saving)
+
+    assert not mark.exists()
 
 
 class HangingStore(CheckpointStore):

@@ -392,7 +392,7 @@ def test_a_bucket_that_is_disturbed_between_two_saves_ends_no_run(store, monkeyp
     for module, name in ((guard, "ObjectStore"), (claim, "CheckpointStore"), (claims, "RunLease")):
         monkeypatch.setattr(module, name, getattr(module, name))  # to be set back
     monkeypatch.setattr(guard, "BETWEEN_S", 0.0)
-    monkeypatch.setattr(guard, "LAST_S", 0.0)
+    monkeypatch.setattr(guard, "PATIENCE_S", 0.0)
     guarded = guarding(files(tmp_path / "here", step="3"), store)
     guarded.begin({}, None)
 

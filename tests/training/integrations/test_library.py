@@ -247,6 +247,36 @@ def test_a_checkpoint_that_does_not_fit_fails_for_good(tmp_path, capsys):
     assert "error: Run(model=...): the checkpoint does not fit it: " in capsys.readouterr().err
 
 
+class Growing(nn.Linear):
+    """Layer with a buffer that its first pass makes longer."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.register_buffer("held", torch.ones(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.held = torch.ones(2)
+        return super().forward(inputs)
+
+
+def test_a_loop_whose_buffers_could_not_be_loaded_again_ends_with_its_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Growing()
+
+    def loop() -> None:
+        with Run(tmp_path, model=model) as run:
+            for _ in run.steps(3):
+                model(torch.ones(1, 3))
+
+    with pytest.raises(SystemExit) as end:
+        loop()
+
+    assert end.value.code == 65
+    said = capsys.readouterr().err
+    assert "error: Run(model=...): buffer held changes its shape in a step, from [1] to [2]" in said
+
+
 def is_free(directory: Path) -> bool:
     """Return whether another process may lock the folder of a run."""
     try:

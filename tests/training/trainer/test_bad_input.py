@@ -8,6 +8,7 @@ import struct
 import sys
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -31,6 +32,7 @@ from tests.training.examples import (
     section,
     train_on,
     without_pictures,
+    write_tokens,
 )
 
 
@@ -113,6 +115,38 @@ def pictures(digits, tmp_path_factory) -> Path:
             "schedule.warmup_steps = 12: the run has 12 steps and never reaches its rate",
         ),
         (section("run", batch_size=10**6), "run.batch_size = 1000000: the training data have "),
+        (
+            section("data", prefetch=10**6),
+            "data.prefetch = 1000000: input should be less than or equal to 1000",
+        ),
+        (section("average", name="ema", decay=1.0), "average.decay = 1.0: input should be less than 1"),
+        (
+            section("optimizer", name="sgd", momentum=1.0),
+            "optimizer.momentum = 1.0: input should be less than",
+        ),
+        (
+            section("schedule", name="step", step_factor=0.0),
+            "schedule.step_factor = 0.0: input should be great",
+        ),
+        (section("model", options={"blocks": 0}), "resnet_small cannot be built: it would have no layers"),
+        (section("optimizer", momentum=0.5), "optimizer: momentum = 0.5 is not for adamw"),
+        (section("optimizer", name="sgd", betas=[0.5, 0.9]), "optimizer: betas = (0.5, 0.9) is not for sgd"),
+        (section("schedule", name="constant", final_fraction=0.5), "final_fraction = 0.5 is for 'cosine'"),
+        (
+            section("schedule", step_every=2),
+            "schedule: step_every = 2 is for name = 'step', not for 'cosine'",
+        ),
+        (section("average", decay=0.5), "average: decay = 0.5 is for name = 'ema', not for 'none'"),
+        (section("average", name="ema", start_step=3), "average: start_step = 3 is for name = 'swa'"),
+        (
+            section("average", name="swa", start_step=13),
+            "average.start_step = 13: the run has 12 steps and averages none",
+        ),
+        (section("checkpoint", branch_uri="s3://a/b"), "checkpoint.branch_uri = 's3://a/b' is for a branch"),
+        (
+            section("parallel", strategy="fsdp", static_graph=True),
+            "static_graph = True is for ddp, not for fsdp",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -127,7 +161,19 @@ def test_a_wrong_value_is_one_message_that_says_what_would_do(change, message, p
     assert "Traceback" not in said
 
 
-def test_a_full_disk_is_one_message_and_may_be_tried_again(pictures, tmp_path, monkeypatch):
+@pytest.mark.parametrize("key", [{"augmentation": "shift"}, {"image_size": 32}])
+def test_a_key_of_pictures_is_refused_for_tokens(key: dict[str, Any], tmp_path: Path) -> None:
+    data = write_tokens(tmp_path / "tokens")
+    table = changed(gpt_table(data, tmp_path / "run"), data=key)
+
+    status, said = tried_alone(table, tmp_path)
+
+    assert (status, f"is for pictures, and {data} is of kind tokens" in said) == (65, True)
+
+
+def test_a_full_disk_is_one_message_and_may_be_tried_again(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "runs/big"))
     monkeypatch.setattr("gpu_fleet.trainer.rank.train_model", full)
 

@@ -141,7 +141,7 @@ def test_a_notice_whose_last_upload_fails_says_which_step_is_missing(
 
     with monkeypatch.context() as patch:
         upload_with(patch, fail)
-        patch.setattr("gpu_fleet.checkpoint.uploader.UPLOAD_PATIENCE_S", 0.0)
+        patch.setattr("gpu_fleet.checkpoint.uploader.NOTICE_PATIENCE_S", 0.0)
         patch.setattr(
             "gpu_fleet.trainer.rank.Interruption", lambda *_: CountingInterruption(4)
         )  # after step 3

@@ -42,7 +42,33 @@ def metric(model, batch):
 Mistake = tuple[str, dict[str, dict[str, Any]], str]
 
 
+WITH_BUFFER = """
+class model(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+        self.register_buffer("held", {value}{options})
+    def forward(self, rows):
+        {step}
+        return super().forward(rows) + self.held.float().mean()
+"""
 MISTAKES: dict[str, Mistake] = {
+    "a buffer that is expanded": (
+        WITH_BUFFER.format(value="torch.ones(1).expand(2)", options="", step="pass"),
+        {},
+        "mine.py:model': several elements of buffer model.held share memory",
+    ),
+    "a buffer that grows": (
+        WITH_BUFFER.format(
+            value="torch.ones(1)", options="", step="self.held = torch.cat([self.held, self.held])"
+        ),
+        {},
+        "mine.py:model': buffer model.held changes its shape in a step, from [1] to [2], and could",
+    ),
+    "a sparse buffer": (
+        WITH_BUFFER.format(value="torch.eye(2).to_sparse()", options="", step="pass"),
+        {},
+        "mine.py:model': buffer model.held is of layout torch.sparse_coo, which cannot be saved",
+    ),
     "a file that is not there": ("", {"model": {"name": "mein.py:model"}}, "mein.py is no file below"),
     "a name that is not in it": (
         "",
@@ -490,7 +516,58 @@ def test_a_model_of_more_than_plain_numbers_resumes_with_the_same_bits(model, pl
     assert results[0]["parameters_sha256"] == results[1]["parameters_sha256"]
 
 
-def test_metrics_that_are_others_for_another_batch_are_one_message(place):
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (
+            WITH_BUFFER.format(
+                value="torch.ones(1)",
+                options=", persistent=False",
+                step="self.held.add_(rows.mean().detach())",
+            ),
+            "model.held",
+        ),
+        (
+            WITH_BUFFER.format(value="torch.ones(1)", options="", step="self.seen = self.seen + 1").replace(
+                "        self.register", "        self.seen = 0\n        self.register"
+            ),
+            "model.seen",
+        ),
+    ],
+    ids=["a buffer that is not persistent", "a number"],
+)
+def test_state_that_is_in_no_checkpoint_is_named(
+    model: str, named: str, place: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = place(model)
+
+    status, said = tried_alone(table_of(folder, {}), folder)
+
+    assert status == 0
+    assert f"a step changes {named}, which is in no checkpoint" in said + caplog.text
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        WITH_BUFFER.format(value="torch.ones(2).to(torch.float8_e4m3fn)", options="", step="pass"),
+        WITH_BUFFER.format(
+            value="torch.ones(2)",
+            options="",
+            step="hasattr(self, 'late') or self.register_buffer('late', torch.ones(1))",
+        ),
+    ],
+    ids=["of eight bits", "made by the first pass"],
+)
+def test_a_buffer_of_a_rare_kind_is_trained_with(model: str, place: Callable[[str], Path]) -> None:
+    folder = place(model)
+
+    ends = [tried_alone(table_of(folder, {}), folder)[0] for _ in range(2)]
+
+    assert ends == [0, 0]
+
+
+def test_metrics_that_are_others_for_another_batch_are_one_message(place: Callable[[str], Path]) -> None:
     folder = place(
         "def own(model, batch):\n    names = ['error', 'last'] if 63 in batch[0] else ['error']\n"
         "    return {name: 1.0 for name in names}"

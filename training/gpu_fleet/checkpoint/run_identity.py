@@ -78,7 +78,6 @@ def of_run(
     `looked_at` is the result of of_data; if it is empty or None, of_data is called here.
     """
     identity = of_configuration(settings.model_dump(mode="json")) | code
-    identity["data.samples"] = json.dumps(len(training))
     identity["data.description"] = json.dumps([description.kind, description.classes, description.vocabulary])
     return identity | {
         f"data.{key}": json.dumps(value) for key, value in (looked_at or of_data(training)).items()
@@ -117,7 +116,15 @@ def of_script(settings: Mapping[str, Any], directory: Path) -> Identity:
 
 
 def of_data(samples: Dataset | OwnData, *, says: bool = True) -> dict[str, Any]:
-    """Return the `content`: digests of growing sets of samples, which distinguish data of equal length.
+    """Return the number of `samples`, and what distinguishes data of equal length.
+
+    `says` allows a warning.
+    """
+    return {"samples": len(samples), **_content(samples, says=says)}
+
+
+def _content(samples: Dataset | OwnData, *, says: bool) -> dict[str, Any]:
+    """Return the `content`: digests of growing sets of samples.
 
     All samples of a user's own data count if reading them takes seconds, else a random part. They are read
     twice. If the second reading differs, the result has their `shape` instead, and with `says` a warning

@@ -1,19 +1,27 @@
 """Checkpoints of a sharded model: every rank writes its part (torch.distributed.checkpoint, DCP).
 
 Parameters and optimizer state are saved under the parameter's name, so that another number of ranks can read
-them.
+them. torch 2.13 reads the metadata and the values that are no tensors by pickle, which can run code. Here
+neither can: who may write to a bucket must not run code on every instance that resumes from it.
 """
 
+import io
+import pickle
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -22,10 +30,68 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from gpu_fleet.core.errors import CheckpointError, IdentityError
+from gpu_fleet.core.containers import plain
+from gpu_fleet.core.errors import CheckpointError, IdentityError, UnreadableError, reason_of
 from gpu_fleet.step.optimization import keep_decided
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
+METADATA = "torch.distributed.checkpoint.metadata"
+DESCRIBING = {  # the names that torch writes into the metadata of a checkpoint
+    "pathlib": ("PosixPath", "PurePosixPath"),
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    METADATA: (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+}
+
+
+class MetadataUnpickler(pickle.Unpickler):
+    """Reader of metadata that knows only the classes that describe a checkpoint, and the types of numbers."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class; raises UnpicklingError for any other name."""
+        if name in DESCRIBING.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which describes no checkpoint")
+
+
+class PartReader(FileSystemReader):
+    """Reader of the parts of a checkpoint on this disk."""
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        """Return the metadata; raises UnpicklingError if they name anything that could run code."""
+        file = Path(self.path) / ".metadata"
+        try:
+            metadata = MetadataUnpickler(io.BytesIO(file.read_bytes())).load()
+            metadata.storage_meta = metadata.storage_meta or StorageMeta()
+            metadata.storage_meta.load_id = self.load_id
+        except (EOFError, AttributeError, TypeError, ValueError, IndexError, KeyError) as error:
+            raise pickle.UnpicklingError(f"{file.name} is no metadata: {reason_of(error)}") from error
+        return cast("Metadata", metadata)
+
+
+class PartPlanner(DefaultLoadPlanner):
+    """Planner of a load that reads values which are no tensors as torch.load(weights_only=True) does."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Take over a value; raises UnpicklingError for one that could run code."""
+        name = read_item.dest_index.fqn
+        loaded = torch.load(value, weights_only=True)
+        if self.flatten_state_dict:
+            set_element(self.original_state_dict, self.mappings[name], loaded)
+        else:
+            self.state_dict[name] = loaded
 
 
 def begin_save(
@@ -60,10 +126,7 @@ def load(
     `chosen` holds the values of the optimizer's groups that the configuration decides.
     """
     parts = _parts(model, optimizer)
-    try:
-        state_dict_loader.load(parts, checkpoint_id=folder, process_group=group)
-    except (CheckpointException, RuntimeError, ValueError) as error:
-        raise IdentityError(f"the checkpoint does not fit the configuration: {_first_line(error)}") from error
+    _read(parts, folder, group, "the parts of the checkpoint")
     set_state_dict(
         model,
         optimizer,
@@ -77,16 +140,13 @@ def load(
 def load_weights(folder: Path, model: nn.Module, group: dist.ProcessGroup) -> None:
     """Load this rank's part of the weights alone; raises IdentityError."""
     parts = {"model": get_model_state_dict(model)}
-    try:
-        state_dict_loader.load(parts, checkpoint_id=folder, process_group=group)
-    except (CheckpointException, RuntimeError, ValueError) as error:
-        raise IdentityError(f"the weights do not fit the configuration: {_first_line(error)}") from error
+    _read(parts, folder, group, "the weights")
     set_model_state_dict(model, parts["model"])
 
 
 def _parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     weights, moments = get_state_dict(model, optimizer, options=BY_NAME)
-    return {"model": weights, "optimizer": moments}
+    return {"model": weights, "optimizer": plain(moments, "the optimizer")}
 
 
 def _parts_to_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -113,8 +173,29 @@ def _parts_to_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     return parts
 
 
-def _first_line(error: BaseException) -> str:
+def _read(parts: dict[str, Any], folder: Path, group: dist.ProcessGroup, what: str) -> None:
+    """Fill `parts` from a checkpoint; raises IdentityError if `what` does not fit, or UnreadableError."""
+    reader = PartReader(folder)
+    try:
+        reader.read_metadata()  # torch would report another error than the one that it raises
+        state_dict_loader.load(parts, storage_reader=reader, planner=PartPlanner(), process_group=group)
+    except (CheckpointException, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        _, first = _first_failure(error)
+        if isinstance(first, pickle.UnpicklingError):
+            raise UnreadableError(
+                f"{folder}: what was saved cannot be read again: {_first_line(error)}"
+            ) from error
+        raise IdentityError(f"{what} do not fit the configuration: {_first_line(error)}") from error
+
+
+def _first_failure(error: BaseException) -> tuple[str, BaseException]:
+    """Return the rank that failed first, for messages, and its error."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, failure = next(iter(sorted(error.failures.items())))
-        return f"rank {rank}: {failure[0]}"
-    return str(error).partition("\n")[0]
+        return f"rank {rank}: ", failure[0]
+    return "", error
+
+
+def _first_line(error: BaseException) -> str:
+    rank, first = _first_failure(error)
+    return rank + str(first).partition("\n")[0]

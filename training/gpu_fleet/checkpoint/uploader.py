@@ -16,13 +16,12 @@ from gpu_fleet.checkpoint.claim import RunClaim
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, as_checkpoint_error, reason_of
-from gpu_fleet.storage.object_store import at_start, patiently
+from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, at_start, patiently
 
 LINE = "checkpoint-line"  # the thread of an upload
 ABANDONED = "abandoned"  # a rank's report of an upload that it gave up for a newer one
 STANDS_STILL_S = 30.0  # a newer upload may overtake one that moves nothing for this long
 LOOK_EVERY_S = 0.5
-UPLOAD_PATIENCE_S = 60.0  # for passing failures of a bucket; an AWS notice leaves two minutes
 LESS_URGENT = 10  # nice(1) value: a tenth of a core that the training also wants, or all of a free core
 log = logging.getLogger(__name__)
 
@@ -141,7 +140,7 @@ class Uploader:
         if self.uploaded_step != newest.step:
             raise CheckpointError(f"{store.uri}: step {newest.step} is on disk, and was not uploaded")
         if self._leads:
-            patiently(lambda: store.check_whole(newest), within_s=UPLOAD_PATIENCE_S)
+            patiently(lambda: store.check_whole(newest), within_s=NOTICE_PATIENCE_S)
 
     def _run(self) -> None:
         """Upload one checkpoint at a time; a newer checkpoint may overtake one that hangs."""
@@ -211,7 +210,7 @@ class Uploader:
     def _bring_up(self, upload: Upload, line: UploadProgress) -> None:
         """Upload the files of this process; rank 0 commits when all ranks have uploaded theirs."""
         store, manifest, team = self._store, upload.manifest, upload.team
-        bring = partial(patiently, within_s=UPLOAD_PATIENCE_S, sleep=line.pause)
+        bring = partial(patiently, within_s=NOTICE_PATIENCE_S, sleep=line.pause)
         held = self._claim.check_bucket
 
         def moved(size: int) -> None:

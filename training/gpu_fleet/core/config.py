@@ -120,7 +120,8 @@ class Data(Section):
     augmentation: Literal["none", "shift", "shift_flip", "resized_crop"] = "none"
     sequence_length: Positive = 128  # tokens of a sample, for kinds "tokens" and "text"
     workers: Count | None = None  # reader processes per rank; unset: see loader.reader_processes
-    prefetch: Positive = 2  # batches read ahead, per worker and on the device
+    # batches read ahead, per worker and on the device; a million fill the memory before the first step
+    prefetch: Annotated[int, Field(ge=1, le=1000)] = 2
     corrupt_limit: Count = 10  # corrupt samples skipped by a rank before it stops
     endpoint: str = ""  # endpoint of a bucket, if not the cloud's own
     retry_s: Seconds = 180.0  # longest time for retries of a read from a bucket
@@ -168,7 +169,7 @@ class Optimizer(Section):
     options: dict[str, Any] = {}  # for a user's own optimizer
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    momentum: Fraction = 0.9  # sgd only
+    momentum: Beta = 0.9  # sgd only
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), strict=False)  # adamw only; TOML has lists only
     clip_norm: Annotated[float, Field(ge=0)] = 0.0  # 0: no clipping
 
@@ -183,6 +184,7 @@ class Optimizer(Section):
                 )
         else:
             _refuse(self, ("options",), f"is for an optimizer of your own, not for {self.name}")
+            _refuse(self, ("momentum" if self.name == "adamw" else "betas",), f"is not for {self.name}")
         return self
 
 
@@ -193,16 +195,34 @@ class Schedule(Section):
     warmup_steps: Count = 0
     final_fraction: Fraction = 0.0  # part of the learning rate after the last step of cosine and linear
     step_every: Positive = 1000  # "step": steps between two decays
-    step_factor: Fraction = 0.1
+    step_factor: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+    @model_validator(mode="after")
+    def keys_of_shape(self) -> Self:
+        if self.name != "step":
+            _refuse(self, ("step_every", "step_factor"), f"is for name = 'step', not for {self.name!r}")
+        if self.name in ("constant", "step"):
+            _refuse(self, ("final_fraction",), f"is for 'cosine' and 'linear', not for {self.name!r}")
+        return self
 
 
 class Average(Section):
     """Weight averaging: the averaged model is evaluated and exported."""
 
     name: Literal["none", "ema", "swa"] = "none"
-    decay: Fraction = 0.999  # ema
+    decay: Beta = 0.999  # ema
     start_step: Count = 0  # swa
     batch_norm_batches: Count = 50  # training batches for its batch-norm statistics; 0: the model's own
+
+    @model_validator(mode="after")
+    def keys_of_kind(self) -> Self:
+        if self.name != "ema":
+            _refuse(self, ("decay",), f"is for name = 'ema', not for {self.name!r}")
+        if self.name != "swa":
+            _refuse(self, ("start_step",), f"is for name = 'swa', not for {self.name!r}")
+        if self.name == "none":
+            _refuse(self, ("batch_norm_batches",), "is for an averaged model; set name to 'ema' or 'swa'")
+        return self
 
 
 class Precision(Section):
@@ -244,6 +264,8 @@ class Parallel(Section):
                 )
         if self.powersgd_rank and self.strategy != "ddp":
             raise ValueError(f"powersgd_rank compresses the gradients of ddp, not of {self.strategy}")
+        if self.strategy != "ddp":
+            _refuse(self, ("static_graph",), f"is for ddp, not for {self.strategy}")
         return self
 
 
@@ -303,6 +325,10 @@ class Config(Section):
     @model_validator(mode="after")
     def together(self) -> Self:
         strategy = self.parallel.strategy
+        if self.checkpoint.branch_uri and not self.run.branch_of:
+            raise ValueError(
+                f"checkpoint.branch_uri = {self.checkpoint.branch_uri!r} is for a branch; set run.branch_of"
+            )
         if strategy != "ddp" and self.precision.dtype == "fp16":
             raise ValueError(f"precision.dtype = 'fp16' scales the loss, which {strategy} cannot; use bf16")
         if strategy != "ddp" and self.precision.channels_last:

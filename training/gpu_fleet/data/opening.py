@@ -15,6 +15,7 @@ from gpu_fleet.data.tables import is_table, open_table
 from gpu_fleet.models.registry import OWN_DATA
 
 RECORDS = "records"  # the kind of tars with any keys
+PICTURES = ("images", "shards", RECORDS)
 
 
 def gives_its_loss(training: Dataset | OwnData, own: Parts) -> bool:
@@ -79,8 +80,13 @@ def check_mean(settings: config.Loss, training: Dataset | OwnData, own: Parts) -
         )
 
 
-def check_stacked(settings: config.Data, description: Description) -> None:
-    """Raise ConfigError for data.collate or data.columns with data of a kind that ignores them."""
+def check_keys_of_kind(settings: config.Data, description: Description) -> None:
+    """Raise ConfigError for a key of `data` that was set, and that data of this kind ignore."""
+    for key in ("image_size", "augmentation") if description.kind not in PICTURES else ():
+        if (value := getattr(settings, key)) != config.Data.model_fields[key].default:
+            raise ConfigError(
+                f"data.{key} = {value!r}: is for pictures, and {settings.path} is of kind {description.kind}"
+            )
     for key in ("collate", "columns") if description.kind not in (OWN_DATA, RECORDS) else ():
         if value := getattr(settings, key):
             raise ConfigError(
@@ -128,6 +134,8 @@ def check_length(settings: config.Config, training: Dataset | OwnData) -> None:
         raise ConfigError(f"run.batch_size = {run.batch_size}: the training data have {samples} samples")
     if (traced := settings.metrics.profile_steps) and traced[0] > steps:
         raise ConfigError(f"metrics.profile_steps = {list(traced)}: the run has {steps} steps")
+    if settings.average.name == "swa" and (start := settings.average.start_step) > steps:
+        raise ConfigError(f"average.start_step = {start}: the run has {steps} steps and averages none")
     if warmup >= steps > 0:
         raise ConfigError(
             f"schedule.warmup_steps = {warmup}: the run has {steps} steps and never reaches its rate"

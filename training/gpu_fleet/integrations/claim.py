@@ -113,7 +113,7 @@ def _described(samples: Any) -> dict[str, Any]:
         return {}
     try:
         data = adapted(samples, "the data set", default_collate, ConfigError)
-        return {"samples": len(data), **run_identity.of_data(data)}
+        return run_identity.of_data(data)
     except (
         ConfigError,
         DataError,

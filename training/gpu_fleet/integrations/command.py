@@ -34,14 +34,13 @@ from gpu_fleet.core.options import FiniteRange, FolderPath
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption import left_behind
 from gpu_fleet.preemption.interrupt import Interruption, Reason, nothing_to_save, sources
-from gpu_fleet.storage.object_store import PATIENCE_S, ObjectStore, patiently
+from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, PATIENCE_S, ObjectStore, patiently
 
 SIGNALS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
-LOOK_EVERY_S, POLL_S = 0.2, 1.0
+LOOK_EVERY_S = 0.2
 LEASED = "folder"  # prefix of the lease below the URI of the checkpoints
 SILENT_S = 30.0  # the last upload is given up if nothing moves for this long
 RELEASE_S = 5.0  # longest time to release the lease
-NOTICE_PATIENCE_S = 60.0  # part of the two minutes that AWS gives
 AGAIN_S = 2.5  # pause before the next sync, after one waited for a file that was being written
 log = logging.getLogger(__name__)
 
@@ -126,7 +125,7 @@ def _run_child(
     every_s: float,
 ) -> int:
     """Run COMMAND to its end, and sync its folder. Return the exit status of `run`."""
-    with Interruption(sources(), POLL_S) as interruption:
+    with Interruption(sources()) as interruption:
         word = outcome.NewWord(checkpoints) if checkpoints else None
         child = start(interruption)
         with Keeper(sync, every_s) as keeper:

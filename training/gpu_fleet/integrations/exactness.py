@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from gpu_fleet.core.world import World
 from gpu_fleet.data.resumable import reads_another
+from gpu_fleet.step.buffers import BufferCheck
 from gpu_fleet.step.trained import sums
 
 log = logging.getLogger(__name__)
@@ -19,6 +21,7 @@ class ExactnessCheck:
     def __init__(self, objects: Mapping[str, Any]) -> None:
         """Prepare the check of a run's objects, by name; of DistributedDataParallel, its inner model."""
         self._modules = {name: thing for name, thing in objects.items() if isinstance(thing, nn.Module)}
+        self._buffers = [BufferCheck(module, f"Run({name}=...)") for name, module in self._modules.items()]
         self._taken = self._taken_before = 0  # batches of the first data set: now, at the last step
         self._accumulation = 0  # batches per step by `Run.batches`; 0: unknown, or a warning was given
 
@@ -39,6 +42,9 @@ class ExactnessCheck:
                 "not exact: the loop reads a DataLoader, and a resumed run starts its epoch again; "
                 "run.batches_of(loader) resumes in the middle of it"
             )
+        for check in self._buffers if done == 1 else ():
+            where.together(partial(check.passed, says=where.leads))
+        self._buffers = []
         taken, self._taken_before = self._taken - self._taken_before, self._taken
         if where.leads and 0 < self._accumulation < taken and done > 1:  # one may read ahead
             log.warning(

@@ -22,11 +22,9 @@ from gpu_fleet.integrations.claim import FolderClaim
 from gpu_fleet.integrations.folder_copy.files import OURS
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
-from gpu_fleet.storage.object_store import ObjectStore, patiently
+from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, PATIENCE_S, ObjectStore, patiently
 
-POLL_S = 1.0
-# Longest wait for a disturbed bucket: while the loop waits; within the two minutes of a notice; at the end
-BETWEEN_S, NOTICE_S, LAST_S = 30.0, 60.0, 180.0
+BETWEEN_S = 30.0  # longest wait for a disturbed bucket while the loop waits
 # Numbers of a process from Lightning's own launcher, srun and mpirun: all are 0 only in the first process.
 PLACES = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 CLAIM_WITHIN = timedelta(minutes=10)  # rank 0 may wait for a disturbed bucket or for another holder
@@ -70,7 +68,7 @@ class Guard:
             self._claim = FolderClaim(self.directory, place, config or {}, allow, how)
         held = self._claim.check_held if self._claim is not None else lambda: None
         self._sync = FolderSync(self.directory, store, held=held) if store is not None else None
-        self._interruption = Interruption(sources(), POLL_S)
+        self._interruption = Interruption(sources())
         self.stopped = False
         self._chosen: list[str | None] = []  # the name that `newest` returned; empty: not called yet
         self._world: World | None = None  # None while there is no process group
@@ -173,7 +171,7 @@ class Guard:
         with self._leaving():
             if self._claim is None:
                 return
-            patience_s = NOTICE_S if self.stopped else LAST_S if last else BETWEEN_S
+            patience_s = NOTICE_PATIENCE_S if self.stopped else PATIENCE_S if last else BETWEEN_S
             try:
                 patiently(self._take_over, patience_s)
             except StoreError as error:

@@ -56,7 +56,7 @@ from gpu_fleet.step.state import (
 )
 from gpu_fleet.step.trained import GradientWatch
 
-POLL_S, AGREE_EVERY_S = 1.0, 0.25
+AGREE_EVERY_S = 0.25
 TIMEOUT_S = 600.0  # longest wait of a rank for another; less than that of torch's process groups
 DATA = "data"  # section of the data in the keys of an identity
 log = logging.getLogger(__name__)
@@ -110,12 +110,12 @@ class Run:
         self._data_sets: list[dict[str, Any]] = []  # identities of those before the first step
         self._resumed_from: int | None = None
         self._watch: GradientWatch | None = None
-        self._exactness = ExactnessCheck(self._objects)
         _check_saveable(self._objects)
+        self._exactness = ExactnessCheck(self._objects)
 
     def __enter__(self) -> Self:
         """Restore the newest checkpoint. A TrainingError ends the process with one message."""
-        self._interruption = Interruption(sources(), POLL_S)
+        self._interruption = Interruption(sources())
         self._where = _where(self._objects)
         logging.basicConfig(level=logging.INFO if self._where.leads else logging.WARNING)
         try:
@@ -168,7 +168,7 @@ class Run:
         """
         if self._in_loop:
             return
-        known = {"samples": len(data), **run_identity.of_data(data, says=self._where.leads)}
+        known = run_identity.of_data(data, says=self._where.leads)
         self._data_sets.append(known)
         section = f"{DATA}-{len(self._data_sets)}" if len(self._data_sets) > 1 else DATA
         described = {**known, "batch_size": batch_size, "seed": seed}

@@ -71,6 +71,8 @@ def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weig
     except Exception as error:  # a definition in transformers may raise anything
         reason = str(error).strip().splitlines()[-1].strip()
         raise ModelError(f"model.options = {options}: {name} cannot be built: {reason}") from error
+    if not blocks(model, name):
+        raise ModelError(f"model.options = {options}: {name} cannot be built: it would have no layers")
     for part, weight in model.named_parameters():  # torch only warns about a width of 0
         if weight.numel() == 0:
             raise ModelError(

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 # HTTP status of both clouds for a token that is missing or has expired
 NO_TOKEN = (401, 403)
+POLL_S = 1.0  # between two polls of the sources
 SAME_SIGNAL_S = 1.0  # torchrun and the terminal may both deliver one key press
 
 
@@ -53,7 +54,7 @@ class Interruption:
     """
 
     def __init__(
-        self, sources: list[Source], poll_s: float, clock: Callable[[], float] = time.monotonic
+        self, sources: list[Source], poll_s: float = POLL_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._sources = sources
         self._poll_s = poll_s

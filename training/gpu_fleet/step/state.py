@@ -121,6 +121,11 @@ def _saved_buffers(modules: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor]]
         yield from ((f"{place}/{name}", value) for name, value in module.named_buffers() if name in saved)
 
 
+def _of_numbers(tensor: Tensor) -> Tensor:
+    """Return a tensor that torch can take a norm of: it cannot for floats of eight bits."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+
+
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -128,19 +133,27 @@ def _local(tensor: Tensor) -> Tensor:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Restore buffers and generators at the end, so that the block changes no later step."""
-    generators, before = capture_rng(), [buffer.clone() for buffer in model.buffers()]
+    generators = capture_rng()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers() if takes_values(buffer)}
     try:
         yield
     finally:
-        for buffer, value in zip(model.buffers(), before, strict=True):
-            buffer.data.copy_(value)
+        for name, buffer in model.named_buffers():
+            if name in before and buffer.shape == before[name].shape:  # a first pass may register more
+                buffer.data.copy_(before[name])
         restore_rng(generators)
+
+
+def takes_values(buffer: Tensor) -> bool:
+    """Return whether values can be copied into a buffer: not into one that is lazy, sparse or expanded."""
+    plain = not nn.parameter.is_lazy(buffer) and buffer.layout == torch.strided
+    return plain and not torch._debug_has_internal_overlap(_local(buffer))
 
 
 def not_finite(tensors: Mapping[str, Tensor], spared: Container[str] = ()) -> list[str]:
     """Return the names of tensors with a NaN or an infinity in this rank's part, except those `spared`."""
     numbers = {
-        name: _local(value.detach())
+        name: _of_numbers(_local(value.detach()))
         for name, value in tensors.items()
         if name not in spared and (value.is_floating_point() or value.is_complex())
     }

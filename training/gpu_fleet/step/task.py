@@ -15,6 +15,7 @@ from gpu_fleet.core.user_code import EXPECTED, Own, explained
 from gpu_fleet.core.world import World
 from gpu_fleet.data.loader import IGNORED, Batch, RankShare, ReadsBatches, batches, evaluation_slices
 from gpu_fleet.data.order import Slice
+from gpu_fleet.step.buffers import BufferCheck
 from gpu_fleet.step.evaluation import Evaluated, HeldOutScore, mean_loss
 from gpu_fleet.step.state import undisturbed
 
@@ -166,8 +167,10 @@ def try_out(model: nn.Module, batch: Batch, what: str) -> None:
     Raises UserCodeError or ConfigError.
     """
     model.train()
+    check = BufferCheck(model, what)
     with undisturbed(model), explained(what):
         outputs = model(batch.inputs)
+        check.passed()
         if not isinstance(outputs, Tensor):
             raise ConfigError(f"{what}: gives a {type(outputs).__name__}, not a Tensor; set loss.name")
         loss = mean_loss(outputs, batch.targets)

@@ -28,6 +28,7 @@ CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ATTEMPTS = 5, 20, 4
 CONNECTIONS = 32  # of one process, at the same time
 # Outlasts a disturbance of S3 that is longer than the client's own retries; short enough for a user to wait.
 PATIENCE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 180.0, 1.0, 20.0
+NOTICE_PATIENCE_S = 60.0  # after a notice, of the two minutes that AWS gives
 START_PATIENCE_S = 60.0  # at a start, for a store that answers; an endpoint without answer fails at once
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from gpu_fleet.step import optimization, precision
 from gpu_fleet.step.pipeline import cut
 from gpu_fleet.step.replicas import Replicas
 from gpu_fleet.step.spread import Spread, Whole, shard
-from gpu_fleet.step.state import State, capture_rng, not_finite, restore_rng, seed_rng, tensors_of
+from gpu_fleet.step.state import State, not_finite, seed_rng, tensors_of, undisturbed
 from gpu_fleet.step.task import Task, try_held_out, try_out
 from gpu_fleet.trainer.prepared_run import PreparedRun
 
@@ -116,10 +116,9 @@ def a_few(batch: Batch) -> Batch:
 
 def rehearse(run: PreparedRun, state: State) -> None:
     """Run passes before the first step, if earlier passes would change the steps; restores generators."""
-    before = capture_rng()
     state.model.train()
-    state.spread.rehearse(run.where.together(lambda: first_batch(run)))
-    restore_rng(before)
+    with undisturbed(state.model):
+        state.spread.rehearse(run.where.together(lambda: first_batch(run)))
 
 
 def utilisation_of(run: PreparedRun, model: nn.Module) -> Utilisation | None:

@@ -35,9 +35,9 @@ from gpu_fleet.data.loader import (
 from gpu_fleet.data.opening import (
     all_steps,
     check_classes,
+    check_keys_of_kind,
     check_length,
     check_mean,
-    check_stacked,
     gives_its_loss,
     left_out_of,
     open_data,
@@ -169,7 +169,7 @@ def opened(
     left_out = left_out_of(training, held_out)
     if where.leads and left_out.left_out:
         log.warning("event=data-left-out path=%r census=%r", settings.data.path, str(left_out))
-    where.together(lambda: check_stacked(settings.data, description))
+    where.together(lambda: check_keys_of_kind(settings.data, description))
     settings = with_readers(settings, description, training)
     where.together(lambda: check_parts(training.parts, readers, settings.data.workers or 0))
     where.together(lambda: check_length(settings, training))
@@ -231,7 +231,7 @@ def looked_at_alike(samples: Dataset | OwnData, where: World) -> dict[str, Any]:
     if where.size == 1 or not isinstance(samples, OwnData) or not samples.of_user:
         return {}
     known = where.together(lambda: of_data(samples, says=where.leads))
-    check_alike(where.gather([{"samples": len(samples), **known}]), samples.label)
+    check_alike(where.gather([known]), samples.label)
     return known
 
 
