@@ -229,7 +229,7 @@ def _unzipped(content: bytes) -> bytes:
 
 def _parquet(path: Path) -> tuple[list[str], Iterable[Row]]:
     try:
-        from pyarrow import ArrowException, parquet  # noqa: PLC0415 - not every computer has it
+        from pyarrow import ArrowException, parquet  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
     except ModuleNotFoundError as error:
         raise BillError(
             f"--bill {path}: Parquet needs pyarrow, which is not installed here: pip install pyarrow, or "
