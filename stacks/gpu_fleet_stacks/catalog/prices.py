@@ -2,11 +2,11 @@
 
 import datetime
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -85,16 +85,34 @@ class SpotPrice:
 
 
 @dataclass(frozen=True)
+class Interruptions:
+    """Share of a type's spot instances that the cloud interrupted within a month, in one region.
+
+    Attributes:
+        percent: the upper end of the cloud's range; of the last range, which has none, its lower end.
+        at_least: it is that of the last range.
+    """
+
+    percent: int
+    at_least: bool
+    region: str
+    date: datetime.date
+    source: str
+
+
+@dataclass(frozen=True)
 class PriceList:
     """Prices of one cloud.
 
     Attributes:
         quotes: item -> its price.
         spot: instance type -> its spot price; a type without one is left out.
+        interruptions: instance type -> how often it is interrupted; likewise.
     """
 
     quotes: dict[str, Quote]
     spot: dict[str, SpotPrice]
+    interruptions: dict[str, Interruptions] = field(default_factory=dict)
 
 
 class _Exact(BaseModel):
@@ -115,6 +133,15 @@ class _SpotTable(_Exact):
     prices: dict[str, _SpotRow]
 
 
+Range = Literal["<5%", "5-10%", "10-15%", "15-20%", ">20%"]
+
+
+class _InterruptionTable(_Exact):
+    date: datetime.date
+    source: str
+    ranges: dict[str, Range]
+
+
 class _Row(_Exact):
     amount: Amount | None = None
     unit: str
@@ -126,6 +153,7 @@ class _CloudTable(_Exact):
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
     region: str
     spot: _SpotTable | None = None
+    interruptions: _InterruptionTable | None = None
     prices: dict[str, _Row]
 
 
@@ -151,7 +179,7 @@ def load(cloud: Cloud, path: Path = FILE) -> PriceList:
     undated = [what for what, quote in quotes.items() if quote.amount is not None and quote.date is None]
     if undated:
         raise PriceListError(f"{path}: clouds.{cloud}.prices.{undated[0]} has an amount and no date")
-    return PriceList(quotes, _spot(table))
+    return PriceList(quotes, _spot(table), _interruptions(table))
 
 
 def _spot(table: _CloudTable) -> dict[str, SpotPrice]:
@@ -161,6 +189,18 @@ def _spot(table: _CloudTable) -> dict[str, SpotPrice]:
     return {
         name: SpotPrice(row.expected, row.p90, table.currency, table.region, date, source)
         for name, row in table.spot.prices.items()
+    }
+
+
+def _interruptions(table: _CloudTable) -> dict[str, Interruptions]:
+    if table.interruptions is None:
+        return {}
+    date, source = table.interruptions.date, table.interruptions.source
+    return {
+        name: Interruptions(
+            int(span.strip("<>%").rpartition("-")[2]), span.startswith(">"), table.region, date, source
+        )
+        for name, span in table.interruptions.ranges.items()
     }
 
 

@@ -9,6 +9,7 @@ from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.shared_options import CSV, TABLE, form_option, note
 from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.cost import page, view
+from gpu_fleet_stacks.cost.compare_command import CompareRequest, compare_options
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget, warnings
 from gpu_fleet_stacks.settings import stack_files
@@ -25,13 +26,27 @@ Gigabytes = click.IntRange(0, 1_000_000_000)
 @click.option("--home-gb", type=Gigabytes, default=100, show_default=True, help="GB in homes (AWS).")
 @click.option("--log-gb", type=Gigabytes, default=100, show_default=True, help="GB of flow log a month.")
 @click.option("--nat-gb", type=Gigabytes, default=100, show_default=True, help="GB through NAT a month.")
+@compare_options
 @form_option
-def cost(name: str, *, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int, form: str) -> None:
+def cost(
+    name: str,
+    *,
+    bucket_gb: int,
+    home_gb: int,
+    log_gb: int,
+    nat_gb: int,
+    form: str,
+    comparing: CompareRequest | None,
+) -> None:
     """Show what a stack costs per hour and per month, and what is left of its budget.
 
-    Fails where the worst month exceeds the budget, as `pulumi up` does.
+    Fails where the worst month exceeds the budget, as `pulumi up` does. With --compare show the ways
+    to pay for its instances instead.
     """
     stack = stack_files.settings_of(name)
+    if comparing is not None:
+        comparing.show(stack, form)
+        return
     estimated = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb))
     said = warnings(estimated, prices.today())
     if form == CSV:

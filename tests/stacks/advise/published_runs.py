@@ -1,5 +1,6 @@
 """Published training speeds, and the advice for the same runs."""
 
+import math
 from dataclasses import dataclass
 
 from gpu_fleet_stacks.advise.offers import of_type
@@ -23,6 +24,11 @@ class Published:
     source: str
 
     @property
+    def model(self) -> str:
+        """Return the model that was trained."""
+        return self.name.partition("_")[0]
+
+    @property
     def error(self) -> float:
         """Return the advised time over the published one, less 1."""
         instance = peak(of_type(load().get(self.instance)), "fp16")
@@ -31,6 +37,20 @@ class Published:
             self.flops_per_sample, PLAIN, instance * self.gpus, facts()["utilisation"][self.kind]
         )
         return advised * self.samples_per_s - 1
+
+
+def held_out_errors() -> list[float]:
+    """Return for each published run its error, if the utilisation were fitted on the others of its kind.
+
+    A run that is compiled or not, or on more GPUs, counts as the same run: none of them fits another.
+    """
+    errors = []
+    for run in PUBLISHED:
+        others = [1 + each.error for each in PUBLISHED if each.kind == run.kind and each.model != run.model]
+        if others:
+            fitted = math.prod(others) ** (1 / len(others))
+            errors.append((1 + run.error) / fitted - 1)
+    return errors
 
 
 def per_token(parameters: float, layers: int, width: int, sequence: int) -> float:

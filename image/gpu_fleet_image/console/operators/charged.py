@@ -1,13 +1,15 @@
-"""Rows of ``report --by`` and ``report -o focus``: the meter's days with what the bucket knows besides."""
+"""Rows of ``report --by``, ``-o focus`` and ``--bill``: the meter's days, and what others know of them."""
 
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
-from gpu_fleet_image.console.operators import focus
+from gpu_fleet_image.console.operators import bill_match, focus
+from gpu_fleet_image.console.operators.bill import read
 from gpu_fleet_image.console.operators.monthly_savings import Month
 from gpu_fleet_image.controllers.meter import budget_check, chargeback, daily_report
 from gpu_fleet_image.controllers.meter.chargeback import Attribution, RunSpan
@@ -25,6 +27,40 @@ from gpu_fleet_image.core.times import parse_time
 
 FOCUS = "focus"
 _PARTS = len(("account", "pool", "run", "instance", STATE))  # of a report's key, below RUNS
+
+
+@dataclass(frozen=True)
+class RowsWanted:
+    """The rows that a command line asks for.
+
+    Attributes:
+        by: a key of the chargeback; None for none.
+        form: ``csv``, ``json`` or ``FOCUS``.
+        bill: file of the cloud's bill; None for none.
+    """
+
+    by: str | None
+    form: str
+    bill: Path | None
+
+    @property
+    def any(self) -> bool:
+        """True if it asks for rows at all, instead of a page."""
+        return bool(self.by or self.bill or self.form == FOCUS)
+
+    @property
+    def option(self) -> str:
+        """The option that asks for them."""
+        return f"--bill {self.bill}" if self.bill else f"--by {self.by}" if self.by else f"-o {self.form}"
+
+    def check(self) -> None:
+        """Raise ConfigurationError where the options contradict one another."""
+        if self.form == FOCUS and (self.by or self.bill):
+            raise ConfigurationError(
+                f"{self.option} and -o {FOCUS}, whose rows name owner, team and pool; allowed: one"
+            )
+        if self.bill and self.by not in {None, "pool"}:
+            raise ConfigurationError(f"--by {self.by} and {self.option}; allowed: --by pool")
 
 
 @dataclass(frozen=True)
@@ -60,6 +96,30 @@ def load(store: Store, month: Month, now: datetime) -> MonthRecord:
     return MonthRecord(month.name, days, computing, cost)
 
 
+def text_of(wanted: RowsWanted, meant: Subject, asked: Asked, store: Store, month: Month) -> str:
+    """Return the rows of a month; of a bill also print a summary on standard error."""
+    now = datetime.now(UTC)
+    record = load(store, month, now)
+    if wanted.bill:
+        lines = read(
+            wanted.bill, account=account(meant, asked), currency=meant.policy.currency, month=month.name
+        )
+        comparison = bill_match.compare(record.days, lines, meant.policy)
+        note(comparison.sentence())
+        matched = comparison.rows
+        return bill_match.as_text(bill_match.by_pool(matched) if wanted.by else matched, wanted.form)
+    if wanted.by:
+        return rows(meant, store, record, wanted.by, wanted.form, now=now)
+    charges = focus.rows(record.days, record.cost, meant.policy, account(meant, asked), teams_of(store))
+    return focus.as_csv(charges)
+
+
+def account(meant: Subject, asked: Asked) -> str:
+    """Return the account of the stack. Raises CloudError if it is unknown."""
+    policy = meant.policy
+    return asked.account_id or account_of(Place(policy.stack, policy.cloud, policy.region))
+
+
 def rows(meant: Subject, store: Store, record: MonthRecord, by: str, form: str, *, now: datetime) -> str:
     """Return the rows of a month by a key, as ``csv`` or ``json``."""
     budget = meant.policy.budget
@@ -71,13 +131,6 @@ def rows(meant: Subject, store: Store, record: MonthRecord, by: str, form: str, 
         record.days, record.computing, by, gpus, record.cost, attribution=attribution
     )
     return chargeback.as_text(charges, by, meant.policy.currency, form)
-
-
-def focus_rows(meant: Subject, asked: Asked, store: Store, record: MonthRecord) -> str:
-    """Return the rows of a month in the form of FOCUS."""
-    policy = meant.policy
-    account = asked.account_id or account_of(Place(policy.stack, policy.cloud, policy.region))
-    return focus.as_csv(focus.rows(record.days, record.cost, policy, account, teams_of(store)))
 
 
 def teams_of(store: Store) -> dict[str, str]:

@@ -38,6 +38,12 @@ PAGE = "page"
     "--by", type=click.Choice(list(chargeback.BY)), help="Print the month's cost by this key, in rows."
 )
 @click.option(
+    "--bill",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Compare the month with this bill: AWS's CUR or Data Exports, Alibaba Cloud's bill details.",
+)
+@click.option(
     "-o",
     "--output",
     "form",
@@ -59,25 +65,22 @@ def report(
     day_text: str | None,
     by: str | None,
     form: str,
+    bill: Path | None,
     output: Path | None,
     asked: Asked,
 ) -> None:
     """Write a page with plots: the reaper's savings of a month, or the use of a day's GPU hours.
 
     With --by print the cost and GPU hours of the month by a key; the rows add up to the meter.
+    With --bill print what the month's bill and the meter have by day and instance, or --by pool.
     """
-    if by and form == charged.FOCUS:
-        raise ConfigurationError(
-            f"--by {by} and -o {form}, whose rows name owner, team and pool; allowed: one"
-        )
-    if day_text and (month_text or by or form == charged.FOCUS):
-        other = f"--month {month_text!r}" if month_text else f"--by {by}" if by else f"-o {form}"
-        raise ConfigurationError(f"{other} and --day {day_text!r}; allowed: one of them")
+    wanted = charged.RowsWanted(by, CSV if form == PAGE and (by or bill) else form, bill)
+    _refuse(wanted, month_text, day_text)
     day = _parsed_day(day_text) if day_text else ""
     month = parse_month(month_text) if month_text else month_of(datetime.now(UTC))
     meant = subject(asked)
-    if by or form == charged.FOCUS:
-        rows = _charged(meant, asked, month, by, CSV if form == PAGE else form)
+    if wanted.any:
+        rows = charged.text_of(wanted, meant, asked, _records(meant, wanted.option)[1], month)
         if output is None:
             click.echo(rows, nl=False)
         else:
@@ -94,6 +97,14 @@ def report(
     path = output or Path(name)
     _write(path, text)
     click.echo(f"{summary}: {path}")
+
+
+def _refuse(wanted: charged.RowsWanted, month_text: str | None, day_text: str | None) -> None:
+    """Refuse options that contradict one another. Raises ConfigurationError."""
+    wanted.check()
+    if day_text and (month_text or wanted.any):
+        other = f"--month {month_text!r}" if month_text else wanted.option
+        raise ConfigurationError(f"{other} and --day {day_text!r}; allowed: one of them")
 
 
 def _write(path: Path, text: str) -> None:
@@ -161,13 +172,3 @@ def _records(meant: Subject, option: str) -> tuple[SweepCloud, Store]:
     if cloud.store is None:
         raise ConfigurationError(f"{option} needs --ledger or {LEDGER_URI}; allowed: s3://BUCKET/PREFIX")
     return cloud, cloud.store
-
-
-def _charged(meant: Subject, asked: Asked, month: Month, by: str | None, form: str) -> str:
-    """Return the rows of a month."""
-    _, store = _records(meant, "--by" if by else f"-o {form}")
-    now = datetime.now(UTC)
-    record = charged.load(store, month, now)
-    if by:
-        return charged.rows(meant, store, record, by, form, now=now)
-    return charged.focus_rows(meant, asked, store, record)

@@ -173,6 +173,27 @@ def test_a_month_is_charged_to_runs_and_teams_as_the_bucket_knows_them(fleet, ru
     assert '""gpu-fleet:team"": ""vision""' in as_focus.output
 
 
+def test_a_bill_is_compared_and_one_of_another_account_refused(fleet, run, tmp_path):
+    day = day_of_ada()
+    key = f"reaper/days/{day.date:%Y/%m}/{day.name}.json"
+    client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(day.to_json()))
+    bills = {}
+    for account in ("123456789012", "210987654321"):
+        bills[account] = tmp_path / account
+        bills[account].write_text(
+            "AccountID,BillingDate,InstanceID,PretaxAmount,Currency,Tag\n"
+            f"{account},{day.name},i-1,24.00,USD,\n"
+        )
+    month = ("report", "--month", f"{NOW:%Y-%m}", "--bill")
+
+    compared = run(*month, str(bills["123456789012"]))
+    refused = run(*month, str(bills["210987654321"]))
+
+    assert f"{day.name},dev,i-1,both,24.14,24.00,-0.14" in compared.output
+    assert refused.exit_code == 1
+    assert "is of 210987654321; allowed: a bill with account 123456789012" in refused.output
+
+
 def test_focus_rows_are_of_no_key(fleet, run):
     result = run("report", "--by", "team", "-o", "focus")
 

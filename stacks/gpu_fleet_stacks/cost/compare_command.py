@@ -1,0 +1,85 @@
+"""The options of ``gpu-fleet cost STACK --compare``."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpu_fleet_image.core import listing
+from gpu_fleet_image.core.shared_options import CSV, JSON, TABLE
+from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_stacks.cost import compare_page, offers_file
+from gpu_fleet_stacks.cost.compare import compare, currency_of
+from gpu_fleet_stacks.settings import Stack
+
+PIPE_WIDTH = 150
+File = click.Path(dir_okay=False, path_type=Path)
+
+
+class CompareError(StacksError):
+    """A page that cannot be written."""
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """A comparison that a command line asks for.
+
+    Attributes:
+        offers: the buyer's file; None for none.
+        html: where to write the page; None for none.
+    """
+
+    offers: Path | None
+    html: Path | None
+
+    def show(self, stack: Stack, form: str) -> None:
+        """Print the ways to pay for a stack's instances, and write the page."""
+        if form == CSV:
+            raise CompareError(f"-o {CSV} and --compare; allowed: -o {TABLE}, -o {JSON}")
+        file = None
+        if self.offers is not None:
+            types = frozenset(pool.types[0] for pool in stack.pools)
+            file = offers_file.read(self.offers, currency=currency_of(stack), types=types)
+        listed = compare(stack, file)
+        if form == JSON:
+            click.echo(json.dumps({"stack": stack.name, "pools": compare_page.document(listed)}, indent=1))
+        else:
+            listing.console(PIPE_WIDTH).print(compare_page.table(listed))
+        if self.html is not None:
+            try:
+                self.html.write_text(compare_page.html(stack.name, listed), encoding="utf-8")
+            except OSError as error:
+                raise CompareError(f"--html {self.html}: {error.strerror}") from error
+
+
+def compare_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options; the command gets them as ``comparing``, None without ``--compare``."""
+
+    @wraps(command)
+    def taking(*, compare: bool, offers: Path | None, html: Path | None, **given: Any) -> None:
+        for flag, path in (("--offers", offers), ("--html", html)):
+            if path is not None and not compare:
+                raise click.UsageError(f"{flag} {path}: needs --compare")
+        command(**given, comparing=CompareRequest(offers, html) if compare else None)
+
+    made: Callable[..., None] = taking
+    for option in (
+        click.option(
+            "--html", metavar="FILE", type=File, help="Write the comparison as a page with pictures."
+        ),
+        click.option(
+            "--offers",
+            metavar="FILE",
+            type=File,
+            help="TOML with your vendor's offers and hardware of your own, to compare too.",
+        ),
+        click.option(
+            "--compare", is_flag=True, help="Show the ways to pay for the instances, with break-even hours."
+        ),
+    ):
+        made = option(made)
+    return made

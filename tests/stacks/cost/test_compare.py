@@ -1,0 +1,153 @@
+"""The ways to pay for a pool: break-even hours, interrupted spot, what is unknown, the buyer's file."""
+
+import json
+from decimal import Decimal
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, Money
+from gpu_fleet_stacks.cost import compare_page, offers_file
+from gpu_fleet_stacks.cost.command import cost as command
+from gpu_fleet_stacks.cost.compare import PurchaseOption, compare, slowdown
+from gpu_fleet_stacks.cost.offers_file import OffersFileError, SpotRuns
+from tests.stacks.examples import pool, stack
+
+TYPE = "p4d.24xlarge"  # 21.957642 USD on demand, 7.246 expected on spot, 10-15 % interrupted in a month
+FILE = f"""
+currency = "USD"
+[quotes."{TYPE}"]
+one_year = 13.20
+[own."{TYPE}"]
+title = "in <our> rack"
+price = 180000
+years = 4
+power_kw = 6.5
+energy_per_kwh = 0.12
+staff_per_year = 15000
+"""
+
+
+def two(**changes):
+    return stack(pools=[pool(types=[TYPE], size={"max": 2})], **changes)
+
+
+def offers(tmp_path, text=FILE):
+    path = tmp_path / "offers.toml"
+    path.write_text(text)
+    return offers_file.read(path, currency="USD", types=frozenset({TYPE}))
+
+
+def options(settings, file=None):
+    (compared,) = compare(settings, file)
+    return {option.name: option for option in compared.options}, compared.on_demand
+
+
+def test_a_commitment_pays_from_its_month_by_the_price_of_an_hour_on_demand(tmp_path):
+    known, on_demand = options(two(), offers(tmp_path))
+
+    # 13.20 * 730 / 21.957642 = 438.84 hours; (180000 / 48 + 15000 / 12) / (21.957642 - 6.5 * 0.12) = 236.10
+    assert known["1 year"].break_even(on_demand).quantize(Decimal("0.01")) == Decimal("438.84")
+    assert known["in <our> rack"].break_even(on_demand).quantize(Decimal("0.01")) == Decimal("236.10")
+
+
+def test_what_nobody_published_is_unknown_and_never_borrowed():
+    elsewhere, on_demand = options(
+        two(region="eu-west-1", network={"cidr": "10.0.0.0/16", "zones": ["eu-west-1a", "eu-west-1b"]})
+    )
+
+    assert on_demand is None
+    assert {option.cost(1) for option in elsewhere.values()} == {None}
+    assert elsewhere["on demand"].source == "published for us-east-1 in USD alone"
+
+
+def test_spot_pays_for_its_interruptions():
+    known, _ = options(two())
+
+    slower = slowdown(15, 2, SpotRuns())
+    assert known["spot, expected"].hour == Money(Decimal("7.246") * 2 * slower, "USD")
+    # M = 730 h / (2 * -ln 0.85) = 2,245.92 h; interval = sqrt(2 * 60 s * M) = 8.65 h;
+    # lost = 60 s / 8.65 h + (8.65 h / 2 + 600 s) / M = 0.39 %
+    assert slower.quantize(Decimal("0.0001")) == Decimal("1.0039")
+
+
+@given(st.integers(0, 99), st.integers(1, 200), st.integers(1, 3600), st.integers(1, 7200))
+def test_more_instances_are_never_interrupted_less(percent, count, save_s, restart_s):
+    runs = SpotRuns(save_s=Decimal(save_s), restart_s=Decimal(restart_s))
+
+    fewer, more = slowdown(percent, count, runs), slowdown(percent, count + 1, runs)
+
+    assert more is None or (fewer is not None and 1 <= fewer <= more)
+
+
+@given(
+    st.decimals("0.01", "99", places=2),
+    st.decimals("0", "9999", places=2),
+    st.decimals("0.01", "99", places=2),
+)
+def test_at_its_break_even_an_option_costs_what_on_demand_does(hour, month, on_demand):
+    option = PurchaseOption("own", Money(hour, "USD"), Money(month, "USD"), "")
+    hours = option.break_even(Money(on_demand, "USD"))
+
+    if hours is None:
+        assert hour >= on_demand
+    else:
+        assert abs(option.cost(hours).amount - on_demand * hours) < Decimal("1e-9")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("USD", "CNY"), "currency = 'CNY'; allowed: USD, as the stack's prices"),
+        (
+            (f'[own."{TYPE}"]', '[own."p5.48xlarge"]'),
+            f"'p5.48xlarge' is no type of the stack; allowed: {TYPE}",
+        ),
+        (("price = 180000", "price = -1"), f"own.{TYPE}.price = -1: Input should be greater than 0"),
+        (("years = 4", "years = 4\nluck = 1"), f"own.{TYPE}.luck = 1: Extra inputs are not permitted"),
+        (("[quotes", "[quotes["), "--offers"),
+    ],
+)
+def test_a_wrong_file_of_offers_is_refused_by_one_message(change, words, tmp_path):
+    with pytest.raises(OffersFileError, match="--offers") as raised:
+        offers(tmp_path, FILE.replace(*change, 1))
+
+    assert words in str(raised.value)
+
+
+def test_the_page_has_a_line_for_each_known_option_and_escapes_the_buyer_s_words(tmp_path):
+    text = compare_page.html("two", compare(two(), offers(tmp_path)))
+
+    assert text.count("<span class=key>") == 4  # on demand, spot, 1 year, own
+    assert "in &lt;our&gt; rack" in text
+    assert "<our>" not in text
+    assert "237 hours" in text
+
+
+def test_the_command_compares_and_writes_the_page(tmp_path):
+    page, path = tmp_path / "page.html", tmp_path / "offers.toml"
+    path.write_text(FILE)
+
+    done = CliRunner().invoke(
+        command, ["aws-prod", "--compare", "--offers", str(path), "--html", str(page), "-o", "json"]
+    )
+
+    assert done.exit_code == 0, done.output
+    (train,) = [each for each in json.loads(done.output)["pools"] if each["type"] == TYPE]
+    assert {each["name"]: each["break_even_hours"] for each in train["options"]}["1 year"] == "438.84"
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_page_without_a_comparison_is_refused():
+    done = CliRunner().invoke(command, ["aws-prod", "--html", "page.html"])
+
+    assert done.exit_code == 2
+    assert "--html page.html: needs --compare" in done.output
+
+
+def test_a_month_of_every_hour_is_the_clouds_own():
+    known, _ = options(two())
+
+    assert known["on demand"].cost(HOURS_PER_MONTH) == Money(Decimal("21.957642") * 2 * 730, "USD")
