@@ -46,25 +46,23 @@ def test_any_other_program_runs_under_the_trainers_watch():
     assert described(run).arguments == ("run", "--checkpoints", "out", "--", "python", "my run.py")
 
 
+def test_hours_are_refused_before_slurm_hears_of_it():
+    with pytest.raises(ConfigurationError, match="--hours: not allowed on a stack with a queue"):
+        described(RUN, ("--hours",))
+
+
 @pytest.mark.parametrize(
-    ("run", "refused", "says"),
-    [
-        (replace(RUN, pool="trian"), (), "there are train (nearest: train)"),
-        (replace(RUN, nodes=5), (), "size.max of pool 'train' is 4"),
-        (RUN, ("--hours",), "--hours: not allowed on a stack with a queue"),
-    ],
+    ("is_instance", "says"),
+    [(False, "gpu-fleet take train --hours 1 --stack"), (True, "not below /home")],
+    ids=["a laptop", "a folder that no other instance sees"],
 )
-def test_what_cannot_be_is_refused_before_slurm_hears_of_it(run, refused, says):
-    with pytest.raises(ConfigurationError) as caught:
-        described(run, refused)
-    assert says in str(caught.value)
-
-
-def test_a_laptop_is_sent_to_an_instance(tmp_path, monkeypatch):
+def test_a_job_is_handed_in_on_an_instance_from_a_shared_folder(tmp_path, monkeypatch, is_instance, says):
+    if is_instance:
+        (tmp_path / "queue.json").write_text(json.dumps({}))
     monkeypatch.setenv("GPU_FLEET_QUEUE_FILE", str(tmp_path / "queue.json"))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir("/tmp")
 
-    with pytest.raises(ConfigurationError, match="gpu-fleet take train --hours 1 --stack"):
+    with pytest.raises(ConfigurationError, match=says):
         queued.submit_to_queue(policy(queue_gpus=8), RUN, (), dry_run=False)
 
 
@@ -74,15 +72,6 @@ def test_a_dry_run_shows_the_script_and_submits_nothing(tmp_path, monkeypatch, c
     queued.submit_to_queue(policy(queue_gpus=8), RUN, (), dry_run=True)
 
     assert capsys.readouterr().out.startswith("#!/bin/bash\n#SBATCH --job-name=digits-")
-
-
-def test_a_folder_that_no_other_instance_sees_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "queue.json").write_text(json.dumps({}))
-    monkeypatch.setenv("GPU_FLEET_QUEUE_FILE", str(tmp_path / "queue.json"))
-    monkeypatch.chdir("/tmp")
-
-    with pytest.raises(ConfigurationError, match="not below /home"):
-        queued.submit_to_queue(policy(queue_gpus=8), RUN, (), dry_run=False)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.program import run_program
 from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.reader import from_mapping
+from tests.ran import executable
 from tests.stacks import plans
 from tests.stacks.alicloud_examples import assumptions
 from tests.stacks.alicloud_examples import stack_file as alicloud_file
@@ -365,14 +366,13 @@ if words[0] == "up":
 @pytest.fixture
 def at_cli(tmp_path):
     """Install a fake of the Pulumi CLI that prints a plan and records its arguments."""
-    executable = tmp_path / "pulumi"
-    executable(executable, f"#!{sys.executable}\n{CLI}")
+    executable(tmp_path / "pulumi", f"#!{sys.executable}\n{CLI}")
 
     def deployment(cloud, plan, *arguments, **environ):
         (tmp_path / "plan.json").write_text(plan)
         paths = {"LOG": str(tmp_path / "log"), "PLAN": str(tmp_path / "plan.json")}
         stack = from_mapping("test", file_of(cloud))
-        return Deployment(str(executable), stack, tmp_path, paths | environ, arguments)
+        return Deployment(str(tmp_path / "pulumi"), stack, tmp_path, paths | environ, arguments)
 
     def asked():
         log = tmp_path / "log"

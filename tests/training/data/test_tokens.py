@@ -57,9 +57,14 @@ def test_samples_put_together_are_the_text(tmp_path):
     assert len(text) - len(read_all(out, "train", length=7)) <= 8
 
 
-def test_the_target_is_the_token_that_follows(tmp_path):
-    out = tmp_path / "data"
-    prepare(write_texts(tmp_path / "texts"), out)
+@pytest.fixture
+def out(tmp_path) -> Path:
+    """Prepare texts."""
+    prepare(write_texts(tmp_path / "texts"), tmp_path / "data")
+    return tmp_path / "data"
+
+
+def test_the_target_is_the_token_that_follows(out):
     dataset = open_split(settings(out, 16), describe(out), "train")
 
     first, second = dataset.sample(0, CHANCE), dataset.sample(1, CHANCE)
@@ -148,9 +153,7 @@ def test_a_full_output_folder_is_left_alone(tmp_path):
     assert "is not empty" in result.output
 
 
-def test_a_token_file_that_was_cut_off_is_named(tmp_path):
-    out = tmp_path / "data"
-    prepare(write_texts(tmp_path / "texts"), out)
+def test_a_token_file_that_was_cut_off_is_named(out):
     file = out / "train" / "tokens.bin"
     file.write_bytes(file.read_bytes()[:-1])
 
@@ -158,9 +161,7 @@ def test_a_token_file_that_was_cut_off_is_named(tmp_path):
         open_split(settings(out, 16), describe(out), "train")
 
 
-def test_a_token_beyond_the_vocabulary_is_a_corrupt_sample(tmp_path):
-    out = tmp_path / "data"
-    prepare(write_texts(tmp_path / "texts"), out)
+def test_a_token_beyond_the_vocabulary_is_a_corrupt_sample(out):
     file = out / "train" / "tokens.bin"
     ids = np.fromfile(file, dtype="<u2")
     ids[20] = 999
@@ -199,9 +200,7 @@ def write_ids(file, ids):
     return file
 
 
-def test_reader_processes_get_no_copy_of_the_tokens(tmp_path):
-    out = tmp_path / "data"
-    prepare(write_texts(tmp_path / "texts"), out)
+def test_reader_processes_get_no_copy_of_the_tokens(out):
     dataset = open_split(settings(out, 16), describe(out), "train")
     before = dataset.sample(3, CHANCE)
 
@@ -228,8 +227,5 @@ def test_the_type_holds_every_id_of_the_vocabulary(vocabulary):
     assert np.asarray([vocabulary - 1]).astype(dtype)[0] == vocabulary - 1
 
 
-def test_the_description_is_readable_by_users(tmp_path):
-    out = tmp_path / "data"
-    prepare(write_texts(tmp_path / "texts"), out)
-
+def test_the_description_is_readable_by_users(out):
     assert json.loads((out / "dataset.json").read_text())["baseline_name"] == "gzip -9 bits per byte"

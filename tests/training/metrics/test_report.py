@@ -182,11 +182,14 @@ def test_utilisation_is_shown_where_it_is_known():
     assert summary(timeline, {})["model FLOPs utilisation"] == "41.2 %"
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
-    result = report(tmp_path / "absent")
+def test_what_is_no_run_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
 
-    assert result.exit_code == 65
-    assert "absent/metrics.jsonl cannot be read: No such file or directory" in result.output
+    absent, empty = report(tmp_path / "absent"), report(tmp_path)
+
+    assert (absent.exit_code, empty.exit_code) == (65, 65)
+    assert "absent/metrics.jsonl cannot be read: No such file or directory" in absent.output
+    assert "holds no training steps" in empty.output
 
 
 def test_a_folder_that_takes_no_report_is_named(run):
@@ -196,15 +199,6 @@ def test_a_folder_that_takes_no_report_is_named(run):
 
     assert result.exit_code == 65
     assert result.output == f"error: RUN = {str(run)!r}: cannot be written: Is a directory\n"
-
-
-def test_a_run_without_steps_is_named(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("")
-
-    result = report(tmp_path)
-
-    assert result.exit_code == 65
-    assert "holds no training steps" in result.output
 
 
 def test_names_are_text_and_never_markup():
