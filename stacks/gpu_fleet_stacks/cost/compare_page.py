@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_stacks.catalog.money import CENT, HOURS_PER_MONTH, Money
-from gpu_fleet_stacks.core.listing import Column, Listing
 from gpu_fleet_stacks.cost.compare import ON_DEMAND, PoolComparison, PurchaseOption
 
 UNKNOWN = "unknown"

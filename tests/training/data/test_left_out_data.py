@@ -4,6 +4,7 @@ import codecs
 import csv
 import io
 import os
+import shutil
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
 from gpu_fleet.data.images import decode
-from tests.training.examples import resnet_table, train_rank
+from tests.training.examples import resnet_table, train_rank, write_tokens
 
 CHANCE = np.random.default_rng(0)
 SPLITS, CLASSES = ("train", "val"), ("cat", "dog")
@@ -92,6 +93,12 @@ FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "of Windows": (beside("train/cat/Thumbs.db", "val/desktop.ini"), "2 hidden files"),
     "notes": (beside("train/cat/a.txt", "train/b.txt"), "2 files of other kinds, as ROOT/train/cat/a.txt"),
+    "a picture beside the splits": (beside("x.png"), "1 pictures in no split, as ROOT/x.png"),
+    "a table beside the splits": (beside("labels.csv"), "1 files of other kinds, as ROOT/labels.csv"),
+    "pictures and masks": (
+        only("train/images", "train/masks", "val/images", "val/masks"),
+        "ROOT/train: images and masks would be classes, but look like the parts of samples",
+    ),
     "a name of two lines": (
         beside("train/cat/a\nb.txt"),
         r"1 files of other kinds, as ROOT/train/cat/a\nb.txt",
@@ -479,7 +486,17 @@ def test_text_files_that_are_not_read_are_counted(tmp_path):
     assert "of 11 files" in done.output
 
 
-def test_splits_of_text_files_are_not_mixed(tmp_path):
+def test_a_second_file_of_tokens_is_counted(tmp_path: Path) -> None:
+    data = write_tokens(tmp_path / "tokens")
+    shutil.copy(data / "train/tokens.bin", data / "train/more.bin")
+    settings = config.Data(path=str(data), sequence_length=16)
+
+    training = open_split(settings, describe(data), "train")
+
+    assert training.census.left_out["files of other kinds"] == (1, str(data / "train/more.bin"))
+
+
+def test_splits_of_text_files_are_not_mixed(tmp_path: Path) -> None:
     for split in SPLITS:
         (tmp_path / split).mkdir()
 

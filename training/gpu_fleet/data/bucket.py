@@ -16,7 +16,8 @@ from typing import NamedTuple, TypeVar
 
 from gpu_fleet.core.errors import CheckpointError, DataError, SilentSourceError, StoreError
 from gpu_fleet.data.census import Census
-from gpu_fleet.data.dataset import DESCRIPTION, Description, parsed
+from gpu_fleet.data.class_folders import DESCRIPTION
+from gpu_fleet.data.dataset import Description, parsed
 from gpu_fleet.storage.object_store import CONNECTIONS, PATIENCE_S, ObjectStore, patiently
 
 INDEX = "index.npy"

@@ -30,6 +30,8 @@ UNREAD = (
 # Splits and the names of their folders; the first folder that exists is read.
 SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
 NAME_OF_SPLIT = re.compile(r"(train|test|val|valid|dev|eval)(ing|idation|uation)?(?![a-z])", re.IGNORECASE)
+DESCRIPTION = "dataset.json"  # a file that describes a prepared data set
+PARTS_OF_SAMPLES = re.compile(r"(image|img|picture|photo|label|mask|annotation|target)s?", re.IGNORECASE)
 FEWEST = 2  # least number of folders that look like classes, or splits, of a separate data set
 
 
@@ -41,6 +43,11 @@ def classes_of(root: Path) -> tuple[str, ...]:
     folder = root if is_unsplit(root) else root / "train"
     names = class_names(folder)
     check_apart(names, f"{shown(folder)}: the folders")
+    if len(names) >= FEWEST and all(PARTS_OF_SAMPLES.fullmatch(name) for name in names):
+        raise DataError(
+            f"{shown(folder)}: {' and '.join(names)} would be classes, but look like the parts of samples, "
+            "such as pictures and their masks; read these by data.name, a data set of your own"
+        )
     if folder == root:
         _check_one_data_set(root, names)
     return names
@@ -182,8 +189,9 @@ def _check_left_out(folder: Path, classes: Sequence[str], census: Census) -> Non
 
 
 def beside_splits(root: Path, census: Census) -> None:
-    """Count the folders beside the splits of a data set, which are not read."""
-    read = {split_folder(root, split).name for split in SPLITS}
+    """Count folders and files beside the splits of a data set, which are not read."""
+    read = {DESCRIPTION, *(split_folder(root, split).name for split in SPLITS)}
     for entry in entries(root, census):
-        if entry.is_dir() and entry.name not in read:
-            census.leave("folders that are no split", entry.path)
+        if entry.name not in read:
+            kind = "pictures in no split" if is_picture(entry.name) else OTHERS
+            census.leave("folders that are no split" if entry.is_dir() else kind, entry.path)

@@ -13,10 +13,9 @@ import numpy.typing as npt
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import DataError, suggestion
 from gpu_fleet.data.census import Census
-from gpu_fleet.data.class_folders import beside_splits, classes_of
+from gpu_fleet.data.class_folders import DESCRIPTION, beside_splits, classes_of
 
 Array = npt.NDArray[Any]
-DESCRIPTION = "dataset.json"
 BUCKETS = ("s3://", "oss://")
 OPENERS = {
     "images": "gpu_fleet.data.images",

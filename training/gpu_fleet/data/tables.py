@@ -13,8 +13,8 @@ from gpu_fleet.core import config
 from gpu_fleet.core.errors import ConfigError, DataError, MissingPackageError
 from gpu_fleet.core.user_code import Own
 from gpu_fleet.data.census import OTHERS, TWICE, Census, entries, shown, walked
-from gpu_fleet.data.class_folders import SPLITS, is_picture
-from gpu_fleet.data.dataset import DESCRIPTION, split_of, split_problem
+from gpu_fleet.data.class_folders import DESCRIPTION, SPLITS, is_picture
+from gpu_fleet.data.dataset import split_of, split_problem
 from gpu_fleet.data.own_data import OwnData, adapted
 
 MARKS = ("dataset_dict.json", "state.json")  # files from save_to_disk of Hugging Face's datasets

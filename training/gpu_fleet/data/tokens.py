@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import DataError
-from gpu_fleet.data.census import Census
+from gpu_fleet.data.census import OTHERS, Census, entries
 from gpu_fleet.data.dataset import Array, CorruptSampleError, Description
 
 FILE = "tokens.bin"
@@ -47,6 +47,9 @@ class TokenFile:
         # each sequence needs one more token, the target of its last position
         self._count = max(0, (size // self._dtype.itemsize - 1) // length)
         unused = size // self._dtype.itemsize - 1 - self._count * length
+        for entry in entries(file.parent, self.census):
+            if entry.name != FILE:
+                self.census.leave(OTHERS, entry.path)
         self.census.leave("tokens at the end, too few for a sample", file, max(0, unused))
 
     def __getstate__(self) -> dict[str, Any]:
