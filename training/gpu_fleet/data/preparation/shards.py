@@ -14,9 +14,8 @@ import numpy as np
 from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.bucket import BucketFolder, BucketSource
 from gpu_fleet.data.census import Census
-from gpu_fleet.data.class_folders import beside_splits, is_unsplit, pictures_of, split_folder
+from gpu_fleet.data.class_folders import DESCRIPTION, beside_splits, is_unsplit, pictures_of, split_folder
 from gpu_fleet.data.dataset import (
-    DESCRIPTION,
     CorruptSampleError,
     Description,
     content_of,
