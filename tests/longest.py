@@ -32,7 +32,7 @@ LONGEST = (
     "tests/training/trainer/test_false_success.py",
     "tests/training/checkpoint/test_lease.py",
     "tests/image/controllers/sweep/test_invariants.py",
-    "tests/image/queue/test_schedules.py",
+    "tests/image/slurm/test_schedules.py",
     "tests/image/controllers/sweep/test_readme.py",
     "tests/image/recipe/test_units_under_systemd.py",
     "tests/test_readme.py",

@@ -56,7 +56,7 @@ PARTS = {
     ),
     # `make test` once more, the tests of each module the other way round: none may need one before it
     "order": Part(QUICK, ("tests",), options=("-p", "tests.reversed", "-n", "2", "--dist", "loadfile")),
-    "queue": Part("queue or prove", ("tests/image/queue",), ("queue",), ONE_BY_ONE),
+    "queue": Part("queue or prove", ("tests/image/slurm",), ("queue",), ONE_BY_ONE),
 }
 
 

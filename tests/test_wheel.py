@@ -37,7 +37,7 @@ ROOMS = tuple(
         "core",
         "instance/agent",
         "providers",
-        "queue",
+        "slurm",
     )
 )
 FOLDERS = (

@@ -18,10 +18,10 @@ HERE = ".ci/checks/arrows.py"
 KNOWS = {
     "core": (),
     "providers": ("core",),
-    "queue": ("core", "providers"),
-    "instance": ("core", "providers", "queue"),
+    "slurm": ("core", "providers"),
+    "instance": ("core", "providers", "slurm"),
     "controllers": ("core", "providers"),
-    "console": ("core", "providers", "queue", "instance", "controllers"),
+    "console": ("core", "providers", "slurm", "instance", "controllers"),
     "recipe": ("core",),
 }
 IMAGE = "image/gpu_fleet_image"

@@ -41,7 +41,7 @@ NOT_HERE = {
     "docs/explanation/instance-start.md": {"gpu-fleet-bootstrap.service": "a part of the user data"},
     "docs/how-to/monitor.md": {"provisioning/": "below the folder that the page names"},
     "image/README.md": {"vendor/": "a folder of the payload"},
-    "image/gpu_fleet_image/queue/README.md": dict.fromkeys(
+    "image/gpu_fleet_image/slurm/README.md": dict.fromkeys(
         (".gpu-fleet-accounting/", ".gpu-fleet-queue/"), "on the shared homes"
     ),
     "training/README.md": {"train/": "in a data set", "val/": "in a data set"},

@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gpu_fleet_image.recipe import build_requirements
-from tests.image.queue.queue_mutants import MUTANTS, first_to_see
-from tests.image.queue.queue_world import Tally
-from tests.image.queue.real_schedules import RealSchedule, lose_controller, report
-from tests.image.queue.size_world import play
-from tests.image.queue.test_real_engine import standing
+from tests.image.slurm.queue_mutants import MUTANTS, first_to_see
+from tests.image.slurm.queue_world import Tally
+from tests.image.slurm.real_schedules import RealSchedule, lose_controller, report
+from tests.image.slurm.size_world import play
+from tests.image.slurm.test_real_engine import standing
 
 COMMAND = "python -m tests.bench.bench_queue"
 SCHEDULES = int(os.environ.get("GPU_FLEET_BENCH_SCHEDULES", "500"))

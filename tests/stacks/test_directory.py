@@ -15,7 +15,7 @@ from gpu_fleet_image.controllers.directory.aws import IdentityCenterGroups
 from gpu_fleet_image.controllers.directory.directory import MemberProfile
 from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.calls import Calls
-from gpu_fleet_image.queue.accounting import TeamLimits, limits_of
+from gpu_fleet_image.slurm.accounting import TeamLimits, limits_of
 from gpu_fleet_stacks.payload import sweep_archive
 from gpu_fleet_stacks.rehearsal.archives import zip_bytes
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server

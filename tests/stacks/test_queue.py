@@ -10,7 +10,7 @@ import pytest
 
 from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.document import written
-from gpu_fleet_image.queue import accounting, configuration
+from gpu_fleet_image.slurm import accounting, configuration
 from gpu_fleet_stacks.aws import firewall
 from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.cost.estimate import estimate

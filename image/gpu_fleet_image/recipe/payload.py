@@ -29,7 +29,7 @@ PYTHON = (
     "image/gpu_fleet_image/core",
     "image/gpu_fleet_image/instance",
     "image/gpu_fleet_image/providers",
-    "image/gpu_fleet_image/queue",
+    "image/gpu_fleet_image/slurm",
 )
 MODULES = ("gpu_fleet_image/__init__.py",)
 DIGEST = "payload.sha256"

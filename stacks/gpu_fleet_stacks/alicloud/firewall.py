@@ -22,7 +22,7 @@ ANYWHERE = "0.0.0.0/0"
 # (www.alibabacloud.com/help/en/ecs/user-guide/security-groups-for-different-use-cases).
 CLOUD_SERVICES = "100.64.0.0/10"
 HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
-# Slurm's controller, its nodes, and what srun listens on (image/gpu_fleet_image/queue/configuration.py has
+# Slurm's controller, its nodes, and what srun listens on (image/gpu_fleet_image/slurm/configuration.py has
 # the same).
 CONTROLLER_PORT, NODE_PORT, DATABASE_PORT, SRUN_PORTS = 6817, 6818, 6819, (60001, 63000)
 

@@ -110,7 +110,7 @@ class QueueController(pulumi.ComponentResource):
 
         KMS requires a first value, and the provider reads the current one back into the state at each
         refresh. So the current version is, and stays, a public sentence. The controller makes the key itself
-        and stores it as a version with a label of its own (image/gpu_fleet_image/queue/alicloud.py). No
+        and stores it as a version with a label of its own (image/gpu_fleet_image/slurm/alicloud.py). No
         state, no program and no user data ever holds the key. Its deletion is final: a name that waits for
         recovery cannot be used again, and without its controller the key opens nothing.
         """

@@ -19,7 +19,7 @@ EXISTING = "VPC"  # an existing VPC; no pool can have this name
 TIME_SERVICE = "169.254.169.123/32"  # Amazon Time Sync, docs.aws.amazon.com/AWSEC2 "set-time"
 HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
 # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
-# Slurm's controller, its nodes, and what srun listens on (image/gpu_fleet_image/queue/configuration.py has
+# Slurm's controller, its nodes, and what srun listens on (image/gpu_fleet_image/slurm/configuration.py has
 # the same).
 CONTROLLER_PORT, NODE_PORT, DATABASE_PORT, SRUN_PORTS = 6817, 6818, 6819, (60001, 63000)
 LUSTRE_PORTS = ((988, 988), (1018, 1023))

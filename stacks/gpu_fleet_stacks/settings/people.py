@@ -65,7 +65,7 @@ def _users(stack: Stack) -> list[dict[str, object]]:
 
 
 def _queue_teams(stack: Stack) -> dict[str, dict[str, int | None]]:
-    """Return each team's share of the queue (``image/gpu_fleet_image/queue/accounting.py``)."""
+    """Return each team's share of the queue (``image/gpu_fleet_image/slurm/accounting.py``)."""
     return {
         name: {"share": team.share, "max_gpus": team.max_gpus} for name, team in sorted(stack.teams.items())
     }

@@ -9,7 +9,7 @@ from gpu_fleet_stacks.settings.schema import ImageMode, Pool, Stack
 
 # Words with another meaning to Slurm than a partition's name, and the queue's own security group.
 OWN_NAMES = ("all", "default", "queue")
-WITHOUT_TEAM = "no-team"  # image/gpu_fleet_image/queue/accounting.py uses this name for users without a team
+WITHOUT_TEAM = "no-team"  # image/gpu_fleet_image/slurm/accounting.py uses this name for users without a team
 
 
 def _homes(stack: Stack) -> Iterator[Problem]:

@@ -4,8 +4,8 @@ import ipaddress
 
 import pytest
 
-from gpu_fleet_image.queue import configuration
-from gpu_fleet_image.queue.alicloud import VERSION
+from gpu_fleet_image.slurm import configuration
+from gpu_fleet_image.slurm.alicloud import VERSION
 from gpu_fleet_stacks.alicloud import firewall, queue
 from gpu_fleet_stacks.alicloud.network import private_networks
 from gpu_fleet_stacks.catalog import Cloud, prices

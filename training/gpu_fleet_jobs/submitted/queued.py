@@ -4,7 +4,7 @@ The script of `gpu-fleet submit` executes it. It starts the trainer once on each
 progress to the stack's records bucket. Its exit code decides what the queue does (`exit_codes.py`): with 85
 the job runs again. It does so after a passing failure, up to TRIES tries, and the job's comment names the
 instance on which it failed. The controller keeps the job away from that instance
-(image/gpu_fleet_image/queue/exclusion.py).
+(image/gpu_fleet_image/slurm/exclusion.py).
 """
 
 import io
@@ -43,7 +43,7 @@ NEVER_AGAIN = (exit_codes.FINISHED, exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD
 CANCELLED_BY = signal.SIGUSR1
 # srun's line about the first task that failed; if it names several tasks, none is blamed.
 ENDED = re.compile(rb"^srun: error: ([\w.-]+): task \d+: (?:Exited with exit code|Segmentation|Bus|Aborted)")
-# The job's comment (image/gpu_fleet_image/queue/exclusion.py reads it): the instance of each failed try, or
+# The job's comment (image/gpu_fleet_image/slurm/exclusion.py reads it): the instance of each failed try, or
 # "-" for none.
 COMMENT, NOBODY = "gpu-fleet", "-"
 FAILED_ON = re.compile(rf"{COMMENT}:failed-on=(\S+)")

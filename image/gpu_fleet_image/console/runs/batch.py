@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_fleet_image.queue.exclusion import COMMENT
+from gpu_fleet_image.slurm.exclusion import COMMENT
 
 PORT = 29400  # rendezvous of a run's instances (gpu_fleet_jobs/launch/rendezvous.py)
 PYTHON = "/opt/gpu-fleet/venv/bin/python"

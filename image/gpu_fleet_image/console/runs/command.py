@@ -27,7 +27,7 @@ from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import OVER, Job, Member, Phase, overall, parameters, run_name
 from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_image.core.times import format_time
-from gpu_fleet_image.queue.configuration import LOW, NORMAL
+from gpu_fleet_image.slurm.configuration import LOW, NORMAL
 
 LOOK_EVERY_S = 3.0
 MOST_NAMED = 10  # files in one line

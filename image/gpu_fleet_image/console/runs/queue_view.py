@@ -39,9 +39,9 @@ from gpu_fleet_image.core.runs import QUEUED, RUN, NodeState, Phase, place_of
 from gpu_fleet_image.core.shared_options import CSV, TABLE, note
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_span
-from gpu_fleet_image.queue import slurm
-from gpu_fleet_image.queue.exclusion import failed_on, is_submitted
-from gpu_fleet_image.queue.job_records import JOBS, LONGEST, RUNNING, JobRecord, JobRecords, records_of
+from gpu_fleet_image.slurm import slurm
+from gpu_fleet_image.slurm.exclusion import failed_on, is_submitted
+from gpu_fleet_image.slurm.job_records import JOBS, LONGEST, RUNNING, JobRecord, JobRecords, records_of
 
 WIDTH = 1000  # columns of a table in a file or a pipe: nothing is truncated there
 LOOK_EVERY_S = 5.0

@@ -16,7 +16,7 @@ from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.queue_errors import RosterUnreadError
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.store import Store
-from gpu_fleet_image.queue import accounting, cloud
+from gpu_fleet_image.slurm import accounting, cloud
 
 
 @dataclass(frozen=True)

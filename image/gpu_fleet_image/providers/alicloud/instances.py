@@ -261,7 +261,8 @@ class Instances:
 
     def _instances(self, **chosen: Any) -> tuple[Instance, ...]:
         raws = described(self._calls.read, self._ecs, **chosen)
-        return tuple({raw["InstanceId"]: instance_of(raw) for raw in raws}.values())
+        listed = {raw["InstanceId"]: instance_of(raw) for raw in raws}
+        return tuple(listed.values())
 
     def _members(self, **chosen: Any) -> list[dict[str, Any]]:
         action = self._ess.action("DescribeScalingInstances")

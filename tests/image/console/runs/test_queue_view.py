@@ -15,8 +15,8 @@ from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.core.runs import NodeState, Phase
-from gpu_fleet_image.queue import job_records
-from gpu_fleet_image.queue.answers import Job
+from gpu_fleet_image.slurm import job_records
+from gpu_fleet_image.slurm.answers import Job
 from tests.image.cloud_of_groups import policy
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""What the mover says of money to users' commands, as it lies in the bucket (refusals: tests/image/queue)."""
+"""What the mover says of money to users' commands, as it lies in the bucket (refusals: tests/image/slurm)."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone

@@ -210,7 +210,7 @@ forgotten_instances_are_terminated
     [alicloud] alicloud:Instances.detach: not replaced -> False
 every_page_comes_twice
     [aws] aws:Instances.fleet: listed.values() -> [*listed.values()] * 2
-    [alicloud] alicloud:Instances._instances: {raw['InstanceId']: instance_of(raw) for raw in raws}.values() -> [instance_of(raw) for raw in raws] * 2
+    [alicloud] alicloud:Instances._instances: tuple(listed.values()) -> tuple(listed.values()) * 2
 the_sweeps_clock_is_wrong
     [aws] _Sweep._check_clock: None
 a_dry_run_changes_nothing
