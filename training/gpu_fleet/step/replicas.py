@@ -25,43 +25,14 @@ log = logging.getLogger(__name__)
 PASSES_UNTIL_SETTLED = 2  # torch records the static graph in the first, the gradient buckets in the second
 
 
-class TargetCounter(nn.Module):
-    """Module with one more parameter, whose gradient is the number of counted targets.
-
-    The ranks sum it in a bucket of the other gradients. On a CPU an exchange of its own takes 0.35 ms of
-    processor time, and makes all ranks wait for the slowest one between forward and backward pass.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.counted = nn.Parameter(torch.zeros(()))
-
-    def forward(self, inputs: Any) -> tuple[Any, Tensor]:
-        return self.module(inputs), self.counted.clone()
-
-    def take(self) -> float:
-        """Return the mean over the ranks of the targets that a step has counted, and begin anew."""
-        assert self.counted.grad is not None
-        mean = float(self.counted.grad)
-        self.counted.grad = None
-        return mean
-
-
 class Replicas(Whole):
     """A copy of the model on every rank; DistributedDataParallel averages the gradients."""
 
     def __init__(self, model: nn.Module, settings: config.Config, where: World) -> None:
         self._static = graph_is_static(model, settings)
-        self._rank, self._compression_rank = where.rank, settings.parallel.powersgd_rank
-        # not on a GPU, where the host would wait for the number; compression would change it
-        alone = where.device.type == "cpu" and not self._compression_rank
-        self._counter = TargetCounter(model) if alone else None
-        self._ranks, self._full = where.size, 0  # targets of a step on this rank if all count
-        self._count = torch.zeros(())  # output of the counter in the present micro-batch
         ids = [where.device.index] if where.device.type == "cuda" else None
         self._parallel = DistributedDataParallel(
-            self._counter or model,
+            model,
             device_ids=ids,
             gradient_as_bucket_view=True,
             static_graph=self._static,
@@ -70,6 +41,7 @@ class Replicas(Whole):
         )
         super().__init__(model, self._parallel, settings, where.device)
         self._looks_alone = not self._static and settings.parallel.static_graph is None and where.leads
+        self._rank, self._compression_rank = where.rank, settings.parallel.powersgd_rank
         self._compression: powerSGD_hook.PowerSGDState | None = None
         if self._compression_rank:
             self._compression = powerSGD_hook.PowerSGDState(
@@ -95,38 +67,6 @@ class Replicas(Whole):
                 )
         return mean
 
-    def _begin(self, batches: Sequence[Batch]) -> None:
-        if self._counter is None:
-            super()._begin(batches)
-        self._full = sum(batch.targets.numel() for batch in batches)  # the same on all ranks
-
-    def _forward(self, inputs: Any) -> Any:
-        if self._counter is None:
-            return super()._forward(inputs)
-        outputs, self._count = self._parallel(inputs)
-        return outputs
-
-    def _weight(self, counted: int) -> Tensor | float:
-        return super()._weight(counted) if self._counter is None else counted / self._full
-
-    def _backward(self, loss: Tensor, counted: int) -> None:
-        if self._counter is None:
-            super()._backward(loss, counted)
-        else:
-            torch.autograd.backward([loss, self._count], [None, torch.tensor(float(counted))])
-
-    def _end(self, total: Tensor | None) -> Tensor | None:
-        """Scale gradients and loss to the mean over the targets that the ranks have counted."""
-        if self._counter is None or total is None:
-            return total
-        everywhere = round(self._counter.take() * self._ranks)
-        if everywhere == self._full * self._ranks:
-            return total
-        factor = self._full * self._ranks / max(1, everywhere)
-        gradients = [p.grad for p in self._module.parameters() if p.grad is not None]
-        torch._foreach_mul_(gradients, factor)
-        return total * factor
-
     def rehearse(self, batch: Batch) -> None:
         """Run passes that leave weights unchanged; they may change buffers, and draw from generators.
 
@@ -136,9 +76,9 @@ class Replicas(Whole):
         """
         for _ in range(PASSES_UNTIL_SETTLED if self._static else 0):
             with precision.autocast(self._settings, self._device):
-                loss = mean_loss(self._forward(batch.inputs), batch.targets)
-            self._backward(loss, batch.counted)
-            self._parallel.zero_grad(set_to_none=True)
+                loss = mean_loss(self._called(batch.inputs), batch.targets)
+            torch.autograd.backward(loss)
+            self._module.zero_grad(set_to_none=True)
         if self._compression is not None:
             self._parallel.register_comm_hook(self._compression, powerSGD_hook.powerSGD_hook)
 

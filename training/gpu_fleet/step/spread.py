@@ -110,34 +110,19 @@ class Whole(Spread):
     def accumulate(
         self, batches: Sequence[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
-        self._begin(batches)
+        self._share.begin([batch.counted for batch in batches])
         total: Tensor | None = None
         for number, batch in enumerate(batches, start=1):
             with reduced_last(self._called, last=number == len(batches)):
                 with precision.autocast(self._settings, self._device):
-                    part = loss(self._forward(batch.inputs), batch.targets)
+                    part = loss(self._called(batch.inputs), batch.targets)
                     if not batch.counted:  # its weight is 0, and the mean over no targets is NaN
                         part = part.nan_to_num()
-                    weight = self._weight(batch.counted)
+                    weight = self._share.of(batch.counted)
                     part = part if isinstance(weight, float) and weight == 1 else part * weight
                 with nullcontext() if batch.counted else without_gradients(part):
-                    self._backward(scale(part), batch.counted)
+                    torch.autograd.backward(scale(part))
             total = part.detach() if total is None else total + part.detach()
-        return self._end(total)
-
-    def _begin(self, batches: Sequence[Batch]) -> None:
-        self._share.begin([batch.counted for batch in batches])
-
-    def _forward(self, inputs: Any) -> Any:
-        return self._called(inputs)
-
-    def _weight(self, counted: int) -> Tensor | float:
-        return self._share.of(counted)
-
-    def _backward(self, loss: Tensor, counted: int) -> None:  # noqa: ARG002 - a subclass uses it
-        torch.autograd.backward(loss)
-
-    def _end(self, total: Tensor | None) -> Tensor | None:
         return total
 
     def predict(self, inputs: Tensor) -> Tensor | None:
