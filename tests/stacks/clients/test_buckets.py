@@ -116,8 +116,10 @@ def doors(s3):
     aws, alicloud = settings_of("aws-dev"), settings_of("alicloud-dev")
     nobody = Alicloud("cn-shenzhen", {})
     return {
-        "accept on AWS": AwsAccount(aws, SystemClock(), clients=lambda service: s3)._empty,
-        "accept on Alibaba Cloud": AlicloudAccount(alicloud, SystemClock(), nobody, lambda region: s3)._empty,
+        "accept on AWS": AwsAccount(aws, SystemClock(), clients=lambda service: s3).cleanup._empty,
+        "accept on Alibaba Cloud": AlicloudAccount(
+            alicloud, SystemClock(), nobody, lambda region: s3
+        ).cleanup._empty,
         "destroy on AWS": partial(AwsStack(aws, Aws(lambda service: s3)).empty, note=str),
         "destroy on Alibaba Cloud": partial(AlicloudStack(alicloud, nobody, s3).empty, note=str),
     }

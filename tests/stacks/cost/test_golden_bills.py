@@ -8,8 +8,8 @@ from gpu_fleet_stacks.cost import estimate as module
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.settings import stack_files
 from tests.bench.bench_cost import priced_parts_share
+from tests.stacks.cost.test_cost import BY_HAND, parts_of
 from tests.stacks.shipped import SHIPPED
-from tests.stacks.test_cost import BY_HAND, parts_of
 
 STACKS = {name: stack_files.settings_of(name) for name in SHIPPED}
 

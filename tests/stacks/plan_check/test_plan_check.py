@@ -191,10 +191,11 @@ def leaf_keys():
             yield name
 
 
-# Another name, cloud or region is another stack, and so is the emulator. Prices that are assumed, their
-# currency, and whether more may be planned than is budgeted declare nothing. Images are made beside all data.
+# Another name, cloud or region is another stack, and so is the emulator. The version, prices that are
+# assumed, their currency, and whether more may be planned than is budgeted declare nothing. Images are made
+# beside all data.
 NOT_EDITED = {
-    *("name", "cloud", "region", "endpoint_url"),
+    *("name", "cloud", "region", "endpoint_url", "version"),
     *("budget.assume", "budget.currency", "budget.allow_overcommit"),
     *("image.bundled", "image.base_id", "image.payload", "image.canary", "image.scan", "image.disk"),
 }

@@ -82,7 +82,8 @@ def check_mean(settings: config.Loss, training: Dataset | OwnData, own: Parts) -
 
 def check_keys_of_kind(settings: config.Data, description: Description) -> None:
     """Raise ConfigError for a key of `data` that was set, and that data of this kind ignore."""
-    for key in ("image_size", "augmentation") if description.kind not in PICTURES else ():
+    # own data of a name was asked by the configuration; tars of any keys may hold pictures
+    for key in ("image_size", "augmentation") if description.kind not in (*PICTURES, OWN_DATA) else ():
         if (value := getattr(settings, key)) != config.Data.model_fields[key].default:
             raise ConfigError(
                 f"data.{key} = {value!r}: is for pictures, and {settings.path} is of kind {description.kind}"
