@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import warnings
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -53,6 +54,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # what it changed; `make bench` plays new ones.
 settings.register_profile("gpu-fleet", deadline=None, derandomize=True)
 settings.load_profile("gpu-fleet")
+
+
+@pytest.fixture(autouse=True)
+def handlers_as_before() -> Iterator[None]:
+    """Give the next test the handlers of SIGINT and SIGTERM that this one found."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            warnings.warn(f"a test leaves a handler of {number.name}", stacklevel=1)
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -28,9 +28,10 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a p
 SYSTEMCTL = """#!/bin/bash
 case "$1" in
 start)
-    setsid setpriv --reuid nobody --regid nogroup --clear-groups \\
-        env {run_dir} bash {idle_command} ask >/dev/null 2>&1 &
-    echo $! >{folder}/pid
+    # its number is written before the program runs, which the test may have stopped at once
+    setsid bash -c 'echo $$ >{folder}/pid
+        exec setpriv --reuid nobody --regid nogroup --clear-groups env {run_dir} bash {idle_command} ask' \\
+        >/dev/null 2>&1 &
     wait $!
     code=$? how=exited
     [ $code -le 128 ] || how=killed
