@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gpu_fleet_image.console import lazy
-from gpu_fleet_image.console.errors import is_meant
+from gpu_fleet_image.console.errors import CommandNotHereError, is_meant
 
 NAMES = "gpu_fleet_stacks.settings.stack_files:names"
 PLACE = "gpu_fleet_stacks.settings.stack_files:place_of"
@@ -14,8 +14,14 @@ class StackFiles:
     """Access to stack files, in click's ``obj``."""
 
     def names(self) -> list[str]:
-        """Return every stack that has a file here."""
-        stacks: list[str] = lazy.load(NAMES)() if lazy.is_here(NAMES) else []
+        """Return every stack that has a file here; none where the packages that read them are missing."""
+        if not lazy.is_here(NAMES):
+            return []
+        try:
+            names = lazy.load(NAMES)
+        except CommandNotHereError:  # the wheel without its extra
+            return []
+        stacks: list[str] = names()
         return stacks
 
     def place(self, name: str) -> Mapping[str, str]:
