@@ -258,8 +258,9 @@ def test_the_trainer_says_what_it_lacks(site, tmp_path):
     (next(tmp_path.glob("lib/python*/site-packages")) / "here.pth").write_text(f"{site}\n")
     done = run(tmp_path / "bin/python", tmp_path, "-m", "gpu_fleet", "start", "job.toml")
 
-    assert done.stderr.startswith(
-        "error: needs the Python package click, which is not here; the extra brings"
+    assert done.stderr == (
+        "error: needs the Python package click, which is not installed here; pip install "
+        "'gpu-fleet[train]' installs it\n"
     )
     assert done.returncode == 65
 

@@ -26,6 +26,7 @@ from tests.ran import executable, ran
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(sys.executable).parent / "gpu-fleet"
+DIGITS = str(ROOT / "training/examples/digits.toml")
 DEFECTS = ("Traceback", "a defect of gpu-fleet")
 SIGNALLED = 126  # and above, a shell says what else ended a process
 DEFINES = re.compile(r"(command|group)$")
@@ -274,6 +275,31 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
         "error: needs the Python package torch, which is not installed here; "
         "pip install 'gpu-fleet[train]' installs it\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("sklearn", ("train", "prepare", "digits", "data")),
+        ("torch", ("train", "launch", DIGITS, "--alone")),
+        ("torch", ("train", "launch", DIGITS, "--alone", "--nproc-per-node", "1")),
+        ("torch", ("train", "start", DIGITS)),
+        ("torch", ("rehearse", "local")),
+    ],
+)
+def test_a_command_of_the_trainer_names_a_package_that_is_not_installed(
+    monkeypatch, tmp_path, package, words
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "gpu_fleet.trainer.rank", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == package] or [package]:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    shown = run(*words)
+
+    needs = f"needs the Python package {package}, which is not installed here; "
+    assert f"{needs}pip install 'gpu-fleet[train]' installs it" in " ".join(shown.output.split())
+    assert isinstance(shown.exception, SystemExit)
 
 
 @pytest.mark.parametrize(

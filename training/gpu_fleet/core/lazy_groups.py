@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -53,11 +53,20 @@ def imported(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise MissingPackageError(f"needs the Python package {error.name}, which is not here") from error
+        raise MissingPackageError.of(error.name) from error
+
+
+def _end(error: TrainingError) -> NoReturn:
+    """End the process with one message and the error's exit status."""
+    click.echo(f"error: {error}", err=True)
+    sys.exit(error.exit_status)
 
 
 class LazyGroup(click.Group):
-    """Click group over a table of name -> "module:attribute"; shows a TrainingError as one message."""
+    """Click group over a table of name -> "module:attribute"; shows a TrainingError as one message.
+
+    So it shows a package that is not installed.
+    """
 
     def __init__(self, *args: Any, table: dict[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -92,5 +101,6 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except TrainingError as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(error.exit_status)
+            _end(error)
+        except ModuleNotFoundError as error:  # of an import inside a command
+            _end(MissingPackageError.of(error.name))
