@@ -86,9 +86,11 @@ def ended(run: Callable[[], Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        if os.environ.get(TRACEBACK):
+        said = words(error)
+        if said is None and os.environ.get(TRACEBACK):
             raise
-        click.echo(f"error: {words(error)}", err=True)
+        defect = f"a defect of gpu-fleet: {type(error).__name__}: {error}; {TRACEBACK}=1 shows where"
+        click.echo(f"error: {said or defect}", err=True)
         return FAILED
     return code if isinstance(code, int) else 0
 
@@ -102,15 +104,15 @@ def _open_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def words(error: Exception) -> str:
-    """Return the message for an exception, for a user."""
+def words(error: Exception) -> str | None:
+    """Return the message for an exception, for a user; None for a defect."""
     if is_meant(error):
         return str(error)
     if (wrong := misconfigured(error)) is not None:
         return wrong
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return f"a defect of gpu-fleet: {type(error).__name__}: {error}; {TRACEBACK}=1 shows where"
+    return None
 
 
 def _say_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

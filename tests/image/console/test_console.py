@@ -343,6 +343,13 @@ def test_quiet_leaves_warnings_out_and_verbose_says_where_a_defect_is(monkeypatc
     assert "a defect of gpu-fleet" in run("check", "aws-dev").output
 
 
+def test_verbose_shows_no_traceback_of_an_expected_error():
+    shown = run("-v", "check", "nonesuch")
+
+    assert "error: no stack 'nonesuch'" in shown.output
+    assert isinstance(shown.exception, SystemExit)
+
+
 def test_a_defect_shows_its_traceback_when_asked(monkeypatch):
     monkeypatch.setenv("GPU_FLEET_TRACEBACK", "1")
     monkeypatch.setattr("gpu_fleet_stacks.settings.stack_files.settings_of", lambda name: 1 // 0)
