@@ -1,6 +1,7 @@
 """The root of ``gpu-fleet``: a command's expected errors become one message and an exit code."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ FAILED = 1
 ROOMS = ("gpu_fleet_image", "gpu_fleet_stacks")  # whose log `--verbose` shows
 # A shell's exit code of a process that Ctrl-C (SIGINT, 2) ended.
 INTERRUPTED = 128 + 2
+CLICKS = re.compile("^Error: ", re.MULTILINE)  # click's own word for what is `error: ` everywhere else
 TRACEBACK = "GPU_FLEET_TRACEBACK"
 QUIET = "GPU_FLEET_QUIET"  # image/gpu_fleet_image/core/shared_options.py reads it
 FOLDER = "GPU_FLEET_DIR"  # stacks/gpu_fleet_stacks/settings/projects.py reads it
@@ -79,7 +81,9 @@ def ended(run: Callable[[], Any]) -> int:
         click.echo("interrupted", err=True)
         return INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        shown = StringIO()
+        error.show(shown)
+        click.echo(CLICKS.sub("error: ", shown.getvalue()), err=True, nl=False)
         return error.exit_code
     except BrokenPipeError:
         # The reader is gone: nothing more can be written, also not when the interpreter flushes.

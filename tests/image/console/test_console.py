@@ -230,7 +230,7 @@ def test_nonsense_is_answered_with_one_message(monkeypatch, tmp_path):
 def is_one_message(shown: Result) -> bool:
     # 1, 2 for usage; the trainer's commands say with more codes whether to try again
     fails = 0 < shown.exit_code < SIGNALLED
-    says_why = re.search("^error: |^Error: ", shown.output, re.MULTILINE) is not None
+    says_why = re.search("^error: ", shown.output, re.MULTILINE) is not None
     return fails and says_why and not any(text in shown.output for text in DEFECTS)
 
 
