@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -14,6 +16,7 @@ from gpu_fleet.core import config
 from gpu_fleet.core.errors import MissingPackageError, TrainingError, suggestion
 from gpu_fleet.core.options import Name
 
+CLICKS = re.compile("^Error: ", re.MULTILINE)
 SENTENCE = 200  # characters of a command's line in a list, which folds
 
 
@@ -100,6 +103,11 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:  # it would begin with "Error: "
+            shown = StringIO()
+            error.show(shown)
+            click.echo(CLICKS.sub("error: ", shown.getvalue()), err=True, nl=False)
+            sys.exit(error.exit_code)
         except TrainingError as error:
             _end(error)
         except ModuleNotFoundError as error:  # of an import inside a command
