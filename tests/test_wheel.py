@@ -236,6 +236,21 @@ def test_without_its_extra_a_platform_command_says_which_brings_what_it_needs(si
     )
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("status", "-s", "lab"), ("keep", "2h", "--reason", "x", "--instance", "i-0abc", "-s", "lab")],
+)
+def test_without_an_extra_a_users_command_asks_the_cloud(site, tmp_path, words):
+    bare = "import sys; sys.modules.update(pydantic=None, yaml=None); "
+    alone = {"PYTHONPATH": str(site), "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
+
+    done = ran(
+        [sys.executable, "-c", f"{bare}{CONSOLE}", *words, "--region", "us-east-1"], cwd=tmp_path, env=alone
+    )
+
+    assert "credentials" in done.stderr
+
+
 def test_the_trainer_says_what_it_lacks(site, tmp_path):
     """Where the wheel was installed without its extra."""
     venv.create(tmp_path, symlinks=True)
@@ -243,8 +258,9 @@ def test_the_trainer_says_what_it_lacks(site, tmp_path):
     (next(tmp_path.glob("lib/python*/site-packages")) / "here.pth").write_text(f"{site}\n")
     done = run(tmp_path / "bin/python", tmp_path, "-m", "gpu_fleet", "start", "job.toml")
 
-    assert done.stderr.startswith(
-        "error: needs the Python package click, which is not here; the extra brings"
+    assert done.stderr == (
+        "error: needs the Python package click, which is not installed here; pip install "
+        "'gpu-fleet[train]' installs it\n"
     )
     assert done.returncode == 65
 

@@ -23,8 +23,8 @@ if __name__ == "__main__":
     try:
         from gpu_fleet.cli import main
     except ModuleNotFoundError as error:
-        missing = MissingPackageError(f"needs the Python package {error.name}, which is not here")
-        sys.stderr.write(f"error: {missing}; the extra brings it: pip install '/path/to/gpu-fleet[train]'\n")
+        missing = MissingPackageError.of(error.name)
+        sys.stderr.write(f"error: {missing}\n")
         sys.exit(missing.exit_status)
     try:
         main(prog_name="gpu-fleet train")

@@ -1,6 +1,7 @@
 """The root of ``gpu-fleet``: a command's expected errors become one message and an exit code."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ FAILED = 1
 ROOMS = ("gpu_fleet_image", "gpu_fleet_stacks")  # whose log `--verbose` shows
 # A shell's exit code of a process that Ctrl-C (SIGINT, 2) ended.
 INTERRUPTED = 128 + 2
+CLICKS = re.compile("^Error: ", re.MULTILINE)  # click's own word for what is `error: ` everywhere else
 TRACEBACK = "GPU_FLEET_TRACEBACK"
 QUIET = "GPU_FLEET_QUIET"  # image/gpu_fleet_image/core/shared_options.py reads it
 FOLDER = "GPU_FLEET_DIR"  # stacks/gpu_fleet_stacks/settings/projects.py reads it
@@ -79,16 +81,20 @@ def ended(run: Callable[[], Any]) -> int:
         click.echo("interrupted", err=True)
         return INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        shown = StringIO()
+        error.show(shown)
+        click.echo(CLICKS.sub("error: ", shown.getvalue()), err=True, nl=False)
         return error.exit_code
     except BrokenPipeError:
         # The reader is gone: nothing more can be written, also not when the interpreter flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        if os.environ.get(TRACEBACK):
+        said = words(error)
+        if said is None and os.environ.get(TRACEBACK):
             raise
-        click.echo(f"error: {words(error)}", err=True)
+        defect = f"a defect of gpu-fleet: {type(error).__name__}: {error}; {TRACEBACK}=1 shows where"
+        click.echo(f"error: {said or defect}", err=True)
         return FAILED
     return code if isinstance(code, int) else 0
 
@@ -102,15 +108,15 @@ def _open_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def words(error: Exception) -> str:
-    """Return the message for an exception, for a user."""
+def words(error: Exception) -> str | None:
+    """Return the message for an exception, for a user; None for a defect."""
     if is_meant(error):
         return str(error)
     if (wrong := misconfigured(error)) is not None:
         return wrong
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return f"a defect of gpu-fleet: {type(error).__name__}: {error}; {TRACEBACK}=1 shows where"
+    return None
 
 
 def _say_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

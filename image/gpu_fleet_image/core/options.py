@@ -1,6 +1,7 @@
 """Command-line options that several commands share."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from datetime import datetime
 from functools import wraps
@@ -67,8 +68,11 @@ def _stacks(context: click.Context) -> list[str]:
 
 def _pools(context: click.Context) -> list[str]:
     """Return the pools of the stack that ``--stack`` names."""
-    stack = context.params.get("stack")
-    return context.obj.pools(stack) if context.obj and stack else []
+    with suppress(click.BadParameter):  # a shell completes nothing for a wrong path
+        if context.obj and (stack := _name_of(context, "stack", context.params.get("stack"))):
+            pools: list[str] = context.obj.pools(stack)
+            return pools
+    return []
 
 
 _STACK_NAME, POOL_NAME = Known("stack", _stacks), Known("pool", _pools)
@@ -109,14 +113,27 @@ def where_options(command: Callable[..., None]) -> Callable[..., None]:
     return _asking(command, WHERE)
 
 
+def _name_of(context: click.Context, parameter: str, text: str | None) -> str | None:
+    """Return the stack that a parameter names, by its name or by the path of its file."""
+    if not text or context.obj is None:
+        return text
+    param = next(each for each in context.command.params if each.name == parameter)
+    name: str = context.obj.name_of(text, param, context)
+    return name
+
+
 def _stack_of(context: click.Context, subject: str | None, said: Mapping[str, Any]) -> str | None:
-    """Return the stack that a command line selects; None if this instance or a policy selects it."""
-    flag = said["stack"]
+    """Return the stack that a command line selects; None if this instance or a policy selects it.
+
+    A path selects the folder of its stack file as well, so only the one that counts is looked up.
+    """
     by_flag = context.get_parameter_source("stack") is ParameterSource.COMMANDLINE
-    if subject and by_flag and flag != subject:
-        raise click.UsageError(f"two stacks are named, {subject!r} and --stack {flag!r}; name one")
-    if subject or flag:
-        return subject or str(flag)
+    flag = None if subject and not by_flag else _name_of(context, "stack", said["stack"])
+    named = _name_of(context, "subject", subject)
+    if named and flag and flag != named:
+        raise click.UsageError(f"two stacks are named, {subject!r} and --stack {said['stack']!r}; name one")
+    if named or flag:
+        return named or flag
     known = _stacks(context)
     elsewhere = said.get("policy_path") or paths.instance_file().exists() or policy_file().exists()
     return known[0] if len(known) == 1 and not elsewhere else None

@@ -35,6 +35,7 @@ from gpu_fleet_stacks.advise.work import (
     state_bytes,
 )
 from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.catalog.command import GpuModel
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, Money
 from gpu_fleet_stacks.catalog.prices import read_on
 
@@ -58,6 +59,19 @@ class LargeNumber(click.ParamType[float]):
         return number
 
 
+class VendorName(click.ParamType[str]):
+    """A vendor with offers."""
+
+    name = "vendor"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse a vendor that offers nothing known, and name those that do."""
+        known = sorted({offer.vendor for offer in offers.offers()})
+        if value not in known:
+            self.fail(f"{value!r}; allowed: {', '.join(known)}", param, ctx)
+        return value
+
+
 @click.command(epilog="\b\nExample:\n  gpu-fleet advise --params 7e9 --batch 32 --seq 2048 --tokens 2e10")
 @click.option("--params", type=LargeNumber(), required=True, help="Parameters of the model.")
 @click.option("--precision", type=click.Choice(get_args(Precision)), default="bf16", show_default=True)
@@ -79,8 +93,16 @@ class LargeNumber(click.ParamType[float]):
 @click.option(
     "--cny-per-usd", type=LargeNumber(), help="To compare prices in yuan with dollars between vendors."
 )
-@click.option("--vendor", multiple=True, help="Only of this vendor, such as aws; again for more.")
-@click.option("--gpu", metavar="MODEL", default="", help="Only GPUs whose model has this text, such as H100.")
+@click.option(
+    "--vendor", type=VendorName(), multiple=True, help="Only of this vendor, such as aws; again for more."
+)
+@click.option(
+    "--gpu",
+    metavar="MODEL",
+    default="",
+    type=GpuModel(lambda: (offer.gpu_model for offer in offers.offers())),
+    help="Only GPUs whose model has this text, such as H100.",
+)
 @click.option("--top", type=click.IntRange(min=1), help="Only the first rows of the ranking.")
 @click.option("--sources", is_flag=True, help="Say where each number about a vendor is from.")
 @form_option
@@ -126,7 +148,7 @@ def main(
     console = listing.console(PIPE_WIDTH)
     console.print(needs(work))
     console.print(ranking(ranked[:top], most, discount))
-    console.print("\n".join(dates_of(ranked, prices.today())))
+    console.print("\n".join(dates_of(ranked[:top], prices.today())))
     if discount is not None:
         hours = break_even_hours(discount)
         console.print(

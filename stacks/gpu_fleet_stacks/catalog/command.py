@@ -1,7 +1,7 @@
 """``gpu-fleet catalog list|show``: the instance types of both clouds, for users."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 
 import click
@@ -33,9 +33,35 @@ class TypeName(click.ParamType[str]):
         return [CompletionItem(kind.name) for kind in catalog.load() if kind.name.startswith(incomplete)]
 
 
+class GpuModel(click.ParamType[str]):
+    """A text in the model of a GPU, such as H100.
+
+    Args:
+        models: returns the models there are.
+    """
+
+    name = "model"
+
+    def __init__(self, models: Callable[[], Iterable[str | None]]) -> None:
+        self._models = models
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse a text that no model has, and name the models."""
+        known = sorted({model for model in self._models() if model})
+        if not any(value.casefold() in model.casefold() for model in known):
+            self.fail(f"{value!r}; allowed: a text in one of {', '.join(known)}", param, ctx)
+        return value
+
+
 @click.command("list", epilog="\b\nExample:\n  gpu-fleet catalog list --cloud aws --gpu-memory 40 --top 5")
 @click.option("--cloud", type=click.Choice([str(cloud) for cloud in Cloud]), help="Of one cloud.")
-@click.option("--gpu", metavar="MODEL", default="", help="Of GPUs whose model has this text, such as H100.")
+@click.option(
+    "--gpu",
+    metavar="MODEL",
+    default="",
+    type=GpuModel(lambda: (kind.gpu_model for kind in catalog.load())),
+    help="Of GPUs whose model has this text, such as H100.",
+)
 @click.option("--gpus", type=click.IntRange(min=1), default=1, help="With at least so many GPUs.")
 @click.option("--gpu-memory", type=click.IntRange(min=1), default=1, help="With GiB of each GPU at least.")
 @click.option("--top", type=click.IntRange(min=1), help="The cheapest of each currency, this many.")

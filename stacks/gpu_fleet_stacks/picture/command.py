@@ -14,11 +14,19 @@ from gpu_fleet_stacks.settings import projects, stack_files
 from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
 
+def _svg(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
+    """Refuse a file that is not named as an SVG, such as the ``json`` of other commands' ``-o``."""
+    if file is not None and file.suffix.lower() != ".svg":
+        raise click.BadParameter(f"{str(file)!r}; allowed: a file whose name ends in .svg")
+    return file
+
+
 @click.command(epilog="\b\nExample:\n  gpu-fleet show aws-dev -o aws-dev.svg")
 @stack_argument
 @click.option(
     *("-o", "--output", "target"),
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=_svg,
     help="The SVG file; by default build/STACK.svg of the project.",
 )
 def show(name: str, target: Path | None) -> None:

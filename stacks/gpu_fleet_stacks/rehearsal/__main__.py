@@ -72,7 +72,7 @@ def main(name: str, folder: Path) -> None:
             rehearse(Acts(console), RegionClients(settings.region, pool), settings, folder)
     except (StacksError, pulumi.RunError) as error:
         # RunError: the program's own refusal, for example of a worst month over the budget
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+        click.echo(f"error: {error}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         console.print("interrupted; everything that was started has ended")
@@ -85,6 +85,8 @@ def rehearse(acts: Acts, clients: RegionClients, settings: Stack, build: Path) -
     Raises:
         StacksError: an act cannot continue; the message is for users.
     """
+    if settings.name == WHOLE_PLAY:
+        training_act.require_trainer()
     started = time.perf_counter()
     folder = _empty(build / "rehearsal" / settings.name)
     rehearsed = stand_up(acts, clients, settings)

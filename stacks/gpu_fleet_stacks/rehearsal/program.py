@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import gc
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import click
 import pulumi
 from pulumi.runtime import resource, set_all_config, set_mocks
 from pulumi.runtime.proto import source_pb2
 from pulumi.runtime.settings import SETTINGS, _get_rpc_manager, get_root_resource, reset_options
 from pulumi.runtime.stack import Stack, run_pulumi_func
 
+from gpu_fleet_image.core.shared_options import note
 from gpu_fleet_stacks import program as main_program
 from gpu_fleet_stacks.core.naming import PROJECT
 from gpu_fleet_stacks.rehearsal import values
@@ -35,6 +38,7 @@ from gpu_fleet_stacks.rehearsal.registrations import (
 from gpu_fleet_stacks.settings import stack_files
 
 DEFAULT_REGION = "us-east-1"
+ENGINE = "rehearsed-engine"  # logger of a program's messages
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,26 @@ def _lean() -> Iterator[None]:
             gc.enable()
 
 
+class _Notes(logging.Handler):
+    """Printer of a program's own warnings and errors, like those of any command."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one message; a quiet command line leaves warnings out."""
+        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        if record.levelno >= logging.ERROR:
+            click.echo(text, err=True)
+        else:
+            note(text)
+
+
+def _log() -> logging.Logger:
+    """Return the logger that stands for Pulumi's engine."""
+    logger = logging.getLogger(ENGINE)
+    if not logger.handlers:
+        logger.addHandler(_Notes(logging.WARNING))
+    return logger
+
+
 def _run(
     stack_name: str, settings: dict[str, str], mocks: RehearsalMocks, program: Callable[[], object]
 ) -> dict[str, Any]:
@@ -175,7 +199,7 @@ def _run(
         reset_options()
         set_all_config(settings)
         monitor = RehearsalMonitor(mocks)
-        set_mocks(mocks, project=PROJECT, stack=stack_name, preview=False, monitor=monitor)
+        set_mocks(mocks, project=PROJECT, stack=stack_name, preview=False, monitor=monitor, logger=_log())
         await run_pulumi_func(lambda: _settled(program))
         exports = await pulumi.Output.from_input(_exports()).future()
         return dict(values.plain(exports or {}))

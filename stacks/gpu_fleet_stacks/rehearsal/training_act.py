@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 LIB = "opt/gpu-fleet/lib"
 CONFIG = "opt/gpu-fleet/examples/digits.toml"
 PROCESSES = 2
+PACKAGES = ("torch", "sklearn")  # of the wheel's extra `train`
 # share of the epochs: the notice is sent when half of the work is done
 NOTICE_AFTER = 0.5
 # Often enough that a run of seconds sees the notice before its end; instances ask each second.
@@ -75,6 +77,15 @@ class ProcessGroup:
 
 class TrainerActError(RehearsalError):
     """A run of the trainer ended in another way than the act expects."""
+
+
+def require_trainer() -> None:
+    """Raise TrainerActError if the trainer's packages are not installed."""
+    if missing := next((name for name in PACKAGES if find_spec(name) is None), None):
+        raise TrainerActError(
+            f"the stack that trains needs the Python package {missing}, which is not installed here; "
+            "pip install 'gpu-fleet[train]' installs it"
+        )
 
 
 def play(console: Console, clients: RegionClients, user_data: str, folder: Path) -> Trained:

@@ -1,11 +1,15 @@
 """What is wrong with a command line is said before any cloud is asked."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from botocore.client import BaseClient
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
 
+SHIPPED_FILES = Path(__file__).parents[3] / "stacks"
 STACK = ("--stack", "aws-dev")
 NO_POOL = "no such pool; stack aws-dev has"
 REFUSED = {
@@ -25,8 +29,8 @@ REFUSED = {
 def silent(monkeypatch):
     """A computer on which whoever asks AWS fails the test."""
 
-    def asked(self, operation, _):
-        raise AssertionError(f"{operation} was asked for")
+    def asked(self, operation, about):
+        raise AssertionError(f"{operation} was asked for, of {about}")
 
     monkeypatch.setattr(BaseClient, "_make_api_call", asked)
     monkeypatch.delenv("GPU_FLEET_POLICY_FILE", raising=False)
@@ -45,6 +49,42 @@ def test_a_hold_that_is_too_long_is_said_to_be_shortened_before_a_cloud_is_asked
     said = CliRunner().invoke(main, ["keep", "99d", "--reason", "x", "--instance", "i-0", *STACK])
 
     assert "warning: 99d is longer than 14 days; shortened to that" in said.output.splitlines()[0]
+
+
+PATH = "files/Pulumi.lab.yaml"
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """Work beside a folder of stack files, whose only stack is lab."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "files").mkdir()
+    shutil.copy(SHIPPED_FILES / "Pulumi.aws-dev.yaml", tmp_path / PATH)
+
+
+@pytest.mark.parametrize(
+    ("words", "variable"),
+    [
+        (("status", PATH), ""),
+        (("sweep", PATH, "-s", "lab"), ""),
+        (("logs", "run", "-s", PATH), ""),
+        (("explain", "i-0abc"), PATH),
+        (("report", PATH), "files/Pulumi.absent.yaml"),
+    ],
+)
+def test_a_stack_is_named_by_the_path_of_its_file_as_well(silent, beside, monkeypatch, words, variable):
+    monkeypatch.setenv("GPU_FLEET_STACK", variable)
+
+    said = CliRunner().invoke(main, [*words])
+
+    assert "gpu-fleet-lab-records-" in f"{said.exception} {said.output}"
+
+
+def test_a_path_without_a_stack_file_is_refused_by_its_flag(silent, beside):
+    said = CliRunner().invoke(main, ["status", "-s", "files/Pulumi.absent.yaml"])
+
+    assert "Invalid value for '-s' / '--stack'" in said.output
+    assert "'files/Pulumi.absent.yaml': there is no such file" in said.output
 
 
 def test_flags_that_say_where_a_stack_is_may_mean_another_than_its_file(silent):

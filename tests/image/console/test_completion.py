@@ -29,6 +29,8 @@ def test_a_word_is_completed():
         ("up", "al"): ["alicloud-dev", "alicloud-prod"],
         ("status", "--stack", "aws-d"): ["aws-dev"],
         ("connect", "--stack", "aws-dev", "--pool", ""): ["dev", "spot"],
+        ("connect", "--stack", f"{ROOT}/stacks/Pulumi.aws-dev.yaml", "--pool", "d"): ["dev"],
+        ("connect", "--stack", "no/Pulumi.nonesuch.yaml", "--pool", ""): [],
         ("connect", "--stack", "nonesuch", "--pool", ""): [],
         ("catalog", "show", "p5.4"): ["p5.48xlarge", "p5.4xlarge"],
         ("train", "prepare", "dig"): ["digits"],

@@ -26,6 +26,7 @@ from tests.ran import executable, ran
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(sys.executable).parent / "gpu-fleet"
+DIGITS = str(ROOT / "training/examples/digits.toml")
 DEFECTS = ("Traceback", "a defect of gpu-fleet")
 SIGNALLED = 126  # and above, a shell says what else ended a process
 DEFINES = re.compile(r"(command|group)$")
@@ -229,7 +230,7 @@ def test_nonsense_is_answered_with_one_message(monkeypatch, tmp_path):
 def is_one_message(shown: Result) -> bool:
     # 1, 2 for usage; the trainer's commands say with more codes whether to try again
     fails = 0 < shown.exit_code < SIGNALLED
-    says_why = re.search("^error: |^Error: ", shown.output, re.MULTILINE) is not None
+    says_why = re.search("^error: ", shown.output, re.MULTILINE) is not None
     return fails and says_why and not any(text in shown.output for text in DEFECTS)
 
 
@@ -277,6 +278,31 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("sklearn", ("train", "prepare", "digits", "data")),
+        ("torch", ("train", "launch", DIGITS, "--alone")),
+        ("torch", ("train", "launch", DIGITS, "--alone", "--nproc-per-node", "1")),
+        ("torch", ("train", "start", DIGITS)),
+        ("torch", ("rehearse", "local")),
+    ],
+)
+def test_a_command_of_the_trainer_names_a_package_that_is_not_installed(
+    monkeypatch, tmp_path, package, words
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "gpu_fleet.trainer.rank", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == package] or [package]:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    shown = run(*words)
+
+    needs = f"needs the Python package {package}, which is not installed here; "
+    assert f"{needs}pip install 'gpu-fleet[train]' installs it" in " ".join(shown.output.split())
+    assert isinstance(shown.exception, SystemExit)
+
+
+@pytest.mark.parametrize(
     ("raised", "code", "message"),
     [
         (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
@@ -315,6 +341,13 @@ def test_quiet_leaves_warnings_out_and_verbose_says_where_a_defect_is(monkeypatc
     assert after.output == loud.output
     assert isinstance(run("-v", "check", "aws-dev").exception, ZeroDivisionError)
     assert "a defect of gpu-fleet" in run("check", "aws-dev").output
+
+
+def test_verbose_shows_no_traceback_of_an_expected_error():
+    shown = run("-v", "check", "nonesuch")
+
+    assert "error: no stack 'nonesuch'" in shown.output
+    assert isinstance(shown.exception, SystemExit)
 
 
 def test_a_defect_shows_its_traceback_when_asked(monkeypatch):

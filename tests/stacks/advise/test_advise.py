@@ -240,6 +240,22 @@ def test_one_type_that_a_stack_can_use_is_recommended_and_filters_and_top_cut_th
     assert "recommended: none of these, since no stack can use them" in others.output
 
 
+def test_a_filter_of_nothing_known_is_named_with_what_is_allowed():
+    flags = ("--params", "7e9", "--batch", "32", "--seq", "2048")
+
+    assert (
+        "'--vendor': 'gcp'; allowed: alicloud, aws, azure, tencent" in run(*flags, "--vendor", "gcp").output
+    )
+    assert "'--gpu': 'X900'; allowed: a text in one of A10, " in run(*flags, "--gpu", "X900").output
+
+
+def test_prices_are_dated_of_the_shown_rows_alone():
+    done = run("--params", "7e9", "--batch", "32", "--seq", "2048", "--top", "2")
+
+    dated = set(re.findall(r"^prices of ([\w-]+):", done.output, re.MULTILINE))
+    assert len(dated) == 1
+
+
 def test_no_plan_fits_by_a_discount_that_nobody_published():
     """The cheapest on demand is 34,942.46 USD; its spot price is unknown, and p5's is 0.48 of the list."""
     done = run("--params", "7e9", "--batch", "32", "--seq", "2048", "--days", "10", "--budget", "4000")

@@ -194,7 +194,8 @@ def test_the_list_is_filtered_and_recommends_the_cheapest_of_each_currency():
     assert [kind["type"] for kind in types] == ["p5.48xlarge"]
     assert sorted(kind["currency"] for kind in cheap) == sorted({kind["currency"] for kind in cheap})
     assert f"recommended, the cheapest of these: {cheap[0]['type']} (" in listed("--gpu-memory", "40").output
-    assert "no type of the catalog is so" in listed("--gpu", "nonesuch").output
+    assert "no type of the catalog is so" in listed("--gpu", "t4", "--gpu-memory", "40").output
+    assert "'--gpu': 'X900'; allowed: a text in one of A10, A100" in listed("--gpu", "X900").output
 
 
 def test_a_misspelt_name_is_answered_with_the_nearest():

@@ -148,3 +148,12 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
         str(done.exception)
         == f"--output = '{tmp_path}/none/a.svg': cannot be written: No such file or directory"
     )
+
+
+def test_a_file_that_is_not_named_as_an_svg_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    done = CliRunner().invoke(show, ["aws-dev", "-o", "json"])
+
+    assert "'-o' / '--output': 'json'; allowed: a file whose name ends in .svg" in done.output
+    assert not Path("json").exists()

@@ -36,6 +36,18 @@ def test_a_program_gets_the_attributes_that_the_provider_computes(clients):
     assert topics == [rehearsed.outputs["arn"]]
 
 
+def test_a_programs_warning_is_printed_as_one_and_a_quiet_command_line_leaves_it_out(
+    clients, capsys, monkeypatch
+):
+    said = []
+    for quiet in ("", "1"):
+        monkeypatch.setenv("GPU_FLEET_QUIET", quiet)
+        run(lambda: pulumi.log.warn("prices are old"))
+        said.append(capsys.readouterr().err)
+
+    assert said == ["warning: prices are old\n", ""]
+
+
 def test_a_resource_without_a_name_gets_one_as_pulumi_gives(clients):
     rehearsed = run(lambda: pulumi.export("name", aws.sns.Topic("alarms").name))
 

@@ -335,7 +335,7 @@ def test_a_store_that_moves_something_is_not_silent(tmp_path):
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["--checkpoint", "runs/mine", "--", "true"], 2, "Error: no such option: --checkpoint"),
+        (["--checkpoint", "runs/mine", "--", "true"], 2, "error: no such option: --checkpoint"),
         (["--checkpoints", "", "--", "true"], 2, "Invalid value for '--checkpoints': is empty"),
         (
             ["--checkpoints", "/proc/mine", "--", "true"],

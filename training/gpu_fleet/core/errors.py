@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 from gpu_fleet.core import exit_codes
 
@@ -26,6 +27,15 @@ class ConfigError(TrainingError):
 
 class MissingPackageError(TrainingError):
     """A Python package that a command needs is not installed here."""
+
+    @classmethod
+    def of(cls, module: str | None) -> Self:
+        """Return the error for a module that was not found, in the words of the `gpu-fleet` console."""
+        package = (module or "").partition(".")[0]
+        return cls(
+            f"needs the Python package {package}, which is not installed here; "
+            "pip install 'gpu-fleet[train]' installs it"
+        )
 
 
 class DataError(TrainingError):

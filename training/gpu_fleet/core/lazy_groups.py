@@ -2,11 +2,13 @@
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -14,6 +16,7 @@ from gpu_fleet.core import config
 from gpu_fleet.core.errors import MissingPackageError, TrainingError, suggestion
 from gpu_fleet.core.options import Name
 
+CLICKS = re.compile("^Error: ", re.MULTILINE)
 SENTENCE = 200  # characters of a command's line in a list, which folds
 
 
@@ -53,11 +56,20 @@ def imported(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise MissingPackageError(f"needs the Python package {error.name}, which is not here") from error
+        raise MissingPackageError.of(error.name) from error
+
+
+def _end(error: TrainingError) -> NoReturn:
+    """End the process with one message and the error's exit status."""
+    click.echo(f"error: {error}", err=True)
+    sys.exit(error.exit_status)
 
 
 class LazyGroup(click.Group):
-    """Click group over a table of name -> "module:attribute"; shows a TrainingError as one message."""
+    """Click group over a table of name -> "module:attribute"; shows a TrainingError as one message.
+
+    So it shows a package that is not installed.
+    """
 
     def __init__(self, *args: Any, table: dict[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -91,6 +103,12 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:  # it would begin with "Error: "
+            shown = StringIO()
+            error.show(shown)
+            click.echo(CLICKS.sub("error: ", shown.getvalue()), err=True, nl=False)
+            sys.exit(error.exit_code)
         except TrainingError as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(error.exit_status)
+            _end(error)
+        except ModuleNotFoundError as error:  # of an import inside a command
+            _end(MissingPackageError.of(error.name))

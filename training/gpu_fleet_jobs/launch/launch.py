@@ -12,13 +12,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
 import click
 
 from gpu_fleet.core import config, exit_codes, outcome
-from gpu_fleet.core.errors import LaunchError
+from gpu_fleet.core.errors import LaunchError, MissingPackageError
 from gpu_fleet.core.instance_file import run_directory
 from gpu_fleet.core.lazy_groups import configured, identity_flags, identity_options
 from gpu_fleet.core.metadata import MetadataClient, ThisInstance
@@ -127,6 +128,8 @@ def launch(
     if dry_run:
         click.echo(str(plan))
         return
+    if find_spec("torch") is None:
+        raise MissingPackageError.of("torch")
     log.info("event=launch command=%r", str(plan))
     sys.exit(run(plan.command, plan.variables, Path(settings.run.directory)))
 

@@ -72,9 +72,9 @@ def text(
         raise DataError(f"{source}: {len(rows)} good rows of {len(classes)} classes; 2 of each are needed")
     check_classes(source, classes, kept, held_out, skipped)
     make_folder(out_dir)
+    baseline = naive_bayes_accuracy(kept, held_out)  # first: it needs a package that may not be installed
     write_split(out_dir / "train", kept, classes, ids)
     write_split(out_dir / "val", held_out, classes, ids)
-    baseline = naive_bayes_accuracy(kept, held_out)
     description = Description(
         "text", classes, ids.vocabulary, baseline_name="naive Bayes accuracy", baseline=baseline
     )
