@@ -118,3 +118,8 @@ def test_a_problem_of_an_older_file_names_the_notes_since_its_release():
     assert hint in refusal(version="0.3.0", of_yesterday=1)
     assert "upgrade-notes" not in refusal(version="0.4.0", of_yesterday=1)
     assert "must be a release of gpu-fleet, such as 0.2.0" in refusal(version="newest")
+
+
+@pytest.mark.parametrize("number", [99, 0.2])
+def test_a_number_as_version_is_answered_with_a_release(number):
+    assert f'version = {number}: must be a release of gpu-fleet, such as "0.2.0"' in refusal(version=number)
