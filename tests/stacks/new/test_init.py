@@ -94,6 +94,19 @@ def test_outside_of_any_project_it_says_how_to_make_one(tmp_path, monkeypatch):
     assert "`gpu-fleet init DIR` makes one" in said
 
 
+def test_a_project_without_a_stack_names_the_command_that_writes_one(tmp_path, monkeypatch):
+    run("init", str(tmp_path / "infra"))
+    monkeypatch.chdir(tmp_path / "infra")
+
+    said = run("check")
+
+    assert f"no stack file in {tmp_path / 'infra' / 'stacks'}; `gpu-fleet new NAME` writes one" in said
+    assert "no project" not in said
+    assert "no stack file in" in run("cost")
+    monkeypatch.chdir(tmp_path)
+    assert "no stack file in" in run("--dir", "infra", "check")
+
+
 def test_pulumi_runs_where_the_stack_files_are_the_projects_own(infra, monkeypatch):
     aside = infra / "old"
     aside.mkdir()
