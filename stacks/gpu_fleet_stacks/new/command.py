@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from gpu_fleet_stacks.catalog import Cloud, regions
+from gpu_fleet_stacks.core import files
 from gpu_fleet_stacks.core.errors import Problem, StacksError
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget
@@ -266,7 +267,8 @@ def new(name: str, *, only_print: bool, **flags: Any) -> None:
     path = here / f"Pulumi.{name}.yaml"
     if not only_print and path.exists():
         raise StacksError(f"{path} already exists; nothing was written")
-    text = stack_text(name, flags, reference.modeline(here), stack_files.beside(name))
+    first_line = reference.modeline(here)
+    text = stack_text(name, flags, first_line, stack_files.beside(name))
     if only_print:
         click.echo(text, nl=False)
         return
@@ -275,4 +277,7 @@ def new(name: str, *, only_print: bool, **flags: Any) -> None:
             target.write(text)
     except FileExistsError as error:
         raise StacksError(f"{path} already exists; nothing was written") from error
+    schema = here / first_line.removeprefix(reference.MODELINE)
+    if not schema.exists():
+        files.replace(schema, reference.text())
     click.echo(f"{path} is written; next:\n{next_steps(name)}")

@@ -35,7 +35,7 @@ def files() -> Mapping[str, str]:
         REQUIREMENTS: f"{requirement()}\n",
         ".gitignore": IGNORED,
         ".github/workflows/gpu-fleet.yml": WORKFLOW.read_text(encoding="utf-8"),
-        f"{STACKS}/{reference.FILE.name}": json.dumps(reference.json_schema(), indent=1) + "\n",
+        f"{STACKS}/{reference.FILE.name}": reference.text(),
     }
 
 

@@ -125,6 +125,19 @@ def test_a_file_that_is_there_is_never_overwritten(folder):
     assert (folder / "Pulumi.research.yaml").read_text() == "mine"
 
 
+@pytest.mark.parametrize("there", ["", "gpu_fleet_stacks/settings/stack.schema.json"])
+def test_the_first_line_names_a_schema_that_is_there(there, folder):
+    if there:  # the stack folder of a checkout, whichever gpu-fleet runs
+        (folder / there).parent.mkdir(parents=True)
+        (folder / there).write_text("{}")
+
+    run("research", *AWS)
+
+    first, _, _ = (folder / "Pulumi.research.yaml").read_text().partition("\n")
+    assert first == f"{MODELINE}{there or 'stack.schema.json'}"
+    assert (folder / first.removeprefix(MODELINE)).is_file()
+
+
 def test_print_writes_nothing(folder):
     done = run("research", *AWS, "--print")
 
