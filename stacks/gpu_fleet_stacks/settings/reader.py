@@ -194,7 +194,7 @@ def _sections(kind: Any, adapter: TypeAdapter[Any], path: str, raw: list[object]
 
 
 def _items(adapter: TypeAdapter[Any], path: str, raw: Mapping[Any, object]) -> Parsed:
-    """Parse a mapping of names; a problem with one leaves the others."""
+    """Parse a mapping of names; a problem with one leaves the others, and None where there are none."""
     values: dict[Any, Any] = {}
     problems = []
     for key, item in raw.items():
@@ -202,7 +202,7 @@ def _items(adapter: TypeAdapter[Any], path: str, raw: Mapping[Any, object]) -> P
         values |= parsed or {}
         problems += item_problems
     # then all together, to check their number
-    return (values, problems) if problems else _leaf(adapter, path, dict(raw))
+    return (values or None, problems) if problems else _leaf(adapter, path, dict(raw))
 
 
 def _leaf(adapter: TypeAdapter[Any], path: str, value: object) -> Parsed:

@@ -289,6 +289,26 @@ def test_a_stack_name_that_makes_a_name_of_its_parts_too_long_is_refused():
         stack("a" * 40)
 
 
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("pools[0].size", {"pools[0].size": {"min": 1, "desired": 1, "max": 0}}),
+        ("access.people.ada", {"queue": "slurm", "storage.home": True, "access.people": {"ada": {}}}),
+    ],
+)
+def test_a_problem_brings_no_other_that_goes_with_it(key, values):
+    said = refusal_of(values)
+
+    assert f"- {key}" in said
+    assert "has 1 problem:" in said
+
+
+def test_a_pool_without_room_is_told_how_it_drains():
+    said = refusal_of({"pools[0].size": {"min": 1, "desired": 1, "max": 0}})
+
+    assert "to drain the pool write min 0 and desired 0" in said
+
+
 def test_every_problem_of_a_file_is_reported_at_once():
     text = refusal_of(
         {"network.cidr": "8.8.0.0/16", "pools[0].volume_gib": "big", "pools[1].types": ["nonesuch"]}
