@@ -11,7 +11,7 @@ import click
 
 from gpu_fleet_stacks.catalog import Cloud, regions
 from gpu_fleet_stacks.core import files
-from gpu_fleet_stacks.core.errors import Problem, StacksError
+from gpu_fleet_stacks.core.errors import Problem, StacksError, shown
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget
 from gpu_fleet_stacks.new import stack_file
@@ -102,7 +102,7 @@ def with_answer(so_far: NewStack, question: Question, text: str) -> NewStack:
     answers = replace(so_far, **{question.field: question.parsed(text)})
     problems = [problem for problem in stack_file.problems(answers) if concerns(problem, question)]
     if problems:
-        said = "; ".join(f"{problem.value!r} {problem.allowed}" for problem in problems)
+        said = "; ".join(f"{shown(problem.value)} {problem.allowed}" for problem in problems)
         hint = "; --assume NAME=PRICE writes it" if ASSUME in said else ""
         raise StacksError(f"{question.flag} {text!r}: {said}{hint}")
     return answers

@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 HIDDEN = "(not shown)"
+OF_KEY = "[key]"  # pydantic's last part of the path where the key of a mapping is wrong, not its value
 # pydantic's kinds of errors whose own words are those of Python -> what a stack file calls it.
 ALLOWED = {
     "string_type": "must be text",
     "int_type": "must be a whole number",
     "dict_type": "must be a mapping of names to values",
+    "dataclass_type": "must be a mapping of keys to values",
+    "missing": "required, and missing",
     "too_short": "must have at least one item",
 }
 Parsed = tuple[Any, list[Problem]]
@@ -217,8 +220,10 @@ def _leaf(adapter: TypeAdapter[Any], path: str, value: object) -> Parsed:
 
 def _problem(key: str, details: "ErrorDetails") -> Problem:
     """Return a pydantic error as key, value and what is allowed."""
-    path = key + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
-    return Problem(path, details["input"], _allowed(details["type"], details["input"], details["msg"]))
+    parts = [part for part in details["loc"] if part != OF_KEY]
+    path = key + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    value = None if details["type"] == "missing" else details["input"]
+    return Problem(path, value, _allowed(details["type"], details["input"], details["msg"]))
 
 
 def _allowed(kind: str, value: object, message: str) -> str:
