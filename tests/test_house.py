@@ -191,6 +191,20 @@ BROKEN = [
         "docs/changes/a.added.md:1: must be a text",
         RELEASES | {"docs/changes/a.added.md": "A."},
     ),
+    *(
+        (
+            changes.fragments,
+            f"docs/changes/a.added.md:{line}: must {wanted}",
+            RELEASES | {"docs/changes/a.added.md": text},
+        )
+        for line, wanted, text in (
+            (1, "have one paragraph", "A.\n\nDeployed stacks: x.\n\nDeployed stacks: nothing.\n"),
+            (1, "be UTF-8", "A \ufffd.\n\nDeployed stacks: nothing.\n"),
+            (1, "have no heading", "# A\n\nDeployed stacks: nothing.\n"),
+            (3, "be finished", "A.\n\nDeployed stacks: TODO.\n"),
+            (1, "be a text", "A.\n\nDeployed stacks: Nothing\n"),
+        )
+    ),
     (changes.next_release, "pyproject.toml:1: fallback_version 0.2.0.dev0 is older than 0.10.0", RELEASES),
 ]
 

@@ -307,7 +307,7 @@ def test_from_an_empty_folder_to_a_rehearsed_stack_with_the_wheel_alone(own, tmp
         ("schema",): "A stack of gpu-fleet",
         ("rehearse", "research"): "resources.created",
         ("--version",): "gpu-fleet 0.2.0.dev0, Python",
-        ("upgrade-notes", "0.2.0"): "0.2.0 is the newest release",
+        ("upgrade-notes", "0.2.0"): "0.2.0 is the release in preparation",
     }
     infra.mkdir()
 

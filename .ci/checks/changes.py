@@ -10,6 +10,7 @@ from gpu_fleet_stacks.releases import notes, version
 
 FOLDER, SETTINGS, CHANGELOG = "docs/changes", "pyproject.toml", "CHANGELOG.md"
 TEMPLATE = ".jinja"
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|TBD)\b")
 
 
 def fragments(checkout: Checkout) -> Iterator[Finding]:
@@ -21,9 +22,25 @@ def fragments(checkout: Checkout) -> Iterator[Finding]:
             continue
         if not name.fullmatch(path):
             yield Finding(path, 1, f"must be named WORDS.TYPE.md, TYPE is one of {', '.join(types)}")
-        if notes.migration(checkout.text(path)) is None:
+        text = checkout.text(path)
+        said = notes.migration(text)
+        if said is None or said.lower() == notes.NOTHING.rstrip("."):
             wanted = f"a text, an empty line, and `{notes.FIELD} {notes.NOTHING}` or what they see"
             yield Finding(path, 1, f"must be {wanted}")
+        for number, line in enumerate(text.splitlines(), 1):
+            if wrong := _wrong_with(line):
+                yield Finding(path, number, wrong)
+        if text.count(notes.FIELD) > 1:
+            yield Finding(path, 1, f"must have one paragraph `{notes.FIELD}`, the last")
+
+
+def _wrong_with(line: str) -> str:
+    """Return why a line may not be in a change, which towncrier makes an item of a list; else empty."""
+    if line.startswith("#"):
+        return "must have no heading: the types of changes are the changelog's"
+    if UNFINISHED.search(line):
+        return "must be finished"
+    return "must be UTF-8" if "\N{REPLACEMENT CHARACTER}" in line else ""
 
 
 def next_release(checkout: Checkout) -> Iterator[Finding]:

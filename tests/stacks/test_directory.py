@@ -57,7 +57,7 @@ def refusal(access, cloud="aws"):
 
 
 REFUSED = {
-    "no store": (directory(identity_store=None), "access.directory.identity_store = None: required"),
+    "no store": (directory(identity_store=None), "access.directory.identity_store = null: required"),
     "a store that is none": (directory(identity_store="main"), "must be an identity store's id"),
     "a group by its name": (directory(group="vision"), "must be a group's id"),
     "a role that is none": (

@@ -47,7 +47,7 @@ MADE = "is only for the stack's own network"
 # What a stack file says of the network, by the cloud, and of the refusal a part.
 NETWORKS = (
     (on_aws, {"cidr": "10.0.0.0/16"}, f"network.cidr = '10.0.0.0/16': {MADE}; leave it out"),
-    (on_aws, {"existing": None}, "network.cidr = None: required, and missing, unless network.existing"),
+    (on_aws, {"existing": None}, "network.cidr = null: required, and missing, unless network.existing"),
     (on_aws, {"nat": "none"}, f"network.nat = 'none': {MADE}; use network.existing.internet"),
     (on_aws, {"peers": ["10.9.0.0/16"]}, f"network.peers = ['10.9.0.0/16']: {MADE}"),
     (on_aws, {"s3_buckets": ["open-*"]}, f"network.s3_buckets = ['open-*']: {MADE}"),
@@ -64,7 +64,7 @@ NETWORKS = (
     (
         on_aws,
         vpc(subnets={ZONES[0]: A}),
-        "network.existing.subnets.us-east-1b = None: required, and missing: network.zones names the zone",
+        "network.existing.subnets.us-east-1b = null: required, and missing: network.zones names the zone",
     ),
     (
         on_aws,
@@ -76,7 +76,7 @@ NETWORKS = (
     (
         on_aws,
         {"existing": {"vpc_id": EXISTING["vpc_id"]}},
-        "network.existing.subnets = None: required, and missing",
+        "network.existing.subnets = null: required, and missing",
     ),
     (on_aws, {"existing": "vpc-1"}, "existing = 'vpc-1': must be a mapping with the keys vpc_id, subnets"),
     (on_alicloud, vswitches(vpc_id="vpc-X"), "= 'vpc-X': must be the id of a VPC of alicloud, such as"),
@@ -85,7 +85,7 @@ NETWORKS = (
         vswitches(subnets={D: IN_D, E: "subnet-0123abcd"}),
         f"network.existing.subnets.{E} = 'subnet-0123abcd': must be the id of a vSwitch of alicloud",
     ),
-    (on_alicloud, vswitches(subnets={D: IN_D}), f"subnets.{E} = None: required, and missing"),
+    (on_alicloud, vswitches(subnets={D: IN_D}), f"subnets.{E} = null: required, and missing"),
     (on_alicloud, vswitches(subnets={D: IN_D, E: IN_D}), f"'{IN_D}': given to 2 zones"),
 )
 OWN = {"storage": {"home": True}}
@@ -98,7 +98,7 @@ FILES = (
         "home.id = '31a8e4b0c2': must be the id of a file system of EFS, such as fs-",
     ),
     (on_alicloud, {"scratch": NAS}, {}, "scratch.id = '31a8e4b0c2': must be the id of a file system of CPFS"),
-    (on_aws, {"scratch": {"id": LUSTRE["id"]}}, {}, "scratch.mount_name = None: must be its mount name"),
+    (on_aws, {"scratch": {"id": LUSTRE["id"]}}, {}, "scratch.mount_name = null: must be its mount name"),
     (on_aws, {"home": EFS | {"mount_name": "abcdefgh"}}, {}, "home.mount_name = 'abcdefgh': is only for F"),
     (
         on_alicloud,
@@ -106,7 +106,7 @@ FILES = (
         {},
         "scratch.mount_name = 'x': is only for FSx for Lustre",
     ),
-    (on_aws, {"home": EFS}, OWN, "storage.home = True: storage.existing.home takes its place"),
+    (on_aws, {"home": EFS}, OWN, "storage.home = true: storage.existing.home takes its place"),
     (
         on_aws,
         {"scratch": LUSTRE},
@@ -119,7 +119,7 @@ FILES = (
         {"network": {"cidr": "10.0.0.0/16", "existing": None}},
         f"storage.existing.home = '{EFS['id']}': needs network.existing",
     ),
-    (on_aws, {"home": {"uid": "x"}}, {}, "storage.existing.home.id = None: required, and missing"),
+    (on_aws, {"home": {"uid": "x"}}, {}, "storage.existing.home.id = null: required, and missing"),
 )
 ELSEWHERE = KEY.replace("us-east-1", "us-west-2")
 # And of buckets.
@@ -139,7 +139,7 @@ OF_BUCKETS = (
     (on_alicloud, {"lab": {"key": KEY}}, "must be the ARN of a key in cn-shenzhen, such as acs:kms:"),
     (on_alicloud, {"my.lab": {}}, "buckets.my.lab = 'my.lab': a bucket of OSS has no dots"),
     (on_aws, {"Lab": {}}, "must be the name of a bucket: 3 to 63 lower case letters"),
-    (on_aws, {"lab": {"writes": True}}, "storage.existing.buckets.lab.writes = True: unknown key"),
+    (on_aws, {"lab": {"writes": True}}, "storage.existing.buckets.lab.writes = true: unknown key"),
     (on_aws, {"lab": {"write": "yes"}}, "storage.existing.buckets.lab.write = 'yes'"),
     (on_aws, {f"lab-{number}": {} for number in range(11)}, "must have at most 10 items"),
 )

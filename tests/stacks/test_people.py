@@ -39,7 +39,7 @@ REFUSED = {
         {"ada": {"uid": 0}},
         "access.people.ada.uid = 0: must be greater than or equal to 2000",
     ),
-    "a truth value for a number": ({"ada": {"uid": True}}, "access.people.ada.uid = True"),
+    "a truth value for a number": ({"ada": {"uid": True}}, "access.people.ada.uid = true"),
     "one number for two": (
         {"ada": {"uid": 5001}, "bob": {"uid": 5001}},
         "access.people.bob.uid = 5001: is the number of ada and bob",

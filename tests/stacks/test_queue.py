@@ -259,7 +259,7 @@ def test_what_a_queue_cannot_do_without_is_named(side):
     shut = {"cidr": "10.0.0.0/16", "zones": [zone], "nat": "none", "interface_endpoints": True}
     homeless = {key: value for key, value in side.without["storage"].items() if key != "home"}
     table = (
-        ({"storage": homeless}, "storage.home = False: must be true where queue is slurm"),
+        ({"storage": homeless}, "storage.home = false: must be true where queue is slurm"),
         ({"access": {}}, "access.people = {}: must name users where queue is slurm"),
         ({"image": {"id": side.image, "mode": "none"}}, "image.mode = 'none': must be bootstrap"),
         ({"pools": [pool(name="queue")]}, "pools[0].name = 'queue': is reserved by the queue"),

@@ -67,6 +67,17 @@ def test_upgrade_notes_are_the_migration_fields_of_the_changes_before_and_after_
     assert run("upgrade-notes", "0.4.0")[1].startswith("0.4.0 is the newest release")
 
 
+def test_a_release_that_is_none_yet_is_not_called_the_newest(checkout):
+    assert run("upgrade-notes", "0.4.0")[1].startswith("0.4.0 is the release in preparation")
+
+
+def test_any_older_release_that_a_stack_file_names_has_notes(checkout):
+    assert run("upgrade-notes", "0.3.7") == (
+        0,
+        "0.4.0\n  - `up` replaces the mount target; write `home_gib` first.\n",
+    )
+
+
 def test_an_unknown_release_is_refused_with_those_that_are_known(checkout):
     (checkout / "CHANGELOG.md").write_text(f"{HEADER}\n## [0.3.0] - 2026-12-01\n\n## [0.10.0] - 2026-12-02\n")
 
@@ -118,3 +129,8 @@ def test_a_problem_of_an_older_file_names_the_notes_since_its_release():
     assert hint in refusal(version="0.3.0", of_yesterday=1)
     assert "upgrade-notes" not in refusal(version="0.4.0", of_yesterday=1)
     assert "must be a release of gpu-fleet, such as 0.2.0" in refusal(version="newest")
+
+
+@pytest.mark.parametrize("number", [99, 0.2])
+def test_a_number_as_version_is_answered_with_a_release(number):
+    assert f'version = {number}: must be a release of gpu-fleet, such as "0.2.0"' in refusal(version=number)

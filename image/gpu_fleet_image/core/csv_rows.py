@@ -24,6 +24,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> st
 def _cell(value: object) -> str:
     """Return a value as text; one that a spreadsheet would calculate begins with an apostrophe."""
     text = "" if value is None else str(value)
+    text = text.lower() if isinstance(value, bool) else text  # as in JSON
     return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
 
 

@@ -1,6 +1,10 @@
 """The exceptions of the stacks room: one tree, whose messages are for users."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 
 LONGEST_VALUE = 200
 
@@ -25,13 +29,23 @@ class Problem:
 
     def __str__(self) -> str:
         key = self.key if self.key.isprintable() else ascii(self.key)
-        return f"{key} = {_shown(self.value)}: {self.allowed}"
+        return f"{key} = {shown(self.value)}: {self.allowed}"
 
 
-def _shown(value: object) -> str:
-    """Return a value as written, and only the beginning of a long one."""
-    text = repr(value)
+def shown(value: object) -> str:
+    """Return a value as written in a stack file, and only the beginning of a long one."""
+    text = _as_yaml(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+def _as_yaml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_as_yaml(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_as_yaml, value))}]"
+    if value is None or isinstance(value, bool):
+        return str(json.dumps(value))
+    return str(value) if isinstance(value, date | Decimal) else repr(value)
 
 
 class SettingsError(StacksError):

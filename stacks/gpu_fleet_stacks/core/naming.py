@@ -8,6 +8,7 @@ from gpu_fleet_image.core import metrics
 from gpu_fleet_image.core.runs import ACCOUNT, JOBS, RUN, RUNS, SHA256
 
 PROJECT = "gpu-fleet"
+NAME_RULE = "lower case letters, digits and dashes: two or more, a letter first and no dash last"
 
 # Eight slots are cut from every network, used or not, so that adding a zone never renumbers a subnet that
 # already holds instances. No region of either cloud offers more than six zones to one account.

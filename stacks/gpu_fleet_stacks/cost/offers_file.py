@@ -84,7 +84,12 @@ def read(path: Path, *, currency: str, types: frozenset[str]) -> OffersFile:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise OffersFileError(f"--offers {path}: {key} = {first['input']!r}: {first['msg']}") from error
+        said = (
+            f" = {first['input']!r}: {first['msg']}"
+            if first["type"] != "missing"
+            else ": required, and missing"
+        )
+        raise OffersFileError(f"--offers {path}: {key}{said}") from error
     if content.currency != currency:
         raise OffersFileError(
             f"--offers {path}: currency = {content.currency!r}; allowed: {currency}, as the stack's prices"

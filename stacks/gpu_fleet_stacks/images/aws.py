@@ -135,7 +135,7 @@ class AwsBuilds:
         """Return Amazon Inspector's findings, which Image Builder copied while it tested the build."""
         if not self._stack.image.scan:
             raise StacksError(
-                f"{self._stack.name}: image.scan = False: true keeps Amazon Inspector's findings"
+                f"{self._stack.name}: image.scan = false: true keeps Amazon Inspector's findings"
             )
         image = self._ask("get_image", imageBuildVersionArn=build.id)["image"]
         status = image.get("scanState", {}).get("status", "PENDING").lower()

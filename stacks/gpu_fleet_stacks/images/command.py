@@ -113,7 +113,7 @@ def builds_of(stack: Stack, **asks: Any) -> Builds:
     """
     if not stack.image.built:
         raise StacksError(
-            f"{stack.name}: image.base_id = None: names the Ubuntu 24.04 that a build starts from; then "
+            f"{stack.name}: image.base_id = null: names the Ubuntu 24.04 that a build starts from; then "
             f"`gpu-fleet up {stack.name}` declares the pipeline"
         )
     if stack.cloud is Cloud.ALICLOUD:

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from gpu_fleet_stacks.catalog import Cloud, regions
-from gpu_fleet_stacks.core.errors import Problem, StacksError
+from gpu_fleet_stacks.core import files
+from gpu_fleet_stacks.core.errors import Problem, StacksError, shown
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget
 from gpu_fleet_stacks.new import stack_file
@@ -44,13 +45,13 @@ class Question:
         """Return the field's value.
 
         Raises:
-            StacksError: the text is no number where one is needed.
+            StacksError: the text is no positive number where one is needed.
         """
         if self.is_list:
             return tuple(part.strip() for part in text.split(",") if part.strip())
         if self.field in ("max_size", "monthly"):
-            if not text.strip().isdecimal():
-                raise StacksError(f"{self.flag} {text!r}: must be a whole number")
+            if not text.strip().isdecimal() or int(text) == 0:
+                raise StacksError(f"{self.flag} {text!r}: must be a whole number from 1 on")
             return int(text)
         return text.strip()
 
@@ -71,7 +72,7 @@ QUESTIONS = (
         "monthly",
         "--monthly",
         "Budget of a month",
-        ("budget",),
+        ("budget.monthly", "budget.currency"),
         lambda so: str(stack_file.suggested_budget(so)),
     ),
     Question("owner", "--owner", "Owner of the stack", ("owner",), lambda so: so.owner),
@@ -82,6 +83,7 @@ NEEDED = {
     Cloud.AWS: {"account_id", "recipients"},
     Cloud.ALICLOUD: {"account_id", "recipients", "kms_instance_id", "image"},
 }
+ASSUME = "budget.assume"
 # Questions of one cloud only; the other cloud keeps the default.
 ONLY_ON = {"kms_instance_id": Cloud.ALICLOUD}
 
@@ -100,8 +102,9 @@ def with_answer(so_far: NewStack, question: Question, text: str) -> NewStack:
     answers = replace(so_far, **{question.field: question.parsed(text)})
     problems = [problem for problem in stack_file.problems(answers) if concerns(problem, question)]
     if problems:
-        said = "; ".join(f"{problem.value!r} {problem.allowed}" for problem in problems)
-        raise StacksError(f"{question.flag} {text!r}: {said}")
+        said = "; ".join(f"{shown(problem.value)} {problem.allowed}" for problem in problems)
+        hint = "; --assume NAME=PRICE writes it" if ASSUME in said else ""
+        raise StacksError(f"{question.flag} {text!r}: {said}{hint}")
     return answers
 
 
@@ -127,7 +130,11 @@ def answered(so_far: NewStack, given: Mapping[str, str], *, interactive: bool) -
     Raises:
         StacksError: the message names every flag that is missing or wrong.
     """
-    wrong: list[str] = []
+    wrong = [
+        f"{question.flag} {given[question.field]!r}: is for {ONLY_ON[question.field]} only"
+        for question in QUESTIONS
+        if question.field in given and question not in applying(so_far.cloud)
+    ]
     missing = {question for question in applying(so_far.cloud) if question.field in NEEDED[so_far.cloud]}
     for question in applying(so_far.cloud):
         if question.field in given:
@@ -158,6 +165,17 @@ def _suggest(so_far: NewStack, question: Question) -> None:
         click.echo(
             f"  {kind.name}: {kind.gpu_count} x {kind.gpu_model} {kind.gpu_memory_gib} GiB, {price}", err=True
         )
+
+
+def assumed(text: str) -> dict[str, str]:
+    """Return name -> price from the flag's values; raise StacksError for others."""
+    prices = {}
+    for item in filter(None, text.split(",")):
+        name, _, price = (part.strip() for part in item.partition("="))
+        if not name or not price:
+            raise StacksError(f"--assume {item!r}: must be NAME=PRICE, such as p5e.48xlarge=40")
+        prices[name] = price
+    return prices
 
 
 def region_of(cloud: Cloud, region: str | None, *, interactive: bool) -> str:
@@ -200,6 +218,12 @@ OPTIONS = (
         "--recipient", "recipients", multiple=True, metavar="MAIL", help="E-mail address for alarms."
     ),
     click.option("--monthly", help="Budget, in USD on AWS and CNY on Alibaba Cloud."),
+    click.option(
+        "--assume",
+        multiple=True,
+        metavar="NAME=PRICE",
+        help="Price that no list has, such as p5e.48xlarge=40.",
+    ),
     click.option("--owner", help="User or team responsible for the stack."),
 )
 
@@ -233,7 +257,8 @@ def stack_text(name: str, flags: Mapping[str, Any], first_line: str, others: Ite
     chosen = Cloud(cloud)
     start = stack_file.starting_from(name, chosen, region_of(chosen, region, interactive=interactive))
     taken = [other.network.cidr for other in others if other.network.cidr]
-    start = replace(start, cidr=str(neighbours.free_network(taken)))
+    cidr = str(neighbours.free_network(taken))
+    start = replace(start, cidr=cidr, assume=assumed(given.pop("assume", "")))
     answers = answered(start, given, interactive=interactive)
     stack = stack_file.settings_of(answers)
     hold_to_budget(estimate(stack), stack.budget.monthly, allow_overcommit=False)
@@ -266,7 +291,8 @@ def new(name: str, *, only_print: bool, **flags: Any) -> None:
     path = here / f"Pulumi.{name}.yaml"
     if not only_print and path.exists():
         raise StacksError(f"{path} already exists; nothing was written")
-    text = stack_text(name, flags, reference.modeline(here), stack_files.beside(name))
+    first_line = reference.modeline(here)
+    text = stack_text(name, flags, first_line, stack_files.beside(name))
     if only_print:
         click.echo(text, nl=False)
         return
@@ -275,4 +301,7 @@ def new(name: str, *, only_print: bool, **flags: Any) -> None:
             target.write(text)
     except FileExistsError as error:
         raise StacksError(f"{path} already exists; nothing was written") from error
+    schema = here / first_line.removeprefix(reference.MODELINE)
+    if not schema.exists():
+        files.replace(schema, reference.text())
     click.echo(f"{path} is written; next:\n{next_steps(name)}")

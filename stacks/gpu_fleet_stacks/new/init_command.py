@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from gpu_fleet_stacks.core import files
+from gpu_fleet_stacks.core import files, naming
 from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.new import command, project
 from gpu_fleet_stacks.settings import projects, reference
@@ -45,6 +45,8 @@ def init(folder: Path, first: str | None, **flags: Any) -> None:
         content[f"{project.STACKS}/Pulumi.{first}.yaml"] = command.stack_text(first, flags, first_line)
     for name, text in content.items():
         click.echo(_put(folder / name, text))
+    if said := _about_requirement(folder / project.REQUIREMENTS, content[project.REQUIREMENTS].strip()):
+        click.echo(f"warning: {said}", err=True)
     steps = [f"cd {folder}", *SET_UP]
     click.echo("next:\n" + "\n".join(f"  {step}" for step in steps))
     click.echo(command.next_steps(first) if first else "  gpu-fleet new NAME")
@@ -57,3 +59,11 @@ def _put(path: Path, text: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     files.replace(path, text)
     return f"written  {path}"
+
+
+def _about_requirement(path: Path, line: str) -> str:
+    """Return what a user must add to or change in the requirements before others can install them."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if project.lacks_requirement(text):
+        return f"{path} was kept and does not name {naming.PROJECT}; add the line {line}"
+    return project.warning(line) if line in text else ""

@@ -1,6 +1,7 @@
 """The files of a project that a platform team commits. Pure but for the package's own data."""
 
 import json
+import re
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import reference
 
-STACKS = "stacks"
+STACKS, REQUIREMENTS = "stacks", "requirements.txt"
+WANTED = f"{naming.PROJECT}[platform]"
+UNRELEASED = re.compile(r"\.dev\d|\+")  # in a version: one between two releases, or one built here
 WORKFLOW = Path(__file__).with_name("workflow.yml")
 # One name of a module, as text: the engine starts this program in the project's own environment.
 PROGRAM = """\
@@ -29,19 +32,35 @@ def files() -> Mapping[str, str]:
     return {
         "Pulumi.yaml": reference.pulumi_project(),
         "__main__.py": PROGRAM,
-        "requirements.txt": f"{requirement()}\n",
+        REQUIREMENTS: f"{requirement()}\n",
         ".gitignore": IGNORED,
         ".github/workflows/gpu-fleet.yml": WORKFLOW.read_text(encoding="utf-8"),
-        f"{STACKS}/{reference.FILE.name}": json.dumps(reference.json_schema(), indent=1) + "\n",
+        f"{STACKS}/{reference.FILE.name}": reference.text(),
     }
 
 
 def requirement() -> str:
-    """Return the line that installs this version of gpu-fleet, or the commit that it was installed from."""
+    """Return the line that installs this gpu-fleet: its release, its commit, or the URL that it came from."""
     package = metadata.distribution(naming.PROJECT)
-    wanted = f"{naming.PROJECT}[platform]"
     origin = json.loads(package.read_text("direct_url.json") or "{}")
     if "vcs_info" in origin:
         vcs = origin["vcs_info"]
-        return f"{wanted} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
-    return f"{wanted}=={package.version}"
+        return f"{WANTED} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
+    if UNRELEASED.search(package.version) and "url" in origin:
+        return f"{WANTED} @ {origin['url']}"
+    return f"{WANTED}=={package.version}"
+
+
+def warning(line: str) -> str:
+    """Return why a requirement is of no use to others, and what to write; empty for one that is."""
+    elsewhere = f"write {WANTED} @ git+https://HOST/gpu-fleet, or where else all can install it from"
+    if "file:" in line:
+        return f"{REQUIREMENTS} names a path of this computer; before you share the project {elsewhere}"
+    if "==" in line and UNRELEASED.search(line):
+        return f"{REQUIREMENTS} names a version that no index has; {elsewhere}"
+    return ""
+
+
+def lacks_requirement(text: str) -> bool:
+    """Return whether a file of requirements does not name gpu-fleet."""
+    return re.search(rf"^\s*{naming.PROJECT}\b", text, re.MULTILINE | re.IGNORECASE) is None

@@ -1,8 +1,8 @@
 """The text of a new stack file from answers, and the problems that `check` finds in it. Pure."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 from gpu_fleet_stacks import catalog
@@ -32,6 +32,7 @@ class NewStack:
         monthly: the budget, in the cloud's currency.
         image: id of an image; empty for AWS's own deep-learning image.
         kms_instance_id: on Alibaba Cloud, where keys outside of a KMS instance rotate yearly; else empty.
+        assume: what has no list price -> its price.
     """
 
     name: str
@@ -48,6 +49,7 @@ class NewStack:
     max_size: int = 2
     image: str = ""
     kms_instance_id: str = ""
+    assume: Mapping[str, str] = field(default_factory=dict)
 
 
 def zones_of(cloud: Cloud, region: str) -> tuple[str, ...]:
@@ -93,6 +95,7 @@ def text_of(answers: NewStack, first_line: str = "") -> str:
     cost = ", ".join(_priced(answers.types)) or "see `gpu-fleet catalog list`"
     image = f"    id: {_scalar(answers.image)}" if answers.image else f"    parameter: {DLAMI}"
     key = f"\n    kms_instance_id: {_scalar(answers.kms_instance_id)}" if answers.kms_instance_id else ""
+    assume = f"\n    assume: {_flow(answers.assume)}" if answers.assume else ""
     slots = _flow({zone: number for number, zone in enumerate(answers.zones)})
     return f"""\
 {first_line}
@@ -121,7 +124,7 @@ config:
   gpu-fleet:budget:
     monthly: {answers.monthly} # {CURRENCY[answers.cloud]}; a stack whose worst month passes it is refused
     currency: {CURRENCY[answers.cloud]}
-    recipients: {_flow(answers.recipients)}
+    recipients: {_flow(answers.recipients)}{assume}
   gpu-fleet:reaper:
     dry_run: false # true: decide and report, terminate nothing
     watch_days: 7 # the first week it only reports what it would have terminated; 0: act at once
@@ -143,8 +146,8 @@ def _scalar(value: str) -> str:
     return yaml_text.written(value, flow=True)
 
 
-def _flow(values: tuple[str, ...] | dict[str, int]) -> str:
-    return yaml_text.written(values if isinstance(values, dict) else list(values), flow=True)
+def _flow(values: tuple[str, ...] | Mapping[str, object]) -> str:
+    return yaml_text.written(dict(values) if isinstance(values, Mapping) else list(values), flow=True)
 
 
 def settings_of(answers: NewStack) -> Stack:

@@ -14,7 +14,8 @@ def upgrade_notes(start: str) -> None:
     """
     newer = notes.since(start, notes.known())
     if not newer:
-        click.echo(f"{start} is the newest release that this gpu-fleet knows; a deployed stack sees nothing")
+        kind = "newest release" if notes.is_released(start.removeprefix("v")) else "release in preparation"
+        click.echo(f"{start} is the {kind}, as far as this gpu-fleet knows; a deployed stack sees nothing")
     for release, said in newer.items():
         click.echo(f"{release}")
         for note in said or ("nothing",):

@@ -43,15 +43,26 @@ def of_changelog(text: str) -> Notes:
 
 def known() -> Notes:
     """Return release -> notes of each release, and of the one in preparation."""
-    in_checkout = version.CHECKOUT / "docs" / "changes"
-    is_checkout = in_checkout.is_dir()
-    changelog = (version.CHECKOUT if is_checkout else _IN_WHEEL) / "CHANGELOG.md"
-    released = of_changelog(changelog.read_text(encoding="utf-8"))
-    files = sorted((in_checkout if is_checkout else _IN_WHEEL / "changes").glob("*.md"))
+    released = _released()
+    files = sorted((_in_checkout() if _in_checkout().is_dir() else _IN_WHEEL / "changes").glob("*.md"))
     changes = [path.read_text(encoding="utf-8") for path in files]
     to_come = tuple(filter(None, map(migration, changes)))
     prepared = version.running()
     return {prepared: released.get(prepared, ()) + to_come, **_without(released, prepared)}
+
+
+def is_released(release: str) -> bool:
+    """Return whether the changelog has a release."""
+    return release in _released()
+
+
+def _released() -> Notes:
+    folder = version.CHECKOUT if _in_checkout().is_dir() else _IN_WHEEL
+    return of_changelog((folder / "CHANGELOG.md").read_text(encoding="utf-8"))
+
+
+def _in_checkout() -> Path:
+    return version.CHECKOUT / "docs" / "changes"
 
 
 def _without(notes: Notes, release: str) -> Notes:
@@ -61,11 +72,14 @@ def _without(notes: Notes, release: str) -> Notes:
 def since(start: str, notes: Notes) -> Notes:
     """Return the notes of the releases after one, the oldest first. Pure.
 
+    Args:
+        start: a known release, or any older than the program, as a stack file may name.
+
     Raises:
-        StacksError: the release is unknown; the message has those that are known.
+        StacksError: it is none; the message has those that are known.
     """
     start = start.removeprefix("v")
-    if start not in notes:
+    if start not in notes and not version.is_older(start):
         raise StacksError(f"VERSION {start!r}: must be one of {', '.join(_sorted(notes))}")
     return {name: notes[name] for name in _sorted(notes) if version.order(name) > version.order(start)}
 

@@ -64,11 +64,12 @@ def _size(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
     size = pool.size
     if not size.min <= size.desired <= size.max:
         sizes = f"min {size.min}, desired {size.desired}, max {size.max}"
-        yield Problem(f"{key}.size", sizes, "must hold min <= desired <= max")
+        drain = "; to drain the pool write min 0 and desired 0" if pool.drains else ""
+        yield Problem(f"{key}.size", sizes, f"must hold min <= desired <= max{drain}")
 
 
 def _spare(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
-    if pool.size.min + pool.spare > pool.size.max:
+    if pool.size.min <= pool.size.max < pool.size.min + pool.spare:
         sizes = f"size.min {pool.size.min}, size.max {pool.size.max}"
         yield Problem(f"{key}.spare", pool.spare, f"must leave room between {sizes}")
     if pool.spare and not stack.image.managed:

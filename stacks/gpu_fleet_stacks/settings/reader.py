@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 HIDDEN = "(not shown)"
+OF_KEY = "[key]"  # pydantic's last part of the path where the key of a mapping is wrong, not its value
 # pydantic's kinds of errors whose own words are those of Python -> what a stack file calls it.
 ALLOWED = {
     "string_type": "must be text",
     "int_type": "must be a whole number",
     "dict_type": "must be a mapping of names to values",
+    "dataclass_type": "must be a mapping of keys to values",
+    "missing": "required, and missing",
     "too_short": "must have at least one item",
 }
 Parsed = tuple[Any, list[Problem]]
@@ -194,7 +197,7 @@ def _sections(kind: Any, adapter: TypeAdapter[Any], path: str, raw: list[object]
 
 
 def _items(adapter: TypeAdapter[Any], path: str, raw: Mapping[Any, object]) -> Parsed:
-    """Parse a mapping of names; a problem with one leaves the others."""
+    """Parse a mapping of names; a problem with one leaves the others, and None where there are none."""
     values: dict[Any, Any] = {}
     problems = []
     for key, item in raw.items():
@@ -202,7 +205,7 @@ def _items(adapter: TypeAdapter[Any], path: str, raw: Mapping[Any, object]) -> P
         values |= parsed or {}
         problems += item_problems
     # then all together, to check their number
-    return (values, problems) if problems else _leaf(adapter, path, dict(raw))
+    return (values or None, problems) if problems else _leaf(adapter, path, dict(raw))
 
 
 def _leaf(adapter: TypeAdapter[Any], path: str, value: object) -> Parsed:
@@ -217,8 +220,10 @@ def _leaf(adapter: TypeAdapter[Any], path: str, value: object) -> Parsed:
 
 def _problem(key: str, details: "ErrorDetails") -> Problem:
     """Return a pydantic error as key, value and what is allowed."""
-    path = key + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
-    return Problem(path, details["input"], _allowed(details["type"], details["input"], details["msg"]))
+    parts = [part for part in details["loc"] if part != OF_KEY]
+    path = key + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    value = None if details["type"] == "missing" else details["input"]
+    return Problem(path, value, _allowed(details["type"], details["input"], details["msg"]))
 
 
 def _allowed(kind: str, value: object, message: str) -> str:

@@ -5,7 +5,6 @@
 
 import inspect
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -235,17 +234,21 @@ def _empty(kind: str) -> object:
 
 
 def modeline(stack_folder: Path) -> str:
-    """Return the first line of a stack file in a folder."""
-    in_checkout = stack_folder.resolve() == projects.stack_folder_of(projects.OWN).resolve()
-    return f"{MODELINE}{os.path.relpath(FILE, stack_folder.resolve()) if in_checkout else FILE.name}"
+    """Return the first line of a stack file in a folder, which may be that of a checkout."""
+    in_checkout = Path(*FILE.parts[-3:])
+    return f"{MODELINE}{in_checkout if (stack_folder / in_checkout).is_file() else FILE.name}"
+
+
+def text() -> str:
+    """Return the content of the schema's file."""
+    return json.dumps(json_schema(), indent=1) + "\n"
 
 
 def written_files(root: Path, stack_folder: Path) -> dict[Path, str]:
     """Return the files that ``--write`` writes for a project; in a gpu-fleet checkout the reference too."""
-    text = json.dumps(json_schema(), indent=1) + "\n"
     if root.resolve() != projects.OWN:
-        return {stack_folder / FILE.name: text}
-    return {FILE: text, root / PAGE: markdown(), root / PROJECT: pulumi_project()}
+        return {stack_folder / FILE.name: text()}
+    return {FILE: text(), root / PAGE: markdown(), root / PROJECT: pulumi_project()}
 
 
 @click.command("schema", epilog="\b\nExample:\n  gpu-fleet schema")
@@ -255,9 +258,8 @@ def command(write: bool) -> None:
 
     A stack file names the schema in its first line.
     """
-    text = json.dumps(json_schema(), indent=1) + "\n"
     if not write:
-        click.echo(text, nl=False)
+        click.echo(text(), nl=False)
         return
     for path, content in written_files(projects.root(), projects.stack_folder()).items():
         files.replace(path, content)

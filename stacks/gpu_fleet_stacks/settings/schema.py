@@ -58,7 +58,7 @@ class Matching:
 
 PoolName = Annotated[
     str,
-    Matching(r"[a-z][a-z0-9-]*[a-z0-9]", "must be lower case letters, digits and dashes, from a letter on"),
+    Matching(r"[a-z][a-z0-9-]*[a-z0-9]", f"must be {naming.NAME_RULE}"),
 ]
 # Allowed in a tag's value by IAM, Lambda and others, which refuse other text only during the deployment:
 # docs.aws.amazon.com/IAM/latest/APIReference/API_Tag.html; Alibaba Cloud takes 128 characters.
@@ -145,8 +145,22 @@ def _no_number(network: object) -> object:
 
 
 Network = Annotated[IPv4Network, BeforeValidator(_no_number)]
-# A key without a default in Pulumi.yaml is required there; the empty text is this key's default.
-OptionalUrl = Annotated[Url | None, BeforeValidator(lambda text: None if text == "" else text)]
+
+
+def _given(value: object) -> object:
+    """Return None for the empty text, the default in Pulumi.yaml, where a key without one is required."""
+    return None if value == "" else value
+
+
+def _unquoted(release: object) -> object:
+    """Refuse a number, which in quotes is no release either."""
+    if isinstance(release, int | float):
+        raise ValueError('must be a release of gpu-fleet, such as "0.2.0"')
+    return release
+
+
+OptionalUrl = Annotated[Url | None, BeforeValidator(_given)]
+OptionalRelease = Annotated[Release | None, BeforeValidator(_given), BeforeValidator(_unquoted)]
 # More than any account has of anything; a larger number would make the estimate's sums exceed 28 digits.
 LARGEST = 1_000_000_000
 # the label of the instances' log in the names of both clouds
@@ -1027,7 +1041,7 @@ class Stack:
     teams: Annotated[dict[AccountName, TeamSettings], Field(max_length=1000)] = Field(default_factory=dict)
     tags: Annotated[dict[TagKey, Owner], Field(max_length=MOST_TAGS)] = Field(default_factory=dict)
     aws: AwsSettings = AwsSettings()
-    version: Release | None = None
+    version: OptionalRelease = None
 
     @property
     def queued(self) -> bool:

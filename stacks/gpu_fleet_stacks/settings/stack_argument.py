@@ -119,7 +119,7 @@ def unnamed(ctx: click.Context, default: str = "") -> str:
         return known[0]
     if default in known:
         return default
-    there = f"there are {', '.join(known)}" if known else projects.missing()
+    there = f"there are {', '.join(known)}" if known else stack_files.missing()
     raise click.UsageError(f"STACK is missing: {there}; {STACK_VARIABLE} names one for every command", ctx)
 
 

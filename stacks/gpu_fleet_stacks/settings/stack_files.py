@@ -36,15 +36,21 @@ def path_of(name: str) -> Path:
         StacksError: there is none; the message names the existing stacks, or how to make the first.
     """
     folder, known = projects.folder(), names()
-    if folder is None:
-        raise StacksError(f"no stack {name!r}: {projects.missing()}")
-    if not known:
-        raise StacksError(f"no stack {name!r}: no stack file in {folder}; `gpu-fleet new {name}` writes one")
+    if folder is None or not known:
+        raise StacksError(f"no stack {name!r}: {missing(name)}")
     if name not in known:
         close = get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise StacksError(f"no stack {name!r}: there are {', '.join(known)}{hint}")
     return folder / f"Pulumi.{name}.yaml"
+
+
+def missing(name: str = "NAME") -> str:
+    """Return the error message for a command that finds no stack file."""
+    folder = projects.folder()
+    if folder is None:
+        return projects.missing()
+    return f"no stack file in {folder}; `gpu-fleet new {name}` writes one"
 
 
 def config_of(path: Path) -> dict[str, Any]:

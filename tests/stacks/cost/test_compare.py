@@ -100,6 +100,7 @@ def test_at_its_break_even_an_option_costs_what_on_demand_does(hour, month, on_d
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (('currency = "USD"', ""), "currency: required, and missing"),
         (("USD", "CNY"), "currency = 'CNY'; allowed: USD, as the stack's prices"),
         (
             (f'[own."{TYPE}"]', '[own."p5.48xlarge"]'),

@@ -253,7 +253,7 @@ def test_what_keeps_a_pipeline_from_building_is_one_message(run):
 
 
 def test_a_stack_without_a_base_gets_the_key_named():
-    with pytest.raises(StacksError, match=r"test: image\.base_id = None: names the Ubuntu 24\.04"):
+    with pytest.raises(StacksError, match=r"test: image\.base_id = null: names the Ubuntu 24\.04"):
         command.builds_of(stack())
 
 
@@ -600,7 +600,7 @@ def test_without_the_setting_no_scanner_is_asked(run):
 
     said, _ = run(command.scan, cloud.builds)
 
-    assert "image.scan = False: true keeps Amazon Inspector's findings" in str(said.exception)
+    assert "image.scan = false: true keeps Amazon Inspector's findings" in str(said.exception)
 
 
 def test_a_pipeline_keeps_findings_only_where_the_setting_says_so():
@@ -617,10 +617,10 @@ def test_a_pipeline_keeps_findings_only_where_the_setting_says_so():
 @pytest.mark.parametrize(
     ("refused", "says"),
     [
-        (lambda: stack(image={"id": AMI.format(1), "scan": True}), "image.scan = True: is only for builds"),
+        (lambda: stack(image={"id": AMI.format(1), "scan": True}), "image.scan = true: is only for builds"),
         (
             lambda: alicloud_examples.stack(image={"id": "m-1", "base_id": "m-2", "scan": True}),
-            "image.scan = True: is for AWS only",
+            "image.scan = true: is for AWS only",
         ),
     ],
 )

@@ -94,6 +94,19 @@ def test_outside_of_any_project_it_says_how_to_make_one(tmp_path, monkeypatch):
     assert "`gpu-fleet init DIR` makes one" in said
 
 
+def test_a_project_without_a_stack_names_the_command_that_writes_one(tmp_path, monkeypatch):
+    run("init", str(tmp_path / "infra"))
+    monkeypatch.chdir(tmp_path / "infra")
+
+    said = run("check")
+
+    assert f"no stack file in {tmp_path / 'infra' / 'stacks'}; `gpu-fleet new NAME` writes one" in said
+    assert "no project" not in said
+    assert "no stack file in" in run("cost")
+    monkeypatch.chdir(tmp_path)
+    assert "no stack file in" in run("--dir", "infra", "check")
+
+
 def test_pulumi_runs_where_the_stack_files_are_the_projects_own(infra, monkeypatch):
     aside = infra / "old"
     aside.mkdir()
@@ -145,18 +158,47 @@ def test_at_a_terminal_it_asks_for_the_first_stack(tmp_path, monkeypatch):
     assert (tmp_path / "infra/stacks/Pulumi.lab.yaml").is_file()
 
 
+WHEEL = '{"url": "file:///tmp/gpu_fleet-7.1-py3-none-any.whl", "archive_info": {}}'
+GIT = '{"url": "https://x/y", "vcs_info": {"vcs": "git", "commit_id": "ab12"}}'
+CHECKOUT = '{"url": "file:///src", "dir_info": {"editable": true}}'
+LOCAL = "7.1.dev4+gab12"
+# version and origin of the installation -> its requirement, and words of the warning
 ORIGINS = {
-    '{"url": "https://x/y", "vcs_info": {"vcs": "git", "commit_id": "ab12"}}': " @ git+https://x/y@ab12",
-    '{"url": "file:///src", "dir_info": {"editable": true}}': "==7.1",
-    None: "==7.1",
+    (LOCAL, GIT): (" @ git+https://x/y@ab12", ""),
+    (LOCAL, GIT.replace("https:", "file:")): (" @ git+file://x/y@ab12", "path of this computer"),
+    ("7.1", CHECKOUT): ("==7.1", ""),
+    ("7.1", None): ("==7.1", ""),
+    (LOCAL, CHECKOUT): (" @ file:///src", "path of this computer"),
+    (LOCAL, WHEEL): (" @ file:///tmp/gpu_fleet-7.1-py3-none-any.whl", "path of this computer"),
+    (LOCAL, None): (f"=={LOCAL}", "no index has"),
 }
 
 
-def test_the_requirement_is_this_version_or_this_commit(monkeypatch):
-    for origin, pin in ORIGINS.items():
-        package = SimpleNamespace(version="7.1", read_text=lambda _, origin=origin: origin)
-        monkeypatch.setattr(project.metadata, "distribution", lambda _, package=package: package)
-        assert project.requirement() == f"gpu-fleet[platform]{pin}"
+def installed(monkeypatch, version: str, origin: str | None) -> None:
+    package = SimpleNamespace(version=version, read_text=lambda _: origin)
+    monkeypatch.setattr(project.metadata, "distribution", lambda _: package)
+
+
+@pytest.mark.parametrize("installation", ORIGINS)
+def test_the_requirement_is_what_can_be_installed_or_has_a_warning(installation, monkeypatch):
+    installed(monkeypatch, *installation)
+    pin, warned = ORIGINS[installation]
+
+    line = project.requirement()
+
+    assert line == f"gpu-fleet[platform]{pin}"
+    assert warned in (said := project.warning(line))
+    assert bool(said) is bool(warned)
+
+
+def test_init_warns_of_a_requirement_that_no_index_has_and_of_a_kept_file_without_one(tmp_path, monkeypatch):
+    installed(monkeypatch, LOCAL, None)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "requirements.txt").write_text("boto3\n")
+
+    assert "warning: requirements.txt names a version that no index has" in run("init", str(tmp_path / "new"))
+    assert f"does not name gpu-fleet; add the line gpu-fleet[platform]=={LOCAL}" in run("init", str(kept))
 
 
 def test_the_workflow_checks_costs_and_previews_each_stack_with_no_rights_that_it_does_not_need(infra):

@@ -99,6 +99,13 @@ WRONG_FLAGS = {
     ("--cloud", "aws"): "--region is missing",
     ("--cloud", "aws", "--region", "us-esat-1"): "must be a region of aws, such as",
     (*AWS, "--max-size", "two"): "--max-size 'two': must be a whole number",
+    (*AWS, "--max-size", "-3"): "--max-size '-3': must be a whole number from 1 on",
+    (*AWS, "--max-size", "0"): "--max-size '0': must be a whole number from 1 on",
+    (*AWS, "--kms-instance", "x"): "--kms-instance 'x': is for alicloud only",
+    (*AWS, "--type", "p5e.48xlarge"): "in budget.assume: {p5e.48xlarge: ...}; --assume NAME=PRICE writes it",
+    (*AWS, "--assume", "40"): "--assume '40': must be NAME=PRICE",
+    (*AWS, "--assume", "g5.xlarge=2"): "budget.assume.g5.xlarge = '2': has a list price",
+    (*AWS, "--assume", "g5.xlarge=2", "--monthly", "9000"): "budget.assume.g5.xlarge = '2'",
     (*AWS, "--cidr", "10.20.0.1/16"): "--cidr '10.20.0.1/16'",
     (*AWS, "--monthly", "5"): "budget.monthly = 5",
     (*AWS, "--image", "m-1"): "--image 'm-1'",
@@ -107,12 +114,20 @@ WRONG_FLAGS = {
 
 def test_a_wrong_flag_or_name_is_one_message_and_nothing_is_written(folder):
     said = {flags: run("research", *flags) for flags in WRONG_FLAGS}
-    of_name = run("Research_1", *AWS)
+    of_name, short = run("Research_1", *AWS), run("v", *AWS)
 
     assert {flags: done.output for flags, done in said.items() if WRONG_FLAGS[flags] not in done.output} == {}
     assert {done.exit_code for done in (*said.values(), of_name)} == {1}
     assert "must be lower case letters, digits and dashes" in of_name.output
+    assert "two or more" in short.output
     assert list(folder.iterdir()) == []
+
+
+def test_a_price_that_no_list_has_is_a_flag(folder):
+    done = run("research", *AWS, "--type", "p5e.48xlarge", "--assume", "p5e.48xlarge=40.5")
+
+    assert done.exit_code == 0, done.output
+    assert str(stack_files.settings_of("research").budget.assume["p5e.48xlarge"]) == "40.5"
 
 
 def test_a_file_that_is_there_is_never_overwritten(folder):
@@ -123,6 +138,19 @@ def test_a_file_that_is_there_is_never_overwritten(folder):
     assert done.exit_code == 1
     assert "Pulumi.research.yaml already exists; nothing was written" in done.output
     assert (folder / "Pulumi.research.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("there", ["", "gpu_fleet_stacks/settings/stack.schema.json"])
+def test_the_first_line_names_a_schema_that_is_there(there, folder):
+    if there:  # the stack folder of a checkout, whichever gpu-fleet runs
+        (folder / there).parent.mkdir(parents=True)
+        (folder / there).write_text("{}")
+
+    run("research", *AWS)
+
+    first, _, _ = (folder / "Pulumi.research.yaml").read_text().partition("\n")
+    assert first == f"{MODELINE}{there or 'stack.schema.json'}"
+    assert (folder / first.removeprefix(MODELINE)).is_file()
 
 
 def test_print_writes_nothing(folder):

@@ -51,7 +51,7 @@ BAD_INPUTS = {
     ),
     "users whom nothing mails": (
         {"notify": {"users": {"ada": "ada@example.com"}}},
-        "notify.sender = None: must be a sender address of DirectMail: notify.users can be reached by no "
+        "notify.sender = null: must be a sender address of DirectMail: notify.users can be reached by no "
         "other mail there",
     ),
     "a currency neither cloud bills in": (
@@ -78,7 +78,7 @@ BAD_INPUTS = {
         {"pools": [pool(market="spot", spot_allocation_strategy="price-capacity-optimized")]},
         "pools[0].spot_allocation_strategy = 'price-capacity-optimized': unknown key",
     ),
-    "EFA": ({"pools": [pool(efa=True)]}, "pools[0].efa = True: is for AWS only; on Alibaba Cloud use erdma"),
+    "EFA": ({"pools": [pool(efa=True)]}, "pools[0].efa = true: is for AWS only; on Alibaba Cloud use erdma"),
     "an SSM parameter": (
         {"image": {"parameter": "/aws/x"}},
         "image.parameter = '/aws/x': is for AWS only; on Alibaba Cloud use image.id",
@@ -93,7 +93,7 @@ BAD_INPUTS = {
     ),
     "eRDMA on a type without it": (
         {"pools": [pool(erdma=True)]},
-        "pools[0].erdma = True: needs types with such adapters; ecs.gn7i-c8g1.2xlarge has none",
+        "pools[0].erdma = true: needs types with such adapters; ecs.gn7i-c8g1.2xlarge has none",
     ),
     "A100 memory on gn7i": (
         {"pools": [pool(gpu_memory_gib=40)]},
@@ -110,7 +110,7 @@ BAD_INPUTS = {
     ),
     "a key that turns quarterly outside of a KMS instance": (
         {"storage": {"key_rotation_days": 90}},
-        "storage.kms_instance_id = None: required on alicloud: only a key in a KMS instance",
+        "storage.kms_instance_id = null: required on alicloud: only a key in a KMS instance",
     ),
     "a KMS instance by another id than its own": (
         {"storage": {"kms_instance_id": "key-szh0000000000000000"}},
@@ -185,7 +185,7 @@ def test_a_usd_budget_is_accepted_with_a_rate():
 
 
 def test_a_protected_stack_names_the_redundancy_of_its_buckets():
-    assert "storage.redundancy = None: required where protected is true: ZRS or LRS" in refusal(
+    assert "storage.redundancy = null: required where protected is true: ZRS or LRS" in refusal(
         stack_file(protected=True)
     )
 
@@ -228,7 +228,7 @@ KEYS_OF_ALIBABA = {
     ),
     "eRDMA": (
         {"pools": [aws_pool(erdma=True)]},
-        "pools[0].erdma = True: is for Alibaba Cloud only; on AWS use efa",
+        "pools[0].erdma = true: is for Alibaba Cloud only; on AWS use efa",
     ),
 }
 

@@ -85,7 +85,7 @@ def test_the_schema_has_numbers_to_try():
 
 
 def test_true_is_no_number():
-    expected = {place: [f"{key_of(place)} = True: must be a number, not true or false"] for place in NUMBERS}
+    expected = {place: [f"{key_of(place)} = true: must be a number, not true or false"] for place in NUMBERS}
 
     assert {place: said(place, True) for place in NUMBERS} == expected
 

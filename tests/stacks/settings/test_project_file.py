@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from gpu_fleet_stacks.settings import Stack, stack_files
+from gpu_fleet_stacks.settings import Stack, reader, stack_files
 from tests.ran import ran
 from tests.stacks.shipped import SHIPPED
 
@@ -38,6 +38,16 @@ def test_a_key_the_settings_require_has_no_default_in_the_schema():
     }
 
     assert [key for key in SCHEMA if "default" in SCHEMA[key] and key not in with_default] == []
+
+
+def test_pulumis_copy_of_the_defaults_into_a_configuration_changes_no_setting():
+    required = {key for key, entry in SCHEMA.items() if "default" not in entry}
+    written = stack_files.config_of(ROOT / "stacks" / "Pulumi.aws-dev.yaml")
+    least = {key: value for key, value in written.items() if key.removeprefix("gpu-fleet:") in required}
+    image = {"gpu-fleet:image": written["gpu-fleet:image"], "gpu-fleet:budget": written["gpu-fleet:budget"]}
+    copied = {f"gpu-fleet:{key}": SCHEMA[key]["default"] for key in SCHEMA if key not in required}
+
+    assert reader.from_config("dev", copied | least | image) == reader.from_config("dev", least | image)
 
 
 def test_the_shipped_stacks_are_those_that_git_has():

@@ -1,5 +1,6 @@
 """Errors in a stack file, and their messages."""
 
+from datetime import date
 from itertools import combinations
 from typing import Any
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_stacks.aws.firewall import ENDPOINTS, HOME, IMAGE_BUILDER, SCRATCH
-from gpu_fleet_stacks.core.errors import SettingsError
+from gpu_fleet_stacks.core.errors import SettingsError, shown
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks.examples import changed, networks, pool, refusal, stack, stack_file, stack_files
@@ -119,20 +120,16 @@ A100 = "p4d.24xlarge has A100 with 40 GiB, which know 1g.5gb, 1g.10gb, 2g.10gb, 
 # Values that may not stand together, and what is said of them.
 NOT_TOGETHER: dict[str, dict[str, Any]] = {
     "- 'owner\\u200b' = 'x': unknown key; did you mean 'owner'?": {"owner\u200b": "x"},
-    "pools[0].erdma = True: is for Alibaba Cloud only; on AWS use efa": {"pools[0].erdma": True},
-    "tags.gpu-fleet:owner.[key] = 'gpu-fleet:owner': must not be Name or begin": {
-        "tags.gpu-fleet:owner": "bob"
-    },
-    "tags.AWS:cost.[key] = 'AWS:cost': must not be Name or begin with aws:, acs:, aliyun": {
-        "tags.AWS:cost": "x"
-    },
+    "pools[0].erdma = true: is for Alibaba Cloud only; on AWS use efa": {"pools[0].erdma": True},
+    "tags.gpu-fleet:owner = 'gpu-fleet:owner': must not be Name or begin": {"tags.gpu-fleet:owner": "bob"},
+    "tags.AWS:cost = 'AWS:cost': must not be Name or begin with aws:, acs:, aliyun": {"tags.AWS:cost": "x"},
     "tags = ['Team', 'team']: IAM holds": {"tags.Team": "a", "tags.team": "b"},
     "network.cidr = '10.0.0.0/16': overlaps network.peers[1] 10.0.128.0/17; must be apart from it": {
         "network.peers": ["192.168.0.0/16", "10.0.128.0/17"]
     },
     "network.zones = 'us-east-1a': named 2 times; each zone once": {"network.zones[1]": "us-east-1a"},
-    "network.interface_endpoints = False: must be true where network.nat is none": {"network.nat": "none"},
-    "network.slots.us-east-1b = None: required, and missing; the first free slot is 1": {
+    "network.interface_endpoints = false: must be true where network.nat is none": {"network.nat": "none"},
+    "network.slots.us-east-1b = null: required, and missing; the first free slot is 1": {
         "network.slots.us-east-1a": 0
     },
     "network.slots = 2: given to 2 zones; each slot to one zone": {
@@ -168,7 +165,7 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
         "pools[0].market": "spot",
         "pools[0].reservation_id": "cr-1",
     },
-    "pools[0].reservation_id = None: required where market is reservation": {
+    "pools[0].reservation_id = null: required where market is reservation": {
         "pools[0].market": "reservation"
     },
     "pools[0].zones = []: reserved capacity is in one zone: name that zone": BLOCK,
@@ -260,7 +257,7 @@ def test_a_bad_value_is_the_only_problem_and_named_with_its_key_and_what_is_allo
     wrong = {}
     for key, value, allowed in REFUSED:
         text = said[key, repr(value)]
-        if f"- {key} = {value!r}: {allowed}" not in text or "has 1 problem:" not in text:
+        if f"- {key} = {shown(value)}: {allowed}" not in text or "has 1 problem:" not in text:
             wrong[key] = text
     assert wrong == {}
 
@@ -279,7 +276,7 @@ def test_a_missing_section_is_named():
     content = stack_file()
     del content["network"]
 
-    assert "network = None: required, and missing" in refusal(content)
+    assert "network = null: required, and missing" in refusal(content)
 
 
 def test_a_stack_name_that_makes_a_name_of_its_parts_too_long_is_refused():
@@ -287,6 +284,38 @@ def test_a_stack_name_that_makes_a_name_of_its_parts_too_long_is_refused():
         stack("a" * 26)
     with pytest.raises(SettingsError, match=r"too long: bucket gpu-fleet-a+-checkpoints-123456789012 has"):
         stack("a" * 40)
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("pools[0].size", {"pools[0].size": {"min": 1, "desired": 1, "max": 0}}),
+        ("access.people.ada", {"queue": "slurm", "storage.home": True, "access.people": {"ada": {}}}),
+    ],
+)
+def test_a_problem_brings_no_other_that_goes_with_it(key, values):
+    said = refusal_of(values)
+
+    assert f"- {key}" in said
+    assert "has 1 problem:" in said
+
+
+AS_YAML = {
+    "- access.people.ada.uid = null: required, and missing": {"access.people": {"ada": {}}},
+    "- teams.nlp = 2: must be a mapping of keys to values": {"teams": {"nlp": 2}},
+    "- owner = 2026-01-01: must be text": {"owner": date(2026, 1, 1)},
+    "- owner = {a: [true, null, 'x']}: must be text": {"owner": {"a": (True, None, "x")}},
+}
+
+
+def test_a_value_is_shown_as_it_is_written_in_a_stack_file():
+    assert {line: said for line, values in AS_YAML.items() if line not in (said := refusal_of(values))} == {}
+
+
+def test_a_pool_without_room_is_told_how_it_drains():
+    said = refusal_of({"pools[0].size": {"min": 1, "desired": 1, "max": 0}})
+
+    assert "to drain the pool write min 0 and desired 0" in said
 
 
 def test_every_problem_of_a_file_is_reported_at_once():
@@ -332,7 +361,7 @@ def test_no_fault_hides_another():
     hidden = {}
     for pair in pairs:
         text = refusal_of({key: first[key][0] for key in pair})
-        problems = [f"- {key} = {first[key][0]!r}: {first[key][1]}" for key in pair]
+        problems = [f"- {key} = {shown(first[key][0])}: {first[key][1]}" for key in pair]
         if "has 2 problems:" not in text or any(problem not in text for problem in problems):
             hidden[pair] = text
     assert len(pairs) > 350
