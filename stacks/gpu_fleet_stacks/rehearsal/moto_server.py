@@ -3,6 +3,7 @@
 import io
 import os
 import socket
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any, ClassVar
 
+from moto.core.base_backend import BackendDict
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.exceptions import InternalServerError
@@ -150,6 +152,7 @@ def _served(region: str) -> Iterator[str]:
     thread.start()
     endpoint = f"http://{LOOPBACK}:{server.port}"
     try:
+        _list_again()
         _post(f"{endpoint}/moto-api/reset")
         _post(f"{endpoint}/moto-api/seed?a={IDENTIFIER_SEED}")
         with environment(client_environment(endpoint, region)):
@@ -161,6 +164,19 @@ def _served(region: str) -> Iterator[str]:
             _hang_up(connection)
         thread.join()  # werkzeug waits there for the handlers
         server.server_close()
+
+
+def _list_again() -> None:
+    """List the services that moto's last reset left out, so that its next one empties them.
+
+    moto 5 resets the services of a list, then clears the list. A service that another one makes anew
+    meanwhile, as Auto Scaling makes EC2, keeps its state and is in no list.
+    """
+    modules = [module for name, module in sys.modules.items() if name.startswith("moto.") and module]
+    values = (value for module in modules for value in vars(module).values())
+    for service in {id(value): value for value in values if isinstance(value, BackendDict)}.values():
+        if service and service not in BackendDict._instances:  # type: ignore[misc] # of a generic class
+            BackendDict._instances.append(service)  # type: ignore[misc]
 
 
 def client_environment(endpoint: str, region: str) -> dict[str, str | None]:

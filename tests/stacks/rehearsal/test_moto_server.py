@@ -111,3 +111,18 @@ def test_the_endpoint_of_one_service_does_not_lead_elsewhere(monkeypatch):
 
     with moto_server("us-east-1") as url:
         assert boto3.client("sns").meta.endpoint_url == url
+
+
+def test_it_is_empty_after_a_service_that_makes_another_anew_while_moto_resets(monkeypatch):
+    """Auto Scaling makes EC2: moto's own reset then forgets it, with the images of its first environment."""
+    with moto_server("us-east-1"):
+        boto3.client("ec2").describe_vpcs()
+        boto3.client("autoscaling").describe_auto_scaling_groups()
+    with moto_server("us-east-1"):
+        pass
+    monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "true")
+
+    with moto_server("us-east-1"):
+        images = boto3.client("ec2").describe_images(Owners=["amazon"])["Images"]
+
+    assert images != []
