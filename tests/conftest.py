@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from gpu_fleet_stacks.rehearsal import lambda_runtime
+from gpu_fleet_stacks.settings import projects
 from tests.image.alicloud_api import UNDOCUMENTED
 from tests.image.recipe.side_by_side import GroupScheduling
 from tests.longest import longest_first
@@ -54,6 +55,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # what it changed; `make bench` plays new ones.
 settings.register_profile("gpu-fleet", deadline=None, derandomize=True)
 settings.load_profile("gpu-fleet")
+
+
+@pytest.fixture(autouse=True)
+def project_as_before() -> Iterator[None]:
+    """Give the next test the project that this one found: a path sets it until its command's process ends."""
+    before = os.environ.get(projects.VARIABLE)
+    yield
+    os.environ.pop(projects.VARIABLE, None)
+    if before is not None:
+        os.environ[projects.VARIABLE] = before
 
 
 @pytest.fixture(autouse=True)

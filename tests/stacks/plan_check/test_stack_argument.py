@@ -176,7 +176,11 @@ def test_rows_are_the_same_as_csv_and_as_json(one, monkeypatch, command, key):
         worst = sum(Decimal(row["max_high"]) for row in rows)
         assert worst == pytest.approx(Decimal(document["worst_month"]), abs=Decimal("0.05"))
     else:
-        shown = [{name: "" if it is None else str(it) for name, it in row.items()} for row in document[key]]
+        words = {None: "", True: "true", False: "false"}
+        shown = [
+            {name: words[it] if it is None or isinstance(it, bool) else str(it) for name, it in row.items()}
+            for row in document[key]
+        ]
         assert [{name: it.removeprefix("'") for name, it in row.items()} for row in rows] == shown != []
     assert all(not cell.startswith("=") for row in rows for cell in row.values())
 
