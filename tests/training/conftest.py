@@ -37,6 +37,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def _goes_on(thread: threading.Thread) -> bool:
+    thread._started.wait(THREAD_ENDS_WITHIN_S)  # type: ignore[attr-defined] # listed before it has begun
     thread.join(THREAD_ENDS_WITHIN_S)
     return thread.is_alive()
 
