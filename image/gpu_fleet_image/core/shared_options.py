@@ -9,15 +9,13 @@ import click
 
 STACK_VARIABLE = "GPU_FLEET_STACK"
 QUIET = "GPU_FLEET_QUIET"  # `gpu-fleet -q` sets it
+TABLE, JSON, CSV = "table", "json", "csv"
 
 
 def note(text: str) -> None:
     """Print a warning or a remark on standard error, unless the user wants results and errors alone."""
     if not os.environ.get(QUIET):
         click.echo(text, err=True)
-
-
-TABLE, JSON, CSV = "table", "json", "csv"
 
 
 def form_option(command: Callable[..., None]) -> Callable[..., None]:
@@ -34,9 +32,9 @@ def json_option(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command ``-o json``, as the parameter ``as_json``."""
     return click.option(
         *("-o", "--output", "as_json"),
-        type=click.Choice(["table", "json"]),
-        default="table",
-        callback=lambda _, __, form: form == "json",
+        type=click.Choice([TABLE, JSON]),
+        default=TABLE,
+        callback=lambda _, __, form: form == JSON,
         help="For programs: json, with the keys of docs/reference/json.md.",
     )(command)
 

@@ -173,10 +173,10 @@ def _list_again() -> None:
     meanwhile, as Auto Scaling makes EC2, keeps its state and is in no list.
     """
     modules = [module for name, module in sys.modules.items() if name.startswith("moto.") and module]
-    values = (value for module in modules for value in vars(module).values())
-    for service in {id(value): value for value in values if isinstance(value, BackendDict)}.values():
-        if service and service not in BackendDict._instances:  # type: ignore[misc] # of a generic class
-            BackendDict._instances.append(service)  # type: ignore[misc]
+    listed: list[Any] = BackendDict._instances  # type: ignore[misc] # of a generic class
+    for value in [value for module in modules for value in vars(module).values()]:
+        if isinstance(value, BackendDict) and value and value not in listed:
+            listed.append(value)
 
 
 def client_environment(endpoint: str, region: str) -> dict[str, str | None]:

@@ -5,8 +5,6 @@ disks are compared by pool and day. What carries the stack's tag and no pool's i
 credits and fees are no use of a resource: they are added up and compared with nothing.
 """
 
-import csv
-import io
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +15,7 @@ from gpu_fleet_image.console.operators.bill import BillLine
 from gpu_fleet_image.controllers.meter.chargeback import CENT
 from gpu_fleet_image.controllers.meter.meter import SHARED
 from gpu_fleet_image.controllers.meter.meter_state import SECONDS_PER_HOUR, Day
+from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.policy import Policy
 
 DISKS = "(disks and others)"
@@ -145,17 +144,12 @@ def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
 
 def as_text(rows: Iterable[Matched], form: str) -> str:
     """Return the rows as ``csv`` or ``json``; amounts in cents, as text."""
-    listed = [
+    cells = (
         (row.day, row.pool, row.what, row.place, _cents(row.meter), _cents(row.bill), _cents(row.difference))
         for row in rows
-    ]
-    if form == "json":
-        return json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in listed], indent=1) + "\n"
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    writer.writerows(listed)
-    return text.getvalue()
+    )
+    listed = [dict(zip(COLUMNS, row, strict=True)) for row in cells]
+    return json.dumps(listed, indent=1) + "\n" if form == "json" else csv_text(COLUMNS, listed)
 
 
 def _cents(amount: Decimal | None) -> str:

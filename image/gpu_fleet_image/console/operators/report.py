@@ -79,19 +79,16 @@ def report(
     day = _parsed_day(day_text) if day_text else ""
     month = parse_month(month_text) if month_text else month_of(datetime.now(UTC))
     meant = subject(asked)
-    if wanted.any:
-        rows = charged.text_of(wanted, meant, asked, _records(meant, wanted.option)[1], month)
+    if wanted.any or form != PAGE:
+        rows = (
+            charged.text_of(wanted, meant, asked, _records(meant, wanted.option)[1], month)
+            if wanted.any
+            else _for_programs(meant, month, day, form)
+        )
         if output is None:
             click.echo(rows, nl=False)
         else:
             _write(output, rows)
-        return
-    if form != PAGE:
-        said = _for_programs(meant, month, day, form)
-        if output is None:
-            click.echo(said, nl=False)
-        else:
-            _write(output, said)
         return
     name, text, summary = _day(meant, day) if day else _month(meant, month)
     path = output or Path(name)
