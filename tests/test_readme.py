@@ -1,17 +1,20 @@
 """Every command that a README shows takes its arguments; the quick ones run, as a reader would run them.
 
 Those that train or rehearse run for real by `make prove-readme`. Commands of pytest are held by `make lint`.
+A tutorial's commands run one after another in an empty folder.
 """
 
 import os
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from torch.distributed.run import get_args_parser
 
 from gpu_fleet.core import config
@@ -27,22 +30,29 @@ READMES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *(path for room in ROOMS for path in sorted((ROOT / room).rglob("README.md"))),
 ]
+TUTORIALS = ROOT / "docs/tutorials"
 BLOCK = re.compile(r"^```(?:sh|bash|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# A file that a tutorial has its reader write: its first line is its name.
+FILE = re.compile(r"^```toml\n# (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PYTEST = ".venv/bin/python -m pytest "
 SERVER = ".venv/bin/moto_server -p "
 TORCHRUN = ".venv/bin/torchrun "
 # What reads a run or trains one, the whole rehearsal, an environment of its own: seconds to a minute each.
 SLOW = re.compile(
-    r"\S*torchrun |gpu-fleet rehearse |gpu-fleet train (?:prepare|start|report) "
-    r"|make (?:policy|preview|up)|gpu-fleet (?:preview|up) "
+    r"\S*torchrun |gpu-fleet train (?:prepare|start|launch|report) "
+    r"|make (?:policy|preview|up)|gpu-fleet (?:rehearse|policy|preview|up)\b"
 )
 POLICY = "make policy"
 # The targets that stand a stack up; the others run what CI and `make prove` run.
 TARGETS = (POLICY, "make up ")
 WITH_POLICY = (*TARGETS, "gpu-fleet preview ", "gpu-fleet up ")
-NOT_RUN = (PYTEST, SERVER, "source ")
+PIP = "pip install "
+NEW_FOLDER = ("mkdir ", "python3 -m venv .venv")
+NOT_RUN = (PYTEST, SERVER, PIP, *NEW_FOLDER, "source ")
 # asks a cloud; without an account it says so
-ASKING = {"gpu-fleet preflight aws-dev": "Unable to locate credentials"}
+ASKING = dict.fromkeys(
+    ("gpu-fleet preflight aws-dev", "gpu-fleet preflight research"), "Unable to locate credentials"
+)
 PATIENCE_S = 280
 READY_AFTER = (
     "requirements.lock",
@@ -54,14 +64,23 @@ READY_AFTER = (
 
 
 def blocks() -> dict[str, list[str]]:
-    """README and place -> its commands, of every block; comments and empty lines left out."""
+    """README and place -> its commands, of every block; those of a tutorial are one place's."""
     found = {}
     for path in READMES:
-        for number, text in enumerate(BLOCK.findall(path.read_text())):
+        texts = BLOCK.findall(path.read_text())
+        for number, text in enumerate(["".join(texts)] if path.parent == TUTORIALS and texts else texts):
             joined = text.replace("\\\n", " ")
             lines = [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
             found[f"{path.relative_to(ROOT)}[{number}]"] = lines
     return found
+
+
+def page(place: str) -> Path:
+    return ROOT / place.partition("[")[0]
+
+
+def is_tutorial(place: str) -> bool:
+    return page(place).parent == TUTORIALS
 
 
 def is_run(command: str) -> bool:
@@ -71,26 +90,41 @@ def is_run(command: str) -> bool:
 
 BLOCKS = blocks()
 EVERY = sorted({command for commands in BLOCKS.values() for command in commands})
-# Each quick command once, with those of its block.
+# Each quick command once, with those of its block; a tutorial's all, since one needs those before it.
 QUICK = {place: [] for place in BLOCKS}
 for command in EVERY:
     if is_run(command) and not SLOW.match(command):
-        QUICK[next(place for place in BLOCKS if command in BLOCKS[place])].append(command)
+        places = [place for place in BLOCKS if command in BLOCKS[place]]
+        tutorials = [place for place in places if is_tutorial(place)]
+        for at in tutorials or places[:1]:
+            QUICK[at].append(command)
 WHOLE = {place: commands for place, commands in BLOCKS.items() if any(map(SLOW.match, commands))}
 
 
 @pytest.fixture
-def checkout(tmp_path) -> Path:
-    """The checkout as a reader has it, whose new files land elsewhere; with a `pulumi` that agrees to all."""
-    for entry in ROOT.iterdir():
-        if entry.name not in {"build", "data", "runs", ".git"}:
-            (tmp_path / entry.name).symlink_to(entry)
+def reader(tmp_path, place) -> Path:
+    """A reader's folder, with a `pulumi` that agrees to all: the checkout, or what a tutorial says to write.
+
+    New files of the checkout land here.
+    """
+    if is_tutorial(place):
+        (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+        write_files(page(place), tmp_path)
+    else:
+        for entry in ROOT.iterdir():
+            if entry.name not in {"build", "data", "runs", ".git"}:
+                (tmp_path / entry.name).symlink_to(entry)
     assert_ready(ROOT / ".venv")
     programs = tmp_path / "programs"
     programs.mkdir()
     agreeing = """case "$*" in *"stack output"*|preview*--json*) echo '{}';; esac"""
     executable(programs / "pulumi", f"#!/bin/sh\n{agreeing}\n")
     return tmp_path
+
+
+def write_files(path: Path, folder: Path) -> None:
+    for name, text in FILE.findall(path.read_text()):
+        (folder / name).write_text(text)
 
 
 def assert_ready(environment: Path) -> None:
@@ -100,11 +134,11 @@ def assert_ready(environment: Path) -> None:
     assert ready >= newest, f"{environment} is older than its locks: say `make lint` first"
 
 
-def say(command: str, checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = f"{checkout / 'programs'}:{checkout / '.venv' / 'bin'}:{os.environ['PATH']}"
+def say(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{folder / 'programs'}:{folder / '.venv' / 'bin'}:{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
-        cwd=checkout,
+        cwd=folder,
         # the modules of this checkout, also where its .venv is a link to another's
         env=os.environ
         | {"PATH": path, "COLUMNS": "120", "PYTHONPATH": f"{ROOT}/stacks:{ROOT}/image:{ROOT}/training"}
@@ -116,23 +150,26 @@ def say(command: str, checkout: Path, **environment: str) -> subprocess.Complete
     )
 
 
-def run(command: str, checkout: Path) -> None:
+def run(command: str, folder: Path) -> None:
     if command in ASKING:
-        ask_without_account(command, ASKING[command], checkout)
+        ask_without_account(command, ASKING[command], folder)
         return
-    done = say(command, checkout)
+    done = say(command, folder)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
-def ask_without_account(command: str, answer: str, checkout: Path) -> None:
+def ask_without_account(command: str, answer: str, folder: Path) -> None:
     none = {"AWS_ACCESS_KEY_ID": "", "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull}
-    done = say(command, checkout, **none, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
+    done = say(command, folder, **none, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
     assert done.returncode != 0
     assert answer in done.stdout, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
-def read(words: list[str]) -> None:
+def read(words: list[str], folder: Path) -> None:
     """Take a command line of `gpu-fleet` as the console does, up to where the command itself would begin.
+
+    Args:
+        folder: has the files that tutorials write; others are the checkout's.
 
     Raises:
         click.ClickException: the command does not take these words.
@@ -142,20 +179,29 @@ def read(words: list[str]) -> None:
     assert path in LEAVES or words == [*path, "--help"], "no such command"
     with COMMANDS[path].make_context(" ".join(path), words[len(path) :]) as context:
         if file := context.params.get("config_file"):
-            config.load(ROOT / file, context.params["overrides"])
+            own = folder / file
+            config.load(own if own.exists() else ROOT / file, context.params["overrides"])
 
 
-def read_torchrun(words: list[str]) -> None:
+def read_torchrun(words: list[str], folder: Path) -> None:
     """Take a command line of torchrun and of what it starts, a script of the checkout or the trainer."""
     options = get_args_parser().parse_args(words)
     if options.module:
         assert options.training_script == "gpu_fleet"
-        read(["train", *options.training_script_args])
+        read(["train", *options.training_script_args], folder)
     else:
         assert (ROOT / options.training_script).is_file()
 
 
-def taken(command: str) -> bool:
+def is_offered(requirement: Requirement) -> bool:
+    """Whether pip can bring it: by a name and extras that the package has."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return (
+        requirement.name == project["name"] and requirement.extras <= project["optional-dependencies"].keys()
+    )
+
+
+def taken(command: str, folder: Path) -> bool:
     """Whether a command line is one that its program takes."""
     words = shlex.split(command)
     if command.startswith("make prove-"):
@@ -163,23 +209,28 @@ def taken(command: str) -> bool:
     if command.startswith("make "):
         dry = subprocess.run([words[0], "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, check=False)
         return dry.returncode == 0
+    if command.startswith(PIP):
+        return all(is_offered(Requirement(word)) for word in words[2:] if "gpu-fleet" in word)
     if command.startswith(TORCHRUN):
-        read_torchrun(words[1:])
+        read_torchrun(words[1:], folder)
     elif Path(words[0]).name == "gpu-fleet":
         try:
-            read(words[1:])
+            read(words[1:], folder)
         except click.exceptions.Exit as end:  # --help
             return end.exit_code == 0
     else:  # run, or held elsewhere; `source FILE`
-        return is_run(command) or command.startswith(PYTEST) or (ROOT / words[words[0] == "source"]).exists()
+        held = is_run(command) or command.startswith((PYTEST, *NEW_FOLDER))
+        return held or (ROOT / words[words[0] == "source"]).exists()
     return True
 
 
-def test_every_command_of_a_readme_takes_its_arguments():
+def test_every_command_of_a_readme_takes_its_arguments(tmp_path):
     refused = []
+    for path in TUTORIALS.glob("*.md"):
+        write_files(path, tmp_path)
     for command in EVERY:
         try:
-            assert taken(command)
+            assert taken(command, tmp_path)
         except (AssertionError, click.ClickException, config.ConfigError, SystemExit) as error:
             refused.append(f"{command}: {error}")
 
@@ -196,17 +247,26 @@ def test_the_server_of_a_readme_is_the_one_that_the_local_stack_asks():
 
 
 @pytest.mark.parametrize("place", [place for place, commands in QUICK.items() if commands])
-def test_the_quick_commands_of_a_readme_work(place, checkout):
+def test_the_quick_commands_of_a_readme_work(place, reader):
     for command in BLOCKS[place]:
         if command in QUICK[place]:
-            run(command, checkout)
+            run(command, reader)
+
+
+def test_a_tutorial_begins_in_an_empty_folder_with_pip():
+    begins = {path: BLOCK.findall(path.read_text())[0].splitlines() for path in TUTORIALS.glob("*.md")}
+
+    assert [path.name for path, first in begins.items() if not first[0].startswith("mkdir ")] == []
+    assert [
+        path.name for path, first in begins.items() if not any(line.startswith(PIP) for line in first)
+    ] == []
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("place", WHOLE)
-def test_the_commands_of_a_readme_work(place, checkout):
-    if any(command.startswith(WITH_POLICY) for command in WHOLE[place]):
+def test_the_commands_of_a_readme_work(place, reader):
+    if not is_tutorial(place) and any(command.startswith(WITH_POLICY) for command in WHOLE[place]):
         run(POLICY, ROOT)  # through the link its programs would name the test's folder
     for command in filter(is_run, WHOLE[place]):
-        run(command, checkout)
+        run(command, reader)

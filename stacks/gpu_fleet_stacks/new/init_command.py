@@ -1,5 +1,6 @@
 """``gpu-fleet init DIR``: make a project repository with its first stack."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,14 @@ def init(folder: Path, first: str | None, **flags: Any) -> None:
         click.echo(_put(folder / name, text))
     if said := _about_requirement(folder / project.REQUIREMENTS, content[project.REQUIREMENTS].strip()):
         click.echo(f"warning: {said}", err=True)
-    steps = [f"cd {folder}", *SET_UP]
-    click.echo("next:\n" + "\n".join(f"  {step}" for step in steps))
+    click.echo("\n".join(["next:", *(f"  {step}" for step in _set_up(folder))]))
     click.echo(command.next_steps(first) if first else "  gpu-fleet new NAME")
+
+
+def _set_up(folder: Path) -> list[str]:
+    """Return the commands that lead to a prepared shell in the project: none where this is one."""
+    enter = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
+    return enter if Path(sys.prefix) == folder.resolve() / ".venv" else [*enter, *SET_UP]
 
 
 def _put(path: Path, text: str) -> str:

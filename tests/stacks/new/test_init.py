@@ -1,6 +1,7 @@
 """`gpu-fleet init`: a user's own repository, and its use by every command."""
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -136,6 +137,16 @@ def test_a_project_that_is_there_is_refused_and_other_files_are_kept(infra, tmp_
     assert "Pulumi.yaml already exists; nothing was written" in run("init", "infra")
     assert f"kept     {Path('other/.gitignore')}" in run("init", "other")
     assert (other / ".gitignore").read_text() == "mine"
+
+
+def test_next_is_what_this_shell_still_lacks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    elsewhere = run("init", "infra").partition("next:\n")[2]
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    here = run("init", ".").partition("next:\n")[2]
+
+    assert [line.split()[0] for line in elsewhere.splitlines()[:3]] == ["cd", "python3", ".venv/bin/pip"]
+    assert here == "  gpu-fleet new NAME\n"
 
 
 def test_a_wrong_answer_leaves_nothing_behind(tmp_path, monkeypatch):
