@@ -1,7 +1,6 @@
 """Offers of every vendor: the catalog's types, and those of other vendors for comparison."""
 
 import datetime
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -9,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.catalog import prices, toml_file
 from gpu_fleet_stacks.catalog.instance_types import InstanceType, Price
 from gpu_fleet_stacks.catalog.numbers import AMOUNT, NUMBER
 from gpu_fleet_stacks.catalog.prices import SpotPrice
@@ -105,9 +104,9 @@ def vendors(path: Path = FILE) -> Vendors:
         VendorsError: the file cannot be read, is not valid, or its weights do not add up to 100.
     """
     try:
-        listed = Vendors.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
-        raise VendorsError(f"{path}: {error}") from error
+        listed = toml_file.read(path, Vendors)
+    except ValueError as error:
+        raise VendorsError(str(error)) from error
     if (total := sum(listed.weights.values())) != 100:  # noqa: PLR2004 - percent
         raise VendorsError(f"{path}: weights are {total} in all, must be 100")
     return listed

@@ -1,17 +1,17 @@
 """List prices of everything but instances, with their sources, read from prices.toml."""
 
 import datetime
-import tomllib
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from gpu_fleet_stacks.catalog import toml_file
 from gpu_fleet_stacks.catalog.instance_types import Cloud
-from gpu_fleet_stacks.catalog.numbers import AMOUNT
+from gpu_fleet_stacks.catalog.numbers import AMOUNT, Currency
 from gpu_fleet_stacks.core.errors import StacksError
 
 FILE = Path(__file__).with_name("prices.toml")
@@ -150,7 +150,7 @@ class _Row(_Exact):
 
 
 class _CloudTable(_Exact):
-    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
+    currency: Currency
     region: str
     spot: _SpotTable | None = None
     interruptions: _InterruptionTable | None = None
@@ -169,9 +169,9 @@ def load(cloud: Cloud, path: Path = FILE) -> PriceList:
         PriceListError: the file cannot be read, is not valid, or lacks the cloud.
     """
     try:
-        content = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
-        raise PriceListError(f"{path}: {error}") from error
+        content = toml_file.read(path, _File)
+    except ValueError as error:
+        raise PriceListError(str(error)) from error
     if cloud not in content.clouds:
         raise PriceListError(f"{path}: no clouds.{cloud}; there are {', '.join(sorted(content.clouds))}")
     table = content.clouds[cloud]

@@ -1,13 +1,13 @@
 """Reader of catalog.toml: a family states common facts once, and this module copies them to each type."""
 
 import datetime
-import tomllib
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from gpu_fleet_stacks.catalog import toml_file
 from gpu_fleet_stacks.catalog.instance_types import (
     Architecture,
     Cloud,
@@ -16,7 +16,7 @@ from gpu_fleet_stacks.catalog.instance_types import (
     NetworkCard,
     Price,
 )
-from gpu_fleet_stacks.catalog.numbers import AMOUNT, NUMBER
+from gpu_fleet_stacks.catalog.numbers import AMOUNT, NUMBER, Currency
 from gpu_fleet_stacks.core.errors import StacksError
 
 BYTES_PER_GB = 1_000_000_000
@@ -42,7 +42,7 @@ Count = Annotated[int, Field(ge=0), NUMBER]
 
 
 class _PriceList(_Exact):
-    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
+    currency: Currency
     region: str
     date: datetime.date
     source: str
@@ -111,15 +111,9 @@ def read(path: Path) -> tuple[InstanceType, ...]:
 
 def _parse(path: Path) -> _File:
     try:
-        return _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise MalformedCatalogError(f"{path}: {error}") from error
-    except ValidationError as error:
-        problems = "".join(
-            f"\n  - {'.'.join(map(str, problem['loc']))} = {problem['input']!r}: {problem['msg']}"
-            for problem in error.errors()
-        )
-        raise MalformedCatalogError(f"{path} is not valid:{problems}") from error
+        return toml_file.read(path, _File)
+    except ValueError as error:
+        raise MalformedCatalogError(str(error)) from error
 
 
 def _instance_type(content: _File, family: _Family, row: _Type) -> InstanceType:

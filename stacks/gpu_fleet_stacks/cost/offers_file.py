@@ -1,14 +1,14 @@
 """The buyer's file for ``cost --compare``: a vendor's offers, hardware of one's own, saves and restarts."""
 
-import tomllib
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from gpu_fleet_stacks.catalog.numbers import AMOUNT
+from gpu_fleet_stacks.catalog import toml_file
+from gpu_fleet_stacks.catalog.numbers import AMOUNT, Currency
 from gpu_fleet_stacks.core.errors import StacksError
 
 Positive = Annotated[Decimal, Field(gt=0, allow_inf_nan=False), AMOUNT]
@@ -59,7 +59,7 @@ class SpotRuns(_Exact):
 class OffersFile(_Exact):
     """The whole file; types by name."""
 
-    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
+    currency: Currency
     quotes: dict[str, OfferedHours] = Field(default_factory=dict)
     own: dict[str, OwnHardware] = Field(default_factory=dict)
     spot: Annotated[SpotRuns, Field(default_factory=partial(SpotRuns))]
@@ -76,20 +76,9 @@ def read(path: Path, *, currency: str, types: frozenset[str]) -> OffersFile:
         OffersFileError: it cannot be read, is not valid, or names other types or another currency.
     """
     try:
-        content = OffersFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise OffersFileError(f"--offers {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise OffersFileError(f"--offers {path}: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        said = (
-            f" = {first['input']!r}: {first['msg']}"
-            if first["type"] != "missing"
-            else ": required, and missing"
-        )
-        raise OffersFileError(f"--offers {path}: {key}{said}") from error
+        content = toml_file.read(path, OffersFile)
+    except ValueError as error:
+        raise OffersFileError(f"--offers {error}") from error
     if content.currency != currency:
         raise OffersFileError(
             f"--offers {path}: currency = {content.currency!r}; allowed: {currency}, as the stack's prices"

@@ -106,9 +106,16 @@ def test_at_its_break_even_an_option_costs_what_on_demand_does(hour, month, on_d
             (f'[own."{TYPE}"]', '[own."p5.48xlarge"]'),
             f"'p5.48xlarge' is no type of the stack; allowed: {TYPE}",
         ),
-        (("price = 180000", "price = -1"), f"own.{TYPE}.price = -1: Input should be greater than 0"),
-        (("years = 4", "years = 4\nluck = 1"), f"own.{TYPE}.luck = 1: Extra inputs are not permitted"),
-        (("[quotes", "[quotes["), "--offers"),
+        (("price = 180000", "price = -1"), f"own.{TYPE}.price = -1: must be more than 0"),
+        (
+            ("years = 4", "years = 4\nluck = 1"),
+            f"own.{TYPE}.luck = 1: unknown key; allowed: energy_per_kwh, power_kw, price, ",
+        ),
+        (("years = 4", 'years = "four"'), f"own.{TYPE}.years = 'four': must be a number"),
+        (("years = 4", "years = 44"), f"own.{TYPE}.years = 44: must be 20 or less"),
+        ((f'[own."{TYPE}"]', "[own]"), "must be a table of keys and values"),
+        (("USD", "dollar"), "currency = 'dollar': must be the three capital letters of one, such as USD"),
+        (("[quotes", "[quotes["), "is not TOML"),
     ],
 )
 def test_a_wrong_file_of_offers_is_refused_by_one_message(change, words, tmp_path):

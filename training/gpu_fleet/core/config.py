@@ -1,5 +1,6 @@
 """The configuration: a TOML file and `--section.key value` overrides. One check reports all errors."""
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -438,7 +439,16 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str, value: An
         return f"{key}: is missing"
     if isinstance(value, dict):
         return f"{key}: {message.removeprefix('Value error, ')}"
-    return f"{key} = {value!r}: {message[0].lower()}{message[1:]}"
+    return f"{key} = {value!r}: {allowed(message)}"
+
+
+def allowed(message: str) -> str:
+    """Return a message of pydantic in the words of a configuration file: it begins with "must"."""
+    text = re.sub(
+        r"^(Value error, |\w+ should (?=\w))", lambda hit: "must " if "should" in hit[0] else "", message
+    )
+    text = text.replace("be a valid ", "be a ").replace("integer", "whole number").replace("string", "text")
+    return f"{text[0].lower()}{text[1:].replace(' after validation', '')}"
 
 
 def _nearest(location: tuple[int | str, ...]) -> str:

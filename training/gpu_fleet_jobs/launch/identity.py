@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gpu_fleet.core import instance_file
+from gpu_fleet.core import config, instance_file
 from gpu_fleet.core.errors import LaunchError
 
 
@@ -40,4 +40,8 @@ def read_identity() -> PoolIdentity | None:
     except ValidationError as error:
         item = error.errors()[0]
         key = ".".join(str(part) for part in item["loc"])
-        raise LaunchError(f"instance.toml: {key} = {item['input']!r}: {item['msg']}") from error
+        if item["type"] == "missing":
+            raise LaunchError(f"instance.toml: {key}: is missing") from error
+        raise LaunchError(
+            f"instance.toml: {key} = {item['input']!r}: {config.allowed(item['msg'])}"
+        ) from error
