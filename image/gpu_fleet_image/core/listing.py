@@ -1,11 +1,13 @@
 """Tables for a terminal of any width: nothing is ever cut, and a pipe gets everything.
 
-If even the narrowest form of a table is wider than the terminal, each row becomes a block of lines.
+A table that is wider than the terminal folds the cells that may wrap. If that is not enough, it leaves out
+the columns that have an order for it, one by one, and a line below names them. If even the rest is too wide,
+each row becomes a block of lines with everything.
 """
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 LONGEST_WORD = 20
-PADDING = 3  # a column's: a space on each side and a line
+PADDING = 2  # a column's: a space on each side; lines take one more
 
 
 def console(pipe_width: int) -> Console:
@@ -34,11 +36,13 @@ class Column:
         heading: its heading; line breaks are kept.
         wraps: whether a cell may take several lines, broken between words; a word of more than
             ``LONGEST_WORD`` characters, such as an address, may be broken too.
+        leaves: the order in which columns leave a table that is too wide, 1 first; 0 for one that stays.
     """
 
     heading: str
     justify: Literal["left", "right"] = "left"
     wraps: bool = False
+    leaves: int = 0
 
 
 @dataclass
@@ -61,34 +65,48 @@ class Listing:
         self._rows.append((cells, style, end_section))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table where it fits, or else the blocks."""
-        if self._narrowest() <= options.max_width:
-            yield self._table()
-        else:
+        """Yield the table where it fits, without some columns if need be, or else the blocks."""
+        shown = list(range(len(self.columns)))
+        leaving = sorted(
+            (at for at in shown if self.columns[at].leaves), key=lambda at: self.columns[at].leaves
+        )
+        gone = []
+        while self._narrowest(shown) > options.max_width and leaving:
+            gone.append(leaving.pop(0))
+            shown.remove(gone[-1])
+        if self._narrowest(shown) > options.max_width:
             yield from self._blocks()
+            return
+        yield self._table(shown)
+        if gone:
+            names = ", ".join(self.columns[at].heading for at in sorted(gone))
+            yield Text(f"left out at {options.max_width} columns: {names}; -o csv has all", style="dim")
 
-    def _narrowest(self) -> int:
-        """Return the table's width when every cell that may wrap does so at each word."""
-        width = 1
-        for index, column in enumerate(self.columns):
-            cells = [column.heading, *(cells[index] for cells, _, _ in self._rows)]
-            if column.wraps:
-                words = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
-                width += min(words, LONGEST_WORD) + PADDING
-            else:
-                width += max(cell_len(part) for cell in cells for part in cell.split("\n")) + PADDING
-        return width
+    def _narrowest(self, shown: Sequence[int]) -> int:
+        """Return the width of some columns when every cell that may wrap does so at each word."""
+        lines = 0 if self.box is None else 1
+        return lines + sum(self._narrowest_of(index) + PADDING + lines for index in shown)
 
-    def _table(self) -> Table:
+    def _narrowest_of(self, index: int) -> int:
+        column = self.columns[index]
+        cells = [column.heading, *(cells[index] for cells, _, _ in self._rows)]
+        if column.wraps:
+            return min(
+                max((cell_len(word) for cell in cells for word in cell.split()), default=0), LONGEST_WORD
+            )
+        return max(cell_len(part) for cell in cells for part in cell.split("\n"))
+
+    def _table(self, shown: Sequence[int]) -> Table:
         table = Table(
             title=self.title or None, title_justify="left", box=self.box, header_style="bold", pad_edge=True
         )
-        for column in self.columns:
+        for column in (self.columns[index] for index in shown):
             table.add_column(
                 column.heading, justify=column.justify, no_wrap=not column.wraps, overflow="fold"
             )
         for cells, style, end_section in self._rows:
-            table.add_row(*map(Text, cells), style=style or None, end_section=end_section)
+            row = (Text(cells[index]) for index in shown)
+            table.add_row(*row, style=style or None, end_section=end_section)
         return table
 
     def _blocks(self) -> Iterator[Text]:

@@ -87,6 +87,23 @@ def test_a_listing_shows_every_cell_at_every_width(rows, width):
     assert max(map(len, shown.splitlines())) <= width
 
 
+def test_a_table_that_is_too_wide_leaves_columns_out_in_their_order_and_names_them():
+    columns = (Column("run"), Column("pool", leaves=2), Column("cost", "right"), Column("loss", leaves=1))
+    listing = Listing(columns, box=None)
+    listing.add_row("digits-1", "train", "4.20 USD", "0.0231")
+    shown = {}
+    for width in (60, 32, 22, 12):
+        Console(width=width, file=(file := io.StringIO())).print(listing)
+        shown[width] = [line.split() for line in file.getvalue().splitlines()][:2], file.getvalue()
+
+    assert shown[60][0][0] == ["run", "pool", "cost", "loss"]
+    assert shown[32][0][0] == ["run", "pool", "cost"]
+    assert shown[22][0][0] == ["run", "cost"]
+    assert "left out at 32 columns: loss; -o csv has all" in " ".join(shown[32][1].split())
+    assert "pool, loss" in " ".join(shown[22][1].split())
+    assert "0.0231" in shown[12][1]  # blocks have everything
+
+
 def test_a_row_must_have_a_cell_for_each_column():
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
         Listing((Column("a"), Column("b"))).add_row("x")

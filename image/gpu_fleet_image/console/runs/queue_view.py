@@ -50,8 +50,10 @@ PART_BYTES = 1 << 20
 # The controller writes every 15 s; its record is older only while it is being replaced.
 STALE = timedelta(minutes=2)
 TEXTS = frozenset({"run", "pool", "phase", "state", "on"})
-FOLDED = frozenset({"run", "phase", "state", "on"})  # on a narrow terminal; a truncated number would be wrong
+FOLDED = frozenset({"phase", "state", "on"})  # others are copied, or wrong without a digit
 HEADINGS = ("run", "job", "pool", "nodes", "state", "on", "step", "loss", "ETTR", "time", "at most")
+# columns of a run that a narrow terminal leaves out, the first first
+LEAVING = ("ETTR", "job", "nodes", "loss", "on", "pool", "time")
 # Slurm's reason for the limit of a team (squeue(1), "JOB REASON CODES").
 REASONS = {
     "AssocGrpGRES": "its team's GPUs are in use: teams.max_gpus",
@@ -183,14 +185,13 @@ def document(headings: Sequence[str], rows: Sequence[tuple[str, ...]], form: str
 
 
 def table(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Listing:
-    """Return runs as a table; only texts fold. Pure."""
-    made = Listing(
-        tuple(
-            Column(heading, "left" if heading in TEXTS else "right", wraps=heading in FOLDED)
-            for heading in headings
-        ),
-        box=None,
+    """Return runs as a table; a narrow terminal folds texts and has fewer columns. Pure."""
+    orders = {heading: order for order, heading in enumerate(LEAVING, 1)}
+    columns = (
+        Column(name, "left" if name in TEXTS else "right", name in FOLDED, orders.get(name, 0))
+        for name in headings
     )
+    made = Listing(tuple(columns), box=None)
     for row in rows:
         made.add_row(*row)
     return made

@@ -1,5 +1,6 @@
 """``gpu-fleet runs``, ``logs`` and ``cancel`` on a stack with a queue: from a laptop, and on an instance."""
 
+import io
 import json
 import os
 from dataclasses import replace
@@ -7,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
+from rich.console import Console
 
-from gpu_fleet_image.console.runs import queue_view
+from gpu_fleet_image.console.runs import follow, queue_view
 from gpu_fleet_image.console.runs.bucket import RunBucket
 from gpu_fleet_image.console.runs.queue_view import QueueViewer
 from gpu_fleet_image.core.calls import Calls
@@ -260,3 +262,19 @@ def test_a_job_that_submit_did_not_make_is_for_an_instance(act):
 def test_what_is_over_cannot_be_cancelled():
     with pytest.raises(ConfigurationError, match="there is nothing to cancel"):
         queue_view.cancel_run(Stack(replace(JOB, state="TIMEOUT")).viewer, NAME)
+
+
+@pytest.mark.parametrize("headings", [follow.HEADINGS, queue_view.HEADINGS])
+def test_eighty_columns_show_each_run_in_a_row_of_a_table_with_its_whole_name(headings):
+    row = {"run": NAME, "job": "1042", "pool": "train", "nodes": "16", "step": "130000", "loss": "2.31"}
+    row |= dict.fromkeys(("phase", "state"), "running, no report from i-0123456789abcdef0")
+    row |= {"on": "i-[1-16]", "ETTR": "97%", "time": "3 d 20 h", "at most": "104,204.50 USD"}
+
+    Console(width=80, file=(file := io.StringIO())).print(
+        queue_view.table(headings, [tuple(row[heading] for heading in headings)])
+    )
+
+    heads, first, *_, last = file.getvalue().splitlines()
+    assert heads.split()[0] == "run"
+    assert {NAME, "130000", "104,204.50"} <= set(first.split())
+    assert "ETTR" in last
