@@ -18,6 +18,8 @@ h2 { font-size: 1.3rem; margin-top: 2rem }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(28rem, 100%), 1fr)); gap: 1rem }
 figure { margin: 0; max-width: 40rem }
 svg { width: 100%; height: auto }
+.key { display: inline-block; margin-right: 1.2rem; white-space: nowrap }
+.key svg { width: 2.2rem; height: .6rem }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-size: .9rem }
 th, td { text-align: left; vertical-align: baseline; padding: .3rem 1rem .3rem 0 }
@@ -31,6 +33,7 @@ td:last-child:not(.number) { min-width: 16rem } /* reasons */
   tr { display: block; padding: .4rem 0 }
   td { display: grid; grid-template-columns: 9.5rem 1fr; padding: .1rem 0; overflow-wrap: anywhere }
   td::before { content: attr(data-column); color: #555; text-align: left }
+  td:empty { display: none }
   .id { white-space: normal }
   td:last-child:not(.number) { min-width: 0 }
 }
@@ -41,9 +44,10 @@ def page(title: str, total: str, note: str, body: str) -> str:
     """Return the file.
 
     Args:
-        total: the report in one line.
+        total: the report in one line; empty for none.
         body: HTML.
     """
+    line = f'<p class="total">{escape(total)}</p>\n' if total else ""
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -52,8 +56,7 @@ def page(title: str, total: str, note: str, body: str) -> str:
 <style>{STYLE}</style>
 <main>
 <h1>{escape(title)}</h1>
-<p class="total">{escape(total)}</p>
-<p class="note">{escape(note)}</p>
+{line}<p class="note">{escape(note)}</p>
 {body}
 </main>
 </html>

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from gpu_fleet_image.core import report_page
 from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_stacks.catalog.money import CENT, HOURS_PER_MONTH, Money
 from gpu_fleet_stacks.cost.compare import ON_DEMAND, PoolComparison, PurchaseOption
@@ -17,17 +18,6 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 480, 260, 62, 44, 14
 # Okabe and Ito's palette, which colour-blind readers can tell apart; dashes for those who print.
 COLOURS = ("#000000", "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7")
 DASHES = ("", "8 3", "2 3", "12 3 2 3", "6 6", "1 5", "10 5")
-STYLE = """
-  body { font: 16px/1.5 system-ui, sans-serif; color: #222 }
-  body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem }
-  h1 { font-size: 1.6rem } svg { width: 100%; max-width: 40rem; height: auto }
-  .note { color: #555; max-width: 45rem }
-  .scroll { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-size: .9rem }
-  th, td { text-align: left; padding: .3rem .7rem .3rem 0; vertical-align: top }
-  tr { border-bottom: 1px solid #ddd } .number { text-align: right; white-space: nowrap }
-  td.source { min-width: 24rem } .key { display: inline-block; margin-right: 1.2rem; white-space: nowrap }
-  .key svg { width: 2.2rem; height: .6rem }
-"""
 NOTE = (
     "List prices before tax and discount, of the stack's region alone. What has no first-hand price is "
     "unknown. A way pays from the hours of use a month at which it costs as much as on demand."
@@ -98,32 +88,18 @@ def _option(option: PurchaseOption, on_demand: Money | None) -> dict[str, Any]:
 
 def html(stack: str, listed: Sequence[PoolComparison]) -> str:
     """Return the page, with a picture for each pool: the cost of a month by hours of use."""
-    title = escape(f"{stack}: ways to pay for its GPUs")
     body = "\n".join(part for each in listed for part in _section(each))
-    return (
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
-        f"<style>{STYLE}</style>\n<h1>{title}</h1>\n<p class=note>{escape(NOTE)}</p>\n{body}\n</html>\n"
-    )
+    return report_page.page(f"{stack}: ways to pay for its GPUs", "", NOTE, body)
 
 
 def _section(compared: PoolComparison) -> Iterator[str]:
     yield f"<h2>{escape(_title(compared))}</h2>"
     known = [option for option in compared.options if option.hour is not None]
     if known:
-        yield _picture(known)
+        yield f"<figure>{_picture(known)}</figure>"
         yield f"<p>{''.join(_key(index, option) for index, option in enumerate(known))}</p>"
-    heads = "".join(f"<th{_number(index)}>{escape(text)}</th>" for index, text in enumerate(HEADINGS))
-    yield f"<div class=scroll><table><thead><tr>{heads}<th>source</th></tr></thead><tbody>"
-    for option in compared.options:
-        cells = enumerate(_cells(option, compared.on_demand))
-        row = "".join(f"<td{_number(index)}>{escape(text)}</td>" for index, text in cells)
-        yield f"<tr>{row}<td class=source>{escape(option.source)}</td></tr>"
-    yield "</tbody></table></div>"
-
-
-def _number(index: int) -> str:
-    return " class=number" if index else ""
+    rows = [(*_cells(option, compared.on_demand), option.source) for option in compared.options]
+    yield report_page.table((*HEADINGS, "source"), rows, numbers=HEADINGS[1:], ids=HEADINGS[:1])
 
 
 def _stroke(index: int) -> str:

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_fleet_image.core import report_page
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, Money
 from gpu_fleet_stacks.cost import compare_page, offers_file
 from gpu_fleet_stacks.cost.command import cost as command
@@ -131,7 +132,8 @@ def test_the_page_has_a_line_for_each_known_option_and_escapes_the_buyer_s_words
     assert text.count("<span class=key>") == 4  # on demand, spot, 1 year, own
     assert "in &lt;our&gt; rack" in text
     assert "<our>" not in text
-    assert "237 hours" in text
+    assert 'data-column="pays from" class="number">237 hours</td>' in text
+    assert report_page.STYLE in text
 
 
 def test_the_command_compares_and_writes_the_page(tmp_path):
