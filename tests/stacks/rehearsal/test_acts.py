@@ -1,16 +1,22 @@
 """The parts of the play that can be looked at without playing it."""
 
+import io
+import re
 import signal
 import sys
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 
 import boto3
 import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH
 from gpu_fleet_stacks.rehearsal import closing, instances
 from gpu_fleet_stacks.rehearsal.bucket_policies import conditions_left_out
 from gpu_fleet_stacks.rehearsal.cast import PARTS
@@ -18,11 +24,12 @@ from gpu_fleet_stacks.rehearsal.clients import ClientPool, RegionClients
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.rehearsal.processes import ChildError, child, run
 from gpu_fleet_stacks.rehearsal.reaper_act import timeline
-from gpu_fleet_stacks.settings import Idle
+from gpu_fleet_stacks.settings import Idle, stack_files
 from tests.ran import ran
 from tests.stacks import registrations
 from tests.stacks.standing import standing
 
+ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 TRAINER = {"resume_equal": True, "metric": 0.99, "baseline": 0.88, "baseline_name": "nearest centroid"}
 REAPER = {"reaped": 1, "false_kills": 0, "changed_by_dry_run": 0}
@@ -111,6 +118,24 @@ def test_the_metadata_service_wants_its_token_and_knows_a_notice_once_it_is_sent
 def local():
     with standing("local", "us-east-1", lambda: registrations.run("local")) as rehearsed:
         yield rehearsed
+
+
+def figures_of(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^│ ([a-z_]+\.[a-z_]+) +│ +(\S+) │$", text, re.MULTILINE))
+
+
+def test_the_first_page_shows_the_figures_of_a_rehearsal(local):
+    """Those that a rehearsal must have to pass, its resources, and the price of what it terminates."""
+    kind = catalog.load().get(stack_files.settings_of("local").pools[0].types[0])
+    saved = kind.price.amount_per_hour * HOURS_PER_MONTH
+    real = {"resources": {"created": local.created}, "trainer": TRAINER}
+    real["reaper"] = REAPER | {"saved_usd_per_month": saved}
+    Console(file=(file := io.StringIO()), width=120).print(closing.table(real, 60.0))
+
+    shown = figures_of((ROOT / "README.md").read_text())
+
+    assert len(shown) == 5
+    assert shown == {name: value for name, value in figures_of(file.getvalue()).items() if name in shown}
 
 
 def test_conditional_refusals_of_a_bucket_policy_are_left_out_and_stay_written(local):
