@@ -80,7 +80,8 @@ def tiles() -> Iterator[tuple[str, str, list[Target]]]:
     }
     yield "Month's cost", "short", [spent, budget]
     yield "Month's budget spent", "percentunit", [each | {"hide": True} for each in (spent, budget)] + [share]
-    yield "Last sweep", "dateTimeFromNow", [cloudwatch("SweepRuns", "Sum")]
+    # a point has the time at which its period begins
+    yield "Last sweep", "dateTimeFromNow", [cloudwatch("SweepRuns", "Sum") | {"period": "60"}]
 
 
 def graphs() -> Iterator[tuple[str, str, list[Target]]]:

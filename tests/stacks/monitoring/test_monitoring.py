@@ -11,6 +11,7 @@ import yaml
 
 from gpu_fleet_image.controllers.meter import meter
 from gpu_fleet_image.core import metrics
+from gpu_fleet_image.core.metrics import METRIC_SWEEP_RUNS
 from gpu_fleet_stacks.aws import dashboard as aws_dashboard
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.monitoring import grafana
@@ -164,10 +165,10 @@ def test_tiles_say_the_last_value_of_instances_gpus_budget_and_sweep():
     assert [target["expr"] for target in tiles["Instances running"]["targets"]] == [f"sum({grafana.UP})"]
     assert [target.get("hide", False) for target in share] == [True, True, False]
     assert share[2]["expression"] == f"{share[0]['id']} / {share[1]['id']}"
-    assert (last["targets"][0]["metricName"], last["options"]["reduceOptions"]["fields"]) == (
-        "SweepRuns",
-        "/^Time$/",
-    )
+    assert last["options"]["reduceOptions"]["fields"] == "/^Time$/"
+    assert last["fieldConfig"]["defaults"] == {"unit": "dateTimeFromNow"}
+    (runs,) = last["targets"]  # published by each sweep without a dimension; a period says when it began
+    assert (runs["metricName"], runs["dimensions"], runs["period"]) == (METRIC_SWEEP_RUNS, {}, "60")
 
 
 def test_the_provisioning_names_both_data_sources():
