@@ -60,6 +60,12 @@ def of_users(judge: Judge, name: str) -> Rights:
         for resource in (bucket(kind), bucket(kind, f"{name}/file")):
             destroys = stores("DeleteObjectVersion", "PutBucketPolicy", "DeleteBucket")
             yield own("destroys no old version and changes no bucket", MAY_NOT, destroys, resource)
+    shared = bucket("data", "shared/digits/a")
+    yield own("adds to what all pools share", MAY, stores("GetObject", "PutObject"), shared)
+    if name != "shared":  # a pool of this name owns the prefix
+        yield own("and deletes nothing of it", MAY_NOT, stores("DeleteObject"), shared)
+    saved = bucket("checkpoints", "shared/a")
+    yield own("checkpoints are no such place", MAY_NOT, stores("PutObject"), saved)
     kept = bucket("data", f"{name}/keep/i-1/notes.txt")
     yield own("reads files that an instance saved", MAY, stores("GetObject"), kept)
     yield own("changes none that an instance saved", MAY_NOT, stores(*WRITES), kept)

@@ -8,6 +8,7 @@ main = LazyGroup(
     epilog="\b\nExample:\n  gpu-fleet train start training/examples/digits.toml",
     table={
         "bench": "gpu_fleet.trainer.train:bench",
+        "contents": "gpu_fleet_jobs.submitted.contents:contents",
         "launch": "gpu_fleet_jobs.launch.launch:launch",
         "pack": "gpu_fleet_jobs.submitted.pack:pack",
         "prepare": "gpu_fleet.data.preparation.prepare:prepare",

@@ -78,6 +78,16 @@ GPU = Rows(
     },
 )
 
+DATA = Rows(
+    "Upload, download and list the files that users share.",
+    "gpu-fleet data list --stack aws-dev",
+    {
+        "put": Row("gpu_fleet_image.console.data.command:put", "Upload a file or folder as shared/NAME/."),
+        "get": Row("gpu_fleet_image.console.data.command:get", "Download shared/NAME/, verified."),
+        "list": Row("gpu_fleet_image.console.data.command:list_data", "List what is there, and whose it is."),
+    },
+)
+
 CATALOG = Rows(
     "Instance types and their prices.",
     "gpu-fleet catalog show p5.48xlarge",
@@ -115,6 +125,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
             "gpu_fleet_image.console.users.connect:connect", "Open a shell on an instance, or forward a port."
         ),
         "gpu": GPU,
+        "data": DATA,
         "train": Row("gpu_fleet.cli:main", "Prepare data, train, launch on many instances."),
         "submit": Row(
             "gpu_fleet_image.console.runs.command:submit", "Start a run on instances, as your account there."

@@ -51,9 +51,9 @@ class Place:
     account_id: str = ""
     endpoint_url: str = ""
 
-    def bucket(self, account_id: str) -> str:
-        """Return the name of the bucket of the stack's records."""
-        return f"gpu-fleet-{self.stack}-records-{account_id}"
+    def bucket(self, account_id: str, kind: str = "records") -> str:
+        """Return the name of the stack's bucket of a kind: ``data``, ``checkpoints`` or ``records``."""
+        return f"gpu-fleet-{self.stack}-{kind}-{account_id}"
 
 
 @dataclass(frozen=True)

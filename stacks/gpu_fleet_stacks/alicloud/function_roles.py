@@ -74,6 +74,7 @@ class FunctionInputs:
         policy: the text of the stack's policy, which every function reads.
         key_id: encrypts logs, ledger, requests and roster.
         records_arn: the bucket of all these.
+        data_arn: the bucket whose ``shared/`` users read and write.
         contact_group: the group that alarms notify.
         pipeline_id: the pipeline that the build controller may start.
     """
@@ -83,6 +84,7 @@ class FunctionInputs:
     key_id: pulumi.Output[str]
     key_arn: pulumi.Output[str]
     records_arn: pulumi.Output[str]
+    data_arn: pulumi.Output[str]
     contact_group: pulumi.Output[str]
     pipeline_id: pulumi.Output[str]
 

@@ -19,6 +19,7 @@ from gpu_fleet_stacks.settings import Pool, Stack
 from gpu_fleet_stacks.settings.schema import ExistingBucket
 
 WRITE_ACTIONS = ("oss:PutObject", "oss:DeleteObject", "oss:AbortMultipartUpload")
+ADD_ACTIONS = ("oss:PutObject", "oss:AbortMultipartUpload")
 LIST_ACTIONS = ("oss:ListObjects", "oss:GetBucketInfo", "oss:GetBucketLocation")
 # the pools of a stack share data and checkpoints; a pool may change only its own objects
 SHARED = ("data", "checkpoints")
@@ -211,6 +212,8 @@ def _writes(args: IdentityArgs) -> Iterator[policies.Statement]:
     """Yield rights to write below the pool's prefix, and in existing buckets that the stack file opens."""
     stack, own = args.stack, naming.pool_prefix(args.pool.name)
     yield policies.allow(WRITE_ACTIONS, [_below(args, kind, own) for kind in SHARED])
+    # the bucket keeps the version before, and a user deletes nothing that others read
+    yield policies.allow(ADD_ACTIONS, _below(args, "data", naming.SHARED_PREFIX))
     writable = {name: use for name, use in stack.storage.existing.buckets.items() if use.write}
     if writable:
         yield policies.allow(WRITE_ACTIONS, [f"{arn}/*" for arn in _named(stack, writable)])

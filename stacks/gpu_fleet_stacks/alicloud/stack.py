@@ -108,6 +108,7 @@ def build(stack: Stack) -> dict[str, Any]:
         key_id=keys.key_id,
         key_arn=keys.key_arn,
         records_arn=records,
+        data_arn=storage.bucket_arns["data"],
         contact_group=budget.contact_group,
         pipeline_id=image.pipeline_id,
     )

@@ -7,6 +7,8 @@ import pulumi
 from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.alicloud import policies
 from gpu_fleet_stacks.alicloud.function_roles import MARK_ACTIONS, STACK, FunctionInputs, money
+from gpu_fleet_stacks.alicloud.identity import ADD_ACTIONS
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
 PEOPLE_LOOK_ACTIONS = (
@@ -30,6 +32,7 @@ def people_policy(inputs: FunctionInputs) -> pulumi.Output[str]:
     """
     stack = inputs.stack
     queue = [keys.stored(keys.QUEUE_JOBS)] if stack.queued else []
+    shared = pulumi.Output.concat(inputs.data_arn, f"/{naming.SHARED_PREFIX}*")
     said = (f"{keys.stored(keys.MOVER_STATE)}*", keys.stored(keys.POLICY), *queue)
     read = [*(pulumi.Output.concat(inputs.records_arn, f"/{key}") for key in said), *money(inputs)]
     return policies.document(
@@ -39,6 +42,9 @@ def people_policy(inputs: FunctionInputs) -> pulumi.Output[str]:
         ),
         policies.allow(["oss:GetObject", "oss:GetObjectVersion"], read),
         policies.allow(["oss:ListObjects", "oss:ListObjectVersions"], inputs.records_arn),
+        # `gpu-fleet data` reads and adds below shared/, and deletes nothing
+        policies.allow(["oss:GetObject", *ADD_ACTIONS], shared),
+        policies.allow(["oss:ListObjects"], inputs.data_arn),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], inputs.key_arn),
         _of_instances(stack, MARK_ACTIONS),
     )

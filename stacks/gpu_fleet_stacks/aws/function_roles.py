@@ -88,6 +88,7 @@ class FunctionInputs:
         policy: the text of the stack's policy, which every function reads.
         key_arn: encrypts logs, ledger, topic, requests and roster.
         records_arn: the bucket of requests, ledger, roster and submitted runs.
+        data_arn: the bucket whose ``shared/`` users read and write.
         topic_arn: the topic of owners, operators and alarms.
         pipeline_arns: the image pipelines of every zone; a destroy removes the build controller before them,
             so that it starts no build that nothing deletes.
@@ -98,6 +99,7 @@ class FunctionInputs:
     policy: str
     key_arn: pulumi.Output[str]
     records_arn: pulumi.Output[str]
+    data_arn: pulumi.Output[str]
     topic_arn: pulumi.Output[str]
     pipeline_arns: list[pulumi.Output[str]]
     failed_events_arn: pulumi.Output[str] | None = None

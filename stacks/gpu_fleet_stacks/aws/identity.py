@@ -29,6 +29,7 @@ SESSION_ACTIONS = (
 )
 LIST_ACTIONS = ("s3:ListBucket", "s3:GetBucketLocation")
 WRITE_ACTIONS = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
+ADD_ACTIONS = ("s3:PutObject", "s3:AbortMultipartUpload")
 # Read only, and without resource-level permissions in IAM: the pool's instances and their tags.
 LOOK_ACTIONS = ("ec2:DescribeInstances", "ec2:DescribeTags", "autoscaling:DescribeAutoScalingInstances")
 # Both only affect a drain under way. CompleteLifecycleAction is refused where no action waits, and
@@ -260,6 +261,8 @@ def _writes(args: IdentityArgs) -> Iterator[policies.Statement]:
     """Yield rights to write below the pool's prefix, and in existing buckets that the stack file opens."""
     stack, own = args.stack, naming.pool_prefix(args.pool.name)
     yield policies.allow("WriteOwn", WRITE_ACTIONS, [_below(args, kind, own) for kind in SHARED])
+    # the bucket keeps the version before, and a user deletes nothing that others read
+    yield policies.allow("WriteShared", ADD_ACTIONS, _below(args, "data", naming.SHARED_PREFIX))
     writable = {name: use for name, use in stack.storage.existing.buckets.items() if use.write}
     if writable:
         places = [f"{arn}/*" for arn in _named(stack, writable)]

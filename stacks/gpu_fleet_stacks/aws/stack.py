@@ -140,6 +140,7 @@ def build(stack: Stack) -> dict[str, Any]:
         policy=policy,
         key_arn=keys.key_arn,
         records_arn=storage.bucket_arns["records"],
+        data_arn=storage.bucket_arns["data"],
         topic_arn=budget.topic_arn,
         pipeline_arns=image.pipeline_arns,
     )

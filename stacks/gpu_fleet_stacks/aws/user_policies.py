@@ -7,6 +7,7 @@ import pulumi
 from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.aws import policies, sessions, submit
 from gpu_fleet_stacks.aws.function_roles import STACK, Conditions, FunctionInputs, money, only_keys, use_key
+from gpu_fleet_stacks.aws.identity import ADD_ACTIONS
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
@@ -53,6 +54,7 @@ def people_policy(inputs: FunctionInputs) -> pulumi.Output[str]:
         policies.allow("Look", PEOPLE_LOOK_ACTIONS, "*"),
         policies.allow("Read", ["s3:GetObject"], [state, *said, *money(inputs)]),
         policies.allow("Absence", ["s3:ListBucket"], inputs.records_arn),
+        *_data(inputs),
         use_key(stack, inputs.key_arn, "s3"),
         policies.allow("SessionDocuments", ["ssm:StartSession"], documents),
         *_never_as_another(stack),
@@ -66,6 +68,18 @@ def people_policy(inputs: FunctionInputs) -> pulumi.Output[str]:
         ),
         *submit.people_statements(stack, inputs.records_arn),
     )
+
+
+def _data(inputs: FunctionInputs) -> list[policies.Statement]:
+    """Allow `gpu-fleet data`: read and add below ``shared/``, delete nothing.
+
+    The listing has no condition on a prefix: with one, S3 answers "denied" for an object that is missing.
+    """
+    shared = pulumi.Output.concat(inputs.data_arn, f"/{naming.SHARED_PREFIX}*")
+    return [
+        policies.allow("Data", ["s3:GetObject", *ADD_ACTIONS], shared),
+        policies.allow("DataNames", ["s3:ListBucket"], inputs.data_arn),
+    ]
 
 
 def _never_as_another(stack: Stack) -> list[policies.Statement]:

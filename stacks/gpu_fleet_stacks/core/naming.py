@@ -77,6 +77,9 @@ def prefixed(stack: str, *parts: str) -> str:
     return "-".join((PROJECT, stack, *parts))
 
 
+SHARED_PREFIX = "shared/"  # of the data bucket: uploads of `gpu-fleet data put`, for all pools
+
+
 def pool_prefix(pool: str) -> str:
     """Return the prefix of all objects that a pool's instances write, in the data and checkpoints buckets."""
     return f"{pool}/"

@@ -25,6 +25,9 @@ WORDS = {
     "logs": ("run-1",),
     "cancel": ("run-1",),
     "sweep": (),
+    "data put": ("run.toml", "digits"),
+    "data get": ("digits",),
+    "data list": (),
 }
 NEEDED = {
     "aws": ("`aws configure sso`", "AWS_PROFILE"),
@@ -62,7 +65,7 @@ def test_every_command_that_asks_a_stack_is_tried_here():
 @pytest.mark.parametrize("cloud", NEEDED)
 @pytest.mark.parametrize("command", WORDS)
 def test_who_has_no_credentials_reads_which_are_needed_and_what_to_do(nobody, command, cloud):
-    said = CliRunner().invoke(main, [command, *WORDS[command], "--stack", f"{cloud}-dev"])
+    said = CliRunner().invoke(main, [*command.split(), *WORDS[command], "--stack", f"{cloud}-dev"])
 
     assert said.exit_code == 1
     assert said.output.startswith("error: ")

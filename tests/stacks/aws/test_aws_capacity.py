@@ -93,6 +93,22 @@ def test_a_user_asks_under_their_own_name_alone_and_writes_neither_ledger_nor_st
     assert verdicts == dict.fromkeys(others, Verdict.NOT_ALLOWED)
 
 
+def test_a_user_reads_and_adds_shared_data_and_deletes_nothing(declared):
+    data = requests(declared, "x").partition("-records")[0] + "-data"
+
+    actions = "GetObject", "PutObject", "AbortMultipartUpload", "DeleteObject", "DeleteObjectVersion"
+    may = {action: person(declared, f"s3:{action}", f"{data}/shared/digits/a") for action in actions}
+    elsewhere = [person(declared, "s3:PutObject", f"{data}{place}/a") for place in ("/dev", "/sharedly", "")]
+
+    assert [action for action, verdict in may.items() if verdict is Verdict.ALLOWED] == [
+        "GetObject",
+        "PutObject",
+        "AbortMultipartUpload",
+    ]
+    assert person(declared, "s3:ListBucket", data) is Verdict.ALLOWED
+    assert elsewhere == [Verdict.NOT_ALLOWED] * 3
+
+
 @pytest.mark.parametrize(
     ("taken", "verdict"), [(KEY, Verdict.ALLOWED), (KEY.replace("ada", "bob"), Verdict.NOT_ALLOWED)]
 )

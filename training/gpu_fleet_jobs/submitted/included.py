@@ -1,6 +1,6 @@
-"""Files that `--include` packs: a folder without its caches and secrets, and nothing from outside it.
+"""Files that leave a user's computer: a folder without its caches and secrets, and nothing from outside it.
 
-The files go into a bucket that operators can read too. A file that is named by itself is always packed.
+The files go into a bucket that others can read too. A file that is named by itself always goes.
 """
 
 import os
@@ -124,34 +124,64 @@ def _files(text: str, here: Path, left_out: list[str]) -> Iterator[Path]:
         raise ConfigError(f"--include = {text!r}: must be a file or folder below {here}")
     if ".." in path.parts or not path.is_relative_to(here):
         path = _real(path)
-    return _Walk(text, path, _real(path), here, left_out).files(path)
+    return _Walk(f"--include = {text!r}", path, _real(path), here, left_out).files(path)
+
+
+def of_data(text: str, left_out: list[str]) -> Iterator[tuple[str, int]]:
+    """Yield the name and bytes of each file that `gpu-fleet data put` uploads, of any size.
+
+    Args:
+        text: a file or folder; names are relative to the folder.
+        left_out: names that stay; this function appends to it.
+
+    Raises:
+        ConfigError: there is no such path, or a link leads out of it.
+    """
+    top = Path(text)
+    named, real = f"PATH {text!r}", _real(top)
+    if not real.exists():
+        raise ConfigError(f"{named}: there is no such file or folder")
+    here = real if real.is_dir() else real.parent
+    try:
+        for file in _Walk(named, real, real, here, left_out, is_limited=False).files(real):
+            name = _name(Path(top.name) if file == real else file.relative_to(here))
+            with file.open("rb") as content:
+                start = content.read(LOOKED_AT_BYTES)
+            if file != real and has_key(name, start):
+                left_out.append(name)
+            else:
+                yield name, file.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"{named}: cannot be read: {error}") from error
 
 
 @dataclass
 class _Walk:
-    """Walk through the files of one --include.
+    """Walk through the files of one path that a user names.
 
     Attributes:
-        text: value of the flag.
+        named: the flag or argument and its value, for messages.
         top: the value as a path.
         real_top: `top` with links resolved.
         left_out: paths left out so far; the walk appends to it.
+        is_limited: whether files and bytes are few enough to travel with a run.
     """
 
-    text: str
+    named: str
     top: Path
     real_top: Path
     here: Path
     left_out: list[str]
+    is_limited: bool = True
     entries: int = 0
     size: int = 0
 
     def files(self, path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
         """Yield all files of a folder; follow links, but not from a folder into itself."""
         self.entries += 1
-        if self.entries > MOST_ENTRIES:
+        if self.is_limited and self.entries > MOST_ENTRIES:
             raise ConfigError(
-                f"--include = {self.text!r}: more than {MOST_ENTRIES:,} files and folders, including the "
+                f"{self.named}: more than {MOST_ENTRIES:,} files and folders, including the "
                 f"targets of links; {too_large()}"
             )
         real = _real(path)
@@ -159,14 +189,14 @@ class _Walk:
             self.left_out.append(path.relative_to(self.here).as_posix())
         elif not real.is_relative_to(self.here):
             raise ConfigError(
-                f"--include = {self.text!r}: {path.relative_to(self.here).as_posix()!r} is a link that leads "
+                f"{self.named}: {path.relative_to(self.here).as_posix()!r} is a link that leads "
                 f"out of {self.here}, to {real}; copy here what it names, or remove the link"
             )
         elif path.is_file():
             self._count(path)
             yield path
         elif len(above) > DEEPEST:
-            raise ConfigError(f"--include = {self.text!r}: more than {DEEPEST} folders within one another")
+            raise ConfigError(f"{self.named}: more than {DEEPEST} folders within one another")
         elif real not in above:
             for entry in sorted(path.iterdir()):
                 yield from self.files(entry, above | {real})
@@ -182,8 +212,8 @@ class _Walk:
 
     def _count(self, file: Path) -> None:
         self.size += file.stat().st_size
-        if self.size > LIMIT_BYTES:
-            raise ConfigError(f"--include = {self.text!r}: {too_large()}")
+        if self.is_limited and self.size > LIMIT_BYTES:
+            raise ConfigError(f"{self.named}: {too_large()}")
 
 
 def is_secret(name: str) -> bool:
