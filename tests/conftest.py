@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import warnings
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -74,7 +73,6 @@ def handlers_as_before() -> Iterator[None]:
     yield
     for number, handler in before.items():
         if handler is not None and signal.getsignal(number) is not handler:
-            warnings.warn(f"a test leaves a handler of {number.name}", stacklevel=1)
             signal.signal(number, handler)
 
 
