@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import warnings
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -40,8 +39,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # pytest runs a process on each core: more threads would wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A table is as wide as this says. Workers of pytest had it, and their tables were narrow.
+# A table is as wide as this says. Python does not know of it where readline set it, programs of tests do.
 os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")
 
 # moto makes a thousand images of Amazon whenever it is emptied, 0.1 s each time. Few tests look for one: they
 # set this to true.
@@ -74,7 +74,6 @@ def handlers_as_before() -> Iterator[None]:
     yield
     for number, handler in before.items():
         if handler is not None and signal.getsignal(number) is not handler:
-            warnings.warn(f"a test leaves a handler of {number.name}", stacklevel=1)
             signal.signal(number, handler)
 
 

@@ -76,6 +76,11 @@ REFUSED = {
         {"ada": {"uid": 5001, "team": "bob"}, "bob": {"uid": 5002}},
         "access.people.ada.team = 'bob': is the name of a user",
     ),
+    "a team of those who read all logs": (
+        {"ada": {"uid": 5001, "team": "systemd-journal"}},
+        "or of a group of the system",
+    ),
+    "an account of the network's": ({"rdma": {"uid": 5001}}, "'rdma': is an account or group"),
     "a team of those who may become root": (
         {"ada": {"uid": 5001, "team": "sudo"}},
         "or of a group of the system",

@@ -22,7 +22,7 @@ TAKEN_NAMES = frozenset(
         "debian admin ec2-user ec2-instance-connect ssm-user ecs-user ecs-assist-user ecs-assist mysql",
         "nvidia-persistenced stunnel4 prometheus munge slurm sudo adm tty disk kmem dialout fax voice cdrom",
         "floppy tape audio dip operator src shadow utmp video sasl plugdev staff users nogroup crontab",
-        "render kvm netdev input sgx docker wheel",
+        "render kvm netdev input sgx docker wheel rdma ssl-cert avahi",
     )
     for word in line.split()
 )
@@ -69,7 +69,7 @@ def _teams(stack: Stack) -> Iterator[Problem]:
             yield Problem("access.directory.teams", group, allowed)
     for name, person in people.items():
         team = person.team
-        if team is not None and (team in people or team in TAKEN_NAMES or team.startswith(OWN_PREFIX)):
+        if team is not None and (team in people or _is_taken(team)):
             allowed = "is the name of a user, or of a group of the system; any other name"
             yield Problem(f"access.people.{name}.team", team, allowed)
     for _, names in _shared((team_number(team), team) for team in teams):

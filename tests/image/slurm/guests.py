@@ -1,6 +1,7 @@
 """Instances of a stack in moto as guests of this computer, each booted from its registered user data."""
 
 import base64
+import fcntl
 import json
 import os
 import selectors
@@ -33,6 +34,7 @@ HINDRANCE = build_requirements.hindrance()
 AS_ROOT = pytest.mark.skipif(HINDRANCE is not None, reason=str(HINDRANCE))
 REGION = "us-east-1"
 BRIDGE = "gpufleet0"
+LOCK = Path("/run/gpu-fleet-guests.lock")
 # RFC 2544's network for benchmarks: where guests find this computer, and nobody's else
 OUTSIDE, OUTSIDE_NET = "198.18.0.1", "198.18.{}.{}/15"
 TEMPLATES = "aws:ec2/launchTemplate:LaunchTemplate"
@@ -296,13 +298,22 @@ def _forget_what_was_killed() -> None:
 
 
 @contextmanager
+def only_fleet() -> Iterator[None]:
+    """Wait until no other process of this computer has guests: all share one bridge and its addresses."""
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def fleet_of(rehearsed: Rehearsed, folder: Path) -> Iterator[Fleet]:
-    """Yield a fleet of guests on its own bridge; everything is removed after the block."""
+    """Yield the only fleet of guests on this computer, on a bridge; everything is removed after the block."""
     homes = folder / "homes"
     homes.mkdir(parents=True)
-    _forget_what_was_killed()
-    command("ip", "link", "add", BRIDGE, "type", "bridge")
     with ExitStack() as stack:
+        stack.enter_context(only_fleet())
+        _forget_what_was_killed()
+        command("ip", "link", "add", BRIDGE, "type", "bridge")
         stack.callback(command, "ip", "link", "delete", BRIDGE)
         command("ip", "address", "add", OUTSIDE_NET.format(0, 1), "dev", BRIDGE)
         command("ip", "link", "set", BRIDGE, "up")

@@ -269,13 +269,13 @@ def test_gloo_listens_where_the_other_instances_look_for_it(pool, config_file):
         ("import os, sys; sys.exit(7 if os.environ['FI_PROVIDER'] == 'efa' else 1)", 7),
     ],
 )
-def test_torchrun_has_the_variables_and_its_status_is_passed_on(code, status, tmp_path, restored_signals):
+def test_torchrun_has_the_variables_and_its_status_is_passed_on(code, status, tmp_path):
     assert launch.run([sys.executable, "-c", code], {"FI_PROVIDER": "efa"}, tmp_path) == status
     assert "FI_PROVIDER" not in os.environ
 
 
 @pytest.mark.parametrize(("begins", "status"), [(True, 5), (False, 85)], ids=["in its steps", "before"])
-def test_sigterm_reaches_the_child(*, begins, status, tmp_path, restored_signals):
+def test_sigterm_reaches_the_child(*, begins, status, tmp_path):
     """A run that was still loading has nothing to save, and is run again."""
     child = (
         "import os, pathlib, signal, sys\n"
@@ -288,7 +288,7 @@ def test_sigterm_reaches_the_child(*, begins, status, tmp_path, restored_signals
     assert launch.run([sys.executable, "-c", child], {}, tmp_path) == status
 
 
-def test_a_second_sigterm_does_not_reach_the_child(restored_signals):
+def test_a_second_sigterm_does_not_reach_the_child():
     """torchrun would end at it, and leave its ranks in the middle of their last save."""
     sent = []
     forwarded = launch.Forwarded()
@@ -300,7 +300,7 @@ def test_a_second_sigterm_does_not_reach_the_child(restored_signals):
     assert sent == [signal.SIGTERM, signal.SIGINT]
 
 
-def test_a_sigterm_that_comes_as_the_child_begins_reaches_it(tmp_path, restored_signals, monkeypatch):
+def test_a_sigterm_that_comes_as_the_child_begins_reaches_it(tmp_path, monkeypatch):
     class Slow(subprocess.Popen):
         def __init__(self, *arguments, **named):
             super().__init__(*arguments, **named)
@@ -314,14 +314,6 @@ def test_a_sigterm_that_comes_as_the_child_begins_reaches_it(tmp_path, restored_
     assert ended_by == []
 
 
-@pytest.fixture
-def restored_signals():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 WRITES_RESULT = """
 import json, pathlib, sys
 pathlib.Path(sys.argv[1], "result.json").write_text(json.dumps({"outcome": sys.argv[2]}))
@@ -331,7 +323,7 @@ sys.exit(1)
 
 @pytest.mark.parametrize(("word", "status"), [("stopped", 85), ("finished", 1)])
 def test_a_run_that_saved_and_stopped_is_to_be_run_again_and_one_that_failed_stays_failed(
-    word, status, tmp_path, restored_signals
+    word, status, tmp_path
 ):
     assert launch.run([sys.executable, "-c", WRITES_RESULT, str(tmp_path), word], {}, tmp_path) == status
 
@@ -343,7 +335,7 @@ time.sleep(100)
 """
 
 
-def test_torchrun_is_terminated_where_no_other_try_can_help(tmp_path, restored_signals):
+def test_torchrun_is_terminated_where_no_other_try_can_help(tmp_path):
     assert launch.run([sys.executable, "-c", FAILS_FOR_GOOD, str(tmp_path)], {}, tmp_path) == 65
 
 
@@ -358,7 +350,7 @@ time.sleep(300)
 
 @pytest.mark.parametrize("notified", [False, True])
 def test_torchrun_does_not_try_again_at_once_where_another_process_has_the_run(
-    notified, tmp_path, restored_signals, monkeypatch
+    notified, tmp_path, monkeypatch
 ):
     """The start has waited for it already; no file is written into the directory of the other process."""
     awaited = launch._awaited
@@ -386,7 +378,7 @@ sys.exit(int(sys.argv[2]))
 
 
 @pytest.mark.parametrize("torchrun", [0, 1])
-def test_a_notice_to_the_ranks_alone_while_they_wait_is_a_stop(torchrun, tmp_path, restored_signals):
+def test_a_notice_to_the_ranks_alone_while_they_wait_is_a_stop(torchrun, tmp_path):
     """`launch` itself does not see a spot notice or the stop file."""
     command = [sys.executable, "-c", STOPS_WAITING, str(tmp_path), str(torchrun)]
 
@@ -408,9 +400,7 @@ on_any_number = pytest.mark.parametrize("meeting", [ALONE, TOGETHER], ids=["alon
 
 @on_any_number
 @pytest.mark.parametrize(("where", "status"), [("here", 65), ("elsewhere", 0)])
-def test_a_mistaken_command_in_the_same_directory_does_not_end_the_run(
-    where, status, meeting, tmp_path, restored_signals
-):
+def test_a_mistaken_command_in_the_same_directory_does_not_end_the_run(where, status, meeting, tmp_path):
     """A command that finds no data, started there by mistake, fails alone."""
     command = [sys.executable, "-c", IS_REFUSED, str(tmp_path), where, *meeting]
 
@@ -446,9 +436,7 @@ sys.exit(status)
     ("word", "torchrun", "status"),
     [("stopped", 0, 85), ("stopped", 1, 85), ("finished", 0, 0), ("failed", 1, 65), ("", 0, 75), ("", 1, 1)],
 )
-def test_what_the_ranks_leave_counts_whatever_the_clocks_say(
-    *, word, torchrun, status, meeting, tmp_path, restored_signals
-):
+def test_what_the_ranks_leave_counts_whatever_the_clocks_say(*, word, torchrun, status, meeting, tmp_path):
     """An end without a result, such as by os._exit(0) in a user's code, does not count as finished."""
     command = [sys.executable, "-c", ENDS, str(tmp_path), word, str(torchrun), *meeting]
 
@@ -458,7 +446,7 @@ def test_what_the_ranks_leave_counts_whatever_the_clocks_say(
 @on_any_number
 @pytest.mark.parametrize("earlier", ["stopped", "failed"])
 def test_the_word_of_an_earlier_launch_does_not_count_though_its_time_is_to_come(
-    earlier, meeting, tmp_path, restored_signals, monkeypatch
+    earlier, meeting, tmp_path, monkeypatch
 ):
     monkeypatch.setenv(outcome.LAUNCHED, launch._token(meeting))
     subprocess.run([sys.executable, "-c", ENDS, str(tmp_path), earlier, "0"], check=True)
@@ -477,9 +465,7 @@ time.sleep(100)
 """
 
 
-def test_torchrun_does_not_wait_for_the_peer_that_the_notice_has_stopped(
-    tmp_path, restored_signals, monkeypatch
-):
+def test_torchrun_does_not_wait_for_the_peer_that_the_notice_has_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "LEAVE_S", 0.1)
 
     assert launch.run([sys.executable, "-c", STOPS_AND_WAITS, str(tmp_path)], {}, tmp_path) == 85

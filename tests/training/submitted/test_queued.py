@@ -19,9 +19,8 @@ from gpu_fleet_jobs.submitted.queued import QueuedJob, directory_of
 from gpu_fleet_jobs.submitted.reporter import Reporter, places, sent_bytes
 from tests.image.metadata_server import metadata_server
 from tests.ran import executable
-from tests.training.submitted.test_submitted import Bucket, handlers
+from tests.training.submitted.test_submitted import Bucket
 
-__all__ = ["handlers"]  # which is autouse here too
 # What another user writes where the job's own comment is looked for.
 FORGED = " Comment=gpu-fleet:failed-on=i-7,i-8,i-9"
 OTHERS = {"job_id": 71, "name": f"JobId=7{FORGED}", "comment": FORGED}

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,15 +62,6 @@ class Bucket:
     @property
     def state(self) -> dict[str, object]:
         return dict(json.loads(self.objects["state.json"]))
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """Restore the signal handlers, which a worker replaces in its process."""
-    before = {signal_: signal.getsignal(signal_) for signal_ in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -353,6 +343,7 @@ MORE_SECRETS = (
     ),
     *("github_deploy_key", "passwd", "passwords.txt", ".vault_pass", "terraform.tfvars.json", "auth.json"),
     *("kubeconfig.yaml", ".dockerconfigjson", "github_pat.txt", "cookies.txt", "my.cnf", "wallet.dat"),
+    *("wandb_key.txt", "openai-key", ".terraformrc", "pip.conf", ".gitconfig", "gha-creds-1a.json"),
 )
 NO_SECRETS = (
     *("tokens.bin", "tokenizer.json", "token.py", "keys.txt", "environment.yaml", "secretary/a.csv"),
@@ -383,6 +374,9 @@ KEYS = {
     "setup.sh": "export HF=hf_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7",
     "ci.yaml": "token: ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8",
     "llm.ini": "key=sk-proj-" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8",
+    "claude.yaml": "sk-ant-" + "api03-a1B2c3D4e5F6g7H8_i9J0k1L2-m3N4o5P6q7R8",
+    "nim.yaml": "nvapi-" + "a1B2c3D4e5F6g7H8_i9J0k1L2-m3N4o5P6q7R8",
+    "runs.yaml": "wandb_v1_" + "a1B2c3D4e5F6g7H8i9J0k1L2",
 }
 
 
@@ -614,6 +608,7 @@ REFUSED = {
     "flags of a configuration": (("--branch", "b", "--", "ls"), "--allow and --branch are for CONFIG"),
     "no such configuration": (("digits.toml",), "CONFIG 'digits.toml': there is no such file"),
     "a command's flag": (("--checkpoints", "x", "digits.toml"), "is for COMMAND; CONFIG has run.directory"),
+    "a configuration of a terabyte": (("large.toml",), "'large.toml': is 1,099,511,627,776 bytes: at most"),
 } | {
     case: (("--", *words), message)
     for case, (words, message) in {
@@ -640,13 +635,20 @@ REFUSED = {
             "'two.yml' of COMMAND: there is no such file below",
         ),
         "code with an error": (("python", "-c", "import a b"), "-c 'import a b' of COMMAND: no Python can"),
+        "a file of a terabyte": (("cat", "large.bin"), "large.bin': is 1,099,511,627,776 bytes: at most"),
+        "a module of a terabyte": (
+            ("python", "-c", "import large"),
+            "large.py': a module of 1,099,511,627,776",
+        ),
     }.items()
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_an_instance_could_not_read_or_start_is_said_before_it_is_sent(case, here):
-    lay(here, "pkg/__init__.py")
+    lay(here, "pkg/__init__.py", "large.bin", "large.py", "large.toml")
+    for name in ("large.bin", "large.py", "large.toml"):
+        os.truncate(here / name, 1 << 40)  # of zeros that take no place on the disk
     words, message = REFUSED[case]
 
     said = packed(here, *words)

@@ -7,13 +7,16 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from gpu_fleet.core.errors import ConfigError
+
+LARGEST = 16 << 20  # bytes of a module; a larger file with such a name is no code, and may be of any size
 OURS = "gpu_fleet"  # instances have this package; skip it if a user submits from a checkout of gpu-fleet
 
 
 def imported(contents: Mapping[str, bytes], here: Path) -> dict[str, bytes]:
     """Return path from ``here`` -> content of each module below it that these programs import.
 
-    The result includes the modules that those modules import in turn.
+    The result includes the modules that those modules import in turn. Raises ConfigError.
 
     Args:
         contents: path from ``here`` -> content, of the files that are sent already.
@@ -28,9 +31,15 @@ def imported(contents: Mapping[str, bytes], here: Path) -> dict[str, bytes]:
         for module in _modules(text, PurePosixPath(path)):
             for name in _files(module, roots, here):
                 if name not in contents and name not in modules:
-                    modules[name] = (here / name).read_bytes()
+                    modules[name] = _code(here / name)
                     open_paths.append(name)
     return modules
+
+
+def _code(file: Path) -> bytes:
+    if (size := file.stat().st_size) > LARGEST:
+        raise ConfigError(f"{str(file)!r}: a module of {size:,} bytes; allowed: at most {LARGEST:,}")
+    return file.read_bytes()
 
 
 def _modules(text: bytes, path: PurePosixPath) -> Iterator[tuple[PurePosixPath | None, tuple[str, ...]]]:

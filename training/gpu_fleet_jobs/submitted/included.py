@@ -47,6 +47,7 @@ WORDS = (
     ),
     *("*[-_]rsa", "*[-_]ed25519", "*[-_]pat", "aksk", "*[-_]aksk", "*accesskey", "cookies", ".cookies"),
     *("token", "*[-_.]token", "*credentials", "credential", "*[-_.]credential"),
+    *(f"*{giver}[-_]key" for giver in ("anthropic", "comet", "hf", "huggingface", "ngc", "openai", "wandb")),
 )
 ENDINGS = ("", ".cfg", ".conf", ".ini", ".json", ".pickle", ".toml", ".txt", ".yaml", ".yml")
 SECRETS = (
@@ -64,6 +65,7 @@ SECRETS = (
     *(".htpasswd", "htpasswd", ".my.cnf", "my.cnf", ".mylogin.cnf", ".netrc", ".passwd-s3fs"),
     *(".auth.json", "auth.json", ".comet.config", ".dockerconfigjson", "cookies.sqlite"),
     *(".npmrc", ".ossutilconfig", ".pgpass", ".pypirc", ".s3cfg", "_netrc", "kaggle.json"),
+    *(".gitconfig", ".terraformrc", "terraform.rc", ".yarnrc.yml", "pip.conf", "gha-creds-*.json"),
     *(
         "access_tokens.db",
         "kubeconfig",
@@ -82,6 +84,7 @@ KEYS = re.compile(
     rb"|\b(?:AKIA|ASIA)(?![0-9A-Z]*EXAMPLE)[0-9A-Z]{16}\b|\bLTAI[0-9A-Za-z]{12,26}\b|\bAIza[\w-]{35}\b"
     rb"|\bhf_[0-9A-Za-z]{30,}\b|\bgh[opsru]_[0-9A-Za-z]{36,}\b|\bgithub_pat_\w{22,}|\bglpat-[\w-]{20,}"
     rb"|\bsk-(?:[a-z0-9]+-)*[0-9A-Za-z]{32,}|\bxox[abprs]-[0-9A-Za-z-]{10,}"
+    rb"|\bsk-ant-[\w-]{32,}|\bnvapi-[\w-]{32,}|\bwandb_v1_\w{20,}"
 )
 LOOKED_AT_BYTES = 1 << 16  # of a file for such a key
 CODE = ".py"  # no secret by its name: a program imports it

@@ -107,6 +107,7 @@ def pack(
 def _settings(file: Path, overrides: Sequence[str], allow: Sequence[str], branch: str) -> config.Config:
     if not file.is_file():
         raise ConfigError(f"CONFIG {str(file)!r}: there is no such file")
+    _check_one(file)
     return configured(file, overrides, allow, branch)
 
 
@@ -262,9 +263,16 @@ def _startable(names: Collection[str]) -> set[str]:
 
 def _content(file: Path) -> bytes:
     try:
+        _check_one(file)
         return file.read_bytes()
     except OSError as error:
         raise ConfigError(f"{str(file)!r}: cannot be read: {error.strerror}") from error
+
+
+def _check_one(file: Path) -> None:
+    """Refuse a file that is too large by itself, before it fills this computer's memory."""
+    if (size := file.stat().st_size) > LIMIT_BYTES:
+        raise ConfigError(f"{str(file)!r}: is {size:,} bytes: {too_large()}")
 
 
 def _elsewhere(contents: Collection[str], here: Path) -> list[str]:
