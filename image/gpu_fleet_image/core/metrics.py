@@ -25,6 +25,9 @@ METRIC_GATE_PASSED = "GatePassed"
 # Share of the time in which a kernel ran, 0 to 100: mean over the minute and all GPUs that report it,
 # whatever else the instance did. Nothing if no GPU reports it (MIG).
 METRIC_GPU_UTILISATION = "GpuUtilisationPercent"
+# Share of multiprocessors with work, 0 to 100: mean as above, of GPUs that report it (NVML's GPM, Hopper and
+# newer). A kernel that fills one multiprocessor of 132 is 100 % of the utilisation, and 1 % of this.
+METRIC_GPU_SM_ACTIVITY = "GpuSmActivityPercent"
 # Memory in use on the fullest GPU, 0 to 100.
 METRIC_GPU_MEMORY = "GpuMemoryUsedPercent"
 

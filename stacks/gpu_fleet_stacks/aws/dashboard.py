@@ -12,7 +12,13 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_image.core.metrics import METRIC_GPU_MEMORY, METRIC_MONTH_COST, METRIC_MONTH_FORECAST
+from gpu_fleet_image.core.metrics import (
+    METRIC_GPU_MEMORY,
+    METRIC_GPU_SM_ACTIVITY,
+    METRIC_GPU_UTILISATION,
+    METRIC_MONTH_COST,
+    METRIC_MONTH_FORECAST,
+)
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 
@@ -92,6 +98,7 @@ def _graphs(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
     own, currency = naming.metric_namespace(stack.name), stack.budget.currency
     busy = {"expression": mean_of(own, "ActiveFraction"), "label": "instances in use", "id": "busy"}
     computing = {"expression": computing_share(own), "label": "GPUs computing", "id": "computing"}
+    active = {"expression": sm_activity(own), "label": "SM activity", "id": "active"}
     memory = _by_pool(stack, own, METRIC_GPU_MEMORY)
     hour = _by_pool(stack, own, "HourCost", SHARED)
     taken_back = ["AWS/Events", "TriggeredRules", "RuleName", spot_rule, {"label": "interrupted"}]
@@ -100,7 +107,7 @@ def _graphs(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
     yield _graph(
         "share of instances that worked, of GPUs that computed",
         stack,
-        [[busy], [computing]],
+        [[busy], [computing], [active]],
         "Average",
         top=1,
     )
@@ -121,7 +128,12 @@ def mean_of(namespace: str, metric: str) -> str:
 
 def computing_share(namespace: str) -> str:
     """Return the share of the instances' GPUs that computed."""
-    return f"{mean_of(namespace, 'GpuUtilisationPercent')} / 100"
+    return f"{mean_of(namespace, METRIC_GPU_UTILISATION)} / 100"
+
+
+def sm_activity(namespace: str) -> str:
+    """Return the mean SM activity of the GPUs that report it, 0 to 1."""
+    return f"{mean_of(namespace, METRIC_GPU_SM_ACTIVITY)} / 100"
 
 
 def url(stack: Stack, name: str) -> str:

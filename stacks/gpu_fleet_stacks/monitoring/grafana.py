@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_stacks.aws.dashboard import computing_share, mean_of
+from gpu_fleet_stacks.aws.dashboard import computing_share, mean_of, sm_activity
 from gpu_fleet_stacks.core import files, naming
 
 FILE = Path(__file__).with_name("gpu-fleet.json")
@@ -88,7 +88,11 @@ def graphs() -> Iterator[tuple[str, str, list[Target]]]:
     """Yield title, unit and queries of every panel, in order."""
     yield "Instances", "short", [prometheus(f"sum by (pool) ({UP})", "{{pool}}")]
     yield "GPUs rented, computing, idle", "short", list(_gpus())
-    shares = {"instances in use": mean_of(OWN, "ActiveFraction"), "GPUs computing": computing_share(OWN)}
+    shares = {
+        "instances in use": mean_of(OWN, "ActiveFraction"),
+        "GPUs computing": computing_share(OWN),
+        "SM activity": sm_activity(OWN),
+    }
     by_agents = [
         cloudwatch("ActiveFraction", "Average")
         | {"metricEditorMode": 1, "expression": expression, "label": label}
@@ -141,6 +145,8 @@ def _gpus() -> Iterator[Target]:
     yield prometheus(rented, "{{pool}} rented")
     yield prometheus(computing, "{{pool}} computing")
     yield prometheus(f"{rented} - {computing}", "{{pool}} idle")
+    # none of the exporter's default counters; docs/how-to/monitor.md says how to have it
+    yield prometheus(f"sum by (pool) (DCGM_FI_PROF_SM_ACTIVE{OF_STACK})", "{{pool}} SM activity")
 
 
 def _hottest() -> str:

@@ -27,6 +27,19 @@ def _mig_instance(gpu, index):
     return SimpleNamespace(pids=gpu.mig_pids[index]) if known else _refused(pynvml.NVML_ERROR_NOT_FOUND)
 
 
+def _sampled(gpu, sample):
+    sample.at_s, sample.active_s = gpu.sm_at
+    return sample
+
+
+def _compared(request):
+    first, second = request.sample1, request.sample2
+    metric = request.metrics[0]
+    metric.nvmlReturn = pynvml.NVML_SUCCESS
+    metric.value = 100 * (second.active_s - first.active_s) / (second.at_s - first.at_s)
+    return request
+
+
 # call -> its answer of a GPU at rest
 ANSWERS = {
     "nvmlDeviceGetUtilizationRates": lambda gpu: (
@@ -43,6 +56,11 @@ ANSWERS = {
     ),
     "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
     "nvmlDeviceGetMigDeviceHandleByIndex": _mig_instance,
+    "nvmlGpmQueryDeviceSupport": lambda gpu: SimpleNamespace(isSupportedDevice=int(gpu.sm_at is not None)),
+    "nvmlGpmSampleAlloc": SimpleNamespace,
+    "nvmlGpmSampleGet": _sampled,
+    "nvmlGpmMetricsGet": _compared,
+    "c_nvmlGpmMetricsGet_t": lambda: SimpleNamespace(metrics=[SimpleNamespace()]),
     "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [SimpleNamespace(pid=pid) for pid in gpu.pids],
 }
 
@@ -51,14 +69,17 @@ class FakeNvml:
     """Idle GPUs; ``fail`` makes a call return an error code.
 
     Attributes:
-        gpus: index -> values that a test may change.
+        gpus: index -> values that a test may change; ``sm_at``: (time, seconds of work so far) of its
+            multiprocessors, None for a GPU without GPM.
         failing: call -> the error code that it returns.
         inits: number of times that the library was opened.
     """
 
     def __init__(self, count=1, mig_instances=None):
         self.gpus = [
-            SimpleNamespace(utilisation=0, energy_mj=0, power_mw=60_000, pids=[], mig_pids=mig_instances)
+            SimpleNamespace(
+                utilisation=0, energy_mj=0, power_mw=60_000, pids=[], mig_pids=mig_instances, sm_at=None
+            )
             for _ in range(count)
         ]
         self.inits, self.failing = 0, {}

@@ -60,7 +60,8 @@ def test_shares_in_use_and_computing_are_searched_for_in_the_stacks_own_namespac
         )
 
     computing = f"{mean(metrics.METRIC_GPU_UTILISATION)} / 100"
-    assert searches == [mean(metrics.METRIC_ACTIVE_FRACTION), computing]
+    active = f"{mean(metrics.METRIC_GPU_SM_ACTIVITY)} / 100"
+    assert searches == [mean(metrics.METRIC_ACTIVE_FRACTION), computing, active]
 
 
 def test_every_pool_and_every_group_has_its_lines(rows, declared):

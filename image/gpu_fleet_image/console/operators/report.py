@@ -1,12 +1,13 @@
 """``gpu-fleet report``: a month of the ledger, or a day of the meter, as an HTML page."""
 
 import json
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
 
-from gpu_fleet_image.console.operators import charged, report_rows
+from gpu_fleet_image.console.operators import charged, report_rows, waste
 from gpu_fleet_image.console.operators.monthly_savings import (
     Month,
     Summary,
@@ -35,6 +36,15 @@ PAGE = "page"
     "--day", "day_text", metavar="YEAR-MONTH-DAY", help="A day's GPU hours instead: rented, computing, idle."
 )
 @click.option(
+    "--waste",
+    "waste_days",
+    metavar="[DAYS]",
+    type=click.IntRange(1, 366),
+    is_flag=False,
+    flag_value=30,
+    help="The idle GPU hours of the last days instead, by pool and owner; 30 days where none are named.",
+)
+@click.option(
     "--by", type=click.Choice(list(chargeback.BY)), help="Print the month's cost by this key, in rows."
 )
 @click.option(
@@ -56,26 +66,27 @@ PAGE = "page"
     "--to",
     "output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Output file; by default saved-MONTH.html or day-DAY.html; rows are printed.",
+    help="Output file; by default saved-MONTH.html, day-DAY.html or waste-DAYS.html; rows are printed.",
 )
 @subject_options
 def report(
     *,
     month_text: str | None,
     day_text: str | None,
+    waste_days: int | None,
     by: str | None,
     form: str,
     bill: Path | None,
     output: Path | None,
     asked: Asked,
 ) -> None:
-    """Write a page with plots: the reaper's savings of a month, or the use of a day's GPU hours.
+    """Write a page with plots: a month's savings by the reaper, a day's GPU hours, or weeks of idle ones.
 
     With --by print the cost and GPU hours of the month by a key; the rows add up to the meter.
     With --bill print what the month's bill and the meter have by day and instance, or --by pool.
     """
     wanted = charged.RowsWanted(by, CSV if form == PAGE and (by or bill) else form, bill)
-    _refuse(wanted, month_text, day_text)
+    _refuse(wanted, {"--month": month_text, "--day": day_text, "--waste": waste_days})
     day = _parsed_day(day_text) if day_text else ""
     month = parse_month(month_text) if month_text else month_of(datetime.now(UTC))
     meant = subject(asked)
@@ -83,6 +94,8 @@ def report(
         rows = (
             charged.text_of(wanted, meant, asked, _records(meant, wanted.option)[1], month)
             if wanted.any
+            else _waste(meant, waste_days, form)[1]
+            if waste_days
             else _for_programs(meant, month, day, form)
         )
         if output is None:
@@ -90,18 +103,22 @@ def report(
         else:
             _write(output, rows)
         return
-    name, text, summary = _day(meant, day) if day else _month(meant, month)
+    name, text, summary = (
+        _waste(meant, waste_days, form) if waste_days else _day(meant, day) if day else _month(meant, month)
+    )
     path = output or Path(name)
     _write(path, text)
     click.echo(f"{summary}: {path}")
 
 
-def _refuse(wanted: charged.RowsWanted, month_text: str | None, day_text: str | None) -> None:
+def _refuse(wanted: charged.RowsWanted, spans: Mapping[str, str | int | None]) -> None:
     """Refuse options that contradict one another. Raises ConfigurationError."""
     wanted.check()
-    if day_text and (month_text or wanted.any):
-        other = f"--month {month_text!r}" if month_text else wanted.option
-        raise ConfigurationError(f"{other} and --day {day_text!r}; allowed: one of them")
+    given = [f"{option} {value!r}" for option, value in spans.items() if value]
+    if wanted.any and not spans["--month"]:
+        given.insert(0, wanted.option)
+    if len(given) > 1:
+        raise ConfigurationError(f"{' and '.join(given)}; allowed: one of them")
 
 
 def _write(path: Path, text: str) -> None:
@@ -151,6 +168,19 @@ def _summary_of(meant: Subject, month: Month) -> tuple[Summary, LedgerPlace]:
     policy, uri = meant.policy, meant.environ.get(LEDGER_URI, "")
     place = LedgerPlace.of(uri, clouds.bucket_client(policy.cloud, policy.region))
     return summarise(read_ends(place, month), month, datetime.now(UTC)), place
+
+
+def _waste(meant: Subject, count: int, form: str) -> tuple[str, str, str]:
+    """Return the same for the last complete days; text is the page, or rows for programs."""
+    policy, (_, store) = meant.policy, _records(meant, "--waste")
+    until = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    days, computing, missing = daily_report.between(store, until - timedelta(days=count), until)
+    if not days:
+        raise ConfigurationError(f"--waste {count}: the meter has no day of the last {count} on record")
+    gpus = policy.budget.gpus_of_pools() if policy.budget else {}
+    wasted = waste.sum_up(days, computing, gpus, stack=policy.stack, currency=policy.currency)
+    text = waste.page(wasted, missing) if form == PAGE else waste.as_text(wasted, form)
+    return f"waste-{count}.html", text, waste.line(wasted)
 
 
 def _day(meant: Subject, name: str) -> tuple[str, str, str]:

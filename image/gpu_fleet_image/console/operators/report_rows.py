@@ -9,7 +9,7 @@ from gpu_fleet_image.core.times import format_time
 
 OF_A_MONTH = ("at", "instance", "pool", "owner", "price_per_hour", "saved", "until")
 HOURS = ("rented", "computing", "idle", "unknown", "unused", "saved")
-OF_A_DAY = ("pool", *HOURS, "cost")
+OF_A_DAY = ("pool", *HOURS, "cost", "sm_active")
 
 
 def month(summary: Summary, stack: str) -> dict[str, Any]:
@@ -53,6 +53,7 @@ def day(efficiency: Efficiency) -> dict[str, Any]:
                 "pool": pool.pool,
                 **{name: f"{getattr(pool, name):.2f}" for name in HOURS},
                 "cost": f"{pool.cost:.2f}",
+                "sm_active": None if pool.sm_active is None else f"{pool.sm_active:.2f}",
             }
             for pool in efficiency.pools
         ],

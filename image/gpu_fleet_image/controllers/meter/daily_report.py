@@ -11,7 +11,7 @@ from gpu_fleet_image.controllers.meter.meter import DAY
 from gpu_fleet_image.controllers.meter.meter_state import Day, MeterReading, day_from_json
 from gpu_fleet_image.core.calls import batches
 from gpu_fleet_image.core.cloud import Query, Span, SweepCloud
-from gpu_fleet_image.core.metrics import METRIC_GPU_UTILISATION
+from gpu_fleet_image.core.metrics import METRIC_GPU_SM_ACTIVITY, METRIC_GPU_UTILISATION
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.store import Store
@@ -59,11 +59,19 @@ def month(
     Raises:
         CloudError: something is damaged, or could not be read.
     """
+    begin = datetime.strptime(name, "%Y-%m").replace(tzinfo=UTC)
+    return between(store, begin, min(until, (begin + timedelta(days=31)).replace(day=1)))
+
+
+def between(
+    store: Store, begin: datetime, until: datetime
+) -> tuple[list[Day], dict[str, dict[str, Decimal]], list[str]]:
+    """Return the days from a midnight up to a moment, as ``month`` does."""
     days: list[Day] = []
     computing: dict[str, dict[str, Decimal]] = {}
     missing: list[str] = []
-    date = datetime.strptime(name, "%Y-%m").replace(tzinfo=UTC)
-    while f"{date:%Y-%m}" == name and date + DAY <= until:
+    date = begin
+    while date + DAY <= until:
         day = f"{date:%Y-%m-%d}"
         try:
             days.append(load(store, day))
@@ -94,6 +102,7 @@ def hours_of(store: Store, name: str) -> str:
     """
     said = [
         f"{pool} {hours['rented']} rented, {hours['computing']} computing, {hours['idle']} idle"
+        + (f", SM activity {Decimal(hours['sm_active']):.0%}" if hours.get("sm_active") else "")
         for pool, hours in _reported(store, name, "pools").items()
         if Decimal(hours["rented"])
     ]
@@ -135,18 +144,21 @@ def efficiency(cloud: SweepCloud, policy: Policy, day: Day) -> Efficiency:
         CloudError: the utilisation could not be read.
     """
     gpus = policy.budget.gpus_of_pools() if policy.budget else {}
-    return sum_up(day, policy.stack, policy.currency, _utilisation(cloud, day), gpus)
+    computing, sm_active = (
+        _mean(cloud, day, metric) for metric in (METRIC_GPU_UTILISATION, METRIC_GPU_SM_ACTIVITY)
+    )
+    return sum_up(day, policy.stack, policy.currency, computing, gpus, sm_active=sm_active)
 
 
-def _utilisation(cloud: SweepCloud, day: Day) -> Mapping[str, float]:
-    """Return instance id -> mean utilisation of its GPUs, 0 to 1, of instances that reported it."""
+def _mean(cloud: SweepCloud, day: Day, metric: str) -> Mapping[str, float]:
+    """Return instance id -> mean of a percentage of its GPUs, 0 to 1, of instances that reported it."""
     span = Span(day.date, day.date + DAY)
     values: dict[str, float] = {}
     for batch in batches(sorted(day.instances), BATCH):
-        queries = [Query(key, METRIC_GPU_UTILISATION, PERIOD_S, statistic="Average") for key in batch]
+        queries = [Query(key, metric, PERIOD_S, statistic="Average") for key in batch]
         answers, failures = cloud.heartbeats.read(queries, span)
         if failures:
-            raise CloudError(f"{METRIC_GPU_UTILISATION} of {day.name}: {failures[0].error}")
+            raise CloudError(f"{metric} of {day.name}: {failures[0].error}")
         for query, answer in answers.items():
             if answer.points:
                 values[query.instance_id] = max(answer.points)[1] / 100

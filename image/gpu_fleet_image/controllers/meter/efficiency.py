@@ -27,6 +27,7 @@ class Use:
     Attributes:
         gpu_hours: its GPUs times the hours that it ran.
         computing: share of them in which a GPU computed, 0 to 1; None without a report.
+        sm_active: mean SM activity, 0 to 1; likewise.
     """
 
     instance_id: str
@@ -34,6 +35,7 @@ class Use:
     gpu_hours: Decimal
     computing: Decimal | None
     cost: Decimal
+    sm_active: Decimal | None = None
 
     @property
     def computing_gpu_hours(self) -> Decimal:
@@ -56,6 +58,7 @@ class PoolUse:
         unknown: of these, hours of instances without a reported utilisation.
         unused: of these, hours of a reservation without a running instance.
         saved: hours that terminated instances would have run.
+        sm_active: mean SM activity of the hours whose instances report it, 0 to 1; None if none does.
     """
 
     pool: str
@@ -65,15 +68,17 @@ class PoolUse:
     unused: Decimal
     saved: Decimal
     cost: Decimal
+    sm_active: Decimal | None = None
 
     @property
     def idle(self) -> Decimal:
         """Hours in which nothing computed."""
         return self.rented - self.computing - self.unknown
 
-    def to_json(self) -> dict[str, str]:
-        """Return GPU hours as decimal text."""
-        return {name: _short(getattr(self, name)) for name in HOURS}
+    def to_json(self) -> dict[str, str | None]:
+        """Return GPU hours as decimal text, and the SM activity."""
+        hours: dict[str, str | None] = {name: _short(getattr(self, name)) for name in HOURS}
+        return hours | {"sm_active": None if self.sm_active is None else _short(self.sm_active)}
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class Efficiency:
         saved_cost: cost that terminated instances would have had.
         computing: instance id -> share of its GPU hours in which GPUs computed, if it is reported.
         unpriced: number of instances without a known price; if there are any, all costs are lower bounds.
+        sm_active: mean SM activity, as of a pool.
     """
 
     name: str
@@ -97,6 +103,7 @@ class Efficiency:
     saved_cost: Decimal
     computing: Mapping[str, Decimal]
     unpriced: int = 0
+    sm_active: Decimal | None = None
 
     def total(self, attribute: str) -> Decimal:
         """Return the total of all pools for an attribute of ``PoolUse``."""
@@ -122,16 +129,23 @@ class Efficiency:
 
 
 def sum_up(
-    day: Day, stack: str, currency: str, computing: Mapping[str, float], gpus: Mapping[str, int]
+    day: Day,
+    stack: str,
+    currency: str,
+    computing: Mapping[str, float],
+    gpus: Mapping[str, int],
+    *,
+    sm_active: Mapping[str, float] | None = None,
 ) -> Efficiency:
     """Return the efficiency of a day.
 
     Args:
         computing: instance id -> mean utilisation of its GPUs, 0 to 1; without instances that have no report.
         gpus: pool -> GPUs of one of its instances, for reserved ones that did not run.
+        sm_active: instance id -> mean SM activity of its GPUs, 0 to 1; likewise.
     """
-    computing = _usable(computing)
-    uses = [_use(key, share, computing.get(key)) for key, share in day.instances.items()]
+    computing, sm_active = _usable(computing), _usable(sm_active or {})
+    uses = [_use(key, share, computing.get(key), sm_active.get(key)) for key, share in day.instances.items()]
     idle = sorted(
         (use for use in uses if use.idle_cost > 0), key=lambda use: (-use.idle_cost, use.instance_id)
     )
@@ -144,12 +158,22 @@ def sum_up(
         saved_cost=sum((share.cost for share in day.saved.values()), Decimal(0)),
         computing={use.instance_id: use.computing for use in uses if use.computing is not None},
         unpriced=day.unpriced,
+        sm_active=_mean_sm_activity(uses),
     )
 
 
-def _use(key: str, share: DayShare, computing: float | None) -> Use:
-    known = None if computing is None else min(Decimal(1), Decimal(str(computing)))
-    return Use(key, share.instance, share.gpu_hours, known, share.cost)
+def _use(key: str, share: DayShare, computing: float | None, sm_active: float | None) -> Use:
+    known, active = (
+        None if each is None else min(Decimal(1), Decimal(str(each))) for each in (computing, sm_active)
+    )
+    return Use(key, share.instance, share.gpu_hours, known, share.cost, active)
+
+
+def _mean_sm_activity(uses: Iterable[Use]) -> Decimal | None:
+    """Return the mean over GPU hours of the instances that report it."""
+    known = [(use.gpu_hours, use.sm_active) for use in uses if use.sm_active is not None]
+    hours = sum((each for each, _ in known), Decimal(0))
+    return sum((each * share for each, share in known), Decimal(0)) / hours if hours else None
 
 
 def _pool_uses(day: Day, uses: Iterable[Use], gpus: Mapping[str, int]) -> Iterable[PoolUse]:
@@ -170,6 +194,7 @@ def _pool_uses(day: Day, uses: Iterable[Use], gpus: Mapping[str, int]) -> Iterab
             unused=unused,
             saved=saved[pool],
             cost=day.costs.get(pool, Decimal(0)),
+            sm_active=_mean_sm_activity(own),
         )
 
 

@@ -13,18 +13,24 @@ _COLORS = {"computing": "#1b4332", "unknown": "#8a949e", "idle": "#e9c46a", "sav
 WIDTH, LABEL, HEIGHT = 500, 20, 18
 _ROW, _AXIS = LABEL + HEIGHT + 8, 22
 HOURS = ("rented", "computing", "idle", "unknown", "saved")
+_SMS = "SM activity"
 
 
 def page(day: Efficiency) -> str:
     """Return the HTML file."""
     cost = f"cost, {day.currency}"
     pools = report_page.table(
-        ("pool", *(f"GPU hours {name}" for name in HOURS), cost),
+        ("pool", *(f"GPU hours {name}" for name in HOURS), _SMS, cost),
         [
-            (pool.pool, *(_number(getattr(pool, name)) for name in HOURS), _number(pool.cost))
+            (
+                pool.pool,
+                *(_number(getattr(pool, name)) for name in HOURS),
+                _percent(pool.sm_active),
+                _number(pool.cost),
+            )
             for pool in day.pools
         ],
-        numbers=[*(f"GPU hours {name}" for name in HOURS), cost],
+        numbers=[*(f"GPU hours {name}" for name in HOURS), _SMS, cost],
     )
     left_idle = f"left idle, {day.currency}"
     idle = report_page.table(
@@ -80,6 +86,8 @@ def _notes(day: Efficiency) -> Iterator[str]:
         yield f"For {_number(unknown)} GPU hours there is no report whether GPUs computed."
     if unused := day.total("unused"):
         yield f"{_number(unused)} reserved GPU hours were paid for but had no instance: they count as idle."
+    if day.sm_active is not None:
+        yield f"The GPUs that report it used {_percent(day.sm_active)} of their multiprocessors."
     yield (
         f"The reaper saved {_number(day.total('saved'))} GPU hours, {_number(day.saved_cost)} {day.currency}."
     )

@@ -33,6 +33,7 @@ def write(path: Path, judgement: Judgement, instance_id: str, watch: str) -> Non
         "seconds_since_activity": round(judgement.seconds_since_activity),
         "active_fraction": round(judgement.active_fraction, 3),
         "gpu_utilisation_percent": judgement.gpu_utilisation_percent,
+        "gpu_sm_activity_percent": judgement.gpu_sm_activity_percent,
         "gpu_memory_used_percent": judgement.gpu_memory_used_percent,
         "reasons": judgement.reasons,
         "unknown": judgement.unknown,

@@ -1,9 +1,10 @@
 """Idle detection: the judgement of a minute of readings as active, idle, or unknown. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from operator import attrgetter
 from statistics import fmean
 from typing import TypeVar
 
@@ -76,6 +77,7 @@ class Judgement:
         gpu_utilisation_percent: mean of the minute over all GPUs that report it; None if none does. It
             decides nothing: ``active_fraction`` also counts activity without computing.
         gpu_memory_used_percent: of the fullest GPU, maximum of the minute; None without a GPU.
+        gpu_sm_activity_percent: mean of the minute over all GPUs that report it, as the utilisation.
         reasons: activity, for users.
         unknown: sensors that failed, with the reason.
         hung: GPUs that look hung.
@@ -93,6 +95,7 @@ class Judgement:
     hung: tuple[str, ...]
     memory: JudgeMemory
     users: tuple[tuple[str, Tie], ...] = ()
+    gpu_sm_activity_percent: float | None = None
 
     @property
     def seconds_since_activity(self) -> float:
@@ -123,13 +126,14 @@ def judge(
         at=at,
         state=_state(reasons, unknown, hung),
         active_fraction=_active_fraction(samples, limits),
-        gpu_utilisation_percent=_utilisation_percent(samples),
+        gpu_utilisation_percent=_mean_of_gpus(samples, attrgetter("utilisation_percent")),
         gpu_memory_used_percent=_memory_used_percent(samples),
         reasons=reasons,
         unknown=unknown,
         hung=hung,
         memory=JudgeMemory(last_active_at, hung_since),
         users=_unique(user for sample in samples if sample.presence for user in sample.presence.users),
+        gpu_sm_activity_percent=_mean_of_gpus(samples, attrgetter("sm_activity_percent")),
     )
 
 
@@ -278,8 +282,8 @@ def _active_fraction(samples: Sequence[Reading], limits: Limits) -> float:
     return fmean(bool(activity([sample], limits)) for sample in samples) if samples else 0.0
 
 
-def _utilisation_percent(samples: Sequence[Reading]) -> float | None:
-    known = [gpu.utilisation_percent for sample in samples for gpu in sample.gpus]
+def _mean_of_gpus(samples: Sequence[Reading], of: Callable[[Gpu], float | None]) -> float | None:
+    known = [of(gpu) for sample in samples for gpu in sample.gpus]
     reported = [percent for percent in known if percent is not None]
     return fmean(reported) if reported else None
 

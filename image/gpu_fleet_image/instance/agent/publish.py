@@ -81,6 +81,10 @@ def heartbeat(
         if percent is not None:
             yield _datum(name, percent, "Percent", metrics.DIMENSION_INSTANCE, instance_id)
             yield _datum(name, percent, "Percent", metrics.DIMENSION_POOL, pool)
+    if (active := judgement.gpu_sm_activity_percent) is not None:
+        yield _datum(
+            metrics.METRIC_GPU_SM_ACTIVITY, active, "Percent", metrics.DIMENSION_INSTANCE, instance_id
+        )
 
 
 def _datum(name: str, value: float, unit: str, dimension: str, of: str) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Commands about the budget: show it, lift a freeze, read a day. They run against moto."""
 
 import json
+import re
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
@@ -137,6 +139,53 @@ def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
     said = "24.00 GPU hours rented, 6.00 computing, 18.00 idle; 24.62 USD"
     assert f"{day.name}: {said}: {page}" in result.output
     assert "18.46" in page.read_text(), "three quarters of the day were left idle"
+
+
+def store_days(computing):
+    """Store yesterday and the days before it, each with the share of its GPU hours that computed."""
+    for number, share in enumerate(computing):
+        day = replace(day_of_ada(), date=day_of_ada().date - timedelta(days=number))
+        report = {"computing": {} if share is None else {"i-1": share}}
+        for key, content in (("days", day.to_json()), ("reports", report)):
+            place = f"reaper/{key}/{day.date:%Y/%m}/{day.name}.json"
+            client("s3").put_object(Bucket=BUCKET, Key=place, Body=json.dumps(content))
+
+
+def test_the_waste_of_thirty_days_is_a_line_rows_and_a_page_by_pool_and_owner(fleet, run, tmp_path):
+    store_days(["0.88"] * 7 + [None] + ["0.62"] * 7)
+    page = tmp_path / "waste.html"
+
+    said = run("report", "--waste", "--to", str(page))
+    (row,) = json.loads(run("report", "--waste", "30", "-o", "json").output)["rows"]
+
+    line = "360 GPU hours in 15 days, 25 % idle (86.17 USD), 38 % in the first week and 12 % in the last"
+    assert said.output == f"{STACK}: {line}: {page}\n"
+    assert [row[key] for key in ("pool", "owner", "rented", "idle", "unknown")] == [
+        *("dev", "ada", "360.00", "84.00", "24.00")
+    ]
+    assert (row["idle_percent_first_week"], row["idle_percent_last_week"]) == ("38.0", "12.0")
+    drawn = page.read_text()
+    assert drawn.count("<circle") == 14, "a day without a report is no point"
+    (curve,) = re.findall(r'<path d="([^"]+)" fill="none"', drawn)
+    assert curve.count("M") == 2, "and the line does not cross it"
+    assert '<td data-column="owner">ada</td>' in drawn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--waste", "--day", "2026-03-01"), "--day '2026-03-01' and --waste 30; allowed: one of them"),
+        (("--waste", "--by", "pool"), "--by pool and --waste 30; allowed: one of them"),
+        (("--waste", "3"), "--waste 3: the meter has no day of the last 3 on record"),
+        (("--waste", "0"), "0 is not in the range 1<=x<=366"),
+    ],
+)
+def test_waste_that_cannot_be_told_is_refused_in_one_line(fleet, run, arguments, said):
+    refused = run("report", *arguments)
+
+    assert refused.exit_code != 0
+    assert said in refused.output
+    assert "Traceback" not in refused.output
 
 
 def test_a_month_is_charged_back_by_owner_to_the_cent_of_the_meter(fleet, run):

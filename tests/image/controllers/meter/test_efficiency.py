@@ -138,3 +138,15 @@ def test_absurd_numbers_count_like_missing_ones(value):
 
     assert found == summed(instances, {"i-2": 0.5})
     assert page(found)
+
+
+def test_sm_activity_is_the_mean_over_the_hours_that_report_it_and_unknown_elsewhere():
+    instances = {"i-1": share(gpus=8), "i-2": share(hours=12, gpus=8), "i-3": share(pool="old")}
+
+    found = sum_up(day(instances), "aws-dev", "USD", {}, {}, sm_active={"i-1": 0.6, "i-2": 0.3})
+
+    by_pool = {pool.pool: pool.sm_active for pool in found.pools}
+    assert by_pool == {"dev": Decimal("0.5"), "old": None}
+    assert found.to_json()["pools"]["dev"]["sm_active"] == "0.50"
+    assert "used 50% of their multiprocessors" in mail(found, "s3://there")
+    assert ">unknown<" in page(found)

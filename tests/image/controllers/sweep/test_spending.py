@@ -10,7 +10,7 @@ from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.spending import line_of
 from gpu_fleet_image.controllers.sweep.handler import conclude
 from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
-from gpu_fleet_image.core.metrics import METRIC_GPU_UTILISATION
+from gpu_fleet_image.core.metrics import METRIC_GPU_SM_ACTIVITY, METRIC_GPU_UTILISATION
 from gpu_fleet_image.core.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
 from tests.image.moto_fleet import budget_json
 from tests.image.sweeping import connect_world, policy
@@ -243,6 +243,7 @@ def test_the_day_that_is_over_is_reported_once_by_mail_and_as_a_page(world):
     checked = rules()
     for key in world.instances:
         world.daily[key, METRIC_GPU_UTILISATION] = 25.0
+        world.daily[key, METRIC_GPU_SM_ACTIVITY] = 10.0
     swept(world, checked)
     for _ in range(26):
         world.pass_minutes(60)
@@ -251,6 +252,7 @@ def test_the_day_that_is_over_is_reported_once_by_mail_and_as_a_page(world):
     mails = [text for _, text in world.messages if "GPU hours rented" in text]
     assert len(mails) == 1
     assert mails[0].startswith("31.97 GPU hours rented, 7.99 computing, 23.98 idle; 34.40 USD")
+    assert "used 10% of their multiprocessors" in mails[0]
     page = world.objects["reaper/reports/2026/03/2026-03-02.html"][0].decode()
     assert "<svg" in page
     assert next(iter(world.instances)) in page

@@ -120,6 +120,17 @@ def test_gpus_at_rest_beside_a_busy_cpu_are_active_and_compute_nothing():
     assert cut.gpu_utilisation_percent is None
 
 
+def test_sm_activity_is_the_mean_over_gpus_and_samples_that_report_it():
+    busy = [
+        replace(gpu(str(index)), sm_activity_percent=each) for index, each in enumerate((30.0, 10.0, None))
+    ]
+
+    outcome = judged(*[sample(gpus=busy)] * 12)
+
+    assert outcome.gpu_sm_activity_percent == 20.0
+    assert judged(sample(gpus=[gpu()])).gpu_sm_activity_percent is None
+
+
 def test_memory_in_use_alone_is_no_activity():
     holding = gpu(pids=[42], used_gib=70.0)
 

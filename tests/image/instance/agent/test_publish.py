@@ -36,6 +36,13 @@ def test_an_idle_instance_says_for_how_long_and_what_its_gpus_do_for_its_pool_to
     assert published(reported) == own | of_gpus
 
 
+def test_sm_activity_is_published_where_gpus_report_it():
+    reported = published(judgement(gpu_sm_activity_percent=1.0))
+
+    assert reported[metrics.METRIC_GPU_SM_ACTIVITY, "InstanceId"] == 1.0
+    assert not any(name == metrics.METRIC_GPU_SM_ACTIVITY for name, _ in published(judgement()))
+
+
 def test_what_is_not_known_to_be_idle_is_a_code():
     codes = {Minute.UNKNOWN: metrics.CODE_UNKNOWN, Minute.SUSPECT_HUNG: metrics.CODE_HUNG}
     key = metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.instance.agent.sensors.reading import Gpu
+from gpu_fleet_image.instance.agent.sensors.sm_activity import SmActivitySensor
 
 GIB = 2**30
 _MILLI = 1e-3
@@ -61,6 +62,7 @@ class GpuSensor:
         self._devices: list[_Device] | None = None
         self._energy: dict[str, tuple[float, float]] = {}
         self._slow: dict[str, _Slow] = {}
+        self._sm_activity = SmActivitySensor(nvml, real_s)
         self.pids: frozenset[int] = frozenset()
 
     def read(self, *, fresh: bool = False) -> tuple[Gpu, ...]:
@@ -111,6 +113,7 @@ class GpuSensor:
         self._devices = None
         self._energy.clear()
         self._slow.clear()
+        self._sm_activity.close()
         with contextlib.suppress(self._nvml.NVMLError):  # it may not have been open
             self._nvml.nvmlShutdown()
 
@@ -130,6 +133,7 @@ class GpuSensor:
             power_w=self._power(device),
             power_limit_w=slow.power_limit_w,
             pids=slow.pids,
+            sm_activity_percent=self._sm_activity.read(device.name, device.handle),
         )
 
     def _read_slow(self, device: _Device) -> _Slow:

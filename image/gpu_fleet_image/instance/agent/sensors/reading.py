@@ -33,6 +33,8 @@ class Gpu:
             None if the GPU reports neither.
         power_limit_w: enforced limit; None if unknown.
         pids: processes with a compute context on it or on one of its MIG instances.
+        sm_activity_percent: share of its multiprocessors with work, mean since the previous look; None if the
+            GPU does not report it (older than Hopper, MIG).
     """
 
     name: str
@@ -42,6 +44,7 @@ class Gpu:
     power_w: float | None
     power_limit_w: float | None
     pids: tuple[int, ...] = ()
+    sm_activity_percent: float | None = None
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,29 @@ def test_power_is_the_mean_of_the_energy_counter_or_what_it_is_now_where_that_be
     assert power_w == [60.0, pytest.approx(400.0), 60.0]
 
 
+def test_sm_activity_is_the_mean_since_the_last_look(sensor_of, seconds):
+    nvml = FakeNvml()
+    sensor, percent = sensor_of(nvml), []
+
+    for nvml.gpus[0].sm_at in ((0.0, 0.0), (5.0, 2.0), (5.05, 2.05), (10.0, 2.0)):
+        seconds.now = nvml.gpus[0].sm_at[0]
+        percent.append(sensor.read()[0].sm_activity_percent)
+
+    assert percent == [None, pytest.approx(40.0), None, pytest.approx(0.0)]
+
+
+@pytest.mark.parametrize("call", ["nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"])
+def test_sm_activity_that_cannot_be_read_is_unknown_and_fails_nothing(sensor_of, seconds, call, caplog):
+    nvml = failing(call, ERROR_CODES["NVML_ERROR_FUNCTION_NOT_FOUND"])
+    nvml.gpus[0].sm_at = (0.0, 0.0)
+    sensor = sensor_of(nvml)
+
+    for seconds.now in (0.0, 5.0, 10.0):
+        assert sensor.read()[0].sm_activity_percent is None
+
+    assert caplog.text.count("event=no-sm-activity") == 1
+
+
 def test_every_error_code_is_a_failure_that_names_it(sensor_of):
     def said(call, name):
         nvml = failing("nvmlDeviceGetTotalEnergyConsumption", pynvml.NVML_ERROR_NOT_SUPPORTED)

@@ -16,12 +16,14 @@ ROOT = Path(__file__).parents[5]
 COMPILER = shutil.which("cc")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler to make a libnvidia-ml.so.1 with")
 READ = """
-import json, time, pynvml
+import json, pynvml
 from dataclasses import asdict
 from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.instance.agent.sensors.gpu import GpuSensor
 try:
-    print(json.dumps([asdict(gpu) for gpu in GpuSensor(pynvml, 2, time.monotonic).read()]))
+    sensor = GpuSensor(pynvml, 2, iter(range(99)).__next__)
+    sensor.read()
+    print(json.dumps([asdict(gpu) for gpu in sensor.read()]))
 except SensorError as error:
     print(json.dumps(str(error)))
 """
@@ -54,8 +56,10 @@ def test_gpus_are_read_in_full_and_one_in_mig_mode_with_the_processes_of_its_ins
         "power_w": 350.0,
         "power_limit_w": 700.0,
         "pids": [41],
+        "sm_activity_percent": 41.5,
     }
     assert (cut["utilisation_percent"], cut["pids"]) == (None, [51, 52])
+    assert cut["sm_activity_percent"] is None
 
 
 def test_a_lost_gpu_is_named(driver):

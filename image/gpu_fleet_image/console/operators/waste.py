@@ -1,0 +1,219 @@
+"""The idle share of some weeks' GPU hours, by pool and owner: rows, a line for users, a page. Pure."""
+
+import html
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from gpu_fleet_image.controllers.meter.meter_state import Day
+from gpu_fleet_image.core import report_page
+from gpu_fleet_image.core.csv_rows import csv_text
+from gpu_fleet_image.core.shared_options import JSON
+
+WEEK = 7
+NO_INSTANCE = "(no instance)"  # reserved hours in which nothing ran
+NOBODY = "nobody"
+HOURS = ("rented", "computing", "idle", "unknown")
+SHARES = ("idle_percent", "idle_percent_first_week", "idle_percent_last_week")
+COLUMNS = ("pool", "owner", *HOURS, *SHARES, "idle_cost", "currency")
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 560, 220, 40, 30, 10
+
+
+@dataclass
+class Hours:
+    """GPU hours of a pool's owner, or of all, on one day or several.
+
+    Attributes:
+        idle_cost: cost of the idle hours.
+    """
+
+    rented: Decimal = Decimal(0)
+    computing: Decimal = Decimal(0)
+    unknown: Decimal = Decimal(0)
+    idle_cost: Decimal = Decimal(0)
+
+    @property
+    def idle(self) -> Decimal:
+        """Hours in which no GPU computed, as far as that is reported."""
+        return self.rented - self.computing - self.unknown
+
+    @property
+    def idle_percent(self) -> Decimal | None:
+        """Idle part of the hours that are reported; None if none is."""
+        known = self.rented - self.unknown
+        return 100 * self.idle / known if known else None
+
+    def add(self, other: "Hours") -> None:
+        """Add others' hours."""
+        self.rented += other.rented
+        self.computing += other.computing
+        self.unknown += other.unknown
+        self.idle_cost += other.idle_cost
+
+
+Key = tuple[str, str]  # pool, owner
+
+
+@dataclass(frozen=True)
+class Waste:
+    """Some days' GPU hours.
+
+    Attributes:
+        days: name of each day that is on record -> its hours by pool and owner, the oldest first.
+    """
+
+    stack: str
+    currency: str
+    days: Mapping[str, Mapping[Key, Hours]] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[Key]:
+        """Every pool and owner once, those with the highest idle cost first."""
+        keys = {key for day in self.days.values() for key in day}
+        return sorted(keys, key=lambda key: (-self.of([key]).idle_cost, -self.of([key]).idle, key))
+
+    def of(self, keys: Iterable[Key] | None = None, days: Sequence[str] | None = None) -> Hours:
+        """Return the sum of some keys, or of all, on some days, or on all."""
+        wanted, total = None if keys is None else set(keys), Hours()
+        for name in self.days if days is None else days:
+            for key, hours in self.days[name].items():
+                if wanted is None or key in wanted:
+                    total.add(hours)
+        return total
+
+    def shares(self, keys: Iterable[Key] | None = None) -> tuple[Decimal | None, ...]:
+        """Return the idle percentage of all days, of the first seven and of the last; the order of SHARES."""
+        names, chosen = list(self.days), None if keys is None else list(keys)
+        return tuple(self.of(chosen, part).idle_percent for part in (names, names[:WEEK], names[-WEEK:]))
+
+
+def sum_up(
+    days: Iterable[Day],
+    computing: Mapping[str, Mapping[str, Decimal]],
+    gpus: Mapping[str, int],
+    *,
+    stack: str,
+    currency: str,
+) -> Waste:
+    """Return the days' hours.
+
+    Args:
+        computing: day -> instance id -> share of its GPU hours in which GPUs computed.
+        gpus: pool -> GPUs of one of its instances, for reserved ones that did not run.
+    """
+    named = {day.name: dict(_of_day(day, computing.get(day.name, {}), gpus)) for day in days}
+    return Waste(stack, currency, named)
+
+
+def _of_day(
+    day: Day, computing: Mapping[str, Decimal], gpus: Mapping[str, int]
+) -> Iterable[tuple[Key, Hours]]:
+    hours: dict[Key, Hours] = defaultdict(Hours)
+    rest: dict[str, Decimal] = defaultdict(Decimal, day.costs)
+    for instance, share in day.instances.items():
+        known = computing.get(instance)
+        rest[share.instance.pool] -= share.cost
+        hours[share.instance.pool, share.instance.owner or NOBODY].add(
+            Hours(
+                share.gpu_hours,
+                share.gpu_hours * (known or 0),
+                share.gpu_hours if known is None else Decimal(0),
+                Decimal(0) if known is None else share.cost * (1 - known),
+            )
+        )
+    for pool, cost in rest.items():
+        if unused := day.unused_gpu_hours(pool, gpus):
+            hours[pool, NO_INSTANCE].add(Hours(unused, idle_cost=cost))
+    return hours.items()
+
+
+def line(waste: Waste) -> str:
+    """Return the fleet's waste in one line."""
+    whole, first, last = waste.shares()
+    said = f"{waste.stack}: {waste.of().rented:,.0f} GPU hours in {len(waste.days)} days"
+    if whole is None:
+        return f"{said}, and no report whether GPUs computed"
+    trend = f", {_percent(first)} in the first week and {_percent(last)} in the last"
+    idle_cost = f"{waste.of().idle_cost:,.2f} {waste.currency}"
+    return f"{said}, {_percent(whole)} idle ({idle_cost}){trend if len(waste.days) > WEEK else ''}"
+
+
+def rows(waste: Waste) -> Iterator[dict[str, str | None]]:
+    """Yield a row for each pool and owner, with the keys of ``COLUMNS``."""
+    for pool, owner in waste.keys:
+        hours = waste.of([(pool, owner)])
+        texts = {name: f"{getattr(hours, name):.2f}" for name in HOURS}
+        shares = (None if each is None else f"{each:.1f}" for each in waste.shares([(pool, owner)]))
+        costs = {"idle_cost": f"{hours.idle_cost:.2f}", "currency": waste.currency}
+        yield {"pool": pool, "owner": owner, **texts, **dict(zip(SHARES, shares, strict=True)), **costs}
+
+
+def as_text(waste: Waste, form: str) -> str:
+    """Return the rows as ``csv`` or ``json``."""
+    listed = list(rows(waste))
+    if form != JSON:
+        return csv_text(COLUMNS, listed)
+    document = {"stack": waste.stack, "days": list(waste.days), "rows": listed}
+    return json.dumps(document, indent=1) + "\n"
+
+
+def page(waste: Waste, missing: Sequence[str]) -> str:
+    """Return the HTML file: the fleet's idle share by day as a picture, and the rows as a table.
+
+    Args:
+        missing: days without a record.
+    """
+    heads = [name.replace("_percent", ", %").replace("_", " ") for name in COLUMNS[:-1]]
+    cells = [[row[name] or "unknown" for name in COLUMNS[:-1]] for row in rows(waste)]
+    note = "In idle hours no kernel ran. Hours without a report are left out of the percentages."
+    if missing:
+        note += f" No record of {', '.join(missing)}."
+    title = f"GPU fleet {waste.stack}: idle GPU hours"
+    table = report_page.table(heads, cells, numbers=heads[2:])
+    return report_page.page(
+        title, line(waste), note, f"{_picture(waste)}\n<h2>By pool and owner</h2>\n{table}"
+    )
+
+
+def _picture(waste: Waste) -> str:
+    """Return the idle share of each day as a line, 0 to 100 %; a day without a report is a gap."""
+    names = list(waste.days)
+    step = (WIDTH - LEFT - 10) / max(1, len(names) - 1)
+    path, dots, drawing = "", "", False
+    for index, name in enumerate(names):
+        share = waste.of(days=[name]).idle_percent
+        if share is None:
+            drawing = False
+            continue
+        x, y = LEFT + index * step, _height(share)
+        path += f"{'L' if drawing else 'M'}{x:.1f} {y:.1f}"
+        drawing = True
+        title = f"<title>{html.escape(name)}: {_percent(share)} idle</title>"
+        dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#2a6f97">{title}</circle>'
+    drawn = f'<path d="{path}" fill="none" stroke="#2a6f97" stroke-width="2"/>' if path else ""
+    box = f'viewBox="0 0 {WIDTH + 10} {HEIGHT}" font-size="13" role="img" aria-label="idle share by day"'
+    caption = "<figcaption>idle, % of the reported GPU hours of a day</figcaption>"
+    return f"<figure><svg {box}>{_axes(names[0], names[-1])}{drawn}{dots}</svg>{caption}</figure>"
+
+
+def _axes(first: str, last: str) -> str:
+    """Return lines at 0, 50 and 100 %, and the first and the last day."""
+    marks = ""
+    for share in (0, 50, 100):
+        y = _height(Decimal(share))
+        marks += f'<path d="M{LEFT} {y:.1f}H{WIDTH}" stroke="#222" stroke-opacity=".2"/>'
+        marks += f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{share} %</text>'
+    for anchor, x, name in (("start", LEFT, first), ("end", WIDTH, last)):
+        marks += f'<text x="{x}" y="{HEIGHT - 8}" text-anchor="{anchor}">{html.escape(name)}</text>'
+    return marks
+
+
+def _height(share: Decimal) -> float:
+    low = HEIGHT - BOTTOM
+    return low - float(share) / 100 * (low - TOP)
+
+
+def _percent(share: Decimal | None) -> str:
+    return "unknown" if share is None else f"{share:.0f} %"
