@@ -102,10 +102,15 @@ def with_answer(so_far: NewStack, question: Question, text: str) -> NewStack:
     answers = replace(so_far, **{question.field: question.parsed(text)})
     problems = [problem for problem in stack_file.problems(answers) if concerns(problem, question)]
     if problems:
-        said = "; ".join(f"{shown(problem.value)} {problem.allowed}" for problem in problems)
+        said = "; ".join(_said(problem, text) for problem in problems)
         hint = "; --assume NAME=PRICE writes it" if ASSUME in said else ""
         raise StacksError(f"{question.flag} {text!r}: {said}{hint}")
     return answers
+
+
+def _said(problem: Problem, answer: str) -> str:
+    """Return what is allowed, with the value where that is not the answer itself."""
+    return problem.allowed if str(problem.value) == answer else f"{shown(problem.value)} {problem.allowed}"
 
 
 def concerns(problem: Problem, question: Question) -> bool:

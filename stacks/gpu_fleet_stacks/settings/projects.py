@@ -79,8 +79,8 @@ def missing() -> str:
     """Return the error message for a command outside of any project."""
     start = os.environ.get(VARIABLE) or Path.cwd()
     return (
-        f"no project of gpu-fleet in {start} or above it: `gpu-fleet init DIR` makes one, and --dir or "
-        f"{VARIABLE} names one"
+        f"no project of gpu-fleet in {start} or above it: `gpu-fleet init DIR` makes one, and --dir DIR "
+        f"or {VARIABLE} names one elsewhere"
     )
 
 

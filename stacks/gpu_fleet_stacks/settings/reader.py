@@ -29,7 +29,10 @@ OF_KEY = "[key]"  # pydantic's last part of the path where the key of a mapping 
 # pydantic's kinds of errors whose own words are those of Python -> what a stack file calls it.
 ALLOWED = {
     "string_type": "must be text",
-    "int_type": "must be a whole number",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("decimal_type", "decimal_parsing", "float_type", "float_parsing"), "must be a number"),
+    "finite_number": "must be a number",
+    "ip_v4_network": "must be an IPv4 network, such as 10.20.0.0/16",
     "dict_type": "must be a mapping of names to values",
     "dataclass_type": "must be a mapping of keys to values",
     "missing": "required, and missing",
@@ -85,7 +88,9 @@ def _checked(name: str, raw: Mapping[str, Any], problems: list[Problem]) -> Stac
         here = f"is newer than this gpu-fleet, which is {version.running()}"
         allowed = f"{here}: install gpu-fleet {written_for} or newer"
         raise SettingsError(name, (Problem("version", written_for, allowed),))
-    parsed, unparsed = _section(Stack, "", {"name": name, **raw})
+    parsed, unparsed = _section(Stack, "", {**raw, "name": name})
+    if "name" in raw:
+        problems = [*problems, Problem("name", raw["name"], "unknown key: the file's name is the stack's")]
     problems = [*problems, *unparsed, *rules.check(parsed)]
     if problems:
         older = written_for if version.is_older(written_for) else ""
@@ -143,11 +148,12 @@ def _section(kind: Any, path: str, raw: object) -> Parsed:
     """
     known = list(_hints(kind))
     if not isinstance(raw, Mapping):
-        allowed = f"must be a mapping with the keys {', '.join(known)}"
-        return draft(kind, {}, known), [Problem(path, raw, allowed)]
+        said = f"must be a mapping with the keys {', '.join(known)}"
+        return draft(kind, {}, known), [Problem(path, raw, said)]
     at = f"{path}." if path else ""
+    allowed = known if path else [key for key in known if key != "name"]  # of the stack: its file's
     problems = [
-        Problem(f"{at}{key}", value, f"unknown key; {_nearest(str(key), known)}")
+        Problem(f"{at}{key}", value, f"unknown key; {_nearest(str(key), allowed)}")
         for key, value in raw.items()
         if key not in known
     ]

@@ -119,8 +119,10 @@ def unnamed(ctx: click.Context, default: str = "") -> str:
         return known[0]
     if default in known:
         return default
-    there = f"there are {', '.join(known)}" if known else stack_files.missing()
-    raise click.UsageError(f"STACK is missing: {there}; {STACK_VARIABLE} names one for every command", ctx)
+    if not known:
+        raise click.UsageError(stack_files.missing(), ctx)
+    there = f"there are {', '.join(known)}; {STACK_VARIABLE} names one for every command"
+    raise click.UsageError(f"STACK is missing: {there}", ctx)
 
 
 class PassingOn(click.Command):

@@ -474,7 +474,7 @@ def test_an_assumption_of_nothing_is_refused():
         ("scratch", "3", "names nothing that this stack uses without a list price"),
         ("bucket", "0.5", "has a list price of cn-shenzhen; leave it out"),
         ("disk", "0", "must be greater than or equal to 0.0001"),
-        ("disk", "much", "must be a valid decimal"),
+        ("disk", "much", "must be a number"),
     ):
         text = refusal(unpriced_file(**{name: price}))
         assert f"budget.assume.{name} = '{price}': " in text

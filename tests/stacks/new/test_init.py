@@ -93,6 +93,7 @@ def test_outside_of_any_project_it_says_how_to_make_one(tmp_path, monkeypatch):
 
     assert "no project of gpu-fleet in" in said
     assert "`gpu-fleet init DIR` makes one" in said
+    assert run("check").strip().endswith("--dir DIR or GPU_FLEET_DIR names one elsewhere")
 
 
 def test_a_project_without_a_stack_names_the_command_that_writes_one(tmp_path, monkeypatch):
