@@ -28,16 +28,19 @@ _MISCONFIGURED = {
     "InvalidConfigError": "AWS_CONFIG_FILE and AWS_SHARED_CREDENTIALS_FILE, by default in ~/.aws",
     "InvalidRegionError": "AWS_REGION, AWS_DEFAULT_REGION and AWS_CONFIG_FILE",
 }
-_INVALID_ENDPOINT = "Invalid endpoint: "
+# Beginnings of its other errors about it, and the same.
+_MISSET = {
+    "Invalid endpoint: ": "allowed: a URL such as https://HOST; see AWS_ENDPOINT_URL",
+    "Unsupported host ": "see AWS_CONTAINER_CREDENTIALS_FULL_URI",
+}
 
 
 def misconfigured(error: BaseException) -> str | None:
     """Return a message if an error is about this computer's AWS configuration; else None."""
     if type(error).__module__ == "botocore.exceptions" and type(error).__name__ in _MISCONFIGURED:
         return f"{error}: see {_MISCONFIGURED[type(error).__name__]}"
-    if isinstance(error, ValueError) and str(error).startswith(_INVALID_ENDPOINT):
-        return f"{error}; allowed: a URL such as https://HOST; see AWS_ENDPOINT_URL"
-    return None
+    remedies = [remedy for beginning, remedy in _MISSET.items() if str(error).startswith(beginning)]
+    return f"{error}; {remedies[0]}" if isinstance(error, ValueError) and remedies else None
 
 
 def is_meant(error: BaseException) -> bool:

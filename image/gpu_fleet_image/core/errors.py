@@ -16,10 +16,15 @@ LOG_IN = {
         "console makes one (Identities, Users, AccessKey)"
     ),
 }
+# Cloud -> where its SDKs look for credentials on an instance (rootfs/etc/environment.d/60-gpu-fleet.conf).
+ENDPOINTS = {"aws": "AWS_CONTAINER_CREDENTIALS_FULL_URI", "alicloud": "ALIBABA_CLOUD_CREDENTIALS_URI"}
 
 
 def log_in(cloud: str, environ: Mapping[str, str] = os.environ) -> str:
     """Return how a user logs in whose credentials are missing or invalid, and which profile was tried."""
+    if endpoint := environ.get(ENDPOINTS[cloud]):
+        why = "on an instance `systemctl status gpu-credentials` says why they are missing"
+        return f"the credentials of {endpoint} ({ENDPOINTS[cloud]}): {why}"
     if cloud != "aws":
         return LOG_IN[cloud]
     return f"{LOG_IN[cloud]} (tried: profile {environ.get('AWS_PROFILE') or 'default'!r})"

@@ -105,3 +105,42 @@ def test_the_profile_that_was_tried_is_named(nobody):
     said = CliRunner().invoke(main, ["status", "--stack", "aws-dev"])
 
     assert said.output.endswith("(tried: profile 'work')\n")
+
+
+# Variables and a configuration file, and what is to be read: botocore looks already when a client is made.
+OWN_FAULTS = {
+    "a program that gives none": ({}, "credential_process = /bin/false", "from custom-process: "),
+    "half a key": ({"AWS_ACCESS_KEY_ID": "AKIA1"}, "", "missing: AWS_SECRET_ACCESS_KEY"),
+    "a package that is missing": ({}, "login_session = mine", "botocore[crt]"),
+}
+
+
+@pytest.mark.parametrize("case", OWN_FAULTS)
+def test_credentials_that_botocore_cannot_get_are_no_defect(nobody, case):
+    variables, line, why = OWN_FAULTS[case]
+    Path("config").write_text(f"[default]\n{line}\n")
+    for name, value in (variables | {"AWS_CONFIG_FILE": "config"}).items():
+        nobody.setenv(name, value)
+
+    said = CliRunner().invoke(main, ["status", "--stack", "aws-dev"])
+
+    assert said.output.startswith("error: ")
+    assert "defect" not in said.output
+    assert [word for word in (why, *NEEDED["aws"]) if word not in said.output] == []
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "remedy"),
+    [
+        ("http://127.0.0.1:1/credentials", "`systemctl status gpu-credentials`"),
+        ("http://evil.example/credentials", "; see AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+    ],
+)
+def test_on_an_instance_whose_endpoint_is_down_or_none_that_is_said(nobody, endpoint, remedy):
+    nobody.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", endpoint)
+
+    said = CliRunner().invoke(main, ["status", "--stack", "aws-dev"])
+
+    assert said.output.startswith("error: ")
+    assert "defect" not in said.output
+    assert remedy in said.output

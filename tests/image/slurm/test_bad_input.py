@@ -14,14 +14,16 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.console.runs import queue_view, queued
+from gpu_fleet_image.console.runs import queue_view, queued, refusals
 from gpu_fleet_image.console.runs.refusals import QueueRecords
 from gpu_fleet_image.controllers.mover.growth import FRESH, Growth
 from gpu_fleet_image.core.capacity import MoverState, Trouble
 from gpu_fleet_image.core.errors import CloudError
 from gpu_fleet_image.instance.accounts import changes
+from gpu_fleet_image.providers.aws import session
 from tests.image.cloud_of_groups import LABELS, NO_ROOM, START
 from tests.image.console.runs.test_queue_view import JOB, Stack
+from tests.image.instance_toml import INSTANCE_TOML
 from tests.image.moto_fleet import policy_json, pool_policy
 from tests.image.slurm.test_slurm import NODE
 from tests.ran import executable
@@ -200,6 +202,22 @@ def test_where_the_stack_says_nothing_the_queue_takes_jobs_all_the_same(home, mo
 
     assert said.exit_code == 0
     assert "neither the budget nor the team's limit was checked: no answer" in said.output
+
+
+def test_where_no_credentials_are_served_the_queue_takes_jobs_all_the_same(home, monkeypatch):
+    slurm(home)
+    (home / "instance.toml").write_text(INSTANCE_TOML)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(home / "instance.toml"))
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1:1/credentials")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(session, "_session", session._session.__wrapped__)
+    monkeypatch.setattr(queued, "records", refusals.records)
+
+    said = submit(home, *WORDS)
+
+    assert said.exit_code == 0, said.output
+    assert "neither the budget nor the team's limit was checked: Error when retrieving" in said.output
 
 
 def test_slurm_is_not_there(home):

@@ -1,6 +1,7 @@
 """boto3 clients for a sweep: few connections, patient with throttling, without long waits."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -9,11 +10,12 @@ from typing import Any
 import boto3
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import InvalidRegionError, ProfileNotFound
+from botocore.exceptions import InvalidRegionError, MissingDependencyException, ProfileNotFound
 from botocore.utils import parse_timestamp
 
-from gpu_fleet_image.core.calls import Calls
-from gpu_fleet_image.core.reaper_errors import ConfigurationError
+from gpu_fleet_image.core.calls import NOBODY, Calls
+from gpu_fleet_image.core.errors import log_in
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 
 ATTEMPTS = 8
 CONNECT_TIMEOUT_S = 5
@@ -44,15 +46,25 @@ def clients(region: str) -> Clients:
         region: say ``us-east-1``.
 
     Raises:
+        CloudError: there are no credentials, where botocore looks for them already now.
         ConfigurationError: the region's name is malformed.
     """
     config = _limits(region)
     names = ("ec2", "autoscaling", "cloudwatch", "sns", "s3")
-    try:
+    with _making(region):
         made = {name: _session().client(name, config=config) for name in names}
         return Clients(**made, ending=_session().client("ec2", config=_limits(region, attempts=1)))
+
+
+@contextmanager
+def _making(region: str) -> Iterator[None]:
+    """Turn botocore's errors of a new client into this package's."""
+    try:
+        yield
     except InvalidRegionError as error:
         raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
+    except (*NOBODY, MissingDependencyException) as error:
+        raise CloudError(f"{error}; you need {log_in('aws')}", "ServiceUnavailable") from error
 
 
 def _limits(region: str, attempts: int = ATTEMPTS) -> Config:
@@ -71,10 +83,8 @@ def client(name: str, region: str, attempts: int = ATTEMPTS, **keys: str) -> Any
         attempts: the most tries of a call that is throttled or not answered.
         keys: of a role, by boto3's names, instead of the process's own.
     """
-    try:
+    with _making(region):
         return _session().client(name, config=_limits(region, attempts), **keys)
-    except InvalidRegionError as error:
-        raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
 
 
 def rows(calls: Calls, method: Any, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,2 @@
+[default]
+login_session=x
