@@ -112,7 +112,10 @@ class NodeState:
     Attributes:
         at: when it was written, ISO 8601.
         detail: for users.
-        step, loss, ettr: of the trainer's newest record; None before the first.
+        step, loss, ettr, samples: of the trainer's newest record; None before the first. Samples are those of
+            all tries, also of earlier runs in the same directory.
+        samples_before: those that the directory held when the run began here.
+        tokens_per_sample: None where samples have no tokens.
     """
 
     phase: Phase
@@ -122,6 +125,9 @@ class NodeState:
     loss: float | None = None
     ettr: float | None = None
     started_at: str = ""
+    samples: int | None = None
+    samples_before: int = 0
+    tokens_per_sample: float | None = None
 
 
 def state_of(content: bytes | None) -> NodeState:
@@ -136,8 +142,11 @@ def state_of(content: bytes | None) -> NodeState:
             _number(raw.get("loss"), float),
             _number(raw.get("ettr"), float),
             str(raw.get("started_at", "")),
+            _number(raw.get("samples"), int),
+            _number(raw.get("samples_before"), int) or 0,
+            _number(raw.get("tokens_per_sample"), float),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return NodeState(Phase.SENT)
 
 

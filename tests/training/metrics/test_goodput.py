@@ -97,6 +97,16 @@ def test_between_two_tries_only_an_instance_that_is_there_costs(booted_at_s, pai
     assert (f"without {400 - paid_s}.0 s before an instance booted" in line) == (paid_s < 400)
 
 
+def test_samples_and_tokens_are_told_for_the_money_that_all_tries_cost():
+    found = goodput([time_record(0, 3600, step=10, productive_s=1800)])
+    last = {"samples": 100, "samples_per_s": 2.0, "tokens_per_s": 64.0}
+
+    lines = time_lines(found, HourPrice(10.0, "USD"), last)
+
+    assert (lines["samples per USD"], lines["tokens per USD"]) == ("10.0", "320")
+    assert "samples per USD" not in time_lines(found, None, last)
+
+
 def test_a_run_of_before_says_nothing():
     assert goodput([{"kind": "train", "step": 10}]) is None
 

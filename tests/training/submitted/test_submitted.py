@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from gpu_fleet.cli import main
 from gpu_fleet.core.errors import CheckpointError, CommandError, ConfigError
 from gpu_fleet_jobs.submitted import command_line, included, work
+from gpu_fleet_jobs.submitted.figures import RunFigures
 from gpu_fleet_jobs.submitted.pack import archive
 from gpu_fleet_jobs.submitted.work import Job, Reporter, Worker, fetched, unpack
 
@@ -133,6 +134,21 @@ def test_a_bucket_that_does_not_answer_ends_no_run_and_hears_the_whole_log_later
 
     parts = [bucket.objects[name] for name in sorted(bucket.objects) if name.startswith("log/")]
     assert parts == [b"one\n", b"two\n"]
+
+
+def test_samples_of_before_are_told_apart_from_those_of_this_run(tmp_path):
+    def log(**record):
+        with (tmp_path / "metrics.jsonl").open("a") as opened:
+            opened.write(json.dumps({"kind": "train", **record}) + "\n")
+
+    log(step=9, samples=900)
+    figures = RunFigures(tmp_path, lambda: 0.0)
+    log(step=12, samples=1200, samples_per_s=2.0, tokens_per_s=64.0)
+
+    newest = figures.newest()
+
+    assert (newest["samples"], newest["samples_before"], newest["tokens_per_sample"]) == (1200, 900, 32.0)
+    assert RunFigures(tmp_path / "new", lambda: 0.0).newest()["samples"] is None
 
 
 def submitted(**more: object) -> dict[str, object]:

@@ -71,6 +71,12 @@ def read_json_lines(path: Path) -> list[dict[str, float | int | str]]:
     return list(parsed(path.read_bytes().splitlines()))
 
 
+def tokens_per_sample(record: Mapping[str, Any]) -> float | None:
+    """Return the tokens of a sample in the steps of a `train` record; None where samples have none."""
+    tokens, samples = record.get("tokens_per_s"), record.get("samples_per_s")
+    return tokens / samples if tokens and samples else None
+
+
 def parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the records of some lines; skip half-written lines."""
     for line in lines:

@@ -16,7 +16,7 @@ from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.core.options import FiniteRange
 from gpu_fleet.core.outcome import RESULT
 from gpu_fleet.metrics.goodput import KIND, Goodput, HourPrice, goodput
-from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
+from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines, tokens_per_sample
 
 if TYPE_CHECKING:  # matplotlib takes a second to load: only `draw` loads it
     from matplotlib.axes import Axes
@@ -77,7 +77,8 @@ def report(run: Path, price: float | None) -> None:
     """Draw the run in the directory RUN: RUN/report.png, and RUN/report.html with everything inside it."""
     timeline = read_timeline(run)
     said = None if price is None else HourPrice(price, "USD")
-    lines = summary(timeline, read_result(run)) | time_lines(goodput(timeline.times), said)
+    lines = summary(timeline, read_result(run))
+    lines |= time_lines(goodput(timeline.times), said, timeline.train[-1])
     page = render_page(run.resolve().name, lines, vectors(timeline))
     with named("RUN", run):
         draw(timeline).savefig(run / PICTURE, dpi=DOTS_PER_INCH)
@@ -175,8 +176,10 @@ def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
     return lines
 
 
-def time_lines(goodput: Goodput | None, price: HourPrice | None = None) -> dict[str, str]:
-    """Return the lines about wall time by account, and the cost of its unproductive part.
+def time_lines(
+    goodput: Goodput | None, price: HourPrice | None = None, last: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Return the lines about wall time by account, the cost of its unproductive part, and samples per price.
 
     The cost uses `price`, else the price that the run recorded; without either the line is left out.
     """
@@ -204,6 +207,21 @@ def time_lines(goodput: Goodput | None, price: HourPrice | None = None) -> dict[
             f"{goodput.price_lost(hour):,.2f} of {goodput.price_of_all(hour):,.2f} {price.currency}, "
             f"at {hour:,.2f} {price.currency} an hour{left_out}"
         )
+        lines |= _for_the_money(goodput.price_of_all(hour), price.currency, last or {})
+    return lines
+
+
+def _for_the_money(cost: float, currency: str, last: Mapping[str, Any]) -> dict[str, str]:
+    """Return the samples, and tokens, that a run has trained on for one unit of the currency.
+
+    Args:
+        last: the newest `train` record.
+    """
+    if not cost or not last.get("samples"):
+        return {}
+    lines = {f"samples per {currency}": f"{last['samples'] / cost:,.1f}"}
+    if (each := tokens_per_sample(last)) is not None:
+        lines[f"tokens per {currency}"] = f"{last['samples'] * each / cost:,.0f}"
     return lines
 
 

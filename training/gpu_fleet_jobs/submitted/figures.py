@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpu_fleet.core.outcome import FAILURE, RESULT
 from gpu_fleet.metrics.goodput import goodput
-from gpu_fleet.metrics.records import JSON_LINES, parsed
+from gpu_fleet.metrics.records import JSON_LINES, parsed, tokens_per_sample
 
 ETTR_EVERY_S = 120.0  # computing ETTR reads all records
 TAIL_BYTES = 64 << 10
@@ -16,22 +16,39 @@ TAIL_BYTES = 64 << 10
 
 @dataclass
 class RunFigures:
-    """Step, loss and ETTR, from the records that rank 0 writes."""
+    """Step, loss, samples and ETTR, from the records that rank 0 writes.
+
+    What the directory held before is counted apart: a run may go on where another one stopped.
+    """
 
     directory: Path
     clock: Callable[[], float]
     _ettr_at_s: float = float("-inf")
     _ettr: float | None = None
+    _samples_before: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._samples_before = int(self._newest_step().get("samples", 0))
 
     def newest(self) -> dict[str, Any]:
-        """Return the newest step, loss and ETTR; None for a value that does not exist yet."""
-        metrics = self.directory / JSON_LINES
-        newest = next((record for record in _tail(metrics) if record.get("kind") == "train"), {})
+        """Return the newest step, loss, samples and ETTR; None for a value that does not exist yet."""
+        newest = self._newest_step()
         if self.clock() - self._ettr_at_s >= ETTR_EVERY_S:
             self._ettr_at_s = self.clock()
-            measured = goodput(_records(metrics))
+            measured = goodput(_records(self.directory / JSON_LINES))
             self._ettr = measured.ettr if measured else None
-        return {"step": newest.get("step"), "loss": newest.get("loss"), "ettr": self._ettr}
+        return {
+            "step": newest.get("step"),
+            "loss": newest.get("loss"),
+            "ettr": self._ettr,
+            "samples": newest.get("samples"),
+            "samples_before": self._samples_before,
+            "tokens_per_sample": tokens_per_sample(newest),
+        }
+
+    def _newest_step(self) -> dict[str, Any]:
+        records = _tail(self.directory / JSON_LINES)
+        return next((record for record in records if record.get("kind") == "train"), {})
 
     def forget_ettr(self) -> None:
         """Make the next call of `newest` compute ETTR anew, for the last report."""

@@ -130,7 +130,9 @@ def rows(meant: Subject, store: Store, record: MonthRecord, by: str, form: str, 
     charges = chargeback.charges(
         record.days, record.computing, by, gpus, record.cost, attribution=attribution
     )
-    return chargeback.as_text(charges, by, meant.policy.currency, form)
+    begin = datetime.strptime(record.name, "%Y-%m").replace(tzinfo=UTC)
+    work = chargeback.work_of(attribution.runs, begin) if by == "run" else None
+    return chargeback.as_text(charges, by, meant.policy.currency, form, work)
 
 
 def teams_of(store: Store) -> dict[str, str]:
@@ -186,4 +188,4 @@ def span_of(name: str, report: bytes, now: datetime) -> RunSpan | None:
         end = parse_time(state.at) if state.phase in OVER else now
     except ValueError:
         return None
-    return RunSpan(name, begin, end)
+    return RunSpan(name, begin, end, state.samples, state.samples_before, state.tokens_per_sample)

@@ -20,15 +20,25 @@ from gpu_fleet_image.core.csv_rows import csv_text
 CENT = Decimal("0.01")
 _EARLIER = "(before the days on record)"
 NOBODY = "nobody"
+_MOST_SAMPLES = 1 << 53  # exact in JSON
 
 
 @dataclass(frozen=True)
 class RunSpan:
-    """Time in which a run had an instance."""
+    """Time in which a run had an instance.
+
+    Attributes:
+        samples: that its directory held at the end; None if the run does not say.
+        samples_before: those of them that were there at the begin.
+        tokens_per_sample: None where samples have no tokens.
+    """
 
     name: str
     begin: datetime
     end: datetime
+    samples: int | None = None
+    samples_before: int = 0
+    tokens_per_sample: float | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,46 @@ class Attribution:
 
     teams: Mapping[str, str] = field(default_factory=dict)
     runs: Mapping[str, Sequence[RunSpan]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunWork:
+    """Samples and tokens that a run trained on; None where that is unknown."""
+
+    samples: int | None = None
+    tokens: int | None = None
+
+    def columns(self, cost: Decimal) -> Mapping[str, int | str | None]:
+        """Return both, and how many a unit of the currency bought."""
+        counts = {"samples": self.samples, "tokens": self.tokens}
+        rates = {
+            f"{name}_per_unit": f"{count / cost:.1f}" if count is not None and cost > 0 else None
+            for name, count in counts.items()
+        }
+        return counts | rates
+
+
+def work_of(runs: Mapping[str, Sequence[RunSpan]], since: datetime) -> dict[str, RunWork]:
+    """Return run -> its work; unknown for a run that began before, whose cost is of other months too.
+
+    The instances of a run report the same samples, or one goes on where another stopped.
+    """
+    by_run: dict[str, list[RunSpan]] = defaultdict(list)
+    for span in (span for spans in runs.values() for span in spans):
+        by_run[span.name].append(span)
+    return {
+        name: _work(spans) for name, spans in by_run.items() if min(span.begin for span in spans) >= since
+    }
+
+
+def _work(spans: Iterable[RunSpan]) -> RunWork:
+    """Return a run's work; users write the numbers, and one that cannot be is none."""
+    known = [(span.samples, span) for span in spans if 0 <= (span.samples or -1) < _MOST_SAMPLES]
+    if not known:
+        return RunWork()
+    samples = max(0, max(count or 0 for count, _ in known) - min(span.samples_before for _, span in known))
+    each = max(span.tokens_per_sample or 0 for _, span in known)
+    return RunWork(samples, round(samples * each) if 0 < each < _MOST_SAMPLES else None)
 
 
 Parts = Sequence[tuple[str, Decimal]]  # name of a row, its share of an instance's day; the shares add up to 1
@@ -167,16 +217,29 @@ def _in_cents(rows: Sequence[Charge]) -> list[Charge]:
     ]
 
 
-def as_text(rows: Sequence[Charge], by: str, currency: str, form: str) -> str:
-    """Return the rows as ``csv`` or ``json``; amounts as decimal text."""
+def as_text(
+    rows: Sequence[Charge], by: str, currency: str, form: str, work: Mapping[str, RunWork] | None = None
+) -> str:
+    """Return the rows as ``csv`` or ``json``; amounts as decimal text.
+
+    Args:
+        work: name of a row -> what was trained on for its cost; None for no such columns.
+    """
     columns = [each.name for each in fields(Charge)[1:]]
-    named = [
+    named: list[dict[str, object]] = [
         {by: row.name, **{name: str(getattr(row, name)) for name in columns}, "currency": currency}
         for row in rows
     ]
+    if work is not None:
+        named = [
+            {**each, **work.get(row.name, RunWork()).columns(row.cost)}
+            for each, row in zip(named, rows, strict=True)
+        ]
     if form == "json":
         return json.dumps(named, indent=1) + "\n"
-    return csv_text([by, *columns, "currency"], named)
+    return csv_text(
+        [by, *columns, "currency", *(RunWork().columns(Decimal(0)) if work is not None else ())], named
+    )
 
 
 def of_month(reading: MeterReading | None, name: str) -> tuple[list[Day], Decimal | None]:

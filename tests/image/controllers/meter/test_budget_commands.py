@@ -203,7 +203,7 @@ def test_a_month_is_charged_back_by_owner_to_the_cent_of_the_meter(fleet, run):
 
 def test_a_month_is_charged_to_runs_and_teams_as_the_bucket_knows_them(fleet, run):
     day = day_of_ada()
-    state = {"phase": "finished", "started_at": STARTED.isoformat(), "at": NOW.isoformat()}
+    state = {"phase": "finished", "started_at": STARTED.isoformat(), "at": NOW.isoformat(), "samples": 49_240}
     member = {"name": "ada", "uid": 2000, "keys": [], "team": "vision", "team_gid": 30_001, "admin": False}
     for key, content in (
         ("runs/words/ada/dev/digits-20261121-120000/i-1/state.json", state),
@@ -218,6 +218,7 @@ def test_a_month_is_charged_to_runs_and_teams_as_the_bucket_knows_them(fleet, ru
     as_focus = run("report", *month, "-o", "focus")
 
     assert "\nada/digits-20261121-120000,24.00," in by_run.output
+    assert ",24.62,USD,49240,,2000.0,\n" in by_run.output, "samples, and how many for a dollar"
     assert "\nvision,24.00," in by_team.output
     assert '""gpu-fleet:team"": ""vision""' in as_focus.output
 

@@ -16,9 +16,11 @@ from gpu_fleet_image.controllers.meter.chargeback import (
     CENT,
     Attribution,
     RunSpan,
+    RunWork,
     as_text,
     charges,
     of_month,
+    work_of,
 )
 from gpu_fleet_image.controllers.meter.meter import SHARED, advance
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
@@ -75,6 +77,27 @@ def test_runs_that_share_an_instance_share_its_day():
     found = charges([day({"i-1": share()})], {}, "run", {}, attribution=Attribution(runs={"i-1": both}))
 
     assert [(row.name, row.cost) for row in found[:2]] == [("ada/one", 12), ("ada/two", 12)]
+
+
+def test_a_run_s_samples_are_those_of_its_own_time_on_all_its_instances():
+    begin, end = MIDNIGHT, MIDNIGHT + HOUR
+    node = RunSpan("ada/gpt-2", begin, end, 900, 100, 2.0)
+    runs = {
+        "i-1": [node, RunSpan("ada/old", begin - 24 * HOUR, end, 5)],
+        "i-2": [node, RunSpan("bob/silent", begin, end), RunSpan("eve/odd", begin, end, 10**400, 0, 1.0)],
+        "i-3": [replace(node, samples=1500, samples_before=900)],
+    }
+
+    work = work_of(runs, MIDNIGHT)
+
+    assert work == {"ada/gpt-2": RunWork(1400, 2800), "bob/silent": RunWork(), "eve/odd": RunWork()}
+    assert work["ada/gpt-2"].columns(Decimal(7)) == {
+        "samples": 1400,
+        "tokens": 2800,
+        "samples_per_unit": "200.0",
+        "tokens_per_unit": "400.0",
+    }
+    assert set(work["bob/silent"].columns(Decimal(7)).values()) == {None}
 
 
 def test_a_team_pays_for_its_people_and_who_has_none_is_named():
