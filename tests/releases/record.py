@@ -18,7 +18,7 @@ from typing import Any
 
 from gpu_fleet_image.console.users.ledger_records import end_of
 from gpu_fleet_image.controllers.meter import meter_state
-from gpu_fleet_image.controllers.meter.meter_state import Day, MeteredInstance, MeterReading
+from gpu_fleet_image.controllers.meter.meter_state import Day, MeteredInstance, MeterReading, Unused
 from gpu_fleet_image.controllers.sweep import lease, ledger
 from gpu_fleet_image.controllers.sweep.situation import Withdrawn
 from gpu_fleet_image.core import capacity, instance_file, policy, runs
@@ -104,7 +104,9 @@ def ledger_text() -> str:
 
 def meter_text() -> str:
     instance = MeteredInstance("dev", "ada", "g5.xlarge", 1, Decimal("1.1"), NOON + timedelta(hours=1))
-    day = Day(NOON.replace(hour=0), {"dev": Decimal("4.4")}, unused={"train": 60})
+    day = Day(
+        NOON.replace(hour=0), {"dev": Decimal("4.4")}, unused={"train": {"cr-1": Unused(60, Decimal("0.5"))}}
+    )
     month = {"dev": Decimal("31.5"), "_shared": Decimal("0.5")}
     known = {"running": {"i-1": instance}, "saved": {"i-2": instance}, "unreported": ("2026-11-25",)}
     return _json(MeterReading("USD", NOON, NOON, month, day, Decimal(7), **known).to_json())

@@ -49,6 +49,10 @@ def base(cloud: str) -> dict[str, Any]:
     }
 
 
+def _held(*places: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"id": name, "zone": zone, "count": 2, "until": "2027-03-31T11:30Z"} for name, zone in places]
+
+
 def edits(cloud: str) -> tuple[Edit, ...]:
     """Return one edit of each key, on one cloud; keys of the other cloud are left out."""
     of_cloud = _OF_AWS if cloud == "aws" else _OF_ALICLOUD
@@ -141,8 +145,20 @@ _OF_AWS = (
         "pools[].types+market+reservation_id+zones",
         (["p5.48xlarge"], "capacity-block", "cr-0123456789abcdef0", ["us-east-1a"]),
     ),
+    Edit(
+        "pools[].types+market+reservations",
+        (
+            ["p5.48xlarge"],
+            "reservation",
+            _held(("cr-0123456789abcdef0", "us-east-1a"), ("cr-0123456789abcdef1", "us-east-1b")),
+        ),
+    ),
 )
 _OF_ALICLOUD = (
+    Edit(
+        "pools[].market+reservations",
+        ("reservation", _held(("eap-1a", "cn-shenzhen-d"), ("crp-1b", "cn-shenzhen-e"))),
+    ),
     Edit("queue", "slurm"),
     Edit("queue+teams", ("slurm", {"no-team": {"share": 2, "max_gpus": 16}})),
     Edit("protected", True),

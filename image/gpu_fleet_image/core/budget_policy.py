@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from decimal import Decimal
 from typing import Annotated
 
@@ -10,14 +11,41 @@ from gpu_fleet_image.core.document import (
     ASSUMED,
     FLAG,
     LEFT_OUT,
+    MOMENT,
     PRICE,
     RISING,
+    TEXT,
     Contradictory,
     one_of,
     whole,
 )
 
 NOTIFY, FREEZE = "notify", "freeze"
+
+
+@dataclass(frozen=True)
+class PaidReservation:
+    """A reservation of a pool: instances that are paid for until it ends, used or not.
+
+    Attributes:
+        id: the cloud's own; empty for the only one of a pool.
+        count: instances that it holds.
+        group: the stack's name of the scaling group that starts instances in it.
+        until: its end; None for none.
+    """
+
+    id: Annotated[str, TEXT]
+    count: Annotated[int, whole(1, 100_000)]
+    group: Annotated[str, TEXT]
+    until: Annotated[datetime, MOMENT] | None = field(default=None, metadata=LEFT_OUT)
+
+    def lasts(self, at: datetime) -> bool:
+        """Return whether it is paid for at a time."""
+        return self.until is None or at < self.until
+
+    def starts(self, group: str) -> bool:
+        """Return whether a scaling group of this title starts instances in it; AWS adds a suffix to names."""
+        return group == self.group or group.startswith(f"{self.group}-")
 
 
 @dataclass(frozen=True)
@@ -31,6 +59,7 @@ class PoolPrices:
         disk_per_hour: the disks of one instance, stopped or not.
         gpus: instance type -> GPUs of one instance.
         reserved: instances that are paid for, used or not; 0 for a pool without a reservation.
+        reservations: those of a pool with several, which hold ``reserved`` instances together.
         drains: the pool takes no new instances, whatever is spent; those that run end as usual.
     """
 
@@ -41,6 +70,13 @@ class PoolPrices:
     gpus: dict[str, Annotated[int, whole(0, 1024)]]
     reserved: Annotated[int, whole(0, 100_000)] = 0
     drains: Annotated[bool, FLAG] = field(default=False, metadata=LEFT_OUT)
+    reservations: tuple[PaidReservation, ...] = field(default=(), metadata=LEFT_OUT)
+
+    def paid(self, at: datetime) -> tuple[PaidReservation, ...]:
+        """Return the reservations that are paid for at a time."""
+        if not self.reservations and self.reserved:
+            return (PaidReservation("", self.reserved, ""),)
+        return tuple(each for each in self.reservations if each.lasts(at))
 
 
 @dataclass(frozen=True)

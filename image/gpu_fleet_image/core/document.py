@@ -7,6 +7,7 @@ default must be in the document. One with ``metadata=LEFT_OUT`` is not written w
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -98,6 +99,13 @@ def _minute(value: Any) -> int:
     return int(hour) * 60 + int(minute)
 
 
+def _moment(value: Any) -> datetime:
+    moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+    if moment is None or moment.tzinfo is None:
+        raise ValueError
+    return moment
+
+
 def _rising(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or any(type(number) is not int or number <= 0 for number in value):
         raise ValueError
@@ -115,6 +123,7 @@ ZONE = Form(
     lambda: sorted(available_timezones()),
 )
 CLOCK = Form("HH:MM from 00:00 to 23:59", _minute, lambda minute: f"{minute // 60:02}:{minute % 60:02}")
+MOMENT = Form("a time, say 2026-11-26T12:00:00Z", _moment, datetime.isoformat)
 AMOUNT = Form('an amount as a text, say "1.006"', _price, str)
 PRICE = Form('a price as a text, say "1.006", or null', _price, str)
 ASSUMED = Form('a price above 0 as a text, say "1.006"', _above_zero, str)

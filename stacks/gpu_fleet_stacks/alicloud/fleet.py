@@ -6,7 +6,7 @@ rebalance zones, and have no maximum lifetime. Once they exist, the sweep sets t
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pulumi
@@ -107,6 +107,7 @@ class Fleet(pulumi.ComponentResource):
             args.scratch,
             args.monitor_group,
             identity.user_role_arn,
+            pool.reservation_id,
             args.queue.node_file if args.queue else None,
         )
         by_template = not needs_configuration(pool)
@@ -115,7 +116,9 @@ class Fleet(pulumi.ComponentResource):
         plans = {f"{stem}-{plan.label}": plan for plan in group_plans(stack, pool)}
         groups = {label: self._group(label, plan, template) for label, plan in plans.items()}
         made = {
-            label: scaling_configuration(label, launch, group.id, self)
+            label: scaling_configuration(
+                label, replace(launch, reservation=plans[label].reservation), group.id, self
+            )
             for label, group in groups.items()
             if template is None
         }

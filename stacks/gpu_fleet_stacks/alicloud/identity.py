@@ -134,7 +134,7 @@ def instance_policy(args: IdentityArgs, user_role: str) -> pulumi.Output[str]:
         policies.allow(["sts:AssumeRole"], f"acs:ram:*:{stack.account_id}:role/{user_role}"),
         *instance_logs.write_statements(stack, pool.name),
     ]
-    if pool.erdma or pool.reservation_id is not None:
+    if pool.erdma or pool.reserves:
         statements.append(
             policies.allow(HARDEN_ACTIONS, f"acs:ecs:{own}:instance/*", {"StringEquals": licensed})
         )

@@ -35,6 +35,7 @@ class LaunchArgs:
         scratch: DNS name of the CPFS scratch, or empty.
         monitor_group: the application group that agents publish into.
         user_role_arn: role that the instance assumes for its users.
+        reservation: the private pool in which alone it starts instances; None for none.
         queue: ``queue.json`` of a node; None without a queue.
     """
 
@@ -48,12 +49,13 @@ class LaunchArgs:
     scratch: pulumi.Output[str]
     monitor_group: pulumi.Output[str]
     user_role_arn: pulumi.Output[str]
+    reservation: str | None
     queue: pulumi.Output[str] | None = None
 
 
 def needs_configuration(pool: Pool) -> bool:
     """Return whether the pool's instances need a scaling configuration rather than a launch template."""
-    return pool.erdma or pool.reservation_id is not None
+    return pool.erdma or pool.reserves
 
 
 def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> alicloud.ecs.EcsLaunchTemplate:
@@ -105,7 +107,6 @@ def scaling_configuration(
     ``force_delete``, not at all.
     """
     stack, pool = args.stack, args.pool
-    reserved = pool.reservation_id is not None
     stage = stage_of(name, os.environ)
     joined = pool.erdma and stage is not DeclaredStage.MADE
     return alicloud.ess.ScalingConfiguration(
@@ -134,8 +135,8 @@ def scaling_configuration(
             alicloud.ess.ScalingConfigurationSpotPriceLimitArgs(instance_type=kind, price_limit=limit)
             for kind, limit in spot_price_limits(pool).items()
         ],
-        resource_pool_options_strategy="PrivatePoolOnly" if reserved else None,
-        resource_pool_options_private_pool_ids=[pool.reservation_id] if pool.reservation_id else None,
+        resource_pool_options_strategy="PrivatePoolOnly" if args.reservation else None,
+        resource_pool_options_private_pool_ids=[args.reservation] if args.reservation else None,
         tags=instance_tags(stack, pool),
         user_data=_user_data(args),
         opts=pulumi.ResourceOptions(parent=parent, retain_on_delete=True),

@@ -5,7 +5,7 @@ rebalance zones, and have no maximum lifetime. Once they exist, the sweep sets t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pulumi
@@ -40,7 +40,7 @@ def _in_placement_group(stack: Stack, pool: Pool, plan: GroupPlan) -> bool:
     A reservation has its own placement group or none, so a pool with one asks for none. The emulator of a
     local stack has none.
     """
-    return pool.efa and len(plan.zones) == 1 and pool.reservation_id is None and not stack.emulated
+    return pool.efa and len(plan.zones) == 1 and not pool.reserves and not stack.emulated
 
 
 @dataclass(frozen=True)
@@ -107,16 +107,30 @@ class Fleet(pulumi.ComponentResource):
             scratch=args.scratch,
             scratch_mount_name=args.scratch_mount_name,
             user_role_arn=identity.user_role_arn,
+            reservation=args.pool.reservation_id,
             queue=args.queue.node_file if args.queue else None,
         )
-        template = launch_template(f"{name}-template", launch, self)
-        stem = naming.prefixed(args.stack.name)
-        groups = [
-            self._group(f"{stem}-{plan.label}", plan, template) for plan in group_plans(args.stack, args.pool)
-        ]
+        stem, plans = naming.prefixed(args.stack.name), group_plans(args.stack, args.pool)
+        templates = self._templates(name, launch, plans)
+        groups = [self._group(f"{stem}-{plan.label}", plan, templates[plan.reservation]) for plan in plans]
         self.group_names = [group.name for group in groups]
-        self.launch_template_id = template.id
-        self.register_outputs({"group_names": self.group_names, "launch_template_id": template.id})
+        self.launch_template_id = templates[plans[0].reservation].id
+        self.register_outputs(
+            {"group_names": self.group_names, "launch_template_id": self.launch_template_id}
+        )
+
+    def _templates(
+        self, name: str, launch: LaunchArgs, plans: Sequence[GroupPlan]
+    ) -> dict[str | None, aws.ec2.LaunchTemplate]:
+        """Return reservation -> the launch template that names it; one for all groups without several."""
+        if not launch.pool.reservations:
+            return {launch.reservation: launch_template(f"{name}-template", launch, self)}
+        return {
+            plan.reservation: launch_template(
+                f"{name}-{plan.reservation}-template", replace(launch, reservation=plan.reservation), self
+            )
+            for plan in plans
+        }
 
     def _group(self, name: str, plan: GroupPlan, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
         args = self._args
@@ -194,7 +208,7 @@ def capacity(pool: Pool, template: aws.ec2.LaunchTemplate, market: Market) -> di
         market: the group's own; a spot pool that may fall back has groups that buy on demand.
     """
     latest = template.latest_version.apply(str)
-    if pool.reservation_id is not None:
+    if pool.reserves:
         return {"launch_template": {"id": template.id, "version": latest}}
     on_demand = market is Market.ON_DEMAND
     return {

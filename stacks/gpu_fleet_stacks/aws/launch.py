@@ -36,6 +36,7 @@ class LaunchArgs:
         scratch: DNS name of the Lustre scratch, or empty.
         scratch_mount_name: Lustre's mount name, or empty.
         user_role_arn: role that the instance assumes for its users.
+        reservation: in which alone it starts instances; None for none.
         queue: ``queue.json`` of a node; None without a queue.
     """
 
@@ -49,6 +50,7 @@ class LaunchArgs:
     scratch: pulumi.Output[str]
     scratch_mount_name: pulumi.Output[str]
     user_role_arn: pulumi.Output[str]
+    reservation: str | None
     queue: pulumi.Output[str] | None = None
 
 
@@ -71,7 +73,7 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws
             aws.ec2.LaunchTemplateNetworkInterfaceArgs(**card)
             for card in network_interfaces(pool, args.group_id)
         ],
-        capacity_reservation_specification=_reservation(pool),
+        capacity_reservation_specification=_reservation(args.reservation),
         instance_market_options=_market(pool),
         iam_instance_profile={"arn": args.profile_arn},
         instance_initiated_shutdown_behavior="stop" if _may_stop(pool) else "terminate",
@@ -132,13 +134,14 @@ def _may_stop(pool: Pool) -> bool:
     return pool.market is Market.ON_DEMAND and not scratch
 
 
-def _reservation(pool: Pool) -> aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs | None:
-    """Return the reservation to start in; None for none."""
-    if pool.reservation_id is None:
+def _reservation(named: str | None) -> aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs | None:
+    """Return the reservation, or the group of them by its ARN, to start in; None for none."""
+    if named is None:
         return None
-    named = "capacity_reservation_resource_group_arn" if pool.reserved_by_group else "capacity_reservation_id"
+    by_group = named.startswith("arn:")
+    key = "capacity_reservation_resource_group_arn" if by_group else "capacity_reservation_id"
     return aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(
-        capacity_reservation_target=ReservationTarget(**{named: pool.reservation_id})
+        capacity_reservation_target=ReservationTarget(**{key: named})
     )
 
 

@@ -121,7 +121,8 @@ def room(stack: Stack, pool: Pool) -> str:
     *others, last = pool.types
     types = f"{', '.join(others)} or {last}" if others else last
     most = f"up to {instances(stack, pool)[Level.MAX]} {types}"
-    groups = group_labels(stack, pool)
-    return (
-        most if len(groups) == 1 else f"{most}: {pool.size.max} in each of {', '.join(stack.zones_of(pool))}"
-    )
+    if pool.reservations:
+        return f"{most}: {', '.join(f'{held.count} in {held.id}' for held in pool.reservations)}"
+    if len(group_labels(stack, pool)) == 1:
+        return most
+    return f"{most}: {pool.size.max} in each of {', '.join(stack.zones_of(pool))}"

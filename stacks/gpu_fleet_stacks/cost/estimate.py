@@ -1,7 +1,7 @@
 """The paid parts of a stack: their kinds, quantities and prices. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from gpu_fleet_stacks import catalog
@@ -56,6 +56,11 @@ class _Parts:
                 yield self._compute(pool, base, Market.ON_DEMAND)
             revocable = {level: many - base[level] for level, many in count.items()}
             yield self._compute(pool, revocable, Market.SPOT)
+        elif pool.reservations:
+            for held in pool.reservations:
+                until = f" until {held.until}" if held.until else ""
+                line = self._compute(pool, dict.fromkeys(Level, held.count), pool.market)
+                yield replace(line, what=f"{line.what}: {held.count} in {held.zone}, {held.id}{until}")
         elif reserved := reserved_instances(pool):
             yield self._compute(pool, dict.fromkeys(Level, reserved), pool.market)
         else:

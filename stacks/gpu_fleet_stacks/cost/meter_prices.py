@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 
-from gpu_fleet_image.core.budget_policy import BudgetPolicy, PoolPrices
+from gpu_fleet_image.core.budget_policy import BudgetPolicy, PaidReservation, PoolPrices
 from gpu_fleet_stacks import catalog
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost
 from gpu_fleet_stacks.settings import Market, Pool, Purpose, Size, Stack, ThresholdKind
+from gpu_fleet_stacks.settings.pools import group_plans
 from gpu_fleet_stacks.settings.quantities import CostKind, Level, reserved_instances
 
 SMALLEST = Decimal("0.000001")  # currency units an hour
@@ -47,7 +49,16 @@ def _pool(stack: Stack, pool: Pool) -> PoolPrices:
         gpus={name: catalog.load().get(name).gpu_count for name in pool.types},
         reserved=reserved_instances(pool),
         drains=pool.drains,
+        reservations=tuple(_reservations(stack, pool)),
     )
+
+
+def _reservations(stack: Stack, pool: Pool) -> Iterator[PaidReservation]:
+    """Yield the reservations of a pool with several; each has a group of its own."""
+    plans = {plan.reservation: plan for plan in group_plans(stack, pool)}
+    for held in pool.reservations:
+        group = naming.prefixed(stack.name, plans[held.id].label)
+        yield PaidReservation(held.id, held.count, group, held.ends_at)
 
 
 def _prices(stack: Stack, pool: Pool, market: Market) -> Iterator[tuple[str, Decimal | None]]:
@@ -66,7 +77,13 @@ def _prices(stack: Stack, pool: Pool, market: Market) -> Iterator[tuple[str, Dec
 
 def _of_one(stack: Stack, pool: Pool, name: str, market: Market) -> Cost:
     single = replace(
-        pool, types=(name,), market=market, size=ONE_INSTANCE, on_demand_base=0, on_demand_fallback=False
+        pool,
+        types=(name,),
+        market=market,
+        reservations=(),
+        size=ONE_INSTANCE,
+        on_demand_base=0,
+        on_demand_fallback=False,
     )
     return estimate(replace(stack, pools=(single,)))
 

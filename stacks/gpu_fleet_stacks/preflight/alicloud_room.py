@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 from gpu_fleet_stacks.clients.alicloud import Alicloud, listed
 from gpu_fleet_stacks.clients.errors import CannotCheckError
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
-from gpu_fleet_stacks.settings import Grouping, Market, Pool, Stack
+from gpu_fleet_stacks.preflight.needs import end_unlike, reservation_key, reservation_subject
+from gpu_fleet_stacks.settings import CapacityReservation, Grouping, Market, Pool, Stack
 
 IN_STOCK = "WithStock"
 # The last bracket of API DescribeSpotAdvice, InterruptRateDesc.
@@ -26,8 +28,9 @@ def room(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
         yield guarded(f"types of {pool.name}", partial(_offered, stack, cloud, pool))
         if pool.market is Market.SPOT:
             yield guarded(f"spot for {pool.name}", partial(_spot, stack, cloud, pool))
-        if pool.reservation_id is not None:
-            yield guarded(f"reservation of {pool.name}", partial(_reservation, stack, cloud, pool))
+        for held in stack.reservations_of(pool):
+            subject = reservation_subject(pool, held)
+            yield guarded(subject, partial(_reservation, stack, cloud, pool, held))
 
 
 def _offered(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
@@ -92,8 +95,8 @@ def _spot(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
     return Finding(subject, Rating.NOTE, says, "name more pools.types, or on_demand_fallback: true")
 
 
-def _reservation(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
-    subject, identifier = f"reservation of {pool.name}", str(pool.reservation_id)
+def _reservation(stack: Stack, cloud: Alicloud, pool: Pool, wanted: CapacityReservation) -> Finding:
+    subject, identifier = reservation_subject(pool, wanted), wanted.id
     known = RESERVATIONS.get(identifier[:4])
     if known is None:
         raise CannotCheckError(f"{identifier}: ids begin with {' or '.join(RESERVATIONS)}")
@@ -101,16 +104,26 @@ def _reservation(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
     ids = {"PrivatePoolOptions.Ids": json.dumps([identifier])}
     reservations = listed(cloud.ask("ecs", action, RegionId=stack.region, **ids), outer, inner)
     if not reservations:
-        remedy = "name another pools.reservation_id"
+        remedy = f"name another {reservation_key(pool)}"
         return Finding(subject, Rating.PROBLEM, f"{identifier} is not in {stack.region}", remedy)
-    return _usable(stack, pool, subject, reservations[0])
+    return _usable(stack, pool, wanted, reservations[0])
 
 
-def _usable(stack: Stack, pool: Pool, subject: str, reservation: dict[str, Any]) -> Finding:
-    """Check that the reservation is active, of the pool's type, and as large as the pool may become."""
-    resources = listed(reservation, "AllocatedResources", "AllocatedResource")
-    total = sum(int(part.get("TotalAmount", 0)) for part in resources if part["InstanceType"] in pool.types)
-    says = f"{reservation['Status']}, {total} of {', '.join(pool.types)}; the pool wants {pool.size.max}"
-    if reservation["Status"] == "Active" and total >= pool.size.max:
+def _usable(stack: Stack, pool: Pool, wanted: CapacityReservation, reservation: dict[str, Any]) -> Finding:
+    """Check that the reservation is active, of the pool's type and zone, and as large as the pool wants."""
+    subject = reservation_subject(pool, wanted)
+    parts = [
+        part
+        for part in listed(reservation, "AllocatedResources", "AllocatedResource")
+        if part["InstanceType"] in pool.types
+    ]
+    total = sum(int(part.get("TotalAmount", 0)) for part in parts)
+    zones = {str(part["zoneId"]) for part in parts if part.get("zoneId")} - {wanted.zone}
+    says = f"{reservation['Status']}, {total} of {', '.join(pool.types)}; the pool wants {wanted.count}"
+    elsewhere = f"in {wanted.zone}, and it is in {', '.join(sorted(zones))}" if zones else ""
+    written = reservation.get("EndTime")
+    end = end_unlike(pool, wanted, datetime.fromisoformat(written) if written else None)
+    if reservation["Status"] == "Active" and total >= wanted.count and not elsewhere and not end:
         return Finding(subject, Rating.FINE, says)
-    return Finding(subject, Rating.PROBLEM, says, f"name another pools.reservation_id in {stack.region}")
+    remedy = f"name another {reservation_key(pool)} in {stack.region}"
+    return Finding(subject, Rating.PROBLEM, "; ".join(filter(None, (says, elsewhere, end))), remedy)

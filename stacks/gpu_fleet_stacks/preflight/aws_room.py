@@ -7,9 +7,9 @@ from typing import Any
 
 from gpu_fleet_stacks.clients.aws import Aws
 from gpu_fleet_stacks.preflight.findings import Finding, Rating, guarded
-from gpu_fleet_stacks.preflight.needs import types_of
+from gpu_fleet_stacks.preflight.needs import end_unlike, reservation_key, reservation_subject, types_of
 from gpu_fleet_stacks.preflight.usable import so
-from gpu_fleet_stacks.settings import Grouping, Market, Pool, Stack
+from gpu_fleet_stacks.settings import CapacityReservation, Grouping, Market, Pool, Stack
 from gpu_fleet_stacks.settings.quantities import Level, instances
 
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/how-sps-works.html: 10 is "highly likely to succeed", 1 is not.
@@ -25,10 +25,9 @@ def room(stack: Stack, aws: Aws) -> Iterator[Finding]:
             yield guarded(f"EFA of {pool.name}", partial(_efa, aws, pool))
         if pool.market is Market.SPOT:
             yield guarded(f"spot for {pool.name}", partial(_spot, stack, aws, pool))
-        if pool.reservation_id is not None:
-            yield guarded(
-                f"reservation of {pool.name}", partial(_reservation, stack, aws, pool, datetime.now(UTC))
-            )
+        for held in stack.reservations_of(pool):
+            subject = reservation_subject(pool, held)
+            yield guarded(subject, partial(_reservation, aws, pool, held, datetime.now(UTC)))
 
 
 def _offered(stack: Stack, aws: Aws, pool: Pool) -> Finding:
@@ -94,33 +93,34 @@ def _spot(stack: Stack, aws: Aws, pool: Pool) -> Finding:
     return Finding(subject, Rating.NOTE, says, "name more pools.types or zones, or on_demand_fallback: true")
 
 
-def _reservation(stack: Stack, aws: Aws, pool: Pool, now: datetime) -> Finding:
+def _reservation(aws: Aws, pool: Pool, wanted: CapacityReservation, now: datetime) -> Finding:
     """Check that a reservation or capacity block exists in the pool's type and zone, and is large enough.
 
     In a group, all reservations that the pool can use count together.
     """
-    subject = f"reservation of {pool.name}"
-    held = [(each, _unlike(each, stack, pool, now)) for each in _held(aws, pool)]
+    subject, key = reservation_subject(pool, wanted), reservation_key(pool)
+    held = [(each, _unlike(each, pool, wanted, now)) for each in _held(aws, wanted)]
     used = [reservation for reservation, unlike in held if not unlike]
     free, total = (
         sum(each[key] for each in used) for key in ("AvailableInstanceCount", "TotalInstanceCount")
     )
-    if total >= pool.size.max and used:
+    if total >= wanted.count and used:
         states = ", ".join(dict.fromkeys(each["State"] for each in used))
-        beyond = total - pool.size.max
-        uncounted = f"; {beyond} of them beyond size.max: paid for, and not counted" if beyond else ""
+        beyond = total - wanted.count
+        limit = "count" if pool.reservations else "size.max"
+        uncounted = f"; {beyond} of them beyond {limit}: paid for, and not counted" if beyond else ""
         return Finding(subject, Rating.FINE, f"{states}, {free} of {total} free{uncounted}")
     wrong = [f"holds {total}"] if used or not held else [reason for _, unlike in held for reason in unlike]
-    wanted = f"{pool.size.max} {pool.types[0]} in {', '.join(stack.zones_of(pool))}"
-    says = f"{pool.reservation_id} {', '.join(wrong)}; the pool wants {wanted} ({pool.market})"
-    return Finding(subject, Rating.PROBLEM, says, "name another pools.reservation_id")
+    asked = f"{wanted.count} {pool.types[0]} in {wanted.zone}"
+    says = f"{wanted.id} {', '.join(wrong)}; the pool wants {asked} ({pool.market})"
+    return Finding(subject, Rating.PROBLEM, says, f"name another {key}")
 
 
-def _held(aws: Aws, pool: Pool) -> list[dict[str, Any]]:
+def _held(aws: Aws, wanted: CapacityReservation) -> list[dict[str, Any]]:
     """Return the reservation that a pool names, or those of the group that it names."""
-    ids = [pool.reservation_id]
-    if pool.reserved_by_group:
-        listed = aws.pages("resource-groups", "list_group_resources", "Resources", Group=pool.reservation_id)
+    ids = [wanted.id]
+    if wanted.id.startswith("arn:"):
+        listed = aws.pages("resource-groups", "list_group_resources", "Resources", Group=wanted.id)
         arns = [str(each["Identifier"]["ResourceArn"]) for each in listed]
         ids = [arn.rpartition("/")[2] for arn in arns if ":capacity-reservation/" in arn]
     if not ids:
@@ -131,18 +131,16 @@ def _held(aws: Aws, pool: Pool) -> list[dict[str, Any]]:
     return list(asked)
 
 
-def _unlike(reservation: dict[str, Any], stack: Stack, pool: Pool, now: datetime) -> list[str]:
+def _unlike(reservation: dict[str, Any], pool: Pool, wanted: CapacityReservation, now: datetime) -> list[str]:
     """Return why a pool cannot use a reservation."""
     ends = reservation.get("EndDate")
     block = reservation.get("ReservationType") == "capacity-block"
     return so(
         (f"is {reservation['State']}", reservation["State"] not in USABLE_STATES),
         (f"is of {reservation['InstanceType']}", reservation["InstanceType"] not in pool.types),
-        (
-            f"is in {reservation['AvailabilityZone']}",
-            reservation["AvailabilityZone"] not in stack.zones_of(pool),
-        ),
+        (f"is in {reservation['AvailabilityZone']}", reservation["AvailabilityZone"] != wanted.zone),
         ("is a capacity block", block and pool.market is not Market.CAPACITY_BLOCK),
         ("is no capacity block", not block and pool.market is Market.CAPACITY_BLOCK),
         (f"ended {ends:%Y-%m-%d}" if ends else "", ends is not None and ends <= now),
+        (end_unlike(pool, wanted, ends), bool(end_unlike(pool, wanted, ends))),
     )

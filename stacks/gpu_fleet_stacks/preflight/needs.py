@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog.instance_types import InstanceType
-from gpu_fleet_stacks.settings import Market, Pool, Stack
+from gpu_fleet_stacks.settings import CapacityReservation, Market, Pool, Stack
 from gpu_fleet_stacks.settings.quantities import Level, instances, on_demand_instances
+from gpu_fleet_stacks.settings.schema import MOMENT
 
 # Paid in advance, under limits of their own.
 OUTSIDE_OF_QUOTAS = frozenset({Market.CAPACITY_BLOCK})
@@ -42,6 +44,29 @@ def vcpus(stack: Stack, quota_of: Callable[[InstanceType, Market], str | None]) 
                 before = demands.get(quota, Demand(0, ()))
                 demands[quota] = Demand(before.vcpus + cpus * count, (*before.pools, pool.name))
     return demands
+
+
+def reservation_subject(pool: Pool, held: CapacityReservation) -> str:
+    """Return the subject of a reservation's finding."""
+    return f"reservation {held.id} of {pool.name}" if pool.reservations else f"reservation of {pool.name}"
+
+
+def reservation_key(pool: Pool) -> str:
+    """Return the key of the stack file that names a pool's reservations."""
+    return "pools.reservations" if pool.reservations else "pools.reservation_id"
+
+
+def end_unlike(pool: Pool, held: CapacityReservation, ends: datetime | None) -> str:
+    """Return that a reservation ends at another minute than the stack file says; empty where it does not.
+
+    Args:
+        ends: its end by the cloud; None for none.
+    """
+    said = None if ends is None else ends.astimezone(UTC).replace(second=0, microsecond=0)
+    if not pool.reservations or said == held.ends_at:
+        return ""
+    there = "has no end" if said is None else f"ends {said:{MOMENT}}"
+    return f"{there}, and {reservation_key(pool)} says until {held.until or 'null'}"
 
 
 def by_market(stack: Stack, pool: Pool) -> Iterator[tuple[Market, int]]:

@@ -133,7 +133,8 @@ def _length_of_names(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     """Limit names to 64 characters, as Auto Scaling does; the longest are a zone's group and its alarms."""
     if stack.cloud is not Cloud.ALICLOUD:
         return
-    parts = (pool.name, max(stack.network.zones, key=len), *((LONGEST_ALARM,) if pool.scales else ()))
+    ends = [held.id for held in pool.reservations] or stack.network.zones
+    parts = (pool.name, max(ends, key=len), *((LONGEST_ALARM,) if pool.scales else ()))
     longest = naming.prefixed(stack.name, *parts)
     if len(longest) > LONGEST_RULE_NAME:
         allowed = f"too long once prefixed: {longest} has {len(longest)} characters, "
@@ -174,7 +175,7 @@ def _on_demand_base(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 def _number_of_types(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     if len(pool.types) <= MOST_TYPES_OF_A_CONFIGURATION or stack.cloud is not Cloud.ALICLOUD:
         return
-    if pool.erdma or pool.reservation_id:
+    if pool.erdma or pool.reserves:
         allowed = f"{MOST_TYPES_OF_A_CONFIGURATION} types at most where eRDMA or a reservation is asked for"
         yield Problem(f"{key}.types", list(pool.types), allowed)
 

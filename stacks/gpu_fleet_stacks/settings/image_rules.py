@@ -83,7 +83,7 @@ def _tokens(stack: Stack) -> Iterator[Problem]:
     """Require an agent where only the agent sets metadata tokens: in some pools on Alibaba Cloud."""
     if stack.cloud is not Cloud.ALICLOUD or stack.image.managed:
         return
-    names = [pool.name for pool in stack.pools if pool.erdma or pool.reservation_id is not None]
+    names = [pool.name for pool in stack.pools if pool.erdma or pool.reserves]
     if names:
         allowed = f"must be bootstrap or baked: in {', '.join(names)} only the agent asks for metadata tokens"
         yield Problem("image.mode", str(stack.image.mode), allowed)

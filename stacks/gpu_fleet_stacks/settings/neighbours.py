@@ -20,7 +20,9 @@ FIRST_NETWORK, LAST_NETWORK = 20, 255
 
 
 def group_labels(stack: Stack, pool: Pool) -> tuple[str, ...]:
-    """Return the labels of the pool's scaling groups: the pool's name, with the zone where each has one."""
+    """Return the labels of the pool's scaling groups: its name, with the zone or reservation of each."""
+    if pool.reservations:
+        return tuple(f"{pool.name}-{held.id}" for held in pool.reservations)
     if pool.grouping is Grouping.SINGLE:
         return (pool.name,)
     return tuple(f"{pool.name}-{zone}" for zone in stack.zones_of(pool))

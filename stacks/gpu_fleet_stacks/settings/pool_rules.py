@@ -14,6 +14,7 @@ _ID, _GROUP = (
     r"cr-[0-9a-f]{17}",
     r"arn:aws(-us-gov)?:resource-groups:[a-z0-9-]+:[0-9]{12}:group/[A-Za-z0-9_.-]{1,128}",
 )
+_ONE_ID = "must be the id of a capacity reservation or capacity block (cr-...)"
 _GROUPS = "the ARN of a resource group of reservations (arn:aws:resource-groups:...:group/NAME)"
 _ASSURED = (
     r"(eap|crp)-[a-z0-9]+",
@@ -84,14 +85,16 @@ def _drained(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 def _reservation(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
-    where = f"{key}.reservation_id"
-    if pool.market in RESERVED_MARKETS and pool.reservation_id is None:
-        yield Problem(where, None, f"required where market is {pool.market}")
-    if pool.market not in RESERVED_MARKETS and pool.reservation_id is not None:
+    where, named = f"{key}.reservation_id", pool.reservation_id or [held.id for held in pool.reservations]
+    if pool.market in RESERVED_MARKETS and not pool.reserves:
+        yield Problem(where, None, f"required where market is {pool.market}, or {key}.reservations")
+    if pool.market not in RESERVED_MARKETS and pool.reserves:
         allowed = (
             f"does not fit market {pool.market}; use market reservation or capacity-block, or leave it out"
         )
-        yield Problem(where, pool.reservation_id, allowed)
+        yield Problem(where if pool.reservation_id else f"{key}.reservations", named, allowed)
+    if pool.reservation_id is not None and pool.reservations:
+        yield Problem(where, pool.reservation_id, f"one of the two: this, or {key}.reservations")
 
 
 def _reservation_form(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
@@ -103,6 +106,37 @@ def _reservation_form(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
         yield Problem(
             f"{key}.reservation_id", pool.reservation_id, f"must be a group of region {stack.region}"
         )
+
+
+def _each_reservation(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    """Check each of several reservations by itself: its id, which is no group of them, its zone, its end."""
+    form, allowed = (_ID, _ONE_ID) if stack.cloud is Cloud.AWS else _ASSURED
+    zones = pool.zones or stack.network.zones
+    for index, held in enumerate(pool.reservations):
+        where = f"{key}.reservations[{index}]"
+        if re.fullmatch(form, held.id) is None:
+            yield Problem(f"{where}.id", held.id, allowed)
+        if held.zone not in zones:
+            yield Problem(f"{where}.zone", held.zone, f"must be a zone of the pool: {', '.join(zones)}")
+        try:
+            _ = held.ends_at
+        except ValueError:
+            yield Problem(f"{where}.until", held.until, "no such day")
+
+
+def _all_reservations(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    """Check several reservations together: each once, one in each zone named, and room for ``size.max``."""
+    held = pool.reservations
+    for name, count in Counter(each.id for each in held).items():
+        if count > 1:
+            yield Problem(f"{key}.reservations", name, f"named {count} times; each reservation once")
+    for index, zone in enumerate(pool.zones):
+        if held and zone not in {each.zone for each in held}:
+            yield Problem(f"{key}.zones[{index}]", zone, f"none of {key}.reservations is there: leave it out")
+    total = sum(each.count for each in held)
+    if held and total < pool.size.max:
+        allowed = f"at most {total}, which {key}.reservations hold together"
+        yield Problem(f"{key}.size.max", pool.size.max, allowed)
 
 
 def _reserved_type(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
@@ -178,12 +212,12 @@ def _zones(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 
 
 def _reserved_zone(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
-    """Require one zone for reserved capacity.
+    """Require one zone for the capacity of one reservation.
 
     The group of another zone would have no reservation: it would count in the worst month and find no
     capacity.
     """
-    if pool.market in RESERVED_MARKETS and len(stack.zones_of(pool)) != 1:
+    if pool.market in RESERVED_MARKETS and not pool.reservations and len(stack.zones_of(pool)) != 1:
         yield Problem(f"{key}.zones", list(pool.zones), "reserved capacity is in one zone: name that zone")
 
 
@@ -242,6 +276,8 @@ RULES: tuple[Callable[[str, Pool, Stack], Iterator[Problem]], ...] = (
         _drained,
         _reservation,
         _reservation_form,
+        _each_reservation,
+        _all_reservations,
         _reserved_type,
     ),
     *(

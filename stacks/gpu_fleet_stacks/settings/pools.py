@@ -1,5 +1,6 @@
 """Plan of a pool on either cloud: scaling groups, load alarms and tags. Pure."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpu_fleet_stacks.catalog import Cloud
@@ -25,6 +26,7 @@ class GroupPlan:
             and desired size; the others start empty and are used when the first zone has no capacity.
         first: whether it is the pool's first.
         market: how it buys.
+        reservation: the reservation in which alone it starts instances; None for none.
     """
 
     label: str
@@ -32,6 +34,7 @@ class GroupPlan:
     size: Size
     first: bool = True
     market: Market = Market.ON_DEMAND
+    reservation: str | None = None
 
 
 def group_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
@@ -46,16 +49,38 @@ def group_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
 
 
 def _usual_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
-    """Return one group for all zones, or one for each; all in the pool's own market."""
-    zones = stack.zones_of(pool)
+    """Return one group for all zones, one for each, or one for each reservation; all in the pool's market."""
+    if pool.reservations:
+        return tuple(_reserved_plans(pool))
+    zones, held = stack.zones_of(pool), pool.reservation_id
     if pool.grouping is Grouping.SINGLE:
-        return (GroupPlan(pool.name, zones, pool.size, market=pool.market),)
+        return (GroupPlan(pool.name, zones, pool.size, market=pool.market, reservation=held),)
     return tuple(
         GroupPlan(
-            f"{pool.name}-{zone}", (zone,), _empty(pool) if index else pool.size, index == 0, pool.market
+            f"{pool.name}-{zone}",
+            (zone,),
+            _empty(pool) if index else pool.size,
+            index == 0,
+            pool.market,
+            held,
         )
         for index, zone in enumerate(zones)
     )
+
+
+def _reserved_plans(pool: Pool) -> Iterator[GroupPlan]:
+    """Yield a group for each of several reservations: a full one sends the mover to the next.
+
+    A launch template names one reservation. One that names a group of them (AWS) lets EC2 buy on demand once
+    they are full. The first groups get the pool's minimum and desired size.
+    """
+    least, desired = pool.size.min, pool.size.desired
+    for index, held in enumerate(pool.reservations):
+        most = min(held.count, pool.size.max)
+        size = Size(min=min(least, most), desired=min(desired, most), max=most)
+        least, desired = least - size.min, desired - size.desired
+        label = f"{pool.name}-{held.id}"
+        yield GroupPlan(label, (held.zone,), size, index == 0, pool.market, held.id)
 
 
 def _empty(pool: Pool) -> Size:

@@ -74,6 +74,8 @@ def instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
 
 def reserved_instances(pool: Pool) -> int:
     """Return how many instances are paid for whether they run or not: all that the pool may reserve."""
+    if pool.reservations:
+        return sum(held.count for held in pool.reservations)
     return pool.size.max if pool.market in RESERVED_MARKETS else 0
 
 

@@ -6,6 +6,7 @@ Together they report every problem of a file at once.
 
 import dataclasses
 import re
+from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
 from ipaddress import IPv4Network
@@ -133,6 +134,15 @@ ProgramName = Annotated[str, Matching(r"[\w.+:-]{1,64}", "must be the name of a 
 Argument = Annotated[str, Matching(r"[^\x00]{1,256}", "must be a path or an argument of a program")]
 Currency = Annotated[str, Matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
 TimeOfDay = Annotated[str, Matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
+# A reservation's end is on the minute; with seconds YAML would make it a date of its own.
+MOMENT = "%Y-%m-%dT%H:%MZ"
+Moment = Annotated[
+    str,
+    Matching(
+        r"20\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\dZ",
+        "must be a time in UTC, such as 2027-03-31T11:30Z",
+    ),
+]
 Release = Annotated[str, Matching(version.PATTERN, "must be a release of gpu-fleet, such as 0.2.0")]
 Url = Annotated[str, Matching(r"https?://\S+", "must be an http or https URL")]
 
@@ -661,6 +671,32 @@ class Idle:
 
 
 @dataclass(frozen=True, config=EXACT)
+class CapacityReservation:
+    """One of a pool's reservations.
+
+    Attributes:
+        id: the reservation, capacity block or elasticity assurance.
+        zone: its zone, one of the pool's.
+        count: instances that it holds, which are paid for, used or not.
+        until: its end in UTC, such as ``2027-03-31T11:30Z``, after which it is not paid for; null for none.
+    """
+
+    id: str
+    zone: str
+    count: SomeInstances
+    until: Moment | None = None
+
+    @property
+    def ends_at(self) -> datetime | None:
+        """Its end; None for none.
+
+        Raises:
+            ValueError: there is no such day.
+        """
+        return None if self.until is None else datetime.strptime(self.until, MOMENT).replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, config=EXACT)
 class Pool:
     """A set of instances of one kind that is bought, sized and reaped together.
 
@@ -671,6 +707,8 @@ class Pool:
         market: how they are bought.
         reservation_id: the reservation or capacity block to start in: its id, or on AWS the ARN of a resource
             group that holds several reservations. ``size.max`` of its instances are paid for, used or not.
+        reservations: several reservations, in order of preference, in place of ``reservation_id``; each has a
+            scaling group of its own, and together they hold ``size.max`` instances at least.
         purpose: who uses the pool.
         zones: a part of ``network.zones``; all of them when empty.
         groups: one scaling group for all zones or one for each; by default per zone where ``efa`` is on.
@@ -700,6 +738,7 @@ class Pool:
     size: Size = Size()
     market: Market = Market.ON_DEMAND
     reservation_id: str | None = None
+    reservations: Annotated[tuple[CapacityReservation, ...], Field(max_length=20)] = ()
     purpose: Purpose = Purpose.INTERACTIVE
     zones: tuple[str, ...] = ()
     groups: Grouping | None = None
@@ -717,6 +756,11 @@ class Pool:
     idle: Idle = Idle()
     max_lifetime_hours: Annotated[int, Field(ge=24, le=MOST_HOURS), NUMBER] = 168
     owner: PoolOwner = ""
+
+    @property
+    def reserves(self) -> bool:
+        """Return whether instances start only inside a reservation."""
+        return self.reservation_id is not None or bool(self.reservations)
 
     @property
     def reserved_by_group(self) -> bool:
@@ -1075,5 +1119,12 @@ class Stack:
         return f"{naming.prefixed(self.name, _INSTANCES, self.account_id)}/{_INSTANCES}"
 
     def zones_of(self, pool: Pool) -> tuple[str, ...]:
-        """Return the zones that a pool uses, in the network's order of preference."""
-        return tuple(zone for zone in self.network.zones if not pool.zones or zone in pool.zones)
+        """Return the zones that a pool or its reservations use, in the network's order of preference."""
+        used = {held.zone for held in pool.reservations} or pool.zones or self.network.zones
+        return tuple(zone for zone in self.network.zones if zone in used)
+
+    def reservations_of(self, pool: Pool) -> tuple[CapacityReservation, ...]:
+        """Return the pool's reservations; empty for a pool that reserves none."""
+        if pool.reservation_id is None:
+            return pool.reservations
+        return (CapacityReservation(pool.reservation_id, self.zones_of(pool)[0], pool.size.max),)

@@ -79,6 +79,24 @@ def test_a_reserved_pool_starts_in_its_private_pool_only_from_a_configuration_th
     assert "networkInterfaces" not in configuration
 
 
+def test_each_of_several_private_pools_has_a_group_of_its_own():
+    held = [
+        {"id": name, "zone": zone, "count": 1}
+        for name, zone in (("eap-1a", "cn-shenzhen-e"), ("crp-1b", "cn-shenzhen-d"))
+    ]
+
+    found = declared(stack(pools=[pool(market="reservation", reservations=held)]))
+
+    made = {each.inputs["scalingGroupId"]: each.inputs for each in found.of_type(CONFIGURATION)}
+    groups = found.of_type(GROUP)
+    assert [group.name for group in groups] == ["gpu-fleet-test-dev-eap-1a", "gpu-fleet-test-dev-crp-1b"]
+    assert [made[group.id]["resourcePoolOptionsPrivatePoolIds"] for group in groups] == [
+        ["eap-1a"],
+        ["crp-1b"],
+    ]
+    assert len({tuple(group.inputs["vswitchIds"]) for group in groups}) == 2
+
+
 def test_a_pool_with_scratch_has_one_data_disk_and_another_none():
     with_scratch, without = (
         inputs(declared(stack(pools=[pool(**more)])), TEMPLATE)[0] for more in ({"scratch_gib": 400}, {})

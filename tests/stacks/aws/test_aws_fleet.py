@@ -107,6 +107,30 @@ def test_reservations_of_a_resource_group_are_named_by_its_arn():
     assert target == {"capacityReservationResourceGroupArn": group}
 
 
+def test_each_of_several_reservations_has_a_group_in_its_zone_that_starts_nowhere_else():
+    first, second = "cr-0123456789abcdef0", "cr-0123456789abcdef1"
+    held = [
+        {"id": first, "zone": "us-east-1b", "count": 2},
+        {"id": second, "zone": "us-east-1a", "count": 4},
+    ]
+    size = {"min": 3, "desired": 3, "max": 5}
+    reserved = pool(types=["p5.48xlarge"], market="reservation", reservations=held, size=size)
+
+    found = declared(stack(pools=[reserved]))
+
+    groups, templates = found.of_type(GROUP), {each.id: each.inputs for each in found.of_type(TEMPLATE)}
+    targets = [
+        templates[group.inputs["launchTemplate"]["id"]]["capacityReservationSpecification"]
+        for group in groups
+    ]
+    sizes = [[group.inputs[key] for key in ("minSize", "desiredCapacity", "maxSize")] for group in groups]
+    assert [group.name for group in groups] == [f"gpu-fleet-test-dev-{first}", f"gpu-fleet-test-dev-{second}"]
+    assert [each["capacityReservationTarget"]["capacityReservationId"] for each in targets] == [first, second]
+    assert sizes == [[2, 2, 2], [1, 1, 4]]
+    assert [len(group.inputs["vpcZoneIdentifiers"]) for group in groups] == [1, 1]
+    assert groups[0].inputs["vpcZoneIdentifiers"] != groups[1].inputs["vpcZoneIdentifiers"]
+
+
 def test_the_budget_counts_what_credits_and_refunds_pay():
     (budget,) = declared(stack()).of_type("aws:budgets/budget:Budget")
 

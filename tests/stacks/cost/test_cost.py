@@ -308,6 +308,25 @@ def test_a_reservation_costs_the_same_at_every_level():
     assert line.what == "reservation p5.48xlarge, used or not"
 
 
+def test_each_of_several_reservations_has_a_line_whose_count_is_paid_at_every_level():
+    held = [
+        {"id": "cr-0123456789abcdef0", "zone": "us-east-1a", "count": 1},
+        {"id": "cr-0123456789abcdef1", "zone": "us-east-1b", "count": 2, "until": "2027-03-31T11:30Z"},
+    ]
+    reserved = pool(types=["p5.48xlarge"], size={"max": 2}, market="reservation", reservations=held)
+
+    lines = estimate(stack(pools=[reserved])).of_kind(CostKind.COMPUTE)
+
+    # 55.04 x 730, and twice of it
+    assert [[cents(line.months[level].worst) for level in Level] for line in lines] == [
+        ["40179.20"] * 3,
+        ["80358.40"] * 3,
+    ]
+    assert lines[1].what.endswith(
+        "used or not: 2 in us-east-1b, cr-0123456789abcdef1 until 2027-03-31T11:30Z"
+    )
+
+
 def test_a_capacity_block_is_paid_beforehand_and_its_price_unknown():
     block = pool(
         market="capacity-block",

@@ -65,6 +65,28 @@ def test_what_a_capacity_block_prepaid_costs_nothing_by_the_hour():
     assert (found["on_demand"], found["reserved"]) == ({"p5.48xlarge": "0"}, 2)
 
 
+def test_the_meter_knows_each_reservation_s_count_end_and_group():
+    held = [
+        {"id": "cr-0123456789abcdef0", "zone": "us-east-1a", "count": 1},
+        {"id": "cr-0123456789abcdef1", "zone": "us-east-1b", "count": 2, "until": "2027-03-31T11:30Z"},
+    ]
+    dev = examples.pool(market="reservation", types=["p5.48xlarge"], size={"max": 2}, reservations=held)
+
+    found = written(meter_prices.budget(examples.stack(pools=[dev])))["pools"]["dev"]
+
+    first, second = "cr-0123456789abcdef0", "cr-0123456789abcdef1"
+    assert found["reserved"] == 3
+    assert found["reservations"] == [
+        {"id": first, "count": 1, "group": f"gpu-fleet-test-dev-{first}"},
+        {
+            "id": second,
+            "count": 2,
+            "group": f"gpu-fleet-test-dev-{second}",
+            "until": "2027-03-31T11:30:00+00:00",
+        },
+    ]
+
+
 def test_prices_are_shown_in_the_budgets_currency():
     budget = {"monthly": 100_000, "currency": "USD", "cny_per_usd": "7", "recipients": ["team@example.com"]}
     stack = alicloud_examples.stack(budget=budget)

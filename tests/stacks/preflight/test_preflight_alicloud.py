@@ -263,19 +263,36 @@ def test_a_zone_sells_what_a_pool_asks_for():
     assert wrong_of(*rows) == []
 
 
-def test_a_reservation_is_active_and_large_enough():
-    def assured(status: str, total: int) -> Account:
-        resource = {"AllocatedResource": [{"InstanceType": G7, "TotalAmount": total}]}
-        items = {"ElasticityAssuranceItem": [{"Status": status, "AllocatedResources": resource}]}
+def test_a_reservation_is_active_large_enough_in_its_zone_and_ends_when_the_file_says():
+    def assured(status: str, total: int, zone: str = "cn-shenzhen-d", **more: Any) -> Account:
+        resource = {"AllocatedResource": [{"InstanceType": G7, "TotalAmount": total, "zoneId": zone}]}
+        items = {"ElasticityAssuranceItem": [{"Status": status, "AllocatedResources": resource, **more}]}
         return account(DescribeElasticityAssurances={"ElasticityAssuranceSet": items})
 
     by = {"reservation_id": "eap-wz90000000000000000", "zones": ["cn-shenzhen-d"]}
     reserved, subject = stack(pools=[pool(market="reservation", **by)]), "reservation of dev"
+    held = [{"id": "eap-1", "zone": "cn-shenzhen-d", "count": 2, "until": "2027-03-31T16:00Z"}]
+    several, each = stack(pools=[pool(market="reservation", reservations=held)]), "reservation eap-1 of dev"
     rows = (
         Row(subject, FINE, "", assured("Active", 2), reserved),
         Row(subject, PROBLEM, "", assured("Active", 1), reserved),
         Row(subject, PROBLEM, "", assured("Released", 2), reserved),
+        Row(
+            subject,
+            PROBLEM,
+            "in cn-shenzhen-d, and it is in",
+            assured("Active", 2, "cn-shenzhen-e"),
+            reserved,
+        ),
         Row(subject, PROBLEM, "", account(DescribeElasticityAssurances={}), reserved),
+        Row(each, FINE, "", assured("Active", 2, EndTime="2027-03-31T16:00:00Z"), several),
+        Row(
+            each,
+            PROBLEM,
+            "ends 2027-03-30T16:00Z, and",
+            assured("Active", 2, EndTime="2027-03-30T16:00Z"),
+            several,
+        ),
     )
 
     assert wrong_of(*rows) == []

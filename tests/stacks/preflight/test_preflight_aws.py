@@ -204,6 +204,36 @@ def holding(*held: dict[str, Any]) -> Account:
     return account(resource_groups_ListGroupResources=page, ec2_DescribeCapacityReservations=described)
 
 
+def test_each_of_several_reservations_is_asked_for_by_itself():
+    names = [f"cr-0123456789abcdef{number}" for number in range(3)]
+    until = ("2027-03-31T11:30Z", None, None)
+    held = [
+        {"id": name, "zone": "us-east-1a", "count": 2, "until": end}
+        for name, end in zip(names, until, strict=True)
+    ]
+    settings = stack(
+        pools=[pool(market="reservation", types=["p5.48xlarge"], reservations=held, size={"max": 6})]
+    )
+    ends = datetime(2027, 3, 31, 11, 30, tzinfo=UTC)
+    account = holding({"EndDate": ends}, {"EndDate": ends}, {"AvailabilityZone": "us-east-1b"})
+
+    rows = (
+        Row(f"reservation {names[0]} of dev", FINE, "4 of 4 free; 2 of them beyond count", account, settings),
+        Row(
+            f"reservation {names[1]} of dev",
+            PROBLEM,
+            "ends 2027-03-31T11:30Z, and pools.reservations says until null; the pool wants 2",
+            account,
+            settings,
+        ),
+        Row(
+            f"reservation {names[2]} of dev", PROBLEM, "is in us-east-1b; the pool wants 2", account, settings
+        ),
+    )
+
+    assert wrong_of(*rows) == []
+
+
 def test_a_reservation_is_there_and_fits_the_pool_and_those_of_a_group_count_together():
     group = reserved(by=f"arn:aws:resource-groups:us-east-1:{ID}:group/odcr")
     half, block = (

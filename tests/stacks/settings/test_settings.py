@@ -115,6 +115,18 @@ REFUSED: tuple[tuple[str, object, str], ...] = (
 )
 
 BLOCK = {"pools[0].market": "capacity-block", "pools[0].reservation_id": "cr-0123456789abcdef0"}
+HELD = [
+    {"id": "cr-0123456789abcdef0", "zone": "us-east-1a", "count": 1},
+    {"id": "cr-0123456789abcdef1", "zone": "us-east-1b", "count": 1, "until": "2027-03-31T11:30Z"},
+]
+
+
+def several(index: int = 0, **changes: Any) -> dict[str, Any]:
+    """Return a pool with two reservations, one of which is changed."""
+    held = [each | changes if number == index else each for number, each in enumerate(HELD)]
+    return {"pools[0].market": "reservation", "pools[0].reservations": held}
+
+
 BUILD = {"image.base_id": "ami-0123456789abcdef0", "image.payload": "p.tar"}
 GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/odcr"
 ELSEWHERE, ARABIC = GROUP.replace("us-east-1", "eu-west-1"), GROUP.replace(":1", ":\u0661")
@@ -189,6 +201,30 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     },
     f"pools[0].reservation_id = '{GROUP}': must be the id of a capacity block (cr-...)": BLOCK
     | {"pools[0].reservation_id": GROUP, "pools[0].zones": ["us-east-1a"]},
+    "pools[0].reservation_id = 'cr-0123456789abcdef0': one of the two: this, or pools[0].reservations": BLOCK
+    | several(),
+    "does not fit market spot; use market reservation": several() | {"pools[0].market": "spot"},
+    f"pools[0].reservations[0].id = '{GROUP}': must be the id of a capacity": several(id=GROUP),
+    "pools[0].reservations[1].id = 'eap-bp67acfmxazb40000000': must be the id of a capacity": several(
+        1, id="eap-bp67acfmxazb40000000"
+    ),
+    "pools[0].reservations[1].zone = 'us-east-1c': must be a zone of the pool: us-east-1a, ": several(
+        1, zone="us-east-1c"
+    ),
+    "pools[0].reservations[1].zone = 'us-east-1b': must be a zone of the pool: us-east-1a": several()
+    | {"pools[0].zones": ["us-east-1a"]},
+    "pools[0].zones[1] = 'us-east-1b': none of pools[0].reservations is there": several(1, zone="us-east-1a")
+    | {"pools[0].zones": ["us-east-1a", "us-east-1b"]},
+    "pools[0].reservations = 'cr-0123456789abcdef0': named 2 times; each": several(1, id=HELD[0]["id"]),
+    "pools[0].size.max = 3: at most 2, which pools[0].reservations hold": several()
+    | {"pools[0].size": {"max": 3}},
+    "pools[0].reservations[1].count = 0: must be greater than 0": several(1, count=0),
+    "pools[0].reservations[1].until = '2027-02-30T00:00Z': no such day": several(
+        1, until="2027-02-30T00:00Z"
+    ),
+    "pools[0].reservations[1].until = 'soon': must be a time in UTC, such as 2027-03-31T11:30Z": several(
+        1, until="soon"
+    ),
     "pools[0].size = 'min 1, desired 1, max 0': must hold min <= desired <= max": {
         "pools[0].size": {"min": 1, "desired": 1, "max": 0}
     },

@@ -1,7 +1,7 @@
 """A month of the meter as rows of FOCUS 1.2, the FinOps Open Cost and Usage Specification. Pure.
 
-One row for each instance and day, and for what no instance had: disks of stopped instances, unused
-reservations, what all pools share. Costs keep the meter's nine digits: they add up to the meter without
+One row for each instance and day, and for what no instance had: disks of stopped instances, each unused
+reservation, what all pools share. Costs keep the meter's nine digits: they add up to the meter without
 rounding. The meter counts list prices, and on spot the market's: all four costs of a row are the same, and no
 column has a unit price or a SKU. Columns: github.com/FinOps-Open-Cost-and-Usage-Spec/FOCUS_Spec, tag v1.2, by
 the rules of ``focus-validator`` 2.2.1 (model 1.2.0.1).
@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from gpu_fleet_image.controllers.meter.meter import DAY, SHARED
-from gpu_fleet_image.controllers.meter.meter_state import SECONDS_PER_HOUR, Day, DayShare
+from gpu_fleet_image.controllers.meter.meter_state import SECONDS_PER_HOUR, Day, DayShare, Unused
 from gpu_fleet_image.core.model import TAG_OWNER, TAG_POOL, TAG_STACK
 from gpu_fleet_image.core.policy import Policy
 
@@ -131,13 +131,25 @@ def _of_day(month: _Month, day: Day) -> Iterator[Row]:
     for key, share in sorted(day.instances.items()):
         rest[share.instance.pool] -= share.cost
         yield _of_instance(month, day, key, share)
+    for pool, reservation, unused in _unused(day):
+        rest[pool] -= unused.cost
+        text = f"{reservation or 'the reservation'} of {pool}, unused"
+        row = month.row(unused.cost, day.date, day.date + DAY, text, **{TAG_POOL: pool})
+        yield row | _used(Decimal(unused.seconds) / SECONDS_PER_HOUR, "Standard")
     for pool, cost in sorted(rest.items()):
         if not cost:
             continue
         shared = pool == SHARED
-        text = "what all pools share" if shared else "disks of stopped instances, unused reservations"
+        text = "what all pools share" if shared else "disks of stopped instances"
         row = month.row(cost, day.date, day.date + DAY, text, **({} if shared else {TAG_POOL: pool}))
         yield row | _used(Decimal(24), "Standard") | (_SHARED if shared else {})
+
+
+def _unused(day: Day) -> Iterator[tuple[str, str, Unused]]:
+    """Yield pool, reservation and the time of it that no instance used."""
+    for pool, held in sorted(day.unused.items()):
+        for reservation, unused in sorted(held.items()):
+            yield pool, reservation, unused
 
 
 def _of_instance(month: _Month, day: Day, key: str, share: DayShare) -> Row:

@@ -107,10 +107,10 @@ def _at_market_prices(
 def _spending(
     policy: Policy, budget: BudgetPolicy, reading: MeterReading, fleet: Inventory, freeze: Freeze | None
 ) -> Spending:
-    rates = meter.per_hour(fleet.instances, budget)
+    reserved = meter.reserved_in_use(reading.running.values(), budget, reading.until)
+    rates = meter.per_hour(fleet.instances, budget, reserved)
     unpriced = meter.unpriced(fleet.instances, budget)
-    reserved = meter.reserved_in_use(fleet.instances, budget)
-    return Spending(policy.currency, budget, reading, rates, unpriced, freeze, reserved)
+    return Spending(policy.currency, budget, reading, rates, unpriced, freeze, tuple(reserved))
 
 
 def _count(store: Store, policy: Policy, budget: BudgetPolicy, swept: SweptFleet) -> MeterReading:

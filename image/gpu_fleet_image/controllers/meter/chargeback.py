@@ -14,7 +14,7 @@ from datetime import datetime
 from decimal import ROUND_FLOOR, Decimal
 
 from gpu_fleet_image.controllers.meter.meter import DAY, SHARED, SMALLEST
-from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeterReading
+from gpu_fleet_image.controllers.meter.meter_state import SECONDS_PER_HOUR, Day, DayShare, MeterReading
 from gpu_fleet_image.core.csv_rows import csv_text
 
 CENT = Decimal("0.01")
@@ -182,11 +182,17 @@ def _of_day(
     for key, share in day.instances.items():
         rest[share.instance.pool] -= share.cost
         yield from _of_instance(share, computing.get(key), BY[by](day, key, share, attribution))
+    for pool, held in day.unused.items():
+        for reservation, unused in held.items():
+            rest[pool] -= unused.cost
+            hours = Decimal(unused.seconds * gpus.get(pool, 0)) / SECONDS_PER_HOUR
+            which = reservation or "reservation"
+            name = pool if by == "pool" else f"(pool {pool}, {which} unused)"
+            yield Charge(name, rented=hours, idle=hours, cost=unused.cost)
     for pool, cost in rest.items():
-        unused = day.unused_gpu_hours(pool, gpus)
         name = "(shared)" if pool == SHARED else pool if by == "pool" else f"(pool {pool}, no instance)"
-        if cost or unused:
-            yield Charge(name, rented=unused, idle=unused, cost=cost)
+        if cost:
+            yield Charge(name, cost=cost)
 
 
 def _of_instance(share: DayShare, computing: Decimal | None, parts: Parts) -> Iterator[Charge]:

@@ -10,8 +10,9 @@ Hours count at the policy's prices: list prices; for spot the market's price of 
 one, else the maximum price; without a listed price the stack owner's assumption. Time is split at midnight
 UTC, so that days and months add up to the same money.
 
-A reservation costs its price every hour: with an instance in it the instance has that cost, without one the
-pool. So terminating an instance of a reservation saves nothing.
+A reservation costs its price every hour until it ends: with an instance in it the instance has that cost,
+without one the pool. So terminating an instance of a reservation saves nothing. Of a pool with several, the
+scaling group of an instance says in which one it runs.
 """
 
 import calendar
@@ -28,8 +29,9 @@ from gpu_fleet_image.controllers.meter.meter_state import (
     DayShare,
     MeteredInstance,
     MeterReading,
+    Unused,
 )
-from gpu_fleet_image.core.budget_policy import BudgetPolicy
+from gpu_fleet_image.core.budget_policy import BudgetPolicy, PoolPrices
 from gpu_fleet_image.core.model import Instance, Inventory
 from gpu_fleet_image.core.reaper_errors import CloudError
 
@@ -47,6 +49,7 @@ class MeteredSpan:
     Attributes:
         instance_id, instance: the instance; None for disks and for what is shared.
         unused: number of reserved instances that did not run, if the span is their cost.
+        reservation: theirs; empty for a pool's only one.
         saved: the instance had been stopped or terminated: the time costs nothing, but would have.
     """
 
@@ -57,11 +60,32 @@ class MeteredSpan:
     instance_id: str | None = None
     instance: MeteredInstance | None = None
     unused: int = 0
+    reservation: str = ""
     saved: bool = False
 
 
-def _metered_instance(instance: Instance, budget: BudgetPolicy) -> MeteredInstance | None:
-    """Return an instance's data for the meter; None if the budget does not have its pool."""
+@dataclass(frozen=True)
+class ReservedUse:
+    """Use of a reservation: instances that run in it, of those that are paid for.
+
+    Attributes:
+        reservation: its id; empty for a pool's only one.
+    """
+
+    pool: str
+    reservation: str
+    used: int
+    paid: int
+
+
+def _metered_instance(
+    instance: Instance, fleet: Inventory, budget: BudgetPolicy, known: MeteredInstance | None = None
+) -> MeteredInstance | None:
+    """Return an instance's data for the meter; None if the budget does not have its pool.
+
+    Args:
+        known: data of the sweep before; None if it did not run then.
+    """
     pool = budget.pools.get(instance.pool)
     if pool is None:
         return None
@@ -70,8 +94,22 @@ def _metered_instance(instance: Instance, budget: BudgetPolicy) -> MeteredInstan
     per_hour = (price or Decimal(0)) + pool.disk_per_hour
     priced, spot = price is not None, instance.spot
     return MeteredInstance(
-        instance.pool, instance.owner, instance.type, gpus, per_hour, priced=priced, spot=spot
+        instance.pool,
+        instance.owner,
+        instance.type,
+        gpus,
+        per_hour,
+        priced=priced,
+        spot=spot,
+        reservation=_reservation(instance, fleet, pool) or (known.reservation if known else ""),
     )
+
+
+def _reservation(instance: Instance, fleet: Inventory, pool: PoolPrices) -> str:
+    """Return the reservation whose group has the instance; empty for none, and for a pool without several."""
+    group = fleet.group_of(instance.id) if pool.reservations else None
+    title = group.title or group.name if group else ""
+    return next((held.id for held in pool.reservations if held.starts(title)), "")
 
 
 def _price(instance: Instance, budget: BudgetPolicy) -> Decimal | None:
@@ -97,19 +135,34 @@ def unpriced(instances: Iterable[Instance], budget: BudgetPolicy) -> int:
     return sum(instance.state in BILLED and _price(instance, budget) is None for instance in instances)
 
 
-def reserved_in_use(instances: Iterable[Instance], budget: BudgetPolicy) -> dict[str, tuple[int, int]]:
-    """Return pool with a reservation -> number of its running instances, and of those that are paid for."""
-    running = Counter(instance.pool for instance in instances if instance.state in BILLED)
-    return {name: (running[name], pool.reserved) for name, pool in budget.pools.items() if pool.reserved}
+def reserved_in_use(
+    running: Iterable[MeteredInstance], budget: BudgetPolicy, at: datetime
+) -> list[ReservedUse]:
+    """Return the use of each reservation that is paid for at a time.
+
+    An instance of which nobody knows the reservation is in the first one with room.
+    """
+    inside = Counter((instance.pool, instance.reservation) for instance in running)
+    uses = []
+    for name, pool in budget.pools.items():
+        unknown = inside[name, ""]
+        for held in pool.paid(at):
+            used = min(held.count, inside[name, held.id]) if held.id else 0
+            beside = min(unknown, held.count - used)
+            unknown -= beside
+            uses.append(ReservedUse(name, held.id, used + beside, held.count))
+    return uses
 
 
-def per_hour(instances: Sequence[Instance], budget: BudgetPolicy) -> dict[str, Decimal]:
+def per_hour(
+    instances: Sequence[Instance], budget: BudgetPolicy, reserved: Iterable[ReservedUse] = ()
+) -> dict[str, Decimal]:
     """Return pool, and ``_shared``, -> present cost of an hour; every pool of the budget is there."""
     rates = {SHARED: budget.shared_per_hour, **dict.fromkeys(budget.pools, Decimal(0))}
-    for name, (used, paid) in reserved_in_use(instances, budget).items():
-        rates[name] = max(0, paid - used) * (budget.reserved_price(name) or Decimal(0))
+    for use in reserved:
+        rates[use.pool] += (use.paid - use.used) * (budget.reserved_price(use.pool) or Decimal(0))
     for listed in instances:
-        instance = _metered_instance(listed, budget)
+        instance = _metered_instance(listed, Inventory(()), budget)
         if instance is not None and listed.state in BILLED:
             rates[instance.pool] += instance.per_hour
         elif instance is not None and listed.state == STOPPED:
@@ -140,7 +193,7 @@ def advance(
         raise CloudError(f"the meter counts in {before.currency}, and the policy's prices are in {currency}")
     if now <= before.until:
         return before, []
-    running = _running(fleet, budget)
+    running = _running(fleet, budget, before.running)
     saved = {key: instance for key, instance in before.saved.items() if key not in running}
     ran = list(_spans(fleet, before.running, before.until, budget, now))
     spans = [
@@ -150,7 +203,7 @@ def advance(
         *_saved_spans(saved, fleet, budget, now),
     ]
     counted, days = _add_up(before, spans, now)
-    at_least = _without_price(fleet, before.running, budget)
+    at_least = _without_price(fleet, before.running, budget, before.until)
     if (now.year, now.month) != (before.until.year, before.until.month):
         saved = {}  # an instance's cost beyond its last month is not claimed as saved
     else:
@@ -158,9 +211,11 @@ def advance(
     return replace(counted, running=running, saved=saved, at_least=at_least), days
 
 
-def _without_price(fleet: Inventory, running: Mapping[str, MeteredInstance], budget: BudgetPolicy) -> bool:
+def _without_price(
+    fleet: Inventory, running: Mapping[str, MeteredInstance], budget: BudgetPolicy, since: datetime
+) -> bool:
     """Return whether hours since the last sweep have no known price and count as nothing."""
-    reserved = [name for name, pool in budget.pools.items() if pool.reserved]
+    reserved = [name for name, pool in budget.pools.items() if pool.paid(since)]
     return (
         unpriced(fleet.instances, budget) > 0
         or any(not instance.priced for instance in running.values())
@@ -206,14 +261,16 @@ def _first(fleet: Inventory, budget: BudgetPolicy, currency: str, now: datetime)
     counted, _ = _add_up(begin, list(_spans(fleet, None, start, budget, now)), now)
     # Instances that ran before the meter did say nothing about the rate.
     today = Day(counted.day.date)
-    at_least = _without_price(fleet, {}, budget)
-    running = _running(fleet, budget)
+    at_least = _without_price(fleet, {}, budget, now)
+    running = _running(fleet, budget, {})
     return replace(counted, day=today, yesterday=Decimal(0), running=running, at_least=at_least)
 
 
-def _running(fleet: Inventory, budget: BudgetPolicy) -> dict[str, MeteredInstance]:
+def _running(
+    fleet: Inventory, budget: BudgetPolicy, before: Mapping[str, MeteredInstance]
+) -> dict[str, MeteredInstance]:
     metered = {
-        instance.id: _metered_instance(instance, budget)
+        instance.id: _metered_instance(instance, fleet, budget, before.get(instance.id))
         for instance in fleet.instances
         if instance.state in BILLED
     }
@@ -230,10 +287,10 @@ def _spans(
     """Yield the cost of each instance since ``start``; ``running`` held then, None if unknown."""
     seen = (*fleet.instances, *fleet.gone)
     for listed in seen:
-        instance = _metered_instance(listed, budget)
+        known = running.get(listed.id) if running is not None else None
+        instance = _metered_instance(listed, fleet, budget, known)
         if instance is None or listed.state == "pending":
             continue
-        known = running.get(listed.id) if running is not None else None
         began = start if known else max(start, listed.launched_at)
         stop = _stop(listed, known, now)
         is_known = (
@@ -260,17 +317,17 @@ def _spans(
 def _unused_spans(
     ran: Sequence[MeteredSpan], start: datetime, budget: BudgetPolicy, now: datetime
 ) -> Iterator[MeteredSpan]:
-    """Yield the cost of reserved instances that did not run, for each period by their number."""
-    for name, pool in budget.pools.items():
-        if not pool.reserved:
-            continue
-        own = [span for span in ran if span.pool == name and span.instance is not None]
-        turns = {min(now, max(start, moment)) for span in own for moment in (span.begin, span.end)}
-        for begin, end in pairwise(sorted({start, now, *turns})):
-            unused = pool.reserved - sum(span.begin <= begin and end <= span.end for span in own)
-            if unused > 0:
-                rate = unused * (budget.reserved_price(name) or Decimal(0))
-                yield MeteredSpan(begin, end, rate, name, unused=unused)
+    """Yield the cost of each reservation's instances that did not run, for each period by their number."""
+    own = [(span, span.instance) for span in ran if span.instance is not None]
+    ends = [held.until for pool in budget.pools.values() for held in pool.reservations if held.until]
+    moments = [*ends, *(moment for span, _ in own for moment in (span.begin, span.end))]
+    turns = {min(now, max(start, moment)) for moment in moments}
+    for begin, end in pairwise(sorted({start, now, *turns})):
+        inside = [instance for span, instance in own if span.begin <= begin and end <= span.end]
+        for use in reserved_in_use(inside, budget, begin):
+            if unused := use.paid - use.used:
+                rate = unused * (budget.reserved_price(use.pool) or Decimal(0))
+                yield MeteredSpan(begin, end, rate, use.pool, unused=unused, reservation=use.reservation)
 
 
 def _saved_spans(
@@ -283,7 +340,7 @@ def _saved_spans(
     stopped = {instance.id for instance in fleet.instances if instance.state == STOPPED}
     for key, instance in saved.items():
         pool = budget.pools.get(instance.pool)
-        if instance.ends_at is not None and not (pool and pool.reserved):
+        if instance.ends_at is not None and not (pool and pool.paid(instance.ends_at)):
             first = _midnight(instance.ends_at).replace(day=1)
             end = min(now, (first + 31 * DAY).replace(day=1))
             disks = pool.disk_per_hour if pool and key in stopped else Decimal(0)
@@ -328,7 +385,7 @@ def _add_up(
 def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) -> MeterReading:
     """Add the cost of the spans from the reading's time to another time of the same day."""
     costs: dict[str, Decimal] = defaultdict(Decimal)
-    unused = Counter(reading.day.unused)
+    unused = {pool: dict(held) for pool, held in reading.day.unused.items()}
     instances, saved = dict(reading.day.instances), dict(reading.day.saved)
     for span in spans:
         seconds = int((min(span.end, stop) - max(span.begin, reading.until)).total_seconds())
@@ -338,13 +395,15 @@ def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) ->
         if not span.saved:
             costs[span.pool] += cost
         if span.unused:
-            unused[span.pool] += span.unused * seconds
+            held = unused.setdefault(span.pool, {})
+            had_not = held.get(span.reservation, Unused(0, Decimal(0)))
+            held[span.reservation] = Unused(had_not.seconds + span.unused * seconds, had_not.cost + cost)
         if span.instance_id is not None and span.instance is not None:
             shares = saved if span.saved else instances
             had = shares.get(span.instance_id, DayShare(span.instance, 0, Decimal(0)))
             shares[span.instance_id] = DayShare(span.instance, had.seconds + seconds, had.cost + cost)
     counted = _sum(reading.day.costs, costs)
-    day = replace(reading.day, costs=counted, instances=instances, saved=saved, unused=dict(unused))
+    day = replace(reading.day, costs=counted, instances=instances, saved=saved, unused=unused)
     return replace(reading, until=stop, month=_sum(reading.month, costs), day=day)
 
 

@@ -22,6 +22,7 @@ class MeteredInstance:
         ends_at: when a sweep terminated it; None if no sweep did.
         priced: ``per_hour`` has its own price; without one it has only its disks.
         spot: it was bought on the spot market.
+        reservation: that it runs in, of a pool with several; empty for none, or where nobody knows.
     """
 
     pool: str
@@ -32,6 +33,15 @@ class MeteredInstance:
     ends_at: datetime | None = None
     priced: bool = True
     spot: bool = False
+    reservation: str = ""
+
+
+@dataclass(frozen=True)
+class Unused:
+    """Time of a reservation's instances that were paid for and did not run: their seconds added up."""
+
+    seconds: int
+    cost: Decimal
 
 
 @dataclass(frozen=True)
@@ -57,14 +67,14 @@ class Day:
         costs: pool, or ``_shared``, -> cost.
         instances: instance id -> its share of the day.
         saved: instance id -> the share that it would have had, had no sweep terminated it.
-        unused: pool -> total seconds of reserved instances that were paid for and did not run.
+        unused: pool -> reservation, empty for a pool's only one -> its instances that did not run.
     """
 
     date: datetime
     costs: Mapping[str, Decimal] = field(default_factory=dict)
     instances: Mapping[str, DayShare] = field(default_factory=dict)
     saved: Mapping[str, DayShare] = field(default_factory=dict)
-    unused: Mapping[str, int] = field(default_factory=dict)
+    unused: Mapping[str, Mapping[str, Unused]] = field(default_factory=dict)
 
     @property
     def cost(self) -> Decimal:
@@ -77,12 +87,13 @@ class Day:
         return sum(not share.instance.priced for share in self.instances.values())
 
     def unused_gpu_hours(self, pool: str, gpus: Mapping[str, int]) -> Decimal:
-        """Return the GPU hours of a pool's reservation that were paid for and had no instance.
+        """Return the GPU hours of a pool's reservations that were paid for and had no instance.
 
         Args:
             gpus: pool -> GPUs of one of its instances.
         """
-        return Decimal(self.unused.get(pool, 0) * gpus.get(pool, 0)) / SECONDS_PER_HOUR
+        seconds = sum(unused.seconds for unused in self.unused.get(pool, {}).values())
+        return Decimal(seconds * gpus.get(pool, 0)) / SECONDS_PER_HOUR
 
     @property
     def name(self) -> str:
@@ -96,7 +107,10 @@ class Day:
             "costs": _texts(self.costs),
             "machines": {key: _share_json(share) for key, share in self.instances.items()},
             "saved": {key: _share_json(share) for key, share in self.saved.items()},
-            "unused_s": dict(self.unused),
+            "unused": {
+                pool: {name: {"seconds": each.seconds, "cost": str(each.cost)} for name, each in held.items()}
+                for pool, held in self.unused.items()
+            },
         }
 
 
@@ -182,7 +196,12 @@ def from_json(raw: Mapping[str, Any], where: str) -> MeterReading:
 def day_from_json(raw: Mapping[str, Any]) -> Day:
     """Parse what ``Day.to_json`` wrote; raises what damaged JSON raises."""
     date = datetime.strptime(raw["date"], "%Y-%m-%d").replace(tzinfo=UTC)
-    unused = {str(pool): int(seconds) for pool, seconds in raw["unused_s"].items()}
+    unused = {
+        str(pool): {
+            str(name): Unused(int(each["seconds"]), Decimal(each["cost"])) for name, each in held.items()
+        }
+        for pool, held in raw["unused"].items()
+    }
     return Day(date, _amounts(raw["costs"]), _shares(raw["machines"]), _shares(raw["saved"]), unused)
 
 
@@ -208,6 +227,7 @@ def _instance_json(instance: MeteredInstance) -> dict[str, Any]:
         **ends,
         **({} if instance.priced else {"priced": False}),
         **({"spot": True} if instance.spot else {}),
+        **({"reservation": instance.reservation} if instance.reservation else {}),
     }
 
 
@@ -221,6 +241,7 @@ def _instance(raw: Mapping[str, Any]) -> MeteredInstance:
         ends_at=parse_time(raw["ends_at"]) if "ends_at" in raw else None,
         priced=bool(raw.get("priced", True)),
         spot=bool(raw.get("spot", False)),
+        reservation=str(raw.get("reservation", "")),
     )
 
 

@@ -1,12 +1,13 @@
 """Costs of a stack compared with its budget, for metrics, reports and users. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
 
 from gpu_fleet_image.controllers.meter import meter
 from gpu_fleet_image.controllers.meter.freeze_rules import Freeze, FreezeStage
+from gpu_fleet_image.controllers.meter.meter import ReservedUse
 from gpu_fleet_image.controllers.meter.meter_state import MeterReading
 from gpu_fleet_image.core.budget_policy import BudgetPolicy
 from gpu_fleet_image.core.metrics import (
@@ -31,7 +32,7 @@ class Spending:
         rates: pool, or ``_shared``, -> present cost of an hour.
         unpriced: number of running instances without a price.
         freeze: the pools' freeze; None if no pool freezes.
-        reserved: pool with a reservation -> number of running instances, and of those that are paid for.
+        reserved: use of each reservation that is paid for now.
     """
 
     currency: str
@@ -40,7 +41,7 @@ class Spending:
     rates: Mapping[str, Decimal]
     unpriced: int
     freeze: Freeze | None = None
-    reserved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    reserved: tuple[ReservedUse, ...] = ()
 
     @property
     def rate(self) -> Decimal:
@@ -85,7 +86,7 @@ class Spending:
             "until": format_time(self.reading.until),
             "unpriced_machines": self.unpriced,
             "at_least": self.at_least,
-            "reserved": {pool: {"used": used, "paid": paid} for pool, (used, paid) in self.reserved.items()},
+            "reserved": [asdict(use) for use in self.reserved],
             "assumed": {kind: str(price) for kind, price in self.budget.assumed.items()},
             "freeze": self.freeze.to_json() if self.freeze else None,
         }
@@ -102,10 +103,10 @@ def line_of(spending: Spending) -> str:
     )
     if spending.unpriced:
         line += f"; {spending.unpriced} instances without a price count nothing"
-    for pool, (used, paid) in spending.reserved.items():
-        line += (
-            f"; {used} of {paid} reserved instances of {pool} in use ({used / paid:.0%}), all are paid for"
-        )
+    for use in spending.reserved:
+        where = f"{use.pool} in {use.reservation}" if use.reservation else use.pool
+        share = f"{use.used} of {use.paid} reserved instances of {where} in use ({use.used / use.paid:.0%})"
+        line += f"; {share}, all are paid for"
     if spending.budget.assumed:
         line += f"; prices assumed by the stack: {', '.join(sorted(spending.budget.assumed))}"
     freeze = spending.freeze

@@ -232,7 +232,7 @@ class _Mover:
         frozen = spending.freeze is not None and spending.freeze.stage is not FreezeStage.OPEN
         return MoneyLeft(
             budget.monthly - spending.reading.month_cost,
-            prices(self._policy),
+            prices(self._policy, now),
             frozenset(name for name, pool in budget.pools.items() if frozen and pool.freezes),
             currency=spending.currency,
         )
@@ -286,7 +286,7 @@ class _Mover:
         return activity
 
 
-def prices(policy: Policy) -> dict[str, Decimal | None]:
+def prices(policy: Policy, now: datetime) -> dict[str, Decimal | None]:
     """Return pool -> the highest hourly price of one instance more with its disks; None for unknown. Pure.
 
     What is reserved is paid for without it: an instance more costs its disks alone.
@@ -295,7 +295,7 @@ def prices(policy: Policy) -> dict[str, Decimal | None]:
         return {}
     highest: dict[str, Decimal | None] = {}
     for name, pool in policy.budget.pools.items():
-        if pool.reserved:
+        if pool.paid(now):
             highest[name] = pool.disk_per_hour
             continue
         spot = _buys_spot_alone(policy.pools.get(name))
@@ -314,7 +314,7 @@ def _buys_spot_alone(pool: PoolPolicy | None) -> bool:
 
 def record_of(decision: PlacementDecision, policy: Policy, now: datetime) -> dict[str, Any]:
     """Return a record of the ledger, in the form of the reaper's."""
-    price = prices(policy).get(decision.pool)
+    price = prices(policy, now).get(decision.pool)
     return {
         "schema_version": 1,
         "at": format_time(now),

@@ -14,7 +14,7 @@ import pytest
 
 from gpu_fleet_image.console.operators import focus
 from gpu_fleet_image.controllers.meter.meter import SHARED
-from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
+from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance, Unused
 from gpu_fleet_image.core import policy as policies
 from tests.image.controllers.metered import NOON
 from tests.image.moto_fleet import REGION, policy_json
@@ -56,7 +56,8 @@ def text() -> str:
         free = DayShare(MeteredInstance("dev", "", "g5.xlarge", 1, Decimal(0)), 3600, Decimal(0))
         costs = {"dev": Decimal("25.1"), SHARED: Decimal("2.400000001")}
         begin = NOON.replace(day=2 + number, hour=0)
-        days.append(Day(begin, costs, {f"i-{number}": mine, "i-z": free}))
+        unused = {"dev": {"cr-1": Unused(7200, Decimal("0.25"))}}
+        days.append(Day(begin, costs, {f"i-{number}": mine, "i-z": free}, unused=unused))
     return focus.as_csv(focus.rows(days, MONTH_COST, POLICY, ACCOUNT, {"ada": "vision"}))
 
 

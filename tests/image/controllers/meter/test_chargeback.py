@@ -23,10 +23,11 @@ from gpu_fleet_image.controllers.meter.chargeback import (
     work_of,
 )
 from gpu_fleet_image.controllers.meter.meter import SHARED, advance
-from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
+from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance, Unused
 from tests.image.controllers.metered import HOUR, NOON, at_noon, budget, fleet, make_instance
 
 MIDNIGHT = NOON.replace(hour=0)
+UNUSED = {"dev": {"cr-1": Unused(7200, Decimal(4))}}
 
 
 def share(hours=24, pool="dev", owner="ada", cost="24", gpus=8):
@@ -41,7 +42,7 @@ def day(instances, rest="0", shared="1.20", **changes):
 
 def test_owners_pay_for_their_instances_and_the_rest_has_rows_of_its_own():
     found = charges(
-        [day({"i-1": share(), "i-2": share(hours=12, owner="bob", cost="12")}, "5", unused={"dev": 7200})],
+        [day({"i-1": share(), "i-2": share(hours=12, owner="bob", cost="12")}, "5", unused=UNUSED)],
         {"2026-11-21": {"i-1": Decimal("0.25")}},
         "owner",
         {"dev": 8},
@@ -50,8 +51,9 @@ def test_owners_pay_for_their_instances_and_the_rest_has_rows_of_its_own():
     assert [(row.name, row.rented, row.computing, row.idle, row.unknown, row.cost) for row in found] == [
         ("ada", 192, 48, 144, 0, 24),
         ("bob", 96, 0, 0, 96, 12),
-        ("(pool dev, no instance)", 16, 0, 16, 0, 5),
+        ("(pool dev, cr-1 unused)", 16, 0, 16, 0, 4),
         ("(shared)", 0, 0, 0, 0, Decimal("1.20")),
+        ("(pool dev, no instance)", 0, 0, 0, 0, 1),
     ]
 
 

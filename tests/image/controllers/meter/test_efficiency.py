@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.controllers.meter.efficiency import sum_up
 from gpu_fleet_image.controllers.meter.efficiency_page import mail, page
-from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
+from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance, Unused
 from tests.image.controllers.metered import NOON
 
 MIDNIGHT = NOON.replace(hour=0)
@@ -47,7 +47,7 @@ def test_hours_of_a_silent_agent_are_unknown_and_neither_computing_nor_idle():
 
 
 def test_reserved_hours_without_an_instance_are_rented_and_idle():
-    found = summed({"i-1": share(gpus=8)}, {"i-1": 1.0}, unused={"dev": 24 * 3600})
+    found = summed({"i-1": share(gpus=8)}, {"i-1": 1.0}, unused={"dev": {"": Unused(24 * 3600, Decimal(24))}})
 
     assert [found.total(name) for name in ("rented", "computing", "idle", "unused")] == [384, 192, 192, 192]
     assert "192.00 reserved GPU hours were paid for but had no instance: they count as idle." in page(found)

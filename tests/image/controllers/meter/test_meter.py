@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.controllers.meter.meter import (
     SHARED,
+    ReservedUse,
     advance,
     forecast,
     note_ends,
     per_hour,
+    reserved_in_use,
     unpriced,
     with_spot_prices,
 )
-from gpu_fleet_image.controllers.meter.meter_state import from_json
+from gpu_fleet_image.controllers.meter.meter_state import Unused, from_json
+from gpu_fleet_image.core.budget_policy import PaidReservation
+from gpu_fleet_image.core.model import Group
 from gpu_fleet_image.core.reaper_errors import CloudError
 from tests.image.controllers.metered import HOUR, NOON, at_noon, budget, fleet, make_instance, metered, prices
 
@@ -185,9 +189,43 @@ def test_what_is_reserved_is_paid_whether_used_or_not_and_an_end_inside_it_saves
 
     disks = Decimal("0.10")
     assert reading.month["dev"] == 3 * 2 * Decimal(2) + disks
-    assert reading.day.unused == {"dev": 3600 * (3 + 2)}
+    assert reading.day.unused == {"dev": {"": Unused(3600 * (3 + 2), Decimal(5 * 2))}}
     assert reading.day.saved == {}
     assert from_json(json.loads(json.dumps(reading.to_json())), "meter.json") == reading
+
+
+SEVERAL = {
+    "dev": prices(
+        **RESERVED | {"reserved": 4},
+        disk_per_hour=Decimal(0),
+        reservations=(
+            PaidReservation("cr-a", 2, "gpu-fleet-test-dev-cr-a", at(2)),
+            PaidReservation("cr-b", 2, "gpu-fleet-test-dev-cr-b"),
+        ),
+    )
+}
+
+
+def in_group(name, *instances):
+    """Return a fleet whose instances a group started, as AWS names groups."""
+    title = f"gpu-fleet-test-dev-{name}-1a2b3c4"
+    group = Group(title, 0, 0, {each.id: "InService" for each in instances}, pool="dev", title=title)
+    return replace(fleet(*instances), groups=(group,))
+
+
+def test_each_reservation_is_paid_until_it_ends_and_no_instance_of_another_uses_it():
+    both = [make_instance(), make_instance("i-2")]
+    begun = metered(None, in_group("cr-a", *both), NOON, pools=SEVERAL)
+
+    reading = metered(begun, in_group("cr-a", *both), at(4), pools=SEVERAL)
+    detached = metered(reading, fleet(*both), at(5), pools=SEVERAL)  # the sweep detaches before it terminates
+
+    uses = reserved_in_use(detached.running.values(), budget(pools=SEVERAL), at(5))
+    assert reading.month["dev"] == 2 * 2 * 2 + 2 * 2 * 2 + 2 * 2 * 2 + 2 * 2 * 2
+    assert reading.day.unused == {"dev": {"cr-b": Unused(2 * 4 * 3600, Decimal(16))}}
+    assert uses == [ReservedUse("dev", "cr-b", 0, 2)]
+    assert detached.day.unused["dev"]["cr-b"].seconds == 2 * 5 * 3600
+    assert from_json(json.loads(json.dumps(detached.to_json())), "meter.json") == detached
 
 
 def test_an_hour_of_a_reservation_costs_all_of_it_and_what_nobody_knows_the_price_of_makes_a_least_sum():
@@ -196,8 +234,10 @@ def test_an_hour_of_a_reservation_costs_all_of_it_and_what_nobody_knows_the_pric
         budget(**reserved() | {"pools": {"dev": prices(on_demand={"p": None}, reserved=1)}}),
     )
 
-    assert per_hour([], known)["dev"] == 4
-    assert per_hour([make_instance(), make_instance("i-2")], known)["dev"] == Decimal("4.20")
+    both = [make_instance(), make_instance("i-2")]
+    running = at_noon(*both).running.values()
+    assert per_hour([], known, reserved_in_use([], known, NOON))["dev"] == 4
+    assert per_hour(both, known, reserved_in_use(running, known, NOON))["dev"] == Decimal("4.20")
     assert advance(at_noon(), fleet(), unknown, "USD", at(1))[0].at_least
 
 

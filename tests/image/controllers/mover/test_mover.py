@@ -143,6 +143,6 @@ def test_a_queues_controller_that_is_silent_or_cannot_read_a_job_fails_the_pass(
 def test_an_instance_more_of_a_reservation_costs_its_disks_alone():
     held = budget(pools={"dev": prices(on_demand={"g5.xlarge": Decimal(2)}, reserved=2), "train": prices()})
 
-    found = mover.prices(SimpleNamespace(budget=held, pools={}))
+    found = mover.prices(SimpleNamespace(budget=held, pools={}), START)
 
     assert found == {"dev": Decimal("0.10"), "train": Decimal("32.10")}

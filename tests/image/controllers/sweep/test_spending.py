@@ -101,7 +101,9 @@ def test_the_line_says_how_much_of_a_reservation_is_used(world):
     result = swept(world, rules(pools={"dev": budget_json()["pools"]["dev"] | {"reserved": 4}}))
 
     assert "; 2 of 4 reserved instances of dev in use (50%), all are paid for" in line_of(result.spending)
-    assert result.to_json()["spending"]["reserved"] == {"dev": {"used": 2, "paid": 4}}
+    assert result.to_json()["spending"]["reserved"] == [
+        {"pool": "dev", "reservation": "", "used": 2, "paid": 4}
+    ]
 
 
 def test_sweeps_that_fail_for_hours_lose_no_money(world):
