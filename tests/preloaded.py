@@ -72,7 +72,7 @@ SERVICES = (
 )
 FUNCTIONS = ("boto3", "s3transfer.manager", "urllib3", "dateutil.parser", "dateutil.tz", "ssl")
 TORCHRUN, TRAINER = "torch.distributed.run", "gpu_fleet"
-STARTERS = ("launch", "run", "work")  # commands of the trainer that start others
+STARTERS = ("launch", "measure", "run", "work")  # commands of the trainer that start others
 # Of linux/prctl.h.
 PR_SET_NAME, PR_SET_MM, PR_SET_MM_ARG_END, PR_SET_CHILD_SUBREAPER = 15, 35, 9, 36
 # Bytes for a command line and an environment where /proc shows them; each begins as one long word.

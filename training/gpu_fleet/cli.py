@@ -10,6 +10,7 @@ main = LazyGroup(
         "bench": "gpu_fleet.trainer.train:bench",
         "contents": "gpu_fleet_jobs.submitted.contents:contents",
         "launch": "gpu_fleet_jobs.launch.launch:launch",
+        "measure": "gpu_fleet_jobs.measure.command:measure",
         "pack": "gpu_fleet_jobs.submitted.pack:pack",
         "prepare": "gpu_fleet.data.preparation.prepare:prepare",
         "queued": "gpu_fleet_jobs.submitted.queued:queued",

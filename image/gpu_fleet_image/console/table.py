@@ -166,6 +166,10 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "accept": Row(
             "gpu_fleet_stacks.acceptance.command:accept", "Prove a stack in a real account, cost capped."
         ),
+        "poc": Row(
+            "gpu_fleet_image.console.poc.command:poc",
+            "Measure a few instances before buying more, cost capped.",
+        ),
         "outputs": Row(
             "gpu_fleet_stacks.plan_check.pulumi_command:outputs", "Print what a deployed stack exports."
         ),

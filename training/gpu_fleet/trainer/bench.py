@@ -68,10 +68,13 @@ def measure(settings: config.Config, turns: int, steps: int) -> None:
             show(times, bandwidths, where)
 
 
-def measure_steps(settings: config.Config, where: World, turns: int, steps: int) -> StepTimes:
+def measure_steps(
+    settings: config.Config, where: World, turns: int, steps: int, *, beside: bool = True
+) -> StepTimes:
     """Time `turns` turns of `steps` optimizer steps of each loop, after one turn to warm up.
 
-    Raises ParallelError for other strategies than ddp: their bare loop would be a copy of the trainer's code.
+    Without `beside`, the bare loop does not run, and its times mean nothing. Raises ParallelError for other
+    strategies than ddp: their bare loop would be a copy of the trainer's code.
     """
     if settings.parallel.strategy != "ddp":
         raise ParallelError(f"parallel.strategy = {settings.parallel.strategy!r}: bench compares ddp only")
@@ -84,7 +87,7 @@ def measure_steps(settings: config.Config, where: World, turns: int, steps: int)
         rehearse(run, state)
         first = next(run.batches(state))
         times = StepTimes(utilisation=state.utilisation, samples_per_step=settings.run.batch_size)
-        turn_of_bare = bare_loop(run, first)
+        turn_of_bare = bare_loop(run, first) if beside else lambda _steps: None
         watch = Turns(times, steps, where.device, lambda: turn_of_bare(steps))
         every_s = settings.interrupt.agree_every_s
         stop = Stop(where, interruption, every_s, lambda: False, lambda: None, clock=watch.clock)

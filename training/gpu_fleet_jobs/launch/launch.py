@@ -114,16 +114,18 @@ def launch(
         settings = configured(config_file, overrides, allow, branch)
         scheduled = None if alone else assignment(os.environ)
         identity = None if alone else read_identity()
-        instance = _instance(identity)
+        instance = this_instance(identity)
         meeting = _scheduled(scheduled, dry_run=dry_run) if scheduled else _meeting(identity, instance, peers)
         plan = LaunchPlan(
             rendezvous=meeting,
-            processes=nproc_per_node or (scheduled and scheduled.processes) or _processes(identity, instance),
+            processes=nproc_per_node
+            or (scheduled and scheduled.processes)
+            or processes_of(identity, instance),
             rendezvous_id=_rendezvous_id(identity, settings),
             max_restarts=max_restarts,
             save_s=settings.interrupt.save_s,
             arguments=(str(config_file), *overrides, *identity_flags(allow, branch)),
-            variables=_variables(identity, instance, meeting),
+            variables=variables_of(identity, instance, meeting),
         )
     if dry_run:
         click.echo(str(plan))
@@ -145,7 +147,8 @@ def _refuse_where_terminated() -> None:
         return
 
 
-def _instance(identity: PoolIdentity | None) -> ThisInstance | None:
+def this_instance(identity: PoolIdentity | None) -> ThisInstance | None:
+    """Return this instance, by its metadata; None outside a fleet."""
     return None if identity is None else MetadataClient(identity.cloud).instance()
 
 
@@ -179,7 +182,7 @@ def _addresses(identity: PoolIdentity | None, instance: ThisInstance | None, pee
     return addresses
 
 
-def _processes(identity: PoolIdentity | None, instance: ThisInstance | None) -> int:
+def processes_of(identity: PoolIdentity | None, instance: ThisInstance | None) -> int:
     """Return the number of GPUs, at least 1; raises LaunchError if the pool promises more GPUs."""
     import torch  # noqa: PLC0415 - two seconds, not needed with --nproc-per-node
 
@@ -199,9 +202,10 @@ def _expected(identity: PoolIdentity | None, instance: ThisInstance | None) -> E
     return identity.expected.get(instance.instance_type, Expected())
 
 
-def _variables(
+def variables_of(
     identity: PoolIdentity | None, instance: ThisInstance | None, meeting: Rendezvous | None
 ) -> dict[str, str]:
+    """Return the variables by which the ranks of this instance use its network."""
     if instance is not None:
         network = environment(instance.instance_type, _expected(identity, instance), os.environ)
         return {**network, **control_environment(instance.address, os.environ)}

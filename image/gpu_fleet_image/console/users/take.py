@@ -302,8 +302,8 @@ def give_back(instance_id: str | None, owner: str | None, asked: Asked) -> None:
     fleet = desk.cloud.instances.fleet()
     caller = caller_of(desk.place)
     instance = _to_give_back(fleet, instance_id, owner, caller)
-    returned = _give_back_instance(desk, instance, owner_of(f"2000-01-01/{caller}/0-0"))
-    click.echo(f"{described(instance)} is {_outlook(desk, fleet, returned)}")
+    returned = give_back_instance(desk, instance, owner_of(f"2000-01-01/{caller}/0-0"))
+    click.echo(f"{described(instance)} is {outlook(desk, fleet, returned)}")
 
 
 def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, caller: str) -> Instance:
@@ -340,7 +340,7 @@ def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, 
     return meant
 
 
-def _give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
+def give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
     """Remove the hold, and ask the sweep; return the instance as it is then. Raises CloudError.
 
     Args:
@@ -355,7 +355,7 @@ def _give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
     return replace(instance, tags=kept | wish)
 
 
-def _outlook(desk: Desk, fleet: Inventory, instance: Instance) -> str:
+def outlook(desk: Desk, fleet: Inventory, instance: Instance) -> str:
     """Return what the sweep will do with an instance that was just given back, and what delays that."""
     policy, said = desk.policy, give_back_of(instance)
     pool = policy.pools.get(instance.pool)

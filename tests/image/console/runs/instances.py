@@ -4,6 +4,7 @@ The document's script, the launcher, ``start-run`` and the unit are those that t
 here are Systems Manager (a parameter that breaks its pattern is refused), ``systemctl`` and accounts.
 """
 
+import base64
 import configparser
 import json
 import os
@@ -21,14 +22,22 @@ import boto3
 from moto.ssm.models import Command
 
 from gpu_fleet_image.core.metrics import METRIC_GATE_PASSED, namespace
-from gpu_fleet_stacks.rehearsal import first_boot
+from gpu_fleet_stacks.aws.stack import build
+from gpu_fleet_stacks.rehearsal import first_boot, sweeps
 from gpu_fleet_stacks.rehearsal.cast import services
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
-from gpu_fleet_stacks.rehearsal.program import Rehearsed
+from gpu_fleet_stacks.rehearsal.moto_server import moto_server
+from gpu_fleet_stacks.rehearsal.program import Rehearsed, run_program
+from tests.preloaded import preloaded
 from tests.ran import executable, ran
+from tests.stacks import examples
 
 REGION = "us-east-1"
 TYPE = "g5.xlarge"
+ACCOUNT_ID = "123456789012"
+TAKEN = "2026-11-22/users/moto/100000Z-0a"
+POOL = examples.pool(name="train", types=[TYPE], size={"min": 0, "desired": 0, "max": 2}, purpose="training")
+SETTINGS = examples.stack(pools=[POOL], access={"people": {"ada": {"uid": 5001}}})
 SYSTEMCTL = """#!/bin/bash
 case "$1" in
 list-units) cat "{folder}/active" 2>/dev/null || true ;;
@@ -181,6 +190,38 @@ class StandIn:
         started = subprocess.Popen([sys.executable, *words], cwd=folder, env=own, start_new_session=True)
         self.processes.append(started)
         return started
+
+
+@contextmanager
+def fleet_of_two(folder: Path) -> Iterator[tuple[Rehearsed, list[StandIn]]]:
+    """The stack in moto, with two instances that a user took and that passed their gate."""
+    with moto_server(REGION), preloaded():
+        rehearsed = run_program(SETTINGS.name, program=lambda: build(SETTINGS), config={})
+        for kind in ("data", "records", "checkpoints"):
+            # moto holds denials of a bucket policy without their conditions, so that nobody could write
+            boto3.client("s3", REGION).delete_bucket_policy(Bucket=f"gpu-fleet-test-{kind}-{ACCOUNT_ID}")
+        (template,) = rehearsed.of_type("aws:ec2/launchTemplate:LaunchTemplate")
+        user_data = base64.b64decode(template.inputs["userData"]).decode()
+        sweeps.by_function(sweeps.unpacked(rehearsed, folder / "sweep"))  # it begins to meter
+        with stand_ins(rehearsed, folder, user_data, TAKEN, 2) as nodes:
+            for node in nodes:
+                node.report_to_the_gate()
+            yield rehearsed, nodes
+
+
+def deliver(
+    fleet: tuple[Rehearsed, list[StandIn]], more: Mapping[str, str]
+) -> list["subprocess.Popen[bytes]"]:
+    """Systems Manager: what was sent last goes to its instances. Gives the units that they started."""
+    rehearsed, nodes = fleet
+    sent = boto3.client("ssm", REGION).list_commands()["Commands"][-1]
+    given = {key: value for key, (value,) in sent["Parameters"].items()}
+    done = []
+    for node in nodes:
+        if node.id in sent["InstanceIds"]:
+            node.run_document(content_of(rehearsed), given)
+            done += [node.run_unit(unit, more) for unit in node.started()[-1:]]
+    return done
 
 
 @contextmanager

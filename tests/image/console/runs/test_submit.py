@@ -1,6 +1,5 @@
 """From the console's command to a finished run: the stack's document, its payload, the trainer, in moto."""
 
-import base64
 import json
 import os
 import re
@@ -37,24 +36,18 @@ from gpu_fleet_image.core.runs import (
 )
 from gpu_fleet_image.instance.agent.sensors.commands import is_watched
 from gpu_fleet_image.instance.agent.sensors.processes import processes
-from gpu_fleet_stacks.aws.stack import build
-from gpu_fleet_stacks.rehearsal import sweeps
-from gpu_fleet_stacks.rehearsal.moto_server import moto_server
-from gpu_fleet_stacks.rehearsal.program import run_program
-from tests.image.console.runs.instances import REGION, content_of, only_those_named, stand_ins
-from tests.preloaded import preloaded
-from tests.stacks import examples
+from tests.image.console.runs.instances import (
+    ACCOUNT_ID,
+    REGION,
+    deliver,
+    fleet_of_two,
+    only_those_named,
+)
 from tests.training.examples import changed, gpt_table, write_tokens
 
-ACCOUNT_ID = "123456789012"
 RECORDS, CHECKPOINTS = (f"gpu-fleet-test-{kind}-{ACCOUNT_ID}" for kind in ("records", "checkpoints"))
 WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", ACCOUNT_ID)
 ADA = ("--as", "ada")
-TAKEN = "2026-11-22/users/moto/100000Z-0a"
-POOL = examples.pool(
-    name="train", types=["g5.xlarge"], size={"min": 0, "desired": 0, "max": 2}, purpose="training"
-)
-SETTINGS = examples.stack(pools=[POOL], access={"people": {"ada": {"uid": 5001}}})
 # the stand-ins have no GPU
 ONE_PROCESS = {"PET_NPROC_PER_NODE": "1"}
 COMMAND = ("submit", "--pool", "train", "--yes", *ADA)
@@ -72,19 +65,8 @@ LONGEST_S = 120
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
     """The stack in moto, with two instances that a user took and that passed their gate."""
-    folder = tmp_path_factory.mktemp("fleet")
-    with moto_server(REGION), preloaded():
-        rehearsed = run_program(SETTINGS.name, program=lambda: build(SETTINGS), config={})
-        for kind in ("data", "records", "checkpoints"):
-            # moto holds denials of a bucket policy without their conditions, so that nobody could write
-            boto3.client("s3", REGION).delete_bucket_policy(Bucket=f"gpu-fleet-test-{kind}-{ACCOUNT_ID}")
-        (template,) = rehearsed.of_type("aws:ec2/launchTemplate:LaunchTemplate")
-        user_data = base64.b64decode(template.inputs["userData"]).decode()
-        sweeps.by_function(sweeps.unpacked(rehearsed, folder / "sweep"))  # it begins to meter
-        with stand_ins(rehearsed, folder, user_data, TAKEN, 2) as nodes:
-            for node in nodes:
-                node.report_to_the_gate()
-            yield rehearsed, nodes
+    with fleet_of_two(tmp_path_factory.mktemp("fleet")) as made:
+        yield made
 
 
 @pytest.fixture
@@ -112,19 +94,6 @@ def say(*words):
     return CliRunner().invoke(main, [*words[:own], *WHERE, *words[own:]])
 
 
-def deliver(fleet):
-    """Systems Manager: what was sent goes to its instances. Gives the units that they started."""
-    rehearsed, nodes = fleet
-    sent = boto3.client("ssm", REGION).list_commands()["Commands"][-1]
-    given = {key: value for key, (value,) in sent["Parameters"].items()}
-    done = []
-    for node in nodes:
-        if node.id in sent["InstanceIds"]:
-            node.run_document(content_of(rehearsed), given)
-            done += [node.run_unit(unit, ONE_PROCESS) for unit in node.started()[-1:]]
-    return done
-
-
 @pytest.fixture
 def delivered(fleet, nodes, monkeypatch):
     """While the console waits, instances work; gives their processes."""
@@ -135,7 +104,7 @@ def delivered(fleet, nodes, monkeypatch):
         if seconds != command.LOOK_EVERY_S:
             return sleep(seconds)
         if not running:
-            running.extend(deliver(fleet))
+            running.extend(deliver(fleet, ONE_PROCESS))
         return sleep(0.1)
 
     only_those_named(monkeypatch)

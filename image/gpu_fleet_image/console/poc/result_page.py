@@ -1,0 +1,218 @@
+"""A POC as one HTML page, as rows of a table for a terminal, and beside another one. Pure."""
+
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+
+from gpu_fleet_image.console.poc.result import PocResult, side_by_side
+from gpu_fleet_image.console.poc.verdicts import BUS, EFFICIENCY, PER_USD, SAMPLES, ResultRow, RowVerdict
+from gpu_fleet_image.core import report_page
+from gpu_fleet_image.core.listing import Column, Listing
+
+NAMES = {
+    "scratch": "scratch",
+    "home": "homes",
+    "shared_scratch": "shared scratch",
+    "bucket": "bucket",
+    "all_reduce": "all-reduce",
+    "resnet50": "ResNet-50",
+    "gpt2_124m": "GPT-2 124M",
+}
+METRICS = {
+    "write": "writes in order",
+    "read": "reads in order",
+    "random_write": "random writes of 4 KiB",
+    "random_read": "random reads of 4 KiB",
+    "put": "upload",
+    "get": "download",
+    BUS: "bus bandwidth",
+    SAMPLES: "samples a second",
+    EFFICIENCY: "scaling efficiency",
+    PER_USD: "samples per dollar",
+}
+STORAGE = ("scratch", "home", "shared_scratch", "bucket")
+WORDS = {
+    RowVerdict.PASS: "pass",
+    RowVerdict.FAIL: "FAIL",
+    RowVerdict.UNKNOWN: "unknown",
+    RowVerdict.NONE: "no limit",
+}
+UNKNOWN = "unknown"
+HEADS = ("figure", "instances", "GPUs", "measured", "at least", "verdict", "why, and by what")
+NUMBERS = ("instances", "GPUs", "measured", "at least", "other", "ratio")
+PROCESSORS = "CPU"
+# Bars of the scaling efficiency, each below its name; a narrow screen shrinks them to two thirds.
+WIDTH, LABEL, BAR = 500, 20, 16
+ROW = LABEL + BAR + 8
+COLOURS = {RowVerdict.FAIL: "#b3261e", RowVerdict.PASS: "#1b4332"}
+OTHER_COLOUR = "#8a949e"
+FULL = 1.25  # efficiency at the right end: more than 1 happens, by caches
+
+
+def page(result: PocResult, other: PocResult | None = None) -> str:
+    """Return the HTML file; with another result, each figure beside its own."""
+    sections = [
+        ("Training", lambda row: row.subject not in (*STORAGE, "all_reduce")),
+        ("All-reduce", lambda row: row.subject == "all_reduce"),
+        ("Storage", lambda row: row.subject in STORAGE),
+    ]
+    body = [_bars(result.rows)]
+    for title, belongs in sections:
+        body.append(f"<h2>{title}</h2>\n{_table(result, other, belongs)}")
+    body.append(f"<h2>Stages</h2>\n{_stages(result)}")
+    body += [f"<p>{escape(problem)}</p>" for problem in result.problems]
+    return report_page.page(
+        f"Before buying: {result.name}", headline(result), " ".join(_notes(result, other)), "\n".join(body)
+    )
+
+
+def headline(result: PocResult) -> str:
+    """Return the result in one line."""
+    counts = ", ".join(
+        f"{result.count(verdict)} {word}"
+        for verdict, word in (
+            (RowVerdict.PASS, "pass"),
+            (RowVerdict.FAIL, "fail"),
+            (RowVerdict.UNKNOWN, UNKNOWN),
+        )
+    )
+    facts = result.facts
+    ended = "" if facts["outcome"] == "complete" else f" ({facts['outcome'].replace('-', ' ')})"
+    passed = "passed" if result.passed else "not passed"
+    return f"{passed}{ended}: {counts}; at most {facts['cost_usd']} USD of {facts['max_usd']}"
+
+
+def _notes(result: PocResult, other: PocResult | None) -> Iterator[str]:
+    facts = result.facts
+    device = f"{result.ranks_per_node} x {facts['device']}" if facts["device"] else "no instance measured"
+    yield (
+        f"{facts['started_at']} to {facts['ended_at']}; {', '.join(result.types) or 'types unknown'}; an "
+        f"instance has {device}; at most {facts['price_per_hour']} USD an hour each."
+    )
+    if facts["torch"]:
+        yield f"torch {facts['torch']}, {facts['backend']}."
+    if facts["device"] == PROCESSORS:
+        yield (
+            "There is no GPU: ranks are processes on processors, small stand-ins took the place of both "
+            "models, and all-reduce ends at 16 MiB. It shows that the test works, not what the pool is worth."
+        )
+    if facts["reason"]:
+        yield f"{facts['reason']}."
+    if other is not None:
+        yield f"The other is {other.name} of {other.facts['started_at']}: {headline(other)}."
+
+
+def _table(result: PocResult, other: PocResult | None, belongs: Callable[[ResultRow], bool]) -> str:
+    heads = HEADS if other is None else (*HEADS[:4], "other", "ratio", *HEADS[4:])
+    pairs = side_by_side(result.rows, other.rows if other else ())
+    rows = [
+        _cells(left, right, compared=other is not None)
+        for left, right in pairs
+        if belongs(_either(left, right))
+    ]
+    return report_page.table(heads, rows, numbers=NUMBERS)
+
+
+def _either(left: ResultRow | None, right: ResultRow | None) -> ResultRow:
+    row = left or right
+    assert row is not None
+    return row
+
+
+def _cells(left: ResultRow | None, right: ResultRow | None, *, compared: bool) -> list[str]:
+    row = _either(left, right)
+    measured = _value(left) if left else "not measured"
+    beside = [_value(right) if right else "not measured", _ratio(left, right)] if compared else []
+    least = "" if left is None or left.least is None else _number(left.least, row)
+    verdict = WORDS[left.verdict] if left else ""
+    why = _why(left) if left else "the other alone has it"
+    return [name_of(row), _count(row.nodes), _count(row.ranks), measured, *beside, least, verdict, why]
+
+
+def _ratio(left: ResultRow | None, right: ResultRow | None) -> str:
+    if left is None or right is None or left.value is None or not right.value:
+        return UNKNOWN
+    if left.subject != right.subject:
+        return UNKNOWN  # a stand-in beside the model itself
+    return f"{left.value / right.value:.2f}"
+
+
+def _count(number: int) -> str:
+    return str(number) if number else ""
+
+
+def name_of(row: ResultRow) -> str:
+    """Return a figure's name for users."""
+    subject = NAMES.get(row.subject, row.subject.replace("_", " "))
+    if row.stands_for:
+        subject = f"{subject}, a stand-in for {NAMES.get(row.stands_for, row.stands_for)}"
+    size = f" of {row.size_mib} MiB" if row.size_mib else ""
+    return f"{subject}{size}: {METRICS.get(row.metric, row.metric.replace('_', ' '))}"
+
+
+def _value(row: ResultRow) -> str:
+    return UNKNOWN if row.value is None else _number(row.value, row)
+
+
+def _number(value: float, row: ResultRow) -> str:
+    if "efficiency" in row.metric:
+        return f"{value:.0%}"
+    digits = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits
+    unit = row.unit if row.unit in ("IOPS", "GB/s") else ""
+    return f"{digits} {unit}".strip()
+
+
+def _why(row: ResultRow) -> str:
+    parts = (row.reason, row.note, row.tool, f"limit: {row.source}" if row.source else "")
+    return "; ".join(filter(None, parts))
+
+
+def _stages(result: PocResult) -> str:
+    rows = [
+        [str(stage["nodes"]), str(stage["run"]), ", ".join(stage["instances"]), str(stage["outcome"])]
+        for stage in result.stages
+    ]
+    table = report_page.table(("instances", "run", "ids", "outcome"), rows, numbers=("instances",))
+    back = [[instance, says] for instance, says in (result.given_back or {}).items()]
+    return f"{table}\n<h2>Given back</h2>\n{report_page.table(('instance', 'next'), back, ids=('instance',))}"
+
+
+def _bars(rows: Sequence[ResultRow]) -> str:
+    """Return a picture of the scaling efficiency, with a line at 100 %; empty without any."""
+    known = [row for row in rows if row.metric == EFFICIENCY and row.value is not None]
+    if not known:
+        return ""
+    drawn = "".join(_bar(number, row) for number, row in enumerate(known))
+    height, full = ROW * len(known), WIDTH / FULL
+    line = (
+        f'<line x1="{full:.0f}" x2="{full:.0f}" y1="0" y2="{height}" stroke="#555" stroke-dasharray="4 3"/>'
+    )
+    caption = "<figcaption>Scaling efficiency against one GPU; the line is 100 %.</figcaption>"
+    label = "Scaling efficiency"
+    view = f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" font-size="13"'
+    box = f"<svg {view}>{drawn}{line}</svg>"
+    return f"<figure>{box}{caption}</figure>"
+
+
+def _bar(number: int, row: ResultRow) -> str:
+    value = row.value or 0.0
+    top, width = number * ROW, WIDTH * min(value, FULL) / FULL
+    colour = COLOURS.get(row.verdict, OTHER_COLOUR)
+    subject = NAMES.get(row.subject, row.subject.replace("_", " "))
+    text = escape(f"{subject}, {row.ranks} GPUs of {row.nodes} instances: {value:.0%}, {WORDS[row.verdict]}")
+    return (
+        f'<text x="0" y="{top + LABEL - 5}">{text}</text>'
+        f'<rect x="0" y="{top + LABEL}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>'
+    )
+
+
+def listing(result: PocResult, other: PocResult | None = None) -> Listing:
+    """Return the rows for a terminal."""
+    heads = HEADS if other is None else (*HEADS[:4], "other", "ratio", *HEADS[4:])
+    columns = tuple(
+        Column(head, "right" if head in NUMBERS else "left", wraps=head in (HEADS[0], HEADS[-1]))
+        for head in heads
+    )
+    table = Listing(columns, result.name)
+    for left, right in side_by_side(result.rows, other.rows if other else ()):
+        table.add_row(*_cells(left, right, compared=other is not None))
+    return table

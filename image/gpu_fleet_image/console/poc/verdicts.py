@@ -1,0 +1,173 @@
+"""Rows of a result: measured figures, what follows from them, and their verdicts. Pure.
+
+A verdict is ``pass``, ``fail``, ``unknown`` or ``none``, which says that no limit is set. Unknown is never
+pass.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+from gpu_fleet_image.console.poc.limits import BETWEEN_NODES, IN_NODE, Limits
+from gpu_fleet_image.console.poc.measured import Measurement
+
+SAMPLES, EFFICIENCY, PER_USD, BUS = "samples_per_s", "efficiency", "samples_per_usd", "bus_bandwidth"
+JUDGED_MIB = 1024  # the all-reduce that a limit is about
+SECONDS_PER_HOUR = 3600
+TOLERANCE = 1e-9  # of a figure that is exactly at its limit
+
+
+class RowVerdict(StrEnum):
+    """Judgement of one row."""
+
+    PASS = "pass"  # noqa: S105 - no password
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """One figure with its verdict.
+
+    Attributes:
+        least: its limit; None for none.
+        source: of the limit.
+        reason: why the verdict is unknown, or why there is no figure.
+    """
+
+    subject: str
+    metric: str
+    nodes: int
+    ranks: int
+    size_mib: int
+    value: float | None
+    unit: str
+    verdict: RowVerdict = RowVerdict.NONE
+    least: float | None = None
+    source: str = ""
+    reason: str = ""
+    tool: str = ""
+    stands_for: str = ""
+    note: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, int, int, int]:
+        """Key by which rows of two results belong together."""
+        return self.stands_for or self.subject, self.metric, self.nodes, self.ranks, self.size_mib
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as the document has it."""
+        return asdict(self)
+
+
+def judged(
+    measurements: Sequence[Measurement], limits: Limits, price: Decimal | None, ranks_per_node: int
+) -> list[ResultRow]:
+    """Return every row, and an unknown one for each limit about which nothing was measured.
+
+    Args:
+        price: of an hour of one instance, USD; None for unknown.
+        ranks_per_node: GPUs of an instance; samples per dollar are of whole instances.
+    """
+    rows: list[ResultRow] = []
+    met: set[str] = set()
+    for measurement in measurements:
+        for row, absent, low in _derived(measurement, measurements, price, ranks_per_node):
+            key = _limit_key(row)
+            rows.append(_with_verdict(row, key, limits, absent=absent, lower_bound=low))
+            met |= {key} if absent or rows[-1].least is not None else set()
+    return [*rows, *(_never_measured(key, limits) for key in limits if key not in met)]
+
+
+def _derived(
+    measurement: Measurement, others: Sequence[Measurement], price: Decimal | None, ranks_per_node: int
+) -> Iterator[tuple[ResultRow, bool, bool]]:
+    """Yield a measured figure, and of samples per second the efficiency and samples per dollar.
+
+    Each with two words: the stack has none by its settings, and the figure is a lower bound.
+    """
+    row = ResultRow(
+        **{
+            name: getattr(measurement, name)
+            for name in ("subject", "metric", "nodes", "ranks", "size_mib", "value", "unit")
+        },
+        **{name: getattr(measurement, name) for name in ("tool", "stands_for")},
+        reason=measurement.note if measurement.value is None else "",
+        note="" if measurement.value is None else measurement.note,
+    )
+    yield row, measurement.absent, measurement.lower_bound
+    if measurement.metric != SAMPLES:
+        return
+    if measurement.ranks > 1:
+        yield _efficiency(row, others), False, False
+    if measurement.ranks == measurement.nodes * ranks_per_node:
+        yield _per_usd(row, price), False, False
+
+
+def _efficiency(row: ResultRow, others: Sequence[Measurement]) -> ResultRow:
+    """Return samples per second over those of one GPU times the number of GPUs."""
+    alone = next(
+        (
+            each.value
+            for each in others
+            if (each.subject, each.metric, each.ranks) == (row.subject, SAMPLES, 1)
+        ),
+        None,
+    )
+    derived = replace(row, metric=EFFICIENCY, unit="", note="against one GPU of one instance")
+    if row.value is None:
+        return derived
+    if not alone:
+        return replace(derived, value=None, reason="nothing was measured on one GPU", note="")
+    return replace(derived, value=row.value / (alone * row.ranks))
+
+
+def _per_usd(row: ResultRow, price: Decimal | None) -> ResultRow:
+    derived = replace(row, metric=PER_USD, unit="samples/USD", note="at the price of the whole instances")
+    if row.value is None:
+        return derived
+    if not price:
+        return replace(derived, value=None, reason="the price of the instances is not known", note="")
+    return replace(derived, value=row.value * SECONDS_PER_HOUR / (float(price) * row.nodes))
+
+
+def _limit_key(row: ResultRow) -> str:
+    """Return the key of the limit that is about a row."""
+    where = BETWEEN_NODES if row.nodes > 1 else IN_NODE
+    subject = row.stands_for or row.subject
+    if row.metric == BUS:
+        return f"{subject}.{where}"
+    if row.metric == EFFICIENCY:
+        return f"{subject}.{EFFICIENCY}_{where}"
+    return f"{subject}.{row.metric}"
+
+
+def _with_verdict(row: ResultRow, key: str, limits: Limits, *, absent: bool, lower_bound: bool) -> ResultRow:
+    limit = limits.get(key)
+    if limit is None or absent or (row.metric == BUS and row.size_mib != JUDGED_MIB):
+        return row
+    row = replace(row, least=limit.least, source=limit.source)
+    passes = row.value is not None and row.value >= limit.least * (1 - TOLERANCE)
+    unknown = row.reason
+    if row.stands_for:
+        unknown = unknown or f"a small stand-in for {row.stands_for}"
+    elif lower_bound and not passes:
+        unknown = unknown or f"at least this; {row.tool} may itself be the limit: install fio"
+    if row.value is None or unknown:
+        return replace(row, verdict=RowVerdict.UNKNOWN, reason=unknown)
+    return replace(row, verdict=RowVerdict.PASS if passes else RowVerdict.FAIL)
+
+
+def _never_measured(key: str, limits: Limits) -> ResultRow:
+    subject, _, metric = key.partition(".")
+    limit = limits[key]
+    return ResultRow(
+        *(subject, metric, 0, 0, 0, None, ""),
+        verdict=RowVerdict.UNKNOWN,
+        least=limit.least,
+        source=limit.source,
+        reason="not measured",
+    )

@@ -1,0 +1,261 @@
+"""Limits, verdicts, the document and the page of a POC."""
+
+import json
+from dataclasses import asdict
+from decimal import Decimal
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.console.poc import limits, result_page
+from gpu_fleet_image.console.poc.limits import Limit
+from gpu_fleet_image.console.poc.measured import PREFIX, Measurement, parse_log
+from gpu_fleet_image.console.poc.result import COLUMNS, TEXTS, PocResult, read
+from gpu_fleet_image.console.poc.verdicts import RowVerdict, judged
+from gpu_fleet_image.core.reaper_errors import ConfigurationError
+from gpu_fleet_jobs.measure.rows import MeasuredRow, print_device, print_row
+
+LIMITS = {
+    "scratch.random_read": Limit(1000, "the buyer"),
+    "all_reduce.between_nodes": Limit(40, "the buyer"),
+    "gpt2_124m.efficiency_between_nodes": Limit(0.8, "the buyer"),
+}
+IOPS = Measurement("scratch", "random_read", 1000.0, "IOPS", 1, tool="fio-3.36")
+REDUCED = Measurement("all_reduce", "bus_bandwidth", 45.0, "GB/s", 2, 2, 1024, "nccl")
+ALONE = Measurement("gpt2_124m", "samples_per_s", 100.0, "samples/s", 1, 1)
+TOGETHER = Measurement("gpt2_124m", "samples_per_s", 170.0, "samples/s", 2, 2)
+GOOD = (IOPS, REDUCED, ALONE, TOGETHER)
+PRICE = Decimal(2)
+
+
+def change(measurement, **changes):
+    return Measurement(**{**asdict(measurement), **changes})
+
+
+def result(*measurements, **facts):
+    rows = tuple(judged(measurements, LIMITS, PRICE, 1))
+    known = {"outcome": "complete", "pool": "train", "stack": "test", "device": "H100", "cost_usd": "3.10"}
+    return PocResult({**dict.fromkeys(TEXTS, ""), **known, **facts}, 1, (1, 2), ("p5.48xlarge",), rows)
+
+
+def verdicts(*measurements, **more):
+    rows = judged(measurements, LIMITS, PRICE, 1)
+    return {(row.subject, row.metric, row.nodes): row for row in rows}
+
+
+def test_figures_at_their_limits_pass_and_what_follows_from_them_is_judged_too():
+    rows = verdicts(*GOOD)
+
+    efficiency = rows["gpt2_124m", "efficiency", 2]
+    assert (efficiency.value, efficiency.verdict) == (0.85, RowVerdict.PASS)
+    assert rows["scratch", "random_read", 1].verdict is RowVerdict.PASS
+    assert rows["gpt2_124m", "samples_per_usd", 2].value == 170 * 3600 / 4
+    assert result(*GOOD).passed
+
+
+CHANGED = {
+    "one operation less": (IOPS, {"value": 999.0}, RowVerdict.FAIL, ""),
+    "a reader that may be the limit": (
+        IOPS,
+        {"value": 999.0, "lower_bound": True},
+        RowVerdict.UNKNOWN,
+        "at least this; fio-3.36 may itself be the limit: install fio",
+    ),
+    "no figure": (IOPS, {"value": None, "note": "O_DIRECT"}, RowVerdict.UNKNOWN, "O_DIRECT"),
+    "none by the stack's settings": (IOPS, {"value": None, "absent": True}, RowVerdict.NONE, ""),
+    "a small stand-in": (
+        TOGETHER,
+        {"subject": "gpt_of_two_layers", "stands_for": "gpt2_124m"},
+        RowVerdict.NONE,
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_a_figure_that_does_not_show_enough_does_not_pass(case):
+    measurement, changes, verdict, reason = CHANGED[case]
+    changed = change(measurement, **changes)
+
+    row = verdicts(changed)[changed.subject, changed.metric, changed.nodes]
+
+    assert (row.verdict, row.reason) == (verdict, reason)
+
+
+def test_a_stand_in_says_nothing_about_the_model_whose_place_it_takes():
+    small = {"subject": "gpt_of_two_layers", "stands_for": "gpt2_124m"}
+
+    row = verdicts(change(ALONE, **small), change(TOGETHER, **small))["gpt_of_two_layers", "efficiency", 2]
+
+    assert (row.value, row.verdict, row.reason) == (
+        0.85,
+        RowVerdict.UNKNOWN,
+        "a small stand-in for gpt2_124m",
+    )
+
+
+def test_a_limit_about_which_nothing_was_measured_is_unknown():
+    small = change(REDUCED, size_mib=16)
+
+    row = verdicts(IOPS, small, ALONE, TOGETHER)["all_reduce", "between_nodes", 0]
+
+    assert (row.verdict, row.reason) == (RowVerdict.UNKNOWN, "not measured")
+    assert not result(IOPS, small, ALONE, TOGETHER).passed
+
+
+@given(
+    st.lists(st.sampled_from(GOOD), unique=True),
+    st.sampled_from([None, 0.0, 10.0, 1e9]),
+    st.sampled_from(["complete", "partial", "stopped-at-cap"]),
+)
+def test_what_is_unknown_missing_or_cut_off_never_passes(measured, value, outcome):
+    changed = [change(each, value=value) if each is IOPS else each for each in measured]
+
+    poc = result(*changed, outcome=outcome)
+
+    whole = outcome == "complete" and set(measured) == set(GOOD) and (value or 0) >= 1000
+    assert poc.passed == whole
+    assert all(row.verdict is not RowVerdict.PASS for row in poc.rows if row.value is None)
+
+
+WRONG_LIMITS = {
+    "no such table": ("[scrach]\n", "scrach: no such key (nearest: scratch); allowed: scratch, home"),
+    "no such figure": ("[bucket]\nread = 1", "bucket.read: no such key; allowed: put, get"),
+    "without a source": (
+        "[bucket]\nget = { least = 1 }",
+        "bucket.get = {'least': 1}; allowed: { least = NUMBER, source = TEXT }",
+    ),
+    "no number": (
+        '[bucket]\nget = { least = "1", source = "x" }',
+        "bucket.get.least = '1'; allowed: a number above 0",
+    ),
+    "not a number": (
+        '[bucket]\nget = { least = nan, source = "x" }',
+        "bucket.get.least = nan; allowed: a number above 0",
+    ),
+    "an empty source": ('[bucket]\nget = { least = 1, source = " " }', "bucket.get.source = ' '"),
+    "no TOML": ("[bucket", "is no TOML"),
+    "no table": ("bucket = 1", "bucket = 1; allowed: a table of put, get"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_LIMITS)
+def test_a_wrong_file_of_limits_is_one_message(case, tmp_path):
+    text, message = WRONG_LIMITS[case]
+    path = tmp_path / "limits.toml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigurationError) as raised:
+        limits.load(path)
+
+    assert message in str(raised.value)
+
+
+def test_each_limit_that_is_shipped_has_an_address_as_its_source():
+    shipped = limits.load(limits.SHIPPED)
+
+    assert shipped
+    assert all("https://" in limit.source for limit in shipped.values())
+
+
+def test_the_rows_that_instances_print_are_the_rows_that_the_console_reads(capsys):
+    row = MeasuredRow("scratch", "read", 1.5, "GB/s", 2, tool="fio-3.36")
+    print_device("H100", 8, "nccl", "2.13")
+    print_row(row)
+
+    log = parse_log(f"of a library\n{capsys.readouterr().out}{PREFIX}{{cut off")
+
+    assert [asdict(each) for each in log.rows] == [asdict(row)]
+    assert (log.device.name, log.device.ranks_per_node) == ("H100", 8)
+
+
+@given(st.text(max_size=30))
+def test_a_line_of_any_text_is_read_or_left_out(text):
+    parse_log(PREFIX + text)
+
+
+MALFORMED = (
+    {"value": "1"},
+    {"value": float("nan")},
+    {"value": -1},
+    {"nodes": 0},
+    {"nodes": True},
+    {"other": 1},
+)
+
+
+@pytest.mark.parametrize("changes", MALFORMED, ids=str)
+def test_a_malformed_row_is_left_out(changes):
+    row = asdict(IOPS) | changes
+
+    assert parse_log(PREFIX + json.dumps({"row": row})).rows == ()
+
+
+def written(path, poc, **changes):
+    path.write_text(json.dumps(poc.to_json() | changes))
+    return path
+
+
+def test_a_document_is_read_as_it_was_written(tmp_path):
+    poc = result(*GOOD)
+
+    assert read(written(tmp_path / "poc.json", poc), "--compare").to_json() == poc.to_json()
+
+
+UNREADABLE = {
+    "absent": (None, "No such file or directory"),
+    "cut off": ("{", "is no JSON"),
+    "another document": ("[]", "is no result of `gpu-fleet poc`"),
+    "of another version": ({"schema_version": 2}, "schema_version = 2; this release reads 1"),
+    "without rows": ({"rows": None}, "is corrupt"),
+    "with a row of text": ({"rows": ["x"]}, "is corrupt"),
+    "with a figure of text": (
+        {"rows": [{**judged([IOPS], LIMITS, PRICE, 1)[0].to_json(), "value": "9"}]},
+        "'9' is no number",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_document_that_cannot_be_read_is_one_message(case, tmp_path):
+    content, message = UNREADABLE[case]
+    path = tmp_path / "other.json"
+    if isinstance(content, str):
+        path.write_text(content)
+    elif content is not None:
+        written(path, result(*GOOD), **content)
+
+    said = CliRunner().invoke(main, ["poc", "--result", str(path)])
+
+    assert said.exit_code == 1
+    assert said.output.startswith(f"error: --result {path}: ")
+    assert message in said.output
+
+
+def test_two_results_stand_side_by_side(tmp_path):
+    here = written(tmp_path / "here.json", result(*GOOD, cloud="aws"))
+    slow = [change(each, value=each.value / 2) for each in GOOD]
+    there = written(tmp_path / "there.json", result(*slow, cloud="alicloud"))
+
+    said = CliRunner().invoke(main, ["poc", "--result", str(here), "--compare", str(there)])
+    rows = CliRunner().invoke(main, ["poc", "--result", str(here), "-o", "csv"]).output.splitlines()
+
+    assert said.exit_code == 0, said.output
+    assert "1000 IOPS" in said.output.replace(",", "")
+    assert "2.00" in said.output
+    assert rows[0] == ",".join(COLUMNS)
+    assert rows[1].startswith("scratch,random_read,1,0,0,1000.0,IOPS,pass,1000")
+
+
+def test_the_page_shows_text_as_text_and_what_a_processor_measured_as_no_proof():
+    hostile = change(IOPS, note="<script>alert(1)</script>", value=None)
+
+    page = result_page.page(result(hostile, ALONE, TOGETHER, device="CPU", reason="<b>cut</b>"))
+
+    assert "<script>" not in page
+    assert "<b>" not in page
+    assert "There is no GPU" in page
+    assert "GPT-2 124M, 2 GPUs of 2 instances: 85%, pass" in page

@@ -1,0 +1,102 @@
+"""From the console's command to a page: two instances of moto measure storage, all-reduce and training."""
+
+import json
+import time
+from datetime import UTC, datetime
+
+import boto3
+import pytest
+from click.testing import CliRunner
+
+from gpu_fleet_image.console.cli import main
+from gpu_fleet_image.console.runs import aws
+from gpu_fleet_image.core.capacity import REQUESTS, STATE, Fate, MoverState, Request
+from tests.image.console.runs.instances import ACCOUNT_ID, REGION, deliver, fleet_of_two, only_those_named
+
+WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", ACCOUNT_ID)
+RECORDS = f"gpu-fleet-test-records-{ACCOUNT_ID}"
+POC = ("poc", "train", "--nodes", "1,2", "--max-usd", "20", "--as", "ada", "--yes", "-o", "json")
+SHORT = ("--seconds", "0.2", "--size-mib", "16")
+TAKEN_TAG = "gpu-fleet:taken"
+
+
+class Mover:
+    """The mover's word: of each request the next instances, which carry its key from then on."""
+
+    def __init__(self, nodes):
+        self._nodes = list(nodes)
+        self._known = {}
+
+    def pass_once(self):
+        s3 = boto3.client("s3", REGION)
+        prefix = f"reaper/{REQUESTS}/"
+        for listed in s3.list_objects_v2(Bucket=RECORDS, Prefix=prefix).get("Contents", []):
+            key = listed["Key"].removeprefix(prefix).removesuffix(".json")
+            if key not in self._known:
+                said = json.loads(s3.get_object(Bucket=RECORDS, Key=listed["Key"])["Body"].read())
+                self._known[key] = self._filled(key, said)
+        state = json.dumps(MoverState(requests=self._known).to_json())
+        s3.put_object(Bucket=RECORDS, Key=f"reaper/{STATE}", Body=state)
+
+    def _filled(self, key, said):
+        chosen = [self._nodes.pop(0).id for _ in range(said["count"])]
+        tags = [{"Key": TAKEN_TAG, "Value": key}]
+        boto3.client("ec2", REGION).create_tags(Resources=chosen, Tags=tags)
+        return Request(key, "train", said["count"], None, datetime.now(UTC), Fate.FILLED, "", tuple(chosen))
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    with fleet_of_two(tmp_path_factory.mktemp("fleet")) as made:
+        yield made
+
+
+@pytest.fixture
+def world(fleet, monkeypatch):
+    """While the console waits, the mover's minute comes and instances work. Gives their processes."""
+    _, nodes = fleet
+    mover, running, sleep = Mover(nodes), [], time.sleep
+    delivered = set()
+
+    def wait(seconds):
+        mover.pass_once()
+        for sent in boto3.client("ssm", REGION).list_commands()["Commands"]:
+            if sent["CommandId"] not in delivered:
+                delivered.add(sent["CommandId"])
+                running.extend(deliver(fleet, {"PET_NPROC_PER_NODE": "1", "GPU_FLEET_SAY_EVERY_S": "0.5"}))
+        sleep(min(seconds, 0.3))
+
+    only_those_named(monkeypatch)
+    monkeypatch.setattr(time, "sleep", wait)
+    addresses = {node.id: node.address for node in nodes}  # moto's own are of no network here
+    monkeypatch.setattr(
+        aws, "addresses", lambda _region, _calls, ids: {each: addresses[each] for each in ids}
+    )
+    return running
+
+
+@pytest.mark.prove
+def test_two_instances_are_measured_one_by_one_together_and_given_back(fleet, world, tmp_path):
+    said = CliRunner().invoke(main, [*POC, *SHORT, "--to", str(tmp_path), *WHERE])
+
+    assert said.exception is None or isinstance(said.exception, SystemExit), said.exception
+    result = json.loads((tmp_path / "poc.json").read_text())
+    assert (result["outcome"], result["reason"]) == ("complete", ""), said.output
+    figures = {(row["subject"], row["metric"], row["nodes"]): row for row in result["rows"]}
+    assert figures["all_reduce", "bus_bandwidth", 2]["value"] > 0
+    assert figures["bucket", "put", 1]["value"] > 0
+    efficiency = figures["gpt_of_two_layers", "efficiency", 2]
+    assert efficiency["value"] > 0
+    assert (efficiency["verdict"], efficiency["stands_for"]) == ("unknown", "gpt2_124m")
+    assert figures["gpt_of_two_layers", "samples_per_usd", 2]["value"] > 0
+    assert not result["passed"]
+    assert said.exit_code == 1
+    assert len(result["given_back"]) == 2
+    tags = {
+        tag["Key"]
+        for reservation in boto3.client("ec2", REGION).describe_instances()["Reservations"]
+        for instance in reservation["Instances"]
+        for tag in instance["Tags"]
+    }
+    assert "gpu-fleet:give-back" in tags
+    assert "a stand-in for GPT-2 124M" in (tmp_path / "poc.html").read_text()
