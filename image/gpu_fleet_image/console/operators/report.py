@@ -40,7 +40,7 @@ PAGE = "page"
 @click.option(
     "--bill",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Compare the month with this bill: AWS's CUR or Data Exports, Alibaba Cloud's bill details.",
 )
 @click.option(
