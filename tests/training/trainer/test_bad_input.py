@@ -238,7 +238,7 @@ def test_overrides_are_checked_like_the_file(override, message, pictures, tmp_pa
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"[run", "is not TOML"), (b"\xff", "is not TOML"), (None, "cannot be read: No such file")],
+    [(b"[run", "is not TOML"), (b"\xff", "is not UTF-8, at byte 0"), (None, "cannot be read: No such file")],
 )
 def test_a_file_that_is_no_configuration_is_named(content, message, tmp_path):
     file = tmp_path / "broken.toml"
