@@ -88,6 +88,8 @@ def pictures(digits, tmp_path_factory) -> Path:
             "metrics.profile_steps = [50, 60]: the run has 12 steps",
         ),
         (section("data", path="~/digits"), "data.path = '~/digits': only a shell knows what ~ is; write the"),
+        (section("metrics", progress="maybe"), "metrics.progress = 'maybe': must be true or false"),
+        (section("model", options=3), "model.options = 3: must be a table"),
         (section("run", directory=""), "run.directory = '': must have at least 1 character"),
         (section("run", directory="~/runs"), "run.directory = '~/runs': only a shell knows what ~ is"),
         (

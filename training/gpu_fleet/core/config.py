@@ -22,6 +22,14 @@ from gpu_fleet.core.errors import ConfigError, suggestion
 LOCAL_ONLY = "none"  # value of checkpoint.uri for an instance of a fleet that must upload nothing
 BUILT_IN_OPTIMIZERS = ("adamw", "sgd")
 MEANS = ("targets", "samples")
+# pydantic's names of types -> those of a configuration file
+WORDS = {
+    "string": "text",
+    "integer": "a whole number",
+    "boolean": "true or false",
+    "dictionary": "a table",
+    **dict.fromkeys(("array", "list", "tuple"), "a list"),
+}
 
 
 def _an_optimizer(name: str) -> str:
@@ -447,8 +455,9 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str, value: An
 def allowed(message: str) -> str:
     """Return a message of pydantic in the words of a configuration file: it begins with "must"."""
     text = re.sub(r"^Value error, |, unable to parse .*| after validation", "", message)
-    text = re.sub(r"^\w+ should ", "must ", text).replace("a valid string", "text")
-    text = text.replace("a valid integer", "a whole number").replace("a valid array", "a list")
+    text = re.sub(r"^\w+ should ", "must ", text)
+    for theirs, ours in WORDS.items():
+        text = text.replace(f"a valid {theirs}", ours)
     return f"{text[0].lower()}{text[1:].replace(' valid ', ' ')}"
 
 
