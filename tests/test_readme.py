@@ -240,7 +240,8 @@ def test_every_command_of_a_readme_takes_its_arguments(tmp_path):
         try:
             assert taken(command, tmp_path)
         except (AssertionError, click.ClickException, config.ConfigError, SystemExit) as error:
-            refused.append(f"{command}: {error}")
+            if not str(error).endswith("' does not exist."):  # a file that the reader has, say a bill
+                refused.append(f"{command}: {error}")
 
     assert len(EVERY) > 30
     assert len(shown()) > 50
