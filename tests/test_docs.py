@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("changes/*.md")})
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ANCHORED = re.compile(r"\]\((?!https?:)([^)#\s]*\.md|)#([^)\s]+)\)")
+ROOMS = ("stacks", "image", "training", "tests")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
@@ -39,6 +41,25 @@ def test_no_link_of_the_site_leaves_it():
     ]
 
     assert leaving == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_every_link_to_a_heading_finds_it():
+    """The site's own are checked when it is built; those of READMEs by nothing else."""
+    pages = [*ROOT.glob("*.md"), *PAGES, *(p for room in ROOMS for p in (ROOT / room).rglob("README.md"))]
+    lost = [
+        f"{page.relative_to(ROOT)}: {place}#{anchor}"
+        for page in pages
+        for place, anchor in ANCHORED.findall(page.read_text())
+        if anchor not in headings((page.parent / place).resolve() if place else page)
+    ]
+
+    assert lost == []
 
 
 def test_every_metric_and_tag_is_on_their_page():

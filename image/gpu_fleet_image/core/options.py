@@ -82,9 +82,11 @@ WHERE: tuple[_Decorator, ...] = (
         metavar="NAME",
         type=_STACK_NAME,
         envvar=STACK_VARIABLE,
-        help=f"Of this stack, by its published policy; by default {STACK_VARIABLE}, else the only one here.",
+        help=f"The stack, by its published policy; by default {STACK_VARIABLE}, else the only one here.",
     ),
-    click.option("--region", help="Its region; by default of its file, this instance, the environment."),
+    click.option(
+        "--region", help="Its region; by default that of its file, this instance or the environment."
+    ),
     click.option("--cloud", type=click.Choice(clouds.CLOUDS), help="Its cloud; by default likewise."),
     click.option("--account", "account_id", metavar="ID", help="Its account; by default yours."),
 )

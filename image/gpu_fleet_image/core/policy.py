@@ -235,7 +235,7 @@ def load(path: Path) -> Policy:
     except OSError as error:
         raise PolicyError(f"policy file {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise PolicyError(f"{path}: not JSON: {error}") from error
+        raise PolicyError(f"{path}: not UTF-8, at byte {error.start}; save it as UTF-8") from error
     return parse(text, str(path))
 
 

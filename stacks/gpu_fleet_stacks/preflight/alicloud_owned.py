@@ -22,7 +22,7 @@ KMS_PRICE = (
 )
 PAGE = 100  # DescribeInstances
 MAIL_CONSOLE = "https://dm.console.aliyun.com"
-BUILD = "build one: `gpu-fleet image build STACK`, see docs/how-to/bake-an-image.md"
+BUILD = 'build one: `gpu-fleet image build STACK`, as "Bake and build an image" of the documentation says'
 
 
 def account(stack: Stack, cloud: Alicloud) -> Finding:

@@ -13,7 +13,7 @@ from gpu_fleet_stacks.settings import Stack
 
 AMAZON = "amazon"
 SECRETS_KEY = "alias/aws/secretsmanager"  # Amazon's own key, for a secret that names none
-BUILD = "build one: `gpu-fleet image build STACK`, see docs/how-to/bake-an-image.md"
+BUILD = 'build one: `gpu-fleet image build STACK`, as "Bake and build an image" of the documentation says'
 
 
 def account(stack: Stack, aws: Aws) -> Finding:

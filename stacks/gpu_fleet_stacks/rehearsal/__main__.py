@@ -59,7 +59,7 @@ class Acts:
     help="For rehearsal.json and everything the acts write; build/ of the project by default.",
 )
 def main(name: str, folder: Path) -> None:
-    """Deploy a stack in an embedded moto; with the stack `local` also train, interrupt, resume and reap."""
+    """Deploy a stack in an embedded moto; with a checkout's `local` also train, interrupt, resume, reap."""
     console = Console()
     try:
         settings = stack_files.settings_of(name)

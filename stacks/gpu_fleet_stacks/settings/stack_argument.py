@@ -87,7 +87,7 @@ def stack_option(command: Callable[..., None]) -> Callable[..., None]:
         is_eager=True,
         expose_value=False,
         callback=lambda ctx, _, value: ctx.meta.update({NAMED: value}),
-        help=f"The same by a flag; by default {STACK_VARIABLE}, else the only stack here.",
+        help=f"STACK by a flag; by default {STACK_VARIABLE}, else the only stack here.",
     )(command)
 
 

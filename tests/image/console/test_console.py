@@ -187,6 +187,16 @@ def test_every_help_has_an_example_that_starts_with_the_command():
     assert without == []
 
 
+def test_no_help_names_a_page_by_its_path_in_the_checkout():
+    """Who installed the wheel has no `docs/`."""
+    named = []
+    for path, command in COMMANDS.items():
+        with click.Context(command) as context:
+            named += [" ".join(path)] if "docs/" in command.get_help(context) else []
+
+    assert named == []
+
+
 def test_a_groups_list_cuts_no_sentence_and_leaves_out_what_units_call():
     lists = {
         path: run(*path, "--help").output for path, each in COMMANDS.items() if isinstance(each, click.Group)

@@ -288,7 +288,7 @@ def test_an_image_is_ours_valid_and_small_enough():
         f"{AMI} is not": account(ec2_DescribeImages=gone),
     }
     rows = [
-        Row("image", PROBLEM, says, cloud, remedy="docs/how-to/bake-an-image.md")
+        Row("image", PROBLEM, says, cloud, remedy="Bake and build an image")
         for says, cloud in accounts.items()
     ]
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gpu_fleet import cli
 from gpu_fleet.core import config
-from gpu_fleet.data.dataset import Description, describe
+from gpu_fleet.core.errors import DataError
+from gpu_fleet.data.dataset import Description, describe, parsed
 from gpu_fleet.data.images import ImageFolder, _shift
 from gpu_fleet.data.loader import reader_processes
 from gpu_fleet.data.opening import with_readers
@@ -143,3 +144,24 @@ def test_a_shifted_picture_repeats_its_edges(height, width, seed):
     shifted = _shift(picture, np.random.default_rng(seed))
 
     assert (shifted == padded[top : top + height, left : left + width]).all()
+
+
+WRONG_DESCRIPTIONS = {
+    "{": "is not JSON: ",
+    "[]": "holds []: must be an object",
+    '{"classes": ["a"]}': "kind: is missing",
+    '{"kind": 3}': "kind = 3: must be text",
+    '{"kind": "images", "classes": "ab"}': "classes = 'ab': must be a list",
+    '{"kind": "images", "class": ["a"]}': "class: unknown key; did you mean classes?",
+    '{"kind": "tokens", "vocabulary": "x"}': "vocabulary = 'x': must be a whole number",
+}
+
+
+def test_a_wrong_dataset_json_is_one_message_with_key_value_and_what_is_allowed():
+    said = {}
+    for content in WRONG_DESCRIPTIONS:
+        with pytest.raises(DataError) as raised:
+            parsed(content.encode(), "data/dataset.json")
+        said[content] = str(raised.value).removeprefix("data/dataset.json: ")
+
+    assert {content: text for content, text in said.items() if WRONG_DESCRIPTIONS[content] not in text} == {}

@@ -88,6 +88,8 @@ def pictures(digits, tmp_path_factory) -> Path:
             "metrics.profile_steps = [50, 60]: the run has 12 steps",
         ),
         (section("data", path="~/digits"), "data.path = '~/digits': only a shell knows what ~ is; write the"),
+        (section("metrics", progress="maybe"), "metrics.progress = 'maybe': must be true or false"),
+        (section("model", options=3), "model.options = 3: must be a table"),
         (section("run", directory=""), "run.directory = '': must have at least 1 character"),
         (section("run", directory="~/runs"), "run.directory = '~/runs': only a shell knows what ~ is"),
         (
@@ -238,7 +240,7 @@ def test_overrides_are_checked_like_the_file(override, message, pictures, tmp_pa
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"[run", "is not TOML"), (b"\xff", "is not TOML"), (None, "cannot be read: No such file")],
+    [(b"[run", "is not TOML"), (b"\xff", "is not UTF-8, at byte 0"), (None, "cannot be read: No such file")],
 )
 def test_a_file_that_is_no_configuration_is_named(content, message, tmp_path):
     file = tmp_path / "broken.toml"

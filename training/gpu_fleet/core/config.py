@@ -22,6 +22,14 @@ from gpu_fleet.core.errors import ConfigError, suggestion
 LOCAL_ONLY = "none"  # value of checkpoint.uri for an instance of a fleet that must upload nothing
 BUILT_IN_OPTIMIZERS = ("adamw", "sgd")
 MEANS = ("targets", "samples")
+# pydantic's names of types -> those of a configuration file
+WORDS = {
+    "string": "text",
+    "integer": "a whole number",
+    "boolean": "true or false",
+    "dictionary": "a table",
+    **dict.fromkeys(("array", "list", "tuple"), "a list"),
+}
 
 
 def _an_optimizer(name: str) -> str:
@@ -345,7 +353,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8, at byte {error.start}; save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
     for keys, value in parse_overrides(overrides):
         _put(table, keys, value)
@@ -444,11 +454,11 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str, value: An
 
 def allowed(message: str) -> str:
     """Return a message of pydantic in the words of a configuration file: it begins with "must"."""
-    text = re.sub(
-        r"^(Value error, |\w+ should (?=\w))", lambda hit: "must " if "should" in hit[0] else "", message
-    )
-    text = text.replace("be a valid ", "be a ").replace("integer", "whole number").replace("string", "text")
-    return f"{text[0].lower()}{text[1:].replace(' after validation', '')}"
+    text = re.sub(r"^Value error, |, unable to parse .*| after validation", "", message)
+    text = re.sub(r"^\w+ should ", "must ", text)
+    for theirs, ours in WORDS.items():
+        text = text.replace(f"a valid {theirs}", ours)
+    return f"{text[0].lower()}{text[1:].replace(' valid ', ' ')}"
 
 
 def _nearest(location: tuple[int | str, ...]) -> str:

@@ -3,17 +3,21 @@
 import importlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import DataError, suggestion
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.class_folders import DESCRIPTION, beside_splits, classes_of
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 Array = npt.NDArray[Any]
 BUCKETS = ("s3://", "oss://")
@@ -90,6 +94,8 @@ class ReadsStacked(Protocol):
 class Description:
     """Description of a data set: the content of dataset.json, beside the splits train/ and val/."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     kind: str  # images | shards | tokens | text | records
     classes: tuple[str, ...] = ()
     vocabulary: int = 0  # token ids are below this; in kind "text" id 0 is padding
@@ -97,6 +103,9 @@ class Description:
     baseline_name: str = ""  # a simple method that the trained model has to beat, on the same split
     baseline: float | None = None
     keys: tuple[str, ...] = ()  # for kind "records"
+
+
+_DESCRIPTION = TypeAdapter(Description)
 
 
 def is_bucket(path: str) -> bool:
@@ -124,11 +133,22 @@ def describe(root: Path, key: str = "data.path") -> Description:
 def parsed(content: bytes, place: str) -> Description:
     """Parse the dataset.json at `place`; raises DataError."""
     try:
-        table = json.loads(content)
-        names = {name: tuple(table.get(name, ())) for name in ("classes", "keys")}
-        return Description(**{**table, **names})
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{place}: is not a description of a data set: {error}") from error
+        return _DESCRIPTION.validate_json(content)
+    except ValidationError as error:
+        raise DataError(f"{place}: {_wrong(error.errors()[0])}") from error
+
+
+def _wrong(item: "ErrorDetails") -> str:
+    """Return the key of a description, its value, and what is allowed."""
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "json_invalid":
+        return f"is not JSON: {item['ctx']['error']}"
+    if item["type"] == "missing":
+        return f"{key}: is missing"
+    if item["type"] == "unexpected_keyword_argument":
+        return f"{key}: unknown key{suggestion(key, (field.name for field in fields(Description)))}"
+    at = f"{key} = {item['input']!r}" if key else f"holds {item['input']!r}"
+    return f"{at}: {config.allowed(item['msg'])}"
 
 
 def split_of(size: int, settings: config.Data, training: bool) -> Array:

@@ -50,7 +50,7 @@ PAGE = "page"
 @click.option(
     "--bill",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Compare the month with this bill: AWS's CUR or Data Exports, Alibaba Cloud's bill details.",
 )
 @click.option(
@@ -60,7 +60,8 @@ PAGE = "page"
     type=click.Choice([PAGE, JSON, CSV, charged.FOCUS]),
     default=PAGE,
     show_default=True,
-    help="For programs: json or csv, with the keys of docs/reference/json.md; focus: rows of FOCUS 1.2.",
+    help="For programs: json or csv, whose keys the documentation has (JSON and CSV output); focus: rows of "
+    "FOCUS 1.2.",
 )
 @click.option(
     "--to",

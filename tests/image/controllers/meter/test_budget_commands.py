@@ -238,10 +238,12 @@ def test_a_bill_is_compared_and_one_of_another_account_refused(fleet, run, tmp_p
 
     compared = run(*month, str(bills["123456789012"]))
     refused = run(*month, str(bills["210987654321"]))
+    missing = run(*month, str(tmp_path / "nowhere.csv"))
 
     assert f"{day.name},dev,i-1,both,24.14,24.00,-0.14" in compared.output
     assert refused.exit_code == 1
     assert "is of 210987654321; allowed: a bill with account 123456789012" in refused.output
+    assert "nowhere.csv' does not exist" in missing.output  # before any cloud is asked
 
 
 def test_focus_rows_are_of_no_key(fleet, run):
