@@ -183,6 +183,9 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "report": Row(
             "gpu_fleet_image.console.operators.report:report", "Report a month's savings, or a day's GPU use."
         ),
+        "restore": Row(
+            "gpu_fleet_image.console.data.restore:restore", "Copy a run's newest checkpoint into a stack."
+        ),
         "image": IMAGE,
     },
     INTERNAL: {

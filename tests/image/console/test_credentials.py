@@ -28,6 +28,7 @@ WORDS = {
     "data put": ("run.toml", "digits"),
     "data get": ("digits",),
     "data list": (),
+    "restore": ("runs/tiny", "--from", "s3://gpu-fleet-checkpoints"),
 }
 NEEDED = {
     "aws": ("`aws configure sso`", "AWS_PROFILE"),
