@@ -76,10 +76,10 @@ def restore(run: str, source: str, from_region: str | None, pool: str | None, as
         asked.refuse_pool("--pool", pool)
     place = place_of(asked)
     theirs = _source(source, place, from_region)
-    saved = newest(theirs, run)
-    target = _target(place, saved.run, pool)
     account = place.account_id or account_of(place)
     ours = _bucket(place.cloud, place.region, place.bucket(account, "checkpoints"))
+    saved = newest(theirs, run)
+    target = _target(place, saved.run, pool)
     if theirs.name == ours.name and target == saved.run:
         raise ConfigurationError(f"--from {source}: is the stack's own bucket; the run is there already")
     if copied(theirs, ours, saved, target):

@@ -171,7 +171,7 @@ def submit(
         ids = (*ids, *acquire(desk, pool, nodes - len(ids), hours, yes=yes))
         if len(ids) < nodes:
             sys.exit(EXIT_FAILED)
-    job = _described_job(desk, packed, criteria, ids)
+    job = described_job(desk, packed, criteria, ids)
     if dry_run:
         click.echo(preview(job, packed, nodes - len(ids), desk.policy.cloud))
         return
@@ -228,7 +228,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + more
 
 
-def _described_job(desk: Desk, packed: Packed, criteria: Criteria, ids: Sequence[str]) -> Job:
+def described_job(desk: Desk, packed: Packed, criteria: Criteria, ids: Sequence[str]) -> Job:
     """Return the job for these instances, whose first one is the rendezvous. Raises CloudError."""
     now = desk.now()
     place = desk.place
