@@ -55,7 +55,8 @@ def of_users(judge: Judge, name: str) -> Rights:
         yield own("lists what is stored", MAY, stores(judge.listing), bucket(kind))
         for place in judge.pools:
             yield own("reads every pool's", MAY, stores("GetObject"), bucket(kind, f"{place}/run/1"))
-        for place in {*judge.pools, "another", f"{name}-more", "keep"} - {name}:
+        # of the data bucket, users of every pool add to shared/
+        for place in {*judge.pools, "another", f"{name}-more", "keep"} - {name, "shared"}:
             yield own("writes below no other", MAY_NOT, stores(*WRITES), bucket(kind, f"{place}/run/1"))
         for resource in (bucket(kind), bucket(kind, f"{name}/file")):
             destroys = stores("DeleteObjectVersion", "PutBucketPolicy", "DeleteBucket")
@@ -64,8 +65,8 @@ def of_users(judge: Judge, name: str) -> Rights:
     yield own("adds to what all pools share", MAY, stores("GetObject", "PutObject"), shared)
     if name != "shared":  # a pool of this name owns the prefix
         yield own("and deletes nothing of it", MAY_NOT, stores("DeleteObject"), shared)
-    saved = bucket("checkpoints", "shared/a")
-    yield own("checkpoints are no such place", MAY_NOT, stores("PutObject"), saved)
+        saved = bucket("checkpoints", "shared/a")
+        yield own("checkpoints are no such place", MAY_NOT, stores("PutObject"), saved)
     kept = bucket("data", f"{name}/keep/i-1/notes.txt")
     yield own("reads files that an instance saved", MAY, stores("GetObject"), kept)
     yield own("changes none that an instance saved", MAY_NOT, stores(*WRITES), kept)

@@ -124,6 +124,10 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "connect": Row(
             "gpu_fleet_image.console.users.connect:connect", "Open a shell on an instance, or forward a port."
         ),
+        "workspace": Row(
+            "gpu_fleet_image.console.runs.workspace:workspace",
+            "JupyterLab on your instance, in your browser.",
+        ),
         "gpu": GPU,
         "data": DATA,
         "train": Row("gpu_fleet.cli:main", "Prepare data, train, launch on many instances."),
@@ -186,6 +190,9 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         ),
         "report": Row(
             "gpu_fleet_image.console.operators.report:report", "Report a month's savings, or a day's GPU use."
+        ),
+        "restore": Row(
+            "gpu_fleet_image.console.data.restore:restore", "Copy a run's newest checkpoint into a stack."
         ),
         "image": IMAGE,
     },

@@ -7,13 +7,11 @@ right on the stack's key. It holds names of objects and callers, and no object.
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks.alicloud import policies
+from gpu_fleet_stacks.alicloud import closed_buckets
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Redundancy, Stack
 
 KIND = "access-logs"
-TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
-ABORT_UPLOADS_AFTER_DAYS = 7
 
 
 def bucket(name: str, stack: Stack, parent: pulumi.Resource) -> pulumi.Resource:
@@ -36,15 +34,8 @@ def bucket(name: str, stack: Stack, parent: pulumi.Resource) -> pulumi.Resource:
         opts=pulumi.ResourceOptions(parent=parent, protect=stack.protected, ignore_changes=["policy"]),
     )
     opts = pulumi.ResourceOptions(parent=parent, protect=stack.protected, deleted_with=made)
-    alicloud.oss.BucketAcl(name, bucket=made.id, acl="private", opts=opts)
-    alicloud.oss.BucketPublicAccessBlock(name, bucket=made.id, block_public_access=True, opts=opts)
-    alicloud.oss.BucketHttpsConfig(
-        name, bucket=made.id, enable=True, tls_versions=list(TLS_VERSIONS), opts=opts
-    )
     arn = f"acs:oss:*:{stack.account_id}:{stack.bucket_name(KIND)}"
-    insecure = {"Bool": {"acs:SecureTransport": ["false"]}}
-    refused = policies.deny(["oss:*"], [arn, f"{arn}/*"], insecure, ["*"])
-    alicloud.oss.BucketPolicy(name, bucket=made.id, policy=policies.document(refused), opts=opts)
+    closed_buckets.close(name, made, arn, opts)
     return made
 
 
@@ -66,6 +57,8 @@ def _old_logs(days: int) -> alicloud.oss.BucketLifecycleRuleArgs:
             alicloud.oss.BucketLifecycleRuleNoncurrentVersionExpirationArgs(days=1)
         ],
         abort_multipart_uploads=[
-            alicloud.oss.BucketLifecycleRuleAbortMultipartUploadArgs(days=ABORT_UPLOADS_AFTER_DAYS)
+            alicloud.oss.BucketLifecycleRuleAbortMultipartUploadArgs(
+                days=closed_buckets.ABORT_UPLOADS_AFTER_DAYS
+            )
         ],
     )

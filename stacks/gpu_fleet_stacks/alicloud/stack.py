@@ -17,6 +17,7 @@ from gpu_fleet_stacks.alicloud.keys import Keys, KeysArgs
 from gpu_fleet_stacks.alicloud.monitor_group import MonitorGroup, MonitorGroupArgs
 from gpu_fleet_stacks.alicloud.network import Network, NetworkArgs
 from gpu_fleet_stacks.alicloud.queue import QueueArgs, QueueController
+from gpu_fleet_stacks.alicloud.replica import Replica, ReplicaArgs
 from gpu_fleet_stacks.alicloud.storage import BUCKETS, Storage, StorageArgs
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.cost import notice
@@ -57,6 +58,10 @@ def build(stack: Stack) -> dict[str, Any]:
     inside = StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids, networks, policy, mounts)
     storage = Storage(name, inside, own)
     surroundings.append(storage)
+    replicas: dict[str, str] = {}
+    if stack.storage.replica_region is not None:
+        there = provider(stack, stack.storage.replica_region)
+        replicas = Replica(name, ReplicaArgs(stack, keys.key_arn, storage, there), own).bucket_uris
     if stack.logs.instances:
         surroundings.append(InstanceLogs(name, InstanceLogsArgs(stack, keys.key_id, keys.key_arn), own))
     image = Image(name, ImageArgs(stack, subnet_ids, storage.bucket_names["records"]), own)
@@ -121,6 +126,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "private_subnet_ids": subnet_ids,
         "security_group_ids": firewall.group_ids,
         "bucket_uris": {kind: f"oss://{stack.bucket_name(kind)}" for kind in BUCKETS},
+        "replica_bucket_uris": replicas,
         "home_dns_name": storage.home_dns_name,
         "scratch_dns_name": storage.scratch_dns_name,
         "contact_group": budget.contact_group,
@@ -143,15 +149,18 @@ def build(stack: Stack) -> dict[str, Any]:
     }
 
 
-def provider(stack: Stack) -> alicloud.Provider:
-    """Return the only provider: one region, with the credentials of the environment.
+def provider(stack: Stack, replica_region: str | None = None) -> alicloud.Provider:
+    """Return the provider of one region, with the credentials of the environment.
 
     It cannot refuse another account before it acts. So names and permissions hold the account id, and
     resources that another account's credentials make have no permission to work.
+
+    Args:
+        replica_region: of the copies; None for the stack's own.
     """
-    return alicloud.Provider(
-        naming.prefixed(stack.name), region=stack.region, account_id=stack.account_id, protocol="HTTPS"
-    )
+    name = naming.prefixed(stack.name, *(("replica",) if replica_region else ()))
+    region = replica_region or stack.region
+    return alicloud.Provider(name, region=region, account_id=stack.account_id, protocol="HTTPS")
 
 
 def console_url(stack: Stack) -> str:

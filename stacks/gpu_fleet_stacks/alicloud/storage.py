@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks.alicloud import access_logs, existing, policies
+from gpu_fleet_stacks.alicloud import access_logs, closed_buckets, existing, policies
 from gpu_fleet_stacks.alicloud.existing_files import FoundFiles
 from gpu_fleet_stacks.alicloud.payload import payload_objects
 from gpu_fleet_stacks.core import naming
@@ -20,8 +20,6 @@ OLD_STATES_DAYS = 35  # longer than a month, which the meter counts
 # (image/gpu_fleet_image/core/handshake.py).
 HANDSHAKE_DAYS = 2
 BUCKETS = ("data", "checkpoints", "records")
-TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
-ABORT_UPLOADS_AFTER_DAYS = 7
 
 
 def _bucket_arn(stack: Stack, kind: str) -> str:
@@ -99,7 +97,7 @@ class Storage(pulumi.ComponentResource):
             ),
             versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
             lifecycle_rules=[
-                _leftovers(self._stack.storage.old_versions_days),
+                closed_buckets.leftovers(self._stack.storage.old_versions_days),
                 *(_numbered_states() if kind == "records" else []),
             ],
             # The rule of the whole bucket covers these states too, and both rules let objects expire.
@@ -114,20 +112,14 @@ class Storage(pulumi.ComponentResource):
             ),
         )
         settings = self._settings_of(bucket)
-        alicloud.oss.BucketAcl(name, bucket=bucket.id, acl="private", opts=settings)
-        alicloud.oss.BucketPublicAccessBlock(name, bucket=bucket.id, block_public_access=True, opts=settings)
-        alicloud.oss.BucketHttpsConfig(
-            name, bucket=bucket.id, enable=True, tls_versions=list(TLS_VERSIONS), opts=settings
-        )
         if kind == "records":
             payload_objects(
                 f"{self._name}-bootstrap", self._stack, bucket.bucket, self._args.key_id, self._child
             )
             for document in stored_documents(self._stack, self._args.reaper_policy):
                 self._document(*document, bucket)
-        policy = alicloud.oss.BucketPolicy(
-            name, bucket=bucket.id, policy=bucket_policy(self._args, kind), opts=settings
-        )
+        opened = [_recipe(self._args)] if kind == "records" and self._stack.image.built else []
+        policy = closed_buckets.close(name, bucket, _bucket_arn(self._stack, kind), settings, opened)
         self.bucket_names[kind] = pulumi.Output.all(bucket.bucket, policy.id).apply(lambda both: str(both[0]))
         return bucket.id.apply(lambda _: _bucket_arn(self._stack, kind))
 
@@ -254,37 +246,13 @@ def _numbered_states() -> list[alicloud.oss.BucketLifecycleRuleArgs]:
     ]
 
 
-def _leftovers(old_versions_days: int) -> alicloud.oss.BucketLifecycleRuleArgs:
-    """Return the rule that deletes overwritten and deleted objects after a while, unfinished uploads sooner.
+def _recipe(args: StorageArgs) -> policies.Statement:
+    """Let every caller inside the stack's network read the recipe, and nothing else of the records bucket.
 
-    It is one rule, since OSS allows one a prefix (help.aliyun.com/en/oss/user-guide/0014-00000085).
-    """
-    return alicloud.oss.BucketLifecycleRuleArgs(
-        id="leftovers",
-        enabled=True,
-        prefix="",
-        noncurrent_version_expirations=[
-            alicloud.oss.BucketLifecycleRuleNoncurrentVersionExpirationArgs(days=old_versions_days)
-        ],
-        expirations=[alicloud.oss.BucketLifecycleRuleExpirationArgs(expired_object_delete_marker=True)],
-        abort_multipart_uploads=[
-            alicloud.oss.BucketLifecycleRuleAbortMultipartUploadArgs(days=ABORT_UPLOADS_AFTER_DAYS)
-        ],
-    )
-
-
-def bucket_policy(args: StorageArgs, kind: str) -> pulumi.Output[str]:
-    """Refuse plain HTTP, for every caller; the bucket's HTTPS settings refuse old TLS.
-
-    An image's builder has no identity of its own, so the records bucket lets every caller inside the stack's
-    network read the recipe, and nothing else. OSS does not count that as public
+    An image's builder has no identity of its own. OSS does not count that as public
     (www.alibabacloud.com/help/en/oss/user-guide/block-public-access).
     """
-    arn = _bucket_arn(args.stack, kind)
-    insecure = {"Bool": {"acs:SecureTransport": ["false"]}}
-    statements = [policies.deny(["oss:*"], [arn, f"{arn}/*"], insecure, ["*"])]
-    if kind == "records" and args.stack.image.built:
-        recipe = image_files.recipe(args.stack).object_key
-        inside = {"StringEquals": {"acs:SourceVpc": [args.vpc_id]}}
-        statements.append(policies.allow(["oss:GetObject"], [f"{arn}/{recipe}"], inside, ["*"]))
-    return policies.document(*statements)
+    recipe = image_files.recipe(args.stack).object_key
+    inside = {"StringEquals": {"acs:SourceVpc": [args.vpc_id]}}
+    arn = _bucket_arn(args.stack, "records")
+    return policies.allow(["oss:GetObject"], [f"{arn}/{recipe}"], inside, ["*"])

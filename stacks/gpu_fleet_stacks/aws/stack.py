@@ -17,6 +17,7 @@ from gpu_fleet_stacks.aws.instance_logs import InstanceLogs, InstanceLogsArgs
 from gpu_fleet_stacks.aws.keys import Keys, KeysArgs
 from gpu_fleet_stacks.aws.network import Network, NetworkArgs
 from gpu_fleet_stacks.aws.queue import QueueArgs, QueueController
+from gpu_fleet_stacks.aws.replica import Replica, ReplicaArgs
 from gpu_fleet_stacks.aws.sessions import SessionDocuments
 from gpu_fleet_stacks.aws.storage import BUCKETS, Storage, StorageArgs
 from gpu_fleet_stacks.core import naming
@@ -81,6 +82,10 @@ def build(stack: Stack) -> dict[str, Any]:
         own,
     )
     surroundings.append(storage)
+    replicas: dict[str, str] = {}
+    if stack.storage.replica_region is not None:
+        there = provider(stack, stack.storage.replica_region)
+        replicas = Replica(name, ReplicaArgs(stack, keys.key_arn, storage, there), own).bucket_uris
     if stack.logs.instances:
         surroundings.append(InstanceLogs(name, InstanceLogsArgs(stack, keys.key_arn), own))
     budget = Budget(name, BudgetArgs(stack, keys.key_arn), own)
@@ -156,6 +161,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "private_subnet_ids": subnet_ids,
         "security_group_ids": firewall.group_ids,
         "bucket_uris": {kind: f"s3://{stack.bucket_name(kind)}" for kind in BUCKETS},
+        "replica_bucket_uris": replicas,
         "home_dns_name": storage.home_dns_name,
         "scratch_dns_name": storage.scratch_dns_name,
         "topic_arn": budget.topic_arn,
@@ -175,15 +181,20 @@ def build(stack: Stack) -> dict[str, Any]:
     }
 
 
-def provider(stack: Stack) -> aws.Provider:
-    """Return the only provider: one region of one account, or an emulator that needs neither to be real."""
-    name = naming.prefixed(stack.name)
+def provider(stack: Stack, replica_region: str | None = None) -> aws.Provider:
+    """Return the provider of one region of one account, or an emulator that needs neither to be real.
+
+    Args:
+        replica_region: of the copies; None for the stack's own.
+    """
+    name = naming.prefixed(stack.name, *(("replica",) if replica_region else ()))
+    region = replica_region or stack.region
     if stack.endpoint_url is None:
-        return aws.Provider(name, region=stack.region, allowed_account_ids=[stack.account_id])
+        return aws.Provider(name, region=region, allowed_account_ids=[stack.account_id])
     services = (*EMULATED_SERVICES, *(("secretsmanager",) if stack.queued else ()))
     return aws.Provider(
         name,
-        region=stack.region,
+        region=region,
         access_key="emulator",
         secret_key="emulator",  # noqa: S106 - an emulator takes any
         endpoints=[aws.ProviderEndpointArgs(**dict.fromkeys(services, stack.endpoint_url))],

@@ -98,7 +98,7 @@ class Storage(pulumi.ComponentResource):
         )
         settings = self._settings_of(bucket)
         versioning = closed_buckets.close(name, bucket, settings)
-        encryption = self._encryption(name, bucket, settings)
+        encryption = closed_buckets.encrypt(name, bucket, self._args.key_arn, settings)
         self._lifecycle(name, bucket, versioning, with_handshake=kind == "records")
         if self._access is not None:
             self._access.of(kind, bucket, settings)
@@ -143,24 +143,6 @@ class Storage(pulumi.ComponentResource):
         documents = stored_documents(self._stack, self._args.reaper_policy)
         return [*payload, *(self._document(*document, bucket, opts) for document in documents)]
 
-    def _encryption(
-        self, name: str, bucket: aws.s3.Bucket, settings: pulumi.ResourceOptions
-    ) -> pulumi.Resource:
-        return aws.s3.BucketServerSideEncryptionConfiguration(
-            name,
-            bucket=bucket.id,
-            rules=[
-                {
-                    "apply_server_side_encryption_by_default": {
-                        "sse_algorithm": "aws:kms",
-                        "kms_master_key_id": self._args.key_arn,
-                    },
-                    "bucket_key_enabled": True,
-                }
-            ],
-            opts=settings,
-        )
-
     def _lifecycle(
         self,
         name: str,
@@ -174,21 +156,7 @@ class Storage(pulumi.ComponentResource):
             name,
             bucket=bucket.id,
             rules=[
-                {
-                    "id": "old-versions",
-                    "status": "Enabled",
-                    "filter": {"prefix": ""},
-                    "noncurrent_version_expiration": {"noncurrent_days": days},
-                    "expiration": {"expired_object_delete_marker": True},
-                },
-                {
-                    "id": "aborted-uploads",
-                    "status": "Enabled",
-                    "filter": {"prefix": ""},
-                    "abort_incomplete_multipart_upload": {
-                        "days_after_initiation": closed_buckets.ABORT_UPLOADS_AFTER_DAYS
-                    },
-                },
+                *closed_buckets.leftovers(days),
                 *([_handshake()] if with_handshake else []),
             ],
             opts=pulumi.ResourceOptions.merge(

@@ -77,6 +77,7 @@ def prefixed(stack: str, *parts: str) -> str:
     return "-".join((PROJECT, stack, *parts))
 
 
+REPLICATED = ("data", "checkpoints")  # buckets that `storage.replica_region` copies
 SHARED_PREFIX = "shared/"  # of the data bucket: uploads of `gpu-fleet data put`, for all pools
 
 

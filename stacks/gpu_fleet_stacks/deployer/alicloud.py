@@ -298,6 +298,9 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
         ),
     ),
     "alicloud:oss/bucketPolicy:BucketPolicy": BUCKETS,
+    "alicloud:oss/bucketReplication:BucketReplication": (
+        Grant("oss:PutBucketReplication oss:DeleteBucketReplication", (BUCKET,)),
+    ),
     "alicloud:oss/bucketPublicAccessBlock:BucketPublicAccessBlock": BUCKETS,
     "alicloud:privatelink/vpcEndpoint:VpcEndpoint": (
         here(

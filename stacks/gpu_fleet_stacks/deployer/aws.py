@@ -382,6 +382,7 @@ TABLE: Mapping[str, tuple[Grant, ...]] = {
     "aws:s3/bucketOwnershipControls:BucketOwnershipControls": BUCKET_SETTINGS,
     "aws:s3/bucketPolicy:BucketPolicy": BUCKET_SETTINGS,
     "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock": BUCKET_SETTINGS,
+    "aws:s3/bucketReplicationConfig:BucketReplicationConfig": BUCKET_SETTINGS,
     "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration": BUCKET_SETTINGS,
     "aws:s3/bucketVersioning:BucketVersioning": BUCKET_SETTINGS,
     "aws:scheduler/schedule:Schedule": (

@@ -86,7 +86,7 @@ BUCKET_SETTINGS = (
         "s3:GetReplicationConfiguration s3:ListTagsForResource s3:TagResource s3:UntagResource "
         "s3:PutBucketLogging s3:PutBucketOwnershipControls s3:PutBucketPolicy s3:DeleteBucketPolicy "
         "s3:PutBucketPublicAccessBlock s3:PutBucketTagging s3:PutBucketVersioning "
-        "s3:PutEncryptionConfiguration s3:PutLifecycleConfiguration",
+        "s3:PutEncryptionConfiguration s3:PutLifecycleConfiguration s3:PutReplicationConfiguration",
         (BUCKET,),
         HERE,
     ),

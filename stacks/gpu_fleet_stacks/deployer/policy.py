@@ -49,6 +49,14 @@ class Wanted:
     delete_data: bool = False
 
 
+# Types of which a stack with `storage.replica_region` has some in that region.
+_REPLICA_TYPES = tuple(
+    token
+    for token in (*aws.TABLE, *alicloud.TABLE)
+    if token.startswith(("aws:s3/", "aws:kms/", "alicloud:oss/", "alicloud:kms/"))
+)
+
+
 def policies(stack: Stack, resources: Sequence[Declared], wanted: Wanted) -> list[dict[str, Any]]:
     """Return the documents, each of a size that its cloud accepts.
 
@@ -64,6 +72,10 @@ def policies(stack: Stack, resources: Sequence[Declared], wanted: Wanted) -> lis
     }
     parts = (_of_types(stack, resources), _passed(resources, on_aws=on_aws), _beside(stack, wanted))
     grants = [filled(_within(stack, grant), names) for part in parts for grant in part]
+    if stack.storage.replica_region is not None:
+        there = [resource for resource in resources if resource.type in _REPLICA_TYPES]
+        own = names | {"region": stack.storage.replica_region}
+        grants += [filled(grant, own) for grant in _of_types(stack, there)]
     return documents(AWS_VERSION if on_aws else ALICLOUD_VERSION, statements(grants))
 
 

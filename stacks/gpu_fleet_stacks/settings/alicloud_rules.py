@@ -95,6 +95,17 @@ def _kms_instance(stack: Stack) -> Iterator[Problem]:
         yield Problem("storage.kms_instance_id", instance_id, allowed)
 
 
+def _replica_kms_instance(stack: Stack) -> Iterator[Problem]:
+    """Require the other region's KMS instance for copies, by the same reason."""
+    key, instance_id = "storage.replica_kms_instance_id", stack.storage.replica_kms_instance_id
+    has_copies = stack.storage.replica_region is not None and stack.cloud is Cloud.ALICLOUD
+    if not has_copies and instance_id is not None:
+        yield Problem(key, instance_id, "is for storage.replica_region on alicloud only; leave it out")
+    elif has_copies and not (instance_id or "").startswith(KMS_INSTANCE):
+        allowed = f"required with storage.replica_region: a KMS instance of that region, {KMS_INSTANCE}..."
+        yield Problem(key, instance_id, allowed)
+
+
 def _cpfs(stack: Stack) -> Iterator[Problem]:
     size = stack.storage.scratch_gib
     off = size < CPFS_FIRST_GIB or (size - CPFS_FIRST_GIB) % CPFS_STEP_GIB
@@ -227,6 +238,7 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     _boundary_of_aws,
     _emulator,
     _kms_instance,
+    _replica_kms_instance,
     _cpfs,
     _redundancy,
     _currency,

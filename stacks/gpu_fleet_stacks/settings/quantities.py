@@ -106,7 +106,10 @@ def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[t
     if network.interface_endpoints:
         hours = ENDPOINTS[stack.cloud] * len(network.zones) * HOURS_PER_MONTH
         yield "endpoint", CostKind.ENDPOINTS, hours
-    yield bucket_price(stack), CostKind.STORAGE, volumes.bucket_gb
+    copies = 1 if storage.replica_region is None else 2
+    yield bucket_price(stack), CostKind.STORAGE, copies * volumes.bucket_gb
+    if storage.replica_region is not None:  # all that is stored was sent, at most once a month
+        yield "replica_traffic", CostKind.STORAGE, volumes.bucket_gb
     if storage.home:
         grows = stack.cloud is Cloud.AWS
         yield "home", CostKind.STORAGE, volumes.home_gb if grows else storage.home_gib

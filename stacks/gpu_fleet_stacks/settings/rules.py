@@ -101,6 +101,20 @@ def _region(stack: Stack) -> Iterator[Problem]:
         yield Problem("region", stack.region, f"must be a region of {stack.cloud}, such as {near}{none}")
 
 
+def _replica_region(stack: Stack) -> Iterator[Problem]:
+    """Refuse a region of copies that is unknown, the stack's own, or of another partition."""
+    region = stack.storage.replica_region
+    if region is None:
+        return
+    known = [each for each in regions.of_cloud(stack.cloud) if each != stack.region]
+    if stack.cloud is Cloud.AWS:
+        known = [each for each in known if each.startswith("us-gov-") == stack.region.startswith("us-gov-")]
+    if region not in known:
+        near = ", ".join(get_close_matches(region, known, n=3, cutoff=0))
+        allowed = f"must be another region of {stack.cloud} than {stack.region}, such as {near}"
+        yield Problem("storage.replica_region", region, allowed)
+
+
 def _account(stack: Stack) -> Iterator[Problem]:
     digits = ACCOUNT_DIGITS[stack.cloud]
     if not re.fullmatch(rf"\d{{{digits}}}", stack.account_id):
@@ -109,7 +123,8 @@ def _account(stack: Stack) -> Iterator[Problem]:
 
 
 def _length_of_buckets(stack: Stack) -> Iterator[Problem]:
-    bucket = stack.bucket_name("checkpoints")
+    has_copy = stack.storage.replica_region is not None
+    bucket = stack.replica_name("checkpoints") if has_copy else stack.bucket_name("checkpoints")
     if len(bucket) > LONGEST_BUCKET_NAME:
         allowed = f"too long: bucket {bucket} has {len(bucket)} characters, {LONGEST_BUCKET_NAME} allowed"
         yield Problem("stack", stack.name, allowed)
@@ -338,7 +353,7 @@ def _length_of_role(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
-    *(_name, _length_of_name, _region, _account, _length_of_buckets),
+    *(_name, _length_of_name, _region, _replica_region, _account, _length_of_buckets),
     *(_cidr, _peers, _way_out, _each_zone_once, _zones, _slots),
     *(_access, _each_network_once, _key_rotation, _scratch),
     *(_recipients, _each_recipient_once, _number_of_recipients, _number_of_thresholds),

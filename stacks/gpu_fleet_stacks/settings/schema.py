@@ -568,6 +568,10 @@ class StorageSettings:
         cached_buckets: buckets whose objects also appear below ``/scratch/shared/BUCKET``, in the Lustre of
             ``scratch_gib``: it keeps what is read, and writes nothing back. ``data`` for the stack's own
             bucket, or names of ``existing.buckets`` (AWS).
+        replica_region: another region of the cloud, to which data and checkpoints are copied as they are
+            written, under a key of that region; deletions are not copied. None for no copies.
+        replica_kms_instance_id: the KMS instance of ``replica_region`` for the key of the copies (Alibaba
+            Cloud).
         existing: buckets of another owner that instances also use, and file systems in place of the stack's.
     """
 
@@ -579,6 +583,8 @@ class StorageSettings:
     old_versions_days: Positive = 30
     redundancy: Redundancy | None = None
     cached_buckets: Annotated[tuple[BucketName, ...], Field(max_length=8)] = ()
+    replica_region: str | None = None
+    replica_kms_instance_id: str | None = None
     existing: ExistingStorage = ExistingStorage()
 
 
@@ -1105,6 +1111,10 @@ class Stack:
     def bucket_name(self, kind: str) -> str:
         """Return a bucket's name, known in advance; the account's id makes it globally unique."""
         return naming.prefixed(self.name, kind, self.account_id)
+
+    def replica_name(self, kind: str) -> str:
+        """Return the name of a bucket's copy in ``storage.replica_region``."""
+        return self.bucket_name(f"{kind}-replica")
 
     @property
     def instance_log(self) -> str:

@@ -28,6 +28,8 @@ WORDS = {
     "data put": ("run.toml", "digits"),
     "data get": ("digits",),
     "data list": (),
+    "workspace": ("--pool", "dev"),
+    "restore": ("runs/tiny", "--from", "s3://gpu-fleet-checkpoints", "--from-region", "us-east-1"),
 }
 NEEDED = {
     "aws": ("`aws configure sso`", "AWS_PROFILE"),

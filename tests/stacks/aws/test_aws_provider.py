@@ -12,7 +12,7 @@ from gpu_fleet_stacks.rehearsal.program import run_program
 from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.aws.terraform import MIRROR, VERSION, configuration, provider_schema, terraform
 from tests.stacks.conftest import AWS_STACKS
-from tests.stacks.examples import BUILDING
+from tests.stacks.examples import BUILDING, stack
 
 HERE = bool(shutil.which("terraform", path="/usr/local/bin:/usr/bin:/bin")) and any(
     MIRROR.rglob(f"*v{VERSION}*")
@@ -24,6 +24,8 @@ pytestmark = [
         reason=f"needs terraform and terraform-provider-aws {VERSION} under {MIRROR}, which PyPI lacks",
     ),
 ]
+
+COPIED = stack(storage={"replica_region": "us-west-2"})
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,17 @@ def test_the_real_provider_plans_the_build_of_an_image(schema, folder):
     assert planned.returncode == 0, planned.stderr
     builder = [resource for resource in rehearsed.resources if resource.type.startswith("aws:imagebuilder/")]
     assert planned.stdout.count("# aws_imagebuilder_") == len(builder) > 0
+    assert f"Plan: {len(rehearsed.resources)} to add, 0 to change, 0 to destroy" in planned.stdout
+
+
+def test_the_real_provider_plans_copies_in_another_region(schema, folder):
+    with moto_server("us-east-1"):
+        rehearsed = run_program("test", program=lambda: build(COPIED), config={})
+    (folder / "main.tf.json").write_text(json.dumps(configuration(rehearsed, schema, folder), indent=1))
+
+    planned = terraform(folder, "plan", "-no-color", "-refresh=false", "-input=false")
+
+    assert planned.returncode == 0, planned.stderr
     assert f"Plan: {len(rehearsed.resources)} to add, 0 to change, 0 to destroy" in planned.stdout
 
 

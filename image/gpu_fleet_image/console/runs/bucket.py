@@ -1,5 +1,6 @@
 """The part of a stack's records bucket with its jobs and their instances' status."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ class RunBucket:
         content = self._get(job_prefix(account, run) + JOB, account)
         job = None if content is None else job_of(content)
         return job if job and (job.account, job.run) == (account, run) else None
+
+    def archive(self, job: Job) -> bytes:
+        """Return a job's files; empty if they are gone, or not those that the job names."""
+        content = self._get(job_prefix(job.account, job.run) + ARCHIVE, job.account) or b""
+        return content if hashlib.sha256(content).hexdigest() == job.archive_sha256 else b""
 
     def jobs(self, account: str, heard_since: datetime | None = None) -> list[Job]:
         """Return the newest jobs of an account, newest first, without malformed ones.

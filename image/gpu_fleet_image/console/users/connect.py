@@ -133,18 +133,22 @@ def connect(
     if pool is not None:
         asked.refuse_pool("--pool", pool)
     place = place_of(asked)
-    programs = {name: shutil.which(name) for name in NEEDS[place.cloud]}
-    missing = [
-        f"{name} is not on PATH; get {ADVICE[name]}" for name, path in programs.items() if path is None
-    ]
-    if missing:
-        raise ConfigurationError("\n       ".join(missing))
+    programs = programs_of(place.cloud)
     instance = chosen(running(place), instance_id, pool, owner)
     document = document_of(place, forward) if place.cloud == "aws" else ""
     command = session(place.cloud, place.region, instance.id, forward, document)
     note(f"connecting to {described(instance)}")
     sys.stdout.flush()
-    os.execv(programs[command[0]] or command[0], command)  # noqa: S606 - the session takes this terminal over
+    os.execv(programs[command[0]], command)  # noqa: S606 - the session takes this terminal over
+
+
+def programs_of(cloud: str) -> dict[str, str]:
+    """Return the programs that a session needs, with their paths; raises ConfigurationError."""
+    paths = {name: shutil.which(name) for name in NEEDS[cloud]}
+    missing = [f"{name} is not on PATH; get {ADVICE[name]}" for name, path in paths.items() if path is None]
+    if missing:
+        raise ConfigurationError("\n       ".join(missing))
+    return {name: path for name, path in paths.items() if path is not None}
 
 
 def running(place: Place) -> list[Instance]:

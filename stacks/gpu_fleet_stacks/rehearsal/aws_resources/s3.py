@@ -130,7 +130,31 @@ def stored_object(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     return f"{inputs['bucket']}/{inputs['key']}", with_tags_all(inputs, **computed)
 
 
+def replication(clients: RegionClients, _: str, inputs: Inputs) -> Created:
+    """Create an aws:s3/bucketReplicationConfig:BucketReplicationConfig."""
+    rules = [
+        {
+            **picked(rule, {"ID": "id", "Priority": "priority", "Status": "status"}),
+            "Filter": {"Prefix": rule["filter"]["prefix"]},
+            "DeleteMarkerReplication": pascal(rule["deleteMarkerReplication"]),
+            "SourceSelectionCriteria": pascal(rule["sourceSelectionCriteria"]),
+            "Destination": {
+                "Bucket": rule["destination"]["bucket"],
+                "EncryptionConfiguration": {
+                    "ReplicaKmsKeyID": rule["destination"]["encryptionConfiguration"]["replicaKmsKeyId"]
+                },
+            },
+        }
+        for rule in inputs["rules"]
+    ]
+    clients("s3").put_bucket_replication(
+        Bucket=inputs["bucket"], ReplicationConfiguration={"Role": inputs["role"], "Rules": rules}
+    )
+    return inputs["bucket"], inputs
+
+
 CREATORS = {
+    "aws:s3/bucketReplicationConfig:BucketReplicationConfig": replication,
     "aws:s3/bucket:Bucket": bucket,
     "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock": public_access_block,
     "aws:s3/bucketOwnershipControls:BucketOwnershipControls": ownership_controls,
