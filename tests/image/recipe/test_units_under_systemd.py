@@ -53,6 +53,7 @@ cp -r "$2/etc/systemd/system" "$root/etc/systemd/system"
 mkdir -p "$root/etc/"{sysusers.d,tmpfiles.d}
 cp "$2/etc/sysusers.d/"* "$root/etc/sysusers.d"
 cp "$2/etc/tmpfiles.d/"* "$root/etc/tmpfiles.d"
+install -D -m 644 -t "$root/usr/share/gpu-fleet" "$2/usr/share/gpu-fleet/metadata.nft"
 cp -r "$2/etc/environment.d" "$root/etc"
 find "$1/files" -type f \( -path '*/bin/*' -o -name proof \) -exec chmod 755 {} +
 cp -r "$1/files/." "$root"
@@ -107,8 +108,13 @@ if command -v stunnel4; then
     systemctl stop home-tunnel
 fi
 sed -i 's/^home_file_system = .*/home_file_system = ""/' /etc/gpu-fleet/instance.toml
+if command -v nft; then
+    nft --file /usr/share/gpu-fleet/metadata.nft && nft flush ruleset
+    record flushed nft list chain inet gpu_fleet asked
+fi
 record accounts systemctl start gpu-accounts
 record ada id -Gn ada
+if command -v nft; then record closed-again nft list chain inet gpu_fleet asked; fi
 later() { # what an account has begun by cron and by at, before either runs
     echo "@reboot touch /ran/cron-of-$1" | crontab -u "$1" -
     echo "touch /ran/at-of-$1" | runuser -u "$1" -- at now
@@ -439,6 +445,15 @@ def results(tmp_path_factory):
 
 def status(results, name):
     return int((results / name).read_text())
+
+
+def test_where_all_rules_were_flushed_users_are_refused_again_with_the_next_look_at_accounts(results):
+    """The metadata service gives the instance's role to whoever reaches it."""
+    if not (results / "flushed").exists():
+        pytest.skip("rules of nftables need the package nftables")
+
+    assert status(results, "flushed") != 0
+    assert status(results, "closed-again") == 0
 
 
 def test_accounts_are_made_in_their_sandbox_of_the_last_roster_while_the_bucket_is_silent(results):

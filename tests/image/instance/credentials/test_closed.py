@@ -21,8 +21,7 @@ ROOTFS = PROJECT / "image/gpu_fleet_image/recipe/rootfs"
 RULES = ROOTFS / "usr/share/gpu-fleet/metadata.nft"
 ENVIRONMENT = ROOTFS / "etc/environment.d/60-gpu-fleet.conf"
 ACCOUNTS = {"gpu-fleet-logs": 980, "gpu-fleet-credentials": 981}
-# Refused by name, since their numbers are a service's; the longer name first.
-TRAINERS = {"gpu-fleet-probe": 978, "gpu-fleet": 979}
+TUNNEL = {"gpu-fleet-tunnel": 110}
 # $1: the rules, with numbers for accounts that this computer has not; $2: a Python
 NETWORKS = r"""
 set -euo pipefail
@@ -133,6 +132,8 @@ nft --file - <<<"$1"
 asked "$2" user-server 5001 2049 0
 asked "$2" user-tunnel 5001 20049 0
 asked "$2" trainer-tunnel 979 20049 0
+asked "$2" service-server 977 2049 0
+asked "$2" service-tunnel 977 20049 0
 asked "$2" forwarded-tunnel 0 20049 0
 asked "$2" kernel-tunnel 0 20049 700
 asked "$2" tunnel-server 110 2049 0
@@ -145,7 +146,17 @@ def asked_for_homes() -> dict[str, str]:
     return _tried(HOMES)
 
 
-@pytest.mark.parametrize("who", ["user-server", "user-tunnel", "trainer-tunnel", "forwarded-tunnel"])
+HOSTS = (
+    "user-server",
+    "user-tunnel",
+    "trainer-tunnel",
+    "service-server",
+    "service-tunnel",
+    "forwarded-tunnel",
+)
+
+
+@pytest.mark.parametrize("who", HOSTS)
 def test_nobody_but_root_and_the_kernel_speaks_nfs_to_the_homes(who):
     """A user-space client names any user it likes, and would write an admin's authorized_keys."""
     assert asked_for_homes()[who] == "refused"
@@ -159,7 +170,7 @@ def test_the_kernel_mounts_the_homes_and_the_tunnel_reaches_its_server():
 def rules() -> str:
     """The product's, with numbers in the place of accounts that this computer need not have."""
     text = RULES.read_text()
-    for name, number in (ACCOUNTS | TRAINERS).items():
+    for name, number in (ACCOUNTS | TUNNEL).items():
         text = re.sub(rf"\b{name}(?=[ ,])", str(number), text)
     return text
 
@@ -199,7 +210,8 @@ def test_the_rules_name_all_metadata_services_and_accounts_that_the_image_makes(
     assert all(address in text for address in ADDRESSES)
     allowed = re.search(r"meta skuid \{ (.*) \} accept", text)[1].split(", ")
     assert allowed == ["root", *ACCOUNTS]
-    assert all(f"\nu {name} " in made for name in ACCOUNTS)
+    assert re.search(r"meta skuid != \{ (.*) \} goto refused", text)[1].split(", ") == ["root", *TUNNEL]
+    assert all(f"\nu {name} " in made for name in (*ACCOUNTS, *TUNNEL))
 
 
 def test_users_are_led_to_the_port_that_the_service_has_and_no_user_can_take():
