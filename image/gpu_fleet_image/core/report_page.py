@@ -30,6 +30,7 @@ td:last-child:not(.number) { min-width: 16rem } /* reasons */
   thead { display: none }
   tr { display: block; padding: .4rem 0 }
   td { display: grid; grid-template-columns: 9.5rem 1fr; padding: .1rem 0; overflow-wrap: anywhere }
+  td:empty { display: none }
   td::before { content: attr(data-column); color: #555; text-align: left }
   .id { white-space: normal }
   td:last-child:not(.number) { min-width: 0 }

@@ -314,14 +314,6 @@ def test_a_sigterm_that_comes_as_the_child_begins_reaches_it(tmp_path, restored_
     assert ended_by == []
 
 
-@pytest.fixture
-def restored_signals():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 WRITES_RESULT = """
 import json, pathlib, sys
 pathlib.Path(sys.argv[1], "result.json").write_text(json.dumps({"outcome": sys.argv[2]}))

@@ -41,7 +41,7 @@ def result(*measurements, **facts):
     return PocResult({**dict.fromkeys(TEXTS, ""), **known, **facts}, 1, (1, 2), ("p5.48xlarge",), rows)
 
 
-def verdicts(*measurements, **more):
+def verdicts(*measurements):
     rows = judged(measurements, LIMITS, PRICE, 1)
     return {(row.subject, row.metric, row.nodes): row for row in rows}
 
@@ -104,6 +104,15 @@ def test_a_limit_about_which_nothing_was_measured_is_unknown():
 
     assert (row.verdict, row.reason) == (RowVerdict.UNKNOWN, "not measured")
     assert not result(IOPS, small, ALONE, TOGETHER).passed
+
+
+def test_one_gpu_alone_has_nothing_to_share_inside_its_instance():
+    inside = {"gpt2_124m.efficiency_in_node": Limit(0.9, "the buyer")}
+
+    alone, eight = (judged(GOOD, inside, PRICE, gpus)[-1] for gpus in (1, 8))
+
+    assert (alone.verdict, alone.reason, alone.absent) == (RowVerdict.NONE, "an instance has one GPU", True)
+    assert (eight.verdict, eight.reason) == (RowVerdict.UNKNOWN, "not measured")
 
 
 @given(
@@ -258,4 +267,4 @@ def test_the_page_shows_text_as_text_and_what_a_processor_measured_as_no_proof()
     assert "<script>" not in page
     assert "<b>" not in page
     assert "There is no GPU" in page
-    assert "GPT-2 124M, 2 GPUs of 2 instances: 85%, pass" in page
+    assert "GPT-2 124M, 2 processes of 2 instances: 85%, pass" in page
