@@ -39,8 +39,8 @@ WORDS = {
     RowVerdict.NONE: "no limit",
 }
 UNKNOWN = "unknown"
-PROCESSORS, PROCESSES, GPUS = "CPU", "processes", "GPUs"
-NUMBERS = ("instances", PROCESSES, GPUS, "measured", "at least", "other", "ratio")
+PROCESSORS, RANKS, GPUS = "CPU", "ranks", "GPUs"
+NUMBERS = ("instances", RANKS, GPUS, "measured", "at least", "other", "ratio")
 WRAPPED = ("of", "why, and by what")
 # Bars of the scaling efficiency, each below its name; a narrow screen shrinks them to two thirds.
 WIDTH, LABEL, BAR = 500, 24, 16
@@ -60,6 +60,7 @@ def page(result: PocResult, other: PocResult | None = None) -> str:
     body = [_bars(result)]
     for title, belongs in sections:
         body.append(f"<h2>{title}</h2>\n{_table(result, other, belongs)}")
+    body.append(f"<h2>Limits</h2>\n{_sources(result)}")
     body.append(f"<h2>Stages</h2>\n{_stages(result)}")
     body += [f"<p>{escape(problem)}</p>" for problem in result.problems]
     return report_page.page(
@@ -103,7 +104,7 @@ def _notes(result: PocResult, other: PocResult | None) -> Iterator[str]:
 
 
 def _heads(result: PocResult, other: PocResult | None) -> tuple[str, ...]:
-    ranks = PROCESSES if result.facts["device"] == PROCESSORS else GPUS
+    ranks = RANKS if result.facts["device"] == PROCESSORS else GPUS
     beside = () if other is None else ("other", "ratio")
     return "of", "figure", "instances", ranks, "measured", *beside, "at least", "verdict", "why, and by what"
 
@@ -114,7 +115,7 @@ def _table(result: PocResult, other: PocResult | None, belongs: Callable[[Result
         for left, right in _pairs(result, other)
         if belongs(_either(left, right))
     ]
-    return report_page.table(_heads(result, other), rows, numbers=NUMBERS, ids=("figure", "verdict"))
+    return report_page.table(_heads(result, other), rows, numbers=NUMBERS, ids=("of", "figure", "verdict"))
 
 
 def _pairs(result: PocResult, other: PocResult | None) -> list[tuple[ResultRow | None, ResultRow | None]]:
@@ -156,11 +157,11 @@ def _cells(left: ResultRow | None, right: ResultRow | None, *, compared: bool) -
     measured = _value(left) if left else "not measured"
     beside = [_value(right) if right else "not measured", _ratio(left, right)] if compared else []
     least = "" if left is None or left.least is None else _number(left.least, row)
-    verdict = WORDS[left.verdict] if left else ""
+    verdict = "" if left is None or left.absent else WORDS[left.verdict]
     why = _why(left) if left else "the other alone has it"
     figure = "all" if row.absent and row.nodes else _figure(row)
     counts = [_count(row.nodes), _count(row.ranks)]
-    return [_subject(row), figure, *counts, measured, *beside, least, verdict, why]
+    return [_named(row.subject), figure, *counts, measured, *beside, least, verdict, why]
 
 
 def _ratio(left: ResultRow | None, right: ResultRow | None) -> str:
@@ -175,11 +176,8 @@ def _count(number: int) -> str:
     return str(number) if number else ""
 
 
-def _subject(row: ResultRow) -> str:
-    subject = NAMES.get(row.subject, row.subject.replace("_", " "))
-    return (
-        f"{subject}, in place of {NAMES.get(row.stands_for, row.stands_for)}" if row.stands_for else subject
-    )
+def _named(subject: str) -> str:
+    return NAMES.get(subject, subject.replace("_", " "))
 
 
 def _figure(row: ResultRow) -> str:
@@ -202,8 +200,22 @@ def _number(value: float, row: ResultRow) -> str:
 
 
 def _why(row: ResultRow) -> str:
-    parts = (row.reason, row.note, row.tool, f"limit: {row.source}" if row.source else "")
-    return "; ".join(filter(None, parts))
+    place = f"in place of {_named(row.stands_for)}" if row.stands_for and not row.reason else ""
+    return "; ".join(filter(None, (place, row.reason, row.note, row.tool)))
+
+
+def _sources(result: PocResult) -> str:
+    """Return a table of the limits, once for each figure."""
+    limits = {
+        (row.stands_for or row.subject, row.metric, row.least): row for row in result.rows if row.source
+    }
+    rows = [
+        [_named(subject), _figure(row), _number(row.least or 0.0, row), row.source]
+        for (subject, _, _), row in limits.items()
+    ]
+    return report_page.table(
+        ("of", "figure", "at least", "source"), rows, numbers=NUMBERS, ids=("of", "figure")
+    )
 
 
 def _stages(result: PocResult) -> str:
@@ -221,7 +233,7 @@ def _bars(result: PocResult) -> str:
     known = [row for row in result.rows if row.metric == EFFICIENCY and row.value is not None]
     if not known:
         return ""
-    unit = PROCESSES if result.facts["device"] == PROCESSORS else GPUS
+    unit = RANKS if result.facts["device"] == PROCESSORS else GPUS
     drawn = "".join(_bar(number, row, unit) for number, row in enumerate(known))
     height, full = ROW * len(known), WIDTH / FULL
     line = (
@@ -229,7 +241,7 @@ def _bars(result: PocResult) -> str:
     )
     caption = "<figcaption>Scaling efficiency against one GPU; the line is 100 %.</figcaption>"
     label = "Scaling efficiency"
-    view = f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" font-size="16"'
+    view = f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" font-size="15"'
     box = f"<svg {view}>{drawn}{line}</svg>"
     return f"<figure>{box}{caption}</figure>"
 
@@ -238,9 +250,8 @@ def _bar(number: int, row: ResultRow, unit: str) -> str:
     value = row.value or 0.0
     top, width = number * ROW, WIDTH * min(value, FULL) / FULL
     colour = COLOURS.get(row.verdict, OTHER_COLOUR)
-    where = f"{row.ranks} {unit} of {row.nodes} instances" if row.nodes > 1 else f"{row.ranks} {unit}"
-    subject = NAMES.get(row.subject, row.subject.replace("_", " "))
-    text = escape(f"{subject}, {where}: {value:.0%}, {WORDS[row.verdict]}")
+    where = f"{row.ranks} {unit}, {row.nodes} instances" if row.nodes > 1 else f"{row.ranks} {unit}"
+    text = escape(f"{_named(row.subject)}, {where}: {value:.0%}, {WORDS[row.verdict]}")
     return (
         f'<text x="0" y="{top + LABEL - 6}">{text}</text>'
         f'<rect x="0" y="{top + LABEL}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>'

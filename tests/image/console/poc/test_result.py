@@ -267,4 +267,4 @@ def test_the_page_shows_text_as_text_and_what_a_processor_measured_as_no_proof()
     assert "<script>" not in page
     assert "<b>" not in page
     assert "There is no GPU" in page
-    assert "GPT-2 124M, 2 processes of 2 instances: 85%, pass" in page
+    assert "GPT-2 124M, 2 ranks, 2 instances: 85%, pass" in page
