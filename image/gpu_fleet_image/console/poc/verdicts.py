@@ -158,7 +158,7 @@ def _with_verdict(row: ResultRow, key: str, limits: Limits, *, lower_bound: bool
     if row.stands_for:
         unknown = unknown or f"a small stand-in for {row.stands_for}"
     elif lower_bound and not passes:
-        unknown = unknown or f"at least this; {row.tool} may itself be the limit: install fio"
+        unknown = unknown or f"at least this; {row.tool} may itself be the limit, not the disk"
     if row.value is None or unknown:
         return replace(row, verdict=RowVerdict.UNKNOWN, reason=unknown)
     return replace(row, verdict=RowVerdict.PASS if passes else RowVerdict.FAIL)

@@ -62,7 +62,7 @@ CHANGED = {
         IOPS,
         {"value": 999.0, "lower_bound": True},
         RowVerdict.UNKNOWN,
-        "at least this; fio-3.36 may itself be the limit: install fio",
+        "at least this; fio-3.36 may itself be the limit, not the disk",
     ),
     "no figure": (IOPS, {"value": None, "note": "O_DIRECT"}, RowVerdict.UNKNOWN, "O_DIRECT"),
     "none by the stack's settings": (IOPS, {"value": None, "absent": True}, RowVerdict.NONE, ""),
