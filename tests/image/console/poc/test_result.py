@@ -1,8 +1,9 @@
 """Limits, verdicts, the document and the page of a POC."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.console.poc import limits, result_page
+from gpu_fleet_image.console.poc.campaign import Stage
 from gpu_fleet_image.console.poc.limits import Limit
 from gpu_fleet_image.console.poc.measured import PREFIX, Measurement, parse_log
 from gpu_fleet_image.console.poc.result import COLUMNS, TEXTS, PocResult, read
@@ -18,6 +20,7 @@ from gpu_fleet_image.console.poc.verdicts import RowVerdict, judged
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_jobs.measure.rows import MeasuredRow, print_device, print_row
 
+JSON_PAGE = Path(__file__).parents[4] / "docs/reference/json.md"
 LIMITS = {
     "scratch.random_read": Limit(1000, "the buyer"),
     "all_reduce.between_nodes": Limit(40, "the buyer"),
@@ -242,6 +245,15 @@ def test_a_document_that_cannot_be_read_is_one_message(case, tmp_path):
     assert said.exit_code == 1
     assert said.output.startswith(f"error: --result {path}: ")
     assert message in said.output
+
+
+def test_every_key_of_the_document_is_in_the_reference():
+    (line,) = [line for line in JSON_PAGE.read_text().splitlines() if line.startswith("| `poc` |")]
+    document = result(*GOOD).to_json()
+
+    keys = {*document, *document["rows"][0], *(field.name for field in fields(Stage))}
+
+    assert {key for key in keys if f"`{key}`" not in line} == set()
 
 
 def test_two_results_stand_side_by_side(tmp_path):
