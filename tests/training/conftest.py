@@ -1,5 +1,6 @@
 """Fixtures of the trainer's tests: the digits, a text, a bucket, an instance of no fleet."""
 
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -102,3 +103,12 @@ def bucket() -> Iterator[str]:
     with moto_server("us-east-1"):
         boto3.client("s3").create_bucket(Bucket="checkpoints")
         yield "checkpoints"
+
+
+@pytest.fixture
+def restored_signals() -> Iterator[None]:
+    """Give back the handlers that the code under test replaces for good, as its process would end."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

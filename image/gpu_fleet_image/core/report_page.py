@@ -27,11 +27,12 @@ th { color: #555 }
 tr { border-bottom: 1px solid #ddd; break-inside: avoid }
 .id { white-space: nowrap }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
-td:last-child:not(.number) { min-width: 16rem } /* reasons */
+td:last-child:not(.number) { min-width: 16rem; overflow-wrap: anywhere } /* reasons */
 @media screen and (max-width: 48rem) {
   thead { display: none }
   tr { display: block; padding: .4rem 0 }
   td { display: grid; grid-template-columns: 9.5rem 1fr; padding: .1rem 0; overflow-wrap: anywhere }
+  td:empty { display: none }
   td::before { content: attr(data-column); color: #555; text-align: left }
   td:empty { display: none }
   .id { white-space: normal }

@@ -269,7 +269,7 @@ def test_where_a_room_is_missing_its_commands_are_not_listed_and_say_why(monkeyp
         "'up' is no command on an instance: on your own computer pip install 'gpu-fleet[platform]'"
         in shown.output
     )
-    assert "the commands here are: sweep" in shown.output
+    assert "the commands here are: poc, sweep" in shown.output
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch):

@@ -151,7 +151,7 @@ def _figure_of_fio(fio: str, place: str, metric: str, folder: Path, effort: Effo
         done = subprocess.run(
             words, capture_output=True, text=True, check=True, timeout=effort.seconds + PATIENCE_S
         )
-        said = json.loads(done.stdout)
+        said = json.loads(done.stdout[done.stdout.index("{") :])  # warnings may come before it
         figures = said["jobs"][0][side]
         value = figures["iops"] if unit == IOPS else figures["bw_bytes"] / GB
         return Speed(place, metric, float(value), unit, str(said["fio version"]))

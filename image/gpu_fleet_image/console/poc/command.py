@@ -2,6 +2,8 @@
 
 import json
 import sys
+import tempfile
+from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from decimal import Decimal
 from pathlib import Path
@@ -70,9 +72,7 @@ class NodeCounts(click.ParamType[tuple[int, ...]]):
     "--limits",
     "limits_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    default=limits_file.SHIPPED,
-    show_default="those of gpu-fleet, with their sources",
-    help="A TOML file of least figures.",
+    help="A TOML file of least figures; by default those of gpu-fleet, each with its source.",
 )
 @click.option(
     "--compare",
@@ -92,8 +92,7 @@ class NodeCounts(click.ParamType[tuple[int, ...]]):
     "--to",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    default=".",
-    help=f"Folder of {DOCUMENT} and {PAGE}.",
+    help=f"Folder of {DOCUMENT} and {PAGE}; by default this one, and with --result none.",
 )
 @click.option("--as", "account", metavar="ACCOUNT", help="Your account on the instances, as in `submit`.")
 @click.option(
@@ -113,10 +112,10 @@ def poc(
     pool: str | None,
     counts: tuple[int, ...],
     max_usd: float | None,
-    limits_path: Path,
+    limits_path: Path | None,
     other_path: Path | None,
     result_path: Path | None,
-    folder: Path,
+    folder: Path | None,
     account: str | None,
     cny_per_usd: float | None,
     seconds: float,
@@ -130,21 +129,26 @@ def poc(
     Takes each number of --nodes in turn, within --max-usd, and writes poc.json and poc.html. Exit code 0 if
     it is complete and every limit is met. An unknown figure meets none.
     """
-    limits = limits_file.load(limits_path)
     other = read(other_path, "--compare") if other_path else None
     if result_path:
-        if pool or max_usd:
+        if pool or max_usd or limits_path:
             raise ConfigurationError(
-                f"--result {result_path}: takes neither POOL nor --max-usd; it measures nothing"
+                f"--result {result_path}: takes no POOL, --max-usd or --limits; nothing is measured anew"
             )
-        shown(read(result_path, "--result"), other, form)
+        earlier = read(result_path, "--result")
+        if folder:
+            write(earlier, other, folder)
+        shown(earlier, other, form)
         return
     if not pool or max_usd is None:
         raise click.UsageError("POOL and --max-usd are needed to measure; --result shows an earlier result")
     asked.refuse_pool("POOL", pool)
+    limits = limits_file.load(limits_path or limits_file.SHIPPED)
     plan = PocPlan(pool, counts, Decimal(str(max_usd)), cny_per_usd, account, seconds, size_mib)
-    result = measured(open_desk(asked), plan, limits, asked, yes=yes)
-    write(result, other, folder)
+    place = writable(folder or Path())
+    with redirect_stdout(sys.stderr):  # what `take` and `submit` say would stand between the keys of -o json
+        result = measured(open_desk(asked), plan, limits, asked, yes=yes)
+    write(result, other, place)
     shown(result, other, form)
     if not result.passed:
         sys.exit(EXIT_NOT_PASSED)
@@ -208,12 +212,21 @@ def _result(plan: PocPlan, limits: Limits, campaign: Campaign, facts: dict[str, 
     )
 
 
+def writable(folder: Path) -> Path:
+    """Return the folder, made if it was missing; raises ConfigurationError before any money is spent."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigurationError(f"--to {folder}: {error.strerror}") from error
+
+
 def write(result: PocResult, other: PocResult | None, folder: Path) -> None:
     """Write the document and the page. Raises ConfigurationError."""
     text = json.dumps(result.to_json(), indent=1) + "\n"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / DOCUMENT).write_text(text, encoding="utf-8")
+        (writable(folder) / DOCUMENT).write_text(text, encoding="utf-8")
         (folder / PAGE).write_text(result_page.page(result, other), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"--to {folder}: {error.strerror}") from error

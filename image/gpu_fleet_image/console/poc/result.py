@@ -124,6 +124,8 @@ def _row(raw: Mapping[str, Any]) -> ResultRow:
     texts = (row.subject, row.metric, row.unit, row.source, row.reason, row.tool, row.stands_for, row.note)
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(f"a row of {row.subject!r} has no text where one belongs")
+    if not isinstance(row.absent, bool):
+        raise TypeError(f"{row.subject}.{row.metric}: absent must be true or false")
     if not all(type(number) is int for number in (row.nodes, row.ranks, row.size_mib)):
         raise TypeError(f"{row.subject}.{row.metric}: nodes, ranks and size_mib must be whole numbers")
     return row

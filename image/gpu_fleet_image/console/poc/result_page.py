@@ -1,6 +1,6 @@
 """A POC as one HTML page, as rows of a table for a terminal, and beside another one. Pure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from html import escape
 
 from gpu_fleet_image.console.poc.result import PocResult, side_by_side
@@ -14,14 +14,16 @@ NAMES = {
     "shared_scratch": "shared scratch",
     "bucket": "bucket",
     "all_reduce": "all-reduce",
+    "resnet_small": "a small ResNet",
+    "gpt_of_two_layers": "a GPT of two layers",
     "resnet50": "ResNet-50",
     "gpt2_124m": "GPT-2 124M",
 }
 METRICS = {
     "write": "writes in order",
     "read": "reads in order",
-    "random_write": "random writes of 4 KiB",
-    "random_read": "random reads of 4 KiB",
+    "random_write": "random 4 KiB writes",
+    "random_read": "random 4 KiB reads",
     "put": "upload",
     "get": "download",
     BUS: "bus bandwidth",
@@ -37,11 +39,11 @@ WORDS = {
     RowVerdict.NONE: "no limit",
 }
 UNKNOWN = "unknown"
-HEADS = ("figure", "instances", "GPUs", "measured", "at least", "verdict", "why, and by what")
-NUMBERS = ("instances", "GPUs", "measured", "at least", "other", "ratio")
-PROCESSORS = "CPU"
+PROCESSORS, RANKS, GPUS = "CPU", "ranks", "GPUs"
+NUMBERS = ("instances", RANKS, GPUS, "measured", "at least", "other", "ratio")
+WRAPPED = ("of", "why, and by what")
 # Bars of the scaling efficiency, each below its name; a narrow screen shrinks them to two thirds.
-WIDTH, LABEL, BAR = 500, 20, 16
+WIDTH, LABEL, BAR = 500, 24, 16
 ROW = LABEL + BAR + 8
 COLOURS = {RowVerdict.FAIL: "#b3261e", RowVerdict.PASS: "#1b4332"}
 OTHER_COLOUR = "#8a949e"
@@ -55,9 +57,10 @@ def page(result: PocResult, other: PocResult | None = None) -> str:
         ("All-reduce", lambda row: row.subject == "all_reduce"),
         ("Storage", lambda row: row.subject in STORAGE),
     ]
-    body = [_bars(result.rows)]
+    body = [_bars(result)]
     for title, belongs in sections:
         body.append(f"<h2>{title}</h2>\n{_table(result, other, belongs)}")
+    body.append(f"<h2>Limits</h2>\n{_sources(result)}")
     body.append(f"<h2>Stages</h2>\n{_stages(result)}")
     body += [f"<p>{escape(problem)}</p>" for problem in result.problems]
     return report_page.page(
@@ -84,10 +87,9 @@ def headline(result: PocResult) -> str:
 def _notes(result: PocResult, other: PocResult | None) -> Iterator[str]:
     facts = result.facts
     device = f"{result.ranks_per_node} x {facts['device']}" if facts["device"] else "no instance measured"
-    yield (
-        f"{facts['started_at']} to {facts['ended_at']}; {', '.join(result.types) or 'types unknown'}; an "
-        f"instance has {device}; at most {facts['price_per_hour']} USD an hour each."
-    )
+    begun, ended = (facts[name][:16].replace("T", " ") for name in ("started_at", "ended_at"))
+    yield f"{begun} to {ended} UTC; {', '.join(result.types) or 'types unknown'}: {device} each,"
+    yield f"at most {facts['price_per_hour']} USD an hour each."
     if facts["torch"]:
         yield f"torch {facts['torch']}, {facts['backend']}."
     if facts["device"] == PROCESSORS:
@@ -98,18 +100,50 @@ def _notes(result: PocResult, other: PocResult | None) -> Iterator[str]:
     if facts["reason"]:
         yield f"{facts['reason']}."
     if other is not None:
-        yield f"The other is {other.name} of {other.facts['started_at']}: {headline(other)}."
+        yield f"The other is {other.name} of {other.facts['started_at'][:10]}: {headline(other)}."
+
+
+def _heads(result: PocResult, other: PocResult | None) -> tuple[str, ...]:
+    ranks = RANKS if result.facts["device"] == PROCESSORS else GPUS
+    beside = () if other is None else ("other", "ratio")
+    return "of", "figure", "instances", ranks, "measured", *beside, "at least", "verdict", "why, and by what"
 
 
 def _table(result: PocResult, other: PocResult | None, belongs: Callable[[ResultRow], bool]) -> str:
-    heads = HEADS if other is None else (*HEADS[:4], "other", "ratio", *HEADS[4:])
-    pairs = side_by_side(result.rows, other.rows if other else ())
     rows = [
         _cells(left, right, compared=other is not None)
-        for left, right in pairs
+        for left, right in _pairs(result, other)
         if belongs(_either(left, right))
     ]
-    return report_page.table(heads, rows, numbers=NUMBERS)
+    return report_page.table(_heads(result, other), rows, numbers=NUMBERS, ids=("of", "figure", "verdict"))
+
+
+def _pairs(result: PocResult, other: PocResult | None) -> list[tuple[ResultRow | None, ResultRow | None]]:
+    """Return rows in pairs, one model or place after the other; what is absent is one row for all figures."""
+    pairs = side_by_side(result.rows, other.rows if other else ())
+    seen: dict[tuple[str, str], int] = {}
+    for left, right in pairs:
+        row = _either(left, right)
+        seen.setdefault((row.subject, row.metric), len(seen))
+    subjects = list(dict.fromkeys(subject for subject, _ in seen))
+    kept = {_fold(_either(left, right)): (left, right) for left, right in reversed(pairs)}
+
+    def order(pair: tuple[ResultRow | None, ResultRow | None]) -> tuple[int, ...]:
+        row = _either(*pair)
+        return (
+            subjects.index(row.subject),
+            seen[row.subject, row.metric],
+            row.nodes,
+            row.ranks,
+            row.size_mib,
+        )
+
+    return sorted(kept.values(), key=order)
+
+
+def _fold(row: ResultRow) -> tuple[object, ...]:
+    """Return a key that all figures share which a place does not have."""
+    return (row.subject, row.reason) if row.absent and row.nodes else row.place
 
 
 def _either(left: ResultRow | None, right: ResultRow | None) -> ResultRow:
@@ -123,9 +157,11 @@ def _cells(left: ResultRow | None, right: ResultRow | None, *, compared: bool) -
     measured = _value(left) if left else "not measured"
     beside = [_value(right) if right else "not measured", _ratio(left, right)] if compared else []
     least = "" if left is None or left.least is None else _number(left.least, row)
-    verdict = WORDS[left.verdict] if left else ""
+    verdict = "" if left is None or left.absent else WORDS[left.verdict]
     why = _why(left) if left else "the other alone has it"
-    return [name_of(row), _count(row.nodes), _count(row.ranks), measured, *beside, least, verdict, why]
+    figure = "all" if row.absent and row.nodes else _figure(row)
+    counts = [_count(row.nodes), _count(row.ranks)]
+    return [_named(row.subject), figure, *counts, measured, *beside, least, verdict, why]
 
 
 def _ratio(left: ResultRow | None, right: ResultRow | None) -> str:
@@ -140,17 +176,19 @@ def _count(number: int) -> str:
     return str(number) if number else ""
 
 
-def name_of(row: ResultRow) -> str:
-    """Return a figure's name for users."""
-    subject = NAMES.get(row.subject, row.subject.replace("_", " "))
-    if row.stands_for:
-        subject = f"{subject}, a stand-in for {NAMES.get(row.stands_for, row.stands_for)}"
-    size = f" of {row.size_mib} MiB" if row.size_mib else ""
-    return f"{subject}{size}: {METRICS.get(row.metric, row.metric.replace('_', ' '))}"
+def _named(subject: str) -> str:
+    return NAMES.get(subject, subject.replace("_", " "))
+
+
+def _figure(row: ResultRow) -> str:
+    size = f" at {row.size_mib} MiB" if row.size_mib else ""
+    return f"{METRICS.get(row.metric, row.metric.replace('_', ' '))}{size}"
 
 
 def _value(row: ResultRow) -> str:
-    return UNKNOWN if row.value is None else _number(row.value, row)
+    if row.value is None:
+        return "none" if row.absent else UNKNOWN
+    return _number(row.value, row)
 
 
 def _number(value: float, row: ResultRow) -> str:
@@ -162,8 +200,22 @@ def _number(value: float, row: ResultRow) -> str:
 
 
 def _why(row: ResultRow) -> str:
-    parts = (row.reason, row.note, row.tool, f"limit: {row.source}" if row.source else "")
-    return "; ".join(filter(None, parts))
+    place = f"in place of {_named(row.stands_for)}" if row.stands_for and not row.reason else ""
+    return "; ".join(filter(None, (place, row.reason, row.note, row.tool)))
+
+
+def _sources(result: PocResult) -> str:
+    """Return a table of the limits, once for each figure."""
+    limits = {
+        (row.stands_for or row.subject, row.metric, row.least): row for row in result.rows if row.source
+    }
+    rows = [
+        [_named(subject), _figure(row), _number(row.least or 0.0, row), row.source]
+        for (subject, _, _), row in limits.items()
+    ]
+    return report_page.table(
+        ("of", "figure", "at least", "source"), rows, numbers=NUMBERS, ids=("of", "figure")
+    )
 
 
 def _stages(result: PocResult) -> str:
@@ -176,43 +228,43 @@ def _stages(result: PocResult) -> str:
     return f"{table}\n<h2>Given back</h2>\n{report_page.table(('instance', 'next'), back, ids=('instance',))}"
 
 
-def _bars(rows: Sequence[ResultRow]) -> str:
+def _bars(result: PocResult) -> str:
     """Return a picture of the scaling efficiency, with a line at 100 %; empty without any."""
-    known = [row for row in rows if row.metric == EFFICIENCY and row.value is not None]
+    known = [row for row in result.rows if row.metric == EFFICIENCY and row.value is not None]
     if not known:
         return ""
-    drawn = "".join(_bar(number, row) for number, row in enumerate(known))
+    unit = RANKS if result.facts["device"] == PROCESSORS else GPUS
+    drawn = "".join(_bar(number, row, unit) for number, row in enumerate(known))
     height, full = ROW * len(known), WIDTH / FULL
     line = (
         f'<line x1="{full:.0f}" x2="{full:.0f}" y1="0" y2="{height}" stroke="#555" stroke-dasharray="4 3"/>'
     )
     caption = "<figcaption>Scaling efficiency against one GPU; the line is 100 %.</figcaption>"
     label = "Scaling efficiency"
-    view = f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" font-size="13"'
+    view = f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" font-size="15"'
     box = f"<svg {view}>{drawn}{line}</svg>"
     return f"<figure>{box}{caption}</figure>"
 
 
-def _bar(number: int, row: ResultRow) -> str:
+def _bar(number: int, row: ResultRow, unit: str) -> str:
     value = row.value or 0.0
     top, width = number * ROW, WIDTH * min(value, FULL) / FULL
     colour = COLOURS.get(row.verdict, OTHER_COLOUR)
-    subject = NAMES.get(row.subject, row.subject.replace("_", " "))
-    text = escape(f"{subject}, {row.ranks} GPUs of {row.nodes} instances: {value:.0%}, {WORDS[row.verdict]}")
+    where = f"{row.ranks} {unit}, {row.nodes} instances" if row.nodes > 1 else f"{row.ranks} {unit}"
+    text = escape(f"{_named(row.subject)}, {where}: {value:.0%}, {WORDS[row.verdict]}")
     return (
-        f'<text x="0" y="{top + LABEL - 5}">{text}</text>'
+        f'<text x="0" y="{top + LABEL - 6}">{text}</text>'
         f'<rect x="0" y="{top + LABEL}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>'
     )
 
 
 def listing(result: PocResult, other: PocResult | None = None) -> Listing:
     """Return the rows for a terminal."""
-    heads = HEADS if other is None else (*HEADS[:4], "other", "ratio", *HEADS[4:])
     columns = tuple(
-        Column(head, "right" if head in NUMBERS else "left", wraps=head in (HEADS[0], HEADS[-1]))
-        for head in heads
+        Column(head, "right" if head in NUMBERS else "left", wraps=head in WRAPPED)
+        for head in _heads(result, other)
     )
     table = Listing(columns, result.name)
-    for left, right in side_by_side(result.rows, other.rows if other else ()):
+    for left, right in _pairs(result, other):
         table.add_row(*_cells(left, right, compared=other is not None))
     return table

@@ -10,7 +10,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
-from gpu_fleet_image.console.poc.limits import BETWEEN_NODES, IN_NODE, Limits
+from gpu_fleet_image.console.poc.limits import BETWEEN_NODES, IN_NODE, Limit, Limits
 from gpu_fleet_image.console.poc.measured import Measurement
 
 SAMPLES, EFFICIENCY, PER_USD, BUS = "samples_per_s", "efficiency", "samples_per_usd", "bus_bandwidth"
@@ -36,6 +36,7 @@ class ResultRow:
         least: its limit; None for none.
         source: of the limit.
         reason: why the verdict is unknown, or why there is no figure.
+        absent: the instances have none, so there is nothing to judge.
     """
 
     subject: str
@@ -52,6 +53,7 @@ class ResultRow:
     tool: str = ""
     stands_for: str = ""
     note: str = ""
+    absent: bool = False
 
     @property
     def place(self) -> tuple[str, str, int, int, int]:
@@ -75,36 +77,37 @@ def judged(
     rows: list[ResultRow] = []
     met: set[str] = set()
     for measurement in measurements:
-        for row, absent, low in _derived(measurement, measurements, price, ranks_per_node):
+        for row, low in _derived(measurement, measurements, price, ranks_per_node):
             key = _limit_key(row)
-            rows.append(_with_verdict(row, key, limits, absent=absent, lower_bound=low))
-            met |= {key} if absent or rows[-1].least is not None else set()
-    return [*rows, *(_never_measured(key, limits) for key in limits if key not in met)]
+            rows.append(_with_verdict(row, key, limits, lower_bound=low))
+            met |= {key} if row.absent or rows[-1].least is not None else set()
+    unmet = (key for key in limits if key not in met)
+    return [*rows, *(_never_measured(key, limits[key], ranks_per_node) for key in unmet)]
 
 
 def _derived(
     measurement: Measurement, others: Sequence[Measurement], price: Decimal | None, ranks_per_node: int
-) -> Iterator[tuple[ResultRow, bool, bool]]:
+) -> Iterator[tuple[ResultRow, bool]]:
     """Yield a measured figure, and of samples per second the efficiency and samples per dollar.
 
-    Each with two words: the stack has none by its settings, and the figure is a lower bound.
+    Each with one word: the figure is a lower bound.
     """
     row = ResultRow(
         **{
             name: getattr(measurement, name)
             for name in ("subject", "metric", "nodes", "ranks", "size_mib", "value", "unit")
         },
-        **{name: getattr(measurement, name) for name in ("tool", "stands_for")},
+        **{name: getattr(measurement, name) for name in ("tool", "stands_for", "absent")},
         reason=measurement.note if measurement.value is None else "",
         note="" if measurement.value is None else measurement.note,
     )
-    yield row, measurement.absent, measurement.lower_bound
+    yield row, measurement.lower_bound
     if measurement.metric != SAMPLES:
         return
     if measurement.ranks > 1:
-        yield _efficiency(row, others), False, False
+        yield _efficiency(row, others), False
     if measurement.ranks == measurement.nodes * ranks_per_node:
-        yield _per_usd(row, price), False, False
+        yield _per_usd(row, price), False
 
 
 def _efficiency(row: ResultRow, others: Sequence[Measurement]) -> ResultRow:
@@ -145,9 +148,9 @@ def _limit_key(row: ResultRow) -> str:
     return f"{subject}.{row.metric}"
 
 
-def _with_verdict(row: ResultRow, key: str, limits: Limits, *, absent: bool, lower_bound: bool) -> ResultRow:
+def _with_verdict(row: ResultRow, key: str, limits: Limits, *, lower_bound: bool) -> ResultRow:
     limit = limits.get(key)
-    if limit is None or absent or (row.metric == BUS and row.size_mib != JUDGED_MIB):
+    if limit is None or row.absent or (row.metric == BUS and row.size_mib != JUDGED_MIB):
         return row
     row = replace(row, least=limit.least, source=limit.source)
     passes = row.value is not None and row.value >= limit.least * (1 - TOLERANCE)
@@ -155,19 +158,16 @@ def _with_verdict(row: ResultRow, key: str, limits: Limits, *, absent: bool, low
     if row.stands_for:
         unknown = unknown or f"a small stand-in for {row.stands_for}"
     elif lower_bound and not passes:
-        unknown = unknown or f"at least this; {row.tool} may itself be the limit: install fio"
+        unknown = unknown or f"at least this; {row.tool} may itself be the limit, not the disk"
     if row.value is None or unknown:
         return replace(row, verdict=RowVerdict.UNKNOWN, reason=unknown)
     return replace(row, verdict=RowVerdict.PASS if passes else RowVerdict.FAIL)
 
 
-def _never_measured(key: str, limits: Limits) -> ResultRow:
+def _never_measured(key: str, limit: Limit, ranks_per_node: int) -> ResultRow:
+    """Return the row of a limit without a figure; one GPU alone has nothing to share inside its instance."""
     subject, _, metric = key.partition(".")
-    limit = limits[key]
-    return ResultRow(
-        *(subject, metric, 0, 0, 0, None, ""),
-        verdict=RowVerdict.UNKNOWN,
-        least=limit.least,
-        source=limit.source,
-        reason="not measured",
-    )
+    row = ResultRow(*(subject, metric, 0, 0, 0, None, ""), least=limit.least, source=limit.source)
+    if ranks_per_node == 1 and metric.endswith(IN_NODE):
+        return replace(row, reason="an instance has one GPU", absent=True)
+    return replace(row, verdict=RowVerdict.UNKNOWN, reason="not measured")

@@ -22,6 +22,7 @@ from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.runs import Job, NodeState, Phase
 from tests.image.moto_fleet import budget_json, policy_json, pool_policy
 
+MOVER_TAKES = 2  # waits from a request to its instances
 BEGAN = datetime(2026, 11, 26, 12, tzinfo=UTC)
 CALLER = "users/ada"
 CAPACITY = {"groups": ["train"], "max_size": 4, "spare": 0, "together": False, "scale_out_alarms": []}
@@ -67,6 +68,8 @@ class PlayedCloud:
     jobs: dict[str, tuple[Job, int]] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
+    asked: dict[str, int] = field(default_factory=dict)
+    withdrawn: set[str] = field(default_factory=set)
 
     def wait(self, seconds: float) -> None:
         """Time passes; the mover fills what is open."""
@@ -79,13 +82,21 @@ class PlayedCloud:
             event()
 
     def _moved(self, key: str, request: Request) -> Request:
+        """The mover's next word; of what is withdrawn one instance has started already."""
+        if key in self.withdrawn:
+            return replace(request, fate=Fate.FAILED, reason="withdrawn", instances=self._started(key, 1))
+        if self.waits - self.asked.setdefault(key, self.waits - 1) < MOVER_TAKES:
+            return request
         if len(self.there) + request.count > self.room:
             return replace(request, fate=Fate.FAILED, reason="no room in any zone")
-        names = [f"i-{len(self.there) + number}" for number in range(request.count)]
+        return replace(request, fate=Fate.FILLED, instances=self._started(key, request.count))
+
+    def _started(self, key: str, count: int) -> tuple[str, ...]:
+        names = tuple(f"i-{len(self.there) + number}" for number in range(count))
         for name in names:
             tags = {"gpu-fleet:taken": key, "gpu-fleet:stack": "test", "gpu-fleet:pool": "train"}
             self.there[name] = Instance(name, "g5.xlarge", "running", self.now, tags)
-        return replace(request, fate=Fate.FILLED, instances=tuple(names))
+        return names
 
     def fleet(self) -> Inventory:
         """What the cloud lists."""
@@ -114,8 +125,8 @@ class PlayedDesk(Desk):
         return key
 
     def withdraw(self, key: str, caller: str) -> None:
-        request = self.cloud.requests[key]
-        self.cloud.requests[key] = replace(request, fate=Fate.FAILED, reason=f"withdrawn by {caller}")
+        del caller
+        self.cloud.instances.withdrawn.add(key)
 
     def fate(self, key: str) -> Request | None:
         return self.cloud.requests[key]

@@ -59,7 +59,7 @@ def test_each_number_of_instances_is_measured_with_those_of_the_one_before():
 @pytest.mark.parametrize(
     ("event", "outcome"), [(fail, "failed"), (interrupt, "interrupted"), (be_terminated, "interrupted")]
 )
-@given(at=st.integers(1, 16))
+@given(at=st.integers(1, 22))
 def test_every_instance_is_given_back_whenever_it_ends(event, outcome, at):
     cloud = PlayedCloud(events={at: event})
     poc = campaign(cloud)

@@ -88,3 +88,21 @@ def test_wrong_words_are_one_message(case):
 
     assert said.exit_code == 2
     assert message in said.output
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_taken(tmp_path):
+    (tmp_path / "file").touch()
+
+    said = CliRunner().invoke(
+        main, ["poc", "train", "--max-usd", "9", "--to", str(tmp_path / "file" / "in"), "--stack", "nowhere"]
+    )
+
+    assert said.exit_code == 1
+    assert said.output == f"error: --to {tmp_path}/file/in: Not a directory\n"
+
+
+def test_an_earlier_result_takes_no_words_that_nothing_would_read(tmp_path):
+    said = CliRunner().invoke(main, ["poc", "train", "--result", str(tmp_path / "poc.json")])
+
+    assert said.exit_code == 1
+    assert "takes no POOL, --max-usd or --limits" in said.output

@@ -1,8 +1,9 @@
 """Limits, verdicts, the document and the page of a POC."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.console.poc import limits, result_page
+from gpu_fleet_image.console.poc.campaign import Stage
 from gpu_fleet_image.console.poc.limits import Limit
 from gpu_fleet_image.console.poc.measured import PREFIX, Measurement, parse_log
 from gpu_fleet_image.console.poc.result import COLUMNS, TEXTS, PocResult, read
@@ -18,6 +20,7 @@ from gpu_fleet_image.console.poc.verdicts import RowVerdict, judged
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_jobs.measure.rows import MeasuredRow, print_device, print_row
 
+JSON_PAGE = Path(__file__).parents[4] / "docs/reference/json.md"
 LIMITS = {
     "scratch.random_read": Limit(1000, "the buyer"),
     "all_reduce.between_nodes": Limit(40, "the buyer"),
@@ -41,7 +44,7 @@ def result(*measurements, **facts):
     return PocResult({**dict.fromkeys(TEXTS, ""), **known, **facts}, 1, (1, 2), ("p5.48xlarge",), rows)
 
 
-def verdicts(*measurements, **more):
+def verdicts(*measurements):
     rows = judged(measurements, LIMITS, PRICE, 1)
     return {(row.subject, row.metric, row.nodes): row for row in rows}
 
@@ -62,7 +65,7 @@ CHANGED = {
         IOPS,
         {"value": 999.0, "lower_bound": True},
         RowVerdict.UNKNOWN,
-        "at least this; fio-3.36 may itself be the limit: install fio",
+        "at least this; fio-3.36 may itself be the limit, not the disk",
     ),
     "no figure": (IOPS, {"value": None, "note": "O_DIRECT"}, RowVerdict.UNKNOWN, "O_DIRECT"),
     "none by the stack's settings": (IOPS, {"value": None, "absent": True}, RowVerdict.NONE, ""),
@@ -104,6 +107,15 @@ def test_a_limit_about_which_nothing_was_measured_is_unknown():
 
     assert (row.verdict, row.reason) == (RowVerdict.UNKNOWN, "not measured")
     assert not result(IOPS, small, ALONE, TOGETHER).passed
+
+
+def test_one_gpu_alone_has_nothing_to_share_inside_its_instance():
+    inside = {"gpt2_124m.efficiency_in_node": Limit(0.9, "the buyer")}
+
+    alone, eight = (judged(GOOD, inside, PRICE, gpus)[-1] for gpus in (1, 8))
+
+    assert (alone.verdict, alone.reason, alone.absent) == (RowVerdict.NONE, "an instance has one GPU", True)
+    assert (eight.verdict, eight.reason) == (RowVerdict.UNKNOWN, "not measured")
 
 
 @given(
@@ -235,6 +247,15 @@ def test_a_document_that_cannot_be_read_is_one_message(case, tmp_path):
     assert message in said.output
 
 
+def test_every_key_of_the_document_is_in_the_reference():
+    (line,) = [line for line in JSON_PAGE.read_text().splitlines() if line.startswith("| `poc` |")]
+    document = result(*GOOD).to_json()
+
+    keys = {*document, *document["rows"][0], *(field.name for field in fields(Stage))}
+
+    assert {key for key in keys if f"`{key}`" not in line} == set()
+
+
 def test_two_results_stand_side_by_side(tmp_path):
     here = written(tmp_path / "here.json", result(*GOOD, cloud="aws"))
     slow = [change(each, value=each.value / 2) for each in GOOD]
@@ -258,4 +279,4 @@ def test_the_page_shows_text_as_text_and_what_a_processor_measured_as_no_proof()
     assert "<script>" not in page
     assert "<b>" not in page
     assert "There is no GPU" in page
-    assert "GPT-2 124M, 2 GPUs of 2 instances: 85%, pass" in page
+    assert "GPT-2 124M, 2 ranks, 2 instances: 85%, pass" in page

@@ -81,6 +81,7 @@ def test_two_instances_are_measured_one_by_one_together_and_given_back(fleet, wo
 
     assert said.exception is None or isinstance(said.exception, SystemExit), said.exception
     result = json.loads((tmp_path / "poc.json").read_text())
+    assert json.loads(said.stdout) == result  # and nothing else on standard output
     assert (result["outcome"], result["reason"]) == ("complete", ""), said.output
     figures = {(row["subject"], row["metric"], row["nodes"]): row for row in result["rows"]}
     assert figures["all_reduce", "bus_bandwidth", 2]["value"] > 0
@@ -99,4 +100,4 @@ def test_two_instances_are_measured_one_by_one_together_and_given_back(fleet, wo
         for tag in instance["Tags"]
     }
     assert "gpu-fleet:give-back" in tags
-    assert "a stand-in for GPT-2 124M" in (tmp_path / "poc.html").read_text()
+    assert "in place of GPT-2 124M" in (tmp_path / "poc.html").read_text()
