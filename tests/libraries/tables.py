@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from tfrecord import TFRecordWriter
 
+from gpu_fleet.core import config
+from gpu_fleet.core.errors import DataError
+from gpu_fleet.data.tables import open_table
 from tests.training.commands import tried_alone
 from tests.training.data.test_user_code import example
 from tests.training.examples import changed, gpt_table, train_on
@@ -128,6 +131,26 @@ def test_a_column_of_numbers_is_learned_by_an_own_loss(kind, tmp_path):
         file.write_text("".join(f"{json.dumps(house)}\n" for house in houses))
 
     exactly_resumed("own_table", {"path": str(file)}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a": '{"day": "2026-01-31"}'}, "'day' of ROOT is of type timestamp[s], which becomes no tensor"),
+        ({"a": '{"ids": [1, null]}'}, "'ids' of ROOT has 30 rows without a value; leave them out"),
+        ({"train": '{"x": 1}', "val": ""}, "val.jsonl has no rows, so val would be empty"),
+        ({"a": '{"x": 1}', "b": '{"y": 1.5, "x": "n"}'}, "its files differ in their columns or types"),
+    ],
+    ids=["a day", "a list with a gap", "an empty split", "two tables"],
+)
+def test_rows_that_would_be_left_out_or_bent_are_named(files, message, tmp_path):
+    for name, row in files.items():
+        (tmp_path / f"{name}.jsonl").write_text(f"{row}\n" * 30 if row else "")
+
+    with pytest.raises(DataError) as refused:
+        [open_table(config.Data(path=str(tmp_path)), split, None) for split in ("train", "val")]
+
+    assert message in str(refused.value).replace(str(tmp_path), "ROOT")
 
 
 def test_tfrecord_files_are_read_by_an_example(tmp_path):

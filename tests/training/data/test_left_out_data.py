@@ -108,6 +108,18 @@ FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
         linked("train/cat/9.png", "nowhere"),
         "1 links that lead nowhere, as ROOT/train/cat/9.png",
     ),
+    "a link to itself": (
+        linked("train/cat/9.png", "9.png"),
+        "1 links that lead nowhere, as ROOT/train/cat/9.png",
+    ),
+    "a class with an unseen character": (
+        only(*SPLIT, "train/cat\u200b"),
+        r"'cat' and 'cat\u200b' differ only in spelling",
+    ),
+    "no pictures at all": (
+        lambda: Path("labels.csv").touch(),
+        "ROOT/train: is missing, and ROOT holds labels.csv; an image data set has train/CLASS",
+    ),
     "a link upwards": (linked("train/cat/up", "../.."), "1 links to a folder above, as ROOT/train/cat/up"),
     "an empty folder beside": (beside("val/bird/"), "1 folders without pictures, as ROOT/val/bird"),
     "an empty class": (beside("train/bird/"), "train/bird: holds no pictures, so its class would be empty"),
@@ -176,7 +188,7 @@ def test_what_a_folder_of_pictures_holds_is_read_counted_or_refused(name, tmp_pa
     monkeypatch.chdir(tmp_path)
     lay()
 
-    assert expected in census_of(tmp_path, held_out=0.5)
+    assert expected in census_of(tmp_path, **({} if Path("train").exists() else {"held_out": 0.5}))
 
 
 def test_what_is_left_out_is_said_once_and_is_in_the_result(digits, tmp_path, caplog):
@@ -253,6 +265,17 @@ def test_a_picture_whose_orientation_cannot_be_read_is_read_as_it_is_stored(mark
     content = encoded(Image.new("RGB", (4, 6), "red"), "JPEG", exif=mark)
 
     assert pixels(content).shape == (6, 4, 3)
+
+
+def test_a_picture_in_its_transparency_alone_is_no_sample():
+    shape = np.zeros((8, 8, 4), np.uint8)
+    shape[2:4, :, 3] = 255
+    coloured = shape.copy()
+    coloured[0, 0, 0] = 9
+
+    with pytest.raises(CorruptSampleError, match="is of one colour without its transparency"):
+        pixels(encoded(Image.fromarray(shape), "PNG"))
+    assert pixels(encoded(Image.fromarray(coloured), "PNG"), image_size=8).shape == (8, 8, 3)
 
 
 def test_what_is_no_picture_is_no_sample():
@@ -392,7 +415,11 @@ TARS: dict[str, tuple[Callable[[tarfile.TarFile], object], str]] = {
     "a lonely picture": (lambda tar: member(tar, "9.jpg", b"1"), "sample 9 lacks its .cls"),
     "the class of a word": (
         lambda tar: pair(tar, b"cat"),
-        "9.cls is no class: a whole number from 0 on",
+        "9.cls is no class: a whole number from 0 to 999999 is one",
+    ),
+    "a class of too many": (
+        lambda tar: pair(tar, b"99999999999"),
+        "9.cls is no class: a whole number from 0 to 999999 is one",
     ),
     "a class that is left out": (
         lambda tar: pair(tar, b"3"),

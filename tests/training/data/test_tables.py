@@ -11,9 +11,11 @@ from PIL import Image
 
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import DataError
+from gpu_fleet.core.user_code import Parts
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
 from gpu_fleet.data.images import decode
+from gpu_fleet.data.opening import open_data
 from gpu_fleet.data.tables import damaged_line, table_files
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on
@@ -94,6 +96,8 @@ def test_the_files_of_a_table_are_sorted_by_split(names, splits, tmp_path):
         ),
         (["state.json", "data-0.arrow", "a.jsonl"], "save_to_disk wrote it, and a.jsonl is beside its files"),
         (["val.jsonl", "test.jsonl"], "has test and val, and no train"),
+        (["train.jsonl", "trainer_log.jsonl"], "trainer_log.jsonl beside files of train"),
+        (["a=1/0.jsonl"], "the value in the name of the folder a=1 would not be read; write it as a column"),
         (["train.jsonl", "training_runs/test.jsonl"], "test.jsonl says test and train: put it into a folder"),
     ],
     ids=str,
@@ -189,6 +193,36 @@ def test_what_is_no_picture_is_no_sample(picture, options, why):
 
     with pytest.raises(CorruptSampleError, match=why):
         decode(out.getvalue(), config.Data(path="x"), False, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("kind", ["images", "tokens"])
+@pytest.mark.parametrize("key", ["held_out", "split_seed"])
+def test_keys_of_a_split_are_refused_for_data_that_have_splits(kind, key, digits, tokens):
+    root = digits if kind == "images" else tokens
+    settings = config.Data(path=str(root), **{key: 1})
+
+    with pytest.raises(DataError, match=rf"data\.{key} = 1(\.0)?: is for data without splits, and"):
+        open_split(settings, describe(root), "train")
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("images", "tokens"),
+        ("tokens", "images, as it has no dataset.json, which `prepare` writes"),
+        ("text", "table"),
+    ],
+)
+def test_another_kind_of_data_than_was_set_is_named(kind, found, tokens, unsplit, tmp_path):
+    (tmp_path / "table.jsonl").write_bytes(ROW)
+    root = {"tokens": tokens, "table": tmp_path / "table.jsonl"}.get(found, unsplit)
+    settings = config.from_table(resnet_table(root, tmp_path / "run"), "here")
+    settings = settings.model_copy(update={"data": config.Data(path=str(root), kind=kind)})
+
+    with pytest.raises(DataError) as refused:
+        open_data(settings, Parts())
+
+    assert f"data.kind = '{kind}': {root} is of kind {found}; leave data.kind out" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,8 @@ class Data(Section):
     def one_source(self) -> Self:
         if bool(self.path) == bool(self.name):
             raise ValueError(f"set one of path (now {self.path!r}) and name (now {self.name!r})")
-        of_other = ("columns", "kind", "image_size", "augmentation") if self.name else ("options",)
+        of_path = ("columns", "kind", "image_size", "augmentation", "held_out", "split_seed")
+        of_other = of_path if self.name else ("options",)
         _refuse(self, of_other, f"is for data.{'path' if self.name else 'name'}")
         return self
 

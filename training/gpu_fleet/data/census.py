@@ -19,6 +19,7 @@ SPECIAL = "devices, pipes and sockets"
 LOOPS = "links to a folder above"
 TWICE = "folders that are links to another one of these data"
 OTHERS = "files of other kinds"
+UNSEEN = "Cf"  # category of Unicode: characters without a look, such as a zero-width space
 ZEROS = re.compile(r"^([+-]?\d+)\.0+$")  # a whole number that was written as a real one
 
 
@@ -96,30 +97,50 @@ def _is_known(folder: Path, seen: dict[tuple[int, int], str]) -> bool:
 
 
 def entries(root: Path, census: Census) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder, sorted by name, without hidden ones; raises DataError."""
+    """Return the entries of a folder, sorted by name, without hidden ones and links to themselves.
+
+    Raises DataError.
+    """
     try:
         with os.scandir(root) as scanned:
             listed = sorted(scanned, key=lambda entry: entry.name)
     except OSError as error:
         raise DataError(f"{shown(root)}: cannot be read: {error.strerror}") from error
+    kept = []
     for entry in listed:
         if is_hidden(entry.name):
             census.leave(HIDDEN, entry.path)
-    return [entry for entry in listed if not is_hidden(entry.name)]
+        elif _leads_to_itself(entry):
+            census.leave(DANGLING, entry.path)
+        else:
+            kept.append(entry)
+    return kept
+
+
+def _leads_to_itself(entry: os.DirEntry[str]) -> bool:
+    try:
+        entry.is_dir()
+    except OSError:
+        return True
+    return False
 
 
 def check_apart(names: Iterable[str], what: str) -> None:
-    """Raise DataError if two names differ only by case, spaces, Unicode form, or zeros after a point."""
+    """Raise DataError if two names differ only in a way that is hard to see.
+
+    That is case, spaces, Unicode form, characters without a look, or zeros after a point.
+    """
     known: dict[str, str] = {}
     for name in names:
         other = known.setdefault(_folded(name), name)
         if other != name:
             raise DataError(
-                f"{what} {shown(other)!r} and {shown(name)!r} differ only in spelling, and would be two "
+                f"{what} '{shown(other)}' and '{shown(name)}' differ only in spelling, and would be two "
                 "classes: spell both alike, or rename one"
             )
 
 
 def _folded(name: str) -> str:
-    plain = unicodedata.normalize("NFC", name.strip())
+    seen = "".join(sign for sign in name if unicodedata.category(sign) != UNSEEN)
+    plain = unicodedata.normalize("NFC", seen.strip())
     return plain if len(plain) == 1 else ZEROS.sub(r"\1", plain.casefold())  # `a` and `A` may be two letters

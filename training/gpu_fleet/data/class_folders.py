@@ -1,6 +1,5 @@
 """Folders of pictures, one for each class: the search for classes and their pictures."""
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
@@ -67,10 +66,17 @@ def class_names(folder: Path) -> tuple[str, ...]:
     """Return the names of the class folders of a split, sorted; raises DataError without the folder."""
     if not folder.is_dir():
         raise DataError(
-            f"{folder}: is missing; an image data set has train/CLASS/*.png and val/CLASS/*.png, a table is "
-            "*.parquet, *.jsonl or *.jsonl.gz"
+            f"{folder}: is missing{_found_in(folder.parent)}; an image data set has train/CLASS/*.png and "
+            "val/CLASS/*.png, a table is *.parquet, *.jsonl or *.jsonl.gz; `prepare` converts others"
         )
     return tuple(entry.name for entry in entries(folder, Census()) if entry.is_dir())
+
+
+def _found_in(root: Path) -> str:
+    """Return words for the first files of a folder; empty if it is empty, or not there."""
+    names = [entry.name for entry in entries(root, Census())] if root.is_dir() else []
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f", and {shown(root)} holds {shown(names[0])}{more}" if names else ""
 
 
 def _check_one_data_set(root: Path, names: Sequence[str]) -> None:
@@ -101,12 +107,11 @@ def _check_one_data_set(root: Path, names: Sequence[str]) -> None:
 def _folders_without_pictures(folder: Path) -> set[str]:
     """Return the names of the folders in a folder; none if it has a picture."""
     names = set()
-    with os.scandir(folder) as scanned:
-        for entry in scanned:
-            if entry.is_dir() and not is_hidden(entry.name):
-                names.add(entry.name)
-            elif is_picture(entry.name):
-                return set()
+    for entry in entries(folder, Census()):
+        if entry.is_dir():
+            names.add(entry.name)
+        elif is_picture(entry.name):
+            return set()
     return names
 
 

@@ -158,6 +158,16 @@ def split_of(size: int, settings: config.Data, training: bool) -> Array:
     return np.sort(order[held_out:] if training else order[:held_out])
 
 
+def check_split_keys(settings: config.Data) -> None:
+    """Raise DataError if keys about held-out samples are set for data that have splits of their own."""
+    for key in ("held_out", "split_seed"):
+        if (value := getattr(settings, key)) != config.Data.model_fields[key].default:
+            raise DataError(
+                f"data.{key} = {value}: is for data without splits, and {settings.path} has its own; "
+                "leave it out"
+            )
+
+
 def split_problem(size: int, settings: config.Data, training: bool) -> str:
     """Return the message about a split that got none of `size` samples, with values that would work."""
     split = "training" if training else "val"
@@ -179,14 +189,28 @@ def content_of(description: Description) -> bytes:
     return (json.dumps(asdict(description), indent=1) + "\n").encode()
 
 
+def check_kind(settings: config.Data, kind: str) -> None:
+    """Raise DataError if data.kind names another kind than `kind`, that of the data."""
+    if settings.kind not in ("auto", kind):
+        has_none = kind == "images" and not (Path(settings.path) / DESCRIPTION).exists()
+        why = ", as it has no dataset.json, which `prepare` writes" if has_none else ""
+        raise DataError(
+            f"data.kind = {settings.kind!r}: {settings.path} is of kind {kind}{why}; leave data.kind out"
+        )
+
+
 def open_split(settings: config.Data, description: Description, split: str) -> Dataset:
     """Open the data set of `split` ("train" or "val"); raises DataError if it is missing or empty.
 
     Each module of OPENERS has `open_split(folder, description, settings, training) -> Dataset`.
     """
-    kind = description.kind if settings.kind == "auto" else settings.kind
+    kind = description.kind
     if kind not in OPENERS:
-        raise DataError(f"data.kind = {kind!r}: no reader{suggestion(kind, OPENERS)}")
+        raise DataError(
+            f"{settings.path}/{DESCRIPTION}: kind {kind!r} has no reader{suggestion(kind, OPENERS)}"
+        )
+    if kind != "images":
+        check_split_keys(settings)
     if is_bucket(settings.path) and kind != "shards":
         raise DataError(
             f"data.path = {settings.path!r}: shards and records are read from a bucket, not {kind}; "

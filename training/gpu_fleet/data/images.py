@@ -20,6 +20,7 @@ from gpu_fleet.data.dataset import (
     Array,
     CorruptSampleError,
     Description,
+    check_split_keys,
     split_of,
     split_problem,
 )
@@ -57,6 +58,7 @@ def open_split(
     if not training and folder.is_dir() and folder.samefile(split_folder(root, "train")):
         raise DataError(f"{shown(folder)}: is the folder of train: no picture would be held out")
     if folder.is_dir() or not is_unsplit(root):
+        check_split_keys(settings)
         return ImageFolder(folder, description.classes, settings, training)
     pictures = ImageFolder(root, description.classes, settings, training)
     kept = split_of(len(pictures), settings, training)
@@ -201,7 +203,20 @@ def pixels_of(content: bytes, settings: config.Data, training: bool, chance: np.
             return _cut(picture, _random_box(size, chance), settings.image_size or size[0])
         if settings.image_size:
             return _cut(picture, _middle_box(upright_size(picture), settings.image_size), settings.image_size)
-        return np.asarray(_upright(picture).convert("RGB"))
+        return np.asarray(_of_colours(_upright(picture)))
+
+
+def _of_colours(picture: Image.Image) -> Image.Image:
+    """Return the red, green and blue of a picture, without its transparency.
+
+    Raises CorruptSampleError for a picture that would be of one colour, such as a logo or a glyph.
+    """
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    *colours, transparency = picture.convert("RGBA").getextrema()
+    if all(low == high for low, high in colours) and transparency[0] != transparency[1]:
+        raise CorruptSampleError("is of one colour without its transparency; put it on a background")
+    return picture.convert("RGB")
 
 
 def augmented(array: Array, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
@@ -254,4 +269,4 @@ def _cut(picture: Image.Image, box: Box, side: int) -> Array:
         min(box[2] * across, upright.width),
         min(box[3] * down, upright.height),
     )
-    return np.asarray(upright.convert("RGB").resize((side, side), Image.Resampling.BILINEAR, box=scaled))
+    return np.asarray(_of_colours(upright).resize((side, side), Image.Resampling.BILINEAR, box=scaled))

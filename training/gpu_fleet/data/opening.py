@@ -8,7 +8,7 @@ from gpu_fleet.core.errors import ConfigError, DataError
 from gpu_fleet.core.user_code import Parts
 from gpu_fleet.data.bucket import BucketSource
 from gpu_fleet.data.census import Census, shown
-from gpu_fleet.data.dataset import Dataset, Description, describe, is_bucket, open_split
+from gpu_fleet.data.dataset import Dataset, Description, check_kind, describe, is_bucket, open_split
 from gpu_fleet.data.loader import reader_processes
 from gpu_fleet.data.own_data import ENDLESS, OwnData, Stream, open_own, open_records
 from gpu_fleet.data.tables import is_table, open_table
@@ -37,6 +37,8 @@ def open_data(
         described = BucketSource(chosen.path, chosen.endpoint, chosen.retry_s).description()
     elif own.data is None and not is_table(root):
         described = describe(root)
+    if own.data is None:
+        check_kind(chosen, described.kind if described is not None else "table")
     if described is not None and described.kind != RECORDS:
         return described, open_split(chosen, described, "train"), open_split(chosen, described, "val")
     training: OwnData | None
@@ -96,20 +98,14 @@ def check_keys_of_kind(settings: config.Data, description: Description) -> None:
             )
 
 
-def kind_of(settings: config.Data, description: Description) -> str:
-    """Return data.kind, or for "auto" the kind in the description of the data."""
-    return description.kind if settings.kind == "auto" else settings.kind
-
-
 def with_readers(
     settings: config.Config, description: Description, training: Dataset | OwnData
 ) -> config.Config:
     """Return the configuration with a default number of reader processes, if it sets none."""
     if settings.data.workers is not None:
         return settings
-    kind = kind_of(settings.data, description)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    workers = reader_processes(kind, len(os.sched_getaffinity(0)), ranks_here)
+    workers = reader_processes(description.kind, len(os.sched_getaffinity(0)), ranks_here)
     if isinstance(training, Stream):  # only one process can read it
         workers = 0
     return settings.model_copy(update={"data": settings.data.model_copy(update={"workers": workers})})

@@ -14,15 +14,17 @@ from gpu_fleet.core.errors import ConfigError, DataError, MissingPackageError
 from gpu_fleet.core.user_code import Own
 from gpu_fleet.data.census import OTHERS, TWICE, Census, entries, shown, walked
 from gpu_fleet.data.class_folders import DESCRIPTION, SPLITS, is_picture
-from gpu_fleet.data.dataset import split_of, split_problem
+from gpu_fleet.data.dataset import check_split_keys, split_of, split_problem
 from gpu_fleet.data.own_data import OwnData, adapted
 
 MARKS = ("dataset_dict.json", "state.json")  # files from save_to_disk of Hugging Face's datasets
+CANNOT_CAST = "Couldn't cast"  # of datasets
 SHOWN = 60  # bytes of a damaged line in a message
 UNSPLIT = "rows"  # not "all", which means all splits to the library
 TABLES = {".parquet": "parquet", ".jsonl": "json", ".jsonl.gz": "json"}
 # Rows in a format or compression that is not read.
 UNREAD = re.compile(r"\.(jsonl|parquet|ndjson|csv|tsv|arrow|feather|orc|avro)(\.\w+)?$", re.IGNORECASE)
+NO_TENSOR = re.compile("date|time|duration|decimal")  # Arrow's names of column types
 REAL = ("float", "double", "halffloat")  # Arrow's names of column types
 
 
@@ -104,6 +106,12 @@ def _rows_in(root: Path, census: Census) -> Iterator[Path]:
     """Yield the files of rows; count others in `census`. Raises DataError for rows that are not read."""
     for file in walked(root, census):
         if _kind(file.name):
+            if parted := [part for part in file.relative_to(root).parts[:-1] if "=" in part]:
+                raise _refused(
+                    root,
+                    f"the value in the name of the folder {shown(parted[0])} would not be read; write it as "
+                    "a column",
+                )
             yield file
         elif UNREAD.search(file.name):
             raise _refused(
@@ -141,7 +149,12 @@ def _split_of(file: Path, root: Path) -> tuple[str, Path]:
             f"{shown(file.relative_to(root))} says {' and '.join(splits)}: put it into a folder called "
             f"{', '.join(names[:-1])} or {names[-1]}, or rename it",
         )
-    return (splits[0], Path(*parts[: said.index(splits[0])])) if splits else (UNSPLIT, Path())
+    if not splits:
+        return UNSPLIT, Path()
+    depth = said.index(splits[0])
+    if lower[depth][len(splits[0]) :][:1].isalpha():  # such as trainer_log
+        return UNSPLIT, Path()
+    return splits[0], Path(*parts[:depth])
 
 
 def _kind(name: str) -> str:
@@ -161,7 +174,9 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
     rows = splits[name] if name else None
     for other in splits.keys() - {UNSPLIT, name, *SPLITS["train"]} if split == "val" else ():
         census.leave(f"rows of split {shown(other)}, which is not read", root, len(splits[other]))
-    if rows is None and UNSPLIT in splits:
+    if rows is not None:
+        check_split_keys(settings)
+    elif UNSPLIT in splits:
         kept = split_of(len(splits[UNSPLIT]), settings, training=split == "train")
         rows = splits[UNSPLIT].select(kept) if len(kept) else None
         if rows is None and split == "train":
@@ -177,6 +192,7 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
                 f"data.columns: {column!r} is no column of {root}; it has {', '.join(rows.column_names)}"
             )
     chosen = rows.select_columns(list(settings.columns)) if settings.columns else rows
+    _check_types(chosen, root)
     if collate is None:
         _check_values(chosen, root)
     table = adapted(
@@ -193,18 +209,48 @@ def _check_values(rows: Any, root: Path) -> None:
     """
     for name in rows.column_names:
         column = rows.data.column(name)
-        if column.null_count and str(column.type) not in REAL:
+        missing = column.null_count if str(column.type) not in REAL else 0
+        if missing or (missing := _missing_in_lists(column)):
             raise DataError(
-                f"data.columns: {name!r} of {root} has {column.null_count} rows without a value; leave them "
+                f"data.columns: {name!r} of {root} has {missing} rows without a value; leave them "
                 "out, or set data.collate = 'FILE.py:NAME'"
             )
 
 
-def _with_rows(files: list[Path], census: Census) -> list[Path]:
-    """Return the files that have rows, since datasets cannot read an empty one; count the others."""
+def _missing_in_lists(column: Any) -> int:
+    """Return the number of missing values in the lists of a column, except real numbers."""
+    from pyarrow import types  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
+
+    missing = 0
+    while types.is_list(column.type) or types.is_large_list(column.type):
+        column = column.combine_chunks().flatten()
+        missing = column.null_count if str(column.type) not in REAL else 0
+    return missing
+
+
+def _check_types(rows: Any, root: Path) -> None:
+    """Raise DataError for a column of a type that becomes no tensor."""
+    for name in rows.column_names:
+        kind = str(rows.data.column(name).type)
+        if NO_TENSOR.match(kind):
+            raise DataError(
+                f"data.columns: {name!r} of {root} is of type {kind}, which becomes no tensor; write it as "
+                "numbers or text, or leave it out of data.columns"
+            )
+
+
+def _with_rows(files: list[Path], split: str, census: Census) -> list[Path]:
+    """Return the files that have rows, since datasets cannot read an empty one; count the others.
+
+    Raises DataError if no file of a split has any.
+    """
     empty = [file for file in files if _is_empty(file)]
     for file in empty:
         census.leave("files without rows", file)
+    if len(empty) == len(files) and split != UNSPLIT:
+        raise DataError(
+            f"{shown(empty[0])}: has no rows, so {split} would be empty: fill it, or move it away"
+        )
     return [file for file in files if file not in empty]
 
 
@@ -257,12 +303,19 @@ def _loaded(root: Path, census: Census) -> dict[str, Any]:
     try:
         if files:
             kind = _kind(next(iter(files.values()))[0].name)
-            names = {split: [str(file) for file in _with_rows(some, census)] for split, some in files.items()}
+            names = {
+                split: [str(file) for file in _with_rows(some, split, census)]
+                for split, some in files.items()
+            }
             names = {split: some for split, some in names.items() if some}
             return dict(datasets.load_dataset(kind, data_files=names)) if names else {}
         loaded = datasets.load_from_disk(str(root))
+    except DataError as error:
+        raise _refused(root, str(error)) from error
     except Exception as error:  # the library passes on errors of the readers of its files
         lines = [file for some in files.values() for file in some if _kind(file.name) == "json"]
         reason = damaged_line(lines) or str(error.__cause__ or error).partition("\n")[0]
+        if reason.startswith(CANNOT_CAST):
+            reason = "its files differ in their columns or types: set data.path to one of them"
         raise DataError(f"data.path = {str(root)!r}: cannot be read: {reason}") from error
     return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {UNSPLIT: loaded}

@@ -14,7 +14,6 @@ from gpu_fleet.core.user_code import Own
 from gpu_fleet.core.world import World
 from gpu_fleet.data.dataset import Dataset
 from gpu_fleet.data.loader import IGNORED, Batch, batches
-from gpu_fleet.data.opening import kind_of
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import OwnData
 from gpu_fleet.metrics.flops import Utilisation, utilisation
@@ -158,7 +157,7 @@ def build_model(run: PreparedRun) -> nn.Module:
     else:
         classes, length = description.classes, settings.data.sequence_length
         facts = Facts(len(classes), description.vocabulary, length, classes)
-        kind = kind_of(settings.data, description)
+        kind = description.kind
         model = (
             pretrained.build(
                 chosen.name, chosen.options, facts, kind, weights=chosen.weights, config=chosen.config

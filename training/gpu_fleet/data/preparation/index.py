@@ -15,6 +15,7 @@ from gpu_fleet.data.dataset import Array
 from gpu_fleet.data.preparation.skipped import Skipped
 from gpu_fleet.data.shards import INDEX_DTYPE, RECORDS_DTYPE
 
+DIGITS = 6  # of the number of a class
 BLOCK, TAIL_BYTES = 512, 1 << 20  # unit of a tar; bytes read after its end, which is 10 KB of zeros
 NOT_PLAIN = "links, sparse files and devices in tars"
 NO_PART = "members of tars that are no part of a sample"
@@ -84,7 +85,7 @@ def index_shard(file: Path, number: int, skipped: Skipped) -> Array:
         skipped.add(f"{file}: sample {key} lacks its {'.cls' if key in pictures else 'picture'}")
     for key, place in pictures.items():
         if key in classes and classes[key] is None:
-            skipped.add(f"{file}: {key}.cls is no class: a whole number from 0 on is one")
+            skipped.add(f"{file}: {key}.cls is no class: a whole number from 0 to 999999 is one")
         elif key in classes:
             rows.append((number, *place, classes[key]))
     return np.array(rows, dtype=INDEX_DTYPE)
@@ -92,7 +93,7 @@ def index_shard(file: Path, number: int, skipped: Skipped) -> Array:
 
 def _class(content: bytes) -> int | None:
     text = content.strip()
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdigit() and len(text) <= DIGITS else None
 
 
 def _twice(file: Path, name: PurePosixPath) -> DataError:
