@@ -11,6 +11,7 @@ from gpu_fleet_image.providers.alicloud.instances import instance_of
 from gpu_fleet_stacks.clients import buckets, oss
 from gpu_fleet_stacks.clients.alicloud import Alicloud, expects_a_number, listed
 from gpu_fleet_stacks.clients.errors import CannotCheckError
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.errors import TeardownError
@@ -45,7 +46,9 @@ def connect(stack: Stack, cloud: Alicloud | None = None, s3: Any = None) -> "Ali
             f"the credentials are of account {account}, and {stack.name} is in {stack.account_id}; set"
             f" {KEY_ID} and {SECRET} of that one"
         )
-    return AlicloudStack(stack, asked, s3 or oss.client(stack.region))
+    there = stack.storage.replica_region
+    elsewhere = s3 or (oss.client(there) if there else None)
+    return AlicloudStack(stack, asked, s3 or oss.client(stack.region), elsewhere)
 
 
 class AlicloudStack:
@@ -53,11 +56,13 @@ class AlicloudStack:
 
     Args:
         cloud: makes every call but those to OSS.
+        s3: boto3's client for OSS.
+        elsewhere: the same for ``storage.replica_region``; OSS redirects no other region's client.
     """
 
-    def __init__(self, stack: Stack, cloud: Alicloud, s3: Any) -> None:
+    def __init__(self, stack: Stack, cloud: Alicloud, s3: Any, elsewhere: Any = None) -> None:
         self._stack, self._cloud = stack, cloud
-        self._s3_ask = partial(oss.ask, s3)
+        self._s3_ask, self._ask_elsewhere = partial(oss.ask, s3), partial(oss.ask, elsewhere)
 
     def look(self, resources: Sequence[StateResource], now: datetime) -> Holdings:
         """Return what the stack holds now; change nothing."""
@@ -67,7 +72,13 @@ class AlicloudStack:
         return Holdings(
             instances,
             tuple(
-                store_of(self._stack.name, store, size=self._size, ask=self._s3_ask, absent=ABSENT)
+                store_of(
+                    self._stack.name,
+                    store,
+                    size=self._size,
+                    ask=self._ask_elsewhere if state.is_replica(store) else self._s3_ask,
+                    absent=ABSENT,
+                )
                 for store in stores
             ),
             tuple(
@@ -190,7 +201,9 @@ class AlicloudStack:
 
     def empty(self, bucket: str, note: Note) -> None:
         """Delete every version of every object in a bucket."""
-        buckets.empty(self._s3_ask, bucket, note, in_batches=False)
+        copies = {self._stack.replica_name(kind) for kind in naming.REPLICATED}
+        ask = self._ask_elsewhere if bucket in copies else self._s3_ask
+        buckets.empty(ask, bucket, note, in_batches=False)
 
     def schedule_key_deletion(self, key: StateResource, days: int) -> None:
         """Schedule the key's deletion after so many days; do nothing where it is scheduled already."""

@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.teardown import state
 from gpu_fleet_stacks.teardown.holdings import DataStore, HeldInstance, Holdings
 from gpu_fleet_stacks.teardown.state import StateResource
 
 # Values of `--delete-data`; the first four are buckets, the others file systems.
-KINDS = ("data", "checkpoints", "records", "access-logs", "home", "scratch")
+KINDS = (
+    *("data", "checkpoints", "records", "access-logs", "home", "scratch"),
+    *(f"replica-{kind}" for kind in naming.REPLICATED),
+)
 KEY_WAITS_DAYS, KEY_WAITS_DAYS_PROTECTED = 7, 30
 # Inputs that make the cloud itself refuse a deletion, apart from Pulumi's `protect`.
 GUARDS = ("groupDeletionProtection", "deletionProtection")

@@ -129,7 +129,7 @@ class Teardown:
         resources = self.engine.resources()
         if decided.key_kept or not resources:
             return
-        for key in state.of(resources, state.KEYS):
+        for key in state.outlasting_keys(resources):
             days = key_days(self.stack)
             self.note(f"key {key.id} is deleted in {days} days")
             self.cloud.schedule_key_deletion(key, days)

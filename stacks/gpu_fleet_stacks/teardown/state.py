@@ -19,6 +19,7 @@ FILE_SYSTEMS = frozenset(
     }
 )
 GROUPS = frozenset({"aws:autoscaling/group:Group", "alicloud:ess/scalingGroup:ScalingGroup"})
+REPLICA_KEY = "-replica-key"  # end of the name (replica.py of both clouds)
 KEYS = frozenset({"aws:kms/key:Key", "alicloud:kms/key:Key"})
 ALIASES = frozenset({"aws:kms/alias:Alias", "alicloud:kms/alias:Alias"})
 # Settings of a store, such as its policy: they stay as long as their store does.
@@ -124,6 +125,16 @@ def kept_with(resources: Sequence[StateResource], stores: Collection[str]) -> fr
 def key_parts(resources: Iterable[StateResource]) -> frozenset[str]:
     """Return the URNs of the key and its alias."""
     return frozenset(resource.urn for resource in of(resources, KEYS | ALIASES))
+
+
+def outlasting_keys(resources: Iterable[StateResource]) -> list[StateResource]:
+    """Return the keys that the engine leaves alone: not that of a replica, which has two buckets alone."""
+    return [key for key in of(resources, KEYS) if not key.name.endswith(REPLICA_KEY)]
+
+
+def is_replica(resource: StateResource) -> bool:
+    """Return whether a store stands in ``storage.replica_region``."""
+    return "-replica-" in resource.name
 
 
 def closure(resources: Iterable[StateResource], chosen: Collection[str]) -> frozenset[str]:
