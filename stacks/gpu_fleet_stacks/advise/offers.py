@@ -15,7 +15,7 @@ from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.catalog.instance_types import InstanceType, Price
 from gpu_fleet_stacks.catalog.numbers import AMOUNT, NUMBER
-from gpu_fleet_stacks.catalog.prices import SpotPrice
+from gpu_fleet_stacks.catalog.prices import Interruptions, SpotPrice
 from gpu_fleet_stacks.core.errors import StacksError
 
 FILE = Path(__file__).with_name("vendors.toml")
@@ -36,6 +36,9 @@ class Offer:
         price: for an hour on demand; None where no list has it.
         spot: for an hour on spot, in the region of ``price``; None where no price is published.
         comparison: for comparison only: no stack can use it.
+        nvme_gib: of local disks, 0 for none; None where unknown.
+        interruptions: of spot, in the region of ``spot``; None where nobody publishes them.
+        source: of its facts but the prices.
     """
 
     name: str
@@ -48,18 +51,13 @@ class Offer:
     price: Price | None
     spot: SpotPrice | None
     comparison: bool
+    nvme_gib: int | None = None
+    interruptions: Interruptions | None = None
+    source: str = ""
 
 
 class _Exact(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SourcedFigure(_Exact):
-    """A number about a vendor, with its source; ``of`` where it is a part of a total."""
-
-    value: Annotated[float, Field(ge=0), NUMBER]
-    of: Annotated[float, Field(gt=0), NUMBER] | None = None
-    source: Annotated[str, Field(min_length=10)]
 
 
 class _Instance(_Exact):
@@ -80,20 +78,15 @@ class Vendor(_Exact):
     region: str = ""
     date: datetime.date | None = None
     source: str = ""
-    network: SourcedFigure | None = None
-    service: SourcedFigure | None = None
-    ecosystem: SourcedFigure | None = None
 
 
 class Vendors(_Exact):
     """The whole file.
 
     Attributes:
-        weights: criterion -> its weight, 100 in total.
         vendors: short name -> vendor.
     """
 
-    weights: dict[str, Annotated[int, Field(ge=0), NUMBER]]
     vendors: dict[str, Vendor]
 
 
@@ -102,15 +95,12 @@ def vendors(path: Path = FILE) -> Vendors:
     """Return the file, read once.
 
     Raises:
-        VendorsError: the file cannot be read, is not valid, or its weights do not add up to 100.
+        VendorsError: the file cannot be read, or is not valid.
     """
     try:
-        listed = Vendors.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return Vendors.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
         raise VendorsError(f"{path}: {error}") from error
-    if (total := sum(listed.weights.values())) != 100:  # noqa: PLR2004 - percent
-        raise VendorsError(f"{path}: weights are {total} in all, must be 100")
-    return listed
 
 
 def of_type(kind: InstanceType) -> Offer:
@@ -128,6 +118,9 @@ def of_type(kind: InstanceType) -> Offer:
         price=kind.price,
         spot=spot if there else None,
         comparison=False,
+        nvme_gib=kind.local_nvme_gib,
+        interruptions=prices.load(kind.cloud).interruptions.get(kind.name) if there else None,
+        source=kind.source,
     )
 
 
@@ -155,4 +148,5 @@ def _for_comparison(name: str, vendor: Vendor, row: _Instance) -> Offer:
         price=price,
         spot=None,
         comparison=True,
+        source=vendor.source,
     )
