@@ -1,9 +1,11 @@
 """``gpu-fleet advise --params 7e9 --batch 32 --seq 2048``: needs of a run, and instances for it."""
 
 import datetime
-from collections.abc import Iterator, Sequence
+import difflib
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from operator import attrgetter
+from pathlib import Path
 from typing import get_args
 
 import click
@@ -13,7 +15,8 @@ from rich.text import Text
 from gpu_fleet_image.core import listing
 from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_image.core.shared_options import TABLE, FiniteRange, form_option
-from gpu_fleet_stacks.advise import offers, programs, scorecard
+from gpu_fleet_stacks.advise import indicators, offers, programs, scorecard, scorecard_page
+from gpu_fleet_stacks.advise.demands import DISK, Advice, Demands, advice, profiles
 from gpu_fleet_stacks.advise.plan import (
     FITS,
     GIB,
@@ -22,7 +25,6 @@ from gpu_fleet_stacks.advise.plan import (
     break_even_hours,
     facts,
     months_begun,
-    plans,
     reserved,
 )
 from gpu_fleet_stacks.advise.work import (
@@ -34,12 +36,13 @@ from gpu_fleet_stacks.advise.work import (
     shape_of,
     state_bytes,
 )
-from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.catalog import Cloud, prices, regions
 from gpu_fleet_stacks.catalog.command import GpuModel
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, Money
 from gpu_fleet_stacks.catalog.prices import read_on
 
 PIPE_WIDTH = 170
+NAMED = 3  # types that a line about those left out names
 EIGHT = 8
 
 
@@ -57,6 +60,20 @@ class LargeNumber(click.ParamType[float]):
         if not 1 <= number < float("inf"):
             self.fail(f"{value!r} must be a number of at least 1, such as 7e9", param, ctx)
         return number
+
+
+class RegionName(click.ParamType[str]):
+    """A region of either cloud."""
+
+    name = "region"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse a region that no stack may be in, and name the nearest ones."""
+        known = sorted({name for cloud in Cloud for name in regions.of_cloud(cloud)})
+        if value not in known:
+            near = difflib.get_close_matches(value, known, n=3, cutoff=0)
+            self.fail(f"{value!r}; the nearest are {', '.join(near)}", param, ctx)
+        return value
 
 
 class VendorName(click.ParamType[str]):
@@ -93,6 +110,20 @@ class VendorName(click.ParamType[str]):
 @click.option(
     "--cny-per-usd", type=LargeNumber(), help="To compare prices in yuan with dollars between vendors."
 )
+@click.option("--data-gb", type=LargeNumber(), help="GB of training data on each instance.")
+@click.option("--data-iops", type=click.IntRange(min=1), help="Reads a second from where the data lies.")
+@click.option("--region", type=RegionName(), help="Only there; prices of other regions never stand in.")
+@click.option(
+    "--compliance",
+    type=click.Choice(list(profiles())),
+    help="Only in the regions of this profile of the policy pack.",
+)
+@click.option(
+    "--interconnect",
+    type=FiniteRange(min=0, min_open=True),
+    metavar="GBPS",
+    help="Least Gbit/s of each of several instances.",
+)
 @click.option(
     "--vendor", type=VendorName(), multiple=True, help="Only of this vendor, such as aws; again for more."
 )
@@ -104,7 +135,13 @@ class VendorName(click.ParamType[str]):
     help="Only GPUs whose model has this text, such as H100.",
 )
 @click.option("--top", type=click.IntRange(min=1), help="Only the first rows of the ranking.")
-@click.option("--sources", is_flag=True, help="Say where each number about a vendor is from.")
+@click.option("--sources", is_flag=True, help="List the 23 indicators of the vendors, with their sources.")
+@click.option(
+    "--answers",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML with your own values of indicators, a table for each vendor.",
+)
 @form_option
 def main(
     *,
@@ -120,71 +157,116 @@ def main(
     currency: str,
     reserved_discount: float | None,
     cny_per_usd: float | None,
+    data_gb: float | None,
+    data_iops: int | None,
+    region: str | None,
+    compliance: str | None,
+    interconnect: float | None,
     vendor: tuple[str, ...],
     gpu: str,
     top: int | None,
     sources: bool,
+    answers: Path | None,
     form: str,
 ) -> None:
     """Show what a training run needs, rank the instances that finish it by cost, compare vendors.
 
-    The last line recommends one instance type that a stack can use. With -o csv the ranking alone is printed.
+    The last line recommends one instance type that a stack can use, and says why. With -o csv the
+    ranking alone is printed.
     """
     depth, breadth = shape_of(params)
     total = tokens or TOKENS_PER_PARAMETER * params
     work = Work(params, precision, batch, seq, total, layers or depth, width or breadth)
+    demands = Demands(days, region, compliance, data_gb, data_iops, interconnect)
+    wanted = [offer for offer in offers.offers() if is_wanted(offer, vendor, gpu)]
+    advised = advice(work, demands, currency, wanted)
     most = None if budget is None else Money(Decimal(budget), currency)
-    ranked = [plan for plan in plans(work, days, currency) if is_wanted(plan, vendor, gpu)]
-    if not ranked:
-        hurry = "" if days is None else f" and finishes in {days:g} days"
+    if not advised.plans:
         raise click.ClickException(
-            f"--params = {params:g}: nothing known holds it{hurry}; allow more --days or fewer --tokens, or "
-            "leave out --vendor and --gpu"
+            f"--params = {params:g}: nothing known finishes it: {'; '.join(refusals(advised))}; allow more "
+            "--days or fewer --tokens, or leave out other demands"
         )
-    discount = None if reserved_discount is None else Decimal(str(reserved_discount))
+    rate = None if cny_per_usd is None else Decimal(str(cny_per_usd))
+    cards = scorecard.cards(indicators.known(rate, scorecard.answers(answers) if answers else None))
     if form != TABLE:
-        click.echo(programs.text(work, ranked[:top], most, recommended(ranked, most), form), nl=False)
-        return
-    console = listing.console(PIPE_WIDTH)
-    console.print(needs(work))
-    console.print(ranking(ranked[:top], most, discount))
-    console.print("\n".join(dates_of(ranked[:top], prices.today())))
-    if discount is not None:
-        hours = break_even_hours(discount)
-        console.print(
-            f"a reservation {discount:.0%} below the price pays from {hours:.0f} hours a month; "
-            "it is paid for whole months, used or not"
+        click.echo(
+            programs.text(work, advised.plans[:top], choice(advised.plans, most), cards, form), nl=False
         )
-    console.print(vendors(None if cny_per_usd is None else Decimal(str(cny_per_usd)), sources=sources))
-    console.print(Text(recommendation(ranked, most), style="bold"))
-    if most is not None and not any(affordable(plan, most) in FITS for plan in ranked):
+    else:
+        discount = None if reserved_discount is None else Decimal(str(reserved_discount))
+        console = listing.console(PIPE_WIDTH)
+        console.print(needs(work))
+        console.print(ranking(advised.plans[:top], most, discount))
+        console.print(
+            "\n".join(remarks(advised, advised.plans[:top], discount)), markup=False, highlight=False
+        )
+        console.print(scorecard_page.page(cards, sources=sources))
+        console.print(Text(recommendation(advised.plans, most, demands), style="bold"))
+    if most is not None and not any(affordable(plan, most) in FITS for plan in advised.plans):
         raise click.ClickException(f"--budget = {most}: nothing finishes for that; see the ranking")
 
 
-def is_wanted(plan: Candidate, vendors_wanted: Sequence[str], gpu: str) -> bool:
-    """Return whether the filters leave a plan in."""
-    model = (plan.offer.gpu_model or "").casefold()
-    return (not vendors_wanted or plan.offer.vendor in vendors_wanted) and gpu.casefold() in model
+def remarks(advised: Advice, shown: Sequence[Candidate], discount: Decimal | None) -> Iterator[str]:
+    """Yield what to know about the ranking: what it leaves out, how exact it is, how old its prices are."""
+    yield from refusals(advised)
+    error = facts()["utilisation"]["held_out_error"]
+    yield f"hours are an estimate: of published runs that it had not seen it was up to {error:.0%} off"
+    yield from dates_of(shown, prices.today())
+    if any(plan.data_on == DISK and plan.data_cost is None for plan in shown):
+        yield "without the disks for the data where their price is unknown"
+    if discount is not None:
+        hours = break_even_hours(discount)
+        yield (
+            f"a reservation {discount:.0%} below the price pays from {hours:.0f} hours a month; "
+            "it is paid for whole months, used or not"
+        )
 
 
-def recommended(ranked: Sequence[Candidate], most: Money | None) -> Candidate | None:
-    """Return the first plan that a stack can use and the budget pays for; None where there is none."""
-    usable = (plan for plan in ranked if not plan.offer.comparison and plan.on_demand is not None)
-    return next((plan for plan in usable if most is None or affordable(plan, most) in FITS), None)
+def refusals(advised: Advice) -> Iterator[str]:
+    """Yield why types are left out, with their number and up to three of them."""
+    for reason, names in advised.refused.items():
+        some = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+        yield f"left out, {reason}: {len(names)} ({some})"
 
 
-def recommendation(ranked: Sequence[Candidate], most: Money | None) -> str:
-    """Return the recommended plan in one line."""
-    plan = recommended(ranked, most)
-    if plan is None:
+def is_wanted(offer: offers.Offer, vendors_wanted: Sequence[str], gpu: str) -> bool:
+    """Return whether the filters leave an offer in."""
+    model = (offer.gpu_model or "").casefold()
+    return (not vendors_wanted or offer.vendor in vendors_wanted) and gpu.casefold() in model
+
+
+def choice(plans: Sequence[Candidate], most: Money | None) -> programs.Choice:
+    """Return the cheapest plan that a stack can use and the budget pays for, as far as there is one.
+
+    What fits the budget on demand goes before what fits it on spot alone.
+    """
+    usable = [plan for plan in plans if not plan.offer.comparison and plan.on_demand is not None]
+    paid = [plan for plan in usable if most is None or affordable(plan, most) == FITS[0]]
+    on_spot = not paid and most is not None
+    if on_spot:
+        fitting = (plan for plan in usable if affordable(plan, most) in FITS and plan.spot is not None)
+        paid = sorted(fitting, key=lambda plan: plan.spot.amount if plan.spot else 0)
+    return programs.Choice(most, tuple(paid), on_spot=on_spot)
+
+
+def recommendation(plans: Sequence[Candidate], most: Money | None, demands: Demands) -> str:
+    """Return the recommended plan with its reason in one line."""
+    chosen = choice(plans, most)
+    if (plan := chosen.best) is None:
         return (
             "recommended: none of these, since no stack can use them, no price is public, or none is paid for"
         )
-    spot = "" if plan.spot is None else f", {plan.spot} expected on spot"
+    spot = "" if plan.spot is None else f", {_on_spot(plan)} expected on spot"
+    limit = "" if demands.days is None else f", is done in {demands.days:g} days"
     return (
         f"recommended: {plan.instances} x {plan.offer.name} ({plan.offer.vendor}), {plan.hours:,.1f} hours, "
-        f"{plan.on_demand} on demand{spot}; `gpu-fleet new` writes a stack with --type {plan.offer.name}"
+        f"{plan.on_demand} on demand{spot}; it holds the run{limit} and {chosen.why()}; "
+        f"`gpu-fleet new` writes a stack with --type {plan.offer.name}"
     )
+
+
+def _on_spot(plan: Candidate) -> str:
+    return f"{'at least ' if plan.spot_at_least else ''}{plan.spot}"
 
 
 def needs(work: Work) -> RenderableType:
@@ -206,14 +288,14 @@ def needs(work: Work) -> RenderableType:
     )
 
 
-def ranking(ranked: list[Candidate], most: Money | None, discount: Decimal | None) -> Listing:
+def ranking(ranked: Sequence[Candidate], most: Money | None, discount: Decimal | None) -> Listing:
     """Return the plans in one table for all vendors; amounts of two currencies are never compared.
 
     Args:
         discount: a reservation's discount; None for no column of reservations.
     """
     share = facts()["utilisation"]["decoder"]
-    words = ("type", "of", "spread", "prices of")
+    words = ("type", "of", "spread", "data on", "prices of")
     wrapped = ("of", "spread", "reserved, whole months")
     headings = [
         "type",
@@ -226,12 +308,16 @@ def ranking(ranked: list[Candidate], most: Money | None, discount: Decimal | Non
         "on demand",
         "spot, expected",
     ]
-    amounts = [attrgetter("on_demand"), attrgetter("spot")]
+    amounts: list[Callable[[Candidate], object]] = [
+        attrgetter("on_demand"),
+        lambda plan: None if plan.spot is None else _on_spot(plan),
+    ]
     if any(plan.spot_p90 for plan in ranked):
         headings.append("spot, 90th percentile")
         amounts.append(attrgetter("spot_p90"))
     headings += ["reserved, whole months"] if discount is not None else []
-    headings += ["in the budget", "prices of"]
+    placed = any(plan.data_on for plan in ranked)
+    headings += [*(["in the budget"] if most else []), *(["data on"] if placed else []), "prices of"]
     columns = (
         Column(heading, "left" if heading in words else "right", wraps=heading in wrapped)
         for heading in headings
@@ -249,7 +335,8 @@ def ranking(ranked: list[Candidate], most: Money | None, discount: Decimal | Non
             f"{plan.hours:,.1f}",
             *costs,
             *([] if discount is None else [_reserved(plan, discount)]),
-            affordable(plan, most),
+            *([affordable(plan, most)] if most else []),
+            *([plan.data_on] if placed else []),
             plan.offer.price.region if plan.offer.price else "",
         )
     return table
@@ -264,7 +351,7 @@ def _reserved(plan: Candidate, discount: Decimal) -> str:
     return f"{amount}, {used:.0%} of {months} {'month' if months == 1 else 'months'} used"
 
 
-def dates_of(ranked: list[Candidate], today: datetime.date) -> Iterator[str]:
+def dates_of(ranked: Sequence[Candidate], today: datetime.date) -> Iterator[str]:
     """Yield when the prices of each region were read, with their age if they are too old to trust."""
     regions = {plan.offer.price.region: None for plan in ranked if plan.offer.price}
     for region in regions:
@@ -273,37 +360,6 @@ def dates_of(ranked: list[Candidate], today: datetime.date) -> Iterator[str]:
         spot = min((offer.spot.date for offer in here if offer.spot), default=None)
         said = "spot unknown" if spot is None else f"spot {read_on(spot, today)}"
         yield f"prices of {region}: {read_on(listed, today)}; {said}"
-
-
-def vendors(cny_per_usd: Decimal | None, *, sources: bool) -> RenderableType:
-    """Return the scorecard, and on request the source of each number."""
-    weights = offers.vendors().weights
-    cards = scorecard.cards(cny_per_usd)
-    criteria = (
-        Column(f"{criterion} {weight}\n{scorecard.UNITS[criterion]}", "right", wraps=True)
-        for criterion, weight in weights.items()
-    )
-    sums = (Column(heading, "right") for heading in ("of 100", "of the weight"))
-    table = Listing((Column("vendor"), *criteria, *sums), "vendors, points by criterion (its number)")
-    for card in cards:
-        table.add_row(
-            card.title,
-            *(_points(card.scores[criterion]) for criterion in weights),
-            f"{card.total:.0f}",
-            f"{card.counted} %",
-        )
-    lines = [
-        Text(f"{card.title}, {criterion}: {score.source}", style="dim")
-        for card in cards
-        for criterion, score in card.scores.items()
-        if score is not None
-    ]
-    return Group(table, *(lines if sources else []))
-
-
-def _points(score: scorecard.CriterionScore | None) -> str:
-    """Format a score; an unknown one is shown as unknown, not as zero."""
-    return "unknown" if score is None else f"{score.points:.1f} ({score.value:,.6g})"
 
 
 if __name__ == "__main__":

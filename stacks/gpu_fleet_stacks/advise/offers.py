@@ -14,7 +14,7 @@ from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import prices, toml_file
 from gpu_fleet_stacks.catalog.instance_types import InstanceType, Price
 from gpu_fleet_stacks.catalog.numbers import AMOUNT, NUMBER
-from gpu_fleet_stacks.catalog.prices import SpotPrice
+from gpu_fleet_stacks.catalog.prices import Interruptions, SpotPrice
 from gpu_fleet_stacks.core.errors import StacksError
 
 FILE = Path(__file__).with_name("vendors.toml")
@@ -35,6 +35,9 @@ class Offer:
         price: for an hour on demand; None where no list has it.
         spot: for an hour on spot, in the region of ``price``; None where no price is published.
         comparison: for comparison only: no stack can use it.
+        nvme_gib: of local disks, 0 for none; None where unknown.
+        interruptions: of spot, in the region of ``spot``; None where nobody publishes them.
+        source: of its facts but the prices.
     """
 
     name: str
@@ -47,18 +50,13 @@ class Offer:
     price: Price | None
     spot: SpotPrice | None
     comparison: bool
+    nvme_gib: int | None = None
+    interruptions: Interruptions | None = None
+    source: str = ""
 
 
 class _Exact(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SourcedFigure(_Exact):
-    """A number about a vendor, with its source; ``of`` where it is a part of a total."""
-
-    value: Annotated[float, Field(ge=0), NUMBER]
-    of: Annotated[float, Field(gt=0), NUMBER] | None = None
-    source: Annotated[str, Field(min_length=10)]
 
 
 class _Instance(_Exact):
@@ -79,20 +77,15 @@ class Vendor(_Exact):
     region: str = ""
     date: datetime.date | None = None
     source: str = ""
-    network: SourcedFigure | None = None
-    service: SourcedFigure | None = None
-    ecosystem: SourcedFigure | None = None
 
 
 class Vendors(_Exact):
     """The whole file.
 
     Attributes:
-        weights: criterion -> its weight, 100 in total.
         vendors: short name -> vendor.
     """
 
-    weights: dict[str, Annotated[int, Field(ge=0), NUMBER]]
     vendors: dict[str, Vendor]
 
 
@@ -101,15 +94,12 @@ def vendors(path: Path = FILE) -> Vendors:
     """Return the file, read once.
 
     Raises:
-        VendorsError: the file cannot be read, is not valid, or its weights do not add up to 100.
+        VendorsError: the file cannot be read, or is not valid.
     """
     try:
-        listed = toml_file.read(path, Vendors)
+        return toml_file.read(path, Vendors)
     except ValueError as error:
         raise VendorsError(str(error)) from error
-    if (total := sum(listed.weights.values())) != 100:  # noqa: PLR2004 - percent
-        raise VendorsError(f"{path}: weights are {total} in all, must be 100")
-    return listed
 
 
 def of_type(kind: InstanceType) -> Offer:
@@ -127,6 +117,9 @@ def of_type(kind: InstanceType) -> Offer:
         price=kind.price,
         spot=spot if there else None,
         comparison=False,
+        nvme_gib=kind.local_nvme_gib,
+        interruptions=prices.load(kind.cloud).interruptions.get(kind.name) if there else None,
+        source=kind.source,
     )
 
 
@@ -154,4 +147,5 @@ def _for_comparison(name: str, vendor: Vendor, row: _Instance) -> Offer:
         price=price,
         spot=None,
         comparison=True,
+        source=vendor.source,
     )

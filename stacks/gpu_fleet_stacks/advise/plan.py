@@ -2,21 +2,23 @@
 
 import math
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_stacks.advise.offers import Offer, offers
+from gpu_fleet_stacks.advise.offers import Offer
 from gpu_fleet_stacks.advise.work import LAYOUTS, Layout, MemoryNeed, Work, memory, seconds
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, Money
+from gpu_fleet_stacks.cost.compare import slowdown
+from gpu_fleet_stacks.cost.offers_file import SpotRuns
 
 GPUS = Path(__file__).with_name("gpus.toml")
 TERA = 10**12
 GIB = 1 << 30
-HOUR_S = 3600
+HOUR_S, HOURS_PER_DAY = 3600, 24
 # Share of a GPU's memory for the driver, fragments and communication buffers.
 HEADROOM = 0.10
 # Smaller models use one card; larger ones more than one instance.
@@ -34,8 +36,13 @@ class Candidate:
         layout: how the run is spread over them.
         hours: from the first step to the last, without interruptions.
         on_demand: list price of all instances for that time; None where no price is public.
-        spot: expected spot price for that time; None where no price is public.
+        spot: expected spot price for that time and what interruptions add; None where no price is public.
         spot_p90: the same at the 90th percentile of the spot price.
+        spot_hours: with what interruptions add (cost/compare.py); None where that is unknown.
+        spot_at_least: interruptions are unknown, or of a range without an upper end: spot may cost more.
+        in_time_on_spot: spot finishes within the time limit, as far as that is known.
+        data_on: where each instance has the data; empty where nobody asked.
+        data_cost: of the disks for it, a part of the costs above; None where their price is unknown.
     """
 
     offer: Offer
@@ -47,6 +54,11 @@ class Candidate:
     on_demand: Money | None
     spot: Money | None
     spot_p90: Money | None
+    spot_hours: float | None = None
+    spot_at_least: bool = False
+    in_time_on_spot: bool = True
+    data_on: str = ""
+    data_cost: Money | None = None
 
 
 @cache
@@ -61,15 +73,13 @@ def peak(offer: Offer, precision: str) -> float | None:
     return None if peak_flops is None else peak_flops * TERA
 
 
-def plans(work: Work, days: float | None = None, currency: str = "USD") -> list[Candidate]:
-    """Return a plan for every type that can finish, the cheapest first in each currency, unpriced ones last.
+def ranked(some: Iterable[Candidate], currency: str) -> list[Candidate]:
+    """Return plans, the cheapest first in each currency, unpriced ones last.
 
     Args:
-        days: the time limit; None for none.
         currency: its prices come before those of others.
     """
-    plans_of_all = [plan for offer in offers() if (plan := plan_of(work, offer, days)) is not None]
-    return sorted(plans_of_all, key=lambda plan: _order(plan, currency))
+    return sorted(some, key=lambda plan: _order(plan, currency))
 
 
 def _order(plan: Candidate, currency: str) -> tuple[bool, bool, Decimal, float]:
@@ -89,9 +99,10 @@ def plan_of(work: Work, offer: Offer, days: float | None) -> Candidate | None:
             continue
         utilisation = facts()["utilisation"]["decoder"]
         hours = seconds(work.flops, layout, flops_per_s * gpus, utilisation) / HOUR_S
-        if days is None or hours <= days * 24:
+        if days is None or hours <= days * HOURS_PER_DAY:
             held = memory(work, layout, gpus)
-            return _priced(offer, instances=instances, gpus=gpus, layout=layout, held=held, hours=hours)
+            plan = Candidate(offer, instances, gpus, layout, held, hours, None, None, None)
+            return _priced(plan, days)
     return None
 
 
@@ -122,30 +133,41 @@ def fitting(work: Work, offer: Offer, gpus: int) -> Layout | None:
     return None
 
 
-def _priced(
-    offer: Offer, *, instances: int, gpus: int, layout: Layout, held: MemoryNeed, hours: float
-) -> Candidate:
+def _priced(plan: Candidate, days: float | None) -> Candidate:
+    """Return a plan with its costs; on spot all its instances are one run, which any interruption stops."""
+    offer, in_all = plan.offer, plan.instances * Decimal(plan.hours)
     if offer.price is None:
-        return Candidate(offer, instances, gpus, layout, held, hours, None, None, None)
-    in_all = instances * Decimal(hours)
-    on_demand = Money(offer.price.amount_per_hour, offer.price.currency) * in_all
-    spot = None if offer.spot is None else Money(offer.spot.expected, offer.spot.currency) * in_all
-    p90 = None
-    if offer.spot is not None and offer.spot.p90 is not None:
-        p90 = Money(offer.spot.p90, offer.spot.currency) * in_all
-    return Candidate(offer, instances, gpus, layout, held, hours, on_demand, spot, p90)
+        return plan
+    plan = replace(plan, on_demand=Money(offer.price.amount_per_hour, offer.price.currency) * in_all)
+    if offer.spot is None:
+        return plan
+    taken = offer.interruptions
+    slower = Decimal(1) if taken is None else slowdown(taken.percent, plan.instances, SpotRuns())
+    if slower is None:
+        return plan
+    spot_hours = plan.hours * float(slower)
+    p90 = None if offer.spot.p90 is None else Money(offer.spot.p90, offer.spot.currency) * (in_all * slower)
+    return replace(
+        plan,
+        spot=Money(offer.spot.expected, offer.spot.currency) * (in_all * slower),
+        spot_p90=p90,
+        spot_hours=None if taken is None else spot_hours,
+        spot_at_least=taken is None or taken.at_least,
+        in_time_on_spot=days is None or spot_hours <= days * HOURS_PER_DAY,
+    )
 
 
 def affordable(plan: Candidate, most: Money | None) -> str:
     """Say whether a plan is expected to fit the budget; empty where currency or price leave that open.
 
-    A plan without a public spot price fits on demand or not at all.
+    A plan without a public spot price, or too late on spot, fits on demand or not at all.
     """
     if most is None or plan.on_demand is None or plan.on_demand.currency != most.currency:
         return ""
     if plan.on_demand <= most:
         return "yes"
-    return "on spot" if plan.spot is not None and plan.spot <= most else "no"
+    on_spot = plan.spot is not None and plan.spot <= most and plan.in_time_on_spot
+    return "on spot" if on_spot else "no"
 
 
 def months_begun(plan: Candidate) -> int:

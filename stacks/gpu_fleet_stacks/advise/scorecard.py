@@ -1,143 +1,193 @@
-"""Comparison of vendors: five criteria with weights in vendors.toml, every number with a source. Pure.
+"""Comparison of vendors by the 23 indicators of scorecard.toml, each measured, dated or unknown. Pure.
 
-The best value of a criterion gets its full weight, every other value its share of the best. A criterion
-without a sourced number is left out, and the card shows how much of the weight counted.
+The best value of an indicator gets its whole weight, every other value its share of the best. An indicator
+that is known of one vendor alone compares nothing, and counts for nobody. What is unknown leaves a span: a
+vendor's total lies between the points it has and those points with the whole weight of all that is unknown.
 """
 
+import datetime
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
 
-from gpu_fleet_stacks.advise.offers import Offer, SourcedFigure, offers, vendors
-from gpu_fleet_stacks.advise.plan import TERA, peak
-from gpu_fleet_stacks.advise.work import Precision
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-PRECISION: Precision = "bf16"
-LESS_IS_BETTER = frozenset({"cost"})
-PETA_PER_TERA = 1000
-UNITS = {
-    "performance": "TFLOP/s",
-    "cost": "USD per PFLOP/s and hour",
-    "network": "Gbit/s",
-    "service": "of 8 services",
-    "ecosystem": "of 4 tools",
-}
+from gpu_fleet_stacks.advise.offers import VendorsError, vendors
+from gpu_fleet_stacks.catalog.numbers import NUMBER
+
+FILE = Path(__file__).with_name("scorecard.toml")
+Value = Annotated[float, Field(ge=0, allow_inf_nan=False), NUMBER]
+
+
+class AnswersError(VendorsError):
+    """A file of answers that cannot be used; the message names file, key and what is allowed."""
+
+
+class _Exact(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SourcedFigure(_Exact):
+    """A number about a vendor, with its source.
+
+    Attributes:
+        date: the day it was true; None for a fact that has none.
+    """
+
+    value: Value
+    source: Annotated[str, Field(min_length=4)]
+    date: datetime.date | None = None
+
+
+class Indicator(_Exact):
+    """One line of the scorecard.
+
+    Attributes:
+        by: where its value is from.
+        how: the command or question that gives it; empty for one that the files have.
+    """
+
+    dimension: str
+    title: str
+    unit: str
+    better: Literal["more", "less"] = "more"
+    by: Literal["catalog", "source", "measure", "buyer"]
+    how: str = ""
+
+
+class Scorecard(_Exact):
+    """The whole file.
+
+    Attributes:
+        dimensions: name -> its weight, 100 in total.
+        values: indicator -> vendor -> its figure.
+    """
+
+    dimensions: dict[str, Annotated[int, Field(ge=0), NUMBER]]
+    indicators: dict[str, Indicator]
+    values: dict[str, dict[str, SourcedFigure]]
+
+    def weight(self, indicator: str) -> float:
+        """Return the points of an indicator's best value."""
+        dimension = self.indicators[indicator].dimension
+        alike = sum(each.dimension == dimension for each in self.indicators.values())
+        return self.dimensions[dimension] / alike
+
+
+Figures = Mapping[str, Mapping[str, SourcedFigure]]  # indicator -> vendor -> its figure
+
+
+@cache
+def load(path: Path = FILE) -> Scorecard:
+    """Return the file, read once.
+
+    Raises:
+        VendorsError: it cannot be read, is not valid, or its weights do not add up to 100.
+    """
+    try:
+        card = Scorecard.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
+        raise VendorsError(f"{path}: {error}") from error
+    if (total := sum(card.dimensions.values())) != 100:  # noqa: PLR2004 - percent
+        raise VendorsError(f"{path}: weights are {total} in all, must be 100")
+    for name, indicator in card.indicators.items():
+        if indicator.dimension not in card.dimensions:
+            raise VendorsError(f"{path}: indicators.{name}.dimension = {indicator.dimension!r} has no weight")
+    return card
+
+
+def answers(path: Path) -> dict[str, dict[str, SourcedFigure]]:
+    """Return a buyer's answers, vendor by vendor: a table of indicators each. New vendors get columns.
+
+    Raises:
+        AnswersError: it cannot be read, or names what is no indicator, or a value is no number of at least 0.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AnswersError(f"--answers {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise AnswersError(f"--answers {path}: {error}") from error
+    answered: dict[str, dict[str, SourcedFigure]] = {}
+    for vendor, table in content.items():
+        if not isinstance(table, dict):
+            raise AnswersError(f"--answers {path}: {vendor} = {table!r}; allowed: a table [{vendor}]")
+        for name, value in table.items():
+            answered.setdefault(name, {})[vendor] = _answer(path, vendor, name, value)
+    return answered
+
+
+def _answer(path: Path, vendor: str, name: str, value: object) -> SourcedFigure:
+    if name not in load().indicators:
+        allowed = ", ".join(sorted(load().indicators))
+        raise AnswersError(f"--answers {path}: {vendor}.{name} is no indicator; allowed: {allowed}")
+    try:
+        return SourcedFigure.model_validate({"value": value, "source": f"your answer in {path.name}"})
+    except ValidationError as error:
+        said = f"--answers {path}: {vendor}.{name} = {value!r}; allowed: a number of at least 0"
+        raise AnswersError(said) from error
 
 
 @dataclass(frozen=True)
-class CriterionScore:
-    """A vendor's number on one criterion.
+class IndicatorScore:
+    """A vendor's value of an indicator.
 
     Attributes:
-        value: in the unit of ``UNITS``.
-        points: of the criterion's weight.
+        points: of the indicator's weight; None where no other vendor's value is known to compare with.
     """
 
-    value: float
-    points: float
-    source: str
+    figure: SourcedFigure
+    points: float | None
 
 
 @dataclass(frozen=True)
 class Card:
-    """One vendor's line.
+    """One vendor's scores.
 
     Attributes:
-        scores: criterion -> score; None where no sourced number is known.
-        counted: sum of the weights of the scored criteria.
+        scores: indicator -> score; None where it is unknown.
     """
 
+    vendor: str
     title: str
-    scores: Mapping[str, CriterionScore | None]
-    counted: int
+    scores: Mapping[str, IndicatorScore | None]
 
-    @property
-    def total(self) -> float:
-        """Points of 100, over the scored criteria alone."""
-        points = sum(score.points for score in self.scores.values() if score is not None)
-        return points / self.counted * 100 if self.counted else 0.0
+    def points(self, dimension: str | None = None) -> tuple[float, float]:
+        """Return the least and the most points, of a dimension or of all."""
+        least = open_ = 0.0
+        for name, score in self.scores.items():
+            if dimension in {None, load().indicators[name].dimension}:
+                least += (score.points or 0.0) if score else 0.0
+                open_ += load().weight(name) if score is None or score.points is None else 0.0
+        return least, least + open_
 
 
-def cards(cny_per_usd: Decimal | None = None) -> list[Card]:
-    """Return every vendor, the highest total first.
+def cards(figures: Figures) -> list[Card]:
+    """Return every vendor with its scores, the highest least total first.
 
     Args:
-        cny_per_usd: the rate for prices in yuan; without a rate they are left out.
+        figures: what is known of each indicator, computed, from the file and from the buyer.
     """
-    weights = vendors().weights
-    values = {name: _values(name, cny_per_usd) for name in vendors().vendors}
-    best = {
-        criterion: _best(criterion, [figures[criterion] for figures in values.values()])
-        for criterion in weights
-    }
-    ranked = [
-        Card(
-            vendors().vendors[name].title,
-            {criterion: _scored(criterion, own[criterion], best[criterion]) for criterion in weights},
-            sum(weight for criterion, weight in weights.items() if own[criterion] is not None),
-        )
-        for name, own in values.items()
+    titles = {name: vendor.title for name, vendor in vendors().vendors.items()}
+    for by_vendor in figures.values():
+        titles |= {name: f"{name} (yours)" for name in by_vendor if name not in titles}
+    scored = {name: dict(_scores(name, figures.get(name, {}))) for name in load().indicators}
+    listed = [
+        Card(vendor, title, {name: scores.get(vendor) for name, scores in scored.items()})
+        for vendor, title in titles.items()
     ]
-    return sorted(ranked, key=lambda card: -card.total)
+    return sorted(listed, key=lambda card: -card.points()[0])
 
 
-def _values(name: str, cny_per_usd: Decimal | None) -> dict[str, SourcedFigure | None]:
-    own, vendor = [offer for offer in offers() if offer.vendor == name], vendors().vendors[name]
-    return {
-        "performance": _largest(own),
-        "cost": _cheapest(own, cny_per_usd),
-        "network": vendor.network or _fastest(own),
-        "service": vendor.service,
-        "ecosystem": vendor.ecosystem,
-    }
-
-
-def _rates(own: list[Offer]) -> Iterator[tuple[Offer, float]]:
-    """Yield each instance with a public peak rate, and its operations per second in units of 10^12."""
-    for offer in own:
-        flops_per_s = peak(offer, PRECISION)
-        if flops_per_s is not None:
-            yield offer, flops_per_s * offer.gpu_count / TERA
-
-
-def _largest(own: list[Offer]) -> SourcedFigure | None:
-    rates = list(_rates(own))
-    if not rates:
-        return None
-    offer, rate = max(rates, key=lambda pair: pair[1])
-    return SourcedFigure(value=rate, source=f"{offer.name}: {offer.gpu_count} x {offer.gpu_model}, gpus.toml")
-
-
-def _cheapest(own: list[Offer], cny_per_usd: Decimal | None) -> SourcedFigure | None:
-    prices_per_peak = []
-    for offer, rate in _rates(own):
-        if offer.price is None:
-            continue
-        amount = offer.price.amount_per_hour
-        if offer.price.currency == "CNY":
-            if cny_per_usd is None:
-                continue
-            amount /= cny_per_usd
-        source = f"{offer.name}: {offer.price.amount_per_hour} {offer.price.currency}, {offer.price.date}"
-        prices_per_peak.append(SourcedFigure(value=float(amount) / rate * PETA_PER_TERA, source=source))
-    return min(prices_per_peak, key=lambda figure: figure.value, default=None)
-
-
-def _fastest(own: list[Offer]) -> SourcedFigure | None:
-    known = [(offer.network_gbps, offer.name) for offer in own if offer.network_gbps is not None]
-    if not known:
-        return None
-    fastest, name = max(known)
-    return SourcedFigure(value=fastest, source=f"{name}, its row")
-
-
-def _best(criterion: str, figures: list[SourcedFigure | None]) -> float:
-    values = [figure.value for figure in figures if figure is not None]
-    return (min if criterion in LESS_IS_BETTER else max)(values, default=0.0)
-
-
-def _scored(criterion: str, figure: SourcedFigure | None, best: float) -> CriterionScore | None:
-    if figure is None:
-        return None
-    ratio = best / figure.value if criterion in LESS_IS_BETTER else figure.value / best
-    return CriterionScore(figure.value, vendors().weights[criterion] * ratio, figure.source)
+def _scores(name: str, known: Mapping[str, SourcedFigure]) -> Iterator[tuple[str, IndicatorScore]]:
+    less = load().indicators[name].better == "less"
+    values = [figure.value for figure in known.values()]
+    for vendor, figure in known.items():
+        points = None
+        if len(values) > 1:
+            best, own = (figure.value, min(values)) if less else (max(values), figure.value)
+            points = load().weight(name) * (own / best if best else 1.0)
+        yield vendor, IndicatorScore(figure, points)

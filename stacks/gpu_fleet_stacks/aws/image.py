@@ -7,11 +7,11 @@ import pulumi_aws as aws
 
 from gpu_fleet_stacks.aws import first_image, image_roles, policies
 from gpu_fleet_stacks.aws.image_documents import canary_content, component_content, tests_content
-from gpu_fleet_stacks.aws.launch import ROOT_DEVICE, VOLUME_IOPS, VOLUME_THROUGHPUT_MB_PER_S
+from gpu_fleet_stacks.aws.launch import ROOT_DEVICE, VOLUME_THROUGHPUT_MB_PER_S
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.settings import Stack
-from gpu_fleet_stacks.settings.quantities import KEPT_IMAGE_WEEKS, canary_types
+from gpu_fleet_stacks.settings.quantities import KEPT_IMAGE_WEEKS, VOLUME_IOPS, canary_types
 
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/create-launch-template.html: read at each launch
 RESOLVED = "resolve:ssm:"

@@ -14,10 +14,9 @@ from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload.at_launch import encoded_user_data
 from gpu_fleet_stacks.settings import Market, Pool, Stack
 from gpu_fleet_stacks.settings.pools import instance_tags
+from gpu_fleet_stacks.settings.quantities import VOLUME_IOPS
 
-# gp3 includes the IOPS without extra charge (aws.amazon.com/ebs/general-purpose); a shuffling data loader
-# wants more throughput than the base, at 0.04 USD per MB/s and month.
-VOLUME_IOPS = 3000
+# A shuffling data loader wants more throughput than gp3's base, at 0.04 USD per MB/s and month.
 VOLUME_THROUGHPUT_MB_PER_S = 250
 ROOT_DEVICE = "/dev/sda1"
 TAGGED_AT_LAUNCH = ("instance", "volume", "network-interface")

@@ -69,6 +69,7 @@ QUESTIONS = {
         "AmazonEC2", {**INSTANCE, "instanceType": "c7i.2xlarge"}, "BoxUsage:c7i.2xlarge"
     ),
     "image_snapshot": PriceListItem("AmazonEC2", {"productFamily": "Storage Snapshot"}, "EBS:SnapshotUsage"),
+    "snapshot": PriceListItem("AmazonEC2", {"productFamily": "Storage Snapshot"}, "EBS:SnapshotUsage"),
     "log": PriceListItem("AmazonCloudWatch", {"productFamily": "Data Payload"}, "DataProcessing-Bytes"),
 }
 

@@ -26,6 +26,8 @@ Gigabytes = click.IntRange(0, 1_000_000_000)
 @click.option("--home-gb", type=Gigabytes, default=100, show_default=True, help="GB in homes (AWS).")
 @click.option("--log-gb", type=Gigabytes, default=100, show_default=True, help="GB of flow log a month.")
 @click.option("--nat-gb", type=Gigabytes, default=100, show_default=True, help="GB through NAT a month.")
+@click.option("--egress-gb", type=Gigabytes, default=0, help="GB to the internet a month.")
+@click.option("--snapshot-gb", type=Gigabytes, default=0, help="GB in snapshots of disks.")
 @compare_options
 @form_option
 def cost(
@@ -35,6 +37,8 @@ def cost(
     home_gb: int,
     log_gb: int,
     nat_gb: int,
+    egress_gb: int,
+    snapshot_gb: int,
     form: str,
     comparing: CompareRequest | None,
 ) -> None:
@@ -47,7 +51,7 @@ def cost(
     if comparing is not None:
         comparing.show(stack, form)
         return
-    estimated = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb))
+    estimated = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb, egress_gb, snapshot_gb))
     said = warnings(estimated, prices.today())
     if form == CSV:
         click.echo(csv_text(page.COLUMNS, page.rows(estimated)), nl=False)

@@ -106,6 +106,8 @@ def _options(stack: Stack, name: str, count: int, file: OffersFile | None) -> It
     for title, amount in (
         ("1 year", offered and offered.one_year),
         ("3 years", offered and offered.three_years),
+        ("savings plan, 1 year", offered and offered.savings_plan_one_year),
+        ("savings plan, 3 years", offered and offered.savings_plan_three_years),
         ("capacity block", offered and offered.capacity_block),
     ):
         yield _committed(title, amount or None, count, currency)

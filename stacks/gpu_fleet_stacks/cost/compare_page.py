@@ -103,7 +103,7 @@ def _section(compared: PoolComparison) -> Iterator[str]:
 
 
 def _stroke(index: int) -> str:
-    colour, dash = COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)]
+    colour, dash = COLOURS[index % len(COLOURS)], DASHES[(index + index // len(COLOURS)) % len(DASHES)]
     return f'stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash}"'
 
 

@@ -15,8 +15,9 @@ from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.settings.quantities import CostKind, Level
 
 NOT_COUNTED = (
-    "traffic to the internet and between zones, requests, snapshots and backups, logs, metrics, alarms and "
-    "dashboards beyond the log volume, keys, secrets, functions, messages, image builds on Alibaba Cloud, tax"
+    "traffic to the internet and snapshots beyond --egress-gb and --snapshot-gb, traffic between zones, "
+    "requests, backups, logs, metrics, alarms and dashboards beyond the log volume, keys, secrets, "
+    "functions, messages, image builds on Alibaba Cloud, tax"
 )
 
 

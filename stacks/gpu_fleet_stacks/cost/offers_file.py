@@ -28,6 +28,8 @@ class OfferedHours(_Exact):
 
     one_year: Positive | None = None
     three_years: Positive | None = None
+    savings_plan_one_year: Positive | None = None
+    savings_plan_three_years: Positive | None = None
     capacity_block: Positive | None = None
 
 

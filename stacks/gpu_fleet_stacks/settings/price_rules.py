@@ -12,11 +12,14 @@ from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import Market, Pool, Stack
-from gpu_fleet_stacks.settings.quantities import disk_gib, shared_units
+from gpu_fleet_stacks.settings.quantities import Volumes, disk_gib, shared_units
 
 # Storage of this size or more is no small item: it needs a price.
 LARGE_GIB = 1000
 DISK, CONTROLLER = "disk", "queue_controller"
+EVERYTHING = Volumes(
+    egress_gb=1, snapshot_gb=1
+)  # with what `gpu-fleet cost` counts only where it is asked for
 
 
 def _types(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
@@ -107,7 +110,7 @@ def _to_assume(stack: Stack) -> Iterator[str]:
 
 def _items(stack: Stack) -> Iterator[str]:
     yield DISK
-    yield from (what for what, _, _ in shared_units(stack))
+    yield from (what for what, _, _ in shared_units(stack, EVERYTHING))
 
 
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (*(_disks, _controller, _home, _scratch, _assumed),)

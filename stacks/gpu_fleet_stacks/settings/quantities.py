@@ -18,6 +18,8 @@ SUNDAYS, RETRY_HOURS = 5, 6
 # packages, driver, containers and some 10 GB of wheels, mostly torch with CUDA. No account has measured the
 # size yet.
 KEPT_IMAGE_WEEKS, IMAGE_GB = 8, 25
+# Of each volume on AWS: gp3 includes them without extra charge (aws.amazon.com/ebs/general-purpose).
+VOLUME_IOPS = 3000
 # Interface endpoints of a stack: as many as the clouds' endpoints.py names; a test compares them.
 ENDPOINTS = {Cloud.AWS: 12, Cloud.ALICLOUD: 1}
 
@@ -39,24 +41,29 @@ class CostKind(StrEnum):
     ENDPOINTS = "endpoints"
     STORAGE = "storage"
     LOGS = "logs"
+    TRAFFIC = "traffic"
     IMAGES = "images"
 
 
 @dataclass(frozen=True)
 class Volumes:
-    """Amounts that users will store and send, which no stack file names: by default 100 GB of each.
+    """Amounts that users will store and send, which no stack file names: by default 100 GB of most.
 
     Attributes:
         bucket_gb: in all buckets, on average over the month.
         home_gb: in homes, where they grow automatically.
         log_gb: flow log, and logs of instances, received within a month.
         nat_gb: through NAT within a month.
+        egress_gb: to the internet within a month; none by default, as is the next.
+        snapshot_gb: of disks, on average over the month.
     """
 
     bucket_gb: int = 100
     home_gb: int = 100
     log_gb: int = 100
     nat_gb: int = 100
+    egress_gb: int = 0
+    snapshot_gb: int = 0
 
 
 DEFAULT_VOLUMES = Volumes()
@@ -120,6 +127,10 @@ def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[t
         yield "disk", CostKind.DISKS, stack.image.size_gib
     if network.existing is None or stack.logs.instances:
         yield "log", CostKind.LOGS, volumes.log_gb
+    if volumes.egress_gb:
+        yield "egress", CostKind.TRAFFIC, volumes.egress_gb
+    if volumes.snapshot_gb:
+        yield "snapshot", CostKind.STORAGE, volumes.snapshot_gb
 
 
 @dataclass(frozen=True)

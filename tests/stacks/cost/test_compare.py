@@ -54,6 +54,18 @@ def test_a_commitment_pays_from_its_month_by_the_price_of_an_hour_on_demand(tmp_
     assert known["in <our> rack"].break_even(on_demand).quantize(Decimal("0.01")) == Decimal("236.10")
 
 
+def test_a_savings_plan_is_compared_as_the_buyer_s_file_has_it_and_else_unknown(tmp_path):
+    known, on_demand = options(two(), offers(tmp_path, FILE.replace("one_year", "savings_plan_one_year")))
+
+    assert known["savings plan, 1 year"].month == Money(Decimal("13.20") * 2 * 730, "USD")
+    assert known["savings plan, 1 year"].break_even(on_demand).quantize(Decimal("0.01")) == Decimal("438.84")
+    assert (known["1 year"].month, known["savings plan, 3 years"].month) == (None, None)
+
+
+def test_nine_ways_to_pay_have_lines_that_differ():
+    assert len({compare_page._stroke(index) for index in range(20)}) == 20
+
+
 def test_what_nobody_published_is_unknown_and_never_borrowed():
     elsewhere, on_demand = options(
         two(region="eu-west-1", network={"cidr": "10.0.0.0/16", "zones": ["eu-west-1a", "eu-west-1b"]})

@@ -115,6 +115,28 @@ def test_more_data_costs_more():
     assert re.search(r"storage .* bucket .* 230\.00", done.output)
 
 
+def test_traffic_to_the_internet_has_no_published_price_and_is_named_where_it_is_asked_for():
+    asked = json.loads(run("aws-dev", "--egress-gb", "500", "--snapshot-gb", "100", "-o", "json").stdout)
+    shown = run("aws-dev", "--egress-gb", "500", "--snapshot-gb", "100")
+
+    assert asked["unknown"] == ["egress"]
+    assert re.search(r"storage .* snapshot .* 5\.00", shown.output)
+    assert "without these, which have no public price: egress; the sums are minimums" in shown.output
+    assert json.loads(run("aws-dev", "-o", "json").stdout)["unknown"] == []
+
+
+def test_a_price_of_egress_may_be_assumed(monkeypatch):
+    monkeypatch.setattr(
+        stack_files,
+        "settings_of",
+        lambda name: stack(budget={"monthly": 5000, "recipients": ["a@b.org"], "assume": {"egress": 0.5}}),
+    )
+
+    done = run("test", "--egress-gb", "500")
+
+    assert re.search(r"traffic .* egress .* 250\.00", done.output)
+
+
 def test_more_data_than_can_be_counted_is_refused():
     done = run("aws-dev", "--nat-gb", str(10**35))
 

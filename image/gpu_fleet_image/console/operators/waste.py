@@ -5,6 +5,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 from decimal import Decimal
 
 from gpu_fleet_image.controllers.meter.meter_state import Day
@@ -18,7 +19,7 @@ NOBODY = "nobody"
 HOURS = ("rented", "computing", "idle", "unknown")
 SHARES = ("idle_percent", "idle_percent_first_week", "idle_percent_last_week")
 COLUMNS = ("pool", "owner", *HOURS, *SHARES, "idle_cost", "currency")
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 560, 220, 40, 30, 10
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 560, 220, 54, 30, 10
 
 
 @dataclass
@@ -178,12 +179,13 @@ def page(waste: Waste, missing: Sequence[str]) -> str:
 
 
 def _picture(waste: Waste) -> str:
-    """Return the idle share of each day as a line, 0 to 100 %; a day without a report is a gap."""
-    names = list(waste.days)
+    """Return the idle share of each day as a line, 0 to 100 %; a day without record or report is a gap."""
+    first, last = (date.fromisoformat(name) for name in (min(waste.days), max(waste.days)))
+    names = [str(first + timedelta(days=after)) for after in range((last - first).days + 1)]
     step = (WIDTH - LEFT - 10) / max(1, len(names) - 1)
     path, dots, drawing = "", "", False
     for index, name in enumerate(names):
-        share = waste.of(days=[name]).idle_percent
+        share = waste.of(days=[name]).idle_percent if name in waste.days else None
         if share is None:
             drawing = False
             continue

@@ -142,8 +142,13 @@ def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
 
 
 def store_days(computing):
-    """Store yesterday and the days before it, each with the share of its GPU hours that computed."""
+    """Store yesterday and the days before it, each with the share of its GPU hours that computed.
+
+    An empty share is a day without a record.
+    """
     for number, share in enumerate(computing):
+        if share == "":
+            continue
         day = replace(day_of_ada(), date=day_of_ada().date - timedelta(days=number))
         report = {"computing": {} if share is None else {"i-1": share}}
         for key, content in (("days", day.to_json()), ("reports", report)):
@@ -152,7 +157,7 @@ def store_days(computing):
 
 
 def test_the_waste_of_thirty_days_is_a_line_rows_and_a_page_by_pool_and_owner(fleet, run, tmp_path):
-    store_days(["0.88"] * 7 + [None] + ["0.62"] * 7)
+    store_days(["0.88"] * 7 + [None] + ["0.62"] * 2 + [""] + ["0.62"] * 5)
     page = tmp_path / "waste.html"
 
     said = run("report", "--waste", "--to", str(page))
@@ -167,7 +172,7 @@ def test_the_waste_of_thirty_days_is_a_line_rows_and_a_page_by_pool_and_owner(fl
     drawn = page.read_text()
     assert drawn.count("<circle") == 14, "a day without a report is no point"
     (curve,) = re.findall(r'<path d="([^"]+)" fill="none"', drawn)
-    assert curve.count("M") == 2, "and the line does not cross it"
+    assert curve.count("M") == 3, "and the line crosses neither it nor a day without a record"
     assert '<td data-column="owner">ada</td>' in drawn
 
 
