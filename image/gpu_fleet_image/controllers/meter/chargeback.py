@@ -20,6 +20,7 @@ from gpu_fleet_image.core.csv_rows import csv_text
 CENT = Decimal("0.01")
 _EARLIER = "(before the days on record)"
 NOBODY = "nobody"
+NO_TEAM = "no-team"  # in budgets, and in the queue (gpu_fleet_image/slurm/accounting.py)
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,18 @@ class Charge:
     def __add__(self, other: "Charge") -> "Charge":
         sums = (getattr(self, each.name) + getattr(other, each.name) for each in fields(self)[1:])
         return Charge(self.name, *sums)
+
+
+def team_costs(day: Day, teams: Mapping[str, str]) -> dict[str, Decimal]:
+    """Return team, or ``NO_TEAM``, -> cost of its members' instances of a day, not rounded.
+
+    Args:
+        teams: owner -> team.
+    """
+    costs: dict[str, Decimal] = defaultdict(Decimal)
+    for share in day.instances.values():
+        costs[teams.get(share.instance.owner, NO_TEAM)] += share.cost
+    return dict(costs)
 
 
 def charges(
