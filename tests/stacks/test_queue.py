@@ -309,7 +309,9 @@ def test_what_a_queue_and_its_teams_cannot_be_is_named():
     sliced = examples.pool(types=["p4d.24xlarge"], mig_profile="1g.5gb")
     table = (
         ({"queue": "pbs"}, "queue = 'pbs'"),
-        ({"queue": "none", "teams": {"no-team": {"share": 2}}}, "teams = ['no-team']: are of a queue"),
+        ({"queue": "none", "teams": {"no-team": {"share": 2}}}, "without queue: slurm a team has monthly"),
+        ({"queue": "none", "teams": {"noteam": {"monthly": 9}}}, nobody),
+        ({"teams": {"no-team": {"on_exceeded": "freeze"}}}, "'freeze': needs teams.no-team.monthly"),
         ({"teams": {"noteam": {}}}, nobody),
         ({"teams": {"no-team": {"share": 0}}}, "teams.no-team.share = 0"),
         (

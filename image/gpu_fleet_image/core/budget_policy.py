@@ -80,6 +80,19 @@ class PoolPrices:
 
 
 @dataclass(frozen=True)
+class TeamBudget:
+    """Budget of a team's month.
+
+    Attributes:
+        monthly: the amount, in the policy's currency.
+        on_exceeded: ``notify``, or ``freeze``: past the last share the team starts nothing more.
+    """
+
+    monthly: Annotated[Decimal, AMOUNT]
+    on_exceeded: Annotated[str, one_of(NOTIFY, FREEZE)]
+
+
+@dataclass(frozen=True)
 class BudgetPolicy(Contradictory):
     """Budget of a month.
 
@@ -91,6 +104,7 @@ class BudgetPolicy(Contradictory):
         shared_per_hour: cost of an hour of what all pools share: gateways, endpoints, storage.
         pools: pool -> its prices.
         assumed: instance type -> the stack owner's price of an hour, for types that no price list has.
+        teams: team -> its budget, for teams with one.
     """
 
     monthly: Annotated[Decimal, AMOUNT]
@@ -99,6 +113,7 @@ class BudgetPolicy(Contradictory):
     shared_per_hour: Annotated[Decimal, AMOUNT]
     pools: dict[str, PoolPrices]
     assumed: dict[str, Annotated[Decimal, ASSUMED]] = field(default_factory=dict)
+    teams: dict[str, TeamBudget] = field(default_factory=dict)
 
     def price_of(self, pool: str, kind: str, *, spot: bool) -> Decimal | None:
         """Return the price of an hour of an instance, without its disks; None if it is unknown.

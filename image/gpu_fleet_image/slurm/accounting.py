@@ -126,10 +126,12 @@ class TeamLimits:
 
     Attributes:
         max_gpus: limit on the GPUs of its running jobs; None for none.
+        frozen: why it starts no job now, since its budget is spent; empty where it does.
     """
 
     share: int = 1
     max_gpus: int | None = None
+    frozen: str = ""
 
 
 def limits_of(roster: Mapping[str, Any]) -> dict[str, TeamLimits]:
@@ -156,16 +158,24 @@ def shares(
         teams: limits of accounts that differ from the default.
     """
     known = list(known)
-    accounts = {entry.account: TeamLimits(entry.share, entry.max_gpus) for entry in known if not entry.user}
+    accounts = {entry.account: entry for entry in known if not entry.user}
     users = {(entry.user, entry.account): entry.takes_jobs for entry in known if entry.user}
     new = []
     for name in sorted({*wanted.values()}):
         team = (teams or {}).get(name, TeamLimits())
         limit = NO_LIMIT if team.max_gpus is None else team.max_gpus
-        set_to = [f"fairshare={team.share}", f"grptres=gres/gpu={limit}"]
-        if name not in accounts:
-            new.append(["add", "account", name, *(set_to if team.max_gpus else set_to[:1])])
-        elif accounts[name] != team:
+        is_new, frozen = name not in accounts, bool(team.frozen)
+        was_frozen = not is_new and accounts[name].frozen
+        # every job needs a CPU; those that run go on (resource_limits of Slurm's documentation)
+        cpus = ",cpu=0" if frozen else f",cpu={NO_LIMIT}" if was_frozen else ""
+        set_to = [f"fairshare={team.share}", f"grptres=gres/gpu={limit}{cpus}"]
+        if is_new:
+            new.append(["add", "account", name, *(set_to if team.max_gpus or frozen else set_to[:1])])
+        elif (accounts[name].share, accounts[name].max_gpus, was_frozen) != (
+            team.share,
+            team.max_gpus,
+            frozen,
+        ):
             new.append(["modify", "account", "where", f"name={name}", "set", *set_to])
     for name, account in sorted(wanted.items()):
         if (name, account) not in users:

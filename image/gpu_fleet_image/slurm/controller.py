@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ LIVING = ("pending", "running")
 LOOKS_BEFORE_GONE = 2
 # slurmctld 22.05 crashes with a segmentation fault if a node is deleted while it still tries to reach it.
 FORGET_AFTER = timedelta(minutes=5)
+LONGEST_GROWTH = 1 << 20  # bytes of the mover's report
 LOG = logging.getLogger(__name__)
 
 
@@ -205,6 +206,7 @@ class ControllerWatch:
             excluded=excluded,
             limits={name: team.max_gpus for name, team in teams.items() if team.max_gpus is not None},
             given_up=self._refusals.given_up,
+            frozen={name: team.frozen for name, team in teams.items() if team.frozen},
             fresh=names - self._known,
         )
         self._known = names
@@ -272,7 +274,24 @@ def _store(instance: instance_file.InstanceFile) -> Store:
 def limits_of(store: Store) -> dict[str, TeamLimits]:
     """Return the limits of each team. Raises CloudError, RosterUnreadError."""
     roster = store.newest(keys.ACCOUNTS)
-    return accounting.limits_of(roster.content) if roster else {}
+    limits = accounting.limits_of(roster.content) if roster else {}
+    for team, why in frozen_teams(store).items():
+        limits[team] = replace(limits.get(team, TeamLimits()), frozen=why)
+    return limits
+
+
+def frozen_teams(store: Store) -> dict[str, str]:
+    """Return team that starts nothing -> why, in the mover's words; empty without any. Raises CloudError."""
+    try:
+        stored = store.newest(keys.GROWTH, LONGEST_GROWTH)
+        return (
+            {str(team): str(why) for team, why in stored.content.get("teams", {}).items()} if stored else {}
+        )
+    except CloudError as error:
+        # S3 replies "denied" for a missing object to a role that may not list
+        if error.code not in (*DENIED, "Malformed"):
+            raise
+        return {}
 
 
 def kept_records(store: Store) -> JobRecords | None:
@@ -320,7 +339,7 @@ def _register_users(store: Store, tried: set[str], ask: slurm.Run) -> None:
     roster = store.newest(keys.ACCOUNTS)
     teams = accounting.teams_of(roster.content) if roster else {}
     there = {name: team for name, team in teams.items() if has_account(name)}
-    limits = accounting.limits_of(roster.content) if roster else {}
+    limits = limits_of(store)
     qualities = accounting.qualities(slurm.preempted(ask))
     for words in (*qualities, *accounting.shares(there, known, limits)):
         slurm.change_accounts(words, ask)

@@ -256,6 +256,7 @@ def needs(
     limits: Mapping[str, int] = MappingProxyType({}),
     given_up: Collection[str] = frozenset(),
     fresh: Collection[str] = frozenset(),
+    frozen: Mapping[str, str] = MappingProxyType({}),
 ) -> QueueDemand:
     """Return the demand of each pool. A job gets instances only in pools that could run it.
 
@@ -266,10 +267,15 @@ def needs(
         limits: team -> GPUs of its running jobs at most: beyond it no instance helps.
         given_up: jobs that Slurm could not place although there were enough nodes.
         fresh: nodes that Slurm may not have tried yet.
+        frozen: team that starts nothing -> why.
     """
     rooms = Rooms(rooms_of(nodes, pools, fresh), _left(limits, jobs))
     jobs = [_in_its_pool(job, pools) for job in jobs]
     fits, refused = _sorted_out(jobs, pools, limits, given_up, now)
+    for job in jobs:
+        if job.job.state == PENDING and job.team in frozen:
+            fits.pop(job.job.id, None)
+            refused[job.job.id] = frozen[job.team]
     for parts, number in _due(jobs, now):
         if any(part.job.id not in fits for part in parts):
             continue

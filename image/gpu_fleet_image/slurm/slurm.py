@@ -120,6 +120,7 @@ class Association:
         share: 0 without a share of its own.
         max_gpus: its limit; None without one.
         takes_jobs: True if new jobs are accepted.
+        frozen: it may use no CPU, and so starts no job.
     """
 
     account: str
@@ -127,6 +128,7 @@ class Association:
     share: int = 1
     max_gpus: int | None = None
     takes_jobs: bool = True
+    frozen: bool = False
 
 
 def nodes(ask: Run = run) -> list[Node]:
@@ -209,7 +211,14 @@ def associations(ask: Run = run) -> list[Association]:
 def _association(account: str, user: str, share: str, limits: str, most_jobs: str) -> Association:
     gpus = LIMITED_GPUS.search(limits)
     max_gpus = int(gpus[1]) if gpus else None
-    return Association(account, user, int(share) if share.isdigit() else 0, max_gpus, most_jobs != "0")
+    return Association(
+        account,
+        user,
+        int(share) if share.isdigit() else 0,
+        max_gpus,
+        most_jobs != "0",
+        "cpu=0" in limits.split(","),
+    )
 
 
 def preempted(ask: Run = run) -> dict[str, list[str]]:

@@ -6,7 +6,6 @@ vendor's total lies between the points it has and those points with the whole we
 """
 
 import datetime
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpu_fleet_stacks.advise.offers import VendorsError, vendors
+from gpu_fleet_stacks.catalog import toml_file
 from gpu_fleet_stacks.catalog.numbers import NUMBER
 
 FILE = Path(__file__).with_name("scorecard.toml")
@@ -88,9 +88,9 @@ def load(path: Path = FILE) -> Scorecard:
         VendorsError: it cannot be read, is not valid, or its weights do not add up to 100.
     """
     try:
-        card = Scorecard.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
-        raise VendorsError(f"{path}: {error}") from error
+        card = toml_file.read(path, Scorecard)
+    except ValueError as error:
+        raise VendorsError(str(error)) from error
     if (total := sum(card.dimensions.values())) != 100:  # noqa: PLR2004 - percent
         raise VendorsError(f"{path}: weights are {total} in all, must be 100")
     for name, indicator in card.indicators.items():
@@ -106,11 +106,9 @@ def answers(path: Path) -> dict[str, dict[str, SourcedFigure]]:
         AnswersError: it cannot be read, or names what is no indicator, or a value is no number of at least 0.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise AnswersError(f"--answers {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise AnswersError(f"--answers {path}: {error}") from error
+        content = toml_file.content_of(path)
+    except ValueError as error:
+        raise AnswersError(f"--answers {error}") from error
     answered: dict[str, dict[str, SourcedFigure]] = {}
     for vendor, table in content.items():
         if not isinstance(table, dict):

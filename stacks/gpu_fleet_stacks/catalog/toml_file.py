@@ -41,20 +41,31 @@ ALLOWED = {
 }
 
 
-def read(path: Path, kind: type[Content]) -> Content:
-    """Return a file's content.
+def content_of(path: Path) -> dict[str, Any]:
+    """Return a file's tables and values.
 
     Raises:
-        ValueError: it cannot be read, is no TOML, or has wrong keys; the message is for users.
+        ValueError: it cannot be read, or is no TOML; the message is for users.
     """
     try:
-        return kind.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is not UTF-8, at byte {error.start}; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: is not TOML: {error}") from error
+
+
+def read(path: Path, kind: type[Content]) -> Content:
+    """Return a file's content by a model.
+
+    Raises:
+        ValueError: it cannot be read, is no TOML, or has wrong keys; the message is for users.
+    """
+    content = content_of(path)
+    try:
+        return kind.model_validate(content)
     except ValidationError as error:
         lines = [f"{path}: {_problem(kind, details)}" for details in error.errors()]
         raise ValueError("\n".join(lines)) from error

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 
-from gpu_fleet_image.core.budget_policy import BudgetPolicy, PaidReservation, PoolPrices
+from gpu_fleet_image.core.budget_policy import BudgetPolicy, PaidReservation, PoolPrices, TeamBudget
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.cost.estimate import estimate
@@ -34,6 +34,11 @@ def budget(stack: Stack) -> BudgetPolicy:
         on_exceeded=str(said.on_exceeded),
         shared_per_hour=_shared(estimate(stack)),
         pools={pool.name: _pool(stack, pool) for pool in stack.pools},
+        teams={
+            name: TeamBudget(Decimal(team.monthly), str(team.on_exceeded))
+            for name, team in sorted(stack.teams.items())
+            if team.monthly is not None
+        },
         assumed={name: said.assume[name] for name in types if name in said.assume},
     )
 

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.core.errors import Problem
-from gpu_fleet_stacks.settings.schema import ImageMode, Pool, Stack
+from gpu_fleet_stacks.settings.schema import ImageMode, OnExceeded, Pool, Stack
 
 # Words with another meaning to Slurm than a partition's name, and the queue's own security group.
 OWN_NAMES = ("all", "default", "queue")
@@ -43,9 +43,14 @@ def _teams(stack: Stack) -> Iterator[Problem]:
     directory = stack.access.directory.teams if stack.access.directory else {}
     people = stack.access.people.values()
     named = sorted({person.team or WITHOUT_TEAM for person in people} | directory.keys())
-    if stack.teams and not stack.queued:
-        yield Problem("teams", sorted(stack.teams), "are of a queue; with queue: slurm, or leave it out")
-    for team in stack.teams.keys() - set(named) if stack.queued else ():
+    for team, said in sorted(stack.teams.items()) if not stack.queued else ():
+        if said.monthly is None or (said.share, said.max_gpus) != (1, None):
+            allowed = "without queue: slurm a team has monthly and on_exceeded alone"
+            yield Problem(f"teams.{team}", team, allowed)
+    for team, said in sorted(stack.teams.items()):
+        if said.on_exceeded is OnExceeded.FREEZE and said.monthly is None:
+            yield Problem(f"teams.{team}.on_exceeded", "freeze", f"needs teams.{team}.monthly")
+    for team in stack.teams.keys() - set(named):
         near = get_close_matches(team, named, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         yield Problem(

@@ -923,16 +923,22 @@ class TakeSettings:
 
 @dataclass(frozen=True, config=EXACT)
 class TeamSettings:
-    """Share of the queue for a team of ``access.people`` or ``access.directory``.
+    """Share of the queue, and budget, of a team of ``access.people`` or ``access.directory``.
 
     Attributes:
         share: how much the team may use in relation to the others, whose default is 1: of two waiting jobs,
             the one starts first whose team has used less of its share.
         max_gpus: GPUs that its jobs may have at once, in all pools; further jobs wait. Null for all.
+        monthly: its budget of a calendar month in ``budget.currency``, for its members' instances; each
+            threshold of kind ``actual`` that they pass is notified. Null for none.
+        on_exceeded: only notify, or also freeze the team: past the last such threshold it takes no instance
+            and starts no job. What runs stays, and other teams go on.
     """
 
     share: Annotated[int, Field(gt=0, le=1000), NUMBER] = 1
     max_gpus: Annotated[int, Field(gt=0, le=MOST_INSTANCES), NUMBER] | None = None
+    monthly: Positive | None = None
+    on_exceeded: OnExceeded = OnExceeded.NOTIFY
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -1062,8 +1068,8 @@ class Stack:
         protected: buckets, keys and file systems refuse deletion.
         endpoint_url: an emulator (a moto server, say) instead of the cloud, used with throw-away credentials.
         queue: ``slurm`` for a queue over the instances of all pools, or ``none``.
-        teams: team of ``access.people`` or ``access.directory`` -> its share of the queue, and its limit;
-            ``no-team`` for users without a team.
+        teams: team of ``access.people`` or ``access.directory`` -> its share of the queue, its limit and its
+            budget; ``no-team`` for users without a team.
         tags: the organisation's own tags, key -> value, on every resource that takes any, instances too.
         aws: settings of AWS alone.
         version: the release of gpu-fleet that the file was written for, such as 0.2.0; an older gpu-fleet

@@ -8,6 +8,7 @@ import pwd
 import pytest
 
 from gpu_fleet_image.core.errors import CloudError
+from gpu_fleet_image.core.keys import GROWTH
 from gpu_fleet_image.core.queue_errors import DatabaseError, RosterUnreadError, SlurmError
 from gpu_fleet_image.core.store import StoredObject
 from gpu_fleet_image.slurm import accounting, controller, database, slurm
@@ -42,6 +43,7 @@ def test_what_slurm_knows_is_not_said_again():
 
 
 NLP = {"nlp": {"share": 2, "max_gpus": 16}}
+FROZEN = {"nlp": {"share": 2, "max_gpus": 16, "frozen": "its budget is spent"}}
 
 
 def test_a_new_team_begins_with_its_share_and_its_limit():
@@ -55,6 +57,9 @@ def test_a_new_team_begins_with_its_share_and_its_limit():
         (Association("nlp", "", 2, 16), NLP, []),
         (Association("nlp", "", 2, 16), {}, ["fairshare=1 grptres=gres/gpu=-1"]),
         (Association("nlp", "", 2), {"nlp": {"share": 2, "max_gpus": None}}, []),
+        (Association("nlp", "", 2, 16), FROZEN, ["fairshare=2 grptres=gres/gpu=16,cpu=0"]),
+        (Association("nlp", "", 2, 16, frozen=True), FROZEN, []),
+        (Association("nlp", "", 2, 16, frozen=True), NLP, ["fairshare=2 grptres=gres/gpu=16,cpu=-1"]),
     ],
 )
 def test_a_team_has_what_the_stack_file_says_and_no_more(team, limits, said):
@@ -375,19 +380,24 @@ def test_what_the_database_says_reaches_the_log():
 
 
 def test_associations_are_read_as_sacctmgr_prints_them():
-    said = "root||1||\nroot|root|1||\nnlp||2|cpu=64,gres/gpu=16|\nnlp|ada|parent||0\n"
+    said = (
+        "root||1||\nroot|root|1||\nnlp||2|cpu=64,gres/gpu=16|\nnlp|ada|parent||0\ncv||1|cpu=0,gres/gpu=8|\n"
+    )
 
     assert slurm.associations(lambda _: said) == [
         *KNOWN,
         Association("nlp", "", 2, 16),
         Association("nlp", "ada", 0, takes_jobs=False),
+        Association("cv", "", 1, 8, frozen=True),
     ]
 
 
 class Roster:
-    """Fake of the stack's list of users."""
+    """Fake of the stack's list of users; the mover says nothing."""
 
-    def newest(self, key):
+    def newest(self, key, at_most=None):
+        if key == GROWTH:
+            return None
         user = {"name": "ada", "uid": 5001, "keys": [], "team": "nlp", "team_gid": 30001, "admin": False}
         return StoredObject({"schema_version": 1, "users": [user]}, "v")
 

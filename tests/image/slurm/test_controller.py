@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_fleet_image.core.keys import GROWTH
 from gpu_fleet_image.core.queue_errors import PolicyUnreadError, SlurmError
 from gpu_fleet_image.core.store import StoredObject
 from gpu_fleet_image.slurm import configuration, controller, slurm
@@ -261,13 +262,29 @@ def test_no_field_of_a_job_ends_a_look_whatever_slurm_writes_there(field, value)
     assert "9" in {entry["job"]["id"] for entry in site.kept[0]["jobs"]}
 
 
-class Roster:
-    def newest(self, key):
-        return StoredObject({"users": [], "teams": {"nlp": {"share": 2, "max_gpus": 8}}}, "v")
+WHY = "team vision has spent 21 of 20 USD this month, and is frozen"
 
 
-def test_limits_are_read_from_what_the_stack_says_of_its_accounts():
-    assert controller.limits_of(Roster()) == {"nlp": TeamLimits(2, 8)}
+class Records:
+    def newest(self, key, at_most=None):
+        frozen = {"teams": {"vision": WHY}}
+        limits = {"users": [], "teams": {"nlp": {"share": 2, "max_gpus": 8}}}
+        return StoredObject(frozen if key == GROWTH else limits, "v")
+
+
+def test_limits_are_read_from_what_stack_and_mover_say_of_teams():
+    assert controller.limits_of(Records()) == {"nlp": TeamLimits(2, 8), "vision": TeamLimits(frozen=WHY)}
+
+
+def test_a_job_of_a_frozen_team_asks_for_no_instance_and_says_why_while_another_team_s_does():
+    site = Site(jobs=[waits(7, account="vision"), waits(8)], teams={"vision": TeamLimits(frozen=WHY)})
+
+    site.look()
+
+    reasons = {entry["job"]["id"]: entry["job"]["reason"] for entry in site.kept[0]["jobs"]}
+    assert site.said[0]["pools"]["train"]["jobs"] == [1]
+    assert reasons == {"7": WHY, "8": "Resources"}
+    assert site.calls == [f"scontrol update jobid=7 admincomment=gpu-fleet: {WHY}"]
 
 
 def test_the_mover_hears_of_no_job_that_its_teams_limit_keeps_waiting():

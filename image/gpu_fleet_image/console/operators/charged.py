@@ -14,8 +14,8 @@ from gpu_fleet_image.console.operators.monthly_savings import Month
 from gpu_fleet_image.controllers.meter import budget_check, chargeback, daily_report
 from gpu_fleet_image.controllers.meter.chargeback import Attribution, RunSpan
 from gpu_fleet_image.controllers.meter.meter_state import Day
+from gpu_fleet_image.controllers.meter.team_budgets import teams_of
 from gpu_fleet_image.core import cloud as clouds
-from gpu_fleet_image.core import keys, roster
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import LEDGER_URI
 from gpu_fleet_image.core.place import Asked, Place, Subject, account_of
@@ -133,18 +133,6 @@ def rows(meant: Subject, store: Store, record: MonthRecord, by: str, form: str, 
     begin = datetime.strptime(record.name, "%Y-%m").replace(tzinfo=UTC)
     work = chargeback.work_of(attribution.runs, begin) if by == "run" else None
     return chargeback.as_text(charges, by, meant.policy.currency, form, work)
-
-
-def teams_of(store: Store) -> dict[str, str]:
-    """Return account -> team, of the accounts of the stack's instances now.
-
-    Raises:
-        RosterError: the list of accounts is malformed.
-        CloudError: it could not be read.
-    """
-    stored = store.get(keys.ACCOUNTS)
-    users = roster.parse(stored.content) if stored is not None else ()
-    return {user.name: user.team for user in users if user.team}
 
 
 def runs_of(meant: Subject, record: MonthRecord, now: datetime) -> dict[str, list[RunSpan]]:

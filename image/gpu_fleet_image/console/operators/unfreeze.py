@@ -8,12 +8,13 @@ from decimal import Decimal
 
 import click
 
-from gpu_fleet_image.controllers.meter import freezer
+from gpu_fleet_image.controllers.meter import freezer, team_budgets
 from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.freeze_rules import FreezeStage
-from gpu_fleet_image.core.cloud import connect
+from gpu_fleet_image.core.cloud import SweepCloud, connect
 from gpu_fleet_image.core.options import subject_options
 from gpu_fleet_image.core.place import Asked, subject
+from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 
@@ -27,8 +28,9 @@ def login() -> str:
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet unfreeze --stack aws-dev --reason 'approved by finance'")
 @click.option("--reason", required=True, help="Reason, for the budget's owner; it is recorded.")
+@click.option("--team", help="A team whose own budget froze it, instead of the training pools.")
 @subject_options
-def unfreeze(reason: str, asked: Asked) -> None:
+def unfreeze(reason: str, team: str | None, asked: Asked) -> None:
     """Let frozen pools start instances again, despite the present spending, until the month ends.
 
     Reaching a higher threshold later freezes them again.
@@ -42,6 +44,9 @@ def unfreeze(reason: str, asked: Asked) -> None:
     policy = meant.policy
     now = datetime.now(UTC)
     cloud = connect(policy, lambda: datetime.now(UTC), environ=meant.environ)
+    if team is not None:
+        _lift_team(cloud, policy, team, now, reason)
+        return
     fleet = cloud.instances.fleet()
     spending = read_spending(cloud, policy, fleet, now)
     spent = spending.reading.month_cost if spending else Decimal(0)
@@ -55,3 +60,14 @@ def unfreeze(reason: str, asked: Asked) -> None:
         click.echo("nothing is frozen")
     else:
         click.echo(f"pools start instances again; {lifted.lifted.word} is lifted until {lifted.month} ends")
+
+
+def _lift_team(cloud: SweepCloud, policy: Policy, team: str, now: datetime, reason: str) -> None:
+    """Lift a team's freeze. Raises CloudError, ConfigurationError."""
+    if cloud.store is None:
+        raise ConfigurationError(f"--team {team!r} needs GPU_FLEET_LEDGER_URI")
+    before = team_budgets.lift(cloud.store, policy, team, now, freezer.Actor(login(), reason))
+    if before.frozen:
+        click.echo(f"team {team} starts instances and jobs again until {now:%Y-%m} ends")
+    else:
+        click.echo(f"team {team} was not frozen, and nothing freezes it until {now:%Y-%m} ends")

@@ -100,7 +100,7 @@ def cells(job: Job, states: Sequence[NodeState], policy: Policy, now: datetime) 
     end = max((parse_time(state.at) for state in states if state.at), default=now)
     lasted = (end if phase in OVER or silent else now) - parse_time(job.at)
     spent = Decimal(lasted.total_seconds()) / SECONDS_PER_HOUR * len(job.instances)
-    price = mover.prices(policy).get(job.pool)
+    price = mover.prices(policy, now).get(job.pool)
     return (
         job.run,
         job.pool,

@@ -38,7 +38,7 @@ from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, n
 from gpu_fleet_image.core.runs import QUEUED, RUN, NodeState, Phase, place_of
 from gpu_fleet_image.core.shared_options import CSV, TABLE, note
 from gpu_fleet_image.core.store import Store
-from gpu_fleet_image.core.times import format_span
+from gpu_fleet_image.core.times import format_span, parse_time
 from gpu_fleet_image.slurm import slurm
 from gpu_fleet_image.slurm.exclusion import failed_on, is_submitted
 from gpu_fleet_image.slurm.job_records import JOBS, LONGEST, RUNNING, JobRecord, JobRecords, records_of
@@ -217,7 +217,7 @@ def show_runs(viewer: QueueViewer, form: str = TABLE) -> None:
 def cells(entry: JobRecord, state: NodeState, policy: Policy) -> tuple[str, ...]:
     """Return a job as a row. Pure."""
     job = entry.job
-    price = mover.prices(policy).get(job.pool)
+    price = mover.prices(policy, parse_time(entry.seen)).get(job.pool)
     hours = Decimal(entry.instance_s) / SECONDS_PER_HOUR
     return (
         job.name,

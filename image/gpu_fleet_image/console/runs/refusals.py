@@ -47,8 +47,8 @@ def _newest(store: Store, key: str, at_most: int | None = None) -> Mapping[str, 
 
 def _over_team(job: JobScript, account: str, roster: Mapping[str, Any] | None) -> str:
     """Return why the team's limit would block a job for good; empty if it would not. Pure."""
+    team = _team_of(account, roster)
     try:
-        team = accounting.teams_of(roster or {"users": []}).get(account, "")
         limit = accounting.limits_of(roster or {}).get(team)
     except RosterUnreadError:
         return ""  # the controller logs the error, and sets no limit either
@@ -63,10 +63,20 @@ def _over_team(job: JobScript, account: str, roster: Mapping[str, Any] | None) -
     )
 
 
+def _team_of(account: str, roster: Mapping[str, Any] | None) -> str:
+    """Return the team of a user; empty if nobody knows. Pure."""
+    try:
+        return accounting.teams_of(roster or {"users": []}).get(account, "")
+    except RosterUnreadError:
+        return ""
+
+
 def never_runs(job: JobScript, account: str, said: QueueRecords, now: datetime) -> str:
     """Return why a job would wait until an operator changes the stack; empty if it may start by itself."""
     if problem := _over_team(job, account, said.roster):
         return problem
     if said.growth is None:
         return ""
+    if frozen := said.growth.teams.get(_team_of(account, said.roster)):
+        return frozen
     return growth.refusal(said.growth, job.pool, job.nodes, now)

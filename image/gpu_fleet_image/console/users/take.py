@@ -117,8 +117,8 @@ class Desk:
 
 
 def offer(policy: Policy, spending: Spending | None, pool: str, count: int, hours: float | None) -> str:
-    """Return the request, its cost, and the rest of the budget, as a line. Pure."""
-    price = mover.prices(policy).get(pool)
+    """Return the request, its cost, and the rest of the budget, as a line."""
+    price = mover.prices(policy, spending.reading.until if spending else datetime.now(UTC)).get(pool)
     for_time = f" for {hours:g} h" if hours else ""
     what = f"{count} of {pool}{for_time}"
     cost = "price unknown"

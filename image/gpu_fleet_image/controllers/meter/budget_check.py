@@ -1,13 +1,14 @@
 """Budget check after each sweep: count the stack's costs, and compare them with the budget."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gpu_fleet_image.controllers.meter import daily_report, freezer, meter
+from gpu_fleet_image.controllers.meter import daily_report, freezer, meter, team_budgets
 from gpu_fleet_image.controllers.meter.freeze_rules import Freeze
 from gpu_fleet_image.controllers.meter.meter_state import MeterReading, from_json
 from gpu_fleet_image.controllers.meter.spending import Spending
+from gpu_fleet_image.controllers.meter.team_budgets import TeamSpending
 from gpu_fleet_image.core.budget_policy import BudgetPolicy
 from gpu_fleet_image.core.calls import Failure
 from gpu_fleet_image.core.cloud import SweepCloud
@@ -60,7 +61,13 @@ def settle(
         failures += failed
     except (CloudError, DeadlineError) as error:
         failures.append(Failure("*", "freeze", str(error)))
-    spending = _spending(policy, budget, reading, swept.fleet, freeze)
+    teams: Mapping[str, TeamSpending] = {}
+    try:
+        failures += team_budgets.settle(cloud, policy, reading, act=act)
+        teams = _teams(store, budget, reading.until)
+    except (CloudError, DeadlineError) as error:
+        failures.append(Failure("*", "budgets of teams", str(error)))
+    spending = replace(_spending(policy, budget, reading, swept.fleet, freeze), teams=teams)
     try:
         if reported := daily_report.report(cloud, store, policy, reading):
             _forget_reported(store, reported)
@@ -85,7 +92,12 @@ def read_spending(cloud: SweepCloud, policy: Policy, fleet: Inventory, now: date
     budget, _ = _at_market_prices(cloud, policy.budget, fleet)
     reading, _ = meter.advance(before, fleet, budget, policy.currency, now)
     freeze = freezer.read(store, now)[0] if budget.freezes else None
-    return _spending(policy, budget, reading, fleet, freeze)
+    return replace(_spending(policy, budget, reading, fleet, freeze), teams=_teams(store, budget, now))
+
+
+def _teams(store: Store, budget: BudgetPolicy, now: datetime) -> Mapping[str, TeamSpending]:
+    """Return the spending of teams with a budget as last counted; nothing is read where none has one."""
+    return team_budgets.read(store, now)[0].teams if budget.teams else {}
 
 
 def _at_market_prices(

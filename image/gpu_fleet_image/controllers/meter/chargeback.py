@@ -21,6 +21,7 @@ CENT = Decimal("0.01")
 _EARLIER = "(before the days on record)"
 NOBODY = "nobody"
 _MOST_SAMPLES = 1 << 53  # exact in JSON
+NO_TEAM = "no-team"  # in budgets, and in the queue (gpu_fleet_image/slurm/accounting.py)
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,18 @@ class Charge:
     def __add__(self, other: "Charge") -> "Charge":
         sums = (getattr(self, each.name) + getattr(other, each.name) for each in fields(self)[1:])
         return Charge(self.name, *sums)
+
+
+def team_costs(day: Day, teams: Mapping[str, str]) -> dict[str, Decimal]:
+    """Return team, or ``NO_TEAM``, -> cost of its members' instances of a day, not rounded.
+
+    Args:
+        teams: owner -> team.
+    """
+    costs: dict[str, Decimal] = defaultdict(Decimal)
+    for share in day.instances.values():
+        costs[teams.get(share.instance.owner, NO_TEAM)] += share.cost
+    return dict(costs)
 
 
 def charges(

@@ -44,6 +44,16 @@ def load(store: Store, name: str) -> Day:
         raise CloudError(f"{_key(DAYS, name, 'json')}: {error!r}", "Malformed") from error
 
 
+def load_metered(store: Store, name: str) -> Day | None:
+    """Return a recorded day; None if none was metered. Raises CloudError as ``load``."""
+    try:
+        return load(store, name)
+    except CloudError as error:
+        if error.code != _NOT_METERED:
+            raise
+        return None
+
+
 def month(
     store: Store, name: str, until: datetime
 ) -> tuple[list[Day], dict[str, dict[str, Decimal]], list[str]]:
@@ -73,13 +83,12 @@ def between(
     date = begin
     while date + DAY <= until:
         day = f"{date:%Y-%m-%d}"
-        try:
-            days.append(load(store, day))
-            computing[day] = _computing(store, day)
-        except CloudError as error:
-            if error.code != _NOT_METERED:
-                raise
+        metered = load_metered(store, day)
+        if metered is None:
             missing.append(day)
+        else:
+            days.append(metered)
+            computing[day] = _computing(store, day)
         date += DAY
     return days, computing, missing
 

@@ -1,7 +1,7 @@
 """Costs of a stack compared with its budget, for metrics, reports and users. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -9,6 +9,7 @@ from gpu_fleet_image.controllers.meter import meter
 from gpu_fleet_image.controllers.meter.freeze_rules import Freeze, FreezeStage
 from gpu_fleet_image.controllers.meter.meter import ReservedUse
 from gpu_fleet_image.controllers.meter.meter_state import MeterReading
+from gpu_fleet_image.controllers.meter.team_budgets import TeamSpending, as_text
 from gpu_fleet_image.core.budget_policy import BudgetPolicy
 from gpu_fleet_image.core.metrics import (
     METRIC_FREEZE,
@@ -33,6 +34,7 @@ class Spending:
         unpriced: number of running instances without a price.
         freeze: the pools' freeze; None if no pool freezes.
         reserved: use of each reservation that is paid for now.
+        teams: team with a budget -> its spending.
     """
 
     currency: str
@@ -42,6 +44,7 @@ class Spending:
     unpriced: int
     freeze: Freeze | None = None
     reserved: tuple[ReservedUse, ...] = ()
+    teams: Mapping[str, TeamSpending] = field(default_factory=dict)
 
     @property
     def rate(self) -> Decimal:
@@ -87,6 +90,7 @@ class Spending:
             "unpriced_machines": self.unpriced,
             "at_least": self.at_least,
             "reserved": [asdict(use) for use in self.reserved],
+            "teams": {name: as_text(team) for name, team in self.teams.items()},
             "assumed": {kind: str(price) for kind, price in self.budget.assumed.items()},
             "freeze": self.freeze.to_json() if self.freeze else None,
         }
@@ -109,6 +113,8 @@ def line_of(spending: Spending) -> str:
         line += f"; {share}, all are paid for"
     if spending.budget.assumed:
         line += f"; prices assumed by the stack: {', '.join(sorted(spending.budget.assumed))}"
+    for name, team in spending.teams.items():
+        line += f"; {team.sentence(name, currency)}"
     freeze = spending.freeze
     if freeze and freeze.stage is not FreezeStage.OPEN and freeze.since:
         line += f"; pools that freeze are {freeze.stage.word} since {format_time(freeze.since)}"

@@ -30,6 +30,7 @@ class Growth:
         prices: pool -> what an hour of an instance costs at most; without those that nobody knows.
         frozen: pools that take no instances now.
         totals: pool -> instances that it has or is about to have; without those that nobody knows.
+        teams: team that starts nothing now -> why.
     """
 
     at: datetime
@@ -38,6 +39,7 @@ class Growth:
     frozen: frozenset[str]
     currency: str
     totals: Mapping[str, int] = field(default_factory=dict)
+    teams: Mapping[str, str] = field(default_factory=dict)
 
 
 def to_json(money: MoneyLeft, totals: Mapping[str, int], now: datetime) -> dict[str, Any]:
@@ -50,6 +52,7 @@ def to_json(money: MoneyLeft, totals: Mapping[str, int], now: datetime) -> dict[
         "frozen": sorted(money.frozen),
         "currency": money.currency,
         "totals": dict(sorted(totals.items())),
+        "teams": dict(sorted(money.frozen_teams.items())),
     }
 
 
@@ -67,6 +70,7 @@ def growth_of(raw: Mapping[str, Any]) -> Growth:
             frozenset(map(str, raw["frozen"])),
             str(raw["currency"]),
             {str(pool): int(total) for pool, total in raw.get("totals", {}).items()},  # older ones have none
+            {str(team): str(why) for team, why in raw.get("teams", {}).items()},
         )
     except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
         raise CloudError(f"{GROWTH}: {error!r}", "Malformed") from error

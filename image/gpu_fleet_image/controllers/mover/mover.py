@@ -13,8 +13,10 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
+from gpu_fleet_image.controllers.meter import team_budgets
 from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.freeze_rules import FreezeStage
+from gpu_fleet_image.controllers.meter.spending import Spending
 from gpu_fleet_image.controllers.mover import growth
 from gpu_fleet_image.controllers.mover.growth import GROWTH
 from gpu_fleet_image.controllers.mover.placement import decide, totals, wants_money
@@ -228,14 +230,27 @@ class _Mover:
             return MoneyLeft(None, {}, why=f"nobody knows what is spent: {error}")
         if spending is None:
             return MoneyLeft(None, {}, why=_NO_METER)
-        budget = spending.budget
+        budget, teams = spending.budget, _frozen_teams(spending)
         frozen = spending.freeze is not None and spending.freeze.stage is not FreezeStage.OPEN
         return MoneyLeft(
             budget.monthly - spending.reading.month_cost,
             prices(self._policy, now),
             frozenset(name for name, pool in budget.pools.items() if frozen and pool.freezes),
             currency=spending.currency,
+            frozen_teams=teams,
+            frozen_owners=self._frozen_owners(teams),
         )
+
+    def _frozen_owners(self, teams: Mapping[str, str]) -> dict[str, str]:
+        """Return user -> why, for members of frozen teams; the accounts are read only if there are any."""
+        if not teams:
+            return {}
+        try:
+            members = team_budgets.members_of(self._store)
+        except (CloudError, DeadlineError) as error:
+            self._failures.append(Failure("*", "read who is in a frozen team", str(error)))
+            return {}
+        return {user: teams[team] for user, team in members.items() if team in teams}
 
     def _say_growth(self, view: PoolView, before: MoverState) -> None:
         """Write sizes and budget for users' commands; no later step depends on it."""
@@ -284,6 +299,15 @@ class _Mover:
         if decision.tags:
             self._cloud.instances.tag([decision.instance], decision.tags)
         return activity
+
+
+def _frozen_teams(spending: Spending) -> dict[str, str]:
+    """Return team -> why it starts nothing now."""
+    return {
+        name: f"{team.sentence(name, spending.currency)}: gpu-fleet unfreeze --team {name} lifts it"
+        for name, team in spending.teams.items()
+        if team.frozen
+    }
 
 
 def prices(policy: Policy, now: datetime) -> dict[str, Decimal | None]:

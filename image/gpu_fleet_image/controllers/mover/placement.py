@@ -105,6 +105,9 @@ def _limits(state: PassState, coming: Coming) -> str:
     standing = sum(state.desired(site.group.name) for site in state.view.sites.get(coming.pool, ()))
     if capacity is None or standing + 1 > capacity.max_size:
         return "full"
+    request = state.requests.get(coming.purpose)
+    if request is not None and request.owner in state.view.money.frozen_owners:
+        return "frozen"
     # money that a request was promised is its own; a pool's wants need new money
     if coming.purpose in state.requests:
         left = state.view.money.left

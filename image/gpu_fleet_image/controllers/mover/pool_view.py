@@ -74,6 +74,8 @@ class MoneyLeft:
         why: why nobody knows, or why the pool may not grow at all.
         prices: pool -> what an hour of an instance costs at most; None where nobody knows.
         frozen: pools that take no instances now.
+        frozen_teams: team that starts nothing now -> why.
+        frozen_owners: user -> why, for members of such teams.
     """
 
     left: Decimal | None
@@ -81,6 +83,8 @@ class MoneyLeft:
     frozen: frozenset[str] = frozenset()
     why: str = ""
     currency: str = "USD"
+    frozen_teams: Mapping[str, str] = field(default_factory=dict)
+    frozen_owners: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

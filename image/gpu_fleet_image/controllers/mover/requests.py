@@ -71,6 +71,8 @@ def _spares_for(state: PassState, request: Request) -> list[Instance]:
 
 def _refusal(state: PassState, request: Request) -> str:
     """Return why a request is refused; empty where it is accepted."""
+    if frozen := state.view.money.frozen_owners.get(request.owner):
+        return frozen
     capacity = state.capacity(request.pool)
     if capacity is None:
         pools = ", ".join(name for name, pool in state.view.policy.pools.items() if pool.capacity)
@@ -123,7 +125,7 @@ def expire(state: PassState) -> None:
                 withdrawals.take_back(
                     state, coming, f"{state.label(coming.group)}: not within {WAIT.seconds // 60} minutes"
                 )
-        tried = "; ".join(state.requests[request.key].tried) or _blocked(state, request.pool)
+        tried = "; ".join(state.requests[request.key].tried) or _blocked(state, request)
         _end(state, request, "no capacity anywhere", f": {tried}")
 
 
@@ -155,7 +157,10 @@ def release(state: PassState) -> None:
         )
 
 
-def _blocked(state: PassState, pool: str) -> str:
+def _blocked(state: PassState, request: Request) -> str:
+    pool = request.pool
+    if frozen := state.view.money.frozen_owners.get(request.owner):
+        return frozen
     return growth_budget.refusal(state, pool, 0, None) or f"every group of {pool} is full or closed"
 
 

@@ -103,7 +103,7 @@ def test_no_long_row_cuts_the_figures_of_another(capsys):
 
 def test_what_it_cost_counts_each_instance_for_the_time_it_worked(monkeypatch):
     """Two instance hours of a run that lasted one."""
-    monkeypatch.setattr(queue_view.mover, "prices", lambda _: {"train": Decimal("1.5")})
+    monkeypatch.setattr(queue_view.mover, "prices", lambda *_: {"train": Decimal("1.5")})
     stack = Stack(JOB)
 
     *_, lasted, cost = queue_view.cells(stack.entry(), NodeState(Phase.SENT), stack.viewer.policy)

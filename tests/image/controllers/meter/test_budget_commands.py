@@ -93,6 +93,20 @@ def test_a_sweep_meters_and_freezes_and_a_user_unfreezes(fleet, run):
     ]
 
 
+def test_unfreeze_of_a_team_lasts_until_its_month_ends(fleet, run):
+    spent = {"spent": "20.52", "monthly": "20", "passed": 100, "frozen": True, "lifted": False}
+    budgets = {"schema_version": 1, "month": f"{NOW:%Y-%m}", "days": {}, "teams": {"vision": spent}}
+    client("s3").put_object(Bucket=BUCKET, Key="reaper/team-budgets.json", Body=json.dumps(budgets))
+
+    unknown = run("unfreeze", "--team", "nlp", "--reason", "deadline")
+    lifted = run("unfreeze", "--team", "vision", "--reason", "deadline")
+
+    body = client("s3").get_object(Bucket=BUCKET, Key="reaper/team-budgets.json")["Body"].read()
+    assert (unknown.exit_code, "no budget of it is counted; allowed: vision" in unknown.output) == (1, True)
+    assert lifted.output == f"team vision starts instances and jobs again until {NOW:%Y-%m} ends\n"
+    assert json.loads(body)["teams"]["vision"] == spent | {"frozen": False, "lifted": True}
+
+
 def test_status_shows_what_is_spent(fleet, run):
     fleet.start()
     run("sweep", "--live")

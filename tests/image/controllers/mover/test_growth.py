@@ -6,6 +6,8 @@ from decimal import Decimal
 
 import pytest
 
+from gpu_fleet_image.console.runs.batch import JobScript
+from gpu_fleet_image.console.runs.refusals import QueueRecords, never_runs
 from gpu_fleet_image.controllers.mover import growth
 from gpu_fleet_image.controllers.mover.pool_view import MoneyLeft
 from gpu_fleet_image.core.reaper_errors import CloudError
@@ -44,6 +46,17 @@ def test_an_older_movers_word_has_no_totals_and_refuses_nothing():
     says.append(growth.refusal(growth.growth_of(written), "train", 1, START))
 
     assert [bool(said) for said in says] == [True, False]
+
+
+def test_a_job_of_a_frozen_team_is_refused_at_once_and_another_team_s_is_not():
+    why = "team vision has spent 21 of 20 USD this month, and is frozen"
+    money = replace(MONEY, frozen_teams={"vision": why})
+    users = [{"name": "ada", "team": "vision"}, {"name": "bob", "team": "nlp"}]
+    said = QueueRecords({"users": users}, growth.growth_of(growth.to_json(money, TOTALS, START)))
+    job = JobScript("digits", "train", 1, 1, "/home/ada", "log", ())
+
+    assert never_runs(job, "ada", said, START) == why
+    assert never_runs(job, "bob", said, START) == ""
 
 
 @pytest.mark.parametrize(

@@ -348,6 +348,30 @@ def test_a_frozen_pool_is_not_taken_from_and_the_answer_says_what_lifts_it(door,
     assert [record["action"] for record in door.ledger()] == ["refuse"]
 
 
+def test_who_is_in_a_frozen_team_takes_nothing_and_others_go_on(door, say):
+    policy, month = get("policy.json"), f"{datetime.now(UTC):%Y-%m}"
+    policy["budget"]["teams"] = {"vision": {"monthly": "20", "on_exceeded": "freeze"}}
+    (door.code / "policy.json").write_text(json.dumps(policy))
+    put(door, "policy.json", policy)
+    spent = {"spent": "20.52", "monthly": "20", "passed": 100, "frozen": True, "lifted": False}
+    budgets = {"schema_version": 1, "month": month, "days": {}, "teams": {"vision": spent}}
+    put(door, "team-budgets.json", budgets)
+
+    def says_for(team: str) -> Any:
+        user = {"name": "moto", "uid": 5001, "keys": [], "team": team, "team_gid": 30001, "admin": False}
+        put(door, "accounts.json", {"schema_version": 1, "users": [user]})
+        return say("take", "train", "--yes")
+
+    refused, taken = says_for("vision"), says_for("nlp")
+
+    assert refused.exit_code == 1
+    assert "team vision has spent 20.52 of 20 USD this month, and is frozen: gpu-fleet unfreeze --team" in (
+        " ".join(refused.output.split())
+    )
+    assert taken.exit_code == 0, taken.output
+    assert [record["action"] for record in door.ledger()][:2] == ["refuse", "accept"]
+
+
 def test_without_capacity_anywhere_the_answer_says_what_was_tried_and_what_may_help(door, monkeypatch):
     FULL_ZONES.update({"us-east-1a", "us-east-1b"})
     sleep, passes = time.sleep, iter(range(6))

@@ -210,6 +210,84 @@ def test_a_pool_that_drains_is_closed_until_its_users_are_done_and_opens_again(w
     assert (group["suspended"], group["max"]) == (set(), 10)
 
 
+def account(name, team, uid):
+    gid = {"team_gid": 30_001} if team else {"team_gid": 0}
+    return {"name": name, "uid": uid, "keys": [], "team": team, "admin": False, **gid}
+
+
+def of_teams(cloud=CLOUDS[0], monthly="20", on_exceeded="freeze"):
+    """Rules by which each of two teams has a budget."""
+    teams = {name: {"monthly": monthly, "on_exceeded": on_exceeded} for name in ("nlp", "vision")}
+    return policy(top=cloud | {"budget": budget_json(teams=teams)}, idle_after_hours=100)
+
+
+@pytest.fixture
+def teams(world):
+    """The world's accounts: ada, who has its instances, and bob are in teams of their own."""
+    users = [account("ada", "vision", 5001), account("bob", "nlp", 5002)]
+    content = json.dumps({"schema_version": 1, "users": users}).encode()
+    world.objects["reaper/accounts.json"] = (content, '"1"')
+
+
+@pytest.mark.parametrize(
+    ("cloud", "monthly"), [(CLOUDS[0], "20"), (CLOUDS[1], "0.4")], ids=["aws", "alicloud"]
+)
+def test_a_team_past_its_budget_is_frozen_alone_and_said_once_and_its_instances_stay(
+    world, teams, cloud, monthly
+):
+    checked = of_teams(cloud, monthly)
+    swept(world, checked)
+    world.pass_minutes(10 * 60)  # 20.52 on AWS, disks alone on Alibaba Cloud: its type has no price here
+
+    for _ in range(2):
+        result = swept(world, checked)
+        world.pass_minutes(1)
+
+    assert not result.failed
+    assert {name: team.frozen for name, team in result.spending.teams.items()} == {
+        "nlp": False,
+        "vision": True,
+    }
+    assert ", and is frozen" in line_of(result.spending).partition("; team vision has spent ")[2]
+    assert [(record["action"], record["team"]) for record in records(world, "budget")] == [
+        ("freeze", "vision")
+    ]
+    assert len([text for _, text in world.messages if "gpu-fleet unfreeze --team vision" in text]) == 1
+    assert (world.groups["pool"]["suspended"], world.groups["pool"]["max"], world.ends) == (set(), 10, [])
+
+
+def test_a_team_s_month_is_the_sum_of_its_days_and_begins_anew(world, teams):
+    swept(world, of_teams())
+    for _ in range(26):
+        world.pass_minutes(60)
+        result = swept(world, of_teams(monthly="100"))
+
+    closed = list(stored(world, "team-budgets.json")["days"])
+    yesterday = stored(world, "days/2026/03/2026-03-02.json")["costs"]["dev"]
+    today = result.spending.reading.day.costs["dev"]
+    assert closed == ["2026-03-01", "2026-03-02"]  # the meter began on the second
+    assert result.spending.teams["vision"].spent == Decimal(yesterday) + today
+
+
+def test_a_team_that_only_notifies_is_said_to_have_passed_its_budget_and_goes_on(world, teams):
+    swept(world, of_teams(on_exceeded="notify"))
+    world.pass_minutes(10 * 60)
+
+    result = swept(world, of_teams(on_exceeded="notify"))
+
+    assert not result.spending.teams["vision"].frozen
+    assert len([text for _, text in world.messages if text.startswith("team vision has spent 20.5")]) == 1
+
+
+def test_accounts_that_cannot_be_read_fail_the_sweep_and_freeze_nobody(world):
+    world.objects["reaper/accounts.json"] = (b'{"schema_version": 1, "users": [{"name": "a/b"}]}', '"1"')
+
+    result = swept(world, of_teams(monthly="0"))
+
+    assert [failure.step for failure in result.done.failures] == ["budgets of teams"]
+    assert "reaper/team-budgets.json" not in world.objects
+
+
 def test_a_dry_run_meters_and_freezes_nothing(world):
     world.pass_minutes(10 * 60)
 

@@ -1,0 +1,270 @@
+"""Budgets of teams: the cost of each team this month, and the teams that start nothing more.
+
+A team pays for the instances of its members. The sweep counts, once a budget names a team, and writes
+``team-budgets.json``. The mover and the queue's controller follow it: a frozen team
+takes no instance and starts no job. Other teams go on, and what runs stays.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from gpu_fleet_image.controllers.meter import chargeback, daily_report
+from gpu_fleet_image.controllers.meter.chargeback import NO_TEAM
+from gpu_fleet_image.controllers.meter.freezer import RECORDS, Actor
+from gpu_fleet_image.controllers.meter.meter import DAY
+from gpu_fleet_image.controllers.meter.meter_state import MeterReading
+from gpu_fleet_image.core import keys, roster
+from gpu_fleet_image.core.budget_policy import FREEZE, BudgetPolicy, TeamBudget
+from gpu_fleet_image.core.calls import Failure
+from gpu_fleet_image.core.cloud import SweepCloud
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.core.times import format_time
+
+KEY = "team-budgets.json"
+SCHEMA_VERSION = 1
+_SWEEP = Actor("sweep", "by the team's budget")
+_ALL = (100,)  # percent, of a budget without thresholds of what is spent
+
+
+@dataclass(frozen=True)
+class TeamSpending:
+    """A team's cost compared with its budget.
+
+    Attributes:
+        spent: cost of the month.
+        monthly: its budget.
+        passed: highest threshold that the cost has passed, in percent; 0 for none.
+        frozen: it takes no instance and starts no job.
+        lifted: a user lifted the freeze for this month.
+    """
+
+    spent: Decimal
+    monthly: Decimal
+    passed: int = 0
+    frozen: bool = False
+    lifted: bool = False
+
+    def sentence(self, team: str, currency: str) -> str:
+        """Return the spending in words."""
+        share = f"{self.spent:,.2f} of {self.monthly:,} {currency} this month"
+        return f"team {team} has spent {share}{', and is frozen' * self.frozen}"
+
+
+@dataclass(frozen=True)
+class TeamBudgets:
+    """The month of all teams, as the bucket holds it.
+
+    Attributes:
+        month: ``2026-11``.
+        days: day that ended -> team -> cost.
+        teams: team with a budget -> its spending.
+    """
+
+    month: str
+    days: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)
+    teams: Mapping[str, TeamSpending] = field(default_factory=dict)
+
+    @property
+    def frozen(self) -> dict[str, TeamSpending]:
+        """Teams that start nothing."""
+        return {name: team for name, team in self.teams.items() if team.frozen}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the month as the bucket holds it; money as decimal text."""
+        days = {day: {team: str(cost) for team, cost in costs.items()} for day, costs in self.days.items()}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "month": self.month,
+            "days": days,
+            "teams": {name: as_text(team) for name, team in self.teams.items()},
+        }
+
+
+def as_text(team: TeamSpending) -> dict[str, Any]:
+    """Return a team's spending for JSON."""
+    return asdict(team) | {"spent": str(team.spent), "monthly": str(team.monthly)}
+
+
+def from_json(raw: Mapping[str, Any]) -> TeamBudgets:
+    """Parse what ``TeamBudgets.to_json`` wrote.
+
+    Raises:
+        CloudError: it is damaged.
+    """
+    try:
+        days = {
+            str(day): {str(team): Decimal(cost) for team, cost in costs.items()}
+            for day, costs in raw["days"].items()
+        }
+        return TeamBudgets(str(raw["month"]), days, {str(name): _team(x) for name, x in raw["teams"].items()})
+    except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
+        raise CloudError(f"{KEY}: {error!r}; delete it to count the month again", "Malformed") from error
+
+
+def _team(raw: Mapping[str, Any]) -> TeamSpending:
+    return TeamSpending(
+        Decimal(raw["spent"]),
+        Decimal(raw["monthly"]),
+        int(raw["passed"]),
+        bool(raw["frozen"]),
+        bool(raw["lifted"]),
+    )
+
+
+def read(store: Store, now: datetime) -> tuple[TeamBudgets, str | None]:
+    """Return the present month in the bucket, and its version for a replacement; raises CloudError."""
+    stored, month = store.get(KEY), f"{now.astimezone(UTC):%Y-%m}"
+    if stored is None:
+        return TeamBudgets(month), None
+    before = from_json(stored.content)
+    return (before if before.month == month else TeamBudgets(month)), stored.version
+
+
+def follow(
+    before: TeamBudgets, days: Mapping[str, Mapping[str, Decimal]], budget: BudgetPolicy
+) -> TeamBudgets:
+    """Return the month after the costs of its days. Pure.
+
+    Args:
+        days: day -> team -> cost, with the present day.
+    """
+    teams = {}
+    for name, own in budget.teams.items():
+        spent = sum((costs.get(name, Decimal(0)) for costs in days.values()), Decimal(0))
+        known = before.teams.get(name)
+        teams[name] = _stage(own, spent, budget.percents or _ALL, lifted=bool(known and known.lifted))
+    return replace(before, teams=teams)
+
+
+def _stage(own: TeamBudget, spent: Decimal, percents: tuple[int, ...], *, lifted: bool) -> TeamSpending:
+    passed = max((percent for percent in percents if spent * 100 >= own.monthly * percent), default=0)
+    frozen = own.on_exceeded == FREEZE and passed == percents[-1] and not lifted
+    return TeamSpending(spent, own.monthly, passed, frozen, lifted)
+
+
+def settle(cloud: SweepCloud, policy: Policy, reading: MeterReading, *, act: bool) -> list[Failure]:
+    """Count the month of each team with a budget, and notify of a threshold that one has passed.
+
+    Without such a team it reads nothing.
+
+    Args:
+        act: allows to write; false in a dry run.
+
+    Raises:
+        CloudError: something could not be read or written; the next sweep counts again.
+    """
+    budget, store = policy.budget, cloud.store
+    if budget is None or store is None or not budget.teams or not act:
+        return []
+    before, version = read(store, reading.until)
+    teams = teams_of(store)
+    closed = {
+        day: before.days[day] if day in before.days else _of_day(store, day, teams)
+        for day in _closed(reading)
+    }
+    today = chargeback.team_costs(reading.day, teams)
+    after = replace(follow(before, {**closed, reading.day.name: today}, budget), days=closed)
+    if store.move_on(KEY, after.to_json(), version) is None:
+        return []  # another sweep counted at the same time
+    failures = []
+    for name, team in after.teams.items():
+        known = before.teams.get(name, TeamSpending(Decimal(0), team.monthly))
+        if team.passed > known.passed or team.frozen is not known.frozen:
+            _record(store, policy, name, team, at=reading.until, actor=_SWEEP)
+            failures += _notify(cloud, policy, name, team)
+    return failures
+
+
+def _closed(reading: MeterReading) -> Iterable[str]:
+    """Return the days of the month before the present one."""
+    first = reading.day.date.replace(day=1)
+    return [f"{first + number * DAY:%Y-%m-%d}" for number in range((reading.day.date - first).days)]
+
+
+def _of_day(store: Store, name: str, teams: Mapping[str, str]) -> dict[str, Decimal]:
+    """Return team -> cost of a recorded day; empty for one that was not metered."""
+    day = daily_report.load_metered(store, name)
+    return {} if day is None else chargeback.team_costs(day, teams)
+
+
+def teams_of(store: Store) -> dict[str, str]:
+    """Return account -> team, of the accounts of the stack's instances now.
+
+    Raises:
+        CloudError: the list of accounts is malformed, or could not be read.
+    """
+    return {name: team for name, team in members_of(store).items() if team != NO_TEAM}
+
+
+def members_of(store: Store) -> dict[str, str]:
+    """Return account -> team, or ``NO_TEAM``; raises as ``teams_of``."""
+    stored = store.get(keys.ACCOUNTS)
+    try:
+        users = roster.parse(stored.content) if stored is not None else ()
+    except roster.RosterError as error:
+        raise CloudError(str(error), "Malformed") from error
+    return {user.name: user.team or NO_TEAM for user in users}
+
+
+def lift(store: Store, policy: Policy, name: str, now: datetime, actor: Actor) -> TeamSpending:
+    """Lift a team's freeze until the month ends; return its spending before.
+
+    Raises:
+        CloudError: it could not be read or written, or the team has no budget.
+    """
+    before, version = read(store, now)
+    team = before.teams.get(name)
+    if team is None:
+        known = ", ".join(sorted(before.teams)) or "there are none"
+        raise CloudError(f"--team {name!r}: no budget of it is counted; allowed: {known}")
+    after = replace(team, frozen=False, lifted=True)
+    _record(store, policy, name, after, at=now, actor=actor)
+    if store.move_on(KEY, replace(before, teams={**before.teams, name: after}).to_json(), version) is None:
+        raise CloudError("a sweep counted at the same time; try again")
+    return team
+
+
+def _record(
+    store: Store,
+    policy: Policy,
+    name: str,
+    team: TeamSpending,
+    *,
+    at: datetime,
+    actor: Actor,
+) -> None:
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "at": format_time(at),
+        "stack": policy.stack,
+        "region": policy.region,
+        "action": "freeze" if team.frozen else "unfreeze" if team.lifted else "notify",
+        "team": name,
+        "by": actor.name,
+        "reason": actor.reason,
+        "currency": policy.currency,
+        **as_text(team),
+    }
+    store.create(f"{RECORDS}/{at:%Y/%m/%d}/{at:%Y%m%dT%H%M%SZ}-team-{name}.json", record)
+
+
+def _notify(cloud: SweepCloud, policy: Policy, name: str, team: TeamSpending) -> list[Failure]:
+    if cloud.notifier is None:
+        return []
+    said = team.sentence(name, policy.currency)
+    text = f"{said}."
+    if team.frozen:
+        text += (
+            " It takes no instance and starts no job. What runs stays, and other teams go on. "
+            f'gpu-fleet unfreeze --team {name} --reason "..." lifts it for this month.'
+        )
+    try:
+        cloud.notifier.send(f"{policy.stack}: {said}", text)
+    except (CloudError, DeadlineError) as error:
+        return [Failure("*", f"notify of the budget of team {name}", str(error))]
+    return []
