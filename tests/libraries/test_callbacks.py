@@ -121,6 +121,17 @@ def test_another_learning_rate_in_the_same_folder_is_refused(library, key, pytho
 
 
 @pytest.mark.prove
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_an_attribute_that_no_checkpoint_holds_is_named(library, python, tmp_path, monkeypatch):
+    monkeypatch.setenv("FORGETFUL", "1")
+
+    status, said = run(python, library, tmp_path, workers=0)
+
+    assert status == 0, said
+    assert "mean, which is in no checkpoint; make it a persistent buffer" in said
+
+
+@pytest.mark.prove
 def test_a_loader_that_cannot_go_on_is_reported_at_the_start(python, tmp_path):
     status, said = run(python, "plain_lightning", tmp_path, workers=0)
 

@@ -17,6 +17,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    Sampler,
     default_collate,
     get_worker_info,
 )
@@ -31,6 +32,7 @@ LOADERS: dict[str, dict[str, Any]] = {
     "here": {},
     "a generator": {"generator": 3},
     "a sampler with a generator": {"sampler": 4},
+    "a sampler with one of numpy": {"shuffled": 4},
     "whole batches": {"drop_last": True},
     "readers": {"num_workers": 2},
     "readers that stay": {"num_workers": 2, "persistent_workers": True},
@@ -50,6 +52,19 @@ class Rows(Dataset[torch.Tensor]):
         return torch.tensor([index, float(torch.rand(())), np.random.random(), random.random()])
 
 
+class Shuffled(Sampler[int]):
+    """An order of a user's own, from numpy."""
+
+    def __init__(self, seed: int) -> None:
+        self.source = np.random.RandomState(seed)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.source.permutation(SAMPLES).tolist())
+
+
 def noisy(samples: list[torch.Tensor]) -> torch.Tensor:
     batch: torch.Tensor = default_collate(samples)
     return batch + torch.tensor([0.0, 0.0, 0.0, 1.0]) * torch.rand(4)
@@ -62,6 +77,8 @@ def loader_of(how: Mapping[str, Any]) -> ResumableLoader:
     if "sampler" in more:
         generator = torch.Generator().manual_seed(more["sampler"])
         more["sampler"] = RandomSampler(Rows(), generator=generator)
+    elif "shuffled" in more:
+        more["sampler"] = Shuffled(more.pop("shuffled"))
     else:
         more["shuffle"] = True
     return ResumableLoader(Rows(), BATCH, collate_fn=noisy, **more)

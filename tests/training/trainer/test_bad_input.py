@@ -53,6 +53,7 @@ def pictures(digits, tmp_path_factory) -> Path:
             section("parallel", strategy="tensor", tensor=2, pipeline=2),
             "tensor = 2 and pipeline = 2 do not go together; strategy = 'tensor' or 'pipeline' alone fits",
         ),
+        (section("data", workers=5000), "data.workers = 5000: input should be less than or equal to 256"),
         (section("parallel", tensor=2), "tensor = 2 needs strategy = 'tensor', not 'ddp'"),
         (
             section("model", name="resnet_smal"),
@@ -240,7 +241,12 @@ def test_overrides_are_checked_like_the_file(override, message, pictures, tmp_pa
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"[run", "is not TOML"), (b"\xff", "is not UTF-8, at byte 0"), (None, "cannot be read: No such file")],
+    [
+        (b"[run", "is not TOML"),
+        (b"\xff", "is not UTF-8, at byte 0"),
+        (b"\xef\xbb\xbfrun = 3", "run = 3: is a section; write [run] and its keys below"),
+        (None, "cannot be read: No such file"),
+    ],
 )
 def test_a_file_that_is_no_configuration_is_named(content, message, tmp_path):
     file = tmp_path / "broken.toml"

@@ -128,7 +128,8 @@ class Data(Section):
     image_size: Count = 0  # pixels of a side after augmentation; 0: the stored size
     augmentation: Literal["none", "shift", "shift_flip", "resized_crop"] = "none"
     sequence_length: Positive = 128  # tokens of a sample, for kinds "tokens" and "text"
-    workers: Count | None = None  # reader processes per rank; unset: see loader.reader_processes
+    # reader processes per rank, all of which start at once; unset: see loader.reader_processes
+    workers: Annotated[int, Field(ge=0, le=256)] | None = None
     # batches read ahead, per worker and on the device; a million fill the memory before the first step
     prefetch: Annotated[int, Field(ge=1, le=1000)] = 2
     corrupt_limit: Count = 10  # corrupt samples skipped by a rank before it stops
@@ -351,7 +352,7 @@ class Config(Section):
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Load the configuration of `path`, and apply `--section.key value` overrides; raises ConfigError."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -448,8 +449,10 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str, value: An
         return f"{key}: unknown key{_nearest(location)}"
     if kind == "missing":
         return f"{key}: is missing"
+    if kind == "model_type":
+        return f"{key} = {value!r}: is a section; write [{key}] and its keys below"
     if isinstance(value, dict):
-        return f"{key}: {message.removeprefix('Value error, ')}"
+        return f"{key}: {message.removeprefix('Value error, ')}".removeprefix(": ")
     return f"{key} = {value!r}: {allowed(message)}"
 
 

@@ -4,6 +4,7 @@ All of them are seeded before a sample is read, so that a sample is always the s
 """
 
 import gc
+import json
 import random
 import sys
 from collections import deque
@@ -33,22 +34,60 @@ def held_by(samples: Any) -> tuple[Generator, ...]:
     The order is the same in every process. A generator that is created only when a sample is read is not
     included.
     """
-    generators: list[Generator] = []
-    seen: dict[int, Any] = {}  # keeps the objects alive, since Python reuses ids
-    waiting = deque([samples])
+    return tuple(reached(samples, is_own_generator))
+
+
+def is_generator(thing: Any) -> bool:
+    """Return whether an object is a generator of random numbers that has a state."""
+    return isinstance(thing, Generator) and not isinstance(thing, random.SystemRandom)
+
+
+def is_own_generator(thing: Any) -> bool:
+    """Return whether an object is a generator, and none of those that all code of the process shares."""
+    return is_generator(thing) and not any(thing is shared for shared in OF_PROCESS)
+
+
+def reached(root: Any, is_wanted: Callable[[Any], bool], seen: dict[int, Any] | None = None) -> Iterator[Any]:
+    """Yield the wanted objects that an object holds, also by functions; their own parts are not searched.
+
+    `seen` has, by id, the objects of earlier searches, which are not searched again.
+    """
+    seen = {} if seen is None else seen  # keeps the objects alive, since Python reuses ids
+    waiting = deque([root])
     while waiting and len(seen) < MOST_LOOKED_AT:
         thing = waiting.popleft()
         if id(thing) in seen:
             continue
         seen[id(thing)] = thing
-        if isinstance(thing, Generator):
-            if not any(thing is shared for shared in OF_PROCESS) and not isinstance(
-                thing, random.SystemRandom
-            ):
-                generators.append(thing)
+        if is_wanted(thing):
+            yield thing
         else:
             waiting.extend(_behind(thing))
-    return tuple(generators)
+
+
+class SavedGenerator:
+    """A generator with the two methods by which `Run` saves and restores it."""
+
+    def __init__(self, generator: Generator) -> None:
+        self.generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, as text unless it is a tensor."""
+        state = state_of(self.generator)
+        return {
+            "state": state
+            if isinstance(state, torch.Tensor)
+            else json.dumps(state, default=np.ndarray.tolist)
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        state = saved["state"]
+        if not isinstance(state, torch.Tensor):
+            state = json.loads(state)
+        if isinstance(self.generator, random.Random):
+            version, words, gauss = state
+            state = version, tuple(words), gauss
+        set_state(self.generator, state)
 
 
 def _behind(thing: Any) -> Sequence[Any]:
@@ -96,21 +135,23 @@ def _seed(generator: Generator, seed: int) -> None:
         generator.seed(seed)
 
 
-def states_of_generators(own: Sequence[torch.Generator] = ()) -> dict[str, Any]:
+def states_of_generators(own: Sequence[Generator] = ()) -> dict[str, Any]:
     """Return the states of the shared generators and of `own`, of kinds that torch.load reads safely."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     version, words, gauss = random.getstate()
     return {
-        "torch": [torch.get_rng_state(), *(generator.get_state() for generator in own)],
+        "own": [SavedGenerator(generator).state_dict() for generator in own],
+        "torch": [torch.get_rng_state()],
         "numpy": [str(kind), torch.tensor(np.asarray(keys, dtype=np.int64)), *rest],
         "random": [version, list(words), gauss],
     }
 
 
-def restore_generators(saved: dict[str, Any], own: Sequence[torch.Generator] = ()) -> None:
+def restore_generators(saved: dict[str, Any], own: Sequence[Generator] = ()) -> None:
     """Restore the states that `states_of_generators` has returned."""
-    for generator, state in zip((torch.default_generator, *own), saved["torch"], strict=False):
-        generator.set_state(state)
+    torch.default_generator.set_state(saved["torch"][0])
+    for generator, state in zip(own, saved.get("own", ()), strict=False):
+        SavedGenerator(generator).load_state_dict(state)
     kind, keys, *rest = saved["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     version, words, gauss = saved["random"]
@@ -134,10 +175,27 @@ def kept_generators(own: Sequence[Generator] = ()) -> Iterator[None]:
 
 def _way_back(generator: Generator) -> Callable[[], object]:
     """Return a function that restores the present state of a generator."""
+    return partial(set_state, generator, state_of(generator))
+
+
+def state_of(generator: Generator) -> Any:
+    """Return the state of a generator, for `set_state`."""
     if isinstance(generator, torch.Generator):
-        return partial(generator.set_state, generator.get_state())
+        return generator.get_state()
     if isinstance(generator, np.random.Generator):
-        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
-    if isinstance(generator, np.random.RandomState):
-        return partial(generator.set_state, generator.get_state())
-    return partial(generator.setstate, generator.getstate())
+        return generator.bit_generator.state
+    return (
+        generator.get_state(legacy=False)
+        if isinstance(generator, np.random.RandomState)
+        else generator.getstate()
+    )
+
+
+def set_state(generator: Generator, state: Any) -> None:
+    """Set a generator to a state that `state_of` has returned."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, torch.Generator | np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.setstate(state)

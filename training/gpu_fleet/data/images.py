@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -213,7 +214,8 @@ def _of_colours(picture: Image.Image) -> Image.Image:
     """
     if not picture.has_transparency_data:
         return picture.convert("RGB")
-    *colours, transparency = picture.convert("RGBA").getextrema()
+    extrema: Any = picture.convert("RGBA").getextrema()
+    *colours, transparency = extrema
     if all(low == high for low, high in colours) and transparency[0] != transparency[1]:
         raise CorruptSampleError("is of one colour without its transparency; put it on a background")
     return picture.convert("RGB")

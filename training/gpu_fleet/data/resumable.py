@@ -14,6 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.data.generators import (
+    Generator,
     held_by,
     kept_generators,
     restore_generators,
@@ -107,8 +108,8 @@ def seeded(loader: Any) -> SeededReads | None:
 
 def draws(samples: Any) -> bool:
     """Return whether reading the first samples draws from the generators, which are restored."""
-    generators = [thing for thing in held_by(samples) if isinstance(thing, torch.Generator)]
-    with kept_generators(held_by(samples)):
+    generators = held_by(samples)
+    with kept_generators(generators):
         before = _everything(states_of_generators(generators))
         if isinstance(samples, IterableDataset):
             list(islice(iter(samples), LOOKED_AT))
@@ -120,7 +121,14 @@ def draws(samples: Any) -> bool:
 
 def _everything(states: dict[str, Any]) -> tuple[bytes, str]:
     kind, keys, *rest = states["numpy"]
-    return _bytes_of([*states["torch"], keys]), repr((kind, rest, states["random"]))
+    return _key_of(states) + _bytes_of([keys]), repr((kind, rest, states["random"]))
+
+
+def _key_of(states: dict[str, Any]) -> bytes:
+    """Return the states of torch's generator and of the generators of a loader's order."""
+    own = [state["state"] for state in states["own"]]
+    text = "".join(state for state in own if isinstance(state, str)).encode()
+    return text + _bytes_of([*states["torch"], *(state for state in own if isinstance(state, torch.Tensor))])
 
 
 def _bytes_of(states: Iterable[torch.Tensor]) -> bytes:
@@ -149,13 +157,13 @@ class ResumableLoader(DataLoader[Any]):
 
     def _read(self) -> Iterator[Any]:
         """Read the rest of an epoch; a stream is read from its start."""
-        own = tuple(filter(None, (getattr(part, "generator", None) for part in self._drawing())))
+        own = self._generators_of_order()
         now = states_of_generators()
         if self._done and self.begun_with is not None:
             restore_generators(self.begun_with, own)
         self.begun_with = states_of_generators(own)
         if reads := seeded(self):
-            reads.begin(_number(_bytes_of(self.begun_with["torch"])), 0)
+            reads.begin(_number(_key_of(self.begun_with)), 0)
             self._rest = islice(super()._index_sampler, self._done, None)
             with suppress(TypeError):  # an order without an end
                 len(self)
@@ -169,9 +177,11 @@ class ResumableLoader(DataLoader[Any]):
             restore_generators(now)
         return read
 
-    def _drawing(self) -> Iterator[Any]:
-        """Yield the objects that may hold the generator of the order."""
-        yield from (self, self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
+    def _generators_of_order(self) -> tuple[Generator, ...]:
+        """Return the generators from which the order of an epoch is drawn."""
+        with_order = (self.generator, self.sampler, self.batch_sampler)
+        samples = held_by(self.dataset)
+        return tuple(thing for thing in held_by(with_order) if not any(thing is other for other in samples))
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> "ResumableLoader":

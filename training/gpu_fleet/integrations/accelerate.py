@@ -4,16 +4,20 @@ A resume is exact with the same number of processes, if the loader shuffles with
 `Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gpu_fleet.data.generators import held_by
 from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.integrations.guard import Guard
+from gpu_fleet.integrations.unsaved import LoopWatch, frames_of_loop
+from gpu_fleet.step.buffers import AttributeCheck, check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 DONE = "whole"  # written last, with the seed of the samples' random numbers
@@ -44,6 +48,8 @@ class FleetSteps:
         self.step = 0
         self._reads: SeededReads | None = None
         self._seed = 0  # of the samples' random numbers
+        self._attributes: list[AttributeCheck] = []  # until the first steps have passed
+        self._loop: LoopWatch | None = None
 
     def over(self, loader: Any, steps: int) -> Iterator[Any]:
         """Yield the batches of a prepared loader, epoch after epoch, until `steps` are done."""
@@ -62,9 +68,30 @@ class FleetSteps:
             self._accelerator.load_state(folder)
             self.step = int(Path(folder).name.removeprefix("step-"))
             self._seed = int((Path(folder) / DONE).read_text() or self._seed)
+        self._watch(frames_of_loop(), loader)
         while self.step < steps:
             yield from self._epoch(loader, steps)
         self._guard.end()
+
+    def _watch(self, frames: Iterable[FrameType], loader: Any) -> None:
+        """Note what a step may change, and what `accelerator` was not given."""
+        accelerator = self._accelerator
+        models = [accelerator.unwrap_model(model) for model in accelerator._models]
+        wrapped = (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers)
+        inner = [getattr(thing, name, None) for thing in wrapped for name in ("optimizer", "scheduler")]
+        saved = (*models, *wrapped, *inner, *accelerator._custom_objects)
+        spared = [loader, *accelerator._dataloaders]
+        self._attributes = [check_of_model(model, type(model).__name__) for model in models]
+        self._loop = LoopWatch(frames, saved, [*spared, *held_by(spared)])
+
+    def _check_step(self) -> None:
+        """Warn of state that a step changes, and that no checkpoint holds."""
+        says = self._accelerator.is_main_process
+        for check in self._attributes:
+            check.passed(says=says)
+        self._attributes = [check for check in self._attributes if not check.is_done]
+        if self._loop is not None and says:
+            self._loop.warn("accelerator.register_for_checkpointing")
 
     def _deciding(self, loader: Any) -> dict[str, Any]:
         accelerator = self._accelerator
@@ -93,6 +120,8 @@ class FleetSteps:
                 restore_rng(generators)  # the new iterator drew a seed, which an undisturbed run does not
             yield batch
             self.step += 1
+            if self._attributes:
+                self._check_step()
             stopping = self._guard.stopping()
             due = due or stopping or bool(self._every_steps and self.step % self._every_steps == 0)
             whole = self._accelerator.sync_gradients  # else a checkpoint lacks gradients of micro-batches
@@ -105,6 +134,7 @@ class FleetSteps:
                 return
 
     def _save(self) -> None:
+        self._check_step()
         folder = self._guard.directory / f"step-{self.step}"
         self._accelerator.save_state(str(folder))
         self._accelerator.wait_for_everyone()

@@ -1,15 +1,20 @@
 """Warnings of reasons why a resumed run would not end with the same bits, each given once."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gpu_fleet.core.world import World
+from gpu_fleet.data.generators import held_by
 from gpu_fleet.data.resumable import reads_another
-from gpu_fleet.step.buffers import BufferCheck
+from gpu_fleet.integrations.unsaved import LoopWatch
+from gpu_fleet.step.buffers import AttributeCheck, BufferCheck, check_of_optimizer, numbers_of
 from gpu_fleet.step.trained import sums
 
 log = logging.getLogger(__name__)
@@ -21,9 +26,38 @@ class ExactnessCheck:
     def __init__(self, objects: Mapping[str, Any]) -> None:
         """Prepare the check of a run's objects, by name; of DistributedDataParallel, its inner model."""
         self._modules = {name: thing for name, thing in objects.items() if isinstance(thing, nn.Module)}
-        self._buffers = [BufferCheck(module, f"Run({name}=...)") for name, module in self._modules.items()]
+        self._objects, self._read = dict(objects), list[Any]()  # and the data that the loop reads
+        self._loop: LoopWatch | None = None
+        self._attributes: list[BufferCheck | AttributeCheck] = [
+            BufferCheck(module, f"Run({name}=...)") for name, module in self._modules.items()
+        ]
+        self._attributes += [
+            check_of_optimizer(optimizer, f"Run({name}=...)")
+            for name, optimizer in objects.items()
+            if isinstance(optimizer, Optimizer)
+        ]
         self._taken = self._taken_before = 0  # batches of the first data set: now, at the last step
         self._accumulation = 0  # batches per step by `Run.batches`; 0: unknown, or a warning was given
+
+    def reads(self, samples: Any, loader: Any = None) -> None:
+        """Note a data set of the loop, and its DataLoader, if any."""
+        self._read += [samples, loader]
+        instead = "let a sample depend on its index and on random numbers alone"
+        self._attributes.append(AttributeCheck(partial(numbers_of, samples), "samples", instead))
+        if loader is not None:
+            instead = "let its order depend on set_epoch and on a generator alone"
+            of = partial(numbers_of, loader.sampler, Tensor, np.ndarray, list)
+            self._attributes.append(AttributeCheck(of, type(loader.sampler).__name__, instead))
+
+    def begin(self, frames: Iterable[FrameType]) -> None:
+        """Note the objects with a state that the loop in these frames uses."""
+        spared = [*self._read, *held_by(self._read)]
+        self._loop = LoopWatch(frames, self._objects.values(), spared)
+
+    def check_loop(self, where: World) -> None:
+        """Warn of objects that have changed, and that no checkpoint holds."""
+        if self._loop is not None and where.leads:
+            self._loop.warn("Run(NAME=...)")
 
     def counted(self, read: Iterator[Any], accumulation: int) -> Iterator[Any]:
         """Yield the batches of the first data set, of which a step takes `accumulation`, and count them."""
@@ -42,9 +76,11 @@ class ExactnessCheck:
                 "not exact: the loop reads a DataLoader, and a resumed run starts its epoch again; "
                 "run.batches_of(loader) resumes in the middle of it"
             )
-        for check in self._buffers if done == 1 else ():
+        if done == 1:
+            self.check_loop(where)
+        for check in self._attributes:
             where.together(partial(check.passed, says=where.leads))
-        self._buffers = []
+        self._attributes = [check for check in self._attributes if not check.is_done]
         taken, self._taken_before = self._taken - self._taken_before, self._taken
         if where.leads and 0 < self._accumulation < taken and done > 1:  # one may read ahead
             log.warning(

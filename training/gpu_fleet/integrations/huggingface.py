@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.integrations.guard import Guard
+from gpu_fleet.step.buffers import AttributeCheck, check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 DECIDING = (
@@ -60,14 +61,22 @@ class FleetCallback(TrainerCallback):
         self._generators: dict[str, Any] | None = None  # their state before the evaluation that is due
         self._done = False  # all steps are done: the rest of an epoch is skipped
         self._reads: SeededReads | None = None
+        self._attributes: AttributeCheck | None = None  # until the first steps have passed
 
     def newest(self) -> str | None:
         """Return the newest whole checkpoint, from the bucket if this disk has none; None for a new run."""
         return self._guard.newest()
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        train_dataloader: Any = None,
+        **_: Any,
     ) -> None:
+        self._attributes = check_of_model(model, type(model).__name__)
         if args.ignore_data_skip:
             print("gpu-fleet: not exact: ignore_data_skip reads other batches after a resume")  # noqa: T201
         samples = getattr(train_dataloader, "dataset", None)
@@ -91,6 +100,8 @@ class FleetCallback(TrainerCallback):
             self._reads.begin(seed, int(state.epoch or 0))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._attributes is not None and not self._attributes.is_done:
+            self._attributes.passed(says=state.is_world_process_zero)
         if self._guard.stopping():
             control.should_save = control.should_training_stop = True
         self._note_generators(control)

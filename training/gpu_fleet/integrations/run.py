@@ -38,14 +38,22 @@ from gpu_fleet.core.containers import plain, shaped
 from gpu_fleet.core.errors import ConfigError, IdentityError, TrainingError
 from gpu_fleet.core.instance_file import place_of_checkpoints
 from gpu_fleet.core.world import World, of_script
-from gpu_fleet.data.generators import SHARED, restore_generators, states_of_generators
+from gpu_fleet.data.generators import (
+    SHARED,
+    SavedGenerator,
+    is_generator,
+    restore_generators,
+    states_of_generators,
+)
 from gpu_fleet.data.loader import RankShare, batches, end_readers, reader_ended, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, Collate, OwnData, OwnReader, Stream, adapted
 from gpu_fleet.data.resumable import Passes
 from gpu_fleet.integrations.exactness import ExactnessCheck
+from gpu_fleet.integrations.unsaved import frames_of_loop
 from gpu_fleet.preemption.agreement import Stop
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
+from gpu_fleet.step.optimization import load_exactly
 from gpu_fleet.step.state import (
     buffers_of_ranks,
     capture_rng,
@@ -96,7 +104,8 @@ class Run:
             every_s: seconds between two checkpoints; 0: none by time.
             keep: number of checkpoints that stay.
             allow: keys that may differ from the checkpoint, such as "code.train.py" or "data.content".
-            objects: objects to save and restore, by name; of DistributedDataParallel, its inner model.
+            objects: objects to save and restore, by name, also random generators; of DistributedDataParallel,
+                its inner model.
         """
         self.directory = Path(directory).expanduser()
         self.step = 0
@@ -221,6 +230,7 @@ class Run:
         if not self._in_loop:
             optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
             self._watch = GradientWatch(optimizers, self._where)
+            self._exactness.begin(frames_of_loop())
         self._in_loop = True
 
     def batches(
@@ -255,6 +265,7 @@ class Run:
             )
         data = adapted(samples, "samples", collate, lambda problem: ConfigError(f"samples: {problem}"))
         self._identify(data, batch_size, seed)
+        self._exactness.reads(samples)
         stream = isinstance(data, Stream)
         order = SampleOrder(ENDLESS if stream else len(data), seed, shuffle=not stream)
         share = RankShare(where.rank, where.size, batch_size, accumulation)
@@ -279,6 +290,7 @@ class Run:
         passes, number = Passes(loader, accumulation), len(self._passes)
         data = adapted(loader.dataset, "loader", loader.collate_fn, ConfigError)
         self._identify(data, (loader.batch_size or 0) * self._where.size, 0)
+        self._exactness.reads(loader.dataset, loader)
         self._passes.append(passes)
         before = self._passes_before[number : number + 1]
         if self.step and not before:
@@ -290,9 +302,9 @@ class Run:
 
     def _check_step(self) -> None:
         """Check a step, and warn once of each reason why a resumed run would not be exact."""
-        if self._watch is not None:
-            self._watch.listen_no_more()
         done = self.step - (self._resumed_from or 0)
+        if self._watch is not None:
+            self._watch.passed(done)
         if done == 1:  # fail early: the first step creates most states
             self._where.together(self._checked_states)
         self._exactness.check(self._where, self.step, done)
@@ -304,6 +316,7 @@ class Run:
             return
         if self._watch is not None and self.step > (self._resumed_from or 0):
             self._watch.check()
+        self._exactness.check_loop(self._where)
         states = self._where.together(self._checked_states)
         state = {
             "objects": states,
@@ -373,6 +386,8 @@ class Run:
 
 
 def _inner(thing: Any) -> Any:
+    if is_generator(thing):
+        return SavedGenerator(thing)
     return thing.module if isinstance(thing, DistributedDataParallel) else thing
 
 
@@ -390,7 +405,11 @@ def _check_saveable(objects: Mapping[str, Any]) -> None:
 def _restore_objects(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     for name, thing in objects.items():
         try:
-            thing.load_state_dict(shaped(saved[name], thing.state_dict()))
+            state = shaped(saved[name], thing.state_dict())
+            if isinstance(thing, torch.optim.Optimizer):
+                load_exactly(thing, state)
+            else:
+                thing.load_state_dict(state)
         except Exception as error:  # a user's object may raise anything; no other try can succeed
             reason = f"{type(error).__name__}: {error}"
             raise IdentityError(f"Run({name}=...): the checkpoint does not fit it: {reason}") from error

@@ -1,15 +1,24 @@
 """Checks of the state of a user's model: what a checkpoint could not restore, and what it does not hold."""
 
 import logging
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gpu_fleet.core.errors import ConfigError
+from gpu_fleet.data.generators import is_generator, state_of
 from gpu_fleet.step.state import takes_values
 
-NUMBERS = (bool, int, float)  # kinds of attributes in which a module may count
+NUMBERS = (bool, int, float, complex, str)  # kinds of attributes in which a module may count
+NO_STATE = object()  # in place of a value that cannot be compared, or belongs to one step
+DEPTH = 3  # of nested lists and dictionaries
+OF_MODULE = vars(nn.Module()).keys()
+OF_OPTIMIZER = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"_opt_called", "_step_count"}  # of schedules
 log = logging.getLogger(__name__)
 
 
@@ -28,7 +37,7 @@ class BufferCheck:
             if name in saved and not nn.parameter.is_lazy(buffer):
                 self._shapes[name] = buffer.shape
                 self._check_kind(name, buffer)
-        self._before = unsaved(model)
+        self._attributes = check_of_model(model, what)
 
     def _check_kind(self, name: str, buffer: Tensor) -> None:
         if buffer.layout != torch.strided:
@@ -54,22 +63,59 @@ class BufferCheck:
                     f"{self._what}: buffer {name} changes its shape in a step, from {list(before)} to "
                     f"{list(buffer.shape)}, and could not be loaded again; give it its full size at once"
                 )
-        now = unsaved(self._model)
-        both = self._before.keys() & now.keys()
+        self._attributes.passed(says=says)
+
+    @property
+    def is_done(self) -> bool:
+        """True unless another pass must show whether an attribute that was filled changes again."""
+        return self._attributes.is_done
+
+
+class AttributeCheck:
+    """Check of the attributes that a step changes, and that are in no checkpoint.
+
+    An attribute that was empty counts only if the next step changes it again: others are caches.
+    """
+
+    def __init__(self, of: Callable[[], Mapping[str, Any]], what: str, instead: str) -> None:
+        """Note the attributes that `of` returns; `instead` says where a checkpoint would hold them."""
+        self._of, self._what, self._instead = of, what, instead
+        self._before = of()
+        self._looked_at = {name for name, value in self._before.items() if not _is_empty(value)}
+        self.is_done = False
+
+    def passed(self, *, says: bool = True) -> None:
+        """Compare after a step; warn of changed attributes if this rank `says`."""
+        now = self._of()
+        both = self._looked_at & self._before.keys() & now.keys()
         changed = sorted(name for name in both if not _equal(self._before[name], now[name]))
         if changed and says:
             log.warning(
-                "not exact: %s: a step changes %s, which is in no checkpoint; make it a persistent buffer, "
-                "or return it from get_extra_state",
+                "not exact: %s: a step changes %s, which is in no checkpoint; %s",
                 self._what,
                 ", ".join(changed),
+                self._instead,
             )
+        filled = {name for name, value in now.items() if not _is_empty(value)}
+        self._looked_at = filled - {name for name, value in self._before.items() if not _is_empty(value)}
+        self._before, self.is_done = now, not self._looked_at
 
 
-def unsaved(model: nn.Module) -> dict[str, Any]:
-    """Return copies of the state that no checkpoint holds: buffers that are not persistent, and numbers.
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, list | dict) and not value)
 
-    The numbers are plain attributes of modules without an extra state.
+
+def check_of_model(model: nn.Module, what: str, left_out: Iterable[str] = ()) -> AttributeCheck:
+    """Return the check of a model's attributes, except those `left_out`."""
+    instead = "make it a persistent buffer, or return it from get_extra_state"
+    return AttributeCheck(partial(unsaved, model, OF_MODULE | {*left_out}), what, instead)
+
+
+def unsaved(model: nn.Module, left_out: Container[str] = OF_MODULE) -> dict[str, Any]:
+    """Return copies of the state that no checkpoint holds, by its name in the model.
+
+    It is in buffers that are not persistent, and in plain attributes of modules without an extra state, but
+    not in the sums of a metric.
     """
     saved = model.state_dict().keys()
     state: dict[str, Any] = {
@@ -78,11 +124,66 @@ def unsaved(model: nn.Module) -> dict[str, Any]:
         if name not in saved and takes_values(buffer)
     }
     for path, module in model.named_modules():
-        if type(module).get_extra_state is nn.Module.get_extra_state:
-            plain = {name: value for name, value in vars(module).items() if isinstance(value, NUMBERS)}
-            state |= {f"{path}.{name}".removeprefix("."): plain[name] for name in plain.keys() - {"training"}}
+        is_metric = type(module).__module__.startswith("torchmetrics.")
+        if type(module).get_extra_state is nn.Module.get_extra_state and not is_metric:
+            plain = {name: value for name, value in vars(module).items() if name not in left_out}
+            state |= {f"{path}.{name}".removeprefix("."): value for name, value in _copies(plain).items()}
     return state
 
 
+def check_of_optimizer(optimizer: torch.optim.Optimizer, what: str) -> AttributeCheck:
+    """Return the check of the attributes of a user's optimizer, which its state_dict leaves out."""
+    left_out = vars(optimizer).keys() if type(optimizer).__module__.startswith("torch.") else OF_OPTIMIZER
+    instead = "keep it in self.state or in a group of parameters"
+    return AttributeCheck(partial(_attributes_of, optimizer, left_out), what, instead)
+
+
+def numbers_of(thing: Any, *kinds: type) -> dict[str, Any]:
+    """Return the attributes of a user's object that are numbers, text, or of these further `kinds`."""
+    attributes = getattr(thing, "__dict__", {}).items()
+    return _copies({name: value for name, value in attributes if isinstance(value, (*NUMBERS, *kinds))})
+
+
+def _attributes_of(thing: Any, left_out: Container[str]) -> dict[str, Any]:
+    return _copies({name: value for name, value in vars(thing).items() if name not in left_out})
+
+
+def _copies(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of the attributes that may be state of the next step."""
+    copies = {name: _copy(value, DEPTH) for name, value in attributes.items()}
+    return {name: copy for name, copy in copies.items() if copy is not NO_STATE}
+
+
+def _copy(value: Any, depth: int) -> Any:
+    """Return a copy to compare later: of numbers, arrays, generators, and lists and dictionaries of them."""
+    if is_generator(value):
+        value, depth = state_of(value), DEPTH
+    if value is None or isinstance(value, NUMBERS):
+        return value
+    if isinstance(value, Tensor | np.ndarray):
+        return _copy_of_array(value)
+    if depth and isinstance(value, Mapping):
+        return {str(key): _copy(item, depth - 1) for key, item in value.items()}
+    if depth and isinstance(value, list | tuple | deque):
+        return [_copy(item, depth - 1) for item in value]
+    return NO_STATE
+
+
+def _copy_of_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return NO_STATE if value.dtype.hasobject else value.copy()
+    # a tensor of the graph, such as the newest output, belongs to one step
+    is_state = not (value.requires_grad or nn.parameter.is_lazy(value)) and takes_values(value)
+    return value.clone() if is_state else NO_STATE
+
+
 def _equal(before: Any, now: Any) -> bool:
-    return torch.equal(before, now) if isinstance(before, Tensor) else bool(before == now)
+    if isinstance(before, Tensor):
+        return isinstance(now, Tensor) and before.shape == now.shape and torch.equal(before, now)
+    if isinstance(before, np.ndarray):
+        return isinstance(now, np.ndarray) and np.array_equal(before, now)
+    if isinstance(before, dict) and isinstance(now, dict):
+        return before.keys() == now.keys() and all(_equal(before[key], now[key]) for key in before)
+    if isinstance(before, list) and isinstance(now, list):
+        return len(before) == len(now) and all(map(_equal, before, now))
+    return bool(before is now or (type(before) is type(now) and before == now))

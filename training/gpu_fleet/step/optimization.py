@@ -3,13 +3,14 @@
 import inspect
 import math
 from collections.abc import Iterable
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils._pytree import tree_map, tree_structure
 
 from gpu_fleet.core import config
 from gpu_fleet.core.user_code import Own
@@ -74,6 +75,26 @@ def keep_decided(optimizer: torch.optim.Optimizer, chosen: list[dict[str, Any]])
         group.update(own)
 
 
+def load_exactly(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load a state with the number formats that it was saved with.
+
+    torch casts each to the format of its parameter: masters of 32 bits would lose half of their bits.
+    """
+    optimizer.load_state_dict(saved)
+    numbers = chain.from_iterable(group["params"] for group in saved.get("param_groups", ()))
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    for number, parameter in zip(numbers, parameters, strict=False):
+        loaded = optimizer.state.get(parameter)
+        before = saved.get("state", {}).get(number)
+        if loaded and before and tree_structure(dict(loaded)) == tree_structure(dict(before)):
+            optimizer.state[parameter] = tree_map(_as_saved, dict(loaded), dict(before))
+
+
+def _as_saved(loaded: Any, saved: Any) -> Any:
+    is_cast = isinstance(loaded, Tensor) and isinstance(saved, Tensor) and loaded.dtype != saved.dtype
+    return saved.to(loaded.device, copy=True) if is_cast else loaded
+
+
 def load_moments(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any], chosen: list[dict[str, Any]]
 ) -> None:
@@ -85,7 +106,7 @@ def load_moments(
     for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         if not group.keys() <= saved_group.keys():
             raise ValueError("it is of another optimizer than optimizer.name")
-    optimizer.load_state_dict(saved)
+    load_exactly(optimizer, saved)
     keep_decided(optimizer, chosen)
     for group in optimizer.param_groups:
         for name, value in group.items():

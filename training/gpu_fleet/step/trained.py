@@ -1,5 +1,6 @@
 """Proof that the steps of a loop train something: a gradient, or a weight that changes."""
 
+import logging
 from collections.abc import Iterable
 from itertools import chain
 
@@ -10,6 +11,7 @@ from gpu_fleet.core.errors import UntrainedError
 from gpu_fleet.core.world import World
 
 ADVICE = "look for a detach, an item or a no_grad between the parameters and the loss"
+log = logging.getLogger(__name__)
 
 
 def sums(parameters: Iterable[Tensor]) -> list[str]:
@@ -37,18 +39,30 @@ class GradientWatch:
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], where: World) -> None:
         """Listen for the gradients of all parameters; without an optimizer a loop need not train."""
-        groups = chain.from_iterable(optimizer.param_groups for optimizer in optimizers)
+        given = list(optimizers)
+        groups = chain.from_iterable(optimizer.param_groups for optimizer in given)
         self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
         self._where = where
         self._proven = self._agreed = not self._parameters
         self._before = sums(self._parameters)
         self._hooks = [p.register_post_accumulate_grad_hook(self._note) for p in self._parameters]
+        self._updates = 0  # of all optimizers
+        self._hooks += [optimizer.register_step_pre_hook(self._count) for optimizer in given]
 
     def _note(self, _parameter: Tensor) -> None:
         self._proven = True
 
-    def listen_no_more(self) -> None:
-        """Remove the hooks once a gradient has come, so that later steps do not pay for them."""
+    def _count(self, *_: object) -> None:
+        self._updates += 1
+
+    def passed(self, done: int) -> None:
+        """Check the `done`-th step; remove the hooks once they have served, as later steps pay for them."""
+        held = any(p.grad is not None for p in self._parameters) if done == 1 else False
+        if held and not self._updates and self._where.leads:
+            log.warning(
+                "not exact: the first step of the loop computes gradients and updates nothing, and a "
+                "checkpoint holds no gradients; let each step of run.steps end with an update"
+            )
         if self._proven:
             for hook in self._hooks:
                 hook.remove()

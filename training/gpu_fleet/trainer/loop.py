@@ -26,6 +26,7 @@ from gpu_fleet.preemption.peers import of_world
 from gpu_fleet.preemption.tries import Tries
 from gpu_fleet.preemption.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog
 from gpu_fleet.step import optimization, precision
+from gpu_fleet.step.buffers import AttributeCheck, check_of_optimizer
 from gpu_fleet.step.evaluation import HeldOutScore, evaluate, mean_loss
 from gpu_fleet.step.state import State, not_finite, parameters_sha256, tensors_of, undisturbed, whole_weights
 from gpu_fleet.step.task import Task, evaluate_task
@@ -95,6 +96,7 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
     corrupt = CorruptionCounter(settings.data.corrupt_limit)
     meter = Meter(run.where, run.share.world, corrupt, run.book, utilisation=state.utilisation)
     state.model.train()
+    attributes = check_of_optimizer(state.optimizer, f"optimizer.name = {settings.optimizer.name!r}")
     if state.step < last_step and stop.agreed_now():
         return True
     if evaluation_due(run, state, last_step) and not run.where.on_first(lambda: measured(run, state.step)):
@@ -112,8 +114,8 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
         with marked(f"step {state.step + 1}"):
             norm = take_step(run, state, batches, meter, with_norm=logged, first=state.step == begun_at)
         run.trace.after_step(state.step)
-        if state.step == begun_at + 1:
-            run.checkpoints.check_readable(state)
+        if not attributes.is_done:
+            check_early_step(run, state, attributes, first=state.step == begun_at + 1)
         if logged:
             run.writer.write(meter.report(state.step, state.position, run.epoch(state), rate, norm))
             if run.book.due():
@@ -123,6 +125,13 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
         if evaluation_due(run, state, last_step):
             evaluate_between(run, state, stop, meter)
     return False
+
+
+def check_early_step(run: PreparedRun, state: State, attributes: AttributeCheck, *, first: bool) -> None:
+    """Check that a checkpoint can hold the state of the optimizer; raises UnreadableError."""
+    if first:
+        run.checkpoints.check_readable(state)
+    attributes.passed(says=run.where.leads)
 
 
 def evaluation_due(run: PreparedRun, state: State, last_step: int) -> bool:

@@ -1,0 +1,231 @@
+"""State of a user's loop that no checkpoint holds is named; state that one can hold is restored exactly."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from gpu_fleet import Run
+from gpu_fleet.step.buffers import BufferCheck
+
+STEPS, STOP = 6, 3
+SAMPLES = list(torch.randn(9, 3, generator=torch.Generator().manual_seed(0)))
+
+
+class WithMean(nn.Linear):
+    """Keeps a mean of its inputs in a plain attribute."""
+
+    mean: Any
+
+    def __init__(self, mean: Any) -> None:
+        super().__init__(3, 1)
+        self.mean = mean
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        mean = inputs.mean(0).detach()
+        if isinstance(self.mean, list):
+            self.mean.append(mean)
+        else:
+            self.mean = 0.9 * self.mean + mean
+        return super().forward(inputs)
+
+
+class WithNoise(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.source = torch.Generator()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs + torch.rand(inputs.shape, generator=self.source))
+
+
+class WithCache(nn.Linear):
+    """Fills two attributes in its first pass, and keeps its newest output."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.table: Tensor | None = None
+        self.by_length: dict[int, Tensor] = {}
+        self.newest = torch.zeros(1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.table = torch.ones(3)
+        self.by_length[len(inputs)] = self.table
+        self.newest = super().forward(inputs * self.table)
+        return self.newest
+
+
+class Hidden(torch.optim.SGD):
+    """Keeps its momentum where no state_dict looks."""
+
+    velocity: list[Tensor] | None = None
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.velocity = None
+
+    def step(self, closure: Any = None) -> None:
+        gradients = [p.grad for p in self.param_groups[0]["params"]]
+        before = self.velocity or [torch.zeros_like(gradient) for gradient in gradients]
+        self.velocity = [0.9 * old + gradient for old, gradient in zip(before, gradients, strict=True)]
+        super().step(closure)
+
+
+class Masters(torch.optim.Optimizer):
+    """Keeps a copy of 32 bits of each parameter of 16."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state.setdefault("master", parameter.float().clone())
+            state["master"] -= 0.01 * parameter.grad.float()
+            parameter.copy_(state["master"])
+
+
+def steps(run: Run, model: nn.Module, optimizer: Any, count: int) -> Iterator[int]:
+    """Train, and give the loop of a test its turn after each step."""
+    batches = run.batches(SAMPLES, batch_size=3)
+    kind = next(model.parameters()).dtype
+    for step in run.steps(count):
+        optimizer.zero_grad()
+        model(next(batches).to(kind)).square().mean().backward()
+        optimizer.step()
+        yield step
+
+
+def trained(folder: Path, model: nn.Module, kind: Callable[..., Any] = torch.optim.SGD, **more: Any) -> None:
+    optimizer = kind(model.parameters())
+    with Run(folder, model=model, optimizer=optimizer, **more) as run:
+        for _ in steps(run, model, optimizer, 2):
+            pass
+
+
+def with_average(folder: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer, average = torch.optim.SGD(model.parameters()), AveragedModel(model)
+    with Run(folder, model=model, optimizer=optimizer) as run:
+        for _ in steps(run, model, optimizer, 2):
+            average.update_parameters(model)
+
+
+def with_late_schedule(folder: Path) -> None:
+    """Change the schedule only in the second step, as one does after an epoch."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with Run(folder, model=model, optimizer=optimizer) as run:
+        for step in steps(run, model, optimizer, 2):
+            if step:
+                schedule.step()
+
+
+def with_generator(folder: Path) -> None:
+    model, source = nn.Linear(3, 1), np.random.default_rng(0)
+    optimizer = torch.optim.SGD(model.parameters())
+    with Run(folder, model=model, optimizer=optimizer) as run:
+        for _ in steps(run, model, optimizer, 2):
+            source.random()
+
+
+def with_seldom_updates(folder: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    with Run(folder, model=model, optimizer=optimizer) as run:
+        batches = run.batches(SAMPLES, batch_size=3)
+        for step in run.steps(2):
+            model(next(batches)).mean().backward()
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+LOOPS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "an average": (with_average, "the loop changes average (AveragedModel), which is in no checkpoint"),
+    "a schedule": (with_late_schedule, "the loop changes schedule (StepLR), which is in no checkpoint"),
+    "a generator": (with_generator, "the loop changes source (Generator), which is in no checkpoint"),
+    "gradients": (with_seldom_updates, "computes gradients and updates nothing"),
+    "a tensor": (lambda folder: trained(folder, WithMean(torch.zeros(3))), "a step changes mean"),
+    "a list": (lambda folder: trained(folder, WithMean([])), "a step changes mean"),
+    "a module's generator": (lambda folder: trained(folder, WithNoise()), "a step changes source"),
+    "momenta": (lambda folder: trained(folder, nn.Linear(3, 1), Hidden), "a step changes velocity"),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_state_that_is_in_no_checkpoint_is_named(name, tmp_path, caplog):
+    loop, expected = LOOPS[name]
+
+    loop(tmp_path)
+
+    (said,) = [record.getMessage() for record in caplog.records if "not exact" in record.getMessage()]
+    assert expected in said
+
+
+def test_a_cache_and_what_a_run_was_given_are_not_named(tmp_path, caplog):
+    model, source = WithCache(), torch.Generator()
+
+    trained(tmp_path, model, source=source, average=AveragedModel(nn.Linear(3, 1)))
+
+    assert "not exact" not in caplog.text
+
+
+def test_a_model_of_the_trainer_with_such_state_is_named_too(caplog):
+    """It is tried out before the first step: gpu_fleet.step.task.try_out."""
+    model = WithMean([])
+    check = BufferCheck(model, "model.name = 'mine.py:model'")
+
+    for _ in range(2):
+        model(torch.ones(2, 3))
+        check.passed()
+
+    assert "model.name = 'mine.py:model': a step changes mean, which is in no checkpoint" in caplog.text
+
+
+def test_an_optimizer_gets_its_numbers_back_in_their_format(tmp_path):
+    def loop(folder: Path, count: int) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1).bfloat16()
+        optimizer = Masters(model.parameters())
+        with Run(folder, model=model, optimizer=optimizer) as run:
+            list(steps(run, model, optimizer, count))
+        return model.weight, optimizer.state[model.weight]["master"]
+
+    weight, master = loop(tmp_path / "straight", STEPS)
+    loop(tmp_path / "broken", STOP)
+    again, resumed = loop(tmp_path / "broken", STEPS)
+
+    assert torch.equal(weight, again)
+    assert torch.equal(master, resumed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "draw"),
+    [
+        (torch.Generator, lambda source: float(torch.rand(1, generator=source))),
+        (np.random.default_rng, lambda source: source.random()),
+        (lambda: np.random.Generator(np.random.MT19937(1)), lambda source: source.random()),
+        (lambda: np.random.RandomState(1), lambda source: source.normal()),
+        (lambda: random.Random(1), lambda source: source.gauss(0, 1)),
+    ],
+    ids=["torch", "PCG64", "MT19937", "RandomState", "random"],
+)
+def test_a_generator_that_a_run_was_given_goes_on(kind, draw, tmp_path):
+    source, other = kind(), kind()
+    with Run(tmp_path, source=source) as run:
+        for _ in run.steps(1):
+            draw(source)
+
+    with Run(tmp_path, source=other):
+        pass
+
+    assert [draw(other) for _ in range(3)] == [draw(source) for _ in range(3)]

@@ -1,0 +1,109 @@
+"""Search for state of a user's loop that Run was not given, such as an average, a schedule or a generator."""
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain
+from types import FrameType, GeneratorType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from gpu_fleet.core.user_code import is_of_user
+from gpu_fleet.data.generators import is_own_generator, reached, state_of
+from gpu_fleet.step.trained import sums
+
+MOST_FRAMES = 4  # a loop may call a helper that makes the steps
+log = logging.getLogger(__name__)
+METHODS = ("state_dict", "load_state_dict")
+
+
+def frames_of_loop() -> list[FrameType]:
+    """Return the innermost frames of a user's code that are running; none without a file."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(frames) < MOST_FRAMES:
+        if is_of_user(frame.f_code.co_filename):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+class LoopWatch:
+    """Watch over the objects with a state that a loop uses, and that no checkpoint holds."""
+
+    def __init__(self, frames: Iterable[FrameType], saved: Iterable[Any], spared: Iterable[Any]) -> None:
+        """Note their states. `saved` are the objects of a run; `spared` have a state that is no concern."""
+        given = list(saved)
+        self._modules = {
+            id(part) for module in given if isinstance(module, nn.Module) for part in module.modules()
+        }
+        known = {id(thing) for thing in (*given, *spared)}
+        self._watched: dict[str, Any] = {}
+        for name, thing in chain.from_iterable(map(_states_of, frames)):
+            if id(thing) not in known and _has_state(thing):
+                known.add(id(thing))
+                self._watched.setdefault(name, thing)
+        self._before = {name: self._outline(thing) for name, thing in self._watched.items()}
+
+    def warn(self, taker: str) -> None:
+        """Warn once of each object that has changed; `taker` is the code that would take it."""
+        names = [name for name, thing in self._watched.items() if self._outline(thing) != self._before[name]]
+        for name in names:
+            del self._watched[name]
+        if names:
+            log.warning(
+                "not exact: the loop changes %s, which is in no checkpoint; give it to %s",
+                ", ".join(names),
+                taker,
+            )
+
+    def _outline(self, thing: Any) -> list[Any]:
+        """Return values that change with the state of an object; empty if it cannot be asked."""
+        if is_own_generator(thing):
+            return [_outline_of(state_of(thing))]
+        if isinstance(thing, nn.Module):
+            others = (part for part in thing.modules() if id(part) not in self._modules)
+            return [sums(_own_tensors(part)) for part in others]
+        with suppress(Exception):  # a user's object may raise anything
+            return [_outline_of(leaf) for leaf in tree_leaves(thing.state_dict())]
+        return []
+
+
+def _states_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that the variables of a function, or a module, lead to, and their names."""
+    used = {name: frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals}
+    variables: Mapping[str, Any] = {**used, **frame.f_locals}
+    if frame.f_locals is frame.f_globals:
+        variables = used
+    seen: dict[int, Any] = {}
+    for name in sorted(variables, key=lambda name: not _has_state(variables[name])):
+        for thing in reached(variables[name], _ends_search, seen):
+            kind = type(thing).__name__
+            yield f"{name} ({kind})" if thing is variables[name] else f"{kind} in {name}", thing
+
+
+def _ends_search(thing: Any) -> bool:
+    """Return whether an object has a state, or is of this package, which keeps its own."""
+    if isinstance(thing, GeneratorType):
+        return not is_of_user(thing.gi_code.co_filename)
+    return _has_state(thing) or type(thing).__module__.startswith("gpu_fleet.")
+
+
+def _has_state(thing: Any) -> bool:
+    kind = type(thing)
+    return is_own_generator(thing) or all(callable(getattr(kind, method, None)) for method in METHODS)
+
+
+def _own_tensors(module: nn.Module) -> list[Tensor]:
+    """Return the tensors of a module, without those of its parts."""
+    tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    return [tensor for tensor in tensors if not nn.parameter.is_lazy(tensor)]
+
+
+def _outline_of(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return sums([value])[0] if value.is_floating_point() else str(value.tolist())
+    return str(value) if isinstance(value, bool | int | float | complex | str | dict | tuple) else ""
