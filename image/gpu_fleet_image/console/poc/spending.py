@@ -6,7 +6,7 @@ certainly terminated it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 
 from gpu_fleet_image.console.poc.errors import CapReachedError
@@ -50,7 +50,7 @@ def _price(policy: Policy, pool: str) -> Decimal | None:
     if policy.budget and pool in policy.budget.pools and policy.budget.pools[pool].reserved:
         price = policy.budget.reserved_price(pool)
         return None if price is None else price + policy.budget.pools[pool].disk_per_hour
-    return mover.prices(policy).get(pool)
+    return mover.prices(policy, datetime.now(UTC)).get(pool)  # the same at any time: nothing is reserved
 
 
 def cents(amount: Decimal) -> Decimal:
