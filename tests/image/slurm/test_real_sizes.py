@@ -8,7 +8,7 @@ from tests.image.slurm.real_sizes import PACKAGES, ROOT, RealPlay, options_of, r
 from tests.image.slurm.size_world import MOST
 from tests.image.slurm.test_sizes import MATRIX, NEVER, PAIRS
 
-pytestmark = [pytest.mark.queue, pytest.mark.timeout(180), AS_ROOT]
+pytestmark = [pytest.mark.queue, pytest.mark.timeout(600), AS_ROOT]
 SCHEDULES = 20
 # Beside the matrix of the model: options of sbatch -> instances.
 MORE = (
