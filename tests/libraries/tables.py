@@ -9,7 +9,9 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from tfrecord import TFRecordWriter
 
 from gpu_fleet.core import config
@@ -151,6 +153,14 @@ def test_rows_that_would_be_left_out_or_bent_are_named(files, message, tmp_path)
         [open_table(config.Data(path=str(tmp_path)), split, None) for split in ("train", "val")]
 
     assert message in str(refused.value).replace(str(tmp_path), "ROOT")
+
+
+def test_a_number_that_would_become_negative_is_named(tmp_path):
+    ids = pyarrow.array([[2**63 - 1], [2**64 - 1]], pyarrow.list_(pyarrow.uint64()))
+    parquet.write_table(pyarrow.table({"ids": ids}), tmp_path / "rows.parquet")
+
+    with pytest.raises(DataError, match=f"'ids' of .* has {2**64 - 1}, and a tensor holds whole numbers up"):
+        open_table(config.Data(path=str(tmp_path)), "train", None)
 
 
 def test_tfrecord_files_are_read_by_an_example(tmp_path):

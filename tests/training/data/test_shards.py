@@ -153,10 +153,18 @@ def test_a_batch_continues_without_its_corrupt_sample(packed):
             r"00002.tar: has 600 bytes, index.npy wants \d+",
         ),
         (Path.unlink, r"2 shards, index.npy knows 3"),
+        (
+            lambda file: write_tar(file, {f"{n}.{key}": png(n) for n in range(9) for key in ("png", "cls")}),
+            r"00002.tar: has \d+ bytes, index.npy wants \d+: bring the tar that was indexed, or write",
+        ),
+        (
+            lambda file: write_tar(file.with_name("3.tar"), {}),
+            r"4 shards, index.npy knows 3: `prepare index`",
+        ),
     ],
-    ids=["cut off", "missing"],
+    ids=["cut off", "missing", "with more samples", "one more"],
 )
-def test_a_damaged_or_missing_shard_is_named(packed, damage, message):
+def test_a_shard_that_is_not_the_one_that_was_indexed_is_named(packed, damage, message):
     damage(packed / "train/00002.tar")
 
     with pytest.raises(DataError, match=message):

@@ -1,6 +1,7 @@
 """`gpu-fleet train run -- COMMAND`: a program without gpu-fleet in it, its folder, and a notice."""
 
 import json
+import os
 import re
 import runpy
 import sys
@@ -378,6 +379,20 @@ def test_a_folder_comes_back_as_it_was(store, tmp_path):
     assert brought == 1
     assert (tmp_path / "there/a/x").read_text() == "three"
     assert len(store.sizes("contents")) == 1
+
+
+@pytest.mark.parametrize("target", [b"latin \xff", b"two\r\nlines"])
+def test_a_link_comes_back_whatever_its_target_is_called(target, store, tmp_path):
+    name = os.fsdecode(target)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / name).write_text("one")
+    (tmp_path / "here/latest").symlink_to(name)
+    FolderSync(tmp_path / "here", store).up(last=True)
+
+    FolderSync(tmp_path / "there", store).down()
+
+    assert str((tmp_path / "there/latest").readlink()) == name
+    assert (tmp_path / "there/latest").read_text() == "one"
 
 
 def test_a_file_that_is_being_written_waits(store, tmp_path):

@@ -53,7 +53,7 @@ def pictures(digits, tmp_path_factory) -> Path:
             section("parallel", strategy="tensor", tensor=2, pipeline=2),
             "tensor = 2 and pipeline = 2 do not go together; strategy = 'tensor' or 'pipeline' alone fits",
         ),
-        (section("data", workers=5000), "data.workers = 5000: input should be less than or equal to 256"),
+        (section("data", workers=5000), "data.workers = 5000: must be less than or equal to 256"),
         (section("parallel", tensor=2), "tensor = 2 needs strategy = 'tensor', not 'ddp'"),
         (
             section("model", name="resnet_smal"),

@@ -172,28 +172,31 @@ class Tars:
         shards = tars_in(folder, self.census)
         self._names = [name for name, _ in shards]
         try:
-            self.index = np.load(io.BytesIO(folder.index()), allow_pickle=False)
+            content = io.BytesIO(folder.index())
+            self.index, indexed = (np.load(content, allow_pickle=False) for _ in range(2))
         except (OSError, ValueError, EOFError) as error:
             raise DataError(
                 f"{folder.label}/{INDEX}: cannot be read: {error}; `prepare index` writes it"
             ) from error
         if self.index.dtype != dtype:
             raise DataError(f"{folder.label}/{INDEX}: is no index of shards; `prepare index` writes it")
-        self._check_sizes([size for _, size in shards])
+        self._check_sizes(dict(shards), indexed.tolist())
 
-    def _check_sizes(self, sizes: list[int]) -> None:
-        """Raise DataError unless every sample is inside its shard."""
-        needed = np.zeros(max(len(sizes), int(self.index["shard"].max(initial=-1)) + 1), dtype=np.int64)
-        np.maximum.at(needed, self.index["shard"], self.index["start"] + self.index["size"])
-        if len(needed) > len(sizes):
-            raise DataError(f"{self._folder.label}: {len(sizes)} shards, {INDEX} knows {len(needed)}")
-        for name, size, end in zip(self._names, sizes, needed.tolist(), strict=True):
-            if size < end:
+    def _check_sizes(self, sizes: dict[str, int], indexed: list[int]) -> None:
+        """Raise DataError unless these are the tars that were indexed, each of the same size."""
+        label = self._folder.label
+        if len(sizes) != len(indexed):
+            raise DataError(
+                f"{label}: {len(sizes)} shards, {INDEX} knows {len(indexed)}: `prepare index` writes it anew"
+            )
+        for (name, size), before in zip(sizes.items(), indexed, strict=True):
+            if size != before:
                 raise DataError(
-                    f"{self._folder.label}/{name}: has {size} bytes, {INDEX} wants {end}: it is cut off"
+                    f"{label}/{name}: has {size} bytes, {INDEX} wants {before}: bring the tar that was "
+                    "indexed, or write the index anew by `prepare index`"
                 )
-            if not end:
-                self.census.leave(f"tars without a sample in {INDEX}", f"{self._folder.label}/{name}")
+        for number in np.flatnonzero(np.bincount(self.index["shard"], minlength=len(sizes)) == 0):
+            self.census.leave(f"tars without a sample in {INDEX}", f"{label}/{self._names[number]}")
 
     def __len__(self) -> int:
         return len(self._names)

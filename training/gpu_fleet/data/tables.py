@@ -26,6 +26,7 @@ TABLES = {".parquet": "parquet", ".jsonl": "json", ".jsonl.gz": "json"}
 UNREAD = re.compile(r"\.(jsonl|parquet|ndjson|csv|tsv|arrow|feather|orc|avro)(\.\w+)?$", re.IGNORECASE)
 NO_TENSOR = re.compile("date|time|duration|decimal")  # Arrow's names of column types
 REAL = ("float", "double", "halffloat")  # Arrow's names of column types
+LARGEST = 2**63 - 1  # of torch's whole numbers, which are signed: a larger one would become negative
 
 
 def is_table(root: Path) -> bool:
@@ -65,13 +66,7 @@ def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
         split, above = _split_of(file, root)
         splits.setdefault(split, {}).setdefault(above, []).append(file)
     for split, tables in splits.items():
-        if split != UNSPLIT and len(tables) > 1:
-            names = " and ".join(shown(files[0].relative_to(root)) for files in list(tables.values())[:2])
-            raise _refused(
-                root,
-                f"holds several data sets, with {names}: set data.path to one of them, or put the files of "
-                f"all into one folder {split}",
-            )
+        _check_one_table(split, tables, root)
     files = {split: [file for some in tables.values() for file in some] for split, tables in splits.items()}
     if len({_kind(file.name) for some in files.values() for file in some}) > 1:
         raise _refused(root, "has both Parquet and JSON lines; give one of them")
@@ -87,6 +82,27 @@ def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
             "or test, or move them away",
         )
     return files
+
+
+def _check_one_table(split: str, tables: dict[Path, list[Path]], root: Path) -> None:
+    """Raise DataError for files of a split from several folders, or beside one called as the split.
+
+    A file train.jsonl is all of train, so train_metrics.jsonl is another table.
+    """
+    if split != UNSPLIT and len(tables) > 1:
+        names = " and ".join(shown(files[0].relative_to(root)) for files in list(tables.values())[:2])
+        raise _refused(
+            root,
+            f"holds several data sets, with {names}: set data.path to one of them, or put the files of "
+            f"all into one folder {split}",
+        )
+    files = [file for some in tables.values() for file in some if file.parent.name.lower() != split]
+    if len(files) > 1 and any(file.name.lower().partition(".")[0] == split for file in files):
+        names = " and ".join(shown(file.relative_to(root)) for file in files[:2])
+        raise _refused(
+            root,
+            f"{names} would be one table: move one of them away, or put both into a folder {split}",
+        )
 
 
 def _is_saved(root: Path) -> bool:
@@ -237,6 +253,21 @@ def _check_types(rows: Any, root: Path) -> None:
                 f"data.columns: {name!r} of {root} is of type {kind}, which becomes no tensor; write it as "
                 "numbers or text, or leave it out of data.columns"
             )
+        if (largest := max(map(_largest, rows.data.column(name).chunks), default=0)) > LARGEST:
+            raise DataError(
+                f"data.columns: {name!r} of {root} has {largest}, and a tensor holds whole numbers up to "
+                f"{LARGEST}; write it as smaller numbers or text, or leave it out of data.columns"
+            )
+
+
+def _largest(column: Any) -> int:
+    """Return the largest unsigned number of 64 bits in a column or its nested ones; 0 if it has none."""
+    from pyarrow import compute, types  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
+
+    if types.is_nested(column.type):
+        inner = column.flatten()
+        return max(map(_largest, inner if isinstance(inner, list) else [inner]), default=0)
+    return (compute.max(column).as_py() or 0) if types.is_uint64(column.type) else 0
 
 
 def _with_rows(files: list[Path], split: str, census: Census) -> list[Path]:
@@ -249,7 +280,7 @@ def _with_rows(files: list[Path], split: str, census: Census) -> list[Path]:
         census.leave("files without rows", file)
     if len(empty) == len(files) and split != UNSPLIT:
         raise DataError(
-            f"{shown(empty[0])}: has no rows, so {split} would be empty: fill it, or move it away"
+            f"{shown(empty[0].name)} has no rows, so {split} would be empty: fill it, or move it away"
         )
     return [file for file in files if file not in empty]
 

@@ -189,5 +189,6 @@ def index_split(folder: Folder, rows_of: RowsOf, skipped: Skipped) -> int:
         raise DataError(f"{folder.label}: holds no samples in *.tar")
     rows, content = np.concatenate(parts), io.BytesIO()
     np.save(content, rows)
+    np.save(content, np.array([size for _, size in shards], dtype=np.int64))
     folder.write_index(content.getvalue())
     return len(rows)

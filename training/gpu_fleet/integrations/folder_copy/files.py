@@ -136,5 +136,5 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def _link(target: str) -> Entry:
-    content = target.encode()
+    content = os.fsencode(target)
     return Entry(len(content), hashlib.sha256(content).hexdigest(), link=True)

@@ -54,7 +54,7 @@ class FolderRestore:
 
     def _linked(self, staged: Path, file: Path) -> Path:
         """Turn a staged text with the target of a link into a symbolic link for `file`."""
-        target = staged.read_text(encoding="utf-8")
+        target = os.fsdecode(staged.read_bytes())
         place = os.path.normpath(file.parent.absolute() / target)
         if not Path(place).is_relative_to(self._folder.absolute()):
             raise CheckpointError(f"{self._uri}: the link {file.name!r} leads out of {self._folder}")

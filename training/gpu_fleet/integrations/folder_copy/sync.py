@@ -303,7 +303,7 @@ class FolderSync:
         content = f"{CONTENTS}/{record.sha256}"
         if record.link:
             with self._asking():
-                self._store.put(content, self._files.target(name).encode())
+                self._store.put(content, os.fsencode(self._files.target(name)))
         else:
             if not self._files.is_as_hashed(name):
                 return False
