@@ -180,14 +180,14 @@ class _Mover:
         sites = {}
         for pool, settings in self._policy.pools.items():
             labels = settings.capacity.groups if settings.capacity else ()
-            of_label: dict[str, list[Site]] = {label: [] for label in labels}
+            by_label: dict[str, list[Site]] = {label: [] for label in labels}
             for group in fleet.groups:
                 label = self._label(group, labels) if group.pool == pool else None
                 if label is not None:
                     running = busy.get(group.name)
                     failed = None if running is None else self._groups.failure(group.name, running)
-                    of_label[label].append(Site(group, label, failed))
-            sites[pool] = tuple(site for found in of_label.values() for site in found)
+                    by_label[label].append(Site(group, label, failed))
+            sites[pool] = tuple(site for label in labels for site in by_label[label])
         return sites
 
     def _label(self, group: Group, labels: Iterable[str]) -> str | None:

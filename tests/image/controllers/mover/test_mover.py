@@ -116,7 +116,7 @@ def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(m
 
 
 def test_a_group_is_one_site_though_its_label_begins_with_another():
-    """Fallback groups are named after those of spot, and Pulumi ends a name on AWS with letters of its own."""
+    """Fallback groups are named after those of spot, and Pulumi ends a name on AWS with its own letters."""
     labels = ["train-us-east-1a", "train-us-east-1b", "train-us-east-1a-on-demand"]
     own = policy(groups=labels)
     groups = tuple(
