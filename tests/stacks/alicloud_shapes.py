@@ -28,7 +28,7 @@ def stack_files_of_any_shape(draw: st.DrawFn) -> dict[str, Any]:
                 st.lists(kinds, min_size=1, max_size=1 if market == "reservation" else 4, unique=True)
             ),
             market=market,
-            reservation_id="eap-1" if market == "reservation" else None,
+            reservation_id=f"eap-{name}" if market == "reservation" else None,
             zones=zones[:1] if market == "reservation" else [],
             size={"min": low, "desired": middle, "max": max(high, 1)},
             erdma=erdma,

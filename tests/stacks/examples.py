@@ -108,7 +108,7 @@ def pools(draw: st.DrawFn, name: str, zones: list[str]) -> dict[str, Any]:
         "name": name,
         "types": draw(st.lists(kinds, min_size=1, max_size=1 if efa or reserved else 4, unique=True)),
         "market": market,
-        "reservation_id": "cr-0123456789abcdef0" if reserved else None,
+        "reservation_id": f"cr-{name.encode().hex():0<17.17}" if reserved else None,
         "size": {"min": low, "desired": middle, "max": max(high, 1)},
         "zones": zones[:1] if reserved else [],
         "efa": efa,

@@ -16,7 +16,7 @@ from gpu_fleet_image.slurm.answers import OURS, PENDING, ListedJob
 from gpu_fleet_image.slurm.slurm import Node
 
 COMMENT = OURS  # of jobs from `gpu-fleet submit`
-HOSTS = re.compile(r"[^,\[]+(?:\[[^\]]*\][^,]*)?")
+HOSTS = re.compile(r"[^,\[]+(?:\[[^\[\]]*\][^,]*)?")
 SPAN = r"\d{1,18}(?:-\d{1,18})?"
 PART = re.compile(rf"([^\[\]]+)(?:\[({SPAN}(?:,{SPAN})*)\])?")
 FAILED_ON = re.compile(rf"{COMMENT}:failed-on=(\S+)")

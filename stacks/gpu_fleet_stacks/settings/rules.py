@@ -338,6 +338,19 @@ def _each_group_once(stack: Stack) -> Iterator[Problem]:
                     yield Problem("pools", pool.name, f"pool {other} has a group of the name {label}, too")
 
 
+def _each_reservation_once(stack: Stack) -> Iterator[Problem]:
+    """Refuse a reservation of two pools: each would count its instances in the month as its own."""
+    owners: dict[str, str] = {}
+    for pool in stack.pools:
+        with suppress(NotParsedError):
+            for held in sorted({pool.reservation_id or "", *(each.id for each in pool.reservations)} - {""}):
+                other = owners.setdefault(held, pool.name)
+                if other != pool.name:
+                    yield Problem(
+                        "pools", pool.name, f"pool {other} has reservation {held}, too: one pool each"
+                    )
+
+
 def _own_group(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
     if pool.name in OWN_GROUPS:
         allowed = f"names a security group of the stack itself; any name but {', '.join(OWN_GROUPS)}"
@@ -359,7 +372,7 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_recipients, _each_recipient_once, _number_of_recipients, _number_of_thresholds),
     *(_notify, _each_webhook_once),
     *(_currency, _rising_thresholds, _freeze, _time_zone, _each_tag_once, _each_pool_once),
-    _each_group_once,
+    *(_each_group_once, _each_reservation_once),
     neighbours.one_group_each,
 )
 POOL_RULES = (_own_group, _length_of_role)

@@ -713,3 +713,19 @@ def test_a_unit_is_exposed_no_more_than_its_work_asks_for(exposures):
 
 def test_no_exception_outlives_its_unit_or_its_reason(exposures):
     assert {unit: exposures[unit] > MOST for unit in EXCEPTIONS} == dict.fromkeys(EXCEPTIONS, True)
+
+
+def test_dcgms_host_engine_which_is_root_answers_no_user():
+    """On its port it answers everybody; here whoever may enter the folder of its socket."""
+    lines = (UNITS / "nvidia-dcgm.service.d/10-gpu-fleet.conf").read_text().splitlines()
+    settings = [line for line in lines if not line.startswith("#")]
+    starts = [line for line in settings if line.startswith("ExecStart=")]
+
+    assert starts[0] == "ExecStart="
+    assert len(starts) == 2
+    assert " --domain-socket /run/nvidia-dcgm/socket" in starts[1]
+    assert {"Group=nvidia-dcgm", "RuntimeDirectory=nvidia-dcgm", "RuntimeDirectoryMode=0750"} <= {*settings}
+    assert "rootfs/etc/systemd/system/nvidia-dcgm.service.d/10-gpu-fleet.conf" in payload.assemble()
+    assert (
+        " etc/systemd/system/nvidia-dcgm.service.d " in (UNITS.parents[3] / "steps/15-agent.sh").read_text()
+    )

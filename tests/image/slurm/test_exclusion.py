@@ -1,5 +1,6 @@
 """Nodes that a job must avoid."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -71,3 +72,14 @@ def test_any_other_comment_names_nothing(comment):
 @pytest.mark.parametrize("hosts", ["i-[1-2-3]", "i-[-1]", "i-[1,,2]", f"i-[{'1' * 5000}]"])
 def test_a_list_of_hosts_that_is_none_names_no_node_and_ends_no_poll(hosts):
     assert named(hosts, ["i-1", "i-2"]) == ()
+
+
+@pytest.mark.parametrize("text", ["a[", "a[1,", "[a", "a[1]["])
+def test_a_list_that_a_user_made_long_is_read_in_time_that_grows_with_its_length(text):
+    """A bracket that never closes was looked for to the end again and again: seconds in each poll."""
+    hosts = text * 20_000
+    began = time.process_time()
+
+    assert named(hosts, ["i-1"]) == ()
+
+    assert time.process_time() - began < 0.5

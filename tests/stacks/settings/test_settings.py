@@ -216,6 +216,13 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     "pools[0].zones[1] = 'us-east-1b': none of pools[0].reservations is there": several(1, zone="us-east-1a")
     | {"pools[0].zones": ["us-east-1a", "us-east-1b"]},
     "pools[0].reservations = 'cr-0123456789abcdef0': named 2 times; each": several(1, id=HELD[0]["id"]),
+    "pools = 'other': pool dev has reservation cr-0123456789abcdef0, too: one pool each": several()
+    | {
+        "pools[0].size.max": 1,
+        "pools[1].market": "reservation",
+        "pools[1].reservation_id": HELD[0]["id"],
+        "pools[1].zones": ["us-east-1a"],
+    },
     "pools[0].size.max = 3: at most 2, which pools[0].reservations hold": several()
     | {"pools[0].size": {"max": 3}},
     "pools[0].reservations[1].count = 0: must be greater than 0": several(1, count=0),

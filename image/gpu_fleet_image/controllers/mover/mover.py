@@ -35,7 +35,7 @@ from gpu_fleet_image.core.capacity import (
     state_of,
 )
 from gpu_fleet_image.core.cloud import SweepCloud
-from gpu_fleet_image.core.model import Inventory
+from gpu_fleet_image.core.model import Group, Inventory
 from gpu_fleet_image.core.policy import Policy, PoolPolicy
 from gpu_fleet_image.core.queue_need import LONGEST, QUEUE, PoolNeed, needs_of, trouble_of
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, DeadlineError
@@ -179,16 +179,26 @@ class _Mover:
                 busy[coming.group].add(coming.activity)
         sites = {}
         for pool, settings in self._policy.pools.items():
-            groups = []
-            for label in settings.capacity.groups if settings.capacity else ():
-                title = f"gpu-fleet-{self._policy.stack}-{label}"
-                for group in fleet.groups:
-                    if group.pool == pool and (group.title == title or group.title.startswith(f"{title}-")):
-                        running = busy.get(group.name)
-                        failed = None if running is None else self._groups.failure(group.name, running)
-                        groups.append(Site(group, label, failed))
-            sites[pool] = tuple(groups)
+            labels = settings.capacity.groups if settings.capacity else ()
+            by_label: dict[str, list[Site]] = {label: [] for label in labels}
+            for group in fleet.groups:
+                label = self._label(group, labels) if group.pool == pool else None
+                if label is not None:
+                    running = busy.get(group.name)
+                    failed = None if running is None else self._groups.failure(group.name, running)
+                    by_label[label].append(Site(group, label, failed))
+            sites[pool] = tuple(site for label in labels for site in by_label[label])
         return sites
+
+    def _label(self, group: Group, labels: Iterable[str]) -> str | None:
+        """Return the longest label that a group's title begins with: one may begin with another."""
+        titles = {label: f"gpu-fleet-{self._policy.stack}-{label}" for label in labels}
+        fit = (
+            label
+            for label, title in titles.items()
+            if group.title == title or group.title.startswith(f"{title}-")
+        )
+        return max(fit, key=len, default=None)
 
     def _firing(self) -> frozenset[str]:
         alarms = {

@@ -160,7 +160,8 @@ def _fatal_xids(kernel_log: str) -> list[str]:
     fatal: set[tuple[str, int, str]] = set()
     actions: dict[str, str] = {}
     for line in kernel_log.splitlines():
-        if (error := XID.search(line)) is None:
+        # where a line begins: other messages hold words of users, such as names of control groups
+        if (error := XID.match(line)) is None:
             continue
         bus, code, text = error[1], int(error[2]), line[error.end() :]
         if code == _RECOVERY_XID:

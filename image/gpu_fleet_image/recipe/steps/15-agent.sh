@@ -33,7 +33,7 @@ lay opt/gpu-fleet/bin usr/local/bin usr/libexec/gpu-fleet/mig usr/libexec/gpu-fl
     usr/share/gpu-fleet/metadata.nft usr/share/pam-configs \
     etc/systemd/system/gpu-credentials.service etc/systemd/system/gpu-credentials.socket etc/environment.d \
     etc/systemd/system/gpu-idle-command.service usr/libexec/gpu-fleet/idle-command \
-    etc/systemd/system/mig.service etc/systemd/system/mig@.service \
+    etc/systemd/system/mig.service etc/systemd/system/mig@.service etc/systemd/system/nvidia-dcgm.service.d \
     etc/systemd/system/gpu-accounts.service etc/systemd/system/gpu-accounts.timer etc/sudoers.d etc/sudo.conf
 if [ -z "$ROOT" ]; then
     systemd-sysusers
@@ -44,6 +44,8 @@ if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ]; then
     systemctl disable --quiet --now apt-daily.timer apt-daily-upgrade.timer || log event=no-apt-timers
     systemd-tmpfiles --create gpu-fleet.conf
     systemctl daemon-reexec # also reads system.conf.d, unlike a reload
+    # a base may have started it, on a port for everybody
+    systemctl try-restart --no-block nvidia-dcgm.service || log event=no-dcgm
 fi
 if [ "$(queue_role)" != controller ]; then
     # the controller is in no pool: it has no GPUs to check, and is never terminated as idle

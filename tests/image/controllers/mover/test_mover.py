@@ -115,6 +115,24 @@ def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(m
     assert growth.growth_of(store.written[growth.GROWTH]).totals == {"train": 2}
 
 
+def test_a_group_is_one_site_though_its_label_begins_with_another():
+    """Fallback groups are named after those of spot, and Pulumi ends a name on AWS with its own letters."""
+    labels = ["train-us-east-1a", "train-us-east-1b", "train-us-east-1a-on-demand"]
+    own = policy(groups=labels)
+    groups = tuple(
+        Group(f"{label}-0f9", 0, 0, {}, 4, "train", title=f"gpu-fleet-{own.stack}-{label}-0f9")
+        for label in reversed(labels)
+    )
+
+    sites = _Mover(_nothing(), _nothing(), Groups(()), own, lambda: START)._sites(  # type: ignore[arg-type]
+        Inventory((), groups), MoverState()
+    )
+
+    assert [(site.label, site.group.name) for site in sites["train"]] == [
+        (label, f"{label}-0f9") for label in labels
+    ]
+
+
 @pytest.mark.parametrize(
     ("unread", "age", "heard"),
     [

@@ -115,6 +115,16 @@ def test_a_gpu_that_the_driver_wants_reset_or_rebooted_fails_until_it_wants_noth
     assert "does not name" in failed(unnamed)["xid"]
 
 
+def test_words_of_users_in_the_kernels_messages_are_no_error_of_the_driver():
+    """The kernel names the control group that ran out of memory, and a user names those of their session."""
+    group = "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/user.slice/{},task=python,pid=7,uid=1001\n"
+    forged = replace(SOUND, kernel_log=group.format("NVRM: Xid (PCI:0000:10:1c): 79, fallen"))
+    hidden = replace(SOUND, kernel_log=recovery(NONE, REBOOT) + group.format(recovery(REBOOT, NONE).strip()))
+
+    assert failed(forged) == {}
+    assert failed(hidden) == {"xid": "Xid 154 (Node Reboot Required) on PCI:0000:3b:00"}
+
+
 def test_gpus_that_broke_after_the_boot_check_are_unfit_for_a_job(tmp_path):
     """Links train and copies are slow while jobs run: those checks are the boot's alone."""
     report = tmp_path / "ready.json"
