@@ -173,13 +173,13 @@ def measured(desk: Desk, plan: PocPlan, limits: Limits, asked: Asked, *, yes: bo
         Criteria(plan.pool, max(plan.counts), (), account_name(plan.account, caller), caller),
         CostMeter(price, plan.cap, desk.now),
         lambda first: packed_measurement(plan, first=first),
-        tell,
+        note_if_open,
     )
     ending = campaign.run_to_an_end(plan.counts)
     if ending.outcome != COMPLETE:
-        tell(f"{ending.outcome.replace('-', ' ')}: {ending.reason}")
+        note_if_open(f"{ending.outcome.replace('-', ' ')}: {ending.reason}")
     for problem in campaign.problems:
-        tell(f"{problem}; gpu-fleet status --stack {desk.policy.stack} shows what still costs money")
+        note_if_open(f"{problem}; gpu-fleet status --stack {desk.policy.stack} shows what still costs money")
     facts = {
         "outcome": ending.outcome,
         "reason": ending.reason,
@@ -193,7 +193,7 @@ def measured(desk: Desk, plan: PocPlan, limits: Limits, asked: Asked, *, yes: bo
     return _result(plan, limits, campaign, facts)
 
 
-def tell(text: str) -> None:
+def note_if_open(text: str) -> None:
     """Print a note; a terminal that was closed meanwhile keeps no instance and no result."""
     with suppress(OSError):
         note(text)

@@ -170,7 +170,7 @@ def test_a_signal_while_the_request_is_written_leaves_no_request_open(number, mo
 def test_a_closed_terminal_ends_no_note(monkeypatch):
     monkeypatch.setattr(command, "note", lambda _: Path("/nowhere/at/all").read_text())
 
-    command.tell("i-0 is given back")
+    command.note_if_open("i-0 is given back")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
