@@ -14,7 +14,7 @@ import click
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gpu_fleet_image.console.data.bucket import DataBucket
+from gpu_fleet_image.console.data.bucket import SHA256, DataBucket
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.options import POOL_NAME, where_options
@@ -157,9 +157,12 @@ def copied(theirs: DataBucket, ours: DataBucket, saved: SavedStep, target: str) 
             "names another pool"
         )
     for name, (size, sha256) in saved.files.items():
-        if there.get(saved.key(name, target)) != size:
+        key = saved.key(name, target)
+        # the size alone says nothing: a checkpoint of this step that was never completed has the same
+        stored = ours.stored(key) if there.get(key) == size else None
+        if stored is None or stored.sha256 != sha256:
             note(f"copying {name}, {size:,} bytes")
-            _copy(theirs, ours, (saved.key(name), saved.key(name, target)), sha256)
+            _copy(theirs, ours, (saved.key(name), key), sha256)
     key = saved.key(MANIFEST, target)
     ours.calls.change(ours.s3.put_object, Bucket=ours.name, Key=key, Body=saved.manifest)
     back = {str(item["Key"]): int(item["Size"]) for item in ours.listed(f"{target}/step-{saved.step}/")}
@@ -174,7 +177,8 @@ def _copy(theirs: DataBucket, ours: DataBucket, keys: tuple[str, str], sha256: s
     try:
         if theirs.uri.startswith("s3://") and ours.uri.startswith("s3://"):
             place = {"Bucket": theirs.name, "Key": before}
-            ours.s3.copy(place, ours.name, after, SourceClient=theirs.s3)
+            marked = {"Metadata": {SHA256: sha256}, "MetadataDirective": "REPLACE"}
+            ours.s3.copy(place, ours.name, after, ExtraArgs=marked, SourceClient=theirs.s3)
             return
         with tempfile.NamedTemporaryFile(prefix="gpu-fleet-") as file:
             theirs.s3.download_fileobj(theirs.name, before, file)
@@ -182,7 +186,7 @@ def _copy(theirs: DataBucket, ours: DataBucket, keys: tuple[str, str], sha256: s
             file.seek(0)
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
                 raise CloudError(f"{theirs.uri}/{before}: its checksum is not what the manifest says")
-            ours.s3.upload_file(file.name, ours.name, after)
+            ours.s3.upload_file(file.name, ours.name, after, ExtraArgs={"Metadata": {SHA256: sha256}})
     except (ClientError, BotoCoreError, Boto3Error) as error:
         raise CloudError(f"copy to {ours.uri}/{after}: {error}; the same command continues") from error
 

@@ -20,10 +20,12 @@ from gpu_fleet_image.console.data.bucket import (
 )
 from gpu_fleet_image.core.files import replace_text
 from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.store import REFUSED
 
 PART_BYTES = 16 << 20
 MOST_PARTS = 9_000  # of one object; S3 and OSS allow 10,000
 NO_UPLOAD = "NoSuchUpload"  # the bucket's lifecycle rule aborts uploads after seven days
+_CHANGED = "it changed while it was read; upload it again"
 
 
 @dataclass(frozen=True)
@@ -103,14 +105,11 @@ class DataUploader:
             if there and not self._replace:
                 self._counter.add(source.size)
                 return FileOutcome(source.name, FileFate.DIFFERS, before.st_size)
-            self._send(source.path, key, sha256, before.st_size)
-            after = source.path.stat()
+            self._send(source.path, key, sha256, before, is_new=there is None)
+            if _is_changed(source.path, before):
+                raise OSError(_CHANGED)
         except OSError as error:
             return FileOutcome(source.name, FileFate.FAILED, why=error.strerror or str(error))
-        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-            return FileOutcome(
-                source.name, FileFate.FAILED, why="it changed while it was read; upload it again"
-            )
         return self._checked(source.name, key, sha256, before.st_size)
 
     def _checked(self, name: str, key: str, sha256: str, size: int) -> FileOutcome:
@@ -122,10 +121,15 @@ class DataUploader:
             )
         return FileOutcome(name, FileFate.MOVED, size)
 
-    def _send(self, path: Path, key: str, sha256: str, size: int) -> None:
+    def _send(self, path: Path, key: str, sha256: str, before: os.stat_result, *, is_new: bool) -> None:
+        """Upload a file; S3 itself refuses to write over what another upload brought meanwhile.
+
+        OSS has no such condition for a bucket with versions (core/oss.py): there the older version stays.
+        """
+        condition = {"IfNoneMatch": "*"} if is_new and self._bucket.uri.startswith("s3://") else {}
         try:
-            if size > PART_BYTES:
-                self._in_parts(path, key, sha256, size)
+            if before.st_size > PART_BYTES:
+                self._in_parts(path, key, sha256, before, condition)
                 return
             content = path.read_bytes()
             self._bucket.calls.change(
@@ -135,26 +139,48 @@ class DataUploader:
                 Body=content,
                 ContentMD5=_md5(content),
                 Metadata=self._bucket.metadata(hashlib.sha256(content).hexdigest()),
+                **condition,
             )
             self._counter.add(len(content))
         except CloudError as error:
-            raise self._bucket.explained(error) from error
+            if error.code not in REFUSED:
+                raise self._bucket.explained(error) from error
 
-    def _in_parts(self, path: Path, key: str, sha256: str, size: int) -> None:
-        """Upload a large file, or what is missing of it."""
+    def _in_parts(
+        self, path: Path, key: str, sha256: str, before: os.stat_result, condition: dict[str, str]
+    ) -> None:
+        """Upload a large file, or what is missing of it; raises OSError if it changes meanwhile."""
         record = self._cache / f"{hashlib.sha256(f'{self._bucket.name}/{key}'.encode()).hexdigest()}.json"
-        unfinished = self._begun(record, key, sha256, size)
-        try:
-            self._missing_parts(path, size, unfinished, record)
-            self._complete(unfinished)
-        except CloudError as error:
-            if error.code != NO_UPLOAD:
-                raise
-            record.unlink(missing_ok=True)
-            unfinished = self._begun(record, key, sha256, size)
-            self._missing_parts(path, size, unfinished, record)
-            self._complete(unfinished)
+        for may_begin_anew in (True, False):
+            unfinished = self._begun(record, key, sha256, before.st_size)
+            try:
+                self._missing_parts(path, before.st_size, unfinished, record)
+                if _is_changed(path, before):
+                    self._abort(unfinished, record)
+                    raise OSError(_CHANGED)
+                self._complete(unfinished, condition)
+                break
+            except CloudError as error:
+                if error.code in REFUSED:
+                    self._abort(unfinished, record)
+                if error.code != NO_UPLOAD or not may_begin_anew:
+                    raise
+                record.unlink(missing_ok=True)
         record.unlink(missing_ok=True)
+
+    def _abort(self, unfinished: Unfinished, record: Path) -> None:
+        """End an upload that is never completed, so that its parts cost nothing."""
+        record.unlink(missing_ok=True)
+        try:
+            self._bucket.calls.change(
+                self._bucket.s3.abort_multipart_upload,
+                Bucket=self._bucket.name,
+                Key=unfinished.key,
+                UploadId=unfinished.upload_id,
+            )
+        except CloudError as error:
+            if error.code != NO_UPLOAD:  # a call that was repeated had completed it
+                raise
 
     def _begun(self, record: Path, key: str, sha256: str, size: int) -> Unfinished:
         """Return the upload that this cache knows for the same content, or a new one."""
@@ -201,7 +227,7 @@ class DataUploader:
         for future in [self._parts.submit(send, number) for number in missing]:
             future.result()
 
-    def _complete(self, unfinished: Unfinished) -> None:
+    def _complete(self, unfinished: Unfinished, condition: dict[str, str]) -> None:
         ordered = sorted((int(number), etag) for number, etag in unfinished.parts.items())
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in ordered]
         self._bucket.calls.change(
@@ -210,6 +236,7 @@ class DataUploader:
             Key=unfinished.key,
             UploadId=unfinished.upload_id,
             MultipartUpload={"Parts": parts},
+            **condition,
         )
 
 
@@ -217,6 +244,11 @@ def cache_folder() -> Path:
     """Return the folder of unfinished uploads' records."""
     own = os.environ.get("XDG_CACHE_HOME")
     return (Path(own) if own else Path.home() / ".cache") / "gpu-fleet" / "uploads"
+
+
+def _is_changed(path: Path, before: os.stat_result) -> bool:
+    after = path.stat()
+    return (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns)
 
 
 def _length(number: int, size: int, unfinished: Unfinished) -> int:

@@ -112,10 +112,8 @@ def _of_day(
     day: Day, computing: Mapping[str, Decimal], gpus: Mapping[str, int]
 ) -> Iterable[tuple[Key, Hours]]:
     hours: dict[Key, Hours] = defaultdict(Hours)
-    rest: dict[str, Decimal] = defaultdict(Decimal, day.costs)
     for instance, share in day.instances.items():
         known = computing.get(instance)
-        rest[share.instance.pool] -= share.cost
         hours[share.instance.pool, share.instance.owner or NOBODY].add(
             Hours(
                 share.gpu_hours,
@@ -124,8 +122,9 @@ def _of_day(
                 Decimal(0) if known is None else share.cost * (1 - known),
             )
         )
-    for pool, cost in rest.items():
+    for pool, held in day.unused.items():
         if unused := day.unused_gpu_hours(pool, gpus):
+            cost = sum((each.cost for each in held.values()), Decimal(0))
             hours[pool, NO_INSTANCE].add(Hours(unused, idle_cost=cost))
     return hours.items()
 

@@ -17,13 +17,12 @@ from gpu_fleet_image.console.runs.command import LOOK_EVERY_S, Packed, described
 from gpu_fleet_image.console.users.take import Desk, follow, give_back_instance, outlook
 from gpu_fleet_image.core.capacity import TAG_TAKEN, Fate, owner_of
 from gpu_fleet_image.core.model import Instance
-from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import OVER, Job, Phase, node_prefix, overall
 
 # After a withdrawal the mover answers within a minute; instances may start until then.
 WITHDRAWN = timedelta(minutes=2)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, kill, a closed terminal
 COMPLETE, MEASURED = "complete", "measured"
-MEANT = (CloudError, ConfigurationError)
 
 
 @dataclass(frozen=True)
@@ -81,21 +80,27 @@ class Campaign:
 
     def run_to_an_end(self, counts: Sequence[int]) -> Ending:
         """Measure each number of instances in turn, and give them back, whatever happens."""
-        outcome, reason = COMPLETE, ""
         with ended_like_ctrl_c():
             try:
-                self._run(counts)
-            except CapReachedError as error:
-                outcome, reason = "stopped-at-cap", str(error)
-            except StageError as error:
-                outcome, reason = "partial", str(error)
-            except KeyboardInterrupt:
-                outcome, reason = "interrupted", "interrupted by its user"
-            except Exception as error:  # noqa: BLE001 - a defect leaves no instances either
-                outcome, reason = "failed", str(error) or repr(error)
-            cost = self.meter.cost()
-            self.tear_down()
+                outcome, reason = self._outcome(counts)
+                cost = self.meter.cost()
+            finally:  # also after a second Ctrl-C
+                self.tear_down()
         return Ending(outcome, reason, cost)
+
+    def _outcome(self, counts: Sequence[int]) -> tuple[str, str]:
+        """Measure each number of instances in turn; return how that ended, and why."""
+        try:
+            self._run(counts)
+        except CapReachedError as error:
+            return "stopped-at-cap", str(error)
+        except StageError as error:
+            return "partial", str(error)
+        except KeyboardInterrupt:
+            return "interrupted", "interrupted by its user"
+        except Exception as error:  # noqa: BLE001 - a defect leaves no instances either
+            return "failed", str(error) or repr(error)
+        return COMPLETE, ""
 
     def _run(self, counts: Sequence[int]) -> None:
         """Measure each number of instances in turn; what it measured so far stays after an error.
@@ -136,9 +141,10 @@ class Campaign:
         if not count:
             return ()
         desk, pool = self._guarded, self.criteria.pool
-        key = desk.ask(pool, count, None, self.criteria.caller)
-        self.taken.append(key)
-        self.meter.begin(key, count)
+        with deferred():
+            key = desk.ask(pool, count, None, self.criteria.caller)
+            self.taken.append(key)
+            self.meter.begin(key, count)
         self.say(f"requested {count} of {pool} as {owner_of(key)}; the mover answers within a minute")
         if not follow(desk, key):
             request = desk.fate(key)
@@ -194,8 +200,8 @@ class Campaign:
     def _tried(self, what: str, action: Callable[[], None]) -> None:
         try:
             action()
-        except MEANT as error:
-            self.problems.append(f"could not {what}: {error}")
+        except Exception as error:  # noqa: BLE001 - a defect keeps no other instance
+            self.problems.append(f"could not {what}: {str(error) or repr(error)}")
 
     def _cancel(self, job: Job) -> None:
         if overall(self.bucket.states(job)) not in OVER:
@@ -234,7 +240,7 @@ def shielded(say: Callable[[str], None]) -> Iterator[None]:
     def refuse(_number: int, _frame: FrameType | None) -> None:
         say("the instances are being given back: wait")
 
-    before = {number: signal.signal(number, refuse) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, refuse) for number in ENDING}
     try:
         yield
     finally:
@@ -255,3 +261,17 @@ def ended_like_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Have a signal end the program after the block: a request whose key is not kept is never withdrawn."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            raise KeyboardInterrupt

@@ -3,7 +3,7 @@
 import json
 import sys
 import tempfile
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, replace
 from decimal import Decimal
 from pathlib import Path
@@ -173,13 +173,13 @@ def measured(desk: Desk, plan: PocPlan, limits: Limits, asked: Asked, *, yes: bo
         Criteria(plan.pool, max(plan.counts), (), account_name(plan.account, caller), caller),
         CostMeter(price, plan.cap, desk.now),
         lambda first: packed_measurement(plan, first=first),
-        note,
+        note_if_open,
     )
     ending = campaign.run_to_an_end(plan.counts)
     if ending.outcome != COMPLETE:
-        note(f"{ending.outcome.replace('-', ' ')}: {ending.reason}")
+        note_if_open(f"{ending.outcome.replace('-', ' ')}: {ending.reason}")
     for problem in campaign.problems:
-        note(f"{problem}; gpu-fleet status --stack {desk.policy.stack} shows what still costs money")
+        note_if_open(f"{problem}; gpu-fleet status --stack {desk.policy.stack} shows what still costs money")
     facts = {
         "outcome": ending.outcome,
         "reason": ending.reason,
@@ -191,6 +191,12 @@ def measured(desk: Desk, plan: PocPlan, limits: Limits, asked: Asked, *, yes: bo
         "cost_usd": str(cents(ending.cost)),
     }
     return _result(plan, limits, campaign, facts)
+
+
+def note_if_open(text: str) -> None:
+    """Print a note; a terminal that was closed meanwhile keeps no instance and no result."""
+    with suppress(OSError):
+        note(text)
 
 
 def _result(plan: PocPlan, limits: Limits, campaign: Campaign, facts: dict[str, str]) -> PocResult:

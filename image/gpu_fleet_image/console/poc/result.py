@@ -96,7 +96,7 @@ def read(path: Path, flag: str) -> PocResult:
         )
     try:
         return _parsed(raw)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigurationError(f"{flag} {path}: is corrupt: {error!r}") from error
 
 
@@ -110,17 +110,29 @@ def _parsed(raw: Mapping[str, Any]) -> PocResult:
         tuple(map(int, raw["node_counts"])),
         tuple(map(str, raw["types"])),
         tuple(_row(each) for each in raw["rows"]),
-        tuple(dict(stage) for stage in raw["stages"]),
+        tuple(_stage(each) for each in raw["stages"]),
         {str(key): str(value) for key, value in raw["given_back"].items()},
         tuple(map(str, raw["problems"])),
     )
 
 
+def _stage(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    run, outcome = str(raw["run"]), str(raw["outcome"])
+    return {
+        "nodes": int(raw["nodes"]),
+        "run": run,
+        "instances": [*map(str, raw["instances"])],
+        "outcome": outcome,
+    }
+
+
 def _row(raw: Mapping[str, Any]) -> ResultRow:
     row = ResultRow(**{**raw, "verdict": RowVerdict(raw["verdict"])})
     for number in (row.value, row.least):
-        if number is not None and (type(number) not in (int, float) or not math.isfinite(number)):
-            raise ValueError(f"{row.subject}.{row.metric}: {number!r} is no number")
+        if number is not None and (
+            type(number) not in (int, float) or number < 0 or not math.isfinite(number)
+        ):
+            raise ValueError(f"{row.subject}.{row.metric}: {number!r} is no number from 0 on")
     texts = (row.subject, row.metric, row.unit, row.source, row.reason, row.tool, row.stands_for, row.note)
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(f"a row of {row.subject!r} has no text where one belongs")

@@ -6,6 +6,7 @@ from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 
+from gpu_fleet_image.controllers.meter.chargeback import NO_TEAM
 from gpu_fleet_image.core.capacity import Request, Trouble
 from gpu_fleet_image.core.model import Group, Instance
 from gpu_fleet_image.core.policy import Policy
@@ -75,7 +76,7 @@ class MoneyLeft:
         prices: pool -> what an hour of an instance costs at most; None where nobody knows.
         frozen: pools that take no instances now.
         frozen_teams: team that starts nothing now -> why.
-        frozen_owners: user -> why, for members of such teams.
+        teams: user -> team or ``NO_TEAM``, while a team is frozen; None where nobody knows.
     """
 
     left: Decimal | None
@@ -84,7 +85,11 @@ class MoneyLeft:
     why: str = ""
     currency: str = "USD"
     frozen_teams: Mapping[str, str] = field(default_factory=dict)
-    frozen_owners: Mapping[str, str] = field(default_factory=dict)
+    teams: Mapping[str, str] | None = None
+
+    def frozen_by(self, owner: str) -> str:
+        """Return why a user starts nothing now; empty where they do. Who has no account has no team."""
+        return "" if self.teams is None else self.frozen_teams.get(self.teams.get(owner, NO_TEAM), "")
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,56 @@ def test_an_upload_that_was_killed_continues_with_the_missing_parts(s3, tmp_path
     assert Path("copy/big.bin").read_bytes() == Path("big.bin").read_bytes()
 
 
+def test_a_large_file_that_changes_while_it_is_sent_is_never_stored_under_the_checksum_before(
+    s3, monkeypatch
+):
+    before, part = bytes(upload.PART_BYTES + 1), upload._md5
+    Path("big.bin").write_bytes(before)
+
+    def changes(content):
+        Path("big.bin").write_bytes(b"x" * len(before))
+        return part(content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "_md5", changes)
+        refused = say("put", "big.bin", "big")
+
+    assert refused.exit_code == 1
+    assert refused.output.endswith("error: big.bin: it changed while it was read; upload it again\n")
+    assert there(s3) == []
+    assert "Uploads" not in s3.list_multipart_uploads(Bucket=BUCKET), "and its parts cost nothing"
+    assert say("put", "big.bin", "big").exit_code == 0, "the advice works, without --replace"
+
+
+@pytest.mark.parametrize("size", [3, (5 << 20) + 1])
+def test_of_two_uploads_at_once_the_later_one_does_not_replace_the_other_s_file(s3, size, monkeypatch):
+    Path("mine").write_bytes(bytes(size))
+    conditions = []
+    client = buckets.clouds.bucket_client("aws", REGION)
+
+    def overtaken(name):
+        real = getattr(client, name)
+
+        def call(**arguments):
+            conditions.append(arguments.get("IfNoneMatch"))
+            s3.put_object(Bucket=BUCKET, Key=arguments["Key"], Body=b"theirs")
+            if "UploadId" in arguments:  # moto completes whatever is there
+                raise ClientError({"Error": {"Code": "PreconditionFailed", "Message": "there"}}, name)
+            return real(**arguments)
+
+        monkeypatch.setattr(client, name, call)
+
+    overtaken("put_object")
+    overtaken("complete_multipart_upload")
+    monkeypatch.setattr(buckets.clouds, "bucket_client", lambda *_: client)
+
+    done = say("put", "mine", "set")
+
+    assert (done.exit_code, conditions) == (1, ["*"])
+    assert "mine: the bucket has other content now; is another put running?" in done.output
+    assert s3.get_object(Bucket=BUCKET, Key="shared/set/mine")["Body"].read() == b"theirs"
+
+
 def test_an_upload_that_the_bucket_has_aborted_begins_anew(s3, tmp_path, monkeypatch):
     Path("big.bin").write_bytes(os.urandom(upload.PART_BYTES + 1))
     key = "shared/big/big.bin"

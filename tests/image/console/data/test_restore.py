@@ -125,6 +125,25 @@ def test_a_copy_that_was_cut_short_is_no_checkpoint_and_goes_on(s3, monkeypatch)
     assert store.steps() == [200]
 
 
+def test_a_file_that_a_killed_run_left_there_is_not_taken_for_the_one_of_the_same_size(s3, tmp_path):
+    for name, size in ((names.STATE, 1200), ("code.zip", 4)):
+        s3.put_object(Bucket=OURS, Key=f"{RUN}/step-200/{name}", Body=bytes(size))
+
+    done = say("runs/tiny", *FROM)
+
+    assert done.exit_code == 0, done.output
+    CheckpointStore(f"s3://{OURS}/{RUN}").download(200, tmp_path / "checkpoints")
+
+
+def test_a_copy_that_was_cut_short_sends_no_file_twice(s3):
+    say("runs/tiny", *FROM)
+    s3.delete_object(Bucket=OURS, Key=f"{RUN}/step-200/{names.MANIFEST}")
+
+    again = say("runs/tiny", *FROM)
+
+    assert (again.exit_code, again.output.count("copying ")) == (0, 0)
+
+
 def test_what_comes_through_this_computer_is_held_to_the_manifests_checksum(s3, monkeypatch):
     """Between the clouds, and between regions of OSS."""
     there = restore.DataBucket

@@ -3,17 +3,19 @@
 import os
 import signal
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_fleet_image.console.poc import command
 from gpu_fleet_image.console.poc.spending import TEARDOWN, CostMeter, cents, planned_cost
 from gpu_fleet_image.console.runs import aws
 from gpu_fleet_image.core.capacity import Fate
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.runs import OVER, Phase, overall
-from tests.image.console.poc.played import BEGAN, PlayedCloud, campaign
+from tests.image.console.poc.played import BEGAN, PlayedCloud, PlayedDesk, campaign
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -133,11 +135,50 @@ def test_what_cannot_be_given_back_is_said(monkeypatch):
     assert poc.problems == ["could not give back i-0: ec2: RequestLimitExceeded"]
 
 
-def test_ctrl_c_while_instances_are_given_back_ends_nothing(monkeypatch):
+def test_a_defect_while_one_instance_is_given_back_keeps_no_other(monkeypatch):
     cloud = PlayedCloud()
     poc = campaign(cloud)
     tag = cloud.tag
-    monkeypatch.setattr(cloud, "tag", lambda *given: (os.kill(os.getpid(), signal.SIGINT), tag(*given)))
+    monkeypatch.setattr(cloud, "tag", lambda ids, tags: tag(ids, tags) if "i-0" not in ids else {}["i-0"])
+
+    poc.run_to_an_end((1, 2))
+
+    assert cloud.kept == {"i-0"}
+    assert poc.problems == ["could not give back i-0: 'i-0'"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_request_is_written_leaves_no_request_open(number, monkeypatch):
+    cloud = PlayedCloud()
+    poc = campaign(cloud)
+    real = PlayedDesk.ask
+
+    def asked(*given):
+        key = real(*given)
+        os.kill(os.getpid(), number)
+        return key
+
+    monkeypatch.setattr(PlayedDesk, "ask", asked)
+
+    ending = poc.run_to_an_end((1, 2))
+
+    assert ending.outcome == "interrupted"
+    assert [request.fate for request in cloud.requests.values()] == [Fate.FAILED]
+    assert cloud.kept == set()
+
+
+def test_a_closed_terminal_ends_no_note(monkeypatch):
+    monkeypatch.setattr(command, "note", lambda _: Path("/nowhere/at/all").read_text())
+
+    command.note_if_open("i-0 is given back")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_no_signal_ends_the_giving_back_of_instances(number, monkeypatch):
+    cloud = PlayedCloud()
+    poc = campaign(cloud)
+    tag = cloud.tag
+    monkeypatch.setattr(cloud, "tag", lambda *given: (os.kill(os.getpid(), number), tag(*given)))
 
     ending = poc.run_to_an_end((1, 2))
 

@@ -228,6 +228,19 @@ UNREADABLE = {
         {"rows": [{**judged([IOPS], LIMITS, PRICE, 1)[0].to_json(), "value": "9"}]},
         "'9' is no number",
     ),
+    **{
+        f"with a figure of {str(value)[:6]}": (
+            {"rows": [{**judged([IOPS], LIMITS, PRICE, 1)[0].to_json(), "value": value}]},
+            says,
+        )
+        for value, says in ((-1, "-1 is no number from 0 on"), (10**400, "too large"))
+    },
+    "with ranks without end": ({"ranks_per_node": float("inf")}, "is corrupt"),
+    "with an empty stage": ({"stages": [{}]}, "is corrupt: KeyError('run')"),
+    "with a stage without a list": (
+        {"stages": [{"nodes": 1, "run": "", "instances": None, "outcome": ""}]},
+        "is corrupt",
+    ),
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_fleet_image.console.operators.waste import NO_INSTANCE, sum_up
 from gpu_fleet_image.controllers.meter.chargeback import (
     BY,
     CENT,
@@ -143,6 +144,44 @@ def test_the_rows_add_up_to_the_meter_to_the_cent(days, earlier, by, runs):
 
     assert sum(row.cost for row in found) == month.quantize(CENT)
     assert all(row.cost == row.cost.quantize(CENT) for row in found)
+
+
+HELD = st.dictionaries(
+    st.sampled_from(["cr-1", "cr-2", "cr-10"]), st.tuples(st.integers(1, 9 * 86400), COSTS), max_size=3
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), COSTS), max_size=4),
+    HELD,
+    HELD,
+    COSTS,
+    st.sampled_from(sorted(BY)),
+)
+def test_unused_reservations_are_charged_once_and_are_the_whole_idle_cost_of_no_instance(
+    own, dev, train, rest, by
+):
+    """By chargeback and by the report of waste alike; other costs of a pool are neither idle nor unused."""
+    unused = {
+        pool: {name: Unused(seconds, cost) for name, (seconds, cost) in held.items()}
+        for pool, held in (("dev", dev), ("train", train))
+    }
+    held = {pool: sum((each.cost for each in of.values()), Decimal(0)) for pool, of in unused.items()}
+    instances = {
+        f"i-{number}": share(owner=owner, cost=str(cost)) for number, (owner, cost) in enumerate(own)
+    }
+    first = day(instances, str(held["dev"] + rest), unused=unused)
+    first = replace(first, costs={**first.costs, "train": held["train"]})
+    gpus = {"dev": 8, "train": 1}
+
+    charged = charges([first], {}, by, gpus)
+    wasted = sum_up([first], {}, gpus, stack="lab", currency="USD")
+
+    assert sum(row.cost for row in charged) == first.cost.quantize(CENT)
+    assert {
+        key: hours.idle_cost for key, hours in wasted.days[first.name].items() if key[1] == NO_INSTANCE
+    } == {(pool, NO_INSTANCE): held[pool] for pool, of in unused.items() if of}
+    assert abs(sum(row.rented for row in charged) - wasted.of().rented) <= CENT * len(charged)
 
 
 def test_a_month_that_is_not_over_adds_up_to_the_meter_s_own_sum():

@@ -348,14 +348,29 @@ def test_a_frozen_pool_is_not_taken_from_and_the_answer_says_what_lifts_it(door,
     assert [record["action"] for record in door.ledger()] == ["refuse"]
 
 
-def test_who_is_in_a_frozen_team_takes_nothing_and_others_go_on(door, say):
+def freeze_team(door: Any, team: str) -> None:
+    """A team has spent more than its budget, and is frozen."""
     policy, month = get("policy.json"), f"{datetime.now(UTC):%Y-%m}"
-    policy["budget"]["teams"] = {"vision": {"monthly": "20", "on_exceeded": "freeze"}}
+    policy["budget"]["teams"] = {team: {"monthly": "20", "on_exceeded": "freeze"}}
     (door.code / "policy.json").write_text(json.dumps(policy))
     put(door, "policy.json", policy)
     spent = {"spent": "20.52", "monthly": "20", "passed": 100, "frozen": True, "lifted": False}
-    budgets = {"schema_version": 1, "month": month, "days": {}, "teams": {"vision": spent}}
+    budgets = {"schema_version": 1, "month": month, "days": {}, "teams": {team: spent}}
     put(door, "team-budgets.json", budgets)
+
+
+def test_who_has_no_account_is_frozen_with_those_without_a_team_whose_budget_pays(door, say):
+    freeze_team(door, "no-team")
+    put(door, "accounts.json", {"schema_version": 1, "users": []})
+
+    refused = say("take", "train", "--yes")
+
+    assert refused.exit_code == 1
+    assert "team no-team has spent 20.52 of 20 USD this month, and is frozen" in refused.output
+
+
+def test_who_is_in_a_frozen_team_takes_nothing_and_others_go_on(door, say):
+    freeze_team(door, "vision")
 
     def says_for(team: str) -> Any:
         user = {"name": "moto", "uid": 5001, "keys": [], "team": team, "team_gid": 30001, "admin": False}
