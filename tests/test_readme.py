@@ -79,7 +79,9 @@ def blocks() -> dict[str, list[str]]:
 def shown() -> set[str]:
     """The command lines of `gpu-fleet` in blocks that no test runs, without their comments."""
     texts = (text for path in READMES for kind, text in ANY_BLOCK.findall(path.read_text()) if kind == "text")
-    lines = (line.strip() for text in texts for line in text.replace("\\\n", " ").splitlines())
+    # $$ is the number of the reader's shell
+    whole = (text.replace("\\\n", " ").replace("$$", str(os.getpid())) for text in texts)
+    lines = (line.strip() for text in whole for line in text.splitlines())
     return {shlex.join(shlex.split(line, comments=True)) for line in lines if line.startswith("gpu-fleet ")}
 
 

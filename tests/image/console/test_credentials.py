@@ -20,6 +20,7 @@ WORDS = {
     "connect": (),
     "take": ("dev",),
     "give-back": ("i-0",),
+    "poc": ("dev", "--max-usd", "50"),
     "submit": ("--pool", "dev", "run.toml"),
     "runs": (),
     "logs": ("run-1",),

@@ -188,6 +188,7 @@ _DELETERS: dict[str, Deleter] = {
     "s3/bucketLogging": logging_off,
     "s3/bucketPolicy": call("s3", "delete_bucket_policy", Bucket="bucket"),
     "s3/bucketPublicAccessBlock": call("s3", "delete_public_access_block", Bucket="bucket"),
+    "s3/bucketReplicationConfig": call("s3", "delete_bucket_replication", Bucket="bucket"),
     "s3/bucketServerSideEncryptionConfiguration": call("s3", "delete_bucket_encryption", Bucket="bucket"),
     "s3/bucketVersioning": suspend_versions,
     "scheduler/schedule": delete_schedule,

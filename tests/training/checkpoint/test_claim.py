@@ -344,7 +344,8 @@ def hugging_face(**changed: Any) -> Callable[[Path], None]:
         callback = FleetCallback(folder)
         callback.newest()
         args: Any = SimpleNamespace(ignore_data_skip=False, **arguments | changed)
-        callback.on_train_begin(args, None, None, train_dataloader=SimpleNamespace(dataset=points()))
+        loader = SimpleNamespace(dataset=points())
+        callback.on_train_begin(args, None, None, torch.nn.Linear(1, 1), train_dataloader=loader)
         (folder / "checkpoint-4").mkdir(exist_ok=True)
         (folder / "checkpoint-4/trainer_state.json").touch()
         callback.on_train_end(args, None, None)
@@ -394,7 +395,8 @@ class KilledTrainer:
         )
 
     def train(self) -> None:
-        self.callback.on_train_begin(self.args, self.state, SimpleNamespace(should_training_stop=False))
+        control = SimpleNamespace(should_training_stop=False)
+        self.callback.on_train_begin(self.args, self.state, control, torch.nn.Linear(1, 1))
 
     def _save_checkpoint(self, _model: Any, _trial: Any) -> None:
         weights = Path(self.args.output_dir) / "checkpoint-4/model.safetensors"
