@@ -1,5 +1,7 @@
 """A checkpoint is whole, verified, and kept long enough, in a folder and in a bucket."""
 
+import errno
+import os
 import pickle
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import boto3
 import pytest
@@ -200,6 +203,17 @@ def test_a_full_disk_is_reported_by_the_next_save_and_at_the_end(tmp_path):
     with pytest.raises(CheckpointError, match="step 1 cannot be written"):
         saver.save(local.Manifest(2, "model", 1), {})
     with pytest.raises(CheckpointError, match="step 1 cannot be written"):
+        saver.close()
+
+
+def test_a_disk_that_is_full_is_called_so(tmp_path, monkeypatch):
+    """The writer of torch reports where it stands instead, as soon as the file has begun."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(local.HashingFile, "write", Mock(side_effect=[64, *[full] * 9]))
+    saver = Saver(tmp_path, store=None, keep=1)
+    saver.save(local.Manifest(1, "model", 1), {"weight": torch.zeros(1000)})
+
+    with pytest.raises(CheckpointError, match=r"step 1 cannot be written: .*No space left on device"):
         saver.close()
 
 

@@ -362,6 +362,15 @@ def test_a_table_of_another_encoding_and_delimiter_is_read_as_told(tmp_path):
     assert "très".encode() in bytes(np.fromfile(tmp_path / "out/train/tokens.bin", "<u2").astype("u1") - 1)
 
 
+def test_an_encoding_whose_mark_is_missing_is_named(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(table().encode("utf-16-le"))
+
+    told = ["prepare", "text", f"{tmp_path}/rows.csv", f"{tmp_path}/out", "--encoding", "utf-16"]
+    done = CliRunner().invoke(cli.main, told)
+
+    assert (done.exit_code, "is no utf-16: " in done.output) == (65, True)
+
+
 # archives
 
 

@@ -93,7 +93,9 @@ def as_checkpoint_error(error: Exception, what: str) -> CheckpointError:
 
 def reason_of(error: Exception) -> str:
     """Return the message of an error that a user knows, and for others their kind too."""
-    known = isinstance(error, OSError | RuntimeError | CheckpointError)  # torch: RuntimeError for a full disk
+    if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+        error = error.__context__  # torch hides a full disk behind what it meets as it closes the file
+    known = isinstance(error, OSError | RuntimeError | CheckpointError)
     return str(error) if known else f"{type(error).__name__}: {error}"
 
 

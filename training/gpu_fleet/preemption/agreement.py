@@ -58,8 +58,8 @@ class Stop:
         self._moved()
         stopping = self._settle()
         if self._where.size == 1:
-            self._hand_in(UNKNOWN_US)
-            return self._settle()
+            self._take_over(self._mine())
+            return self.reason is not Reason.NONE
         self._calls += 1
         if self._calls >= self._interval:
             now, begun = self._clock(), self._exchanged_at
@@ -101,8 +101,11 @@ class Stop:
         if settled is not None:
             agreed, slowest_us = settled
             self._interval = min(MOST_CALLS, max(1, self._every_us // max(1, slowest_us)))
-            if agreed == Reason.SAVE:
-                self._save_requested = True
-            elif agreed > self.reason:
-                self.reason = Reason(agreed)
+            self._take_over(agreed)
         return self.reason is not Reason.NONE
+
+    def _take_over(self, agreed: int) -> None:
+        if agreed == Reason.SAVE:
+            self._save_requested = True
+        elif agreed > self.reason:
+            self.reason = Reason(agreed)

@@ -147,10 +147,12 @@ def read_rows(
                     skipped.add(f"{source} line {line}: no text or no label")
                 else:
                     skipped.census.leave("empty lines", f"line {before + 1}")
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:  # a UTF-16 without its mark is no UnicodeDecodeError
+        reason = str(error)
+        if isinstance(error, UnicodeDecodeError):
+            reason = f"byte {error.object[error.start]:#04x}"
         raise DataError(
-            f"{source}: is no {encoding}: byte {error.object[error.start]:#04x}; name the encoding, such as "
-            "--encoding cp1252 (Windows)"
+            f"{source}: is no {encoding}: {reason}; name the encoding, such as --encoding cp1252 (Windows)"
         ) from error
     except LookupError as error:
         raise DataError(f"--encoding = {encoding!r}: Python knows no such encoding") from error
