@@ -248,19 +248,16 @@ class _Mover:
             frozenset(name for name, pool in budget.pools.items() if frozen and pool.freezes),
             currency=spending.currency,
             frozen_teams=teams,
-            frozen_owners=self._frozen_owners(teams),
+            members=self._members() if teams else {},
         )
 
-    def _frozen_owners(self, teams: Mapping[str, str]) -> dict[str, str]:
-        """Return user -> why, for members of frozen teams; the accounts are read only if there are any."""
-        if not teams:
-            return {}
+    def _members(self) -> dict[str, str]:
+        """Return account -> team."""
         try:
-            members = team_budgets.members_of(self._store)
+            return team_budgets.members_of(self._store)
         except (CloudError, DeadlineError) as error:
             self._failures.append(Failure("*", "read who is in a frozen team", str(error)))
             return {}
-        return {user: teams[team] for user, team in members.items() if team in teams}
 
     def _say_growth(self, view: PoolView, before: MoverState) -> None:
         """Write sizes and budget for users' commands; no later step depends on it."""

@@ -106,7 +106,7 @@ def _limits(state: PassState, coming: Coming) -> str:
     if capacity is None or standing + 1 > capacity.max_size:
         return "full"
     request = state.requests.get(coming.purpose)
-    if request is not None and request.owner in state.view.money.frozen_owners:
+    if request is not None and state.view.money.freezes(request.owner):
         return "frozen"
     # money that a request was promised is its own; a pool's wants need new money
     if coming.purpose in state.requests:

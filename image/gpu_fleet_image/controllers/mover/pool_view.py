@@ -6,7 +6,9 @@ from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 
+from gpu_fleet_image.controllers.meter.chargeback import NO_TEAM
 from gpu_fleet_image.core.capacity import Request, Trouble
+from gpu_fleet_image.core.holds import account_named
 from gpu_fleet_image.core.model import Group, Instance
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.queue_need import PoolNeed
@@ -75,7 +77,7 @@ class MoneyLeft:
         prices: pool -> what an hour of an instance costs at most; None where nobody knows.
         frozen: pools that take no instances now.
         frozen_teams: team that starts nothing now -> why.
-        frozen_owners: user -> why, for members of such teams.
+        members: account -> team; empty where no team is frozen.
     """
 
     left: Decimal | None
@@ -84,7 +86,11 @@ class MoneyLeft:
     why: str = ""
     currency: str = "USD"
     frozen_teams: Mapping[str, str] = field(default_factory=dict)
-    frozen_owners: Mapping[str, str] = field(default_factory=dict)
+    members: Mapping[str, str] = field(default_factory=dict)
+
+    def freezes(self, owner: str) -> str:
+        """Return why an owner starts nothing now, whose team is frozen; empty where they do."""
+        return self.frozen_teams.get(self.members.get(account_named(owner), NO_TEAM), "")
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def _spares_for(state: PassState, request: Request) -> list[Instance]:
 
 def _refusal(state: PassState, request: Request) -> str:
     """Return why a request is refused; empty where it is accepted."""
-    if frozen := state.view.money.frozen_owners.get(request.owner):
+    if frozen := state.view.money.freezes(request.owner):
         return frozen
     capacity = state.capacity(request.pool)
     if capacity is None:
@@ -159,7 +159,7 @@ def release(state: PassState) -> None:
 
 def _blocked(state: PassState, request: Request) -> str:
     pool = request.pool
-    if frozen := state.view.money.frozen_owners.get(request.owner):
+    if frozen := state.view.money.freezes(request.owner):
         return frozen
     return growth_budget.refusal(state, pool, 0, None) or f"every group of {pool} is full or closed"
 
