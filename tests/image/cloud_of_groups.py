@@ -42,6 +42,8 @@ class Cloud:
         state: what the mover remembers.
         left: of the budget; None where nobody knows.
         frozen: pools that take nothing.
+        frozen_teams: team that starts nothing -> why.
+        members: account -> team.
         ledger: every decision so far.
         rises: (group, by how many) of every rise of a desired capacity.
         totals: what each pass said that pools have or are about to have.
@@ -53,6 +55,8 @@ class Cloud:
     now: datetime = START
     left: Decimal | None = Decimal(1000)
     frozen: frozenset[str] = frozenset()
+    frozen_teams: dict[str, str] = field(default_factory=dict)
+    members: dict[str, str] = field(default_factory=dict)
     firing: frozenset[str] = frozenset()
     queue: dict[str, PoolNeed] | None = None
     instances: dict[str, Instance] = field(default_factory=dict)
@@ -107,7 +111,14 @@ class Cloud:
                 )
             },
             tuple(self.instances.values()),
-            MoneyLeft(self.left, {"train": Decimal(10)}, self.frozen, why="nobody knows what is spent"),
+            MoneyLeft(
+                self.left,
+                {"train": Decimal(10)},
+                self.frozen,
+                why="nobody knows what is spent",
+                frozen_teams=self.frozen_teams,
+                members=self.members,
+            ),
             [request for request in requests if request.key not in self.state.requests],
             self.firing,
             self.queue,

@@ -45,10 +45,25 @@ def test_an_interactive_pool_watches_its_load_with_the_same_numbers_on_both_clou
         assert alarm["comparisonOperator"] in way
 
 
-def test_an_edit_of_idle_times_makes_no_new_launch_template(cloud):
-    """They used to be in instance.toml, where nobody read them: each edit replaced the template."""
+IDLE = {  # each key with another value than its own, but for action: the types have local disks
+    "after_hours": 3,
+    "grace_minutes": 5,
+    "min_uptime_minutes": 7,
+    "coverage_percent": 80,
+    "terminate_stopped_after_days": 3,
+    "quiet_weekends": True,
+    "quiet_hours": [{"start": "01:00", "end": "02:00"}],
+    "watch": ["blender"],
+    "limits": {"cpu_cores": 0.3},
+    "command": ["/usr/local/bin/busy"],
+    "command_timeout_s": 9,
+}
+
+
+def test_no_edit_of_idle_makes_a_new_launch_template(cloud):
+    """It used to be in instance.toml, where nobody read it: each edit replaced the template."""
     made = CLOUDS[cloud]
-    stacks = [made.stack(pools=[made.pool(idle={"after_hours": hours})]) for hours in (2, 3)]
+    stacks = [made.stack(pools=[made.pool(idle=idle)]) for idle in ({}, IDLE)]
 
     first, second = (
         [each.inputs for kind in TEMPLATES for each in declared(it).of_type(kind)] for it in stacks

@@ -42,12 +42,12 @@ class Caller:
 
     def may_change(self, hold: Hold, owner: str) -> bool:
         """Return whether the caller owns the hold or the instance, neither has an owner, or it is root."""
-        named = {_short(hold.holder), _short(owner)} - {""}
-        own = {_short(self.name), _short(self.in_place_of)}
+        named = {account_named(hold.holder), account_named(owner)} - {""}
+        own = {account_named(self.name), account_named(self.in_place_of)}
         return self.is_root or not named or not named.isdisjoint(own)
 
 
-def _short(name: str) -> str:
+def account_named(name: str) -> str:
     """Return a name in the form of accounts: the cloud calls users of a directory by their address."""
     return name.partition("@")[0].lower()
 

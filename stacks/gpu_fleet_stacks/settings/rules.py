@@ -117,7 +117,7 @@ def _replica_region(stack: Stack) -> Iterator[Problem]:
 
 def _account(stack: Stack) -> Iterator[Problem]:
     digits = ACCOUNT_DIGITS[stack.cloud]
-    if not re.fullmatch(rf"\d{{{digits}}}", stack.account_id):
+    if not re.fullmatch(rf"[0-9]{{{digits}}}", stack.account_id):
         allowed = f"must be the {digits} digits of an account of {stack.cloud}"
         yield Problem("account_id", stack.account_id, allowed)
 

@@ -46,6 +46,7 @@ REFUSED: tuple[tuple[str, object, str], ...] = (
     ("region", "us-east", "must be a region of aws"),
     ("region", "eu-nowhere-9", REGION),
     ("account_id", "123", "must be the 12 digits of an account of aws"),
+    ("account_id", "\u0661" * 12, "must be the 12 digits of an account of aws"),
     (
         "account_id",
         123456789012,

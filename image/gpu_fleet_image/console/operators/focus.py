@@ -18,6 +18,7 @@ from decimal import Decimal
 
 from gpu_fleet_image.controllers.meter.meter import DAY, SHARED
 from gpu_fleet_image.controllers.meter.meter_state import SECONDS_PER_HOUR, Day, DayShare, Unused
+from gpu_fleet_image.core.holds import account_named
 from gpu_fleet_image.core.model import TAG_OWNER, TAG_POOL, TAG_STACK
 from gpu_fleet_image.core.policy import Policy
 
@@ -156,7 +157,7 @@ def _of_instance(month: _Month, day: Day, key: str, share: DayShare) -> Row:
     instance = share.instance
     market = " on spot" if instance.spot else ""
     tags = {TAG_POOL: instance.pool, TAG_OWNER: instance.owner}
-    tags[TAG_TEAM] = month.teams.get(instance.owner, "")
+    tags[TAG_TEAM] = month.teams.get(account_named(instance.owner), "")
     row = month.row(share.cost, day.date, day.date + DAY, f"{instance.type}{market} and its disks", **tags)
     hours = Decimal(share.seconds) / SECONDS_PER_HOUR
     used = _used(hours, "Dynamic" if instance.spot else "Standard")

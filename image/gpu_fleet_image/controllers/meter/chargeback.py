@@ -16,6 +16,7 @@ from decimal import ROUND_FLOOR, Decimal
 from gpu_fleet_image.controllers.meter.meter import DAY, SHARED, SMALLEST
 from gpu_fleet_image.controllers.meter.meter_state import SECONDS_PER_HOUR, Day, DayShare, MeterReading
 from gpu_fleet_image.core.csv_rows import csv_text
+from gpu_fleet_image.core.holds import account_named
 
 CENT = Decimal("0.01")
 _EARLIER = "(before the days on record)"
@@ -115,7 +116,7 @@ def _runs(day: Day, key: str, share: DayShare, attribution: Attribution) -> Part
 
 def _team(share: DayShare, attribution: Attribution) -> str:
     owner = share.instance.owner
-    return attribution.teams.get(owner) or (f"({owner}, no team)" if owner else NOBODY)
+    return attribution.teams.get(account_named(owner)) or (f"({owner}, no team)" if owner else NOBODY)
 
 
 BY: dict[str, Callable[[Day, str, DayShare, Attribution], Parts]] = {
@@ -152,11 +153,11 @@ def team_costs(day: Day, teams: Mapping[str, str]) -> dict[str, Decimal]:
     """Return team, or ``NO_TEAM``, -> cost of its members' instances of a day, not rounded.
 
     Args:
-        teams: owner -> team.
+        teams: account -> team.
     """
     costs: dict[str, Decimal] = defaultdict(Decimal)
     for share in day.instances.values():
-        costs[teams.get(share.instance.owner, NO_TEAM)] += share.cost
+        costs[teams.get(account_named(share.instance.owner), NO_TEAM)] += share.cost
     return dict(costs)
 
 

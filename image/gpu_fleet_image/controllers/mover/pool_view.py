@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from gpu_fleet_image.controllers.meter.chargeback import NO_TEAM
 from gpu_fleet_image.core.capacity import Request, Trouble
+from gpu_fleet_image.core.holds import account_named
 from gpu_fleet_image.core.model import Group, Instance
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.queue_need import PoolNeed
@@ -89,7 +90,11 @@ class MoneyLeft:
 
     def frozen_by(self, owner: str) -> str:
         """Return why a user starts nothing now; empty where they do. Who has no account has no team."""
-        return "" if self.teams is None else self.frozen_teams.get(self.teams.get(owner, NO_TEAM), "")
+        return (
+            ""
+            if self.teams is None
+            else self.frozen_teams.get(self.teams.get(account_named(owner), NO_TEAM), "")
+        )
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from gpu_fleet_image.controllers.meter.chargeback import (
     as_text,
     charges,
     of_month,
+    team_costs,
     work_of,
 )
 from gpu_fleet_image.controllers.meter.meter import SHARED, advance
@@ -109,6 +110,15 @@ def test_a_team_pays_for_its_people_and_who_has_none_is_named():
     found = charges([day(held)], {}, "team", {}, attribution=Attribution(teams={"ada": "vision"}))
 
     assert {row.name for row in found} == {"vision", "(bob, no team)", "nobody", "(shared)"}
+
+
+def test_who_logs_in_by_an_address_is_in_the_team_of_their_account():
+    held = day({"i-1": share(owner="Ada@lab.example"), "i-2": share(owner="bob")})
+
+    assert set(team_costs(held, {"ada": "vision"})) == {"vision", "no-team"}
+    assert "vision" in {
+        row.name for row in charges([held], {}, "team", {}, attribution=Attribution(teams={"ada": "vision"}))
+    }
 
 
 COSTS = st.decimals("0", "99", places=9)

@@ -194,6 +194,26 @@ def test_a_request_past_a_limit_is_refused_and_says_which(changes, before, asked
     assert cloud.rises == rises
 
 
+@pytest.mark.parametrize(
+    ("caller", "is_refused"),
+    [
+        ("users/ada", True),
+        ("sessions/AROAXYZ:Ada@lab.example", True),
+        ("users/bob", False),
+        ("users/guest", True),
+    ],
+)
+def test_a_frozen_team_starts_nothing_by_whatever_name_its_people_log_in(caller, is_refused):
+    """A directory names people by their address; who is in no team is in that of all others."""
+    cloud = Cloud(
+        frozen_teams={"vision": "frozen", "no-team": "frozen"}, members={"ada": "vision", "bob": "nlp"}
+    )
+
+    cloud.move(replace(request(), key=f"2026-11-22/{caller}/100000Z-00000001"))
+
+    assert [decision.action is Action.REFUSE for decision in cloud.ledger[:1]] == [is_refused]
+
+
 def test_hours_hold_an_instance_and_without_them_the_idle_rules_alone_apply():
     cloud = Cloud()
     cloud.move(request(1, hours=8), request(1, who="bob", number=2))

@@ -120,6 +120,20 @@ def test_gpus_at_rest_beside_a_busy_cpu_are_active_and_compute_nothing():
     assert cut.gpu_utilisation_percent is None
 
 
+def test_what_a_gpu_did_counts_in_each_of_its_samples():
+    """One that computed and waits now has computed; one that spins now and computed before does not hang."""
+    at_work = sample(gpus=[gpu(utilisation=100.0, power_w=600.0)])
+    spins = sample(gpus=[gpu(utilisation=100.0, power_w=60.0)])
+
+    waits_now = judged(*[at_work] * 6, *[sample(gpus=[gpu()])] * 6)
+    hung = judged(*[spins] * 12)
+    spins_now = judged(*[at_work] * 6, *[spins] * 6)
+
+    assert waits_now.gpu_utilisation_percent == 50.0
+    assert len(hung.memory.hung_since) == 1
+    assert spins_now.memory.hung_since == ()
+
+
 def test_sm_activity_is_the_mean_over_gpus_and_samples_that_report_it():
     busy = [
         replace(gpu(str(index)), sm_activity_percent=each) for index, each in enumerate((30.0, 10.0, None))
