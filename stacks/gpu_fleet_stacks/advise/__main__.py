@@ -240,7 +240,8 @@ def choice(plans: Sequence[Candidate], most: Money | None) -> programs.Choice:
 
     What fits the budget on demand goes before what fits it on spot alone.
     """
-    usable = [plan for plan in plans if not plan.offer.comparison and plan.on_demand is not None]
+    known = (plan for plan in plans if plan.on_demand is not None and not plan.lacks_data_cost)
+    usable = [plan for plan in known if not plan.offer.comparison]
     paid = [plan for plan in usable if most is None or affordable(plan, most) == FITS[0]]
     on_spot = not paid and most is not None
     if on_spot:

@@ -139,12 +139,12 @@ def _with_data(plan: Candidate, demands: Demands, data_gb: float) -> Candidate |
     if plan.offer.vendor == Cloud.AWS and (demands.iops or 0) > VOLUME_IOPS:
         return f"data larger than its local NVMe, and {VOLUME_IOPS} IOPS of a volume"
     if plan.offer.vendor not in set(Cloud):
-        return replace(plan, data_on="unknown")
+        return replace(plan, data_on="unknown", lacks_data_cost=True)
     quote = prices.load(Cloud(plan.offer.vendor)).quotes["disk"]
     plan = replace(plan, data_on=DISK)
     price = plan.offer.price
     if quote.amount is None or price is None or plan.on_demand is None or quote.region != price.region:
-        return plan
+        return replace(plan, lacks_data_cost=True)
     months = Decimal(plan.hours) / HOURS_PER_MONTH
     cost = Money(quote.amount, quote.currency) * (Decimal(gib) * months * plan.instances)
     longer = Decimal(plan.spot_hours or plan.hours) / Decimal(plan.hours)

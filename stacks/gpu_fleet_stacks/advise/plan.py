@@ -40,9 +40,10 @@ class Candidate:
         spot_p90: the same at the 90th percentile of the spot price.
         spot_hours: with what interruptions add (cost/compare.py); None where that is unknown.
         spot_at_least: interruptions are unknown, or of a range without an upper end: spot may cost more.
-        in_time_on_spot: spot finishes within the time limit, as far as that is known.
+        in_time_on_spot: spot finishes within the time limit; not where interruptions are unknown.
         data_on: where each instance has the data; empty where nobody asked.
         data_cost: of the disks for it, a part of the costs above; None where their price is unknown.
+        lacks_data_cost: the costs above lack the disks for the data, whose price is unknown.
     """
 
     offer: Offer
@@ -59,6 +60,7 @@ class Candidate:
     in_time_on_spot: bool = True
     data_on: str = ""
     data_cost: Money | None = None
+    lacks_data_cost: bool = False
 
 
 @cache
@@ -74,7 +76,7 @@ def peak(offer: Offer, precision: str) -> float | None:
 
 
 def ranked(some: Iterable[Candidate], currency: str) -> list[Candidate]:
-    """Return plans, the cheapest first in each currency, unpriced ones last.
+    """Return plans, the cheapest first in each currency, then those with a part unpriced; unpriced ones last.
 
     Args:
         currency: its prices come before those of others.
@@ -82,10 +84,11 @@ def ranked(some: Iterable[Candidate], currency: str) -> list[Candidate]:
     return sorted(some, key=lambda plan: _order(plan, currency))
 
 
-def _order(plan: Candidate, currency: str) -> tuple[bool, bool, Decimal, float]:
+def _order(plan: Candidate, currency: str) -> tuple[bool, bool, bool, Decimal, float]:
     if plan.on_demand is None:
-        return True, True, Decimal(0), plan.hours
-    return False, plan.on_demand.currency != currency, plan.on_demand.amount, plan.hours
+        return True, True, True, Decimal(0), plan.hours
+    own = plan.on_demand
+    return False, own.currency != currency, plan.lacks_data_cost, own.amount, plan.hours
 
 
 def plan_of(work: Work, offer: Offer, days: float | None) -> Candidate | None:
@@ -153,7 +156,7 @@ def _priced(plan: Candidate, days: float | None) -> Candidate:
         spot_p90=p90,
         spot_hours=None if taken is None else spot_hours,
         spot_at_least=taken is None or taken.at_least,
-        in_time_on_spot=days is None or spot_hours <= days * HOURS_PER_DAY,
+        in_time_on_spot=days is None or (taken is not None and spot_hours <= days * HOURS_PER_DAY),
     )
 
 
@@ -163,6 +166,8 @@ def affordable(plan: Candidate, most: Money | None) -> str:
     A plan without a public spot price, or too late on spot, fits on demand or not at all.
     """
     if most is None or plan.on_demand is None or plan.on_demand.currency != most.currency:
+        return ""
+    if plan.lacks_data_cost:
         return ""
     if plan.on_demand <= most:
         return "yes"

@@ -41,12 +41,17 @@ class Choice:
     def why(self) -> str:
         """Return the reason for the best plan."""
         market = "on spot" if self.on_spot else "on demand"
-        whole = f"of {len(self.paid)}" if self.most is None else f"of {len(self.paid)} within {self.most}"
-        reason = f"is the cheapest {market} {whole}"
-        if len(self.paid) == 1:
+        costs = [(plan.spot if self.on_spot else plan.on_demand) for plan in self.paid]
+        own = costs[0].currency if costs[0] else ""
+        alike = [
+            (plan, cost) for plan, cost in zip(self.paid, costs, strict=True) if cost and cost.currency == own
+        ]
+        whole = f"of {len(alike)}" if self.most is None else f"of {len(alike)} within {self.most}"
+        others = f" in {own}" if len(alike) < len(self.paid) else ""
+        reason = f"is the cheapest {market} {whole}{others}"
+        if len(alike) == 1:
             return reason
-        after = self.paid[1]
-        cost = after.spot if self.on_spot else after.on_demand
+        after, cost = alike[1]
         return f"{reason}; next is {after.instances} x {after.offer.name} for {cost}"
 
 

@@ -53,6 +53,8 @@ def content_of(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is not UTF-8, at byte {error.start}; save it as UTF-8") from error
+    except RecursionError as error:
+        raise ValueError(f"{path}: is not TOML that is read here: its lists are nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: is not TOML: {error}") from error
 

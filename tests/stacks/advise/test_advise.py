@@ -358,6 +358,32 @@ def test_the_cheapest_within_the_budget_is_recommended_by_what_is_paid():
     assert by_budget[10].best is None
 
 
+def test_a_plan_whose_disks_for_the_data_have_no_price_is_neither_best_nor_in_the_budget():
+    """The disk of Alibaba Cloud has a price in another region than most of its types."""
+    found = advice(SMALL, Demands(data_gb=5000), "CNY").plans
+    lacking = [plan for plan in found if plan.lacks_data_cost]
+
+    assert any(plan.on_demand and plan.on_demand.currency == "CNY" for plan in lacking)
+    assert {affordable(plan, Money(Decimal(10**6), "CNY")) for plan in lacking} == {""}
+    assert not choice(found, None).best.lacks_data_cost
+
+
+def test_the_best_of_a_currency_is_not_said_to_be_cheaper_than_prices_in_another():
+    found = plans(SMALL, currency="CNY")
+    own = [plan for plan in choice(found, None).paid if plan.on_demand.currency == "CNY"]
+
+    assert choice(found, None).why().startswith(f"is the cheapest on demand of {len(own)} in CNY; next is ")
+
+
+def test_no_one_knows_that_spot_is_in_time_where_interruptions_are_unknown():
+    offer = replace(of_type(catalog.load().get("p5.48xlarge")), interruptions=None)
+
+    plan = plan_of(SEVEN, offer, 10)
+
+    assert not plan.in_time_on_spot
+    assert affordable(plan, replace(plan.spot, amount=plan.spot.amount + 1)) == "no"
+
+
 def run(*arguments: str):
     return CliRunner().invoke(main, arguments, env={"COLUMNS": "160"})
 

@@ -142,8 +142,8 @@ class Downloader:
 
 
 def _is_equal(path: Path, there: Stored) -> bool:
-    """Return whether a file has an object's size and, if that is known, its SHA-256."""
-    if path.stat().st_size != there.size:
+    """Return whether a path is a file with an object's size and, if that is known, its SHA-256."""
+    if not path.is_file() or path.stat().st_size != there.size:
         return False
     if not there.sha256:
         return True

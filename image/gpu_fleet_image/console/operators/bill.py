@@ -11,6 +11,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -22,7 +23,10 @@ from gpu_fleet_image.core.model import TAG_POOL, TAG_STACK
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 Row = Mapping[str, Any]
+MOST_OF_A_LINE = Decimal(10**12)  # of any currency: sums keep their cents
 PARQUET, GZIP, ZIP = b"PAR1", b"\x1f\x8b", b"PK\x03\x04"
+# of UTF-8, CSV, gzip and zip; the last two also where an archive is encrypted or of another method
+DAMAGES = (ValueError, EOFError, csv.Error, zlib.error, zipfile.BadZipFile, RuntimeError)
 # Lines of AWS that are use of a resource; taxes, credits, fees and negations are compared with nothing.
 USE = frozenset({"", "Usage", "DiscountedUsage", "SavingsPlanCoveredUsage"})
 
@@ -149,8 +153,8 @@ def _line(names: BillColumns, row: Row, currency: str, where: str) -> BillLine:
         cost = Decimal(text)
     except InvalidOperation:
         cost = Decimal("NaN")
-    if not cost.is_finite():
-        raise BillError(f"{where}: {names.cost} = {text!r}; allowed: a number")
+    if not cost.is_finite() or abs(cost) > MOST_OF_A_LINE:
+        raise BillError(f"{where}: {names.cost} = {text!r}; allowed: a number up to {MOST_OF_A_LINE:,}")
     day = str(row.get(names.day) or "")[:10]
     try:
         date.fromisoformat(day)
@@ -201,7 +205,7 @@ def _table(path: Path) -> tuple[list[str], Iterable[Row]]:
         return list(reader.fieldnames or ()), _whole(reader, path)
     except OSError as error:
         raise BillError(f"--bill {path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, EOFError, csv.Error, zipfile.BadZipFile) as error:
+    except DAMAGES as error:
         raise BillError(
             f"--bill {path}: damaged: {error}; allowed: CSV in UTF-8, gzip, zip, Parquet"
         ) from error

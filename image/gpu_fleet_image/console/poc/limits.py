@@ -1,6 +1,5 @@
 """Least figures that a pool must reach, from a TOML file; each with its source."""
 
-import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, nearest
 
 SHIPPED = Path(__file__).with_name("limits.toml")
+MOST = 1e18
 _OF_FOLDERS = ("read", "write", "random_read", "random_write")
 IN_NODE, BETWEEN_NODES = "in_node", "between_nodes"
 _OF_MODELS = (f"efficiency_{IN_NODE}", f"efficiency_{BETWEEN_NODES}", "samples_per_usd")
@@ -45,7 +45,7 @@ def load(path: Path, flag: str = "--limits") -> Limits:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"{flag} {path}: {error.strerror}") from error
-    except ValueError as error:  # of TOML, or of UTF-8
+    except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8
         raise ConfigurationError(f"{flag} {path}: is no TOML: {error}") from error
     if problems := list(_problems(table)):
         raise ConfigurationError("\n".join(f"{flag} {path}: {problem}" for problem in problems))
@@ -76,7 +76,7 @@ def _problems_of(subject: str, metric: str, limit: object) -> Iterator[str]:
         yield f"{key} = {limit!r}; allowed: {{ least = NUMBER, source = TEXT }}"
         return
     least, source = limit["least"], limit["source"]
-    if type(least) not in (int, float) or not math.isfinite(least) or least <= 0:
-        yield f"{key}.least = {least!r}; allowed: a number above 0"
+    if type(least) not in (int, float) or not 0 < least <= MOST:
+        yield f"{key}.least = {least!r}; allowed: a number above 0, up to {MOST:g}"
     if not isinstance(source, str) or not source.strip():
         yield f"{key}.source = {source!r}; allowed: where the number comes from, as text"

@@ -156,6 +156,18 @@ def test_a_link_of_the_folder_leads_no_download_out(s3, tmp_path):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_folder_or_pipe_is_not_taken_for_the_file_of_the_same_size(s3, make):
+    Path("copy").mkdir()
+    make("copy/x")
+    s3.put_object(Bucket=BUCKET, Key="shared/digits/x", Body=bytes(Path("copy/x").stat().st_size))
+
+    got = say("get", "digits", "copy")
+
+    assert got.exit_code == 1
+    assert "error: other content is there, and stays without --replace: x" in got.output
+
+
 def test_an_upload_that_was_killed_continues_with_the_missing_parts(s3, tmp_path):
     """The parts that the bucket had confirmed are not sent again."""
     Path("big.bin").write_bytes(os.urandom(4 * upload.PART_BYTES + 5))

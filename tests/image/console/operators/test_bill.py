@@ -4,9 +4,14 @@ import csv
 import gzip
 import io
 import json
+import tempfile
+import zipfile
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from gpu_fleet_image.console.operators import bill_match
 from gpu_fleet_image.console.operators.bill import BillError, read
@@ -85,6 +90,7 @@ def row(resource="i-1", cost="24.144", kind="Usage", stack="test", pool="dev", *
         ([row(account=ANOTHER)], f"is of {ANOTHER}; allowed: a bill with account {OURS}, the stack's own"),
         ([row(begin="2026-10-21T00:00:00Z")], "is of 2026-10; allowed: --month 2026-11"),
         ([row(currency="EUR")], "line 2: lineItem/CurrencyCode = 'EUR'; allowed: USD, as the meter counts"),
+        ([row(cost="1e999999")], "line 2: lineItem/UnblendedCost = '1e999999'; allowed: a number up to "),
         ([row(), row(cost="much")], "line 3: lineItem/UnblendedCost = 'much'; allowed: a number"),
         ([row(begin="yesterday")], "line 2: lineItem/UsageStartDate = 'yesterday'; allowed: a day"),
         ([row()[:3]], "damaged at line 2: not as many fields as columns"),
@@ -108,6 +114,26 @@ def test_what_is_no_bill_is_refused(content, tmp_path):
 
     with pytest.raises(BillError, match=r"allowed|damaged|pyarrow"):
         lines_of(path)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 7), st.sampled_from(["gzip", "zip"]))
+@example(at=11, bit=0, form="zip")
+def test_a_compressed_bill_with_a_wrong_bit_is_read_or_refused_by_one_message(at, bit, form):
+    text = "\n".join(["no bill", *(f"{number}" for number in range(400))]).encode()
+    packed = io.BytesIO()
+    if form == "gzip":
+        packed.write(gzip.compress(text))
+    else:
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("bill.csv", text)
+    content = bytearray(packed.getvalue())
+    content[at % len(content)] ^= 1 << bit
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "bill")
+        path.write_bytes(content)
+
+        with pytest.raises(BillError):
+            lines_of(path)
 
 
 def metered():

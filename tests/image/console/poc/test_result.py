@@ -148,6 +148,11 @@ WRONG_LIMITS = {
         '[bucket]\nget = { least = nan, source = "x" }',
         "bucket.get.least = nan; allowed: a number above 0",
     ),
+    "a number without end": (
+        f'[bucket]\nget = {{ least = {"9" * 400}, source = "x" }}',
+        "; allowed: a number above 0",
+    ),
+    "lists without end": (f"bucket = {'[' * 2000}", "is no TOML"),
     "an empty source": ('[bucket]\nget = { least = 1, source = " " }', "bucket.get.source = ' '"),
     "no TOML": ("[bucket", "is no TOML"),
     "no table": ("bucket = 1", "bucket = 1; allowed: a table of put, get"),
