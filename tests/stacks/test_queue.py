@@ -309,7 +309,14 @@ def test_what_a_queue_and_its_teams_cannot_be_is_named():
     sliced = examples.pool(types=["p4d.24xlarge"], mig_profile="1g.5gb")
     table = (
         ({"queue": "pbs"}, "queue = 'pbs'"),
-        ({"queue": "none", "teams": {"no-team": {"share": 2}}}, "without queue: slurm a team has monthly"),
+        (
+            {"queue": "none", "teams": {"no-team": {"share": 2}}},
+            "no-team.share = 2: is for queue: slurm only",
+        ),
+        (
+            {"queue": "none", "teams": {"no-team": {"on_exceeded": "freeze"}}},
+            "teams.no-team.monthly = null: required without queue: slurm",
+        ),
         ({"queue": "none", "teams": {"noteam": {"monthly": 9}}}, nobody),
         ({"teams": {"no-team": {"on_exceeded": "freeze"}}}, "'freeze': needs teams.no-team.monthly"),
         ({"teams": {"noteam": {}}}, nobody),

@@ -83,7 +83,7 @@ def ended(run: Callable[[], Any]) -> int:
     except click.ClickException as error:
         shown = StringIO()
         error.show(shown)
-        click.echo(CLICKS.sub("error: ", shown.getvalue()), err=True, nl=False)
+        click.echo(CLICKS.sub("error: ", _with_range(error, shown.getvalue())), err=True, nl=False)
         return error.exit_code
     except BrokenPipeError:
         # The reader is gone: nothing more can be written, also not when the interpreter flushes.
@@ -97,6 +97,16 @@ def ended(run: Callable[[], Any]) -> int:
         click.echo(f"error: {said or defect}", err=True)
         return FAILED
     return code if isinstance(code, int) else 0
+
+
+def _with_range(error: click.ClickException, text: str) -> str:
+    """Say which numbers an option takes, where click says only that a text is not one of them."""
+    kind = error.param.type if isinstance(error, click.BadParameter) and error.param else None
+    if not isinstance(kind, click.IntRange | click.FloatRange):
+        return text
+    number = "a whole number" if isinstance(kind, click.IntRange) else "a number"
+    allowed = f"must be {number} in the range {kind._describe_range()}"
+    return text.replace(f"is not a valid {kind.name}", allowed)
 
 
 def _open_streams() -> None:

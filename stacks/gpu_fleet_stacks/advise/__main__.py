@@ -254,9 +254,7 @@ def recommendation(plans: Sequence[Candidate], most: Money | None, demands: Dema
     """Return the recommended plan with its reason in one line."""
     chosen = choice(plans, most)
     if (plan := chosen.best) is None:
-        return (
-            "recommended: none of these, since no stack can use them, no price is public, or none is paid for"
-        )
+        return f"recommended: none of these, since {none_since(plans)}"
     spot = "" if plan.spot is None else f", {_on_spot(plan)} expected on spot"
     limit = "" if demands.days is None else f", is done in {demands.days:g} days"
     return (
@@ -264,6 +262,16 @@ def recommendation(plans: Sequence[Candidate], most: Money | None, demands: Dema
         f"{plan.on_demand} on demand{spot}; it holds the run{limit} and {chosen.why()}; "
         f"`gpu-fleet new` writes a stack with --type {plan.offer.name}"
     )
+
+
+def none_since(plans: Sequence[Candidate]) -> str:
+    """Return why none of these plans can be recommended."""
+    ours = [plan for plan in plans if not plan.offer.comparison]
+    if not ours:
+        return "no stack can use them"
+    if all(plan.on_demand is None for plan in ours):
+        return "no public price on demand is known of those that a stack can use"
+    return "--budget pays for none that a stack can use, as far as prices are known"
 
 
 def _on_spot(plan: Candidate) -> str:

@@ -8,6 +8,7 @@ from gpu_fleet_image.core import metrics
 from gpu_fleet_image.core.runs import ACCOUNT, JOBS, RUN, RUNS, SHA256
 
 PROJECT = "gpu-fleet"
+NAME_FORM = r"[a-z][a-z0-9-]*[a-z0-9]"
 NAME_RULE = "lower case letters, digits and dashes: two or more, a letter first and no dash last"
 
 # Eight slots are cut from every network, used or not, so that adding a zone never renumbers a subnet that

@@ -44,7 +44,11 @@ def check(name: str, *, as_json: bool) -> None:
 def said_of(stack: Stack, cost: Cost, others: Iterable[Stack]) -> list[str]:
     """Return the warnings about a valid stack, of itself and beside the others of its project."""
     no_image = notice.image_warning(stack)
-    own = [*warnings(cost, prices.today()), *([no_image] if no_image else [])]
+    own = [
+        *warnings(cost, prices.today()),
+        *notice.ended(stack, prices.today()),
+        *([no_image] if no_image else []),
+    ]
     return [*own, *shared_networks(stack, others)]
 
 

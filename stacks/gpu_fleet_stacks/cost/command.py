@@ -8,7 +8,7 @@ from gpu_fleet_image.core import listing
 from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.shared_options import CSV, TABLE, form_option, note
 from gpu_fleet_stacks.catalog import prices
-from gpu_fleet_stacks.cost import page, view
+from gpu_fleet_stacks.cost import notice, page, view
 from gpu_fleet_stacks.cost.compare_command import CompareRequest, compare_options
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget, warnings
@@ -52,7 +52,7 @@ def cost(
         comparing.show(stack, form)
         return
     estimated = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb, egress_gb, snapshot_gb))
-    said = warnings(estimated, prices.today())
+    said = [*warnings(estimated, prices.today()), *notice.ended(stack, prices.today())]
     if form == CSV:
         click.echo(csv_text(page.COLUMNS, page.rows(estimated)), nl=False)
     elif form != TABLE:

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -105,7 +106,7 @@ def announce_cost(stack: Stack) -> dict[str, Any]:
         # an output of another version of this program must not block this deployment
         _say("warn", f"cost of {cost.stack}: no difference to the deployed stack: {error}")
     _say("info", "; ".join(part for part in said if part))
-    for warning in warnings(cost, prices.today()):
+    for warning in (*warnings(cost, prices.today()), *ended(stack, prices.today())):
         _say("warn", f"cost of {cost.stack}: {warning}")
     return view.output(cost, monthly)
 
@@ -118,6 +119,17 @@ def _say(level: str, text: str) -> None:
     import pulumi  # noqa: PLC0415 - see above
 
     getattr(pulumi.log, level)(text)
+
+
+def ended(stack: Stack, today: date) -> list[str]:
+    """Return a warning for each reservation that has ended, which the estimate counts all the same. Pure."""
+    return [
+        f"reservation {held.id} of pool {pool.name} is past its until, {held.until}: nothing starts there, "
+        "and the cost counts it all the same; remove it"
+        for pool in stack.pools
+        for held in pool.reservations
+        if held.ends_at is not None and held.ends_at.date() < today
+    ]
 
 
 def image_warning(stack: Stack) -> str:

@@ -1,5 +1,6 @@
 """``gpu-fleet new STACK``: make a stack file from a few questions or flags, and check it before writing."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from gpu_fleet_stacks.catalog import Cloud, regions
-from gpu_fleet_stacks.core import files
+from gpu_fleet_stacks.core import files, naming
 from gpu_fleet_stacks.core.errors import Problem, StacksError, shown
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget
@@ -240,6 +241,17 @@ def answer_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def stack_name(text: str) -> str:
+    """Return a stack's name, before anything else is asked.
+
+    Raises:
+        StacksError: the message names the value and what is allowed.
+    """
+    if re.fullmatch(naming.NAME_FORM, text) is None:
+        raise StacksError(f"stack {text!r}: must be {naming.NAME_RULE}")
+    return text
+
+
 def stack_text(name: str, flags: Mapping[str, Any], first_line: str, others: Iterable[Stack] = ()) -> str:
     """Return a stack file from flags, and from questions for what they leave out; `check` accepts it.
 
@@ -250,6 +262,7 @@ def stack_text(name: str, flags: Mapping[str, Any], first_line: str, others: Ite
     Raises:
         StacksError: the message names every flag that is missing or wrong, or a budget that is too small.
     """
+    stack_name(name)
     given = {
         key: ",".join(value) if isinstance(value, tuple) else value for key, value in flags.items() if value
     }

@@ -37,7 +37,7 @@ def init(folder: Path, first: str | None, **flags: Any) -> None:
     if (folder / projects.FILE).exists():
         raise StacksError(f"{folder / projects.FILE} already exists; nothing was written")
     if first is None and command.at_terminal():
-        first = click.prompt("Name of the first stack", default=FIRST, err=True)
+        first = _first_name()
     if first is None and any(flags.values()):
         raise StacksError("--stack is missing: the other flags are of a first stack")
     content = dict(project.files())
@@ -50,6 +50,16 @@ def init(folder: Path, first: str | None, **flags: Any) -> None:
         click.echo(f"warning: {said}", err=True)
     click.echo("\n".join(["next:", *(f"  {step}" for step in _set_up(folder))]))
     click.echo(command.next_steps(first) if first else "  gpu-fleet new NAME")
+
+
+def _first_name() -> str:
+    """Ask a user until the name is valid."""
+    while True:
+        text = click.prompt("Name of the first stack", default=FIRST, err=True)
+        try:
+            return command.stack_name(text)
+        except StacksError as error:
+            click.echo(f"  {error}", err=True)
 
 
 def _set_up(folder: Path) -> list[str]:

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.core.errors import Problem
-from gpu_fleet_stacks.settings.schema import ImageMode, OnExceeded, Pool, Stack
+from gpu_fleet_stacks.settings.schema import ImageMode, OnExceeded, Pool, Stack, TeamSettings
 
 # Words with another meaning to Slurm than a partition's name, and the queue's own security group.
 OWN_NAMES = ("all", "default", "queue")
@@ -43,12 +43,10 @@ def _teams(stack: Stack) -> Iterator[Problem]:
     directory = stack.access.directory.teams if stack.access.directory else {}
     people = stack.access.people.values()
     named = sorted({person.team or WITHOUT_TEAM for person in people} | directory.keys())
-    for team, said in sorted(stack.teams.items()) if not stack.queued else ():
-        if said.monthly is None or (said.share, said.max_gpus) != (1, None):
-            allowed = "without queue: slurm a team has monthly and on_exceeded alone"
-            yield Problem(f"teams.{team}", team, allowed)
     for team, said in sorted(stack.teams.items()):
-        if said.on_exceeded is OnExceeded.FREEZE and said.monthly is None:
+        if not stack.queued:
+            yield from _budget_alone(f"teams.{team}", said)
+        elif said.on_exceeded is OnExceeded.FREEZE and said.monthly is None:
             yield Problem(f"teams.{team}.on_exceeded", "freeze", f"needs teams.{team}.monthly")
     for team in stack.teams.keys() - set(named):
         near = get_close_matches(team, named, n=1)
@@ -58,6 +56,15 @@ def _teams(stack: Stack) -> Iterator[Problem]:
             team,
             f"has no members: it is neither in access.people nor in access.directory{meant}",
         )
+
+
+def _budget_alone(key: str, team: TeamSettings) -> Iterator[Problem]:
+    """Require a budget and nothing else of a team, whose share and limit are the queue's."""
+    if team.monthly is None:
+        yield Problem(f"{key}.monthly", None, "required without queue: slurm")
+    for name, value, default in (("share", team.share, 1), ("max_gpus", team.max_gpus, None)):
+        if value != default:
+            yield Problem(f"{key}.{name}", value, "is for queue: slurm only; leave it out")
 
 
 def _limits(stack: Stack) -> Iterator[Problem]:

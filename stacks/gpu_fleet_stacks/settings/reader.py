@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from functools import cache
 from ipaddress import IPv4Network
@@ -19,6 +20,7 @@ from gpu_fleet_stacks.core.errors import Problem, SettingsError
 from gpu_fleet_stacks.releases import version
 from gpu_fleet_stacks.settings import Stack, namespaces, rules
 from gpu_fleet_stacks.settings.draft import draft
+from gpu_fleet_stacks.settings.schema import MOMENT
 from gpu_fleet_stacks.settings.yaml_text import LeadingZero
 
 if TYPE_CHECKING:
@@ -236,6 +238,8 @@ def _allowed(kind: str, value: object, message: str) -> str:
     """Describe the allowed values, in the terms of the stack file where pydantic's are not enough."""
     if kind == "string_type" and not isinstance(value, Mapping | list | None):
         text = str(value).lower() if isinstance(value, bool) else value
+        if isinstance(value, datetime):
+            text = f"{value:{MOMENT}}"
         return f'must be text, and YAML reads something else without quotes: write "{text}"'
     if isinstance(value, LeadingZero):
         return "is octal to one YAML reader and decimal to another: drop the 0"

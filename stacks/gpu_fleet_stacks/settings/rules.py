@@ -81,7 +81,7 @@ def _of_pools(stack: Stack) -> Iterator[Problem]:
 
 
 def _name(stack: Stack) -> Iterator[Problem]:
-    if not re.fullmatch(r"[a-z][a-z0-9-]*[a-z0-9]", stack.name):
+    if not re.fullmatch(naming.NAME_FORM, stack.name):
         allowed = f"must be {naming.NAME_RULE}"
         yield Problem("stack", stack.name, allowed)
 

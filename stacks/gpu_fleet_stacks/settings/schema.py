@@ -59,7 +59,7 @@ class Matching:
 
 PoolName = Annotated[
     str,
-    Matching(r"[a-z][a-z0-9-]*[a-z0-9]", f"must be {naming.NAME_RULE}"),
+    Matching(naming.NAME_FORM, f"must be {naming.NAME_RULE}"),
 ]
 # Allowed in a tag's value by IAM, Lambda and others, which refuse other text only during the deployment:
 # docs.aws.amazon.com/IAM/latest/APIReference/API_Tag.html; Alibaba Cloud takes 128 characters.

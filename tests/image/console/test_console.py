@@ -103,6 +103,17 @@ def test_version_without_git_is_that_of_the_package(tmp_path, monkeypatch):
     assert shown.output.startswith(f"gpu-fleet {metadata.version('gpu-fleet')}, Python 3.")
 
 
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [
+        (("report", "--waste", "soon"), "'soon' must be a whole number in the range 1<=x<=366."),
+        (("take", "dev", "--hours", "long"), "'long' must be a number in the range 0<x<=336."),
+    ],
+)
+def test_a_text_where_a_number_belongs_is_told_the_range(words, allowed):
+    assert allowed in run(*words).stderr
+
+
 def test_version_on_an_instance_says_what_it_was_made_from(tmp_path, monkeypatch):
     monkeypatch.setattr(version, "CHECKOUT", tmp_path)
     monkeypatch.setattr(metadata, "version", Mock(side_effect=metadata.PackageNotFoundError("gpu-fleet")))

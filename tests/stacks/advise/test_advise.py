@@ -412,6 +412,10 @@ def test_one_type_that_a_stack_can_use_is_recommended_and_filters_and_top_cut_th
     assert len(document["scorecard"][0]["indicators"]) == 23
     assert "recommended: 1 x p6-b200.48xlarge (aws), " in run(*flags).output
     assert "recommended: none of these, since no stack can use them" in others.output
+    unpriced = run(*flags, "--region", "eu-central-1", "--vendor", "aws")
+    assert "since no public price on demand is known of those that" in unpriced.output
+    unpaid = run(*flags, "--vendor", "alicloud", "--budget", "20000")
+    assert "since --budget pays for none that a stack can use" in unpaid.output
 
 
 def test_a_filter_of_nothing_known_is_named_with_what_is_allowed():

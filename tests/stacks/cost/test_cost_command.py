@@ -19,7 +19,7 @@ from gpu_fleet_stacks.cost import page, view
 from gpu_fleet_stacks.cost.command import cost as command
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import OvercommitError
-from gpu_fleet_stacks.cost.notice import VARIABLE, Deployed, DeployedCostError, deployed, sentence
+from gpu_fleet_stacks.cost.notice import VARIABLE, Deployed, DeployedCostError, deployed, ended, sentence
 from gpu_fleet_stacks.settings import Stack, stack_files
 from tests.stacks import test_queue
 from tests.stacks.alicloud import test_queue_alicloud
@@ -32,6 +32,18 @@ from tests.stacks.shipped import SHIPPED
 
 def run(*arguments: str):
     return CliRunner().invoke(command, arguments, env={"COLUMNS": "160"})
+
+
+def test_a_reservation_that_has_ended_is_named_since_the_estimate_counts_it():
+    held = [{"id": "cr-0123456789abcdef0", "zone": "us-east-1a", "count": 2, "until": "2027-03-31T11:30Z"}]
+    reserved = pool(types=["p5.48xlarge"], size={"max": 2}, market="reservation", reservations=held)
+    dev = stack(pools=[reserved])
+
+    assert ended(dev, datetime.date(2027, 3, 31)) == []
+    assert (
+        "cr-0123456789abcdef0 of pool dev is past its until, 2027-03-31T11:30Z"
+        in ended(dev, datetime.date(2027, 4, 1))[0]
+    )
 
 
 @pytest.fixture

@@ -161,11 +161,11 @@ def test_a_wrong_answer_leaves_nothing_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_at_a_terminal_it_asks_for_the_first_stack(tmp_path, monkeypatch):
+def test_at_a_terminal_it_asks_for_the_first_stack_until_its_name_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "at_terminal", lambda: True)
 
-    run("init", "infra", input="lab|aws|us-east-1|123456789012||||||||a@b.org|||".replace("|", "\n"))
+    run("init", "infra", input="My Lab|lab|aws|us-east-1|123456789012||||||||a@b.org|||".replace("|", "\n"))
 
     assert (tmp_path / "infra/stacks/Pulumi.lab.yaml").is_file()
 

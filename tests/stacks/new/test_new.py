@@ -68,6 +68,10 @@ def test_questions_are_asked_for_what_the_flags_leave_out(folder, person):
     assert stack.budget.recipients == ("a@b.org", "c@d.org")
 
 
+def test_a_wrong_name_is_refused_before_the_first_question(folder, person):
+    assert run("My Lab").output.startswith("error: stack 'My Lab': must be lower case letters")
+
+
 def test_a_wrong_answer_is_asked_for_again_with_what_is_allowed(folder, person):
     done = run("research", *AWS[:4], input="12\n123456789012\n" + "\n" * 5 + "\nml@example.com\n\n\n")
 

@@ -1,6 +1,6 @@
 """Errors in a stack file, and their messages."""
 
-from datetime import date
+from datetime import UTC, date, datetime
 from itertools import combinations
 from typing import Any
 
@@ -350,6 +350,7 @@ AS_YAML = {
     "- access.people.ada.uid = null: required, and missing": {"access.people": {"ada": {}}},
     "- teams.nlp = 2: must be a mapping of keys to values": {"teams": {"nlp": 2}},
     "- owner = 2026-01-01: must be text": {"owner": date(2026, 1, 1)},
+    'write "2027-03-31T11:30Z"': {"owner": datetime(2027, 3, 31, 11, 30, tzinfo=UTC)},
     "- owner = {a: [true, null, 'x']}: must be text": {"owner": {"a": (True, None, "x")}},
 }
 

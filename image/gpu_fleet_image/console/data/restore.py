@@ -194,7 +194,10 @@ def _copy(theirs: DataBucket, ours: DataBucket, keys: tuple[str, str], sha256: s
 def _source(uri: str, place: Place, region: str | None) -> DataBucket:
     match = _SOURCE.fullmatch(uri)
     if match is None:
-        raise ConfigurationError(f"--from {uri!r}; allowed: s3://BUCKET or oss://BUCKET, without a prefix")
+        raise ConfigurationError(
+            f"--from {uri!r}; allowed: s3://BUCKET or oss://BUCKET, a bucket's name of 3 to 63 characters "
+            "without a prefix"
+        )
     cloud = next(cloud for cloud, scheme in SCHEMES.items() if scheme == match[1])
     if cloud != place.cloud and region is None:
         raise ConfigurationError(f"--from-region is missing: --from {uri} is another cloud's than the stack")
