@@ -90,11 +90,9 @@ class MoneyLeft:
 
     def frozen_by(self, owner: str) -> str:
         """Return why a user starts nothing now; empty where they do. Who has no account has no team."""
-        return (
-            ""
-            if self.teams is None
-            else self.frozen_teams.get(self.teams.get(account_named(owner), NO_TEAM), "")
-        )
+        if self.teams is None:
+            return ""
+        return self.frozen_teams.get(self.teams.get(account_named(owner), NO_TEAM), "")
 
 
 @dataclass(frozen=True)

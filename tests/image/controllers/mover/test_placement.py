@@ -206,7 +206,7 @@ def test_a_request_past_a_limit_is_refused_and_says_which(changes, before, asked
 def test_a_frozen_team_starts_nothing_by_whatever_name_its_people_log_in(caller, is_refused):
     """A directory names people by their address; who is in no team is in that of all others."""
     cloud = Cloud(
-        frozen_teams={"vision": "frozen", "no-team": "frozen"}, members={"ada": "vision", "bob": "nlp"}
+        frozen_teams={"vision": "frozen", "no-team": "frozen"}, teams={"ada": "vision", "bob": "nlp"}
     )
 
     cloud.move(replace(request(), key=f"2026-11-22/{caller}/100000Z-00000001"))
