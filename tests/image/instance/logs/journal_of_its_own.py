@@ -18,9 +18,11 @@ STARTS_S = 60
 
 
 def mounted() -> None:
-    """A /run and a /proc of its own, so that no journal of this computer is written or read."""
+    """A /run and a /proc of its own, and no kernel: no journal of this computer is written or read."""
     for kind, place in (("tmpfs", "/run"), ("proc", "/proc")):
         subprocess.run(["mount", "-t", kind, kind, place], check=True)
+    # what this computer's kernel said of killed processes is no line of the instance
+    subprocess.run(["mount", "--bind", "/dev/null", "/dev/kmsg"], check=True)
     for folder in ("systemd/journal", "log/journal"):
         (Path("/run") / folder).mkdir(parents=True)
 
