@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gpu_fleet_image.core import listing
 from gpu_fleet_image.core.shared_options import CSV, JSON, TABLE
@@ -64,6 +65,13 @@ def compare_options(command: Callable[..., None]) -> Callable[..., None]:
         for flag, path in (("--offers", offers), ("--html", html)):
             if path is not None and not compare:
                 raise click.UsageError(f"{flag} {path}: needs --compare")
+        given_by = click.get_current_context().get_parameter_source
+        for name in given if compare else ():
+            if name.endswith("_gb") and given_by(name) is ParameterSource.COMMANDLINE:
+                flag = f"--{name.replace('_', '-')}"
+                raise click.UsageError(
+                    f"{flag} {given[name]}: not with --compare, which is of instances alone"
+                )
         command(**given, comparing=CompareRequest(offers, html) if compare else None)
 
     made: Callable[..., None] = taking

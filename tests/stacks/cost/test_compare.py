@@ -162,11 +162,18 @@ def test_the_command_compares_and_writes_the_page(tmp_path):
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_a_page_without_a_comparison_is_refused():
-    done = CliRunner().invoke(command, ["aws-prod", "--html", "page.html"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--html", "page.html"], "--html page.html: needs --compare"),
+        (["--compare", "--egress-gb", "5"], "--egress-gb 5: not with --compare"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(words, message):
+    done = CliRunner().invoke(command, ["aws-prod", *words])
 
     assert done.exit_code == 2
-    assert "--html page.html: needs --compare" in done.output
+    assert message in done.output
 
 
 def test_a_month_of_every_hour_is_the_clouds_own():
