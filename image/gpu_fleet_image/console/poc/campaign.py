@@ -1,7 +1,7 @@
 """Stages of a POC: instances are taken, measured by a submitted run, and given back whatever happens."""
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -240,12 +240,8 @@ def shielded(say: Callable[[str], None]) -> Iterator[None]:
     def refuse(_number: int, _frame: FrameType | None) -> None:
         say("the instances are being given back: wait")
 
-    before = {number: signal.signal(number, refuse) for number in ENDING}
-    try:
+    with _handled(ENDING, refuse):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -255,23 +251,30 @@ def ended_like_ctrl_c() -> Iterator[None]:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with _handled((signal.SIGTERM, signal.SIGHUP), interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
     """Have a signal end the program after the block: a request whose key is not kept is never withdrawn."""
     came: list[int] = []
-    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in ENDING}
+    try:
+        with _handled(ENDING, lambda got, _: came.append(got)):
+            yield
+    finally:
+        if came:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _handled(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Handle signals in another way while the block runs."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if came:
-            raise KeyboardInterrupt
+        for number, old in before.items():
+            signal.signal(number, old)
