@@ -9,6 +9,7 @@ from gpu_fleet_image.core.errors import InstanceError
 from gpu_fleet_image.core.runs import ACCOUNT
 
 _KEY_LINE = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( [^\x00-\x1f]+)?")  # no options, and no second line
+NO_TEAM = "no-team"  # team of who has none: in budgets, and as an account of Slurm
 UIDS, _TEAM_GIDS = range(2000, 30_000), range(30_000, 50_000)
 
 

@@ -20,6 +20,7 @@ from gpu_fleet_image.core import instance_file, keys, paths, queue_file
 from gpu_fleet_image.core.errors import InstanceError
 from gpu_fleet_image.core.files import replace_text
 from gpu_fleet_image.core.queue_errors import NotReadyError, RosterUnreadError
+from gpu_fleet_image.core.roster import NO_TEAM
 from gpu_fleet_image.core.runs import ACCOUNT
 from gpu_fleet_image.slurm import configuration, database
 from gpu_fleet_image.slurm.answers import ENDED, ListedJob
@@ -30,7 +31,7 @@ from gpu_fleet_image.slurm.slurm import Association
 DUMP = "accounting.sql.gz"
 SLURMDBD = Path("/etc/slurm/slurmdbd.conf")
 MARIADB = Path("/etc/mysql/mariadb.conf.d/60-gpu-fleet.cnf")
-WITHOUT_TEAM = "no-team"  # the account of users without a team
+WITHOUT_TEAM = NO_TEAM  # the account of users without a team
 ROOT = "root"  # Slurm's own account, above all others
 USER_NUMBERS = range(2000, 30_000)  # of the roster (image/gpu_fleet_image/core/roster.py)
 NO_LIMIT = -1  # sacctmgr(1): "To clear a previously set value"

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 
+from gpu_fleet_image.core.roster import NO_TEAM
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings.schema import ImageMode, OnExceeded, Pool, Stack, TeamSettings
 
 # Words with another meaning to Slurm than a partition's name, and the queue's own security group.
 OWN_NAMES = ("all", "default", "queue")
-WITHOUT_TEAM = "no-team"  # image/gpu_fleet_image/slurm/accounting.py uses this name for users without a team
+WITHOUT_TEAM = NO_TEAM  # the account in Slurm of users without a team
 
 
 def _homes(stack: Stack) -> Iterator[Problem]:

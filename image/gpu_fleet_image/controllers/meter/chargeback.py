@@ -17,12 +17,12 @@ from gpu_fleet_image.controllers.meter.meter import DAY, SHARED, SMALLEST
 from gpu_fleet_image.controllers.meter.meter_state import SECONDS_PER_HOUR, Day, DayShare, MeterReading
 from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.holds import account_named
+from gpu_fleet_image.core.roster import NO_TEAM
 
 CENT = Decimal("0.01")
 _EARLIER = "(before the days on record)"
 NOBODY = "nobody"
 _MOST_SAMPLES = 1 << 53  # exact in JSON
-NO_TEAM = "no-team"  # in budgets, and in the queue (gpu_fleet_image/slurm/accounting.py)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from gpu_fleet_image.controllers.meter import chargeback, daily_report
-from gpu_fleet_image.controllers.meter.chargeback import NO_TEAM
 from gpu_fleet_image.controllers.meter.freezer import RECORDS, Actor
 from gpu_fleet_image.controllers.meter.meter import DAY
 from gpu_fleet_image.controllers.meter.meter_state import MeterReading
@@ -22,6 +21,7 @@ from gpu_fleet_image.core.calls import Failure
 from gpu_fleet_image.core.cloud import SweepCloud
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
+from gpu_fleet_image.core.roster import NO_TEAM
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_time
 

@@ -6,12 +6,12 @@ from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 
-from gpu_fleet_image.controllers.meter.chargeback import NO_TEAM
 from gpu_fleet_image.core.capacity import Request, Trouble
 from gpu_fleet_image.core.holds import account_named
 from gpu_fleet_image.core.model import Group, Instance
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.queue_need import PoolNeed
+from gpu_fleet_image.core.roster import NO_TEAM
 
 
 class Action(StrEnum):
