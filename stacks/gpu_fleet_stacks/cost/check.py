@@ -14,7 +14,7 @@ from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.core.errors import SettingsError, StacksError
 from gpu_fleet_stacks.cost import notice, view
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.cost.lines import Cost, hold_to_budget, warnings
+from gpu_fleet_stacks.cost.lines import Cost, hold_to_budget
 from gpu_fleet_stacks.settings import Pool, Stack, stack_files
 from gpu_fleet_stacks.settings.neighbours import group_labels, shared_networks
 from gpu_fleet_stacks.settings.quantities import Level, instances
@@ -45,8 +45,7 @@ def said_of(stack: Stack, cost: Cost, others: Iterable[Stack]) -> list[str]:
     """Return the warnings about a valid stack, of itself and beside the others of its project."""
     no_image = notice.image_warning(stack)
     own = [
-        *warnings(cost, prices.today()),
-        *notice.ended(stack, prices.today()),
+        *notice.warnings_of(stack, cost, prices.today()),
         *([no_image] if no_image else []),
     ]
     return [*own, *shared_networks(stack, others)]

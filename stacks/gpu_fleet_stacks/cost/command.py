@@ -11,7 +11,7 @@ from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.cost import notice, page, view
 from gpu_fleet_stacks.cost.compare_command import CompareRequest, compare_options
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.cost.lines import hold_to_budget, warnings
+from gpu_fleet_stacks.cost.lines import hold_to_budget
 from gpu_fleet_stacks.settings import stack_files
 from gpu_fleet_stacks.settings.quantities import Volumes
 from gpu_fleet_stacks.settings.stack_argument import stack_argument
@@ -52,7 +52,7 @@ def cost(
         comparing.show(stack, form)
         return
     estimated = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb, egress_gb, snapshot_gb))
-    said = [*warnings(estimated, prices.today()), *notice.ended(stack, prices.today())]
+    said = notice.warnings_of(stack, estimated, prices.today())
     if form == CSV:
         click.echo(csv_text(page.COLUMNS, page.rows(estimated)), nl=False)
     elif form != TABLE:

@@ -106,7 +106,7 @@ def announce_cost(stack: Stack) -> dict[str, Any]:
         # an output of another version of this program must not block this deployment
         _say("warn", f"cost of {cost.stack}: no difference to the deployed stack: {error}")
     _say("info", "; ".join(part for part in said if part))
-    for warning in (*warnings(cost, prices.today()), *ended(stack, prices.today())):
+    for warning in warnings_of(stack, cost, prices.today()):
         _say("warn", f"cost of {cost.stack}: {warning}")
     return view.output(cost, monthly)
 
@@ -119,6 +119,11 @@ def _say(level: str, text: str) -> None:
     import pulumi  # noqa: PLC0415 - see above
 
     getattr(pulumi.log, level)(text)
+
+
+def warnings_of(stack: Stack, cost: Cost, today: date) -> list[str]:
+    """Return what to know before trusting the sums of a stack's cost. Pure."""
+    return [*warnings(cost, today), *ended(stack, today)]
 
 
 def ended(stack: Stack, today: date) -> list[str]:
