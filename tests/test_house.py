@@ -82,6 +82,7 @@ BROKEN = [
     ),
     (pages.maps, "stacks:1: has no README", {"image/README.md": ""}),
     (pages.rooms, "image/README.md:1: has 81 lines", {"image/README.md": "\n" * 81}),
+    (pages.top, "sso2:1: is not of the top level", {"sso2": "[default]", "Makefile": ""}),
     (pages.front_page, "README.md:1: has 1201 words", {"README.md": "a " * 1201}),
     (pages.dependencies, "image/requirements.txt:1: tokens", {"image/requirements.txt": "tokens==1\n"}),
     (trips.drawings, "stacks/README.md:3: draws", drawn(*(f"{file} network" for file in TRIP[1:]))),

@@ -1,4 +1,4 @@
-"""Targets that pages name: links, paths in backticks, rooms on the map, tests, packages.
+"""Targets that pages name: links, paths in backticks, rooms on the map, tests, packages; files at the top.
 
 A path whose first part is a room of the checkout is said from the root; any other from the page's own folder
 or from the package that users import. A file name without a folder is one below the page's own; on a page
@@ -45,6 +45,12 @@ NOT_HERE = {
         (".gpu-fleet-accounting/", ".gpu-fleet-queue/"), "on the shared homes"
     ),
     "training/README.md": {"train/": "in a data set", "val/": "in a data set"},
+}
+# What the top level holds, beside the rooms: each file there is one of these.
+TOP = {
+    *("Pulumi.yaml", "__main__.py", "requirements.txt", "pyproject.toml", "Makefile"),
+    *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *("requirements.lock", "torch-cpu.lock", "torch-pypi.lock"),
 }
 SITE = "docs/"
 MOST_WORDS = 1200  # of the first page
@@ -167,6 +173,17 @@ def front_page(checkout: Checkout) -> Iterator[Finding]:
         yield Finding("README.md", 1, f"has {words} words, allowed: {MOST_WORDS}")
 
 
+def top(checkout: Checkout) -> Iterator[Finding]:
+    """Find what the top level lacks, and files that have no business there, as an attempt leaves them."""
+    here = {
+        path for path in checkout.paths if "/" not in path and not path.startswith(".")
+    }  # tools' begin so
+    for path in sorted(here - TOP):
+        yield Finding(path, 1, "is not of the top level, whose files .ci/checks/pages.py lists")
+    for path in sorted(TOP - here):
+        yield Finding(path, 1, "is missing")
+
+
 def rooms(checkout: Checkout) -> Iterator[Finding]:
     """Find each room's README that is too long: what a user reads belongs into docs/."""
     for page in checkout.files(*WITH_README, suffix="README.md"):
@@ -174,4 +191,4 @@ def rooms(checkout: Checkout) -> Iterator[Finding]:
             yield Finding(page, 1, f"has {lines} lines, allowed: {MOST_LINES}")
 
 
-CHECKS = (links, commands, paths, maps, dependencies, front_page, rooms)
+CHECKS = (links, commands, paths, maps, dependencies, front_page, top, rooms)

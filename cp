@@ -1,2 +1,0 @@
-[default]
-credential_process = /bin/false

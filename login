@@ -1,2 +1,0 @@
-[default]
-login_session=x
