@@ -144,19 +144,22 @@ def test_the_workflow_runs_what_a_laptop_runs_and_takes_actions_by_commit():
 
 MAKE = """#!/bin/bash
 echo "$*" >>asked
+[ "$1" = {broken} ] && exit 3
+[ "$1" = boot ] && {{ sleep {boot_s} && echo booted >>asked; }}
 [ "$1" = test ] || exit 0
-[ "$(grep --count ^test asked)" -le {failing} ] || exit 0
+[ "$(grep --count --extended-regexp '^test( |$)' asked)" -le {failing} ] || exit 0
 mkdir -p .pytest_cache/v/cache
 echo '{failed}' >.pytest_cache/v/cache/lastfailed
 exit 2
 """
 
 
-def run_ci(folder, *, failed, failing):
+def run_ci(folder, *, failed=(), failing=0, broken="nothing", boot_s=0):
     """CI with a `make` of which the first so many `test` fail. Gives it and what it asked for."""
+    words = {"failed": json.dumps(dict.fromkeys(failed, True)), "failing": failing}
     for path, text in {
         ".ci/run": (ROOT / ".ci/run").read_text(),
-        "bin/make": MAKE.format(failed=json.dumps(dict.fromkeys(failed, True)), failing=failing),
+        "bin/make": MAKE.format(**words, broken=broken, boot_s=boot_s),
         "bin/promtool": "",
     }.items():
         executable(folder / path, text)
@@ -169,7 +172,7 @@ def test_ci_runs_the_module_of_a_failure_again_and_names_what_passes_then(tmp_pa
     ran, asked = run_ci(tmp_path, failed=["tests/test_a.py::test_b"], failing=1)
 
     assert ran.returncode == 0, ran.stderr
-    assert asked[1:3] == ["test", "test ARGS=-n 0 tests/test_a.py "]
+    assert asked[-2:] == ["test", "test ARGS=-n 0 tests/test_a.py "]
     assert "passed with its module run again, mend it: tests/test_a.py::test_b" in ran.stdout
 
 
@@ -177,7 +180,33 @@ def test_ci_runs_the_module_of_a_failure_again_and_names_what_passes_then(tmp_pa
 def test_ci_ends_where_a_test_fails_again_or_many_fail_or_none_is_named(tmp_path, tests, failing):
     failed = [f"tests/test_a.py::test_{number}" for number in range(tests)]
 
-    ran, asked = run_ci(tmp_path, failed=failed, failing=failing)
+    ran, _ = run_ci(tmp_path, failed=failed, failing=failing)
 
     assert ran.returncode != 0
-    assert "rehearse" not in asked
+    assert "mend it" not in ran.stdout
+
+
+def test_ci_tests_when_the_image_has_booted_and_says_what_each_took(tmp_path):
+    ran, asked = run_ci(tmp_path, boot_s=0.3)
+
+    assert ran.returncode == 0, ran.stderr
+    assert asked.index("booted") < asked.index("test")
+    assert set(asked) == {".venv/.ready", "boot", "booted", "lint", "rehearse", "test-libraries", "test"}
+    assert re.findall(r"^ci: make (\S+) +\d+ s, exit status 0$", ran.stdout, re.MULTILINE)[-1] == "test"
+    assert len(re.findall(r"^ci: in all +\d+ s of 1800$", ran.stdout, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("broken", ["boot", "lint", "test-libraries", "rehearse"])
+def test_ci_ends_with_what_failed_before_the_tests(tmp_path, broken):
+    ran, asked = run_ci(tmp_path, broken=broken, boot_s=0.1)
+
+    assert ran.returncode == 3
+    assert "test" not in asked
+    assert re.search(rf"^ci: make {broken} +\d+ s, exit status 3$", ran.stdout, re.MULTILINE)
+
+
+def test_ci_leaves_no_boot_behind(tmp_path):
+    ran, asked = run_ci(tmp_path, broken="lint", boot_s=600)
+
+    assert ran.returncode == 3  # at once: subprocess waits for all who hold its output
+    assert "booted" not in asked
