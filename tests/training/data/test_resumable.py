@@ -142,6 +142,16 @@ def test_a_sample_is_the_same_wherever_it_is_read():
     assert before == (torch.get_rng_state().tolist(), random.getstate())
 
 
+def test_readers_that_stay_end_with_their_loader():
+    loader = loader_of({"num_workers": 1, "persistent_workers": True})
+    next(iter(loader))
+    (reader,) = loader._iterator._workers
+
+    del loader
+
+    assert not reader.is_alive()
+
+
 def test_a_loader_that_is_there_already_draws_by_epoch_and_index():
     """The libraries make such loaders: the epoch must reach persistent readers."""
     loader: DataLoader[torch.Tensor] = DataLoader(Rows(), BATCH, num_workers=1, persistent_workers=True)

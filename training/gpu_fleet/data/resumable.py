@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -246,13 +247,18 @@ def reads_another() -> bool:
 
 
 class _Rest:
-    """Order of a loader; iteration gives only the rest of the epoch."""
+    """Order of a loader; iteration gives only the rest of the epoch.
+
+    A loader whose readers stay holds its iterator, and that one this order: a reference back would leave both
+    to the garbage collector, which takes the readers' queues first and then waits five seconds for them.
+    """
 
     def __init__(self, loader: ResumableLoader, order: Any) -> None:
-        self._loader, self._order = loader, order
+        self._loader, self._order = weakref.proxy(loader), order
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._loader._rest
+        rest: Iterator[Any] = self._loader._rest
+        return rest
