@@ -60,7 +60,7 @@ SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
     # a token that is neither a count nor a piece of a text: eos_token=<|end|> and tokens=4096 stay
     (
         re.compile(
-            rf"(?i)(token{_ASSIGNED})(?!\d+(?:\.\d+)?(?:\W|$))[\"']?[A-Za-z0-9._~+/=-]{{8,8192}}[\"']?"
+            rf"(?i)(token{_ASSIGNED})(?![0-9]+(?:\.[0-9]+)?(?:\W|$))[\"']?[A-Za-z0-9._~+/=-]{{8,8192}}[\"']?"
         ),
         rf"\1{MASK}",
     ),
