@@ -70,6 +70,12 @@ BROKEN = [
         "image/gpu_fleet_image/a.sh:1: 'told'",
         {"image/gpu_fleet_image/a.sh": "# who was told\n"},
     ),
+    (words.digits, "image/a.py:2: '\\\\d' takes", {"image/a.py": 'B = rb"\\d"\nA = r"\\d"\n'}),
+    (
+        words.digits,
+        "image/a.py:2: '.isdigit(' takes",
+        {"image/a.py": "x.isascii() and x.isdigit()\nx.isdigit()\n"},
+    ),
     (words.exceptions, "docs/how-to/accounts.md:1: exception", {"docs/how-to/accounts.md": ""}),
     (pages.links, "docs/a.md:1: the link to b.md", {"docs/a.md": "[b](b.md)", "b.md": ""}),
     (pages.commands, "a.md:1: .venv", {"a.md": f"{pages.PYTEST}tests/a.py -k b", "tests/a.py": "def test_a"}),

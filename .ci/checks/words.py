@@ -42,6 +42,10 @@ NO_BEGINNING = re.compile(
     r"(?:What|Whether|As|Of|But|Where|How|Who|Whose|Why|When|Which|Those|For|That|The same|So|If)\b"
 )
 PLAIN = ("stacks", "image", "training", ".ci")  # rooms that keep this
+ANY_DIGIT, ASCII_ALONE = (
+    re.compile(r"\\d|\.is(?:digit|decimal|numeric)\("),
+    re.compile(r"\.isascii\(|rb\"|re\.ASCII"),
+)
 # a name of product code says what it holds
 NAMELESS = {"one", "found", "told", "tell", "tells", "Found", "Word", "machine", "machines"}
 HOUSE_PARTS = {"told", "tell", "tells", "machine", "machines", "somebody"}
@@ -168,4 +172,13 @@ def bound_names(module: Module) -> Iterator[tuple[str, int]]:
     yield from ((node.asname or "", node.lineno) for node in module.all(ast.alias))
 
 
-CHECKS = (of_modules, beginnings, of_documents, exceptions)
+def digits(checkout: Checkout) -> Iterator[Finding]:
+    """Find patterns and checks that take the digits of every script, as a user or a cloud may write them."""
+    for module in checkout.modules(*PRODUCT):
+        for number, line in enumerate(module.text.splitlines(), 1):
+            if (hit := ANY_DIGIT.search(line)) and not ASCII_ALONE.search(line):
+                message = f"{hit[0]!r} takes the digits of every script: write [0-9], or ask isascii() too"
+                yield Finding(module.path, number, message)
+
+
+CHECKS = (of_modules, beginnings, of_documents, exceptions, digits)

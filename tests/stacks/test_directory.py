@@ -60,6 +60,7 @@ REFUSED = {
     "no store": (directory(identity_store=None), "access.directory.identity_store = null: required"),
     "a store that is none": (directory(identity_store="main"), "must be an identity store's id"),
     "a group by its name": (directory(group="vision"), "must be a group's id"),
+    "digits of another script": (directory(region="us-east-\u0661"), "must be a region of AWS"),
     "a role that is none": (
         directory(role="reader"),
         "access.directory.role = 'reader': must be a role's ARN",

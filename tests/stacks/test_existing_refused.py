@@ -136,6 +136,7 @@ OF_BUCKETS = (
         "arn:aws:kms:us-east-1:123456789012:key/",
     ),
     (on_aws, {"lab": {"key": ELSEWHERE}}, "must be the ARN of a key in us-east-1"),
+    (on_aws, {"lab": {"key": KEY.replace("1:key", "\u0661:key")}}, "must be the ARN of a key in us-east-1"),
     (on_alicloud, {"lab": {"key": KEY}}, "must be the ARN of a key in cn-shenzhen, such as acs:kms:"),
     (on_alicloud, {"my.lab": {}}, "buckets.my.lab = 'my.lab': a bucket of OSS has no dots"),
     (on_aws, {"Lab": {}}, "must be the name of a bucket: 3 to 63 lower case letters"),

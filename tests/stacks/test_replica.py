@@ -142,3 +142,14 @@ def test_a_deployer_may_make_the_key_of_the_other_region(settings, place):
     found = [Declared(each.type, each.name, each.inputs) for each in declared(settings).resources]
 
     assert place in json.dumps(policies(settings, found, Wanted()))
+
+
+def test_a_deployer_who_may_delete_data_empties_the_copies_too():
+    found = [Declared(each.type, each.name, each.inputs) for each in declared(AWS).resources]
+    made = [json.dumps(document) for document in policies(AWS, found, Wanted(delete_data=True))]
+    bucket, there = f"arn:aws:s3:::{COPY}", {"aws:RequestedRegion": "us-west-2"}
+    calls = ["ListBucketVersions", "ListBucketMultipartUploads", "DeleteBucket"]
+    asked = [iam.Request(f"s3:{call}", bucket, context=there) for call in calls]
+    asked.append(iam.Request("s3:DeleteObjectVersion", f"{bucket}/x", context=there))
+
+    assert [each.action for each in asked if iam.decide(each, made) is not iam.Verdict.ALLOWED] == []

@@ -30,7 +30,7 @@ SPARE, SHARED, QUEUED = "spare", "shared", "queued"
 LONGEST_HOURS = 14 * 24
 # A session's id has a colon, a user's has none: an IAM user's own id cannot be a second name of that user.
 REQUEST_KEY = re.compile(
-    r"\d{4}-\d\d-\d\d/(?:users/([^/:]{1,64})|sessions/([^/:]{1,64}:[^/:]{1,64}))/[0-9TZ]{1,20}-[0-9a-f]{1,16}"
+    r"[0-9]{4}(?:-[0-9]{2}){2}/(?:users/([^/:]{1,64})|sessions/([^/:]{1,64}:[^/:]{1,64}))/[0-9TZ]{1,20}-[0-9a-f]{1,16}"
 )
 POOL_NAME = re.compile(r"[a-z0-9-]{1,64}")
 REMEMBERED = timedelta(days=2)

@@ -23,7 +23,8 @@ PADDING = 2  # a column's: a space on each side; lines take one more
 
 def console(pipe_width: int) -> Console:
     """Return a console of the width of the terminal, of ``COLUMNS``, or, in a pipe, of the given width."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+    columns = os.environ.get("COLUMNS", "")
+    if sys.stdout.isatty() or (columns.isascii() and columns.isdigit()):
         return Console()
     return Console(width=pipe_width)
 

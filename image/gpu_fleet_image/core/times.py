@@ -40,7 +40,7 @@ def parse_duration(text: str) -> timedelta:
     Raises:
         ConfigurationError: the text has another form.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", text.strip())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([mhd])", text.strip())
     if not match or float(match[1]) == 0:
         raise ConfigurationError(f"duration {text!r}; allowed: a number and m, h or d, say 90m, 8h or 2d")
     longest = _LONGEST_DURATION / timedelta(**{UNITS[match[2]]: 1})

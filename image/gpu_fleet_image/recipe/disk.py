@@ -55,7 +55,9 @@ def newest_kernel(root: Path) -> str:
 
 
 def _parts(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.replace("-", ".").split(".") if part.isdigit())
+    return tuple(
+        int(part) for part in release.replace("-", ".").split(".") if part.isascii() and part.isdigit()
+    )
 
 
 def _run(command: list[str]) -> None:

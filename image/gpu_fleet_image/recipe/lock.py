@@ -31,7 +31,7 @@ _HOLDS = {
     "wheels": ("version", "file", "sha256"),
 }
 SHAPES = {
-    "day": re.compile(r"\d{8}T\d{6}Z"),
+    "day": re.compile(r"[0-9]{8}T[0-9]{6}Z"),
     "key_fingerprint": re.compile(r"[0-9A-F]{40}"),
     "sha256": re.compile(r"[0-9a-f]{64}"),
 }

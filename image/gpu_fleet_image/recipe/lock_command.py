@@ -213,7 +213,7 @@ def successors(artefact: lock.Artefact) -> list[lock.Artefact]:
         [
             *parts[:place],
             str(int(parts[place]) + 1),
-            *(re.sub(r"\d+", "0", part) for part in parts[place + 1 :]),
+            *(re.sub(r"[0-9]+", "0", part) for part in parts[place + 1 :]),
         ]
         for place in places
     ]
@@ -238,7 +238,9 @@ def published(page: str, artefact: lock.Artefact) -> tuple[str, str]:
         LockError: the page lists none with a hash.
     """
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
-    name = re.escape(artefact.url.rsplit("/", 1)[-1]).replace(re.escape("{version}"), r"(\d+(?:\.\d+)+)")
+    name = re.escape(artefact.url.rsplit("/", 1)[-1]).replace(
+        re.escape("{version}"), r"([0-9]+(?:\.[0-9]+)+)"
+    )
     releases = re.findall(rf"{name}(?:(?!{name}).)*?SHA256:\s*([0-9a-f]{{64}})", text, flags=re.DOTALL)
     if not releases:
         raise LockError(

@@ -98,7 +98,7 @@ def check_steps(folder: Path) -> tuple[str, ...]:
 
 
 def _number(step: str) -> int:
-    number = re.match(r"\d+", step)
+    number = re.match(r"[0-9]+", step)
     if number is None:
         raise PayloadError(f"steps/ORDER: {step!r} must begin with its number")
     return int(number.group())

@@ -27,20 +27,22 @@ ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
 )
-NODES = re.compile(r"(?:^|,)node=(\d+)")
-GIVEN_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
+NODES = re.compile(r"(?:^|,)node=([0-9]+)")
+GIVEN_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]+)")
 # A GPU may have a type too, but no node of the fleet has one: a pool has a single model.
-GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d+)(?P<unit>[kKmM]?))?")
+GRES = re.compile(
+    r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?:[:=](?P<count>[0-9]+)(?P<unit>[kKmM]?))?"
+)
 CPUS = re.compile(
-    r"cpu[:=]\d+"
+    r"cpu[:=][0-9]+"
 )  # 23.11 writes it for each task, all of whose CPUs are on one node; `cpus` has the total
 # Flags of a job that names its memory: of 22.05, and of 23.11. Without a size it is `--mem=0`: all of it.
 MEMORY_NAMED = frozenset({"JOB_MEM_SET", "EXACT_MEMORY_REQUESTED"})
 TRIED_REASONS = ("None", "Priority", "Resources")  # of jobs that Slurm has tried its nodes for
 NO_GRES = ("gres:none", "gres/none", "none")  # written by `sbatch --gres=none`
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
-RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
-PATTERN = re.compile(r"%(\d{0,4})([%Aajux])")
+RANGE = re.compile(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?")
+PATTERN = re.compile(r"%([0-9]{0,4})([%Aajux])")
 
 
 @dataclass(frozen=True)

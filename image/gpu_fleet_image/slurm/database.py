@@ -47,7 +47,9 @@ KEEP_WHO = """CREATE TRIGGER IF NOT EXISTS gpu_fleet_keep_who BEFORE UPDATE ON `
 SET NEW.kill_requid = IF(NEW.state = OLD.state AND OLD.kill_requid {users}
   AND NOT COALESCE(NEW.kill_requid {users}, FALSE), OLD.kill_requid, NEW.kill_requid);
 """
-WHERE = re.compile(r"^-- CHANGE MASTER TO MASTER_LOG_FILE='([\w.-]+)', MASTER_LOG_POS=(\d+);$", re.MULTILINE)
+WHERE = re.compile(
+    r"^-- CHANGE MASTER TO MASTER_LOG_FILE='([\w.-]+)', MASTER_LOG_POS=([0-9]+);$", re.MULTILINE
+)
 HEAD = 4096  # bytes of a dump that hold its position in the log
 LOG = logging.getLogger(__name__)
 
@@ -157,7 +159,7 @@ def where(text: bytes) -> LogPlace | None:
 
 def _log_files(folder: Path, place: LogPlace | None) -> list[tuple[Path, int]]:
     """Return the files of the log from a position on, and the start in each."""
-    files = sorted(file for file in folder.glob(f"{LOG_NAME}.*") if file.suffix[1:].isdigit())
+    files = sorted(file for file in folder.glob(f"{LOG_NAME}.*") if re.fullmatch("[.][0-9]+", file.suffix))
     if place is None:
         return [(file, 0) for file in files]
     return [(file, place.at if file.name == place.file else 0) for file in files if file.name >= place.file]

@@ -17,7 +17,7 @@ from gpu_fleet_image.slurm.slurm import Node
 
 COMMENT = OURS  # of jobs from `gpu-fleet submit`
 HOSTS = re.compile(r"[^,\[]+(?:\[[^\[\]]*\][^,]*)?")
-SPAN = r"\d{1,18}(?:-\d{1,18})?"
+SPAN = r"[0-9]{1,18}(?:-[0-9]{1,18})?"
 PART = re.compile(rf"([^\[\]]+)(?:\[({SPAN}(?:,{SPAN})*)\])?")
 FAILED_ON = re.compile(rf"{COMMENT}:failed-on=(\S+)")
 LOG = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def _is_in(name: str, start: str, ranges: str | None) -> bool:
     if ranges is None:
         return name == start
     number = name.removeprefix(start)
-    if not name.startswith(start) or not number.isdecimal():
+    if not name.startswith(start) or not (number.isascii() and number.isdecimal()):
         return False
     for text in ranges.split(","):
         first, _, last = text.partition("-")

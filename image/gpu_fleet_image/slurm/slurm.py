@@ -18,11 +18,11 @@ MOST_CALLS = 100
 GONE_FLAGS = frozenset({"DOWN", "FAIL", "NOT_RESPONDING"})
 BUSY_FLAGS = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
 CLOSED_FLAGS = frozenset({"DRAIN", "INVALID_REG", "MAINTENANCE"})
-LIMITED_GPUS = re.compile(r"\bgres/gpu=(\d+)")
+LIMITED_GPUS = re.compile(r"\bgres/gpu=([0-9]+)")
 USER_NAME = re.compile(r"\bUserName=([^\s(]+)\(([^)]*)\)")
 NO_UID = 0xFFFFFFFE  # slurm.h, NO_VAL
 FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
-GPUS = re.compile(r"gpu:(\d+)")
+GPUS = re.compile(r"gpu:([0-9]+)")
 
 Run = Callable[[Sequence[str]], str]
 Item = TypeVar("Item")
@@ -214,7 +214,7 @@ def _association(account: str, user: str, share: str, limits: str, most_jobs: st
     return Association(
         account,
         user,
-        int(share) if share.isdigit() else 0,
+        int(share) if share.isascii() and share.isdigit() else 0,
         max_gpus,
         most_jobs != "0",
         "cpu=0" in limits.split(","),
@@ -231,7 +231,11 @@ def preempted(ask: Run = run) -> dict[str, list[str]]:
 def known_users(ask: Run = run) -> set[str]:
     """Return users whose team and number slurmctld knows. Raises SlurmError."""
     text = ask(["scontrol", "show", "assoc_mgr", "flags=assoc"])
-    return {name for name, uid in USER_NAME.findall(text) if uid.isdigit() and int(uid) != NO_UID}
+    return {
+        name
+        for name, uid in USER_NAME.findall(text)
+        if uid.isascii() and uid.isdigit() and int(uid) != NO_UID
+    }
 
 
 def start_anew(ask: Run = run) -> None:

@@ -18,7 +18,7 @@ RANKS = 2
 CLOCKS_DIFFER = timedelta(seconds=30)
 GPU_RUN_EPOCHS = 2.0
 # digits.toml saves every 50 steps; the run is interrupted after the first checkpoint is committed.
-STEP_KEY = re.compile(r"/step-(\d+)/manifest\.json$")
+STEP_KEY = re.compile(r"/step-([0-9]+)/manifest\.json$")
 
 
 def trainer(run: AcceptanceRun) -> StepResult:

@@ -70,12 +70,14 @@ def policies(stack: Stack, resources: Sequence[Declared], wanted: Wanted) -> lis
         "account": stack.account_id,
         "partition": partition(stack.region),
     }
-    parts = (_of_types(stack, resources), _passed(resources, on_aws=on_aws), _beside(stack, wanted))
+    buckets = aws.EMPTY_BUCKETS if on_aws else alicloud.EMPTY_BUCKETS
+    emptied = buckets if wanted.delete_data else ()
+    parts = (_of_types(stack, resources), _passed(resources, on_aws=on_aws), _beside(stack, wanted), emptied)
     grants = [filled(_within(stack, grant), names) for part in parts for grant in part]
     if stack.storage.replica_region is not None:
         there = [resource for resource in resources if resource.type in _REPLICA_TYPES]
         own = names | {"region": stack.storage.replica_region}
-        grants += [filled(grant, own) for grant in _of_types(stack, there)]
+        grants += [filled(grant, own) for part in (_of_types(stack, there), emptied) for grant in part]
     return documents(AWS_VERSION if on_aws else ALICLOUD_VERSION, statements(grants))
 
 
@@ -135,12 +137,11 @@ def _physical_name(role: Declared) -> str:
 
 
 def _beside(stack: Stack, wanted: Wanted) -> Iterator[Grant]:
-    """Yield reads of existing resources of other owners, access to the state, and the deletion of objects."""
+    """Yield reads of existing resources of other owners, and access to the state."""
     if stack.cloud is Cloud.AWS:
         yield from aws.DESTROY
         yield from _lookups(stack)
         yield from _aws_state(wanted)
-        yield from aws.EMPTY_BUCKETS if wanted.delete_data else ()
         return
     if buckets := sorted(stack.storage.existing.buckets):
         yield Grant("oss:GetBucket*", tuple(f"acs:oss:*:*:{bucket}" for bucket in buckets))
@@ -148,7 +149,6 @@ def _beside(stack: Stack, wanted: Wanted) -> Iterator[Grant]:
         bucket = f"acs:oss:*:{{account}}:{wanted.state_bucket}"
         yield Grant("oss:ListObjects oss:GetBucketInfo oss:GetBucketLocation", (bucket,))
         yield Grant("oss:GetObject oss:PutObject oss:DeleteObject", (f"{bucket}/.pulumi/*",))
-    yield from alicloud.EMPTY_BUCKETS if wanted.delete_data else ()
 
 
 def _lookups(stack: Stack) -> Iterator[Grant]:

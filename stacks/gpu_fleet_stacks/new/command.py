@@ -51,7 +51,7 @@ class Question:
         if self.is_list:
             return tuple(part.strip() for part in text.split(",") if part.strip())
         if self.field in ("max_size", "monthly"):
-            if not text.strip().isdecimal() or int(text) == 0:
+            if not (text.isascii() and text.strip().isdecimal()) or int(text) == 0:
                 raise StacksError(f"{self.flag} {text!r}: must be a whole number from 1 on")
             return int(text)
         return text.strip()

@@ -11,7 +11,7 @@ from gpu_fleet_stacks.settings import reference
 
 STACKS, REQUIREMENTS = "stacks", "requirements.txt"
 WANTED = f"{naming.PROJECT}[platform]"
-UNRELEASED = re.compile(r"\.dev\d|\+")  # in a version: one between two releases, or one built here
+UNRELEASED = re.compile(r"\.dev[0-9]|\+")  # in a version: one between two releases, or one built here
 WORKFLOW = Path(__file__).with_name("workflow.yml")
 # One name of a module, as text: the engine starts this program in the project's own environment.
 PROGRAM = """\

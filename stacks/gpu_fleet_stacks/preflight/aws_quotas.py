@@ -140,7 +140,7 @@ def _code_of(instance: dict[str, Any]) -> str | None:
 
 def _letters(name: str) -> str:
     """Return the family's letters: ``p4d.24xlarge`` -> ``p``."""
-    return re.split(r"\d", name, maxsplit=1)[0]
+    return re.split(r"[0-9]", name, maxsplit=1)[0]
 
 
 def _own(stack: Stack, resource: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpu_fleet_stacks.core import naming
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-PATTERN = r"\d{1,6}\.\d{1,6}\.\d{1,6}"
+PATTERN = r"[0-9]{1,6}\.[0-9]{1,6}\.[0-9]{1,6}"
 
 
 @cache

@@ -20,8 +20,8 @@ SUBNET_EXAMPLE = {Cloud.AWS: "subnet-0123456789abcdef0", Cloud.ALICLOUD: "vsw-bp
 # docs.aws.amazon.com/kms/latest/developerguide/concepts.html, "Key ARN";
 # www.alibabacloud.com/help/en/kms/key-management-service/security-and-compliance, "ARN".
 KEY_ARNS = {
-    Cloud.AWS: r"arn:aws(-us-gov|-cn)?:kms:{region}:\d{{12}}:key/[0-9a-f-]+",
-    Cloud.ALICLOUD: r"acs:kms:{region}:\d{{16}}:key/[0-9a-z-]+",
+    Cloud.AWS: r"arn:aws(-us-gov|-cn)?:kms:{region}:[0-9]{{12}}:key/[0-9a-f-]+",
+    Cloud.ALICLOUD: r"acs:kms:{region}:[0-9]{{16}}:key/[0-9a-z-]+",
 }
 KEY_EXAMPLE = {
     Cloud.AWS: "arn:aws:kms:{region}:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab",

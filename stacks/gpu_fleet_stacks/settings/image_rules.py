@@ -8,11 +8,13 @@ from gpu_fleet_stacks.core.errors import Problem
 from gpu_fleet_stacks.settings import ImageMode, Nat, Stack
 
 # docs.aws.amazon.com/imagebuilder/latest/APIReference/API_CreateImageRecipe.html: parentImage
-AWS_BASE = r"ami-[0-9a-f]{8,17}|ssm:/?[\w./-]+|arn:aws[\w-]*:imagebuilder:[\w-]+:\w+:image/\S+"
+AWS_BASE = (
+    r"ami-[0-9a-f]{8,17}|ssm:/?[A-Za-z0-9_./-]+|arn:aws[a-z-]*:imagebuilder:[a-z0-9-]+:[a-z0-9]+:image/\S+"
+)
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/resource-ids.html: eight hexadecimal digits, or seventeen.
 AWS_IMAGE = r"ami-([0-9a-f]{8}|[0-9a-f]{17})"
 # ids of Alibaba Cloud's own images, such as ubuntu_24_04_x64_20G_alibase_20250722.vhd, and of custom ones
-ALICLOUD_IMAGE = r"m-[0-9a-z]+|[a-z]\w*\.vhd"
+ALICLOUD_IMAGE = r"m-[0-9a-z]+|[a-z][A-Za-z0-9_]*\.vhd"
 EXAMPLE = "ssm:/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 
 

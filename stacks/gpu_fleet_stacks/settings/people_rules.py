@@ -36,8 +36,8 @@ GROUPS = {
 }
 IDENTITY_CENTER = {
     "identity_store": (rf"d-[0-9a-f]{{10}}|{_UUID}", "an identity store's id, such as d-1234567890"),
-    "region": (r"[a-z]{2}(-[a-z]+)+-\d", "a region of AWS, such as us-east-1"),
-    "role": (r"arn:aws(-us-gov)?:iam::\d{12}:role/[\w+=,.@/-]{1,512}", "a role's ARN"),
+    "region": (r"[a-z]{2}(-[a-z]+)+-[0-9]", "a region of AWS, such as us-east-1"),
+    "role": (r"arn:aws(-us-gov)?:iam::[0-9]{12}:role/[A-Za-z0-9_+=,.@/-]{1,512}", "a role's ARN"),
 }
 SHORTEST_RSA_BITS = 2048  # NIST SP 800-57 part 1, "112 bits of security"
 

@@ -172,7 +172,7 @@ def _zones(stack: Stack) -> Iterator[Problem]:
         return
     for index, zone in enumerate(stack.network.zones):
         if not re.fullmatch(re.escape(region) + ZONE_SUFFIX_PATTERN[stack.cloud], zone):
-            example = f"{region}a" if region[-1:].isdigit() else f"{region}-a"
+            example = f"{region}a" if region.isascii() and region[-1:].isdigit() else f"{region}-a"
             yield Problem(
                 f"network.zones[{index}]", zone, f"must be a zone of region {region}, such as {example}"
             )

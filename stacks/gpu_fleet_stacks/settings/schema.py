@@ -80,7 +80,7 @@ TagKey = Annotated[
 PolicyArn = Annotated[
     str,
     Matching(
-        r"arn:aws(-us-gov)?:iam::(\d{12}|aws):policy/[\w+=,.@/-]{1,512}",
+        r"arn:aws(-us-gov)?:iam::([0-9]{12}|aws):policy/[A-Za-z0-9_+=,.@/-]{1,512}",
         "must be the ARN of a policy, such as arn:aws:iam::123456789012:policy/boundary",
     ),
 ]
@@ -133,13 +133,15 @@ BucketName = Annotated[
 ProgramName = Annotated[str, Matching(r"[\w.+:-]{1,64}", "must be the name of a program, without its folder")]
 Argument = Annotated[str, Matching(r"[^\x00]{1,256}", "must be a path or an argument of a program")]
 Currency = Annotated[str, Matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
-TimeOfDay = Annotated[str, Matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
+TimeOfDay = Annotated[
+    str, Matching(r"([01][0-9]|2[0-3]):[0-5][0-9]", "must be a time of day from 00:00 to 23:59")
+]
 # A reservation's end is on the minute; with seconds YAML would make it a date of its own.
 MOMENT = "%Y-%m-%dT%H:%MZ"
 Moment = Annotated[
     str,
     Matching(
-        r"20\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\dZ",
+        r"20[0-9][0-9]-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]Z",
         "must be a time in UTC, such as 2027-03-31T11:30Z",
     ),
 ]
@@ -932,7 +934,7 @@ class TeamSettings:
         monthly: its budget of a calendar month in ``budget.currency``, for its members' instances; each
             threshold of kind ``actual`` that they pass is notified. Null for none.
         on_exceeded: only notify, or also freeze the team: past the last such threshold it takes no instance
-            and starts no job. What runs stays, and other teams go on.
+            and starts no job of the queue. What it holds stays and may be used, and other teams go on.
     """
 
     share: Annotated[int, Field(gt=0, le=1000), NUMBER] = 1

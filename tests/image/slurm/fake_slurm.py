@@ -60,7 +60,8 @@ def health_says(text: str, marks: frozenset[str], state: str) -> tuple[tuple[str
             f'*) for word; do printf "%s\\n" "$word"; done >>{said}; echo >>{said} ;;\nesac\n',
         )
         environment = {"PATH": f"{folder}:/usr/bin:/bin", "SLURMD_NODENAME": "NODE"}
-        script = text.replace("/run/gpu-fleet", folder).replace(HEALTH, f"cat {folder}/broken || true")
+        look = f"sh -c 'cat {folder}/broken || true'"
+        script = text.replace("/run/gpu-fleet", folder).replace(HEALTH, look)
         subprocess.run(["sh", "-c", script], check=True, env=environment)
         blocks = said.read_text().split("\n\n") if said.exists() else []
     return tuple(tuple(block.splitlines()) for block in blocks if block.strip())

@@ -14,6 +14,7 @@ from gpu_fleet_image.instance.slurm import node
 from gpu_fleet_image.slurm import configuration, munge
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.image.slurm.fake_slurm import HEALTH, LIBEXEC, health_says
+from tests.ran import executable
 
 COUNTED = {"gpu_count": {"ok": True, "count": 8}}
 GOOD = {"role": "node", "address": "10.0.0.4", "secret": "munge"}
@@ -140,13 +141,31 @@ def test_a_look_at_the_gpus_that_hangs_drains_the_node():
     assert drained[-1] == "reason=gpu-fleet: the GPUs or their driver do not answer"
 
 
+def test_a_look_at_the_gpus_that_nothing_ends_drains_the_node_and_is_begun_once(tmp_path):
+    """As in a driver that hangs: the process stays through SIGKILL."""
+    end, begun = tmp_path / "end", tmp_path / "begun"
+    os.mkfifo(end)
+    stuck = f"sh -c 'echo >>{begun}; read _ <{end}'"
+    text = (LIBEXEC / "queue-health").read_text().replace(HEALTH, stuck).replace("-w 27", "-w 0.2")
+    text = text.replace("$run/health", f"{tmp_path}/health")
+
+    marks, state = frozenset({"ready"}), "State=IDLE Reason="
+    looks = [health_says(f"{text}# {look}", marks, state) for look in range(2)]
+    end.write_text("\n")
+
+    answer = "reason=gpu-fleet: the GPUs or their driver do not answer"
+    assert looks == [(("update", "nodename=NODE", "state=drain", answer),)] * 2
+    assert begun.read_text() == "\n"
+
+
 def around_job(tmp_path, name, job="17", uid="12345"):
     """Run prolog or epilog with folders of the test in the place of the instance's; return its status."""
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run/ready").touch()
     (tmp_path / "scratch").mkdir(exist_ok=True)
     text = (LIBEXEC / name).read_text().replace("/run/gpu-fleet", str(tmp_path / "run"))
-    environment = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": job, "SLURM_JOB_UID": uid}
+    path = f"{tmp_path}/bin:/usr/bin:/bin"
+    environment = {"PATH": path, "SLURM_JOB_ID": job, "SLURM_JOB_UID": uid}
     script = text.replace("/scratch", str(tmp_path / "scratch"))
     return subprocess.run(["sh", "-c", script], env=environment, check=False, timeout=10).returncode
 
@@ -176,3 +195,25 @@ def test_what_another_user_laid_at_a_jobs_name_is_neither_given_away_nor_deleted
     assert (own / "work").exists()
     assert own.stat().st_uid == os.geteuid()
     assert [path.readlink() for path in (tmp_path / "scratch").iterdir()] == [own]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="prolog and epilog run as root, which gives folders away")
+@pytest.mark.parametrize("program", ["mkdir", "mktemp", "chown"])
+def test_a_folder_that_another_user_lays_while_the_prolog_runs_is_not_the_jobs(tmp_path, program):
+    trap = tmp_path / "scratch/17"
+    lay = f"mkdir {trap} && touch {trap}/trap"
+    executable(tmp_path / "bin" / program, f'#!/bin/sh\nPATH=/usr/bin:/bin\n{lay}\n{program} "$@"\n')
+
+    around_job(tmp_path, "queue-prolog")
+
+    assert (trap.stat().st_uid, list(trap.iterdir())) == (12345, [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="prolog and epilog run as root, which gives folders away")
+def test_a_job_whose_folder_cannot_be_made_starts_without_one_but_not_with_another_users(tmp_path):
+    executable(tmp_path / "bin/mktemp", "#!/bin/sh\nexit 1\n")
+    statuses = [around_job(tmp_path, "queue-prolog")]
+    (tmp_path / "scratch/17").mkdir()
+    statuses.append(around_job(tmp_path, "queue-prolog"))
+
+    assert statuses == [0, 1]

@@ -58,6 +58,11 @@ REFUSED: tuple[tuple[str, object, str], ...] = (
     ("pools[0].idle.after_hour", 3, "unknown key; did you mean 'after_hours'?"),
     ("tags.Team", "a;b", "must be 1 to 128 letters"),
     ("tags.Team", 4711, "must be text"),
+    (
+        "aws.permissions_boundary",
+        f"arn:aws:iam::{chr(0x661) * 12}:policy/p",
+        "must be the ARN of a policy, such as",
+    ),
     ("aws.permissions_boundary", "boundary", "must be the ARN of a policy, such as arn:aws:iam::"),
     ("network", "10.0.0.0/16", "must be a mapping with the keys zones, cidr, existing"),
     ("network.cidr", "8.8.0.0/16", "not private: must be in 10/8, 172.16/12 or 192.168/16"),

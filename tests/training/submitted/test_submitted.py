@@ -136,6 +136,17 @@ def test_a_bucket_that_does_not_answer_ends_no_run_and_hears_the_whole_log_later
     assert parts == [b"one\n", b"two\n"]
 
 
+def test_a_log_that_the_program_empties_is_sent_on_from_its_new_beginning(bucket, tmp_path):
+    """As `echo done >/dev/stderr` does in a script whose errors are that file."""
+    reporter, file = Reporter(bucket), tmp_path / "log.txt"
+    for text in ("first try\n", "new\n", "new\nlines\n", "", "end\n"):
+        file.write_text(text)
+        reporter.send(file)
+
+    parts = [bucket.objects[name] for name in sorted(bucket.objects) if name.startswith("log/")]
+    assert parts == [b"first try\n", b"new\n", b"lines\n", b"end\n"]
+
+
 def test_samples_of_before_are_told_apart_from_those_of_this_run(tmp_path):
     def log(**record):
         with (tmp_path / "metrics.jsonl").open("a") as opened:

@@ -21,8 +21,8 @@ MANIFEST = "manifest.json"
 LOCK = "lock"
 LEASE = "lease"
 RENEWAL = ".renewed"  # suffix of an object beside a lease; each renewal writes it
-_STEP = re.compile(r"step-(\d+)")
-_LEASE = re.compile(r"(\d{12})(\.[0-9a-f]+)?")
+_STEP = re.compile(r"step-([0-9]+)")
+_LEASE = re.compile(r"([0-9]{12})(\.[0-9a-f]+)?")
 
 
 def step_name(step: int) -> str:

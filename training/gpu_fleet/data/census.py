@@ -20,7 +20,7 @@ LOOPS = "links to a folder above"
 TWICE = "folders that are links to another one of these data"
 OTHERS = "files of other kinds"
 UNSEEN = "Cf"  # category of Unicode: characters without a look, such as a zero-width space
-ZEROS = re.compile(r"^([+-]?\d+)\.0+$")  # a whole number that was written as a real one
+ZEROS = re.compile(r"^([+-]?[0-9]+)\.0+$")  # a whole number that was written as a real one
 
 
 @dataclass

@@ -258,6 +258,6 @@ def newest(directory: Path, pattern: str, mark: str = "") -> str | None:
     by_step: dict[int, Any] = {}
     for entry in directory.glob(pattern):
         step = entry.name.removeprefix(before).removesuffix(after)
-        if step.isdigit() and (not mark or (entry / mark).exists()):
+        if step.isascii() and step.isdigit() and (not mark or (entry / mark).exists()):
             by_step[int(step)] = entry
     return str(by_step[max(by_step)]) if by_step else None

@@ -23,7 +23,7 @@ class Descendant(NamedTuple):
 
 def running(session: int) -> list[Descendant]:
     """Return the processes of a session, without zombies."""
-    numbers = (entry.name for entry in _entries(PROCESSES) if entry.name.isdigit())
+    numbers = (entry.name for entry in _entries(PROCESSES) if entry.name.isascii() and entry.name.isdigit())
     seen = (_process(int(number)) for number in numbers)
     return [process for process in seen if process and process.session == session and process.state != ZOMBIE]
 

@@ -76,7 +76,7 @@ def assignment(given: Mapping[str, str]) -> Assignment | None:
 
 def _number(given: Mapping[str, str], name: str, least: int, default: str = "") -> int:
     text = given.get(name, default)
-    if not text.isdecimal() or int(text) < least:
+    if not (text.isascii() and text.isdecimal()) or int(text) < least:
         raise LaunchError(f"{name} = {text!r}: must be a whole number from {least}")
     return int(text)
 

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from gpu_fleet.core.errors import ConfigError
 
-PYTHON = re.compile(r"python(3(\.\d+)?)?")
+PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 SHELLS = frozenset({"bash", "dash", "sh", "zsh"})
 LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
 LAUNCHING = frozenset({"accelerate.commands.launch", "torch.distributed.launch", "torch.distributed.run"})
@@ -35,7 +35,7 @@ WITH_WORD = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 LAST = re.compile(r"-[bBdEiIOPqsSuvx]*([mc])(.*)", re.DOTALL)
 SHELL_CODE = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
 IN_SCRIPT = re.compile(r"[\w./-]+\.(?:py|sh)\b")
-MODULE_IN_SCRIPT = re.compile(r"\bpython[\d.]*\s+(?:-[a-zA-Z]+\s+)*?-m\s*([\w.]+)")
+MODULE_IN_SCRIPT = re.compile(r"\bpython[0-9.]*\s+(?:-[a-zA-Z]+\s+)*?-m\s*([\w.]+)")
 CD_IN_SCRIPT = re.compile(r"\bcd\s+([\w./-]+)")
 # Options whose value is a file to read; of others, such as --save-config, it may be one to write.
 CONFIG_OPTION = re.compile(r"--(?:deepspeed[-_])?config(?:[-_]file)?")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -42,11 +43,17 @@ def now_text() -> str:
 
 @dataclass
 class Reporter:
-    """Reporter of the run's state and log to the bucket. A report that fails is made up for by the next."""
+    """Reporter of the run's state and log to the bucket. A report that fails is made up for by the next.
+
+    Attributes:
+        sent_bytes: of the log, by all tries.
+        lost_bytes: those of them that the file no longer has.
+    """
 
     store: ObjectStore
     started_at: str = field(default_factory=now_text)
     sent_bytes: int = 0
+    lost_bytes: int = 0
 
     def say(self, phase: str, detail: str = "", figures: Mapping[str, Any] | None = None) -> None:
         """Write the newest state; an unreachable bucket does not end the run."""
@@ -54,10 +61,16 @@ class Reporter:
         self._put("state.json", json.dumps({**word, **(figures or {})}).encode())
 
     def send(self, file: Path) -> None:
-        """Send the lines that were added to the log since the last call."""
+        """Send the lines that were added to the log since the last call.
+
+        A program empties its own log by opening ``/dev/stdout`` or ``/dev/stderr`` to write: all of it is new
+        then.
+        """
         try:
             with file.open("rb") as opened:
-                opened.seek(self.sent_bytes)
+                if opened.seek(0, os.SEEK_END) < self.sent_bytes - self.lost_bytes:
+                    self.lost_bytes = self.sent_bytes
+                opened.seek(self.sent_bytes - self.lost_bytes)
                 while part := opened.read(LOG_PART_BYTES):
                     if not self._put(f"log/{self.sent_bytes:015d}.txt", part):
                         return

@@ -24,7 +24,7 @@ from gpu_fleet_image.core.shared_options import note
 
 MANIFEST = "manifest.json"  # training/gpu_fleet/checkpoint/names.py; a test keeps them equal
 FORMAT = 2
-_STEP = re.compile(r"(?P<run>.+)/step-(?P<step>\d{1,18})/(?P<name>[^/]+)")
+_STEP = re.compile(r"(?P<run>.+)/step-(?P<step>[0-9]{1,18})/(?P<name>[^/]+)")
 _SOURCE = re.compile(r"(s3|oss)://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/?")
 MOST_NAMED = 10
 

@@ -33,7 +33,7 @@ CONFIG = ".toml"
 # As in training/gpu_fleet_jobs/submitted/command_line.py: options whose value is a file to read.
 CONFIG_OPTION = re.compile(r"--(?:deepspeed[-_])?config(?:[-_]file)?")
 CONFIG_FILE = re.compile(r"[\w.-][\w./-]*\.(?:json|toml|ya?ml)")
-PYTHON, SHELLS = re.compile(r"python[\d.]*"), ("bash", "dash", "sh", "zsh")
+PYTHON, SHELLS = re.compile(r"python[0-9.]*"), ("bash", "dash", "sh", "zsh")
 TIMEOUT_S = 60
 # the group of all users in access.people (image/gpu_fleet_image/instance/accounts/changes.py)
 USERS_GROUP = "gpu-fleet-users"

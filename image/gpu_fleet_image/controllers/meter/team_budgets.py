@@ -2,7 +2,7 @@
 
 A team pays for the instances of its members. The sweep counts, once a budget names a team, and writes
 ``team-budgets.json``. The mover and the queue's controller follow it: a frozen team
-takes no instance and starts no job. Other teams go on, and what runs stays.
+takes no instance and starts no job of the queue. Other teams go on, and what it holds stays and may be used.
 """
 
 from collections.abc import Iterable, Mapping

@@ -91,7 +91,7 @@ def _end(pids: Iterable[int], longest_s: float) -> None:
 def everything() -> Iterator[Rights]:
     """Yield every process of this computer, without those that end meanwhile."""
     for folder in _PROC.iterdir():
-        if folder.name.isdecimal():
+        if folder.name.isascii() and folder.name.isdecimal():
             with suppress(FileNotFoundError, ProcessLookupError):
                 yield _read(folder)
 

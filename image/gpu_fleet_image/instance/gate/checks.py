@@ -17,7 +17,7 @@ _FATAL = re.compile(r"\bFatal\b")
 _RECOVERY_XID = 154
 _RECOVERY = re.compile(r" to 0x[0-9a-f]+ \(([^)]+)\)")
 _NO_RECOVERY = "None"
-XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
+XID = re.compile(r"NVRM: Xid \(([^)]*)\): ([0-9]+)")
 # Types are named by marketing GiB; the driver reserves some for itself and for ECC.
 _SMALLEST_MEMORY_SHARE = 0.9
 # Copies inside one GPU: if it is this much slower than the instance's fastest, it throttles or has a fault.

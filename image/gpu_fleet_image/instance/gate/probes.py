@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_fleet_image.instance.gate.checks import ProbedGpu, ProbedInstance
+from gpu_fleet_image.instance.logs.lines import text_of
 
 GIB = 2**30
 _SYS = Path("/sys")
@@ -193,6 +194,10 @@ def _driver(device: Path) -> str:
 
 
 def _kernel_log() -> str:
-    command = ["journalctl", "--dmesg", "--boot", "--output=cat", "--no-pager", "--grep=NVRM: Xid"]
+    """Return the first line of each message: words of users may follow, such as a file name of two lines."""
+    command = ["journalctl", "--dmesg", "--boot", "--no-pager", "--grep=NVRM: Xid"]
+    command += ["--output=json", "--output-fields=MESSAGE"]
     # exits with 1 when nothing matches
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    entries = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    texts = (text_of(json.loads(entry).get("MESSAGE")) for entry in entries)
+    return "\n".join(line for text in texts for line in text.splitlines()[:1])

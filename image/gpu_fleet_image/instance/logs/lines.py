@@ -17,8 +17,9 @@ UNITS = (
     "mig@*.service",
     "nvidia-fabricmanager.service",
 )
-# Kernel lines: reports of NVIDIA's driver (NVRM: Xid), and processes killed for want of memory.
-_KERNEL_LINES = re.compile(r"NVRM: |\bXid\b|[Oo]ut of memory|oom-kill:")
+# Beginnings of kernel lines: reports of NVIDIA's driver (NVRM: Xid), and processes killed for want of memory.
+# Other lines hold words of users, such as the file in which a program crashed.
+_KERNEL_LINES = re.compile(r"NVRM: |(?:Memory cgroup o|O)ut of memory|oom-kill:")
 # Of a text in UTF-8. Without control characters JSON at most doubles it: it stays below the 256 KiB that
 # CloudWatch Logs has always accepted for one event.
 LARGEST_TEXT_BYTES = 100_000
@@ -66,7 +67,7 @@ def unit_of(entry: Mapping[str, Any]) -> str:
 def is_wanted(unit: str, text: str) -> bool:
     """Return whether the log gets a line; never this program's own, which would cause more without end."""
     if unit == _KERNEL:
-        return _KERNEL_LINES.search(text) is not None
+        return _KERNEL_LINES.match(text) is not None
     return unit != OWN_UNIT and any(fnmatch(unit, pattern) for pattern in UNITS)
 
 
@@ -77,14 +78,14 @@ def line_of(entry: Mapping[str, Any], redact: Callable[[str, str], str]) -> Line
         entry: as ``journalctl --output=json --all`` writes it.
         redact: (the line's source, its text) -> the text without secrets.
     """
-    unit, text = unit_of(entry), _text(entry.get("MESSAGE"))
+    unit, text = unit_of(entry), text_of(entry.get("MESSAGE"))
     if not text or not is_wanted(unit, text):
         return None
-    pid = _text(entry.get("_PID"))
+    pid = text_of(entry.get("_PID"))
     return Line(
         time_us=int(entry["__REALTIME_TIMESTAMP"]),
         unit=unit,
-        priority=_text(entry.get("PRIORITY")) or INFORMATIONAL,
+        priority=text_of(entry.get("PRIORITY")) or INFORMATIONAL,
         pid=pid,
         text=_clipped(redact(f"{unit} {pid}", text)),
         cursor=str(entry["__CURSOR"]),
@@ -99,13 +100,13 @@ def _clipped(text: str) -> str:
     return content[:LARGEST_TEXT_BYTES].decode(errors="ignore") + " [cut]"
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """Return a field's text; a list holds the bytes of text that is not UTF-8, or repeated fields' values."""
     if isinstance(value, list):
         if all(isinstance(part, int) for part in value):
             value = bytes(value).decode(errors="replace")
         else:
-            value = "\n".join(_text(part) for part in value)
+            value = "\n".join(text_of(part) for part in value)
     whole = "" if value is None else str(value)
     start = whole[: LARGEST_TEXT_BYTES + _BEYOND].encode(errors="replace").decode()
     return _ESCAPES.sub("", start)

@@ -23,10 +23,13 @@ SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
     # keys of AWS and of Alibaba Cloud, by their ids
     (re.compile(r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b"), MASK),
     (re.compile(r"\b(?:LTAI|STS\.)[A-Za-z0-9]{12,64}\b"), MASK),
-    # tokens with a known prefix: GitHub, GitLab, Hugging Face, Slack, OpenAI, Anthropic, Grafana, Google;
-    # JSON Web Tokens
+    # tokens with a known prefix: GitHub, GitLab, Hugging Face, Slack, OpenAI, Anthropic, Grafana, NVIDIA,
+    # Weights and Biases, Docker, PyPI, Google; JSON Web Tokens
     (
-        re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|xox[abprs]-|sk-|gls[ac]_)[A-Za-z0-9_-]{16,255}"),
+        re.compile(
+            r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|xox[abprs]-|sk-|gls[ac]_|nvapi-|wandb_v1_|dckr_pat_|pypi-AgEI)"
+            r"[A-Za-z0-9_-]{16,255}"
+        ),
         MASK,
     ),
     (re.compile(r"\bAIza[A-Za-z0-9_-]{35}"), MASK),
@@ -46,7 +49,7 @@ SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
         rf"\1\2{MASK}",
     ),
     # user:password@ of a URL
-    (re.compile(r"(://[^\s/:@]{0,256}:)[^\s/@]{1,512}(@)"), rf"\1{MASK}\2"),
+    (re.compile(r"(://[^\s/:@]{0,256}:)[^\s/]{1,512}(@)"), rf"\1{MASK}\2"),
     # secrets in a signed URL
     (
         re.compile(
@@ -60,7 +63,7 @@ SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
     # a token that is neither a count nor a piece of a text: eos_token=<|end|> and tokens=4096 stay
     (
         re.compile(
-            rf"(?i)(token{_ASSIGNED})(?!\d+(?:\.\d+)?(?:\W|$))[\"']?[A-Za-z0-9._~+/=-]{{8,8192}}[\"']?"
+            rf"(?i)(token{_ASSIGNED})(?![0-9]+(?:\.[0-9]+)?(?:\W|$))[\"']?[A-Za-z0-9._~+/=-]{{8,8192}}[\"']?"
         ),
         rf"\1{MASK}",
     ),

@@ -44,7 +44,7 @@ class OssStore(Store):
 
     def replace(self, key: str, content: dict[str, Any], version: str) -> str | None:
         """Replace a version as ``Store``: return the next number, or None if another writer has it."""
-        if not version.isdecimal():
+        if not (version.isascii() and version.isdecimal()):
             return None
         number = int(version) + 1
         claimed = self._claim(f"{key}.{10**DIGITS - number:0{DIGITS}d}", content)

@@ -20,7 +20,7 @@ LIVING = ("pending", "running", "stopping", "stopped")
 GONE = ("shutting-down", "terminated")  # listed for about an hour (EC2 user guide, "Terminate")
 LAUNCH = "Launch"  # a scaling process
 LOCKS = {"stop": ("disableApiStop", "stop"), "terminate": ("disableApiTermination", "termination")}
-STOPPED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+STOPPED_AT = re.compile(r"\(([0-9]{4}-[0-9][0-9]-[0-9][0-9] [0-9][0-9]:[0-9][0-9]:[0-9][0-9]) (?:GMT|UTC)\)")
 
 
 class Tags:

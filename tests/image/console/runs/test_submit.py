@@ -397,6 +397,40 @@ def test_a_run_that_the_cloud_does_not_send_is_refused_and_keeps_no_instance_bus
     assert re.search(r"^tiny-\S+: refused: not sent: send_command: Thr", listed.output, re.MULTILINE)
 
 
+@pytest.fixture
+def frozen(fleet):
+    """The team of the user who took the instances has spent its budget."""
+    s3, month = boto3.client("s3", REGION), f"{datetime.now(UTC):%Y-%m}"
+    spent = {"spent": "20.52", "monthly": "20", "passed": 100, "frozen": True, "lifted": False}
+    user = {"name": "moto", "uid": 5001, "keys": [], "team": "vision", "team_gid": 30001, "admin": False}
+    before = s3.get_object(Bucket=RECORDS, Key="reaper/policy.json")["Body"].read()
+    policy = json.loads(before)
+    policy["budget"]["teams"] = {"vision": {"monthly": "20", "on_exceeded": "freeze"}}
+    budgets = {"schema_version": 1, "month": month, "days": {}, "teams": {"vision": spent}}
+    accounts = {"schema_version": 1, "users": [user]}
+    for name, content in {"policy": policy, "team-budgets": budgets, "accounts": accounts}.items():
+        s3.put_object(Bucket=RECORDS, Key=f"reaper/{name}.json", Body=json.dumps(content))
+    yield
+    s3.put_object(Bucket=RECORDS, Key="reaper/policy.json", Body=before)
+    for name in ("team-budgets", "accounts"):
+        s3.delete_object(Bucket=RECORDS, Key=f"reaper/{name}.json")
+
+
+def test_a_frozen_team_submits_to_the_instances_that_it_holds(fleet, nodes, folder, frozen, monkeypatch):
+    """They are paid for with or without a run; what the mover refuses is `take` (test_through_the_door)."""
+    sent = []
+
+    def send(_region, _calls, job):
+        sent.append(len(job.instances))
+        raise CloudError("here ends the test's cloud")
+
+    monkeypatch.setattr(aws, "send", send)
+
+    said = say(*SUBMIT, "--nodes", "2")
+
+    assert sent == [2], said.output
+
+
 def test_a_run_that_cannot_be_marked_as_refused_either_says_what_counts_as_busy(unsent):
     def refuse(*_):
         raise CloudError("put_object: SlowDown: later", "SlowDown")

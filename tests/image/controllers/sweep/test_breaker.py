@@ -201,3 +201,18 @@ def test_where_no_sweep_of_before_knew_of_releases_what_starts_from_now_on_is_ne
     seen.note("b", [], NOON)
 
     assert seen.unseen([instance]) == {"i-1"}
+
+
+def test_an_update_is_new_from_shortly_before_the_sweep_that_first_knows_of_it_and_a_second_one_too():
+    launched = [Instance(f"i-{ago}", "", "running", NOON - timedelta(minutes=ago)) for ago in (10, 20)]
+    seen = AgentReleases("a")
+    seen.note("b", [], NOON)
+    seen.note("c", [], NOON + timedelta(days=1))
+
+    assert seen.unseen(launched) == {"i-10"}
+
+
+def test_where_the_time_of_an_update_cannot_be_read_every_agent_is_new():
+    seen = AgentReleases.of({"newest": "a", "since": "soon", "images": {}})
+
+    assert seen.unseen([Instance("i-1", "", "running", NOON)]) == {"i-1"}

@@ -125,6 +125,25 @@ def test_words_of_users_in_the_kernels_messages_are_no_error_of_the_driver():
     assert failed(hidden) == {"xid": "Xid 154 (Node Reboot Required) on PCI:0000:3b:00"}
 
 
+CRASHED = "x[7]: segfault at 0 ip 00 sp 00 error 4 in {}[5555+1000]"
+
+
+def test_a_file_whose_name_has_two_lines_forges_no_error_of_the_driver(tmp_path, monkeypatch):
+    """The kernel names the file in which a user's program crashed, and journald keeps a line's end in it."""
+    fallen = "NVRM: Xid (PCI:0000:10:1c): 79, fallen"
+    messages = [CRASHED.format(f"a{end}{fallen}") for end in ("\n", "\x0b", "\u2028")]
+    entries = [{"MESSAGE": text} for text in messages] + [{"MESSAGE": None}]
+    own = "NVRM: Xid (PCI:0000:3b:00): 48, name=\udcff"
+    entries.append({"MESSAGE": list(own.encode(errors="surrogateescape"))})
+    says = "\n".join(json.dumps(entry) for entry in entries)
+    executable(tmp_path / "journalctl", f"#!/bin/sh\ncase $* in *=json*) cat <<'.'\n{says}\n.\nesac\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    seen = replace(SOUND, kernel_log=probes.probe(NoDriver, sys=tmp_path).kernel_log)
+
+    assert failed(seen) == {"xid": "Xid 48 on PCI:0000:3b:00"}
+
+
 def test_gpus_that_broke_after_the_boot_check_are_unfit_for_a_job(tmp_path):
     """Links train and copies are slow while jobs run: those checks are the boot's alone."""
     report = tmp_path / "ready.json"

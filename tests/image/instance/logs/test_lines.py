@@ -55,6 +55,7 @@ OF_UNITS = [
             ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", "kernel"),
             ("Out of memory: Killed process 4242 (python)", "kernel"),
             ("eth0: link up", None),
+            ("x[7]: segfault at 0 ip 00 sp 00 error 4 in NVRM: Xid (PCI:0000:3b:00): 79[5+1000]", None),
         )
     ),
     ("NVRM: Xid 79", {"_TRANSPORT": "syslog", "_SYSTEMD_UNIT": SESSION}, None),  # only says it is the kernel

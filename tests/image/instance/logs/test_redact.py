@@ -8,8 +8,11 @@ from gpu_fleet_image.instance.logs.redact import LONGEST_KEY_LINES, MASK, MOST_S
 
 SECRET = "wJalrXUtnFEMI" + "K7MDENGbPxRfiCYEXAMPLEKEY"
 JWT = "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0NTY3ODkwIn0." + "dozjgNryP4J3jVmNHl0w5N_XgL0n3I9P"
-
-
+# as the packer of runs knows them too (gpu_fleet_jobs/submitted/included.py)
+KEYS = [
+    f"{prefix}{'a1B2c3D4e5F6g7H8' * 2}"
+    for prefix in ("nvapi-", "wandb_v1_", "dckr_pat_", "pypi-AgEI", "sk-ant-", "glpat-", "github_pat_")
+]
 SECRETS = [
     ("using AKIA" + "IOSFODNN7EXAMPLE now", "AKIA" + "IOSFODNN7EXAMPLE"),
     ("temporary ASIA" + "IOSFODNN7EXAMPLE", "ASIA" + "IOSFODNN7EXAMPLE"),
@@ -33,6 +36,8 @@ SECRETS = [
     ("hf_" + "abcdefghijABCDEFGHIJ0123", "hf_" + "abcdefghijABCDEFGHIJ0123"),
     ("ghp_" + "abcdefghijABCDEFGHIJ0123456789abcdef", "ghp_" + "abcdefghij"),
     ("xoxb-" + "123456789012-abcdefghijkl", "xoxb-" + "123456789012"),
+    *((f"with {key}", key) for key in KEYS),
+    ("clone https://ada:hunter2@hunter3@git.example/x.git", "hunter3"),
     (f"cookie {JWT}", JWT),
     ("https://b.s3.amazonaws.com/k?X-Amz-Date=1&X-Amz-Signature=0123456789abcdef", "0123456789abcdef"),
     (f'secret_key = "{SECRET}', SECRET),

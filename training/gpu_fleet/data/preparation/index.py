@@ -93,7 +93,7 @@ def index_shard(file: Path, number: int, skipped: Skipped) -> Array:
 
 def _class(content: bytes) -> int | None:
     text = content.strip()
-    return int(text) if text.isdigit() and len(text) <= DIGITS else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None
 
 
 def _twice(file: Path, name: PurePosixPath) -> DataError:

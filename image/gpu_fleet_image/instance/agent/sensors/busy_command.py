@@ -19,7 +19,7 @@ BUSY, NOT_BUSY = 0, 1
 UNIT = "gpu-idle-command.service"
 # read and written by rootfs/usr/libexec/gpu-fleet/idle-command
 ASKED, _ANSWER, LOCK = "idle-command", "idle-command.answer", "idle-command.lock"
-_EXITED = re.compile(r"exited (\d+)\n")
+_EXITED = re.compile(r"exited ([0-9]+)\n")
 _LONGEST_STOP_S = 30  # systemd kills at once
 
 

@@ -15,7 +15,7 @@ LAUNCHERS = frozenset(
 _LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher.", "horovod.runner")
 # Interpreters: the kernel shows their script's name as the next word that is no option.
 _INTERPRETER = re.compile(
-    r"(?:python|pypy|perl|ruby|node|nodejs|julia|java|lua|bash|sh|dash|ash|zsh|ksh|fish|ld-linux.*)[\d.]*t?"
+    r"(?:python|pypy|perl|ruby|node|nodejs|julia|java|lua|bash|sh|dash|ash|zsh|ksh|fish|ld-linux.*)[0-9.]*t?"
 )
 # Programs that run a module by ``-m``; `grep -m` and `git commit -m` run none. Python has other names, too:
 # python3.12-dbg, pypy3, ipython.

@@ -187,9 +187,8 @@ def _disk_bytes() -> float:
 
 
 def _is_partition(name: str, disks: Iterable[str]) -> bool:
-    return any(
-        name != disk and name.startswith(disk) and name[len(disk) :].lstrip("p").isdigit() for disk in disks
-    )
+    ends = (name[len(disk) :].lstrip("p") for disk in disks if name != disk and name.startswith(disk))
+    return any(end.isascii() and end.isdigit() for end in ends)
 
 
 def _network_bytes() -> float:

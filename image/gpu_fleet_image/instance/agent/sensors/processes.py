@@ -374,7 +374,7 @@ def processes(root: Path = Path("/")) -> Iterator[Process]:
     """
     tick = os.sysconf("SC_CLK_TCK")
     for entry in os.scandir(root / "proc"):
-        if not entry.name.isdecimal():
+        if not (entry.name.isascii() and entry.name.isdecimal()):
             continue
         try:
             line = _read(f"{entry.path}/cmdline")
