@@ -340,7 +340,7 @@ def test_a_save_gives_way_to_the_training_and_the_last_one_to_nobody(ends, bucke
     for module in (saving, uploader):
         monkeypatch.setattr(module, "give_way", lambda: gave_way.append(threading.current_thread().name))
     saver, copied = Saver(tmp_path, CheckpointStore(f"s3://{bucket}/runs/last"), keep=1), threading.Event()
-    monkeypatch.setattr(saver._snapshot, "begin", lambda state: lambda: copied.wait() and state)
+    monkeypatch.setattr(saver.snapshot, "begin", lambda state: lambda: copied.wait() and state)
     saver.save(local.Manifest(1, model="m", world_size=1), {"weights": torch.zeros(2)})
     if ends:
         assert not saver.close(within_s=0.0)
