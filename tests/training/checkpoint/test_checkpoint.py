@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import boto3
 import pytest
 import torch
+from botocore.client import BaseClient
 from botocore.exceptions import ClientError
 from torch import nn
 from torch.distributed.checkpoint import state_dict_saver
@@ -340,7 +341,7 @@ def test_a_save_gives_way_to_the_training_and_the_last_one_to_nobody(ends, bucke
     for module in (saving, uploader):
         monkeypatch.setattr(module, "give_way", lambda: gave_way.append(threading.current_thread().name))
     saver, copied = Saver(tmp_path, CheckpointStore(f"s3://{bucket}/runs/last"), keep=1), threading.Event()
-    monkeypatch.setattr(saver._snapshot, "begin", lambda state: lambda: copied.wait() and state)
+    monkeypatch.setattr(saver.snapshot, "begin", lambda state: lambda: copied.wait() and state)
     saver.save(local.Manifest(1, model="m", world_size=1), {"weights": torch.zeros(2)})
     if ends:
         assert not saver.close(within_s=0.0)
@@ -587,6 +588,34 @@ def test_a_start_waits_for_a_store_that_answers_and_names_one_that_does_not(monk
         at_start(disturbed)
 
     assert len(asked) == tries
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "refusals"), [("AccessDenied", 403, 3), ("ExpiredToken", 400, 10**6)]
+)
+def test_credentials_that_expire_in_a_run_are_waited_for(
+    *, code, status, refusals, bucket, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(uploader, "NOTICE_PATIENCE_S", 0.05)
+    saver, answer = Saver(tmp_path, CheckpointStore(URI), keep=1), BaseClient._make_api_call
+    left = [refusals]
+
+    def refusing(client: BaseClient, *asked: object) -> object:
+        left[0] -= 1
+        if left[0] >= 0:
+            said = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+            raise ClientError(said, "PutObject")  # type: ignore[arg-type]  # as much of an answer as counts
+        return answer(client, *asked)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", refusing)
+    saver.save(local.Manifest(1, model="m", world_size=1), {"weights": torch.zeros(2)})
+
+    with nullcontext() if refusals == 3 else pytest.raises(StoreError) as raised:
+        saver.close()
+
+    assert saver.uploaded_step == (1 if refusals == 3 else None)
+    assert raised is None or raised.value.exit_status == 75  # the next try has new ones
 
 
 def test_a_disturbed_list_holds_no_start_up(alone, bucket, tmp_path, monkeypatch):

@@ -89,7 +89,7 @@ def test_a_sample_is_found_without_reading_those_before_it(packed, monkeypatch):
 
     dataset.sample(9, CHANCE)
 
-    assert len(reads) == 1
+    assert [size for _, size, _ in reads][1:] == [1]  # the picture, then its class
 
 
 def test_tars_made_elsewhere_are_taken_in(packed, tmp_path):
@@ -131,6 +131,18 @@ def test_a_flipped_bit_is_a_corrupt_sample(packed):
     file.write_bytes(content)
 
     with pytest.raises(CorruptSampleError, match="its CRC-32 is not that of the index"):
+        dataset.sample(5, CHANCE)
+
+
+def test_a_class_that_was_changed_in_its_tar_is_a_corrupt_sample(packed):
+    dataset = open_train(packed)
+    place = dataset._tars.index[5]
+    file = sorted((packed / "train").glob("*.tar"))[place["shard"]]
+    content = bytearray(file.read_bytes())
+    content[int(place["class_start"])] ^= 1
+    file.write_bytes(content)
+
+    with pytest.raises(CorruptSampleError, match=r"its \.cls holds class 0, the index 1"):
         dataset.sample(5, CHANCE)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import runpy
+import subprocess
 import sys
 import textwrap
 import threading
@@ -253,6 +254,24 @@ def test_who_has_lost_the_folder_meanwhile_leaves_it_to_the_successor_and_is_to_
     assert ObjectStore(place).get("folder.json") is None
 
 
+def test_no_second_command_works_on_the_folder_of_a_killed_run(bucket, no_fleet, tmp_path):
+    """The command outlives a `run` that is killed, say in an upload."""
+    here, place = tmp_path / "here", f"s3://{bucket}/mine"
+    flags = ["run", "--checkpoints", str(here), "--uri", place, "--"]
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    (here / ".gpu-fleet").mkdir(parents=True)
+    (here / ".gpu-fleet/command.json").write_text(json.dumps(vars(Holder.of(child.pid))))
+
+    refused = CliRunner().invoke(main, [*flags, "touch", str(tmp_path / "begun")])
+    child.kill()
+    child.wait()
+    after = CliRunner().invoke(main, [*flags, "true"])
+
+    assert (refused.exit_code, after.exit_code) == (75, 0)
+    assert f"process {child.pid} on" in refused.output
+    assert not (tmp_path / "begun").exists()
+
+
 def test_an_upload_that_fails_in_a_way_nobody_expects_is_no_success(bucket, tmp_path, monkeypatch):
     def fail(_sync: FolderSync, **_: bool) -> NoReturn:
         raise ValueError("odd")
@@ -366,6 +385,7 @@ def store(bucket) -> CheckpointStore:
 def test_a_folder_comes_back_as_it_was(store, tmp_path):
     (tmp_path / "here/a").mkdir(parents=True)
     (tmp_path / "here/a/x").write_text("one")
+    (tmp_path / "here/a/x").chmod(0o750)
     (tmp_path / "here/y").write_text("two")
     sync = FolderSync(tmp_path / "here", store)
     assert sync.up(last=True)
@@ -378,6 +398,7 @@ def test_a_folder_comes_back_as_it_was(store, tmp_path):
 
     assert brought == 1
     assert (tmp_path / "there/a/x").read_text() == "three"
+    assert (tmp_path / "there/a/x").stat().st_mode & 0o777 == 0o750
     assert len(store.sizes("contents")) == 1
 
 
@@ -400,6 +421,20 @@ def test_a_file_that_is_being_written_waits(store, tmp_path):
     file.write_text("half")
     written_at = file.stat().st_mtime
     now = [written_at + 1.0]
+    sync = FolderSync(tmp_path, store, clock=lambda: now[0])
+
+    sync.up()
+    early = store.sizes("contents")
+    now[0] += 2.0
+    sync.up()
+
+    assert (early, len(store.sizes("contents"))) == ({}, 1)
+
+
+def test_a_file_of_a_server_whose_clock_is_ahead_is_whole_once_it_stays_the_same(store, tmp_path):
+    file = tmp_path / "x"
+    file.write_text("whole")
+    now = [file.stat().st_mtime - 3600.0]
     sync = FolderSync(tmp_path, store, clock=lambda: now[0])
 
     sync.up()

@@ -185,10 +185,10 @@ class CheckpointEngine:
 
     def before_change(self) -> float:
         """Wait, before an update, for the copy of the tensors that it changes. Return the seconds."""
-        if self._saver is None or not self._saver.is_copying:
+        if self._saver is None or not self._saver.snapshot.is_copying:
             return 0.0
         begin = time.perf_counter()
-        self._saver.before_change()
+        self._saver.snapshot.before_change()
         return time.perf_counter() - begin
 
     def wait(self) -> None:

@@ -47,7 +47,11 @@ class Holder:
     @classmethod
     def this(cls) -> Self:
         """Return the holder for this run on this instance."""
-        process = os.getppid() if outcome.attempt() else os.getpid()
+        return cls.of(os.getppid() if outcome.attempt() else os.getpid())
+
+    @classmethod
+    def of(cls, process: int) -> Self:
+        """Return the description of a process of this computer."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
             space = str(Path("/proc/self/ns/pid").readlink())

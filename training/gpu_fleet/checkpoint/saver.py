@@ -147,7 +147,7 @@ class Saver:
         """
         self._root, self._keep, self._code = root, keep, code
         self._claim, self._team, self._shared = claim or RunClaim(), team, shared
-        self._snapshot = Snapshot()
+        self.snapshot = Snapshot()  # of the last save
         self._jobs: queue.Queue[SaveJob | None] = queue.Queue(maxsize=1)
         self._idle = threading.Event()
         self._idle.set()
@@ -167,28 +167,19 @@ class Saver:
         return self._uploader.uploaded_step if self._uploader is not None else None
 
     def save(self, manifest: local.Manifest, state: Any, written: Callable[[], object] | None = None) -> None:
-        """Begin to save `state`, which must not change before `before_change` has returned.
+        """Begin to save `state`, which must not change before `snapshot.before_change` has returned.
 
         `written`, if any, waits until DCP has written this rank's part into the stage; the commit calls it.
         `save` itself waits for the save before. Raises CheckpointError if an earlier one failed.
         """
         self.wait()
         self._idle.clear()
-        self._jobs.put(SaveJob(manifest, self._snapshot.begin(state), written))
+        self._jobs.put(SaveJob(manifest, self.snapshot.begin(state), written))
 
     def upload_if_missing(self, manifest: local.Manifest) -> None:
         """Upload a checkpoint from this disk if the store does not have it."""
         if self._uploader is not None:
             self._uploader.add_missing(manifest)
-
-    @property
-    def is_copying(self) -> bool:
-        """True while the last save still needs the tensors of its state."""
-        return self._snapshot.is_copying
-
-    def before_change(self) -> None:
-        """Wait until the last save no longer needs the tensors of its state."""
-        self._snapshot.before_change()
 
     def wait(self) -> None:
         """Wait until the last save is on disk; raises CheckpointError if it failed."""

@@ -88,8 +88,7 @@ class CheckpointStore(ObjectStore):
         name = names.step_name(step)
         folder = local.open_stage(root, step)
         with self._explained(f"cannot give step {step}"):
-            key = self._key(name, names.MANIFEST)
-            body = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+            body = self._content(name, names.MANIFEST)
             manifest = local.Manifest.from_json(body)
             write_bytes(folder / names.MANIFEST, body)
             for file in manifest.files:
@@ -100,9 +99,11 @@ class CheckpointStore(ObjectStore):
     def manifest(self, step: int) -> local.Manifest:
         """Return the manifest of a committed checkpoint; raises CheckpointError."""
         with self._explained(f"cannot give step {step}"):
-            key = self._key(names.step_name(step), names.MANIFEST)
-            body: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
-        return local.Manifest.from_json(body)
+            return local.Manifest.from_json(self._content(names.step_name(step), names.MANIFEST))
+
+    def _content(self, *parts: str) -> bytes:
+        content: bytes = self._client.get_object(Bucket=self._bucket, Key=self._key(*parts))["Body"].read()
+        return content
 
     def read(self, step: int, name: str) -> bytes | None:
         """Read and verify one small file of a committed checkpoint; None if the checkpoint lacks it."""
@@ -110,8 +111,7 @@ class CheckpointStore(ObjectStore):
         if record is None:
             return None
         with self._explained(f"cannot give step {step}"):
-            key = self._key(names.step_name(step), name)
-            content: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+            content = self._content(names.step_name(step), name)
         if hashlib.sha256(content).hexdigest() != record.sha256:
             raise CheckpointError(f"{self.uri}: {name} of step {step} is not what its manifest says")
         return content
@@ -145,8 +145,7 @@ class CheckpointStore(ObjectStore):
             if not claims:
                 return None
             claimed, changed_at, name = min(claims)
-            key = self._key(names.LEASE, name)
-            content = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read().decode()
+            content = self._content(names.LEASE, name).decode()
         changed_at = max(changed_at, changed.get(f"{name}{names.RENEWAL}", changed_at))
         return LeaseKey(-claimed, name, content, changed_at, (now - changed_at).total_seconds())
 
@@ -177,8 +176,9 @@ class CheckpointStore(ObjectStore):
             self._client.put_object(Bucket=self._bucket, Key=key, Body=content.encode(), IfNoneMatch="*")
         except ClientError as error:
             if error.response.get("Error", {}).get("Code") in TAKEN:
-                holder = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read().decode()
-                return bool(holder == content)  # this claim succeeded, but boto3 lost the first answer
+                return (
+                    self._content(names.LEASE, name).decode() == content
+                )  # this claim succeeded, but boto3 lost the first answer
             with self._explained("cannot take the lease"):
                 raise
         return True

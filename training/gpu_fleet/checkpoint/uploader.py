@@ -140,7 +140,7 @@ class Uploader:
         if self.uploaded_step != newest.step:
             raise CheckpointError(f"{store.uri}: step {newest.step} is on disk, and was not uploaded")
         if self._leads:
-            patiently(lambda: store.check_whole(newest), within_s=NOTICE_PATIENCE_S)
+            patiently(lambda: store.check_whole(newest), within_s=NOTICE_PATIENCE_S, refused=True)
 
     def _run(self) -> None:
         """Upload one checkpoint at a time; a newer checkpoint may overtake one that hangs."""
@@ -210,7 +210,7 @@ class Uploader:
     def _bring_up(self, upload: Upload, line: UploadProgress) -> None:
         """Upload the files of this process; rank 0 commits when all ranks have uploaded theirs."""
         store, manifest, team = self._store, upload.manifest, upload.team
-        bring = partial(patiently, within_s=NOTICE_PATIENCE_S, sleep=line.pause)
+        bring = partial(patiently, within_s=NOTICE_PATIENCE_S, sleep=line.pause, refused=True)
         held = self._claim.check_bucket
 
         def moved(size: int) -> None:

@@ -75,14 +75,16 @@ class CheckpointError(TrainingError):
 class StoreError(CheckpointError):
     """An object store does not answer, or refuses: its content is unknown."""
 
-    def __init__(self, message: str, *, passing: bool = False, answered: bool = False) -> None:
+    def __init__(
+        self, message: str, *, passing: bool = False, answered: bool = False, refused: bool = False
+    ) -> None:
         """Create the error.
 
         `passing` says that the same request may succeed a minute later. `answered` says that a store has
-        answered, so the endpoint is not wrong.
+        answered, so the endpoint is not wrong. `refused` says that it did not accept the credentials.
         """
         super().__init__(message)
-        self.passing, self.answered = passing, answered
+        self.passing, self.answered, self.refused = passing, answered, refused
         self.for_good = not passing
 
 

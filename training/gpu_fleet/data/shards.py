@@ -33,13 +33,17 @@ from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_bu
 from gpu_fleet.data.images import decode
 
 # A row for a sample: number of its shard in name order, first byte, length and CRC-32 of its picture, its
-# class.
+# class, first byte and length of that.
 INDEX_DTYPE = np.dtype(
-    [("shard", "<i4"), ("start", "<i8"), ("size", "<i8"), ("crc32", "<u4"), ("class", "<i4")]
+    [
+        *(("shard", "<i4"), ("start", "<i8"), ("size", "<i8"), ("crc32", "<u4"), ("class", "<i4")),
+        *(("class_start", "<i8"), ("class_size", "<i4")),
+    ]
 )
 # A row for a member: number of its shard, first byte, length, CRC-32. A sample has a row for each key, in
 # order.
 RECORDS_DTYPE = np.dtype([("shard", "<i4"), ("start", "<i8"), ("size", "<i8"), ("crc32", "<u4")])
+DIGITS = 6  # of the number of a class
 OPEN_FILES = 256  # per reader process; below the usual limit of 1,024
 
 
@@ -211,13 +215,16 @@ class Tars:
 
     def content(self, row: int) -> bytes:
         """Read the member of a row of the index; raises CorruptSampleError, or DataError for a bucket."""
-        try:
-            content = self._folder.read(self._place(row))
-        except OSError as error:
-            raise CorruptSampleError(str(error)) from error
+        content = self._read(self._place(row))
         if zlib.crc32(content) != self.index[row]["crc32"]:
             raise CorruptSampleError("its CRC-32 is not that of the index")
         return content
+
+    def _read(self, place: BytesInShard) -> bytes:
+        try:
+            return self._folder.read(place)
+        except OSError as error:
+            raise CorruptSampleError(str(error)) from error
 
     def outline(self) -> bytes:
         """Return a digest of the index."""
@@ -226,6 +233,21 @@ class Tars:
     def _place(self, row: int) -> BytesInShard:
         record = self.index[row]
         return BytesInShard(self._names[record["shard"]], int(record["start"]), int(record["size"]))
+
+    def check_class(self, row: int) -> None:
+        """Raise CorruptSampleError if the class of a picture was changed in its tar since it was indexed."""
+        record = self.index[row]
+        at = BytesInShard(self._names[record["shard"]], int(record["class_start"]), int(record["class_size"]))
+        if (now := class_of(self._read(at))) != record["class"]:
+            raise CorruptSampleError(
+                f"its .cls holds class {now}, the index {record['class']}: `prepare index` writes it anew"
+            )
+
+
+def class_of(content: bytes) -> int | None:
+    """Return the class in a .cls; None if it is no whole number from 0 to 999999."""
+    text = content.strip()
+    return int(text) if text.isdigit() and len(text) <= DIGITS else None
 
 
 class ShardFolder:
@@ -261,6 +283,10 @@ class ShardFolder:
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
         """Read picture (3, height, width) uint8 and class () int64; raises CorruptSampleError."""
         content, number = self._tars.content(index), int(self._tars.index[index]["class"])
+        if not is_bucket(
+            self._settings.path
+        ):  # an object is replaced as a whole; a class would be one more request
+            self._tars.check_class(index)
         if not 0 <= number < self._class_count:
             raise CorruptSampleError(f"class {number}, dataset.json names {self._class_count}")
         picture = decode(content, self._settings, self._training, chance)

@@ -1,5 +1,6 @@
 """`run`: any other program. It gets a signal at a notice; its checkpoint folder is copied to the bucket."""
 
+import json
 import logging
 import os
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,7 @@ from typing import Self
 import click
 
 from gpu_fleet.checkpoint.claim import RunClaim
+from gpu_fleet.checkpoint.lease import Holder
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core import exit_codes, outcome
 from gpu_fleet.core.errors import (
@@ -28,9 +31,10 @@ from gpu_fleet.core.errors import (
     as_checkpoint_error,
     reason_of,
 )
-from gpu_fleet.core.files import on_disk
+from gpu_fleet.core.files import on_disk, write_bytes
 from gpu_fleet.core.instance_file import place_of_checkpoints
 from gpu_fleet.core.options import FiniteRange, FolderPath
+from gpu_fleet.integrations.folder_copy.files import OURS
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption import left_behind
 from gpu_fleet.preemption.interrupt import Interruption, Reason, nothing_to_save, sources
@@ -38,6 +42,7 @@ from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, PATIENCE_S, Object
 
 SIGNALS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 LOOK_EVERY_S = 0.2
+RUNNING = f"{OURS}/command.json"  # the process of COMMAND, which outlives a killed `run`
 LEASED = "folder"  # prefix of the lease below the URI of the checkpoints
 SILENT_S = 30.0  # the last upload is given up if nothing moves for this long
 RELEASE_S = 5.0  # longest time to release the lease
@@ -81,12 +86,14 @@ def run(
         raise click.UsageError(f"no such option: {command[0]}")
     if checkpoints:
         with on_disk(f"--checkpoints = {str(checkpoints)!r}"):
-            checkpoints.mkdir(parents=True, exist_ok=True)
+            (checkpoints / OURS).mkdir(parents=True, exist_ok=True)
     start = partial(Child, command, notice=SIGNALS[notice], grace_s=grace_s)
     try:
         with ExitStack() as held:
             with nothing_to_save():
                 held.enter_context(_held(claim))
+                if checkpoints:
+                    _check_left(checkpoints / RUNNING)
                 if sync is not None:
                     sync.down()
             ends_with = _run_child(start, checkpoints, sync, every_s)
@@ -118,6 +125,20 @@ def _held(claim: RunClaim) -> Iterator[None]:
         releasing.join(RELEASE_S)
 
 
+def _check_left(file: Path) -> None:
+    """Raise RunLeaseError if the command of an earlier `run` still works on the folder: that was killed."""
+    try:
+        left = Holder(**json.loads(file.read_bytes()))
+    except (OSError, ValueError, TypeError):  # there is none, or the disk was full
+        return
+    process = left_behind.process_of(left.process)
+    if process and process.state != left_behind.ZOMBIE and left.begun and left == Holder.of(left.process):
+        raise RunLeaseError(
+            f"--checkpoints = {str(file.parents[1])!r}: {left}, the command of another `run`, still works on "
+            "it; wait until it ends, or terminate it"
+        )
+
+
 def _run_child(
     start: Callable[[Interruption], "Child"],
     checkpoints: Path | None,
@@ -128,6 +149,9 @@ def _run_child(
     with Interruption(sources()) as interruption:
         word = outcome.NewWord(checkpoints) if checkpoints else None
         child = start(interruption)
+        if checkpoints:
+            with on_disk(checkpoints):
+                write_bytes(checkpoints / RUNNING, json.dumps(asdict(Holder.of(child.process))).encode())
         with Keeper(sync, every_s) as keeper:
             status = child.wait(lambda: keeper.lost, keeper.soon)
         ends_with = status_of(status, interruption.reason, word)
@@ -177,7 +201,7 @@ class Keeper:
         def take_over() -> None:
             self._thread.join()
             try:
-                patiently(lambda: sync.up(last=last, final=True), within_s)
+                patiently(lambda: sync.up(last=last, final=True), within_s, refused=True)
             except Exception as error:  # noqa: BLE001 - any would end this thread, and nobody would know
                 failures.append(as_checkpoint_error(error, f"{sync.uri}: {sync.folder} cannot be uploaded"))
 
@@ -227,6 +251,11 @@ class Child:
             self._process = subprocess.Popen(command, start_new_session=True)
         except OSError as error:
             raise CommandError(f"{command[0]}: cannot be run: {error.strerror}") from error
+
+    @property
+    def process(self) -> int:
+        """Its process id, which is also that of its session."""
+        return self._process.pid
 
     def wait(self, lost: Callable[[], bool], left: Callable[[], None]) -> int:
         """Wait for the command. Return its status.

@@ -173,7 +173,7 @@ class Guard:
                 return
             patience_s = NOTICE_PATIENCE_S if self.stopped else PATIENCE_S if last else BETWEEN_S
             try:
-                patiently(self._take_over, patience_s)
+                patiently(self._take_over, patience_s, refused=True)
             except StoreError as error:
                 if last or not error.passing:
                     raise

@@ -24,7 +24,7 @@ class Descendant(NamedTuple):
 def running(session: int) -> list[Descendant]:
     """Return the processes of a session, without zombies."""
     numbers = (entry.name for entry in _entries(PROCESSES) if entry.name.isascii() and entry.name.isdigit())
-    seen = (_process(int(number)) for number in numbers)
+    seen = (process_of(int(number)) for number in numbers)
     return [process for process in seen if process and process.session == session and process.state != ZOMBIE]
 
 
@@ -41,7 +41,7 @@ def reap(ours: int) -> None:
     them and waits for them itself.
     """
     for number in _children():
-        process = _process(number)
+        process = process_of(number)
         if process and process.state == ZOMBIE and number != ours and process.session != os.getsid(0):
             os.waitpid(number, os.WNOHANG)
 
@@ -51,7 +51,7 @@ def _children() -> list[int]:
     return [int(number) for file in lists for number in _text(file).split()]
 
 
-def _process(number: int) -> Descendant | None:
+def process_of(number: int) -> Descendant | None:
     """Return the process with this id; None if it has ended."""
     fields = _text(PROCESSES / str(number) / "stat").rpartition(")")[2].split()  # a name may have blanks
     return Descendant(number, fields[0], int(fields[1]), int(fields[3])) if fields else None

@@ -20,6 +20,7 @@ from gpu_fleet.storage import oss
 SCHEMES = ("s3", "oss")
 MISSING = ("NoSuchKey", "404")  # codes for a missing object; a missing bucket is NoSuchBucket
 THROTTLED = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests")
+EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "SecurityTokenExpired")  # also with 400
 FIRST_SERVER_ERROR, DENIED = 500, 403  # HTTP statuses
 SKEWED = "RequestTimeTooSkewed"
 SKEW_S = 900.0  # S3 and OSS allow this much between their clock and the time of a request
@@ -179,7 +180,8 @@ class ObjectStore:
         if skew := _skew(error, status):
             return StoreError(f"{text}; {skew}", passing=True, answered=True)
         passing = status >= FIRST_SERVER_ERROR or answer.get("Code") in THROTTLED
-        return StoreError(text, passing=passing, answered=True)
+        refused = status == DENIED or answer.get("Code") in EXPIRED
+        return StoreError(text, passing=passing, answered=True, refused=refused)
 
 
 def _skew(error: ClientError, status: int) -> str:
@@ -221,16 +223,20 @@ def patiently(
     sleep: Callable[[float], None] = time.sleep,
     *,
     unanswered: bool = True,
+    refused: bool = False,
 ) -> T:
     """Run `action`, and retry for `within_s` seconds while the object store fails in a way that may pass.
 
-    With `unanswered`, that includes a store that does not answer at all.
+    With `unanswered`, that includes a store that does not answer at all. With `refused`, it includes one that
+    refuses: it has accepted this run before, so its credentials have expired, and are about to be renewed.
     """
     until, pause_s = clock() + within_s, FIRST_PAUSE_S
     while True:
         try:
             return action()
         except StoreError as error:
+            if refused and error.refused:
+                error.passing, error.for_good = True, False
             if not error.passing or not (unanswered or error.answered) or clock() + pause_s > until:
                 raise
             log.warning("event=store-silent next_try_s=%.0f error=%r", pause_s, str(error))

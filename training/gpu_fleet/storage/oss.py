@@ -6,7 +6,6 @@ from typing import Any
 import boto3
 import botocore.session
 from botocore.config import Config
-from botocore.credentials import CredentialProvider, RefreshableCredentials
 
 from gpu_fleet.core import instance_file
 from gpu_fleet.core.errors import CheckpointError, LaunchError, StoreError
@@ -49,28 +48,14 @@ def client(endpoint: str, options: Config, key: str = "checkpoint.endpoint") -> 
     return boto3.Session(botocore_session=session).client("s3", endpoint_url=url, config=options.merge(PLAIN))
 
 
-class RoleKeys(CredentialProvider):
+class RoleKeys(rrsa.PodKeys):
     """Keys of this instance's RAM role, renewed before they expire."""
 
     METHOD = CANONICAL_NAME = "ram-role"
 
-    def load(self) -> RefreshableCredentials:
-        """Return credentials that renew themselves; raises StoreError if the instance has no role."""
-        return RefreshableCredentials.create_from_metadata(
-            metadata=role_keys(), refresh_using=role_keys, method=self.METHOD
-        )
-
-
-def role_keys() -> dict[str, str]:
-    """Return the present keys of the role, in botocore's names; raises StoreError."""
-    try:
-        keys = MetadataClient("alicloud").role_keys()
-        return {
-            "access_key": keys["AccessKeyId"],
-            "secret_key": keys["AccessKeySecret"],
-            "token": keys["SecurityToken"],
-            "expiry_time": keys["Expiration"],
-        }
-    except (LaunchError, ValueError, LookupError) as error:
-        text = f"this instance's role has no keys to reach OSS with: {error!r}"
-        raise StoreError(text, passing=True) from error
+    def keys(self) -> dict[str, str]:
+        try:
+            return rrsa.named(MetadataClient("alicloud").role_keys())
+        except (LaunchError, ValueError, LookupError) as error:
+            text = f"this instance's role has no keys to reach OSS with: {error!r}"
+            raise StoreError(text, passing=True) from error

@@ -40,10 +40,22 @@ class PodKeys(CredentialProvider):
     METHOD = CANONICAL_NAME = "rrsa"
 
     def load(self) -> RefreshableCredentials:
-        """Return credentials that renew themselves; raises StoreError if STS gives none."""
+        """Return credentials that renew themselves; raises StoreError if there are none."""
         return RefreshableCredentials.create_from_metadata(
-            metadata=role_keys(), refresh_using=role_keys, method=self.METHOD
+            metadata=self.keys(), refresh_using=self.keys, method=self.METHOD
         )
+
+    def keys(self) -> dict[str, str]:
+        """Return the present keys, in botocore's names; raises StoreError."""
+        return role_keys()
+
+
+def named(keys: Mapping[str, str]) -> dict[str, str]:
+    """Return keys in botocore's names; raises LookupError."""
+    theirs = ("AccessKeyId", "AccessKeySecret", "SecurityToken", "Expiration")
+    return dict(
+        zip(("access_key", "secret_key", "token", "expiry_time"), map(keys.__getitem__, theirs), strict=True)
+    )
 
 
 def role_keys() -> dict[str, str]:
@@ -51,13 +63,7 @@ def role_keys() -> dict[str, str]:
     endpoint = os.environ.get(ENDPOINT) or DEFAULT_ENDPOINT
     url = endpoint if "://" in endpoint else f"https://{endpoint}"
     try:
-        keys = json.loads(_answer(url))["Credentials"]
-        return {
-            "access_key": keys["AccessKeyId"],
-            "secret_key": keys["AccessKeySecret"],
-            "token": keys["SecurityToken"],
-            "expiry_time": keys["Expiration"],
-        }
+        return named(json.loads(_answer(url))["Credentials"])
     except urllib.error.HTTPError as error:
         said = error.read().decode(errors="replace")[:300]
         raise StoreError(

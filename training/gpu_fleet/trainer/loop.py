@@ -178,7 +178,11 @@ def take_step(
     with marked("update"), explained(f"{own.key} = {own.name!r}") if own else nullcontext():
         state.scaler.step(state.optimizer)
         state.scaler.update()
-    state.optimizer.zero_grad(set_to_none=True)
+    if own:  # it may reset more than gradients, or fewer of them
+        state.optimizer.zero_grad(set_to_none=True)
+    else:  # in a fifth of the time
+        for parameter in state.parameters:
+            parameter.grad = None
     state.step += 1
     state.position += settings.run.batch_size
     optimization.update_average(state.average, state.model, settings.average, state.step)

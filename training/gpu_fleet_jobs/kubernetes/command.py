@@ -7,7 +7,6 @@ import click
 
 from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.core.lazy_groups import configured, identity_flags, identity_options
-from gpu_fleet.core.run_files import inner
 from gpu_fleet_jobs.kubernetes import sources
 from gpu_fleet_jobs.kubernetes.manifests import as_yaml
 from gpu_fleet_jobs.kubernetes.manifests import render as manifests_of
@@ -19,6 +18,7 @@ from gpu_fleet_jobs.kubernetes.request import (
     parse_selector,
     warnings,
 )
+from gpu_fleet_jobs.submitted.run_files import inner
 
 
 @click.command(

@@ -5,8 +5,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_fleet.core import config, run_files
+from gpu_fleet.core import config
 from gpu_fleet.core.errors import ConfigError
+from gpu_fleet_jobs.submitted import run_files
 
 # https://kubernetes.io/docs/concepts/configuration/configmap/: "cannot exceed 1 MiB"
 LIMIT_BYTES = 1 << 20

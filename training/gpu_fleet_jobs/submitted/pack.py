@@ -12,12 +12,12 @@ from pathlib import Path, PurePosixPath
 
 import click
 
-from gpu_fleet.core import config, run_files
+from gpu_fleet.core import config
 from gpu_fleet.core.errors import ConfigError
-from gpu_fleet.core.imports import OURS, imported
 from gpu_fleet.core.lazy_groups import configured, identity_flags, identity_options
-from gpu_fleet_jobs.submitted import command_line
+from gpu_fleet_jobs.submitted import command_line, run_files
 from gpu_fleet_jobs.submitted.command_line import CommandLine
+from gpu_fleet_jobs.submitted.imports import OURS, imported
 from gpu_fleet_jobs.submitted.included import LIMIT_BYTES, has_key, included, is_secret, too_large
 
 BUCKETS = ("s3://", "oss://")

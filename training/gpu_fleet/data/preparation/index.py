@@ -13,9 +13,8 @@ from gpu_fleet.data.census import HIDDEN, is_hidden, shown
 from gpu_fleet.data.class_folders import SUFFIXES
 from gpu_fleet.data.dataset import Array
 from gpu_fleet.data.preparation.skipped import Skipped
-from gpu_fleet.data.shards import INDEX_DTYPE, RECORDS_DTYPE
+from gpu_fleet.data.shards import INDEX_DTYPE, RECORDS_DTYPE, class_of
 
-DIGITS = 6  # of the number of a class
 BLOCK, TAIL_BYTES = 512, 1 << 20  # unit of a tar; bytes read after its end, which is 10 KB of zeros
 NOT_PLAIN = "links, sparse files and devices in tars"
 NO_PART = "members of tars that are no part of a sample"
@@ -69,7 +68,7 @@ def index_shard(file: Path, number: int, skipped: Skipped) -> Array:
     Raises DataError for two members of one sample.
     """
     pictures: dict[str, Place] = {}
-    classes: dict[str, int | None] = {}
+    classes: dict[str, tuple[int | None, Place]] = {}
     for member in _members(file, skipped):
         key, suffix = str(member.path.with_suffix("")), member.path.suffix.lower()
         if suffix not in (".cls", *SUFFIXES):
@@ -77,23 +76,21 @@ def index_shard(file: Path, number: int, skipped: Skipped) -> Array:
         elif key in (classes if suffix == ".cls" else pictures):
             raise _twice(file, member.path)
         elif suffix == ".cls":
-            classes[key] = _class(member.content)
+            classes[key] = class_of(member.content), member.place
         else:
             pictures[key] = member.place
     rows = []
     for key in sorted(pictures.keys() ^ classes.keys()):
         skipped.add(f"{file}: sample {key} lacks its {'.cls' if key in pictures else 'picture'}")
     for key, place in pictures.items():
-        if key in classes and classes[key] is None:
+        if key not in classes:
+            continue
+        named, (start, size, _) = classes[key]
+        if named is None:
             skipped.add(f"{file}: {key}.cls is no class: a whole number from 0 to 999999 is one")
-        elif key in classes:
-            rows.append((number, *place, classes[key]))
+        else:
+            rows.append((number, *place, named, start, size))
     return np.array(rows, dtype=INDEX_DTYPE)
-
-
-def _class(content: bytes) -> int | None:
-    text = content.strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None
 
 
 def _twice(file: Path, name: PurePosixPath) -> DataError:

@@ -4,13 +4,14 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from gpu_fleet.checkpoint import local
 
 LIST, CONTENTS = "folder.json", "contents"  # in the store
 OURS = ".gpu-fleet"  # the part of the folder that belongs to gpu-fleet; never uploaded
+PERMISSIONS = 0o777  # without set-user-id and the like
 QUIET_S = 2.0  # a file that was written to more recently may not be whole
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ class Entry:
     sha256: str
     mtime_ns: int | None = field(default=None, compare=False)  # since the epoch; links have none
     link: bool = False
+    mode: int | None = field(default=None, compare=False)  # permissions of owner, group and others
 
     @property
     def record(self) -> local.FileRecord:
@@ -51,6 +53,7 @@ class FolderFiles:
         """Read nothing yet; `clock` returns seconds of the epoch, like the times of files."""
         self._folder, self._clock = folder, clock
         self._hashed: dict[str, tuple[tuple[int, int], Entry]] = {}  # with size and time at the hash
+        self._first_seen: dict[str, tuple[tuple[int, int], float]] = {}  # a state that is new, and when
         self._named: set[str] = set()  # links that a warning has named
 
     def scan(self, *, last: bool) -> Scan:
@@ -101,10 +104,21 @@ class FolderFiles:
         before = _state(path)
         known = self._hashed.get(name)
         if known is None or known[0] != before:
-            if not last and self._clock() - before[1] / 1e9 < QUIET_S:
+            if not last and self._clock() - self._changed_at(name, before) < QUIET_S:
                 return None
             known = self._hashed[name] = before, Entry(**asdict(local.record_of(path)), mtime_ns=before[1])
-        return known[1] if _state(path) == before else None
+        entry = replace(known[1], mode=path.stat().st_mode & PERMISSIONS)
+        return entry if _state(path) == before else None
+
+    def _changed_at(self, name: str, state: tuple[int, int]) -> float:
+        """Return when a file was last written to, by this computer's clock.
+
+        The time of a file is its server's. If that is ahead, the time at which this computer saw it counts.
+        """
+        seen = self._first_seen.get(name)
+        if seen is None or seen[0] != state:
+            seen = self._first_seen[name] = state, self._clock()
+        return min(state[1] / 1e9, seen[1])
 
     def _target(self, link: Path) -> str | None:
         """Return the target of a link, relative to the link; None if the target is outside the folder."""

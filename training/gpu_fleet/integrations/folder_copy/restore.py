@@ -48,7 +48,8 @@ class FolderRestore:
         file.parent.mkdir(parents=True, exist_ok=True)
         if record.link:
             staged = self._linked(staged, file)
-        elif record.mtime_ns is not None:
+        elif record.mtime_ns is not None and record.mode is not None:
+            staged.chmod(record.mode)
             os.utime(staged, ns=(record.mtime_ns, record.mtime_ns))
         staged.replace(file)
 

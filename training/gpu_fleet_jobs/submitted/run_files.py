@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpu_fleet.core import config
-from gpu_fleet.core.imports import imported
+from gpu_fleet_jobs.submitted.imports import imported
 
 
 def of_config(
