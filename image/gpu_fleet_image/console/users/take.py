@@ -15,8 +15,7 @@ from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.spending import Spending
 from gpu_fleet_image.controllers.mover import mover
 from gpu_fleet_image.controllers.mover.requests import WAIT
-from gpu_fleet_image.controllers.sweep.situation import Situation
-from gpu_fleet_image.controllers.sweep.terms import shortest_idle_time
+from gpu_fleet_image.controllers.sweep.situation import Situation, shortest_idle_time
 from gpu_fleet_image.controllers.sweep.verdict import if_nothing_ran
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core.calls import Calls

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from gpu_fleet_image.controllers.sweep.terms import shortest_idle_time
+from gpu_fleet_image.controllers.sweep.situation import shortest_idle_time
 from gpu_fleet_image.core.calls import Failure, batches
 from gpu_fleet_image.core.cloud import MAX_POINTS, MAX_QUERIES, Heartbeats, Query, Span
 from gpu_fleet_image.core.marks import is_given_back, is_marked

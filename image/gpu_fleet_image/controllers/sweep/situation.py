@@ -1,12 +1,12 @@
 """Input of a decision: ``Situation`` of the fleet, ``Case`` of one instance. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gpu_fleet_image.core.handshake import Replies, Reply, replies_of
-from gpu_fleet_image.core.marks import mark_of, taken_at
+from gpu_fleet_image.core.marks import is_given_back, mark_of, taken_at
 from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, Activity, Decision, Group, Instance, Inventory, Verdict
 from gpu_fleet_image.core.policy import Policy, PoolPolicy, unit_price
 
@@ -158,3 +158,18 @@ def is_closed(replies: Replies, decision: Decision) -> bool:
 def is_asked(policy: Policy, instance: Instance) -> bool:
     """Return whether an instance must acknowledge its end: every running one, where the pool requires it."""
     return instance.state == "running" and policy.pools[instance.pool].require_acknowledgement
+
+
+def past_lifetime(instance: Instance, pool: PoolPolicy, now: datetime) -> bool:
+    """Return whether a running instance is older than its pool allows, counted from its last start."""
+    if pool.max_lifetime_hours is None or instance.state != "running":
+        return False
+    return now - instance.launched_at >= timedelta(hours=pool.max_lifetime_hours)
+
+
+def shortest_idle_time(
+    instance: Instance, pool: PoolPolicy, now: datetime, scale_in: Collection[str]
+) -> timedelta:
+    """Return the idle time from which fine heartbeats of the instance are read."""
+    asked = instance.pool in scale_in or past_lifetime(instance, pool, now)
+    return pool.terms(requested=asked, given_back=is_given_back(instance)).idle_after

@@ -19,8 +19,7 @@ from gpu_fleet_image.controllers.sweep.fleet_limits import (
     tripped_pools,
 )
 from gpu_fleet_image.controllers.sweep.idle_rules import JITTER, assess
-from gpu_fleet_image.controllers.sweep.situation import Case, Situation
-from gpu_fleet_image.controllers.sweep.terms import past_lifetime, shortest_idle_time
+from gpu_fleet_image.controllers.sweep.situation import Case, Situation, past_lifetime, shortest_idle_time
 from gpu_fleet_image.core.marks import give_back_of, is_given_back, is_marked
 from gpu_fleet_image.core.metrics import HEARTBEAT
 from gpu_fleet_image.core.model import Activity, Coverage, Decision, Instance, Plan, Verdict

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.controllers.sweep.evidence import summarise, window_of
-from gpu_fleet_image.controllers.sweep.terms import shortest_idle_time
+from gpu_fleet_image.controllers.sweep.situation import shortest_idle_time
 from gpu_fleet_image.controllers.sweep.verdict import decide
 from gpu_fleet_image.core.handshake import (
     CLOSED_LASTS,
