@@ -33,7 +33,7 @@ ALLOWED = {
     "string_type": "must be text",
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
     **dict.fromkeys(("decimal_type", "decimal_parsing", "float_type", "float_parsing"), "must be a number"),
-    "finite_number": "must be a number",
+    "finite_number": "must be a finite number",
     "ip_v4_network": "must be an IPv4 network, such as 10.20.0.0/16",
     "dict_type": "must be a mapping of names to values",
     "dataclass_type": "must be a mapping of keys to values",
