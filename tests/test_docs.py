@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpu_fleet_image.core import metrics, model
+from gpu_fleet_stacks.core.errors import SettingsError
+from gpu_fleet_stacks.settings import reader, stack_files, yaml_text
 from tests.ran import ran
 
 ROOT = Path(__file__).parents[1]
@@ -14,6 +16,11 @@ PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("changes/*.md")})
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ANCHORED = re.compile(r"\]\((?!https?:)([^)#\s]*\.md|)#([^)\s]+)\)")
 ROOMS = ("stacks", "image", "training", "tests")
+YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# What a reader says of a key or a shape, rather than of a value beside the rest of a stack.
+SHAPE = re.compile(
+    r"unknown key|no namespace|read by nothing|must be (?:a (?:list|mapping|number)|text|true)"
+)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
@@ -72,6 +79,28 @@ def test_every_metric_and_tag_is_on_their_page():
     }
 
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
+
+
+def test_every_yaml_block_is_a_piece_of_a_stack_file():
+    """A reader pastes it below `config:`: its keys must be known, and of the shape that the settings have."""
+    base = stack_files.config_of(ROOT / "stacks/Pulumi.aws-dev.yaml")
+    blocks = [(page, block) for page in PAGES for block in YAML.findall(page.read_text())]
+    wrong = [
+        f"{page.relative_to(ROOT)}: {error}"
+        for page, block in blocks
+        for error in shape_errors({**base, **yaml_text.read(block)})
+    ]
+
+    assert len(blocks) > 10
+    assert wrong == []
+
+
+def shape_errors(config: dict[str, object]) -> list[str]:
+    try:
+        reader.from_config("page", config)
+    except SettingsError as error:
+        return [f"{problem}" for problem in error.problems if SHAPE.search(problem.allowed)]
+    return []
 
 
 @pytest.mark.prove

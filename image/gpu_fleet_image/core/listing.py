@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 LONGEST_WORD = 20
+HANGING_FROM = 60  # columns of a terminal in which a block's values have room beside their headings
 PADDING = 2  # a column's: a space on each side; lines take one more
 
 
@@ -76,12 +77,14 @@ class Listing:
             gone.append(leaving.pop(0))
             shown.remove(gone[-1])
         if self._narrowest(shown) > options.max_width:
-            yield from self._blocks()
+            yield from self._blocks(options.max_width)
             return
         yield self._table(shown)
         if gone:
-            names = ", ".join(self.columns[at].heading for at in sorted(gone))
-            yield Text(f"left out at {options.max_width} columns: {names}; -o csv has all", style="dim")
+            names = ", ".join(" ".join(self.columns[at].heading.split()) for at in sorted(gone))
+            yield Text(
+                f"left out at {options.max_width} columns: {names}; a wider one shows all", style="dim"
+            )
 
     def _narrowest(self, shown: Sequence[int]) -> int:
         """Return the width of some columns when every cell that may wrap does so at each word."""
@@ -110,7 +113,7 @@ class Listing:
             table.add_row(*row, style=style or None, end_section=end_section)
         return table
 
-    def _blocks(self) -> Iterator[Text]:
+    def _blocks(self, width: int) -> Iterator[Text | Table]:
         if self.title:
             yield Text(self.title, style="italic")
         headings = [" ".join(column.heading.split()) for column in self.columns]
@@ -120,4 +123,11 @@ class Listing:
             ]
             yield Text(f"{first[0]}: {first[1]}", style=style or "bold", overflow="fold")
             for heading, cell in others:
-                yield Text(f"  {heading}: {cell}", style=style, overflow="fold")
+                if width < HANGING_FROM:
+                    yield Text(f"  {heading}: {cell}", style=style, overflow="fold")
+                    continue
+                line = Table.grid(padding=(0, 1))  # what wraps continues below the value
+                line.add_column(no_wrap=True)
+                line.add_column(overflow="fold")
+                line.add_row(Text(f"  {heading}:"), Text(cell), style=style or None)
+                yield line

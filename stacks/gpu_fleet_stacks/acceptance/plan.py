@@ -60,9 +60,7 @@ def _of_pool(pool: str, launch_minutes: int) -> tuple[AcceptanceStep, ...]:
             "its agent was installed from the user data and sends heartbeats",
             f"{pool}: launch",
         ),
-        _minutes(
-            f"{pool}: gate", 30, "the readiness gate found GPUs, disks and driver good", f"{pool}: launch"
-        ),
+        _minutes(f"{pool}: gate", 30, "the boot check found GPUs, disks and driver good", f"{pool}: launch"),
     )
 
 

@@ -100,7 +100,7 @@ class VendorName(click.ParamType[str]):
 @click.option("--layers", type=click.IntRange(min=1), help="Of the model; by default from its size.")
 @click.option("--width", type=click.IntRange(min=1), help="Of a layer; by default from its size.")
 @click.option("--days", type=FiniteRange(min=0, min_open=True), help="It must be done by then.")
-@click.option("--budget", type=LargeNumber(), help="Most to pay, in --currency.")
+@click.option("--budget", type=FiniteRange(min=0, min_open=True), help="Most to pay, in --currency.")
 @click.option("--currency", type=click.Choice(["USD", "CNY"]), default="USD", show_default=True)
 @click.option(
     "--reserved-discount",
@@ -108,9 +108,13 @@ class VendorName(click.ParamType[str]):
     help="What a reservation takes off the price, 0 to 1.",
 )
 @click.option(
-    "--cny-per-usd", type=LargeNumber(), help="To compare prices in yuan with dollars between vendors."
+    "--cny-per-usd",
+    type=FiniteRange(min=0, min_open=True),
+    help="To compare prices in yuan with dollars between vendors.",
 )
-@click.option("--data-gb", type=LargeNumber(), help="GB of training data on each instance.")
+@click.option(
+    "--data-gb", type=FiniteRange(min=0, min_open=True), help="GB of training data on each instance."
+)
 @click.option("--data-iops", type=click.IntRange(min=1), help="Reads a second from where the data lies.")
 @click.option("--region", type=RegionName(), help="Only there; prices of other regions never stand in.")
 @click.option(

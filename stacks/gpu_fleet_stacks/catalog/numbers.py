@@ -4,6 +4,7 @@ pydantic alone takes ``true`` and ``"3"`` for numbers and ``1`` for true. The va
 one in ``Annotated`` after type and range of a field: ``Annotated[int, Field(gt=0), NUMBER]``.
 """
 
+import math
 import re
 from typing import Annotated, Any
 
@@ -24,10 +25,9 @@ def _number(value: Any) -> Any:
 
 def _says_one(text: str) -> bool:
     try:
-        float(text)
+        return math.isfinite(float(text))
     except ValueError:
         return False
-    return True
 
 
 def _switch(value: Any) -> bool:

@@ -9,10 +9,14 @@ def replace(path: Path, content: str | bytes) -> None:
     """Write a file so that concurrent readers see the old content or the new, never a part.
 
     Raises:
-        OSError: it could not be written; the old content stays.
+        OSError: it could not be written; the old content stays. The error names the folder or the file.
     """
     path = path.resolve()  # a link stays a link
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as target:
+    try:
+        unfinished = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path.parent)) from error
+    with unfinished as target:
         part = Path(target.name)
         try:
             target.write(content.encode() if isinstance(content, str) else content)

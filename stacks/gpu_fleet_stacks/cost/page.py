@@ -50,11 +50,11 @@ def _table(cost: Cost) -> Listing:
     """Return the table of costs: rows by pool and kind, columns by level, expected beside worst case."""
     title = f"{cost.stack}: {cost.currency} a month ({HOURS_PER_MONTH} hours)"
     levels = [
-        Column(f"{level}\n{heading}", "right", wraps=True)
+        Column(f"{level}\n{heading}", "right", wraps=True, leaves=at if level is Level.MIN else 0)
         for level in Level
-        for heading in ("expected", "at worst")
+        for at, heading in enumerate(("expected", "at worst"), 1)
     ]
-    table = Listing((Column("pool"), Column("kind"), Column("what", wraps=True), *levels), title)
+    table = Listing((Column("pool"), Column("kind", leaves=3), Column("what", wraps=True), *levels), title)
     for name, lines in by_pool(cost):
         for line in lines:
             spans = [line.months[level] for level in Level] if line.months else []

@@ -123,7 +123,11 @@ def asked(so_far: NewStack, question: Question) -> NewStack:
     """Ask a user until the answer is valid."""
     while True:
         default = question.default(so_far)
-        text = click.prompt(question.text, default=default, show_default=bool(default), err=True)
+        # click alone asks again after an empty answer, and does not say why
+        text = click.prompt(question.text, default=default or "", show_default=bool(default), err=True)
+        if default is None and not text.strip():
+            click.echo("  an answer is needed", err=True)
+            continue
         try:
             return with_answer(so_far, question, text)
         except StacksError as error:
@@ -189,7 +193,7 @@ def region_of(cloud: Cloud, region: str | None, *, interactive: bool) -> str:
     known = regions.of_cloud(cloud)
     while True:
         if region is None and interactive:
-            region = click.prompt("Region", err=True)
+            region = click.prompt("Region", default="", show_default=False, err=True)
         if region in known:
             return str(region)
         near = ", ".join(get_close_matches(region or "", known, n=3, cutoff=0))
@@ -271,7 +275,8 @@ def stack_text(name: str, flags: Mapping[str, Any], first_line: str, others: Ite
     if cloud is None:
         if not interactive:
             raise StacksError(f"--cloud is missing; allowed: {', '.join(Cloud)}")
-        cloud = click.prompt("Cloud", type=click.Choice([str(known) for known in Cloud]), err=True)
+        clouds = click.Choice([str(known) for known in Cloud])
+        cloud = click.prompt("Cloud", type=clouds, default="", show_default=False, err=True)
     chosen = Cloud(cloud)
     start = stack_file.starting_from(name, chosen, region_of(chosen, region, interactive=interactive))
     taken = [other.network.cidr for other in others if other.network.cidr]

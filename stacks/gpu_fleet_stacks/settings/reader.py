@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 from pydantic import TypeAdapter, ValidationError
 
-from gpu_fleet_stacks.core.errors import Problem, SettingsError
+from gpu_fleet_stacks.core.errors import Problem, SettingsError, shown
 from gpu_fleet_stacks.releases import version
 from gpu_fleet_stacks.settings import Stack, namespaces, rules
 from gpu_fleet_stacks.settings.draft import draft
@@ -33,7 +33,7 @@ ALLOWED = {
     "string_type": "must be text",
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
     **dict.fromkeys(("decimal_type", "decimal_parsing", "float_type", "float_parsing"), "must be a number"),
-    "finite_number": "must be a number",
+    "finite_number": "must be a finite number",
     "ip_v4_network": "must be an IPv4 network, such as 10.20.0.0/16",
     "dict_type": "must be a mapping of names to values",
     "dataclass_type": "must be a mapping of keys to values",
@@ -155,9 +155,9 @@ def _section(kind: Any, path: str, raw: object) -> Parsed:
     at = f"{path}." if path else ""
     allowed = known if path else [key for key in known if key != "name"]  # of the stack: its file's
     problems = [
-        Problem(f"{at}{key}", value, f"unknown key; {_nearest(str(key), allowed)}")
-        for key, value in raw.items()
-        if key not in known
+        Problem(f"{at}{name}", value, f"unknown key; {_nearest(name, allowed)}")
+        for name, value in ((key if isinstance(key, str) else shown(key), raw[key]) for key in raw)
+        if name not in known
     ]
     values: dict[str, Any] = {}
     unparsed = []

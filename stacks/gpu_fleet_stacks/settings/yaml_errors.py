@@ -25,14 +25,19 @@ ADVICE = {
         "close each bracket and quote"
     ),
     r"undefined alias": "put quotes around a value that begins with *",
-    r"constructor for the tag": "put quotes around a value that begins with !; tags are not read",
+    r"constructor for the tag": (
+        "put quotes around a value that begins with !; tags are not read, so remove a tag"
+    ),
     r"appears twice": "keep one of the two",
     r"another document": "remove the lines from --- on: a stack file is one document",
-    r"is no date|is no number|is no word": "put quotes around it",
+    r"is no number": "write a shorter number, or put quotes around a text",
+    r"is no date|is no word": "put quotes around it",
     r"unhashable key": "put quotes around a value that begins with {; a key is text",
     r"escape": "write \\\\ for a backslash, or use single quotes",
     r"chomping or indentation": "put quotes around a value that begins with | or >",
-    r"incompatible YAML document|'<document start>'": "remove lines that begin with % or ...",
+    r"incompatible YAML document|'<document start>'": (
+        "remove lines that begin with % or ..., and what is above config:"
+    ),
     r"for merging|mapping of length": "write the keys out",
 }
 # Problems that begin earlier than where PyYAML sees them.

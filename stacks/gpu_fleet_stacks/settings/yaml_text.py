@@ -17,6 +17,8 @@ BOOL, INT, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "flo
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 MOST_SHOWN = 40  # characters of a value in a message
 LEADING_ZERO, NUMBER_LIKE = "!leading-zero", "!number-like"
+# Tags whose values no key of a stack file takes; PyYAML would make bytes, sets and lists of pairs of them.
+UNREAD = tuple(f"tag:yaml.org,2002:{name}" for name in ("binary", "omap", "pairs", "set"))
 # A hundred times the values of the longest stack file of this project.
 MOST_VALUES = 20_000
 
@@ -88,6 +90,8 @@ for _tag, _construct in (
 ):
     _Loader.add_constructor(_tag, _refusing(_construct, "number that Python can read"))
 _Loader.add_constructor(LEADING_ZERO, lambda _, node: LeadingZero(str(node.value)))
+for _tag in UNREAD:
+    _Loader.add_constructor(_tag, _refusing(yaml.SafeLoader.construct_undefined, "value"))
 
 
 class _Dumper(yaml.SafeDumper):

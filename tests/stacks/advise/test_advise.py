@@ -400,6 +400,14 @@ def test_the_command_ranks_what_finishes_and_says_what_the_budget_allows():
     assert "Tencent Cloud (comparison)" in done.output
 
 
+@pytest.mark.parametrize("flag", ["--cny-per-usd", "--budget", "--data-gb"])
+def test_an_amount_of_nothing_is_refused_with_what_is_allowed(flag):
+    done = run("--params", "7e9", "--batch", "32", "--seq", "2048", flag, "0")
+
+    assert done.exit_code == 2
+    assert f"Invalid value for '{flag}': 0.0 is not in the range x>0." in done.output
+
+
 def test_one_type_that_a_stack_can_use_is_recommended_and_filters_and_top_cut_the_ranking():
     flags = ("--params", "7e9", "--batch", "32", "--seq", "2048")
     document = json.loads(run(*flags, "--gpu", "h100", "--top", "1", "-o", "json").output)

@@ -1,7 +1,9 @@
 """`gpu-fleet init`: a user's own repository, and its use by every command."""
 
+import errno
 import json
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -168,6 +170,17 @@ def test_at_a_terminal_it_asks_for_the_first_stack_until_its_name_is_one(tmp_pat
     run("init", "infra", input="My Lab|lab|aws|us-east-1|123456789012||||||||a@b.org|||".replace("|", "\n"))
 
     assert (tmp_path / "infra/stacks/Pulumi.lab.yaml").is_file()
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_no_temporary_file(tmp_path, monkeypatch):
+    def refusing(prefix: str, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", f"{prefix}a1b2c3")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refusing)
+
+    said = run("init", str(tmp_path / "infra"))
+
+    assert said == f"1: error: {tmp_path / 'infra'}: Read-only file system\n"
 
 
 WHEEL = '{"url": "file:///tmp/gpu_fleet-7.1-py3-none-any.whl", "archive_info": {}}'

@@ -79,6 +79,17 @@ def test_a_wrong_answer_is_asked_for_again_with_what_is_allowed(folder, person):
     assert done.exit_code == 0, done.output
 
 
+def test_an_empty_answer_is_asked_for_again_with_the_reason(folder, person):
+    answers = "|aws||us-east-1||123456789012||||||||a@b.org|||"
+
+    done = run("research", input=answers.replace("|", "\n"))
+
+    assert done.exit_code == 0, done.output
+    assert "'' is not one of 'aws', 'alicloud'" in done.output
+    assert "--region '': must be a region of aws" in done.output
+    assert done.output.count("  an answer is needed") == 2  # account, recipients
+
+
 def test_types_are_suggested_with_their_prices_the_cheapest_first(folder, person):
     done = run("research", *AWS[:6], input="\n" * 5 + "\nml@example.com\n\n\n")
 

@@ -114,6 +114,12 @@ def test_a_sum_of_money_may_stand_in_quotes():
         assert settings.pools[0].spot_price_limit == Decimal("2.5")
 
 
+def test_only_a_number_is_asked_for_without_its_quotes():
+    without = {text: said(("pools", 0, "size", "max"), text)[0] for text in ("3", "nan", "inf", "1:30")}
+
+    assert [text for text, words in without.items() if "without quotes" in words] == ["3"]
+
+
 def test_no_other_text_is_a_sum_of_money():
     taken = product(MONEY, ("two", "nan", "inf", "-1", ""))
 

@@ -140,6 +140,7 @@ A100 = "p4d.24xlarge has A100 with 40 GiB, which know 1g.5gb, 1g.10gb, 2g.10gb, 
 # Values that may not stand together, and what is said of them.
 NOT_TOGETHER: dict[str, dict[str, Any]] = {
     "- 'owner\\u200b' = 'x': unknown key; did you mean 'owner'?": {"owner\u200b": "x"},
+    "take.null = 1: unknown key; known keys are max_per_person": {"take": {None: 1}},
     "pools[0].erdma = true: is for Alibaba Cloud only; on AWS use efa": {"pools[0].erdma": True},
     "tags.gpu-fleet:owner = 'gpu-fleet:owner': must not be Name or begin": {"tags.gpu-fleet:owner": "bob"},
     "tags.AWS:cost = 'AWS:cost': must not be Name or begin with aws:, acs:, aliyun": {"tags.AWS:cost": "x"},

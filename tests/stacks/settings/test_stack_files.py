@@ -22,7 +22,10 @@ def aliases(deep: int) -> bytes:
 
 LONGEST = 400  # characters of a line that a user still reads
 UNREADABLE = {
-    "a number of 5,000 digits": (b"config:\n  a: " + b"9" * 5000, "99999 is no number"),
+    "a number of 5,000 digits": (
+        b"config:\n  a: " + b"9" * 5000,
+        "9 is no number that Python can read: write a shorter",
+    ),
     "a key that is a number": (
         b"config:\n  5: 1\n",
         "config.5: a key must be text, such as 'gpu-fleet:region'",
@@ -74,6 +77,10 @@ UNREADABLE = {
     "nothing": (b"# later\n", "is empty; `gpu-fleet new` writes a stack file"),
     "no config": (b"aws\n", "must be a mapping with the key 'config'; it is the text 'aws'"),
     "a config that is a list": (b"config:\n  - a: b\n", "it is a list: remove the dashes before its keys"),
+    "a tag for bytes": (b"config:\n  a: !!binary aGk=\n", "line 2, column 6: could not determine"),
+    "a tag for a set": (b"config:\n  a: !!set {b}\n", "tags are not read, so remove a tag"),
+    "a tag for pairs": (b"config:\n  a: !!omap [b: c]\n", "tags are not read, so remove a tag"),
+    "TOML": (b"[config]\na = 1\n", "and what is above config:"),
     "a tag on a word that is no number": (b"config:\n  a: !!float b\n", "line 2, column 6: b is no number"),
     "a tag on a word that is no switch": (b"config:\n  a: !!bool b\n", "b is no word for true or false: put"),
     "a tag on a word that is no date": (b"config:\n  a: !!timestamp b\n", "line 2, column 6: b is no date"),

@@ -72,6 +72,10 @@ def restore(run: str, source: str, from_region: str | None, pool: str | None, as
     keeps its identity, so that the run resumes as after any interruption. Nothing is overwritten: a stack
     that has checkpoints of RUN already is refused. The same command continues a copy that was cut short.
     """
+    if not set(run.strip("/").split("/")).isdisjoint(("", ".", "..")):
+        raise ConfigurationError(
+            f"RUN {run!r}: must be the run.directory of a configuration, such as runs/tiny, without . and .."
+        )
     if pool is not None:
         asked.refuse_pool("--pool", pool)
     place = place_of(asked)

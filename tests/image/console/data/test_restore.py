@@ -165,6 +165,8 @@ def test_what_comes_through_this_computer_is_held_to_the_manifests_checksum(s3, 
     ("words", "says"),
     [
         (("runs/other", *FROM), "RUN 'runs/other' in s3://"),
+        (("../x", "--from", "https://x"), "RUN '../x': must be the run.directory of a configuration"),
+        (("", *FROM), "RUN '': must be the run.directory of a configuration"),
         (("runs/tiny", "--from", "https://x"), "--from 'https://x'; allowed: s3://BUCKET or oss://BUCKET"),
         (("runs/tiny", "--from", "oss://lab"), "--from-region is missing"),
         (("runs/tiny", *FROM, "--pool", "prod"), "--pool 'prod': no such pool; stack drill has train, dev"),
