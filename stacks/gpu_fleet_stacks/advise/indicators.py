@@ -92,8 +92,8 @@ def _of_cloud(cloud: Cloud, cny_per_usd: Decimal | None) -> Iterator[tuple[str, 
         middle = median(each.percent for each in taken)
         yield "interruptions", SourcedFigure(value=middle, source=taken[0].source, date=taken[0].date)
     for name, what in (("bucket_price", "bucket"), ("egress_price", "egress")):
-        quote = listed.quotes.get(what)
-        if quote is None or quote.amount is None:
+        quote = listed.quote(what, listed.quotes[what].region)
+        if quote.amount is None:
             continue
         usd = _in_usd(quote.amount, quote.currency, cny_per_usd)
         if usd is not None:

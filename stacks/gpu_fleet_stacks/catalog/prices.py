@@ -7,15 +7,18 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gpu_fleet_stacks.catalog import toml_file
-from gpu_fleet_stacks.catalog.instance_types import Cloud
+from gpu_fleet_stacks.catalog.instance_types import Cloud, Price
 from gpu_fleet_stacks.catalog.numbers import AMOUNT, Currency
 from gpu_fleet_stacks.core.errors import StacksError
 
 FILE = Path(__file__).with_name("prices.toml")
 STALE_AFTER_DAYS = 180
+EGRESS = "egress"
+# Ways to pay for an hour of an instance whether it is used or not; reservations of AWS: standard, no upfront.
+TERMS = ("one_year", "three_years", "capacity_block")
 
 
 class PriceListError(StacksError):
@@ -44,6 +47,7 @@ class Quote:
         source: where to check it, or why there is no price.
         assumed: no cloud publishes it; the stack file gives the amount.
         bounded: the sums count another price that this one never passes.
+        tiers: units a month from which on another price holds, and that price; ``amount`` is of the first.
     """
 
     what: str
@@ -55,6 +59,18 @@ class Quote:
     source: str
     assumed: bool = False
     bounded: bool = False
+    tiers: tuple[tuple[int, Decimal], ...] = ()
+
+    def cost(self, units: Decimal) -> Decimal | None:
+        """Return the price of so many units a month, each tier at its own; None where it is unknown."""
+        if self.amount is None:
+            return None
+        starts, amounts = zip((0, self.amount), *self.tiers, strict=True)
+        sizes = (
+            max(Decimal(0), min(units, end) - start)
+            for start, end in zip(starts, (*starts[1:], units), strict=True)
+        )
+        return sum((size * amount for size, amount in zip(sizes, amounts, strict=True)), Decimal(0))
 
     @property
     def unknown(self) -> bool:
@@ -108,11 +124,19 @@ class PriceList:
         quotes: item -> its price.
         spot: instance type -> its spot price; a type without one is left out.
         interruptions: instance type -> how often it is interrupted; likewise.
+        commitments: (region, one of ``TERMS``, instance type) -> price of an hour, used or not; likewise.
+        egress: region -> price of a GB to the internet; likewise.
     """
 
     quotes: dict[str, Quote]
     spot: dict[str, SpotPrice]
     interruptions: dict[str, Interruptions] = field(default_factory=dict)
+    commitments: dict[tuple[str, str, str], Price] = field(default_factory=dict)
+    egress: dict[str, Quote] = field(default_factory=dict)
+
+    def quote(self, what: str, region: str) -> Quote:
+        """Return an item's price for a region; egress has one of the region itself, or none."""
+        return self.egress.get(region, self.quotes[what]) if what == EGRESS else self.quotes[what]
 
 
 class _Exact(BaseModel):
@@ -149,9 +173,35 @@ class _Row(_Exact):
     source: str
 
 
+class _Committed(_Exact):
+    date: datetime.date
+    source: str
+    prices: dict[str, Amount]
+
+
+def _from_nothing(tiers: dict[int, Decimal]) -> dict[int, Decimal]:
+    if 0 not in tiers or min(tiers) < 0:
+        raise ValueError("must begin with 0")
+    return tiers
+
+
+class _Tiers(_Exact):
+    date: datetime.date
+    source: str
+    tiers: Annotated[dict[int, Amount], AfterValidator(_from_nothing)]
+
+
+class _Region(_Exact):
+    egress: _Tiers | None = None
+    one_year: _Committed | None = None
+    three_years: _Committed | None = None
+    capacity_block: _Committed | None = None
+
+
 class _CloudTable(_Exact):
     currency: Currency
     region: str
+    regions: dict[str, _Region] = Field(default_factory=dict)
     spot: _SpotTable | None = None
     interruptions: _InterruptionTable | None = None
     prices: dict[str, _Row]
@@ -179,7 +229,7 @@ def load(cloud: Cloud, path: Path = FILE) -> PriceList:
     undated = [what for what, quote in quotes.items() if quote.amount is not None and quote.date is None]
     if undated:
         raise PriceListError(f"{path}: clouds.{cloud}.prices.{undated[0]} has an amount and no date")
-    return PriceList(quotes, _spot(table), _interruptions(table))
+    return PriceList(quotes, _spot(table), _interruptions(table), _commitments(table), _egress(table))
 
 
 def _spot(table: _CloudTable) -> dict[str, SpotPrice]:
@@ -202,6 +252,35 @@ def _interruptions(table: _CloudTable) -> dict[str, Interruptions]:
         )
         for name, span in table.interruptions.ranges.items()
     }
+
+
+def _commitments(table: _CloudTable) -> dict[tuple[str, str, str], Price]:
+    rows = (
+        (region, term, row)
+        for region, terms in table.regions.items()
+        for term in TERMS
+        if (row := getattr(terms, term)) is not None
+    )
+    return {
+        (region, term, name): Price(amount, table.currency, region, row.date, row.source)
+        for region, term, row in rows
+        for name, amount in row.prices.items()
+    }
+
+
+def _egress(table: _CloudTable) -> dict[str, Quote]:
+    return {
+        region: _tiered(table, region, terms.egress)
+        for region, terms in table.regions.items()
+        if terms.egress is not None
+    }
+
+
+def _tiered(table: _CloudTable, region: str, row: _Tiers) -> Quote:
+    (_, first), *more = sorted(row.tiers.items())
+    later = ", ".join(f"{amount} from {start:,} GB a month" for start, amount in more)
+    unit = f"GB to the internet; {later}" if later else "GB to the internet"
+    return Quote(EGRESS, first, unit, table.currency, region, row.date, row.source, tiers=tuple(more))
 
 
 def _quote(what: str, row: _Row, table: _CloudTable) -> Quote:

@@ -27,6 +27,9 @@ SPOT_SOURCE = f"EC2 DescribeSpotPriceHistory, median and 90th percentile of {SPO
 CURRENCY = "USD"
 INSTANCE = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
 FIRST_TIER = "0"
+# The reservations of prices.toml.
+RESERVED = {"OfferingClass": "standard", "PurchaseOption": "No Upfront"}
+YEARS = {"1yr": "one_year", "3yr": "three_years"}
 MIB_PER_GIB = 1024
 
 Say = Callable[[str], None]
@@ -40,12 +43,14 @@ class PriceListItem:
         filters: attribute -> value.
         usage: the usage type, without the region's prefix.
         units: number of our units in one of the Price List's.
+        place: attribute that names the region.
     """
 
     service: str
     filters: Mapping[str, str]
     usage: str
     units: int = 1
+    place: str = "regionCode"
 
 
 QUESTIONS = {
@@ -72,6 +77,9 @@ QUESTIONS = {
     "snapshot": PriceListItem("AmazonEC2", {"productFamily": "Storage Snapshot"}, "EBS:SnapshotUsage"),
     "log": PriceListItem("AmazonCloudWatch", {"productFamily": "Data Payload"}, "DataProcessing-Bytes"),
 }
+EGRESS = PriceListItem(
+    "AWSDataTransfer", {"transferType": "AWS Outbound"}, "DataTransfer-Out-Bytes", place="fromRegionCode"
+)
 
 
 def ask(
@@ -89,20 +97,12 @@ def ask(
         CannotCheckError: a call was denied or not answered.
     """
     prices = aws or Aws(clients_in(PRICE_LIST_REGION))
-    on_demand: dict[tuple[str, str], ListPrice] = {}
+    on_demand, reserved = _instances(prices, region, instances, say)
     others: dict[str, ListPrice] = {}
-    unlisted = []
-    for name, where in instances.items():
-        say(name)
-        question = PriceListItem("AmazonEC2", {**INSTANCE, "instanceType": name}, f"BoxUsage:{name}")
-        amount = _price(prices, question, where)
-        if amount is None:
-            unlisted.append(f"{name} in {where}")
-        else:
-            on_demand[name, where] = ListPrice(amount, CURRENCY, SOURCE)
+    unlisted = [f"{name} in {where}" for name, where in instances.items() if (name, where) not in on_demand]
     for what, question in QUESTIONS.items():
         say(what)
-        amount = _price(prices, question, region)
+        amount = _price(_products(prices, question, region), question)
         if amount is None:
             unlisted.append(what)
         else:
@@ -110,20 +110,54 @@ def ask(
     say("spot prices")
     names = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS)]
     spot = _spot(aws or Aws(clients_in(region)), names, today)
-    return ListedPrices(today, on_demand, others, spot, tuple(unlisted), f"{SPOT_SOURCE} of {region}")
+    return ListedPrices(
+        today,
+        on_demand,
+        others,
+        spot,
+        tuple(unlisted),
+        f"{SPOT_SOURCE} of {region}",
+        source=SOURCE,
+        region=region,
+        egress={start: price for each in _products(prices, EGRESS, region) for start, price in _tiers(each)},
+        reserved=reserved,
+    )
 
 
-def _price(aws: Aws, question: PriceListItem, region: str) -> Decimal | None:
-    """Return the first tier's price of the only matching product; None where none or several match."""
-    filters = {**question.filters, "regionCode": region}
+def _instances(
+    prices: Aws, region: str, instances: Mapping[str, str], say: Say
+) -> tuple[dict[tuple[str, str], ListPrice], dict[tuple[str, str], Decimal]]:
+    """Return each type's price on demand, and in one region its reservations'."""
+    on_demand: dict[tuple[str, str], ListPrice] = {}
+    reserved: dict[tuple[str, str], Decimal] = {}
+    for name, where in instances.items():
+        say(name)
+        question = PriceListItem("AmazonEC2", {**INSTANCE, "instanceType": name}, f"BoxUsage:{name}")
+        products = _products(prices, question, where)
+        if where == region:
+            reserved |= {(term, name): price for each in products for term, price in _reserved(each)}
+        amount = _price(products, question)
+        if amount is not None:
+            on_demand[name, where] = ListPrice(amount, CURRENCY, SOURCE)
+    return on_demand, reserved
+
+
+def _products(aws: Aws, question: PriceListItem, region: str) -> list[dict[str, Any]]:
+    """Return the products of an item."""
+    filters = {**question.filters, question.place: region}
     wanted = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in filters.items()]
-    products = (
+    listed = (
         json.loads(text)
         for text in aws.pages(
             "pricing", "get_products", "PriceList", ServiceCode=question.service, Filters=wanted
         )
     )
-    amounts = {amount for product in products if _is(product, question.usage) for amount in _amounts(product)}
+    return [product for product in listed if _is(product, question.usage)]
+
+
+def _price(products: Iterable[dict[str, Any]], question: PriceListItem) -> Decimal | None:
+    """Return the first tier's price of the only product; None where there is none, or several."""
+    amounts = {amount for each in products for start, amount in _tiers(each) if start == 0}
     return amounts.pop() / question.units if len(amounts) == 1 else None
 
 
@@ -135,12 +169,23 @@ def _is(product: dict[str, Any], usage: str) -> bool:
     return ours and attributes.get("marketoption", "OnDemand") == "OnDemand"
 
 
-def _amounts(product: dict[str, Any]) -> Iterator[Decimal]:
+def _tiers(product: dict[str, Any]) -> Iterator[tuple[int, Decimal]]:
+    """Yield the on-demand prices of a unit, each with the units a month from which on it holds."""
     for offer in product["terms"].get("OnDemand", {}).values():
         for dimension in offer["priceDimensions"].values():
             amount = Decimal(dimension["pricePerUnit"].get(CURRENCY, "0"))
-            if dimension.get("beginRange", FIRST_TIER) == FIRST_TIER and amount > 0:
-                yield amount
+            if amount > 0:
+                yield int(dimension.get("beginRange", FIRST_TIER)), amount
+
+
+def _reserved(product: dict[str, Any]) -> Iterator[tuple[str, Decimal]]:
+    """Yield the price of an hour of each reservation without upfront payment, with its key in prices.toml."""
+    for offer in product["terms"].get("Reserved", {}).values():
+        attributes = offer["termAttributes"]
+        if attributes.items() >= RESERVED.items():
+            for dimension in offer["priceDimensions"].values():
+                term = YEARS[attributes["LeaseContractLength"]]
+                yield term, Decimal(dimension["pricePerUnit"][CURRENCY])
 
 
 def _spot(aws: Aws, names: Iterable[str], today: datetime.date) -> dict[str, SpotSpan]:

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 
@@ -41,6 +41,9 @@ class ListedPrices:
         others: item of prices.toml -> its price.
         spot: what an hour of a type costs on spot; a type without a history is left out.
         unlisted: items that were asked for and are not in the list, for users.
+        source, region: of ``egress`` and ``reserved``.
+        egress: GB a month from which on a price of a GB to the internet holds -> that price.
+        reserved: (key of prices.toml, type) -> price of an hour, paid whether it is used or not.
     """
 
     date: datetime.date
@@ -49,6 +52,10 @@ class ListedPrices:
     spot: dict[str, SpotSpan]
     unlisted: tuple[str, ...]
     spot_source: str = ""
+    source: str = ""
+    region: str = ""
+    egress: dict[int, Decimal] = field(default_factory=dict)
+    reserved: dict[tuple[str, str], Decimal] = field(default_factory=dict)
 
 
 def plain(amount: Decimal) -> str:

@@ -82,6 +82,8 @@ def rewrite_prices(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str,
         row["amount"], row["date"], row["source"] = plain(listed.amount), answers.date, listed.source
     if answers.spot:
         changes += _rewrite_spot(table["spot"], table["currency"], answers)
+    if answers.egress or answers.reserved:
+        changes += _rewrite_region(table, answers)
     return tomlkit.dumps(document), changes
 
 
@@ -97,6 +99,27 @@ def _rewrite_spot(spot: Any, currency: str, answers: ListedPrices) -> Iterator[P
         spot["prices"][name] = row
         expected = ListPrice(span.median, currency, answers.spot_source)
         yield _change(f"{name} on spot", before, expected)
+
+
+def _rewrite_region(table: Any, answers: ListedPrices) -> Iterator[PriceChange]:
+    """Replace egress and reservations of one region, each by those of one day; yield the changes."""
+    listed: dict[str, dict[str, Decimal]] = {}
+    for start, amount in answers.egress.items():
+        listed.setdefault("egress", {})[str(start)] = amount
+    for (term, name), amount in answers.reserved.items():
+        listed.setdefault(term, {})[name] = amount
+    rows = table["regions"].setdefault(answers.region, tomlkit.table())
+    for term, amounts in listed.items():
+        column = "tiers" if term == "egress" else "prices"
+        before = rows.get(term, {}).get(column, {})
+        for key, amount in amounts.items():
+            what = f"egress from {key} GB" if term == "egress" else f"{key}, {term.replace('_', ' ')}"
+            yield _change(what, before.get(key), ListPrice(amount, table["currency"], answers.source))
+        written = tomlkit.inline_table()
+        written.update({"date": answers.date, "source": answers.source})
+        written[column] = tomlkit.inline_table()
+        written[column].update({key: plain(amount) for key, amount in amounts.items()})
+        rows[term] = written
 
 
 def wanted(text: str, cloud: Cloud) -> dict[str, str]:

@@ -10,6 +10,7 @@ estimate of the optimum checkpoint interval for restart dumps", FGCS 2006, first
 pool are one run: any one's interruption is the run's.
 """
 
+import datetime
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,16 +18,25 @@ from decimal import Decimal
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import prices
+from gpu_fleet_stacks.catalog.instance_types import Price
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, Money
 from gpu_fleet_stacks.catalog.prices import Interruptions, SpotPrice
 from gpu_fleet_stacks.cost.estimate import instance_quote
-from gpu_fleet_stacks.cost.offers_file import OffersFile, OwnHardware, SpotRuns
+from gpu_fleet_stacks.cost.offers_file import OfferedHours, OffersFile, OwnHardware, SpotRuns
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.quantities import Level, instances
 
 SECONDS_PER_HOUR = 3600
 MONTHS = 12
 ON_DEMAND = "on demand"
+# Key of the buyer's file, and of the catalog where it has such prices -> name of the way to pay.
+COMMITMENTS = {
+    "one_year": "1 year",
+    "three_years": "3 years",
+    "savings_plan_one_year": "savings plan, 1 year",
+    "savings_plan_three_years": "savings plan, 3 years",
+    "capacity_block": "capacity block",
+}
 
 
 @dataclass(frozen=True)
@@ -97,20 +107,16 @@ def _options(stack: Stack, name: str, count: int, file: OffersFile | None) -> It
     currency = currency_of(stack)
     quote = instance_quote(stack, catalog.load().get(name))
     there = quote.amount is not None and (quote.region, quote.currency) == (stack.region, currency)
-    source = f"{quote.source}, {quote.date}" if quote.date else quote.source
+    source = _dated(quote.source, quote.date) if quote.date else quote.source
     if quote.amount is not None and not there:
         source = f"published for {quote.region} in {quote.currency} alone"
     yield _hourly(ON_DEMAND, quote.amount if there else None, count, currency, source)
     yield from _spot(stack, name, count, file.spot if file else SpotRuns())
-    offered = file.quotes.get(name) if file else None
-    for title, amount in (
-        ("1 year", offered and offered.one_year),
-        ("3 years", offered and offered.three_years),
-        ("savings plan, 1 year", offered and offered.savings_plan_one_year),
-        ("savings plan, 3 years", offered and offered.savings_plan_three_years),
-        ("capacity block", offered and offered.capacity_block),
-    ):
-        yield _committed(title, amount or None, count, currency)
+    offered = file.quotes.get(name, OfferedHours()) if file else OfferedHours()
+    commitments = prices.load(stack.cloud).commitments
+    for term, title in COMMITMENTS.items():
+        known = commitments.get((stack.region, term, name))
+        yield _committed(title, getattr(offered, term), known, count, currency)
     if file and (own := file.own.get(name)):
         yield _own(own, count, currency)
 
@@ -140,7 +146,11 @@ def _interrupted(  # noqa: PLR0917 - the price, what it is of, and what interrup
 ) -> PurchaseOption:
     if taken is None:
         option = _hourly(
-            title, amount * count, 1, spot.currency, f"without interruptions; {spot.source}, {spot.date}"
+            title,
+            amount * count,
+            1,
+            spot.currency,
+            f"without interruptions; {_dated(spot.source, spot.date)}",
         )
         return PurchaseOption(option.name, option.hour, option.month, option.source, at_least=True)
     slower = slowdown(taken.percent, count, runs)
@@ -149,7 +159,7 @@ def _interrupted(  # noqa: PLR0917 - the price, what it is of, and what interrup
     sign = ">" if taken.at_least else "up to "
     source = (
         f"{slower - 1:.1%} longer by interruptions ({sign}{taken.percent} % of instances a month, save "
-        f"{runs.save_s} s, restart {runs.restart_s} s); {spot.source}, {spot.date}"
+        f"{runs.save_s} s, restart {runs.restart_s} s); {_dated(spot.source, spot.date)}"
     )
     hour = Money(amount * count * slower, spot.currency)
     return PurchaseOption(title, hour, Money(Decimal(0), spot.currency), source, at_least=taken.at_least)
@@ -171,11 +181,22 @@ def slowdown(percent: int, count: int, runs: SpotRuns) -> Decimal | None:
     return Decimal(repr(1 / (1 - lost))) if lost < 1 else None
 
 
-def _committed(title: str, amount: Decimal | None, count: int, currency: str) -> PurchaseOption:
-    if amount is None:
+def _committed(
+    title: str, offered: Decimal | None, known: Price | None, count: int, currency: str
+) -> PurchaseOption:
+    """Return a commitment at the price of the buyer's file, else of the catalog."""
+    if offered is not None:
+        amount, source = offered, "your file"
+    elif known is not None and known.currency == currency:
+        amount, source = known.amount_per_hour, _dated(known.source, known.date)
+    else:
         return PurchaseOption(title, None, None, "no public price was found; --offers FILE takes yours")
     month = Money(amount * count * HOURS_PER_MONTH, currency)
-    return PurchaseOption(title, Money(Decimal(0), currency), month, "your file; paid used or not")
+    return PurchaseOption(title, Money(Decimal(0), currency), month, f"{source}; paid used or not")
+
+
+def _dated(source: str, date: datetime.date) -> str:
+    return f"{source}, {prices.read_on(date, prices.today())}"
 
 
 def _own(own: OwnHardware, count: int, currency: str) -> PurchaseOption:

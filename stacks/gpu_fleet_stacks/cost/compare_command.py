@@ -11,7 +11,8 @@ import click
 from click.core import ParameterSource
 
 from gpu_fleet_image.core import listing
-from gpu_fleet_image.core.shared_options import CSV, JSON, TABLE
+from gpu_fleet_image.core.csv_rows import csv_text
+from gpu_fleet_image.core.shared_options import CSV, JSON
 from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.cost import compare_page, offers_file
 from gpu_fleet_stacks.cost.compare import compare, currency_of
@@ -39,14 +40,14 @@ class CompareRequest:
 
     def show(self, stack: Stack, form: str) -> None:
         """Print the ways to pay for a stack's instances, and write the page."""
-        if form == CSV:
-            raise CompareError(f"-o {CSV} and --compare; allowed: -o {TABLE}, -o {JSON}")
         file = None
         if self.offers is not None:
             types = frozenset(pool.types[0] for pool in stack.pools)
             file = offers_file.read(self.offers, currency=currency_of(stack), types=types)
         listed = compare(stack, file)
-        if form == JSON:
+        if form == CSV:
+            click.echo(csv_text(compare_page.COLUMNS, compare_page.rows(listed)), nl=False)
+        elif form == JSON:
             click.echo(json.dumps({"stack": stack.name, "pools": compare_page.document(listed)}, indent=1))
         else:
             listing.console(PIPE_WIDTH).print(compare_page.table(listed))

@@ -14,6 +14,11 @@ from gpu_fleet_stacks.cost.compare import ON_DEMAND, PoolComparison, PurchaseOpt
 
 UNKNOWN = "unknown"
 HEADINGS = ("way to pay", "an hour of use", "a month, used or not", f"{HOURS_PER_MONTH} hours", "pays from")
+# Of `-o csv`.
+COLUMNS = (
+    *("pool", "type", "instances", "name", "hour", "month", "currency", "at_least", "break_even_hours"),
+    "source",
+)
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 480, 260, 62, 44, 14
 # Okabe and Ito's palette, which colour-blind readers can tell apart; dashes for those who print.
 COLOURS = ("#000000", "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7")
@@ -71,6 +76,13 @@ def document(listed: Sequence[PoolComparison]) -> list[dict[str, Any]]:
         }
         for each in listed
     ]
+
+
+def rows(listed: Sequence[PoolComparison]) -> Iterator[dict[str, Any]]:
+    """Yield the same as rows, one for each option of each pool."""
+    for pool in document(listed):
+        options = pool.pop("options")
+        yield from (pool | option for option in options)
 
 
 def _option(option: PurchaseOption, on_demand: Money | None) -> dict[str, Any]:

@@ -104,8 +104,12 @@ class _Parts:
         quote = item_quote(self.stack, self.prices, what)
         months = None
         if quote.amount is not None:
-            each = exactly(self._own_currency(quote, quote.amount))
-            months = {level: each * many for level, many in units.items()}
+            costs = {level: quote.cost(many) for level, many in units.items()}
+            months = {
+                level: exactly(self._own_currency(quote, cost))
+                for level, cost in costs.items()
+                if cost is not None
+            }
         return CostLine(pool, kind, what, months, (quote,))
 
     def _compute(self, pool: Pool, count: Mapping[Level, int], market: Market) -> CostLine:
@@ -165,7 +169,7 @@ def falls_back(pool: Pool, market: Market) -> bool:
 
 def item_quote(stack: Stack, listed: PriceList, what: str) -> Quote:
     """Return the price of a unit other than an instance; the stack file's assumption comes first."""
-    quote = listed.quotes[what]
+    quote = listed.quote(what, stack.region)
     price = stack.budget.assume.get(what)
     return quote if price is None else _assumed(stack, what, price, quote.unit)
 

@@ -95,10 +95,11 @@ def _listed(stack: Stack) -> Iterator[tuple[str, str]]:
             kind = catalog.load().find(name)
             if kind is not None and kind.price is not None:
                 yield name, kind.price.region
-    quotes = prices.load(stack.cloud).quotes
+    listed = prices.load(stack.cloud)
     for what in _items(stack):
-        if quotes[what].amount is not None:
-            yield what, quotes[what].region
+        quote = listed.quote(what, stack.region)
+        if quote.amount is not None:
+            yield what, quote.region
 
 
 def _to_assume(stack: Stack) -> Iterator[str]:

@@ -25,6 +25,7 @@ LISTED = {
     ("AmazonS3", "TimedStorage-ByteHrs"): "0.0230000000",
     ("AmazonEFS", "USE1-TimedStorage-ByteHrs"): "0.3000000000",
     ("AmazonCloudWatch", "USE1-DataProcessing-Bytes"): "0.5000000000",
+    ("AWSDataTransfer", "USE1-DataTransfer-Out-Bytes"): "0.0900000000",
 }
 BESIDE_POOLS = {"t3.medium": "0.0416000000", "c7i.2xlarge": "0.3570000000"}
 # Products that the same filters let through, and that are something else.
@@ -33,10 +34,11 @@ OTHERS = {
     ("AmazonEC2", "EBS:VolumeP-IOPS.gp3"): "0.0050000000",
     ("AmazonEC2", "EBS:SnapshotUsageUnderBilling"): "0.0400000000",
     ("AmazonCloudWatch", "USE1-DataScanned-Bytes"): "0.0050000000",
+    ("AWSDataTransfer", "USE1-USE2-AWS-Out-Bytes"): "0.0100000000",
 }
 
 
-def product(usage: str, amount: str, **attributes: str) -> str:
+def product(usage: str, amount: str, reservations: dict[str, Any] | None = None, **attributes: str) -> str:
     """Return one product of the Price List, with a more expensive second tier."""
     tiers = {
         "A.B.1": {"beginRange": "0", "endRange": "50000", "pricePerUnit": {"USD": amount}},
@@ -45,9 +47,23 @@ def product(usage: str, amount: str, **attributes: str) -> str:
     return json.dumps(
         {
             "product": {"attributes": {"usagetype": usage, "regionCode": REGION, **attributes}},
-            "terms": {"OnDemand": {"A.B": {"priceDimensions": tiers}}},
+            "terms": {"OnDemand": {"A.B": {"priceDimensions": tiers}}, "Reserved": reservations or {}},
         }
     )
+
+
+def reserved(offering: str, payment: str, years: str, amount: str) -> dict[str, Any]:
+    """Return a reservation of an instance."""
+    terms = {"OfferingClass": offering, "PurchaseOption": payment, "LeaseContractLength": years}
+    return {"termAttributes": terms, "priceDimensions": {"A.B.1": {"pricePerUnit": {"USD": amount}}}}
+
+
+RESERVED = {
+    "A": reserved("standard", "No Upfront", "1yr", "0.6000000000"),
+    "B": reserved("standard", "No Upfront", "3yr", "0.4000000000"),
+    "C": reserved("standard", "All Upfront", "1yr", "0.1000000000"),
+    "D": reserved("convertible", "No Upfront", "3yr", "0.2000000000"),
+}
 
 
 def get_products(instances: dict[str, str] | None = None, **changes: str):
@@ -72,7 +88,7 @@ def _matching(
     name = filters.get("instanceType")
     if name is not None:
         if instances.get(name):
-            yield product(f"BoxUsage:{name}", instances[name], marketoption="OnDemand")
+            yield product(f"BoxUsage:{name}", instances[name], RESERVED, marketoption="OnDemand")
             yield product(f"BoxUsage:{name}", "0.001", marketoption="CapacityBlock")
         return
     for (of, usage), amount in {**LISTED, **OTHERS}.items():

@@ -24,6 +24,8 @@ from tests.stacks.aws_account import Account, Refusal
 from tests.stacks.catalog_refresh.price_answers import describe_price, get_products, spot_history
 
 TODAY = datetime.date(2026, 11, 21)
+HERE = "us-east-1"
+PRICES_FILE = command.PRICES
 CATALOG, PRICES = command.CATALOG.read_text(), command.PRICES.read_text()
 
 
@@ -84,6 +86,27 @@ def test_spot_is_asked_for_and_said_with_its_span_and_region(cloud):
 
     assert found.spot == {"g5.xlarge": SpotSpan(Decimal("0.2515"), Decimal("0.2515"))}
     assert found.spot_source.endswith("median and 90th percentile of 90 days, all zones of us-east-1")
+
+
+def test_egress_and_reservations_of_the_region_are_renewed_and_those_of_others_kept(copies, cloud):
+    before = prices.load(Cloud.AWS, PRICES_FILE)
+
+    done = run("--cloud", "aws")
+
+    assert done.exit_code == 0, done.output
+    after = prices.load(Cloud.AWS, copies / "prices.toml")
+    here = {
+        (term, name): price for (region, term, name), price in after.commitments.items() if region == HERE
+    }
+    assert here["one_year", "g5.xlarge"].amount_per_hour == Decimal("0.6")
+    assert here["three_years", "g5.xlarge"].amount_per_hour == Decimal("0.4")
+    assert {here[of, "g5.xlarge"].source for of in ("one_year", "three_years")} == {aws.SOURCE}
+    assert here["capacity_block", "p5.48xlarge"] == before.commitments[HERE, "capacity_block", "p5.48xlarge"]
+    assert after.egress[HERE].cost(Decimal(50001)) == Decimal("0.09") * 50000 + 99
+    elsewhere = before.egress.keys() - {HERE}
+    assert {region: after.egress[region] for region in elsewhere} == {
+        region: before.egress[region] for region in elsewhere
+    }
 
 
 UNTIL = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)

@@ -1,5 +1,7 @@
 """The ways to pay for a pool: break-even hours, interrupted spot, what is unknown, the buyer's file."""
 
+import csv
+import io
 import json
 from decimal import Decimal
 
@@ -54,12 +56,25 @@ def test_a_commitment_pays_from_its_month_by_the_price_of_an_hour_on_demand(tmp_
     assert known["in <our> rack"].break_even(on_demand).quantize(Decimal("0.01")) == Decimal("236.10")
 
 
+def test_what_the_catalog_has_of_the_region_counts_until_the_buyer_s_file_has_another(tmp_path):
+    listed, on_demand = options(two())
+    offered, _ = options(two(), offers(tmp_path))
+
+    # 13.921094 * 730 / 21.957642 = 462.82 hours
+    assert listed["1 year"].break_even(on_demand).quantize(Decimal("0.01")) == Decimal("462.82")
+    assert (
+        "github.com/tsaol/aws-gpu at 7412fd2, data/all_gpu_instances.js, 2026-01-21"
+        in listed["1 year"].source
+    )
+    assert offered["1 year"].source == "your file; paid used or not"
+
+
 def test_a_savings_plan_is_compared_as_the_buyer_s_file_has_it_and_else_unknown(tmp_path):
     known, on_demand = options(two(), offers(tmp_path, FILE.replace("one_year", "savings_plan_one_year")))
 
     assert known["savings plan, 1 year"].month == Money(Decimal("13.20") * 2 * 730, "USD")
     assert known["savings plan, 1 year"].break_even(on_demand).quantize(Decimal("0.01")) == Decimal("438.84")
-    assert (known["1 year"].month, known["savings plan, 3 years"].month) == (None, None)
+    assert (known["3 years"].month, known["savings plan, 3 years"].month) == (None, None)
 
 
 def test_nine_ways_to_pay_have_lines_that_differ():
@@ -68,7 +83,7 @@ def test_nine_ways_to_pay_have_lines_that_differ():
 
 def test_what_nobody_published_is_unknown_and_never_borrowed():
     elsewhere, on_demand = options(
-        two(region="eu-west-1", network={"cidr": "10.0.0.0/16", "zones": ["eu-west-1a", "eu-west-1b"]})
+        two(region="me-south-1", network={"cidr": "10.0.0.0/16", "zones": ["me-south-1a", "me-south-1b"]})
     )
 
     assert on_demand is None
@@ -160,6 +175,17 @@ def test_the_command_compares_and_writes_the_page(tmp_path):
     (train,) = [each for each in json.loads(done.output)["pools"] if each["type"] == TYPE]
     assert {each["name"]: each["break_even_hours"] for each in train["options"]}["1 year"] == "438.84"
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_rows_have_a_way_to_pay_each_and_nothing_where_it_is_unknown():
+    done = CliRunner().invoke(command, ["aws-prod", "--compare", "-o", "csv"])
+
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(io.StringIO(done.output)))
+    (one,) = [row for row in rows if (row["type"], row["name"]) == (TYPE, "1 year")]
+    assert (one["hour"], one["break_even_hours"], one["currency"]) == ("0.00", "462.82", "USD")
+    (three,) = [row for row in rows if (row["type"], row["name"]) == (TYPE, "3 years")]
+    assert (three["month"], three["break_even_hours"], three["at_least"]) == ("", "", "false")
 
 
 @pytest.mark.parametrize(

@@ -127,22 +127,34 @@ def test_more_data_costs_more():
     assert re.search(r"storage .* bucket .* 230\.00", done.output)
 
 
-def test_traffic_to_the_internet_has_no_published_price_and_is_named_where_it_is_asked_for():
-    asked = json.loads(run("aws-dev", "--egress-gb", "500", "--snapshot-gb", "100", "-o", "json").stdout)
-    shown = run("aws-dev", "--egress-gb", "500", "--snapshot-gb", "100")
+def test_traffic_to_the_internet_is_counted_tier_by_tier_where_it_is_asked_for():
+    asked = run("aws-dev", "--egress-gb", "60000", "--snapshot-gb", "100")
 
-    assert asked["unknown"] == ["egress"]
-    assert re.search(r"storage .* snapshot .* 5\.00", shown.output)
-    assert "without these, which have no public price: egress; the sums are minimums" in shown.output
-    assert json.loads(run("aws-dev", "-o", "json").stdout)["unknown"] == []
+    # 10,240 * 0.09 + 40,960 * 0.085 + 8,800 * 0.07
+    assert re.search(r"traffic .* egress .* 5,019\.20", asked.output)
+    assert re.search(r"storage .* snapshot .* 5\.00", asked.output)
+    assert "egress" not in run("aws-dev").output.split("not counted")[0]
+
+
+def in_a_region_without_a_price_of_egress(monkeypatch, **changes):
+    network = {"cidr": "10.0.0.0/16", "zones": ["mx-central-1a"]}
+    monkeypatch.setattr(
+        stack_files, "settings_of", lambda name: stack(region="mx-central-1", network=network, **changes)
+    )
+
+
+def test_a_region_without_a_price_of_egress_takes_that_of_no_other(monkeypatch):
+    in_a_region_without_a_price_of_egress(monkeypatch)
+
+    done = run("test", "--egress-gb", "500", "-o", "json")
+
+    assert json.loads(done.stdout)["unknown"] == ["egress"]
+    assert "without these, which have no public price: egress; the sums are minimums" in done.output
 
 
 def test_a_price_of_egress_may_be_assumed(monkeypatch):
-    monkeypatch.setattr(
-        stack_files,
-        "settings_of",
-        lambda name: stack(budget={"monthly": 5000, "recipients": ["a@b.org"], "assume": {"egress": 0.5}}),
-    )
+    budget = {"monthly": 5000, "recipients": ["a@b.org"], "assume": {"egress": 0.5}}
+    in_a_region_without_a_price_of_egress(monkeypatch, budget=budget)
 
     done = run("test", "--egress-gb", "500")
 

@@ -16,6 +16,8 @@ from gpu_fleet_image.console.poc.measured import Measurement
 SAMPLES, EFFICIENCY, PER_USD, BUS = "samples_per_s", "efficiency", "samples_per_usd", "bus_bandwidth"
 JUDGED_MIB = 1024  # the all-reduce that a limit is about
 SECONDS_PER_HOUR = 3600
+GB_PER_S = ("read", "write", "get", "put", IN_NODE, BETWEEN_NODES)
+UNITS = {"random_read": "IOPS", "random_write": "IOPS"} | dict.fromkeys(GB_PER_S, "GB/s")
 TOLERANCE = 1e-9  # of a figure that is exactly at its limit
 
 
@@ -167,7 +169,9 @@ def _with_verdict(row: ResultRow, key: str, limits: Limits, *, lower_bound: bool
 def _never_measured(key: str, limit: Limit, ranks_per_node: int) -> ResultRow:
     """Return the row of a limit without a figure; one GPU alone has nothing to share inside its instance."""
     subject, _, metric = key.partition(".")
-    row = ResultRow(*(subject, metric, 0, 0, 0, None, ""), least=limit.least, source=limit.source)
+    row = ResultRow(
+        *(subject, metric, 0, 0, 0, None, UNITS.get(metric, "")), least=limit.least, source=limit.source
+    )
     if ranks_per_node == 1 and metric.endswith(IN_NODE):
         return replace(row, reason="an instance has one GPU", absent=True)
     return replace(row, verdict=RowVerdict.UNKNOWN, reason="not measured")

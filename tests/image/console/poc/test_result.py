@@ -1,7 +1,7 @@
 """Limits, verdicts, the document and the page of a POC."""
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -176,6 +176,21 @@ def test_each_limit_that_is_shipped_has_an_address_as_its_source():
 
     assert shipped
     assert all("https://" in limit.source for limit in shipped.values())
+
+
+def test_a_limit_of_a_case_that_nobody_published_is_marked_in_the_file_and_on_the_page():
+    shipped = limits.load(limits.SHIPPED)
+    marked = {key for key, limit in shipped.items() if limit.source.startswith("unverified: ")}
+
+    assert marked == {"resnet50.efficiency_in_node", "gpt2_124m.efficiency_in_node"}
+    poc = replace(result(), rows=tuple(judged(GOOD, shipped, PRICE, 8)))
+    assert result_page.page(poc).count("unverified: ") == len(marked)
+
+
+def test_a_limit_of_what_was_never_measured_keeps_its_unit():
+    rows = judged((), {"scratch.random_read": Limit(3000, "x"), "bucket.get": Limit(0.085, "x")}, PRICE, 8)
+
+    assert [row.unit for row in rows] == ["IOPS", "GB/s"]
 
 
 def test_the_rows_that_instances_print_are_the_rows_that_the_console_reads(capsys):
