@@ -196,6 +196,14 @@ def test_only_the_controller_writes_the_key_and_asks_the_mover(side, queued):
     assert side.may(queued, "gpu-fleet-test-capacity", "GetObject", need)
 
 
+def test_the_time_of_jobs_for_the_chargeback_is_the_controllers_to_write(side, queued):
+    use = f"{side.records}/{keys.stored(keys.QUEUE_USE)}/2026-11-26.json"
+
+    assert side.may(queued, CONTROLLER, "PutObject", use)
+    assert side.may(queued, CONTROLLER, "GetObject", use)
+    assert [side.may(queued, role, "PutObject", use) for role in (NODE, USER)] == [False, False]
+
+
 def test_users_read_of_jobs_here_and_elsewhere_what_the_controller_alone_writes(side, queued, without):
     jobs = f"{side.records}/reaper/queue/jobs.json"
     # whether an instance may come at all, and why none comes

@@ -121,6 +121,7 @@ def of_records(judge: Judge, own: partial[Right]) -> Rights:
         *(f"reaper/handshake/{who}/1/idle.json" for who in (f"{USER}:ada@{SELF}", f"AROA:{SELF}", "dev.i-1")),
         *(
             "reaper/capacity/queue.json",
+            "reaper/queue/use/2026-11-21.json",
             "reaper/capacity/requests/1/users/ada/1.json",
             "reaper/users/dev/i-1.json",
         ),

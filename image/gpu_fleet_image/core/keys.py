@@ -7,6 +7,7 @@ ACCOUNTS = "accounts.json"  # the accounts that instances make
 ACCOUNT_FOLDER = "accounts"  # of the function that reads a directory
 ACCOUNT_NUMBERS = f"{ACCOUNT_FOLDER}/numbers.json"
 QUEUE_JOBS = "queue/jobs.json"  # the queue controller's report of all jobs
+QUEUE_USE = "queue/use"  # a day's object each: the instances' time by job
 QUEUE_NEED = "capacity/queue.json"  # the queue controller's request to the mover
 MOVER_STATE = "capacity/state.json"  # it holds the reason where no instance is launched
 GROWTH = "capacity/growth.json"  # the money left for more instances

@@ -219,9 +219,18 @@ class Policy:
     schema_version: Annotated[int, one_of(1)] = 1
 
     @property
+    def queued(self) -> frozenset[str]:
+        """The pools on whose instances a queue starts jobs."""
+        return frozenset(
+            name
+            for name, pool in self.pools.items()
+            if pool.capacity and pool.capacity.queue_gpus is not None
+        )
+
+    @property
     def has_queue(self) -> bool:
         """True if a queue starts jobs on the stack's instances."""
-        return any(pool.capacity and pool.capacity.queue_gpus is not None for pool in self.pools.values())
+        return bool(self.queued)
 
 
 def load(path: Path) -> Policy:

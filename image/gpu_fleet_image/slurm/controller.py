@@ -17,10 +17,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_image.core import instance_file, keys, paths, queue_file
+from gpu_fleet_image.core import instance_file, job_use, keys, paths, queue_file
 from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import replace_text
+from gpu_fleet_image.core.job_use import DayUse
 from gpu_fleet_image.core.keys import POLICY
 from gpu_fleet_image.core.queue_errors import NotReadyError, PolicyUnreadError
 from gpu_fleet_image.core.queue_need import QUEUE, to_json
@@ -44,6 +45,7 @@ from gpu_fleet_image.slurm.exclusion import KeptAway
 from gpu_fleet_image.slurm.job_records import JobRecords
 from gpu_fleet_image.slurm.refusals import Refusals, described
 from gpu_fleet_image.slurm.sizes import NodeSize, QueuePool
+from gpu_fleet_image.slurm.use_record import UseRecord
 
 FOLDER = Path("/etc/slurm")
 # In Debian's slurm-wlm-basic-plugins; slurmctld does not start if a named plugin is missing.
@@ -132,6 +134,7 @@ class ControllerWatch:
         keep: writes the record of all jobs, for users.
         written: the last record, of this controller or the one before.
         limits: returns each team's limits.
+        use: records the jobs' time for chargeback; None for no record.
         ask: calls Slurm.
     """
 
@@ -143,6 +146,7 @@ class ControllerWatch:
     written: JobRecords | None = None
     ask: slurm.Run = slurm.run
     limits: Callable[[], Mapping[str, TeamLimits]] = dict
+    use: UseRecord | None = None
     _missed: dict[str, int] = field(default_factory=dict)
     _gone_since: dict[str, datetime] = field(default_factory=dict)
     _unread: bool = False  # slurmctld has not read the latest configuration yet
@@ -184,6 +188,8 @@ class ControllerWatch:
         demand = self._count(left, said, pools, teams, excluded=excluded, now=now) if pools else None
         self.written = job_records.after(self.written, described(said.jobs, demand), now)
         self.keep(job_records.to_json(self.written))
+        if self.use is not None:
+            self.use.note(said.jobs, now)
 
     def _count(
         self,
@@ -305,6 +311,18 @@ def kept_records(store: Store) -> JobRecords | None:
             raise
         LOG.info("event=queue-books-new reason=%r", str(error))
         return None
+
+
+def kept_use(store: Store, day: str) -> DayUse:
+    """Return an earlier controller's record of a day; empty if there is none to read. Raises CloudError."""
+    try:
+        return DayUse(day, job_use.load(store, day) or {})
+    except CloudError as error:
+        # S3 replies "denied" for a missing object to a role that may not list
+        if error.code not in (*DENIED, "Malformed"):
+            raise
+        LOG.info("event=queue-use-new day=%s reason=%r", day, str(error))
+        return DayUse(day)
 
 
 def keep_accounts(store: Store, kept: KeptAccounts, tried: set[str], ask: slurm.Run = slurm.run) -> bool:
@@ -437,6 +455,7 @@ def watch() -> None:
         lambda content: store.put(job_records.JOBS, content),
         kept_records(store),
         limits=lambda: limits_of(store),
+        use=UseRecord(lambda day: kept_use(store, day), store.put),
     )
     accounts_at_s, tried = float("-inf"), set[str]()
     while True:

@@ -215,7 +215,7 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
     read = (
         keys.stored(keys.POLICY),
         keys.stored(keys.ACCOUNTS),
-        *map(keys.stored, (keys.QUEUE_JOBS, keys.GROWTH)),
+        *map(keys.stored, (keys.QUEUE_JOBS, f"{keys.QUEUE_USE}/*", keys.GROWTH)),
         f"{built.PREFIX}/*",
     )
     return policies.document(
@@ -227,7 +227,7 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
             ["oss:PutObject"],
             [
                 pulumi.Output.concat(records, f"/{key}")
-                for key in map(keys.stored, (keys.QUEUE_NEED, keys.QUEUE_JOBS))
+                for key in map(keys.stored, (keys.QUEUE_NEED, keys.QUEUE_JOBS, f"{keys.QUEUE_USE}/*"))
             ],
         ),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),

@@ -3,12 +3,13 @@
 import json
 from copy import deepcopy
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_fleet_image.core import job_use
 from gpu_fleet_image.core.keys import GROWTH
 from gpu_fleet_image.core.queue_errors import PolicyUnreadError, SlurmError
 from gpu_fleet_image.core.store import StoredObject
@@ -16,6 +17,7 @@ from gpu_fleet_image.slurm import configuration, controller, slurm
 from gpu_fleet_image.slurm.accounting import TeamLimits
 from gpu_fleet_image.slurm.configuration import Cluster
 from gpu_fleet_image.slurm.sizes import NodeSize, QueuePool
+from gpu_fleet_image.slurm.use_record import UseRecord
 from tests.image.slurm.test_answers import SAID, TWO
 from tests.image.slurm.test_slurm import NODE
 
@@ -77,9 +79,9 @@ class Site:
             changed["excluded_nodes"] = text.partition("excnodelist=")[2]
         return ""
 
-    def look(self, times: int = 1) -> None:
-        for _ in range(times):
-            self.watch.once(NOW)
+    def look(self, times: int = 1, every: timedelta = timedelta()) -> None:
+        for number in range(times):
+            self.watch.once(NOW + number * every)
 
 
 def test_what_waits_is_said_to_the_mover():
@@ -88,6 +90,18 @@ def test_what_waits_is_said_to_the_mover():
     site.look()
 
     assert site.said[0]["pools"] == {"train": {"standing": 0, "jobs": [2]}}
+
+
+def test_what_jobs_used_is_recorded_for_the_chargeback_by_slurms_own_json():
+    written = {}
+    running = {**TWO, "job_state": "RUNNING", "nodes": "i-[1-2]", "user_name": "ada", "name": "a/b=\nStart=0"}
+    site = Site(nodes={"i-1": "ALLOCATED", "i-2": "ALLOCATED"}, jobs=[running])
+    site.watch.use = UseRecord(job_use.DayUse, written.__setitem__)
+
+    site.look(times=21, every=timedelta(seconds=15))
+
+    used = {"ada/a/b=?Start=0": 300.0}
+    assert written["queue/use/2026-11-23.json"]["instances"] == {"i-1": used, "i-2": used}
 
 
 @pytest.mark.parametrize("state", ["shutting-down", "terminated", "stopping", "stopped"])

@@ -16,16 +16,20 @@ from gpu_fleet_image.controllers.meter.chargeback import Attribution, RunSpan
 from gpu_fleet_image.controllers.meter.meter_state import Day
 from gpu_fleet_image.controllers.meter.team_budgets import teams_of
 from gpu_fleet_image.core import cloud as clouds
+from gpu_fleet_image.core import job_use
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import LEDGER_URI
+from gpu_fleet_image.core.job_use import Used
 from gpu_fleet_image.core.place import Asked, Place, Subject, account_of
-from gpu_fleet_image.core.reaper_errors import ConfigurationError
+from gpu_fleet_image.core.policy import Policy
+from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import OVER, RUNS, STATE, state_of
 from gpu_fleet_image.core.shared_options import note
 from gpu_fleet_image.core.store import Store, objects_below
 from gpu_fleet_image.core.times import parse_time
 
 FOCUS = "focus"
+OF_JOBS = ("owner", "team", "run")  # rows that need the record of the queue's jobs
 _PARTS = len(("account", "pool", "run", "instance", STATE))  # of a report's key, below RUNS
 
 
@@ -110,7 +114,10 @@ def text_of(wanted: RowsWanted, meant: Subject, asked: Asked, store: Store, mont
         return bill_match.as_text(bill_match.by_pool(matched) if wanted.by else matched, wanted.form)
     if wanted.by:
         return rows(meant, store, record, wanted.by, wanted.form, now=now)
-    charges = focus.rows(record.days, record.cost, meant.policy, account(meant, asked), teams_of(store))
+    jobs = jobs_of(meant.policy, store, record)
+    charges = focus.rows(
+        record.days, record.cost, meant.policy, account(meant, asked), teams=teams_of(store), jobs=jobs
+    )
     return focus.as_csv(charges)
 
 
@@ -125,7 +132,10 @@ def rows(meant: Subject, store: Store, record: MonthRecord, by: str, form: str, 
     budget = meant.policy.budget
     gpus = budget.gpus_of_pools() if budget else {}
     attribution = Attribution(
-        teams_of(store) if by == "team" else {}, runs_of(meant, record, now) if by == "run" else {}
+        teams_of(store) if by == "team" else {},
+        runs_of(meant, record, now) if by == "run" else {},
+        jobs_of(meant.policy, store, record) if by in OF_JOBS else {},
+        meant.policy.queued,
     )
     charges = chargeback.charges(
         record.days, record.computing, by, gpus, record.cost, attribution=attribution
@@ -133,6 +143,31 @@ def rows(meant: Subject, store: Store, record: MonthRecord, by: str, form: str, 
     begin = datetime.strptime(record.name, "%Y-%m").replace(tzinfo=UTC)
     work = chargeback.work_of(attribution.runs, begin) if by == "run" else None
     return chargeback.as_text(charges, by, meant.policy.currency, form, work)
+
+
+def jobs_of(policy: Policy, store: Store, record: MonthRecord) -> dict[str, Used]:
+    """Return day -> the time of the queue's jobs; a warning on standard error names days without a record.
+
+    Raises:
+        CloudError: the bucket could not be read.
+    """
+    if not policy.has_queue:
+        return {}
+    jobs, missing = {}, []
+    for day in record.days:
+        try:
+            used = job_use.load(store, day.name)
+        except CloudError as error:
+            if error.code != "Malformed":
+                raise
+            used = None
+        if used is not None:
+            jobs[day.name] = used
+        elif not policy.queued.isdisjoint(share.instance.pool for share in day.instances.values()):
+            missing.append(day.name)
+    if missing:
+        note(f"warning: no readable record of the queue's jobs of {', '.join(missing)}: it is unknown whose")
+    return jobs
 
 
 def runs_of(meant: Subject, record: MonthRecord, now: datetime) -> dict[str, list[RunSpan]]:

@@ -1,10 +1,11 @@
 """A month of the meter as rows of FOCUS 1.2, the FinOps Open Cost and Usage Specification. Pure.
 
-One row for each instance and day, and for what no instance had: disks of stopped instances, each unused
-reservation, what all pools share. Costs keep the meter's nine digits: they add up to the meter without
-rounding. The meter counts list prices, and on spot the market's: all four costs of a row are the same, and no
-column has a unit price or a SKU. Columns: github.com/FinOps-Open-Cost-and-Usage-Spec/FOCUS_Spec, tag v1.2, by
-the rules of ``focus-validator`` 2.2.1 (model 1.2.0.1).
+One row for each instance, day and account that had it, and for what no instance had: disks of stopped
+instances, each unused reservation, what all pools share. Costs keep the meter's nine digits: they add up to
+the meter without rounding. The meter counts list prices, and on spot the market's: all four costs of a row
+are the same, and no column has a unit price or a SKU. Columns: tag v1.2 of
+github.com/FinOps-Open-Cost-and-Usage-Spec/FOCUS_Spec, by the rules of ``focus-validator`` 2.2.1 (model
+1.2.0.1).
 """
 
 import csv
@@ -16,9 +17,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from gpu_fleet_image.controllers.meter.meter import DAY, SHARED
+from gpu_fleet_image.controllers.meter.chargeback import owners
+from gpu_fleet_image.controllers.meter.meter import DAY, SHARED, SMALLEST
 from gpu_fleet_image.controllers.meter.meter_state import SECONDS_PER_HOUR, Day, DayShare, Unused
 from gpu_fleet_image.core.holds import account_named
+from gpu_fleet_image.core.job_use import Used
 from gpu_fleet_image.core.model import TAG_OWNER, TAG_POOL, TAG_STACK
 from gpu_fleet_image.core.policy import Policy
 
@@ -66,6 +69,7 @@ class _Month:
     account: str
     begin: datetime
     teams: Mapping[str, str]
+    jobs: Mapping[str, Used]
 
     @property
     def end(self) -> datetime:
@@ -103,7 +107,9 @@ def rows(
     month_cost: Decimal | None,
     policy: Policy,
     account: str,
+    *,
     teams: Mapping[str, str],
+    jobs: Mapping[str, Used],
 ) -> Iterator[Row]:
     """Yield column -> text for each charge of a month, without the columns that are null.
 
@@ -112,9 +118,10 @@ def rows(
         month_cost: the meter's cost of the whole month; None for the sum of the days.
         account: id of the account that pays.
         teams: owner -> team.
+        jobs: day -> the time of the queue's jobs on each instance.
     """
     ordered = sorted(days, key=lambda day: day.date)
-    month = _Month(policy, account, ordered[0].date.replace(day=1), teams)
+    month = _Month(policy, account, ordered[0].date.replace(day=1), teams, jobs)
     counted = sum((day.cost for day in ordered), Decimal(0))
     if month_cost is not None and month_cost != counted:
         text = "metered before the days on record"
@@ -131,7 +138,7 @@ def _of_day(month: _Month, day: Day) -> Iterator[Row]:
     rest: dict[str, Decimal] = defaultdict(Decimal, day.costs)
     for key, share in sorted(day.instances.items()):
         rest[share.instance.pool] -= share.cost
-        yield _of_instance(month, day, key, share)
+        yield from _of_instance(month, day, key, share)
     for pool, reservation, unused in _unused(day):
         rest[pool] -= unused.cost
         text = f"{reservation or 'the reservation'} of {pool}, unused"
@@ -153,15 +160,21 @@ def _unused(day: Day) -> Iterator[tuple[str, str, Unused]]:
             yield pool, reservation, unused
 
 
-def _of_instance(month: _Month, day: Day, key: str, share: DayShare) -> Row:
+def _of_instance(month: _Month, day: Day, key: str, share: DayShare) -> Iterator[Row]:
+    """Yield a row for each account that had the instance; the last one has what rounding leaves."""
     instance = share.instance
     market = " on spot" if instance.spot else ""
-    tags = {TAG_POOL: instance.pool, TAG_OWNER: instance.owner}
-    tags[TAG_TEAM] = month.teams.get(account_named(instance.owner), "")
-    row = month.row(share.cost, day.date, day.date + DAY, f"{instance.type}{market} and its disks", **tags)
-    hours = Decimal(share.seconds) / SECONDS_PER_HOUR
-    used = _used(hours, "Dynamic" if instance.spot else "Standard")
-    return row | used | {"ResourceId": key, "ResourceName": key, "ResourceType": "Instance"}
+    category = "Dynamic" if instance.spot else "Standard"
+    text, named = f"{instance.type}{market} and its disks", {"ResourceId": key, "ResourceName": key}
+    parts = owners(day, key, share, month.jobs)
+    cost, hours = share.cost, Decimal(share.seconds) / SECONDS_PER_HOUR
+    for index, (owner, part) in enumerate(parts, 1):
+        own = cost if index == len(parts) else (share.cost * part).quantize(SMALLEST)
+        cost -= own
+        tags = {TAG_POOL: instance.pool, TAG_OWNER: owner}
+        tags[TAG_TEAM] = month.teams.get(account_named(owner), "")
+        row = month.row(own, day.date, day.date + DAY, text, **tags)
+        yield row | _used(hours * part, category) | named | {"ResourceType": "Instance"}
 
 
 def _used(hours: Decimal, category: str) -> Row:

@@ -3,12 +3,13 @@
 Costs without an instance (disks of stopped ones, unused reservations, what all pools share) have rows of
 their own, so that the rows add up to the meter. Cents are assigned by the largest remainder.
 
-The meter knows owners. ``Attribution`` has what it does not know: teams, and when runs had which instance.
+The meter knows owners. ``Attribution`` has what it does not know: teams, when runs had which instance, and
+the time that the queue's jobs had on it.
 """
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from decimal import ROUND_FLOOR, Decimal
@@ -17,6 +18,7 @@ from gpu_fleet_image.controllers.meter.meter import DAY, SHARED, SMALLEST
 from gpu_fleet_image.controllers.meter.meter_state import SECONDS_PER_HOUR, Day, DayShare, MeterReading
 from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.holds import account_named
+from gpu_fleet_image.core.job_use import Used, account_of
 from gpu_fleet_image.core.roster import NO_TEAM
 
 CENT = Decimal("0.01")
@@ -50,10 +52,14 @@ class Attribution:
     Attributes:
         teams: owner -> team.
         runs: instance id -> its runs.
+        jobs: day -> instance id -> job of the queue -> seconds; a day without a record is missing.
+        queued: pools of the queue.
     """
 
     teams: Mapping[str, str] = field(default_factory=dict)
     runs: Mapping[str, Sequence[RunSpan]] = field(default_factory=dict)
+    jobs: Mapping[str, Used] = field(default_factory=dict)
+    queued: Container[str] = ()
 
 
 @dataclass(frozen=True)
@@ -102,26 +108,71 @@ Parts = Sequence[tuple[str, Decimal]]  # name of a row, its share of an instance
 def _runs(day: Day, key: str, share: DayShare, attribution: Attribution) -> Parts:
     """Return the runs of an instance's day by their seconds, and last the time without a run.
 
-    Runs that shared the instance share its day.
+    Runs that shared the instance share its day. Jobs of the queue count by the queue's own record.
     """
+    owner = share.instance.owner
+    rest = f"({owner}, no run)" if owner else _unowned(day, share, attribution, "(nobody, no run)")
+    had, left = of_jobs(day, key, share, attribution.jobs)
+    if had:
+        return [*had, (rest, left)] if left else had
     seconds: Counter[str] = Counter()
     for run in attribution.runs.get(key, ()):
         inside = min(run.end, day.date + DAY) - max(run.begin, day.date)
         seconds[run.name] += max(0, int(inside.total_seconds()))
     idle = max(0, share.seconds - seconds.total())
     if idle or not seconds.total():
-        seconds[f"({share.instance.owner or NOBODY}, no run)"] = idle or 1
+        seconds[rest] = idle or 1
     return [(name, Decimal(spent) / seconds.total()) for name, spent in seconds.items() if spent]
 
 
-def _team(share: DayShare, attribution: Attribution) -> str:
-    owner = share.instance.owner
-    return attribution.teams.get(account_named(owner)) or (f"({owner}, no team)" if owner else NOBODY)
+def of_jobs(day: Day, key: str, share: DayShare, jobs: Mapping[str, Used]) -> tuple[Parts, Decimal]:
+    """Return the parts of an instance's day that jobs of the queue had, and what they left of it."""
+    used = jobs.get(day.name, {}).get(key, {})
+    seconds = {name: Decimal(str(spent)) for name, spent in used.items() if spent}
+    counted = sum(seconds.values(), Decimal(0))
+    if not counted:
+        return (), Decimal(1)
+    whole = max(counted, Decimal(share.seconds))
+    return [(name, spent / whole) for name, spent in seconds.items()], (whole - counted) / whole
+
+
+def owners(day: Day, key: str, share: DayShare, jobs: Mapping[str, Used]) -> Parts:
+    """Return the parts of an instance's day by account; its owner, who may be empty, has what jobs left."""
+    had, left = of_jobs(day, key, share, jobs)
+    parts: dict[str, Decimal] = defaultdict(Decimal)
+    for name, part in had:
+        parts[account_of(name)] += part
+    if left:
+        parts[share.instance.owner] += left
+    return list(parts.items())
+
+
+def _unowned(day: Day, share: DayShare, attribution: Attribution, nobody: str = NOBODY) -> str:
+    """Return the row of time that neither an owner nor a job had."""
+    pool = share.instance.pool
+    if pool not in attribution.queued:
+        return nobody
+    return f"(pool {pool}, {'no job' if day.name in attribution.jobs else 'jobs unknown'})"
+
+
+def _owners(day: Day, key: str, share: DayShare, attribution: Attribution) -> Parts:
+    parts = owners(day, key, share, attribution.jobs)
+    return [(owner or _unowned(day, share, attribution), part) for owner, part in parts]
+
+
+def _teams(day: Day, key: str, share: DayShare, attribution: Attribution) -> Parts:
+    """Return the teams of the accounts that had the instance; their parts may have one name."""
+    parts = owners(day, key, share, attribution.jobs)
+    return [(_team(owner, attribution) or _unowned(day, share, attribution), part) for owner, part in parts]
+
+
+def _team(owner: str, attribution: Attribution) -> str:
+    return attribution.teams.get(account_named(owner)) or (f"({owner}, no team)" if owner else "")
 
 
 BY: dict[str, Callable[[Day, str, DayShare, Attribution], Parts]] = {
-    "owner": lambda _, __, share, ___: [(share.instance.owner or NOBODY, Decimal(1))],
-    "team": lambda _, __, share, attribution: [(_team(share, attribution), Decimal(1))],
+    "owner": _owners,
+    "team": _teams,
     "run": _runs,
     "pool": lambda _, __, share, ___: [(share.instance.pool, Decimal(1))],
     "instance": lambda _, key, __, ___: [(key, Decimal(1))],
@@ -149,15 +200,18 @@ class Charge:
         return Charge(self.name, *sums)
 
 
-def team_costs(day: Day, teams: Mapping[str, str]) -> dict[str, Decimal]:
-    """Return team, or ``NO_TEAM``, -> cost of its members' instances of a day, not rounded.
+def team_costs(day: Day, teams: Mapping[str, str], used: Used | None = None) -> dict[str, Decimal]:
+    """Return team, or ``NO_TEAM``, -> cost of its members' instances and jobs of a day, not rounded.
 
     Args:
         teams: account -> team.
+        used: the time of the queue's jobs; None for no record.
     """
+    jobs = {day.name: used or {}}
     costs: dict[str, Decimal] = defaultdict(Decimal)
-    for share in day.instances.values():
-        costs[teams.get(account_named(share.instance.owner), NO_TEAM)] += share.cost
+    for key, share in day.instances.items():
+        for owner, part in owners(day, key, share, jobs):
+            costs[teams.get(account_named(owner), NO_TEAM)] += share.cost * part
     return dict(costs)
 
 

@@ -1,10 +1,12 @@
 """Budgets of teams: the cost of each team this month, and the teams that start nothing more.
 
-A team pays for the instances of its members. The sweep counts, once a budget names a team, and writes
-``team-budgets.json``. The mover and the queue's controller follow it: a frozen team
-takes no instance and starts no job of the queue. Other teams go on, and what it holds stays and may be used.
+A team pays for the instances of its members, and for the time of their jobs in the queue. The sweep counts,
+once a budget names a team, and writes ``team-budgets.json``. The mover and the queue's controller follow it: a
+frozen team takes no instance and starts no job of the queue. Other teams go on, and what it holds stays and may
+be used.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -14,8 +16,8 @@ from typing import Any
 from gpu_fleet_image.controllers.meter import chargeback, daily_report
 from gpu_fleet_image.controllers.meter.freezer import RECORDS, Actor
 from gpu_fleet_image.controllers.meter.meter import DAY
-from gpu_fleet_image.controllers.meter.meter_state import MeterReading
-from gpu_fleet_image.core import keys, roster
+from gpu_fleet_image.controllers.meter.meter_state import Day, MeterReading
+from gpu_fleet_image.core import job_use, keys, roster
 from gpu_fleet_image.core.budget_policy import FREEZE, BudgetPolicy, TeamBudget
 from gpu_fleet_image.core.calls import Failure
 from gpu_fleet_image.core.cloud import SweepCloud
@@ -25,6 +27,7 @@ from gpu_fleet_image.core.roster import NO_TEAM
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_time
 
+LOG = logging.getLogger(__name__)
 KEY = "team-budgets.json"
 SCHEMA_VERSION = 1
 _SWEEP = Actor("sweep", "by the team's budget")
@@ -164,10 +167,10 @@ def settle(cloud: SweepCloud, policy: Policy, reading: MeterReading, *, act: boo
     before, version = read(store, reading.until)
     teams = teams_of(store)
     closed = {
-        day: before.days[day] if day in before.days else _of_day(store, day, teams)
+        day: before.days[day] if day in before.days else _of_day(store, day, teams, policy)
         for day in _closed(reading)
     }
-    today = chargeback.team_costs(reading.day, teams)
+    today = _costs_of(store, reading.day, teams, policy)
     after = replace(follow(before, {**closed, reading.day.name: today}, budget), days=closed)
     if store.move_on(KEY, after.to_json(), version) is None:
         return []  # another sweep counted at the same time
@@ -186,10 +189,23 @@ def _closed(reading: MeterReading) -> Iterable[str]:
     return [f"{first + number * DAY:%Y-%m-%d}" for number in range((reading.day.date - first).days)]
 
 
-def _of_day(store: Store, name: str, teams: Mapping[str, str]) -> dict[str, Decimal]:
+def _of_day(store: Store, name: str, teams: Mapping[str, str], policy: Policy) -> dict[str, Decimal]:
     """Return team -> cost of a recorded day; empty for one that was not metered."""
     day = daily_report.load_metered(store, name)
-    return {} if day is None else chargeback.team_costs(day, teams)
+    return {} if day is None else _costs_of(store, day, teams, policy)
+
+
+def _costs_of(store: Store, day: Day, teams: Mapping[str, str], policy: Policy) -> dict[str, Decimal]:
+    """Return team -> cost of a day; without a readable record of the queue's jobs they are of no team."""
+    used = None
+    if policy.has_queue:
+        try:
+            used = job_use.load(store, day.name)
+        except CloudError as error:
+            if error.code != "Malformed":
+                raise
+            LOG.error("event=queue-use-unread day=%s reason=%r", day.name, str(error))
+    return chargeback.team_costs(day, teams, used)
 
 
 def teams_of(store: Store) -> dict[str, str]:

@@ -58,7 +58,8 @@ def text() -> str:
         begin = NOON.replace(day=2 + number, hour=0)
         unused = {"dev": {"cr-1": Unused(7200, Decimal("0.25"))}}
         days.append(Day(begin, costs, {f"i-{number}": mine, "i-z": free}, unused=unused))
-    return focus.as_csv(focus.rows(days, MONTH_COST, POLICY, ACCOUNT, {"ada": "vision"}))
+    jobs = {"2026-11-03": {"i-1": {"bob/wrap": 100.0, "ada/gpt": 20_000.0}}}
+    return focus.as_csv(focus.rows(days, MONTH_COST, POLICY, ACCOUNT, teams={"ada": "vision"}, jobs=jobs))
 
 
 def read() -> list[dict[str, str]]:
@@ -79,7 +80,7 @@ def test_every_column_has_an_allowed_value_or_may_be_null():
 
 
 def test_an_instance_s_row_names_who_pays_for_it():
-    (row,) = [row for row in read() if row["ResourceId"] == "i-1"]
+    (row,) = [row for row in read() if row["ResourceId"] == "i-0"]
 
     assert json.loads(row["Tags"]) == {
         "gpu-fleet:owner": "ada",
@@ -87,8 +88,19 @@ def test_an_instance_s_row_names_who_pays_for_it():
         "gpu-fleet:stack": "test",
         "gpu-fleet:team": "vision",
     }
-    assert (row["PricingCategory"], row["PricingQuantity"]) == ("Dynamic", "23.999722222")
+    assert (row["PricingCategory"], row["PricingQuantity"]) == ("Standard", "23.999722222")
     assert (row["BillingAccountId"], row["RegionId"]) == (ACCOUNT, REGION)
+
+
+def test_an_instance_on_which_others_had_jobs_has_a_row_for_each():
+    rows = {json.loads(row["Tags"])["gpu-fleet:owner"]: row for row in read() if row["ResourceId"] == "i-1"}
+
+    assert {owner: row["PricingQuantity"] for owner, row in rows.items()} == {
+        "bob": "0.027777778",
+        "ada": "23.971944444",
+    }
+    assert sum(Decimal(row["BilledCost"]) for row in rows.values()) == Decimal("24.623715")
+    assert {row["PricingCategory"] for row in rows.values()} == {"Dynamic"}
 
 
 def python() -> str:
@@ -137,6 +149,6 @@ def test_the_validator_of_focus_accepts_the_rows(tmp_path):
 def test_the_days_of_a_month_s_last_day_end_with_the_month():
     day = Day((NOON + timedelta(days=9)).replace(hour=0), {SHARED: Decimal(1)})
 
-    (row,) = focus.rows([day], None, POLICY, ACCOUNT, {})
+    (row,) = focus.rows([day], None, POLICY, ACCOUNT, teams={}, jobs={})
 
     assert row["ChargePeriodEnd"] == row["BillingPeriodEnd"] == "2026-12-01T00:00:00Z"

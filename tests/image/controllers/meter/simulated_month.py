@@ -13,7 +13,9 @@ from itertools import pairwise
 
 from gpu_fleet_image.controllers.meter.meter import advance, with_spot_prices
 from gpu_fleet_image.controllers.meter.meter_state import Day, MeterReading
+from gpu_fleet_image.core import job_use
 from gpu_fleet_image.core.budget_policy import BudgetPolicy
+from gpu_fleet_image.core.job_use import DayUse, RunningJob, Used
 from gpu_fleet_image.core.model import Instance, Inventory
 from tests.image.controllers.metered import budget, make_instance, prices
 
@@ -77,6 +79,25 @@ def lives(seed: int, count: int = 60) -> list[Life]:
             runs.append((again, again + timedelta(hours=3)))
         made.append(Life(f"i-{number}", pool, tuple(runs)))
     return made
+
+
+def jobs(known: list[Life], seed: int) -> dict[str, Used]:
+    """Return each day's record of the queue, whose instances are those held; a poll a minute."""
+    chance = random.Random(seed + 2)
+    days: dict[str, DayUse] = {}
+    for life in known:
+        for begin, end in life.runs if life.pool == "held" else ():
+            now = begin
+            while now < end:
+                until = min(end, now + timedelta(minutes=chance.randrange(30, 600)))
+                names = chance.sample(["eve/gpt", "bob/wrap"], chance.randrange(3))
+                while now < until:
+                    passed = min(until - now, timedelta(minutes=1))
+                    day = job_use.day_of(now)
+                    running = [RunningJob(name, (life.name,), 1) for name in names]
+                    days[day] = job_use.after(days.get(day, DayUse(day)), running, passed.total_seconds())
+                    now += passed
+    return {day: use.used for day, use in days.items()}
 
 
 def exact(known: list[Life]) -> Decimal:

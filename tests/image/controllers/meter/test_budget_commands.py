@@ -26,6 +26,8 @@ from tests.image.moto_fleet import (
     write_policy,
 )
 
+QUEUED = {"groups": ["dev"], "max_size": 4, "queue_gpus": 1}
+
 
 @pytest.fixture
 def fleet(monkeypatch):
@@ -38,11 +40,11 @@ def fleet(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Return a function that runs ``gpu-reaper`` under a policy with a given budget."""
+    """Return a function that runs ``gpu-reaper`` under a policy with a given budget, and a queue or none."""
     set_clock(monkeypatch, NOW)
 
-    def invoke(*arguments, **budget):
-        pools = {"dev": pool_policy(idle_after_hours=200)}
+    def invoke(*arguments, queued=False, **budget):
+        pools = {"dev": pool_policy(idle_after_hours=200, **({"capacity": QUEUED} if queued else {}))}
         path = write_policy(tmp_path / "policy.json", pools=pools, budget=budget_json(**budget))
         return CliRunner().invoke(main, [*arguments, "--policy", str(path)])
 
@@ -121,9 +123,9 @@ def test_unfreeze_where_nothing_is_frozen_says_so(fleet, run):
     assert run("unfreeze", "--reason", "just in case").output == "nothing is frozen\n"
 
 
-def day_of_ada() -> Day:
+def day_of_ada(owner="ada") -> Day:
     """Return yesterday, on which one instance ran all day."""
-    instance = MeteredInstance("dev", "ada", "g5.xlarge", 1, Decimal("1.026"))
+    instance = MeteredInstance("dev", owner, "g5.xlarge", 1, Decimal("1.026"))
     yesterday = (NOW - timedelta(days=1)).replace(hour=0, minute=0, second=0)
     return Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": DayShare(instance, 86_400, Decimal("24.62"))})
 
@@ -240,6 +242,27 @@ def test_a_month_is_charged_to_runs_and_teams_as_the_bucket_knows_them(fleet, ru
     assert ",24.62,USD,49240,,2000.0,\n" in by_run.output, "samples, and how many for a dollar"
     assert "\nvision,24.00," in by_team.output
     assert '""gpu-fleet:team"": ""vision""' in as_focus.output
+
+
+def test_the_jobs_of_a_queue_are_charged_to_their_users_and_an_unknown_day_is_named(fleet, run):
+    day = day_of_ada(owner="")
+    use = {"schema_version": 1, "day": day.name, "instances": {"i-1": {"bob/digits": 43_200.0}}}
+    for key, content in (
+        (f"reaper/days/{day.date:%Y/%m}/{day.name}.json", day.to_json()),
+        (f"reaper/queue/use/{day.name}.json", use),
+    ):
+        client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(content))
+    asked = ("report", "--month", f"{NOW:%Y-%m}", "--by", "run")
+
+    known = run(*asked, queued=True)
+    client("s3").put_object(Bucket=BUCKET, Key=f"reaper/queue/use/{day.name}.json", Body=b'{"instances": 1}')
+    damaged = run(*asked, queued=True)
+
+    assert "\nbob/digits,12.00," in known.output
+    assert '\n"(pool dev, no job)",12.00,' in known.output
+    assert "the queue's jobs" not in known.output
+    assert '\n"(pool dev, jobs unknown)",24.00,' in damaged.output
+    assert f"warning: no readable record of the queue's jobs of {day.name}" in damaged.output
 
 
 def test_a_bill_is_compared_and_one_of_another_account_refused(fleet, run, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_fleet_image.console.operators import focus
 from gpu_fleet_image.console.operators.waste import NO_INSTANCE, sum_up
 from gpu_fleet_image.controllers.meter.chargeback import (
     BY,
@@ -26,6 +27,7 @@ from gpu_fleet_image.controllers.meter.chargeback import (
 )
 from gpu_fleet_image.controllers.meter.meter import SHARED, advance
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance, Unused
+from tests.image.console.operators.test_focus import POLICY
 from tests.image.controllers.metered import HOUR, NOON, at_noon, budget, fleet, make_instance
 
 MIDNIGHT = NOON.replace(hour=0)
@@ -112,6 +114,56 @@ def test_a_team_pays_for_its_people_and_who_has_none_is_named():
     assert {row.name for row in found} == {"vision", "(bob, no team)", "nobody", "(shared)"}
 
 
+QUEUED = Attribution(
+    teams={"ada": "vision"},
+    jobs={"2026-11-21": {"i-1": {"ada/gpt": 21_600.0, "bob/wrap": 43_200.0}}},
+    queued={"train"},
+)
+
+
+@pytest.mark.parametrize(
+    ("by", "rows"),
+    [
+        ("owner", {"bob": 12, "ada": 6, "(pool train, no job)": 30}),
+        ("team", {"(bob, no team)": 12, "vision": 6, "(pool train, no job)": 30}),
+        ("run", {"bob/wrap": 12, "ada/gpt": 6, "(pool train, no job)": 30}),
+        ("pool", {"train": 48}),
+        ("instance", {"i-1": 24, "i-2": 24}),
+    ],
+)
+def test_jobs_pay_for_their_time_and_that_without_one_is_the_pools(by, rows):
+    held = {name: share(pool="train", owner="") for name in ("i-1", "i-2")}
+    whole = Day(MIDNIGHT, {"train": Decimal(48)}, held)
+
+    found = charges([whole], {}, by, {}, attribution=QUEUED)
+
+    assert {row.name: row.cost for row in found} == rows
+    assert sum(row.rented for row in found) == 2 * 24 * 8
+
+
+@pytest.mark.parametrize("by", ["owner", "team", "run"])
+def test_a_day_without_a_record_of_jobs_is_unknown_and_not_idle(by):
+    whole = Day(MIDNIGHT, {"train": Decimal(24)}, {"i-1": share(pool="train", owner="")})
+
+    (row,) = charges([whole], {}, by, {}, attribution=replace(QUEUED, jobs={}))
+
+    assert (row.name, row.cost) == ("(pool train, jobs unknown)", 24)
+
+
+def test_jobs_on_an_instance_that_somebody_took_leave_them_the_rest():
+    found = charges([day({"i-1": share(owner="eve")}, shared="0")], {}, "run", {}, attribution=QUEUED)
+
+    assert {row.name: row.cost for row in found} == {"ada/gpt": 6, "bob/wrap": 12, "(eve, no run)": 6}
+
+
+def test_a_team_pays_for_the_jobs_of_its_people():
+    held = day({"i-1": share(owner=""), "i-2": share(owner="ada")})
+
+    costs = team_costs(held, QUEUED.teams, QUEUED.jobs["2026-11-21"])
+
+    assert costs == {"vision": 30, "no-team": 18}
+
+
 def test_who_logs_in_by_an_address_is_in_the_team_of_their_account():
     held = day({"i-1": share(owner="Ada@lab.example"), "i-2": share(owner="bob")})
 
@@ -130,8 +182,12 @@ MINUTES = st.integers(-1500, 5000)
     COSTS,
     st.sampled_from(sorted(BY)),
     st.lists(st.tuples(st.integers(0, 5), MINUTES, MINUTES), max_size=9),
+    st.dictionaries(
+        st.integers(0, 5).map("i-{}".format),
+        st.dictionaries(st.sampled_from(["a/x", "b/x", "b/y"]), st.floats(0, 86_400), max_size=3),
+    ),
 )
-def test_the_rows_add_up_to_the_meter_to_the_cent(days, earlier, by, runs):
+def test_the_rows_add_up_to_the_meter_to_the_cent(days, earlier, by, runs, used):
     listed = [
         replace(
             day({f"i-{n}": share(owner=owner, cost=str(cost)) for n, (owner, cost) in enumerate(each)}),
@@ -150,8 +206,13 @@ def test_the_rows_add_up_to_the_meter_to_the_cent(days, earlier, by, runs):
         for at in range(6)
     }
 
-    found = charges(listed, {}, by, {}, month, attribution=Attribution({"a": "vision"}, spans))
+    jobs = {each.name: used for each in listed[:2]}
+    attribution = Attribution({"a": "vision"}, spans, jobs, {"dev"})
 
+    found = charges(listed, {}, by, {}, month, attribution=attribution)
+    as_focus = focus.rows(listed, month, POLICY, "123456789012", teams={"a": "vision"}, jobs=jobs)
+
+    assert sum(Decimal(row["BilledCost"]) for row in as_focus) == month
     assert sum(row.cost for row in found) == month.quantize(CENT)
     assert all(row.cost == row.cost.quantize(CENT) for row in found)
 

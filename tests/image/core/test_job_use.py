@@ -1,0 +1,78 @@
+"""The time of the queue's jobs on instances: never more than the clock's, whatever users call their jobs."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_fleet_image.core import job_use
+from gpu_fleet_image.core.job_use import DayUse, RunningJob
+from gpu_fleet_image.core.reaper_errors import CloudError
+
+DAY = "2026-11-26"
+NAMES = st.text(st.characters(blacklist_categories=("Cs",)), max_size=20)
+JOBS = st.builds(
+    RunningJob,
+    st.builds("{}/{}".format, st.sampled_from(["ada", "bob"]), NAMES),
+    st.lists(st.sampled_from(["i-1", "i-2", "i-3"]), max_size=3, unique=True).map(tuple),
+    st.integers(0, 8),
+)
+
+
+def test_slurms_notation_of_nodes_is_read():
+    written = {
+        "": (),
+        "i-0a1": ("i-0a1",),
+        "i-0a[1-3]": ("i-0a1", "i-0a2", "i-0a3"),
+        "i-0a[08-10,7],i-0b": ("i-0a08", "i-0a09", "i-0a10", "i-0a7", "i-0b"),
+        "i-bp1x,i-bp1y[2,4]": ("i-bp1x", "i-bp1y2", "i-bp1y4"),
+    }
+
+    assert {nodes: job_use.instances(nodes) for nodes in written} == written
+
+
+def test_jobs_that_share_an_instance_share_its_time_by_their_gpus():
+    jobs = [RunningJob("ada/big", ("i-1", "i-2"), 6), RunningJob("bob/small", ("i-1",), 2)]
+
+    use = job_use.after(job_use.after(DayUse(DAY), jobs, 80), jobs[:1], 20)
+
+    assert use.used == {"i-1": {"ada/big": 80, "bob/small": 20}, "i-2": {"ada/big": 100}}
+
+
+@given(st.lists(st.tuples(st.lists(JOBS, max_size=4), st.floats(0, 60)), max_size=5))
+def test_the_jobs_of_an_instance_have_at_most_the_time_that_passed(polls):
+    use = DayUse(DAY)
+    for jobs, seconds in polls:
+        use = job_use.after(use, jobs, seconds)
+
+    passed = sum(seconds for _, seconds in polls)
+    assert all(sum(spent.values()) <= passed + 0.1 for spent in use.used.values())
+    assert job_use.from_json(json.loads(json.dumps(job_use.to_json(use)))) == use
+
+
+def test_whoever_names_each_job_anew_is_counted_under_their_account_in_the_end():
+    jobs = [RunningJob(f"ada/{number}", ("i-1",), 1) for number in range(job_use.MOST_NAMES + 5)]
+
+    use = job_use.after(DayUse(DAY), [*jobs, RunningJob("bob/one", ("i-1",), 1)], 2006)
+
+    assert len(use.used["i-1"]) == job_use.MOST_NAMES + 2
+    assert use.used["i-1"]["ada/(other jobs)"] == 5
+    assert use.used["i-1"]["bob/(other jobs)"] == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"schema_version": 2},
+        {"instances": None},
+        {"instances": {"i-1": {"ada/x": "soon"}}},
+        {"instances": {"i-1": {"ada/x": -1}}},
+        {"instances": {"i-1": {"ada/x": 1e9}}},
+        {"instances": {"i-1": {"ada/x": float("nan")}}},
+        {"instances": {"i-1": {"/x": 1}}},
+    ],
+)
+def test_a_damaged_record_is_refused(damage):
+    with pytest.raises(CloudError, match="queue/use"):
+        job_use.from_json({**job_use.to_json(DayUse(DAY)), **damage})

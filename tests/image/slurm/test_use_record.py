@@ -1,0 +1,117 @@
+"""The controller's record of jobs' time: over midnight, over controllers, over a bucket that fails."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gpu_fleet_image.core import job_use
+from gpu_fleet_image.core.errors import CloudError
+from gpu_fleet_image.core.job_use import DayUse
+from gpu_fleet_image.slurm.answers import Job, ListedJob
+from gpu_fleet_image.slurm.sizes import JobRequest
+from gpu_fleet_image.slurm.use_record import UseRecord
+
+NOON = datetime(2026, 11, 26, 12, tzinfo=UTC)
+DAY, KEY = "2026-11-26", "queue/use/2026-11-26.json"
+POLL = timedelta(seconds=15)
+RUNNING = ListedJob(
+    Job("7", "digits", "ada", "train", 2, "RUNNING", "", "i-[1-2]", 0, "", ""), JobRequest(), gpus=16
+)
+
+
+class Bucket:
+    """What controllers have written, and whether the bucket answers."""
+
+    def __init__(self):
+        self.objects, self.puts, self.fails = {}, 0, False
+
+    def controller(self):
+        return UseRecord(lambda day: self.objects.get(day, DayUse(day)), self.put)
+
+    def put(self, key, content):
+        if self.fails:
+            raise CloudError("no bucket", "SlowDown")
+        self.puts += 1
+        use = job_use.from_json(content)
+        assert key == job_use.key_of(use.day)
+        self.objects[use.day] = use
+
+    def used(self, day=DAY):
+        return self.objects[day].used
+
+
+@pytest.fixture
+def bucket():
+    return Bucket()
+
+
+def polled(record, jobs, begin, times):
+    for number in range(times):
+        record.note(jobs, begin + number * POLL)
+
+
+def test_a_running_job_has_the_time_of_each_of_its_instances(bucket):
+    polled(bucket.controller(), [RUNNING], NOON, 21)
+
+    assert bucket.used() == {"i-1": {"ada/digits": 300}, "i-2": {"ada/digits": 300}}
+
+
+def test_a_job_that_waits_or_has_ended_has_none_and_the_day_is_on_record(bucket):
+    over = [replace(RUNNING, job=replace(RUNNING.job, state=state)) for state in ("PENDING", "COMPLETED")]
+
+    polled(bucket.controller(), over, NOON, 21)
+
+    assert bucket.used() == {}
+
+
+def test_a_user_without_a_name_is_counted_by_number(bucket):
+    nameless = replace(RUNNING, uid=4711, job=replace(RUNNING.job, account=""))
+
+    polled(bucket.controller(), [nameless], NOON, 21)
+
+    assert bucket.used()["i-1"] == {"uid-4711/digits": 300}
+
+
+def test_a_bucket_is_written_every_five_minutes_only(bucket):
+    polled(bucket.controller(), [RUNNING], NOON, 4 * 60)
+
+    assert bucket.puts == 12
+
+
+def test_the_time_before_midnight_is_the_old_days_whole(bucket):
+    polled(bucket.controller(), [RUNNING], NOON.replace(hour=23, minute=59), 4 + 21)
+
+    assert bucket.used()["i-1"] == {"ada/digits": 60}
+    assert bucket.used("2026-11-27")["i-1"]["ada/digits"] <= 300
+
+
+def test_another_controller_goes_on_from_what_the_one_before_has_written(bucket):
+    polled(bucket.controller(), [RUNNING], NOON, 21)
+    polled(bucket.controller(), [RUNNING], NOON + timedelta(hours=1), 21)
+
+    assert bucket.used()["i-1"] == {"ada/digits": 600}
+
+
+@pytest.mark.parametrize("gap", [timedelta(hours=1), timedelta(minutes=-3)], ids=["away", "clock set back"])
+def test_a_time_that_was_not_seen_is_not_guessed(bucket, gap):
+    record = bucket.controller()
+
+    record.note([RUNNING], NOON)
+    record.note([RUNNING], NOON + gap)
+
+    assert bucket.used() == {}
+
+
+def test_what_could_not_be_written_is_written_later_also_of_the_day_before(bucket):
+    record, evening = bucket.controller(), NOON.replace(hour=23, minute=59)
+    bucket.fails = True
+    for number in range(8):
+        with pytest.raises(CloudError):
+            record.note([RUNNING], evening + number * POLL)
+    bucket.fails = False
+
+    record.note([RUNNING], evening + 8 * POLL)
+
+    assert bucket.used()["i-1"] == {"ada/digits": 60}
+    assert bucket.used("2026-11-27")["i-1"] == {"ada/digits": 60}
