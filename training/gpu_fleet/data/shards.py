@@ -247,7 +247,7 @@ class Tars:
 def class_of(content: bytes) -> int | None:
     """Return the class in a .cls; None if it is no whole number from 0 to 999999."""
     text = content.strip()
-    return int(text) if text.isdigit() and len(text) <= DIGITS else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None
 
 
 class ShardFolder:

@@ -1,9 +1,9 @@
 """Budgets of teams: the cost of each team this month, and the teams that start nothing more.
 
 A team pays for the instances of its members, and for the time of their jobs in the queue. The sweep counts,
-once a budget names a team, and writes ``team-budgets.json``. The mover and the queue's controller follow it: a
-frozen team takes no instance and starts no job of the queue. Other teams go on, and what it holds stays and may
-be used.
+once a budget names a team, and writes ``team-budgets.json``. The mover and the queue's controller follow it:
+a frozen team takes no instance and starts no job of the queue. Other teams go on, and what it holds stays and
+may be used.
 """
 
 import logging
