@@ -7,6 +7,7 @@ https://www.alibabacloud.com/help/en/sdk/developer-reference/v2-manage-python-ac
 import json
 import logging
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -113,7 +114,8 @@ class CredentialsServer(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
         """Log an error of a connection; a caller that hangs up is no error."""
-        log.info("event=connection-ended client=%s", client_address, exc_info=True)
+        hung_up = isinstance(sys.exc_info()[1], OSError)
+        log.info("event=connection-ended client=%s", client_address, exc_info=not hung_up)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -193,6 +193,19 @@ def test_a_caller_that_drips_is_ended_in_time(monkeypatch):
     assert done.stdout == "b''\n" or "BrokenPipe" in done.stderr or "Reset" in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize(("error", "traced"), [(BrokenPipeError(), False), (ValueError("a defect"), True)])
+def test_a_caller_who_hangs_up_writes_one_line_and_a_defect_its_traceback(caplog, error, traced):
+    caplog.set_level("INFO")
+    listening = socket.create_server(("127.0.0.1", 0))
+    with CredentialsServer(listening, "aws", Sessions(Role()), None) as server:
+        try:
+            raise error
+        except type(error):
+            server.handle_error(None, ("127.0.0.1", 1))
+
+    assert [bool(record.exc_info) for record in caplog.records] == [traced]
+
+
 MAKER_AND_HOLDER = """
 import os, socket, sys
 port, maker, holder = map(int, sys.argv[1:])
