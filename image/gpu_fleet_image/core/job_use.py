@@ -4,6 +4,7 @@ Jobs that share an instance share its time by their GPUs. So the jobs of an inst
 the clock, and what they lack is time in which it ran none.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -16,11 +17,11 @@ from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.store import Store
 
 SCHEMA = 1
-LONGEST = 4 << 20  # bytes of the object
-# Names of jobs in a day; later ones count for their account alone. Each has 200 letters at most.
-MOST_NAMES = 2_000
+LONGEST = 8 << 20  # bytes of the object
+# Jobs of all instances in a day; later ones count for their account alone. With the longest names 4 MiB.
+MOST_ENTRIES = 4_000
+LONGEST_NAME = 80  # letters, of up to 12 bytes in JSON
 OTHERS = "(other jobs)"
-SECONDS_OF_DAY = 86_400
 NODES = re.compile(r"([^,\[]+)(?:\[([0-9,-]+)\])?(?:,|$)")  # a part of Slurm's notation: i-0a[01-03,7]
 
 Used = Mapping[str, Mapping[str, float]]  # instance id -> ACCOUNT/JOB -> seconds
@@ -89,15 +90,15 @@ def after(before: DayUse, jobs: Iterable[RunningJob], seconds: float) -> DayUse:
         for instance in job.on:
             on[instance].append(job)
     used = {instance: dict(spent) for instance, spent in before.used.items()}
-    names = {name for spent in used.values() for name in spent}
+    entries = sum(map(len, used.values()))
     for instance, sharing in on.items():
         spent = used.setdefault(instance, {})
         whole = sum(max(job.gpus, 1) for job in sharing)
         for job in sharing:
-            name = job.name
-            if name not in names and len(names) >= MOST_NAMES:
+            name = job.name[:LONGEST_NAME]
+            if name not in spent and entries >= MOST_ENTRIES:
                 name = f"{account_of(name)}/{OTHERS}"
-            names.add(name)
+            entries += name not in spent
             part = seconds * max(job.gpus, 1) / whole
             spent[name] = round(spent.get(name, 0.0) + part, 3)
     return replace(before, used=used)
@@ -119,7 +120,7 @@ def from_json(raw: Mapping[str, Any]) -> DayUse:
             name
             for spent in used.values()
             for name, seconds in spent.items()
-            if not 0 <= seconds <= SECONDS_OF_DAY or not account_of(name)
+            if not 0 <= seconds < math.inf or not account_of(name)
         ]
         if wrong or raw["schema_version"] != SCHEMA:
             raise ValueError(wrong[0] if wrong else f"schema_version {raw['schema_version']!r}")

@@ -1,7 +1,7 @@
 """The controller's record of the time that jobs have on instances, by day, for the stack's chargeback."""
 
-from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpu_fleet_image.core import job_use
@@ -33,8 +33,10 @@ class UseRecord:
         for day in {job_use.day_of(self._at or now), job_use.day_of(now)} - self._days.keys():
             self._days[day] = self._kept(day)
         if self._at is not None and timedelta() < now - self._at <= LONGEST_LOOK:
-            day = job_use.day_of(self._at)
-            self._days[day] = job_use.after(self._days[day], self._running, (now - self._at).total_seconds())
+            for begin, end in _days_of(self._at, now):
+                day = job_use.day_of(begin)
+                seconds = (end - begin).total_seconds()
+                self._days[day] = job_use.after(self._days[day], self._running, seconds)
         self._running, self._at = tuple(map(_running, filter(_runs, jobs))), now
         self._write(now)
 
@@ -46,6 +48,14 @@ class UseRecord:
         if self._written_at is None or not timedelta() <= now - self._written_at < WRITE_EVERY:
             self._put(job_use.key_of(today), job_use.to_json(self._days[today]))
             self._written_at = now
+
+
+def _days_of(begin: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
+    """Yield a time of less than a day in its parts before and after midnight UTC."""
+    midnight = end.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if begin < midnight:
+        yield begin, midnight
+    yield max(begin, midnight), end
 
 
 def _runs(job: ListedJob) -> bool:

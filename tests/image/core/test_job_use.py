@@ -52,13 +52,23 @@ def test_the_jobs_of_an_instance_have_at_most_the_time_that_passed(polls):
 
 
 def test_whoever_names_each_job_anew_is_counted_under_their_account_in_the_end():
-    jobs = [RunningJob(f"ada/{number}", ("i-1",), 1) for number in range(job_use.MOST_NAMES + 5)]
+    most = job_use.MOST_ENTRIES
+    jobs = [RunningJob(f"ada/{number}", ("i-1",), 1) for number in range(most + 5)]
 
-    use = job_use.after(DayUse(DAY), [*jobs, RunningJob("bob/one", ("i-1",), 1)], 2006)
+    use = job_use.after(DayUse(DAY), [*jobs, RunningJob("bob/one", ("i-1",), 1)], most + 6)
 
-    assert len(use.used["i-1"]) == job_use.MOST_NAMES + 2
+    assert len(use.used["i-1"]) == most + 2
     assert use.used["i-1"]["ada/(other jobs)"] == 5
     assert use.used["i-1"]["bob/(other jobs)"] == 1
+
+
+def test_a_record_is_never_longer_than_its_readers_take_whatever_users_name_their_jobs():
+    on = tuple(f"i-{number:017}" for number in range(200))
+    names = [f"user-{number % 50}/" + "\U0001f600" * 150 + str(number) for number in range(60)]
+
+    use = job_use.after(DayUse(DAY), [RunningJob(name, on, 8) for name in names], 15.123)
+
+    assert len(json.dumps(job_use.to_json(use), indent=1)) < job_use.LONGEST
 
 
 @pytest.mark.parametrize(
@@ -68,7 +78,7 @@ def test_whoever_names_each_job_anew_is_counted_under_their_account_in_the_end()
         {"instances": None},
         {"instances": {"i-1": {"ada/x": "soon"}}},
         {"instances": {"i-1": {"ada/x": -1}}},
-        {"instances": {"i-1": {"ada/x": 1e9}}},
+        {"instances": {"i-1": {"ada/x": float("inf")}}},
         {"instances": {"i-1": {"ada/x": float("nan")}}},
         {"instances": {"i-1": {"/x": 1}}},
     ],

@@ -9,7 +9,7 @@ may be used.
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -31,6 +31,7 @@ LOG = logging.getLogger(__name__)
 KEY = "team-budgets.json"
 SCHEMA_VERSION = 1
 _SWEEP = Actor("sweep", "by the team's budget")
+_WRITTEN_WITHIN = timedelta(hours=1)
 _ALL = (100,)  # percent, of a budget without thresholds of what is spent
 
 
@@ -171,7 +172,8 @@ def settle(cloud: SweepCloud, policy: Policy, reading: MeterReading, *, act: boo
         for day in _closed(reading)
     }
     today = _costs_of(store, reading.day, teams, policy)
-    after = replace(follow(before, {**closed, reading.day.name: today}, budget), days=closed)
+    kept = {day: costs for day, costs in closed.items() if _is_settled(day, reading.until)}
+    after = replace(follow(before, {**closed, reading.day.name: today}, budget), days=kept)
     if store.move_on(KEY, after.to_json(), version) is None:
         return []  # another sweep counted at the same time
     failures = []
@@ -187,6 +189,11 @@ def _closed(reading: MeterReading) -> Iterable[str]:
     """Return the days of the month before the present one."""
     first = reading.day.date.replace(day=1)
     return [f"{first + number * DAY:%Y-%m-%d}" for number in range((reading.day.date - first).days)]
+
+
+def _is_settled(day: str, now: datetime) -> bool:
+    """Return whether a day's record of the queue is whole: its controller ends it after midnight."""
+    return now >= datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC) + DAY + _WRITTEN_WITHIN
 
 
 def _of_day(store: Store, name: str, teams: Mapping[str, str], policy: Policy) -> dict[str, Decimal]:

@@ -215,10 +215,10 @@ def account(name, team, uid):
     return {"name": name, "uid": uid, "keys": [], "team": team, "admin": False, **gid}
 
 
-def of_teams(cloud=CLOUDS[0], monthly="20", on_exceeded="freeze"):
+def of_teams(cloud=CLOUDS[0], monthly="20", on_exceeded="freeze", **pool):
     """Rules by which each of two teams has a budget."""
     teams = {name: {"monthly": monthly, "on_exceeded": on_exceeded} for name in ("nlp", "vision")}
-    return policy(top=cloud | {"budget": budget_json(teams=teams)}, idle_after_hours=100)
+    return policy(top=cloud | {"budget": budget_json(teams=teams)}, idle_after_hours=100, **pool)
 
 
 @pytest.fixture
@@ -267,6 +267,27 @@ def test_a_team_s_month_is_the_sum_of_its_days_and_begins_anew(world, teams):
     today = result.spending.reading.day.costs["dev"]
     assert closed == ["2026-03-01", "2026-03-02"]  # the meter began on the second
     assert result.spending.teams["vision"].spent == Decimal(yesterday) + today
+
+
+def test_a_team_pays_for_its_jobs_also_where_the_controller_wrote_them_after_midnight(world, teams):
+    queued = of_teams(monthly="100", capacity={"groups": ["pool"], "max_size": 4, "queue_gpus": 1})
+    (instance, _) = sorted(world.instances)
+    use = {"schema_version": 1, "day": "2026-03-02", "instances": {instance: {"bob/train": 7200.0}}}
+    swept(world, queued)
+    while (result := swept(world, queued)).spending.reading.day.name == "2026-03-02":
+        world.pass_minutes(20)
+    before = result.spending.teams["nlp"].spent
+
+    world.objects["reaper/queue/use/2026-03-02.json"] = (json.dumps(use).encode(), '"1"')
+    world.pass_minutes(20)
+    counted = swept(world, queued).spending.teams["nlp"].spent
+    world.objects["reaper/queue/use/2026-03-02.json"] = (b"{}", '"2"')
+    for _ in range(6):
+        world.pass_minutes(20)
+        damaged = swept(world, queued)
+
+    assert (before, counted) == (0, 2 * HOUR_OF_ONE)
+    assert not damaged.failed
 
 
 def test_a_team_that_only_notifies_is_said_to_have_passed_its_budget_and_goes_on(world, teams):
