@@ -162,6 +162,8 @@ def _trainer_of(words: Sequence[str], environment: Mapping[str, str]) -> Command
     if rest[:1] == ["-m"] and rest[1:2] in ([TORCHRUN], [TRAINER]):
         return Command("-m", rest[1], rest[2:])
     is_rank = "TORCHELASTIC_RUN_ID" in environment
+    if is_rank and rest[:1] == ["-m"]:
+        return Command("-m", rest[1], rest[2:])
     return Command("", rest[0], rest[1:]) if is_rank and rest and rest[0].endswith(".py") else None
 
 

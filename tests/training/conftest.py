@@ -24,7 +24,7 @@ KEPT = (
     "QueueFeederThread",  # of multiprocessing, which ends with the reader processes of a DataLoader
 )
 THREAD_ENDS_WITHIN_S = 10.0
-REPOSITORY = {"tests", "image", "stacks", "checks", "conftest"}
+REPOSITORY = {"tests", "gpu_fleet_image", "gpu_fleet_stacks", "checks", "conftest"}
 
 
 @pytest.fixture(autouse=True)

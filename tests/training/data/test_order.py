@@ -94,7 +94,7 @@ def test_any_position_is_found_without_walking_there(position):
     world=st.sampled_from([1, 3]),
     accumulation=st.sampled_from([1, 2]),
 )
-@settings(max_examples=30)
+@settings(max_examples=10)
 def test_an_order_found_in_blocks_is_the_order(size, position, world, accumulation):
     order, share = SampleOrder(size, seed=5), RankShare(world - 1, world, 240, accumulation)
     width = share.micro_batch

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import traceback
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -325,10 +325,11 @@ def files(directory: Path, *, with_main: bool = False) -> dict[str, bytes]:
     """
     loaded = _loaded(with_main=with_main)
     places = {name: Path(str(module.__file__)) for name, module in loaded.items()}
+    roots = (directory / FOLDER).resolve(), Path.cwd().resolve()
     sources = {}
     for name, path in (reachable(loaded, is_of_user) | places).items():  # loaded modules take precedence
         with nullcontext() if name in places else suppress(OSError):  # its import would report it
-            sources[_title(path.resolve(), name, directory)] = path.read_bytes()
+            sources[_title(path.resolve(), name, roots)] = path.read_bytes()
     return dict(sorted(sources.items()))
 
 
@@ -348,9 +349,8 @@ def _loaded(*, with_main: bool) -> dict[str, ModuleType]:
     return modules
 
 
-def _title(path: Path, name: str, directory: Path) -> str:
-    """Return a file's path relative to the run's folder `code` or the current one, else from its module."""
-    roots = (directory / FOLDER).resolve(), Path.cwd().resolve()
+def _title(path: Path, name: str, roots: Iterable[Path]) -> str:
+    """Return a file's path relative to the first of these folders that has it, else from its module."""
     root = next((root for root in roots if path.is_relative_to(root)), None)
     inner = "/__init__.py" if path.stem == "__init__" else ".py"
     return str(path.relative_to(root)) if root else name.replace(".", "/") + inner

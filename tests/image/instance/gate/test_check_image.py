@@ -142,7 +142,7 @@ def test_the_builder_itself_is_not_asked(check):
     assert check([GPU], 1, "built") == ([], [])
 
 
-def test_ranks_add_up_by_gloo():
+def test_ranks_add_up_by_gloo(forked):
     launched = ran(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
