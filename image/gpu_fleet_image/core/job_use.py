@@ -83,7 +83,7 @@ def instances(nodes: str) -> tuple[str, ...]:
 
 
 def after(before: DayUse, jobs: Iterable[RunningJob], seconds: float) -> DayUse:
-    """Return the day after a time in which these jobs ran."""
+    """Return the day after a time in which these jobs ran; no instance has more than a day, by no clock."""
     on: dict[str, list[RunningJob]] = defaultdict(list)
     for job in jobs:
         for instance in job.on:
@@ -93,12 +93,13 @@ def after(before: DayUse, jobs: Iterable[RunningJob], seconds: float) -> DayUse:
     for instance, sharing in on.items():
         spent = used.setdefault(instance, {})
         whole = sum(max(job.gpus, 1) for job in sharing)
+        passed = max(0.0, min(seconds, SECONDS_OF_DAY - sum(spent.values())))
         for job in sharing:
             name = job.name
             if name not in names and len(names) >= MOST_NAMES:
                 name = f"{account_of(name)}/{OTHERS}"
             names.add(name)
-            part = seconds * max(job.gpus, 1) / whole
+            part = passed * max(job.gpus, 1) / whole
             spent[name] = round(spent.get(name, 0.0) + part, 3)
     return replace(before, used=used)
 

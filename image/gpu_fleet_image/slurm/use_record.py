@@ -1,7 +1,7 @@
 """The controller's record of the time that jobs have on instances, by day, for the stack's chargeback."""
 
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 from gpu_fleet_image.core import job_use
@@ -33,10 +33,16 @@ class UseRecord:
         for day in {job_use.day_of(self._at or now), job_use.day_of(now)} - self._days.keys():
             self._days[day] = self._kept(day)
         if self._at is not None and timedelta() < now - self._at <= LONGEST_LOOK:
-            day = job_use.day_of(self._at)
-            self._days[day] = job_use.after(self._days[day], self._running, (now - self._at).total_seconds())
+            turn = max(self._at, datetime.combine(now.astimezone(UTC), time(), UTC))  # of the day
+            for begin, end in ((self._at, turn), (turn, now)):
+                self._count(begin, (end - begin).total_seconds())
         self._running, self._at = tuple(map(_running, filter(_runs, jobs))), now
         self._write(now)
+
+    def _count(self, begin: datetime, seconds: float) -> None:
+        if seconds:
+            day = job_use.day_of(begin)
+            self._days[day] = job_use.after(self._days[day], self._running, seconds)
 
     def _write(self, now: datetime) -> None:
         today = job_use.day_of(now)

@@ -86,6 +86,25 @@ def test_the_time_before_midnight_is_the_old_days_whole(bucket):
     assert bucket.used("2026-11-27")["i-1"]["ada/digits"] <= 300
 
 
+def test_a_poll_across_midnight_is_divided_there(bucket):
+    record, late = bucket.controller(), NOON.replace(hour=23, minute=59, second=50)
+
+    polled(record, [RUNNING], late, 21)
+
+    assert bucket.used()["i-1"] == {"ada/digits": 10}
+    assert bucket.used("2026-11-27")["i-1"] == {"ada/digits": 290}
+
+
+@pytest.mark.parametrize("back", [timedelta(), timedelta(hours=1)], ids=["as it is", "set back at noon"])
+def test_a_job_of_the_whole_day_leaves_a_readable_record_whatever_the_clock_does(bucket, back):
+    record, midnight = bucket.controller(), NOON.replace(hour=0)
+
+    polled(record, [RUNNING], midnight + timedelta(seconds=2), 12 * 60 * 4)
+    polled(record, [RUNNING], NOON + timedelta(seconds=10) - back, 13 * 60 * 4 + 1)
+
+    assert 86_380 < bucket.used()["i-1"]["ada/digits"] <= 86_400
+
+
 def test_another_controller_goes_on_from_what_the_one_before_has_written(bucket):
     polled(bucket.controller(), [RUNNING], NOON, 21)
     polled(bucket.controller(), [RUNNING], NOON + timedelta(hours=1), 21)
