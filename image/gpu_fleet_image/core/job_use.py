@@ -4,6 +4,7 @@ Jobs that share an instance share its time by their GPUs. So the jobs of an inst
 the clock, and what they lack is time in which it ran none.
 """
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -16,9 +17,11 @@ from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.store import Store
 
 SCHEMA = 1
-LONGEST = 4 << 20  # bytes of the object
-# Names of jobs in a day; later ones count for their account alone. Each has 200 letters at most.
+LONGEST = 8 << 20  # bytes of the object
+# Names of jobs in a day, and bytes of their entries; later ones count for their account alone.
 MOST_NAMES = 2_000
+MOST_BYTES = LONGEST // 2
+BESIDE_NAME = 32  # bytes of an entry without its name, at most
 OTHERS = "(other jobs)"
 SECONDS_OF_DAY = 86_400
 NODES = re.compile(r"([^,\[]+)(?:\[([0-9,-]+)\])?(?:,|$)")  # a part of Slurm's notation: i-0a[01-03,7]
@@ -90,18 +93,25 @@ def after(before: DayUse, jobs: Iterable[RunningJob], seconds: float) -> DayUse:
             on[instance].append(job)
     used = {instance: dict(spent) for instance, spent in before.used.items()}
     names = {name for spent in used.values() for name in spent}
+    size = sum(_size(name) for spent in used.values() for name in spent)
     for instance, sharing in on.items():
         spent = used.setdefault(instance, {})
         whole = sum(max(job.gpus, 1) for job in sharing)
         passed = max(0.0, min(seconds, SECONDS_OF_DAY - sum(spent.values())))
         for job in sharing:
             name = job.name
-            if name not in names and len(names) >= MOST_NAMES:
+            is_over = size >= MOST_BYTES or (name not in names and len(names) >= MOST_NAMES)
+            if name not in spent and is_over:
                 name = f"{account_of(name)}/{OTHERS}"
             names.add(name)
+            size += 0 if name in spent else _size(name)
             part = passed * max(job.gpus, 1) / whole
             spent[name] = round(spent.get(name, 0.0) + part, 3)
     return replace(before, used=used)
+
+
+def _size(name: str) -> int:
+    return len(json.dumps(name)) + BESIDE_NAME
 
 
 def to_json(use: DayUse) -> dict[str, Any]:

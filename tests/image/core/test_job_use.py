@@ -61,6 +61,22 @@ def test_whoever_names_each_job_anew_is_counted_under_their_account_in_the_end()
     assert use.used["i-1"]["bob/(other jobs)"] == 1
 
 
+@pytest.mark.parametrize(("letter", "width"), [("\U0001f600", 1), ("x", 30)], ids=["emoji", "wide"])
+def test_no_names_of_jobs_make_the_record_longer_than_its_readers_take(letter, width):
+    on = tuple(f"i-{number:017x}" for number in range(width))
+    jobs = [RunningJob(f"eve/{number:04}".ljust(200, letter), on, 1) for number in range(job_use.MOST_NAMES)]
+
+    use = job_use.after(DayUse(DAY), [*jobs, RunningJob("ada/one", on, 1)], 2001)
+
+    assert len(json.dumps(job_use.to_json(use), indent=1)) < job_use.LONGEST
+    assert {account_seconds(spent, "ada") for spent in use.used.values()} == {1}
+    assert {account_seconds(spent, "eve") for spent in use.used.values()} == {2000}
+
+
+def account_seconds(spent, account):
+    return sum(seconds for name, seconds in spent.items() if job_use.account_of(name) == account)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
