@@ -135,7 +135,7 @@ def from_json(raw: Mapping[str, Any]) -> DayUse:
         if wrong or raw["schema_version"] != SCHEMA:
             raise ValueError(wrong[0] if wrong else f"schema_version {raw['schema_version']!r}")
         return DayUse(str(raw["day"]), used)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CloudError(f"{keys.QUEUE_USE}: {error!r}", "Malformed") from error
 
 

@@ -87,6 +87,7 @@ def account_seconds(spent, account):
         {"instances": {"i-1": {"ada/x": 1e9}}},
         {"instances": {"i-1": {"ada/x": float("nan")}}},
         {"instances": {"i-1": {"/x": 1}}},
+        {"instances": {"i-1": {"ada/x": 10**400}}},
     ],
 )
 def test_a_damaged_record_is_refused(damage):
