@@ -141,5 +141,5 @@ def from_json(raw: Mapping[str, Any]) -> DayUse:
 
 def load(store: Store, day: str) -> Used | None:
     """Return a day's use; None if there is no record of it. Raises CloudError."""
-    stored = store.get(key_of(day), LONGEST)
+    stored = store.newest(key_of(day), LONGEST)
     return None if stored is None else from_json(stored.content).used
