@@ -17,13 +17,17 @@ class UseRecord:
     """Count of the time between two polls for the jobs that ran at the first.
 
     Args:
-        kept: returns the record of a day that an earlier controller has written; raises CloudError.
+        kept: returns the record of a day that an earlier controller has written; None for a damaged one,
+            which stays: that day is unknown, and nothing of it is taken for idle. Raises CloudError.
         put: writes an object; raises CloudError.
     """
 
-    def __init__(self, kept: Callable[[str], DayUse], put: Callable[[str, dict[str, Any]], None]) -> None:
+    def __init__(
+        self, kept: Callable[[str], DayUse | None], put: Callable[[str, dict[str, Any]], None]
+    ) -> None:
         self._kept, self._put = kept, put
-        self._days: dict[str, DayUse] = {}  # the present day, and earlier ones until they are written
+        # The present day, and earlier ones until they are written; None is not written.
+        self._days: dict[str, DayUse | None] = {}
         self._running: tuple[RunningJob, ...] = ()
         self._at: datetime | None = None
         self._written_at: datetime | None = None
@@ -40,18 +44,22 @@ class UseRecord:
         self._write(now)
 
     def _count(self, begin: datetime, seconds: float) -> None:
-        if seconds:
-            day = job_use.day_of(begin)
-            self._days[day] = job_use.after(self._days[day], self._running, seconds)
+        day = job_use.day_of(begin)
+        if seconds and (use := self._days[day]) is not None:
+            self._days[day] = job_use.after(use, self._running, seconds)
 
     def _write(self, now: datetime) -> None:
         today = job_use.day_of(now)
         for day in sorted(self._days.keys() - {today}):
-            self._put(job_use.key_of(day), job_use.to_json(self._days[day]))
+            self._put_day(day)
             del self._days[day]
         if self._written_at is None or not timedelta() <= now - self._written_at < WRITE_EVERY:
-            self._put(job_use.key_of(today), job_use.to_json(self._days[today]))
+            self._put_day(today)
             self._written_at = now
+
+    def _put_day(self, day: str) -> None:
+        if (use := self._days[day]) is not None:
+            self._put(job_use.key_of(day), job_use.to_json(use))
 
 
 def _runs(job: ListedJob) -> bool:
