@@ -4,7 +4,7 @@ Jobs that share an instance share its time by their GPUs. So the jobs of an inst
 the clock, and what they lack is time in which it ran none.
 """
 
-import math
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -18,9 +18,10 @@ from gpu_fleet_image.core.store import Store
 
 SCHEMA = 1
 LONGEST = 8 << 20  # bytes of the object
-# Jobs of all instances in a day; later ones count for their account alone. With the longest names 4 MiB.
-MOST_ENTRIES = 4_000
-LONGEST_NAME = 80  # letters, of up to 12 bytes in JSON
+# Names of jobs in a day, and bytes of their entries; later ones count for their account alone.
+MOST_NAMES = 2_000
+MOST_BYTES = LONGEST // 2
+BESIDE_NAME = 32  # bytes of an entry without its name, at most
 OTHERS = "(other jobs)"
 NODES = re.compile(r"([^,\[]+)(?:\[([0-9,-]+)\])?(?:,|$)")  # a part of Slurm's notation: i-0a[01-03,7]
 
@@ -84,24 +85,32 @@ def instances(nodes: str) -> tuple[str, ...]:
 
 
 def after(before: DayUse, jobs: Iterable[RunningJob], seconds: float) -> DayUse:
-    """Return the day after a time in which these jobs ran."""
+    """Return the day after a time in which these jobs ran; no instance has more than a day, by no clock."""
     on: dict[str, list[RunningJob]] = defaultdict(list)
     for job in jobs:
         for instance in job.on:
             on[instance].append(job)
     used = {instance: dict(spent) for instance, spent in before.used.items()}
-    entries = sum(map(len, used.values()))
+    names = {name for spent in used.values() for name in spent}
+    size = sum(_size(name) for spent in used.values() for name in spent)
     for instance, sharing in on.items():
         spent = used.setdefault(instance, {})
         whole = sum(max(job.gpus, 1) for job in sharing)
+        passed = max(0.0, min(seconds, SECONDS_OF_DAY - sum(spent.values())))
         for job in sharing:
-            name = job.name[:LONGEST_NAME]
-            if name not in spent and entries >= MOST_ENTRIES:
+            name = job.name
+            is_over = size >= MOST_BYTES or (name not in names and len(names) >= MOST_NAMES)
+            if name not in spent and is_over:
                 name = f"{account_of(name)}/{OTHERS}"
-            entries += name not in spent
-            part = seconds * max(job.gpus, 1) / whole
+            names.add(name)
+            size += 0 if name in spent else _size(name)
+            part = passed * max(job.gpus, 1) / whole
             spent[name] = round(spent.get(name, 0.0) + part, 3)
     return replace(before, used=used)
+
+
+def _size(name: str) -> int:
+    return len(json.dumps(name)) + BESIDE_NAME
 
 
 def to_json(use: DayUse) -> dict[str, Any]:
@@ -125,11 +134,11 @@ def from_json(raw: Mapping[str, Any]) -> DayUse:
         if wrong or raw["schema_version"] != SCHEMA:
             raise ValueError(wrong[0] if wrong else f"schema_version {raw['schema_version']!r}")
         return DayUse(str(raw["day"]), used)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CloudError(f"{keys.QUEUE_USE}: {error!r}", "Malformed") from error
 
 
 def load(store: Store, day: str) -> Used | None:
     """Return a day's use; None if there is no record of it. Raises CloudError."""
-    stored = store.get(key_of(day), LONGEST)
+    stored = store.newest(key_of(day), LONGEST)
     return None if stored is None else from_json(stored.content).used

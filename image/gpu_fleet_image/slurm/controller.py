@@ -313,13 +313,20 @@ def kept_records(store: Store) -> JobRecords | None:
         return None
 
 
-def kept_use(store: Store, day: str) -> DayUse:
-    """Return an earlier controller's record of a day; empty if there is none to read. Raises CloudError."""
+def kept_use(store: Store, day: str) -> DayUse | None:
+    """Return an earlier controller's record of a day: empty if there is none, None if it is damaged.
+
+    Raises:
+        CloudError: the bucket does not answer.
+    """
     try:
         return DayUse(day, job_use.load(store, day) or {})
     except CloudError as error:
+        if error.code == "Malformed":
+            LOG.error("event=queue-use-unread day=%s reason=%r", day, str(error))
+            return None
         # S3 replies "denied" for a missing object to a role that may not list
-        if error.code not in (*DENIED, "Malformed"):
+        if error.code not in DENIED:
             raise
         LOG.info("event=queue-use-new day=%s reason=%r", day, str(error))
         return DayUse(day)

@@ -107,6 +107,8 @@ def ask(
             unlisted.append(what)
         else:
             others[what] = ListPrice(amount, CURRENCY, SOURCE)
+    egress = _egress(_products(prices, EGRESS, region))
+    unlisted += [] if egress else ["egress"]
     say("spot prices")
     names = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS)]
     spot = _spot(aws or Aws(clients_in(region)), names, today)
@@ -119,7 +121,7 @@ def ask(
         f"{SPOT_SOURCE} of {region}",
         source=SOURCE,
         region=region,
-        egress={start: price for each in _products(prices, EGRESS, region) for start, price in _tiers(each)},
+        egress=egress,
         reserved=reserved,
     )
 
@@ -159,6 +161,12 @@ def _price(products: Iterable[dict[str, Any]], question: PriceListItem) -> Decim
     """Return the first tier's price of the only product; None where there is none, or several."""
     amounts = {amount for each in products for start, amount in _tiers(each) if start == 0}
     return amounts.pop() / question.units if len(amounts) == 1 else None
+
+
+def _egress(products: Iterable[dict[str, Any]]) -> dict[int, Decimal]:
+    """Return the tiers of the only product; none where there are several, or the first GB has no price."""
+    tiers = [dict(_tiers(each)) for each in products]
+    return tiers[0] if len(tiers) == 1 and 0 in tiers[0] else {}
 
 
 def _is(product: dict[str, Any], usage: str) -> bool:

@@ -62,13 +62,20 @@ def test_whoever_names_each_job_anew_is_counted_under_their_account_in_the_end()
     assert use.used["i-1"]["bob/(other jobs)"] == 1
 
 
-def test_a_record_is_never_longer_than_its_readers_take_whatever_users_name_their_jobs():
-    on = tuple(f"i-{number:017}" for number in range(200))
-    names = [f"user-{number % 50}/" + "\U0001f600" * 150 + str(number) for number in range(60)]
+@pytest.mark.parametrize(("letter", "width"), [("\U0001f600", 1), ("x", 30)], ids=["emoji", "wide"])
+def test_no_names_of_jobs_make_the_record_longer_than_its_readers_take(letter, width):
+    on = tuple(f"i-{number:017x}" for number in range(width))
+    jobs = [RunningJob(f"eve/{number:04}".ljust(200, letter), on, 1) for number in range(job_use.MOST_NAMES)]
 
-    use = job_use.after(DayUse(DAY), [RunningJob(name, on, 8) for name in names], 15.123)
+    use = job_use.after(DayUse(DAY), [*jobs, RunningJob("ada/one", on, 1)], 2001)
 
     assert len(json.dumps(job_use.to_json(use), indent=1)) < job_use.LONGEST
+    assert {account_seconds(spent, "ada") for spent in use.used.values()} == {1}
+    assert {account_seconds(spent, "eve") for spent in use.used.values()} == {2000}
+
+
+def account_seconds(spent, account):
+    return sum(seconds for name, seconds in spent.items() if job_use.account_of(name) == account)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +88,7 @@ def test_a_record_is_never_longer_than_its_readers_take_whatever_users_name_thei
         {"instances": {"i-1": {"ada/x": float("inf")}}},
         {"instances": {"i-1": {"ada/x": float("nan")}}},
         {"instances": {"i-1": {"/x": 1}}},
+        {"instances": {"i-1": {"ada/x": 10**400}}},
     ],
 )
 def test_a_damaged_record_is_refused(damage):

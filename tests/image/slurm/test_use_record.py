@@ -6,11 +6,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gpu_fleet_image.core import job_use
+from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.errors import CloudError
 from gpu_fleet_image.core.job_use import DayUse
+from gpu_fleet_image.core.store import Store
+from gpu_fleet_image.slurm import controller
 from gpu_fleet_image.slurm.answers import Job, ListedJob
 from gpu_fleet_image.slurm.sizes import JobRequest
 from gpu_fleet_image.slurm.use_record import UseRecord
+from tests.image.world import World
+from tests.image.world_clients import _S3
 
 NOON = datetime(2026, 11, 26, 12, tzinfo=UTC)
 DAY, KEY = "2026-11-26", "queue/use/2026-11-26.json"
@@ -95,6 +100,25 @@ def test_a_job_of_a_whole_day_has_that_day_and_no_more(bucket):
     assert bucket.used()["i-1"]["ada/digits"] <= 86_400.1
 
 
+def test_a_poll_across_midnight_is_divided_there(bucket):
+    record, late = bucket.controller(), NOON.replace(hour=23, minute=59, second=50)
+
+    polled(record, [RUNNING], late, 21)
+
+    assert bucket.used()["i-1"] == {"ada/digits": 10}
+    assert bucket.used("2026-11-27")["i-1"] == {"ada/digits": 290}
+
+
+@pytest.mark.parametrize("back", [timedelta(), timedelta(hours=1)], ids=["as it is", "set back at noon"])
+def test_a_job_of_the_whole_day_leaves_a_readable_record_whatever_the_clock_does(bucket, back):
+    record, midnight = bucket.controller(), NOON.replace(hour=0)
+
+    polled(record, [RUNNING], midnight + timedelta(seconds=2), 12 * 60 * 4)
+    polled(record, [RUNNING], NOON + timedelta(seconds=10) - back, 13 * 60 * 4 + 1)
+
+    assert 86_380 < bucket.used()["i-1"]["ada/digits"] <= 86_400
+
+
 def test_another_controller_goes_on_from_what_the_one_before_has_written(bucket):
     polled(bucket.controller(), [RUNNING], NOON, 21)
     polled(bucket.controller(), [RUNNING], NOON + timedelta(hours=1), 21)
@@ -124,3 +148,28 @@ def test_what_could_not_be_written_is_written_later_also_of_the_day_before(bucke
 
     assert bucket.used()["i-1"] == {"ada/digits": 60}
     assert bucket.used("2026-11-27")["i-1"] == {"ada/digits": 60}
+
+
+@pytest.fixture
+def store():
+    world = World()
+    return Store(_S3(world), Calls(world.clock), "s3://records/reaper")
+
+
+def test_a_damaged_record_stays_and_the_next_day_is_counted(store):
+    store.put(KEY, {"schema_version": 1, "day": DAY, "instances": None})
+    record = UseRecord(lambda day: controller.kept_use(store, day), store.put)
+
+    polled(record, [RUNNING], NOON.replace(hour=23, minute=50), 20 * 4 + 1)
+
+    with pytest.raises(CloudError, match="queue/use"):
+        job_use.load(store, DAY)
+    assert job_use.load(store, "2026-11-27")["i-1"]["ada/digits"] >= 300
+
+
+def test_another_controller_goes_on_from_the_bucket(store):
+    for begin in (NOON, NOON + timedelta(hours=1)):
+        record = UseRecord(lambda day: controller.kept_use(store, day), store.put)
+        polled(record, [RUNNING], begin, 21)
+
+    assert job_use.load(store, DAY)["i-1"] == {"ada/digits": 600}

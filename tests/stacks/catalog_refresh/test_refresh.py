@@ -109,6 +109,27 @@ def test_egress_and_reservations_of_the_region_are_renewed_and_those_of_others_k
     }
 
 
+def several(asked):
+    listed = get_products()(asked)["PriceList"]
+    more = [text.replace("USE1-Data", "USE1-LAX1-Data").replace("0.0900000000", "0.1") for text in listed]
+    return {"PriceList": listed + (more if asked["ServiceCode"] == "AWSDataTransfer" else [])}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [get_products(**{"USE1-DataTransfer-Out-Bytes": "0.0000000000"}), several],
+    ids=["the first GB is free", "several products"],
+)
+def test_egress_that_the_list_leaves_open_keeps_its_price_and_is_named(copies, cloud, answer):
+    cloud.answers["pricing:GetProducts"] = answer
+
+    done = run("--cloud", "aws")
+
+    assert done.exit_code == 0, done.output
+    assert "warning: egress is in no price list" in done.stderr
+    assert prices.load(Cloud.AWS, copies / "prices.toml").egress == prices.load(Cloud.AWS, PRICES_FILE).egress
+
+
 UNTIL = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
 
 

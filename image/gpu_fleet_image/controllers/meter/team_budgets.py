@@ -226,7 +226,7 @@ def teams_of(store: Store) -> dict[str, str]:
 
 def members_of(store: Store) -> dict[str, str]:
     """Return account -> team, or ``NO_TEAM``; raises as ``teams_of``."""
-    stored = store.get(keys.ACCOUNTS)
+    stored = store.newest(keys.ACCOUNTS)
     try:
         users = roster.parse(stored.content) if stored is not None else ()
     except roster.RosterError as error:

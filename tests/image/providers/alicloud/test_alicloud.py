@@ -10,9 +10,12 @@ from unittest.mock import Mock, call
 import pytest
 from botocore.awsrequest import AWSResponse
 
+from gpu_fleet_image.controllers.meter import team_budgets
+from gpu_fleet_image.core import job_use, keys
 from gpu_fleet_image.core.alicloud_credentials import Credentials
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import Query, Span
+from gpu_fleet_image.core.job_use import DayUse
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
 from gpu_fleet_image.core.model import TAG_IDLE_SINCE, Decision, Kind, OrphanedResource, Verdict
 from gpu_fleet_image.core.oss import bucket_client
@@ -735,6 +738,18 @@ def test_a_version_is_followed_by_one_alone_and_the_newest_is_read(store):
     assert store.replace("lease.json", {"n": 12}, first) is None
     found = store.get("lease.json")
     assert (found.content, found.version) == ({"n": 11}, version)
+
+
+def test_what_one_writer_replaces_is_charged_by_its_newest_version(store):
+    for seconds in (300, 600):
+        use = DayUse("2026-11-26", {"i-1": {"ada/x": seconds}})
+        store.put(job_use.key_of(use.day), job_use.to_json(use))
+    for team in ("vision", "audio"):
+        ada = {"name": "ada", "uid": 6001, "keys": [], "team": team, "team_gid": 30_001, "admin": False}
+        store.put(keys.ACCOUNTS, {"schema_version": 1, "users": [ada]})
+
+    assert job_use.load(store, "2026-11-26") == {"i-1": {"ada/x": 600}}
+    assert team_budgets.teams_of(store) == {"ada": "audio"}
 
 
 def test_of_two_that_write_one_state_at_the_same_moment_the_first_alone_has_it():
