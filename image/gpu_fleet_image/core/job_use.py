@@ -23,6 +23,7 @@ MOST_NAMES = 2_000
 MOST_BYTES = LONGEST // 2
 BESIDE_NAME = 32  # bytes of an entry without its name, at most
 OTHERS = "(other jobs)"
+SECONDS_OF_DAY = 86_400
 NODES = re.compile(r"([^,\[]+)(?:\[([0-9,-]+)\])?(?:,|$)")  # a part of Slurm's notation: i-0a[01-03,7]
 
 Used = Mapping[str, Mapping[str, float]]  # instance id -> ACCOUNT/JOB -> seconds
@@ -129,7 +130,7 @@ def from_json(raw: Mapping[str, Any]) -> DayUse:
             name
             for spent in used.values()
             for name, seconds in spent.items()
-            if not 0 <= seconds < math.inf or not account_of(name)
+            if not 0 <= seconds <= SECONDS_OF_DAY or not account_of(name)
         ]
         if wrong or raw["schema_version"] != SCHEMA:
             raise ValueError(wrong[0] if wrong else f"schema_version {raw['schema_version']!r}")

@@ -62,14 +62,6 @@ class UseRecord:
             self._put(job_use.key_of(day), job_use.to_json(use))
 
 
-def _days_of(begin: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """Yield a time of less than a day in its parts before and after midnight UTC."""
-    midnight = end.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    if begin < midnight:
-        yield begin, midnight
-    yield max(begin, midnight), end
-
-
 def _runs(job: ListedJob) -> bool:
     return job.job.state == RUNNING
 
