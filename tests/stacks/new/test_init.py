@@ -98,6 +98,15 @@ def test_outside_of_any_project_it_says_how_to_make_one(tmp_path, monkeypatch):
     assert run("check").strip().endswith("--dir DIR or GPU_FLEET_DIR names one elsewhere")
 
 
+def test_the_environment_of_a_project_names_it_in_no_other_folder(infra, monkeypatch):
+    """`gpu-fleet destroy` elsewhere, from that environment, has no stack of it for its only one."""
+    monkeypatch.setattr(projects, "OWN", infra / ".venv" / "lib" / "python3.11")
+
+    assert "no project of gpu-fleet in" in run("check", "research")
+    assert "no project of gpu-fleet in" in run("new", "lab", *AWS)
+    assert not (infra / "stacks" / "Pulumi.lab.yaml").exists()
+
+
 def test_a_project_without_a_stack_names_the_command_that_writes_one(tmp_path, monkeypatch):
     run("init", str(tmp_path / "infra"))
     monkeypatch.chdir(tmp_path / "infra")
