@@ -151,6 +151,29 @@ def test_a_project_that_is_there_is_refused_and_other_files_are_kept(infra, tmp_
     assert (other / ".gitignore").read_text() == "mine"
 
 
+def test_a_kept_file_that_does_not_do_what_a_project_needs_is_named(tmp_path, monkeypatch):
+    """Else Pulumi runs the other program, and `git add .` commits the environment."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "__main__.py").write_text("import pulumi\n")
+    (tmp_path / ".gitignore").write_text("/build\n*.pyc\n")
+
+    said = run("init", ".")
+
+    assert "warning: __main__.py was kept and does not start gpu-fleet; its lines must be `from gpu" in said
+    assert "warning: .gitignore was kept; add the lines .venv/, stacks/Pulumi.*-accept.yaml\n" in said
+
+
+def test_kept_files_that_do_are_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("init", ".")
+    (tmp_path / "Pulumi.yaml").unlink()
+
+    said = run("init", ".")
+
+    assert "kept     __main__.py" in said
+    assert "was kept" not in said
+
+
 def test_next_is_what_this_shell_still_lacks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     elsewhere = run("init", "infra").partition("next:\n")[2]
