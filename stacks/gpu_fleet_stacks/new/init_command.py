@@ -1,5 +1,6 @@
 """``gpu-fleet init DIR``: make a project repository with its first stack."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def _first_name() -> str:
 
 def _set_up(folder: Path) -> list[str]:
     """Return the commands that lead to a prepared shell in the project: none where this is one."""
-    enter = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
+    enter = [] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
     return enter if Path(sys.prefix) == folder.resolve() / ".venv" else [*enter, *SET_UP]
 
 

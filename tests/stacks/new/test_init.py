@@ -176,10 +176,11 @@ def test_kept_files_that_do_are_not(tmp_path, monkeypatch):
 
 def test_next_is_what_this_shell_still_lacks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    elsewhere = run("init", "infra").partition("next:\n")[2]
+    elsewhere = run("init", "my infra").partition("next:\n")[2]
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     here = run("init", ".").partition("next:\n")[2]
 
+    assert elsewhere.startswith("  cd 'my infra'\n")
     assert [line.split()[0] for line in elsewhere.splitlines()[:3]] == ["cd", "python3", ".venv/bin/pip"]
     assert here == "  gpu-fleet new NAME\n"
 
