@@ -67,6 +67,16 @@ def test_upgrade_notes_are_the_migration_fields_of_the_changes_before_and_after_
     assert run("upgrade-notes", "0.4.0")[1].startswith("0.4.0 is the newest release")
 
 
+def test_what_two_changes_of_a_release_bring_is_said_once(checkout):
+    (checkout / "docs/changes/more.changed.md").write_text(CHANGED)
+
+    to_come = run("upgrade-notes", "0.3.0")
+    release(checkout, "0.4.0")
+
+    assert to_come == run("upgrade-notes", "0.3.0")
+    assert to_come == (0, "0.4.0\n  - `up` replaces the mount target; write `home_gib` first.\n")
+
+
 def test_a_release_that_is_none_yet_is_not_called_the_newest(checkout):
     assert run("upgrade-notes", "0.4.0")[1].startswith("0.4.0 is the release in preparation")
 

@@ -53,7 +53,7 @@ def refresh(cloud: str | None, *, dry_run: bool) -> None:
         return
     for path, text in texts.items():
         files.replace(path, text)
-    click.echo(f"wrote {', '.join(str(path.name) for path in texts)}")
+    click.echo(f"wrote {', '.join(map(str, texts))}: the prices of this installation alone")
 
 
 def _asked(

@@ -1,5 +1,6 @@
 """``gpu-fleet init DIR``: make a project repository with its first stack."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,13 @@ def init(folder: Path, first: str | None, **flags: Any) -> None:
         content[f"{project.STACKS}/Pulumi.{first}.yaml"] = command.stack_text(first, flags, first_line)
     for name, text in content.items():
         click.echo(_put(folder / name, text))
-    if said := _about_requirement(folder / project.REQUIREMENTS, content[project.REQUIREMENTS].strip()):
-        click.echo(f"warning: {said}", err=True)
+    for said in (
+        _about_requirement(folder / project.REQUIREMENTS, content[project.REQUIREMENTS].strip()),
+        _about_program(folder / project.MAIN),
+        _about_ignored(folder / project.GITIGNORE),
+    ):
+        if said:
+            click.echo(f"warning: {said}", err=True)
     click.echo("\n".join(["next:", *(f"  {step}" for step in _set_up(folder))]))
     click.echo(command.next_steps(first) if first else "  gpu-fleet new NAME")
 
@@ -64,7 +70,7 @@ def _first_name() -> str:
 
 def _set_up(folder: Path) -> list[str]:
     """Return the commands that lead to a prepared shell in the project: none where this is one."""
-    enter = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
+    enter = [] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
     return enter if Path(sys.prefix) == folder.resolve() / ".venv" else [*enter, *SET_UP]
 
 
@@ -79,7 +85,25 @@ def _put(path: Path, text: str) -> str:
 
 def _about_requirement(path: Path, line: str) -> str:
     """Return what a user must add to or change in the requirements before others can install them."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = _text(path)
     if project.lacks_requirement(text):
         return f"{path} was kept and does not name {naming.PROJECT}; add the line {line}"
     return project.warning(line) if line in text else ""
+
+
+def _about_program(path: Path) -> str:
+    """Return that the engine would run another program: `up` would deploy that one."""
+    if not project.starts_another_program(_text(path)):
+        return ""
+    program = ", ".join(f"`{line}`" for line in project.PROGRAM.splitlines() if line)
+    return f"{path} was kept and does not start {naming.PROJECT}; its lines must be {program}"
+
+
+def _about_ignored(path: Path) -> str:
+    """Return what a user must add to the file before `git add .`."""
+    lines = project.not_ignored(_text(path))
+    return f"{path} was kept; add the lines {', '.join(lines)}" if lines else ""
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

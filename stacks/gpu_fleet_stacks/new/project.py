@@ -9,7 +9,7 @@ from pathlib import Path
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import reference
 
-STACKS, REQUIREMENTS = "stacks", "requirements.txt"
+STACKS, REQUIREMENTS, MAIN, GITIGNORE = "stacks", "requirements.txt", "__main__.py", ".gitignore"
 WANTED = f"{naming.PROJECT}[platform]"
 UNRELEASED = re.compile(r"\.dev[0-9]|\+")  # in a version: one between two releases, or one built here
 WORKFLOW = Path(__file__).with_name("workflow.yml")
@@ -31,9 +31,9 @@ def files() -> Mapping[str, str]:
     """Return path -> text of everything but stack files."""
     return {
         "Pulumi.yaml": reference.pulumi_project(),
-        "__main__.py": PROGRAM,
+        MAIN: PROGRAM,
         REQUIREMENTS: f"{requirement()}\n",
-        ".gitignore": IGNORED,
+        GITIGNORE: IGNORED,
         ".github/workflows/gpu-fleet.yml": WORKFLOW.read_text(encoding="utf-8"),
         f"{STACKS}/{reference.FILE.name}": reference.text(),
     }
@@ -64,3 +64,15 @@ def warning(line: str) -> str:
 def lacks_requirement(text: str) -> bool:
     """Return whether a file of requirements does not name gpu-fleet."""
     return re.search(rf"^\s*{naming.PROJECT}\b", text, re.MULTILINE | re.IGNORECASE) is None
+
+
+def starts_another_program(text: str) -> bool:
+    """Return whether a kept ``__main__.py`` does not start gpu-fleet: the engine would run it instead."""
+    return "gpu_fleet_stacks" not in text
+
+
+def not_ignored(text: str) -> list[str]:
+    """Return the lines that a kept ``.gitignore`` lacks: without them a team commits its environment."""
+    said = {line.strip().strip("/") for line in text.splitlines()}
+    wanted = [line for line in IGNORED.splitlines() if not line.startswith("#")]
+    return [line for line in wanted if line.strip("/") not in said]

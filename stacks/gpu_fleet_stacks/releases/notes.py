@@ -48,7 +48,9 @@ def known() -> Notes:
     changes = [path.read_text(encoding="utf-8") for path in files]
     to_come = tuple(filter(None, map(migration, changes)))
     prepared = version.running()
-    return {prepared: released.get(prepared, ()) + to_come, **_without(released, prepared)}
+    noted = {prepared: released.get(prepared, ()) + to_come, **_without(released, prepared)}
+    # Several changes of a release may ask for the same: it is said once.
+    return {release: tuple(dict.fromkeys(said)) for release, said in noted.items()}
 
 
 def is_released(release: str) -> bool:

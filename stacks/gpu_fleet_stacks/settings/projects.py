@@ -15,6 +15,7 @@ FILE = "Pulumi.yaml"
 # Names the project, or a folder of stack files alone; `gpu-fleet --dir` sets it.
 VARIABLE = "GPU_FLEET_DIR"
 PATTERN = "Pulumi.*.yaml"
+# The root of the checkout that this gpu-fleet runs from; of a wheel it is a folder of its environment.
 OWN = Path(__file__).resolve().parents[3]
 NAME = re.compile(rf"^name:\s*(['\"]?){naming.PROJECT}\1\s*(?:#.*)?$", re.MULTILINE)
 CONFIG_FOLDER = re.compile(r"^stackConfigDir:\s*(['\"]?)([^'\"#\n]+?)\1\s*(?:#.*)?$", re.MULTILINE)
@@ -39,7 +40,8 @@ def folder() -> Path | None:
     above = next(_upward(start), None)
     if above is None and named:
         return start
-    project = above or next(_upward(OWN), None)
+    # Not upward: an environment in a project names it in no other folder.
+    project = above or (OWN if _is_project(OWN) else None)
     return stack_folder_of(project) if project else None
 
 
@@ -92,7 +94,11 @@ def stack_folder_of(project: Path) -> Path:
 
 def _upward(start: Path) -> Iterator[Path]:
     """Yield every project in or above a folder, the nearest first."""
-    return (place for place in (start, *start.parents) if NAME.search(_text(place)))
+    return (place for place in (start, *start.parents) if _is_project(place))
+
+
+def _is_project(place: Path) -> bool:
+    return NAME.search(_text(place)) is not None
 
 
 def _text(place: Path) -> str:

@@ -181,6 +181,7 @@ def test_a_new_price_is_written_with_source_and_day_and_nothing_else_moves(copie
     done = run("--cloud", "aws")
 
     assert done.exit_code == 0, done.output
+    assert f"wrote {copies / 'catalog.toml'}, {copies / 'prices.toml'}: the prices of this" in done.output
     after = (copies / "catalog.toml").read_text().splitlines()
     pairs = zip(before, after, strict=False)
     different = [new for old, new in pairs if old != new and "price_list =" not in new]

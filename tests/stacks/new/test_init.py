@@ -98,6 +98,15 @@ def test_outside_of_any_project_it_says_how_to_make_one(tmp_path, monkeypatch):
     assert run("check").strip().endswith("--dir DIR or GPU_FLEET_DIR names one elsewhere")
 
 
+def test_the_environment_of_a_project_names_it_in_no_other_folder(infra, monkeypatch):
+    """`gpu-fleet destroy` elsewhere, from that environment, has no stack of it for its only one."""
+    monkeypatch.setattr(projects, "OWN", infra / ".venv" / "lib" / "python3.11")
+
+    assert "no project of gpu-fleet in" in run("check", "research")
+    assert "no project of gpu-fleet in" in run("new", "lab", *AWS)
+    assert not (infra / "stacks" / "Pulumi.lab.yaml").exists()
+
+
 def test_a_project_without_a_stack_names_the_command_that_writes_one(tmp_path, monkeypatch):
     run("init", str(tmp_path / "infra"))
     monkeypatch.chdir(tmp_path / "infra")
@@ -142,12 +151,36 @@ def test_a_project_that_is_there_is_refused_and_other_files_are_kept(infra, tmp_
     assert (other / ".gitignore").read_text() == "mine"
 
 
+def test_a_kept_file_that_does_not_do_what_a_project_needs_is_named(tmp_path, monkeypatch):
+    """Else Pulumi runs the other program, and `git add .` commits the environment."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "__main__.py").write_text("import pulumi\n")
+    (tmp_path / ".gitignore").write_text("/build\n*.pyc\n")
+
+    said = run("init", ".")
+
+    assert "warning: __main__.py was kept and does not start gpu-fleet; its lines must be `from gpu" in said
+    assert "warning: .gitignore was kept; add the lines .venv/, stacks/Pulumi.*-accept.yaml\n" in said
+
+
+def test_kept_files_that_do_are_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("init", ".")
+    (tmp_path / "Pulumi.yaml").unlink()
+
+    said = run("init", ".")
+
+    assert "kept     __main__.py" in said
+    assert "was kept" not in said
+
+
 def test_next_is_what_this_shell_still_lacks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    elsewhere = run("init", "infra").partition("next:\n")[2]
+    elsewhere = run("init", "my infra").partition("next:\n")[2]
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     here = run("init", ".").partition("next:\n")[2]
 
+    assert elsewhere.startswith("  cd 'my infra'\n")
     assert [line.split()[0] for line in elsewhere.splitlines()[:3]] == ["cd", "python3", ".venv/bin/pip"]
     assert here == "  gpu-fleet new NAME\n"
 

@@ -108,5 +108,5 @@ def _outline_of(value: Any) -> str:
     if isinstance(value, Tensor):
         if value.is_floating_point():
             return sums([value])[0]
-        return str(zlib.crc32(value.detach().cpu().contiguous().numpy()))
+        return str(zlib.crc32(value.detach().cpu().numpy().tobytes()))
     return str(value) if isinstance(value, bool | int | float | complex | str | dict | tuple) else ""
