@@ -25,16 +25,19 @@ SET_UP = (
     "  gpu-fleet init infra --stack research --cloud aws --region us-east-1 \\\n"
     "      --account 123456789012 --recipient ml@example.com"
 )
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
 @click.option(
     "-s", "--stack", "first", metavar="NAME", help="Also write its first stack file, as `new` does."
 )
 @command.answer_options
-def init(folder: Path, first: str | None, **flags: Any) -> None:
+def init(directory: str, first: str | None, **flags: Any) -> None:
     """Write the files that a platform team commits: project, program, requirement, workflow, first stack.
 
     Every other command finds the project from any folder in it. Existing files are kept.
     """
+    if not directory:
+        raise StacksError("DIR ''; allowed: a folder, `.` for this one")
+    folder = Path(directory)
     if (folder / projects.FILE).exists():
         raise StacksError(f"{folder / projects.FILE} already exists; nothing was written")
     if first is None and command.at_terminal():

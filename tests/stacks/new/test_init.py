@@ -2,6 +2,7 @@
 
 import errno
 import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -268,6 +269,26 @@ def test_the_workflow_checks_costs_and_previews_each_stack_with_no_rights_that_i
     ] == []
     assert workflow["permissions"] == {"contents": "read"}
     assert "${{ github.event.pull_request.title" not in said
+
+
+def test_the_workflow_passes_where_there_is_no_stack_file_yet(infra, tmp_path):
+    jobs = yaml.safe_load((infra / ".github/workflows/gpu-fleet.yml").read_text())["jobs"]
+    loops = [
+        step["run"] for job in jobs.values() for step in job["steps"] if "Pulumi.*" in step.get("run", "")
+    ]
+
+    ended = [subprocess.run(["bash", "-ec", loop], cwd=tmp_path, check=False).returncode for loop in loops]
+
+    assert ended == [0, 0, 0]
+
+
+def test_an_empty_name_of_a_folder_is_not_this_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    done = CliRunner().invoke(main, ["init", ""])
+
+    assert (done.exit_code, list(tmp_path.iterdir())) == (1, [])
+    assert "error: DIR ''; allowed: a folder, `.` for this one" in done.output
 
 
 def test_outside_of_a_checkout_the_policy_pack_is_a_copy_with_an_environment_of_its_own(infra, monkeypatch):
