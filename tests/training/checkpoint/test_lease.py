@@ -382,19 +382,18 @@ def test_ages_are_measured_by_the_clock_of_the_object_store_alone(store, living,
 @both_clouds
 def test_of_several_that_follow_at_the_same_moment_one_wins(store, impatient, monkeypatch):
     RunLease(store, ELSEWHERE, renew_every_s=1000).acquire()
-    begin, won, claim = threading.Barrier(4), list[RunLease](), CheckpointStore.claim_lease
+    judged, won, claim = threading.Barrier(4, timeout=60), list[RunLease](), CheckpointStore.claim_lease
 
     def claimed(store: CheckpointStore, number: int, content: str) -> str | None:
-        name = claim(store, number, content)
-        monkeypatch.setattr(leases, "TAKEN_OVER_AFTER_S", 90.0)  # who has won may stand still for seconds
+        judged.wait()  # all four have found the old lease free
+        monkeypatch.setattr(leases, "TAKEN_OVER_AFTER_S", 90.0)  # who wins may stand still for seconds
         monkeypatch.setattr(leases, "WAIT_S", 0.0)
-        return name
+        return claim(store, number, content)
 
     monkeypatch.setattr(CheckpointStore, "claim_lease", claimed)
 
     def follow(number: int) -> None:
         contender = RunLease(store, Holder(f"host-{number}", "boot", 1), renew_every_s=0.1)
-        begin.wait()
         try:
             contender.acquire()
             won.append(contender)
