@@ -87,6 +87,14 @@ def test_a_refusal_is_for_good_and_a_silence_is_not(pod, status, for_good):
     assert end.value.for_good is for_good
 
 
+@pytest.mark.parametrize("keys", [None, [], "none", {}])
+def test_an_answer_without_keys_is_one_message(pod, keys):
+    pod.keys = keys
+
+    with pytest.raises(StoreError, match="its answer cannot be read"):
+        rrsa.role_keys()
+
+
 def test_a_pod_without_the_webhook_has_no_such_role(monkeypatch):
     for name in rrsa.VARIABLES:
         monkeypatch.delenv(name, raising=False)
