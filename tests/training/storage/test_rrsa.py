@@ -9,7 +9,7 @@ import pytest
 
 from gpu_fleet.core.errors import StoreError
 from gpu_fleet.storage import rrsa
-from gpu_fleet.storage.object_store import ObjectStore
+from gpu_fleet.storage.object_store import ObjectStore, patiently
 from tests.answering import Answer, Asked, answering
 
 KEYS = {
@@ -85,6 +85,22 @@ def test_a_refusal_is_for_good_and_a_silence_is_not(pod, status, for_good):
         rrsa.role_keys()
 
     assert end.value.for_good is for_good
+
+
+def test_a_refusal_in_a_run_is_waited_for(pod, monkeypatch):
+    """The token of the pod has expired, and the kubelet is about to write a new one."""
+    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
+    pod.status = 400
+
+    def renewed() -> None:
+        try:
+            rrsa.role_keys()
+        finally:
+            pod.status = 200
+
+    patiently(renewed, refused=True)
+
+    assert len(pod.asked) == 2
 
 
 @pytest.mark.parametrize("keys", [None, [], "none", {}])

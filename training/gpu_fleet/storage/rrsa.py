@@ -71,6 +71,7 @@ def role_keys() -> dict[str, str]:
         raise StoreError(
             f"{url}: gives no keys for {ROLE} = {os.environ[ROLE]!r}: {error.code} {said}",
             passing=error.code >= FIRST_SERVER_ERROR,
+            refused=error.code < FIRST_SERVER_ERROR,
         ) from error
     except (OSError, HTTPException) as error:
         raise StoreError(f"{url}: gives no keys for this pod's role: {error!r}", passing=True) from error
