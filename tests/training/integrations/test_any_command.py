@@ -272,6 +272,15 @@ def test_no_second_command_works_on_the_folder_of_a_killed_run(bucket, no_fleet,
     assert not (tmp_path / "begun").exists()
 
 
+def test_a_command_whose_process_cannot_be_noted_is_not_left_alone(no_fleet, tmp_path):
+    """The disk may be full: `run` ended, and its command went on without it."""
+    (tmp_path / ".gpu-fleet/command.json").mkdir(parents=True)  # a file cannot be written there
+
+    ended = CliRunner().invoke(main, ["run", "--checkpoints", str(tmp_path), "--", "sh", "-c", "exit 7"])
+
+    assert ended.exit_code == 7
+
+
 def test_an_upload_that_fails_in_a_way_nobody_expects_is_no_success(bucket, tmp_path, monkeypatch):
     def fail(_sync: FolderSync, **_: bool) -> NoReturn:
         raise ValueError("odd")

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_fleet.core.errors import StoreError
 from gpu_fleet.storage import rrsa
-from gpu_fleet.storage.object_store import ObjectStore
+from gpu_fleet.storage.object_store import ObjectStore, patiently
 from tests.answering import Answer, Asked, answering
 
 KEYS = {
@@ -85,6 +85,30 @@ def test_a_refusal_is_for_good_and_a_silence_is_not(pod, status, for_good):
         rrsa.role_keys()
 
     assert end.value.for_good is for_good
+
+
+def test_a_refusal_in_a_run_is_waited_for(pod, monkeypatch):
+    """The token of the pod has expired, and the kubelet is about to write a new one."""
+    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
+    pod.status = 400
+
+    def renewed() -> None:
+        try:
+            rrsa.role_keys()
+        finally:
+            pod.status = 200
+
+    patiently(renewed, refused=True)
+
+    assert len(pod.asked) == 2
+
+
+@pytest.mark.parametrize("keys", [None, [], "none", {}])
+def test_an_answer_without_keys_is_one_message(pod, keys):
+    pod.keys = keys
+
+    with pytest.raises(StoreError, match="its answer cannot be read"):
+        rrsa.role_keys()
 
 
 def test_a_pod_without_the_webhook_has_no_such_role(monkeypatch):

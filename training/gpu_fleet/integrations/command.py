@@ -139,6 +139,14 @@ def _check_left(file: Path) -> None:
         )
 
 
+def _note_running(file: Path, process: int) -> None:
+    """Note the process of COMMAND for `_check_left`. It runs already, so a full disk must not end `run` alone."""
+    try:
+        write_bytes(file, json.dumps(asdict(Holder.of(process))).encode())
+    except OSError as error:
+        log.warning("event=command-not-noted file=%s error=%r", file, reason_of(error))
+
+
 def _run_child(
     start: Callable[[Interruption], "Child"],
     checkpoints: Path | None,
@@ -150,8 +158,7 @@ def _run_child(
         word = outcome.NewWord(checkpoints) if checkpoints else None
         child = start(interruption)
         if checkpoints:
-            with on_disk(checkpoints):
-                write_bytes(checkpoints / RUNNING, json.dumps(asdict(Holder.of(child.process))).encode())
+            _note_running(checkpoints / RUNNING, child.process)
         with Keeper(sync, every_s) as keeper:
             status = child.wait(lambda: keeper.lost, keeper.soon)
         ends_with = status_of(status, interruption.reason, word)

@@ -51,11 +51,13 @@ class PodKeys(CredentialProvider):
 
 
 def named(keys: Mapping[str, str]) -> dict[str, str]:
-    """Return keys in botocore's names; raises LookupError."""
-    theirs = ("AccessKeyId", "AccessKeySecret", "SecurityToken", "Expiration")
-    return dict(
-        zip(("access_key", "secret_key", "token", "expiry_time"), map(keys.__getitem__, theirs), strict=True)
-    )
+    """Return keys in botocore's names; raises LookupError, or TypeError for what is no table."""
+    return {
+        "access_key": keys["AccessKeyId"],
+        "secret_key": keys["AccessKeySecret"],
+        "token": keys["SecurityToken"],
+        "expiry_time": keys["Expiration"],
+    }
 
 
 def role_keys() -> dict[str, str]:
@@ -69,6 +71,7 @@ def role_keys() -> dict[str, str]:
         raise StoreError(
             f"{url}: gives no keys for {ROLE} = {os.environ[ROLE]!r}: {error.code} {said}",
             passing=error.code >= FIRST_SERVER_ERROR,
+            refused=error.code < FIRST_SERVER_ERROR,
         ) from error
     except (OSError, HTTPException) as error:
         raise StoreError(f"{url}: gives no keys for this pod's role: {error!r}", passing=True) from error
