@@ -140,7 +140,7 @@ def _check_left(file: Path) -> None:
 
 
 def _note_running(file: Path, process: int) -> None:
-    """Note the process of COMMAND for `_check_left`. It runs already, so a full disk must not end `run` alone."""
+    """Note the process of COMMAND for `_check_left`. It runs already: a full disk ends no `run`."""
     try:
         write_bytes(file, json.dumps(asdict(Holder.of(process))).encode())
     except OSError as error:
