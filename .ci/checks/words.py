@@ -42,10 +42,8 @@ NO_BEGINNING = re.compile(
     r"(?:What|Whether|As|Of|But|Where|How|Who|Whose|Why|When|Which|Those|For|That|The same|So|If)\b"
 )
 PLAIN = ("stacks", "image", "training", ".ci")  # rooms that keep this
-ANY_DIGIT, ASCII_ALONE = (
-    re.compile(r"\\d|\.is(?:digit|decimal|numeric)\("),
-    re.compile(r"\.isascii\(|rb\"|re\.ASCII"),
-)
+ANY_DIGIT = re.compile(r"\\d|\.is(?:digit|decimal|numeric)\(")
+ASCII_ALONE = re.compile(r"\.isascii\(|rb\"|re\.ASCII")
 # a name of product code says what it holds
 NAMELESS = {"one", "found", "told", "tell", "tells", "Found", "Word", "machine", "machines"}
 HOUSE_PARTS = {"told", "tell", "tells", "machine", "machines", "somebody"}

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from gpu_fleet_image.core import keys
@@ -110,6 +111,7 @@ def after(before: DayUse, jobs: Iterable[RunningJob], seconds: float) -> DayUse:
     return replace(before, used=used)
 
 
+@lru_cache(maxsize=2 * MOST_NAMES)  # asked at each poll for each instance's jobs
 def _size(name: str) -> int:
     return len(json.dumps(name)) + BESIDE_NAME
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from gpu_fleet_image.controllers.meter.chargeback import owners
-from gpu_fleet_image.controllers.meter.meter import DAY, SHARED, SMALLEST
+from gpu_fleet_image.controllers.meter.chargeback import divided, owners
+from gpu_fleet_image.controllers.meter.meter import DAY, SHARED
 from gpu_fleet_image.controllers.meter.meter_state import SECONDS_PER_HOUR, Day, DayShare, Unused
 from gpu_fleet_image.core.holds import account_named
 from gpu_fleet_image.core.job_use import Used
@@ -161,19 +161,16 @@ def _unused(day: Day) -> Iterator[tuple[str, str, Unused]]:
 
 
 def _of_instance(month: _Month, day: Day, key: str, share: DayShare) -> Iterator[Row]:
-    """Yield a row for each account that had the instance; the last one has what rounding leaves."""
+    """Yield a row for each account that had the instance."""
     instance = share.instance
     market = " on spot" if instance.spot else ""
     category = "Dynamic" if instance.spot else "Standard"
     text, named = f"{instance.type}{market} and its disks", {"ResourceId": key, "ResourceName": key}
-    parts = owners(day, key, share, month.jobs)
-    cost, hours = share.cost, Decimal(share.seconds) / SECONDS_PER_HOUR
-    for index, (owner, part) in enumerate(parts, 1):
-        own = cost if index == len(parts) else (share.cost * part).quantize(SMALLEST)
-        cost -= own
+    hours = Decimal(share.seconds) / SECONDS_PER_HOUR
+    for owner, part, cost in divided(share.cost, owners(day, key, share, month.jobs)):
         tags = {TAG_POOL: instance.pool, TAG_OWNER: owner}
         tags[TAG_TEAM] = month.teams.get(account_named(owner), "")
-        row = month.row(own, day.date, day.date + DAY, text, **tags)
+        row = month.row(cost, day.date, day.date + DAY, text, **tags)
         yield row | _used(hours * part, category) | named | {"ResourceType": "Instance"}
 
 

@@ -264,16 +264,22 @@ def _of_day(
 
 
 def _of_instance(share: DayShare, computing: Decimal | None, parts: Parts) -> Iterator[Charge]:
-    """Yield the rows of an instance's day; the last one has what rounding leaves of the cost."""
-    left = share.cost
-    for index, (name, part) in enumerate(parts, 1):
-        cost = left if index == len(parts) else (share.cost * part).quantize(SMALLEST)
-        left -= cost
+    """Yield the rows of an instance's day."""
+    for name, part, cost in divided(share.cost, parts):
         hours = share.gpu_hours * part
         reported = Decimal(0) if computing is None else hours
         worked = reported * (computing or Decimal(0))
         if hours or cost:
             yield Charge(name, hours, worked, reported - worked, hours - reported, cost)
+
+
+def divided(cost: Decimal, parts: Parts) -> Iterator[tuple[str, Decimal, Decimal]]:
+    """Yield name, part and its cost; the last one has what rounding leaves."""
+    left = cost
+    for index, (name, part) in enumerate(parts, 1):
+        own = left if index == len(parts) else (cost * part).quantize(SMALLEST)
+        left -= own
+        yield name, part, own
 
 
 def _in_cents(rows: Sequence[Charge]) -> list[Charge]:
