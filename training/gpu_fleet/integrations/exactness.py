@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gpu_fleet.core.world import World
-from gpu_fleet.data.generators import held_by
+from gpu_fleet.data.generators import SavedGenerator, held_by
 from gpu_fleet.data.resumable import reads_another
 from gpu_fleet.integrations.unsaved import LoopWatch
 from gpu_fleet.step.buffers import AttributeCheck, BufferCheck, check_of_optimizer, numbers_of
@@ -54,8 +54,9 @@ class ExactnessCheck:
 
     def begin(self, frames: Iterable[FrameType]) -> None:
         """Note the objects with a state that the loop in these frames uses."""
-        spared = [*self._read, *held_by(self._read)]
-        self._loop = LoopWatch(frames, self._objects.values(), spared)
+        given = self._objects.values()
+        wrapped = (thing.generator for thing in given if isinstance(thing, SavedGenerator))
+        self._loop = LoopWatch(frames, [*given, *wrapped], [*self._read, *held_by(self._read)])
 
     def check_loop(self, where: World) -> None:
         """Warn of objects that have changed, and that no checkpoint holds."""
