@@ -274,9 +274,10 @@ def make_clients_quickly() -> None:
     make, made = creator._create_methods, {}
 
     def methods(self: Any, model: Any) -> dict[str, Any]:
-        if model.service_name not in made:
-            made[model.service_name] = make(self, model)
-        return {**made[model.service_name]}
+        description = model._service_description  # kept, so that its id stays its own; an agent's is smaller
+        if id(description) not in made:
+            made[id(description)] = description, make(self, model)
+        return {**made[id(description)][1]}
 
     creator._create_methods = methods
 
