@@ -4,11 +4,9 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import botocore.session
 import pytest
 from hypothesis import settings
 
@@ -17,15 +15,13 @@ from gpu_fleet_stacks.settings import projects
 from tests.image.alicloud_api import UNDOCUMENTED
 from tests.image.recipe.side_by_side import GroupScheduling
 from tests.longest import longest_first
-from tests.preloaded import preloaded, preloaded_functions
+from tests.preloaded import make_clients_quickly, preloaded, preloaded_functions
 
 # Modules stay to the end: the garbage collector looks at them while they load for nothing, 3 s of 17, and at
 # nearly half a million of their objects in every full collection after it.
 gc.disable()
 
-# Each botocore session would read the descriptions of its services anew, a tenth of a second a client. They
-# never change: one reader serves all sessions of this process.
-botocore.session.create_loader = cache(botocore.session.create_loader)
+make_clients_quickly()
 
 # Processes that a test starts take the packages of this checkout too, whichever is installed: a git worktree
 # often shares the environment of another.

@@ -30,6 +30,7 @@ from gpu_fleet.data.loader import RankShare, Reader, batches, training_slices
 from gpu_fleet.data.order import SampleOrder
 from tests.bench.bench_trainer_gpu import VOCABULARY, write_pictures, write_tokens
 from tests.bench.bench_trainer_overhead import peers_python
+from tests.bench.step_loops import Sequences, pair_of
 
 ROOT = Path(__file__).parents[2]
 WEBDATASET = "webdataset==1.0.2"
@@ -74,28 +75,9 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         return torch.from_numpy(picture), int(file.parent.name)
 
 
-class Sequences(Dataset[tuple[Tensor, Tensor]]):
-    """The tokens of a memory-mapped file."""
-
-    def __init__(self, data: Path) -> None:
-        self._tokens = np.memmap(data / "train" / "tokens.bin", dtype="<u2", mode="r")
-
-    def __len__(self) -> int:
-        return (len(self._tokens) - 1) // LENGTH
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return pair_of(self._tokens[index * LENGTH : (index + 1) * LENGTH + 1])
-
-
-def pair_of(window: Any) -> tuple[Tensor, Tensor]:
-    """Tokens and the next ones, from one more of them than a sample has."""
-    tokens = torch.from_numpy(window.astype(np.int64))
-    return tokens[:-1], tokens[1:]
-
-
 def plain(kind: str, data: Path) -> Batches:
     """What a page of PyTorch reads with."""
-    samples: Dataset[Any] = Pictures(data) if kind == "jpeg" else Sequences(data)
+    samples: Dataset[Any] = Pictures(data) if kind == "jpeg" else Sequences(data, LENGTH)
     loader = DataLoader(samples, batch_size=BATCH, shuffle=True, drop_last=True)
     return itertools.chain.from_iterable(loader for _ in itertools.count())
 

@@ -87,21 +87,26 @@ class BesideBare:
 class Sequences(Dataset[tuple[Tensor, Tensor]]):
     """What a page of PyTorch reads token files with."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, length: int) -> None:
         self._tokens = np.memmap(data / "train" / "tokens.bin", dtype="<u2", mode="r")
+        self._length = length
 
     def __len__(self) -> int:
-        return (len(self._tokens) - 1) // LENGTH
+        return (len(self._tokens) - 1) // self._length
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        window = self._tokens[index * LENGTH : (index + 1) * LENGTH + 1].astype(np.int64)
-        tokens = torch.from_numpy(window)
-        return tokens[:-1], tokens[1:]
+        return pair_of(self._tokens[index * self._length : (index + 1) * self._length + 1])
+
+
+def pair_of(window: Any) -> tuple[Tensor, Tensor]:
+    """Tokens and the next ones, from one more of them than a sample has."""
+    tokens = torch.from_numpy(window.astype(np.int64))
+    return tokens[:-1], tokens[1:]
 
 
 def loader(data: Path) -> DataLoader[Any]:
     """Without reader processes, which gain nothing here: a batch is read in a tenth of a millisecond."""
-    return DataLoader(Sequences(data), batch_size=BATCH, shuffle=True, drop_last=True)
+    return DataLoader(Sequences(data, LENGTH), batch_size=BATCH, shuffle=True, drop_last=True)
 
 
 def model() -> nn.Module:

@@ -4,13 +4,25 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from tests.image.fake_aws import fake_aws
 from tests.image.live import live_aws
+from tests.image.moto_fleet import MotoFleet
 
 
 @pytest.fixture
 def live(tmp_path):
     """Yield a stack in moto with real agents, the function's own handler, and one clock."""
     with live_aws(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def fleet(monkeypatch):
+    """Yield an empty stack in moto, with an environment for it."""
+    with fake_aws():
+        made = MotoFleet()
+        for name, value in made.environ().items():
+            monkeypatch.setenv(name, value)
         yield made
 
 

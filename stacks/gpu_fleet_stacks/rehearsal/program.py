@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import click
 import pulumi
-from pulumi.runtime import resource, set_all_config, set_mocks
+from pulumi.runtime import resource, rpc, set_all_config, set_mocks
 from pulumi.runtime.proto import source_pb2
 from pulumi.runtime.settings import SETTINGS, _get_rpc_manager, get_root_resource, reset_options
 from pulumi.runtime.stack import Stack, run_pulumi_func
@@ -149,12 +149,17 @@ def _lean() -> Iterator[None]:
     """Switch off what takes half of a run's time and is not needed here.
 
     One is the garbage collector, since the SDK makes a reference cycle of every value; the ten megabytes of a
-    run are collected after it. The other is the source position of each resource, which only an engine shows.
+    run are collected after it. Another is the source position of each resource, which only an engine shows.
+    The last is the search of each value for one that a preview does not know: here all are known, and the
+    search alone left behind three quarters of the collector's objects.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with patch.object(resource, "_get_stack_trace", source_pb2.StackTrace):
+        with (
+            patch.object(resource, "_get_stack_trace", source_pb2.StackTrace),
+            patch.object(rpc, "contains_unknowns", lambda _: False),
+        ):
             yield
     finally:
         if was_enabled:

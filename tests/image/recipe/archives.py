@@ -6,15 +6,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-import threading
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
+from tests.answering import served
 from tests.ran import ran
 
 
@@ -93,19 +92,11 @@ def _listing(packages):
     ).encode()
 
 
-@contextmanager
 def serving(folder):
-    """The address of a web server for the files of a folder."""
+    """A block with the address of a web server for the files of a folder."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *_):
             """Says nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    return served(partial(Quiet, directory=str(folder)))

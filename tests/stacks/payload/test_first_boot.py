@@ -67,7 +67,7 @@ def changed(text, **payload):
 def lacking(content, part):
     """Write a payload's tarball without the files whose names begin so."""
     target = content.with_name("lacking.tar.gz")
-    with tarfile.open(content) as whole, tarfile.open(target, "w:gz") as left:
+    with tarfile.open(content) as whole, tarfile.open(target, "w:gz", compresslevel=1) as left:
         for member in whole:
             if not member.name.startswith(part):
                 left.addfile(member, whole.extractfile(member))

@@ -521,7 +521,9 @@ def data(split):
 """
 
 
-def test_a_stopped_trainer_that_continues_leaves_all_to_its_successor_and_is_to_be_run_again(store, tmp_path):
+def test_a_stopped_trainer_that_continues_leaves_all_to_its_successor_and_is_to_be_run_again(
+    store, forked, tmp_path
+):
     """The command, stopped in step 4 and taken over, ends at its next save and names the new holder."""
     (tmp_path / "mine.py").write_text(STANDS_STILL)
     table: dict[str, Any] = {

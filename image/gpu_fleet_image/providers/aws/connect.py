@@ -109,7 +109,7 @@ def store(region: str, calls: Calls, uri: str) -> Store:
 
 def bucket_client(region: str) -> Any:
     """Return boto3's S3 client."""
-    return clients(region).s3
+    return session.client("s3", region)
 
 
 def caller(region: str, calls: Calls) -> tuple[str, str]:

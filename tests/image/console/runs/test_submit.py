@@ -71,11 +71,12 @@ def fleet(tmp_path_factory):
 
 @pytest.fixture
 def nodes(fleet):
-    """The instances, as after a boot."""
+    """The instances, as after a boot, and no run: one of the same second would have the same name."""
     _, made = fleet
     yield made
     for node in made:
         node.as_booted()
+    boto3.resource("s3", REGION).Bucket(RECORDS).objects.filter(Prefix="runs/").delete()
 
 
 @pytest.fixture

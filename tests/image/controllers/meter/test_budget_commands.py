@@ -12,13 +12,11 @@ from click.testing import CliRunner
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
 from gpu_fleet_image.core.metrics import METRIC_GPU_UTILISATION, namespace
-from tests.image.fake_aws import fake_aws
 from tests.image.moto_fleet import (
     BUCKET,
     NOW,
     STACK,
     STARTED,
-    MotoFleet,
     budget_json,
     client,
     pool_policy,
@@ -27,15 +25,6 @@ from tests.image.moto_fleet import (
 )
 
 QUEUED = {"groups": ["dev"], "max_size": 4, "queue_gpus": 1}
-
-
-@pytest.fixture
-def fleet(monkeypatch):
-    with fake_aws():
-        made = MotoFleet()
-        for name, value in made.environ().items():
-            monkeypatch.setenv(name, value)
-        yield made
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from gpu_fleet_image.core.model import (
 )
 from gpu_fleet_image.core.notify.notifier import Notifier
 from gpu_fleet_image.core.times import format_time
-from tests.image.controllers.sweep.test_sweep_on_moto import fleet, sweep  # noqa: F401 - fixtures
+from tests.image.controllers.sweep.test_sweep_on_moto import sweep  # noqa: F401 - a fixture
 from tests.image.moto_fleet import NOW, client, wire
 from tests.image.situations import NOW as MOMENT
 from tests.image.situations import alone, idle_history, make_instance

@@ -20,21 +20,10 @@ from gpu_fleet_image.core.model import (
 )
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.providers.aws.instances import Instances
-from tests.image.fake_aws import fake_aws
-from tests.image.moto_fleet import BUCKET, NOW, REGION, STARTED, MotoFleet, client, set_clock, write_policy
+from tests.image.moto_fleet import BUCKET, NOW, REGION, STARTED, client, set_clock, write_policy
 
 NOTICE = "test: 1 idle GPU instance(s) of ada will be stopped or terminated"
 AFTER_GRACE = NOW + timedelta(minutes=31)
-
-
-@pytest.fixture
-def fleet(monkeypatch):
-    """Yield an empty stack in moto, with an environment for it."""
-    with fake_aws():
-        made = MotoFleet()
-        for name, value in made.environ().items():
-            monkeypatch.setenv(name, value)
-        yield made
 
 
 @pytest.fixture

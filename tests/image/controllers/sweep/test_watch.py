@@ -12,7 +12,7 @@ from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.providers.alicloud.oss import OssStore
 from tests.image.alicloud_world import Bucket
-from tests.image.controllers.sweep.test_sweep_on_moto import AFTER_GRACE, fleet, sweep  # noqa: F401 - fixtures
+from tests.image.controllers.sweep.test_sweep_on_moto import AFTER_GRACE, sweep  # noqa: F401 - a fixture
 from tests.image.moto_fleet import BUCKET, NOW, TAGS, client, pool_policy
 from tests.image.plays.stage import CLOUDS, POOL
 from tests.image.sweeping import policy, sweep_world
@@ -22,7 +22,7 @@ WEEK = timedelta(days=7)
 
 
 @pytest.fixture
-def idle(fleet):  # noqa: F811
+def idle(fleet):
     """Return an instance that the second sweep would terminate."""
     (instance,) = fleet.start()
     fleet.heartbeats([instance], idle_hours=2.5)
@@ -42,7 +42,7 @@ def watched():
 
 
 def test_what_would_have_been_terminated_is_reported_with_owner_and_worth_and_lives(
-    fleet,  # noqa: F811
+    fleet,
     idle,
     past_grace,
 ):
@@ -71,7 +71,7 @@ def test_the_days_count_from_the_first_sweep_and_it_is_reported_once(fleet, swee
 
 
 def test_what_was_not_delivered_is_sent_by_the_next_sweep_and_the_others_are_not_forgotten(
-    fleet,  # noqa: F811
+    fleet,
     sweep,  # noqa: F811
     idle,
     past_grace,
