@@ -49,6 +49,7 @@ REFUSED = {
         "access.people = 'ubuntu': is an account or group of the system",
     ),
     "an account of the queue's database": ({"mysql": {"uid": 5001}}, "'mysql': is an account or group"),
+    "an account of the mounts": ({"statd": {"uid": 5001}}, "'statd': is an account or group"),
     "an account of the driver": ({"nvidia-persistenced": {"uid": 5001}}, "is an account or group of the"),
     "an account of ours": ({"gpu-fleet-x": {"uid": 5001}}, "access.people = 'gpu-fleet-x': is an account"),
     "an option for a name": ({"-ada": {"uid": 5001}}, "must be a login name"),

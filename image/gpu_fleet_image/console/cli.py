@@ -18,6 +18,7 @@ from gpu_fleet_image.console.table import SECTIONS
 
 NAME = "gpu-fleet"
 CHECK = "gpu_fleet_stacks.cost.check:check"
+INERT = "gpu_fleet_image.core.shared_options:inert"
 FAILED = 1
 ROOMS = ("gpu_fleet_image", "gpu_fleet_stacks")  # whose log `--verbose` shows
 # A shell's exit code of a process that Ctrl-C (SIGINT, 2) ended.
@@ -83,7 +84,7 @@ def ended(run: Callable[[], Any]) -> int:
     except click.ClickException as error:
         shown = StringIO()
         error.show(shown)
-        click.echo(CLICKS.sub("error: ", _with_range(error, shown.getvalue())), err=True, nl=False)
+        _say(CLICKS.sub("error: ", _with_range(error, shown.getvalue())))
         return error.exit_code
     except BrokenPipeError:
         # The reader is gone: nothing more can be written, also not when the interpreter flushes.
@@ -94,9 +95,14 @@ def ended(run: Callable[[], Any]) -> int:
         if said is None and os.environ.get(TRACEBACK):
             raise
         defect = f"a defect of gpu-fleet: {type(error).__name__}: {error}; {TRACEBACK}=1 shows where"
-        click.echo(f"error: {said or defect}", err=True)
+        _say(f"error: {said or defect}\n")
         return FAILED
     return code if isinstance(code, int) else 0
+
+
+def _say(text: str) -> None:
+    """Print an error, which may quote what other users wrote."""
+    click.echo(lazy.load(INERT)(text), err=True, nl=False)
 
 
 def _with_range(error: click.ClickException, text: str) -> str:

@@ -17,6 +17,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from gpu_fleet_image.core.shared_options import inert
+
 LONGEST_WORD = 20
 HANGING_FROM = 60  # columns of a terminal in which a block's values have room beside their headings
 PADDING = 2  # a column's: a space on each side; lines take one more
@@ -61,10 +63,10 @@ class Listing:
     _rows: list[tuple[tuple[str, ...], str, bool]] = field(default_factory=list)
 
     def add_row(self, *cells: str, style: str = "", end_section: bool = False) -> None:
-        """Add a row with one cell for each column."""
+        """Add a row with one cell for each column; a cell may hold what others wrote."""
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
-        self._rows.append((cells, style, end_section))
+        self._rows.append((tuple(map(inert, cells)), style, end_section))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table where it fits, without some columns if need be, or else the blocks."""

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,30 @@ import click
 STACK_VARIABLE = "GPU_FLEET_STACK"
 QUIET = "GPU_FLEET_QUIET"  # `gpu-fleet -q` sets it
 TABLE, JSON, CSV = "table", "json", "csv"
+# What a terminal obeys instead of showing it: controls (ECMA-48), Unicode's line ends, and its marks that
+# reorder a line (UAX 9).
+OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+def inert(text: str, kept: str = "\n\t") -> str:
+    """Return a text that others may have written, where what a terminal would obey reads as ``\\x1b``. Pure.
+
+    Args:
+        kept: characters that stay as they are.
+    """
+    return OBEYED.sub(lambda letter: letter[0] if letter[0] in kept else ascii(letter[0])[1:-1], text)
+
+
+def inert_log(text: str) -> str:
+    """Return a program's output likewise, without its colours; a bar that redraws becomes lines. Pure."""
+    return inert(COLOUR.sub("", text).replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def note(text: str) -> None:
     """Print a warning or a remark on standard error, unless the user wants results and errors alone."""
     if not os.environ.get(QUIET):
-        click.echo(text, err=True)
+        click.echo(inert(text), err=True)
 
 
 def form_option(command: Callable[..., None]) -> Callable[..., None]:

@@ -99,7 +99,11 @@ def leavers_jobs(
 
 def leavers(wanted: Collection[str], known: Iterable[Association]) -> dict[str, bool]:
     """Return Slurm's users who are no longer in the roster -> whether it takes new jobs of theirs. Pure."""
-    return {entry.user: entry.takes_jobs for entry in known if entry.user not in {"", ROOT, *wanted}}
+    left: dict[str, bool] = {}
+    for entry in known:
+        if entry.user not in {"", ROOT, *wanted}:
+            left[entry.user] = left.get(entry.user, False) or entry.takes_jobs  # of any team
+    return left
 
 
 def partings(left: Mapping[str, bool], *, have_jobs: bool) -> list[list[str]]:
@@ -152,7 +156,8 @@ def shares(
 ) -> list[list[str]]:
     """Return the changes of Slurm's accounts that assign each user to their team. Pure.
 
-    A user's past usage for another team stays in that account.
+    A user's past usage for another team stays in that account, which takes no more jobs of theirs: neither
+    its share nor its limit is theirs any more.
 
     Args:
         wanted: user -> account.
@@ -183,8 +188,16 @@ def shares(
             new.append(["add", "user", name, f"account={account}", "fairshare=1"])
             new.append(["modify", "user", "where", f"name={name}", "set", f"defaultaccount={account}"])
         if not users.get((name, account), True):  # a user who left has come back
-            new.append(["modify", "user", "where", f"name={name}", "set", f"maxsubmitjobs={NO_LIMIT}"])
-    return new
+            new.append(_most_jobs(name, account, NO_LIMIT))
+    former = (
+        pair for pair, takes_jobs in users.items() if takes_jobs and wanted.get(pair[0], pair[1]) != pair[1]
+    )
+    return new + [_most_jobs(*pair, 0) for pair in sorted(former)]
+
+
+def _most_jobs(user: str, account: str, most: int) -> list[str]:
+    where = ["where", f"name={user}", f"account={account}"]
+    return ["modify", "user", *where, "set", f"maxsubmitjobs={most}"]
 
 
 def qualities(known: Mapping[str, Iterable[str]]) -> list[list[str]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from gpu_fleet_image.core import listing
 from gpu_fleet_image.core.csv_rows import csv_text
@@ -209,5 +210,5 @@ def table(values: dict[str, Any]) -> Table:
     made.add_column("output", no_wrap=True)
     made.add_column("value", overflow="fold")
     for key, value in sorted(values.items()):
-        made.add_row(key, _text(value))
+        made.add_row(key, Text(_text(value)))  # [true] is no markup
     return made

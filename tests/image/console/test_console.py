@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 from gpu_fleet_image.console import cli, groups, lazy, version
 from gpu_fleet_image.console.cli import FAILED, INTERRUPTED, main
 from gpu_fleet_image.console.table import SECTIONS, Row
+from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from tests.image.console.commands import COMMANDS, LEAVES
 from tests.ran import executable, ran
 
@@ -284,10 +285,16 @@ def test_where_a_room_is_missing_its_commands_are_not_listed_and_say_why(monkeyp
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch):
-    missing = ModuleNotFoundError("No module named 'torch'", name="torch")
+    there, missing = importlib.import_module, ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    def imported(name: str) -> object:
+        if name == "gpu_fleet.cli":
+            raise missing
+        return there(name)
+
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.delitem(sys.modules, "gpu_fleet.cli", raising=False)
-    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=missing))
+    monkeypatch.setattr(importlib, "import_module", imported)
 
     shown = run("train", "--help")
 
@@ -329,6 +336,7 @@ def test_a_command_of_the_trainer_names_a_package_that_is_not_installed(
         (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
         (BrokenPipeError(32, "Broken pipe"), FAILED, ""),
         (PermissionError(13, "Permission denied", "/etc/shadow"), 1, "error: /etc/shadow: Permission denied"),
+        (ConfigurationError("kept by \x1b[2J\x9b1m\u202e: no"), 1, r"kept by \x1b[2J\x9b1m\u202e: no"),
         (ValueError("odd"), 1, "error: a defect of gpu-fleet: ValueError: odd; GPU_FLEET_TRACEBACK=1"),
         (ProfileNotFound(profile="nope"), 1, "profile (nope) could not be found: see AWS_PROFILE"),
         (
@@ -338,7 +346,7 @@ def test_a_command_of_the_trainer_names_a_package_that_is_not_installed(
         ),
         (ValueError("Invalid endpoint: x"), 1, "error: Invalid endpoint: x; allowed: a URL"),
     ],
-    ids=["ctrl-c", "closed-pipe", "file", "defect", "profile", "aws-file", "endpoint"],
+    ids=["ctrl-c", "closed-pipe", "file", "terminal", "defect", "profile", "aws-file", "endpoint"],
 )
 def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, message, monkeypatch):
     monkeypatch.setattr("gpu_fleet_stacks.settings.stack_files.settings_of", Mock(side_effect=raised))

@@ -89,12 +89,20 @@ def test_a_qos_that_an_operator_has_changed_stays_so():
     assert accounting.qualities(known) == []
 
 
-def test_a_user_who_changes_teams_works_for_the_new_one():
-    known = [Association(team, user) for team in ("vision", "nlp") for user in ("", "bob")]
+def test_a_user_who_changes_teams_works_for_the_new_one_alone():
+    """Else `sbatch --account` would go round the limit, or the freeze, of the new team."""
+    known = [Association("vision", ""), Association("nlp", ""), Association("vision", "ada")]
+    refused = [Association("vision", "ada", takes_jobs=False), Association("nlp", "ada")]
 
-    assert changes([*known, Association("vision", "ada")], ada="nlp") == [
+    assert changes(known, ada="nlp") == [
         "add user ada account=nlp fairshare=1",
         "modify user where name=ada set defaultaccount=nlp",
+        "modify user where name=ada account=vision set maxsubmitjobs=0",
+    ]
+    assert changes([*known[:2], *refused], ada="nlp") == []
+    assert changes([*known[:2], *refused], ada="vision") == [
+        "modify user where name=ada account=vision set maxsubmitjobs=-1",
+        "modify user where name=ada account=nlp set maxsubmitjobs=0",
     ]
 
 
@@ -507,7 +515,13 @@ def test_the_jobs_of_who_left_end_though_somebody_has_the_number_again():
 def test_who_left_and_comes_back_hands_in_jobs_again():
     known = [Association("nlp", ""), Association("nlp", "ada", takes_jobs=False)]
 
-    assert changes(known, ada="nlp") == ["modify user where name=ada set maxsubmitjobs=-1"]
+    assert changes(known, ada="nlp") == ["modify user where name=ada account=nlp set maxsubmitjobs=-1"]
+
+
+def test_who_left_after_a_change_of_teams_hands_in_no_more_jobs():
+    known = [Association("nlp", "bob"), Association("vision", "bob", takes_jobs=False)]
+
+    assert accounting.leavers([], known) == {"bob": True}
 
 
 def test_a_roster_of_nobody_ends_the_jobs_of_all_as_it_locks_their_accounts():

@@ -14,6 +14,7 @@ import yaml
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_stacks.core.errors import StacksError
@@ -256,6 +257,14 @@ def test_all_outputs_are_a_table_that_cuts_nothing(shell):
     shown = shell.run("outputs", "aws-dev")
 
     assert long in "".join(line.split(maxsplit=1)[-1].strip() for line in shown.splitlines())
+
+
+def test_an_output_that_looks_like_markup_is_a_value():
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(pulumi_command.table({"flags": [True], "path": "[/]"}))
+
+    assert shown.get().split() == ["output", "value", "flags", "[true]", "path", "[/]"]
 
 
 def test_outputs_of_a_stack_that_is_not_deployed_are_one_message(shell):

@@ -25,7 +25,7 @@ from gpu_fleet_image.core.options import POOL_NAME, stack_options
 from gpu_fleet_image.core.place import Asked, subject
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import OVER, Job, Member, Phase, overall, parameters, run_name
-from gpu_fleet_image.core.shared_options import FiniteRange
+from gpu_fleet_image.core.shared_options import FiniteRange, inert
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.slurm.configuration import LOW, NORMAL
 
@@ -173,7 +173,7 @@ def submit(
             sys.exit(EXIT_FAILED)
     job = described_job(desk, packed, criteria, ids)
     if dry_run:
-        click.echo(preview(job, packed, nodes - len(ids), desk.policy.cloud))
+        click.echo(inert(preview(job, packed, nodes - len(ids), desk.policy.cloud)))
         return
     bucket.submit(job, packed.archive)
     command = sent(desk, bucket, job)
@@ -225,7 +225,7 @@ def travels(packed: Packed, bucket: str) -> str:
 def _some(names: Sequence[str]) -> str:
     """Return the first names, and the number of the others."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    return ", ".join(inert(name, kept="") for name in names[:MOST_NAMED]) + more
 
 
 def described_job(desk: Desk, packed: Packed, criteria: Criteria, ids: Sequence[str]) -> Job:
@@ -302,7 +302,7 @@ def followed(now: Callable[[], datetime], wait: Callable[[float], None], bucket:
             text = f"{member.id} {state.phase}{f': {state.detail}' if state.detail else ''}"
             if state.phase is not Phase.SENT and shown.get(member.id) != text:
                 shown[member.id] = text
-                click.echo(text)
+                click.echo(inert(text))
         phase = overall(states)
         if phase in (Phase.REFUSED, Phase.FAILED):
             if phase is Phase.REFUSED and any(state.phase not in OVER for state in states):

@@ -20,7 +20,7 @@ from gpu_fleet_image.core.place import Asked, Place, subject
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, nearest
 from gpu_fleet_image.core.runs import OVER, Job, NodeState, Phase, node_prefix, overall
-from gpu_fleet_image.core.shared_options import TABLE, form_option, note
+from gpu_fleet_image.core.shared_options import TABLE, form_option, inert, note
 from gpu_fleet_image.core.times import format_span, parse_time
 
 HEADINGS = ("run", "pool", "nodes", "phase", "step", "loss", "ETTR", "time", "at most")
@@ -83,7 +83,7 @@ def runs(asked: Asked, account: str | None, form: str) -> None:
     listing.console(WIDTH).print(queue_view.table(HEADINGS, rows))
     for run, states in said.items():
         for why in dict.fromkeys(state.detail for state in states if state.phase is Phase.REFUSED):
-            click.echo(f"{run}: refused: {why}")
+            click.echo(inert(f"{run}: refused: {why}"))
     if not jobs:
         click.echo(f"account {viewer.account} has submitted none")
 
@@ -142,12 +142,13 @@ def logs(run: str, asked: Asked, account: str | None, node: int, *, follow: bool
 def shown(bucket: RunBucket, job: Job, node: int, *, follow: bool) -> bool:
     """Print the log, with -f as it grows; return whether the run did not fail. Raises CloudError."""
     printed: set[str] = set()
+    show = queue_view.log_printer()
     while True:
         states = bucket.states(job)  # before the log, which then has the last lines
         for key in bucket.log_keys(node_prefix(job, job.instances[node].id), job.account):
             if key not in printed:
                 printed.add(key)
-                click.echo(bucket.part(key, job.account).decode(errors="replace"), nl=False)
+                show(bucket.part(key, job.account))
         state = states[node]
         silent = state.phase not in OVER and is_silent(job, state, datetime.now(UTC))
         if state.phase in OVER or silent or not follow:

@@ -5,10 +5,12 @@ progress there. A laptop can read both. On an instance Slurm itself cancels, and
 shared homes.
 """
 
+import codecs
 import getpass
 import json
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +38,7 @@ from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, nearest
 from gpu_fleet_image.core.runs import QUEUED, RUN, NodeState, Phase, place_of
-from gpu_fleet_image.core.shared_options import CSV, TABLE, note
+from gpu_fleet_image.core.shared_options import CSV, TABLE, inert_log, note
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_span, parse_time
 from gpu_fleet_image.slurm import slurm
@@ -256,14 +258,26 @@ def show_log(viewer: QueueViewer, run: str, *, follow: bool) -> bool:
     if viewer.is_instance and not entry.job.log:
         raise ConfigurationError(f"RUN {run!r}: its --output is no path that could be shown")
     come = _from_file(Path(entry.job.log)) if viewer.is_instance else _from_bucket(viewer, entry)
+    show = log_printer()
     while True:
         entry = viewer.entry(entry.job.id)  # before the log, which then has the last lines
         for part in come():
-            click.echo(part.decode(errors="replace"), nl=False)
+            show(part)
         if entry.is_over or not follow:
             note(f"{entry.job.name}: {described(entry)}")
             return not follow or entry.job.state not in FAILED
         time.sleep(LOOK_EVERY_S)
+
+
+def log_printer() -> Callable[[bytes], None]:
+    """Return what prints a log part by part; a terminal shows what it would obey, as journalctl's does."""
+    decoded = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def show(part: bytes) -> None:
+        text = decoded(part)
+        click.echo(inert_log(text) if sys.stdout.isatty() else text, nl=False)
+
+    return show
 
 
 def _from_file(log: Path) -> Callable[[], Iterator[bytes]]:

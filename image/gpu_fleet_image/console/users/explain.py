@@ -23,7 +23,7 @@ from gpu_fleet_image.core.options import now_option, stack_options
 from gpu_fleet_image.core.place import Asked
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, nearest
-from gpu_fleet_image.core.shared_options import json_option
+from gpu_fleet_image.core.shared_options import inert, json_option
 from gpu_fleet_image.core.times import format_span, format_time, marking_rule
 
 STYLES = {Cell.ACTIVE: "green", Cell.IDLE: "yellow", Cell.UNKNOWN: "red", Cell.HUNG: "bold red"}
@@ -67,7 +67,7 @@ def explain(
         sys.exit(1 if said["failures"] else 0)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     for line in facts(decision, policy, result.now):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(inert(line), markup=False, highlight=False, soft_wrap=True)
     shown, period, failed = read_rows(cloud, decision, policy, result.now)
     for text in picture(shown, period):
         console.print(text, soft_wrap=True)

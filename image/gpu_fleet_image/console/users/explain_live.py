@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from rich.table import Table
-
 from gpu_fleet_image.core import instance_file, paths
+from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_image.core.times import format_span
@@ -115,11 +114,10 @@ def _ago(seconds: float) -> str:
     return f"{format_span(timedelta(seconds=seconds))} ago"
 
 
-def table(lines: list[SensorLine]) -> Table:
+def table(lines: list[SensorLine]) -> Listing:
     """Return a table for a terminal, with the whole instance in the last line."""
-    made = Table(box=None, header_style="bold")
-    for heading in ("sensor", "reading", "counts as", "because of"):
-        made.add_column(heading, overflow="fold")
+    headings = ("sensor", "reading", "counts as", "because of")
+    made = Listing(tuple(Column(heading, wraps=True) for heading in headings), box=None)
     states = [each.state for each in lines]
     whole = next((state for state in ("busy", "unknown") if state in states), "idle")
     for each in [*lines, SensorLine("all of them", "", whole)]:

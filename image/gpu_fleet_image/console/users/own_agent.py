@@ -16,7 +16,7 @@ from gpu_fleet_image.core.files import FOLDER
 from gpu_fleet_image.core.holds import Output
 from gpu_fleet_image.core.place import Asked
 from gpu_fleet_image.core.reaper_errors import AgentError, ConfigurationError
-from gpu_fleet_image.core.shared_options import TABLE, note
+from gpu_fleet_image.core.shared_options import TABLE, inert, note
 
 # Longer than the agent needs for a hold: some ten calls, of two tries each.
 _ANSWER_WITHIN_S = 90.0
@@ -67,9 +67,9 @@ def ask(command: str, instance_id: str | None = None, **words: str) -> None:
     request = {"command": command, **words, **({"instance": instance_id} if instance_id else {})}
     output = answered(json.dumps(request).encode() + b"\n")
     for warning in output.warnings:
-        note(f"warning: {_shown(warning)}")
+        note(f"warning: {warning}")
     for line in output.lines:
-        click.echo(_shown(line))
+        click.echo(inert(line, kept=""))
 
 
 def answered(request: bytes) -> Output:
@@ -83,7 +83,7 @@ def answered(request: bytes) -> Output:
             f"the agent of this instance does not answer at {path} ({why}): {_REMEDY}"
         ) from error
     if content.get("error"):
-        raise AgentError(_shown(str(content["error"])))
+        raise AgentError(str(content["error"]))
     return Output(tuple(content.get("lines", ())), tuple(content.get("warnings", ())))
 
 
@@ -101,8 +101,3 @@ def _exchanged(request: bytes) -> bytes:
                 return answer.readline(LARGEST_ANSWER)
     finally:
         os.close(folder)
-
-
-def _shown(text: str) -> str:
-    """Return a line without control characters: users choose the names of their processes."""
-    return "".join(character if character.isprintable() else "?" for character in text)

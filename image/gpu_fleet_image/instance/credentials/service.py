@@ -31,6 +31,8 @@ META_DATA, _TOKEN_PATH = "/latest/meta-data/", "/latest/api/token"
 TOKEN = "of-no-use"  # noqa: S105 - clients ask for one; here the connection identifies the caller
 SILENT_S = 5.0  # limit for a caller that sends nothing
 LONGEST_S = 30.0  # limit of a connection, with a slow caller and the cloud's answer
+# Headers of proxies (RFC 9110 and 7239); the metadata service of AWS refuses the first likewise.
+PROXIED = ("X-Forwarded-For", "Forwarded", "Via")
 MOST_AT_ONCE = 64  # connections of one account
 
 log = logging.getLogger(__name__)
@@ -63,8 +65,9 @@ class CredentialsServer(ThreadingHTTPServer):
         self.server_address = listening.getsockname()
         self.facts = ALLOWED[cloud]
         self.sessions, self.metadata, self.account_of = sessions, metadata, account_of
-        self.callers: dict[End, str | NotServedError] = {}
-        self._open: dict[End, tuple[float, Any]] = {}
+        # by connection: the next one may have the same address before the first is forgotten
+        self.callers: dict[Any, str | NotServedError] = {}
+        self._open: dict[Any, float] = {}
         self._asking: Counter[str] = Counter()
         self._counting = threading.Lock()
 
@@ -79,15 +82,15 @@ class CredentialsServer(ThreadingHTTPServer):
                 log.warning("event=too-many-at-once account=%r most=%d", _name(caller), MOST_AT_ONCE)
                 return False
             self._asking[_name(caller)] += 1
-            self.callers[client_address] = caller
-            self._open[client_address] = time.monotonic(), request
+            self.callers[request] = caller
+            self._open[request] = time.monotonic()
         return True
 
     def service_actions(self) -> None:
         """End connections that take too long, whatever they send; called between two requests."""
         began_before = time.monotonic() - LONGEST_S
         with self._counting:
-            late = [request for began, request in self._open.values() if began < began_before]
+            late = [request for request, began in self._open.items() if began < began_before]
         for request in late:
             with suppress(OSError):
                 request.shutdown(socket.SHUT_RDWR)
@@ -97,7 +100,7 @@ class CredentialsServer(ThreadingHTTPServer):
         try:
             super().process_request(request, client_address)
         except RuntimeError:
-            self._forget(client_address)
+            self._forget(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -105,12 +108,12 @@ class CredentialsServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._forget(client_address)
+            self._forget(request)
 
-    def _forget(self, client: End) -> None:
+    def _forget(self, request: Any) -> None:
         with self._counting:
-            self._asking[_name(self.callers.pop(client))] -= 1
-            del self._open[client]
+            self._asking[_name(self.callers.pop(request))] -= 1
+            del self._open[request]
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
         """Log an error of a connection; a caller that hangs up is no error."""
@@ -135,8 +138,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer_to_a_user(self, answer: Callable[[str], tuple[HTTPStatus, str]]) -> None:
         try:
-            self._check_host()
-            caller = self.server.callers[self.client_address]
+            self._check_headers()
+            caller = self.server.callers[self.request]
             if isinstance(caller, NotServedError):
                 raise caller
         except NotServedError as error:
@@ -145,11 +148,13 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._send(*answer(caller))
 
-    def _check_host(self) -> None:
-        """Refuse other host names, which a page in a user's browser may use; raises NotServedError."""
+    def _check_headers(self) -> None:
+        """Refuse a page in a user's browser, and a user's proxy for others; raises NotServedError."""
         name = self.headers.get("Host", ADDRESS).partition(":")[0]
         if name not in (ADDRESS, "localhost"):
             raise NotServedError(f"asked as {name!r}; allowed: {ADDRESS}, localhost")
+        if proxied := [header for header in PROXIED if header in self.headers]:
+            raise NotServedError(f"asked with {proxied[0]}, through a proxy: it would be the proxy's user")
 
     def _credentials(self, account: str) -> tuple[HTTPStatus, str]:
         try:

@@ -25,6 +25,7 @@ NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
 NAME = "digits-20261123-100000"
 JOB = Job("7", NAME, "ada", "train", 2, "RUNNING", "", "i-[1-2]", 1, "/home/ada/d-7.log", "gpu-fleet")
 PLACE = f"runs/words/ada/train/{NAME}/queue/"
+HOSTILE = "\x1b[31mred\x1b[0m\n10%\r20%\r\n\x1b]52;c;cm0=\x07\x1b[2J世\n"  # the second writes the clipboard
 STATE = {"phase": "running", "at": NOW.isoformat(), "step": 42, "loss": 0.25, "ettr": 0.9}
 
 
@@ -181,6 +182,25 @@ def test_an_instance_reads_the_file_and_follows_it_to_the_end(tmp_path, capsys, 
 
     assert not queue_view.show_log(stack.viewer, "7", follow=True)
     assert capsys.readouterr().out == "one\ntwo\n"
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "shown"),
+    [
+        (True, "red\n10%\n20%\n\\x1b]52;c;cm0=\\x07\\x1b[2J世\n"),
+        (False, "red\n10%\r20%\r\n\x1b]52;c;cm0=\x07世\n"),
+    ],
+    ids=["terminal", "pipe"],
+)
+def test_a_terminal_shows_what_it_would_obey_and_a_pipe_gets_the_log(capsys, monkeypatch, is_terminal, shown):
+    stack, log = Stack(replace(JOB, state="COMPLETED")), HOSTILE.encode()
+    stack.says("log/000000000000000.txt", log[:-3])  # within a letter
+    stack.says("log/000000000000004.txt", log[-3:])
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+
+    queue_view.show_log(stack.viewer, NAME, follow=False)
+
+    assert capsys.readouterr().out == shown
 
 
 def test_a_job_that_waits_has_no_log_yet(tmp_path, capsys):

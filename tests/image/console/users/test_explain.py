@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.console.users import explain_live, timeline
@@ -151,6 +152,14 @@ def test_live_shows_each_sensor_with_what_makes_it_busy():
         ("jupyter", "unknown"),
         ("command", "unknown"),
     ]
+
+
+def test_the_name_of_a_process_neither_marks_up_nor_moves_the_terminal_of_root(capsys):
+    named = explain_live.SensorLine("program", "[/red] \x1b[2J (7, eve)", "busy", "[bold]")
+
+    Console(width=150).print(explain_live.table([named]))
+
+    assert r"[/red] \x1b[2J (7, eve)  busy       [bold]" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone sees everybody's processes")

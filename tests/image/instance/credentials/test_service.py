@@ -136,10 +136,14 @@ def test_who_is_no_user_is_refused_with_a_reason(uid, why):
     assert role.asked == []
 
 
-def test_a_page_in_a_users_browser_that_calls_the_service_by_a_name_of_its_own_is_refused():
+@pytest.mark.parametrize(
+    "header",
+    ["Host: rebound.example", "X-Forwarded-For: 10.0.0.7", "Forwarded: for=10.0.0.7", "Via: 1.1 squid"],
+)
+def test_a_page_in_a_users_browser_and_a_users_proxy_are_refused(header):
     role = Role()
     with serving(role) as port:
-        status, _ = asked(ADA, port, headers=[f"Host: rebound.example:{port}"])
+        status, _ = asked(ADA, port, headers=[header])
 
     assert (status, role.asked) == (403, [])
 
@@ -168,6 +172,20 @@ def test_idle_connections_of_one_user_keep_no_other_from_an_answer(monkeypatch):
         after = asked(EVE, port)[0]
 
     assert (third, status, after) == ("b''\n", 200, 200)
+
+
+def test_a_connection_at_the_address_of_an_earlier_one_is_counted_and_answered_by_itself():
+    address, named = ("127.0.0.1", 40000), iter(["ada", "eve"])
+    listening = socket.create_server(("127.0.0.1", 0))
+    pairs = [socket.socketpair() for _ in range(2)]
+    with CredentialsServer(listening, "aws", Sessions(Role()), None, lambda *_: next(named)) as server:
+        for own, _ in pairs:
+            assert server.verify_request(own, address)
+        for own, other in pairs:
+            other.sendall(b"GET /credentials HTTP/1.0\r\n\r\n")
+            server.process_request_thread(own, address)
+
+    assert [b"id-ada" in pairs[0][1].recv(4096), b"id-eve" in pairs[1][1].recv(4096)] == [True, True]
 
 
 DRIP = """
