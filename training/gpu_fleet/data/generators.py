@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -102,6 +102,8 @@ def _behind(thing: Any) -> Sequence[Any]:
         return [*vars(thing).values(), *thing.__bases__] if source and is_of_user(source) else ()
     if isinstance(thing, (*CLOSED, set, frozenset)):  # the order of a set differs by process
         return ()
+    if type(thing) in (list, tuple) and len(thing) > MOST_LOOKED_AT:
+        return cast("Sequence[Any]", thing[:MOST_LOOKED_AT])  # a list of all that it holds takes seconds
     return gc.get_referents(thing)[:MOST_LOOKED_AT]
 
 

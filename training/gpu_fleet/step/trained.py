@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 
 def sums(parameters: Iterable[Tensor]) -> list[str]:
-    """Return the sum of each parameter as text, to compare weights bit by bit."""
+    """Return the sum of each parameter as text, to compare weights bit by bit; without a copy of one."""
     real = (torch.view_as_real(p) if p.is_complex() else p for p in (p.detach() for p in parameters))
-    return [float(parameter.double().sum()).hex() for parameter in real]
+    return [float(parameter.sum(dtype=torch.double)).hex() for parameter in real]
 
 
 def check_gradients(parameters: Iterable[nn.Parameter], where: World) -> None:
