@@ -272,6 +272,22 @@ def test_no_second_command_works_on_the_folder_of_a_killed_run(bucket, no_fleet,
     assert not (tmp_path / "begun").exists()
 
 
+def test_a_run_in_the_command_of_another_on_its_folder_is_refused_without_a_wait(
+    bucket, no_fleet, tmp_path, monkeypatch
+):
+    """It used to wait for the lease that the other one holds, and to ask for the end of its own parent."""
+    monkeypatch.setattr(os, "getsid", lambda _: os.getpid())  # as in a command, which leads its session
+    (tmp_path / ".gpu-fleet").mkdir()
+    (tmp_path / ".gpu-fleet/command.json").write_text(json.dumps(vars(Holder.of(os.getpid()))))
+    place = f"s3://{bucket}/mine"
+
+    refused = CliRunner().invoke(main, ["run", "--checkpoints", str(tmp_path), "--uri", place, "--", "true"])
+
+    assert refused.exit_code == 65
+    assert f"this `run` is process {os.getpid()} of process {os.getpid()} on" in refused.output
+    assert CheckpointStore(f"{place}/{any_command.LEASED}").newest_lease() is None
+
+
 def test_a_command_whose_process_cannot_be_noted_is_not_left_alone(no_fleet, tmp_path):
     """The disk may be full: `run` ended, and its command went on without it."""
     (tmp_path / ".gpu-fleet/command.json").mkdir(parents=True)  # a file cannot be written there
