@@ -15,8 +15,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from gpu_fleet import Run
 from gpu_fleet.data.generators import is_own_generator, reached
-from gpu_fleet.integrations import unsaved
 from gpu_fleet.integrations.unsaved import LoopWatch
+from gpu_fleet.step import outline
 from gpu_fleet.step.buffers import BufferCheck
 
 STEPS, STOP = 6, 3
@@ -219,8 +219,8 @@ def test_a_small_state_is_compared_to_its_last_element(kind, caplog):
 
 @pytest.mark.parametrize("shape", [(1 << 16,), (1 << 8, 1 << 8)], ids=["blocks", "rows"])
 def test_a_large_state_is_looked_at_in_parts_that_a_step_of_all_of_it_changes(shape, caplog, monkeypatch):
-    monkeypatch.setattr(unsaved, "MOST_BYTES", 1 << 14)
-    monkeypatch.setattr(unsaved, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(outline, "MOST_BYTES", 1 << 14)
+    monkeypatch.setattr(outline, "BLOCK_BYTES", 1 << 10)
     looked: list[int] = []
     checksum = zlib.crc32
     monkeypatch.setattr(zlib, "crc32", lambda part: looked.append(part.nbytes) or checksum(part))
@@ -235,7 +235,7 @@ def test_a_gpu_is_waited_for_once_at_each_look(caplog, monkeypatch):
     """Tensors of a processor stand for those of a GPU: whatever it is called, each would be asked alone."""
     waits: list[int] = []
     bring = Tensor.cpu
-    monkeypatch.setattr(unsaved, "HERE", "another")
+    monkeypatch.setattr(outline, "HERE", "another")
     monkeypatch.setattr(Tensor, "cpu", lambda tensor: waits.append(len(tensor)) or bring(tensor))
     held = Held(torch.zeros(7), torch.zeros(3, dtype=torch.int16), torch.zeros(9))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gpu_fleet.core.world import World
@@ -15,7 +16,7 @@ from gpu_fleet.data.generators import held_by
 from gpu_fleet.data.resumable import reads_another
 from gpu_fleet.integrations.unsaved import LoopWatch
 from gpu_fleet.step.buffers import AttributeCheck, BufferCheck, check_of_optimizer, numbers_of
-from gpu_fleet.step.trained import sums
+from gpu_fleet.step.outline import outlines
 
 log = logging.getLogger(__name__)
 AGREED_STEPS = (
@@ -114,7 +115,11 @@ class ExactnessCheck:
 
     def _differ(self, where: World) -> list[str]:
         """Return the modules outside DistributedDataParallel whose weights differ between ranks."""
-        mine = {name: sums(module.parameters()) for name, module in self._modules.items()}
+        whole = {
+            name: [weight for weight in module.parameters() if not isinstance(weight, DTensor)]
+            for name, module in self._modules.items()
+        }
+        mine = {name: outlines(weights) for name, weights in whole.items()}
         first, *others = where.gather(mine)
         differ = [name for name in mine if any(other[name] != first[name] for other in others)]
         return differ if where.leads else []  # rank 0 warns for all

@@ -1,29 +1,22 @@
 """Search for state of a user's loop that Run was not given, such as an average, a schedule or a generator."""
 
 import logging
-import math
 import sys
-import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from types import FrameType, GeneratorType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from gpu_fleet.core.user_code import is_of_user
 from gpu_fleet.data.generators import is_own_generator, reached, state_of
+from gpu_fleet.step.outline import bound_of_each, outlines
 
 MOST_FRAMES = 4  # a loop may call a helper that makes the steps
 log = logging.getLogger(__name__)
-# Of all states together: 0.3 s of a core at each save. Of more, each tensor is looked at in blocks.
-MOST_BYTES, BLOCK_BYTES = 1 << 30, 1 << 18
-HERE = "cpu"  # the device that need not be waited for
 METHODS = ("state_dict", "load_state_dict")
 
 
@@ -72,11 +65,8 @@ class LoopWatch:
         """Return, for each object, values that change with its state; none if it cannot be asked."""
         states = {name: _state_of(thing, self._modules) for name, thing in self._watched.items()}
         parts = [part for state in states.values() for part in state if isinstance(part, Tensor)]
-        if not self._most_bytes:
-            share = MOST_BYTES // max(1, len(parts))
-            together = sum(part.nbytes for part in parts)
-            self._most_bytes = MOST_BYTES if together <= MOST_BYTES else max(BLOCK_BYTES, share)
-        outlined = iter(_outlined(parts, self._most_bytes))
+        self._most_bytes = self._most_bytes or bound_of_each(parts)
+        outlined = iter(outlines(parts, self._most_bytes))
         return {
             name: [next(outlined) if isinstance(part, Tensor) else part for part in state]
             for name, state in states.items()
@@ -89,20 +79,13 @@ def _state_of(thing: Any, saved: Container[int]) -> list[Any]:
         leaves = [state_of(thing)]
     elif isinstance(thing, nn.Module):
         others = (part for part in thing.modules() if id(part) not in saved)
-        leaves = [tensor for part in others for tensor in _own_tensors(part)]
+        tensors = ((part.parameters(recurse=False), part.buffers(recurse=False)) for part in others)
+        leaves = [*chain.from_iterable(chain.from_iterable(tensors))]
     else:
         leaves = []
         with suppress(Exception):  # a user's object may raise anything
             leaves = tree_leaves(thing.state_dict())
-    return [_plain(leaf) if isinstance(leaf, Tensor) else _text_of(leaf) for leaf in leaves]
-
-
-def _plain(tensor: Tensor) -> Tensor | None:
-    """Return a tensor with bytes of its own, or this rank's part of one; None for a sparse one, say."""
-    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-    if local.layout != torch.strided or local.is_meta or is_traceable_wrapper_subclass(local):
-        return None
-    return local.resolve_conj().resolve_neg()
+    return [leaf if isinstance(leaf, Tensor) else _text_of(leaf) for leaf in leaves]
 
 
 def _states_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
@@ -128,45 +111,6 @@ def _ends_search(thing: Any) -> bool:
 def _has_state(thing: Any) -> bool:
     kind = type(thing)
     return is_own_generator(thing) or all(callable(getattr(kind, method, None)) for method in METHODS)
-
-
-def _own_tensors(module: nn.Module) -> list[Tensor]:
-    """Return the tensors of a module, without those of its parts."""
-    tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    return [tensor for tensor in tensors if not nn.parameter.is_lazy(tensor)]
-
-
-def _outlined(tensors: Iterable[Tensor], most_bytes: int) -> list[int]:
-    """Return a checksum of each tensor; of those on one GPU, after one wait for it."""
-    parts = [_part_of(tensor, most_bytes) for tensor in tensors]
-    for device in {part.device for part in parts if part.device.type != HERE}:
-        numbers = [number for number, part in enumerate(parts) if part.device == device]
-        together = torch.cat([parts[number] for number in numbers]).cpu()
-        pieces = torch.split(together, [len(parts[number]) for number in numbers])
-        for number, piece in zip(numbers, pieces, strict=True):
-            parts[number] = piece
-    return [zlib.crc32(part.numpy().data) for part in parts]
-
-
-def _part_of(tensor: Tensor, most_bytes: int) -> Tensor:
-    """Return bytes (1-d, on its device) that change with a tensor.
-
-    A tensor of more than `most_bytes` is looked at in blocks, evenly spaced; one on a GPU is summed there.
-    """
-    part = tensor if tensor.nbytes <= most_bytes else _blocks_of(tensor, most_bytes)
-    if part.is_floating_point() and part.device.type != HERE:
-        part = part.sum(dtype=torch.double)
-    return part.reshape(-1).view(torch.uint8)
-
-
-def _blocks_of(tensor: Tensor, most_bytes: int) -> Tensor:
-    """Return a view of parts of a tensor, `most_bytes` together; of one that is not contiguous, of rows."""
-    if not tensor.is_contiguous():
-        longest = max(range(tensor.dim()), key=tensor.size)
-        return tensor.transpose(0, longest)[:: math.ceil(tensor.nbytes / most_bytes)]
-    flat, block = tensor.view(-1), BLOCK_BYTES // tensor.element_size()
-    count = max(1, most_bytes // BLOCK_BYTES)
-    return flat.unfold(0, block, max(block, (len(flat) - block) // max(1, count - 1)))
 
 
 def _text_of(value: Any) -> str:
