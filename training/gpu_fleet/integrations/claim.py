@@ -87,7 +87,7 @@ class FolderClaim:
     def check_held(self) -> None:
         """Raise RunLeaseError if another process has taken the run."""
         if self._claim is not None:
-            self._claim.check_bucket()
+            self._claim.lease.check()
 
     def saved(self) -> None:
         """Record the identity after a save; raises RunLeaseError if another process has taken the run."""
