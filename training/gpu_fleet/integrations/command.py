@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import click
@@ -113,7 +112,7 @@ def _kept(folder: Path, place: str) -> tuple[RunClaim, FolderSync]:
     below the same URI.
     """
     claim = RunClaim.of(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"))
-    return claim, FolderSync(folder, ObjectStore(place), held=claim.check_bucket)
+    return claim, FolderSync(folder, ObjectStore(place), held=claim.lease.check)
 
 
 @contextmanager
@@ -206,9 +205,7 @@ class Keeper:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the thread and a running upload: a last upload of the newest state follows."""
         self._ended.set()
         self._wake.set()
