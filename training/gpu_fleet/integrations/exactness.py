@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gpu_fleet.core.world import World
@@ -115,11 +114,7 @@ class ExactnessCheck:
 
     def _differ(self, where: World) -> list[str]:
         """Return the modules outside DistributedDataParallel whose weights differ between ranks."""
-        whole = {
-            name: [weight for weight in module.parameters() if not isinstance(weight, DTensor)]
-            for name, module in self._modules.items()
-        }
-        mine = {name: outlines(weights) for name, weights in whole.items()}
+        mine = {name: outlines(module.parameters()) for name, module in self._modules.items()}
         first, *others = where.gather(mine)
         differ = [name for name in mine if any(other[name] != first[name] for other in others)]
         return differ if where.leads else []  # rank 0 warns for all
