@@ -10,7 +10,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
@@ -164,20 +163,15 @@ def restore_generators(saved: dict[str, Any], own: Sequence[Generator] = ()) -> 
 def kept_generators(own: Sequence[Generator] = ()) -> Iterator[None]:
     """Restore the generators after the block, since training draws its dropout from torch's generator."""
     shared = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    ways_back = [_way_back(generator) for generator in own]
+    before = [state_of(generator) for generator in own]
     try:
         yield
     finally:
         torch.set_rng_state(shared[0])
         np.random.set_state(shared[1])
         random.setstate(shared[2])
-        for go_back in ways_back:
-            go_back()
-
-
-def _way_back(generator: Generator) -> Callable[[], object]:
-    """Return a function that restores the present state of a generator."""
-    return partial(set_state, generator, state_of(generator))
+        for generator, state in zip(own, before, strict=True):
+            set_state(generator, state)
 
 
 def state_of(generator: Generator) -> Any:

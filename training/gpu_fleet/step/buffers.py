@@ -128,10 +128,8 @@ def unsaved(model: nn.Module, left_out: Container[str] = OF_MODULE) -> dict[str,
     for path, module in model.named_modules():
         is_metric = type(module).__module__.startswith("torchmetrics.")
         if type(module).get_extra_state is nn.Module.get_extra_state and not is_metric:
-            plain = {name: value for name, value in vars(module).items() if name not in left_out}
-            state |= {
-                f"{path}.{name}".removeprefix("."): value for name, value in _outlines_of(plain).items()
-            }
+            plain = _outlines_of(vars(module), left_out)
+            state |= {f"{path}.{name}".removeprefix("."): value for name, value in plain.items()}
     return state
 
 
@@ -139,7 +137,7 @@ def check_of_optimizer(optimizer: torch.optim.Optimizer, what: str) -> Attribute
     """Return the check of the attributes of a user's optimizer, which its state_dict leaves out."""
     left_out = vars(optimizer).keys() if type(optimizer).__module__.startswith("torch.") else OF_OPTIMIZER
     instead = "keep it in self.state or in a group of parameters"
-    return AttributeCheck(partial(_attributes_of, optimizer, left_out), what, instead)
+    return AttributeCheck(partial(_outlines_of, vars(optimizer), left_out), what, instead)
 
 
 def numbers_of(thing: Any, *kinds: type) -> dict[str, Any]:
@@ -148,13 +146,10 @@ def numbers_of(thing: Any, *kinds: type) -> dict[str, Any]:
     return _outlines_of({name: value for name, value in attributes if isinstance(value, (*NUMBERS, *kinds))})
 
 
-def _attributes_of(thing: Any, left_out: Container[str]) -> dict[str, Any]:
-    return _outlines_of({name: value for name, value in vars(thing).items() if name not in left_out})
-
-
-def _outlines_of(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _outlines_of(attributes: Mapping[str, Any], left_out: Container[str] = ()) -> dict[str, Any]:
     """Return outlines of the attributes that may be state of the next step."""
-    outlined = {name: _outline_of(value, DEPTH) for name, value in attributes.items()}
+    kept = {name: value for name, value in attributes.items() if name not in left_out}
+    outlined = {name: _outline_of(value, DEPTH) for name, value in kept.items()}
     return {name: outline for name, outline in outlined.items() if outline is not NO_STATE}
 
 
