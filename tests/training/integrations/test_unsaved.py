@@ -236,11 +236,12 @@ def test_a_gpu_is_waited_for_once_at_each_look(caplog, monkeypatch):
     waits: list[int] = []
     bring = Tensor.cpu
     monkeypatch.setattr(outline, "HERE", "another")
+    monkeypatch.setattr(outline, "BLOCK_BYTES", 16)
     monkeypatch.setattr(Tensor, "cpu", lambda tensor: waits.append(len(tensor)) or bring(tensor))
-    held = Held(torch.zeros(7), torch.zeros(3, dtype=torch.int16), torch.zeros(9))
+    held = Held(torch.zeros(7), torch.zeros(3, dtype=torch.int16), torch.zeros(9), torch.arange(3.0))
 
-    assert changes(held, lambda: held.tensors[2].add_(1), caplog)
-    assert waits == [8 + 6 + 8] * 2
+    assert changes(held, lambda: held.tensors[3].copy_(held.tensors[3].flip(0)), caplog)  # of the same sum
+    assert waits == [8 + 6 + 8 + 12] * 2
 
 
 def test_a_long_list_is_searched_no_further_than_the_bound():

@@ -44,9 +44,10 @@ def _plain(tensor: Tensor) -> Tensor | None:
 
 
 def _part_of(tensor: Tensor, most_bytes: float) -> Tensor:
-    """Return bytes (1-d, on its device) that change with a tensor; one on a GPU is summed there."""
-    part = tensor if tensor.nbytes <= most_bytes else _blocks_of(tensor, int(most_bytes))
-    if part.is_floating_point() and part.device.type != HERE:
+    """Return bytes (1-d, on its device) that change with a tensor; one of many on a GPU is summed there."""
+    part = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    part = part if part.nbytes <= most_bytes else _blocks_of(part, int(most_bytes))
+    if part.is_floating_point() and part.device.type != HERE and part.nbytes > BLOCK_BYTES:
         part = part.sum(dtype=torch.double)
     return part.reshape(-1).view(torch.uint8)
 
