@@ -192,13 +192,16 @@ def test_after_the_deadline_another_try_of_the_run_may_help(*, refused, uploaded
     assert failing.slept <= 60
 
 
-def test_a_bucket_that_refuses_a_run_at_its_start_fails_at_once(uploaded, monkeypatch):
+@pytest.mark.parametrize(("restarts", "status"), [(0, 65), (1, 75)])
+def test_a_bucket_that_refuses_a_run_at_its_start_fails_at_once(*, restarts, status, uploaded, monkeypatch):
+    """At a restart of the ranks it has accepted them before, so that the credentials have expired."""
     failing = Failing(10**6, monkeypatch, refused=True, method="get")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
 
     with pytest.raises(DataError) as raised:
         BucketFolder(BucketSource(uploaded, retry_s=60), "train").index()
 
-    assert (raised.value.exit_status, failing.slept) == (65, 0)
+    assert (raised.value.exit_status, failing.slept > 0) == (status, restarts > 0)
 
 
 class Silent:

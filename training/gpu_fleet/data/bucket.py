@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, DataError, SilentSourceError, StoreError
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.class_folders import DESCRIPTION
@@ -57,7 +58,8 @@ class BucketSource:
         """
         try:
             store = self._here()
-            return patiently(lambda: action(store), self._retry_s, refused=refused)
+            known = refused or outcome.restarted()  # then the ranks have read from it before
+            return patiently(lambda: action(store), self._retry_s, refused=known)
         except StoreError as error:
             raise (SilentSourceError if error.passing else DataError)(str(error)) from error
         except CheckpointError as error:
