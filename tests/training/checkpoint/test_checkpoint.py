@@ -574,17 +574,29 @@ def test_a_store_that_refuses_is_no_damage(alone, bucket, tmp_path):
         restore.newest_whole(alone, tmp_path / "there", FailingStore(1, passing=False))
 
 
-@pytest.mark.parametrize(("answered", "tries"), [(True, 2), (False, 1)])
-def test_a_start_waits_for_a_store_that_answers_and_names_one_that_does_not(monkeypatch, *, answered, tries):
+@pytest.mark.parametrize(
+    ("fault", "restarts", "tries"),
+    [
+        ({"passing": True, "answered": True}, 0, 2),
+        ({"passing": True}, 0, 1),
+        ({"refused": True, "answered": True}, 0, 1),
+        ({"refused": True, "answered": True}, 1, 2),
+    ],
+    ids=["disturbed", "silent", "refuses a start", "refuses a restart of the ranks"],
+)
+def test_a_start_waits_for_a_store_that_answers_and_names_one_that_does_not(
+    *, fault, restarts, tries, monkeypatch
+):
     monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     asked: list[int] = []
 
     def disturbed() -> None:
         asked.append(1)
         if len(asked) == 1:
-            raise StoreError("SlowDown", passing=True, answered=answered)
+            raise StoreError("not now", **fault)
 
-    with nullcontext() if answered else pytest.raises(StoreError):
+    with nullcontext() if tries > 1 else pytest.raises(StoreError):
         at_start(disturbed)
 
     assert len(asked) == tries

@@ -387,7 +387,8 @@ def test_a_refusal_in_a_callback_is_one_message(store, monkeypatch, capsys, tmp_
     assert (there / outcome.FAILURE).exists()
 
 
-def test_a_bucket_that_is_disturbed_between_two_saves_ends_no_run(store, monkeypatch, tmp_path):
+@pytest.mark.parametrize("fault", [{"passing": True}, {"refused": True}], ids=["disturbed", "expired"])
+def test_a_bucket_that_is_disturbed_between_two_saves_ends_no_run(fault, store, monkeypatch, tmp_path):
     """The next save makes up for it; only the last one has to succeed."""
     for module, name in ((guard, "ObjectStore"), (claim, "CheckpointStore"), (claims, "RunLease")):
         monkeypatch.setattr(module, name, getattr(module, name))  # to be set back
@@ -397,7 +398,7 @@ def test_a_bucket_that_is_disturbed_between_two_saves_ends_no_run(store, monkeyp
     guarded.begin({}, None)
 
     def disturbed(_verb: str, _name: str) -> None:
-        raise StoreError("SlowDown", passing=True)
+        raise StoreError("not now", **fault)
 
     store.before = disturbed
     guarded.saved()

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import boto3
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -22,8 +23,9 @@ from gpu_fleet.data.bucket import (
     BytesInShard,
     merged,
 )
+from gpu_fleet.data.dataset import CorruptSampleError
 from gpu_fleet.data.loader import batches
-from gpu_fleet.data.shards import DiskFolder, Records
+from gpu_fleet.data.shards import DiskFolder, Records, open_split
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 from tests.answering import answering
 from tests.training.commands import tried_alone
@@ -94,6 +96,26 @@ def test_records_of_a_bucket_are_those_of_the_disk_in_a_request_for_each_part_of
         assert (sample["png"] == here[index]["png"]).all()
 
 
+def test_a_class_that_was_changed_in_a_bucket_is_read_with_its_picture(uploaded, bucket, monkeypatch):
+    command("index", uploaded)
+    settings, source = config.Data(path=uploaded), BucketSource(uploaded)
+    data = open_split(Path("train"), source.description(), settings, training=False)
+    s3, key = boto3.client("s3"), "digits/train/00000.tar"
+    content = bytearray(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+    content[int(data._tars.index[5]["class_start"])] ^= 1
+    s3.put_object(Bucket=bucket, Key=key, Body=bytes(content))
+    asked = []
+    real = ObjectStore.part
+    monkeypatch.setattr(ObjectStore, "part", lambda *place: asked.append(place) or real(*place))
+
+    data.expect([4, 5])
+    data.sample(4, np.random.default_rng(0))
+    with pytest.raises(CorruptSampleError, match=r"its \.cls holds class 0, the index 1"):
+        data.sample(5, np.random.default_rng(0))
+
+    assert len(asked) == 1
+
+
 class Written(DiskFolder):
     """A folder whose index is replaced by other content."""
 
@@ -124,19 +146,21 @@ def test_every_member_is_in_one_read_of_bounded_length(wanted):
 
 
 class Failing:
-    """A bucket whose first reads have a passing failure."""
+    """A bucket whose first requests by one method fail: in a way that passes, or as credentials expired."""
 
-    def __init__(self, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, times: int, monkeypatch: pytest.MonkeyPatch, *, refused: bool = False, method: str = "part"
+    ) -> None:
         self.left, self.slept, self._now = times, 0.0, 0.0
-        real = ObjectStore.part
+        real = getattr(ObjectStore, method)
 
-        def part(store: ObjectStore, *place: object) -> bytes:
+        def fail(store: ObjectStore, *asked: object) -> object:
             self.left -= 1
             if self.left >= 0:
-                raise StoreError("500 of the bucket", passing=True)
-            return real(store, *place)
+                raise StoreError("500 of the bucket", passing=not refused, refused=refused)
+            return real(store, *asked)
 
-        monkeypatch.setattr(ObjectStore, "part", part)
+        monkeypatch.setattr(ObjectStore, method, fail)
         waited = partial(patiently, clock=lambda: self._now, sleep=self._sleep)
         monkeypatch.setattr(buckets, "patiently", waited)
 
@@ -145,8 +169,9 @@ class Failing:
         self.slept += seconds
 
 
-def test_a_read_is_tried_again_within_the_deadline(uploaded, monkeypatch):
-    failing = Failing(5, monkeypatch)
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_read_is_tried_again_within_the_deadline(*, refused, uploaded, monkeypatch):
+    failing = Failing(5, monkeypatch, refused=refused)
     folder = BucketFolder(BucketSource(uploaded, retry_s=60), "train")
 
     content = folder.read(BytesInShard("00000.tar", 0, 512))
@@ -155,8 +180,9 @@ def test_a_read_is_tried_again_within_the_deadline(uploaded, monkeypatch):
     assert 0 < failing.slept <= 60
 
 
-def test_after_the_deadline_another_try_of_the_run_may_help(uploaded, monkeypatch):
-    failing = Failing(10**6, monkeypatch)
+@pytest.mark.parametrize("refused", [False, True])
+def test_after_the_deadline_another_try_of_the_run_may_help(*, refused, uploaded, monkeypatch):
+    failing = Failing(10**6, monkeypatch, refused=refused)
     folder = BucketFolder(BucketSource(uploaded, retry_s=60), "train")
 
     with pytest.raises(SilentSourceError, match="500 of the bucket") as raised:
@@ -164,6 +190,18 @@ def test_after_the_deadline_another_try_of_the_run_may_help(uploaded, monkeypatc
 
     assert raised.value.exit_status == 75
     assert failing.slept <= 60
+
+
+@pytest.mark.parametrize(("restarts", "status"), [(0, 65), (1, 75)])
+def test_a_bucket_that_refuses_a_run_at_its_start_fails_at_once(*, restarts, status, uploaded, monkeypatch):
+    """At a restart of the ranks it has accepted them before, so that the credentials have expired."""
+    failing = Failing(10**6, monkeypatch, refused=True, method="get")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+
+    with pytest.raises(DataError) as raised:
+        BucketFolder(BucketSource(uploaded, retry_s=60), "train").index()
+
+    assert (raised.value.exit_status, failing.slept > 0) == (status, restarts > 0)
 
 
 class Silent:

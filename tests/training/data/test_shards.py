@@ -1,6 +1,7 @@
 """Shards have the same pictures as their folder, each read directly; damage is named."""
 
 import io
+import os
 import pickle
 import tarfile
 from pathlib import Path
@@ -144,6 +145,19 @@ def test_a_class_that_was_changed_in_its_tar_is_a_corrupt_sample(packed):
 
     with pytest.raises(CorruptSampleError, match=r"its \.cls holds class 0, the index 1"):
         dataset.sample(5, CHANCE)
+
+
+def test_open_tars_are_closed_at_exit_after_the_modules_are_gone(packed, monkeypatch):
+    dataset = open_train(packed)
+    dataset.sample(5, CHANCE)
+    folder = dataset._tars._folder
+    (descriptor,) = folder._open.values()
+    monkeypatch.setattr(shards, "os", None)
+
+    folder.__del__()
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_a_batch_continues_without_its_corrupt_sample(packed):

@@ -23,7 +23,7 @@ from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.cli import main
 from gpu_fleet.core import outcome
-from gpu_fleet.core.errors import CheckpointError
+from gpu_fleet.core.errors import CheckpointError, StoreError
 from gpu_fleet.integrations import command as any_command
 from gpu_fleet.integrations.command import status_of
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
@@ -273,6 +273,22 @@ def test_no_second_command_works_on_the_folder_of_a_killed_run(bucket, no_fleet,
     assert not (tmp_path / "begun").exists()
 
 
+def test_a_run_in_the_command_of_another_on_its_folder_is_refused_without_a_wait(
+    bucket, no_fleet, tmp_path, monkeypatch
+):
+    """It used to wait for the lease that the other one holds, and to ask for the end of its own parent."""
+    monkeypatch.setattr(os, "getsid", lambda _: os.getpid())  # as in a command, which leads its session
+    (tmp_path / ".gpu-fleet").mkdir()
+    (tmp_path / ".gpu-fleet/command.json").write_text(json.dumps(vars(Holder.of(os.getpid()))))
+    place = f"s3://{bucket}/mine"
+
+    refused = CliRunner().invoke(main, ["run", "--checkpoints", str(tmp_path), "--uri", place, "--", "true"])
+
+    assert refused.exit_code == 65
+    assert f"this `run` is process {os.getpid()} of process {os.getpid()} on" in refused.output
+    assert CheckpointStore(f"{place}/{any_command.LEASED}").newest_lease() is None
+
+
 def test_a_command_whose_process_cannot_be_noted_is_not_left_alone(no_fleet, tmp_path):
     """The disk may be full: `run` ended, and its command went on without it."""
     (tmp_path / ".gpu-fleet/command.json").mkdir(parents=True)  # a file cannot be written there
@@ -293,6 +309,29 @@ def test_an_upload_that_fails_in_a_way_nobody_expects_is_no_success(bucket, tmp_
 
     assert done.exit_code == 75, done.output
     assert f"error: s3://{bucket}/mine: {tmp_path} cannot be uploaded: ValueError: odd" in done.output
+
+
+@pytest.mark.parametrize(("refusals", "status"), [(3, 0), (10**6, 75)])
+def test_credentials_that_expire_under_a_command_are_waited_for(
+    *, refusals, status, bucket, tmp_path, monkeypatch
+):
+    left, put = iter(range(refusals)), ObjectStore.put
+
+    def refuse(store: ObjectStore, *asked: Any) -> None:
+        if next(left, None) is not None:
+            raise StoreError("ExpiredToken", refused=True)
+        put(store, *asked)
+
+    monkeypatch.setattr(ObjectStore, "put", refuse)
+    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(any_command, "PATIENCE_S", 0.05 if status else 60.0)
+    here, place = tmp_path / "here", f"s3://{bucket}/mine"
+    flags = ["--checkpoints", str(here), "--uri", place, "--every-s", "3600"]
+
+    done = CliRunner().invoke(main, ["run", *flags, "--", "sh", "-c", f"echo 1 > {here}/step"])
+
+    assert (done.exit_code, done.output.count("error: ")) == (status, int(status > 0)), done.output
+    assert (ObjectStore(place).get("folder.json") is None) == bool(status)
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["in the midst", "at the end"])

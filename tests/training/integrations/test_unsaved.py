@@ -1,6 +1,8 @@
 """State of a user's loop that no checkpoint holds is named; state that one can hold is restored exactly."""
 
 import random
+import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from gpu_fleet import Run
+from gpu_fleet.data.generators import is_own_generator, reached
+from gpu_fleet.integrations.unsaved import LoopWatch
+from gpu_fleet.step import outline
 from gpu_fleet.step.buffers import BufferCheck
 
 STEPS, STOP = 6, 3
@@ -177,6 +182,72 @@ def test_a_cache_and_what_a_run_was_given_are_not_named(tmp_path, caplog):
     trained(tmp_path, model, source=source, average=AveragedModel(nn.Linear(3, 1)))
 
     assert "not exact" not in caplog.text
+
+
+class Held:
+    """An object with a state that a loop holds."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = tensors
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(enumerate(self.tensors))  # type: ignore[arg-type]  # as a user may write it
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def changes(held: Held, change: Callable[[], object], caplog: pytest.LogCaptureFixture) -> bool:
+    """Return whether a watch over the object names it after a change."""
+    watch = LoopWatch([sys._getframe()], [], [caplog])
+    change()
+    watch.warn("Run(NAME=...)")
+    return "the loop changes held (Held)" in caplog.text
+
+
+KINDS = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.int64, torch.bool]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_small_state_is_compared_to_its_last_element(kind, caplog):
+    tensor = torch.zeros(7, 5).to(kind)
+    others = torch.zeros(3).to_sparse(), torch.zeros(2, device="meta"), torch.zeros(2, 3).cfloat().conj().t()
+    held = Held(*others, tensor)
+
+    assert changes(held, lambda: tensor[6, 4].fill_(1), caplog)
+
+
+@pytest.mark.parametrize("shape", [(1 << 16,), (1 << 8, 1 << 8)], ids=["blocks", "rows"])
+def test_a_large_state_is_looked_at_in_parts_that_a_step_of_all_of_it_changes(shape, caplog, monkeypatch):
+    monkeypatch.setattr(outline, "MOST_BYTES", 1 << 14)
+    monkeypatch.setattr(outline, "BLOCK_BYTES", 1 << 10)
+    looked: list[int] = []
+    checksum = zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda part: looked.append(part.nbytes) or checksum(part))
+    tensor = torch.zeros(shape).t() if len(shape) > 1 else torch.zeros(shape)
+    held = Held(tensor, torch.zeros(9))
+
+    assert changes(held, lambda: tensor.add_(1), caplog)
+    assert looked == [1 << 13, 36] * 2
+
+
+def test_a_gpu_is_waited_for_once_at_each_look(caplog, monkeypatch):
+    """Tensors of a processor stand for those of a GPU: whatever it is called, each would be asked alone."""
+    waits: list[int] = []
+    bring = Tensor.cpu
+    monkeypatch.setattr(outline, "HERE", "another")
+    monkeypatch.setattr(outline, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(Tensor, "cpu", lambda tensor: waits.append(len(tensor)) or bring(tensor))
+    held = Held(torch.zeros(7), torch.zeros(3, dtype=torch.int16), torch.zeros(9), torch.arange(3.0))
+
+    assert changes(held, lambda: held.tensors[3].copy_(held.tensors[3].flip(0)), caplog)  # of the same sum
+    assert waits == [8 + 6 + 8 + 12] * 2
+
+
+def test_a_long_list_is_searched_no_further_than_the_bound():
+    held = [torch.Generator(), *([1.5] * 10**5)]
+
+    assert list(reached(held, is_own_generator)) == held[:1]
 
 
 def test_a_model_of_the_trainer_with_such_state_is_named_too(caplog):

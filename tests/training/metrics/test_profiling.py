@@ -9,7 +9,6 @@ import torch
 
 from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.metrics.profiling import StepTrace, marked
-from gpu_fleet.trainer.train import parse_steps
 
 
 def run_steps(trace: StepTrace, steps: range) -> None:
@@ -48,17 +47,6 @@ def test_without_steps_nothing_is_written(tmp_path):
 def test_a_wrong_range_is_named(steps, tmp_path):
     with pytest.raises(ConfigError, match=r"metrics.profile_steps = \["):
         StepTrace(steps, tmp_path)
-
-
-def test_a_range_is_written_with_two_dots():
-    assert parse_steps("10..12") == (10, 12)
-    assert parse_steps("7") == (7, 7)
-
-
-@pytest.mark.parametrize("text", ["", "a..b", "5..4", "1..2..3", "0"])
-def test_a_wrong_flag_is_named(text):
-    with pytest.raises(ConfigError, match=r"--profile = "):
-        parse_steps(text)
 
 
 def test_the_trace_says_what_memory_is_taken(tmp_path):

@@ -23,7 +23,8 @@ class RunClaim:
 
     def __init__(self, lease: RunLease | None = None, lock: local.FolderLock | None = None) -> None:
         """Wrap a lease and a lock that are held already; without them, every check passes."""
-        self._lease, self._lock = lease or NoLease(), lock
+        self.lease: RunLease | NoLease = lease or NoLease()
+        self._lock = lock
 
     @classmethod
     def of(cls, store: CheckpointStore | None, stopping: Callable[[], bool] = lambda: False) -> Self:
@@ -44,7 +45,7 @@ class RunClaim:
 
     def acquire(self, within_s: float = math.inf) -> bool:
         """Take the lease, as RunLease.acquire does; True without a bucket."""
-        return at_start(partial(self._lease.acquire, within_s))
+        return at_start(partial(self.lease.acquire, within_s))
 
     def mark(self) -> None:
         """Write this process into the lock file: without locks, only the mark shows the holder."""
@@ -52,23 +53,9 @@ class RunClaim:
             with on_disk(self._lock.root):
                 self._lock.mark()
 
-    @property
-    def number(self) -> int:
-        """Number of the lease; 0 without a lease."""
-        return self._lease.number
-
-    @property
-    def lost(self) -> bool:
-        """True if another process is known to have the run."""
-        return self._lease.lost
-
-    def raise_if_lost(self) -> None:
-        """Raise RunLeaseError if the loss is known already."""
-        self._lease.raise_if_lost()
-
     def check(self) -> None:
         """Ask the bucket, for some seconds, and the folder, right before a write to the disk."""
-        self._lease.check_briefly()
+        self.lease.check_briefly()
         self.check_folder()
 
     def check_folder(self) -> None:
@@ -76,16 +63,8 @@ class RunClaim:
         if self._lock is not None:
             self._lock.check()
 
-    def check_bucket(self) -> None:
-        """Ask the bucket, right before a write to it; raises StoreError if the bucket does not answer."""
-        self._lease.check()
-
-    def check_sometimes(self) -> None:
-        """Ask the bucket if the last answer is old; for repeated calls during an upload."""
-        self._lease.check_sometimes()
-
     def release(self) -> None:
         """Release lease and lock to other processes; this process may then write no more."""
-        self._lease.release()
+        self.lease.release()
         if self._lock is not None:
             self._lock.close()

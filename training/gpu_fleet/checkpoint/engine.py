@@ -104,7 +104,7 @@ class CheckpointEngine:
         with on_disk(self._root):
             local.sweep(self._root)
             outcome.remove_failure(self._root.parent)
-        return self._claim.number
+        return self._claim.lease.number
 
     def _is_shared(self) -> bool:
         """Return whether all ranks see one folder; otherwise the bucket joins the parts of a checkpoint.
@@ -157,7 +157,7 @@ class CheckpointEngine:
         if not self._where.leads:
             return False
         # if the run is lost, the save fails it on all ranks
-        return self._claim.lost or 0 < self._every_s <= self._clock() - self._saved_at
+        return self._claim.lease.lost or 0 < self._every_s <= self._clock() - self._saved_at
 
     def is_saved(self, step: int) -> bool:
         """Return whether there is a checkpoint of this step, or a save of it has begun."""
@@ -165,7 +165,7 @@ class CheckpointEngine:
 
     def check_earlier(self) -> None:
         """Raise CheckpointError if the run is known to be lost, or if an earlier save has failed."""
-        self._claim.raise_if_lost()
+        self._claim.lease.raise_if_lost()
         self.wait()
 
     def begin_save(

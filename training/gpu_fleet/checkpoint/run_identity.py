@@ -211,12 +211,8 @@ def check_alike(of_ranks: Sequence[Iterable[Mapping[str, Any]]], label: str) -> 
 
 def fingerprint(dataset: Dataset) -> str:
     """Return hex digits that distinguish data sets of equal length, without reading all samples."""
-    looks = (dataset.fingerprint(place) for place in _places(len(dataset), LOOKED_AT))
-    return _digest([dataset.outline(), *looks])
-
-
-def _places(length: int, count: int) -> list[int]:
-    return sorted({int(place) for place in np.linspace(0, length - 1, count)})
+    places = sorted({int(place) for place in np.linspace(0, len(dataset) - 1, LOOKED_AT)})
+    return _digest([dataset.outline(), *map(dataset.fingerprint, places)])
 
 
 def _digest(parts: Iterable[bytes]) -> str:

@@ -211,11 +211,11 @@ class Uploader:
         """Upload the files of this process; rank 0 commits when all ranks have uploaded theirs."""
         store, manifest, team = self._store, upload.manifest, upload.team
         bring = partial(patiently, within_s=NOTICE_PATIENCE_S, sleep=line.pause, refused=True)
-        held = self._claim.check_bucket
+        held = self._claim.lease.check
 
         def moved(size: int) -> None:
             line.moved(size)
-            self._claim.check_sometimes()  # a paused upload must not overwrite a file of the next holder
+            self._claim.lease.check_sometimes()  # else it may overwrite a file of the next holder
 
         if team is None:
             bring(held)

@@ -146,31 +146,27 @@ class Data(Section):
         return self
 
 
-class Loss(Section):
+class OwnFunction(Section):
+    """A user's own function by name, with its options."""
+
+    name: str = ""
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def options_of_one(self) -> Self:
+        if not self.name:
+            _refuse(self, ("options",), "is for a function of your own; name it by `name`")
+        return self
+
+
+class Loss(OwnFunction):
     """A user's own loss; without one, cross-entropy, or the `loss` of a model for a batch of columns."""
 
-    name: str = ""
-    options: dict[str, Any] = {}
     mean_over: MeanOver = "targets"  # each target counts as one, -100 as none; or samples, or FILE.py:NAME
 
-    @model_validator(mode="after")
-    def options_of_one(self) -> Self:
-        if not self.name:
-            _refuse(self, ("options",), "is for a function of your own; name it by `name`")
-        return self
 
-
-class Metric(Section):
+class Metric(OwnFunction):
     """A user's own metrics on held-out data; the first is the score. Without them the data decide."""
-
-    name: str = ""
-    options: dict[str, Any] = {}
-
-    @model_validator(mode="after")
-    def options_of_one(self) -> Self:
-        if not self.name:
-            _refuse(self, ("options",), "is for a function of your own; name it by `name`")
-        return self
 
 
 class Optimizer(Section):

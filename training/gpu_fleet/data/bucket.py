@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, DataError, SilentSourceError, StoreError
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.class_folders import DESCRIPTION
@@ -50,14 +51,15 @@ class BucketSource:
             None  # with the id of its process: a fork must not share connections
         )
 
-    def ask(self, action: Callable[[ObjectStore], T]) -> T:
-        """Run a request with retries.
+    def ask(self, action: Callable[[ObjectStore], T], *, refused: bool = False) -> T:
+        """Run a request with retries; `refused` means the same as in `patiently`.
 
         Raises SilentSourceError if the bucket does not answer in time, DataError if it refuses.
         """
         try:
             store = self._here()
-            return patiently(lambda: action(store), self._retry_s)
+            known = refused or outcome.restarted()  # then the ranks have read from it before
+            return patiently(lambda: action(store), self._retry_s, refused=known)
         except StoreError as error:
             raise (SilentSourceError if error.passing else DataError)(str(error)) from error
         except CheckpointError as error:
@@ -132,7 +134,9 @@ class BucketFolder:
         if not place.size:
             return b""
         name = f"{self._split}/{place.shard}"
-        return self._source.ask(lambda store: store.part(name, place.start, place.size))
+        return self._source.ask(  # the index beside it was read, so only the credentials can have expired
+            lambda store: store.part(name, place.start, place.size), refused=True
+        )
 
 
 def merged(places: Iterable[BytesInShard]) -> Iterator[list[BytesInShard]]:

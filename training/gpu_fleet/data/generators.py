@@ -10,9 +10,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -102,6 +101,8 @@ def _behind(thing: Any) -> Sequence[Any]:
         return [*vars(thing).values(), *thing.__bases__] if source and is_of_user(source) else ()
     if isinstance(thing, (*CLOSED, set, frozenset)):  # the order of a set differs by process
         return ()
+    if type(thing) in (list, tuple) and len(thing) > MOST_LOOKED_AT:
+        return cast("Sequence[Any]", thing[:MOST_LOOKED_AT])  # a list of all that it holds takes seconds
     return gc.get_referents(thing)[:MOST_LOOKED_AT]
 
 
@@ -162,20 +163,15 @@ def restore_generators(saved: dict[str, Any], own: Sequence[Generator] = ()) -> 
 def kept_generators(own: Sequence[Generator] = ()) -> Iterator[None]:
     """Restore the generators after the block, since training draws its dropout from torch's generator."""
     shared = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    ways_back = [_way_back(generator) for generator in own]
+    before = [state_of(generator) for generator in own]
     try:
         yield
     finally:
         torch.set_rng_state(shared[0])
         np.random.set_state(shared[1])
         random.setstate(shared[2])
-        for go_back in ways_back:
-            go_back()
-
-
-def _way_back(generator: Generator) -> Callable[[], object]:
-    """Return a function that restores the present state of a generator."""
-    return partial(set_state, generator, state_of(generator))
+        for generator, state in zip(own, before, strict=True):
+            set_state(generator, state)
 
 
 def state_of(generator: Generator) -> Any:

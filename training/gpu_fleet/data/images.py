@@ -72,6 +72,8 @@ def open_split(
 class ImageFolder:
     """Pictures of one split: `folder`/CLASS/**/*.png (or another of SUFFIXES)."""
 
+    parts = 0  # any number of processes may read it
+
     def __init__(self, folder: Path, classes: tuple[str, ...], settings: config.Data, training: bool) -> None:
         self._settings = settings
         self._training, self._classes = training, classes
@@ -91,10 +93,6 @@ class ImageFolder:
             )
         for number in lacking:
             self.census.leave("classes without a held-out picture", self._classes[number])
-
-    @property
-    def parts(self) -> int:
-        return 0
 
     def __len__(self) -> int:
         return len(self._files)

@@ -155,9 +155,10 @@ class DiskFolder:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict()}  # descriptors are invalid in another process
 
-    def __del__(self) -> None:
-        for descriptor in self.__dict__.get("_open", {}).values():
-            os.close(descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone by then
+        still_open = self.__dict__.get("_open", {})
+        while still_open:
+            close(still_open.popitem()[1])
 
     def _descriptor(self, shard: str) -> int:
         if shard not in self._open:
@@ -206,18 +207,26 @@ class Tars:
         return len(self._names)
 
     def name(self, row: int) -> str:
-        place = self._place(row)
+        place, *_ = self._places(*self.index[row].item())
         return f"{self._folder.label}/{place.shard} byte {place.start}"
 
     def expect(self, rows: Iterable[int]) -> None:
         """Prepare for reads of these rows; raises DataError."""
-        self._folder.expect(map(self._place, rows))
+        self._folder.expect(place for row in rows for place in self._places(*self.index[row].item()))
 
     def content(self, row: int) -> bytes:
-        """Read the member of a row of the index; raises CorruptSampleError, or DataError for a bucket."""
-        content = self._read(self._place(row))
-        if zlib.crc32(content) != self.index[row]["crc32"]:
+        """Read the member of a row of the index; raises CorruptSampleError, or DataError for a bucket.
+
+        A class that was changed in its tar since it was indexed makes its picture corrupt too.
+        """
+        record = self.index[row].item()
+        content, *classes = map(self._read, self._places(*record))
+        if zlib.crc32(content) != record[3]:
             raise CorruptSampleError("its CRC-32 is not that of the index")
+        if classes and (now := class_of(classes[0])) != record[4]:
+            raise CorruptSampleError(
+                f"its .cls holds class {now}, the index {record[4]}: `prepare index` writes it anew"
+            )
         return content
 
     def _read(self, place: BytesInShard) -> bytes:
@@ -230,18 +239,10 @@ class Tars:
         """Return a digest of the index."""
         return hashlib.sha256(self.index.tobytes()).digest()
 
-    def _place(self, row: int) -> BytesInShard:
-        record = self.index[row]
-        return BytesInShard(self._names[record["shard"]], int(record["start"]), int(record["size"]))
-
-    def check_class(self, row: int) -> None:
-        """Raise CorruptSampleError if the class of a picture was changed in its tar since it was indexed."""
-        record = self.index[row]
-        at = BytesInShard(self._names[record["shard"]], int(record["class_start"]), int(record["class_size"]))
-        if (now := class_of(self._read(at))) != record["class"]:
-            raise CorruptSampleError(
-                f"its .cls holds class {now}, the index {record['class']}: `prepare index` writes it anew"
-            )
+    def _places(self, shard: int, start: int, size: int, _crc32: int, *of_class: int) -> list[BytesInShard]:
+        """Return the place of a member, and of the class that belongs to a picture."""
+        places = [BytesInShard(self._names[shard], start, size)]
+        return [*places, BytesInShard(self._names[shard], *of_class[1:])] if of_class else places
 
 
 def class_of(content: bytes) -> int | None:
@@ -283,10 +284,6 @@ class ShardFolder:
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
         """Read picture (3, height, width) uint8 and class () int64; raises CorruptSampleError."""
         content, number = self._tars.content(index), int(self._tars.index[index]["class"])
-        if not is_bucket(
-            self._settings.path
-        ):  # an object is replaced as a whole; a class would be one more request
-            self._tars.check_class(index)
         if not 0 <= number < self._class_count:
             raise CorruptSampleError(f"class {number}, dataset.json names {self._class_count}")
         picture = decode(content, self._settings, self._training, chance)

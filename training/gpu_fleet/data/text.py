@@ -27,6 +27,8 @@ def open_split(folder: Path, description: Description, settings: config.Data, tr
 class TextFile:
     """Texts of `folder`, each cut or padded to `length` tokens."""
 
+    parts = 0  # any number of processes may read it
+
     def __init__(self, folder: Path, description: Description, length: int) -> None:
         self._folder, self._length = folder, length
         self._vocabulary, self._class_count = description.vocabulary, len(description.classes)
@@ -53,10 +55,6 @@ class TextFile:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tokens": None}  # pickle would copy the mapped data to reader processes
-
-    @property
-    def parts(self) -> int:
-        return 0
 
     def __len__(self) -> int:
         return len(self._classes)

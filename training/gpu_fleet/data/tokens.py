@@ -29,6 +29,8 @@ def open_split(folder: Path, description: Description, settings: config.Data, tr
 class TokenFile:
     """Sequences of `length` tokens in a row from `file`; the rest at the end is not used."""
 
+    parts = 0  # any number of processes may read it
+
     def __init__(self, file: Path, vocabulary: int, length: int) -> None:
         self._file, self._vocabulary, self._length = file, vocabulary, length
         self._dtype = dtype_of(vocabulary)
@@ -54,10 +56,6 @@ class TokenFile:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tokens": None}  # pickle would copy the mapped data to reader processes
-
-    @property
-    def parts(self) -> int:
-        return 0
 
     def __len__(self) -> int:
         return self._count

@@ -54,7 +54,8 @@ class FolderClaim:
         known = run_identity.of_script(self._config, self._directory)
         self._identity = run_identity.ScriptIdentity(known, self._allow, self._how, later=LATER)
         if checkpoint is not None:
-            self._identity.compare_with(self._saved(), _step_of(checkpoint), str(self._directory))
+            step = int("".join(filter(str.isdigit, Path(checkpoint).name)))
+            self._identity.compare_with(self._saved(), step, str(self._directory))
 
     def check_all(self, checkpoint: str | None, arguments: Mapping[str, Any], samples: Any) -> None:
         """Check configuration, code, the library's `arguments` and the data set; raises IdentityError.
@@ -87,7 +88,7 @@ class FolderClaim:
     def check_held(self) -> None:
         """Raise RunLeaseError if another process has taken the run."""
         if self._claim is not None:
-            self._claim.check_bucket()
+            self._claim.lease.check()
 
     def saved(self) -> None:
         """Record the identity after a save; raises RunLeaseError if another process has taken the run."""
@@ -101,10 +102,6 @@ class FolderClaim:
         if claim is not None:
             claim.release()
             atexit.unregister(self.release)
-
-
-def _step_of(checkpoint: str) -> int:
-    return int("".join(filter(str.isdigit, Path(checkpoint).name)))
 
 
 def _described(samples: Any) -> dict[str, Any]:

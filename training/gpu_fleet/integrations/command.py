@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import click
@@ -25,6 +24,7 @@ from gpu_fleet.core import exit_codes, outcome
 from gpu_fleet.core.errors import (
     CheckpointError,
     CommandError,
+    ConfigError,
     IdentityError,
     RunLeaseError,
     SilentStoreError,
@@ -91,6 +91,8 @@ def run(
     try:
         with ExitStack() as held:
             with nothing_to_save():
+                if checkpoints:
+                    _check_outer(checkpoints / RUNNING)
                 held.enter_context(_held(claim))
                 if checkpoints:
                     _check_left(checkpoints / RUNNING)
@@ -110,7 +112,7 @@ def _kept(folder: Path, place: str) -> tuple[RunClaim, FolderSync]:
     below the same URI.
     """
     claim = RunClaim.of(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"))
-    return claim, FolderSync(folder, ObjectStore(place), held=claim.check_bucket)
+    return claim, FolderSync(folder, ObjectStore(place), held=claim.lease.check)
 
 
 @contextmanager
@@ -125,14 +127,30 @@ def _held(claim: RunClaim) -> Iterator[None]:
         releasing.join(RELEASE_S)
 
 
-def _check_left(file: Path) -> None:
-    """Raise RunLeaseError if the command of an earlier `run` still works on the folder: that was killed."""
+def _left(file: Path) -> Holder | None:
+    """Return the running command of another `run` on the folder; None if there is none."""
     try:
         left = Holder(**json.loads(file.read_bytes()))
     except (OSError, ValueError, TypeError):  # there is none, or the disk was full
-        return
+        return None
     process = left_behind.process_of(left.process)
-    if process and process.state != left_behind.ZOMBIE and left.begun and left == Holder.of(left.process):
+    alive = process and process.state != left_behind.ZOMBIE and left.begun
+    return left if alive and left == Holder.of(left.process) else None
+
+
+def _check_outer(file: Path) -> None:
+    """Raise ConfigError if this `run` is a part of the command of another one on the same folder."""
+    outer = _left(file)
+    if outer is not None and outer.process == os.getsid(0):  # each command has a session of its own
+        raise ConfigError(
+            f"--checkpoints = {str(file.parents[1])!r}: this `run` is process {os.getpid()} of {outer}, the "
+            "command of another `run`, which copies the folder already: leave --checkpoints out of one"
+        )
+
+
+def _check_left(file: Path) -> None:
+    """Raise RunLeaseError if the command of an earlier `run` still works on the folder: that was killed."""
+    if (left := _left(file)) is not None:
         raise RunLeaseError(
             f"--checkpoints = {str(file.parents[1])!r}: {left}, the command of another `run`, still works on "
             "it; wait until it ends, or terminate it"
@@ -187,9 +205,7 @@ class Keeper:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the thread and a running upload: a last upload of the newest state follows."""
         self._ended.set()
         self._wake.set()

@@ -15,7 +15,7 @@ from gpu_fleet.data.generators import SavedGenerator, held_by
 from gpu_fleet.data.resumable import reads_another
 from gpu_fleet.integrations.unsaved import LoopWatch
 from gpu_fleet.step.buffers import AttributeCheck, BufferCheck, check_of_optimizer, numbers_of
-from gpu_fleet.step.trained import sums
+from gpu_fleet.step.outline import outlines
 
 log = logging.getLogger(__name__)
 AGREED_STEPS = (
@@ -115,7 +115,7 @@ class ExactnessCheck:
 
     def _differ(self, where: World) -> list[str]:
         """Return the modules outside DistributedDataParallel whose weights differ between ranks."""
-        mine = {name: sums(module.parameters()) for name, module in self._modules.items()}
+        mine = {name: outlines(module.parameters()) for name, module in self._modules.items()}
         first, *others = where.gather(mine)
         differ = [name for name in mine if any(other[name] != first[name] for other in others)]
         return differ if where.leads else []  # rank 0 warns for all

@@ -2,8 +2,7 @@
 
 import logging
 import sys
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from types import FrameType, GeneratorType
@@ -14,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpu_fleet.core.user_code import is_of_user
 from gpu_fleet.data.generators import is_own_generator, reached, state_of
-from gpu_fleet.step.trained import sums
+from gpu_fleet.step.outline import bound_of_each, outlines
 
 MOST_FRAMES = 4  # a loop may call a helper that makes the steps
 log = logging.getLogger(__name__)
@@ -47,11 +46,12 @@ class LoopWatch:
             if id(thing) not in known and _has_state(thing):
                 known.add(id(thing))
                 self._watched.setdefault(name, thing)
-        self._before = {name: self._outline(thing) for name, thing in self._watched.items()}
+        self._most_bytes = 0  # of one tensor; known from the first look
+        self._before = self._outlines()
 
     def warn(self, taker: str) -> None:
         """Warn once of each object that has changed; `taker` is the code that would take it."""
-        names = [name for name, thing in self._watched.items() if self._outline(thing) != self._before[name]]
+        names = [name for name, outline in self._outlines().items() if outline != self._before[name]]
         for name in names:
             del self._watched[name]
         if names:
@@ -61,16 +61,31 @@ class LoopWatch:
                 taker,
             )
 
-    def _outline(self, thing: Any) -> list[Any]:
-        """Return values that change with the state of an object; empty if it cannot be asked."""
-        if is_own_generator(thing):
-            return [_outline_of(state_of(thing))]
-        if isinstance(thing, nn.Module):
-            others = (part for part in thing.modules() if id(part) not in self._modules)
-            return [sums(_own_tensors(part)) for part in others]
+    def _outlines(self) -> dict[str, list[Any]]:
+        """Return, for each object, values that change with its state; none if it cannot be asked."""
+        states = {name: _state_of(thing, self._modules) for name, thing in self._watched.items()}
+        parts = [part for state in states.values() for part in state if isinstance(part, Tensor)]
+        self._most_bytes = self._most_bytes or bound_of_each(parts)
+        outlined = iter(outlines(parts, self._most_bytes))
+        return {
+            name: [next(outlined) if isinstance(part, Tensor) else part for part in state]
+            for name, state in states.items()
+        }
+
+
+def _state_of(thing: Any, saved: Container[int]) -> list[Any]:
+    """Return tensors and texts that change with the state of an object, without modules `saved`, by id."""
+    if is_own_generator(thing):
+        leaves = [state_of(thing)]
+    elif isinstance(thing, nn.Module):
+        others = (part for part in thing.modules() if id(part) not in saved)
+        tensors = ((part.parameters(recurse=False), part.buffers(recurse=False)) for part in others)
+        leaves = [*chain.from_iterable(chain.from_iterable(tensors))]
+    else:
+        leaves = []
         with suppress(Exception):  # a user's object may raise anything
-            return [_outline_of(leaf) for leaf in tree_leaves(thing.state_dict())]
-        return []
+            leaves = tree_leaves(thing.state_dict())
+    return [leaf if isinstance(leaf, Tensor) else _text_of(leaf) for leaf in leaves]
 
 
 def _states_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
@@ -98,15 +113,5 @@ def _has_state(thing: Any) -> bool:
     return is_own_generator(thing) or all(callable(getattr(kind, method, None)) for method in METHODS)
 
 
-def _own_tensors(module: nn.Module) -> list[Tensor]:
-    """Return the tensors of a module, without those of its parts."""
-    tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    return [tensor for tensor in tensors if not nn.parameter.is_lazy(tensor)]
-
-
-def _outline_of(value: Any) -> str:
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            return sums([value])[0]
-        return str(zlib.crc32(value.detach().cpu().numpy().tobytes()))
+def _text_of(value: Any) -> str:
     return str(value) if isinstance(value, bool | int | float | complex | str | dict | tuple) else ""

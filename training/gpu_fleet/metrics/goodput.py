@@ -32,24 +32,18 @@ def process_started_at_s() -> float:
     """Return the start of this process, in seconds of the epoch; the import of torch comes after it."""
     try:
         began_ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-        return instance_booted_at_s() + began_ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return time.time()
+    booted_at_s = instance_booted_at_s()
+    return booted_at_s + began_ticks / os.sysconf("SC_CLK_TCK") if booted_at_s else time.time()
 
 
 def instance_booted_at_s() -> float:
-    """Return the boot time of this instance in seconds of the epoch.
-
-    Raises OSError, ValueError or IndexError.
-    """
-    return time.time() - float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-
-
-def _booted_at_s() -> float:
+    """Return the boot time of this instance in seconds of the epoch; 0 if unknown: all time has a price."""
     try:
-        return instance_booted_at_s()
+        return time.time() - float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
-        return 0.0  # long ago: then all the time has a price
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,9 @@ class Book:
     """Seconds of one try. Each second belongs to one account; the first account is the start."""
 
     started_at_s: float = field(default_factory=process_started_at_s)
-    booted_at_s: float = field(default_factory=_booted_at_s)  # before that, this instance cost nothing
+    booted_at_s: float = field(
+        default_factory=instance_booted_at_s
+    )  # before that, this instance cost nothing
     clock: Callable[[], float] = time.time
     price: HourPrice | None = None  # an hour of all instances of the run, if the stack has a price
     resumed_from_step: int = 0

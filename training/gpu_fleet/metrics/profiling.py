@@ -3,7 +3,6 @@
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Self, cast
 
 import torch
@@ -51,9 +50,7 @@ class StepTrace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._profile is not None:  # the run ended inside the range: keep the part that there is
             self._finish()
 

@@ -1,7 +1,8 @@
-"""Weights & Biases and MLflow: every number of a record as a curve over the steps.
+"""TensorBoard, Weights & Biases and MLflow: every number of a record as a curve over the steps.
 
-A resumed run continues its curves. Both packages are optional: `pip install wandb`, `pip install mlflow`. W&B
-writes only to disk (`wandb sync` sends the files later), so a training instance needs no internet access.
+A resumed run continues its curves. W&B and MLflow are optional: `pip install wandb`, `pip install mlflow`.
+W&B writes only to disk (`wandb sync` sends the files later), so a training instance needs no internet access.
+tensorboardX needs numpy and protobuf alone, and the SummaryWriter of torch a web server and gRPC.
 """
 
 import hashlib
@@ -74,6 +75,25 @@ def wandb_id(directory: Path, owner: str) -> str:
     """Return the id of a run at W&B: different for each owner and run, so that runs do not share a curve."""
     place = f"{owner or account()}/{run_id(directory)}"
     return f"{ID_REFUSES.sub('-', place)[:100]}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+
+
+class TensorBoard:
+    """Writer of event files in a folder; a resumed run adds a file, and TensorBoard shows them as one."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open an event file; raises OSError if the folder cannot be written."""
+        from tensorboardX import (  # type: ignore[import-untyped]  # noqa: PLC0415 - untyped, a second to load
+            SummaryWriter,
+        )
+
+        self._writer = SummaryWriter(logdir=str(folder), flush_secs=10)
+
+    def write(self, record: Record) -> None:
+        for name, value in curves(record).items():
+            self._writer.add_scalar(name, value, int(record["step"]))
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 class WeightsAndBiases:

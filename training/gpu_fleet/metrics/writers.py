@@ -10,6 +10,8 @@ from typing import Any
 
 from gpu_fleet.core import config
 from gpu_fleet.metrics import trackers
+from gpu_fleet.metrics.progress_line import ProgressLine, ProgressLog
+from gpu_fleet.metrics.prometheus import Prometheus
 from gpu_fleet.metrics.records import JSON_LINES, JsonLines, MetricsWriter, Record, named
 
 Table = dict[str, dict[str, Any]]
@@ -40,24 +42,15 @@ def open_writers(
     with named("run.directory", directory):
         writers: list[MetricsWriter] = [JsonLines(directory / JSON_LINES)]
         if settings.tensorboard:
-            from gpu_fleet.metrics import tensorboard  # noqa: PLC0415 - it needs Record from here
-
-            writers.append(tensorboard.TensorBoard(directory / tensorboard.FOLDER))
+            writers.append(trackers.TensorBoard(directory / "tensorboard"))
     if settings.wandb:
         writers.append(trackers.WeightsAndBiases(settings.wandb, directory, table or {}))
     if settings.mlflow:
         writers.append(trackers.Aside(trackers.MLflow(settings.mlflow, directory, table or {}), "mlflow"))
     if settings.prometheus_file:
-        from gpu_fleet.metrics.prometheus import Prometheus  # noqa: PLC0415 - it needs Record from here
-
         path = Path(settings.prometheus_file)
         with named("metrics.prometheus_file", path):
             writers.append(Prometheus(path, {"run": directory.name}))
     if settings.progress:
-        from gpu_fleet.metrics.progress_line import (  # noqa: PLC0415 - it needs Record from here
-            ProgressLine,
-            ProgressLog,
-        )
-
         writers.append((ProgressLine if sys.stderr.isatty() else ProgressLog)(steps))
     return Writers(writers)

@@ -47,11 +47,6 @@ class Pixels(nn.Module):
         return normalised.flip(1) if self._bgr else normalised
 
 
-def with_pixels(network: nn.Module) -> nn.Module:
-    """Return `network` after a layer that normalises bytes on the device."""
-    return nn.Sequential(Pixels(), network)
-
-
 class Block(nn.Module):
     """Basic residual block of He et al., 2015: two 3x3 convolutions beside a shortcut."""
 
@@ -114,7 +109,7 @@ def resnet50(facts: Facts) -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification  # noqa: PLC0415 - seconds to load
 
     network = ResNetForImageClassification(ResNetConfig(**_labels(facts)))
-    return with_pixels(Logits(network))
+    return nn.Sequential(Pixels(), Logits(network))
 
 
 def _labels(facts: Facts) -> dict[str, Any]:

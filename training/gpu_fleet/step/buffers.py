@@ -1,6 +1,7 @@
 """Checks of the state of a user's model: what a checkpoint could not restore, and what it does not hold."""
 
 import logging
+import zlib
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.data.generators import is_generator, state_of
+from gpu_fleet.step.outline import outlines
 from gpu_fleet.step.state import takes_values
 
 NUMBERS = (bool, int, float, complex, str)  # kinds of attributes in which a module may count
@@ -88,7 +90,7 @@ class AttributeCheck:
         """Compare after a step; warn of changed attributes if this rank `says`."""
         now = self._of()
         both = self._looked_at & self._before.keys() & now.keys()
-        changed = sorted(name for name in both if not _equal(self._before[name], now[name]))
+        changed = sorted(name for name in both if self._before[name] != now[name])
         if changed and says:
             log.warning(
                 "not exact: %s: a step changes %s, which is in no checkpoint; %s",
@@ -112,22 +114,22 @@ def check_of_model(model: nn.Module, what: str, left_out: Iterable[str] = ()) ->
 
 
 def unsaved(model: nn.Module, left_out: Container[str] = OF_MODULE) -> dict[str, Any]:
-    """Return copies of the state that no checkpoint holds, by its name in the model.
+    """Return outlines of the state that no checkpoint holds, by its name in the model.
 
     It is in buffers that are not persistent, and in plain attributes of modules without an extra state, but
     not in the sums of a metric.
     """
     saved = model.state_dict().keys()
     state: dict[str, Any] = {
-        name: buffer.clone()
+        name: _outline_of_array(buffer)
         for name, buffer in model.named_buffers()
         if name not in saved and takes_values(buffer)
     }
     for path, module in model.named_modules():
         is_metric = type(module).__module__.startswith("torchmetrics.")
         if type(module).get_extra_state is nn.Module.get_extra_state and not is_metric:
-            plain = {name: value for name, value in vars(module).items() if name not in left_out}
-            state |= {f"{path}.{name}".removeprefix("."): value for name, value in _copies(plain).items()}
+            plain = _outlines_of(vars(module), left_out)
+            state |= {f"{path}.{name}".removeprefix("."): value for name, value in plain.items()}
     return state
 
 
@@ -135,55 +137,40 @@ def check_of_optimizer(optimizer: torch.optim.Optimizer, what: str) -> Attribute
     """Return the check of the attributes of a user's optimizer, which its state_dict leaves out."""
     left_out = vars(optimizer).keys() if type(optimizer).__module__.startswith("torch.") else OF_OPTIMIZER
     instead = "keep it in self.state or in a group of parameters"
-    return AttributeCheck(partial(_attributes_of, optimizer, left_out), what, instead)
+    return AttributeCheck(partial(_outlines_of, vars(optimizer), left_out), what, instead)
 
 
 def numbers_of(thing: Any, *kinds: type) -> dict[str, Any]:
     """Return the attributes of a user's object that are numbers, text, or of these further `kinds`."""
     attributes = getattr(thing, "__dict__", {}).items()
-    return _copies({name: value for name, value in attributes if isinstance(value, (*NUMBERS, *kinds))})
+    return _outlines_of({name: value for name, value in attributes if isinstance(value, (*NUMBERS, *kinds))})
 
 
-def _attributes_of(thing: Any, left_out: Container[str]) -> dict[str, Any]:
-    return _copies({name: value for name, value in vars(thing).items() if name not in left_out})
+def _outlines_of(attributes: Mapping[str, Any], left_out: Container[str] = ()) -> dict[str, Any]:
+    """Return outlines of the attributes that may be state of the next step."""
+    kept = {name: value for name, value in attributes.items() if name not in left_out}
+    outlined = {name: _outline_of(value, DEPTH) for name, value in kept.items()}
+    return {name: outline for name, outline in outlined.items() if outline is not NO_STATE}
 
 
-def _copies(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return copies of the attributes that may be state of the next step."""
-    copies = {name: _copy(value, DEPTH) for name, value in attributes.items()}
-    return {name: copy for name, copy in copies.items() if copy is not NO_STATE}
-
-
-def _copy(value: Any, depth: int) -> Any:
-    """Return a copy to compare later: of numbers, arrays, generators, and lists and dictionaries of them."""
+def _outline_of(value: Any, depth: int) -> Any:
+    """Return what equals itself later: of numbers, arrays, generators, and lists and dictionaries of them."""
     if is_generator(value):
         value, depth = state_of(value), DEPTH
     if value is None or isinstance(value, NUMBERS):
         return value
     if isinstance(value, Tensor | np.ndarray):
-        return _copy_of_array(value)
+        return _outline_of_array(value)
     if depth and isinstance(value, Mapping):
-        return {str(key): _copy(item, depth - 1) for key, item in value.items()}
+        return {str(key): _outline_of(item, depth - 1) for key, item in value.items()}
     if depth and isinstance(value, list | tuple | deque):
-        return [_copy(item, depth - 1) for item in value]
+        return [_outline_of(item, depth - 1) for item in value]
     return NO_STATE
 
 
-def _copy_of_array(value: Any) -> Any:
+def _outline_of_array(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return NO_STATE if value.dtype.hasobject else value.copy()
+        return NO_STATE if value.dtype.hasobject else (value.shape, zlib.crc32(value.tobytes()))
     # a tensor of the graph, such as the newest output, belongs to one step
     is_state = not (value.requires_grad or nn.parameter.is_lazy(value)) and takes_values(value)
-    return value.clone() if is_state else NO_STATE
-
-
-def _equal(before: Any, now: Any) -> bool:
-    if isinstance(before, Tensor):
-        return isinstance(now, Tensor) and before.shape == now.shape and torch.equal(before, now)
-    if isinstance(before, np.ndarray):
-        return isinstance(now, np.ndarray) and np.array_equal(before, now)
-    if isinstance(before, dict) and isinstance(now, dict):
-        return before.keys() == now.keys() and all(_equal(before[key], now[key]) for key in before)
-    if isinstance(before, list) and isinstance(now, list):
-        return len(before) == len(now) and all(map(_equal, before, now))
-    return bool(before is now or (type(before) is type(now) and before == now))
+    return (value.shape, outlines([value])) if is_state else NO_STATE

@@ -9,15 +9,10 @@ from torch import Tensor, nn
 
 from gpu_fleet.core.errors import UntrainedError
 from gpu_fleet.core.world import World
+from gpu_fleet.step.outline import outlines
 
 ADVICE = "look for a detach, an item or a no_grad between the parameters and the loss"
 log = logging.getLogger(__name__)
-
-
-def sums(parameters: Iterable[Tensor]) -> list[str]:
-    """Return the sum of each parameter as text, to compare weights bit by bit."""
-    real = (torch.view_as_real(p) if p.is_complex() else p for p in (p.detach() for p in parameters))
-    return [float(parameter.double().sum()).hex() for parameter in real]
 
 
 def check_gradients(parameters: Iterable[nn.Parameter], where: World) -> None:
@@ -44,7 +39,7 @@ class GradientWatch:
         self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
         self._where = where
         self._proven = self._agreed = not self._parameters
-        self._before = sums(self._parameters)
+        self._before = outlines(self._parameters)
         self._hooks = [p.register_post_accumulate_grad_hook(self._note) for p in self._parameters]
         self._updates = 0  # of all optimizers
         self._hooks += [optimizer.register_step_pre_hook(self._count) for optimizer in given]
@@ -72,7 +67,7 @@ class GradientWatch:
         """Raise UntrainedError on all ranks if no rank has seen a gradient or another weight."""
         if self._agreed:
             return
-        proven = self._proven or sums(self._parameters) != self._before
+        proven = self._proven or outlines(self._parameters) != self._before
         self._agreed = any(has for (has,) in self._where.gather_numbers(proven))
         if not self._agreed:
             raise untrained(f"Run: no parameter has got a gradient or changed in any step: {ADVICE}")

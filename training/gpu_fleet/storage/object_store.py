@@ -14,6 +14,7 @@ from boto3.exceptions import Boto3Error, S3UploadFailedError
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
+from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, ConfigError, StoreError
 from gpu_fleet.storage import oss
 
@@ -245,5 +246,9 @@ def patiently(
 
 
 def at_start(action: Callable[[], T]) -> T:
-    """Run `action`, one of the first requests of a run to its store; a store without answer fails at once."""
-    return patiently(action, START_PATIENCE_S, unanswered=False)
+    """Run `action`, one of the first requests of a run to its store.
+
+    A store without answer fails at once. So does one that refuses, unless torchrun has restarted the
+    ranks: it then has accepted this run before.
+    """
+    return patiently(action, START_PATIENCE_S, unanswered=False, refused=outcome.restarted())

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from gpu_fleet.core import config, outcome
-from gpu_fleet.core.errors import ConfigError, TrainingError
+from gpu_fleet.core.errors import TrainingError
 from gpu_fleet.core.lazy_groups import configured, identity_options, imported
 from gpu_fleet.preemption.interrupt import nothing_to_save
 
@@ -21,13 +21,8 @@ from gpu_fleet.preemption.interrupt import nothing_to_save
 )
 @click.argument("config_file", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--profile", metavar="A..B", default="", help="Write a trace of these steps; short for an override."
-)
 @identity_options
-def start(
-    config_file: Path, overrides: tuple[str, ...], profile: str, allow: tuple[str, ...], branch: str
-) -> None:
+def start(config_file: Path, overrides: tuple[str, ...], allow: tuple[str, ...], branch: str) -> None:
     """Train as CONFIG_FILE says, with any of its keys as --section.key VALUE. Resumes by itself.
 
     Exits with 0 when the run is complete, and with 85 when it was stopped and has saved: run it again. Under
@@ -36,8 +31,7 @@ def start(
     """
     with shown_errors():
         with nothing_to_save():
-            chosen = ["--metrics.profile_steps", str(list(parse_steps(profile)))] if profile else []
-            settings = configured(config_file, [*overrides, *chosen], allow, branch)
+            settings = configured(config_file, overrides, allow, branch)
             spare_advice(settings)
             run_rank = imported(
                 "gpu_fleet.trainer.rank"
@@ -61,18 +55,6 @@ def bench(*, config_file: Path, overrides: tuple[str, ...], turns: int, steps: i
     with shown_errors():
         settings = config.load(config_file, overrides)
         imported("gpu_fleet.trainer.bench").measure(settings, turns, steps)
-
-
-def parse_steps(text: str) -> tuple[int, int]:
-    """Parse "A..B", or "A" for one step; raises ConfigError naming --profile."""
-    first, dots, last = text.partition("..")
-    try:
-        steps = int(first), int(last if dots else first)
-    except ValueError:
-        steps = 0, 0
-    if not 1 <= steps[0] <= steps[1]:
-        raise ConfigError(f"--profile = {text!r}: write the first and the last step, A..B, with 1 <= A <= B")
-    return steps
 
 
 @contextmanager
