@@ -30,6 +30,7 @@ pool = "bench"
 data_uri = ""
 metric_namespace = "GpuFleet/bench"
 lifecycle_hook = ""
+records_uri = ""
 home_file_system = ""
 expected = {"p4d.24xlarge" = {gpus = 8, gpu_memory_gib = 40, efa_interfaces = 4}}
 """

@@ -187,7 +187,7 @@ def policy_of(
         stored = cloud.store().newest(keys.POLICY)
         return stored.content if stored else None
 
-    return StackPolicy(read if instance.records_uri else None, instance.pool, real_s)
+    return StackPolicy(read, instance.pool, real_s)
 
 
 def sensors_of(

@@ -98,13 +98,11 @@ def test_what_was_read_last_holds_while_the_bucket_is_silent():
     assert policy.asked().watch == frozenset()
 
 
-def test_before_it_was_read_once_the_instance_is_unknown_and_one_without_a_place_of_it_has_the_agents_own():
+def test_before_it_was_read_once_the_instance_is_unknown():
     silent = Bucket(CloudError("AccessDenied")).policy()
-    placeless = StackPolicy(None, "dev", lambda: 0.0)
 
     assert silent.asked() == SensorOptions(problem="policy of the stack: AccessDenied")
-    assert placeless.asked() == SensorOptions()
-    assert silent.limits().cpu_cores == placeless.limits().cpu_cores == 0.1
+    assert silent.limits().cpu_cores == 0.1
 
 
 def test_a_policy_from_before_the_sensors_means_the_agent_s_own():
