@@ -102,12 +102,8 @@ def read_timeline(run: Path) -> Timeline:
 
 
 def order_records(records: Records) -> Timeline:
-    """Remove records of steps that a resumed run repeated: a repeated step replaces all records from it on.
-
-    Records of earlier trainers have no times: for them only repeated steps show a resume.
-    """
+    """Return a run's records in order; a step that a resumed run repeats replaces all records from it on."""
     kept: dict[str, list[Mapping[str, Any]]] = {"train": [], "evaluation": [], "checkpoint": []}
-    repeated_at = []
     for record in records:
         kind = kept.get(str(record.get("kind")))
         if kind is None:
@@ -115,11 +111,9 @@ def order_records(records: Records) -> Timeline:
         step = record["step"]
         if record["kind"] == "train" and kind and step <= kind[-1]["step"]:
             kept = {name: [old for old in olds if old["step"] < step] for name, olds in kept.items()}
-            repeated_at.append(step)
         kept[record["kind"]].append(record)
     times = [record for record in records if record.get("kind") == KIND]
-    resumed_at = resumes(times) if times else repeated_at
-    return Timeline(kept["train"], kept["evaluation"], kept["checkpoint"], resumed_at, times)
+    return Timeline(kept["train"], kept["evaluation"], kept["checkpoint"], resumes(times), times)
 
 
 def resumes(times: Records) -> list[int]:
