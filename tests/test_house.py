@@ -66,6 +66,11 @@ BROKEN = [
         {"stacks/gpu_fleet_stacks/a.py": 'def a():\n    """What it is."""\n'},
     ),
     (
+        words.beginnings,
+        "stacks/gpu_fleet_stacks/a.py:1: begins with 'Of'",
+        {"stacks/gpu_fleet_stacks/a.py": 'a(help="Of one cloud.")\n'},
+    ),
+    (
         words.of_documents,
         "image/gpu_fleet_image/a.sh:1: 'told'",
         {"image/gpu_fleet_image/a.sh": "# who was told\n"},

@@ -1,7 +1,7 @@
 """Ways to pay for a pool's instances, and from how many hours a month each is cheaper than on demand. Pure.
 
-What nobody published for the stack's region, and the buyer's file does not say, is unknown; no other region's
-price and no other type's discount stands in for it.
+A price is unknown if nobody published it for the stack's region and the buyer's file lacks it; no other
+region's price and no other type's discount stands in for it.
 
 Spot pays for its interruptions: a run saves every sqrt(2 C M) (C: time of a save, M: mean time between
 interruptions), and loses C of each interval, and of each interruption half an interval and the restart
