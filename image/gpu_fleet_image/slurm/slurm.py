@@ -181,7 +181,7 @@ def notify(job: str, text: str, ask: Run = run) -> None:
 
 
 def start_in(job: str, seconds: int, ask: Run = run) -> None:
-    """Let a pending job start in so many seconds at the earliest; raises SlurmError."""
+    """Let a pending job start in this many seconds at the earliest; raises SlurmError."""
     _update(job, f"starttime=now+{seconds}" if seconds else "starttime=now", ask)
 
 

@@ -216,7 +216,7 @@ def remarks(advised: Advice, shown: Sequence[Candidate], discount: Decimal | Non
     """Yield what to know about the ranking: what it leaves out, how exact it is, how old its prices are."""
     yield from refusals(advised)
     error = facts()["utilisation"]["held_out_error"]
-    yield f"hours are an estimate: of published runs that it had not seen it was up to {error:.0%} off"
+    yield f"hours are an estimate: it was up to {error:.0%} off on published runs that the fit had not seen"
     yield from dates_of(shown, prices.today())
     if any(plan.data_on == DISK and plan.data_cost is None for plan in shown):
         yield "without the disks for the data where their price is unknown"

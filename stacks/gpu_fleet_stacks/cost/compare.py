@@ -57,7 +57,7 @@ class PurchaseOption:
     at_least: bool = False
 
     def cost(self, hours: Decimal | int) -> Money | None:
-        """Return the cost of a month with so many hours of use; None where it is unknown."""
+        """Return the cost of a month with this many hours of use; None where it is unknown."""
         if self.hour is None or self.month is None:
             return None
         return self.month + self.hour * hours

@@ -661,7 +661,7 @@ class Idle:
         command: absolute path and arguments of a program on the image that runs each minute, as an account
             without rights: exit code 0 says busy, 1 says not busy, anything else says unknown. Only root may
             be able to change it.
-        command_timeout_s: the program is killed after so many seconds, and its answer is unknown.
+        command_timeout_s: the program is killed after this many seconds, and its answer is unknown.
     """
 
     after_hours: Annotated[float, Field(ge=0.05, le=336), NUMBER] = 24

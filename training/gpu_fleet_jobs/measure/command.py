@@ -57,7 +57,7 @@ class MeasuringPart:
 @click.option(
     "--size-mib", type=click.IntRange(min=16), default=1024, show_default=True, help="Size of its files."
 )
-@click.option("--as-rank", type=click.IntRange(min=1), hidden=True, help="One rank of so many instances.")
+@click.option("--as-rank", type=click.IntRange(min=1), hidden=True, help="One rank of this many instances.")
 @click.option("--no-storage", is_flag=True, hidden=True, help="Leave storage out; set for a rank.")
 def measure(*, in_node: bool, seconds: float, size_mib: int, as_rank: int | None, no_storage: bool) -> None:
     """Measure storage, all-reduce and training on the instances of a submitted run; `poc` starts it.
