@@ -5,6 +5,10 @@ Pure.
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+from gpu_fleet_image.core.keys import POLICY
+from gpu_fleet_image.core.queue_errors import PolicyUnreadError
 
 # Slurm allocates whole cores (CR_Core), and a core of the clouds' instances is two of their vCPUs.
 THREADS = 2
@@ -55,6 +59,31 @@ class QueuePool:
 
     size: NodeSize
     most: int
+
+
+def pools_of(policy: dict[str, Any]) -> dict[str, QueuePool]:
+    """Return the pools of the queue in the stack's policy.
+
+    Raises:
+        PolicyUnreadError: values of a pool are missing.
+    """
+    pools = policy.get("pools", {})
+    queued = {
+        name: pool["capacity"]
+        for name, pool in sorted(pools.items())
+        if isinstance(pool, dict) and (pool.get("capacity") or {}).get("queue_gpus") is not None
+    }
+    try:
+        return {name: _pool_of(capacity) for name, capacity in queued.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise PolicyUnreadError(f"{POLICY}: capacity of a pool of the queue: {error!r}") from error
+
+
+def _pool_of(capacity: dict[str, Any]) -> QueuePool:
+    gpus, cpus, memory, most = (
+        int(capacity[key]) for key in ("queue_gpus", "queue_cpus", "queue_memory_mib", "max_size")
+    )
+    return QueuePool(NodeSize(gpus, cpus, memory), most)
 
 
 @dataclass(frozen=True)
