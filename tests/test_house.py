@@ -148,6 +148,8 @@ BROKEN = [
         "stacks/gpu_fleet_stacks/program.py:41: has 41",
         {"stacks/gpu_fleet_stacks/program.py": "\n" * 41},
     ),
+    (arrows.sizes, "image/a.py:501: has 501 lines", {"image/a.py": "\n" * 501}),
+    (arrows.sizes, "image/a.py:1: B has 301", {"image/a.py": "class B:\n" + "    c = 1\n" * 300}),
     (arrows.circles, "stacks/gpu_fleet_stacks/", CIRCLE),
     (
         arrows.homes,

@@ -317,9 +317,8 @@ class Run:
         if self._watch is not None and self.step > (self._resumed_from or 0):
             self._watch.check()
         self._exactness.check_loop(self._where)
-        states = self._where.together(self._checked_states)
         state = {
-            "objects": states,
+            "objects": self._where.together(self._checked_states),
             "rng": self._where.gather({**capture_rng(), SHARED: states_of_generators()}),
             "buffers": buffers_of_ranks(self._modules, self._where),
             "loaders": self._where.gather([passes.state(self.step) for passes in self._passes]),
