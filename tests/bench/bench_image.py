@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_image.recipe import bake, build, build_requirements, disk, file_list, lock, payload
+from gpu_fleet_image.recipe import bake, build, build_requirements, disk, lock, payload
+from tests.bench import file_list
 from tests.image.virtual_machine import VirtualMachine
 
 GOAL_BAKE_S = 240.0
