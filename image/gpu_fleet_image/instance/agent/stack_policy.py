@@ -96,10 +96,8 @@ def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolic
     pools = (document or {}).get("pools")
     if not isinstance(pools, dict) or not isinstance(pools.get(pool), dict):
         raise CloudError(f"{keys.POLICY} has no pool {pool!r}" if document else f"{keys.POLICY} is not there")
-    if "sensors" not in pools[pool]:
-        return policy.SensorPolicy()
     problems: list[str] = []
-    sensors = read(policy.SensorPolicy, pools[pool]["sensors"], f"pools.{pool}.sensors", problems)
+    sensors = read(policy.SensorPolicy, pools[pool].get("sensors"), f"pools.{pool}.sensors", problems)
     if sensors is None:
         raise CloudError("; ".join(problems))
     return sensors

@@ -2,7 +2,6 @@
 
 import pytest
 
-from gpu_fleet_image.core.policy import SensorPolicy
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.instance.agent.sensors.busy_command import BusyCommand
 from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions
@@ -105,15 +104,12 @@ def test_before_it_was_read_once_the_instance_is_unknown():
     assert silent.limits().cpu_cores == 0.1
 
 
-def test_a_policy_from_before_the_sensors_means_the_agent_s_own():
-    assert sensors_in({"pools": {"dev": {"market": "spot"}}}, "dev") == SensorPolicy()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, r"policy\.json is not there"),
         ({"pools": {}}, "has no pool 'dev'"),
+        ({"pools": {"dev": {"market": "spot"}}}, r"pools\.dev\.sensors = None; allowed: an object"),
         (document(cpu_cores=0), r"pools\.dev\.sensors\.cpu_cores = 0; allowed: a number from 0\.01 to 64"),
         (document(watch="blender"), r"sensors\.watch = 'blender'; allowed: a list"),
         (document(wacht=[]), "wacht"),
