@@ -102,7 +102,7 @@ def read_timeline(run: Path) -> Timeline:
 
 
 def order_records(records: Records) -> Timeline:
-    """Return a run's records in order; a step that a resumed run repeats replaces all records from it on."""
+    """Return the records that count: a step that a resumed run repeated replaces all records from it on."""
     kept: dict[str, list[Mapping[str, Any]]] = {"train": [], "evaluation": [], "checkpoint": []}
     for record in records:
         kind = kept.get(str(record.get("kind")))
