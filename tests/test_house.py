@@ -66,6 +66,11 @@ BROKEN = [
         {"stacks/gpu_fleet_stacks/a.py": 'def a():\n    """What it is."""\n'},
     ),
     (
+        words.beginnings,
+        "stacks/gpu_fleet_stacks/a.py:1: begins with 'Of'",
+        {"stacks/gpu_fleet_stacks/a.py": 'a(help="Of one cloud.")\n'},
+    ),
+    (
         words.of_documents,
         "image/gpu_fleet_image/a.sh:1: 'told'",
         {"image/gpu_fleet_image/a.sh": "# who was told\n"},
@@ -143,6 +148,8 @@ BROKEN = [
         "stacks/gpu_fleet_stacks/program.py:41: has 41",
         {"stacks/gpu_fleet_stacks/program.py": "\n" * 41},
     ),
+    (arrows.sizes, "image/a.py:501: has 501 lines", {"image/a.py": "\n" * 501}),
+    (arrows.sizes, "image/a.py:1: B has 301", {"image/a.py": "class B:\n" + "    c = 1\n" * 300}),
     (arrows.circles, "stacks/gpu_fleet_stacks/", CIRCLE),
     (
         arrows.homes,

@@ -50,6 +50,7 @@ OF_IMAGE = ("gpu_fleet_image.core", "gpu_fleet_image.providers")
 # It uploads the very tarball and wheels that the recipe assembles, and a proof trains by its example.
 KNOW_THE_RECIPE = tuple(f"stacks/gpu_fleet_stacks/{room}/" for room in ("payload", "images", "acceptance"))
 PROGRAM, MOST_LINES = "stacks/gpu_fleet_stacks/program.py", 40
+SCHEMA, MOST_OF_A_FILE, MOST_OF_A_CLASS = "stacks/gpu_fleet_stacks/settings/schema.py", 500, 300
 OF_PROGRAM = (
     *(
         "gpu_fleet_stacks.catalog",
@@ -214,6 +215,18 @@ def program(checkout: Checkout) -> Iterator[Finding]:
         yield Finding(PROGRAM, lines, f"has {lines} lines, at most {MOST_LINES} are short")
 
 
+def sizes(checkout: Checkout) -> Iterator[Finding]:
+    """Find files and classes that are too long to read; the schema is a reference, read key by key."""
+    for module in checkout.modules(*PRODUCT):
+        if (lines := module.text.count("\n")) > MOST_OF_A_FILE and module.path != SCHEMA:
+            yield Finding(module.path, lines, f"has {lines} lines; allowed: {MOST_OF_A_FILE}")
+        for node in module.all(ast.ClassDef):
+            if (lines := (node.end_lineno or 0) - node.lineno + 1) > MOST_OF_A_CLASS:
+                yield Finding(
+                    module.path, node.lineno, f"{node.name} has {lines}; allowed: {MOST_OF_A_CLASS}"
+                )
+
+
 def circles(checkout: Checkout) -> Iterator[Finding]:
     """Find circles of imports, between modules or between rooms; a folder's ``__init__`` is a module too."""
     for folder in PRODUCT:
@@ -311,4 +324,4 @@ def component_types(checkout: Checkout) -> Iterator[Finding]:
         raise NothingToCheckError("stacks: no component declares a type")
 
 
-CHECKS = (rooms, names_there, environments, console, program, circles, homes, component_types)
+CHECKS = (rooms, names_there, environments, console, program, sizes, circles, homes, component_types)

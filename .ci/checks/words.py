@@ -76,12 +76,13 @@ def of_modules(checkout: Checkout) -> Iterator[Finding]:
 
 
 def beginnings(checkout: Checkout) -> Iterator[Finding]:
-    """Find docstrings that begin with a question word, a conjunction or a preposition."""
+    """Find docstrings and helps that begin with a question word, a conjunction or a preposition."""
     for module in (module for room in PLAIN for module in checkout.modules(room)):
-        for note in module.notes:
-            if hit := NO_BEGINNING.match(str(note.value).lstrip()):
+        helps = [given.value for given in module.all(ast.keyword) if given.arg == "help"]
+        for text in [*module.notes, *(each for each in helps if isinstance(each, ast.Constant))]:
+            if hit := NO_BEGINNING.match(str(text.value).lstrip()):
                 yield Finding(
-                    module.path, note.lineno, f"begins with {hit[0]!r}: write a verb or a noun phrase"
+                    module.path, text.lineno, f"begins with {hit[0]!r}: write a verb or a noun phrase"
                 )
 
 

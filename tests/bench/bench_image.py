@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet_image.recipe import bake, build, build_requirements, disk, file_list, lock, payload
+from gpu_fleet_image.recipe import bake, build, build_requirements, disk, lock, payload
+from tests.bench import file_list
 from tests.image.virtual_machine import VirtualMachine
 
 GOAL_BAKE_S = 240.0
@@ -30,6 +31,7 @@ pool = "bench"
 data_uri = ""
 metric_namespace = "GpuFleet/bench"
 lifecycle_hook = ""
+records_uri = ""
 home_file_system = ""
 expected = {"p4d.24xlarge" = {gpus = 8, gpu_memory_gib = 40, efa_interfaces = 4}}
 """

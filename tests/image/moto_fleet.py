@@ -41,6 +41,7 @@ def pool_policy(**changes: Any) -> dict[str, Any]:
         "scale_in_alarm": None,
         "require_acknowledgement": False,
         "hourly_price": {"g5.xlarge": "1.006"},
+        "sensors": {},
     } | changes
 
 

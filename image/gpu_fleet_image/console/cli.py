@@ -106,7 +106,7 @@ def _say(text: str) -> None:
 
 
 def _with_range(error: click.ClickException, text: str) -> str:
-    """Say which numbers an option takes, where click says only that a text is not one of them."""
+    """Return an error's text with the range of a number, which click leaves out."""
     kind = error.param.type if isinstance(error, click.BadParameter) and error.param else None
     if not isinstance(kind, click.IntRange | click.FloatRange):
         return text

@@ -46,9 +46,6 @@ IMAGE = Rows(
         "bake": Row(
             "gpu_fleet_image.recipe.build:main", "Bake on this computer: a folder, a disk or a container."
         ),
-        "compare": Row(
-            "gpu_fleet_image.recipe.file_list:main", "Compare two bakes of the same inputs, file by file."
-        ),
         "lock": Row(
             "gpu_fleet_image.recipe.lock_command:main", "List the image's downloads, and their locks."
         ),

@@ -217,7 +217,7 @@ def _request(key: str, raw: Mapping[str, Any]) -> Request:
         str(raw["reason"]),
         tuple(raw["instances"]),
         tuple(raw["tried"]),
-        str(raw.get("withdraws", "")),  # states of before have none
+        str(raw["withdraws"]),
     )
 
 
@@ -231,7 +231,7 @@ def _coming(raw: Mapping[str, Any]) -> Coming:
         parse_time(raw["since"]) if raw["since"] else None,
         int(raw["goal"]),
         bool(raw["started"]),
-        str(raw.get("activity", "")),
+        str(raw["activity"]),
     )
 
 

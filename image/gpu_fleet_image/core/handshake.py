@@ -34,8 +34,8 @@ PREFIX = "handshake"
 _DECISION = "decision"
 # The agent repeats each reply while it holds: ``agent/answers.py``.
 IDLE_LASTS = timedelta(minutes=3)
-# A dead agent is believed for this long. A living one repeats its reply every ten seconds, older agents every
-# twenty, and reading all sensors may take some more.
+# A dead agent is believed for this long. A living one repeats its reply every ten seconds, and reading all
+# sensors may take twice that.
 CLOSED_LASTS = timedelta(seconds=30)
 LONGEST = 1 << 16  # bytes of a reply or decision: an instance can write anything there
 _MOST_REPLIES = 16  # below one mark: four times as many as an agent, the sweep and `keep` write

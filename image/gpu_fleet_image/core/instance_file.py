@@ -16,12 +16,13 @@ TEXTS = (
     "stack",
     "pool",
     "data_uri",
+    "records_uri",
     "metric_namespace",
     "lifecycle_hook",
     "home_file_system",
 )
-# Keys that older files lack.
-_LATER_TEXTS = ("monitor_group", "records_uri", "instance_log", "user_role")
+# Keys that the file of the queue's controller, or of a stack without such a resource, lacks.
+_OPTIONAL_TEXTS = ("monitor_group", "instance_log", "user_role")
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,11 @@ class InstanceFile:
     Attributes:
         cloud: ``aws`` or ``alicloud``.
         data_uri: bucket that receives data before the instance is terminated, ``s3://BUCKET``.
+        records_uri: where the agent replies to the sweep, ``s3://BUCKET/reaper``.
         lifecycle_hook: of the pool's scaling group; empty without one.
         home_file_system: DNS name of the shared home, or empty.
-        monitor_group: CloudMonitor's application group for metrics of the pool; empty for none, and in files
-            older than the key.
-        records_uri: where the agent replies to the sweep, ``s3://BUCKET/reaper``; empty in older files.
-        instance_log: destination of its logs: a log group, or ``PROJECT/STORE``; empty for none, and in older
-            files.
+        monitor_group: CloudMonitor's application group for metrics of the pool; empty for none.
+        instance_log: destination of its logs: a log group, or ``PROJECT/STORE``; empty for none.
         user_role: the role behind users' credentials, an ARN; empty if no pool declares one.
         expected: instance type -> its properties.
     """
@@ -61,12 +60,12 @@ class InstanceFile:
     stack: str
     pool: str
     data_uri: str
+    records_uri: str
     metric_namespace: str
     lifecycle_hook: str
     home_file_system: str
     expected: Mapping[str, Expected]
     monitor_group: str = ""
-    records_uri: str = ""
     instance_log: str = ""
     user_role: str = ""
 
@@ -102,10 +101,7 @@ def load(path: Path) -> InstanceFile:
             name: Expected(**{key: table.get(key, 0) for key in _EXPECTED_KEYS})
             for name, table in raw.get("expected", {}).items()
         },
-        monitor_group=raw.get("monitor_group", ""),
-        records_uri=raw.get("records_uri", ""),
-        instance_log=raw.get("instance_log", ""),
-        user_role=raw.get("user_role", ""),
+        **{key: raw.get(key, "") for key in _OPTIONAL_TEXTS},
     )
 
 
@@ -115,7 +111,7 @@ def _problems(raw: dict[str, Any]) -> list[str]:
         problems.append(f"schema_version = {raw.get('schema_version')!r}; allowed: 1")
     others = raw.keys() - set(TEXTS)
     wrong = [key for key in TEXTS if not isinstance(raw.get(key), str)]
-    wrong += [key for key in _LATER_TEXTS if not isinstance(raw.get(key, ""), str)]
+    wrong += [key for key in _OPTIONAL_TEXTS if not isinstance(raw.get(key, ""), str)]
     problems += [f"{key} = {raw.get(key)!r}; allowed: a text{nearest(key, others)}" for key in wrong]
     if isinstance(raw.get("cloud"), str) and raw["cloud"] not in CLOUDS:
         problems.append(

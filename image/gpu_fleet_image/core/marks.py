@@ -111,7 +111,7 @@ class GiveBack:
     """A user's request to terminate an instance that they no longer need.
 
     Attributes:
-        by: their name; empty for a tag of an older version, which held the time alone.
+        by: their name.
         owner: the instance's owner.
         others: login names of other users seen on it, if the owner gave it back.
     """
@@ -123,7 +123,7 @@ class GiveBack:
     @property
     def is_the_owners(self) -> bool:
         """True if the owner gave it back."""
-        return self.by in ("", self.owner)
+        return self.by == self.owner
 
     @property
     def is_sole(self) -> bool:
@@ -135,10 +135,8 @@ class GiveBack:
             return (
                 f"given back by {self.by}, not by its owner {self.owner or 'nobody'}: the pool's times apply"
             )
-        who = f"given back by {self.by or 'its owner'}"
-        return (
-            f"{who}, but {', '.join(self.others)} used it too: the pool's times apply" if self.others else who
-        )
+        also = f", but {', '.join(self.others)} used it too: the pool's times apply" if self.others else ""
+        return f"given back by {self.by}{also}"
 
 
 def give_back_of(instance: Instance) -> GiveBack | None:
@@ -146,11 +144,10 @@ def give_back_of(instance: Instance) -> GiveBack | None:
 
     Giving back removes a hold's tags. A hold beside a give-back is therefore younger, even if it has expired.
     """
-    at = given_back_at(instance)
-    if at is None or TAG_KEEP_UNTIL in instance.tags or at < instance.launched_at:
+    at, by = given_back_at(instance), instance.tags.get(TAG_GIVE_BACK, "").partition(" ")[2]
+    if at is None or not by or TAG_KEEP_UNTIL in instance.tags or at < instance.launched_at:
         return None
-    by = instance.tags[TAG_GIVE_BACK].partition(" ")[2]
-    return GiveBack(by, instance.owner, _others_on(instance, by or instance.owner))
+    return GiveBack(by, instance.owner, _others_on(instance, by))
 
 
 def given_back_at(instance: Instance) -> datetime | None:

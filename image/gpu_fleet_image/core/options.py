@@ -37,7 +37,7 @@ class IsoTime(click.ParamType[datetime]):
             self.fail(f"{value!r}; allowed: ISO 8601 with a zone, say 2026-11-21T18:00:00+01:00", param, ctx)
 
 
-now_option: _Decorator = click.option("--now", type=IsoTime(), help="As of this time instead of the present.")
+now_option: _Decorator = click.option("--now", type=IsoTime(), help="Use this time instead of the present.")
 
 
 class Known(click.ParamType[str]):

@@ -112,11 +112,10 @@ class PoolPolicy(document.Contradictory):
         max_lifetime_hours: age at which the owner is asked to replace the instance; None for never.
         scale_in_alarm: an alarm whose ALARM state requests one idle instance less; None for none.
         require_acknowledgement: stop or terminate a running instance only after its agent has confirmed for
-            this mark that /scratch/keep is saved and nothing runs (``handshake.py``). It is false only for
-            agents older than that.
+            this mark that /scratch/keep is saved and nothing runs (``handshake.py``). Every stack sets it.
         hourly_price: instance type -> on-demand price of an hour; None if it is unknown.
         sensors: thresholds of activity.
-        capacity: growth of the pool; None in older policies, which leave it to the groups.
+        capacity: growth of the pool; None for an image of the user's own, whose instances run no agent.
     """
 
     market: Annotated[str, one_of(*_MARKETS)]

@@ -43,7 +43,7 @@ def form_option(command: Callable[..., None]) -> Callable[..., None]:
         *("-o", "--output", "form"),
         type=click.Choice([TABLE, JSON, CSV]),
         default=TABLE,
-        help="For programs: json or csv. The documentation (JSON and CSV output) has the keys.",
+        help="A form for programs: json or csv. The documentation (JSON and CSV output) has the keys.",
     )(command)
 
 
@@ -54,7 +54,7 @@ def json_option(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Choice([TABLE, JSON]),
         default=TABLE,
         callback=lambda _, __, form: form == JSON,
-        help="For programs: json. The documentation (JSON and CSV output) has the keys.",
+        help="A form for programs: json. The documentation (JSON and CSV output) has the keys.",
     )(command)
 
 

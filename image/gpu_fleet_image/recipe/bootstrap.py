@@ -120,7 +120,7 @@ def bootstrap(
 
     Args:
         steps: their names in order; those that an earlier boot completed are not run again.
-        wait: sleeps for so many seconds.
+        wait: sleeps for this many seconds.
     """
     report = BootstrapReport((place.payload / "payload.sha256").read_text(encoding="utf-8").strip())
     before = _done_before(place, report.payload)

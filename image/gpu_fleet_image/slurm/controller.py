@@ -23,7 +23,7 @@ from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import replace_text
 from gpu_fleet_image.core.job_use import DayUse
 from gpu_fleet_image.core.keys import POLICY
-from gpu_fleet_image.core.queue_errors import NotReadyError, PolicyUnreadError
+from gpu_fleet_image.core.queue_errors import NotReadyError
 from gpu_fleet_image.core.queue_need import QUEUE, to_json
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.slurm import (
@@ -44,7 +44,7 @@ from gpu_fleet_image.slurm.demand import QueueDemand, needs
 from gpu_fleet_image.slurm.exclusion import KeptAway
 from gpu_fleet_image.slurm.job_records import JobRecords
 from gpu_fleet_image.slurm.refusals import Refusals, described
-from gpu_fleet_image.slurm.sizes import NodeSize, QueuePool
+from gpu_fleet_image.slurm.sizes import QueuePool, pools_of
 from gpu_fleet_image.slurm.use_record import UseRecord
 
 FOLDER = Path("/etc/slurm")
@@ -63,31 +63,6 @@ LOOKS_BEFORE_GONE = 2
 FORGET_AFTER = timedelta(minutes=5)
 LONGEST_GROWTH = 1 << 20  # bytes of the mover's report
 LOG = logging.getLogger(__name__)
-
-
-def pools_of(policy: dict[str, Any]) -> dict[str, QueuePool]:
-    """Return the pools of the queue in the stack's policy.
-
-    Raises:
-        PolicyUnreadError: values of a pool are missing.
-    """
-    pools = policy.get("pools", {})
-    queued = {
-        name: pool["capacity"]
-        for name, pool in sorted(pools.items())
-        if isinstance(pool, dict) and (pool.get("capacity") or {}).get("queue_gpus") is not None
-    }
-    try:
-        return {name: _pool_of(capacity) for name, capacity in queued.items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise PolicyUnreadError(f"{POLICY}: capacity of a pool of the queue: {error!r}") from error
-
-
-def _pool_of(capacity: dict[str, Any]) -> QueuePool:
-    gpus, cpus, memory, most = (
-        int(capacity[key]) for key in ("queue_gpus", "queue_cpus", "queue_memory_mib", "max_size")
-    )
-    return QueuePool(NodeSize(gpus, cpus, memory), most)
 
 
 def cluster_of(stack: str, address: str, pools: Mapping[str, QueuePool]) -> Cluster:
@@ -251,7 +226,7 @@ def prepare() -> None:
         )
     key = cloud.of(instance).key(queue.secret, may_make=True)
     munge.lay(key)
-    lay_state(configuration.state_of(instance.stack))
+    folders.lay_state(configuration.state_of(instance.stack))
     replace_text(Path(configuration.NODE_GPUS), "")  # gres.conf includes it; a controller has no GPUs
     policy = _store(instance).newest(POLICY)
     pools = pools_of(policy.content) if policy else {}
@@ -259,18 +234,6 @@ def prepare() -> None:
         raise NotReadyError(f"{POLICY} of the stack names no pool of the queue")
     lay(cluster_of(instance.stack, queue.address, pools), FOLDER)
     LOG.info("event=queue-controller-prepared pools=%s", ",".join(pools))
-
-
-def lay_state(state: Path, account: str = "slurm") -> None:
-    """Make slurmctld's folder and its parent for its account, whose number may differ between controllers.
-
-    Raises:
-        OSError: one cannot be made, or is a link.
-    """
-    owner = pwd.getpwnam(account)
-    with folders.made(state.parent) as parent, folders.made(state.name, parent) as own:
-        for folder in (parent, own):
-            folders.give(folder, owner.pw_uid, owner.pw_gid)
 
 
 def _store(instance: instance_file.InstanceFile) -> Store:

@@ -330,7 +330,7 @@ def nodes_for(
 def _is_to_be_tried(
     job: ListedJob, fits: Mapping[str, Fit], nodes: Iterable[Node], excluded: Mapping[str, Collection[str]]
 ) -> bool:
-    """Return whether Slurm gave the job up, but there are enough nodes now to try first."""
+    """Return whether Slurm gave the job up although enough nodes are there: try it before buying."""
     return job.job.reason == GIVEN_UP and fits[job.job.id].nodes <= len(nodes_for(job, nodes, excluded))
 
 

@@ -6,6 +6,7 @@ descriptor.
 """
 
 import os
+import pwd
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -46,3 +47,15 @@ def give_files(folder: int, user: int, group: int) -> None:
     for name in os.listdir(folder):
         if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             os.chown(name, user, group, dir_fd=folder, follow_symlinks=False)
+
+
+def lay_state(state: Path, account: str = "slurm") -> None:
+    """Make slurmctld's folder and its parent for its account, whose number may differ between controllers.
+
+    Raises:
+        OSError: one cannot be made, or is a link.
+    """
+    owner = pwd.getpwnam(account)
+    with made(state.parent) as parent, made(state.name, parent) as own:
+        for folder in (parent, own):
+            give(folder, owner.pw_uid, owner.pw_gid)

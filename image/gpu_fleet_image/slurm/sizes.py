@@ -5,11 +5,15 @@ Pure.
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+from gpu_fleet_image.core.keys import POLICY
+from gpu_fleet_image.core.queue_errors import PolicyUnreadError
 
 # Slurm allocates whole cores (CR_Core), and a core of the clouds' instances is two of their vCPUs.
 THREADS = 2
 MIB_PER_GIB = 1024
-# Room is looked for on so many nodes more than a job needs: a look at thousands of jobs is to take seconds.
+# Room is looked for on this many nodes more than a job needs: a look at thousands of jobs is to take seconds.
 MOST_MORE = 3
 
 
@@ -57,6 +61,31 @@ class QueuePool:
     most: int
 
 
+def pools_of(policy: dict[str, Any]) -> dict[str, QueuePool]:
+    """Return the pools of the queue in the stack's policy.
+
+    Raises:
+        PolicyUnreadError: values of a pool are missing.
+    """
+    pools = policy.get("pools", {})
+    queued = {
+        name: pool["capacity"]
+        for name, pool in sorted(pools.items())
+        if isinstance(pool, dict) and (pool.get("capacity") or {}).get("queue_gpus") is not None
+    }
+    try:
+        return {name: _pool_of(capacity) for name, capacity in queued.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise PolicyUnreadError(f"{POLICY}: capacity of a pool of the queue: {error!r}") from error
+
+
+def _pool_of(capacity: dict[str, Any]) -> QueuePool:
+    gpus, cpus, memory, most = (
+        int(capacity[key]) for key in ("queue_gpus", "queue_cpus", "queue_memory_mib", "max_size")
+    )
+    return QueuePool(NodeSize(gpus, cpus, memory), most)
+
+
 @dataclass(frozen=True)
 class JobRequest:
     """Resources that a job asks for; 0 for no request.
@@ -102,11 +131,11 @@ class JobRequest:
         return max(1, self.min_nodes, by_tasks, by_gpus)
 
     def parts(self, number: int, whole: NodeSize) -> tuple[NodeSize, ...]:
-        """Return its parts of each of so many nodes, the largest first."""
+        """Return its parts of each of this many nodes, the largest first."""
         return tuple(self._part(index, number, whole) for index in range(number))
 
     def largest(self, number: int, whole: NodeSize) -> NodeSize:
-        """Return the first of its parts of so many nodes: in every resource no other is larger."""
+        """Return the first of its parts of this many nodes: in every resource no other is larger."""
         return self._part(0, number, whole)
 
     def _part(self, index: int, number: int, whole: NodeSize) -> NodeSize:
@@ -171,7 +200,7 @@ def fit(request: JobRequest, name: str, pool: QueuePool) -> Fit | str:
 
 
 def _why_not(request: JobRequest, number: int, name: str, pool: QueuePool) -> str:
-    """Return the first resource that is too small on each of so many instances, in words."""
+    """Return the first resource that is too small on each of this many instances, in words."""
     if request.least > pool.most:  # by as much as a user likes: its parts are not made
         return f"asks for {request.least} instances, size.max of {name} is {pool.most}"
     size, largest = pool.size, request.largest(number, pool.size)

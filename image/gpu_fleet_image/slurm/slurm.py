@@ -55,7 +55,7 @@ def run(command: Sequence[str]) -> str:
 class BoundedCalls:
     """Calls for many jobs, ``MOST_CALLS`` in a poll. The next poll begins with the jobs that are left.
 
-    So calls that fail keep no job from its turn.
+    Every job gets its turn, even if the calls for the jobs before it fail.
     """
 
     ask: Run
@@ -68,7 +68,7 @@ class BoundedCalls:
         return self.ask(words)
 
     def turns(self, items: Sequence[Item]) -> Iterator[Item]:
-        """Yield what has its turn in this poll."""
+        """Yield the items whose turn it is in this poll."""
         self._calls, first = 0, self._begun
         for self._begun in [*range(first, len(items)), *range(min(first, len(items)))]:
             if self._calls >= MOST_CALLS:
@@ -181,7 +181,7 @@ def notify(job: str, text: str, ask: Run = run) -> None:
 
 
 def start_in(job: str, seconds: int, ask: Run = run) -> None:
-    """Let a pending job start in so many seconds at the earliest; raises SlurmError."""
+    """Let a pending job start in this many seconds at the earliest; raises SlurmError."""
     _update(job, f"starttime=now+{seconds}" if seconds else "starttime=now", ask)
 
 

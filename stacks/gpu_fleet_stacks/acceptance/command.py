@@ -120,7 +120,7 @@ class PositiveAmount(click.ParamType[Decimal]):
     "--unpriced-per-hour",
     "unpriced",
     type=PositiveAmount(),
-    help="What everything without a public price costs together, in the budget's currency.",
+    help="Cost of everything without a public price together, in the budget's currency.",
 )
 @click.option("--plan", "plan_only", is_flag=True, help="Show steps and worst cost; start nothing.")
 @click.option("--clean-up", is_flag=True, help="Tear down what an earlier run left.")

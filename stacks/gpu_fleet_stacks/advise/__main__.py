@@ -97,15 +97,17 @@ class VendorName(click.ParamType[str]):
 @click.option(
     "--tokens", type=LargeNumber(), help=f"Tokens in all; by default {TOKENS_PER_PARAMETER} a parameter."
 )
-@click.option("--layers", type=click.IntRange(min=1), help="Of the model; by default from its size.")
-@click.option("--width", type=click.IntRange(min=1), help="Of a layer; by default from its size.")
+@click.option("--layers", type=click.IntRange(min=1), help="Layers of the model; by default from its size.")
+@click.option(
+    "--width", type=click.IntRange(min=1), help="Width of a layer; by default from the model's size."
+)
 @click.option("--days", type=FiniteRange(min=0, min_open=True), help="It must be done by then.")
 @click.option("--budget", type=FiniteRange(min=0, min_open=True), help="Most to pay, in --currency.")
 @click.option("--currency", type=click.Choice(["USD", "CNY"]), default="USD", show_default=True)
 @click.option(
     "--reserved-discount",
     type=FiniteRange(0, 1, max_open=True),
-    help="What a reservation takes off the price, 0 to 1.",
+    help="Share of the price that a reservation saves, 0 to 1.",
 )
 @click.option(
     "--cny-per-usd",
@@ -214,7 +216,7 @@ def remarks(advised: Advice, shown: Sequence[Candidate], discount: Decimal | Non
     """Yield what to know about the ranking: what it leaves out, how exact it is, how old its prices are."""
     yield from refusals(advised)
     error = facts()["utilisation"]["held_out_error"]
-    yield f"hours are an estimate: of published runs that it had not seen it was up to {error:.0%} off"
+    yield f"hours are an estimate: it was up to {error:.0%} off on published runs that the fit had not seen"
     yield from dates_of(shown, prices.today())
     if any(plan.data_on == DISK and plan.data_cost is None for plan in shown):
         yield "without the disks for the data where their price is unknown"
@@ -242,7 +244,7 @@ def is_wanted(offer: offers.Offer, vendors_wanted: Sequence[str], gpu: str) -> b
 def choice(plans: Sequence[Candidate], most: Money | None) -> programs.Choice:
     """Return the cheapest plan that a stack can use and the budget pays for, as far as there is one.
 
-    What fits the budget on demand goes before what fits it on spot alone.
+    A plan that fits the budget on demand comes before one that fits it on spot alone.
     """
     known = (plan for plan in plans if plan.on_demand is not None and not plan.lacks_data_cost)
     usable = [plan for plan in known if not plan.offer.comparison]

@@ -1,7 +1,7 @@
 """Comparison of vendors by the 23 indicators of scorecard.toml, each measured, dated or unknown. Pure.
 
 The best value of an indicator gets its whole weight, every other value its share of the best. An indicator
-that is known of one vendor alone compares nothing, and counts for nobody. What is unknown leaves a span: a
+that is known of one vendor alone compares nothing, and counts for nobody. An unknown one leaves a span: a
 vendor's total lies between the points it has and those points with the whole weight of all that is unknown.
 """
 

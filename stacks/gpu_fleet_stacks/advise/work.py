@@ -126,7 +126,7 @@ def memory(work: Work, layout: Layout, gpus: int) -> MemoryNeed:
 
 
 def seconds(flops: float, layout: Layout, peak_flops_per_s: float, utilisation: float) -> float:
-    """Return the time of so many operations on all GPUs together.
+    """Return the time of this many operations on all GPUs together.
 
     Args:
         flops: of the model, without recomputation.

@@ -9,7 +9,7 @@ import pulumi_alicloud as alicloud
 
 from gpu_fleet_stacks.alicloud import closed_buckets
 from gpu_fleet_stacks.core import naming
-from gpu_fleet_stacks.settings import Redundancy, Stack
+from gpu_fleet_stacks.settings import Stack
 
 KIND = "access-logs"
 
@@ -21,19 +21,16 @@ def bucket(name: str, stack: Stack, parent: pulumi.Resource) -> pulumi.Resource:
     (www.alibabacloud.com/help/en/oss/developer-reference/putbucketlogging).
     """
     name = f"{name}-{KIND}"
-    made = alicloud.oss.Bucket(
+    opts = pulumi.ResourceOptions(parent=parent, protect=stack.protected)
+    made = closed_buckets.declare(
         name,
-        bucket=stack.bucket_name(KIND),
-        storage_class="Standard",
-        redundancy_type=str(stack.storage.redundancy or Redundancy.LRS),
-        server_side_encryption_rule=alicloud.oss.BucketServerSideEncryptionRuleArgs(sse_algorithm="AES256"),
-        versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
-        lifecycle_rules=[_old_logs(stack.logs.retention_days)],
-        lifecycle_rule_allow_same_action_overlap=False,
+        stack,
+        stack.bucket_name(KIND),
+        None,
+        [_old_logs(stack.logs.retention_days)],
         tags=naming.tags(stack.name, stack.owner, Name=naming.prefixed(stack.name, KIND)),
-        opts=pulumi.ResourceOptions(parent=parent, protect=stack.protected, ignore_changes=["policy"]),
+        opts=opts,
     )
-    opts = pulumi.ResourceOptions(parent=parent, protect=stack.protected, deleted_with=made)
     arn = f"acs:oss:*:{stack.account_id}:{stack.bucket_name(KIND)}"
     closed_buckets.close(name, made, arn, opts)
     return made

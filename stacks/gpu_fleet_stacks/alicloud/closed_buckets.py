@@ -1,14 +1,54 @@
-"""Settings of every bucket of a stack: private, reached by TLS alone, its leftovers deleted."""
+"""Every bucket of a stack: encrypted, with versions, private, reached by TLS alone, its leftovers deleted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pulumi
 import pulumi_alicloud as alicloud
 
 from gpu_fleet_stacks.alicloud import policies
+from gpu_fleet_stacks.settings import Redundancy, Stack
 
 TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
 ABORT_UPLOADS_AFTER_DAYS = 7
+
+
+def declare(
+    name: str,
+    stack: Stack,
+    bucket_name: str,
+    key_id: pulumi.Input[str] | None,
+    lifecycle_rules: Sequence[alicloud.oss.BucketLifecycleRuleArgs],
+    *,
+    tags: Mapping[str, str],
+    opts: pulumi.ResourceOptions,
+    overlap: bool = False,
+    logging: alicloud.oss.BucketLoggingArgs | None = None,
+) -> alicloud.oss.Bucket:
+    """Declare a bucket with its encryption, versions and lifecycle inside.
+
+    The bucket reads these back, and would conflict with separate resources for them. The policy can only be a
+    separate resource, hence ``ignore_changes``.
+
+    Args:
+        key_id: key that encrypts it; None for OSS's own keys.
+        overlap: several rules of the lifecycle may let the same object expire.
+    """
+    encryption = alicloud.oss.BucketServerSideEncryptionRuleArgs(
+        sse_algorithm="AES256" if key_id is None else "KMS", kms_master_key_id=key_id
+    )
+    return alicloud.oss.Bucket(
+        name,
+        bucket=bucket_name,
+        storage_class="Standard",
+        redundancy_type=str(stack.storage.redundancy or Redundancy.LRS),
+        server_side_encryption_rule=encryption,
+        versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
+        lifecycle_rules=list(lifecycle_rules),
+        lifecycle_rule_allow_same_action_overlap=overlap,
+        logging=logging,
+        tags=tags,
+        opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(ignore_changes=["policy"])),
+    )
 
 
 def close(
@@ -20,13 +60,16 @@ def close(
 ) -> alicloud.oss.BucketPolicy:
     """Declare the settings; return the policy, which refuses plain HTTP for every caller.
 
-    The settings for HTTPS refuse old TLS.
+    The settings for HTTPS refuse old TLS. No setting is deleted before its bucket, as Pulumi's order of
+    dependencies would have it: a bucket that stays, because it is protected or its deletion fails, would then
+    be open to plain HTTP and without its policy.
 
     Args:
         name: logical name of the bucket and of each of its settings.
-        opts: options by which settings are deleted with their bucket or not at all.
+        opts: options of the bucket.
         opened: further statements of the policy.
     """
+    opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(deleted_with=bucket))
     alicloud.oss.BucketAcl(name, bucket=bucket.id, acl="private", opts=opts)
     alicloud.oss.BucketPublicAccessBlock(name, bucket=bucket.id, block_public_access=True, opts=opts)
     tls = list(TLS_VERSIONS)

@@ -9,7 +9,7 @@ from gpu_fleet_stacks.alicloud import closed_buckets, policies
 from gpu_fleet_stacks.alicloud.keys import DAY_S, DELETION_WINDOW_DAYS, DELETION_WINDOW_DAYS_PROTECTED
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
 from gpu_fleet_stacks.core import naming
-from gpu_fleet_stacks.settings import Redundancy, Stack
+from gpu_fleet_stacks.settings import Stack
 
 
 @dataclass(frozen=True)
@@ -84,24 +84,19 @@ class Replica(pulumi.ComponentResource):
         return key
 
     def _bucket(self, kind: str) -> alicloud.oss.Bucket:
-        """Declare a bucket in the other region, with encryption, versions and lifecycle inside."""
+        """Declare a bucket in the other region."""
         name = f"{self._name}-{kind}"
-        bucket = alicloud.oss.Bucket(
+        bucket = closed_buckets.declare(
             name,
-            bucket=self._stack.replica_name(kind),
-            storage_class="Standard",
-            redundancy_type=str(self._stack.storage.redundancy or Redundancy.LRS),
-            server_side_encryption_rule=alicloud.oss.BucketServerSideEncryptionRuleArgs(
-                sse_algorithm="KMS", kms_master_key_id=self._key.id
-            ),
-            versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
-            lifecycle_rules=[closed_buckets.leftovers(self._stack.storage.old_versions_days)],
+            self._stack,
+            self._stack.replica_name(kind),
+            self._key.id,
+            [closed_buckets.leftovers(self._stack.storage.old_versions_days)],
             tags=self._tags | {"Name": naming.prefixed(self._stack.name, "replica", kind)},
-            opts=pulumi.ResourceOptions.merge(self._kept, pulumi.ResourceOptions(ignore_changes=["policy"])),
+            opts=self._kept,
         )
-        settings = pulumi.ResourceOptions.merge(self._kept, pulumi.ResourceOptions(deleted_with=bucket))
         arn = f"acs:oss:*:{self._stack.account_id}:{self._stack.replica_name(kind)}"
-        closed_buckets.close(name, bucket, arn, settings)
+        closed_buckets.close(name, bucket, arn, self._kept)
         return bucket
 
     def _copy(

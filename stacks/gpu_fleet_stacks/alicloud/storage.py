@@ -12,7 +12,7 @@ from gpu_fleet_stacks.alicloud.payload import payload_objects
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.payload.stored_documents import stored_documents
-from gpu_fleet_stacks.settings import Redundancy, Stack
+from gpu_fleet_stacks.settings import Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
 OLD_STATES_DAYS = 35  # longer than a month, which the meter counts
@@ -81,37 +81,22 @@ class Storage(pulumi.ComponentResource):
         return naming.tags(self._stack.name, self._stack.owner, Name=naming.prefixed(self._stack.name, label))
 
     def _bucket(self, kind: str) -> pulumi.Output[str]:
-        """Declare a bucket with its encryption, versions and lifecycle inside.
-
-        The bucket reads these back, and would conflict with separate resources for them. The policy can only
-        be a separate resource, hence ``ignore_changes``.
-        """
+        """Declare a bucket, what the stack stores in it, and its policy; return its ARN."""
         name = f"{self._name}-{kind}"
-        bucket = alicloud.oss.Bucket(
+        bucket = closed_buckets.declare(
             name,
-            bucket=self._stack.bucket_name(kind),
-            storage_class="Standard",
-            redundancy_type=str(self._stack.storage.redundancy or Redundancy.LRS),
-            server_side_encryption_rule=alicloud.oss.BucketServerSideEncryptionRuleArgs(
-                sse_algorithm="KMS", kms_master_key_id=self._args.key_id
-            ),
-            versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
-            lifecycle_rules=[
+            self._stack,
+            self._stack.bucket_name(kind),
+            self._args.key_id,
+            [
                 closed_buckets.leftovers(self._stack.storage.old_versions_days),
                 *(_numbered_states() if kind == "records" else []),
             ],
-            # The rule of the whole bucket covers these states too, and both rules let objects expire.
-            lifecycle_rule_allow_same_action_overlap=kind == "records",
+            overlap=kind == "records",  # the rule of the whole bucket covers the numbered states too
             logging=access_logs.logging(self._stack, kind),
             tags=self._tags(kind),
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                protect=self._stack.protected,
-                ignore_changes=["policy"],
-                depends_on=self._access,
-            ),
+            opts=pulumi.ResourceOptions.merge(self._kept, pulumi.ResourceOptions(depends_on=self._access)),
         )
-        settings = self._settings_of(bucket)
         if kind == "records":
             payload_objects(
                 f"{self._name}-bootstrap", self._stack, bucket.bucket, self._args.key_id, self._child
@@ -119,7 +104,7 @@ class Storage(pulumi.ComponentResource):
             for document in stored_documents(self._stack, self._args.reaper_policy):
                 self._document(*document, bucket)
         opened = [_recipe(self._args)] if kind == "records" and self._stack.image.built else []
-        policy = closed_buckets.close(name, bucket, _bucket_arn(self._stack, kind), settings, opened)
+        policy = closed_buckets.close(name, bucket, _bucket_arn(self._stack, kind), self._kept, opened)
         self.bucket_names[kind] = pulumi.Output.all(bucket.bucket, policy.id).apply(lambda both: str(both[0]))
         return bucket.id.apply(lambda _: _bucket_arn(self._stack, kind))
 
@@ -136,14 +121,6 @@ class Storage(pulumi.ComponentResource):
             acl="private",
             opts=self._child,
         )
-
-    def _settings_of(self, owner: pulumi.Resource) -> pulumi.ResourceOptions:
-        """Return options for the settings that restrict a bucket: never deleted before it.
-
-        Pulumi's order of dependencies would delete them first. A bucket that stays, because it is protected
-        or its deletion fails, would then be open to plain HTTP and without its policy.
-        """
-        return pulumi.ResourceOptions(parent=self, protect=self._stack.protected, deleted_with=owner)
 
     def _foreign(self, purpose: str) -> pulumi.Output[str]:
         """Return the address of an existing file system's mount, or empty."""

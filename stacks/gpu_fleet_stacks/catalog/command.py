@@ -54,17 +54,21 @@ class GpuModel(click.ParamType[str]):
 
 
 @click.command("list", epilog="\b\nExample:\n  gpu-fleet catalog list --cloud aws --gpu-memory 40 --top 5")
-@click.option("--cloud", type=click.Choice([str(cloud) for cloud in Cloud]), help="Of one cloud.")
+@click.option("--cloud", type=click.Choice([str(cloud) for cloud in Cloud]), help="Only types of this cloud.")
 @click.option(
     "--gpu",
     metavar="MODEL",
     default="",
     type=GpuModel(lambda: (kind.gpu_model for kind in catalog.load())),
-    help="Of GPUs whose model has this text, such as H100.",
+    help="Only GPUs whose model has this text, such as H100.",
 )
-@click.option("--gpus", type=click.IntRange(min=1), default=1, help="With at least so many GPUs.")
-@click.option("--gpu-memory", type=click.IntRange(min=1), default=1, help="With GiB of each GPU at least.")
-@click.option("--top", type=click.IntRange(min=1), help="The cheapest of each currency, this many.")
+@click.option(
+    "--gpus", type=click.IntRange(min=1), default=1, help="Only types with at least this many GPUs."
+)
+@click.option(
+    "--gpu-memory", type=click.IntRange(min=1), default=1, help="Only GPUs with at least this many GiB."
+)
+@click.option("--top", type=click.IntRange(min=1), help="Only this many of the cheapest of each currency.")
 @form_option
 def list_types(
     *, cloud: str | None, gpu: str, gpus: int, gpu_memory: int, top: int | None, form: str

@@ -62,7 +62,7 @@ class Quote:
     tiers: tuple[tuple[int, Decimal], ...] = ()
 
     def cost(self, units: Decimal) -> Decimal | None:
-        """Return the price of so many units a month, each tier at its own; None where it is unknown."""
+        """Return the price of this many units a month, each tier at its own; None where it is unknown."""
         if self.amount is None:
             return None
         starts, amounts = zip((0, self.amount), *self.tiers, strict=True)

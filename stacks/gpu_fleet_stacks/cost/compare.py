@@ -1,7 +1,7 @@
 """Ways to pay for a pool's instances, and from how many hours a month each is cheaper than on demand. Pure.
 
-What nobody published for the stack's region, and the buyer's file does not say, is unknown; no other region's
-price and no other type's discount stands in for it.
+A price is unknown if nobody published it for the stack's region and the buyer's file lacks it; no other
+region's price and no other type's discount stands in for it.
 
 Spot pays for its interruptions: a run saves every sqrt(2 C M) (C: time of a save, M: mean time between
 interruptions), and loses C of each interval, and of each interruption half an interval and the restart
@@ -57,7 +57,7 @@ class PurchaseOption:
     at_least: bool = False
 
     def cost(self, hours: Decimal | int) -> Money | None:
-        """Return the cost of a month with so many hours of use; None where it is unknown."""
+        """Return the cost of a month with this many hours of use; None where it is unknown."""
         if self.hour is None or self.month is None:
             return None
         return self.month + self.hour * hours

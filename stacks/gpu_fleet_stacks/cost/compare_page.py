@@ -24,8 +24,8 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 480, 260, 62, 44, 14
 COLOURS = ("#000000", "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7")
 DASHES = ("", "8 3", "2 3", "12 3 2 3", "6 6", "1 5", "10 5")
 NOTE = (
-    "List prices before tax and discount, of the stack's region alone. What has no first-hand price is "
-    "unknown. A way pays from the hours of use a month at which it costs as much as on demand."
+    "List prices before tax and discount, of the stack's region alone. A price without a first-hand source "
+    "is unknown. A way pays from the hours of use a month at which it costs as much as on demand."
 )
 
 

@@ -52,7 +52,7 @@ def requirement() -> str:
 
 
 def warning(line: str) -> str:
-    """Return why a requirement is of no use to others, and what to write; empty for one that is."""
+    """Return why others cannot install a requirement, and what to write instead; empty if they can."""
     elsewhere = f"write {WANTED} @ git+https://HOST/gpu-fleet, or where else all can install it from"
     if "file:" in line:
         return f"{REQUIREMENTS} names a path of this computer; before you share the project {elsewhere}"

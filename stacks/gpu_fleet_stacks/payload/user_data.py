@@ -142,7 +142,7 @@ def controller_encoded(stack: Stack, scheme: str, *, home: str, queue: str) -> s
 
     Args:
         scheme, home: as of ``encoded``.
-        queue: what ``instance_file.queue_json`` says to the controller.
+        queue: the text of ``instance_file.queue_json`` for the controller.
 
     Raises:
         StacksError: as ``cloud_config``.

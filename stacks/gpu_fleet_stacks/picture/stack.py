@@ -1,4 +1,4 @@
-"""The picture of one stack: way out, network by zone, pools, what they share, budget. Pure."""
+"""The picture of one stack: egress, network by zone, pools, what they share, budget. Pure."""
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal

@@ -56,7 +56,7 @@ class Acts:
     "--folder",
     type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
     default=projects.build_folder,
-    help="For rehearsal.json and everything the acts write; build/ of the project by default.",
+    help="Place of rehearsal.json and everything the acts write; build/ of the project by default.",
 )
 def main(name: str, folder: Path) -> None:
     """Deploy a stack in an embedded moto; with a checkout's `local` also train, interrupt, resume, reap."""

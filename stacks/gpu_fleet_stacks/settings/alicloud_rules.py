@@ -115,16 +115,9 @@ def _cpfs(stack: Stack) -> Iterator[Problem]:
 
 
 def _redundancy(stack: Stack) -> Iterator[Problem]:
-    """Require ``storage.redundancy`` on a protected stack.
-
-    Before this key existed, ``protected`` alone decided for ZRS.
-    """
+    """Require ``storage.redundancy`` on a protected stack, whose buckets cannot be made anew to change it."""
     if stack.cloud is Cloud.ALICLOUD and stack.protected and stack.storage.redundancy is None:
-        allowed = (
-            "required where protected is true: ZRS or LRS; a stack deployed earlier must name the "
-            "redundancy of its buckets: ZRS if it was protected then, or else LRS"
-        )
-        yield Problem("storage.redundancy", None, allowed)
+        yield Problem("storage.redundancy", None, "required where protected is true: ZRS or LRS")
 
 
 def _currency(stack: Stack) -> Iterator[Problem]:

@@ -103,7 +103,7 @@ def _directory(stack: Stack) -> Iterator[Problem]:
         if not re.fullmatch(pattern, each.group):
             yield Problem(f"access.directory.teams.{team}.group", each.group, allowed)
     for group, teams in _shared((each.group, team) for team, each in directory.teams.items()):
-        allowed = f"is the group of {' and '.join(teams)}; each group once"
+        allowed = f"is the group of {' and '.join(teams)}: a group is of one team alone"
         yield Problem("access.directory.teams", group, allowed)
     for name in sorted(directory.keys.keys() & stack.access.people.keys()):
         allowed = "has an account in access.people: put its keys there"

@@ -661,7 +661,7 @@ class Idle:
         command: absolute path and arguments of a program on the image that runs each minute, as an account
             without rights: exit code 0 says busy, 1 says not busy, anything else says unknown. Only root may
             be able to change it.
-        command_timeout_s: the program is killed after so many seconds, and its answer is unknown.
+        command_timeout_s: the program is killed after this many seconds, and its answer is unknown.
     """
 
     after_hours: Annotated[float, Field(ge=0.05, le=336), NUMBER] = 24
@@ -934,7 +934,7 @@ class TeamSettings:
         monthly: its budget of a calendar month in ``budget.currency``, for its members' instances; each
             threshold of kind ``actual`` that they pass is notified. Null for none.
         on_exceeded: only notify, or also freeze the team: past the last such threshold it takes no instance
-            and starts no job of the queue. What it holds stays and may be used, and other teams go on.
+            and starts no job of the queue. It may go on with what it holds, and so may other teams.
     """
 
     share: Annotated[int, Field(gt=0, le=1000), NUMBER] = 1

@@ -129,7 +129,7 @@ class AlicloudStack:
         return f"{gib(float(described['MeteredSize']))} of {described['Capacity']} GiB"
 
     def _remnants(self, key_id: str, instances: set[str]) -> Iterator[Remnant]:
-        """Yield the resources in no state that the key encrypts: deleting the key makes them unreadable."""
+        """Yield what the key encrypts outside of Pulumi's state: deleting the key makes it unreadable."""
         snapshots = self._tokens("DescribeSnapshots", "Snapshots", "Snapshot", Encrypted="true")
         mine = {snapshot["SnapshotId"] for snapshot in snapshots if snapshot.get("KMSKeyId") == key_id}
         yield from (Remnant("snapshot", snapshot_id) for snapshot_id in sorted(mine))
@@ -206,7 +206,7 @@ class AlicloudStack:
         buckets.empty(ask, bucket, note, in_batches=False)
 
     def schedule_key_deletion(self, key: StateResource, days: int) -> None:
-        """Schedule the key's deletion after so many days; do nothing where it is scheduled already."""
+        """Schedule the key's deletion after this many days; do nothing where it is scheduled already."""
         metadata = self._cloud.ask("kms", "DescribeKey", KeyId=key.id)["KeyMetadata"]
         if metadata["KeyState"] == "PendingDeletion":
             return

@@ -122,7 +122,7 @@ class AwsStack:
         return f"{file_system['StorageCapacity']:,} GiB large"
 
     def _remnants(self, key_id: str, instances: set[str]) -> Iterator[Remnant]:
-        """Yield the resources in no state that the key encrypts: deleting the key makes them unreadable."""
+        """Yield what the key encrypts outside of Pulumi's state: deleting the key makes it unreadable."""
         encrypted = [{"Name": "encrypted", "Values": ["true"]}]
         listed = partial(self._aws.pages, "ec2")
         mine = {
@@ -186,7 +186,7 @@ class AwsStack:
         buckets.empty(self._s3_ask, bucket, note, in_batches=True)
 
     def schedule_key_deletion(self, key: StateResource, days: int) -> None:
-        """Schedule the key's deletion after so many days; do nothing where it is scheduled already."""
+        """Schedule the key's deletion after this many days; do nothing where it is scheduled already."""
         metadata = self._aws.ask("kms", "describe_key", KeyId=key.id)["KeyMetadata"]
         if metadata["KeyState"] != "PendingDeletion":
             self._aws.ask("kms", "schedule_key_deletion", KeyId=key.id, PendingWindowInDays=days)

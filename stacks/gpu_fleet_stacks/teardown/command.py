@@ -49,7 +49,7 @@ def cloud_of(stack: Stack) -> Any:
     type=click.IntRange(min=1),
     default=DRAIN_S // 60,
     show_default=True,
-    help="How long instances may take to save and shut down.",
+    help="Time that instances may take to save and shut down.",
 )
 @click.argument("arguments", metavar="[-- PULUMI-FLAG...]", nargs=-1, type=click.UNPROCESSED)
 def destroy(

@@ -128,7 +128,7 @@ class TeardownCloud(Protocol):
         """Delete every version of every object in a bucket."""
 
     def schedule_key_deletion(self, key: StateResource, days: int) -> None:
-        """Schedule the key's deletion after so many days; do nothing where it is scheduled already."""
+        """Schedule the key's deletion after this many days; do nothing where it is scheduled already."""
 
 
 def hold_of(tags: Mapping[str, str], now: datetime) -> str:

@@ -167,7 +167,7 @@ def _held(holdings: Holdings, wishes: Wishes) -> list[str]:
 
 
 def _outside(stack: Stack, holdings: Holdings, wishes: Wishes) -> list[str]:
-    """Return reasons for instances in no group: their volumes need the key, and no drain reaches them."""
+    """Refuse while instances are in no group: their volumes need the key, and the drain works by groups."""
     loose = [instance for instance in holdings.instances if not instance.group]
     stopped = [instance.id for instance in loose if instance.stopped]
     running = [instance.id for instance in loose if not instance.stopped]

@@ -11,7 +11,7 @@ from gpu_fleet_image.core.errors import CloudError
 from gpu_fleet_image.core.keys import GROWTH
 from gpu_fleet_image.core.queue_errors import DatabaseError, RosterUnreadError, SlurmError
 from gpu_fleet_image.core.store import StoredObject
-from gpu_fleet_image.slurm import accounting, controller, database, slurm
+from gpu_fleet_image.slurm import accounting, controller, database, folders, slurm
 from gpu_fleet_image.slurm.slurm import Association
 from tests.image.slurm.test_answers import TWO
 
@@ -347,17 +347,17 @@ def test_a_link_in_place_of_slurms_state_is_refused(tmp_path, secret, linked):
     (tmp_path / linked).symlink_to(secret.parent)
 
     with pytest.raises(NotADirectoryError):
-        controller.lay_state(tmp_path / "queue/dev", "nobody")
+        folders.lay_state(tmp_path / "queue/dev", "nobody")
 
     assert ways_in(secret) == UNTOUCHED
 
 
 @ROOT_ALONE
 def test_slurms_state_is_for_its_account_alone(tmp_path):
-    controller.lay_state(tmp_path / "queue/dev", "nobody")
+    folders.lay_state(tmp_path / "queue/dev", "nobody")
 
-    folders = (tmp_path / "queue", tmp_path / "queue/dev")
-    assert [(path.owner(), path.stat().st_mode & 0o777) for path in folders] == [("nobody", 0o700)] * 2
+    there = (tmp_path / "queue", tmp_path / "queue/dev")
+    assert [(path.owner(), path.stat().st_mode & 0o777) for path in there] == [("nobody", 0o700)] * 2
 
 
 def test_mariadb_is_filled_without_a_log_and_then_writes_one(kept, maria, monkeypatch, tmp_path):

@@ -187,6 +187,6 @@ def test_records_are_read_and_written_with_the_keys_that_count_now():
 def test_an_instance_file_decides_whose_cloud_it_is(monkeypatch, name, kind):
     for key, value in ENVIRON.items():
         monkeypatch.setenv(key, value)
-    instance = InstanceFile(name, "us-east-1", "test", "", "", "", "", "", {})
+    instance = InstanceFile(name, "us-east-1", "test", "", "", "", "", "", "", {})
 
     assert isinstance(cloud.of(instance), kind)

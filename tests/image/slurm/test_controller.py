@@ -16,7 +16,7 @@ from gpu_fleet_image.core.store import StoredObject
 from gpu_fleet_image.slurm import configuration, controller, slurm
 from gpu_fleet_image.slurm.accounting import TeamLimits
 from gpu_fleet_image.slurm.configuration import Cluster
-from gpu_fleet_image.slurm.sizes import NodeSize, QueuePool
+from gpu_fleet_image.slurm.sizes import NodeSize, QueuePool, pools_of
 from gpu_fleet_image.slurm.use_record import UseRecord
 from tests.image.slurm.test_answers import SAID, TWO
 from tests.image.slurm.test_slurm import NODE
@@ -232,7 +232,7 @@ def test_slurm_is_given_no_plugin_that_the_controller_has_not(tmp_path, monkeypa
     if is_there:
         (tmp_path / "aarch64-linux-gnu/slurm-wlm").mkdir(parents=True)
         (tmp_path / "aarch64-linux-gnu/slurm-wlm/job_submit_lua.so").touch()
-    pools = controller.pools_of(POLICY)
+    pools = pools_of(POLICY)
 
     controller.lay(controller.cluster_of("test", "10.0.0.4", pools), tmp_path / "slurm")
 
@@ -247,7 +247,7 @@ def test_gpus_are_counted_under_the_name_that_slurms_version_takes(tmp_path, mon
     (tmp_path / "aarch64-linux-gnu/slurm-wlm").mkdir(parents=True)
     if parser:
         (tmp_path / "aarch64-linux-gnu/slurm-wlm" / parser).touch()
-    pools = controller.pools_of(POLICY)
+    pools = pools_of(POLICY)
 
     controller.lay(controller.cluster_of("test", "10.0.0.4", pools), tmp_path / "slurm")
 

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from itertools import product
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,12 +12,12 @@ from gpu_fleet_image.controllers.meter import meter
 from gpu_fleet_image.core import metrics
 from gpu_fleet_image.core.metrics import METRIC_SWEEP_RUNS
 from gpu_fleet_stacks.aws import dashboard as aws_dashboard
+from gpu_fleet_stacks.aws import grafana
 from gpu_fleet_stacks.core import naming
-from gpu_fleet_stacks.monitoring import grafana
 from tests.ran import ran
 from tests.stacks.monitoring.dcgm_counters import DEFAULT_COUNTERS
 
-FOLDER = Path(grafana.__file__).parent
+FOLDER = grafana.FILE.parent
 RULES = FOLDER / "gpu-fleet.rules.yml"
 PUBLISHED = {value for name, value in vars(metrics).items() if name.startswith("METRIC_")}
 # Of node exporter and of Prometheus itself.

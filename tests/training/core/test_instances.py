@@ -164,7 +164,7 @@ def test_a_team_waits_for_no_rank_that_says_nothing_for_ever():
     team = Team(0, 2, HashStore(), patience_s=0.0, sleep=lambda _: None)
     team.post(7, "written", {})
 
-    with pytest.raises(CheckpointError, match="rank 1: said nothing of written for 0 s, at step 7"):
+    with pytest.raises(CheckpointError, match="rank 1: reported nothing about written for 0 s, at step 7"):
         team.gather(7, "written")
 
 

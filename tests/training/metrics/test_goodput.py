@@ -107,7 +107,7 @@ def test_samples_and_tokens_are_told_for_the_money_that_all_tries_cost():
     assert "samples per USD" not in time_lines(found, None, last)
 
 
-def test_a_run_of_before_says_nothing():
+def test_a_run_without_a_time_record_yet_has_no_sums():
     assert goodput([{"kind": "train", "step": 10}]) is None
 
 

@@ -51,7 +51,7 @@ class Team:
             poll()
             if waited_s > self.patience_s:
                 raise CheckpointError(
-                    f"rank {rank}: said nothing of {what} for {waited_s:.0f} s, at step {step}"
+                    f"rank {rank}: reported nothing about {what} for {waited_s:.0f} s, at step {step}"
                 )
             self.sleep(LOOK_EVERY_S)
             waited_s += LOOK_EVERY_S

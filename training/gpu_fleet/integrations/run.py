@@ -109,13 +109,13 @@ class Run:
         """
         self.directory = Path(directory).expanduser()
         self.step = 0
-        self._entered = False
         self._passes: list[Passes] = []  # over a user's own loaders
         self._passes_before: list[dict[str, Any]] = []  # their states in the checkpoint
         self._config, self._uri, self._allow = dict(config or {}), uri, allow
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._objects = {name: _inner(thing) for name, thing in objects.items()}
-        self._in_step = self._in_loop = False
+        self._modules = [thing for thing in self._objects.values() if isinstance(thing, nn.Module)]
+        self._entered = self._in_step = self._in_loop = False
         self._data_sets: list[dict[str, Any]] = []  # identities of those before the first step
         self._resumed_from: int | None = None
         self._watch: GradientWatch | None = None
@@ -223,14 +223,14 @@ class Run:
 
     def _begin(self) -> None:
         """Begin the loop: fix the data of the run, and check them across ranks; raises DataError."""
-        if not self._in_loop:
-            run_identity.check_alike(self._where.gather(self._data_sets), "run.batches(samples)")
-        if not self._in_loop and self._where.local_rank == 0:
+        if self._in_loop:
+            return
+        run_identity.check_alike(self._where.gather(self._data_sets), "run.batches(samples)")
+        if self._where.local_rank == 0:
             outcome.remove_result(self.directory)
-        if not self._in_loop:
-            optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
-            self._watch = GradientWatch(optimizers, self._where)
-            self._exactness.begin(frames_of_loop())
+        optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
+        self._watch = GradientWatch(optimizers, self._where)
+        self._exactness.begin(frames_of_loop())
         self._in_loop = True
 
     def batches(
@@ -317,9 +317,8 @@ class Run:
         if self._watch is not None and self.step > (self._resumed_from or 0):
             self._watch.check()
         self._exactness.check_loop(self._where)
-        states = self._where.together(self._checked_states)
         state = {
-            "objects": states,
+            "objects": self._where.together(self._checked_states),
             "rng": self._where.gather({**capture_rng(), SHARED: states_of_generators()}),
             "buffers": buffers_of_ranks(self._modules, self._where),
             "loaders": self._where.gather([passes.state(self.step) for passes in self._passes]),
@@ -334,10 +333,6 @@ class Run:
         self._engine.check_earlier()
         objects = self._objects.items() if self._where.leads else ()
         return {name: plain(thing.state_dict(), f"Run({name}=...)") for name, thing in objects}
-
-    @property
-    def _modules(self) -> list[nn.Module]:
-        return [thing for thing in self._objects.values() if isinstance(thing, nn.Module)]
 
     def _end_for_notice(self) -> None:
         self.save()

@@ -71,7 +71,7 @@ class Timeline:
     "--price",
     type=FiniteRange(min=0),
     metavar="USD",
-    help="What all instances of the run cost an hour; on a fleet the run knows the stack's list prices.",
+    help="Cost of all instances of the run an hour; on a fleet the run knows the stack's list prices.",
 )
 def report(run: Path, price: float | None) -> None:
     """Draw the run in the directory RUN: RUN/report.png, and RUN/report.html with everything inside it."""

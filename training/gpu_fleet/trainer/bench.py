@@ -121,7 +121,7 @@ class Turns(StepTrace):
         self._warm = False
 
     def clock(self) -> float:
-        """Return seconds without the turns of the bare loop, for code that measures the pace of steps."""
+        """Return seconds of the trainer's turns alone: the pace of steps must not count the bare loop."""
         return time.perf_counter() - self._away_s
 
     def before_step(self, step: int) -> None:

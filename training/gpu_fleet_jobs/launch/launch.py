@@ -169,7 +169,7 @@ def _meeting(identity: PoolIdentity | None, instance: ThisInstance | None, peers
 
 
 def _addresses(identity: PoolIdentity | None, instance: ThisInstance | None, peers: str) -> Sequence[str]:
-    """Return the addresses of the job, lowest first; empty or its own for this instance alone."""
+    """Return the addresses of the job, lowest first; empty, or one, for this instance alone."""
     if identity is None or instance is None:
         if peers:
             raise LaunchError("--peers: needs an instance of a fleet, which has an instance.toml")

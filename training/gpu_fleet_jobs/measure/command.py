@@ -47,10 +47,18 @@ class MeasuringPart:
 
 @click.command(hidden=True, epilog="\b\nExample:\n  gpu-fleet train measure --in-node")
 @click.option("--in-node", is_flag=True, help="Measure 1, 2, 4 and 8 GPUs of one instance as well.")
-@click.option("--seconds", type=FiniteRange(min=0.1), default=15.0, show_default=True, help="Of a figure.")
-@click.option("--size-mib", type=click.IntRange(min=16), default=1024, show_default=True, help="Of a file.")
-@click.option("--as-rank", type=click.IntRange(min=1), hidden=True, help="One rank of so many instances.")
-@click.option("--no-storage", is_flag=True, hidden=True, help="Of a rank: leave storage out.")
+@click.option(
+    "--seconds",
+    type=FiniteRange(min=0.1),
+    default=15.0,
+    show_default=True,
+    help="Time of each measurement of storage.",
+)
+@click.option(
+    "--size-mib", type=click.IntRange(min=16), default=1024, show_default=True, help="Size of its files."
+)
+@click.option("--as-rank", type=click.IntRange(min=1), hidden=True, help="One rank of this many instances.")
+@click.option("--no-storage", is_flag=True, hidden=True, help="Leave storage out; set for a rank.")
 def measure(*, in_node: bool, seconds: float, size_mib: int, as_rank: int | None, no_storage: bool) -> None:
     """Measure storage, all-reduce and training on the instances of a submitted run; `poc` starts it.
 

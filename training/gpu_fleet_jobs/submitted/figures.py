@@ -18,7 +18,7 @@ TAIL_BYTES = 64 << 10
 class RunFigures:
     """Step, loss, samples and ETTR, from the records that rank 0 writes.
 
-    What the directory held before is counted apart: a run may go on where another one stopped.
+    Earlier records of the directory are counted apart: a run may go on where another one stopped.
     """
 
     directory: Path

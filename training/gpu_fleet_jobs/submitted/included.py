@@ -1,6 +1,6 @@
 """Files that leave a user's computer: a folder without its caches and secrets, and nothing from outside it.
 
-The files go into a bucket that others can read too. A file that is named by itself always goes.
+The files go into a bucket that others can read too. A file that is named by itself is always uploaded.
 """
 
 import os

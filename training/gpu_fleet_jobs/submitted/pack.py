@@ -56,7 +56,7 @@ class Parcel:
 @click.option(
     "--include", multiple=True, metavar="PATH", help="A file or folder below this one that the run reads."
 )
-@click.option("--checkpoints", default="", metavar="FOLDER", help="For COMMAND: kept in the bucket.")
+@click.option("--checkpoints", default="", metavar="FOLDER", help="Folder of COMMAND that the bucket keeps.")
 @identity_options
 def pack(
     *,

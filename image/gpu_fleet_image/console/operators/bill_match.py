@@ -1,7 +1,7 @@
 """A month of the meter beside the cloud's bill: what both have, what one alone has, and the difference. Pure.
 
 An instance is compared by day. On AWS its volumes are lines of their own that name no instance: the meter's
-disks are compared by pool and day. What carries the stack's tag and no pool's is what all pools share. Taxes,
+disks are compared by pool and day. All pools share the resources with the stack's tag and no pool's. Taxes,
 credits and fees are no use of a resource: they are added up and compared with nothing.
 """
 

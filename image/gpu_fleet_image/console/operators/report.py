@@ -60,8 +60,8 @@ PAGE = "page"
     type=click.Choice([PAGE, JSON, CSV, charged.FOCUS]),
     default=PAGE,
     show_default=True,
-    help="For programs: json or csv, whose keys the documentation has (JSON and CSV output); focus: rows of "
-    "FOCUS 1.2.",
+    help="A form for programs: json or csv, whose keys the documentation has (JSON and CSV output); focus: "
+    "rows of FOCUS 1.2.",
 )
 @click.option(
     "--to",

@@ -96,13 +96,21 @@ class NodeCounts(click.ParamType[tuple[int, ...]]):
 )
 @click.option("--as", "account", metavar="ACCOUNT", help="Your account on the instances, as in `submit`.")
 @click.option(
-    "--cny-per-usd", type=FiniteRange(0, min_open=True), help="For a stack whose prices are in CNY."
+    "--cny-per-usd", type=FiniteRange(0, min_open=True), help="Rate for a stack whose prices are in CNY."
 )
 @click.option(
-    "--seconds", type=FiniteRange(0.1, 600), default=15.0, show_default=True, help="Of a figure of storage."
+    "--seconds",
+    type=FiniteRange(0.1, 600),
+    default=15.0,
+    show_default=True,
+    help="Time of each measurement of storage.",
 )
 @click.option(
-    "--size-mib", type=click.IntRange(16, 1 << 20), default=1024, show_default=True, help="Of its files."
+    "--size-mib",
+    type=click.IntRange(16, 1 << 20),
+    default=1024,
+    show_default=True,
+    help="Size of the files that it reads and writes.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @form_option

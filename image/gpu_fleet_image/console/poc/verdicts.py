@@ -92,7 +92,7 @@ def _derived(
 ) -> Iterator[tuple[ResultRow, bool]]:
     """Yield a measured figure, and of samples per second the efficiency and samples per dollar.
 
-    Each with one word: the figure is a lower bound.
+    The flag beside each is true for a lower bound.
     """
     row = ResultRow(
         **{

@@ -97,13 +97,16 @@ def _not_empty(ctx: click.Context, param: click.Parameter, value: str | None) ->
     help="Your account on the instances; by default your name in the cloud.",
 )
 @click.option(
-    "--allow", multiple=True, metavar="KEY", help="As in `train start`: resume although this key has changed."
+    "--allow",
+    multiple=True,
+    metavar="KEY",
+    help="Resume although this key has changed, as `train start` does.",
 )
 @click.option(
     "--branch",
     callback=_not_empty,
     metavar="NAME",
-    help="As in `train start`: a new run from the newest weights.",
+    help="Begin a new run from the newest weights, as `train start` does.",
 )
 @click.option(
     "--checkpoints",

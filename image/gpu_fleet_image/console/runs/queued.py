@@ -138,7 +138,7 @@ def described(
     """Return the job. Pure.
 
     Raises:
-        ConfigurationError: there is no such pool, it may not have so many instances, or a flag has no meaning
+        ConfigurationError: there is no such pool, it may not grow so far, or a flag has no meaning
             here.
     """
     if refused:

@@ -11,14 +11,7 @@ from rich.progress import track
 from gpu_fleet_image.console.operators.monthly_savings import Month
 from gpu_fleet_image.console.users.ledger_records import End, FreezeChange, change_of, end_of
 from gpu_fleet_image.controllers.meter.freezer import RECORDS
-from gpu_fleet_image.controllers.sweep.ledger import (
-    ENDED,
-    FAILED,
-    PREFIX,
-    STARTED_PREFIX,
-    confirms,
-    started_key,
-)
+from gpu_fleet_image.controllers.sweep.ledger import ENDED, PREFIX, STARTED_PREFIX, started_key
 from gpu_fleet_image.core.cloud import LEDGER_URI
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.store import objects_below
@@ -83,8 +76,7 @@ def read_ends(place: LedgerPlace, month: Month) -> Iterator[End]:
     """Yield a month's recorded stops and terminations.
 
     It also reads those of the month before, since a key carries the mark's date. Only confirmed ones count,
-    from then on, and until their users started them again; of records before schema version 2 those that did
-    not fail.
+    from then on, and until their users started them again.
 
     Raises:
         CloudError: the ledger cannot be read, or a record is damaged.
@@ -93,23 +85,17 @@ def read_ends(place: LedgerPlace, month: Month) -> Iterator[End]:
         keys = [
             key for each in (month.before(), month) for key in place.keys(f"{PREFIX}/{each.start:%Y/%m/}")
         ]
-        failed = {key.removesuffix(FAILED) for key in keys if key.endswith(FAILED)}
-        ended = {key.removesuffix(ENDED) for key in keys if key.endswith(ENDED)}
-        records = [key.removesuffix(JSON) for key in keys if not key.endswith((FAILED, ENDED))]
+        ended = [key.removesuffix(ENDED) for key in keys if key.endswith(ENDED)]
         started = {
             key.removesuffix(JSON)
             for each in (month.before(), month)
             for key in place.keys(f"{STARTED_PREFIX}/{each.start:%Y/%m/}")
         }
-        for stem in track(records, "reading the ledger", transient=True):
-            record = place.read(stem + JSON)
-            end = end_of(record, stem + JSON)
-            if stem in ended:
-                again = place.prefix + started_key(stem.removeprefix(place.prefix))
-                started_at = _time(place.read(again + JSON), again + JSON) if again in started else None
-                yield replace(end, at=_time(place.read(stem + ENDED), stem + ENDED), started_at=started_at)
-            elif confirms(record, failed=stem in failed):
-                yield end
+        for stem in track(ended, "reading the ledger", transient=True):
+            end = end_of(place.read(stem + JSON), stem + JSON)
+            again = place.prefix + started_key(stem.removeprefix(place.prefix))
+            started_at = _time(place.read(again + JSON), again + JSON) if again in started else None
+            yield replace(end, at=_time(place.read(stem + ENDED), stem + ENDED), started_at=started_at)
     except (BotoCoreError, ClientError) as error:
         raise CloudError(f"ledger {place}: {error}") from error
 

@@ -67,7 +67,7 @@ class Desk:
     """A user's access to requests and their results.
 
     Attributes:
-        wait: sleeps for so many seconds.
+        wait: sleeps for this many seconds.
     """
 
     cloud: SweepCloud

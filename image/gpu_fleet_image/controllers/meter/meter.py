@@ -253,7 +253,7 @@ def forecast(reading: MeterReading, rate: Decimal) -> Decimal:
 def _first(fleet: Inventory, budget: BudgetPolicy, currency: str, now: datetime) -> MeterReading:
     """Return the first reading, as far as present instances show the month.
 
-    What is shared counts from now on.
+    Shared costs count from now on.
     """
     start = _midnight(now).replace(day=1)
     zero = dict.fromkeys((SHARED, *budget.pools), Decimal(0))

@@ -183,7 +183,7 @@ def from_json(raw: Mapping[str, Any], where: str) -> MeterReading:
             running={key: _instance(entry) for key, entry in raw["running"].items()},
             saved={key: _instance(entry) for key, entry in raw["saved"].items()},
             unreported=tuple(map(str, raw["unreported"])),
-            at_least=bool(raw.get("at_least", False)),  # absent from what earlier versions wrote
+            at_least=bool(raw["at_least"]),
         )
     except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
         raise CloudError(

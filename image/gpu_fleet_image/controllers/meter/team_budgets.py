@@ -283,7 +283,7 @@ def _notify(cloud: SweepCloud, policy: Policy, name: str, team: TeamSpending) ->
     text = f"{said}."
     if team.frozen:
         text += (
-            " It takes no instance and starts no job. What runs stays, and other teams go on. "
+            " It takes no instance and starts no job. Its jobs and instances stay, and other teams go on. "
             f'gpu-fleet unfreeze --team {name} --reason "..." lifts it for this month.'
         )
     try:

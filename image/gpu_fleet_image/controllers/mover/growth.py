@@ -69,8 +69,8 @@ def growth_of(raw: Mapping[str, Any]) -> Growth:
             {str(pool): Decimal(price) for pool, price in raw["prices"].items()},
             frozenset(map(str, raw["frozen"])),
             str(raw["currency"]),
-            {str(pool): int(total) for pool, total in raw.get("totals", {}).items()},  # older ones have none
-            {str(team): str(why) for team, why in raw.get("teams", {}).items()},
+            {str(pool): int(total) for pool, total in raw["totals"].items()},
+            {str(team): str(why) for team, why in raw["teams"].items()},
         )
     except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
         raise CloudError(f"{GROWTH}: {error!r}", "Malformed") from error

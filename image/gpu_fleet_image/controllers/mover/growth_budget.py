@@ -101,5 +101,5 @@ def _billed(hours: float | None) -> Decimal:
 
 
 def _ends(request: Request, hours: float | None) -> datetime:
-    """Return when an instance that was asked for so many hours costs nothing more."""
+    """Return when an instance that was asked for this many hours costs nothing more."""
     return request.at + timedelta(hours=float(_billed(hours)))

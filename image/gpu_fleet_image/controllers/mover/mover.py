@@ -1,8 +1,8 @@
 """One pass of the mover: read, decide, record, carry out.
 
-What is decided is on record before it is done: first the state, under the condition that no other pass wrote
-it meanwhile, then a line in the ledger for each decision. A pass that is cut off in between is finished by
-the next one.
+A pass records its decisions before it carries them out: first the state, under the condition that no other
+pass wrote it meanwhile, then a line in the ledger for each decision. The next pass finishes one that was cut
+off in between.
 """
 
 import json
@@ -59,10 +59,10 @@ class Groups(Protocol):
     """Changes of scaling groups, on either cloud; each method raises CloudError."""
 
     def start(self, group: str, number: int) -> str:
-        """Raise a group by so many; return the cloud's name of that activity, where it has one."""
+        """Raise a group by ``number``; return the cloud's name of that activity, where it has one."""
 
     def withdraw(self, group: str, number: int) -> None:
-        """Lower a group by so many, never below its members: no instance is terminated."""
+        """Lower a group by ``number``, never below its members, so that no instance is terminated."""
 
     def failure(self, group: str, activities: Collection[str]) -> Trouble | None:
         """Return the newest failed launch if none succeeded since; of these activities, if any is known."""
@@ -320,7 +320,7 @@ def _frozen_teams(spending: Spending) -> dict[str, str]:
 def prices(policy: Policy, now: datetime) -> dict[str, Decimal | None]:
     """Return pool -> the highest hourly price of one instance more with its disks; None for unknown. Pure.
 
-    What is reserved is paid for without it: an instance more costs its disks alone.
+    A reservation is paid for in any case: one more instance of it costs its disks alone.
     """
     if policy.budget is None:
         return {}

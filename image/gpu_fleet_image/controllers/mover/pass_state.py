@@ -97,7 +97,7 @@ class PassState:
         return {TAG_KEEP_UNTIL: format_time(self.now + _SPARE_HELD), TAG_KEEP_REASON: _SPARE_REASON}
 
     def has_room(self, site: Site, number: int) -> bool:
-        """Return whether a group may start so many more instances; none more is always allowed."""
+        """Return whether a group may start this many more instances; none more is always allowed."""
         if number == 0:
             return True
         fits = self.desired(site.group.name) + number <= site.group.max_size

@@ -158,7 +158,7 @@ def _own_group(state: PassState, coming: Coming) -> str:
 
 
 def _start(state: PassState, coming: Coming, site: Site) -> None:
-    """Raise a group by one; starts for one owner in one group are one decision."""
+    """Raise a group by one; several starts for one owner in one group are reported as one decision."""
     name = site.group.name
     desired = state.desired(name)
     state.rises[name] += 1

@@ -89,7 +89,7 @@ class MoneyLeft:
     teams: Mapping[str, str] | None = None
 
     def frozen_by(self, owner: str) -> str:
-        """Return why a user starts nothing now; empty where they do. Who has no account has no team."""
+        """Return why a user starts nothing now; empty where they do. Without an account there is no team."""
         if self.teams is None:
             return ""
         return self.frozen_teams.get(self.teams.get(account_named(owner), NO_TEAM), "")

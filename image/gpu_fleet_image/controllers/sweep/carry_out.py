@@ -148,7 +148,7 @@ def _all_know(tools: Tools, notified_at: Mapping[str, datetime], decision: Decis
 def _knows(at: datetime | None, decision: Decision, now: datetime) -> bool:
     """Return whether the earlier notice was for this idle time, and recent enough.
 
-    Who kept the instance since was promised another time; and a give-back, which takes a hold off, is news.
+    A later hold promised another time. A later give-back removes the hold, so users are notified anew.
     """
     since, given = decision.idle_since, given_back_at(decision.instance)
     if at is None or since is None or hold_of(decision.instance, at) is not None:

@@ -185,9 +185,9 @@ def few_replaced(replaced: Mapping[str, str], decisions: Iterable[Decision]) -> 
 
 
 def capped(situation: Situation, decisions: Iterable[Decision]) -> tuple[Decision, ...]:
-    """Trim the ends of this sweep to the action limit; stopped instances count like running ones.
+    """Cut the terminations of this sweep to the action limit; stopped instances count like running ones.
 
-    What is closed already comes first: it waits behind a shut door.
+    Instances that refuse log-ins already come first: their users can only wait.
     """
     decisions = tuple(decisions)
     limit = action_limit(situation.policy, len(situation.fleet.instances))

@@ -68,7 +68,7 @@ def run(event: object, ends_at: datetime, holder: str, as_of: datetime | None = 
 def conclude(cloud: SweepCloud, policy: Policy, result: Result) -> Result:
     """Run the meter after a sweep, and publish the metrics of both.
 
-    What fails here is one more failure of the sweep.
+    A failure of either is reported as a failure of the sweep.
     """
     swept = SweptFleet(result.now, result.fleet, [ended.decision.instance.id for ended in result.done.ended])
     spending, failures = settle(cloud, policy, swept, act=not result.dry_run)

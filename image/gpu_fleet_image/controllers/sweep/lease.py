@@ -63,9 +63,9 @@ class SweepMemory:
         return Usual(ended, idle)
 
     def note_ending(self, decisions: Sequence[Decision], now: datetime) -> None:
-        """Remember what is about to be terminated, for a day; what is tried again counts once.
+        """Remember the instances that are about to be terminated, for a day; a repeated try counts once.
 
-        What its owner gave back says nothing about sensors, and so is no matter of the breaker's.
+        An instance that its owner gave back says nothing about sensors, so the breaker does not count it.
         """
         ending = {decision.instance.id: (decision.instance.pool, now) for decision in decisions}
         replaced = {
@@ -81,7 +81,7 @@ class SweepMemory:
     def started_again(self, instances: Iterable[Instance]) -> dict[str, tuple[str, datetime]]:
         """Return instance -> (key of its stop, start) of those that users started after a sweep stopped them.
 
-        What is gone is forgotten.
+        Terminated instances are forgotten.
         """
         there = {instance.id: instance for instance in instances}
         self.stopped = {key: stop for key, stop in self.stopped.items() if key in there}

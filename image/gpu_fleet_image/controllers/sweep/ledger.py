@@ -6,10 +6,8 @@ says what is meant. How it ended is said by a second object beside it: ``.ended.
 confirmed the end, ``.failed.json`` where it failed. Only a confirmed end saves anything: a sweep that was cut
 off in between saves nothing, whatever the instance does afterwards.
 
-That users started a stopped instance again stands below ``started/``, under the record's name: the stop saves
-until then. Consoles of before read ``ledger/`` alone, and know nothing of it.
-
-Records of schema version 1 were confirmed only where an earlier try had failed; see ``confirms``.
+A third object below ``started/``, under the record's name, notes that users started a stopped instance again:
+the stop saves until then.
 """
 
 from collections.abc import Mapping
@@ -27,7 +25,6 @@ PREFIX = "ledger"
 STARTED_PREFIX = "started"
 _ORPHANS_PREFIX = "leftovers"
 FAILED, ENDED = ".failed.json", ".ended.json"
-SCHEMA = 2  # of an end's record; from 2 on an end that came about has its confirmation beside it
 HOURS_PER_MONTH = 730  # 365 x 24 / 12, as the clouds' own price pages count
 
 
@@ -54,7 +51,7 @@ def record_of(decision: Decision, policy: Policy, group: str | None, now: dateti
     """Return the record of one end, with its evidence."""
     instance = decision.instance
     return {
-        "schema_version": SCHEMA,
+        "schema_version": 1,
         "at": format_time(now),
         "stack": policy.stack,
         "region": policy.region,
@@ -102,17 +99,6 @@ def started_key(key: str) -> str:
 def note_start(store: Store, key: str, at: datetime) -> None:
     """Note that the instance of a stop's record was started again, once. Raises CloudError."""
     store.create(f"{started_key(key)}.json", {"schema_version": 1, "at": format_time(at)})
-
-
-def confirms(record: Mapping[str, Any], *, failed: bool) -> bool:
-    """Return whether a record without a confirmation beside it stands for an end; pure.
-
-    One of schema version 1 does unless its end failed: sweeps wrote none for an end that came about at once.
-
-    Args:
-        failed: a failure is noted beside it.
-    """
-    return record.get("schema_version", 1) < SCHEMA and not failed
 
 
 def orphan_key(finding: OrphanFinding) -> str:

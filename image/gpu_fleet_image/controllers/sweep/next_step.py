@@ -157,10 +157,10 @@ def _unanswered(case: Case, mark: Mark, why: str) -> Decision | None:
             f"{why}; its agent has not said that all is saved and nothing runs there",
             alert=case.now > mark.reap_after + timedelta(hours=1),
         )
-    return _untold(case, mark, why)
+    return _unreported(case, mark, why)
 
 
-def _untold(case: Case, mark: Mark, why: str) -> Decision | None:
+def _unreported(case: Case, mark: Mark, why: str) -> Decision | None:
     """Wait for a heartbeat at or after reap_after; the acknowledgement does not cover earlier work."""
     reported_at = case.activity.newest_at if case.activity else None
     if reported_at is None or reported_at < mark.reap_after:

@@ -358,13 +358,13 @@ class _Sweep:
         """Notify the operators once a day of each instance that needs attention."""
         due, remembered = due_alerts(plan.decisions, lease.memory.notified_at, now)
         floods = {f"{caller} floods": caller for caller in self.done.flooding}
-        untold = [caller for key, caller in floods.items() if key not in remembered]
+        unreported = [caller for key, caller in floods.items() if key not in remembered]
         remembered |= {key: remembered.get(key, now) for key in floods}
-        if not due and not untold:
+        if not due and not unreported:
             lease.memory.notified_at = remembered
             return
         what = "mass-idle breaker tripped" if plan.breaker else "instances to look at"
-        lines = [flooding_text(caller, self.done.flooding[caller]) for caller in untold]
+        lines = [flooding_text(caller, self.done.flooding[caller]) for caller in unreported]
         try:
             notifier.send(
                 f"{self._policy.stack}: {what}", "\n".join([*filter(None, [alert_text(due)]), *lines])

@@ -60,7 +60,7 @@ def carry_out(
     """Note, forget and remove; at most ``max_actions`` removals, the most expensive first.
 
     Returns:
-        What could not be done.
+        The steps that failed.
     """
     failures = []
     removals = [finding for finding in findings if finding.step is Step.REMOVE][: tools.policy.max_actions]

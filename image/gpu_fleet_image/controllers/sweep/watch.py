@@ -69,9 +69,9 @@ class Watch:
         return replace(fleet, instances=instances)
 
     def note(self, plan: Plan, now: datetime) -> list[dict[str, Any]]:
-        """Note what a plan would do; return new entries that it would end.
+        """Note what a plan would do; return the instances that it newly would terminate.
 
-        What its owner gave back is terminated indeed.
+        An instance that its owner gave back is terminated during the watch too.
         """
         open_ids = {entry["instance_id"] for entry in self.would_end if entry["used_again_at"] is None}
         present = {decision.instance.id for decision in plan.decisions}

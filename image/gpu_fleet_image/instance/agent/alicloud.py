@@ -69,8 +69,6 @@ class AgentCloud:
 
     def store(self) -> OssStore:
         """Return the stack's records, with the keys that are valid now."""
-        if not self._instance.records_uri:
-            raise CloudError("instance.toml has no records_uri: this instance is older than its stack")
         keys = self._credentials.current()
         if self._records is None or self._records[0] != keys:
             calls = Calls(lambda: datetime.now(UTC))

@@ -84,7 +84,7 @@ class AgentOptions:
 @click.option(
     "--watch-pid", type=click.IntRange(min=1), help="Look only at this process and its descendants."
 )
-@click.option("--duration", type=FiniteRange(min=1), help="End after so many seconds of the agent's clock.")
+@click.option("--duration", type=FiniteRange(min=1), help="End after this many seconds of the agent's clock.")
 @click.option("--clock-start", type=IsoTime(), help="Rehearsal: start time of the clock.")
 @click.option("--clock-speed", type=FiniteRange(min=1), default=1.0, help="Rehearsal: speed of the clock.")
 def command(**options: Any) -> None:
@@ -187,7 +187,7 @@ def policy_of(
         stored = cloud.store().newest(keys.POLICY)
         return stored.content if stored else None
 
-    return StackPolicy(read if instance.records_uri else None, instance.pool, real_s)
+    return StackPolicy(read, instance.pool, real_s)
 
 
 def sensors_of(

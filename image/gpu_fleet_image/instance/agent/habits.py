@@ -11,8 +11,8 @@ is no sign of use if the looks have shown all of this:
 
 So a loop that trains counts from the first moment of each run, as does any command in its first, second or
 third run. A job behind a command that did nothing three times is noticed as soon as it starts another
-program, takes 0.2 CPU seconds more, or lasts longer. What a process uses always counts as activity; only its
-start is ignored.
+program, takes 0.2 CPU seconds more, or lasts longer. The resources that a process uses always count as
+activity; only its start is ignored.
 """
 
 import threading

@@ -397,7 +397,7 @@ class NoticeListener:
     @property
     def _mark(self) -> datetime:
         if self.talk.mark is None:
-            raise AssertionError("no act but for a mark")
+            raise AssertionError("an act needs a mark")
         return self.talk.mark
 
     def _change(self, **changes: object) -> None:

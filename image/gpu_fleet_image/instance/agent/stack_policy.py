@@ -28,9 +28,7 @@ class StackPolicy:
     After that the last read counts.
 
     Args:
-        read: returns the policy's JSON object, or None if there is none; raises ``CloudError``. None for an
-            instance that was launched before its stack said where the policy is: the agent's defaults count
-            then.
+        read: returns the policy's JSON object, or None if there is none; raises ``CloudError``.
         pool: the instance's pool.
         real_s: returns real seconds, monotonic.
 
@@ -39,13 +37,13 @@ class StackPolicy:
     """
 
     def __init__(
-        self, read: Callable[[], dict[str, Any] | None] | None, pool: str, real_s: Callable[[], float]
+        self, read: Callable[[], dict[str, Any] | None], pool: str, real_s: Callable[[], float]
     ) -> None:
         self._read = read
         self._pool = pool
         self._real_s = real_s
         self._next_s = real_s()
-        self._sensors: policy.SensorPolicy | None = None if read else policy.SensorPolicy()
+        self._sensors: policy.SensorPolicy | None = None
         self._problem = ""
         self.rule = ""
 
@@ -68,13 +66,13 @@ class StackPolicy:
         )
 
     def _newest(self) -> policy.SensorPolicy | None:
-        if self._read is not None and self._real_s() >= self._next_s:
-            self._refresh(self._read)
+        if self._real_s() >= self._next_s:
+            self._refresh()
         return self._sensors
 
-    def _refresh(self, read: Callable[[], dict[str, Any] | None]) -> None:
+    def _refresh(self) -> None:
         try:
-            document = read()
+            document = self._read()
             newest = sensors_in(document, self._pool)
         except CloudError as error:
             self._next_s = self._real_s() + TRY_AGAIN_AFTER_S
@@ -98,10 +96,8 @@ def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolic
     pools = (document or {}).get("pools")
     if not isinstance(pools, dict) or not isinstance(pools.get(pool), dict):
         raise CloudError(f"{keys.POLICY} has no pool {pool!r}" if document else f"{keys.POLICY} is not there")
-    if "sensors" not in pools[pool]:
-        return policy.SensorPolicy()
     problems: list[str] = []
-    sensors = read(policy.SensorPolicy, pools[pool]["sensors"], f"pools.{pool}.sensors", problems)
+    sensors = read(policy.SensorPolicy, pools[pool].get("sensors"), f"pools.{pool}.sensors", problems)
     if sensors is None:
         raise CloudError("; ".join(problems))
     return sensors

@@ -86,7 +86,7 @@ def awaited(
         expected: of the instance's type.
         see: probes once, with copies or without.
         report: takes the findings while the gate waits.
-        wait: sleeps for so many seconds.
+        wait: sleeps for this many seconds.
         now_s: returns monotonic seconds.
     """
     until_s = now_s() + MAY_TAKE_S

@@ -29,7 +29,7 @@ def probe(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = 
 
     Args:
         nvml: the module ``pynvml``, or one with the same interface.
-        copies: measures so many GPUs; None measures none.
+        copies: measures this many GPUs; None measures none.
         sys: mount point of sysfs.
     """
     gpus, problem = _gpus(nvml, copies or unmeasured)

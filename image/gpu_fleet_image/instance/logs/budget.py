@@ -21,7 +21,7 @@ class UnitBudget:
         self._buckets: dict[str, _Bucket] = {}
 
     def takes(self, unit: str, time_us: int, content_bytes: int) -> bool:
-        """Return whether a unit may send so many bytes more.
+        """Return whether a unit may send this many bytes more.
 
         Args:
             time_us: when journald took the line. A clock that is set back adds no tokens.

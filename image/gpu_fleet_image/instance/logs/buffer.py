@@ -96,7 +96,7 @@ class LineBuffer:
             self._changed.notify_all()
 
     def wait(self, limits: BatchLimits, wait_s: float) -> None:
-        """Wait for a whole batch, for so many seconds, or until the buffer is closed."""
+        """Wait for a whole batch, for this many seconds, or until the buffer is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._is_full(limits), wait_s)
 
@@ -131,7 +131,7 @@ class LineBuffer:
         self._bytes -= self._lines.popleft().content_bytes + LINE_BYTES
 
     def _dropped_lines(self, time_us: int, most: int) -> list[Line]:
-        """Return at most so many lines that report dropped lines; each is reported once."""
+        """Return at most this many lines that report dropped lines; each is reported once."""
         said = []
         if self._dropped:
             said.append(_dropped_line(time_us, self._dropped, "the service took too little for too long"))

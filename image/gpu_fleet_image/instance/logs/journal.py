@@ -55,7 +55,7 @@ class Journal:
     Args:
         cursor: the position to begin after; empty for the beginning of this boot.
         program: journalctl, or its replacement in tests.
-        wait: waits for so many seconds, or until the journal is stopped.
+        wait: waits for this many seconds, or until the journal is stopped.
         last_read_s: the most that the last read may take.
     """
 

@@ -50,7 +50,7 @@ class Shipper:
 
     Args:
         stopped: whether the process should end.
-        wait: waits for so many seconds, or until the process should end.
+        wait: waits for this many seconds, or until the process should end.
         now: seconds of a monotonic clock.
     """
 

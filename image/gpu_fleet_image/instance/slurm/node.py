@@ -30,7 +30,9 @@ def counted_gpus(report: Path) -> int:
     try:
         content = json.loads(read_text(report))
         if content["ready"] is not True:
-            raise NotReadyError(f"{report}: the boot check has not passed: no node of the queue")
+            raise NotReadyError(
+                f"{report}: the boot check has not passed, so the instance does not join the queue"
+            )
         return int(content["checks"]["gpu_count"]["count"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotReadyError(f"{report}: no report of a boot check: {error!r}") from error

@@ -114,7 +114,7 @@ class Product:
         endpoint: ``http://HOST:PORT`` instead of the product's own.
         inside: this is an instance of the region, possibly without internet access.
         attempts: the most tries of a call that is throttled or not answered.
-        wait: sleeps for so many seconds.
+        wait: sleeps for this many seconds.
     """
 
     def __init__(

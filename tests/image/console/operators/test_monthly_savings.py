@@ -255,7 +255,7 @@ def old(day, hour=0, **changes):
 
 
 def test_a_months_rows_for_programs_add_up_to_what_is_saved(report):
-    records = {f"{TERMINATED}.json": old(30, 14), f"{STOP}.json": old(29)}
+    records = confirmed(TERMINATED, old(30, 14)) | confirmed(STOP, old(29))
 
     result, output = report(records, "-o", "json")
 
@@ -267,13 +267,19 @@ def test_a_months_rows_for_programs_add_up_to_what_is_saved(report):
 TERMINATED = "ledger/2020/11/30/i-1-x-terminate"
 STOP = "ledger/2020/11/30/i-1-x-stop"
 FAILED = {"schema_version": 1, "error": "no"}
-INTENT = {"schema_version": 2}
+
+
+def confirmed(stem, content, at=None):
+    """Return a record, and its confirmation at the record's own time or another."""
+    return {f"{stem}.json": content, f"{stem}.ended.json": {"schema_version": 1, "at": at or content["at"]}}
+
+
 REPORTED = {
     "the month's records and no others": (
         {
-            f"{TERMINATED}.json": old(30, 14),
-            "ledger/2020/10/31/i-2-x-terminate.json": old(30, 23, instance_id="i-2"),
-            "ledger/2020/12/01/i-3-x-terminate.json": old(30, 23, instance_id="i-3"),
+            **confirmed(TERMINATED, old(30, 14)),
+            **confirmed("ledger/2020/10/31/i-2-x-terminate", old(30, 23, instance_id="i-2")),
+            **confirmed("ledger/2020/12/01/i-3-x-terminate", old(30, 23, instance_id="i-3")),
         },
         "22.00 USD saved by 2 terminations and stops in 2020-11: ",
     ),
@@ -283,22 +289,20 @@ REPORTED = {
     ),
     "one that came about in a later try saves from then on": (
         {
-            f"{TERMINATED}.json": old(30, 14),
+            **confirmed(TERMINATED, old(30, 14), "2020-11-30T20:00:00+00:00"),
             f"{TERMINATED}.failed.json": FAILED,
-            f"{TERMINATED}.ended.json": {"schema_version": 1, "at": "2020-11-30T20:00:00+00:00"},
         },
         "8.00 USD saved by 1 terminations",
     ),
     "a stop saves until its instance was started again": (
         {
-            f"{STOP}.json": old(30, 14, action="stop") | INTENT,
-            f"{STOP}.ended.json": {"schema_version": 1, "at": "2020-11-30T14:00:00+00:00"},
+            **confirmed(STOP, old(30, 14, action="stop")),
             STOP.replace("ledger", "started") + ".json": {"at": "2020-11-30T15:30:00+00:00"},
         },
         "3.00 USD saved by 1 terminations",
     ),
     "an intent that nothing confirmed saves nothing": (
-        {f"{TERMINATED}.json": old(30, 14) | INTENT},
+        {f"{TERMINATED}.json": old(30, 14)},
         "0 - saved by 0 terminations",
     ),
 }
@@ -321,7 +325,7 @@ def test_ends_and_freezes_of_the_month_stand_on_its_page(report):
     }
     freezes = {"budget/2020/11/20/20201120T120000Z-closed.json": freeze}
 
-    result, output = report(freezes | {f"{TERMINATED}.json": old(30, 14, instance_id="i-2")})
+    result, output = report(freezes | confirmed(TERMINATED, old(30, 14, instance_id="i-2")))
 
     assert result.exit_code == 0, result.output
     assert str(output) in result.output
@@ -330,7 +334,7 @@ def test_ends_and_freezes_of_the_month_stand_on_its_page(report):
 
 
 def test_a_damaged_record_stops_the_report_and_is_named(report):
-    result, output = report({f"{TERMINATED}.json": {"schema_version": 1}})
+    result, output = report(confirmed(TERMINATED, {"schema_version": 1}, "2020-11-30T14:00:00+00:00"))
 
     assert result.exit_code == 1
     assert "/ledger/2020/11/30/i-1-x-terminate.json: KeyError('price_per_hour')" in result.output

@@ -134,28 +134,28 @@ def test_what_is_unknown_missing_or_cut_off_never_passes(measured, value, outcom
 
 
 WRONG_LIMITS = {
-    "no such table": ("[scrach]\n", "scrach: no such key (nearest: scratch); allowed: scratch, home"),
-    "no such figure": ("[bucket]\nread = 1", "bucket.read: no such key; allowed: put, get"),
+    "no such table": ("[scrach]\n", "scrach is unknown (nearest: scratch)"),
+    "no such figure": ("[scratch]\nreed = 1", "scratch.reed is unknown (nearest: read)"),
     "without a source": (
         "[bucket]\nget = { least = 1 }",
-        "bucket.get = {'least': 1}; allowed: { least = NUMBER, source = TEXT }",
+        "bucket.get.source is missing; allowed: a text that is not empty",
     ),
     "no number": (
         '[bucket]\nget = { least = "1", source = "x" }',
-        "bucket.get.least = '1'; allowed: a number above 0",
+        "bucket.get.least = '1'; allowed: a number from 1e-09 to 1e+18",
     ),
     "not a number": (
         '[bucket]\nget = { least = nan, source = "x" }',
-        "bucket.get.least = nan; allowed: a number above 0",
+        "bucket.get.least = nan; allowed: a number from",
     ),
     "a number without end": (
         f'[bucket]\nget = {{ least = {"9" * 400}, source = "x" }}',
-        "; allowed: a number above 0",
+        "; allowed: a number from",
     ),
     "lists without end": (f"bucket = {'[' * 2000}", "is no TOML"),
     "an empty source": ('[bucket]\nget = { least = 1, source = " " }', "bucket.get.source = ' '"),
     "no TOML": ("[bucket", "is no TOML"),
-    "no table": ("bucket = 1", "bucket = 1; allowed: a table of put, get"),
+    "no table": ("bucket = 1", "bucket = 1; allowed: an object"),
 }
 
 

@@ -141,15 +141,6 @@ def test_a_month_with_an_hour_that_has_no_price_is_a_least_one_until_it_ends():
     assert not december.at_least
 
 
-def test_what_an_earlier_version_kept_is_read_as_priced():
-    old = at_noon(make_instance()).to_json()
-    del old["at_least"]
-
-    read = from_json(old, "meter.json")
-
-    assert (read.at_least, read.running["i-1"].priced) == (False, True)
-
-
 def test_a_month_begins_with_nothing_but_what_ran_in_it_since_its_launch():
     october = make_instance(launched_at=datetime(2026, 10, 1, tzinfo=UTC))
 

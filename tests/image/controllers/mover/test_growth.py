@@ -39,11 +39,11 @@ def test_a_damaged_word_is_named(damage):
         growth.growth_of(growth.to_json(MONEY, TOTALS, START) | damage)
 
 
-def test_an_older_movers_word_has_no_totals_and_refuses_nothing():
-    written = growth.to_json(replace(MONEY, frozen=frozenset({"train"})), {"train": 0}, START)
-    says = [growth.refusal(growth.growth_of(written), "train", 1, START)]
-    del written["totals"]
-    says.append(growth.refusal(growth.growth_of(written), "train", 1, START))
+def test_a_pool_of_an_unknown_size_is_not_refused():
+    frozen = replace(MONEY, frozen=frozenset({"train"}))
+    written = [growth.to_json(frozen, totals, START) for totals in ({"train": 0}, {})]
+
+    says = [growth.refusal(growth.growth_of(content), "train", 1, START) for content in written]
 
     assert [bool(said) for said in says] == [True, False]
 

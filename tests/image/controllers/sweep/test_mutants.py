@@ -55,7 +55,7 @@ a_job_begins_seconds_before_the_sweep
 it_turns_unfit_between_plan_and_second_look
     _still: before.get(decision.instance.id) is decision.verdict -> decision.instance.id in before
 the_cloud_shows_late_that_it_was_used_before_its_mark_was_due
-    _untold: None
+    _unreported: None
 its_files_change_while_it_waits_behind_the_shut_door
     _behind_the_door: view.now >= talk.saved_at + view.save_again_after -> False
 a_job_is_over_while_its_agent_saves_behind_the_shut_door

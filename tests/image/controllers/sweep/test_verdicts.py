@@ -22,6 +22,7 @@ from gpu_fleet_image.core.handshake import (
 )
 from gpu_fleet_image.core.model import (
     TAG_GIVE_BACK,
+    TAG_OWNER,
     TAG_WITHDRAWN,
     Activity,
     Coverage,
@@ -369,7 +370,7 @@ def test_a_stopped_instance_is_none_of_a_pools_minimum():
 
 # given back by who took it
 
-GIVEN_BACK = {TAG_GIVE_BACK: NOW.isoformat()}
+GIVEN_BACK = {TAG_GIVE_BACK: f"{NOW.isoformat()} ada", TAG_OWNER: "ada"}
 
 
 def given_back(idle_minutes, *, up_minutes=1440, **changes):
@@ -390,13 +391,13 @@ def test_what_was_given_back_is_marked_as_soon_as_nothing_runs_there_however_you
 
 
 def test_what_was_given_back_stays_where_it_is_used_or_held_or_kept_or_started_again():
-    earlier, unreadable = (NOW - 21 * MINUTE).isoformat(), "now"
+    earlier, unreadable = f"{(NOW - 21 * MINUTE).isoformat()} ada", ("now", NOW.isoformat())
 
     assert given_back(2).verdict is BUSY
     assert given_back(10, tags=until(DAY)).verdict is HELD
     assert given_back(10, tags=until(-MINUTE)).verdict is BUSY, "its pool's terms, once the hold is over"
     assert given_back(10, up_minutes=20, tags={TAG_GIVE_BACK: earlier}).verdict is YOUNG
-    assert given_back(10, tags={TAG_GIVE_BACK: unreadable}).verdict is BUSY
+    assert {given_back(10, tags={TAG_GIVE_BACK: text}).verdict for text in unreadable} == {BUSY}
     young = unmarked(launched_at=NOW - 20 * MINUTE)
     assert decision(alone(young, idle_history(10, 20).activity())).verdict is YOUNG, "nobody gave it back"
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from gpu_fleet_image.core.policy import SensorPolicy
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.instance.agent.sensors.busy_command import BusyCommand
 from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions
@@ -98,17 +97,11 @@ def test_what_was_read_last_holds_while_the_bucket_is_silent():
     assert policy.asked().watch == frozenset()
 
 
-def test_before_it_was_read_once_the_instance_is_unknown_and_one_without_a_place_of_it_has_the_agents_own():
+def test_before_it_was_read_once_the_instance_is_unknown():
     silent = Bucket(CloudError("AccessDenied")).policy()
-    placeless = StackPolicy(None, "dev", lambda: 0.0)
 
     assert silent.asked() == SensorOptions(problem="policy of the stack: AccessDenied")
-    assert placeless.asked() == SensorOptions()
-    assert silent.limits().cpu_cores == placeless.limits().cpu_cores == 0.1
-
-
-def test_a_policy_from_before_the_sensors_means_the_agent_s_own():
-    assert sensors_in({"pools": {"dev": {"market": "spot"}}}, "dev") == SensorPolicy()
+    assert silent.limits().cpu_cores == 0.1
 
 
 @pytest.mark.parametrize(
@@ -116,6 +109,7 @@ def test_a_policy_from_before_the_sensors_means_the_agent_s_own():
     [
         (None, r"policy\.json is not there"),
         ({"pools": {}}, "has no pool 'dev'"),
+        ({"pools": {"dev": {"market": "spot"}}}, r"pools\.dev\.sensors = None; allowed: an object"),
         (document(cpu_cores=0), r"pools\.dev\.sensors\.cpu_cores = 0; allowed: a number from 0\.01 to 64"),
         (document(watch="blender"), r"sensors\.watch = 'blender'; allowed: a list"),
         (document(wacht=[]), "wacht"),

@@ -87,7 +87,7 @@ def index_shard(file: Path, number: int, skipped: Skipped) -> Array:
             continue
         named, (start, size, _) = classes[key]
         if named is None:
-            skipped.add(f"{file}: {key}.cls is no class: a whole number from 0 to 999999 is one")
+            skipped.add(f"{file}: {key}.cls is no class; allowed: a whole number from 0 to 999999")
         else:
             rows.append((number, *place, named, start, size))
     return np.array(rows, dtype=INDEX_DTYPE)

@@ -43,7 +43,7 @@ class Totals:
     default=STANDARD_LIBRARY,
     help="Folder of text files; default: the interpreter's own standard library, without its tests.",
 )
-@click.option("--pattern", default="*.py", show_default=True, help="Which files below it.")
+@click.option("--pattern", default="*.py", show_default=True, help="Files below it, as a pattern.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json; default: plain bytes.")
 @click.option("--end-token", default="", help="Token of --tokenizer that ends a file; default: a new one.")
 @corrupt_limit_option

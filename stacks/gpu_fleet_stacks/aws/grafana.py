@@ -1,4 +1,4 @@
-"""``python -m gpu_fleet_stacks.monitoring.grafana``: write the Grafana dashboard beside this module.
+"""``python -m gpu_fleet_stacks.aws.grafana``: write the Grafana dashboard of ``monitoring/``.
 
 One page serves any stack of a region. CloudWatch has the metrics of agents, sweep and meter; Prometheus has
 temperatures and errors. The user chooses the two data sources and the stack at the top of the page.
@@ -12,7 +12,7 @@ from typing import Any
 from gpu_fleet_stacks.aws.dashboard import computing_share, mean_of, sm_activity
 from gpu_fleet_stacks.core import files, naming
 
-FILE = Path(__file__).with_name("gpu-fleet.json")
+FILE = Path(__file__).parents[1] / "monitoring" / "gpu-fleet.json"
 # Grafana's grid has 24 columns; a row of tiles, then three graphs a row.
 COLUMNS, HEIGHT, TILE_HEIGHT = 24, 7, 4
 WIDTH = COLUMNS // 3

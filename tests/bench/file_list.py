@@ -1,4 +1,4 @@
-"""Compare two bakes of the same inputs file by file: ``gpu-fleet image compare ROOT_A ROOT_B``.
+"""Comparison of two bakes of the same inputs, file by file.
 
 Only files that are named here, each with its reason, may differ.
 """
@@ -6,13 +6,10 @@ Only files that are named here, each with its reason, may differ.
 import hashlib
 import os
 import stat
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-
-import click
 
 # pattern of paths -> why two bakes differ there
 _VOLATILE = {
@@ -81,19 +78,3 @@ def _how(first: ListedFile | None, other: ListedFile | None) -> str:
     if first.owner != other.owner:
         return f"owner {first.owner} and {other.owner}"
     return "" if first.content == other.content else "content"
-
-
-@click.command(epilog="\b\nExample:\n  gpu-fleet image compare build/one/rootfs build/two/rootfs")
-@click.argument("first", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.argument("other", type=click.Path(path_type=Path, exists=True, file_okay=False))
-def main(first: Path, other: Path) -> None:
-    """Compare two root file systems; exit status 1 on a difference that is not allowed."""
-    changes = differences(listing(first), listing(other))
-    for path, how in changes.items():
-        click.echo(f"{path}: {how}")
-    click.echo(f"{len(changes)} files differ, {len(_VOLATILE)} patterns left out")
-    sys.exit(1 if changes else 0)
-
-
-if __name__ == "__main__":
-    main()

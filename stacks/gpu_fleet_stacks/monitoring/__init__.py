@@ -1,1 +1,0 @@
-"""Dashboards beside the cloud's own pages: files for Prometheus and Grafana."""
