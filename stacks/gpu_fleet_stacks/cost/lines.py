@@ -130,7 +130,8 @@ def warnings(cost: Cost, today: datetime.date) -> list[str]:
         oldest = min(stale, key=lambda quote: quote.date or today)
         names = ", ".join(quote.what for quote in stale)
         age = f"older than {STALE_AFTER_DAYS} days, the oldest ({oldest.what}) of {oldest.date}"
-        sentences.append(f"{len(stale)} prices are {age}: {names}")
+        count = "1 price is" if len(stale) == 1 else f"{len(stale)} prices are"
+        sentences.append(f"{count} {age}: {names}")
     for region in sorted({quote.region for quote in cost.elsewhere}):
         names = ", ".join(quote.what for quote in cost.elsewhere if quote.region == region)
         borrowed = f"prices of {region} replace those of {cost.region}: {names}"
