@@ -94,10 +94,8 @@ def test_every_call_of_preflight_is_on_its_page():
     page = (DOCS / "how-to/preflight.md").read_text()
     sources = {path: path.read_text() for path in (ROOT / PREFLIGHT).glob("*.py")}
     calls = {call for text in sources.values() for call in CALL.findall(text)}
-    named = {
-        BY_IAM.get(call, call.replace("_", " ").title().replace(" ", "")) for call in calls if "_" in call
-    }
-    named |= {call for call in calls if "_" not in call}
+    names = {call: "".join(word[0].upper() + word[1:] for word in call.split("_")) for call in calls}
+    named = {BY_IAM.get(call, name) for call, name in names.items()}
 
     assert len(named) > 30
     assert [name for name in sorted(named) if f"{name}`" not in page] == []

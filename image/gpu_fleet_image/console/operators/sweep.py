@@ -100,7 +100,7 @@ def _show(result: Result) -> None:
     ended = f"{len(result.done.ended)} terminated or stopped"
     saved = f"{result.done.saved_per_month} {result.currency} a month saved"
     console.print(
-        f"{len(result.plan.decisions)} instances, {marked}, {ended}, {saved}; "
+        f"{counted(len(result.plan.decisions), 'instance')}, {marked}, {ended}, {saved}; "
         f"{result.read_calls} read and {result.write_calls} write calls"
     )
 
