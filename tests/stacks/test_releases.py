@@ -95,7 +95,7 @@ def test_an_unknown_release_is_refused_with_the_newest(checkout):
 
     assert (code, said) == (
         1,
-        "error: VERSION 'main': must be three numbers such as 0.10.0, and that or older\n",
+        "error: VERSION 'main': must be a release of three numbers, 0.10.0 or older\n",
     )
 
 

@@ -83,7 +83,7 @@ def since(start: str, notes: Notes) -> Notes:
     start = start.removeprefix("v")
     if start not in notes and not version.is_older(start):
         newest = _sorted(notes)[-1]
-        raise StacksError(f"VERSION {start!r}: must be three numbers such as {newest}, and that or older")
+        raise StacksError(f"VERSION {start!r}: must be a release of three numbers, {newest} or older")
     return {name: notes[name] for name in _sorted(notes) if version.order(name) > version.order(start)}
 
 

@@ -334,6 +334,9 @@ def test_the_cost_goes_into_the_comment_of_this_workflow_and_no_other(infra, tmp
         subprocess.run(["bash", "-ec", step], cwd=tmp_path, env=environment, check=True)
         assert call in (tmp_path / "call").read_text()
         assert json.loads((tmp_path / "sent").read_text())["body"] == "<!-- gpu-fleet: cost -->\n12 USD\n"
+    (tmp_path / "cost.md").write_text("of many stacks " * 9_000)
+    subprocess.run(["bash", "-ec", step], cwd=tmp_path, env=environment, check=True)
+    assert 65_000 < len(json.loads((tmp_path / "sent").read_text())["body"]) < 65_536
 
 
 def test_the_workflow_checks_costs_and_previews_each_stack_with_no_rights_that_it_does_not_need(infra):
