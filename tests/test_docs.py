@@ -21,6 +21,15 @@ YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHAPE = re.compile(
     r"unknown key|no namespace|read by nothing|must be (?:a (?:list|mapping|number)|text|true)"
 )
+PREFLIGHT = "stacks/gpu_fleet_stacks/preflight"
+# An API of AWS in boto3's words, or one of Alibaba Cloud, after the name of its service.
+CALL = re.compile(r'"[a-z0-9-]+",\s+"((?:get|describe|head|list)_[a-z_]+|[A-Z][a-z]+[A-Z][A-Za-z]+)"')
+# What the permission is called, where that is not the name of the call.
+BY_IAM = {
+    "head_bucket": "ListBucket",
+    "get_bucket_encryption": "GetEncryptionConfiguration",
+    "describe_budgets": "ViewBudget",
+}
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
@@ -79,6 +88,17 @@ def test_every_metric_and_tag_is_on_their_page():
     }
 
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
+
+
+def test_every_call_of_preflight_is_on_its_page():
+    page = (DOCS / "how-to/preflight.md").read_text()
+    sources = {path: path.read_text() for path in (ROOT / PREFLIGHT).glob("*.py")}
+    calls = {call for text in sources.values() for call in CALL.findall(text)}
+    names = {call: "".join(word[0].upper() + word[1:] for word in call.split("_")) for call in calls}
+    named = {BY_IAM.get(call, name) for call, name in names.items()}
+
+    assert len(named) > 30
+    assert [name for name in sorted(named) if f"{name}`" not in page] == []
 
 
 def test_every_yaml_block_is_a_piece_of_a_stack_file():

@@ -82,7 +82,7 @@ def test_what_a_directory_may_not_be_is_one_message():
     on_alicloud = refusal({"directory": directory(group="vision")}, "alicloud")
 
     assert {case: said[case] for case, (_, message) in REFUSED.items() if message not in said[case]} == {}
-    assert "access.directory.keys.ada = 'ada': has an account in access.people" in refusal(keys)
+    assert "access.directory.keys = 'ada': has an account in access.people" in refusal(keys)
     assert (
         f"access.directory.identity_store = '{STORE}': is only for IAM Identity Center on AWS" in on_alicloud
     )

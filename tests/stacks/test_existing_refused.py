@@ -127,7 +127,7 @@ OF_BUCKETS = (
     (
         on_aws,
         {"gpu-fleet-guest-data-123456789012": {}},
-        "= 'gpu-fleet-guest-data-123456789012': is the stack's own; leave it out",
+        "buckets = 'gpu-fleet-guest-data-123456789012': is the stack's own; leave it out",
     ),
     (
         on_aws,
@@ -138,7 +138,7 @@ OF_BUCKETS = (
     (on_aws, {"lab": {"key": ELSEWHERE}}, "must be the ARN of a key in us-east-1"),
     (on_aws, {"lab": {"key": KEY.replace("1:key", "\u0661:key")}}, "must be the ARN of a key in us-east-1"),
     (on_alicloud, {"lab": {"key": KEY}}, "must be the ARN of a key in cn-shenzhen, such as acs:kms:"),
-    (on_alicloud, {"my.lab": {}}, "buckets.my.lab = 'my.lab': a bucket of OSS has no dots"),
+    (on_alicloud, {"my.lab": {}}, "buckets = 'my.lab': a bucket of OSS has no dots"),
     (on_aws, {"Lab": {}}, "must be the name of a bucket: 3 to 63 lower case letters"),
     (on_aws, {"lab": {"writes": True}}, "storage.existing.buckets.lab.writes = true: unknown key"),
     (on_aws, {"lab": {"write": "yes"}}, "storage.existing.buckets.lab.write = 'yes'"),

@@ -313,7 +313,7 @@ def test_ports_are_open_by_group_and_as_slurm_has_them():
 
 def test_what_a_queue_and_its_teams_cannot_be_is_named():
     big = AWS.without["pools"][1:]
-    nobody = "teams.noteam = 'noteam': has no members: it is neither in access.people nor in access.directory"
+    nobody = "teams = 'noteam': has no members: it is neither in access.people nor in access.directory"
     sliced = examples.pool(types=["p4d.24xlarge"], mig_profile="1g.5gb")
     table = (
         ({"queue": "pbs"}, "queue = 'pbs'"),

@@ -24,7 +24,13 @@ Gigabytes = click.IntRange(0, 1_000_000_000)
 @stack_argument
 @click.option("--bucket-gb", type=Gigabytes, default=100, show_default=True, help="GB in all buckets.")
 @click.option("--home-gb", type=Gigabytes, default=100, show_default=True, help="GB in homes (AWS).")
-@click.option("--log-gb", type=Gigabytes, default=100, show_default=True, help="GB of flow log a month.")
+@click.option(
+    "--log-gb",
+    type=Gigabytes,
+    default=100,
+    show_default=True,
+    help="GB of flow log and instances' logs a month.",
+)
 @click.option("--nat-gb", type=Gigabytes, default=100, show_default=True, help="GB through NAT a month.")
 @click.option("--egress-gb", type=Gigabytes, default=0, help="GB to the internet a month.")
 @click.option("--snapshot-gb", type=Gigabytes, default=0, help="GB in snapshots of disks.")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, CostRange, Money, total
 from gpu_fleet_stacks.catalog.prices import STALE_AFTER_DAYS, Quote
 from gpu_fleet_stacks.core.errors import StacksError
@@ -130,7 +131,7 @@ def warnings(cost: Cost, today: datetime.date) -> list[str]:
         oldest = min(stale, key=lambda quote: quote.date or today)
         names = ", ".join(quote.what for quote in stale)
         age = f"older than {STALE_AFTER_DAYS} days, the oldest ({oldest.what}) of {oldest.date}"
-        sentences.append(f"{len(stale)} prices are {age}: {names}")
+        sentences.append(f"{counted(len(stale), 'price')} {age}: {names}")
     for region in sorted({quote.region for quote in cost.elsewhere}):
         names = ", ".join(quote.what for quote in cost.elsewhere if quote.region == region)
         borrowed = f"prices of {region} replace those of {cost.region}: {names}"

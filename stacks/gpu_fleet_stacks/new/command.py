@@ -12,7 +12,7 @@ import click
 
 from gpu_fleet_stacks.catalog import Cloud, regions
 from gpu_fleet_stacks.core import files, naming
-from gpu_fleet_stacks.core.errors import Problem, StacksError, shown
+from gpu_fleet_stacks.core.errors import Problem, SettingsError, StacksError, shown
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import hold_to_budget
 from gpu_fleet_stacks.new import stack_file
@@ -282,6 +282,8 @@ def stack_text(name: str, flags: Mapping[str, Any], first_line: str, others: Ite
     taken = [other.network.cidr for other in others if other.network.cidr]
     cidr = str(neighbours.free_network(taken))
     start = replace(start, cidr=cidr, assume=assumed(given.pop("assume", "")))
+    if wrong_name := tuple(problem for problem in stack_file.problems(start) if problem.key == "stack"):
+        raise SettingsError(name, wrong_name)
     answers = answered(start, given, interactive=interactive)
     stack = stack_file.settings_of(answers)
     hold_to_budget(estimate(stack), stack.budget.monthly, allow_overcommit=False)

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +41,18 @@ def init(directory: str, first: str | None, **flags: Any) -> None:
     folder = Path(directory)
     if (folder / projects.FILE).exists():
         raise StacksError(f"{folder / projects.FILE} already exists; nothing was written")
-    if first is None and command.at_terminal():
+    if first is None and command.at_terminal() and not any((folder / project.STACKS).glob(projects.PATTERN)):
         first = _first_name()
     if first is None and any(flags.values()):
         raise StacksError("--stack is missing: the other flags are of a first stack")
-    content = dict(project.files())
+    content = _files(folder)
     if first is not None:
-        first_line = f"{reference.MODELINE}{reference.FILE.name}"
-        content[f"{project.STACKS}/Pulumi.{first}.yaml"] = command.stack_text(first, flags, first_line)
-    for name, text in content.items():
-        click.echo(_put(folder / name, text))
+        content |= _stack_file(folder, first, flags)
+    for path, text in content.items():
+        click.echo(_put(path, text))
+    requirements = folder / project.REQUIREMENTS
     for said in (
-        _about_requirement(folder / project.REQUIREMENTS, content[project.REQUIREMENTS].strip()),
+        _about_requirement(requirements, content[requirements].strip()),
         _about_program(folder / project.MAIN),
         _about_ignored(folder / project.GITIGNORE),
     ):
@@ -59,6 +60,26 @@ def init(directory: str, first: str | None, **flags: Any) -> None:
             click.echo(f"warning: {said}", err=True)
     click.echo("\n".join(["next:", *(f"  {step}" for step in _set_up(folder))]))
     click.echo(command.next_steps(first) if first else "  gpu-fleet new NAME")
+
+
+def _files(folder: Path) -> dict[Path, str]:
+    """Return path -> text of all but the stack file.
+
+    The workflow belongs to the root of the git repository that the project is in, if there is one.
+    """
+    whole = folder.resolve()
+    root = next((place for place in (whole, *whole.parents) if (place / ".git").exists()), whole)
+    name, text = project.workflow(whole.relative_to(root))
+    workflow = (folder if root == whole else root) / name
+    return {folder / name: text for name, text in project.files().items()} | {workflow: text}
+
+
+def _stack_file(folder: Path, name: str, flags: Mapping[str, Any]) -> dict[Path, str]:
+    """Return path and text of the first stack file; raise StacksError if the folder has it already."""
+    path = folder / project.STACKS / f"Pulumi.{name}.yaml"
+    if path.exists():
+        raise StacksError(f"{path} already exists; nothing was written. Without --stack it is kept")
+    return {path: command.stack_text(name, flags, f"{reference.MODELINE}{reference.FILE.name}")}
 
 
 def _first_name() -> str:

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.settings import reference
@@ -28,15 +28,27 @@ stacks/Pulumi.*-accept.yaml
 
 
 def files() -> Mapping[str, str]:
-    """Return path -> text of everything but stack files."""
+    """Return path -> text of everything but stack files and the workflow."""
     return {
         "Pulumi.yaml": reference.pulumi_project(),
         MAIN: PROGRAM,
         REQUIREMENTS: f"{requirement()}\n",
         GITIGNORE: IGNORED,
-        ".github/workflows/gpu-fleet.yml": WORKFLOW.read_text(encoding="utf-8"),
         f"{STACKS}/{reference.FILE.name}": reference.text(),
     }
+
+
+def workflow(folder: PurePath) -> tuple[str, str]:
+    """Return path and text of the workflow of a project: GitHub reads it at the repository's root alone.
+
+    Args:
+        folder: the project below that root; empty for the root itself.
+    """
+    name = "-".join((naming.PROJECT, *re.findall(r"\w+", folder.as_posix())))
+    text = WORKFLOW.read_text(encoding="utf-8").replace("@NAME@", name)
+    prefix = f"{folder.as_posix()}/" if folder.parts else ""
+    text = text.replace("@FOLDER@/", prefix).replace("@FOLDER@", folder.as_posix())
+    return f".github/workflows/{name}.yml", text
 
 
 def requirement() -> str:

@@ -78,11 +78,12 @@ def since(start: str, notes: Notes) -> Notes:
         start: a known release, or any older than the program, as a stack file may name.
 
     Raises:
-        StacksError: it is none; the message has those that are known.
+        StacksError: it is none; the message has the newest.
     """
     start = start.removeprefix("v")
     if start not in notes and not version.is_older(start):
-        raise StacksError(f"VERSION {start!r}: must be one of {', '.join(_sorted(notes))}")
+        newest = _sorted(notes)[-1]
+        raise StacksError(f"VERSION {start!r}: must be a release of three numbers, {newest} or older")
     return {name: notes[name] for name in _sorted(notes) if version.order(name) > version.order(start)}
 
 

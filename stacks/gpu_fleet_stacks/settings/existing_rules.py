@@ -131,15 +131,13 @@ def _own_buckets(stack: Stack) -> Iterator[Problem]:
     """Refuse the stack's own buckets: instances would get more permissions in them than the stack gives."""
     for bucket in stack.storage.existing.buckets:
         if bucket in {stack.bucket_name(kind) for kind in OWN_BUCKETS}:
-            yield Problem(f"storage.existing.buckets.{bucket}", bucket, "is the stack's own; leave it out")
+            yield Problem("storage.existing.buckets", bucket, "is the stack's own; leave it out")
 
 
 def _dots(stack: Stack) -> Iterator[Problem]:
     for bucket in stack.storage.existing.buckets:
         if stack.cloud is Cloud.ALICLOUD and "." in bucket:
-            yield Problem(
-                f"storage.existing.buckets.{bucket}", bucket, "a bucket of OSS has no dots in its name"
-            )
+            yield Problem("storage.existing.buckets", bucket, "a bucket of OSS has no dots in its name")
 
 
 def _bucket_keys(stack: Stack) -> Iterator[Problem]:

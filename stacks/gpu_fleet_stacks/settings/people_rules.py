@@ -107,7 +107,7 @@ def _directory(stack: Stack) -> Iterator[Problem]:
         yield Problem("access.directory.teams", group, allowed)
     for name in sorted(directory.keys.keys() & stack.access.people.keys()):
         allowed = "has an account in access.people: put its keys there"
-        yield Problem(f"access.directory.keys.{name}", name, allowed)
+        yield Problem("access.directory.keys", name, allowed)
 
 
 def _identity_center(stack: Stack) -> Iterator[Problem]:

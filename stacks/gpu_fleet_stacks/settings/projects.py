@@ -79,10 +79,13 @@ def build_folder() -> Path:
 
 def missing() -> str:
     """Return the error message for a command outside of any project."""
-    start = os.environ.get(VARIABLE) or Path.cwd()
+    start = Path(os.environ.get(VARIABLE) or Path.cwd()).absolute()
+    nearest = next((place for place in (start, *start.parents) if (place / FILE).is_file()), None)
+    other = nearest is not None and not _is_project(nearest)
+    named = f" ({nearest / FILE} has another name than {naming.PROJECT})" if nearest and other else ""
     return (
-        f"no project of gpu-fleet in {start} or above it: `gpu-fleet init DIR` makes one, and --dir DIR "
-        f"or {VARIABLE} names one elsewhere"
+        f"no project of gpu-fleet in {start} or above it{named}: `gpu-fleet init DIR` makes one, and "
+        f"--dir DIR or {VARIABLE} names one elsewhere"
     )
 
 

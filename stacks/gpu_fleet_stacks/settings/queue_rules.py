@@ -52,11 +52,8 @@ def _teams(stack: Stack) -> Iterator[Problem]:
     for team in stack.teams.keys() - set(named):
         near = get_close_matches(team, named, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
-        yield Problem(
-            f"teams.{team}",
-            team,
-            f"has no members: it is neither in access.people nor in access.directory{meant}",
-        )
+        allowed = f"has no members: it is neither in access.people nor in access.directory{meant}"
+        yield Problem("teams", team, allowed)
 
 
 def _budget_alone(key: str, team: TeamSettings) -> Iterator[Problem]:

@@ -363,7 +363,9 @@ def test_stale_prices_are_warned_of_in_one_sentence_with_the_oldest():
 
     assert warnings(cost, last_day) == []
     (sentence,) = warnings(cost, last_day + datetime.timedelta(days=1))
-    assert f"older than 180 days, the oldest ({oldest.what}) of {oldest.date}" in sentence
+    assert f"prices older than 180 days, the oldest ({oldest.what}) of {oldest.date}" in sentence
+    single = replace(cost, lines=(replace(cost.lines[0], quotes=(oldest,)),))
+    assert warnings(single, last_day + datetime.timedelta(days=1))[0].startswith("1 price older than")
 
 
 def test_prices_of_another_region_are_said_to_be():

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -99,6 +101,15 @@ def test_outside_of_any_project_it_says_how_to_make_one(tmp_path, monkeypatch):
     assert run("check").strip().endswith("--dir DIR or GPU_FLEET_DIR names one elsewhere")
 
 
+def test_a_project_of_another_name_is_said_to_be_none(infra, monkeypatch):
+    monkeypatch.chdir(infra)
+    monkeypatch.setattr(projects, "OWN", infra)  # no checkout
+    file = infra / "Pulumi.yaml"
+    file.write_text(file.read_text().replace("name: gpu-fleet", "name: infra"))
+
+    assert f"above it ({file} has another name than gpu-fleet): `gpu-fleet init" in run("check", "research")
+
+
 def test_the_environment_of_a_project_names_it_in_no_other_folder(infra, monkeypatch):
     """`gpu-fleet destroy` elsewhere, from that environment, has no stack of it for its only one."""
     monkeypatch.setattr(projects, "OWN", infra / ".venv" / "lib" / "python3.11")
@@ -127,7 +138,7 @@ def test_pulumi_runs_where_the_stack_files_are_the_projects_own(infra, monkeypat
     (infra / "stacks" / "Pulumi.research.yaml").rename(aside / "Pulumi.research.yaml")
     monkeypatch.setenv("GPU_FLEET_DIR", str(aside))
 
-    with pytest.raises(StacksError, match="Pulumi runs in a project alone"):
+    with pytest.raises(StacksError, match=r"above it: .*; Pulumi runs in a project alone"):
         projects.root()
     monkeypatch.setenv("GPU_FLEET_DIR", str(infra / ".github"))
     assert projects.root() == infra
@@ -258,6 +269,74 @@ def test_init_warns_of_a_requirement_that_no_index_has_and_of_a_kept_file_withou
 
     assert "warning: requirements.txt names a version that no index has" in run("init", str(tmp_path / "new"))
     assert f"does not name gpu-fleet; add the line gpu-fleet[platform]=={LOCAL}" in run("init", str(kept))
+
+
+def test_in_a_folder_of_a_repository_the_workflow_is_at_its_root_and_works_in_that_folder(
+    tmp_path, monkeypatch
+):
+    """GitHub reads workflows nowhere else; a second project of the repository has its own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".git").mkdir()
+
+    run("init", "clouds/my lab")
+    run("init", "infra")
+
+    lab, infra = sorted((tmp_path / ".github/workflows").iterdir())
+    assert [lab.name, infra.name] == ["gpu-fleet-clouds-my-lab.yml", "gpu-fleet-infra.yml"]
+    assert list(tmp_path.glob("*/**/.github")) == []
+    workflow = yaml.safe_load(lab.read_text())
+    assert workflow["defaults"]["run"]["working-directory"] == "clouds/my lab"
+    assert workflow[True]["pull_request"]["paths"] == ["clouds/my lab/**", f".github/workflows/{lab.name}"]
+    python = [step["with"] for step in workflow["jobs"]["check"]["steps"] if "python" in step.get("uses", "")]
+    assert python[0]["cache-dependency-path"] == "clouds/my lab/requirements.txt"
+
+
+def test_a_stack_file_that_is_there_is_refused_and_not_asked_for(tmp_path, monkeypatch):
+    """Its flags would be lost; without them the file is kept."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "stacks/Pulumi.lab.yaml").write_text("config: {}\n")
+
+    said = run("init", ".", "--stack", "lab", *AWS)
+
+    assert said.startswith("1: error: stacks/Pulumi.lab.yaml already exists; nothing was written")
+    assert [path.name for path in tmp_path.iterdir()] == ["stacks"]
+    monkeypatch.setattr(command, "at_terminal", lambda: True)
+    assert "Name of the first stack" not in run("init", ".")
+
+
+# Comments of a pull request -> the call that brings the cost there.
+COMMENTS = {
+    '[{"id": 7, "user": {"login": "github-actions[bot]"}, "body": "tests passed"}]': "issues/3/comments",
+    '[{"id": 8, "user": {"login": "ada"}, "body": "<!-- gpu-fleet: cost -->"}]': "issues/3/comments",
+    "[]": "issues/3/comments",
+    '[][{"id": 9, "user": {"login": "github-actions[bot]"}, "body": "<!-- gpu-fleet: cost -->\\nold"}]': (
+        "--method PATCH repos/o/r/issues/comments/9"
+    ),
+}
+GH = """#!/bin/sh
+case "$*" in *--paginate*) cat comments;; *) echo "$@" > call; cp comment.json sent;; esac
+"""
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="the step needs jq, which GitHub's runners have")
+def test_the_cost_goes_into_the_comment_of_this_workflow_and_no_other(infra, tmp_path):
+    jobs = yaml.safe_load((infra / ".github/workflows/gpu-fleet.yml").read_text())["jobs"]
+    (step,) = [step["run"] for step in jobs["check"]["steps"] if step.get("name") == "comment the cost"]
+    (tmp_path / "gh").write_text(GH)
+    (tmp_path / "gh").chmod(0o755)
+    (tmp_path / "cost.md").write_text("12 USD\n")
+    names = {"GITHUB_WORKFLOW": "gpu-fleet", "GITHUB_REPOSITORY": "o/r", "NUMBER": "3"}
+
+    for comments, call in COMMENTS.items():
+        (tmp_path / "comments").write_text(comments)
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **names}
+        subprocess.run(["bash", "-ec", step], cwd=tmp_path, env=environment, check=True)
+        assert call in (tmp_path / "call").read_text()
+        assert json.loads((tmp_path / "sent").read_text())["body"] == "<!-- gpu-fleet: cost -->\n12 USD\n"
+    (tmp_path / "cost.md").write_text("of many stacks " * 9_000)
+    subprocess.run(["bash", "-ec", step], cwd=tmp_path, env=environment, check=True)
+    assert 65_000 < len(json.loads((tmp_path / "sent").read_text())["body"]) < 65_536
 
 
 def test_the_workflow_checks_costs_and_previews_each_stack_with_no_rights_that_it_does_not_need(infra):

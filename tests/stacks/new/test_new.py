@@ -125,6 +125,8 @@ WRONG_FLAGS = {
     (*AWS, "--monthly", "5"): "budget.monthly = 5",
     (*AWS, "--image", "m-1"): "--image 'm-1'",
 }
+# A name may be too long for a role of AWS, a bucket of both clouds, or beside a pool whose name nobody chose.
+TOO_LONG = (("a" * 26, AWS), ("a" * 36, AWS), ("a" * 60, AWS), ("b" * 60, ALICLOUD))
 
 
 def test_a_wrong_flag_or_name_is_one_message_and_nothing_is_written(folder):
@@ -136,6 +138,13 @@ def test_a_wrong_flag_or_name_is_one_message_and_nothing_is_written(folder):
     assert "must be lower case letters, digits and dashes" in of_name.output
     assert "two or more" in short.output
     assert list(folder.iterdir()) == []
+
+
+def test_a_long_name_of_a_stack_is_its_own_mistake_and_not_the_pools(folder, person):
+    said = {name: run(name, *flags).output for name, flags in TOO_LONG}
+
+    assert [name for name, text in said.items() if f"stack = {name!r}: too long" not in text] == []
+    assert [text for text in said.values() if "pool" in text] == []
 
 
 def test_a_price_that_no_list_has_is_a_flag(folder):

@@ -189,7 +189,7 @@ def time_lines(
     shown = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in parts.items())
     lines = {
         "effective training time ratio (ETTR)": f"{100 * goodput.ettr:.1f} %",
-        f"wall time of {goodput.tries} tries": f"{goodput.wall_s:,.1f} s: {shown}",
+        f"wall time of all tries ({goodput.tries})": f"{goodput.wall_s:,.1f} s: {shown}",
     }
     price = price or goodput.price
     if price is not None:

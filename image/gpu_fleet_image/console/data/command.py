@@ -26,6 +26,7 @@ from gpu_fleet_image.console.data.bucket import (
 )
 from gpu_fleet_image.console.data.download import Downloader, Item
 from gpu_fleet_image.console.data.upload import DataUploader, LocalFile, cache_folder
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.listing import Column, Listing, console
 from gpu_fleet_image.core.options import where_options
@@ -223,7 +224,7 @@ def finish(done: Sequence[FileOutcome], where: str, moved: str) -> None:
     """Print the result of a transfer; end with 1 if a file is missing."""
     count = {fate: [each for each in done if each.fate is fate] for fate in FileFate}
     size = sum(each.size for each in count[FileFate.MOVED])
-    moves = f"{len(count[FileFate.MOVED])} files {moved}, {size:,} bytes"
+    moves = f"{counted(len(count[FileFate.MOVED]), 'file')} {moved}, {size:,} bytes"
     click.echo(f"{where}: {moves}; {len(count[FileFate.THERE])} were there")
     if unknown := [each.name for each in done if not each.is_verified]:
         note(f"verified by size alone, since another program uploaded them: {some(unknown)}")
@@ -232,7 +233,9 @@ def finish(done: Sequence[FileOutcome], where: str, moved: str) -> None:
     for each in count[FileFate.FAILED][:MOST_NAMED]:
         click.echo(f"error: {shown(each.name)}: {each.why}", err=True)
     if len(count[FileFate.FAILED]) > MOST_NAMED:
-        click.echo(f"error: {len(count[FileFate.FAILED]) - MOST_NAMED} more files failed", err=True)
+        click.echo(
+            f"error: {counted(len(count[FileFate.FAILED]) - MOST_NAMED, 'more file')} failed", err=True
+        )
     if count[FileFate.DIFFERS] or count[FileFate.FAILED]:
         sys.exit(EXIT_FAILED)
 

@@ -16,6 +16,7 @@ from gpu_fleet_image.controllers.sweep.results import Result
 from gpu_fleet_image.controllers.sweep.sweep import SweepOptions
 from gpu_fleet_image.controllers.sweep.sweep import sweep as sweep_once
 from gpu_fleet_image.core.cloud import connect
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_image.core.model import ENDS, Verdict
 from gpu_fleet_image.core.options import now_option, subject_options
@@ -90,14 +91,16 @@ def _show(result: Result) -> None:
     if result.spending is not None:
         console.print(line_of(result.spending), markup=False, soft_wrap=True)
     if result.watched_until is not None and result.watch is not None:
-        seen = f"{len(result.watch.would_end)} instances would have been stopped or terminated so far"
+        seen = (
+            f"{counted(len(result.watch.would_end), 'instance')} would have been stopped or terminated so far"
+        )
         text = f"watch mode until {format_time(result.watched_until)}: {seen}"
         console.print(text, style="yellow", soft_wrap=True)
     marked = "dry run, nothing was changed" if result.dry_run else f"{len(result.done.marked)} marked"
     ended = f"{len(result.done.ended)} terminated or stopped"
     saved = f"{result.done.saved_per_month} {result.currency} a month saved"
     console.print(
-        f"{len(result.plan.decisions)} instances, {marked}, {ended}, {saved}; "
+        f"{counted(len(result.plan.decisions), 'instance')}, {marked}, {ended}, {saved}; "
         f"{result.read_calls} read and {result.write_calls} write calls"
     )
 

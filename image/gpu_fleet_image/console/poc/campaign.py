@@ -16,6 +16,7 @@ from gpu_fleet_image.console.runs.choice import Criteria, is_silent
 from gpu_fleet_image.console.runs.command import LOOK_EVERY_S, Packed, described_job, followed, sent
 from gpu_fleet_image.console.users.take import Desk, follow, give_back_instance, outlook
 from gpu_fleet_image.core.capacity import TAG_TAKEN, Fate, owner_of
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.model import Instance
 from gpu_fleet_image.core.runs import OVER, Job, Phase, node_prefix, overall
 
@@ -122,7 +123,7 @@ class Campaign:
             stage.outcome = "stopped"
             stage.outcome = self._measured(stage, first=first)
             if stage.outcome != MEASURED:
-                failed.append(f"{stage.nodes} instances: {stage.outcome}")
+                failed.append(f"{counted(stage.nodes, 'instance')}: {stage.outcome}")
         if failed:
             raise StageError("; ".join(failed))
 

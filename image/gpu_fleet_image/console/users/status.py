@@ -20,6 +20,7 @@ from gpu_fleet_image.controllers.sweep import watch as watching
 from gpu_fleet_image.controllers.sweep.results import Result
 from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
 from gpu_fleet_image.core.cloud import SweepCloud, connect
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_image.core.marks import hold_of
@@ -124,7 +125,7 @@ def watched(watch: watching.Watch, policy: Policy, now: datetime) -> str:
     """Return whether the stack's sweep only watches, and what it has seen."""
     if now >= watch.until(policy):
         return f"watch mode ended {format_time(watch.until(policy))}; the sweep acts"
-    seen = f"{len(watch.would_end)} instances would have been stopped or terminated so far"
+    seen = f"{counted(len(watch.would_end), 'instance')} would have been stopped or terminated so far"
     return f"watch mode until {format_time(watch.until(policy))}, nothing is terminated: {seen}"
 
 

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 from gpu_fleet_image.controllers.meter.efficiency import Efficiency, PoolUse, Use
 from gpu_fleet_image.core import report_page
+from gpu_fleet_image.core.counting import counted
 
 _COLORS = {"computing": "#1b4332", "unknown": "#8a949e", "idle": "#e9c46a", "saved": "#2a6f97"}
 # A bar below the name of its pool, in a drawing that a narrow screen shrinks to two thirds.
@@ -78,8 +79,8 @@ def mail(day: Efficiency, where: str) -> str:
 def _notes(day: Efficiency) -> Iterator[str]:
     if day.unpriced:
         yield (
-            f"{day.unpriced} instances have no price and count nothing, so true costs may be higher "
-            "than shown; add their types to budget.assume."
+            f"{counted(day.unpriced, 'instance')} without a price: not counted, so true costs may be higher "
+            "than shown; add the type to budget.assume."
         )
     unknown = day.total("unknown")
     if unknown:

@@ -11,6 +11,7 @@ from gpu_fleet_image.controllers.meter.meter import ReservedUse
 from gpu_fleet_image.controllers.meter.meter_state import MeterReading
 from gpu_fleet_image.controllers.meter.team_budgets import TeamSpending, as_text
 from gpu_fleet_image.core.budget_policy import BudgetPolicy
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.metrics import (
     METRIC_FREEZE,
     METRIC_HOUR_COST,
@@ -106,7 +107,7 @@ def line_of(spending: Spending) -> str:
         f"{share}, {at_least}{spending.forecast:,.2f} at its end at this pace"
     )
     if spending.unpriced:
-        line += f"; {spending.unpriced} instances without a price count nothing"
+        line += f"; {counted(spending.unpriced, 'instance')} without a price: not counted"
     for use in spending.reserved:
         where = f"{use.pool} in {use.reservation}" if use.reservation else use.pool
         share = f"{use.used} of {use.paid} reserved instances of {where} in use ({use.used / use.paid:.0%})"

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.marks import is_given_back
 from gpu_fleet_image.core.model import (
     ENDS,
@@ -190,7 +191,8 @@ def summary(watch: Watch, policy: Policy) -> tuple[str, str]:
     """Return (subject, message) of the whole watch."""
     again = sum(entry["used_again_at"] is not None for entry in watch.would_end)
     subject = (
-        f"{policy.stack}: watched {policy.watch_days} days, {len(watch.would_end)} instances would have been "
-        f"stopped or terminated, {again} of them used again"
+        f"{policy.stack}: watched {counted(policy.watch_days, 'day')}, "
+        f"{counted(len(watch.would_end), 'instance')} would have been stopped or terminated, "
+        f"{again} of them used again"
     )
     return subject, text_of(watch.would_end, watch.until(policy), policy.currency)

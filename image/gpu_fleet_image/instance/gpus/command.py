@@ -11,6 +11,7 @@ import click
 import pynvml  # type: ignore[import-untyped] # NVIDIA ships no types
 
 from gpu_fleet_image.core import listing, paths, queue_file
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.listing import Column, Listing
 from gpu_fleet_image.core.runs import ACCOUNT
 from gpu_fleet_image.core.times import format_span, format_time, parse_duration
@@ -61,7 +62,7 @@ def reserve(count: int, duration: str, account: str | None) -> None:
         reserved = _present_reservations(now).reserved(name, count, now + span)
         reservations_file.save(reserved)
     own = reserved.visible(name) or ()
-    click.echo(f"{name} has {len(own)} GPUs until {format_time(now + span)}: {', '.join(own)}")
+    click.echo(f"{name} has {counted(len(own), 'GPU')} until {format_time(now + span)}: {', '.join(own)}")
     click.echo('new log-in shells see them alone; this one: eval "$(gpu-fleet gpu env)"')
 
 

@@ -7,6 +7,7 @@ process sees every GPU.
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 
@@ -72,7 +73,7 @@ class GpuReservations:
         if count > len(offered):
             taken = ", ".join(map(_said, others.reservations))
             raise GpuReservationError(
-                f"{count} GPUs requested; {len(offered)} of {len(self.gpus)} are available"
+                f"{counted(count, 'GPU')} requested; {len(offered)} of {len(self.gpus)} are available"
                 + (f": {taken}" if taken else "")
             )
         added = Reservation(account, tuple(offered[:count]), until)

@@ -119,7 +119,7 @@ def test_a_run_that_fails_is_a_partial_poc_and_the_next_number_is_still_tried():
     ending = poc.run_to_an_end((1, 2))
 
     assert ending.outcome == "partial"
-    assert "1 instances: the run poc-20261126-" in ending.reason
+    assert "1 instance: the run poc-20261126-" in ending.reason
     assert "is failed: as played; 2 instances: the run" in ending.reason
     assert len(cloud.there) == 2
     assert cloud.kept == set()

@@ -59,7 +59,7 @@ def test_a_day_with_instances_without_a_price_says_at_least():
 
     for text in (mail(found, "s3://there"), page(found)):
         assert "at least 24.00 USD" in text
-        assert "1 instances have no price and count nothing, so true costs may be higher" in text
+        assert "1 instance without a price: not counted, so true costs may be higher" in text
     assert found.to_json()["unpriced_machines"] == 1
     assert "at least" not in mail(summed({"i-1": share()}, {}), "s3://there")
 

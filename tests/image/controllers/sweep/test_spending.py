@@ -84,7 +84,7 @@ def test_instances_without_a_price_are_published_and_every_sum_says_at_least(wor
 
     assert world.published["UnpricedInstances"] == 2
     assert line_of(result.spending).startswith("at least 0.14 USD an hour; at least 0.00 of 1,000 this month")
-    assert "; 2 instances without a price count nothing" in line_of(result.spending)
+    assert "; 2 instances without a price: not counted" in line_of(result.spending)
     assert result.to_json()["spending"]["at_least"] is True
 
 

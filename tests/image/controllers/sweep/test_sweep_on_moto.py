@@ -238,7 +238,7 @@ def test_a_report_that_cannot_be_written_is_one_message_after_what_was_done(flee
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
 
     assert result.exit_code == 1
-    assert "1 instances, 0 marked, 0 terminated or stopped" in result.output
+    assert "1 instance, 0 marked, 0 terminated or stopped" in result.output
     assert f"error: --report {gone}: No such file or directory" in result.output
 
 

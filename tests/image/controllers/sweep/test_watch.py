@@ -115,9 +115,7 @@ def test_after_the_last_day_it_sums_up_marks_and_acts(fleet, sweep, idle, past_g
     assert report["marked"] == [idle]
     assert after["watched_until"] is None
     subjects = [mail["Subject"] for mail in fleet.heard()]
-    assert subjects[1].startswith(
-        "test: watched 7 days, 1 instances would have been stopped or terminated, 0"
-    )
+    assert subjects[1].startswith("test: watched 7 days, 1 instance would have been stopped or terminated, 0")
     assert len(subjects) == 3
 
 

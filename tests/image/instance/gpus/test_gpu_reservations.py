@@ -64,7 +64,7 @@ def test_no_gpu_is_reserved_by_two():
 
     assert reservations.visible("bob") == ("c", "d")
     with pytest.raises(
-        GpuReservationError, match=r"1 GPUs requested; 0 of 4 .*: ada has 2 until .*, bob has 2"
+        GpuReservationError, match=r"1 GPU requested; 0 of 4 .*: ada has 2 until .*, bob has 2"
     ):
         reservations.reserved("eve", 1, SOON)
 
