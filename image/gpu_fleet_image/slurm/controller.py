@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from gpu_fleet_image.core import instance_file, job_use, keys, paths, queue_file
-from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import replace_text
 from gpu_fleet_image.core.job_use import DayUse
 from gpu_fleet_image.core.keys import POLICY
-from gpu_fleet_image.core.queue_errors import NotReadyError, PolicyUnreadError
+from gpu_fleet_image.core.queue_errors import NotReadyError, PolicyUnreadError, SlurmError
 from gpu_fleet_image.core.queue_need import QUEUE, to_json
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.slurm import (
@@ -37,7 +36,7 @@ from gpu_fleet_image.slurm import (
     slurm,
 )
 from gpu_fleet_image.slurm.accounting import TeamLimits
-from gpu_fleet_image.slurm.answers import JobList
+from gpu_fleet_image.slurm.answers import JobList, ListedJob
 from gpu_fleet_image.slurm.configuration import DATABASE_PORT, Cluster
 from gpu_fleet_image.slurm.database import KeptAccounts
 from gpu_fleet_image.slurm.demand import QueueDemand, needs
@@ -159,11 +158,20 @@ class ControllerWatch:
         return self.ask(words)
 
     def once(self, now: datetime) -> None:
-        """Poll once.
+        """Poll once; the jobs' time counts also while the bucket or the cloud does not answer.
 
         Raises:
             CloudError, SlurmError: some input could not be read; nothing was decided.
         """
+        try:
+            self._look(now)
+        except SlurmError:
+            raise  # nobody knows which jobs run
+        except InstanceError:
+            self._note(slurm.jobs(self.ask).jobs, slurm.nodes(self.ask), None, now)
+            raise
+
+    def _look(self, now: datetime) -> None:
         policy = self.policy()
         pools = pools_of(policy) if policy else {}
         teams = self.limits()
@@ -186,10 +194,22 @@ class ControllerWatch:
         most = {name: pool.most for name, pool in pools.items()}
         excluded = self._kept_away.update(said.jobs, nodes, left, most)
         demand = self._count(left, said, pools, teams, excluded=excluded, now=now) if pools else None
-        self.written = job_records.after(self.written, described(said.jobs, demand), now)
-        self.keep(job_records.to_json(self.written))
-        if self.use is not None:
-            self.use.note(said.jobs, now)
+        self._note(said.jobs, nodes, demand, now)
+
+    def _note(
+        self,
+        jobs: Sequence[ListedJob],
+        nodes: Iterable[slurm.Node],
+        demand: QueueDemand | None,
+        now: datetime,
+    ) -> None:
+        """Record the jobs for users, and their time for chargeback; raises CloudError, and loses nothing."""
+        self.written = job_records.after(self.written, described(jobs, demand), now)
+        try:
+            self.keep(job_records.to_json(self.written))
+        finally:
+            if self.use is not None:
+                self.use.note(jobs, [node.name for node in nodes], now)
 
     def _count(
         self,
@@ -290,14 +310,11 @@ def frozen_teams(store: Store) -> dict[str, str]:
     """Return team that starts nothing -> why, in the mover's words; empty without any. Raises CloudError."""
     try:
         stored = store.newest(keys.GROWTH, LONGEST_GROWTH)
-        return (
-            {str(team): str(why) for team, why in stored.content.get("teams", {}).items()} if stored else {}
-        )
     except CloudError as error:
-        # S3 replies "denied" for a missing object to a role that may not list
-        if error.code not in (*DENIED, "Malformed"):
+        if error.code != "Malformed":
             raise
         return {}
+    return {str(team): str(why) for team, why in stored.content.get("teams", {}).items()} if stored else {}
 
 
 def kept_records(store: Store) -> JobRecords | None:
@@ -306,10 +323,9 @@ def kept_records(store: Store) -> JobRecords | None:
         stored = store.newest(job_records.JOBS, job_records.LONGEST)
         return job_records.records_of(stored.content) if stored else None
     except CloudError as error:
-        # S3 replies "denied" for a missing object to a role that may not list
-        if error.code not in (*DENIED, "Malformed"):
+        if error.code != "Malformed":
             raise
-        LOG.info("event=queue-books-new reason=%r", str(error))
+        LOG.error("event=queue-books-new reason=%r", str(error))
         return None
 
 
@@ -320,16 +336,12 @@ def kept_use(store: Store, day: str) -> DayUse | None:
         CloudError: the bucket does not answer.
     """
     try:
-        return DayUse(day, job_use.load(store, day) or {})
+        return job_use.load(store, day) or DayUse(day)
     except CloudError as error:
-        if error.code == "Malformed":
-            LOG.error("event=queue-use-unread day=%s reason=%r", day, str(error))
-            return None
-        # S3 replies "denied" for a missing object to a role that may not list
-        if error.code not in DENIED:
+        if error.code != "Malformed":
             raise
-        LOG.info("event=queue-use-new day=%s reason=%r", day, str(error))
-        return DayUse(day)
+        LOG.error("event=queue-use-unread day=%s reason=%r", day, str(error))
+        return None
 
 
 def keep_accounts(store: Store, kept: KeptAccounts, tried: set[str], ask: slurm.Run = slurm.run) -> bool:
