@@ -1,7 +1,7 @@
 """Rows of ``report --by``, ``-o focus`` and ``--bill``: the meter's days, and what others know of them."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -113,16 +113,9 @@ def text_of(wanted: RowsWanted, meant: Subject, asked: Asked, store: Store, mont
         return bill_match.as_text(bill_match.by_pool(matched) if wanted.by else matched, wanted.form)
     if wanted.by:
         return rows(meant, store, record, wanted.by, wanted.form, now=now)
-    people = members_of(store)
-    record = of_accounts(record, people)
-    attribution = of_jobs(meant.policy.queued, store, record, now)
+    record, known = attributed(meant.policy.queued, store, record, now)
     charges = focus.rows(
-        record.days,
-        record.cost,
-        meant.policy,
-        account(meant, asked),
-        teams=with_team(people),
-        jobs=attribution.jobs,
+        record.days, record.cost, meant.policy, account(meant, asked), teams=known.teams, jobs=known.jobs
     )
     return focus.as_csv(charges)
 
@@ -139,13 +132,8 @@ def rows(meant: Subject, store: Store, record: MonthRecord, by: str, form: str, 
     gpus = budget.gpus_of_pools() if budget else {}
     attribution = Attribution()
     if by in OF_JOBS:
-        people = members_of(store)
-        record = of_accounts(record, people)
-        attribution = replace(
-            of_jobs(meant.policy.queued, store, record, now),
-            teams=with_team(people),
-            runs=runs_of(meant, record, now) if by == "run" else {},
-        )
+        record, attribution = attributed(meant.policy.queued, store, record, now)
+        attribution = replace(attribution, runs=runs_of(meant, record, now) if by == "run" else {})
     charges = chargeback.charges(
         record.days, record.computing, by, gpus, record.cost, attribution=attribution
     )
@@ -154,9 +142,18 @@ def rows(meant: Subject, store: Store, record: MonthRecord, by: str, form: str, 
     return chargeback.as_text(charges, by, meant.policy.currency, form, work)
 
 
-def of_accounts(record: MonthRecord, accounts: Container[str]) -> MonthRecord:
-    """Return a month whose owners are named as the stack's accounts, by which the queue knows them too."""
-    return replace(record, days=[_of_accounts(day, accounts) for day in record.days])
+def attributed(
+    queued: frozenset[str], store: Store, record: MonthRecord, now: datetime
+) -> tuple[MonthRecord, Attribution]:
+    """Return a month by the stack's accounts, and their teams and jobs; raises as ``of_jobs``."""
+    people = members_of(store)
+    record = replace(record, days=of_accounts(record.days, people))
+    return record, replace(of_jobs(queued, store, record, now), teams=with_team(people))
+
+
+def of_accounts(days: Iterable[Day], accounts: Container[str]) -> list[Day]:
+    """Return days whose owners are named as the stack's accounts, by which the queue knows them too."""
+    return [_of_accounts(day, accounts) for day in days]
 
 
 def _of_accounts(day: Day, accounts: Container[str]) -> Day:
