@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpu_fleet_image.core import instance_file, job_use, keys, paths, queue_file
 from gpu_fleet_image.core.errors import CloudError, InstanceError
@@ -62,6 +62,7 @@ LOOKS_BEFORE_GONE = 2
 FORGET_AFTER = timedelta(minutes=5)
 LONGEST_GROWTH = 1 << 20  # bytes of the mover's report
 LOG = logging.getLogger(__name__)
+Read = TypeVar("Read")
 
 
 def pools_of(policy: dict[str, Any]) -> dict[str, QueuePool]:
@@ -308,25 +309,18 @@ def limits_of(store: Store) -> dict[str, TeamLimits]:
 
 def frozen_teams(store: Store) -> dict[str, str]:
     """Return team that starts nothing -> why, in the mover's words; empty without any. Raises CloudError."""
-    try:
-        stored = store.newest(keys.GROWTH, LONGEST_GROWTH)
-    except CloudError as error:
-        if error.code != "Malformed":
-            raise
-        return {}
+    stored = _unless_damaged("queue-freezes-unread", lambda: store.newest(keys.GROWTH, LONGEST_GROWTH))
     return {str(team): str(why) for team, why in stored.content.get("teams", {}).items()} if stored else {}
 
 
 def kept_records(store: Store) -> JobRecords | None:
     """Return the previous controller's record of all jobs; None if it is damaged. Raises CloudError."""
-    try:
+
+    def read() -> JobRecords | None:
         stored = store.newest(job_records.JOBS, job_records.LONGEST)
         return job_records.records_of(stored.content) if stored else None
-    except CloudError as error:
-        if error.code != "Malformed":
-            raise
-        LOG.error("event=queue-books-new reason=%r", str(error))
-        return None
+
+    return _unless_damaged("queue-books-new", read)
 
 
 def kept_use(store: Store, day: str) -> DayUse | None:
@@ -335,12 +329,17 @@ def kept_use(store: Store, day: str) -> DayUse | None:
     Raises:
         CloudError: the bucket does not answer.
     """
+    return _unless_damaged(f"queue-use-unread day={day}", lambda: job_use.load(store, day) or DayUse(day))
+
+
+def _unless_damaged(event: str, read: Callable[[], Read]) -> Read | None:
+    """Return what is read; None if it is damaged, with an error in the log. Raises CloudError."""
     try:
-        return job_use.load(store, day) or DayUse(day)
+        return read()
     except CloudError as error:
         if error.code != "Malformed":
             raise
-        LOG.error("event=queue-use-unread day=%s reason=%r", day, str(error))
+        LOG.error("event=%s reason=%r", event, str(error))
         return None
 
 
