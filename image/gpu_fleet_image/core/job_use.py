@@ -5,11 +5,10 @@ the clock, and what they lack is time in which it ran none.
 """
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +24,8 @@ MOST_BYTES = LONGEST // 2
 BESIDE_NAME = 32  # bytes of an entry without its name, at most
 OTHERS = "(other jobs)"
 SECONDS_OF_DAY = 86_400
-NODES = re.compile(r"([^,\[]+)(?:\[([0-9,-]+)\])?(?:,|$)")  # a part of Slurm's notation: i-0a[01-03,7]
+# A controller that is lost takes no more than this along; a bucket keeps each version for a while.
+WRITE_EVERY = timedelta(minutes=5)
 
 Used = Mapping[str, Mapping[str, float]]  # instance id -> ACCOUNT/JOB -> seconds
 
@@ -51,10 +51,19 @@ class DayUse:
 
     Attributes:
         day: ``2026-11-26``.
+        used: with the queue's instances that had no job.
+        seen_s: seconds of it in which a controller saw which jobs ran.
     """
 
     day: str
     used: Used = field(default_factory=dict)
+    seen_s: float = 0.0
+
+    def unseen_s(self, until: datetime) -> float:
+        """Return the seconds that no controller saw, without the last ones, which it has yet to write."""
+        begin = datetime.fromisoformat(self.day).replace(tzinfo=UTC)
+        passed_s = (until - 2 * WRITE_EVERY - begin).total_seconds()
+        return max(0.0, min(passed_s, SECONDS_OF_DAY) - self.seen_s)
 
 
 def key_of(day: str) -> str:
@@ -72,43 +81,40 @@ def account_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def instances(nodes: str) -> tuple[str, ...]:
-    """Return the names in Slurm's notation of nodes, ``i-0a[01-03,7],i-0b``."""
-    names: list[str] = []
-    for prefix, ranges in NODES.findall(nodes):
-        if not ranges:
-            names.append(prefix)
-        for part in filter(None, ranges.split(",")):
-            first, _, last = part.partition("-")
-            names += [
-                f"{prefix}{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1)
-            ]
-    return tuple(names)
-
-
-def after(before: DayUse, jobs: Iterable[RunningJob], seconds: float) -> DayUse:
-    """Return the day after a time in which these jobs ran; no instance has more than a day, by no clock."""
+def after(
+    before: DayUse, jobs: Iterable[RunningJob], seconds: float, instances: Iterable[str] = ()
+) -> DayUse:
+    """Return the day after a time in which these jobs ran on the queue's instances."""
     on: dict[str, list[RunningJob]] = defaultdict(list)
     for job in jobs:
         for instance in job.on:
             on[instance].append(job)
+    used: dict[str, dict[str, float]] = {instance: {} for instance in instances}
+    for instance, sharing in on.items():
+        whole, spent = sum(max(job.gpus, 1) for job in sharing), used.setdefault(instance, {})
+        for job in sharing:
+            spent[job.name] = spent.get(job.name, 0.0) + seconds * max(job.gpus, 1) / whole
+    return together(before, DayUse(before.day, used, seconds))
+
+
+def together(before: DayUse, more: DayUse) -> DayUse:
+    """Return a day with what was counted later; no instance has more than a day, by no clock."""
     used = {instance: dict(spent) for instance, spent in before.used.items()}
     names = {name for spent in used.values() for name in spent}
     size = sum(_size(name) for spent in used.values() for name in spent)
-    for instance, sharing in on.items():
+    for instance, counted in more.used.items():
         spent = used.setdefault(instance, {})
-        whole = sum(max(job.gpus, 1) for job in sharing)
-        passed = max(0.0, min(seconds, SECONDS_OF_DAY - sum(spent.values())))
-        for job in sharing:
-            name = job.name
+        whole = sum(counted.values())
+        share = max(0.0, min(1.0, (SECONDS_OF_DAY - sum(spent.values())) / whole)) if whole else 0.0
+        for full_name, seconds in counted.items():
+            name = full_name
             is_over = size >= MOST_BYTES or (name not in names and len(names) >= MOST_NAMES)
             if name not in spent and is_over:
                 name = f"{account_of(name)}/{OTHERS}"
             names.add(name)
             size += 0 if name in spent else _size(name)
-            part = passed * max(job.gpus, 1) / whole
-            spent[name] = round(spent.get(name, 0.0) + part, 3)
-    return replace(before, used=used)
+            spent[name] = round(spent.get(name, 0.0) + seconds * share, 3)
+    return DayUse(before.day, used, round(min(before.seen_s + more.seen_s, SECONDS_OF_DAY), 3))
 
 
 @lru_cache(maxsize=2 * MOST_NAMES)  # asked at each poll for each instance's jobs
@@ -118,7 +124,7 @@ def _size(name: str) -> int:
 
 def to_json(use: DayUse) -> dict[str, Any]:
     """Return a day as the bucket holds it."""
-    return {"schema_version": SCHEMA, "day": use.day, "instances": use.used}
+    return {"schema_version": SCHEMA, "day": use.day, "seen_s": use.seen_s, "instances": use.used}
 
 
 def from_json(raw: Mapping[str, Any]) -> DayUse:
@@ -134,14 +140,27 @@ def from_json(raw: Mapping[str, Any]) -> DayUse:
             for name, seconds in spent.items()
             if not 0 <= seconds <= SECONDS_OF_DAY or not account_of(name)
         ]
+        seen_s = float(raw["seen_s"])
+        if not 0 <= seen_s <= SECONDS_OF_DAY:
+            wrong.append(f"seen_s {seen_s!r}")
         if wrong or raw["schema_version"] != SCHEMA:
             raise ValueError(wrong[0] if wrong else f"schema_version {raw['schema_version']!r}")
-        return DayUse(str(raw["day"]), used)
+        return DayUse(f"{date.fromisoformat(raw['day'])}", used, seen_s)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CloudError(f"{keys.QUEUE_USE}: {error!r}", "Malformed") from error
 
 
-def load(store: Store, day: str) -> Used | None:
+def load(store: Store, day: str) -> DayUse | None:
     """Return a day's use; None if there is no record of it. Raises CloudError."""
     stored = store.newest(key_of(day), LONGEST)
-    return None if stored is None else from_json(stored.content).used
+    return None if stored is None else from_json(stored.content)
+
+
+def load_readable(store: Store, day: str) -> DayUse | None:
+    """Return a day's use; None if its record is missing or damaged. Raises CloudError."""
+    try:
+        return load(store, day)
+    except CloudError as error:
+        if error.code != "Malformed":
+            raise
+        return None

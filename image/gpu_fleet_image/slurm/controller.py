@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpu_fleet_image.core import instance_file, job_use, keys, paths, queue_file
-from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.errors import CloudError, InstanceError
 from gpu_fleet_image.core.files import replace_text
 from gpu_fleet_image.core.job_use import DayUse
 from gpu_fleet_image.core.keys import POLICY
-from gpu_fleet_image.core.queue_errors import NotReadyError
+from gpu_fleet_image.core.queue_errors import NotReadyError, SlurmError
 from gpu_fleet_image.core.queue_need import QUEUE, to_json
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.slurm import (
@@ -37,7 +36,7 @@ from gpu_fleet_image.slurm import (
     slurm,
 )
 from gpu_fleet_image.slurm.accounting import TeamLimits
-from gpu_fleet_image.slurm.answers import JobList
+from gpu_fleet_image.slurm.answers import JobList, ListedJob
 from gpu_fleet_image.slurm.configuration import DATABASE_PORT, Cluster
 from gpu_fleet_image.slurm.database import KeptAccounts
 from gpu_fleet_image.slurm.demand import QueueDemand, needs
@@ -63,6 +62,7 @@ LOOKS_BEFORE_GONE = 2
 FORGET_AFTER = timedelta(minutes=5)
 LONGEST_GROWTH = 1 << 20  # bytes of the mover's report
 LOG = logging.getLogger(__name__)
+Read = TypeVar("Read")
 
 
 def cluster_of(stack: str, address: str, pools: Mapping[str, QueuePool]) -> Cluster:
@@ -134,11 +134,20 @@ class ControllerWatch:
         return self.ask(words)
 
     def once(self, now: datetime) -> None:
-        """Poll once.
+        """Poll once; the jobs' time counts also while the bucket or the cloud does not answer.
 
         Raises:
             CloudError, SlurmError: some input could not be read; nothing was decided.
         """
+        try:
+            self._look(now)
+        except SlurmError:
+            raise  # nobody knows which jobs run
+        except InstanceError:
+            self._note(slurm.jobs(self.ask).jobs, slurm.nodes(self.ask), None, now)
+            raise
+
+    def _look(self, now: datetime) -> None:
         policy = self.policy()
         pools = pools_of(policy) if policy else {}
         teams = self.limits()
@@ -161,10 +170,22 @@ class ControllerWatch:
         most = {name: pool.most for name, pool in pools.items()}
         excluded = self._kept_away.update(said.jobs, nodes, left, most)
         demand = self._count(left, said, pools, teams, excluded=excluded, now=now) if pools else None
-        self.written = job_records.after(self.written, described(said.jobs, demand), now)
-        self.keep(job_records.to_json(self.written))
-        if self.use is not None:
-            self.use.note(said.jobs, now)
+        self._note(said.jobs, nodes, demand, now)
+
+    def _note(
+        self,
+        jobs: Sequence[ListedJob],
+        nodes: Iterable[slurm.Node],
+        demand: QueueDemand | None,
+        now: datetime,
+    ) -> None:
+        """Record the jobs for users, and their time for chargeback; raises CloudError, and loses nothing."""
+        self.written = job_records.after(self.written, described(jobs, demand), now)
+        try:
+            self.keep(job_records.to_json(self.written))
+        finally:
+            if self.use is not None:
+                self.use.note(jobs, [node.name for node in nodes], now)
 
     def _count(
         self,
@@ -251,29 +272,18 @@ def limits_of(store: Store) -> dict[str, TeamLimits]:
 
 def frozen_teams(store: Store) -> dict[str, str]:
     """Return team that starts nothing -> why, in the mover's words; empty without any. Raises CloudError."""
-    try:
-        stored = store.newest(keys.GROWTH, LONGEST_GROWTH)
-        return (
-            {str(team): str(why) for team, why in stored.content.get("teams", {}).items()} if stored else {}
-        )
-    except CloudError as error:
-        # S3 replies "denied" for a missing object to a role that may not list
-        if error.code not in (*DENIED, "Malformed"):
-            raise
-        return {}
+    stored = _unless_damaged("queue-freezes-unread", lambda: store.newest(keys.GROWTH, LONGEST_GROWTH))
+    return {str(team): str(why) for team, why in stored.content.get("teams", {}).items()} if stored else {}
 
 
 def kept_records(store: Store) -> JobRecords | None:
     """Return the previous controller's record of all jobs; None if it is damaged. Raises CloudError."""
-    try:
+
+    def read() -> JobRecords | None:
         stored = store.newest(job_records.JOBS, job_records.LONGEST)
         return job_records.records_of(stored.content) if stored else None
-    except CloudError as error:
-        # S3 replies "denied" for a missing object to a role that may not list
-        if error.code not in (*DENIED, "Malformed"):
-            raise
-        LOG.info("event=queue-books-new reason=%r", str(error))
-        return None
+
+    return _unless_damaged("queue-books-new", read)
 
 
 def kept_use(store: Store, day: str) -> DayUse | None:
@@ -282,17 +292,18 @@ def kept_use(store: Store, day: str) -> DayUse | None:
     Raises:
         CloudError: the bucket does not answer.
     """
+    return _unless_damaged(f"queue-use-unread day={day}", lambda: job_use.load(store, day) or DayUse(day))
+
+
+def _unless_damaged(event: str, read: Callable[[], Read]) -> Read | None:
+    """Return what is read; None if it is damaged, with an error in the log. Raises CloudError."""
     try:
-        return DayUse(day, job_use.load(store, day) or {})
+        return read()
     except CloudError as error:
-        if error.code == "Malformed":
-            LOG.error("event=queue-use-unread day=%s reason=%r", day, str(error))
-            return None
-        # S3 replies "denied" for a missing object to a role that may not list
-        if error.code not in DENIED:
+        if error.code != "Malformed":
             raise
-        LOG.info("event=queue-use-new day=%s reason=%r", day, str(error))
-        return DayUse(day)
+        LOG.error("event=%s reason=%r", event, str(error))
+        return None
 
 
 def keep_accounts(store: Store, kept: KeptAccounts, tried: set[str], ask: slurm.Run = slurm.run) -> bool:

@@ -1,20 +1,20 @@
 """The controller's record of the time that jobs have on instances, by day, for the stack's chargeback."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 from gpu_fleet_image.core import job_use
-from gpu_fleet_image.core.job_use import DayUse, RunningJob
+from gpu_fleet_image.core.job_use import WRITE_EVERY, DayUse, RunningJob
 from gpu_fleet_image.slurm.answers import ListedJob
+from gpu_fleet_image.slurm.exclusion import named
 from gpu_fleet_image.slurm.job_records import LONGEST_LOOK, RUNNING
-
-# A controller that is lost takes no more than this along; a bucket keeps each version for a while.
-WRITE_EVERY = timedelta(minutes=5)
 
 
 class UseRecord:
     """Count of the time between two polls for the jobs that ran at the first.
+
+    What is counted stays in memory until the bucket takes it.
 
     Args:
         kept: returns the record of a day that an earlier controller has written; None for a damaged one,
@@ -26,47 +26,52 @@ class UseRecord:
         self, kept: Callable[[str], DayUse | None], put: Callable[[str, dict[str, Any]], None]
     ) -> None:
         self._kept, self._put = kept, put
-        # The present day, and earlier ones until they are written; None is not written.
-        self._days: dict[str, DayUse | None] = {}
+        self._counted: dict[str, DayUse] = {}  # day -> what its record in the bucket lacks
+        self._written: dict[str, DayUse | None] = {}  # day -> its record in the bucket, once that was read
         self._running: tuple[RunningJob, ...] = ()
+        self._instances: tuple[str, ...] = ()
         self._at: datetime | None = None
         self._written_at: datetime | None = None
 
-    def note(self, jobs: Iterable[ListedJob], now: datetime) -> None:
-        """Count the time since the last poll, and write what is due; raises CloudError, and loses nothing."""
-        for day in {job_use.day_of(self._at or now), job_use.day_of(now)} - self._days.keys():
-            self._days[day] = self._kept(day)
+    def note(self, jobs: Iterable[ListedJob], instances: Sequence[str], now: datetime) -> None:
+        """Count the time since the last poll, and write what is due; raises CloudError, and loses nothing.
+
+        Args:
+            instances: all of the queue.
+        """
         if self._at is not None and timedelta() < now - self._at <= LONGEST_LOOK:
             turn = max(self._at, datetime.combine(now.astimezone(UTC), time(), UTC))  # of the day
             for begin, end in ((self._at, turn), (turn, now)):
-                self._count(begin, (end - begin).total_seconds())
-        self._running, self._at = tuple(map(_running, filter(_runs, jobs))), now
+                self._count(job_use.day_of(begin), (end - begin).total_seconds())
+        self._running = tuple(_running(job, instances) for job in jobs if job.job.state == RUNNING)
+        self._instances, self._at = tuple(instances), now
         self._write(now)
 
-    def _count(self, begin: datetime, seconds: float) -> None:
-        day = job_use.day_of(begin)
-        if seconds and (use := self._days[day]) is not None:
-            self._days[day] = job_use.after(use, self._running, seconds)
+    def _count(self, day: str, seconds: float) -> None:
+        if seconds:
+            before = self._counted.get(day, DayUse(day))
+            self._counted[day] = job_use.after(before, self._running, seconds, self._instances)
 
     def _write(self, now: datetime) -> None:
         today = job_use.day_of(now)
-        for day in sorted(self._days.keys() - {today}):
+        for day in sorted({*self._counted, *self._written} - {today}):
             self._put_day(day)
-            del self._days[day]
+            self._written.pop(day)
         if self._written_at is None or not timedelta() <= now - self._written_at < WRITE_EVERY:
             self._put_day(today)
             self._written_at = now
 
     def _put_day(self, day: str) -> None:
-        if (use := self._days[day]) is not None:
-            self._put(job_use.key_of(day), job_use.to_json(use))
+        if day not in self._written:
+            self._written[day] = self._kept(day)
+        if (before := self._written[day]) is not None:
+            whole = job_use.together(before, self._counted.get(day, DayUse(day)))
+            self._put(job_use.key_of(day), job_use.to_json(whole))
+            self._written[day] = whole
+        self._counted.pop(day, None)
 
 
-def _runs(job: ListedJob) -> bool:
-    return job.job.state == RUNNING
-
-
-def _running(listed: ListedJob) -> RunningJob:
+def _running(listed: ListedJob, instances: Iterable[str]) -> RunningJob:
     job = listed.job
     account = job.account or f"uid-{listed.uid}"
-    return RunningJob(f"{account}/{job.name}", job_use.instances(job.on), -(-listed.gpus // job.nodes))
+    return RunningJob(f"{account}/{job.name}", named(job.on, instances), -(-listed.gpus // job.nodes))

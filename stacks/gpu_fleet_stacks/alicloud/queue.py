@@ -223,6 +223,7 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
         policies.allow(["ecs:DescribeInstances"], "*"),
         policies.allow(["kms:GetSecretValue", "kms:PutSecretValue"], secret_arn),
         policies.allow(["oss:GetObject"], [pulumi.Output.concat(records, f"/{key}") for key in read]),
+        policies.allow(["oss:ListObjects"], records),
         policies.allow(
             ["oss:PutObject"],
             [

@@ -215,6 +215,7 @@ def controller_policy(args: QueueArgs, secret_arn: pulumi.Output[str]) -> pulumi
             "QueueKey", ["secretsmanager:GetSecretValue", "secretsmanager:PutSecretValue"], secret_arn
         ),
         policies.allow("Read", ["s3:GetObject"], [pulumi.Output.concat(records, f"/{key}") for key in read]),
+        policies.allow("Absence", ["s3:ListBucket"], records),
         policies.allow(
             "Say",
             ["s3:PutObject"],

@@ -60,6 +60,7 @@ class Price:
         amount_per_hour: in ``currency``, before tax and discount.
         currency: ISO 4217 code.
         date: the day the price was read from the cloud.
+        until: the day from which on another price holds; None for none that was announced.
     """
 
     amount_per_hour: Decimal
@@ -67,6 +68,7 @@ class Price:
     region: str
     date: datetime.date
     source: str
+    until: datetime.date | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from gpu_fleet_stacks.catalog import toml_file
 from gpu_fleet_stacks.catalog.instance_types import Cloud, Price
@@ -175,8 +175,23 @@ class _Row(_Exact):
 
 class _Committed(_Exact):
     date: datetime.date
+    until: datetime.date | None = None
     source: str
     prices: dict[str, Amount]
+
+
+def _each_once(rows: tuple[_Committed, ...]) -> tuple[_Committed, ...]:
+    names = [name for row in rows for name in row.prices]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"must have one price of {min(twice)}")
+    return rows
+
+
+_Rows = Annotated[
+    tuple[_Committed, ...],
+    BeforeValidator(lambda rows: rows if isinstance(rows, list) else [rows]),
+    AfterValidator(_each_once),
+]
 
 
 def _from_nothing(tiers: dict[int, Decimal]) -> dict[int, Decimal]:
@@ -193,9 +208,9 @@ class _Tiers(_Exact):
 
 class _Region(_Exact):
     egress: _Tiers | None = None
-    one_year: _Committed | None = None
-    three_years: _Committed | None = None
-    capacity_block: _Committed | None = None
+    one_year: _Rows = ()
+    three_years: _Rows = ()
+    capacity_block: _Rows = ()
 
 
 class _CloudTable(_Exact):
@@ -255,15 +270,11 @@ def _interruptions(table: _CloudTable) -> dict[str, Interruptions]:
 
 
 def _commitments(table: _CloudTable) -> dict[tuple[str, str, str], Price]:
-    rows = (
-        (region, term, row)
+    return {
+        (region, term, name): Price(amount, table.currency, region, row.date, row.source, row.until)
         for region, terms in table.regions.items()
         for term in TERMS
-        if (row := getattr(terms, term)) is not None
-    )
-    return {
-        (region, term, name): Price(amount, table.currency, region, row.date, row.source)
-        for region, term, row in rows
+        for row in getattr(terms, term)
         for name, amount in row.prices.items()
     }
 

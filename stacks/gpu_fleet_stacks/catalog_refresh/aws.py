@@ -16,6 +16,7 @@ from typing import Any
 
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog.instance_types import Cloud
+from gpu_fleet_stacks.catalog.prices import load
 from gpu_fleet_stacks.catalog_refresh.listed import ListedPrices, ListPrice, SpotSpan, share_of_time
 from gpu_fleet_stacks.clients.aws import Aws, clients_in
 
@@ -98,8 +99,14 @@ def ask(
     """
     prices = aws or Aws(clients_in(PRICE_LIST_REGION))
     on_demand, reserved = _instances(prices, region, instances, say)
+    free = {key for key, amount in reserved.items() if amount <= 0}
+    reserved = {key: amount for key, amount in reserved.items() if key not in free}
     others: dict[str, ListPrice] = {}
     unlisted = [f"{name} in {where}" for name, where in instances.items() if (name, where) not in on_demand]
+    unlisted += [
+        f"{name}, {term.replace('_', ' ')}, in {region}"
+        for term, name in sorted((free | _reserved_before(region)) - reserved.keys())
+    ]
     for what, question in QUESTIONS.items():
         say(what)
         amount = _price(_products(prices, question, region), question)
@@ -142,6 +149,12 @@ def _instances(
         if amount is not None:
             on_demand[name, where] = ListPrice(amount, CURRENCY, SOURCE)
     return on_demand, reserved
+
+
+def _reserved_before(region: str) -> set[tuple[str, str]]:
+    """Return the reservations of a region that have a price now."""
+    known = load(Cloud.AWS).commitments
+    return {(term, name) for where, term, name in known if where == region and term in YEARS.values()}
 
 
 def _products(aws: Aws, question: PriceListItem, region: str) -> list[dict[str, Any]]:
@@ -190,10 +203,10 @@ def _reserved(product: dict[str, Any]) -> Iterator[tuple[str, Decimal]]:
     """Yield the price of an hour of each reservation without upfront payment, with its key in prices.toml."""
     for offer in product["terms"].get("Reserved", {}).values():
         attributes = offer["termAttributes"]
-        if attributes.items() >= RESERVED.items():
-            for dimension in offer["priceDimensions"].values():
-                term = YEARS[attributes["LeaseContractLength"]]
-                yield term, Decimal(dimension["pricePerUnit"][CURRENCY])
+        term = YEARS.get(attributes.get("LeaseContractLength", ""))
+        if term and attributes.items() >= RESERVED.items():
+            rates = (rate["pricePerUnit"].get(CURRENCY, "0") for rate in offer["priceDimensions"].values())
+            yield term, max(map(Decimal, rates), default=Decimal(0))
 
 
 def _spot(aws: Aws, names: Iterable[str], today: datetime.date) -> dict[str, SpotSpan]:

@@ -1,7 +1,7 @@
 """New prices in the price files; comments, order and everything else stay. Pure."""
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -102,24 +102,49 @@ def _rewrite_spot(spot: Any, currency: str, answers: ListedPrices) -> Iterator[P
 
 
 def _rewrite_region(table: Any, answers: ListedPrices) -> Iterator[PriceChange]:
-    """Replace egress and reservations of one region, each by those of one day; yield the changes."""
-    listed: dict[str, dict[str, Decimal]] = {}
-    for start, amount in answers.egress.items():
-        listed.setdefault("egress", {})[str(start)] = amount
-    for (term, name), amount in answers.reserved.items():
-        listed.setdefault(term, {})[name] = amount
-    rows = table["regions"].setdefault(answers.region, tomlkit.table())
-    for term, amounts in listed.items():
-        column = "tiers" if term == "egress" else "prices"
-        before = rows.get(term, {}).get(column, {})
-        for key, amount in amounts.items():
-            what = f"egress from {key} GB" if term == "egress" else f"{key}, {term.replace('_', ' ')}"
-            yield _change(what, before.get(key), ListPrice(amount, table["currency"], answers.source))
-        written = tomlkit.inline_table()
-        written.update({"date": answers.date, "source": answers.source})
-        written[column] = tomlkit.inline_table()
-        written[column].update({key: plain(amount) for key, amount in amounts.items()})
-        rows[term] = written
+    """Replace egress of one region, and each of its reservations that has a new price; yield the changes."""
+    region = table.setdefault("regions", tomlkit.table()).setdefault(answers.region, tomlkit.table())
+    tiers = {str(start): amount for start, amount in answers.egress.items()}
+    if tiers:
+        before = region.get("egress", {}).get("tiers", {})
+        yield from _changed("egress from {} GB", before, tiers, table["currency"], answers.source)
+        region["egress"] = _dated(answers, "tiers", tiers)
+    for term in sorted({term for term, _ in answers.reserved}):
+        amounts = {name: amount for (of, name), amount in answers.reserved.items() if of == term}
+        rows = region.get(term, [])
+        rows = rows if isinstance(rows, list) else [rows]
+        before = {name: amount for row in rows for name, amount in row["prices"].items()}
+        what = f"{{}}, {term.replace('_', ' ')}"
+        yield from _changed(what, before, amounts, table["currency"], answers.source)
+        region[term] = _of_days(_dated(answers, "prices", amounts), rows)
+
+
+def _changed(
+    what: str, before: Mapping[str, Any], amounts: Mapping[str, Decimal], currency: str, source: str
+) -> Iterator[PriceChange]:
+    for key, amount in amounts.items():
+        yield _change(what.format(key), before.get(key), ListPrice(amount, currency, source))
+
+
+def _dated(answers: ListedPrices, column: str, amounts: Mapping[str, Decimal]) -> Any:
+    """Return a row of the prices of a day."""
+    row, prices = tomlkit.inline_table(), tomlkit.inline_table()
+    prices.update({key: plain(amount) for key, amount in amounts.items()})
+    row.update({"date": answers.date, "source": answers.source, column: prices})
+    return row
+
+
+def _of_days(new: Any, rows: Sequence[Any]) -> Any:
+    """Return a row of new prices, with what the earlier rows alone have, which keeps its day and source."""
+    for row in rows:
+        for name in new["prices"]:
+            row["prices"].pop(name, None)
+    older = [row for row in rows if row["prices"]]
+    if not older:
+        return new
+    both = tomlkit.array()
+    both.extend([new, *older])
+    return both
 
 
 def wanted(text: str, cloud: Cloud) -> dict[str, str]:

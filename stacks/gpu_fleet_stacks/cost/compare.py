@@ -187,6 +187,9 @@ def _committed(
     """Return a commitment at the price of the buyer's file, else of the catalog."""
     if offered is not None:
         amount, source = offered, "your file"
+    elif known is not None and known.until is not None and known.until <= prices.today():
+        ended = f"{known.amount_per_hour} {known.currency} an hour until {known.until}, unknown since"
+        return PurchaseOption(title, None, None, f"{ended}; --offers FILE takes yours")
     elif known is not None and known.currency == currency:
         amount, source = known.amount_per_hour, _dated(known.source, known.date)
     else:

@@ -20,18 +20,6 @@ JOBS = st.builds(
 )
 
 
-def test_slurms_notation_of_nodes_is_read():
-    written = {
-        "": (),
-        "i-0a1": ("i-0a1",),
-        "i-0a[1-3]": ("i-0a1", "i-0a2", "i-0a3"),
-        "i-0a[08-10,7],i-0b": ("i-0a08", "i-0a09", "i-0a10", "i-0a7", "i-0b"),
-        "i-bp1x,i-bp1y[2,4]": ("i-bp1x", "i-bp1y2", "i-bp1y4"),
-    }
-
-    assert {nodes: job_use.instances(nodes) for nodes in written} == written
-
-
 def test_jobs_that_share_an_instance_share_its_time_by_their_gpus():
     jobs = [RunningJob("ada/big", ("i-1", "i-2"), 6), RunningJob("bob/small", ("i-1",), 2)]
 
@@ -88,6 +76,8 @@ def account_seconds(spent, account):
         {"instances": {"i-1": {"ada/x": float("nan")}}},
         {"instances": {"i-1": {"/x": 1}}},
         {"instances": {"i-1": {"ada/x": 10**400}}},
+        {"seen_s": 86_401},
+        {"day": "soon"},
     ],
 )
 def test_a_damaged_record_is_refused(damage):

@@ -4,12 +4,14 @@ import json
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_fleet_image.core import job_use
+from gpu_fleet_image.core.errors import CloudError
 from gpu_fleet_image.core.keys import GROWTH
 from gpu_fleet_image.core.queue_errors import PolicyUnreadError, SlurmError
 from gpu_fleet_image.core.store import StoredObject
@@ -102,6 +104,33 @@ def test_what_jobs_used_is_recorded_for_the_chargeback_by_slurms_own_json():
 
     used = {"ada/a/b=?Start=0": 300.0}
     assert written["queue/use/2026-11-23.json"]["instances"] == {"i-1": used, "i-2": used}
+
+
+@pytest.mark.parametrize("silent", ["policy", "limits", "states", "keep"])
+def test_jobs_have_their_time_also_while_the_bucket_or_the_cloud_is_silent(silent):
+    running, written = {**TWO, "job_state": "RUNNING", "nodes": "i-[1-2]", "user_name": "ada"}, {}
+    site = Site(nodes={"i-1": "ALLOCATED", "i-2": "ALLOCATED"}, jobs=[running])
+    site.watch.use = UseRecord(job_use.DayUse, written.__setitem__)
+    site.look()
+
+    answering = getattr(site.watch, silent)
+    setattr(site.watch, silent, Mock(side_effect=CloudError("silent", "SlowDown")))
+    looked = [controller.poll(site.watch, NOW + number * timedelta(minutes=1)) for number in range(1, 11)]
+    setattr(site.watch, silent, answering)
+    site.watch.once(NOW + timedelta(minutes=15))
+
+    (spent,) = written["queue/use/2026-11-23.json"]["instances"]["i-1"].values()
+    assert not any(looked)
+    assert spent == site.watch.written.entries[0].run_s == 900
+
+
+def test_a_denied_record_is_an_alarm_and_no_empty_one():
+    denied = Mock(newest=Mock(side_effect=CloudError("queue/use", "AccessDenied")))
+    readers = [controller.frozen_teams, controller.kept_records, lambda store: controller.kept_use(store, "")]
+
+    for read in readers:
+        with pytest.raises(CloudError, match="queue/use"):
+            read(denied)
 
 
 @pytest.mark.parametrize("state", ["shutting-down", "terminated", "stopping", "stopped"])

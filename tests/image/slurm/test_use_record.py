@@ -20,6 +20,7 @@ from tests.image.world_clients import _S3
 NOON = datetime(2026, 11, 26, 12, tzinfo=UTC)
 DAY, KEY = "2026-11-26", "queue/use/2026-11-26.json"
 POLL = timedelta(seconds=15)
+NODES = ("i-1", "i-2", "i-3")
 RUNNING = ListedJob(
     Job("7", "digits", "ada", "train", 2, "RUNNING", "", "i-[1-2]", 0, "", ""), JobRequest(), gpus=16
 )
@@ -32,7 +33,12 @@ class Bucket:
         self.objects, self.puts, self.fails = {}, 0, False
 
     def controller(self):
-        return UseRecord(lambda day: self.objects.get(day, DayUse(day)), self.put)
+        return UseRecord(self.kept, self.put)
+
+    def kept(self, day):
+        if self.fails:
+            raise CloudError("no bucket", "SlowDown")
+        return self.objects.get(day, DayUse(day))
 
     def put(self, key, content):
         if self.fails:
@@ -53,21 +59,21 @@ def bucket():
 
 def polled(record, jobs, begin, times):
     for number in range(times):
-        record.note(jobs, begin + number * POLL)
+        record.note(jobs, NODES, begin + number * POLL)
 
 
 def test_a_running_job_has_the_time_of_each_of_its_instances(bucket):
     polled(bucket.controller(), [RUNNING], NOON, 21)
 
-    assert bucket.used() == {"i-1": {"ada/digits": 300}, "i-2": {"ada/digits": 300}}
+    assert bucket.used() == {"i-1": {"ada/digits": 300}, "i-2": {"ada/digits": 300}, "i-3": {}}
 
 
-def test_a_job_that_waits_or_has_ended_has_none_and_the_day_is_on_record(bucket):
+def test_a_job_that_waits_or_has_ended_has_none_and_the_queue_s_instances_are_on_record(bucket):
     over = [replace(RUNNING, job=replace(RUNNING.job, state=state)) for state in ("PENDING", "COMPLETED")]
 
     polled(bucket.controller(), over, NOON, 21)
 
-    assert bucket.used() == {}
+    assert bucket.used() == {"i-1": {}, "i-2": {}, "i-3": {}}
 
 
 def test_a_user_without_a_name_is_counted_by_number(bucket):
@@ -121,24 +127,36 @@ def test_another_controller_goes_on_from_what_the_one_before_has_written(bucket)
 def test_a_time_that_was_not_seen_is_not_guessed(bucket, gap):
     record = bucket.controller()
 
-    record.note([RUNNING], NOON)
-    record.note([RUNNING], NOON + gap)
+    record.note([RUNNING], NODES, NOON)
+    record.note([RUNNING], NODES, NOON + gap)
 
-    assert bucket.used() == {}
+    assert bucket.objects[DAY] == DayUse(DAY)
+
+
+def test_the_seconds_that_no_controller_saw_are_known(bucket):
+    midnight = NOON.replace(hour=0)
+    polled(bucket.controller(), [RUNNING], midnight, 21)
+    polled(bucket.controller(), [RUNNING], midnight + timedelta(minutes=30), 21)
+
+    unseen = [bucket.objects[DAY].unseen_s(midnight + timedelta(minutes=m)) for m in (5, 45, 60, 9999)]
+
+    assert unseen == [0, 25 * 60, 40 * 60, 86_400 - 10 * 60]
 
 
 def test_what_could_not_be_written_is_written_later_also_of_the_day_before(bucket):
     record, evening = bucket.controller(), NOON.replace(hour=23, minute=59)
     bucket.fails = True
-    for number in range(8):
+    for number in range(4 * 60):
         with pytest.raises(CloudError):
-            record.note([RUNNING], evening + number * POLL)
+            record.note([RUNNING], NODES, evening + number * POLL)
+    bucket.objects["2026-11-27"] = DayUse("2026-11-27", {"i-1": {"bob/old": 7}}, 7)
     bucket.fails = False
 
-    record.note([RUNNING], evening + 8 * POLL)
+    record.note([RUNNING], NODES, evening + 4 * 60 * POLL)
 
     assert bucket.used()["i-1"] == {"ada/digits": 60}
-    assert bucket.used("2026-11-27")["i-1"] == {"ada/digits": 60}
+    assert bucket.used("2026-11-27")["i-1"] == {"bob/old": 7, "ada/digits": 59 * 60}
+    assert bucket.objects["2026-11-27"].seen_s == 59 * 60 + 7
 
 
 @pytest.fixture
@@ -155,7 +173,7 @@ def test_a_damaged_record_stays_and_the_next_day_is_counted(store):
 
     with pytest.raises(CloudError, match="queue/use"):
         job_use.load(store, DAY)
-    assert job_use.load(store, "2026-11-27")["i-1"]["ada/digits"] >= 300
+    assert job_use.load(store, "2026-11-27").used["i-1"]["ada/digits"] >= 300
 
 
 def test_another_controller_goes_on_from_the_bucket(store):
@@ -163,4 +181,4 @@ def test_another_controller_goes_on_from_the_bucket(store):
         record = UseRecord(lambda day: controller.kept_use(store, day), store.put)
         polled(record, [RUNNING], begin, 21)
 
-    assert job_use.load(store, DAY)["i-1"] == {"ada/digits": 600}
+    assert job_use.load(store, DAY).used["i-1"] == {"ada/digits": 600}

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from decimal import Decimal
 
 import pytest
@@ -17,6 +18,7 @@ from gpu_fleet_stacks.catalog import (
     NetworkCard,
     UnknownInstanceType,
     command,
+    prices,
     regions,
 )
 
@@ -275,3 +277,42 @@ def test_the_command_answers_a_misspelt_name_without_a_traceback():
 
 def test_the_price_lists_are_of_regions_that_a_stack_may_be_in():
     assert [kind.name for kind in PRICED if kind.price.region not in regions.of_cloud(kind.cloud)] == []
+
+
+SOUND_PRICES = """
+[clouds.aws]
+currency = "USD"
+region = "us-east-1"
+
+[clouds.aws.prices]
+disk = { amount = "0.08", unit = "GB and month", date = 2026-01-01, source = "aws" }
+
+[clouds.aws.regions.us-east-1]
+egress = { date = 2026-01-01, source = "aws", tiers = { 0 = "0.09" } }
+one_year = { date = 2026-01-01, source = "aws", prices = { "x1.large" = "0.6" } }
+"""
+YEAR = '{ date = 2026-01-01, source = "aws", prices = { "x1.large" = "0.6" } }'
+BAD_PRICES = (
+    ("[clouds.aws.prices]", "[clouds.aws.prices", "Expected"),
+    ('"USD"', '"dollars"', "clouds.aws.currency = 'dollars'"),
+    ('amount = "0.08"', 'amount = "0"', "clouds.aws.prices.disk.amount = '0': must be more than 0"),
+    (", date = 2026-01-01", "", "clouds.aws.prices.disk has an amount and no date"),
+    ("{ 0 = ", "{ 5 = ", "clouds.aws.regions.us-east-1.egress.tiers"),
+    (YEAR, f"[{YEAR}, {YEAR}]", "must have one price of x1.large"),
+    ("one_year", "two_years", "two_years"),
+    ("clouds.aws", "clouds.alicloud", "no clouds.aws; there are alicloud"),
+)
+
+
+@pytest.mark.parametrize(("old", "new", "said"), BAD_PRICES)
+def test_a_corrupt_price_list_is_refused_with_its_place(old, new, said, tmp_path):
+    path = tmp_path / "prices.toml"
+    path.write_text(SOUND_PRICES)
+    assert prices.load(Cloud.AWS, path).commitments
+    prices.load.cache_clear()
+
+    count = -1 if old == "clouds.aws" else 1
+    path.write_text(SOUND_PRICES.replace(old, new, count))
+
+    with pytest.raises(prices.PriceListError, match=re.escape(said)):
+        prices.load(Cloud.AWS, path)

@@ -5,7 +5,7 @@ Alibaba Cloud: www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -66,8 +66,14 @@ RESERVED = {
 }
 
 
-def get_products(instances: dict[str, str] | None = None, **changes: str):
-    """Return the Price List by the catalog, with some instances at another price or, at "", not listed."""
+def get_products(
+    instances: dict[str, str] | None = None, free: Collection[str] = (), **changes: str
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return the Price List by the catalog, with some instances at another price or, at "", not listed.
+
+    Args:
+        free: instances whose year costs nothing.
+    """
     known = {
         kind.name: str(kind.price.amount_per_hour)
         for kind in catalog.load().of_cloud(Cloud.AWS)
@@ -77,7 +83,9 @@ def get_products(instances: dict[str, str] | None = None, **changes: str):
 
     def answer(asked: dict[str, Any]) -> dict[str, Any]:
         filters = {filter_["Field"]: filter_["Value"] for filter_ in asked["Filters"]}
-        return {"PriceList": list(_matching(asked["ServiceCode"], filters, known, changes))}
+        found = [*_matching(asked["ServiceCode"], filters, known, changes)]
+        for_free = {*free} & {filters.get("instanceType")}
+        return {"PriceList": [text.replace("0.6000000000", "0") if for_free else text for text in found]}
 
     return answer
 

@@ -109,6 +109,27 @@ def test_egress_and_reservations_of_the_region_are_renewed_and_those_of_others_k
     }
 
 
+def test_what_has_no_new_reservation_keeps_its_price_with_its_day_and_is_named(copies, cloud):
+    before = prices.load(Cloud.AWS, PRICES_FILE).commitments
+    cloud.answers["pricing:GetProducts"] = get_products({"g6.xlarge": ""}, free=["g5.xlarge"])
+
+    done = run("--cloud", "aws")
+
+    assert done.exit_code == 0, done.output
+    after = prices.load(Cloud.AWS, copies / "prices.toml").commitments
+    for name in ("g5.xlarge", "g6.xlarge"):
+        assert after[HERE, "one_year", name] == before[HERE, "one_year", name]
+        assert f"warning: {name}, one year, in {HERE} is in no price list" in done.stderr
+    assert after[HERE, "one_year", "g5.2xlarge"].source == aws.SOURCE
+    assert after[HERE, "three_years", "g5.xlarge"].source == aws.SOURCE
+
+    cloud.answers["pricing:GetProducts"] = get_products()
+    assert run("--cloud", "aws").exit_code == 0
+    prices.load.cache_clear()
+    renewed = prices.load(Cloud.AWS, copies / "prices.toml").commitments
+    assert {renewed[HERE, "one_year", name].source for name in ("g5.xlarge", "g6.xlarge")} == {aws.SOURCE}
+
+
 def several(asked):
     listed = get_products()(asked)["PriceList"]
     more = [text.replace("USE1-Data", "USE1-LAX1-Data").replace("0.0900000000", "0.1") for text in listed]

@@ -1,6 +1,7 @@
 """The ways to pay for a pool: break-even hours, interrupted spot, what is unknown, the buyer's file."""
 
 import csv
+import datetime
 import io
 import json
 from decimal import Decimal
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.core import report_page
+from gpu_fleet_stacks.catalog import prices
 from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, Money
 from gpu_fleet_stacks.cost import compare_page, offers_file
 from gpu_fleet_stacks.cost.command import cost as command
@@ -67,6 +69,17 @@ def test_what_the_catalog_has_of_the_region_counts_until_the_buyer_s_file_has_an
         in listed["1 year"].source
     )
     assert offered["1 year"].source == "your file; paid used or not"
+
+
+@pytest.mark.parametrize(("day", "is_known"), [(30, True), (31, False)])
+def test_a_price_that_was_announced_to_end_is_unknown_from_that_day_on(monkeypatch, day, is_known):
+    monkeypatch.setattr(prices, "today", lambda: datetime.date(2026, 9, 1) + datetime.timedelta(days=day - 1))
+
+    known, _ = options(stack(pools=[pool(types=["p5.48xlarge"], size={"max": 2})]))
+
+    block = known["capacity block"]
+    assert (block.month is not None) is is_known
+    assert is_known or "an hour until 2026-10-01, unknown since; --offers FILE takes yours" in block.source
 
 
 def test_a_savings_plan_is_compared_as_the_buyer_s_file_has_it_and_else_unknown(tmp_path):

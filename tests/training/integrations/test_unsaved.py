@@ -58,6 +58,7 @@ class WithCache(nn.Linear):
         self.table: Tensor | None = None
         self.by_length: dict[int, Tensor] = {}
         self.newest = torch.zeros(1)
+        self.best = 0.0
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.table = torch.ones(3)
@@ -178,6 +179,7 @@ def test_state_that_is_in_no_checkpoint_is_named(name, tmp_path, caplog):
 
 def test_a_cache_and_what_a_run_was_given_are_not_named(tmp_path, caplog):
     model, source = WithCache(), torch.Generator()
+    model.best = float("nan")
 
     trained(tmp_path, model, source=source, average=AveragedModel(nn.Linear(3, 1)))
 

@@ -90,7 +90,8 @@ class AttributeCheck:
         """Compare after a step; warn of changed attributes if this rank `says`."""
         now = self._of()
         both = self._looked_at & self._before.keys() & now.keys()
-        changed = sorted(name for name in both if self._before[name] != now[name])
+        # in lists, where a NaN equals itself
+        changed = sorted(name for name in both if [self._before[name]] != [now[name]])
         if changed and says:
             log.warning(
                 "not exact: %s: a step changes %s, which is in no checkpoint; %s",

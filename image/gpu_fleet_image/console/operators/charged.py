@@ -1,8 +1,8 @@
 """Rows of ``report --by``, ``-o focus`` and ``--bill``: the meter's days, and what others know of them."""
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,15 +14,14 @@ from gpu_fleet_image.console.operators.monthly_savings import Month
 from gpu_fleet_image.controllers.meter import budget_check, chargeback, daily_report
 from gpu_fleet_image.controllers.meter.chargeback import Attribution, RunSpan
 from gpu_fleet_image.controllers.meter.meter_state import Day
-from gpu_fleet_image.controllers.meter.team_budgets import teams_of
+from gpu_fleet_image.controllers.meter.team_budgets import members_of, with_team
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import job_use
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import LEDGER_URI
-from gpu_fleet_image.core.job_use import Used
+from gpu_fleet_image.core.holds import account_named
 from gpu_fleet_image.core.place import Asked, Place, Subject, account_of
-from gpu_fleet_image.core.policy import Policy
-from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_image.core.runs import OVER, RUNS, STATE, state_of
 from gpu_fleet_image.core.shared_options import note
 from gpu_fleet_image.core.store import Store, objects_below
@@ -114,9 +113,9 @@ def text_of(wanted: RowsWanted, meant: Subject, asked: Asked, store: Store, mont
         return bill_match.as_text(bill_match.by_pool(matched) if wanted.by else matched, wanted.form)
     if wanted.by:
         return rows(meant, store, record, wanted.by, wanted.form, now=now)
-    jobs = jobs_of(meant.policy, store, record)
+    record, known = attributed(meant.policy.queued, store, record, now)
     charges = focus.rows(
-        record.days, record.cost, meant.policy, account(meant, asked), teams=teams_of(store), jobs=jobs
+        record.days, record.cost, meant.policy, account(meant, asked), teams=known.teams, jobs=known.jobs
     )
     return focus.as_csv(charges)
 
@@ -131,12 +130,10 @@ def rows(meant: Subject, store: Store, record: MonthRecord, by: str, form: str, 
     """Return the rows of a month by a key, as ``csv`` or ``json``."""
     budget = meant.policy.budget
     gpus = budget.gpus_of_pools() if budget else {}
-    attribution = Attribution(
-        teams_of(store) if by == "team" else {},
-        runs_of(meant, record, now) if by == "run" else {},
-        jobs_of(meant.policy, store, record) if by in OF_JOBS else {},
-        meant.policy.queued,
-    )
+    attribution = Attribution()
+    if by in OF_JOBS:
+        record, attribution = attributed(meant.policy.queued, store, record, now)
+        attribution = replace(attribution, runs=runs_of(meant, record, now) if by == "run" else {})
     charges = chargeback.charges(
         record.days, record.computing, by, gpus, record.cost, attribution=attribution
     )
@@ -145,29 +142,51 @@ def rows(meant: Subject, store: Store, record: MonthRecord, by: str, form: str, 
     return chargeback.as_text(charges, by, meant.policy.currency, form, work)
 
 
-def jobs_of(policy: Policy, store: Store, record: MonthRecord) -> dict[str, Used]:
-    """Return day -> the time of the queue's jobs; a warning on standard error names days without a record.
+def attributed(
+    queued: frozenset[str], store: Store, record: MonthRecord, now: datetime
+) -> tuple[MonthRecord, Attribution]:
+    """Return a month by the stack's accounts, and their teams and jobs; raises as ``of_jobs``."""
+    people = members_of(store)
+    record = replace(record, days=of_accounts(record.days, people))
+    return record, replace(of_jobs(queued, store, record, now), teams=with_team(people))
+
+
+def of_accounts(days: Iterable[Day], accounts: Container[str]) -> list[Day]:
+    """Return days whose owners are named as the stack's accounts, by which the queue knows them too."""
+    return [_of_accounts(day, accounts) for day in days]
+
+
+def _of_accounts(day: Day, accounts: Container[str]) -> Day:
+    shares = dict(day.instances)
+    for key, share in shares.items():
+        account = account_named(share.instance.owner)
+        if account in accounts:
+            shares[key] = replace(share, instance=replace(share.instance, owner=account))
+    return replace(day, instances=shares)
+
+
+def of_jobs(queued: frozenset[str], store: Store, record: MonthRecord, now: datetime) -> Attribution:
+    """Return the time of the queue's jobs; a warning on standard error names days without a record.
+
+    Args:
+        queued: pools of the queue now; the records name the instances of those that it had earlier.
 
     Raises:
         CloudError: the bucket could not be read.
     """
-    if not policy.has_queue:
-        return {}
-    jobs, missing = {}, []
+    uses = {day.name: job_use.load_readable(store, day.name) for day in record.days}
+    known = {name: use for name, use in uses.items() if use is not None}
     for day in record.days:
-        try:
-            used = job_use.load(store, day.name)
-        except CloudError as error:
-            if error.code != "Malformed":
-                raise
-            used = None
-        if used is not None:
-            jobs[day.name] = used
-        elif not policy.queued.isdisjoint(share.instance.pool for share in day.instances.values()):
-            missing.append(day.name)
+        on = day.instances.keys() & (known[day.name].used if day.name in known else ())
+        queued |= {day.instances[key].instance.pool for key in on}
+    missing = [day.name for day in record.days if day.name not in known and not queued.isdisjoint(day.pools)]
     if missing:
         note(f"warning: no readable record of the queue's jobs of {', '.join(missing)}: it is unknown whose")
-    return jobs
+    return Attribution(
+        jobs={name: use.used for name, use in known.items()},
+        queued=queued,
+        unseen={name: use.unseen_s(now) for name, use in known.items()},
+    )
 
 
 def runs_of(meant: Subject, record: MonthRecord, now: datetime) -> dict[str, list[RunSpan]]:

@@ -18,6 +18,7 @@ from gpu_fleet_image.console.operators.monthly_savings import (
 from gpu_fleet_image.console.users.ledger_reader import LedgerPlace, read_changes, read_ends
 from gpu_fleet_image.controllers.meter import chargeback, daily_report, efficiency_page
 from gpu_fleet_image.controllers.meter.efficiency import Efficiency
+from gpu_fleet_image.controllers.meter.team_budgets import members_of
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core.cloud import LEDGER_URI, SweepCloud, connect
 from gpu_fleet_image.core.csv_rows import csv_text
@@ -179,6 +180,7 @@ def _waste(meant: Subject, count: int, form: str) -> tuple[str, str, str]:
     if not days:
         raise ConfigurationError(f"--waste {count}: the meter has no day of the last {count} on record")
     gpus = policy.budget.gpus_of_pools() if policy.budget else {}
+    days = charged.of_accounts(days, members_of(store))
     wasted = waste.sum_up(days, computing, gpus, stack=policy.stack, currency=policy.currency)
     text = waste.page(wasted, missing) if form == PAGE else waste.as_text(wasted, form)
     return f"waste-{count}.html", text, waste.line(wasted)

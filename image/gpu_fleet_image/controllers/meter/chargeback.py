@@ -18,7 +18,7 @@ from gpu_fleet_image.controllers.meter.meter import DAY, SHARED, SMALLEST
 from gpu_fleet_image.controllers.meter.meter_state import SECONDS_PER_HOUR, Day, DayShare, MeterReading
 from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.holds import account_named
-from gpu_fleet_image.core.job_use import Used, account_of
+from gpu_fleet_image.core.job_use import DayUse, Used, account_of
 from gpu_fleet_image.core.roster import NO_TEAM
 
 CENT = Decimal("0.01")
@@ -54,12 +54,14 @@ class Attribution:
         runs: instance id -> its runs.
         jobs: day -> instance id -> job of the queue -> seconds; a day without a record is missing.
         queued: pools of the queue.
+        unseen: day -> seconds in which nobody saw which jobs ran.
     """
 
     teams: Mapping[str, str] = field(default_factory=dict)
     runs: Mapping[str, Sequence[RunSpan]] = field(default_factory=dict)
     jobs: Mapping[str, Used] = field(default_factory=dict)
     queued: Container[str] = ()
+    unseen: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,19 +112,24 @@ def _runs(day: Day, key: str, share: DayShare, attribution: Attribution) -> Part
 
     Runs that shared the instance share its day. Jobs of the queue count by the queue's own record.
     """
-    owner = share.instance.owner
-    rest = f"({owner}, no run)" if owner else _unowned(day, share, attribution, "(nobody, no run)")
     had, left = of_jobs(day, key, share, attribution.jobs)
-    if had:
-        return [*had, (rest, left)] if left else had
+    if not had:
+        had, left = _of_runs(day, share, attribution.runs.get(key, ()))
+    owner = share.instance.owner
+    if owner or not left:
+        return [*had, (f"({owner}, no run)", left)] if left else had
+    return [*had, *_unowned(day, share, left, attribution, "(nobody, no run)")]
+
+
+def _of_runs(day: Day, share: DayShare, runs: Iterable[RunSpan]) -> tuple[Parts, Decimal]:
+    """Return the parts of an instance's day that runs had, and what they left of it."""
     seconds: Counter[str] = Counter()
-    for run in attribution.runs.get(key, ()):
+    for run in runs:
         inside = min(run.end, day.date + DAY) - max(run.begin, day.date)
         seconds[run.name] += max(0, int(inside.total_seconds()))
-    idle = max(0, share.seconds - seconds.total())
-    if idle or not seconds.total():
-        seconds[rest] = idle or 1
-    return [(name, Decimal(spent) / seconds.total()) for name, spent in seconds.items() if spent]
+    whole = max(share.seconds, seconds.total())
+    parts = [(name, Decimal(spent) / whole) for name, spent in seconds.items() if spent]
+    return parts, Decimal(whole - seconds.total()) / whole if whole else Decimal(1)
 
 
 def of_jobs(day: Day, key: str, share: DayShare, jobs: Mapping[str, Used]) -> tuple[Parts, Decimal]:
@@ -147,27 +154,38 @@ def owners(day: Day, key: str, share: DayShare, jobs: Mapping[str, Used]) -> Par
     return list(parts.items())
 
 
-def _unowned(day: Day, share: DayShare, attribution: Attribution, nobody: str = NOBODY) -> str:
-    """Return the row of time that neither an owner nor a job had."""
+def _unowned(
+    day: Day, share: DayShare, part: Decimal, attribution: Attribution, nobody: str = NOBODY
+) -> Parts:
+    """Return the rows of a part that neither an owner nor a job had; unseen time is unknown, not idle."""
     pool = share.instance.pool
     if pool not in attribution.queued:
-        return nobody
-    return f"(pool {pool}, {'no job' if day.name in attribution.jobs else 'jobs unknown'})"
+        return [(nobody, part)]
+    unseen = Decimal(str(attribution.unseen.get(day.name, 0))) / max(share.seconds, 1)
+    unknown = min(part, unseen) if day.name in attribution.jobs else part
+    rows = [(f"(pool {pool}, no job)", part - unknown), (f"(pool {pool}, jobs unknown)", unknown)]
+    return [row for row in rows if row[1]]
 
 
 def _owners(day: Day, key: str, share: DayShare, attribution: Attribution) -> Parts:
-    parts = owners(day, key, share, attribution.jobs)
-    return [(owner or _unowned(day, share, attribution), part) for owner, part in parts]
+    return _named(day, key, share, attribution, lambda owner: owner)
 
 
 def _teams(day: Day, key: str, share: DayShare, attribution: Attribution) -> Parts:
     """Return the teams of the accounts that had the instance; their parts may have one name."""
-    parts = owners(day, key, share, attribution.jobs)
-    return [(_team(owner, attribution) or _unowned(day, share, attribution), part) for owner, part in parts]
+    teams = attribution.teams
+    return _named(
+        day, key, share, attribution, lambda owner: teams.get(account_named(owner)) or f"({owner}, no team)"
+    )
 
 
-def _team(owner: str, attribution: Attribution) -> str:
-    return attribution.teams.get(account_named(owner)) or (f"({owner}, no team)" if owner else "")
+def _named(
+    day: Day, key: str, share: DayShare, attribution: Attribution, name: Callable[[str], str]
+) -> Parts:
+    parts: list[tuple[str, Decimal]] = []
+    for owner, part in owners(day, key, share, attribution.jobs):
+        parts += [(name(owner), part)] if owner else _unowned(day, share, part, attribution)
+    return parts
 
 
 BY: dict[str, Callable[[Day, str, DayShare, Attribution], Parts]] = {
@@ -200,14 +218,14 @@ class Charge:
         return Charge(self.name, *sums)
 
 
-def team_costs(day: Day, teams: Mapping[str, str], used: Used | None = None) -> dict[str, Decimal]:
+def team_costs(day: Day, teams: Mapping[str, str], use: DayUse | None = None) -> dict[str, Decimal]:
     """Return team, or ``NO_TEAM``, -> cost of its members' instances and jobs of a day, not rounded.
 
     Args:
         teams: account -> team.
-        used: the time of the queue's jobs; None for no record.
+        use: the time of the queue's jobs; None for no record.
     """
-    jobs = {day.name: used or {}}
+    jobs = {day.name: use.used if use else {}}
     costs: dict[str, Decimal] = defaultdict(Decimal)
     for key, share in day.instances.items():
         for owner, part in owners(day, key, share, jobs):

@@ -82,6 +82,11 @@ class Day:
         return sum(self.costs.values(), Decimal(0))
 
     @property
+    def pools(self) -> set[str]:
+        """Pools of its instances."""
+        return {share.instance.pool for share in self.instances.values()}
+
+    @property
     def unpriced(self) -> int:
         """Number of its instances without a price; if there are any, the costs are lower bounds."""
         return sum(not share.instance.priced for share in self.instances.values())

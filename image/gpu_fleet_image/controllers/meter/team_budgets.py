@@ -16,7 +16,7 @@ from typing import Any
 from gpu_fleet_image.controllers.meter import chargeback, daily_report
 from gpu_fleet_image.controllers.meter.freezer import RECORDS, Actor
 from gpu_fleet_image.controllers.meter.meter import DAY
-from gpu_fleet_image.controllers.meter.meter_state import Day, MeterReading
+from gpu_fleet_image.controllers.meter.meter_state import MeterReading
 from gpu_fleet_image.core import job_use, keys, roster
 from gpu_fleet_image.core.budget_policy import FREEZE, BudgetPolicy, TeamBudget
 from gpu_fleet_image.core.calls import Failure
@@ -67,11 +67,13 @@ class TeamBudgets:
         month: ``2026-11``.
         days: day that ended -> team -> cost.
         teams: team with a budget -> its spending.
+        unread: those of the days whose record of the queue's jobs cannot be read, the next to try first.
     """
 
     month: str
     days: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)
     teams: Mapping[str, TeamSpending] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     @property
     def frozen(self) -> dict[str, TeamSpending]:
@@ -86,6 +88,7 @@ class TeamBudgets:
             "month": self.month,
             "days": days,
             "teams": {name: as_text(team) for name, team in self.teams.items()},
+            "unread": list(self.unread),
         }
 
 
@@ -105,7 +108,8 @@ def from_json(raw: Mapping[str, Any]) -> TeamBudgets:
             str(day): {str(team): Decimal(cost) for team, cost in costs.items()}
             for day, costs in raw["days"].items()
         }
-        return TeamBudgets(str(raw["month"]), days, {str(name): _team(x) for name, x in raw["teams"].items()})
+        teams = {str(name): _team(known) for name, known in raw["teams"].items()}
+        return TeamBudgets(str(raw["month"]), days, teams, tuple(map(str, raw["unread"])))
     except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
         raise CloudError(f"{KEY}: {error!r}; delete it to count the month again", "Malformed") from error
 
@@ -166,14 +170,15 @@ def settle(cloud: SweepCloud, policy: Policy, reading: MeterReading, *, act: boo
     if budget is None or store is None or not budget.teams or not act:
         return []
     before, version = read(store, reading.until)
-    teams = teams_of(store)
-    closed = {
-        day: before.days[day] if day in before.days else _of_day(store, day, teams, policy)
-        for day in _closed(reading)
-    }
-    today = _costs_of(store, reading.day, teams, policy)
+    teams = members_of(store)
+    closed, unread = _closed_days(store, before, reading, teams, policy)
+    today = chargeback.team_costs(reading.day, teams, job_use.load_readable(store, reading.day.name))
     kept = {day: costs for day, costs in closed.items() if _is_settled(day, reading.until)}
-    after = replace(follow(before, {**closed, reading.day.name: today}, budget), days=kept)
+    after = replace(
+        follow(before, {**closed, reading.day.name: today}, budget),
+        days=kept,
+        unread=tuple(day for day in unread if day in kept),
+    )
     if store.move_on(KEY, after.to_json(), version) is None:
         return []  # another sweep counted at the same time
     failures = []
@@ -196,36 +201,38 @@ def _is_settled(day: str, now: datetime) -> bool:
     return now >= datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC) + DAY + _WRITTEN_WITHIN
 
 
-def _of_day(store: Store, name: str, teams: Mapping[str, str], policy: Policy) -> dict[str, Decimal]:
-    """Return team -> cost of a recorded day; empty for one that was not metered."""
-    day = daily_report.load_metered(store, name)
-    return {} if day is None else _costs_of(store, day, teams, policy)
+def _closed_days(
+    store: Store, before: TeamBudgets, reading: MeterReading, teams: Mapping[str, str], policy: Policy
+) -> tuple[dict[str, Mapping[str, Decimal]], list[str]]:
+    """Return the days of the month before the present one, and those whose record of jobs cannot be read.
+
+    Of these one is tried again at each sweep, in turn: of its jobs no team pays until then.
+    """
+    again, unread = before.unread[:1], list(before.unread[1:])
+    closed: dict[str, Mapping[str, Decimal]] = {}
+    for name in _closed(reading):
+        if name in before.days and name not in again:
+            closed[name] = before.days[name]
+            continue
+        use, day = job_use.load_readable(store, name), daily_report.load_metered(store, name)
+        closed[name] = {} if day is None else chargeback.team_costs(day, teams, use)
+        if day is not None and use is None and not policy.queued.isdisjoint(day.pools):
+            LOG.error("event=queue-use-unread day=%s", name)
+            unread.append(name)
+    return closed, unread
 
 
-def _costs_of(store: Store, day: Day, teams: Mapping[str, str], policy: Policy) -> dict[str, Decimal]:
-    """Return team -> cost of a day; without a readable record of the queue's jobs they are of no team."""
-    used = None
-    if policy.has_queue:
-        try:
-            used = job_use.load(store, day.name)
-        except CloudError as error:
-            if error.code != "Malformed":
-                raise
-            LOG.error("event=queue-use-unread day=%s reason=%r", day.name, str(error))
-    return chargeback.team_costs(day, teams, used)
+def with_team(members: Mapping[str, str]) -> dict[str, str]:
+    """Return account -> team, of those that have one."""
+    return {name: team for name, team in members.items() if team != NO_TEAM}
 
 
-def teams_of(store: Store) -> dict[str, str]:
-    """Return account -> team, of the accounts of the stack's instances now.
+def members_of(store: Store) -> dict[str, str]:
+    """Return account -> team, or ``NO_TEAM``, of the accounts of the stack's instances now.
 
     Raises:
         CloudError: the list of accounts is malformed, or could not be read.
     """
-    return {name: team for name, team in members_of(store).items() if team != NO_TEAM}
-
-
-def members_of(store: Store) -> dict[str, str]:
-    """Return account -> team, or ``NO_TEAM``; raises as ``teams_of``."""
     stored = store.newest(keys.ACCOUNTS)
     try:
         users = roster.parse(stored.content) if stored is not None else ()

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
+from gpu_fleet_image.core import job_use
+from gpu_fleet_image.core.job_use import DayUse
 from gpu_fleet_image.core.metrics import METRIC_GPU_UTILISATION, namespace
 from tests.image.moto_fleet import (
     BUCKET,
@@ -86,7 +88,13 @@ def test_a_sweep_meters_and_freezes_and_a_user_unfreezes(fleet, run):
 
 def test_unfreeze_of_a_team_lasts_until_its_month_ends(fleet, run):
     spent = {"spent": "20.52", "monthly": "20", "passed": 100, "frozen": True, "lifted": False}
-    budgets = {"schema_version": 1, "month": f"{NOW:%Y-%m}", "days": {}, "teams": {"vision": spent}}
+    budgets = {
+        "schema_version": 1,
+        "month": f"{NOW:%Y-%m}",
+        "days": {},
+        "teams": {"vision": spent},
+        "unread": [],
+    }
     client("s3").put_object(Bucket=BUCKET, Key="reaper/team-budgets.json", Body=json.dumps(budgets))
 
     unknown = run("unfreeze", "--team", "nlp", "--reason", "deadline")
@@ -235,23 +243,46 @@ def test_a_month_is_charged_to_runs_and_teams_as_the_bucket_knows_them(fleet, ru
 
 def test_the_jobs_of_a_queue_are_charged_to_their_users_and_an_unknown_day_is_named(fleet, run):
     day = day_of_ada(owner="")
-    use = {"schema_version": 1, "day": day.name, "instances": {"i-1": {"bob/digits": 43_200.0}}}
-    for key, content in (
-        (f"reaper/days/{day.date:%Y/%m}/{day.name}.json", day.to_json()),
-        (f"reaper/queue/use/{day.name}.json", use),
-    ):
-        client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(content))
+    written(day, DayUse(day.name, {"i-1": {"bob/digits": 43_200.0}}, 64_800))
     asked = ("report", "--month", f"{NOW:%Y-%m}", "--by", "run")
 
-    known = run(*asked, queued=True)
+    known, left = run(*asked, queued=True), run(*asked)
     client("s3").put_object(Bucket=BUCKET, Key=f"reaper/queue/use/{day.name}.json", Body=b'{"instances": 1}')
     damaged = run(*asked, queued=True)
 
     assert "\nbob/digits,12.00," in known.output
-    assert '\n"(pool dev, no job)",12.00,' in known.output
+    assert '\n"(pool dev, no job)",6.00,' in known.output
+    assert '\n"(pool dev, jobs unknown)",6.00,' in known.output
     assert "the queue's jobs" not in known.output
+    assert left.output == known.output, "of a pool that is in no queue any more"
     assert '\n"(pool dev, jobs unknown)",24.00,' in damaged.output
     assert f"warning: no readable record of the queue's jobs of {day.name}" in damaged.output
+
+
+def written(day, use):
+    """Write a day of the meter and one of the queue into the bucket."""
+    for key, content in (
+        (f"reaper/days/{day.date:%Y/%m}/{day.name}.json", day.to_json()),
+        (f"reaper/{job_use.key_of(day.name)}", job_use.to_json(use)),
+    ):
+        client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(content))
+
+
+def test_who_is_known_by_an_address_and_by_an_account_is_one_person(fleet, run):
+    day, month = day_of_ada(owner="Ada@corp.example"), f"--month {NOW:%Y-%m}"
+    written(day, DayUse(day.name, {"i-1": {"ada/digits": 43_200.0}}, 86_400))
+    member = {"name": "ada", "uid": 2000, "keys": [], "team": "", "team_gid": 0, "admin": False}
+    roster = json.dumps({"schema_version": 1, "users": [member]})
+    client("s3").put_object(Bucket=BUCKET, Key="reaper/accounts.json", Body=roster)
+    asked = (
+        *(f"{month} --by {key}" for key in ("owner", "team", "run")),
+        f"{month} -o focus",
+        "--waste 1 -o csv",
+    )
+
+    said = {words: run("report", *words.split(), queued=True).output for words in asked}
+
+    assert [words for words, text in said.items() if "ada" not in text or "corp.example" in text] == []
 
 
 def test_a_bill_is_compared_and_one_of_another_account_refused(fleet, run, tmp_path):

@@ -27,6 +27,7 @@ from gpu_fleet_image.controllers.meter.chargeback import (
 )
 from gpu_fleet_image.controllers.meter.meter import SHARED, advance
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance, Unused
+from gpu_fleet_image.core.job_use import DayUse
 from tests.image.console.operators.test_focus import POLICY
 from tests.image.controllers.metered import HOUR, NOON, at_noon, budget, fleet, make_instance
 
@@ -150,6 +151,18 @@ def test_a_day_without_a_record_of_jobs_is_unknown_and_not_idle(by):
     assert (row.name, row.cost) == ("(pool train, jobs unknown)", 24)
 
 
+@pytest.mark.parametrize("by", ["owner", "team", "run"])
+def test_time_that_no_controller_saw_is_unknown_and_not_idle(by):
+    held = {name: share(pool="train", owner="") for name in ("i-1", "i-2")}
+    unseen = replace(QUEUED, unseen={"2026-11-21": 8 * 3600.0})
+
+    found = charges([Day(MIDNIGHT, {"train": Decimal(48)}, held)], {}, by, {}, attribution=unseen)
+
+    costs = {row.name: row.cost for row in found}
+    assert costs["(pool train, jobs unknown)"] == 6 + 8, "what jobs left of one, and eight hours of the other"
+    assert costs["(pool train, no job)"] == 16
+
+
 def test_jobs_on_an_instance_that_somebody_took_leave_them_the_rest():
     found = charges([day({"i-1": share(owner="eve")}, shared="0")], {}, "run", {}, attribution=QUEUED)
 
@@ -159,7 +172,7 @@ def test_jobs_on_an_instance_that_somebody_took_leave_them_the_rest():
 def test_a_team_pays_for_the_jobs_of_its_people():
     held = day({"i-1": share(owner=""), "i-2": share(owner="ada")})
 
-    costs = team_costs(held, QUEUED.teams, QUEUED.jobs["2026-11-21"])
+    costs = team_costs(held, QUEUED.teams, DayUse("2026-11-21", QUEUED.jobs["2026-11-21"]))
 
     assert costs == {"vision": 30, "no-team": 18}
 

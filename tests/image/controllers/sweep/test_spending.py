@@ -10,6 +10,8 @@ from gpu_fleet_image.controllers.meter.budget_check import read_spending
 from gpu_fleet_image.controllers.meter.spending import line_of
 from gpu_fleet_image.controllers.sweep.handler import conclude
 from gpu_fleet_image.controllers.sweep.sweep import SweepOptions, sweep
+from gpu_fleet_image.core import job_use
+from gpu_fleet_image.core.job_use import DayUse
 from gpu_fleet_image.core.metrics import METRIC_GPU_SM_ACTIVITY, METRIC_GPU_UTILISATION
 from gpu_fleet_image.core.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
 from tests.image.moto_fleet import budget_json
@@ -272,13 +274,12 @@ def test_a_team_s_month_is_the_sum_of_its_days_and_begins_anew(world, teams):
 def test_a_team_pays_for_its_jobs_also_where_the_controller_wrote_them_after_midnight(world, teams):
     queued = of_teams(monthly="100", capacity={"groups": ["pool"], "max_size": 4, "queue_gpus": 1})
     (instance, _) = sorted(world.instances)
-    use = {"schema_version": 1, "day": "2026-03-02", "instances": {instance: {"bob/train": 7200.0}}}
     swept(world, queued)
     while (result := swept(world, queued)).spending.reading.day.name == "2026-03-02":
         world.pass_minutes(20)
     before = result.spending.teams["nlp"].spent
 
-    world.objects["reaper/queue/use/2026-03-02.json"] = (json.dumps(use).encode(), '"1"')
+    write_use(world, "2026-03-02", instance)
     world.pass_minutes(20)
     counted = swept(world, queued).spending.teams["nlp"].spent
     world.objects["reaper/queue/use/2026-03-02.json"] = (b"{}", '"2"')
@@ -288,6 +289,45 @@ def test_a_team_pays_for_its_jobs_also_where_the_controller_wrote_them_after_mid
 
     assert (before, counted) == (0, 2 * HOUR_OF_ONE)
     assert not damaged.failed
+
+
+def write_use(world, day, instance):
+    use = DayUse(day, {instance: {"bob/train": 7200.0}}, 86_400)
+    world.objects[f"reaper/{job_use.key_of(day)}"] = (json.dumps(job_use.to_json(use)).encode(), '"1"')
+
+
+def test_days_whose_record_of_jobs_was_missing_are_counted_once_it_is_there_while_the_month_is_open(
+    world, teams
+):
+    queued = of_teams(monthly="100", capacity={"groups": ["pool"], "max_size": 4, "queue_gpus": 1})
+    (instance, _) = sorted(world.instances)
+    swept(world, queued)
+    for _ in range(28):
+        world.pass_minutes(120)
+        result = swept(world, queued)
+    unread = stored(world, "team-budgets.json")["unread"]
+
+    write_use(world, "2026-03-03", instance)
+    spent = []
+    for _ in range(2):
+        world.pass_minutes(5)
+        spent.append(swept(world, queued).spending.teams["nlp"].spent)
+
+    assert sorted(unread) == ["2026-03-02", "2026-03-03"]
+    assert result.spending.teams["nlp"].spent == 0
+    assert spent[-1] == 2 * HOUR_OF_ONE
+    assert stored(world, "team-budgets.json")["unread"] == ["2026-03-02"]
+
+
+def test_jobs_of_a_pool_that_left_the_queue_are_their_teams_still(world, teams):
+    (instance, _) = sorted(world.instances)
+    swept(world, of_teams())
+
+    write_use(world, "2026-03-02", instance)
+    world.pass_minutes(120)
+    result = swept(world, of_teams(monthly="100"))
+
+    assert result.spending.teams["nlp"].spent > 0
 
 
 def test_a_team_that_only_notifies_is_said_to_have_passed_its_budget_and_goes_on(world, teams):

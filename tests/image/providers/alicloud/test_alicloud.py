@@ -748,8 +748,8 @@ def test_what_one_writer_replaces_is_charged_by_its_newest_version(store):
         ada = {"name": "ada", "uid": 6001, "keys": [], "team": team, "team_gid": 30_001, "admin": False}
         store.put(keys.ACCOUNTS, {"schema_version": 1, "users": [ada]})
 
-    assert job_use.load(store, "2026-11-26") == {"i-1": {"ada/x": 600}}
-    assert team_budgets.teams_of(store) == {"ada": "audio"}
+    assert job_use.load(store, "2026-11-26").used == {"i-1": {"ada/x": 600}}
+    assert team_budgets.members_of(store) == {"ada": "audio"}
 
 
 def test_of_two_that_write_one_state_at_the_same_moment_the_first_alone_has_it():
