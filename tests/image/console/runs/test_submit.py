@@ -407,7 +407,7 @@ def frozen(fleet):
     before = s3.get_object(Bucket=RECORDS, Key="reaper/policy.json")["Body"].read()
     policy = json.loads(before)
     policy["budget"]["teams"] = {"vision": {"monthly": "20", "on_exceeded": "freeze"}}
-    budgets = {"schema_version": 1, "month": month, "days": {}, "teams": {"vision": spent}}
+    budgets = {"schema_version": 1, "month": month, "days": {}, "unread": [], "teams": {"vision": spent}}
     accounts = {"schema_version": 1, "users": [user]}
     for name, content in {"policy": policy, "team-budgets": budgets, "accounts": accounts}.items():
         s3.put_object(Bucket=RECORDS, Key=f"reaper/{name}.json", Body=json.dumps(content))

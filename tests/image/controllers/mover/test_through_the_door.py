@@ -355,7 +355,7 @@ def freeze_team(door: Any, team: str) -> None:
     (door.code / "policy.json").write_text(json.dumps(policy))
     put(door, "policy.json", policy)
     spent = {"spent": "20.52", "monthly": "20", "passed": 100, "frozen": True, "lifted": False}
-    budgets = {"schema_version": 1, "month": month, "days": {}, "teams": {team: spent}}
+    budgets = {"schema_version": 1, "month": month, "days": {}, "unread": [], "teams": {team: spent}}
     put(door, "team-budgets.json", budgets)
 
 

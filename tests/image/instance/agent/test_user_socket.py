@@ -166,7 +166,7 @@ def test_status_shows_what_the_agent_saw_and_what_the_cloud_says_without_moving_
     said = run("status").output.splitlines()
 
     assert [row.split() for row in said[1:2]] == [["state", "active"]]
-    assert "reasons     process: ?[2J (7, ada)" in said
+    assert "reasons     process: \\x1b[2J (7, ada)" in said
     assert "marked      due after 2026-11-21T13:00:00+00:00, unless it is used or kept" in said
     assert "kept until  2026-11-21T15:00:00+00:00" in said
     assert said[-1].endswith("gpu-fleet status --stack aws-dev")
