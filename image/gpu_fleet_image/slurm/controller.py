@@ -140,14 +140,19 @@ class ControllerWatch:
             CloudError, SlurmError: some input could not be read; nothing was decided.
         """
         try:
-            self._look(now)
+            seen = self._look(now)
         except SlurmError:
             raise  # nobody knows which jobs run
         except InstanceError:
             self._note(slurm.jobs(self.ask).jobs, slurm.nodes(self.ask), None, now)
             raise
+        if seen is not None:
+            self._note(*seen, now)
 
-    def _look(self, now: datetime) -> None:
+    def _look(
+        self, now: datetime
+    ) -> tuple[Sequence[ListedJob], Sequence[slurm.Node], QueueDemand | None] | None:
+        """Act on the nodes, and return the jobs, nodes and demand; None after Slurm began anew."""
         policy = self.policy()
         pools = pools_of(policy) if policy else {}
         teams = self.limits()
@@ -156,7 +161,7 @@ class ControllerWatch:
             slurm.start_anew(self.ask)
             self._unread = False
             LOG.info("event=queue-reconfigured pools=%s", ",".join(pools))
-            return  # the next poll sees the nodes
+            return None  # the next poll sees the nodes
         nodes = slurm.nodes(self.ask)
         gone = self._gone(nodes)
         self._gone_since = {name: self._gone_since.get(name, now) for name in gone}
@@ -170,7 +175,7 @@ class ControllerWatch:
         most = {name: pool.most for name, pool in pools.items()}
         excluded = self._kept_away.update(said.jobs, nodes, left, most)
         demand = self._count(left, said, pools, teams, excluded=excluded, now=now) if pools else None
-        self._note(said.jobs, nodes, demand, now)
+        return said.jobs, nodes, demand
 
     def _note(
         self,
