@@ -25,7 +25,7 @@ ON_ALICLOUD = alicloud_stack(
     }
 )
 JOB = model.Job(
-    run="digits-20261122-210405",
+    run="digits-20261122-210405-3f9a",
     account="ada",
     stack="test",
     pool="dev",

@@ -8,6 +8,7 @@ The submitter writes ``runs/jobs/ACCOUNT/RUN/``; the account's processes on the 
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -20,6 +21,7 @@ RUN = re.compile(r"[a-z][a-z0-9-]{0,62}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SCHEMA = 1
 _LONGEST_TITLE = 40
+TAG_BYTES = 2
 FOLDER = "runs"  # of the records bucket
 JOBS, RUNS = f"{FOLDER}/jobs", f"{FOLDER}/words"
 QUEUED = "queue"
@@ -176,11 +178,14 @@ def overall(states: Sequence[NodeState]) -> Phase:
 
 
 def run_name(title: str, now: datetime) -> str:
-    """Return the name of a submission: the last part of its title, a path or a word, then the time."""
+    """Return the name of a submission: the last part of its title, a path or a word, the time, a random tag.
+
+    The tag keeps two submissions apart that a loop sends in one second.
+    """
     last = [part for part in title.split("/") if part not in ("", ".", "..")]
     plain = re.sub(r"[^a-z0-9]+", "-", (last[-1] if last else "run").lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
-    return f"{plain[:_LONGEST_TITLE].rstrip('-')}-{now:%Y%m%d-%H%M%S}"
+    return f"{plain[:_LONGEST_TITLE].rstrip('-')}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(TAG_BYTES)}"
 
 
 def job_prefix(account: str, run: str = "") -> str:

@@ -58,6 +58,7 @@ class Job:
         on: its nodes in Slurm's notation, ``i-0a[1-2]``; empty before it has any.
         log: the file of its output.
         comment: empty if it is the user's own.
+        task: its number within its array as Slurm shows it, ``50_3``; empty for a job of no array.
     """
 
     id: str
@@ -71,6 +72,12 @@ class Job:
     restarts: int
     log: str
     comment: str
+    task: str = ""
+
+    @property
+    def number(self) -> str:
+        """Number by which Slurm's commands and users name this job alone: ``50`` is the whole array."""
+        return self.task or self.id
 
 
 @dataclass(frozen=True)
@@ -277,7 +284,14 @@ def _job(raw: JobFields) -> Job:
         restarts=raw.number("restart_cnt"),
         log=_log(raw),
         comment=printable(comment, LONGEST_PATH) if comment.partition(":")[0] == OURS else "",
+        task=_task(raw),
     )
+
+
+def _task(raw: JobFields) -> str:
+    """Return the number of a task; empty for tasks that Slurm lists together, as long as they wait."""
+    array = raw.number("array_job_id")
+    return f"{array}_{raw.number('array_task_id')}" if array and not raw.text("array_task_string") else ""
 
 
 def request(raw: JobFields) -> JobRequest:

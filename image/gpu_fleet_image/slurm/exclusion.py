@@ -114,12 +114,13 @@ class KeptAway:
         """
         wanted, names = exclusions(jobs, left, most), [node.name for node in known]
         waiting = [listed for listed in jobs if listed.job.state == PENDING]
+        numbers = {listed.job.id: listed.job.number for listed in waiting}
         now = {listed.job.id: named(listed.excluded, names) for listed in waiting}
         changed = [job for job in now if {*wanted.get(job, ())} != {*now[job]}]
         kept = wanted | {job: now[job] for job in changed}
         for job in self._calls.turns(changed):
             try:
-                slurm.keep_away(job, wanted.get(job, ()), self._calls)
+                slurm.keep_away(numbers[job], wanted.get(job, ()), self._calls)
                 kept[job] = wanted.get(job, ())
                 LOG.info("event=queue-job-kept-away job=%s nodes=%s", job, ",".join(kept[job]))
             except SlurmError as error:

@@ -95,14 +95,14 @@ class Refusals:
                 continue
             word = _word(job.id, reasons, demand)
             if word != listed.admin_comment and (word or listed.admin_comment.startswith(PREFIX)):
-                self._notify(job.id, word)
+                self._notify(job.number, word)
             self._keep_back(listed, now, is_kept=job.id in demand.kept_back)
             if job.id in demand.retried:
-                self._release(job.id, nodes_for(listed, nodes, excluded))
+                self._release(job, nodes_for(listed, nodes, excluded))
 
     def _keep_back(self, listed: ListedJob, now: datetime, *, is_kept: bool) -> None:
         """Let Slurm look at a job later, or now, where that is to change."""
-        job, was_kept = listed.job.id, kept_back.is_kept_back(listed, now)
+        job, was_kept = listed.job.number, kept_back.is_kept_back(listed, now)
         left_s = listed.eligible_s - now.timestamp()
         if is_kept:
             start_in_s = int(kept_back.FOR.total_seconds())
@@ -124,10 +124,10 @@ class Refusals:
         except SlurmError as error:
             LOG.warning("event=queue-job-not-notified job=%s reason=%r", job, str(error))
 
-    def _release(self, job: str, there: frozenset[str]) -> None:
+    def _release(self, job: Job, there: frozenset[str]) -> None:
         try:
-            slurm.release(job, self._calls)
-            self._released[job] = there
-            LOG.info("event=queue-job-released job=%s nodes=%d", job, len(there))
+            slurm.release(job.number, self._calls)
+            self._released[job.id] = there
+            LOG.info("event=queue-job-released job=%s nodes=%d", job.number, len(there))
         except SlurmError as error:
-            LOG.warning("event=queue-job-not-released job=%s reason=%r", job, str(error))
+            LOG.warning("event=queue-job-not-released job=%s reason=%r", job.number, str(error))

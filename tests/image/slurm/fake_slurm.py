@@ -426,7 +426,7 @@ class FakeSlurm:
 
     def _update(self, changes: dict[str, str]) -> None:
         if "jobid" in changes:
-            self._update_job(self.jobs.get(changes["jobid"]), changes)
+            self._update_jobs(changes["jobid"], changes)
             return
         node = self.nodes[changes["nodename"]]
         state = changes["state"]
@@ -439,9 +439,23 @@ class FakeSlurm:
         else:
             raise AssertionError(f"no state of ours: {state}")
 
-    def _update_job(self, job: Job | None, changes: dict[str, str]) -> None:
-        if job is None or job.state in OVER:
+    def _update_jobs(self, number: str, changes: dict[str, str]) -> None:
+        """Change a job, ``50_3`` a task, or all live tasks of an array by its number, as slurmctld does."""
+        array, _, task = number.partition("_")
+        tasks = [job for job in self.jobs.values() if job.array == array and task in ("", str(job.task))]
+        live = [job for job in tasks or [self.jobs.get(number)] if job and job.state not in OVER]
+        if not live:
             raise SlurmError("Invalid job id specified")
+        refusals = []
+        for job in live:
+            try:
+                self._update_job(job, changes)
+            except SlurmError as error:
+                refusals.append(error)
+        if refusals:
+            raise refusals[0]
+
+    def _update_job(self, job: Job, changes: dict[str, str]) -> None:
         if "comment" in changes:
             job.comment = changes["comment"]
         if "admincomment" in changes:

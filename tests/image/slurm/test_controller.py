@@ -4,7 +4,7 @@ import json
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import given, settings
@@ -76,7 +76,7 @@ class Site:
             return json.dumps({**SAID, "jobs": self.jobs})
         self.calls.append(text)
         if "excnodelist=" in text:
-            number = int(text.partition("jobid=")[2].split()[0])
+            number = int(text.partition("jobid=")[2].split()[0].partition("_")[0])
             changed = next(job for job in self.jobs if job["job_id"] == number)
             changed["excluded_nodes"] = text.partition("excnodelist=")[2]
         return ""
@@ -122,6 +122,24 @@ def test_jobs_have_their_time_also_while_the_bucket_or_the_cloud_is_silent(silen
     (spent,) = written["queue/use/2026-11-23.json"]["instances"]["i-1"].values()
     assert not any(looked)
     assert spent == site.watch.written.entries[0].run_s == 900
+
+
+def test_a_bucket_that_refuses_the_record_costs_no_job_its_reason_and_asks_slurm_once():
+    site, refused = Site(jobs=[waits(tres_per_node="gres:gpu:a100:8")]), []
+    ask = Mock(side_effect=site.ask)
+    site.watch.ask = ask
+
+    def refuse(record):
+        refused.append(record)
+        raise CloudError("silent", "SlowDown")
+
+    site.watch.keep = refuse
+
+    with pytest.raises(CloudError, match="silent"):
+        site.look()
+
+    assert [record["jobs"][0]["job"]["reason"][:15] for record in refused] == ["names gres:gpu:"]
+    assert ask.mock_calls.count(call(["squeue", "--json"])) == 1
 
 
 def test_a_denied_record_is_an_alarm_and_no_empty_one():
@@ -388,6 +406,14 @@ def test_a_node_that_a_job_is_kept_away_from_is_none_for_this_job():
     site.look()
 
     assert site.said[0]["pools"] == {"train": {"standing": 0, "jobs": [2]}}  # the other job has it
+
+
+def test_a_task_that_failed_is_kept_away_alone_though_its_number_is_the_arrays():
+    site = Site(nodes={"i-1": "IDLE"}, jobs=[{**failed(), "array_job_id": 7, "array_task_id": 3}])
+
+    site.look()
+
+    assert site.calls == ["scontrol update jobid=7_3 excnodelist=i-1"]
 
 
 def test_once_its_instance_is_gone_nothing_is_kept_away_from_it():

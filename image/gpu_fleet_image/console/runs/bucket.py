@@ -31,7 +31,7 @@ from gpu_fleet_image.core.runs import (
 from gpu_fleet_image.core.store import ABSENT, objects_below
 
 NEWEST = 20  # jobs that are read: each takes a call, and its states take more
-_TIME_LENGTH = len("20261122-210405")  # at the end of a run's name
+_TIME_LENGTH = len("20261122-210405-3f9a")  # time and tag, at the end of a run's name
 
 
 @dataclass(frozen=True)

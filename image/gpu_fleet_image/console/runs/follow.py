@@ -114,7 +114,7 @@ def cells(job: Job, states: Sequence[NodeState], policy: Policy, now: datetime) 
     )
 
 
-@click.command(epilog="\b\nExample:\n  gpu-fleet logs -f digits-20261122-210405 --stack aws-dev")
+@click.command(epilog="\b\nExample:\n  gpu-fleet logs -f digits-20261122-210405-3f9a --stack aws-dev")
 @click.argument("run")
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until the run ends.")
 @click.option("--node", type=click.IntRange(0), default=0, show_default=True, help="The log of this rank.")
@@ -158,7 +158,7 @@ def shown(bucket: RunBucket, job: Job, node: int, *, follow: bool) -> bool:
         time.sleep(LOOK_EVERY_S)
 
 
-@click.command(epilog="\b\nExample:\n  gpu-fleet cancel digits-20261122-210405 --stack aws-dev")
+@click.command(epilog="\b\nExample:\n  gpu-fleet cancel digits-20261122-210405-3f9a --stack aws-dev")
 @click.argument("run")
 @_as_option
 @stack_options

@@ -104,8 +104,8 @@ class QueueViewer:
     def entry(self, run: str) -> JobRecord:
         """Return a job by its number, or else its run's name; raises ConfigurationError, CloudError."""
         entries = self.entries()
-        for entry in sorted(entries, key=lambda entry: entry.job.id != run):
-            if run in (entry.job.id, entry.job.name):
+        for entry in sorted(entries, key=lambda entry: run not in (entry.job.id, entry.job.task)):
+            if run in (entry.job.id, entry.job.task, entry.job.name):
                 return entry
         known = [entry.job.name for entry in entries]
         raise ConfigurationError(
@@ -223,7 +223,7 @@ def cells(entry: JobRecord, state: NodeState, policy: Policy) -> tuple[str, ...]
     hours = Decimal(entry.instance_s) / SECONDS_PER_HOUR
     return (
         job.name,
-        job.id,
+        job.number,
         job.pool,
         str(job.nodes),
         described(entry),
@@ -328,17 +328,23 @@ def _from_bucket(viewer: QueueViewer, entry: JobRecord) -> Callable[[], Iterator
 def cancel_run(viewer: QueueViewer, run: str, ask: slurm.Run = slurm.run) -> str:
     """Ask a job to save and stop; return the message for its user.
 
+    The number of an array cancels all of its tasks, as Slurm's own scancel does.
+
     Raises:
-        ConfigurationError: there is no such job, it has ended, or only an instance can cancel it.
+        ConfigurationError: there is no such job, it has ended, several have the name, or only an instance
+            can cancel it.
         CloudError: the cloud does not answer.
     """
     entry = viewer.entry(run)
     job, runs = entry.job, entry.job.state == RUNNING
+    number = job.id if run == job.id else job.number
+    if run not in (job.id, job.number):
+        _refuse_several(viewer, run)
     if entry.is_over:
         raise ConfigurationError(f"RUN {run}: is {described(entry)}; there is nothing to cancel")
     if viewer.is_instance:
         try:
-            slurm.cancel(job.id, saves=runs and is_run(entry), ask=ask)
+            slurm.cancel(number, saves=runs and is_run(entry), ask=ask)
         except SlurmError as error:
             raise ConfigurationError(str(error)) from error
     elif is_run(entry):
@@ -350,6 +356,15 @@ def cancel_run(viewer: QueueViewer, run: str, ask: slurm.Run = slurm.run) -> str
             )
     else:
         raise ConfigurationError(
-            f"RUN {run}: not a job of gpu-fleet submit; on an instance of the stack run scancel {job.id}"
+            f"RUN {run}: not a job of gpu-fleet submit; on an instance of the stack run scancel {number}"
         )
     return f"{job.name} is asked to save and stop: gpu-fleet runs shows when it has"
+
+
+def _refuse_several(viewer: QueueViewer, name: str) -> None:
+    """Refuse a name that several live jobs have, such as the tasks of an array."""
+    live = [entry.job.number for entry in viewer.entries() if entry.job.name == name and not entry.is_over]
+    if len(live) > 1:
+        raise ConfigurationError(
+            f"RUN {name!r}: {len(live)} jobs have this name; allowed: the number of one: {', '.join(live)}"
+        )

@@ -35,7 +35,7 @@ ROOT = "GPU_FLEET_ROOT"  # for rehearsals, which boot into a folder; sudo passes
 PUBLIC = 0o755
 LONGEST_CALL_S = 30
 EXAMPLE = (
-    "\b\nExample:\n  gpu-fleet start-run --account ada --run digits-20261122-210405 --sha256 " + "0" * 64
+    "\b\nExample:\n  gpu-fleet start-run --account ada --run digits-20261122-210405-3f9a --sha256 " + "0" * 64
 )
 
 

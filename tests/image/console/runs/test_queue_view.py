@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -22,7 +23,7 @@ from gpu_fleet_image.slurm.answers import Job
 from tests.image.cloud_of_groups import policy
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
-NAME = "digits-20261123-100000"
+NAME = "digits-20261123-100000-3f9a"
 JOB = Job("7", NAME, "ada", "train", 2, "RUNNING", "", "i-[1-2]", 1, "/home/ada/d-7.log", "gpu-fleet")
 PLACE = f"runs/words/ada/train/{NAME}/queue/"
 HOSTILE = "\x1b[31mred\x1b[0m\n10%\r20%\r\n\x1b]52;c;cm0=\x07\x1b[2J世\n"  # the second writes the clipboard
@@ -88,9 +89,13 @@ def test_no_long_row_cuts_the_figures_of_another(capsys):
     """Instances that failed, and many that work: as long a word as there can be."""
     failed = ",".join(f"i-{number:017x}" for number in range(3))
     waits = replace(
-        JOB, id="8", name="digits-20261123-100001", state="PENDING", comment=f"gpu-fleet:failed-on={failed}"
+        JOB,
+        id="8",
+        name="digits-20261123-100001-3f9a",
+        state="PENDING",
+        comment=f"gpu-fleet:failed-on={failed}",
     )
-    wide = replace(JOB, id="9", name="digits-20261123-100002", on=failed)
+    wide = replace(JOB, id="9", name="digits-20261123-100002-3f9a", on=failed)
     stack = Stack(JOB, waits, wide)
     stack.says("state.json", json.dumps(STATE | {"step": 1234567, "loss": 0.01234}).encode())
 
@@ -253,6 +258,32 @@ def test_on_an_instance_slurm_itself_cancels_and_a_run_saves_first(job, command)
     assert said == [command]
 
 
+TASKS = [
+    replace(JOB, id=number, name="sweep", comment="", task=task)
+    for number, task in [("51", "50_0"), ("50", "50_1")]
+]
+
+
+@pytest.mark.parametrize(
+    ("said", "cancelled"), [("50_1", "50_1"), ("50_0", "50_0"), ("51", "51"), ("50", "50")]
+)
+def test_one_task_of_an_array_is_cancelled_by_its_number_and_all_by_the_arrays(said, cancelled):
+    asked = []
+
+    queue_view.cancel_run(
+        Stack(*TASKS, is_instance=True).viewer, said, lambda words: asked.append(words) or ""
+    )
+
+    assert asked == [["scancel", cancelled]]
+
+
+def test_a_name_that_several_jobs_have_cancels_none_and_their_numbers_are_said():
+    over = replace(TASKS[0], id="9", task="", state="COMPLETED")
+
+    with pytest.raises(ConfigurationError, match=r"'sweep': 2 jobs have this name; .* 50_1, 50_0$"):
+        queue_view.cancel_run(Stack(over, *TASKS, is_instance=True).viewer, "sweep", Mock())
+
+
 def test_what_slurm_refuses_is_said():
     def refuses(_words):
         raise SlurmError("scancel: error: Access/permission denied")
@@ -294,7 +325,7 @@ def test_eighty_columns_show_each_run_in_a_row_of_a_table_with_its_whole_name(he
         queue_view.table(headings, [tuple(row[heading] for heading in headings)])
     )
 
-    heads, first, *_, last = file.getvalue().splitlines()
+    heads, first, *others = file.getvalue().splitlines()
     assert heads.split()[0] == "run"
     assert {NAME, "130000", "104,204.50"} <= set(first.split())
-    assert "ETTR" in last
+    assert "ETTR" in " ".join(others)
