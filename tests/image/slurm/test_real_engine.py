@@ -138,13 +138,13 @@ class Lab:
         said = str(self.fleet.until(taken, JOB_S, f"submit takes {words}"))
         return said.split()[3].rstrip(":")
 
-    def say(self, *words: str, account: str = "ada") -> str:
+    def say(self, *words: str, account: str = "ada", check: bool = True) -> str:
         """Run a command of `gpu-fleet`; return its output for the user."""
-        return self.controller.run("/usr/local/bin/gpu-fleet", *words, account=account, check=False)
+        return self.controller.run("/usr/local/bin/gpu-fleet", *words, account=account, check=check)
 
     def row(self, job: str, account: str = "ada") -> str:
-        """Return a job's line in `gpu-fleet runs`."""
-        said = self.say("runs", account=account)
+        """Return a job's line in `gpu-fleet runs`; empty until the controller has published the job."""
+        said = self.say("runs", account=account, check=False)
         lines = [line for line in said.splitlines() if line.split()[1:2] == [job]]
         return lines[0] if lines else ""
 
@@ -381,7 +381,7 @@ def test_a_controller_that_is_lost_with_its_disk_comes_back_with_the_queue_as_it
     before = set(lab.living())
     waits, withdrawn = lab.submit("--nodes", "3", "true"), lab.submit("--nodes", "3", "true")
     fleet.until(lambda: "JobState=RUNNING" in lab.job(runs), JOB_S, "a job runs")
-    fleet.until(lambda: lab.row(waits), JOB_S, "users see the job that waits")
+    fleet.until(lambda: lab.row(waits) and lab.row(withdrawn), JOB_S, "users see the jobs that wait")
     lab.say("cancel", withdrawn)
     by = f"{withdrawn}|nlp|CANCELLED by 5001"
     fleet.until(lambda: by in lab.accounted(), JOB_S, "sacct says who cancelled a job")
