@@ -330,6 +330,24 @@ def test_a_job_of_a_frozen_team_asks_for_no_instance_and_says_why_while_another_
     assert site.calls == [f"scontrol update jobid=7 admincomment=gpu-fleet: {WHY}"]
 
 
+@pytest.mark.parametrize("silent", ["policy", "limits", "states", "say"])
+def test_why_a_job_waits_is_still_said_while_the_bucket_or_the_cloud_is_silent(silent):
+    frozen, starts = waits(7, account="vision"), waits(8, nodes=9)
+    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=[frozen, starts])
+    site.teams = {"vision": TeamLimits(frozen=WHY)}
+    site.look()
+    before = site.kept[0]["jobs"][1]["job"]["reason"]
+
+    starts["job_state"], starts["state_reason"] = "RUNNING", "None"
+    setattr(site.watch, silent, Mock(side_effect=CloudError("silent", "SlowDown")))
+    controller.poll(site.watch, NOW)
+
+    reasons = {entry["job"]["id"]: entry["job"]["reason"] for entry in site.kept[-1]["jobs"]}
+    assert "asks for 9 instances" in before
+    assert reasons == {"7": WHY, "8": ""}
+    assert len(site.kept) == 2
+
+
 def test_the_mover_hears_of_no_job_that_its_teams_limit_keeps_waiting():
     """Before any job runs, Slurm itself gives Resources as the reason of each."""
     runs = waits(6, job_state="RUNNING", tres_alloc_str="cpu=2,node=1,gres/gpu=8")
