@@ -217,12 +217,16 @@ class ControllerWatch:
         self._refusals.say(said.jobs, nodes, excluded, demand, now)
 
     def _part_with(self, node: slurm.Node, why: str, now: datetime) -> None:
-        if "DOWN" not in node.flags:
-            slurm.give_up(node.name, why, self.ask)
-            LOG.info("event=queue-node-down node=%s reason=%r", node.name, why)
-        elif not node.flags & slurm.BUSY_FLAGS and now - self._gone_since[node.name] >= FORGET_AFTER:
-            slurm.forget(node.name, self.ask)
-            LOG.info("event=queue-node-forgotten node=%s", node.name)
+        """Put a node down, later delete it; one that Slurm keeps, say in a reservation, stops no other."""
+        try:
+            if "DOWN" not in node.flags:
+                slurm.give_up(node.name, why, self.ask)
+                LOG.info("event=queue-node-down node=%s reason=%r", node.name, why)
+            elif not node.flags & slurm.BUSY_FLAGS and now - self._gone_since[node.name] >= FORGET_AFTER:
+                slurm.forget(node.name, self.ask)
+                LOG.info("event=queue-node-forgotten node=%s", node.name)
+        except SlurmError as error:
+            LOG.warning("event=queue-node-kept node=%s reason=%r", node.name, str(error))
 
     def _gone(self, nodes: Iterable[slurm.Node]) -> dict[str, str]:
         """Return nodes whose instances no longer run -> why.

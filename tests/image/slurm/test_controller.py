@@ -175,6 +175,24 @@ def test_a_node_is_forgotten_once_slurm_waits_for_it_no_more(state, deleted):
     assert ("scontrol delete nodename=i-1" in site.calls) is deleted
 
 
+@pytest.mark.parametrize("state", ["DOWN", "IDLE"])
+def test_a_node_that_slurm_does_not_let_go_keeps_no_job_from_its_instance(state):
+    """An operator's reservation of it, say: no job got an instance while that lasted."""
+    site = Site(nodes={"i-1": state}, states={"i-1": "terminated"}, jobs=[waits()])
+    ask = site.watch.ask
+
+    def refuses(command):
+        if "nodename=i-1" in command:
+            raise SlurmError("slurm_delete_node error: Requested nodes are busy")
+        return ask(command)
+
+    site.watch.ask = refuses
+    looked = [controller.poll(site.watch, NOW + late) for late in (timedelta(), controller.FORGET_AFTER)]
+
+    assert looked == [True, True]
+    assert site.said[-1]["pools"]["train"]["jobs"] == [1]
+
+
 def test_an_instance_that_the_cloud_names_again_is_not_gone():
     site = Site(nodes={"i-1": "IDLE"})
     site.look()
