@@ -43,7 +43,7 @@ class Cloud:
         left: of the budget; None where nobody knows.
         frozen: pools that take nothing.
         frozen_teams: team that starts nothing -> why.
-        teams: account -> team.
+        teams: account -> team; None where nobody knows.
         ledger: every decision so far.
         rises: (group, by how many) of every rise of a desired capacity.
         totals: what each pass said that pools have or are about to have.
@@ -56,7 +56,7 @@ class Cloud:
     left: Decimal | None = Decimal(1000)
     frozen: frozenset[str] = frozenset()
     frozen_teams: dict[str, str] = field(default_factory=dict)
-    teams: dict[str, str] = field(default_factory=dict)
+    teams: dict[str, str] | None = field(default_factory=dict)
     firing: frozenset[str] = frozenset()
     queue: dict[str, PoolNeed] | None = None
     instances: dict[str, Instance] = field(default_factory=dict)

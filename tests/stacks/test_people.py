@@ -10,14 +10,14 @@ import pytest
 from gpu_fleet_image.console.users import connect
 from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.aws.sessions import document_content
-from gpu_fleet_stacks.settings import people
+from gpu_fleet_stacks.settings import people, people_rules
 from tests.stacks import examples
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.alicloud_examples import stack_file as alicloud_file
 from tests.stacks.alicloud_programs import role_statements
 from tests.stacks.examples import stack, stack_file
 from tests.stacks.iam import Request, Verdict, decide
-from tests.stacks.registrations import declared, stood
+from tests.stacks.registrations import ROOT, declared, stood
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp ada@laptop"
 PEOPLE = {"ada": {"uid": 5001, "keys": [KEY], "team": "vision", "admin": True}, "bob": {"uid": 5002}}
@@ -51,6 +51,10 @@ REFUSED = {
     "an account of the queue's database": ({"mysql": {"uid": 5001}}, "'mysql': is an account or group"),
     "an account of the mounts": ({"statd": {"uid": 5001}}, "'statd': is an account or group"),
     "an account of the driver": ({"nvidia-persistenced": {"uid": 5001}}, "is an account or group of the"),
+    "a team of those who reach DCGM, which is root": (
+        {"ada": {"uid": 5001, "team": "nvidia-dcgm"}},
+        "or of a group of the system",
+    ),
     "an account of ours": ({"gpu-fleet-x": {"uid": 5001}}, "access.people = 'gpu-fleet-x': is an account"),
     "an option for a name": ({"-ada": {"uid": 5001}}, "must be a login name"),
     "a private key": (
@@ -93,6 +97,15 @@ def test_what_accounts_may_not_be_is_one_message():
     said = {case: refusal(given) for case, (given, _) in REFUSED.items()}
 
     assert {case: said[case] for case, row in REFUSED.items() if row[1] not in said[case]} == {}
+
+
+def test_no_user_and_no_team_has_a_name_that_a_unit_of_the_image_has():
+    units = (ROOT / "image/gpu_fleet_image/recipe/rootfs/etc/systemd").rglob("*.*")
+    named = re.compile(r"^(?:Socket|Supplementary)?(?:User|Groups?)=([a-z].*)$", re.MULTILINE)
+    names = {name for unit in units if unit.is_file() for name in named.findall(unit.read_text())}
+
+    assert "nvidia-dcgm" in names
+    assert [name for name in sorted(names) if not people_rules._is_taken(name)] == []
 
 
 def test_a_private_key_is_refused_and_not_repeated():

@@ -167,7 +167,10 @@ def shares(
     accounts = {entry.account: entry for entry in known if not entry.user}
     users = {(entry.user, entry.account): entry.takes_jobs for entry in known if entry.user}
     new = []
-    for name in sorted({*wanted.values()}):
+    # jobs that wait in a team whose users have all changed teams are still held by its limit and its freeze
+    former = {account for user, account in users if user in wanted} & accounts.keys()
+    held = {name for name in former if accounts[name].frozen or name in (teams or {})}
+    for name in sorted({*wanted.values(), *held}):
         team = (teams or {}).get(name, TeamLimits())
         limit = NO_LIMIT if team.max_gpus is None else team.max_gpus
         is_new, frozen = name not in accounts, bool(team.frozen)
@@ -189,10 +192,10 @@ def shares(
             new.append(["modify", "user", "where", f"name={name}", "set", f"defaultaccount={account}"])
         if not users.get((name, account), True):  # a user who left has come back
             new.append(_most_jobs(name, account, NO_LIMIT))
-    former = (
+    ended = (
         pair for pair, takes_jobs in users.items() if takes_jobs and wanted.get(pair[0], pair[1]) != pair[1]
     )
-    return new + [_most_jobs(*pair, 0) for pair in sorted(former)]
+    return new + [_most_jobs(*pair, 0) for pair in sorted(ended)]
 
 
 def _most_jobs(user: str, account: str, most: int) -> list[str]:

@@ -126,6 +126,7 @@ class ControllerWatch:
     _gone_since: dict[str, datetime] = field(default_factory=dict)
     _unread: bool = False  # slurmctld has not read the latest configuration yet
     _known: frozenset[str] = frozenset()  # nodes of the last poll
+    _demand: QueueDemand | None = None  # of the last poll that could count it
 
     def __post_init__(self) -> None:
         self._refusals, self._kept_away = Refusals(self._ask), KeptAway(self._ask)
@@ -144,15 +145,13 @@ class ControllerWatch:
         except SlurmError:
             raise  # nobody knows which jobs run
         except InstanceError:
-            self._note(slurm.jobs(self.ask).jobs, slurm.nodes(self.ask), None, now)
+            self._note(slurm.jobs(self.ask).jobs, slurm.nodes(self.ask), now)
             raise
         if seen is not None:
             self._note(*seen, now)
 
-    def _look(
-        self, now: datetime
-    ) -> tuple[Sequence[ListedJob], Sequence[slurm.Node], QueueDemand | None] | None:
-        """Act on the nodes, and return the jobs, nodes and demand; None after Slurm began anew."""
+    def _look(self, now: datetime) -> tuple[Sequence[ListedJob], Sequence[slurm.Node]] | None:
+        """Act on the nodes, and return the jobs and nodes; None after Slurm began anew."""
         policy = self.policy()
         pools = pools_of(policy) if policy else {}
         teams = self.limits()
@@ -174,18 +173,15 @@ class ControllerWatch:
             LOG.error("event=queue-job-unread reason=%r", why)
         most = {name: pool.most for name, pool in pools.items()}
         excluded = self._kept_away.update(said.jobs, nodes, left, most)
-        demand = self._count(left, said, pools, teams, excluded=excluded, now=now) if pools else None
-        return said.jobs, nodes, demand
+        if pools:
+            self._count(left, said, pools, teams, excluded=excluded, now=now)
+        else:
+            self._demand = None
+        return said.jobs, nodes
 
-    def _note(
-        self,
-        jobs: Sequence[ListedJob],
-        nodes: Iterable[slurm.Node],
-        demand: QueueDemand | None,
-        now: datetime,
-    ) -> None:
+    def _note(self, jobs: Sequence[ListedJob], nodes: Iterable[slurm.Node], now: datetime) -> None:
         """Record the jobs for users, and their time for chargeback; raises CloudError, and loses nothing."""
-        self.written = job_records.after(self.written, described(jobs, demand), now)
+        self.written = job_records.after(self.written, described(jobs, self._demand), now)
         try:
             self.keep(job_records.to_json(self.written))
         finally:
@@ -201,7 +197,7 @@ class ControllerWatch:
         *,
         excluded: Mapping[str, Sequence[str]],
         now: datetime,
-    ) -> QueueDemand:
+    ) -> None:
         """Count what the jobs need; report it to the mover, and notify jobs why no instance would help."""
         self._refusals.judge(said.jobs, nodes, excluded)
         names = frozenset(node.name for node in nodes)
@@ -216,18 +212,21 @@ class ControllerWatch:
             frozen={name: team.frozen for name, team in teams.items() if team.frozen},
             fresh=names - self._known,
         )
-        self._known = names
+        self._known, self._demand = names, demand
         self.say(to_json(demand.needs, now, said.unread))
         self._refusals.say(said.jobs, nodes, excluded, demand, now)
-        return demand
 
     def _part_with(self, node: slurm.Node, why: str, now: datetime) -> None:
-        if "DOWN" not in node.flags:
-            slurm.give_up(node.name, why, self.ask)
-            LOG.info("event=queue-node-down node=%s reason=%r", node.name, why)
-        elif not node.flags & slurm.BUSY_FLAGS and now - self._gone_since[node.name] >= FORGET_AFTER:
-            slurm.forget(node.name, self.ask)
-            LOG.info("event=queue-node-forgotten node=%s", node.name)
+        """Put a node down, later delete it; one that Slurm keeps, say in a reservation, stops no other."""
+        try:
+            if "DOWN" not in node.flags:
+                slurm.give_up(node.name, why, self.ask)
+                LOG.info("event=queue-node-down node=%s reason=%r", node.name, why)
+            elif not node.flags & slurm.BUSY_FLAGS and now - self._gone_since[node.name] >= FORGET_AFTER:
+                slurm.forget(node.name, self.ask)
+                LOG.info("event=queue-node-forgotten node=%s", node.name)
+        except SlurmError as error:
+            LOG.warning("event=queue-node-kept node=%s reason=%r", node.name, str(error))
 
     def _gone(self, nodes: Iterable[slurm.Node]) -> dict[str, str]:
         """Return nodes whose instances no longer run -> why.

@@ -20,16 +20,18 @@ LOG = logging.getLogger(__name__)
 
 
 def described(jobs: Iterable[ListedJob], demand: QueueDemand | None) -> list[Job]:
-    """Return the jobs for users: with the number of instances that one waits for, or why it waits in vain."""
+    """Return the jobs for users: with the number of instances that one waits for, or why it waits in vain.
+
+    Args:
+        demand: as last counted; a job may have started since.
+    """
     if demand is None:
         return [listed.job for listed in jobs]
     reasons = _reasons(demand)
     return [
-        replace(
-            job,
-            reason=reasons.get(job.id, job.reason),
-            nodes=demand.fits.get(job.id, job.nodes),
-        )
+        replace(job, reason=reasons.get(job.id, job.reason), nodes=demand.fits.get(job.id, job.nodes))
+        if job.state == PENDING
+        else job
         for job in (listed.job for listed in jobs)
     ]
 

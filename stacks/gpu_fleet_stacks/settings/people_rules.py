@@ -22,7 +22,7 @@ TAKEN_NAMES = frozenset(
         "debian admin ec2-user ec2-instance-connect ssm-user ecs-user ecs-assist-user ecs-assist mysql",
         "nvidia-persistenced stunnel4 prometheus munge slurm sudo adm tty disk kmem dialout fax voice cdrom",
         "floppy tape audio dip operator src shadow utmp video sasl plugdev staff users nogroup crontab",
-        "render kvm netdev input sgx docker wheel rdma ssl-cert avahi statd dhcpcd",
+        "render kvm netdev input sgx docker wheel rdma ssl-cert avahi statd dhcpcd nvidia-dcgm",
     )
     for word in line.split()
 )

@@ -70,6 +70,34 @@ def test_a_team_has_what_the_stack_file_says_and_no_more(team, limits, said):
     ]
 
 
+@pytest.mark.parametrize(
+    ("frozen", "limits", "said"),
+    [
+        (False, FROZEN, ["fairshare=2 grptres=gres/gpu=16,cpu=0"]),
+        (True, NLP, ["fairshare=2 grptres=gres/gpu=16,cpu=-1"]),
+        (True, {}, ["fairshare=1 grptres=gres/gpu=-1,cpu=-1"]),
+    ],
+)
+def test_jobs_that_wait_in_a_team_which_all_have_left_are_frozen_and_thawed_with_it(frozen, limits, said):
+    refused = Association("nlp", "ada", takes_jobs=False)
+    known = [Association("nlp", "", 2, 16, frozen=frozen), Association("cv", ""), refused]
+
+    assert changes([*known, Association("cv", "ada")], limits, ada="cv") == [
+        f"modify account where name=nlp set {words}" for words in said
+    ]
+
+
+@pytest.mark.parametrize("teams", [{}, {"ada": "cv"}])
+def test_an_account_that_an_operator_has_made_and_closed_stays_so(teams):
+    known = [
+        Association("guests", "", 1, 0, frozen=True),
+        Association("guests", "eve"),
+        Association("cv", ""),
+    ]
+
+    assert changes([*known, Association("cv", "ada")], **teams) == []
+
+
 @pytest.mark.parametrize("teams", [7, {"nlp": {"gpus": 3}}, {"nlp": 7}])
 def test_limits_that_make_no_sense_are_refused(teams):
     with pytest.raises(RosterUnreadError, match=r"accounts\.json: teams"):

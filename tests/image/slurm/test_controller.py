@@ -193,6 +193,24 @@ def test_a_node_is_forgotten_once_slurm_waits_for_it_no_more(state, deleted):
     assert ("scontrol delete nodename=i-1" in site.calls) is deleted
 
 
+@pytest.mark.parametrize("state", ["DOWN", "IDLE"])
+def test_a_node_that_slurm_does_not_let_go_keeps_no_job_from_its_instance(state):
+    """An operator's reservation of it, say: no job got an instance while that lasted."""
+    site = Site(nodes={"i-1": state}, states={"i-1": "terminated"}, jobs=[waits()])
+    ask = site.watch.ask
+
+    def refuses(command):
+        if "nodename=i-1" in command:
+            raise SlurmError("slurm_delete_node error: Requested nodes are busy")
+        return ask(command)
+
+    site.watch.ask = refuses
+    looked = [controller.poll(site.watch, NOW + late) for late in (timedelta(), controller.FORGET_AFTER)]
+
+    assert looked == [True, True]
+    assert site.said[-1]["pools"]["train"]["jobs"] == [1]
+
+
 def test_an_instance_that_the_cloud_names_again_is_not_gone():
     site = Site(nodes={"i-1": "IDLE"})
     site.look()
@@ -346,6 +364,24 @@ def test_a_job_of_a_frozen_team_asks_for_no_instance_and_says_why_while_another_
     assert site.said[0]["pools"]["train"]["jobs"] == [1]
     assert reasons == {"7": WHY, "8": "Resources"}
     assert site.calls == [f"scontrol update jobid=7 admincomment=gpu-fleet: {WHY}"]
+
+
+@pytest.mark.parametrize("silent", ["policy", "limits", "states", "say"])
+def test_why_a_job_waits_is_still_said_while_the_bucket_or_the_cloud_is_silent(silent):
+    frozen, starts = waits(7, account="vision"), waits(8, nodes=9)
+    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=[frozen, starts])
+    site.teams = {"vision": TeamLimits(frozen=WHY)}
+    site.look()
+    before = site.kept[0]["jobs"][1]["job"]["reason"]
+
+    starts["job_state"], starts["state_reason"] = "RUNNING", "None"
+    setattr(site.watch, silent, Mock(side_effect=CloudError("silent", "SlowDown")))
+    controller.poll(site.watch, NOW)
+
+    reasons = {entry["job"]["id"]: entry["job"]["reason"] for entry in site.kept[-1]["jobs"]}
+    assert "asks for 9 instances" in before
+    assert reasons == {"7": WHY, "8": ""}
+    assert len(site.kept) == 2
 
 
 def test_the_mover_hears_of_no_job_that_its_teams_limit_keeps_waiting():

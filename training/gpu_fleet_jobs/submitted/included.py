@@ -13,7 +13,9 @@ from pathlib import Path
 from gpu_fleet.core.errors import ConfigError
 
 LIMIT_BYTES = 256 << 20
-MOST_ENTRIES = 100_000  # files and folders of one --include: links multiply them
+MOST_ENTRIES = (
+    100_000  # files and folders of one --include, or behind links in linked folders, which multiply
+)
 DEEPEST = 100  # levels of nested folders
 REPOSITORIES = frozenset({".git", ".hg", ".svn"})
 CACHES = frozenset(
@@ -179,14 +181,14 @@ class _Walk:
     entries: int = 0
     size: int = 0
 
-    def files(self, path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-        """Yield all files of a folder; follow links, but not from a folder into itself."""
-        self.entries += 1
-        if self.is_limited and self.entries > MOST_ENTRIES:
-            raise ConfigError(
-                f"{self.named}: more than {MOST_ENTRIES:,} files and folders, including the "
-                f"targets of links; {too_large()}"
-            )
+    def files(self, path: Path, above: frozenset[Path] = frozenset(), links: int = 0) -> Iterator[Path]:
+        """Yield all files of a folder; follow links, but not from a folder into itself.
+
+        Args:
+            above: the folders on the way to it.
+            links: number of these that are links.
+        """
+        self._count_entry(links)
         real = _real(path)
         if path != self.top and self._stays(path, real):
             self.left_out.append(path.relative_to(self.here).as_posix())
@@ -202,7 +204,16 @@ class _Walk:
             raise ConfigError(f"{self.named}: more than {DEEPEST} folders within one another")
         elif real not in above:
             for entry in sorted(path.iterdir()):
-                yield from self.files(entry, above | {real})
+                yield from self.files(entry, above | {real}, links + path.is_symlink())
+
+    def _count_entry(self, links: int) -> None:
+        """Count a path; folders that link to one another have paths without end, in data of any size too."""
+        self.entries += self.is_limited or links > 1
+        if self.entries > MOST_ENTRIES:
+            what, advice = "including the targets of links", too_large()
+            if not self.is_limited:
+                what, advice = "behind links in linked folders", "remove such links"
+            raise ConfigError(f"{self.named}: more than {MOST_ENTRIES:,} files and folders, {what}; {advice}")
 
     def _stays(self, path: Path, real: Path) -> bool:
         """Return whether a path is left out, by its own name or by the target of a link."""

@@ -20,7 +20,7 @@ from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.options import POOL_NAME, where_options
 from gpu_fleet_image.core.place import SCHEMES, Asked, Place, account_of, place_of, published
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, nearest
-from gpu_fleet_image.core.shared_options import note
+from gpu_fleet_image.core.shared_options import inert, note
 
 MANIFEST = "manifest.json"  # training/gpu_fleet/checkpoint/names.py; a test keeps them equal
 FORMAT = 2
@@ -88,9 +88,9 @@ def restore(run: str, source: str, from_region: str | None, pool: str | None, as
         raise ConfigurationError(f"--from {source}: is the stack's own bucket; the run is there already")
     if copied(theirs, ours, saved, target):
         read_back = f"{_files(saved)}, read back by listing"
-        click.echo(f"step {saved.step} of {saved.run} is in {ours.uri}/{target}: {read_back}")
+        click.echo(inert(f"step {saved.step} of {saved.run} is in {ours.uri}/{target}: {read_back}"))
     else:
-        click.echo(f"step {saved.step} of {saved.run} is in {ours.uri}/{target} already, and complete")
+        click.echo(inert(f"step {saved.step} of {saved.run} is in {ours.uri}/{target} already, and complete"))
     _say_how_to_continue(saved, target, place)
 
 
@@ -230,9 +230,9 @@ def _say_how_to_continue(saved: SavedStep, target: str, place: Place) -> None:
     """Print the command that continues the run, and what it needs beside the checkpoint."""
     pool, owner, directory = target.split("/", 2) if target.count("/") > 1 else (*target.split("/", 1), "")
     data = str((saved.config.get("data") or {}).get("path") or "")
-    click.echo(f"continue as {owner}, with its configuration and run.directory = {directory!r}:")
     words = ["gpu-fleet", "submit", "CONFIG", "--pool", pool, "--as", owner, "--stack", place.stack]
-    click.echo(f"  {shlex.join(words)}")
+    said = f"continue as {owner}, with its configuration and run.directory = {directory!r}:"
+    click.echo(inert(f"{said}\n  {shlex.join(words)}"))
     if data.startswith(tuple(f"{scheme}://" for scheme in SCHEMES.values())):
         note(f"its data.path is {data}: the stack must be able to read it, or gpu-fleet data copies it")
 

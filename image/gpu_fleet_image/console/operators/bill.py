@@ -171,13 +171,15 @@ def _tag(names: BillColumns, row: Row, key: str) -> str:
 
     A column for each tag, a map as JSON or as Parquet has it (CUR 2.0 writes ``user_gpu_fleet_pool``), or
     Alibaba Cloud's text: ``key:gpu-fleet:pool value:dev; ...``, in older files ``gpu-fleet:pool:dev;...``.
+    Values are users' texts too, say the reason of a hold. One that looks like a second tag of the same name
+    leaves the tag unknown.
     """
     if names.tags.endswith(":"):
         return str(row.get(f"{names.tags}{key}") or "")
     content = row.get(names.tags) or ""
     if isinstance(content, str) and not content.startswith("{"):
-        match = re.search(rf"(?:^|[;\s:]){re.escape(key)}(?:\s+value)?:\s*([^;]*)", content)
-        return match[1].strip() if match else ""
+        values = re.findall(rf"(?:^|;)\s*(?:key:)?{re.escape(key)}(?:\s+value)?:\s*([^;]*)", content)
+        return str(values[0]).strip() if len(values) == 1 else ""
     try:
         tags = dict(json.loads(content) if isinstance(content, str) else content)
     except ValueError:

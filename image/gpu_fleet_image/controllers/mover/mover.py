@@ -50,6 +50,7 @@ _NO_REQUEST = frozenset({"Malformed", "InvalidRange", "416"})
 # Another activity of the group still runs: next minute (ESS, error codes).
 LATER = frozenset({"ScalingActivityInProgress", "IncorrectScalingGroupStatus"})
 _HEAR = "hear the queue"  # of whose failure nobody would know but by an alarm
+_METER = "read the meter"
 _NO_METER = (
     "nobody knows yet what is spent: the first sweep, within 10 minutes of the stack's first `up`, finds out"
 )
@@ -236,7 +237,7 @@ class _Mover:
         try:
             spending = read_spending(self._cloud, self._policy, fleet, now)
         except (CloudError, DeadlineError) as error:
-            self._failures.append(Failure("*", "read the meter", str(error)))
+            self._failures.append(Failure("*", _METER, str(error)))
             return MoneyLeft(None, {}, why=f"nobody knows what is spent: {error}")
         if spending is None:
             return MoneyLeft(None, {}, why=_NO_METER)
@@ -260,8 +261,12 @@ class _Mover:
             return None
 
     def _say_growth(self, view: PoolView, before: MoverState) -> None:
-        """Write sizes and budget for users' commands; no later step depends on it."""
-        if self._policy.has_queue:
+        """Write sizes and budget for users' commands, and the frozen teams for the queue.
+
+        Where the meter cannot be read the last report stands: without its teams Slurm would start the jobs
+        of a frozen one.
+        """
+        if self._policy.has_queue and all(failure.step != _METER for failure in self._failures):
             try:
                 self._store.put(GROWTH, growth.to_json(view.money, totals(view, before), view.now))
             except CloudError as error:

@@ -90,8 +90,10 @@ class MoneyLeft:
 
     def frozen_by(self, owner: str) -> str:
         """Return why a user starts nothing now; empty where they do. Without an account there is no team."""
-        if self.teams is None:
+        if not self.frozen_teams:
             return ""
+        if self.teams is None:
+            return f"nobody knows who is in a frozen team ({', '.join(sorted(self.frozen_teams))}); try again"
         return self.frozen_teams.get(self.teams.get(account_named(owner), NO_TEAM), "")
 
 

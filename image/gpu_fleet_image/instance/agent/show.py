@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.core.shared_options import inert
 from gpu_fleet_image.instance.agent.sensors import jupyter
 from gpu_fleet_image.instance.agent.sensors.commands import kernel_id
 from gpu_fleet_image.instance.agent.sensors.processes import Process, processes, terminal_path
@@ -26,7 +27,8 @@ LOG = logging.getLogger(__name__)
 def show_all(message: str, root: Path = Path("/")) -> None:
     """Show a message wherever a user may look; log a failure and go on."""
     LOG.warning("event=notice message=%r", message)
-    for failure in (*_by_wall(message), *_by_terminals(message, root), *_by_jupyter(message, root)):
+    text = _plain(message)
+    for failure in (*_by_wall(text), *_by_terminals(text, root), *_by_jupyter(text, root)):
         LOG.warning("event=notice-not-shown reason=%r", failure)
 
 
@@ -34,7 +36,12 @@ def show_in(file: Path, message: str) -> None:
     """Show a message only in a file: for an agent that plays an instance on another computer."""
     LOG.warning("event=notice message=%r", message)
     with file.open("a", encoding="utf-8") as shown:
-        shown.write(f"{message}\n")
+        shown.write(f"{_plain(message)}\n")
+
+
+def _plain(message: str) -> str:
+    """Return a message without what a terminal would obey: the name of a user's file may be in it."""
+    return inert(message, kept="").encode(errors="backslashreplace").decode()
 
 
 def withdraw(root: Path = Path("/")) -> None:

@@ -50,7 +50,7 @@ def s3(cloud, tmp_path):
         cloud.delete_bucket(Bucket=bucket)
 
 
-def save(folder, step):
+def save(folder, step, run=RUN):
     """Save a checkpoint as the trainer does."""
     contents = {names.STATE: os.urandom(1000 + step), "code.zip": b"code"}
     for name, content in contents.items():
@@ -61,7 +61,7 @@ def save(folder, step):
     }
     config = {"data": {"path": "s3://gpu-fleet-prod-data-123456789012/shared/text"}}
     manifest = local.Manifest(step, "gpt", 1, files=files, config=config, identity={"run.seed": "1"})
-    CheckpointStore(f"s3://{REPLICA}/{RUN}").upload(folder, manifest)
+    CheckpointStore(f"s3://{REPLICA}/{run}").upload(folder, manifest)
 
 
 def say(*words):
@@ -80,6 +80,17 @@ def test_the_trainer_reads_the_newest_checkpoint_in_the_other_stack(s3, tmp_path
     assert "gpu-fleet submit CONFIG --pool train --as ada --stack drill" in done.output
     assert "run.directory = 'runs/tiny'" in done.output
     assert "its data.path is s3://gpu-fleet-prod-data-123456789012/shared/text" in done.output
+
+
+def test_a_folder_that_another_user_has_named_writes_nothing_else_onto_a_terminal(s3, tmp_path):
+    """Its last part is what was asked for; what precedes that is printed."""
+    save(tmp_path, 300, "train/eve\x1b]0;x/runs/mine")
+
+    copied, there = (say("runs/mine", *FROM) for _ in range(2))
+
+    assert (copied.exit_code, there.exit_code) == (0, 0), copied.output
+    assert "\x1b" not in copied.output + there.output
+    assert r"train/eve\x1b]0;x/runs/mine" in there.output
 
 
 def test_a_checkpoint_that_was_not_copied_whole_is_passed_over_by_name(s3):

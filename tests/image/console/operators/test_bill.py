@@ -67,6 +67,22 @@ def test_every_kind_of_bill_says_the_same(name, tmp_path):
     assert (line.cost, line.use) == (Decimal("1.5"), True)
 
 
+@pytest.mark.parametrize(
+    ("reason", "pool"),
+    [
+        ("x gpu-fleet:pool:prod", "dev"),
+        ("key:gpu-fleet:pool value:prod", "dev"),
+        ("x; key:gpu-fleet:pool value:prod", ""),
+    ],
+)
+def test_the_reason_of_a_hold_forges_no_tag(reason, pool, tmp_path):
+    tags = f"key:gpu-fleet:keep-reason value:{reason}; {TAGS}"
+
+    (line,) = lines_of(written(tmp_path / "bill.csv", DETAILS, (OURS, DAY, "i-1", "1.5", "USD", tags)))
+
+    assert (line.stack, line.pool) == ("test", pool)
+
+
 def test_a_bill_may_be_compressed(tmp_path):
     plain = written(tmp_path / "bill.csv", *LINES["legacy"])
     packed = tmp_path / "bill.csv.gz"

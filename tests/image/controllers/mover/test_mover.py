@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -113,6 +114,21 @@ def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(m
     mover.move(cloud, Groups(()), own, lambda: START)  # type: ignore[arg-type] # a part of them
 
     assert growth.growth_of(store.written[growth.GROWTH]).totals == {"train": 2}
+
+
+def test_a_team_stays_frozen_while_nobody_can_read_what_it_has_spent(monkeypatch):
+    """The queue's controller reads the last report, and lets Slurm start the jobs of all teams it omits."""
+    store, last = OwnStore(), {"teams": {"vision": "it has spent 21 of 20 USD this month, and is frozen"}}
+    store.written[growth.GROWTH] = last
+    silent = CloudError("team-budgets.json: slow down", "SlowDown")
+    monkeypatch.setattr(mover, "read_spending", Mock(side_effect=silent))
+    fleet = SimpleNamespace(fleet=lambda: Inventory((), ()))
+    cloud = SimpleNamespace(instances=fleet, store=store)
+
+    done = mover.move(cloud, Groups(()), policy(queue_gpus=8), lambda: START)  # type: ignore[arg-type]
+
+    assert [failure.step for failure in done.failures] == ["read the meter"]
+    assert store.written[growth.GROWTH] == last
 
 
 def test_a_group_is_one_site_though_its_label_begins_with_another():

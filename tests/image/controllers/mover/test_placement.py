@@ -214,6 +214,16 @@ def test_a_frozen_team_starts_nothing_by_whatever_name_its_people_log_in(caller,
     assert [decision.action is Action.REFUSE for decision in cloud.ledger[:1]] == [is_refused]
 
 
+def test_while_a_team_is_frozen_nobody_takes_anything_unless_it_is_known_who_is_in_it():
+    cloud = Cloud(frozen_teams={"vision": "frozen"}, teams=None)
+
+    cloud.move(request())
+
+    (refused,) = cloud.ledger
+    assert refused.action is Action.REFUSE
+    assert refused.reason == "nobody knows who is in a frozen team (vision); try again"
+
+
 def test_hours_hold_an_instance_and_without_them_the_idle_rules_alone_apply():
     cloud = Cloud()
     cloud.move(request(1, hours=8), request(1, who="bob", number=2))

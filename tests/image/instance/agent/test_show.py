@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.instance.agent import show
 from gpu_fleet_image.instance.agent.sensors.jupyter import NOTICE, Server, put_notice, remove_notice
 from gpu_fleet_image.instance.agent.show import _logged_in, _write, show_all
 from tests.answering import answering
@@ -67,6 +68,23 @@ def test_a_message_reaches_the_log_also_where_nothing_can_be_shown(caplog, monke
 
     assert "event=notice message='going'" in caplog.text
     assert caplog.text.count("event=notice-not-shown") == 3
+
+
+def test_the_name_of_a_users_file_writes_nothing_else_onto_the_terminals_of_others(monkeypatch, tmp_path):
+    """A kept file that cannot be saved is named to all users, root too, whatever bytes its name has."""
+    executable(tmp_path / "wall", f'#!/bin/sh\nprintf %s "$1" >{tmp_path}/said\n')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "dev/pts").mkdir(parents=True)
+    (tmp_path / "dev/pts/3").touch()
+    written = []
+    monkeypatch.setattr(show, "_write", lambda _path, text, _seen: written.append(text))
+
+    show_all(f"{os.fsdecode(b'/scratch/keep/' + bytes([27]) + b']0;x' + bytes([255]))} changed", tmp_path)
+
+    shown = rb"/scratch/keep/\x1b]0;x\udcff changed"
+    assert written == [b"\r\n*** gpu-fleet: " + shown + b"\r\n"]
+    assert (tmp_path / "said").read_bytes() == shown
 
 
 @pytest.fixture
