@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from decimal import Decimal
 
+from gpu_fleet_image.controllers.meter.efficiency import UNREPORTED, Reported
 from gpu_fleet_image.controllers.meter.meter_state import Day
 from gpu_fleet_image.core import report_page
 from gpu_fleet_image.core.csv_rows import csv_text
@@ -92,7 +93,7 @@ class Waste:
 
 def sum_up(
     days: Iterable[Day],
-    computing: Mapping[str, Mapping[str, Decimal]],
+    computing: Mapping[str, Mapping[str, Reported]],
     gpus: Mapping[str, int],
     *,
     stack: str,
@@ -101,7 +102,7 @@ def sum_up(
     """Return the days' hours.
 
     Args:
-        computing: day -> instance id -> share of its GPU hours in which GPUs computed.
+        computing: day -> instance id -> the time in which its GPUs computed.
         gpus: pool -> GPUs of one of its instances, for reserved ones that did not run.
     """
     named = {day.name: dict(_of_day(day, computing.get(day.name, {}), gpus)) for day in days}
@@ -109,19 +110,14 @@ def sum_up(
 
 
 def _of_day(
-    day: Day, computing: Mapping[str, Decimal], gpus: Mapping[str, int]
+    day: Day, computing: Mapping[str, Reported], gpus: Mapping[str, int]
 ) -> Iterable[tuple[Key, Hours]]:
     hours: dict[Key, Hours] = defaultdict(Hours)
     for instance, share in day.instances.items():
-        known = computing.get(instance)
-        hours[share.instance.pool, share.instance.owner or NOBODY].add(
-            Hours(
-                share.gpu_hours,
-                share.gpu_hours * (known or 0),
-                share.gpu_hours if known is None else Decimal(0),
-                Decimal(0) if known is None else share.cost * (1 - known),
-            )
-        )
+        gpu_time = computing.get(instance, UNREPORTED)
+        worked, _, unknown = gpu_time.split(share.gpu_hours)
+        own = Hours(share.gpu_hours, worked, unknown, gpu_time.split(share.cost)[1])
+        hours[share.instance.pool, share.instance.owner or NOBODY].add(own)
     for pool, held in day.unused.items():
         if unused := day.unused_gpu_hours(pool, gpus):
             cost = sum((each.cost for each in held.values()), Decimal(0))

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpu_fleet_image.controllers.meter.efficiency import Efficiency, sum_up
+from gpu_fleet_image.controllers.meter.efficiency import PERIOD_S, Efficiency, Reported, reported, sum_up
 from gpu_fleet_image.controllers.meter.efficiency_page import headline, mail, page
 from gpu_fleet_image.controllers.meter.meter import DAY
 from gpu_fleet_image.controllers.meter.meter_state import Day, MeterReading, day_from_json
@@ -18,7 +18,6 @@ from gpu_fleet_image.core.store import Store
 
 DAYS, _REPORTS = "days", "reports"
 _NOT_METERED = "NoSuchKey"
-PERIOD_S = int(DAY.total_seconds())
 # The last heartbeats of a day arrive a little later.
 _ARRIVED_AFTER = timedelta(minutes=10)
 BATCH = 500  # instances whose answers are in memory at a time
@@ -56,15 +55,15 @@ def load_metered(store: Store, name: str) -> Day | None:
 
 def month(
     store: Store, name: str, until: datetime
-) -> tuple[list[Day], dict[str, dict[str, Decimal]], list[str]]:
+) -> tuple[list[Day], dict[str, dict[str, Reported]], list[str]]:
     """Return a month's recorded days up to a moment, with their reports of each instance.
 
     Args:
         name: ``2026-11``.
 
     Returns:
-        The days; day -> instance id -> share of its GPU hours in which GPUs computed; days that are over but
-        not recorded.
+        The days; day -> instance id -> the time in which its GPUs computed; days that are over but not
+        recorded.
 
     Raises:
         CloudError: something is damaged, or could not be read.
@@ -75,10 +74,10 @@ def month(
 
 def between(
     store: Store, begin: datetime, until: datetime
-) -> tuple[list[Day], dict[str, dict[str, Decimal]], list[str]]:
+) -> tuple[list[Day], dict[str, dict[str, Reported]], list[str]]:
     """Return the days from a midnight up to a moment, as ``month`` does."""
     days: list[Day] = []
-    computing: dict[str, dict[str, Decimal]] = {}
+    computing: dict[str, dict[str, Reported]] = {}
     missing: list[str] = []
     date = begin
     while date + DAY <= until:
@@ -93,11 +92,18 @@ def between(
     return days, computing, missing
 
 
-def _computing(store: Store, name: str) -> dict[str, Decimal]:
-    return {str(key): Decimal(share) for key, share in _reported(store, name, "computing").items()}
+def _computing(store: Store, name: str) -> dict[str, Reported]:
+    try:
+        gpu_time = _section(store, name, "computing").items()
+        return {str(key): Reported(Decimal(share), Decimal(known)) for key, (share, known) in gpu_time}
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        where = _key(_REPORTS, name, "json")
+        raise CloudError(
+            f"{where}: {error!r}; without it the day's hours are unknown", "Malformed"
+        ) from error
 
 
-def _reported(store: Store, name: str, section: str) -> Mapping[str, Any]:
+def _section(store: Store, name: str, section: str) -> Mapping[str, Any]:
     """Return a section of the report of a day; empty if it has none."""
     stored = store.get(_key(_REPORTS, name, "json"))
     content: Mapping[str, Any] = stored.content.get(section, {}) if stored is not None else {}
@@ -111,8 +117,9 @@ def hours_of(store: Store, name: str) -> str:
     """
     said = [
         f"{pool} {hours['rented']} rented, {hours['computing']} computing, {hours['idle']} idle"
+        + (f", {hours['unknown']} unknown" if Decimal(hours["unknown"]) else "")
         + (f", SM activity {Decimal(hours['sm_active']):.0%}" if hours.get("sm_active") else "")
-        for pool, hours in _reported(store, name, "pools").items()
+        for pool, hours in _section(store, name, "pools").items()
         if Decimal(hours["rented"])
     ]
     return f"GPU hours of {name}: {'; '.join(said)}" if said else ""
@@ -159,10 +166,10 @@ def efficiency(cloud: SweepCloud, policy: Policy, day: Day) -> Efficiency:
     return sum_up(day, policy.stack, policy.currency, computing, gpus, sm_active=sm_active)
 
 
-def _mean(cloud: SweepCloud, day: Day, metric: str) -> Mapping[str, float]:
-    """Return instance id -> mean of a percentage of its GPUs, 0 to 1, of instances that reported it."""
+def _mean(cloud: SweepCloud, day: Day, metric: str) -> Mapping[str, Reported]:
+    """Return instance id -> mean of a percentage of its GPUs, of instances that reported it."""
     span = Span(day.date, day.date + DAY)
-    values: dict[str, float] = {}
+    values: dict[str, Reported] = {}
     for batch in batches(sorted(day.instances), BATCH):
         queries = [Query(key, metric, PERIOD_S, statistic="Average") for key in batch]
         answers, failures = cloud.heartbeats.read(queries, span)
@@ -170,7 +177,8 @@ def _mean(cloud: SweepCloud, day: Day, metric: str) -> Mapping[str, float]:
             raise CloudError(f"{metric} of {day.name}: {failures[0].error}")
         for query, answer in answers.items():
             if answer.points:
-                values[query.instance_id] = max(answer.points)[1] / 100
+                percents = dict(answer.points).values()
+                values[query.instance_id] = reported(percents, day.instances[query.instance_id].seconds)
     return values
 
 

@@ -68,7 +68,7 @@ def mail(day: Efficiency, where: str) -> str:
     lines = [headline(day), *_notes(day), "", "Most money left idle:"]
     lines += [
         f"- {_number(use.idle_cost)} {day.currency}: {use.instance_id} ({use.instance.type}, pool "
-        f"{use.instance.pool}, {use.instance.owner or 'nobody'}), computing {_percent(use.computing)}"
+        f"{use.instance.pool}, {use.instance.owner or 'nobody'}), computing {_percent(use.computing.share)}"
         for use in day.idle
     ]
     if not day.idle:
@@ -97,7 +97,7 @@ def _notes(day: Efficiency) -> Iterator[str]:
 def _idle_cells(use: Use) -> tuple[str, ...]:
     instance = use.instance
     owner = instance.owner or "nobody"
-    shown = _percent(use.computing), _number(use.idle_cost)
+    shown = _percent(use.computing.share), _number(use.idle_cost)
     return use.instance_id, instance.pool, owner, instance.type, *shown
 
 
