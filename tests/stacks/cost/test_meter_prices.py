@@ -184,6 +184,15 @@ def test_assumed_prices_stand_apart_from_those_of_a_list():
     assert Decimal(document["pools"]["dev"]["disk_per_hour"]) == round(Decimal(300) / 730, 6)
 
 
+def test_the_meter_names_what_has_no_public_price_beside_the_types_which_it_counts_itself():
+    free, priced = (
+        meter_prices.budget(stack_files.settings_of(name)) for name in ("alicloud-prod", "aws-prod")
+    )
+
+    assert free.lacks == ("bucket_zone_redundant", "log", "nat_gateway", "nat_traffic", "public_address")
+    assert priced.lacks == ()
+
+
 def test_an_idle_instance_that_is_terminated_saves_its_assumed_price():
     kind = "ecs.gn8v-8x.48xlarge"
     settings = alicloud_examples.stack(pools=[alicloud_examples.pool(types=[kind])])

@@ -1,6 +1,7 @@
 """The report of a day that ended: sent once by mail, and written as a page to the bucket."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -163,7 +164,8 @@ def efficiency(cloud: SweepCloud, policy: Policy, day: Day) -> Efficiency:
     computing, sm_active = (
         _mean(cloud, day, metric) for metric in (METRIC_GPU_UTILISATION, METRIC_GPU_SM_ACTIVITY)
     )
-    return sum_up(day, policy.stack, policy.currency, computing, gpus, sm_active=sm_active)
+    counted = sum_up(day, policy.stack, policy.currency, computing, gpus, sm_active=sm_active)
+    return replace(counted, lacks=policy.budget.lacks) if policy.budget else counted
 
 
 def _mean(cloud: SweepCloud, day: Day, metric: str) -> Mapping[str, Reported]:

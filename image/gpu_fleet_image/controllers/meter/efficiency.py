@@ -125,6 +125,7 @@ class Efficiency:
         computing: instance id -> the time in which its GPUs computed, if any of it is reported.
         unpriced: number of instances without a known price; if there are any, all costs are lower bounds.
         sm_active: mean SM activity, as of a pool.
+        lacks: what all costs lack, because it has no public price.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Efficiency:
     computing: Mapping[str, Reported]
     unpriced: int = 0
     sm_active: Decimal | None = None
+    lacks: tuple[str, ...] = ()
 
     def total(self, attribute: str) -> Decimal:
         """Return the total of all pools for an attribute of ``PoolUse``."""

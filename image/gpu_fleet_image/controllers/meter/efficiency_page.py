@@ -51,7 +51,7 @@ def page(day: Efficiency) -> str:
 
 def headline(day: Efficiency) -> str:
     """Return the day in one line."""
-    at_least = "at least " if day.unpriced else ""
+    at_least = "at least " if day.unpriced or day.lacks else ""
     rented, computing, idle = (_number(day.total(name)) for name in HOURS[:3])
     return (
         f"{rented} GPU hours rented, {computing} computing, {idle} idle; {at_least}"
@@ -82,6 +82,8 @@ def _notes(day: Efficiency) -> Iterator[str]:
             f"{counted(day.unpriced, 'instance')} without a price: not counted, so true costs may be higher "
             "than shown; add the type to budget.assume."
         )
+    if day.lacks:
+        yield f"Without a public price, not counted: {', '.join(day.lacks)}."
     unknown = day.total("unknown")
     if unknown:
         yield f"For {_number(unknown)} GPU hours there is no report whether GPUs computed."

@@ -90,6 +90,14 @@ def test_instances_without_a_price_are_published_and_every_sum_says_at_least(wor
     assert result.to_json()["spending"]["at_least"] is True
 
 
+def test_what_has_no_public_price_is_named_and_every_sum_says_at_least(world):
+    result = swept(world, rules(lacks=["log", "nat_gateway"]))
+
+    assert line_of(result.spending).startswith("at least 2.15 USD an hour; at least 0.03 of 1,000 this month")
+    assert line_of(result.spending).endswith("; without a public price, not counted: log, nat_gateway")
+    assert result.to_json()["spending"]["at_least"] is True
+
+
 def test_an_assumed_price_is_counted_and_named(world):
     result = swept(world, unpriced_rules(assumed={"g5.xlarge": "5"}))
 
