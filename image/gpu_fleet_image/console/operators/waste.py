@@ -129,11 +129,13 @@ def line(waste: Waste) -> str:
     """Return the fleet's waste in one line."""
     whole, first, last = waste.shares()
     said = f"{waste.stack}: {waste.of().rented:,.0f} GPU hours in {len(waste.days)} days"
+    unknown = waste.of().unknown
     if whole is None:
         return f"{said}, and no report whether GPUs computed"
     trend = f", {_percent(first)} in the first week and {_percent(last)} in the last"
     idle_cost = f"{waste.of().idle_cost:,.2f} {waste.currency}"
-    return f"{said}, {_percent(whole)} idle ({idle_cost}){trend if len(waste.days) > WEEK else ''}"
+    of = f"{unknown:,.0f} of them unknown, {_percent(whole)} of the others" if unknown else _percent(whole)
+    return f"{said}, {of} idle ({idle_cost}){trend if len(waste.days) > WEEK else ''}"
 
 
 def rows(waste: Waste) -> Iterator[dict[str, str | None]]:
@@ -161,16 +163,23 @@ def page(waste: Waste, missing: Sequence[str]) -> str:
     Args:
         missing: days without a record.
     """
-    heads = [name.replace("_percent", ", %").replace("_", " ") for name in COLUMNS[:-1]]
-    cells = [[row[name] or "unknown" for name in COLUMNS[:-1]] for row in rows(waste)]
+    heads = [name.replace("_percent", ", %").replace("_", " ") for name in COLUMNS[:-2]]
+    heads.append(f"idle cost, {waste.currency}")
+    cells = [[_shown(name, row[name]) for name in COLUMNS[:-1]] for row in rows(waste)]
     note = "In idle hours no kernel ran. Hours without a report are left out of the percentages."
     if missing:
         note += f" No record of {', '.join(missing)}."
     title = f"GPU fleet {waste.stack}: idle GPU hours"
-    table = report_page.table(heads, cells, numbers=heads[2:])
+    table = report_page.table(heads, cells, numbers=heads[2:], ids=heads[:1])
     return report_page.page(
         title, line(waste), note, f"{_picture(waste)}\n<h2>By pool and owner</h2>\n{table}"
     )
+
+
+def _shown(name: str, text: str | None) -> str:
+    if text is None:
+        return "unknown"
+    return text if name in COLUMNS[:2] else f"{Decimal(text):,}"
 
 
 def _picture(waste: Waste) -> str:

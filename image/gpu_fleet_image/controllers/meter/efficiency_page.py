@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 from gpu_fleet_image.controllers.meter.efficiency import Efficiency, PoolUse, Use
+from gpu_fleet_image.controllers.meter.meter import SHARED
 from gpu_fleet_image.core import report_page
 from gpu_fleet_image.core.counting import counted
 
@@ -24,7 +25,7 @@ def page(day: Efficiency) -> str:
         ("pool", *(f"GPU hours {name}" for name in HOURS), _SMS, cost),
         [
             (
-                pool.pool,
+                "(shared)" if pool.pool == SHARED else pool.pool,
                 *(_number(getattr(pool, name)) for name in HOURS),
                 _percent(pool.sm_active),
                 _number(pool.cost),

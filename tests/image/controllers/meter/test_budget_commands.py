@@ -176,7 +176,10 @@ def test_the_waste_of_thirty_days_is_a_line_rows_and_a_page_by_pool_and_owner(fl
     said = run("report", "--waste", "--to", str(page))
     (row,) = json.loads(run("report", "--waste", "30", "-o", "json").output)["rows"]
 
-    line = "360 GPU hours in 15 days, 25 % idle (86.17 USD), 38 % in the first week and 12 % in the last"
+    idle = (
+        "24 of them unknown, 25 % of the others idle (86.17 USD), 38 % in the first week and 12 % in the last"
+    )
+    line = f"360 GPU hours in 15 days, {idle}"
     assert said.output == f"{STACK}: {line}: {page}\n"
     assert [row[key] for key in ("pool", "owner", "rented", "idle", "unknown")] == [
         *("dev", "ada", "360.00", "84.00", "24.00")
@@ -187,6 +190,7 @@ def test_the_waste_of_thirty_days_is_a_line_rows_and_a_page_by_pool_and_owner(fl
     (curve,) = re.findall(r'<path d="([^"]+)" fill="none"', drawn)
     assert curve.count("M") == 3, "and the line crosses neither it nor a day without a record"
     assert '<td data-column="owner">ada</td>' in drawn
+    assert '<td data-column="idle cost, USD" class="number">86.17</td>' in drawn
 
 
 def test_a_damaged_report_of_a_day_is_named(fleet, run):

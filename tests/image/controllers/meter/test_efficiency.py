@@ -126,6 +126,13 @@ def test_numbers_are_right_aligned_and_every_cell_names_its_column_for_narrow_sc
     assert '<td data-column="owner">7 of 9</td>' in text
 
 
+def test_a_long_address_breaks_where_it_widens_no_table_and_no_other_text_does():
+    text = page(summed({"i-1": share(owner="ada@research.example.com")}, {"i-1": 0.5}))
+
+    assert ">ada@<wbr>research.<wbr>example.<wbr>com<" in text
+    assert ">g5.xlarge<" in text
+
+
 def test_names_from_tags_cannot_break_the_page():
     """A name that begins like a number cannot change the sums either."""
     for busy, owner in ((0.0, "<script>alert(1)</script>"), (0.5, "1<script>alert(1)</script>")):
