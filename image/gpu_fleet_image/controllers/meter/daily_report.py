@@ -21,6 +21,8 @@ DAYS, _REPORTS = "days", "reports"
 _NOT_METERED = "NoSuchKey"
 # The last heartbeats of a day arrive a little later.
 _ARRIVED_AFTER = timedelta(minutes=10)
+# CloudWatch keeps periods shorter than an hour for 63 days.
+_FINE_FOR, _OLD_PERIOD_S = timedelta(days=60), 3600
 BATCH = 500  # instances whose answers are in memory at a time
 
 
@@ -144,7 +146,7 @@ def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReadin
             day = load(store, name)
             if reading.until < day.date + DAY + _ARRIVED_AFTER:
                 continue
-            report = efficiency(cloud, policy, day)
+            report = efficiency(cloud, policy, day, reading.until)
             where = _key(_REPORTS, name, "html")
             place = store.put_page(where, page(report))
             if cloud.notifier is not None:
@@ -154,7 +156,7 @@ def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReadin
     return done
 
 
-def efficiency(cloud: SweepCloud, policy: Policy, day: Day) -> Efficiency:
+def efficiency(cloud: SweepCloud, policy: Policy, day: Day, now: datetime) -> Efficiency:
     """Return a day with its instances' GPU utilisation.
 
     Raises:
@@ -162,25 +164,26 @@ def efficiency(cloud: SweepCloud, policy: Policy, day: Day) -> Efficiency:
     """
     gpus = policy.budget.gpus_of_pools() if policy.budget else {}
     computing, sm_active = (
-        _mean(cloud, day, metric) for metric in (METRIC_GPU_UTILISATION, METRIC_GPU_SM_ACTIVITY)
+        _mean(cloud, day, metric, now) for metric in (METRIC_GPU_UTILISATION, METRIC_GPU_SM_ACTIVITY)
     )
     counted = sum_up(day, policy.stack, policy.currency, computing, gpus, sm_active=sm_active)
     return replace(counted, lacks=policy.budget.lacks) if policy.budget else counted
 
 
-def _mean(cloud: SweepCloud, day: Day, metric: str) -> Mapping[str, Reported]:
+def _mean(cloud: SweepCloud, day: Day, metric: str, now: datetime) -> Mapping[str, Reported]:
     """Return instance id -> mean of a percentage of its GPUs, of instances that reported it."""
-    span = Span(day.date, day.date + DAY)
+    span, period_s = Span(day.date, day.date + DAY), PERIOD_S if now - day.date < _FINE_FOR else _OLD_PERIOD_S
     values: dict[str, Reported] = {}
     for batch in batches(sorted(day.instances), BATCH):
-        queries = [Query(key, metric, PERIOD_S, statistic="Average") for key in batch]
+        queries = [Query(key, metric, period_s, statistic="Average") for key in batch]
         answers, failures = cloud.heartbeats.read(queries, span)
         if failures:
             raise CloudError(f"{metric} of {day.name}: {failures[0].error}")
         for query, answer in answers.items():
             if answer.points:
                 percents = dict(answer.points).values()
-                values[query.instance_id] = reported(percents, day.instances[query.instance_id].seconds)
+                seconds = day.instances[query.instance_id].seconds
+                values[query.instance_id] = reported(percents, seconds, period_s)
     return values
 
 

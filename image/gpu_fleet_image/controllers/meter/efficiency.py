@@ -43,18 +43,19 @@ class Reported(NamedTuple):
 UNREPORTED = Reported()
 
 
-def reported(percents: Iterable[float], seconds: int) -> Reported:
+def reported(percents: Iterable[float], seconds: int, period_s: int = PERIOD_S) -> Reported:
     """Return what plausible reports say: every user of an instance can publish in its name.
 
     Args:
         percents: mean of each period with a report.
         seconds: that the instance ran.
+        period_s: length of a period.
     """
     plausible = [percent for percent in percents if 0 <= percent <= _MOST_BELIEVED]
     if not plausible or not seconds:
         return UNREPORTED
     share = min(Decimal(1), Decimal(str(fmean(plausible))) / 100)
-    return Reported(share, min(Decimal(1), Decimal(len(plausible) * PERIOD_S) / seconds))
+    return Reported(share, min(Decimal(1), Decimal(len(plausible) * period_s) / seconds))
 
 
 @dataclass(frozen=True)

@@ -127,20 +127,33 @@ def day_of_ada(owner="ada") -> Day:
     return Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": DayShare(instance, 86_400, Decimal("24.62"))})
 
 
-def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
-    day = day_of_ada()
-    yesterday = day.date
-    key = f"reaper/days/{yesterday:%Y/%m}/{day.name}.json"
+def with_beats(fleet, ago) -> Day:
+    """Store a day some days ago, on which the agent of its instance reported in four periods."""
+    day = replace(day_of_ada(), date=day_of_ada().date - timedelta(days=ago - 1))
+    key = f"reaper/days/{day.date:%Y/%m}/{day.name}.json"
     client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(day.to_json()))
     beat = {
         "MetricName": METRIC_GPU_UTILISATION,
         "Dimensions": [{"Name": "InstanceId", "Value": "i-1"}],
         "Value": 25.0,
     }
-    moments = [yesterday + timedelta(hours=hour) for hour in (3, 9, 9.5, 15)]
+    moments = [day.date + timedelta(hours=hour) for hour in (3, 9, 9.5, 15)]
     fleet.cloudwatch.put_metric_data(
         Namespace=namespace(STACK), MetricData=[{**beat, "Timestamp": moment} for moment in moments]
     )
+    return day
+
+
+def test_hours_of_a_day_whose_short_periods_the_cloud_has_forgotten_are_read_whole(fleet, run):
+    day = with_beats(fleet, 61)
+
+    (row,) = json.loads(run("report", "--day", day.name, "-o", "json").output)["rows"]
+
+    assert (row["computing"], row["idle"], row["unknown"]) == ("0.75", "2.25", "21.00")
+
+
+def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
+    day = with_beats(fleet, 1)
     page = tmp_path / "day.html"
 
     result = run("report", "--day", day.name, "--to", str(page))
