@@ -42,6 +42,7 @@ def budget(stack: Stack) -> BudgetPolicy:
         },
         assumed={name: said.assume[name] for name in types if name in said.assume},
         lacks=tuple(sorted({quote.what for quote in cost.unknown} - types.keys())),
+        borrowed=tuple(sorted({quote.region for quote in cost.elsewhere})),
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -219,7 +220,13 @@ def test_the_meter_names_what_has_no_public_price_beside_the_types_which_it_coun
     )
 
     assert free.lacks == ("bucket_zone_redundant", "log", "nat_gateway", "nat_traffic", "public_address")
-    assert priced.lacks == ()
+    assert (priced.lacks, priced.borrowed) == ((), ())
+
+
+def test_the_meter_names_the_region_whose_prices_stand_in_for_its_own():
+    away = replace(stack_files.settings_of("aws-prod"), region="eu-central-1")
+
+    assert meter_prices.budget(away).borrowed == ("us-east-1",)
 
 
 def test_an_idle_instance_that_is_terminated_saves_its_assumed_price():

@@ -110,6 +110,8 @@ def line_of(spending: Spending) -> str:
         line += f"; {counted(spending.unpriced, 'instance')} without a price: not counted"
     if spending.budget.lacks:
         line += f"; without a public price, not counted: {', '.join(spending.budget.lacks)}"
+    if spending.budget.borrowed:
+        line += f"; by prices of {', '.join(spending.budget.borrowed)}, for want of the region's own"
     for use in spending.reserved:
         where = f"{use.pool} in {use.reservation}" if use.reservation else use.pool
         share = f"{use.used} of {use.paid} reserved instances of {where} in use ({use.used / use.paid:.0%})"
