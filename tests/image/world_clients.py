@@ -3,14 +3,12 @@
 
 import bisect
 import io
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpu_fleet_image.core.model import TAG_WITHDRAWN
 from gpu_fleet_image.providers.aws.session import Clients
 from tests.image.world import SimulatedInstance, World, refusal
-
-DAY_S = 86_400
 
 
 def clients(world: World) -> Clients:
@@ -200,8 +198,10 @@ class _CloudWatch(_Client):
         stat = query["MetricStat"]
         (dimension,) = stat["Metric"]["Dimensions"]
         values_of_world = self._world.daily.get((dimension["Value"], stat["Metric"]["MetricName"]))
-        if stat["Period"] == DAY_S:
-            points = [] if values_of_world is None else [(start, values_of_world)]
+        if stat["Stat"] == "Average":
+            step = timedelta(seconds=stat["Period"])
+            times = [start + number * step for number in range((end - start) // step)]
+            points = [] if values_of_world is None else [(at, values_of_world) for at in times]
         else:
             points = self._minima(dimension["Value"], start, end, stat["Period"])
         if cut:

@@ -105,6 +105,8 @@ class BudgetPolicy(Contradictory):
         pools: pool -> its prices.
         assumed: instance type -> the stack owner's price of an hour, for types that no price list has.
         teams: team -> its budget, for teams with one.
+        lacks: what ``shared_per_hour`` and the pools' disks do not contain, because it has no public price.
+        borrowed: regions whose prices stand in for those that nobody published for the stack's own.
     """
 
     monthly: Annotated[Decimal, AMOUNT]
@@ -114,6 +116,8 @@ class BudgetPolicy(Contradictory):
     pools: dict[str, PoolPrices]
     assumed: dict[str, Annotated[Decimal, ASSUMED]] = field(default_factory=dict)
     teams: dict[str, TeamBudget] = field(default_factory=dict)
+    lacks: tuple[Annotated[str, TEXT], ...] = field(default=(), metadata=LEFT_OUT)
+    borrowed: tuple[Annotated[str, TEXT], ...] = field(default=(), metadata=LEFT_OUT)
 
     def price_of(self, pool: str, kind: str, *, spot: bool) -> Decimal | None:
         """Return the price of an hour of an instance, without its disks; None if it is unknown.

@@ -3,6 +3,7 @@
 On a narrow screen a row is a block of lines, each value behind the name of its column.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from html import escape
 
@@ -27,7 +28,7 @@ th { color: #555 }
 tr { border-bottom: 1px solid #ddd; break-inside: avoid }
 .id { white-space: nowrap }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
-td:last-child:not(.number) { min-width: 16rem; overflow-wrap: anywhere } /* reasons */
+td:last-child:not(.number) { min-width: 14rem; overflow-wrap: anywhere } /* reasons */
 @media screen and (max-width: 48rem) {
   thead { display: none }
   tr { display: block; padding: .4rem 0 }
@@ -87,10 +88,15 @@ def table(
     body = "".join(
         "<tr>"
         + "".join(
-            f'<td data-column="{escape(head)}"{mark}>{escape(text)}</td>'
+            f'<td data-column="{escape(head)}"{mark}>{_breakable(text)}</td>'
             for head, mark, text in zip(heads, marks, row, strict=True)
         )
         + "</tr>\n"
         for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+
+
+def _breakable(text: str) -> str:
+    """Return a text in which an address may break behind its @ and points, so that it widens no column."""
+    return re.sub(r"[@.](?=\w)", r"\g<0><wbr>", escape(text)) if "@" in text else escape(text)

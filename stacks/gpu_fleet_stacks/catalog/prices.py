@@ -1,6 +1,7 @@
 """List prices of everything but instances, with their sources, read from prices.toml."""
 
 import datetime
+from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
@@ -181,8 +182,8 @@ class _Committed(_Exact):
 
 
 def _each_once(rows: tuple[_Committed, ...]) -> tuple[_Committed, ...]:
-    names = [name for row in rows for name in row.prices]
-    if twice := {name for name in names if names.count(name) > 1}:
+    names = Counter(name for row in rows for name in row.prices)
+    if twice := {name for name, count in names.items() if count > 1}:
         raise ValueError(f"must have one price of {min(twice)}")
     return rows
 

@@ -22,7 +22,7 @@ COLUMNS = (
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 480, 260, 62, 44, 14
 # Okabe and Ito's palette, which colour-blind readers can tell apart; dashes for those who print.
 COLOURS = ("#000000", "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7")
-DASHES = ("", "8 3", "2 3", "12 3 2 3", "6 6", "1 5", "10 5")
+DASHES = ("", "8 3", "2 3", "12 3 2 3", "6 6", "14 3 2 3 2 3", "10 5")
 NOTE = (
     "List prices before tax and discount, of the stack's region alone. A price without a first-hand source "
     "is unknown. A way pays from the hours of use a month at which it costs as much as on demand."

@@ -28,11 +28,12 @@ def budget(stack: Stack) -> BudgetPolicy:
     """
     said = stack.budget
     types = dict.fromkeys(name for pool in stack.pools for name in pool.types)
+    cost = estimate(stack)
     return BudgetPolicy(
         monthly=Decimal(said.monthly),
         percents=tuple(at.percent for at in said.thresholds if at.kind is ThresholdKind.ACTUAL),
         on_exceeded=str(said.on_exceeded),
-        shared_per_hour=_shared(estimate(stack)),
+        shared_per_hour=_shared(cost),
         pools={pool.name: _pool(stack, pool) for pool in stack.pools},
         teams={
             name: TeamBudget(Decimal(team.monthly), str(team.on_exceeded))
@@ -40,6 +41,8 @@ def budget(stack: Stack) -> BudgetPolicy:
             if team.monthly is not None
         },
         assumed={name: said.assume[name] for name in types if name in said.assume},
+        lacks=tuple(sorted({quote.what for quote in cost.unknown} - types.keys())),
+        borrowed=tuple(sorted({quote.region for quote in cost.elsewhere})),
     )
 
 

@@ -11,8 +11,9 @@ from gpu_fleet_stacks.catalog import toml_file
 from gpu_fleet_stacks.catalog.numbers import AMOUNT, Currency
 from gpu_fleet_stacks.core.errors import StacksError
 
-Positive = Annotated[Decimal, Field(gt=0, allow_inf_nan=False), AMOUNT]
-NotNegative = Annotated[Decimal, Field(ge=0, allow_inf_nan=False), AMOUNT]
+MOST = 10**12  # of any currency: sums keep their cents
+Positive = Annotated[Decimal, Field(gt=0, le=MOST, allow_inf_nan=False), AMOUNT]
+NotNegative = Annotated[Decimal, Field(ge=0, le=MOST, allow_inf_nan=False), AMOUNT]
 
 
 class OffersFileError(StacksError):
@@ -45,7 +46,7 @@ class OwnHardware(_Exact):
 
     title: Annotated[str, Field(min_length=1, max_length=80)]
     price: Positive
-    years: Annotated[Decimal, Field(gt=0, le=20), AMOUNT]
+    years: Annotated[Decimal, Field(ge=Decimal("0.1"), le=20), AMOUNT]
     power_kw: NotNegative
     energy_per_kwh: NotNegative
     staff_per_year: NotNegative

@@ -154,6 +154,8 @@ def test_at_its_break_even_an_option_costs_what_on_demand_does(hour, month, on_d
         ),
         (("years = 4", 'years = "four"'), f"own.{TYPE}.years = 'four': must be a number"),
         (("years = 4", "years = 44"), f"own.{TYPE}.years = 44: must be 20 or less"),
+        (("years = 4", 'years = "1e-30"'), f"own.{TYPE}.years = '1e-30': must be 0.1 or more"),
+        (("price = ", 'price = "1e400" # '), f"own.{TYPE}.price = '1e400': must be 1000000000000 or less"),
         ((f'[own."{TYPE}"]', "[own]"), "must be a table of keys and values"),
         (("USD", "dollar"), "currency = 'dollar': must be the three capital letters of one, such as USD"),
         (("[quotes", "[quotes["), "is not TOML"),

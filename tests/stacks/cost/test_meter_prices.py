@@ -1,16 +1,22 @@
 """The declared meter of a stack: its prices, its alarms, and the rights of its freeze."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
 
+from gpu_fleet_image.controllers.meter.meter import advance
 from gpu_fleet_image.core import policy
+from gpu_fleet_image.core.budget_policy import BudgetPolicy
 from gpu_fleet_image.core.document import written
+from gpu_fleet_image.core.model import TAG_POOL, Instance, Inventory
 from gpu_fleet_stacks.cost import meter_prices
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.payload import sweep_policy
-from gpu_fleet_stacks.settings import stack_files
+from gpu_fleet_stacks.settings import Market, Stack, stack_files
 from gpu_fleet_stacks.settings.quantities import CostKind, Level
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
@@ -43,6 +49,30 @@ def test_an_hour_at_worst_by_the_meter_is_an_hour_at_worst_by_the_estimate():
         instances += pool.size.max * (dearest + Decimal(priced["disk_per_hour"]))
     worst = cost.hour(Level.MAX).worst.amount
     assert abs(instances + Decimal(document["shared_per_hour"]) - worst) < Decimal("0.0001")
+
+
+@pytest.mark.parametrize("name", ["aws-prod", "local", "alicloud-prod"])
+def test_a_month_of_the_meter_hour_by_hour_costs_the_hours_of_the_estimate(name):
+    stack, begin = stack_files.settings_of(name), datetime(2027, 2, 1, tzinfo=UTC)
+    budget, cost = meter_prices.budget(stack), estimate(stack)
+    fleet = Inventory(tuple(_started(stack, budget, begin)))
+
+    reading, _ = advance(None, fleet, budget, cost.currency, begin)
+    for hour in range(1, 28 * 24):
+        reading, _ = advance(reading, fleet, budget, cost.currency, begin + timedelta(hours=hour))
+
+    expected = cost.hour(Level.NOW).worst.amount * (28 * 24 - 1)
+    assert abs(reading.month_cost - expected) < Decimal("0.01")
+
+
+def _started(stack: Stack, budget: BudgetPolicy, begin: datetime) -> Iterator[Instance]:
+    """Yield the instances with which a stack starts, each of its pool's dearest type."""
+    for pool in stack.pools:
+        spot = pool.market is Market.SPOT
+        kind = max(pool.types, key=lambda name: budget.price_of(pool.name, name, spot=spot) or 0)
+        tags = {TAG_POOL: pool.name}
+        for number in range(pool.size.desired):
+            yield Instance(f"i-{pool.name}-{number}", kind, "running", begin, tags=tags, spot=spot)
 
 
 def test_only_training_pools_freeze():
@@ -182,6 +212,21 @@ def test_assumed_prices_stand_apart_from_those_of_a_list():
     assert document["assumed"] == {kind: "400"}
     assert document["pools"]["dev"]["on_demand"] == {kind: None}
     assert Decimal(document["pools"]["dev"]["disk_per_hour"]) == round(Decimal(300) / 730, 6)
+
+
+def test_the_meter_names_what_has_no_public_price_beside_the_types_which_it_counts_itself():
+    free, priced = (
+        meter_prices.budget(stack_files.settings_of(name)) for name in ("alicloud-prod", "aws-prod")
+    )
+
+    assert free.lacks == ("bucket_zone_redundant", "log", "nat_gateway", "nat_traffic", "public_address")
+    assert (priced.lacks, priced.borrowed) == ((), ())
+
+
+def test_the_meter_names_the_region_whose_prices_stand_in_for_its_own():
+    away = replace(stack_files.settings_of("aws-prod"), region="eu-central-1")
+
+    assert meter_prices.budget(away).borrowed == ("us-east-1",)
 
 
 def test_an_idle_instance_that_is_terminated_saves_its_assumed_price():

@@ -13,6 +13,7 @@ from gpu_fleet_image.console.operators.bill import read
 from gpu_fleet_image.console.operators.monthly_savings import Month
 from gpu_fleet_image.controllers.meter import budget_check, chargeback, daily_report
 from gpu_fleet_image.controllers.meter.chargeback import Attribution, RunSpan
+from gpu_fleet_image.controllers.meter.efficiency import Reported
 from gpu_fleet_image.controllers.meter.meter_state import Day
 from gpu_fleet_image.controllers.meter.team_budgets import members_of, with_team
 from gpu_fleet_image.core import cloud as clouds
@@ -71,13 +72,13 @@ class MonthRecord:
     """A month of the meter.
 
     Attributes:
-        computing: day -> instance id -> share of its GPU hours in which GPUs computed.
+        computing: day -> instance id -> the time in which its GPUs computed.
         cost: the meter's own sum; None for that of the days.
     """
 
     name: str
     days: list[Day]
-    computing: dict[str, dict[str, Decimal]]
+    computing: dict[str, dict[str, Reported]]
     cost: Decimal | None
 
 

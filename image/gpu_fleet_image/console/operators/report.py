@@ -194,7 +194,7 @@ def _day(meant: Subject, name: str) -> tuple[str, str, str]:
 
 def _efficiency_of(meant: Subject, name: str) -> Efficiency:
     cloud, store = _records(meant, "--day")
-    return daily_report.efficiency(cloud, meant.policy, daily_report.load(store, name))
+    return daily_report.efficiency(cloud, meant.policy, daily_report.load(store, name), datetime.now(UTC))
 
 
 def _records(meant: Subject, option: str) -> tuple[SweepCloud, Store]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from decimal import Decimal
 
+from gpu_fleet_image.controllers.meter.efficiency import UNREPORTED, Reported
 from gpu_fleet_image.controllers.meter.meter_state import Day
 from gpu_fleet_image.core import report_page
 from gpu_fleet_image.core.csv_rows import csv_text
@@ -92,7 +93,7 @@ class Waste:
 
 def sum_up(
     days: Iterable[Day],
-    computing: Mapping[str, Mapping[str, Decimal]],
+    computing: Mapping[str, Mapping[str, Reported]],
     gpus: Mapping[str, int],
     *,
     stack: str,
@@ -101,7 +102,7 @@ def sum_up(
     """Return the days' hours.
 
     Args:
-        computing: day -> instance id -> share of its GPU hours in which GPUs computed.
+        computing: day -> instance id -> the time in which its GPUs computed.
         gpus: pool -> GPUs of one of its instances, for reserved ones that did not run.
     """
     named = {day.name: dict(_of_day(day, computing.get(day.name, {}), gpus)) for day in days}
@@ -109,19 +110,14 @@ def sum_up(
 
 
 def _of_day(
-    day: Day, computing: Mapping[str, Decimal], gpus: Mapping[str, int]
+    day: Day, computing: Mapping[str, Reported], gpus: Mapping[str, int]
 ) -> Iterable[tuple[Key, Hours]]:
     hours: dict[Key, Hours] = defaultdict(Hours)
     for instance, share in day.instances.items():
-        known = computing.get(instance)
-        hours[share.instance.pool, share.instance.owner or NOBODY].add(
-            Hours(
-                share.gpu_hours,
-                share.gpu_hours * (known or 0),
-                share.gpu_hours if known is None else Decimal(0),
-                Decimal(0) if known is None else share.cost * (1 - known),
-            )
-        )
+        gpu_time = computing.get(instance, UNREPORTED)
+        worked, _, unknown = gpu_time.split(share.gpu_hours)
+        own = Hours(share.gpu_hours, worked, unknown, gpu_time.split(share.cost)[1])
+        hours[share.instance.pool, share.instance.owner or NOBODY].add(own)
     for pool, held in day.unused.items():
         if unused := day.unused_gpu_hours(pool, gpus):
             cost = sum((each.cost for each in held.values()), Decimal(0))
@@ -133,11 +129,13 @@ def line(waste: Waste) -> str:
     """Return the fleet's waste in one line."""
     whole, first, last = waste.shares()
     said = f"{waste.stack}: {waste.of().rented:,.0f} GPU hours in {len(waste.days)} days"
+    unknown = waste.of().unknown
     if whole is None:
         return f"{said}, and no report whether GPUs computed"
     trend = f", {_percent(first)} in the first week and {_percent(last)} in the last"
     idle_cost = f"{waste.of().idle_cost:,.2f} {waste.currency}"
-    return f"{said}, {_percent(whole)} idle ({idle_cost}){trend if len(waste.days) > WEEK else ''}"
+    of = f"{unknown:,.0f} of them unknown, {_percent(whole)} of the others" if unknown else _percent(whole)
+    return f"{said}, {of} idle ({idle_cost}){trend if len(waste.days) > WEEK else ''}"
 
 
 def rows(waste: Waste) -> Iterator[dict[str, str | None]]:
@@ -165,16 +163,23 @@ def page(waste: Waste, missing: Sequence[str]) -> str:
     Args:
         missing: days without a record.
     """
-    heads = [name.replace("_percent", ", %").replace("_", " ") for name in COLUMNS[:-1]]
-    cells = [[row[name] or "unknown" for name in COLUMNS[:-1]] for row in rows(waste)]
+    heads = [name.replace("_percent", ", %").replace("_", " ") for name in COLUMNS[:-2]]
+    heads.append(f"idle cost, {waste.currency}")
+    cells = [[_shown(name, row[name]) for name in COLUMNS[:-1]] for row in rows(waste)]
     note = "In idle hours no kernel ran. Hours without a report are left out of the percentages."
     if missing:
         note += f" No record of {', '.join(missing)}."
     title = f"GPU fleet {waste.stack}: idle GPU hours"
-    table = report_page.table(heads, cells, numbers=heads[2:])
+    table = report_page.table(heads, cells, numbers=heads[2:], ids=heads[:1])
     return report_page.page(
         title, line(waste), note, f"{_picture(waste)}\n<h2>By pool and owner</h2>\n{table}"
     )
+
+
+def _shown(name: str, text: str | None) -> str:
+    if text is None:
+        return "unknown"
+    return text if name in COLUMNS[:2] else f"{Decimal(text):,}"
 
 
 def _picture(waste: Waste) -> str:

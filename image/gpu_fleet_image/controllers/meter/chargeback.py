@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from decimal import ROUND_FLOOR, Decimal
 
+from gpu_fleet_image.controllers.meter.efficiency import UNREPORTED, Reported
 from gpu_fleet_image.controllers.meter.meter import DAY, SHARED, SMALLEST
 from gpu_fleet_image.controllers.meter.meter_state import SECONDS_PER_HOUR, Day, DayShare, MeterReading
 from gpu_fleet_image.core.csv_rows import csv_text
@@ -235,7 +236,7 @@ def team_costs(day: Day, teams: Mapping[str, str], use: DayUse | None = None) ->
 
 def charges(
     days: Iterable[Day],
-    computing: Mapping[str, Mapping[str, Decimal]],
+    computing: Mapping[str, Mapping[str, Reported]],
     by: str,
     gpus: Mapping[str, int],
     month_cost: Decimal | None = None,
@@ -245,7 +246,7 @@ def charges(
     """Return a row for each name, the most expensive first, in whole cents.
 
     Args:
-        computing: day -> instance id -> share of its GPU hours in which GPUs computed.
+        computing: day -> instance id -> the time in which its GPUs computed.
         by: a key of ``BY``.
         gpus: pool -> GPUs of one of its instances, for reserved ones that did not run.
         month_cost: the meter's cost of the whole month; None for the sum of the days.
@@ -262,12 +263,13 @@ def charges(
 
 
 def _of_day(
-    day: Day, computing: Mapping[str, Decimal], by: str, gpus: Mapping[str, int], attribution: Attribution
+    day: Day, computing: Mapping[str, Reported], by: str, gpus: Mapping[str, int], attribution: Attribution
 ) -> Iterable[Charge]:
     rest: dict[str, Decimal] = defaultdict(Decimal, day.costs)
     for key, share in day.instances.items():
         rest[share.instance.pool] -= share.cost
-        yield from _of_instance(share, computing.get(key), BY[by](day, key, share, attribution))
+        gpu_time = computing.get(key, UNREPORTED)
+        yield from _of_instance(share, gpu_time, BY[by](day, key, share, attribution))
     for pool, held in day.unused.items():
         for reservation, unused in held.items():
             rest[pool] -= unused.cost
@@ -281,14 +283,12 @@ def _of_day(
             yield Charge(name, cost=cost)
 
 
-def _of_instance(share: DayShare, computing: Decimal | None, parts: Parts) -> Iterator[Charge]:
+def _of_instance(share: DayShare, computing: Reported, parts: Parts) -> Iterator[Charge]:
     """Yield the rows of an instance's day."""
     for name, part, cost in divided(share.cost, parts):
         hours = share.gpu_hours * part
-        reported = Decimal(0) if computing is None else hours
-        worked = reported * (computing or Decimal(0))
         if hours or cost:
-            yield Charge(name, hours, worked, reported - worked, hours - reported, cost)
+            yield Charge(name, hours, *computing.split(hours), cost)
 
 
 def divided(cost: Decimal, parts: Parts) -> Iterator[tuple[str, Decimal, Decimal]]:

@@ -1,11 +1,12 @@
 """The report of a day that ended: sent once by mail, and written as a page to the bucket."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpu_fleet_image.controllers.meter.efficiency import Efficiency, sum_up
+from gpu_fleet_image.controllers.meter.efficiency import PERIOD_S, Efficiency, Reported, reported, sum_up
 from gpu_fleet_image.controllers.meter.efficiency_page import headline, mail, page
 from gpu_fleet_image.controllers.meter.meter import DAY
 from gpu_fleet_image.controllers.meter.meter_state import Day, MeterReading, day_from_json
@@ -18,9 +19,10 @@ from gpu_fleet_image.core.store import Store
 
 DAYS, _REPORTS = "days", "reports"
 _NOT_METERED = "NoSuchKey"
-PERIOD_S = int(DAY.total_seconds())
 # The last heartbeats of a day arrive a little later.
 _ARRIVED_AFTER = timedelta(minutes=10)
+# CloudWatch keeps periods shorter than an hour for 63 days.
+_FINE_FOR, _OLD_PERIOD_S = timedelta(days=60), 3600
 BATCH = 500  # instances whose answers are in memory at a time
 
 
@@ -56,15 +58,15 @@ def load_metered(store: Store, name: str) -> Day | None:
 
 def month(
     store: Store, name: str, until: datetime
-) -> tuple[list[Day], dict[str, dict[str, Decimal]], list[str]]:
+) -> tuple[list[Day], dict[str, dict[str, Reported]], list[str]]:
     """Return a month's recorded days up to a moment, with their reports of each instance.
 
     Args:
         name: ``2026-11``.
 
     Returns:
-        The days; day -> instance id -> share of its GPU hours in which GPUs computed; days that are over but
-        not recorded.
+        The days; day -> instance id -> the time in which its GPUs computed; days that are over but not
+        recorded.
 
     Raises:
         CloudError: something is damaged, or could not be read.
@@ -75,10 +77,10 @@ def month(
 
 def between(
     store: Store, begin: datetime, until: datetime
-) -> tuple[list[Day], dict[str, dict[str, Decimal]], list[str]]:
+) -> tuple[list[Day], dict[str, dict[str, Reported]], list[str]]:
     """Return the days from a midnight up to a moment, as ``month`` does."""
     days: list[Day] = []
-    computing: dict[str, dict[str, Decimal]] = {}
+    computing: dict[str, dict[str, Reported]] = {}
     missing: list[str] = []
     date = begin
     while date + DAY <= until:
@@ -93,11 +95,18 @@ def between(
     return days, computing, missing
 
 
-def _computing(store: Store, name: str) -> dict[str, Decimal]:
-    return {str(key): Decimal(share) for key, share in _reported(store, name, "computing").items()}
+def _computing(store: Store, name: str) -> dict[str, Reported]:
+    try:
+        gpu_time = _section(store, name, "computing").items()
+        return {str(key): Reported(Decimal(share), Decimal(known)) for key, (share, known) in gpu_time}
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        where = _key(_REPORTS, name, "json")
+        raise CloudError(
+            f"{where}: {error!r}; without it the day's hours are unknown", "Malformed"
+        ) from error
 
 
-def _reported(store: Store, name: str, section: str) -> Mapping[str, Any]:
+def _section(store: Store, name: str, section: str) -> Mapping[str, Any]:
     """Return a section of the report of a day; empty if it has none."""
     stored = store.get(_key(_REPORTS, name, "json"))
     content: Mapping[str, Any] = stored.content.get(section, {}) if stored is not None else {}
@@ -111,8 +120,9 @@ def hours_of(store: Store, name: str) -> str:
     """
     said = [
         f"{pool} {hours['rented']} rented, {hours['computing']} computing, {hours['idle']} idle"
+        + (f", {hours['unknown']} unknown" if Decimal(hours["unknown"]) else "")
         + (f", SM activity {Decimal(hours['sm_active']):.0%}" if hours.get("sm_active") else "")
-        for pool, hours in _reported(store, name, "pools").items()
+        for pool, hours in _section(store, name, "pools").items()
         if Decimal(hours["rented"])
     ]
     return f"GPU hours of {name}: {'; '.join(said)}" if said else ""
@@ -136,7 +146,7 @@ def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReadin
             day = load(store, name)
             if reading.until < day.date + DAY + _ARRIVED_AFTER:
                 continue
-            report = efficiency(cloud, policy, day)
+            report = efficiency(cloud, policy, day, reading.until)
             where = _key(_REPORTS, name, "html")
             place = store.put_page(where, page(report))
             if cloud.notifier is not None:
@@ -146,7 +156,7 @@ def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReadin
     return done
 
 
-def efficiency(cloud: SweepCloud, policy: Policy, day: Day) -> Efficiency:
+def efficiency(cloud: SweepCloud, policy: Policy, day: Day, now: datetime) -> Efficiency:
     """Return a day with its instances' GPU utilisation.
 
     Raises:
@@ -154,23 +164,26 @@ def efficiency(cloud: SweepCloud, policy: Policy, day: Day) -> Efficiency:
     """
     gpus = policy.budget.gpus_of_pools() if policy.budget else {}
     computing, sm_active = (
-        _mean(cloud, day, metric) for metric in (METRIC_GPU_UTILISATION, METRIC_GPU_SM_ACTIVITY)
+        _mean(cloud, day, metric, now) for metric in (METRIC_GPU_UTILISATION, METRIC_GPU_SM_ACTIVITY)
     )
-    return sum_up(day, policy.stack, policy.currency, computing, gpus, sm_active=sm_active)
+    counted = sum_up(day, policy.stack, policy.currency, computing, gpus, sm_active=sm_active)
+    return replace(counted, lacks=policy.budget.lacks) if policy.budget else counted
 
 
-def _mean(cloud: SweepCloud, day: Day, metric: str) -> Mapping[str, float]:
-    """Return instance id -> mean of a percentage of its GPUs, 0 to 1, of instances that reported it."""
-    span = Span(day.date, day.date + DAY)
-    values: dict[str, float] = {}
+def _mean(cloud: SweepCloud, day: Day, metric: str, now: datetime) -> Mapping[str, Reported]:
+    """Return instance id -> mean of a percentage of its GPUs, of instances that reported it."""
+    span, period_s = Span(day.date, day.date + DAY), PERIOD_S if now - day.date < _FINE_FOR else _OLD_PERIOD_S
+    values: dict[str, Reported] = {}
     for batch in batches(sorted(day.instances), BATCH):
-        queries = [Query(key, metric, PERIOD_S, statistic="Average") for key in batch]
+        queries = [Query(key, metric, period_s, statistic="Average") for key in batch]
         answers, failures = cloud.heartbeats.read(queries, span)
         if failures:
             raise CloudError(f"{metric} of {day.name}: {failures[0].error}")
         for query, answer in answers.items():
             if answer.points:
-                values[query.instance_id] = max(answer.points)[1] / 100
+                percents = dict(answer.points).values()
+                seconds = day.instances[query.instance_id].seconds
+                values[query.instance_id] = reported(percents, seconds, period_s)
     return values
 
 

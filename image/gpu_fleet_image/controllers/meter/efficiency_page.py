@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 from gpu_fleet_image.controllers.meter.efficiency import Efficiency, PoolUse, Use
+from gpu_fleet_image.controllers.meter.meter import SHARED
 from gpu_fleet_image.core import report_page
 from gpu_fleet_image.core.counting import counted
 
@@ -24,7 +25,7 @@ def page(day: Efficiency) -> str:
         ("pool", *(f"GPU hours {name}" for name in HOURS), _SMS, cost),
         [
             (
-                pool.pool,
+                "(shared)" if pool.pool == SHARED else pool.pool,
                 *(_number(getattr(pool, name)) for name in HOURS),
                 _percent(pool.sm_active),
                 _number(pool.cost),
@@ -51,7 +52,7 @@ def page(day: Efficiency) -> str:
 
 def headline(day: Efficiency) -> str:
     """Return the day in one line."""
-    at_least = "at least " if day.unpriced else ""
+    at_least = "at least " if day.unpriced or day.lacks else ""
     rented, computing, idle = (_number(day.total(name)) for name in HOURS[:3])
     return (
         f"{rented} GPU hours rented, {computing} computing, {idle} idle; {at_least}"
@@ -68,7 +69,7 @@ def mail(day: Efficiency, where: str) -> str:
     lines = [headline(day), *_notes(day), "", "Most money left idle:"]
     lines += [
         f"- {_number(use.idle_cost)} {day.currency}: {use.instance_id} ({use.instance.type}, pool "
-        f"{use.instance.pool}, {use.instance.owner or 'nobody'}), computing {_percent(use.computing)}"
+        f"{use.instance.pool}, {use.instance.owner or 'nobody'}), computing {_percent(use.computing.share)}"
         for use in day.idle
     ]
     if not day.idle:
@@ -82,6 +83,8 @@ def _notes(day: Efficiency) -> Iterator[str]:
             f"{counted(day.unpriced, 'instance')} without a price: not counted, so true costs may be higher "
             "than shown; add the type to budget.assume."
         )
+    if day.lacks:
+        yield f"Without a public price, not counted: {', '.join(day.lacks)}."
     unknown = day.total("unknown")
     if unknown:
         yield f"For {_number(unknown)} GPU hours there is no report whether GPUs computed."
@@ -97,7 +100,7 @@ def _notes(day: Efficiency) -> Iterator[str]:
 def _idle_cells(use: Use) -> tuple[str, ...]:
     instance = use.instance
     owner = instance.owner or "nobody"
-    shown = _percent(use.computing), _number(use.idle_cost)
+    shown = _percent(use.computing.share), _number(use.idle_cost)
     return use.instance_id, instance.pool, owner, instance.type, *shown
 
 

@@ -81,14 +81,14 @@ class ReservedUse:
 def _metered_instance(
     instance: Instance, fleet: Inventory, budget: BudgetPolicy, known: MeteredInstance | None = None
 ) -> MeteredInstance | None:
-    """Return an instance's data for the meter; None if the budget does not have its pool.
+    """Return an instance's data for the meter; what is known if the budget does not have its pool any more.
 
     Args:
         known: data of the sweep before; None if it did not run then.
     """
     pool = budget.pools.get(instance.pool)
     if pool is None:
-        return None
+        return known
     price = _price(instance, budget)
     gpus = pool.gpus.get(instance.type, 0)
     per_hour = (price or Decimal(0)) + pool.disk_per_hour
@@ -303,7 +303,7 @@ def _spans(
             or (running is not None and listed.launched_at >= start)
         ):
             yield MeteredSpan(began, stop, instance.per_hour, instance.pool, listed.id, instance)
-        if listed.state == STOPPED:
+        if listed.state == STOPPED and instance.pool in budget.pools:
             since = max(start, stop) if listed.stopped_at else start
             yield MeteredSpan(since, now, budget.pools[instance.pool].disk_per_hour, instance.pool)
     ids = {instance.id for instance in seen}

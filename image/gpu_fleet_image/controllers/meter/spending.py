@@ -55,7 +55,7 @@ class Spending:
     @property
     def at_least(self) -> bool:
         """True if the amounts lack something without a known price."""
-        return self.unpriced > 0 or self.reading.at_least
+        return self.unpriced > 0 or self.reading.at_least or bool(self.budget.lacks)
 
     @property
     def forecast(self) -> Decimal:
@@ -108,6 +108,10 @@ def line_of(spending: Spending) -> str:
     )
     if spending.unpriced:
         line += f"; {counted(spending.unpriced, 'instance')} without a price: not counted"
+    if spending.budget.lacks:
+        line += f"; without a public price, not counted: {', '.join(spending.budget.lacks)}"
+    if spending.budget.borrowed:
+        line += f"; by prices of {', '.join(spending.budget.borrowed)}, for want of the region's own"
     for use in spending.reserved:
         where = f"{use.pool} in {use.reservation}" if use.reservation else use.pool
         share = f"{use.used} of {use.paid} reserved instances of {where} in use ({use.used / use.paid:.0%})"

@@ -127,31 +127,44 @@ def day_of_ada(owner="ada") -> Day:
     return Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": DayShare(instance, 86_400, Decimal("24.62"))})
 
 
-def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
-    day = day_of_ada()
-    yesterday = day.date
-    key = f"reaper/days/{yesterday:%Y/%m}/{day.name}.json"
+def with_beats(fleet, ago) -> Day:
+    """Store a day some days ago, on which the agent of its instance reported in four periods."""
+    day = replace(day_of_ada(), date=day_of_ada().date - timedelta(days=ago - 1))
+    key = f"reaper/days/{day.date:%Y/%m}/{day.name}.json"
     client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(day.to_json()))
     beat = {
         "MetricName": METRIC_GPU_UTILISATION,
         "Dimensions": [{"Name": "InstanceId", "Value": "i-1"}],
         "Value": 25.0,
     }
-    moments = [yesterday + timedelta(hours=hour) for hour in (3, 9, 15)]
+    moments = [day.date + timedelta(hours=hour) for hour in (3, 9, 9.5, 15)]
     fleet.cloudwatch.put_metric_data(
         Namespace=namespace(STACK), MetricData=[{**beat, "Timestamp": moment} for moment in moments]
     )
+    return day
+
+
+def test_hours_of_a_day_whose_short_periods_the_cloud_has_forgotten_are_read_whole(fleet, run):
+    day = with_beats(fleet, 61)
+
+    (row,) = json.loads(run("report", "--day", day.name, "-o", "json").output)["rows"]
+
+    assert (row["computing"], row["idle"], row["unknown"]) == ("0.75", "2.25", "21.00")
+
+
+def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
+    day = with_beats(fleet, 1)
     page = tmp_path / "day.html"
 
     result = run("report", "--day", day.name, "--to", str(page))
 
     document = json.loads(run("report", "--day", day.name, "-o", "json").output)
     sheet = run("report", "--day", day.name, "-o", "csv").output
-    assert [(row["pool"], row["idle"]) for row in document["rows"]] == [("dev", "18.00")]
-    assert "dev,24.00,6.00,18.00,0.00,0.00,0.00,24.62" in sheet
-    said = "24.00 GPU hours rented, 6.00 computing, 18.00 idle; 24.62 USD"
+    assert [(row["pool"], row["idle"]) for row in document["rows"]] == [("dev", "0.75")]
+    assert "dev,24.00,0.25,0.75,23.00,0.00,0.00,24.62" in sheet
+    said = "24.00 GPU hours rented, 0.25 computing, 0.75 idle; 24.62 USD"
     assert f"{day.name}: {said}: {page}" in result.output
-    assert "18.46" in page.read_text(), "three quarters of the day were left idle"
+    assert ">0.77<" in page.read_text(), "three of four quarters of an hour were idle, the rest is unknown"
 
 
 def store_days(computing):
@@ -163,7 +176,7 @@ def store_days(computing):
         if share == "":
             continue
         day = replace(day_of_ada(), date=day_of_ada().date - timedelta(days=number))
-        report = {"computing": {} if share is None else {"i-1": share}}
+        report = {"computing": {} if share is None else {"i-1": [share, "1"]}}
         for key, content in (("days", day.to_json()), ("reports", report)):
             place = f"reaper/{key}/{day.date:%Y/%m}/{day.name}.json"
             client("s3").put_object(Bucket=BUCKET, Key=place, Body=json.dumps(content))
@@ -176,7 +189,10 @@ def test_the_waste_of_thirty_days_is_a_line_rows_and_a_page_by_pool_and_owner(fl
     said = run("report", "--waste", "--to", str(page))
     (row,) = json.loads(run("report", "--waste", "30", "-o", "json").output)["rows"]
 
-    line = "360 GPU hours in 15 days, 25 % idle (86.17 USD), 38 % in the first week and 12 % in the last"
+    idle = (
+        "24 of them unknown, 25 % of the others idle (86.17 USD), 38 % in the first week and 12 % in the last"
+    )
+    line = f"360 GPU hours in 15 days, {idle}"
     assert said.output == f"{STACK}: {line}: {page}\n"
     assert [row[key] for key in ("pool", "owner", "rented", "idle", "unknown")] == [
         *("dev", "ada", "360.00", "84.00", "24.00")
@@ -187,6 +203,19 @@ def test_the_waste_of_thirty_days_is_a_line_rows_and_a_page_by_pool_and_owner(fl
     (curve,) = re.findall(r'<path d="([^"]+)" fill="none"', drawn)
     assert curve.count("M") == 3, "and the line crosses neither it nor a day without a record"
     assert '<td data-column="owner">ada</td>' in drawn
+    assert '<td data-column="idle cost, USD" class="number">86.17</td>' in drawn
+
+
+def test_a_damaged_report_of_a_day_is_named(fleet, run):
+    store_days(["0.62"])
+    day = day_of_ada()
+    place = f"reaper/reports/{day.date:%Y/%m}/{day.name}.json"
+    client("s3").put_object(Bucket=BUCKET, Key=place, Body=json.dumps({"computing": {"i-1": "0.62"}}))
+
+    said = run("report", "--waste").output
+
+    assert f"{place.removeprefix('reaper/')}: " in said
+    assert "without it the day's hours are unknown" in said
 
 
 @pytest.mark.parametrize(

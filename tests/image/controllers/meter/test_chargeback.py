@@ -25,6 +25,7 @@ from gpu_fleet_image.controllers.meter.chargeback import (
     team_costs,
     work_of,
 )
+from gpu_fleet_image.controllers.meter.efficiency import Reported
 from gpu_fleet_image.controllers.meter.meter import SHARED, advance
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance, Unused
 from gpu_fleet_image.core.job_use import DayUse
@@ -48,13 +49,13 @@ def day(instances, rest="0", shared="1.20", **changes):
 def test_owners_pay_for_their_instances_and_the_rest_has_rows_of_its_own():
     found = charges(
         [day({"i-1": share(), "i-2": share(hours=12, owner="bob", cost="12")}, "5", unused=UNUSED)],
-        {"2026-11-21": {"i-1": Decimal("0.25")}},
+        {"2026-11-21": {"i-1": Reported(Decimal("0.25"), Decimal("0.5"))}},
         "owner",
         {"dev": 8},
     )
 
     assert [(row.name, row.rented, row.computing, row.idle, row.unknown, row.cost) for row in found] == [
-        ("ada", 192, 48, 144, 0, 24),
+        ("ada", 192, 24, 72, 96, 24),
         ("bob", 96, 0, 0, 96, 12),
         ("(pool dev, cr-1 unused)", 16, 0, 16, 0, 4),
         ("(shared)", 0, 0, 0, 0, Decimal("1.20")),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.controllers.meter.efficiency import sum_up
+from gpu_fleet_image.controllers.meter.efficiency import PERIOD_S, reported, sum_up
 from gpu_fleet_image.controllers.meter.efficiency_page import mail, page
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance, Unused
 from tests.image.controllers.metered import NOON
@@ -28,8 +28,18 @@ def day(instances, saved=()):
     return Day(MIDNIGHT, costs, instances, dict(saved))
 
 
+def told(instances, shares):
+    """Return what agents reported in every period of the time that their instances ran."""
+    return {
+        key: reported([shares[key] * 100] * (each.seconds // PERIOD_S), each.seconds)
+        for key, each in instances.items()
+        if key in shares
+    }
+
+
 def summed(instances, computing, saved=(), **changes):
-    return sum_up(replace(day(instances, saved), **changes), "aws-dev", "USD", computing, {"dev": 8})
+    whole = replace(day(instances, saved), **changes)
+    return sum_up(whole, "aws-dev", "USD", told(instances, computing), {"dev": 8})
 
 
 def test_gpu_hours_are_rented_by_the_gpu_and_computing_by_their_utilisation():
@@ -44,6 +54,24 @@ def test_hours_of_a_silent_agent_are_unknown_and_neither_computing_nor_idle():
     assert [found.total(name) for name in ("computing", "unknown", "idle")] == [0, 24, 0]
     assert found.idle == ()
     assert "For 24.00 GPU hours there is no report whether GPUs computed." in mail(found, "s3://there")
+
+
+@pytest.mark.parametrize(
+    ("percents", "hours"),
+    [
+        ([100.0] * 4, [1, 0, 23]),
+        ([50.0] * 4 + [-5.0, 1e100, float("nan")], [0.5, 0.5, 23]),
+        ([0.0] * 96, [0, 24, 0]),
+        ([50.0] * 97, [12, 12, 0]),
+    ],
+)
+def test_hours_in_which_an_agent_was_silent_are_unknown_whatever_it_reported_in_others(percents, hours):
+    instances = {"i-1": share()}
+
+    found = sum_up(day(instances), "lab", "USD", {"i-1": reported(percents, 86_400)}, {})
+
+    assert [found.total(name) for name in ("computing", "idle", "unknown")] == hours
+    assert sum(use.idle_cost for use in found.idle) == hours[1]
 
 
 def test_reserved_hours_without_an_instance_are_rented_and_idle():
@@ -62,6 +90,9 @@ def test_a_day_with_instances_without_a_price_says_at_least():
         assert "1 instance without a price: not counted, so true costs may be higher" in text
     assert found.to_json()["unpriced_machines"] == 1
     assert "at least" not in mail(summed({"i-1": share()}, {}), "s3://there")
+    lacking = mail(replace(summed({"i-1": share()}, {}), lacks=("log",)), "s3://there")
+    assert "at least 24.00 USD" in lacking
+    assert "Without a public price, not counted: log." in lacking
 
 
 def test_the_ten_that_left_most_money_idle_come_dearest_first():
@@ -93,6 +124,13 @@ def test_numbers_are_right_aligned_and_every_cell_names_its_column_for_narrow_sc
     assert '<th scope="col" class="number">GPU hours idle</th>' in text
     assert '<td data-column="GPU hours idle" class="number">12.00</td>' in text
     assert '<td data-column="owner">7 of 9</td>' in text
+
+
+def test_a_long_address_breaks_where_it_widens_no_table_and_no_other_text_does():
+    text = page(summed({"i-1": share(owner="ada@research.example.com")}, {"i-1": 0.5}))
+
+    assert ">ada@<wbr>research.<wbr>example.<wbr>com<" in text
+    assert ">g5.xlarge<" in text
 
 
 def test_names_from_tags_cannot_break_the_page():
@@ -143,7 +181,8 @@ def test_absurd_numbers_count_like_missing_ones(value):
 def test_sm_activity_is_the_mean_over_the_hours_that_report_it_and_unknown_elsewhere():
     instances = {"i-1": share(gpus=8), "i-2": share(hours=12, gpus=8), "i-3": share(pool="old")}
 
-    found = sum_up(day(instances), "aws-dev", "USD", {}, {}, sm_active={"i-1": 0.6, "i-2": 0.3})
+    active = told(instances, {"i-1": 0.6, "i-2": 0.3})
+    found = sum_up(day(instances), "aws-dev", "USD", {}, {}, sm_active=active)
 
     by_pool = {pool.pool: pool.sm_active for pool in found.pools}
     assert by_pool == {"dev": Decimal("0.5"), "old": None}

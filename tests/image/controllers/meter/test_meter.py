@@ -88,6 +88,18 @@ def test_an_instance_that_a_sweep_terminated_counts_until_then_where_the_cloud_s
     assert reading.day.saved["i-1"].seconds == 1800
 
 
+def test_an_instance_whose_pool_left_the_stack_costs_what_it_did_until_it_ends():
+    renamed = {"pools": {"dev2": prices()}}
+    still = metered(at_noon(make_instance()), fleet(make_instance()), at(1), **renamed)
+
+    ended = fleet(gone=(make_instance(state="terminated", stopped_at=at(2)),))
+    after = metered(still, ended, at(4), **renamed)
+
+    assert after.month["dev"] == 2 * Decimal("2.10")
+    assert after.running == {}
+    assert still.at_least, "nobody says its price any more"
+
+
 def test_an_instance_saves_all_but_its_disks_until_it_runs_again_or_its_month_ends():
     stopped = metered(ended_at(0), fleet(make_instance(state="stopped", stopped_at=NOON)), at(1))
     again = metered(ended_at(0), fleet(make_instance(launched_at=at(1))), at(2))

@@ -90,6 +90,15 @@ def test_instances_without_a_price_are_published_and_every_sum_says_at_least(wor
     assert result.to_json()["spending"]["at_least"] is True
 
 
+def test_what_has_no_public_price_is_named_and_every_sum_says_at_least(world):
+    result = swept(world, rules(lacks=["log", "nat_gateway"], borrowed=["us-east-1"]))
+
+    assert line_of(result.spending).startswith("at least 2.15 USD an hour; at least 0.03 of 1,000 this month")
+    said = "; without a public price, not counted: log, nat_gateway; by prices of us-east-1, for want of the"
+    assert said in line_of(result.spending)
+    assert result.to_json()["spending"]["at_least"] is True
+
+
 def test_an_assumed_price_is_counted_and_named(world):
     result = swept(world, unpriced_rules(assumed={"g5.xlarge": "5"}))
 
