@@ -1,12 +1,15 @@
 """The site of docs/: every page is in its contents, no link leaves it, and it builds without a warning."""
 
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 from gpu_fleet_image.core import metrics, model
+from gpu_fleet_stacks.acceptance.aws_calls import CALLS
 from gpu_fleet_stacks.core.errors import SettingsError
+from gpu_fleet_stacks.deployer import aws
 from gpu_fleet_stacks.settings import reader, stack_files, yaml_text
 from tests.ran import ran
 
@@ -28,7 +31,12 @@ CALL = re.compile(r'"[a-z0-9-]+",\s+"((?:get|describe|head|list)_[a-z_]+|[A-Z][a
 BY_IAM = {
     "head_bucket": "ListBucket",
     "get_bucket_encryption": "GetEncryptionConfiguration",
+    "describe_budget": "ViewBudget",
     "describe_budgets": "ViewBudget",
+    "delete_objects": "DeleteObjectVersion",
+    "list_multipart_uploads": "ListBucketMultipartUploads",
+    "list_object_versions": "ListBucketVersions",
+    "list_objects_v2": "ListBucket",
 }
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
@@ -99,6 +107,24 @@ def test_every_call_of_preflight_is_on_its_page():
 
     assert len(named) > 30
     assert [name for name in sorted(named) if f"{name}`" not in page] == []
+
+
+def test_the_page_on_acceptance_names_every_right_that_no_deployer_has():
+    page = (DOCS / "how-to/accept.md").read_text()
+    grants = [*(grant for row in aws.TABLE.values() for grant in row), *aws.DESTROY, *aws.EMPTY_BUCKETS]
+    had = {action for grant in grants for action in grant.actions.split()}
+    had |= set(re.findall(r"`([a-z0-9]+:[A-Za-z*]+)`", page))
+    asked = {right(*call.split(".")) for call in CALLS} - {"sts:GetCallerIdentity"}  # no right is needed
+
+    assert len(asked) > 20
+    assert [name for name in sorted(asked) if not any(fnmatchcase(name, action) for action in had)] == []
+
+
+def right(service: str, operation: str) -> str:
+    """The permission of a call of boto3."""
+    name = "".join(word.capitalize() for word in operation.split("_"))
+    service = {"resourcegroupstaggingapi": "tag"}.get(service, service)
+    return f"{service}:{BY_IAM.get(operation, name)}"
 
 
 def test_every_yaml_block_is_a_piece_of_a_stack_file():

@@ -196,7 +196,10 @@ def read(words: list[str], folder: Path) -> None:
 def read_torchrun(words: list[str], folder: Path) -> None:
     """Take a command line of torchrun and of what it starts, a script of the checkout or the trainer."""
     options = get_args_parser().parse_args(words)
-    if options.module:
+    if options.no_python:
+        assert options.training_script == "gpu-fleet"
+        read(options.training_script_args, folder)
+    elif options.module:
         assert options.training_script == "gpu_fleet"
         read(["train", *options.training_script_args], folder)
     else:

@@ -71,6 +71,17 @@ for name in sys.argv[1:]:
     with contextlib.suppress(SystemExit):
         main([name, "--help"])
 """
+# The files of the package that its modules name, of which a checkout has some elsewhere.
+LACKED = """
+import importlib, pkgutil
+from pathlib import Path
+import gpu_fleet_image.recipe as room
+
+for found in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
+    for name, value in vars(importlib.import_module(found.name)).items():
+        if isinstance(value, Path) and "gpu_fleet_image" in value.parts and not value.exists():
+            print(found.name, name, value)
+"""
 COPY = (sys.executable, "-c", "import setuptools; setuptools.setup()")
 
 
@@ -138,6 +149,12 @@ def test_it_has_every_file_of_its_packages_and_no_other(site):
 def test_a_wheel_that_pip_builds_has_these_files(wheel):
     with zipfile.ZipFile(wheel) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == wanted()
+
+
+def test_its_recipe_finds_its_own_files(python, tmp_path):
+    done = run(python, tmp_path, "-c", LACKED)
+
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def module(node: ast.ImportFrom, alias: ast.alias) -> bool:

@@ -117,7 +117,7 @@ def test_rows_without_a_value_are_counted(tmp_path, monkeypatch):
 
     status, said = tried_alone(table, tmp_path)
 
-    assert (status, "'labels' of" in said, "has 1 rows without a value" in said) == (65, True, True), said
+    assert (status, "'labels' of" in said, "has 1 row without a value" in said) == (65, True, True), said
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
@@ -139,7 +139,7 @@ def test_a_column_of_numbers_is_learned_by_an_own_loss(kind, tmp_path):
     ("files", "message"),
     [
         ({"a": '{"day": "2026-01-31"}'}, "'day' of ROOT is of type timestamp[s], which becomes no tensor"),
-        ({"a": '{"ids": [1, null]}'}, "'ids' of ROOT has 30 rows without a value; leave them out"),
+        ({"a": '{"ids": [1, null]}'}, "'ids' of ROOT has 30 rows without a value; leave such rows out"),
         ({"train": '{"x": 1}', "val": ""}, "val.jsonl has no rows, so val would be empty"),
         ({"a": '{"x": 1}', "b": '{"y": 1.5, "x": "n"}'}, "its files differ in their columns or types"),
     ],

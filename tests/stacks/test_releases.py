@@ -1,5 +1,6 @@
 """Releases: what a deployed stack sees of each, and stack files of other releases."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from gpu_fleet_image.console.cli import main
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.new import stack_file
-from gpu_fleet_stacks.releases import version
+from gpu_fleet_stacks.releases import notes, version
 from gpu_fleet_stacks.settings import stack_files
 from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import examples
@@ -75,6 +76,13 @@ def test_what_two_changes_of_a_release_bring_is_said_once(checkout):
 
     assert to_come == run("upgrade-notes", "0.3.0")
     assert to_come == (0, "0.4.0\n  - `up` replaces the mount target; write `home_gib` first.\n")
+
+
+def test_a_note_says_by_itself_what_it_is_about():
+    """`upgrade-notes` shows it without the change: no "such jobs", of which the change speaks."""
+    said = [note for of_release in notes.known().values() for note in of_release]
+
+    assert [note for note in said if re.search(r"\bsuch (?!as\b)|^(one|nothing)\b", note)] == []
 
 
 def test_a_release_that_is_none_yet_is_not_called_the_newest(checkout):

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from gpu_fleet_image.core import keys
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time, parse_time
 
@@ -85,5 +86,6 @@ def trouble_of(raw: Mapping[str, Any], now: datetime) -> str:
         return f"the queue's controller has not reported since {format_time(at)}: no job gets an instance"
     if number := raw.get("unread"):
         why = raw.get("unread_why")
-        return f"the queue's controller cannot read {number} jobs, and requests no instances for them: {why}"
+        unread = f"{counted(number, 'job')}, and requests no instances for {'it' if number == 1 else 'them'}"
+        return f"the queue's controller cannot read {unread}: {why}"
     return ""

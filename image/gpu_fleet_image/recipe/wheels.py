@@ -21,11 +21,13 @@ from urllib.parse import unquote
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from gpu_fleet_image.recipe import places
 from gpu_fleet_image.recipe.errors import ImageError, LockError, RequirementError
 from gpu_fleet_image.recipe.lock import with_values
 
-PROJECT = Path(__file__).resolve().parents[3]
-_LOCKFILE = PROJECT / "image" / "gpu_fleet_image" / "recipe" / "versions.toml"
+PROJECT = places.PROJECT
+_RECIPE = places.folder("image/gpu_fleet_image/recipe")
+_LOCKFILE = _RECIPE / "versions.toml"
 LOCAL = "debian-12"
 PYTHONS = {LOCAL: (3, 11), "ubuntu-24.04": (3, 12)}
 # The newest glibc that a base's wheels may need, as manylinux_2_N.
@@ -37,7 +39,7 @@ CPU_TORCH = "torch-cpu.lock"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 REQUIREMENTS = ("training/requirements.txt", "image/requirements.txt")
 # The users' tools: an environment of its own on top of the trainer's.
-TOOLS, TOOLS_BASE = PROJECT / "image" / "gpu_fleet_image" / "recipe" / "tools.txt", "ubuntu-24.04"
+TOOLS, TOOLS_BASE = _RECIPE / "tools.txt", "ubuntu-24.04"
 _TOOLS_HEADER = (
     "# Every wheel of the users' tools that the trainer's list lacks; "
     "`python -m gpu_fleet_image.recipe.wheels` writes this\n"
@@ -56,7 +58,7 @@ _TORCH = {
 
 def list_of(base: str) -> Path:
     """Return the list of a base's wheels."""
-    return PROJECT / "image" / "gpu_fleet_image" / "recipe" / "wheels" / f"{base}.txt"
+    return _RECIPE / "wheels" / f"{base}.txt"
 
 
 LIST = list_of(LOCAL)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.slurm.answers import ENDED, PENDING, ListedJob
 from gpu_fleet_image.slurm.kept_back import Outlook, is_kept_back
@@ -401,7 +402,9 @@ def _too_many(parts: Sequence[ListedJob], fits: Mapping[str, Fit], pools: Mappin
         needed[part.job.pool] += fits[part.job.id].nodes
     for name, number in needed.items():
         if number > (most := pools[name].most):
-            return f"asks for {number} instances{_in_all(parts)}, size.max of pool {name} is {most}"
+            return (
+                f"asks for {counted(number, 'instance')}{_in_all(parts)}, size.max of pool {name} is {most}"
+            )
     return ""
 
 

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.keys import POLICY
 from gpu_fleet_image.core.queue_errors import PolicyUnreadError
 
@@ -202,15 +203,16 @@ def fit(request: JobRequest, name: str, pool: QueuePool) -> Fit | str:
 def _why_not(request: JobRequest, number: int, name: str, pool: QueuePool) -> str:
     """Return the first resource that is too small on each of this many instances, in words."""
     if request.least > pool.most:  # by as much as a user likes: its parts are not made
-        return f"asks for {request.least} instances, size.max of {name} is {pool.most}"
+        return f"asks for {counted(request.least, 'instance')}, size.max of {name} is {pool.most}"
     size, largest = pool.size, request.largest(number, pool.size)
     if largest.gpus > size.gpus:
-        asked, has = f"{largest.gpus} GPUs", f"{size.gpus}"
+        asked, has = counted(largest.gpus, "GPU"), f"{size.gpus}"
     elif largest.cpus > size.cpus:
-        asked, has = f"{largest.cpus} CPUs", f"{size.cpus}"
+        asked, has = counted(largest.cpus, "CPU"), f"{size.cpus}"
     else:
         asked, has = f"{_gib(largest.memory_mib)} of memory", _gib(size.memory_mib)
-    return f"asks for {asked} on one of {number} instances, one of {name} has {has}"
+    where = "one instance" if number == 1 else f"one of {number} instances"
+    return f"asks for {asked} on {where}, one of {name} has {has}"
 
 
 def _gib(mib: int) -> str:

@@ -139,7 +139,7 @@ def accept(
 ) -> None:
     """Prove STACK in its account: a small copy is deployed, trains, is interrupted, swept and destroyed.
 
-    Writes build/acceptance/STACK-TIME.json and .md with every step, time and amount, and every failure.
+    Writes build/acceptance/STACK-accept-TIME.json and .md with every step, time, amount and failure.
     Exit code 0: every step passed, and nothing that is paid for is left.
     """
     world = context.obj if isinstance(context.obj, Surroundings) else Surroundings()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_REAP_AFTER, Instance
 from gpu_fleet_stacks.acceptance.errors import StepError
 from gpu_fleet_stacks.acceptance.runner import AcceptanceRun, StepResult
@@ -95,7 +96,7 @@ def meter(run: AcceptanceRun) -> StepResult:
         raise StepError("; ".join(wrong))
     within = f"within {METER_PERCENT:.0f} % and a sweep's period of the hours seen"
     return StepResult(
-        within, f"{len(facts['instances'])} instances, {day_reading['month']} this month", facts
+        within, f"{counted(len(facts['instances']), 'instance')}, {day_reading['month']} this month", facts
     )
 
 

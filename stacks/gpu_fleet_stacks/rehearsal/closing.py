@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_stacks.core import files
 
 Figures = dict[str, dict[str, Any]]
@@ -51,9 +52,11 @@ def broken_promises(figures: Figures) -> list[str]:
         if reaper["reaped"] == 0:
             broken.append("the idle instance was not terminated")
         if reaper["false_kills"] > 0:
-            broken.append(f"{reaper['false_kills']} instances were terminated that had to stay")
+            broken.append(
+                f"the sweep terminated {counted(reaper['false_kills'], 'instance')} that had to stay"
+            )
         if reaper["changed_by_dry_run"] > 0:
-            broken.append(f"the dry sweep changed {reaper['changed_by_dry_run']} instances")
+            broken.append(f"the dry sweep changed {counted(reaper['changed_by_dry_run'], 'instance')}")
     if budget is not None:
         broken += _broken_by_budget(budget)
     return broken
@@ -65,7 +68,7 @@ def _broken_by_budget(budget: dict[str, Any]) -> Iterator[str]:
     if budget["groups_frozen"] < budget["groups_of_training"]:
         yield "a training group launches instances although the budget is spent"
     if budget["instances_touched"] > 0:
-        yield f"the freeze touched {budget['instances_touched']} instances"
+        yield f"the freeze touched {counted(budget['instances_touched'], 'instance')}"
     if budget["limits_given_back"] < budget["groups_of_training"]:
         yield "a group did not get its limit back"
 

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.segment import Segments
 from rich.text import Text
 
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_stacks.rehearsal.recorded_outputs import reason
 from gpu_fleet_stacks.rehearsal.registrations import Registration, RegistrationOutcome
 
@@ -183,7 +184,7 @@ def counts(registrations: Sequence[Registration]) -> tuple[int, int]:
 def _branch_line(branch: Registration, below: Sequence[Registration]) -> Text:
     seconds = sum(leaf.seconds for leaf in below)
     line = Text.assemble((_short(branch.type), "bold"), f" {branch.name}", no_wrap=True)
-    return line.append(f"  {len(below)} resources, {seconds:.2f} s", "dim")
+    return line.append(f"  {counted(len(below), 'resource')}, {seconds:.2f} s", "dim")
 
 
 def _leaf_lines(leaves: Sequence[Registration], prefix: str, marks: Marks) -> list[Text]:

@@ -39,6 +39,7 @@ ALLOWED = {
     "dataclass_type": "must be a mapping of keys to values",
     "missing": "required, and missing",
     "too_short": "must have at least one item",
+    "int_parsing_size": "must be a smaller number",
 }
 Parsed = tuple[Any, list[Problem]]
 
@@ -237,10 +238,7 @@ def _problem(key: str, details: "ErrorDetails") -> Problem:
 def _allowed(kind: str, value: object, message: str) -> str:
     """Describe the allowed values, in the terms of the stack file where pydantic's are not enough."""
     if kind == "string_type" and not isinstance(value, Mapping | list | None):
-        text = str(value).lower() if isinstance(value, bool) else value
-        if isinstance(value, datetime):
-            text = f"{value:{MOMENT}}"
-        return f'must be text, and YAML reads something else without quotes: write "{text}"'
+        return _unquoted(value)
     if isinstance(value, LeadingZero):
         return "is octal to one YAML reader and decimal to another: drop the 0"
     if kind == "unexpected_keyword_argument":
@@ -249,7 +247,19 @@ def _allowed(kind: str, value: object, message: str) -> str:
         return f"has bits set beyond its prefix: the network is {network}"
     if kind in ALLOWED:
         return ALLOWED[kind]
-    return re.sub(r"^(Input|String|Tuple|Value error,) ", "", message).replace("should", "must", 1)
+    if kind == "too_long":
+        message = message.partition(" after validation")[0]
+    return re.sub(r"^(Input|String|Tuple|Dictionary|Value error,) ", "", message).replace("should", "must", 1)
+
+
+def _unquoted(value: object) -> str:
+    """Describe how a text is written that YAML reads as something else."""
+    if isinstance(value, float):  # how it was written is not known: 1.0e3 has become 1000.0
+        return "must be text, and YAML reads a number without quotes: put quotes around it"
+    text = str(value).lower() if isinstance(value, bool) else value
+    if isinstance(value, datetime):
+        text = f"{value:{MOMENT}}"
+    return f'must be text, and YAML reads something else without quotes: write "{text}"'
 
 
 def _network_of(value: object) -> IPv4Network | None:
@@ -269,4 +279,6 @@ def _list_of(value: object) -> str:
 def _nearest(key: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = get_close_matches(key, names, n=1)
+    if close and key.isprintable() and not key.isascii():  # it may look like the known one
+        return f"did you mean {close[0]!r}? This one is {key!a}"
     return f"did you mean {close[0]!r}?" if close else f"known keys are {', '.join(names)}"

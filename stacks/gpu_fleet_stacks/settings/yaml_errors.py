@@ -12,6 +12,8 @@ LONGEST_LINE = 120  # characters of a line in a message
 CONFLICT = re.compile(r"<{7}|={7}|>{7}")
 # Pattern of PyYAML's own words -> what to do, the first that is found.
 ADVICE = {
+    r"2002:(?:merge|value)'": "put quotes around the value",  # << and =
+    r"'<document end>'": "remove lines that begin with % or ...",
     r"character '\\t'": "YAML takes no tab: indent with spaces",
     r"cannot start any token": "put quotes around the value",
     r"mapping values are not allowed": (
@@ -25,7 +27,7 @@ ADVICE = {
         "close each bracket and quote"
     ),
     r"undefined alias": "put quotes around a value that begins with *",
-    r"constructor for the tag": (
+    r"constructor for the tag|tag handle|can't decode|expected a (?:sequence|mapping|scalar) node": (
         "put quotes around a value that begins with !; tags are not read, so remove a tag"
     ),
     r"appears twice": "keep one of the two",

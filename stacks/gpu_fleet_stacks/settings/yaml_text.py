@@ -44,7 +44,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Return a mapping; raise an error where a key is repeated."""
         seen = set()
-        for key, _ in node.value:
+        # a tag for a mapping on anything else is refused below
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     problem = f"key {key.value!r} appears twice"
@@ -120,7 +121,7 @@ def read(text: str) -> Any:
     """
     loader = _Loader(text)
     try:
-        root = loader.get_single_node()
+        root = _root(loader)
         if root is None:
             return None
         if _values(root, {}) > MOST_VALUES:
@@ -128,14 +129,21 @@ def read(text: str) -> Any:
                 f"its aliases (*NAME) expand to more than {MOST_VALUES:,} values; write fewer"
             )
         return loader.construct_document(root)
-    except OverflowError as error:  # of chr(), for an escape beyond the last character
-        raise yaml.YAMLError(
-            f"line {loader.line + 1}: an escape (\\U) names no character; correct it"
-        ) from error
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deep, or an alias (*NAME) contains itself") from error
     finally:
         loader.dispose()
+
+
+def _root(loader: _Loader) -> yaml.Node | None:
+    """Return the root of the document; None if it is empty."""
+    try:
+        root: yaml.Node | None = loader.get_single_node()
+    except (OverflowError, ValueError) as error:  # of chr(), for an escape beyond the last character
+        raise yaml.YAMLError(
+            f"line {loader.line + 1}: an escape (\\U) names no character; correct it"
+        ) from error
+    return root
 
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:

@@ -226,7 +226,7 @@ def test_a_job_that_cannot_be_read_is_an_alarm():
     said = to_json({}, NOW, ["squeue --json: job 7: field 'tasks' is missing"])
 
     assert trouble_of(said, NOW).endswith(
-        "1 jobs, and requests no instances for them: squeue --json: job 7: field 'tasks' is missing"
+        "1 job, and requests no instances for it: squeue --json: job 7: field 'tasks' is missing"
     )
 
 
@@ -298,4 +298,4 @@ def test_a_job_of_a_billion_instances_is_refused_without_counting_them(monkeypat
 
     said = fit(JobRequest(gpus=10**9, gpus_per_node=1), "pool train", POOLS["train"])
 
-    assert said == "asks for 1000000000 instances, size.max of pool train is 10"
+    assert said == "asks for 1,000,000,000 instances, size.max of pool train is 10"

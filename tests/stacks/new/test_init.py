@@ -361,6 +361,26 @@ def test_the_workflow_passes_where_there_is_no_stack_file_yet(infra, tmp_path):
     assert ended == [0, 0, 0]
 
 
+def test_the_workflow_previews_the_stacks_of_aws_and_names_the_others(infra, tmp_path):
+    jobs = yaml.safe_load((infra / ".github/workflows/gpu-fleet.yml").read_text())["jobs"]
+    (step,) = [step["run"] for step in jobs["preview"]["steps"] if step.get("name") == "preview"]
+    for name, cloud in {"a": "aws", "b": '"aws"', "c": "alicloud"}.items():
+        (tmp_path / "stacks").mkdir(exist_ok=True)
+        (tmp_path / f"stacks/Pulumi.{name}.yaml").write_text(f"config:\n  gpu-fleet:cloud: {cloud}\n")
+    fleet = tmp_path / ".venv/bin/gpu-fleet"
+    fleet.parent.mkdir(parents=True)
+    fleet.write_text('#!/bin/sh\necho "$1 $2"\n')
+    fleet.chmod(0o755)
+
+    done = subprocess.run(["bash", "-ec", step], cwd=tmp_path, check=True, capture_output=True, text=True)
+
+    assert done.stdout.splitlines() == [
+        "preview stacks/Pulumi.a.yaml",
+        "preview stacks/Pulumi.b.yaml",
+        "stacks/Pulumi.c.yaml is no stack of AWS: not previewed here",
+    ]
+
+
 def test_an_empty_name_of_a_folder_is_not_this_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

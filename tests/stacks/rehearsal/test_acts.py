@@ -53,8 +53,8 @@ BROKEN_PROMISES = {
     "other weights than the undisturbed one": ("trainer", {"resume_equal": False}),
     "no better than nearest centroid": ("trainer", {"metric": 0.5}),
     "the idle instance was not terminated": ("reaper", {"reaped": 0}),
-    "2 instances were terminated that had to stay": ("reaper", {"false_kills": 2}),
-    "the dry sweep changed 1 instances": ("reaper", {"changed_by_dry_run": 1}),
+    "the sweep terminated 2 instances that had to stay": ("reaper", {"false_kills": 2}),
+    "the dry sweep changed 1 instance": ("reaper", {"changed_by_dry_run": 1}),
 }
 
 

@@ -31,7 +31,7 @@ def test_components_are_branches_and_resources_leaves():
     root, network, vpc = shown(NETWORK, VPC).splitlines()
 
     assert root == "stack test stands: ● 1 created in moto, ○ 0 only recorded, 1.0 s"
-    assert network == "└── Network gpu-fleet-test  1 resources, 0.25 s"
+    assert network == "└── Network gpu-fleet-test  1 resource, 0.25 s"
     assert vpc == "    └── ● Vpc vpc  vpc-1"
 
 
@@ -67,7 +67,7 @@ def test_a_branch_counts_what_is_below_its_branches():
     text = shown(fleet, identity, role, group)
 
     assert "Fleet pool  2 resources, 0.50 s" in text
-    assert "Identity pool  1 resources, 0.25 s" in text
+    assert "Identity pool  1 resource, 0.25 s" in text
 
 
 def test_many_of_one_type_are_one_line():

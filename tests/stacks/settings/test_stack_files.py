@@ -88,6 +88,18 @@ UNREADABLE = {
         b'config:\n  a: "\\Uffffffff"\n',
         "line 2: an escape (\\U) names no character",
     ),
+    "an escape a little beyond the last character": (
+        b'config:\n  a: "\\U00110000"\n',
+        "line 2: an escape (\\U) names no character",
+    ),
+    "a tag for a mapping on a word": (
+        b"config:\n  a: !!map b\n",
+        "line 2, column 6: expected a mapping node, but found scalar: put quotes around a value that begins "
+        "with !; tags are not read",
+    ),
+    "a tag of nothing": (b"config:\n  a: !x!y b\n", "undefined tag handle '!x!': put quotes around"),
+    "a word of YAML 1.1": (b"config:\n  a: =\n", "'tag:yaml.org,2002:value': put quotes around the value"),
+    "an end before the beginning": (b"...\nconfig: {}\n", "remove lines that begin with % or ..."),
     "a path of Windows": (b'config:\n  a: "C:\\q"\n', "character 'q': write \\\\ for a backslash"),
     "a template": (
         b"config:\n  a: {{ b }}\n",

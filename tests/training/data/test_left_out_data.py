@@ -84,33 +84,33 @@ FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
     "held-out data called test": (only("train/a", "train/b", "test/a", "test/b"), "4 + 4: nothing"),
     "of a notebook": (
         beside("train/.ipynb_checkpoints/1.png"),
-        "1 hidden files and folders, as ROOT/train/.ipy",
+        "hidden files and folders: 1, as ROOT/train/.ipy",
     ),
-    "of a volume": (beside("lost+found/", "train/lost+found/"), "2 hidden files and folders, as ROOT/"),
+    "of a volume": (beside("lost+found/", "train/lost+found/"), "hidden files and folders: 2, as ROOT/"),
     "of macOS": (
         beside("train/cat/._0.png", "train/cat/.DS_Store", "__MACOSX/x"),
-        "3 hidden files and folders",
+        "hidden files and folders: 3",
     ),
-    "of Windows": (beside("train/cat/Thumbs.db", "val/desktop.ini"), "2 hidden files"),
-    "notes": (beside("train/cat/a.txt", "train/b.txt"), "2 files of other kinds, as ROOT/train/cat/a.txt"),
-    "a picture beside the splits": (beside("x.png"), "1 pictures in no split, as ROOT/x.png"),
-    "a table beside the splits": (beside("labels.csv"), "1 files of other kinds, as ROOT/labels.csv"),
+    "of Windows": (beside("train/cat/Thumbs.db", "val/desktop.ini"), "hidden files and folders: 2"),
+    "notes": (beside("train/cat/a.txt", "train/b.txt"), "files of other kinds: 2, as ROOT/train/cat/a.txt"),
+    "a picture beside the splits": (beside("x.png"), "pictures in no split: 1, as ROOT/x.png"),
+    "a table beside the splits": (beside("labels.csv"), "files of other kinds: 1, as ROOT/labels.csv"),
     "pictures and masks": (
         only("train/images", "train/masks", "val/images", "val/masks"),
         "ROOT/train: images and masks would be classes, but look like the parts of samples",
     ),
     "a name of two lines": (
         beside("train/cat/a\nb.txt"),
-        r"1 files of other kinds, as ROOT/train/cat/a\nb.txt",
+        r"files of other kinds: 1, as ROOT/train/cat/a\nb.txt",
     ),
-    "another split": (only(*SPLIT, "extra/cat"), "1 folders that are no split, as ROOT/extra"),
+    "another split": (only(*SPLIT, "extra/cat"), "folders that are no split: 1, as ROOT/extra"),
     "a dangling link": (
         linked("train/cat/9.png", "nowhere"),
-        "1 links that lead nowhere, as ROOT/train/cat/9.png",
+        "links that lead nowhere: 1, as ROOT/train/cat/9.png",
     ),
     "a link to itself": (
         linked("train/cat/9.png", "9.png"),
-        "1 links that lead nowhere, as ROOT/train/cat/9.png",
+        "links that lead nowhere: 1, as ROOT/train/cat/9.png",
     ),
     "a class with an unseen character": (
         only(*SPLIT, "train/cat\u200b"),
@@ -120,17 +120,17 @@ FOLDERS: dict[str, tuple[Callable[[], None], str]] = {
         lambda: Path("labels.csv").touch(),
         "ROOT/train: is missing, and ROOT holds labels.csv; an image data set has train/CLASS",
     ),
-    "a link upwards": (linked("train/cat/up", "../.."), "1 links to a folder above, as ROOT/train/cat/up"),
-    "an empty folder beside": (beside("val/bird/"), "1 folders without pictures, as ROOT/val/bird"),
+    "a link upwards": (linked("train/cat/up", "../.."), "links to a folder above: 1, as ROOT/train/cat/up"),
+    "an empty folder beside": (beside("val/bird/"), "folders without pictures: 1, as ROOT/val/bird"),
     "an empty class": (beside("train/bird/"), "train/bird: holds no pictures, so its class would be empty"),
     "an empty class without splits": (unfilled, "c: holds no pictures"),
     "a class of other files": (
         beside("train/bird/1.txt", "train/bird/2"),
-        "(left out: 2 files of other kinds, as ROOT/train/bird/1.txt)",
+        "(left out: files of other kinds: 2, as ROOT/train/bird/1.txt)",
     ),
     "pictures that are not read": (
         beside("train/cat/1.heic", "train/cat/2.heic"),
-        "2 files .heic, as ROOT/train/cat/1.heic: would not be read",
+        "would not be read: files .heic: 2, as ROOT/train/cat/1.heic",
     ),
     "another class to validate": (
         only(*SPLIT, "val/fox"),
@@ -205,7 +205,7 @@ def test_what_is_left_out_is_said_once_and_is_in_the_result(digits, tmp_path, ca
     (said,) = [record.getMessage() for record in caplog.records if "data-left-out" in record.getMessage()]
     example = f"{root}/train/notes.txt"
     assert outcome["left_out"] == {"files of other kinds": {"count": 1, "example": example}}
-    assert f"1 files of other kinds, as {example}" in said
+    assert f"files of other kinds: 1, as {example}" in said
 
 
 def test_a_picture_whose_name_is_no_text_is_fingerprinted(tmp_path):
@@ -316,7 +316,7 @@ CSV: dict[str, tuple[bytes, str]] = {
     "lines of old": (table(end="\r").encode(), "18 texts"),
     "a long field": (table([*ROWS, ("x " * 70_000, "pos")]).encode(), "18 texts"),
     "a NUL": (table([*ROWS, ("a\0b", "pos")]).encode(), "18 texts"),
-    "empty lines": (table().encode() + b"\n\n", "left out: 2 empty lines"),
+    "empty lines": (table().encode() + b"\n\n", "left out: empty lines: 2"),
     "a quoted line end": (table([*ROWS, ("a\nb", "pos")]).encode(), "18 texts"),
     "an unquoted sign": (table().encode() + b"well, good,pos\n", "line 22: 3 fields, and 2 in the header"),
     "a short row": (table().encode() + b"well\n", "line 22: 1 fields, and 2 in the header"),
@@ -407,15 +407,15 @@ TARS: dict[str, tuple[Callable[[tarfile.TarFile], object], str]] = {
     "a folder": (lambda tar: member(tar, "a/", kind=tarfile.DIRTYPE), "0 samples skipped; left out: nothing"),
     "a symbolic link": (
         lambda tar: member(tar, "9.png", kind=tarfile.SYMTYPE, to="3.png"),
-        "1 links, sparse files",
+        "links, sparse files and devices in tars: 1",
     ),
     "of macOS": (
         lambda tar: member(tar, "._9.png", b"x"),
-        "1 hidden files and folders, as ROOT/train/0.tar: ._9",
+        "hidden files and folders: 1, as ROOT/train/0.tar: ._9",
     ),
     "captions": (
         lambda tar: member(tar, "0.txt", b"x"),
-        "1 members of tars that are no part of a sample, as",
+        "members of tars that are no part of a sample: 1, as",
     ),
     "a lonely class": (
         lambda tar: member(tar, "9.cls", b"1"),
@@ -485,8 +485,8 @@ def test_tars_beside_the_index_are_counted(tmp_path):
     said = indexed(tmp_path)
     (tmp_path / "train/._0.tar").touch()
 
-    assert "left out: 1 tars without samples, as ROOT/train/1.tar" in said
-    assert "1 tars without a sample in index.npy, as ROOT/train/1.tar" in census_of(tmp_path)
+    assert "left out: tars without samples: 1, as ROOT/train/1.tar" in said
+    assert "tars without a sample in index.npy: 1, as ROOT/train/1.tar" in census_of(tmp_path)
 
 
 def test_the_shards_of_a_folder_leave_out_what_the_folder_does(tmp_path):
@@ -497,7 +497,7 @@ def test_the_shards_of_a_folder_leave_out_what_the_folder_does(tmp_path):
 
     done = CliRunner().invoke(cli.main, ["prepare", "shards", f"{tmp_path}/in", f"{tmp_path}/out"])
 
-    assert "1 pictures skipped; left out: 1 files of other kinds, as" in done.output
+    assert "1 picture skipped; left out: files of other kinds: 1, as" in done.output
     assert "b.gif: holds 2 pictures" in done.output
 
 
@@ -515,9 +515,9 @@ def test_text_files_that_are_not_read_are_counted(tmp_path):
     done = CliRunner().invoke(cli.main, words)
 
     assert done.exit_code == 0, done.output
-    assert f"1 hidden files and folders, as {source}/._1.txt" in done.output
-    assert f"1 files that do not match *.txt, as {source}/a.md" in done.output
-    assert f"1 files without text, as {source}/empty.txt" in done.output
+    assert f"hidden files and folders: 1, as {source}/._1.txt" in done.output
+    assert f"files that do not match *.txt: 1, as {source}/a.md" in done.output
+    assert f"files without text: 1, as {source}/empty.txt" in done.output
     assert "of 11 files" in done.output
 
 

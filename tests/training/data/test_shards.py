@@ -211,7 +211,7 @@ def test_a_broken_picture_is_left_out_and_named_up_to_the_limit(pictures, tmp_pa
     assert (done.exit_code, refused.exit_code) == (0, 65)
     assert "skipped 1 of at most 10" in done.output
     assert len(open_train(tmp_path / "out")) == 9
-    assert "1 samples cannot be read, --corrupt-limit allows 0" in refused.output
+    assert "1 sample cannot be read, --corrupt-limit allows 0" in refused.output
 
 
 def test_only_so_many_files_are_open_at_once(packed, monkeypatch):

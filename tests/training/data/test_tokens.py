@@ -139,7 +139,7 @@ def test_too_few_files_are_refused(tmp_path):
     result = prepare(write_texts(tmp_path / "texts", count=3), tmp_path / "data")
 
     assert result.exit_code == 65
-    assert "3 files match --pattern '*.py'; at least 10 are needed" in result.output
+    assert "3 files of --pattern '*.py'; at least 10 are needed" in result.output
 
 
 def test_a_full_output_folder_is_left_alone(tmp_path):

@@ -178,6 +178,11 @@ class LaunchError(TrainingError):
     for_good = False
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number and a noun that agree: ``1 file``, ``2 files``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the nearest known name, or all of them."""
     choices = sorted(known)

@@ -47,7 +47,7 @@ class Census:
         }
 
     def __str__(self) -> str:
-        parts = (f"{count} {reason}, as {example}" for reason, (count, example) in self.left_out.items())
+        parts = (f"{reason}: {count}, as {example}" for reason, (count, example) in self.left_out.items())
         return "; ".join(parts) or "nothing"
 
 

@@ -173,9 +173,9 @@ def pictures_in(folder: Path, census: Census, seen: dict[tuple[int, int], str] |
         else:
             census.leave(OTHERS, file)
     if unread.left_out:
-        raise DataError(f"{unread}: would not be read; convert to {', '.join(SUFFIXES)}, or move them away")
+        raise DataError(f"would not be read: {unread}; convert to {', '.join(SUFFIXES)}, or move them away")
     if DANGLING in census.left_out and not pictures:
-        raise DataError(f"{shown(folder)}: holds {census}, and no picture")
+        raise DataError(f"{shown(folder)}: holds no picture; left out: {census}")
     return sorted(pictures)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import ConfigError, DataError, MissingPackageError
+from gpu_fleet.core.errors import ConfigError, DataError, MissingPackageError, counted
 from gpu_fleet.core.user_code import Own
 from gpu_fleet.data.census import OTHERS, TWICE, Census, entries, shown, walked
 from gpu_fleet.data.class_folders import DESCRIPTION, SPLITS, is_picture
@@ -228,8 +228,8 @@ def _check_values(rows: Any, root: Path) -> None:
         missing = column.null_count if str(column.type) not in REAL else 0
         if missing or (missing := _missing_in_lists(column)):
             raise DataError(
-                f"data.columns: {name!r} of {root} has {missing} rows without a value; leave them "
-                "out, or set data.collate = 'FILE.py:NAME'"
+                f"data.columns: {name!r} of {root} has {counted(missing, 'row')} without a value; leave "
+                "such rows out, or set data.collate = 'FILE.py:NAME'"
             )
 
 

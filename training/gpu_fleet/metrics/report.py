@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from jinja2 import Environment
 
-from gpu_fleet.core.errors import ConfigError
+from gpu_fleet.core.errors import ConfigError, counted
 from gpu_fleet.core.options import FiniteRange
 from gpu_fleet.core.outcome import RESULT
 from gpu_fleet.metrics.goodput import KIND, Goodput, HourPrice, goodput
@@ -157,7 +157,7 @@ def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
         "samples per second, median": f"{rate:,.1f}",
         "waiting for data": f"{waiting:.2f} %",
         "checkpoint stalls": f"{sum(r.get('checkpoint_stall_s', 0) for r in timeline.train):.3f} s in all",
-        "resumed": f"{len(timeline.resumed_at)} times",
+        "resumed": counted(len(timeline.resumed_at), "time"),
     }
     if "mfu" in last:
         lines["model FLOPs utilisation"] = f"{100 * last['mfu']:.1f} %"

@@ -11,6 +11,7 @@ from decimal import Decimal
 from gpu_fleet_image.controllers.meter.efficiency import UNREPORTED, Reported
 from gpu_fleet_image.controllers.meter.meter_state import Day
 from gpu_fleet_image.core import report_page
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.shared_options import JSON
 
@@ -128,7 +129,7 @@ def _of_day(
 def line(waste: Waste) -> str:
     """Return the fleet's waste in one line."""
     whole, first, last = waste.shares()
-    said = f"{waste.stack}: {waste.of().rented:,.0f} GPU hours in {len(waste.days)} days"
+    said = f"{waste.stack}: {waste.of().rented:,.0f} GPU hours in {counted(len(waste.days), 'day')}"
     unknown = waste.of().unknown
     if whole is None:
         return f"{said}, and no report whether GPUs computed"

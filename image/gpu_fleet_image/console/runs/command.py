@@ -21,6 +21,7 @@ from gpu_fleet_image.console.runs.choice import LONGEST_START, Criteria, account
 from gpu_fleet_image.console.runs.queued import QueuedRun, submit_to_queue
 from gpu_fleet_image.console.users.take import Desk, acquire, caller_of, open_desk, refusal
 from gpu_fleet_image.core.capacity import LONGEST_HOURS
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.options import POOL_NAME, stack_options
 from gpu_fleet_image.core.place import Asked, subject
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
@@ -215,7 +216,8 @@ def pack(words: Sequence[str], flags: Sequence[str], include: Sequence[str]) -> 
 def travels(packed: Packed, bucket: str) -> str:
     """Return the files that are uploaded, and those that are not, for a user. Pure."""
     size = f"{len(packed.archive):,} bytes"
-    said = [f"{len(packed.files)} files, {size}, are uploaded to {bucket}, where no other user can read them"]
+    files = counted(len(packed.files), "file")
+    said = [f"uploaded to {bucket}: {files}, {size}, where no other user can read them"]
     if packed.elsewhere:
         said.append(f"from outside of this folder: {_some(packed.elsewhere)}")
     if packed.secrets:

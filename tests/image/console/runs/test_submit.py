@@ -229,7 +229,7 @@ def test_what_leaves_the_laptop_and_what_does_not_is_said_before_it_is_sent(flee
 
     said = say(*SUBMIT, "--dry-run")
 
-    assert re.match(rf"\d+ files, [\d,]+ bytes, are uploaded to {RECORDS}, where no other", said.output)
+    assert re.match(rf"uploaded to {RECORDS}: \d+ files, [\d,]+ bytes, where no other", said.output)
     assert "; left out: data/text/.env (--include NAME uploads" in said.output.splitlines()[0]
     assert ", data/text/.env" not in said.output
 

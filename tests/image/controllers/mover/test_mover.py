@@ -154,7 +154,7 @@ def test_a_group_is_one_site_though_its_label_begins_with_another():
     [
         ((), SILENT_AFTER, ""),
         ((), SILENT_AFTER * 2, "has not reported since"),
-        (("job 7: tasks",), FRESH, "cannot read 1 jobs"),
+        (("job 7: tasks",), FRESH, "cannot read 1 job"),
     ],
 )
 def test_a_queues_controller_that_is_silent_or_cannot_read_a_job_fails_the_pass(

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from gpu_fleet.core.errors import DataError
+from gpu_fleet.core.errors import DataError, counted
 from gpu_fleet.data.bucket import BucketFolder, BucketSource
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.class_folders import DESCRIPTION, beside_splits, is_unsplit, pictures_of, split_folder
@@ -56,10 +56,10 @@ def shards(*, source: Path, out_dir: Path, samples: int, corrupt_limit: int) -> 
     for split, labelled in pictures.items():
         write_shards(out_dir / split, shuffled(labelled), samples, skipped)
         folder = DiskFolder(out_dir / split)
-        count = index_split(folder, index_shard, skipped)
-        click.echo(f"{count} pictures in {len(tars_in(folder, Census()))} shards in {out_dir}/{split}")
+        count, tars = index_split(folder, index_shard, skipped), len(tars_in(folder, Census()))
+        click.echo(f"{counted(count, 'picture')} in {counted(tars, 'shard')} in {out_dir}/{split}")
     write_description(out_dir, replace(description, kind="shards"))
-    skipped.say("pictures")
+    skipped.say("picture")
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet train prepare index data/digits-shards")
@@ -98,14 +98,14 @@ def index(*, data_dir: str, classes: str, keys: str, endpoint: str, corrupt_limi
         write_description(here, description)
     else:
         store.ask(lambda bucket: bucket.put(DESCRIPTION, content_of(description)))
-    skipped.say("samples")
+    skipped.say("sample")
 
 
 def index_of_pictures(splits: Mapping[str, Folder], classes: str, skipped: Skipped) -> Description:
     """Index the pictures in the tars of all splits; raises DataError."""
     numbers: dict[str, set[int]] = {}
     for split, folder in splits.items():
-        click.echo(f"{index_split(folder, index_shard, skipped)} pictures in {folder.label}")
+        click.echo(f"{counted(index_split(folder, index_shard, skipped), 'picture')} in {folder.label}")
         numbers[split] = set(np.load(io.BytesIO(folder.index()))["class"].tolist())
     count = 1 + max(map(max, numbers.values()))
     names = tuple(classes.split(",")) if classes else tuple(str(number) for number in range(count))
@@ -127,7 +127,7 @@ def index_of_any(splits: Mapping[str, Folder], keys: tuple[str, ...], skipped: S
     """Index the samples with any keys in the tars of all splits; raises DataError."""
     for folder in splits.values():
         rows = index_split(folder, partial(index_records, keys=keys), skipped)
-        click.echo(f"{rows // len(keys)} samples in {folder.label}")
+        click.echo(f"{counted(rows // len(keys), 'sample')} in {folder.label}")
     return Description("records", keys=keys)
 
 

@@ -2,7 +2,7 @@
 
 import click
 
-from gpu_fleet.core.errors import DataError
+from gpu_fleet.core.errors import DataError, counted
 from gpu_fleet.data.census import Census, shown
 
 
@@ -21,12 +21,13 @@ class Skipped:
         click.echo(f"skipped {self.count} of at most {self._limit}: {defect}", err=True)
         if self.count > self._limit:
             raise DataError(
-                f"{self.count} samples cannot be read, --corrupt-limit allows {self._limit}; last: {defect}"
+                f"{counted(self.count, 'sample')} cannot be read, --corrupt-limit allows {self._limit}; "
+                f"last: {defect}"
             )
 
-    def say(self, what: str) -> None:
-        """Print the number of skipped samples, and the census."""
-        click.echo(f"{self.count} {what} skipped; left out: {self.census}")
+    def say(self, noun: str) -> None:
+        """Print the number of skipped samples, such as ``picture``, and the census."""
+        click.echo(f"{counted(self.count, noun)} skipped; left out: {self.census}")
 
 
 corrupt_limit_option = click.option(

@@ -83,7 +83,7 @@ def text(
         f"{len(kept)} texts in {out_dir}/train, {len(held_out)} in {out_dir}/val; {len(classes)} classes; "
         f"vocabulary {ids.vocabulary}; naive Bayes accuracy {baseline:.4f}"
     )
-    skipped.say("rows")
+    skipped.say("row")
 
 
 def split(rows: Sequence[LabelledText]) -> tuple[list[LabelledText], list[LabelledText]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from gpu_fleet.core.errors import DataError
+from gpu_fleet.core.errors import DataError, counted
 from gpu_fleet.data.census import Census, entries, walked
 from gpu_fleet.data.class_folders import NAME_OF_SPLIT
 from gpu_fleet.data.dataset import Description, write_description
@@ -74,7 +74,7 @@ def tokens(
         f"{out_dir}/val; vocabulary {description.vocabulary}; "
         f"gzip -9 needs {description.baseline:.4f} bits per byte"
     )
-    skipped.say("files")
+    skipped.say("file")
 
 
 def describe_tokens(encoding: Encoding, held_out: Totals) -> Description:
@@ -116,7 +116,7 @@ def text_files(source: Path, pattern: str, census: Census) -> list[Path]:
             census.leave(f"files that do not match {pattern}", file)
     if len(files) < VALIDATION_EVERY:
         raise DataError(
-            f"--source = {str(source)!r}: {len(files)} files match --pattern {pattern!r}; "
+            f"--source = {str(source)!r}: {counted(len(files), 'file')} of --pattern {pattern!r}; "
             f"at least {VALIDATION_EVERY} are needed; left out: {census}"
         )
     return sorted(files)
