@@ -15,7 +15,7 @@ from pyarrow import parquet
 from tfrecord import TFRecordWriter
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import DataError
+from gpu_fleet.core.errors import ConfigError, DataError
 from gpu_fleet.data.tables import open_table
 from tests.training.commands import tried_alone
 from tests.training.data.test_user_code import example
@@ -141,9 +141,12 @@ def test_a_column_of_numbers_is_learned_by_an_own_loss(kind, tmp_path):
         ({"a": '{"day": "2026-01-31"}'}, "'day' of ROOT is of type timestamp[s], which becomes no tensor"),
         ({"a": '{"ids": [1, null]}'}, "'ids' of ROOT has 30 rows without a value; leave such rows out"),
         ({"train": '{"x": 1}', "val": ""}, "val.jsonl has no rows, so val would be empty"),
-        ({"a": '{"x": 1}', "b": '{"y": 1.5, "x": "n"}'}, "its files differ in their columns or types"),
+        ({"a": '{"ids": [[1], null]}'}, "'ids' of ROOT has 30 rows without a value; leave them out"),
+        ({"a": '{"x": 1}', "b": '{"x": [1]}'}, "its files differ in their columns or types"),
+        ({"a": '{"x": 1}', "b": '{"x": "007"}'}, "'x' is numbers in a.jsonl and text in b.jsonl"),
+        ({"train": '{"x": true}', "val": '{"x": 7}'}, "is truth values in train.jsonl and numbers in val"),
     ],
-    ids=["a day", "a list with a gap", "an empty split", "two tables"],
+    ids=["a day", "a gap", "an empty split", "a gap in a list", "two tables", "text", "truth values"],
 )
 def test_rows_that_would_be_left_out_or_bent_are_named(files, message, tmp_path):
     for name, row in files.items():
@@ -153,6 +156,37 @@ def test_rows_that_would_be_left_out_or_bent_are_named(files, message, tmp_path)
         [open_table(config.Data(path=str(tmp_path)), split, None) for split in ("train", "val")]
 
     assert message in str(refused.value).replace(str(tmp_path), "ROOT")
+
+
+def test_a_gap_in_a_list_of_fixed_length_is_no_number(tmp_path):
+    ids = pyarrow.array([[1, None]], pyarrow.list_(pyarrow.int64(), 2))
+    parquet.write_table(pyarrow.table({"ids": ids}), tmp_path / "rows.parquet")
+
+    with pytest.raises(DataError, match=r"'ids' of .* has 1 rows without a value"):
+        open_table(config.Data(path=str(tmp_path)), "train", None)
+
+
+def test_lists_of_lists_are_samples(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"ids": [[1, 2], [3, 4]]}\n' * 30)
+
+    table = open_table(config.Data(path=str(tmp_path)), "train", None)
+
+    assert table.sample(0, np.random.default_rng(0))["ids"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_files_of_other_types_are_not_converted(tmp_path):
+    for name, values in {"a": [True, False], "b": [7, 8]}.items():
+        parquet.write_table(pyarrow.table({"x": values * 9}), tmp_path / f"{name}.parquet")
+
+    with pytest.raises(DataError, match=r"'x' is truth values in a.parquet and numbers in b.parquet"):
+        open_table(config.Data(path=str(tmp_path)), "train", None)
+
+
+def test_a_column_is_chosen_once(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"x": 1}\n' * 30)
+
+    with pytest.raises(ConfigError, match=r"data\.columns: 'x' is there twice"):
+        open_table(config.Data(path=str(tmp_path), columns=["x", "x"]), "train", None)
 
 
 def test_a_number_that_would_become_negative_is_named(tmp_path):

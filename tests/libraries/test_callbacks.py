@@ -57,6 +57,17 @@ def is_as_if_undisturbed(python, tmp_path) -> Callable[..., None]:
     return hold
 
 
+@pytest.mark.parametrize("kind", LIBRARIES)
+def test_a_training_whose_weights_diverge_is_no_success(kind, python, tmp_path, monkeypatch):
+    monkeypatch.setenv("RATE", "inf")
+
+    status, said = run(python, kind, tmp_path, 0)
+
+    assert status == 65, said
+    assert "error: the weights of rank 0 are no finite numbers after step 11, which is not saved" in said
+    assert not (tmp_path / "weights.txt").exists()
+
+
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.prove), 2])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(library, workers, is_as_if_undisturbed):

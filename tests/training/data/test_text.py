@@ -47,10 +47,45 @@ def test_a_row_becomes_its_bytes_and_its_class(table, tmp_path):
     assert describe(tmp_path / "data").classes[int(target)] == "warm"
 
 
-def test_a_tokenizer_puts_its_tokens_around_a_text(table, tmp_path):
-    words = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "sun": 4, "snow": 5}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+def tokenizer_of(**words: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 3, **words}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def test_an_id_above_the_number_of_tokens_is_kept_whole(table, tmp_path):
+    tokenizer_of(sun=70_000).save(str(tmp_path / "tokenizer.json"))
+
+    result = prepare(table, tmp_path / "data", "--tokenizer", str(tmp_path / "tokenizer.json"))
+
+    assert result.exit_code == 0, result.output
+    ids, _ = open_train(tmp_path / "data", length=4).sample(0, CHANCE)
+    assert ids.tolist() == [3, 3, 3, 70_000]
+
+
+def test_a_tokenizer_that_cuts_and_fills_its_texts_does_neither(table, tmp_path):
+    tokenizer = tokenizer_of(sun=4)
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    result = prepare(table, tmp_path / "data", "--tokenizer", str(tmp_path / "tokenizer.json"))
+
+    assert result.exit_code == 0, result.output
+    assert np.load(tmp_path / "data/train/starts.npy")[:3].tolist() == [0, 4, 8]
+
+
+def test_a_word_that_would_be_padding_is_refused(table, tmp_path):
+    tokenizer_of(sun=0).save(str(tmp_path / "tokenizer.json"))
+
+    result = prepare(table, tmp_path / "data", "--tokenizer", str(tmp_path / "tokenizer.json"))
+
+    assert result.exit_code == 65
+    assert "makes id 0, 'sun', of part of a text, and 0 is padding" in result.output
+
+
+def test_a_tokenizer_puts_its_tokens_around_a_text(table, tmp_path):
+    tokenizer = tokenizer_of(**{"[PAD]": 0, "[CLS]": 1, "[SEP]": 2}, sun=4, snow=5)
     around = [("[CLS]", 1), ("[SEP]", 2)]
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
     tokenizer.save(str(tmp_path / "tokenizer.json"))

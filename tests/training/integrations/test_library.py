@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -275,6 +276,37 @@ def test_a_loop_whose_buffers_could_not_be_loaded_again_ends_with_its_first_step
     assert end.value.code == 65
     said = capsys.readouterr().err
     assert "error: Run(model=...): buffer held changes its shape in a step, from [1] to [2]" in said
+
+
+class Scored(nn.Linear):
+    """Layer with a best score so far, and a mean of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.register_buffer("best", torch.tensor(0.0))
+        self.register_buffer("mean", torch.tensor(0.0))
+
+
+@pytest.mark.parametrize("name", ["weight", "mean"])
+def test_a_loop_that_diverges_is_no_success_and_saves_nothing(name, tmp_path, capsys):
+    model = Scored()
+
+    def loop() -> None:
+        with Run(tmp_path, every_steps=2, model=model) as run:
+            for step in run.steps(6):
+                model.best.fill_(-torch.inf)
+                if step == 2:
+                    model.state_dict()[name].fill_(torch.nan)
+
+    with pytest.raises(SystemExit) as end:
+        loop()
+
+    assert end.value.code == 65
+    expected = (
+        f"error: the weights of rank 0 are no finite numbers after step 4, which is not saved; .* {name}$"
+    )
+    assert re.search(expected, capsys.readouterr().err, re.MULTILINE)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-2"]
 
 
 def is_free(directory: Path) -> bool:

@@ -46,12 +46,21 @@ def file_encoding(file: Path, end: str = "", *, framed: bool = False) -> Encodin
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no narrower class for a broken file
         raise DataError(f"--tokenizer = {str(file)!r}: cannot be read: {error}") from error
+    tokenizer.no_truncation()  # the file may cut and fill each text, as those of sentence-transformers do
+    tokenizer.no_padding()
 
     def encode(text: bytes) -> Array:
         decoded = text.decode("utf-8-sig")  # without a byte order mark
-        return np.asarray(tokenizer.encode(decoded, add_special_tokens=framed).ids, dtype=np.int64)
+        ids = np.asarray(tokenizer.encode(decoded, add_special_tokens=framed).ids, dtype=np.int64)
+        if framed and not ids.all():
+            raise DataError(
+                f"--tokenizer = {str(file)!r}: makes id 0, {tokenizer.id_to_token(0)!r}, of part of a text, "
+                "and 0 is padding; use a tokenizer whose id 0 only pads, as BERT's"
+            )
+        return ids
 
     if end and tokenizer.token_to_id(end) is None:
         raise DataError(f"--end-token = {end!r}: {file} has no such token")
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    # not their number: a file may leave ids out
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     return Encoding(encode, size, tokenizer.token_to_id(end) if end else None)

@@ -1,9 +1,10 @@
 """Tables: Parquet, JSON lines, or a folder that save_to_disk of Hugging Face's datasets wrote."""
 
+import codecs
 import gzip
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,12 +203,7 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
             return None
         other = f"has no split 'train', but {', '.join(splits)}" if splits else "holds no rows"
         raise _refused(root, other)
-    for column in settings.columns:
-        if column not in rows.column_names:
-            raise ConfigError(
-                f"data.columns: {column!r} is no column of {root}; it has {', '.join(rows.column_names)}"
-            )
-    chosen = rows.select_columns(list(settings.columns)) if settings.columns else rows
+    chosen = _with_columns(rows, settings.columns, root)
     _check_types(chosen, root)
     if collate is None:
         _check_values(chosen, root)
@@ -216,6 +212,18 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
     )
     table.census = census
     return table
+
+
+def _with_columns(rows: Any, columns: Sequence[str], root: Path) -> Any:
+    """Return rows of these columns, or of all; raises ConfigError."""
+    for column in columns:
+        if columns.count(column) > 1:
+            raise ConfigError(f"data.columns: {column!r} is there twice")
+        if column not in rows.column_names:
+            raise ConfigError(
+                f"data.columns: {column!r} is no column of {root}; it has {', '.join(rows.column_names)}"
+            )
+    return rows.select_columns(list(columns)) if columns else rows
 
 
 def _check_values(rows: Any, root: Path) -> None:
@@ -234,13 +242,13 @@ def _check_values(rows: Any, root: Path) -> None:
 
 
 def _missing_in_lists(column: Any) -> int:
-    """Return the number of missing values in the lists of a column, except real numbers."""
-    from pyarrow import types  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
+    """Return the number of missing values in the lists of a column, at any depth, except real numbers."""
+    from pyarrow import compute, types  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
 
     missing = 0
-    while types.is_list(column.type) or types.is_large_list(column.type):
-        column = column.combine_chunks().flatten()
-        missing = column.null_count if str(column.type) not in REAL else 0
+    while any(of(column.type) for of in (types.is_list, types.is_large_list, types.is_fixed_size_list)):
+        column = compute.list_flatten(column)
+        missing += column.null_count if str(column.type) not in REAL else 0
     return missing
 
 
@@ -283,6 +291,55 @@ def _with_rows(files: list[Path], split: str, census: Census) -> list[Path]:
             f"{shown(empty[0].name)} has no rows, so {split} would be empty: fill it, or move it away"
         )
     return [file for file in files if file not in empty]
+
+
+def _check_forms(files: Iterable[Path]) -> None:
+    """Raise DataError for a column that is text, numbers or truth values in one file, and not in another.
+
+    datasets converts those of later files: "007" becomes 7, and 7 becomes true.
+    """
+    known: dict[str, tuple[str, Path]] = {}
+    for file in files:
+        for column, form in (_forms_of_rows if file.suffix == ".parquet" else _forms_of_line)(file).items():
+            before, first = known.setdefault(column, (form, file))
+            if before != form:
+                raise DataError(
+                    f"column {column!r} is {before} in {shown(first.name)} and {form} in {shown(file.name)}: "
+                    "write it alike in all files"
+                )
+
+
+def _forms_of_rows(file: Path) -> dict[str, str]:
+    """Return the forms of the columns of a Parquet file."""
+    from pyarrow import ArrowException, parquet, types  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
+
+    forms = (
+        ("truth values", (types.is_boolean,)),
+        ("text", (types.is_string, types.is_large_string)),
+        ("numbers", (types.is_integer, types.is_floating)),
+    )
+    try:
+        fields = list(parquet.read_schema(file))
+    except (OSError, ArrowException):  # the reader reports a damaged file
+        return {}
+    return {
+        field.name: form
+        for field in fields
+        for form, kinds in forms
+        if any(is_kind(field.type) for is_kind in kinds)
+    }
+
+
+def _forms_of_line(file: Path) -> dict[str, str]:
+    """Return the forms of the values in the first line of JSON lines; none if it cannot be read."""
+    forms = {bool: "truth values", str: "text", int: "numbers", float: "numbers"}
+    try:
+        with (gzip.open if file.suffix.lower() == ".gz" else open)(file, "rb") as lines:
+            row = json.loads(lines.readline().removeprefix(codecs.BOM_UTF8))
+    except (OSError, EOFError, ValueError):  # the reader reports a damaged file
+        return {}
+    values = row.items() if isinstance(row, dict) else ()
+    return {column: forms[type(value)] for column, value in values if type(value) in forms}
 
 
 def _is_empty(file: Path) -> bool:
@@ -339,6 +396,7 @@ def _loaded(root: Path, census: Census) -> dict[str, Any]:
                 for split, some in files.items()
             }
             names = {split: some for split, some in names.items() if some}
+            _check_forms(Path(file) for some in names.values() for file in some)
             return dict(datasets.load_dataset(kind, data_files=names)) if names else {}
         loaded = datasets.load_from_disk(str(root))
     except DataError as error:

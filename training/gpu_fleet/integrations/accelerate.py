@@ -135,6 +135,7 @@ class FleetSteps:
 
     def _save(self) -> None:
         self._check_step()
+        self._guard.check_weights(self._accelerator._models, self.step)
         folder = self._guard.directory / f"step-{self.step}"
         self._accelerator.save_state(str(folder))
         self._accelerator.wait_for_everyone()

@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, PeerError, StoreError, TrainingError
@@ -22,6 +23,7 @@ from gpu_fleet.integrations.claim import FolderClaim
 from gpu_fleet.integrations.folder_copy.files import OURS
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
+from gpu_fleet.step.trained import check_weights
 from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, PATIENCE_S, ObjectStore, patiently
 
 BETWEEN_S = 30.0  # longest wait for a disturbed bucket while the loop waits
@@ -136,6 +138,11 @@ class Guard:
         heard = self._where.gather_numbers(self._interruption.reason is not Reason.NONE)
         self.stopped = self.stopped or any(has for (has,) in heard)
         return self.stopped
+
+    def check_weights(self, models: Iterable[nn.Module], step: int) -> None:
+        """End all ranks before a save, or at the end, if the weights are no finite numbers."""
+        with self._leaving():
+            check_weights(models, self._where, step)
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[None]:

@@ -99,11 +99,13 @@ class FleetCallback(TrainerCallback):
             seed = args.seed if args.data_seed is None else args.data_seed
             self._reads.begin(seed, int(state.epoch or 0))
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self._attributes is not None and not self._attributes.is_done:
             self._attributes.passed(says=state.is_world_process_zero)
         if self._guard.stopping():
             control.should_save = control.should_training_stop = True
+        if control.should_save or control.should_training_stop:
+            self._guard.check_weights([model], state.global_step)
         self._note_generators(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

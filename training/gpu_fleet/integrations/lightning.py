@@ -135,6 +135,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             self._guard.end()
 
     def _save(self, trainer: Any) -> None:
+        self._guard.check_weights([trainer.lightning_module], self._step)
         staged = self._guard.directory / f"step-{self._step}.ckpt.part"
         trainer.save_checkpoint(staged)
         if trainer.is_global_zero:
@@ -144,6 +145,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Upload and release the folder after a training that ended by itself; the program continues."""
         self._trainer = None
+        self._guard.check_weights([pl_module], self._step)
         self._guard.finish()
 
 

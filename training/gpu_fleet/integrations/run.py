@@ -229,7 +229,7 @@ class Run:
         if self._where.local_rank == 0:
             outcome.remove_result(self.directory)
         optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
-        self._watch = GradientWatch(optimizers, self._where)
+        self._watch = GradientWatch(optimizers, self._modules, self._where)
         self._exactness.begin(frames_of_loop())
         self._in_loop = True
 
@@ -315,7 +315,7 @@ class Run:
         if self._engine.is_saved(self.step):
             return
         if self._watch is not None and self.step > (self._resumed_from or 0):
-            self._watch.check()
+            self._watch.check(self.step)
         self._exactness.check_loop(self._where)
         state = {
             "objects": self._where.together(self._checked_states),

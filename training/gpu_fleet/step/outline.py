@@ -19,7 +19,7 @@ def outlines(tensors: Iterable[Tensor], most_bytes: float = math.inf) -> list[in
 
     A GPU is waited for once. Tensors of more than `most_bytes` are looked at in blocks.
     """
-    plain = [_plain(tensor) for tensor in tensors]
+    plain = [local_part(tensor) for tensor in tensors]
     parts = {n: _part_of(tensor, most_bytes) for n, tensor in enumerate(plain) if tensor is not None}
     for device in {part.device for part in parts.values() if part.device.type != HERE}:
         there = {n: part for n, part in parts.items() if part.device == device}
@@ -30,11 +30,12 @@ def outlines(tensors: Iterable[Tensor], most_bytes: float = math.inf) -> list[in
 
 def bound_of_each(tensors: Sequence[Tensor]) -> int:
     """Return the bytes of each tensor that a look reads, so that it reads MOST_BYTES of all of them."""
-    sizes = [plain.nbytes for plain in map(_plain, tensors) if plain is not None]
+    sizes = [plain.nbytes for plain in map(local_part, tensors) if plain is not None]
     return MOST_BYTES if sum(sizes) <= MOST_BYTES else max(BLOCK_BYTES, MOST_BYTES // len(sizes))
 
 
-def _plain(tensor: Tensor) -> Tensor | None:
+def local_part(tensor: Tensor) -> Tensor | None:
+    """Return this rank's part of a tensor, without its graph; None for one without plain numbers here."""
     if nn.parameter.is_lazy(tensor):
         return None
     local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

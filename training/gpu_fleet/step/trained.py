@@ -1,17 +1,22 @@
-"""Proof that the steps of a loop train something: a gradient, or a weight that changes."""
+"""Proofs about the steps of a loop: they train something, and the weights stay finite numbers."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from gpu_fleet.core.errors import UntrainedError
+from gpu_fleet.core.errors import DivergenceError, UntrainedError
 from gpu_fleet.core.world import World
-from gpu_fleet.step.outline import outlines
+from gpu_fleet.step.outline import local_part, outlines
+from gpu_fleet.step.state import not_finite
 
 ADVICE = "look for a detach, an item or a no_grad between the parameters and the loss"
+DIVERGED = (
+    "after step {step}, which is not saved; a gradient was none: look for a root of 0 or a quotient 0 / 0 in "
+    "the loss, lower the learning rate, or clip the gradients"
+)
 log = logging.getLogger(__name__)
 
 
@@ -29,11 +34,42 @@ def untrained(message: str) -> UntrainedError:
     return error
 
 
-class GradientWatch:
-    """Watch over the parameters of a user's optimizers, from the start of the loop to the first proof."""
+def check_finite(where: World, bad: list[str], rest: str) -> None:
+    """Raise DivergenceError on all ranks if one of them names tensors that are not finite."""
+    of_ranks = where.gather_numbers(len(bad))
+    if not any(count for (count,) in of_ranks):
+        return
+    rank, name = next((rank, names[0]) for rank, names in enumerate(where.gather(bad[:1])) if names)
+    error = DivergenceError(f"the weights of rank {rank} are no finite numbers {rest}; the first is {name}")
+    error.shared = True
+    raise error
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], where: World) -> None:
+
+def check_weights(modules: Iterable[nn.Module], where: World, step: int) -> None:
+    """Raise DivergenceError on all ranks if the weights of a user's modules have diverged."""
+    check_finite(where, list(chain.from_iterable(map(_diverged, modules))), DIVERGED.format(step=step))
+
+
+def _diverged(module: nn.Module) -> Iterator[str]:
+    """Yield the names of parameters that are not finite, and of saved buffers with a NaN."""
+    parts = {name: local_part(parameter) for name, parameter in module.named_parameters()}
+    yield from not_finite({name: part for name, part in parts.items() if part is not None})
+    for path, owner in module.named_modules():
+        for name, buffer in owner.named_buffers(recurse=False):  # an infinity may be a best score so far
+            is_saved = buffer.is_floating_point() and name not in owner._non_persistent_buffers_set
+            part = local_part(buffer) if is_saved else None
+            if part is not None and bool(part.isnan().any()):
+                yield f"{path}.{name}".removeprefix(".")
+
+
+class GradientWatch:
+    """Watch over a user's modules, and over the parameters of the optimizers up to the first proof."""
+
+    def __init__(
+        self, optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[nn.Module], where: World
+    ) -> None:
         """Listen for the gradients of all parameters; without an optimizer a loop need not train."""
+        self._modules = list(modules)
         given = list(optimizers)
         groups = chain.from_iterable(optimizer.param_groups for optimizer in given)
         self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
@@ -63,7 +99,12 @@ class GradientWatch:
                 hook.remove()
             self._hooks = []
 
-    def check(self) -> None:
+    def check(self, step: int) -> None:
+        """Check a state before its save; raises UntrainedError or DivergenceError on all ranks."""
+        self._check_trained()
+        check_weights(self._modules, self._where, step)
+
+    def _check_trained(self) -> None:
         """Raise UntrainedError on all ranks if no rank has seen a gradient or another weight."""
         if self._agreed:
             return

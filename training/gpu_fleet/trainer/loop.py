@@ -9,7 +9,6 @@ from itertools import islice
 from torch import Tensor
 
 from gpu_fleet.core import config, outcome
-from gpu_fleet.core.errors import DivergenceError
 from gpu_fleet.core.outcome import Outcome
 from gpu_fleet.core.user_code import explained
 from gpu_fleet.core.world import World
@@ -30,7 +29,7 @@ from gpu_fleet.step.buffers import AttributeCheck, check_of_optimizer
 from gpu_fleet.step.evaluation import HeldOutScore, evaluate, mean_loss
 from gpu_fleet.step.state import State, not_finite, parameters_sha256, tensors_of, undisturbed, whole_weights
 from gpu_fleet.step.task import Task, evaluate_task
-from gpu_fleet.step.trained import check_gradients
+from gpu_fleet.step.trained import check_finite, check_gradients
 from gpu_fleet.trainer.initial_state import fresh_state, rehearse
 from gpu_fleet.trainer.prepared_run import PreparedRun, opened
 
@@ -221,17 +220,6 @@ def check_weights(run: PreparedRun, state: State) -> None:
         f"after step {state.step}, which is not saved; a gradient was none: look for a root of 0 or a "
         "quotient 0 / 0 in the loss, or lower optimizer.learning_rate, or set optimizer.clip_norm",
     )
-
-
-def check_finite(where: World, bad: list[str], rest: str) -> None:
-    """Raise DivergenceError on all ranks if one of them names tensors that are not finite."""
-    of_ranks = where.gather_numbers(len(bad))
-    if not any(count for (count,) in of_ranks):
-        return
-    rank, name = next((rank, names[0]) for rank, names in enumerate(where.gather(bad[:1])) if names)
-    error = DivergenceError(f"the weights of rank {rank} are no finite numbers {rest}; the first is {name}")
-    error.shared = True
-    raise error
 
 
 def measure(run: PreparedRun, state: State, stop: Stop) -> HeldOutScore | None:
