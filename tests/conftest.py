@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.image.alicloud_api import UNDOCUMENTED
 from tests.image.recipe.side_by_side import GroupScheduling
 from tests.longest import longest_first
 from tests.preloaded import make_clients_quickly, preloaded, preloaded_functions
+
+TRAINING = Path(__file__).parent / "training"
 
 # Modules stay to the end: the garbage collector looks at them while they load for nothing, 3 s of 17, and at
 # nearly half a million of their objects in every full collection after it.
@@ -71,6 +74,15 @@ def handlers_as_before() -> Iterator[None]:
     for number, handler in before.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
+    """Workers that will run trainers are forked, packages and all."""
+    paths = [Path(word.partition("::")[0]).resolve() for word in session.config.args]
+    trains = any(TRAINING.is_relative_to(path) or path.is_relative_to(TRAINING) for path in paths)
+    with preloaded() if trains else nullcontext():
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)

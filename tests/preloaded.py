@@ -7,17 +7,22 @@ streams, words and variables, which ``/proc`` shows. It runs the module as ``pyt
 it starts in turn. Inside ``preloaded_functions()`` the same holds for ``python -I -S``, by which a test calls
 a function's archive; its server sees the packages that Lambda brings, and has read what botocore reads.
 
+The workers of pytest-xdist are forked so too, where they will run trainers. A worker's server of trainers is
+its fork, from before it loaded anything more, and the server of `ranks` is a fork of that one.
+
 Unlike a new interpreter it has the server's hash seed, and what packages read of the environment while they
 load. What is to be proven with that too is started outside of ``preloaded()``.
 """
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import importlib
 import inspect
 import io
 import json
+import multiprocessing.util
 import os
 import random
 import runpy
@@ -32,6 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 PACKAGES = (
@@ -72,6 +78,8 @@ SERVICES = (
 )
 FUNCTIONS = ("boto3", "s3transfer.manager", "urllib3", "dateutil.parser", "dateutil.tz", "ssl")
 TORCHRUN, TRAINER = "torch.distributed.run", "gpu_fleet"
+# What begins a worker of pytest-xdist, and the server of multiprocessing's that `ranks` asks.
+WORKER, RANKS = "import sys;exec(eval(sys.stdin.readline()))", "from multiprocessing.forkserver import main; "
 STARTERS = ("launch", "measure", "run", "work")  # commands of the trainer that start others
 # Of linux/prctl.h.
 PR_SET_NAME, PR_SET_MM, PR_SET_MM_ARG_END, PR_SET_CHILD_SUBREAPER = 15, 35, 9, 36
@@ -90,6 +98,7 @@ class Command(NamedTuple):
 
 _lock = threading.Lock()
 _libc = ctypes.CDLL(None, use_errno=True)
+_spawn = multiprocessing.util.spawnv_passfds
 
 
 @contextmanager
@@ -97,6 +106,14 @@ def preloaded() -> Iterator[None]:
     """Fork what this process and what it starts would load anew."""
     with _forking(_server, _trainer_of):
         yield
+
+
+def ranks_server(path: bytes, words: Sequence[str], kept: Sequence[int]) -> int:
+    """The process id of multiprocessing's server, in the place of its own ``util.spawnv_passfds``."""
+    if not words[-1].startswith(RANKS):
+        return _spawn(path, words, kept)
+    here = {"environment": dict(os.environ), "folder": os.fspath(Path.cwd()), "session": False, "group": -1}
+    return _ask(_server(), {"words": [*map(os.fsdecode, words)], "kept": [*kept], **here}, (0, 1, 2, *kept))
 
 
 @contextmanager
@@ -143,6 +160,7 @@ def _fork_from(
             "folder": os.fspath(asked["cwd"] or Path.cwd()),
             "session": asked["start_new_session"],
             "group": asked["process_group"],
+            "kept": [],
         }
         self.pid = _ask(server(), wanted, streams)
         self._child_created = True  # type: ignore[attr-defined]
@@ -157,6 +175,8 @@ def _trainer_of(words: Sequence[str], environment: Mapping[str, str]) -> Command
     if not words or shutil.which(words[0], path=environment.get("PATH")) != sys.executable:
         return None
     rest = [*words[1:]]
+    if rest[-2:-1] == ["-c"] and (rest[-1] == WORKER or rest[-1].startswith(RANKS)):
+        return Command("-c", rest[-1], [])
     if rest[:1] in (["-u"], ["-P"]):
         del rest[0]
     if rest[:1] == ["-m"] and rest[1:2] in ([TORCHRUN], [TRAINER]):
@@ -204,8 +224,8 @@ def _exactly(pipe: socket.socket, count: int) -> bytes:
 
 @cache
 def _server() -> socket.socket:
-    """The server of this process that forks trainers; it ends with it."""
-    return _started("-P")
+    """The server of this process that forks trainers; it ends with it. A forked worker has begun with one."""
+    return getattr(sys.modules["__main__"], "server", None) or _started("-P")
 
 
 @cache
@@ -285,7 +305,7 @@ def make_clients_quickly() -> None:
 def serve(pipe: socket.socket) -> None:
     """Fork for the one at the other end of the pipe until it is closed, and become each child on its side."""
     while True:
-        size, streams, _, _ = socket.recv_fds(pipe, 8, 3)
+        size, streams, _, _ = socket.recv_fds(pipe, 8, 3 + 2)  # of a server of ranks two more
         if not size:
             os._exit(0)
         wanted = json.loads(_exactly(pipe, int.from_bytes(size)))
@@ -318,16 +338,19 @@ def become(wanted: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
             os.setsid()
         if wanted["group"] != -1:
             os.setpgid(0, wanted["group"])
-        for place, stream in enumerate(streams):
-            os.dup2(stream, place)
-        os.closerange(3, max(streams) + 1)
+        _lay_out(streams, (0, 1, 2, *wanted["kept"]))
         asked = (wanted["words"], wanted["environment"])
         command = _function_of(*asked) or _trainer_of(*asked)
         assert command is not None
         if command.name == TORCHRUN or (
             command.name == TRAINER and command.words[:1] and command.words[0] in STARTERS
         ):
-            _fork_in_turn()
+            here = _forked_server()
+            _fork_from(lambda: here, subprocess.Popen._execute_child, _trainer_of)  # type: ignore[attr-defined]
+        elif command.name == WORKER:
+            main = ModuleType("__main__")  # without a file, as of any -c
+            main.server = _forked_server()  # type: ignore[attr-defined]
+            sys.modules["__main__"] = main
         _look_new(wanted)
         status = _run(command)
     except BaseException:  # noqa: BLE001 - the last word of a process
@@ -336,7 +359,19 @@ def become(wanted: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
         _end(status)
 
 
-def _fork_in_turn() -> None:
+def _lay_out(streams: Sequence[int], places: Sequence[int]) -> None:
+    """Give each stream the number that it has for whoever asked, and close all others."""
+    above = max(*streams, *places) + 1
+    moved = [fcntl.fcntl(stream, fcntl.F_DUPFD, above) for stream in streams]
+    for place, stream in zip(places, moved, strict=True):
+        os.dup2(stream, place)
+    for number in range(3, max(moved) + 1):
+        if number not in places:
+            with suppress(OSError):
+                os.close(number)
+
+
+def _forked_server() -> socket.socket:
     """A server for what this process will start, from before it has done anything."""
     here, there = socket.socketpair()
     if os.fork() == 0:
@@ -350,7 +385,7 @@ def _fork_in_turn() -> None:
             serve(there)
         os._exit(0)
     there.close()
-    _fork_from(lambda: here, subprocess.Popen._execute_child, _trainer_of)  # type: ignore[attr-defined]
+    return here
 
 
 def _look_new(wanted: Mapping[str, Any]) -> None:

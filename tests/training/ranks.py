@@ -11,12 +11,14 @@ from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import torch
 from torch.distributed import TCPStore
 
 from gpu_fleet.checkpoint import run_identity, uploader
+from tests import preloaded
 
 PRELOADED = [
     "torch.distributed.checkpoint._fsspec_filesystem",
@@ -57,7 +59,8 @@ context.set_forkserver_preload(PRELOADED)
 def server_loaded() -> None:
     """Wait until the server has loaded its modules; that time does not count for the first test."""
     process = context.Process(target=os.getpid)
-    process.start()
+    with patch("multiprocessing.util.spawnv_passfds", preloaded.ranks_server):
+        process.start()
     process.join(LOADING_S)
     assert process.exitcode == 0, f"the server of ranks has not loaded within {LOADING_S} s"
 

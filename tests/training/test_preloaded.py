@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from execnet.gateway_io import popen_bootstrapline
 
 from tests import preloaded
 from tests.ran import ran
@@ -132,6 +133,10 @@ def test_one_that_is_killed_takes_its_server_along(digits, forked, tmp_path):
                 rank.kill()  # nobody else ends what torchrun has left behind
     assert len(servers) == 1
     assert alive == []
+
+
+def test_a_worker_is_known_by_what_begins_it():
+    assert popen_bootstrapline == preloaded.WORKER
 
 
 def test_what_is_no_trainer_is_started(forked):
