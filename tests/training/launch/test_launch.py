@@ -228,7 +228,10 @@ def test_a_silent_metadata_service_is_named(instance_file, config_file, monkeypa
     result = dry_run(config_file)
 
     assert result.exit_code == 75
-    assert "http://127.0.0.1:1/latest/api/token: the metadata service does not answer" in result.output
+    assert (
+        "http://127.0.0.1:1/latest/meta-data/instance-id: the metadata service does not answer"
+        in result.output
+    )
 
 
 def test_a_wrong_key_of_the_instance_file_is_named(instance_file):

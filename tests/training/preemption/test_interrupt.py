@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from gpu_fleet.core.errors import ConfigError
+from gpu_fleet.core.metadata import ask
 from gpu_fleet.preemption import interrupt
 from gpu_fleet.preemption.interrupt import (
     AlicloudNotice,
     AwsNotice,
     Interruption,
     Reason,
-    ask,
     nothing_to_save,
     sources,
     stop_file,

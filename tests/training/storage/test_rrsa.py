@@ -82,7 +82,7 @@ def test_a_refusal_is_for_good_and_a_silence_is_not(pod, status, for_good):
     with pytest.raises(
         StoreError, match=f"gives no keys for ALIBABA_CLOUD_ROLE_ARN = .*trainer': {status}"
     ) as end:
-        rrsa.role_keys()
+        rrsa.PodKeys().keys()
 
     assert end.value.for_good is for_good
 
@@ -94,7 +94,7 @@ def test_a_refusal_in_a_run_is_waited_for(pod, monkeypatch):
 
     def renewed() -> None:
         try:
-            rrsa.role_keys()
+            rrsa.PodKeys().keys()
         finally:
             pod.status = 200
 
@@ -108,7 +108,7 @@ def test_an_answer_without_keys_is_one_message(pod, keys):
     pod.keys = keys
 
     with pytest.raises(StoreError, match="its answer cannot be read"):
-        rrsa.role_keys()
+        rrsa.PodKeys().keys()
 
 
 def test_a_pod_without_the_webhook_has_no_such_role(monkeypatch):

@@ -1,8 +1,8 @@
 """The claim on a run: the lock of its folder on this disk, and its lease in the bucket.
 
-`train`, `Run`, the callbacks and `train run` hold the same claim. One process of a run takes it: first the
-lock, then the lease, and last the mark in the lock file, since a refused process leaves the folder to its
-holder. Before each write the holder asks the claim, which raises RunLeaseError once another process has it.
+One process of a run takes it: first the lock, then the lease, and last the mark in the lock file, since a
+refused process leaves the folder to its holder. Before each write the holder asks the claim, which raises
+RunLeaseError once another process has it.
 """
 
 import math
@@ -32,7 +32,6 @@ class RunClaim:
         return cls(RunLease(store, Holder.this(), stopping=stopping) if store is not None else None)
 
     def take(self, folder: Path) -> None:
-        """Take lock, lease and mark in one call; raises CheckpointError while another process has one."""
         self.lock(folder)
         self.acquire()
         self.mark()
@@ -44,7 +43,6 @@ class RunClaim:
             self._lock = local.lock(folder)
 
     def acquire(self, within_s: float = math.inf) -> bool:
-        """Take the lease, as RunLease.acquire does; True without a bucket."""
         return at_start(partial(self.lease.acquire, within_s))
 
     def mark(self) -> None:
@@ -59,12 +57,10 @@ class RunClaim:
         self.check_folder()
 
     def check_folder(self) -> None:
-        """Ask the folder alone."""
         if self._lock is not None:
             self._lock.check()
 
     def release(self) -> None:
-        """Release lease and lock to other processes; this process may then write no more."""
         self.lease.release()
         if self._lock is not None:
             self._lock.close()

@@ -1,8 +1,4 @@
-"""The engine of a run: its claim, the search for its newest checkpoint, its saves and their upload, its end.
-
-`train` (manager.py) and `Run` (integrations/run.py) define the state, and the checkpoints that belong to the
-run. Both use this engine for the rest.
-"""
+"""The engine of `train` (manager.py) and `Run`: claim, newest checkpoint, saves, uploads and end of a run."""
 
 import logging
 import time
@@ -13,14 +9,14 @@ from typing import Any
 
 from gpu_fleet.checkpoint import local, names, restore
 from gpu_fleet.checkpoint.claim import RunClaim
-from gpu_fleet.checkpoint.lease import RunLease
+from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.saver import Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.checkpoint.team import of_world
+from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError
 from gpu_fleet.core.files import on_disk, write_bytes
-from gpu_fleet.core.world import World
+from gpu_fleet.core.world import World, store_of_world
 from gpu_fleet.storage.object_store import at_start
 
 MEETINGS_PER_TIMEOUT = 4
@@ -46,17 +42,9 @@ class CheckpointEngine:
     ) -> None:
         """Claim the run in `directory` and in `store`; raises TrainingError on all ranks.
 
-        Args:
-            where: this rank; rank 0 holds the claim.
-            directory: the folder of the run.
-            store: the bucket; None for none.
-            keep: number of checkpoints that stay.
-            every_s: seconds between two checkpoints; 0: none by time.
-            timeout_s: longest time that a rank waits for another.
-            layout: whole, written by rank 0, or sharded, written by all ranks.
-            code: the archive of the user's files; empty for none.
-            clock: seconds that only grow.
-            stopping: returns whether a notice has come, which ends the wait for another holder.
+        The last `keep` checkpoints stay, of which there is one each `every_s` (0: none by time). A rank waits
+        for another up to `timeout_s`. Rank 0 writes a whole `layout`, all ranks a sharded one. `code` is the
+        archive of the user's files. `stopping`, true after a notice, ends the wait for another holder.
         """
         self._where, self._root, self._store = where, directory / names.CHECKPOINTS, store
         self._keep, self._every_s, self._timeout_s = keep, every_s, timeout_s
@@ -80,11 +68,12 @@ class CheckpointEngine:
             pass
         number = where.on_first(self._begin)
         if self._store is not None and not where.leads:
-            self._claim = RunClaim(RunLease.of_leader(self._store, number))
-        self._shared = self._layout == local.WHOLE or self._is_shared()
-        if self._layout == local.WHOLE and not where.leads:
+            self._claim = RunClaim(RunLease(self._store, Holder.this(), number=number))
+        whole = self._layout == local.WHOLE
+        self._shared = whole or self._is_shared()
+        if whole and not where.leads:
             return
-        team = None if self._layout == local.WHOLE else of_world(where.rank, where.size, self._timeout_s)
+        team = None if whole else Team(where.rank, where.size, store_of_world(), self._timeout_s)
         self._saver = Saver(
             self._root, self._store, self._keep, self._claim, team, shared=self._shared, code=self._code
         )
@@ -107,10 +96,7 @@ class CheckpointEngine:
         return self._claim.lease.number
 
     def _is_shared(self) -> bool:
-        """Return whether all ranks see one folder; otherwise the bucket joins the parts of a checkpoint.
-
-        Raises CheckpointError if there is no bucket either.
-        """
+        """Return whether all ranks see one folder; else a bucket must join the parts of a checkpoint."""
         mark = self._root / "shared-check"
         self._where.on_first(mark.touch)
         seen = all(self._where.gather(mark.exists()))
@@ -122,17 +108,16 @@ class CheckpointEngine:
                 "parallel.strategy = 'ddp'"
             )
         if not seen:
-            self._where.together(lambda: self._check_own_disk() if self._where.local_rank == 0 else None)
+            self._where.together(self._check_own_disk)
         return seen
 
     def _check_own_disk(self) -> None:
-        with on_disk(self._root):
-            self._root.mkdir(parents=True, exist_ok=True)
-            if not self._where.leads:
+        if self._where.local_rank == 0 and not self._where.leads:
+            with on_disk(self._root):
+                self._root.mkdir(parents=True, exist_ok=True)
                 local.sweep(self._root)
 
     def newest(self) -> local.Manifest | None:
-        """Fetch the newest whole checkpoint to every instance; None if there is none."""
         return restore.newest_whole(self._where, self._root, self._store)
 
     def resume(
@@ -141,10 +126,7 @@ class CheckpointEngine:
         check: Callable[[local.Manifest], None],
         apply: Callable[[Any, Path], None],
     ) -> None:
-        """Check and apply a checkpoint on all ranks, which raise the same error; upload it if missing.
-
-        `apply` gets the state that every rank reads, and the folder of the checkpoint.
-        """
+        """Check a checkpoint on all ranks, `apply` its state and its folder, and upload it if missing."""
         folder = self._root / names.step_name(manifest.step)
         self._where.together(lambda: check(manifest))
         self._where.together(lambda: apply(restore.read_state(folder / names.STATE), folder))
@@ -160,7 +142,6 @@ class CheckpointEngine:
         return self._claim.lease.lost or 0 < self._every_s <= self._clock() - self._saved_at
 
     def is_saved(self, step: int) -> bool:
-        """Return whether there is a checkpoint of this step, or a save of it has begun."""
         return self._saved_step == step
 
     def check_earlier(self) -> None:
@@ -171,7 +152,7 @@ class CheckpointEngine:
     def begin_save(
         self, manifest: local.Manifest, state: Any, written: Callable[[], object] | None = None
     ) -> None:
-        """Begin a checkpoint, on all ranks; see Saver.save. Rank 0's `state` is the one that is written."""
+        """Begin a checkpoint, on all ranks; see Saver.save. The `state` of rank 0 is written."""
         if self._saver is not None:
             self._saver.save(manifest, state if self._where.leads else {}, written)
         self._saved_step, self._saved_at = manifest.step, self._clock()
@@ -192,7 +173,6 @@ class CheckpointEngine:
         return time.perf_counter() - begin
 
     def wait(self) -> None:
-        """Wait until the last save is on this instance's disk; raises CheckpointError."""
         if self._saver is not None:
             self._saver.wait()
 
@@ -218,22 +198,14 @@ class CheckpointEngine:
         return closed
 
     def check_held(self) -> None:
-        """Check the claim, before result and finished model are written; rank 0 asks for all.
-
-        Raises RunLeaseError if another process has taken the run over.
-        """
+        """Check the claim before result and model are written; raises RunLeaseError."""
         self._where.on_first(self._claim.check)
 
     def conclude(self, result: outcome.Outcome) -> None:
-        """Write result.json, once per instance: each has a `launch` that reads it, and may have its own disk.
-
-        The release follows only after this last write.
-        """
+        """Write result.json, the last file, once per instance: each has a `launch` that reads it."""
         self.check_held()
-        directory = self._root.parent
-        self._where.together(
-            lambda: outcome.write(directory, result) if self._where.local_rank == 0 else None
-        )
+        directory, first_here = self._root.parent, self._where.local_rank == 0
+        self._where.together(lambda: outcome.write(directory, result) if first_here else None)
 
     def abandon(self) -> None:
         """Finish a save that has begun, after the run has failed for another reason."""
@@ -243,5 +215,4 @@ class CheckpointEngine:
             log.error("event=checkpoint-lost error=%r", str(error))
 
     def release(self) -> None:
-        """Release the claim to other processes; this process must not write any more."""
         self._claim.release()

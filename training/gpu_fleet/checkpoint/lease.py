@@ -46,12 +46,10 @@ class Holder:
 
     @classmethod
     def this(cls) -> Self:
-        """Return the holder for this run on this instance."""
         return cls.of(os.getppid() if outcome.attempt() else os.getpid())
 
     @classmethod
     def of(cls, process: int) -> Self:
-        """Return the description of a process of this computer."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
             space = str(Path("/proc/self/ns/pid").readlink())
@@ -62,8 +60,7 @@ class Holder:
     def surely_gone(self, now: "Holder") -> bool:
         """Return whether the holder is surely gone: it is `now` before a restart, or its process has ended.
 
-        A holder with another host name, boot or process namespace may be alive. The host name alone proves
-        nothing: several hosts may share one name, and a container may have the name of its instance.
+        One of another host, boot or namespace may be alive. Hosts may share a name.
         """
         known = now.boot and now.space
         if not known or (self.host, self.boot, self.space) != (now.host, now.boot, now.space):
@@ -80,10 +77,8 @@ class Holder:
 def _runs(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -110,33 +105,24 @@ class RunLease:
         clock: Callable[[], float] = time.monotonic,
         renew_every_s: float = RENEW_EVERY_S,
         stopping: Callable[[], bool] = lambda: False,
+        number: int = 0,
     ) -> None:
-        """Prepare the lease; `stopping` ends the wait for another holder, which takes WAIT_S at most."""
+        """Prepare the lease; `stopping` ends the wait for another holder, which takes WAIT_S at most.
+
+        A rank other than 0 writes under the `number` of the lease of rank 0.
+        """
         self._store, self._holder, self._sleep, self._renew_every_s = store, holder, sleep, renew_every_s
         self._clock, self._stopping = clock, stopping
         self._waits_since: float | None = None
         self._name = ""
-        self._number = 0
+        self.number = number  # of the lease that is held; 0 before `acquire`
         self._asked_at = clock()  # when the bucket last showed the lease as ours
         self._loss: str = ""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
-    @classmethod
-    def of_leader(cls, store: CheckpointStore, number: int) -> Self:
-        """Return a lease for another rank of the run, which writes under the lease `number` of rank 0."""
-        lease = cls(store, Holder.this())
-        lease._number = number
-        return lease
-
-    @property
-    def number(self) -> int:
-        """Number of the lease that is held; 0 before `acquire`."""
-        return self._number
-
     @property
     def lost(self) -> bool:
-        """True if another process is known to have taken the run over."""
         return bool(self._loss)
 
     def acquire(self, within_s: float = math.inf) -> bool:
@@ -154,36 +140,29 @@ class RunLease:
             if newest is not None and self._stopping():
                 raise StoppedError(f"stopped before the first step: {self._in_use(newest, waited_s)}")
             if newest is not None and waited_s >= WAIT_S:
-                raise RunLeaseError(self._refusal(newest, waited_s))
+                raise RunLeaseError(
+                    f"{self._in_use(newest, waited_s)}; run it again later, or choose another run.directory. "
+                    f"A run whose instance is gone is taken over after {TAKEN_OVER_AFTER_S:.0f} s"
+                )
             if self._clock() - begin >= within_s:
                 return False
             self._sleep(LOOK_EVERY_S)
             newest = self._store.newest_lease()
-        self._store.drop_leases_before(self._number)
+        self._store.drop_leases_before(self.number)
         self._asked_at = self._clock()
         self._thread.start()
         return True
 
     def _claimed(self, newest: LeaseKey | None) -> bool:
         """Return whether the lease was free and is now ours; only one of several claims at once succeeds."""
-        if newest is not None and not self._is_free(newest):
-            log.info("event=lease-held by=%r age_s=%.0f", str(_holder(newest)), newest.age_s)
+        holder = newest and _holder(newest)
+        if newest and holder and newest.age_s < TAKEN_OVER_AFTER_S and not holder.surely_gone(self._holder):
+            log.info("event=lease-held by=%r age_s=%.0f", str(holder), newest.age_s)
             return False
         number = newest.number + 1 if newest else 1
-        self._name = self._store.claim_lease(number, self._content()) or ""
-        self._number = number if self._name else 0
+        self._name = self._store.claim_lease(number, json.dumps(asdict(self._holder))) or ""
+        self.number = number if self._name else 0
         return bool(self._name)
-
-    def _is_free(self, lease: LeaseKey) -> bool:
-        holder = _holder(lease)
-        gone = holder is not None and holder.surely_gone(self._holder)
-        return holder is None or gone or lease.age_s >= TAKEN_OVER_AFTER_S
-
-    def _refusal(self, lease: LeaseKey, waited_s: float) -> str:
-        return (
-            f"{self._in_use(lease, waited_s)}; run it again later, or choose another run.directory. A "
-            f"run whose instance is gone is taken over after {TAKEN_OVER_AFTER_S:.0f} s"
-        )
 
     def _in_use(self, lease: LeaseKey, waited_s: float) -> str:
         return (
@@ -192,14 +171,11 @@ class RunLease:
         )
 
     def check(self) -> None:
-        """Ask the bucket; raises RunLeaseError if another process has taken the run over.
-
-        This process may then write no more.
-        """
+        """Ask the bucket; raises RunLeaseError if another process has the run: this one writes no more."""
         self.raise_if_lost()
         asked_at = self._clock()
         newest = self._store.newest_lease()
-        if newest is not None and newest.number > self._number:
+        if newest is not None and newest.number > self.number:
             self._loss = (
                 f"{self._store.uri} was taken over by {_holder(newest) or 'another process'}, as nothing was "
                 f"heard of this one for {TAKEN_OVER_AFTER_S:.0f} s; this process saves no more"
@@ -214,17 +190,13 @@ class RunLease:
             self.check()
 
     def check_briefly(self) -> None:
-        """Run `check` before a write to a disk, but wait only ASK_S for a silent bucket.
-
-        If several instances share the folder, the lock of the folder also protects it.
-        """
+        """Run `check` before a write to a disk, but wait only ASK_S for a silent bucket."""
         asking = threading.Thread(target=self._ask, name="lease-asked", daemon=True)
         asking.start()
         asking.join(ASK_S)
         self.raise_if_lost()
 
     def _ask(self) -> bool:
-        """Return whether the lease may still be ours."""
         try:
             self.check()
         except RunLeaseError as error:
@@ -235,7 +207,6 @@ class RunLease:
         return True
 
     def raise_if_lost(self) -> None:
-        """Raise RunLeaseError if the loss is known already."""
         if self._loss:
             raise RunLeaseError(self._loss)
 
@@ -249,9 +220,6 @@ class RunLease:
         except StoreError as error:  # the lease expires without renewals
             log.warning("event=lease-not-released error=%r", str(error))
         self._name = ""
-
-    def _content(self) -> str:
-        return json.dumps(asdict(self._holder))
 
     def _renew(self) -> None:
         while not self._closed.wait(self._renew_every_s):
@@ -269,11 +237,10 @@ class NoLease:
     number, lost = 0, False
 
     def acquire(self, within_s: float = math.inf) -> bool:  # noqa: ARG002 - as RunLease.acquire
-        """Return True."""
         return True
 
     def raise_if_lost(self) -> None:
-        """Do nothing."""
+        pass
 
     check = check_briefly = check_sometimes = release = raise_if_lost
 

@@ -26,7 +26,6 @@ from gpu_fleet.core.files import sync_folder, write_bytes
 MARK_BYTES = 1024  # read from a lock file; a mark is always shorter
 FORMAT = 2
 WHOLE, SHARDED = "whole", "sharded"
-CHUNK_BYTES = 1 << 22
 log = logging.getLogger(__name__)
 
 
@@ -58,7 +57,6 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Parse a manifest; raises CheckpointError if the text is not one of a known format."""
         try:
             table = json.loads(text)
             if table["format"] != FORMAT:
@@ -76,7 +74,7 @@ def _checksum(table: dict[str, Any]) -> str:
 
 
 class HashingFile:
-    """Write-only file, not seekable, that computes the size and SHA-256 of the written bytes."""
+    """Write-only file that computes the size and SHA-256 of the written bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -84,7 +82,6 @@ class HashingFile:
         self._size = 0
 
     def write(self, data: Any) -> int:
-        """Write any object with the buffer interface."""
         view = memoryview(data).cast("B")
         self._hash.update(view)
         self._file.write(view)
@@ -105,11 +102,7 @@ Writer = Callable[[IO[bytes]], object]  # writes one file of a checkpoint
 def commit(
     root: Path, manifest: Manifest, writers: dict[str, Writer], held: Callable[[], None] = lambda: None
 ) -> Manifest:
-    """Write one checkpoint under `root`; afterwards it is whole, whatever happens to the instance.
-
-    Returns `manifest` with the records of the files, as it is written into the checkpoint. `held` means the
-    same as in commit_stage.
-    """
+    """Write one checkpoint under `root`, whole or not at all. Return `manifest` with its files."""
     folder = open_stage(root, manifest.step)
     records = {name: _write_hashed(folder / name, writer) for name, writer in writers.items()}
     manifest = replace(manifest, files=records)
@@ -117,14 +110,14 @@ def commit(
     return manifest
 
 
-def write_part(folder: Path, own: Container[str], writers: dict[str, Writer]) -> dict[str, FileRecord]:
-    """Write files into an open stage. Return their records, and those of the present files in `own`."""
-    there = {entry.name: record_of(entry) for entry in sorted(folder.iterdir()) if entry.name in own}
+def write_part(folder: Path, rank: int, writers: dict[str, Writer]) -> dict[str, FileRecord]:
+    """Write files into an open stage. Return their records, and those of the files of `rank` there."""
+    mine = (entry for entry in sorted(folder.iterdir()) if names.is_of_rank(entry.name, rank))
+    there = {entry.name: record_of(entry) for entry in mine}
     return there | {name: _write_hashed(folder / name, writer) for name, writer in writers.items()}
 
 
 def open_stage(root: Path, step: int) -> Path:
-    """Create an empty `step-N.tmp/` to write into."""
     folder = names.staged(root, step)
     if folder.exists():
         shutil.rmtree(folder)
@@ -133,11 +126,7 @@ def open_stage(root: Path, step: int) -> Path:
 
 
 def commit_stage(root: Path, manifest: Manifest, held: Callable[[], None] = lambda: None) -> None:
-    """Turn `step-N.tmp/`, whose files are on disk, into `step-N/`.
-
-    `held` is called right before that. If it raises, because another process has taken the run over, nothing
-    is committed.
-    """
+    """Turn `step-N.tmp/`, whose files are on disk, into `step-N/`, unless `held` raises."""
     staged, final = names.staged(root, manifest.step), root / names.step_name(manifest.step)
     write_bytes(staged / names.MANIFEST, manifest.to_json().encode())
     sync_folder(staged)
@@ -160,7 +149,6 @@ def _write_hashed(path: Path, writer: Writer) -> FileRecord:
 
 
 def steps(root: Path) -> list[int]:
-    """Return the steps of the committed checkpoints, oldest first; unfinished ones do not count."""
     if not root.is_dir():
         return []
     committed = [names.step_of(entry.name) for entry in root.iterdir() if entry.is_dir()]
@@ -168,7 +156,7 @@ def steps(root: Path) -> list[int]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint, without verification; raises CheckpointError."""
+    """Read the manifest of a checkpoint; raises CheckpointError."""
     try:
         return Manifest.from_json((folder / names.MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
@@ -195,13 +183,9 @@ def verify(folder: Path) -> Manifest:
 
 
 def record_of(path: Path) -> FileRecord:
-    """Return size and SHA-256 of a file."""
-    digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-    return FileRecord(size, digest.hexdigest())
+        digest = hashlib.file_digest(file, "sha256")
+        return FileRecord(file.tell(), digest.hexdigest())
 
 
 def superseded(committed: Iterable[int], newest: int, keep: int) -> list[int]:
@@ -213,17 +197,15 @@ def superseded(committed: Iterable[int], newest: int, keep: int) -> list[int]:
 
 
 def prune(root: Path, newest: int, keep: int, spared: Container[int] = ()) -> None:
-    """Remove the superseded checkpoints, except those in `spared`."""
     for step in superseded(steps(root), newest, keep):
-        if step in spared:
-            continue
-        doomed = names.staged(root, step)  # after the rename it is no checkpoint any more
-        shutil.rmtree(doomed, ignore_errors=True)
-        (root / names.step_name(step)).rename(doomed)
-        shutil.rmtree(doomed)
+        if step not in spared:
+            doomed = names.staged(root, step)  # after the rename it is no checkpoint any more
+            shutil.rmtree(doomed, ignore_errors=True)
+            (root / names.step_name(step)).rename(doomed)
+            shutil.rmtree(doomed)
 
 
-def set_aside(folder: Path, why: str = "damaged") -> None:
+def set_aside(folder: Path, why: str) -> None:
     """Rename a checkpoint to `step-N.WHY`: it no longer counts, and its owner can inspect it."""
     aside = folder.with_name(f"{folder.name}.{why}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -247,8 +229,7 @@ class FolderLock:
         """Raise RunLeaseError if another process has marked the folder: this one may write no more.
 
         That can happen on a file system without locks, after a file server dropped the lock of a paused
-        instance, or after the folder was removed and created anew. Without such a mark a lost lock is taken
-        again. Raises CheckpointError if the folder cannot be read.
+        instance, or after the folder was created anew. Without such a mark a lost lock is taken again.
         """
         if self._file.closed:
             raise RunLeaseError(f"run.directory: {self.root.parent} was given up; this process saves no more")
@@ -269,8 +250,7 @@ class FolderLock:
     def _seen(self) -> str:
         """Return the mark in the held file; empty if its path is another file by now, or its lock is gone.
 
-        It uses only the open file: closing a second one in this process would drop the lock. Raises OSError
-        if the path cannot be checked.
+        It opens no second file, whose close would drop the lock. Raises OSError.
         """
         now = (self.root / names.LOCK).stat()
         try:
@@ -282,10 +262,7 @@ class FolderLock:
             return ""
 
     def _taken_again(self) -> str:
-        """Open and lock the file anew, unless another process has marked it. Return the mark in it.
-
-        Raises OSError.
-        """
+        """Lock the file anew unless another process has marked it; return its mark, or raise OSError."""
         file = (self.root / names.LOCK).open("a+", encoding="utf-8", errors="replace")
         file.seek(0)
         if (mark := file.read(MARK_BYTES)) not in ("", self._mark):
@@ -304,7 +281,6 @@ class FolderLock:
         return self._mark
 
     def close(self) -> None:
-        """Release the folder to other processes."""
         self._file.close()
 
 
@@ -313,12 +289,11 @@ def _holder(mark: str) -> str:
 
 
 def lock(root: Path) -> FolderLock:
-    """Lock a folder of checkpoints for this process; keep the result as long as the lock is needed.
+    """Lock a folder of checkpoints for this process; raises CheckpointError if another one has the lock.
 
-    It is a record lock: the kernel drops it when the process ends in any way, and reader processes do not
-    inherit it. Call `mark` once the lease is held too: a file server may have dropped the lock of a run whose
-    lease is alive. On a file system without locks, only the mark claims the folder. Raises CheckpointError if
-    another process has the lock.
+    The kernel drops a record lock when the process ends, and reader processes do not inherit it. Call `mark`
+    once the lease is held: a file server may have dropped the lock of a run whose lease is alive. On a file
+    system without locks, only the mark claims the folder.
     """
     file = (root / names.LOCK).open("a+", encoding="utf-8")
     try:
@@ -337,6 +312,5 @@ def lock(root: Path) -> FolderLock:
 
 
 def sweep(root: Path) -> None:
-    """Remove the remains of killed saves; only safe while no process saves."""
-    for entry in names.all_staged(root):
+    for entry in list(root.glob("step-*.tmp")):
         shutil.rmtree(entry)

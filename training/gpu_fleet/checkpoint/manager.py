@@ -31,13 +31,9 @@ log = logging.getLogger(__name__)
 
 
 def location(settings: config.Config) -> str:
-    """Return the URI to which the run's checkpoints are uploaded; empty for none.
-
-    It is checkpoint.uri, or else the checkpoint_uri of the instance, followed by owner and id of the run.
-    """
-    return instance_file.place_of_checkpoints(
-        settings.checkpoint.uri, settings.run.owner, Path(settings.run.directory)
-    )
+    """Return the URI to which the run's checkpoints are uploaded; empty for none."""
+    run = settings.run
+    return instance_file.place_of_checkpoints(settings.checkpoint.uri, run.owner, Path(run.directory))
 
 
 def origin(settings: config.Config) -> config.Config | None:
@@ -53,10 +49,7 @@ def origin(settings: config.Config) -> config.Config | None:
 
 
 def fetch_code(settings: config.Config) -> None:
-    """Unpack the user's files of the newest checkpoint into the run directory, unless it has such files.
-
-    So a run can resume where only its configuration is present. Raises CheckpointError.
-    """
+    """Unpack the user's files of the newest checkpoint into the run directory, unless it has such files."""
     folder = Path(settings.run.directory)
     if (folder / user_code.FOLDER).exists() or not user_code.is_named(settings):
         return
@@ -84,10 +77,6 @@ class Checkpoints(CheckpointEngine):
         clock: Callable[[], float] = time.monotonic,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take the run and check the locations; raises TrainingError.
-
-        `stopping` ends the wait for a run that another process holds.
-        """
         self._settings, self._samples, self._identity = settings, samples, identity
         uri = location(settings)
         super().__init__(
@@ -119,7 +108,6 @@ class Checkpoints(CheckpointEngine):
         return state.step
 
     def _check_same_run(self, manifest: local.Manifest) -> None:
-        """Raise IdentityError for a checkpoint of another run."""
         restore.check_fits(manifest, self._settings.model.name, self._layout)
         allowed = [*self._settings.checkpoint.allow]
         if self._has_micro_batches_of(manifest):
@@ -149,7 +137,6 @@ class Checkpoints(CheckpointEngine):
         log.info("event=branched from_step=%d folder=%s", manifest.step, folder)
 
     def _checked_origin(self, manifest: local.Manifest | None, directory: str) -> local.Manifest:
-        """Return the checkpoint of another run to begin from; raises IdentityError if there is none."""
         if manifest is None:
             raise IdentityError(f"run.branch_of = {directory!r}: has no checkpoint to begin from")
         restore.check_fits(manifest, self._settings.model.name, self._layout)
@@ -175,46 +162,37 @@ class Checkpoints(CheckpointEngine):
             self._saver.committed = tries.end  # each try begins at step 0: a checkpoint clears the count
 
     def due_by_step(self, step: int) -> bool:
-        """Return whether a checkpoint is due after `step`, by the same rule on every rank."""
         every = self._settings.checkpoint.every_steps
         return every > 0 and step % every == 0
 
     def save(self, state: State) -> float:
-        """Begin a checkpoint on all ranks. Return the seconds that the training stood still for it.
+        """Begin a checkpoint of this step, if there is none. Return the seconds that training stood still.
 
-        Nothing happens if this step is saved already. Raises CheckpointError, on all ranks, if an earlier
-        save has failed or another process has the run.
+        Raises CheckpointError, on all ranks, if an earlier save has failed or another process has the run.
         """
         if self.is_saved(state.step):
             return 0.0
         begin = time.perf_counter()
         self._where.together(self.check_earlier)
         saved = capture(state, self._settings, self._samples, self._where)
-        written = self._begin_parts(state) if self._layout == local.SHARDED else None
-        if self._layout == local.WHOLE and self._where.leads:
+        written = None
+        if self._layout == local.SHARDED:
+            stage = self._where.together(lambda: self.open_stage(state.step))
+            self._where.barrier()
+            written = sharded.begin_save(stage, state.model, state.optimizer, self._where.saving)
+        elif self._where.leads:
             saved |= capture_tensors(state, self._settings)
         self.begin_save(self._manifest(state), saved, written)
         return time.perf_counter() - begin
 
     def check_readable(self, state: State) -> None:
-        """Raise UnreadableError, on all ranks, for a state that cannot be restored from a checkpoint.
-
-        It is called after the first step, which creates the optimizer's state, so that a run fails early.
-        """
+        """Raise UnreadableError, on all ranks, if no checkpoint could restore this state."""
         self._where.together(lambda: plain_optimizer(state, self._settings))
 
-    def _begin_parts(self, state: State) -> Callable[[], object]:
-        """Wait for the save before, and begin to write this rank's part into the stage of its instance."""
-        stage = self._where.together(lambda: self.open_stage(state.step))
-        self._where.barrier()
-        return sharded.begin_save(stage, state.model, state.optimizer, self._where.saving)
-
     def _manifest(self, state: State) -> local.Manifest:
-        described = self._settings.model_dump(mode="json")
-        name, size = self._settings.model.name, self._where.size
-        return local.Manifest(
-            state.step, name, size, layout=self._layout, config=described, identity=self._identity
-        )
+        described, name = self._settings.model_dump(mode="json"), self._settings.model.name
+        size, identity = self._where.size, self._identity
+        return local.Manifest(state.step, name, size, self._layout, config=described, identity=identity)
 
 
 def _store(settings: config.Config, uri: str) -> CheckpointStore | None:

@@ -12,7 +12,6 @@ In a bucket, `step-N` and `lease` lie directly below the URI of the run.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 CHECKPOINTS = "checkpoints"  # folder in the directory of a run
@@ -26,7 +25,6 @@ _LEASE = re.compile(r"([0-9]{12})(\.[0-9a-f]+)?")
 
 
 def step_name(step: int) -> str:
-    """Return the name of the checkpoint after `step` steps."""
     return f"step-{step}"
 
 
@@ -37,13 +35,7 @@ def step_of(name: str) -> int | None:
 
 
 def staged(root: Path, step: int) -> Path:
-    """Return the folder for the files of a checkpoint before its commit."""
     return root / f"{step_name(step)}.tmp"
-
-
-def all_staged(root: Path) -> list[Path]:
-    """Return the remains of saves and removals that did not end."""
-    return list(root.glob("step-*.tmp"))
 
 
 def lease_name(number: int) -> str:
@@ -57,12 +49,6 @@ def lease_number(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-@dataclass(frozen=True)
-class FilesOfRank:
-    """Names of the files that one rank writes; rank 0 also writes those that belong to all."""
-
-    rank: int
-
-    def __contains__(self, name: object) -> bool:
-        text = str(name)
-        return text.startswith(f"__{self.rank}_") or (self.rank == 0 and not text.startswith("__"))
+def is_of_rank(name: str, rank: int) -> bool:
+    """Return whether a rank writes this file; rank 0 also writes those that belong to all."""
+    return name.startswith(f"__{rank}_") or (rank == 0 and not name.startswith("__"))

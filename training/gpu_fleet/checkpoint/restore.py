@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ log = logging.getLogger(__name__)
 def newest_whole(where: World, root: Path, store: CheckpointStore | None) -> local.Manifest | None:
     """Fetch the newest checkpoint that verifies on every instance into `root`; None if there is none.
 
-    One process of each instance searches. The log names damaged checkpoints, which are skipped. Raises
-    CheckpointError if there are checkpoints and none of them is whole, or none is on all instances.
+    Raises CheckpointError if there are checkpoints and none of them is whole, or none is on all instances.
     """
     damaged: set[int] = set()
     while True:
@@ -38,16 +38,13 @@ def newest_whole(where: World, root: Path, store: CheckpointStore | None) -> loc
             return None
         step = max(common)
         if _brought(where, step, root, store):
-            where.on_first(lambda: _set_aside(root, damaged))
+            where.on_first(lambda: _set_aside(root, damaged, "damaged"))
             return local.read_manifest(root / names.step_name(step))
         damaged.add(step)
 
 
 def begin_anew(where: World, root: Path, store: CheckpointStore | None) -> None:
-    """Rename the checkpoints of an earlier run: a later resume would take them for this run's.
-
-    Raises IdentityError if such checkpoints are in an object store, where nothing is renamed.
-    """
+    """Rename an earlier run's checkpoints, which a later resume would take; refuse those of a bucket."""
     where.on_first(lambda: _leave_earlier(root, store))
     where.together(lambda: _leave_earlier(root, None) if where.local_rank == 0 else None)
 
@@ -58,8 +55,7 @@ def _leave_earlier(root: Path, store: CheckpointStore | None) -> None:
             f"checkpoint.resume = false: {store.uri} has checkpoints of an earlier run, up to step "
             f"{uploaded[-1]}, which would count as this run's; choose another checkpoint.uri or run.directory"
         )
-    for step in local.steps(root):
-        local.set_aside(root / names.step_name(step), "earlier")
+    _set_aside(root, local.steps(root), "earlier")
 
 
 def _brought(where: World, step: int, root: Path, store: CheckpointStore | None) -> bool:
@@ -69,9 +65,9 @@ def _brought(where: World, step: int, root: Path, store: CheckpointStore | None)
     return first and all(where.gather(where.together(lambda: spared or _bring(step, root, store))))
 
 
-def _set_aside(root: Path, damaged: set[int]) -> None:
-    for step in damaged & set(local.steps(root)):
-        local.set_aside(root / names.step_name(step))
+def _set_aside(root: Path, steps: Iterable[int], why: str) -> None:
+    for step in set(steps) & set(local.steps(root)):
+        local.set_aside(root / names.step_name(step), why)
 
 
 def _steps_here(where: World, root: Path, store: CheckpointStore | None) -> set[int] | None:
@@ -84,20 +80,18 @@ def _steps_here(where: World, root: Path, store: CheckpointStore | None) -> set[
 def _bring(step: int, root: Path, store: CheckpointStore | None) -> bool:
     """Return whether a verified copy of the checkpoint is in `root` now.
 
-    Raises StoreError if the object store does not answer: a network failure must not count as damage, after
-    which the run would resume from an older checkpoint.
+    Raises StoreError if the object store does not answer: that must not count as damage, after which the run
+    would resume from an older checkpoint.
     """
     folder = root / names.step_name(step)
+    if folder.exists() and _is_whole(step, lambda: local.verify(folder)):
+        return True
+    return store is not None and _is_whole(step, lambda: patiently(lambda: store.download(step, root)))
+
+
+def _is_whole(step: int, verified: Callable[[], object]) -> bool:
     try:
-        if folder.exists():
-            local.verify(folder)
-            return True
-    except CheckpointError as error:
-        log.warning("event=checkpoint-damaged step=%d error=%r", step, str(error))
-    if store is None:
-        return False
-    try:
-        patiently(lambda: store.download(step, root))
+        verified()
     except StoreError:
         raise
     except CheckpointError as error:
@@ -107,7 +101,6 @@ def _bring(step: int, root: Path, store: CheckpointStore | None) -> bool:
 
 
 def check_fits(manifest: local.Manifest, model: str, layout: str) -> None:
-    """Raise IdentityError for a checkpoint of another model or layout."""
     if manifest.model != model:
         raise IdentityError(
             f"checkpoint of step {manifest.step} is of the model {manifest.model!r}, not of {model!r}; "
@@ -121,10 +114,7 @@ def check_fits(manifest: local.Manifest, model: str, layout: str) -> None:
 
 
 def read_state(path: Path, *, mapped: bool = False) -> Any:
-    """Load the nested state of a verified file, on the CPU; `mapped` tensors stay on the disk.
-
-    Raises UnreadableError for a state that cannot be read without running code.
-    """
+    """Load the nested state of a file, `mapped` or into memory; raises UnreadableError."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:

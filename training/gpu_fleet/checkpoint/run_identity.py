@@ -1,8 +1,4 @@
-"""Identity of a run: everything that changes its result. A run does not resume from another run's checkpoint.
-
-Each checkpoint holds the identity of its run. `differences` compares it, key by key, with that of a
-configuration and its data.
-"""
+"""Identity of a run: everything that changes its result. A run resumes from no other run's checkpoint."""
 
 import hashlib
 import json
@@ -73,10 +69,7 @@ def of_run(
     code: Identity,
     looked_at: Mapping[str, Any] | None = None,
 ) -> Identity:
-    """Return the identity of a run on its training data, with the part of the user's own `code`.
-
-    `looked_at` is the result of of_data; if it is empty or None, of_data is called here.
-    """
+    """Return the identity of a run; `looked_at` is the result of of_data, else of_data is called here."""
     identity = of_configuration(settings.model_dump(mode="json")) | code
     identity["data.description"] = json.dumps([description.kind, description.classes, description.vocabulary])
     return identity | {
@@ -103,7 +96,6 @@ def flattened(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> Any:
-    """Return a form of a value unknown to JSON that is the same in every process."""
     if isinstance(value, set | frozenset):
         return sorted(str(_text(item)) for item in value)
     return ADDRESS.sub("", str(value))
@@ -116,10 +108,7 @@ def of_script(settings: Mapping[str, Any], directory: Path) -> Identity:
 
 
 def of_data(samples: Dataset | OwnData, *, says: bool = True) -> dict[str, Any]:
-    """Return the number of `samples`, and what distinguishes data of equal length.
-
-    `says` allows a warning.
-    """
+    """Return the number of `samples`, and their content; `says` allows a warning."""
     return {"samples": len(samples), **_content(samples, says=says)}
 
 
@@ -127,8 +116,7 @@ def _content(samples: Dataset | OwnData, *, says: bool) -> dict[str, Any]:
     """Return the `content`: digests of growing sets of samples.
 
     All samples of a user's own data count if reading them takes seconds, else a random part. They are read
-    twice. If the second reading differs, the result has their `shape` instead, and with `says` a warning
-    reports that no resume can be exact.
+    twice. If the second reading differs, the result has their `shape` instead.
     """
     if not isinstance(samples, OwnData):
         return {"content": fingerprint(samples)}
@@ -149,7 +137,8 @@ def _content(samples: Dataset | OwnData, *, says: bool) -> dict[str, Any]:
         digests.append(digest.hexdigest()[:16])
         pace_s, known = (time.monotonic() - begun) / len(readings[0]), known + len(readings[0])
     if says and known < len(samples):
-        log.info("event=data-compared samples=%d of=%s data=%r", known, _length(samples), samples.label)
+        length = "no-length" if len(samples) == ENDLESS else len(samples)
+        log.info("event=data-compared samples=%d of=%s data=%r", known, length, samples.label)
     return {"content": LEVELS.join(digests)}
 
 
@@ -162,14 +151,9 @@ def _depths(samples: OwnData) -> Iterator[int]:
     yield most
 
 
-def _length(samples: OwnData) -> str:
-    return "no-length" if len(samples) == ENDLESS else str(len(samples))
-
-
 def _drawn(
     samples: OwnData, readings: Sequence[Sequence[tuple[bytes, str]]], *, says: bool
 ) -> dict[str, Any]:
-    """Return the identity of samples that differ at each reading: at most their shapes."""
     if says:
         log.warning(
             "not exact: %s draws from a generator of its own: a sample that is read twice is another one. A "
@@ -186,8 +170,7 @@ def _drawn(
 def check_alike(of_ranks: Sequence[Iterable[Mapping[str, Any]]], label: str) -> None:
     """Raise DataError, the same on all ranks, if a rank has other data than rank 0.
 
-    `of_ranks` has the identities of the data sets of each rank. A rank may have more data sets than another.
-    Data that differ at each reading are not compared.
+    A rank may have more data sets than another. Data that differ at each reading are not compared.
     """
     known = [
         {
@@ -230,22 +213,16 @@ def differences(saved: Identity, now: Identity, allowed: Iterable[str] = ()) -> 
     for key in allowed:
         if key not in now and key not in LENGTH and not fnmatch(key, SHAPE):
             raise IdentityError(f"checkpoint.allow: {key!r} decides nothing{suggestion(key, now)}")
-    common = sorted(saved.keys() & now.keys())
-    return [
-        (key, saved[key], now[key])
-        for key in common
-        if not _is_same(key, saved[key], now[key]) and key not in allowed
-    ]
+    compared = sorted((saved.keys() & now.keys()).difference(allowed))
+    return [(key, saved[key], now[key]) for key in compared if not _is_same(key, saved[key], now[key])]
 
 
 def _is_same(key: str, saved: str, now: str) -> bool:
     """Return whether two values of a key are equal; contents are compared on the samples that both cover."""
     if not fnmatch(key, CONTENT):
         return saved == now
-    return all(
-        ours == theirs
-        for ours, theirs in zip(*(text.strip('"').split(LEVELS) for text in (saved, now)), strict=False)
-    )
+    levels = zip(*(text.strip('"').split(LEVELS) for text in (saved, now)), strict=False)
+    return all(ours == theirs for ours, theirs in levels)
 
 
 def check(
@@ -277,26 +254,17 @@ class ScriptIdentity:
     """Identity of a user's own program, which becomes known in parts; each is compared when it is known."""
 
     def __init__(self, known: Identity, allow: Sequence[str], how: str, later: tuple[str, ...]) -> None:
-        """Take configuration and code.
-
-        Args:
-            known: the part from them.
-            allow: keys that may differ.
-            how: the code, with {keys}, by which a user allows some.
-            later: prefixes of the keys that `add` gives.
-        """
+        """Take the part that is `known` first; `add` gives the keys that begin with `later`."""
         self.known = known
         self._allow, self._how, self._later = allow, how, later
         self._saved: Identity = {}
         self._at: tuple[int, str] = 0, ""  # step and folder of the checkpoint
 
     def compare_with(self, saved: Identity, step: int, where: str) -> None:
-        """Compare configuration and code with a checkpoint; raises IdentityError."""
         self._saved, self._at = saved, (step, where)
         self._compare(saved, self.known, [key for key in self._allow if not key.startswith(self._later)])
 
     def add(self, part: Identity) -> None:
-        """Take in a further part, and compare it with the checkpoint; raises IdentityError."""
         self.known = self.known | part
         sections = tuple({f"{key.partition('.')[0]}." for key in part})
         saved = {key: value for key, value in self._saved.items() if key.startswith(sections)}

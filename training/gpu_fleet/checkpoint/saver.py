@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +24,14 @@ from gpu_fleet.core.containers import mapping_like, sequence_like
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, UnreadableError, reason_of
 from gpu_fleet.core.user_code import ARCHIVE
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 class Snapshot:
     """Copy of a nested state in CPU memory that is allocated once and reused for every save.
 
-    Weights and moments do not change until the next update, so the copy runs during the forward and the
-    backward pass (as in Mohan et al., "CheckFreq", 2021). `before_change` waits for the rest of it.
+    It runs during the forward and the backward pass (as in Mohan et al., "CheckFreq", 2021), in which weights
+    and moments do not change. `before_change` waits for the rest of it.
     """
 
     def __init__(self) -> None:
@@ -42,10 +41,7 @@ class Snapshot:
         self._arrival: torch.cuda.Event | None = None  # end of copies from a GPU that are queued
 
     def begin(self, state: Any) -> Callable[[], Any]:
-        """Begin a copy. Call the result, in any thread, to finish and get it.
-
-        The copy is valid until the next `begin`.
-        """
+        """Begin a copy, valid until the next one. Call the result, in any thread, to finish and get it."""
         self._taken.clear()
         return self._queue(state) if torch.cuda.is_available() else partial(self._take, state)
 
@@ -55,7 +51,6 @@ class Snapshot:
         return self._arrival is not None or not self._taken.is_set()
 
     def before_change(self) -> None:
-        """Wait until the tensors of the state may change; call it before each update."""
         self._taken.wait()
         if self._arrival is not None:
             torch.cuda.current_stream().wait_event(self._arrival)
@@ -94,20 +89,8 @@ class Snapshot:
         if isinstance(value, dict):
             return mapping_like(value, {k: self._copy(item, f"{path}/{k}") for k, item in value.items()})
         if isinstance(value, (list, tuple, set)):  # without a copy it may change during the write
-            return sequence_like(
-                value, [self._copy(item, f"{path}/{place}") for place, item in enumerate(value)]
-            )
+            return sequence_like(value, (self._copy(item, f"{path}/{n}") for n, item in enumerate(value)))
         return value
-
-
-def politely(action: Callable[[], T]) -> T:
-    """Run `action` in a thread with a low priority, so that the training gets the core first.
-
-    A checkpoint takes as much time of a core to hash, write and upload as a step. The caller sleeps until the
-    end. On Linux each thread has its own nice value: setpriority(2).
-    """
-    with ThreadPoolExecutor(1, initializer=give_way) as pool:
-        return pool.submit(action).result()
 
 
 @dataclass(frozen=True)
@@ -135,15 +118,10 @@ class Saver:
     ) -> None:
         """Start the threads.
 
-        Args:
-            root: the folder of checkpoints.
-            store: the bucket; None for none.
-            keep: number of checkpoints that stay.
-            claim: once another process has it, nothing more is committed. The caller releases it.
-            team: the ranks that each write and upload a part; None: this process writes all.
-            shared: all instances of the team see `root`. Otherwise checkpoints are only in the store, and
-                `root` holds parts of them until they are uploaded.
-            code: the archive of the user's files, a file of every checkpoint; empty for none.
+        The last `keep` checkpoints in `root` stay. Once another process has the `claim`, which the caller
+        releases, nothing more is committed. Each rank of a `team` writes and uploads a part; without one this
+        process does all. If not all instances of the team see a `shared` root, checkpoints are only in the
+        store, and `root` holds parts of them until they are uploaded. `code` is a file of every checkpoint.
         """
         self._root, self._keep, self._code = root, keep, code
         self._claim, self._team, self._shared = claim or RunClaim(), team, shared
@@ -163,21 +141,19 @@ class Saver:
 
     @property
     def uploaded_step(self) -> int | None:
-        """Step of the newest checkpoint that this process has uploaded."""
         return self._uploader.uploaded_step if self._uploader is not None else None
 
     def save(self, manifest: local.Manifest, state: Any, written: Callable[[], object] | None = None) -> None:
         """Begin to save `state`, which must not change before `snapshot.before_change` has returned.
 
-        `written`, if any, waits until DCP has written this rank's part into the stage; the commit calls it.
-        `save` itself waits for the save before. Raises CheckpointError if an earlier one failed.
+        It waits for the save before, and raises CheckpointError if that failed. `written` waits until DCP has
+        written this rank's part into the stage.
         """
         self.wait()
         self._idle.clear()
         self._jobs.put(SaveJob(manifest, self.snapshot.begin(state), written))
 
     def upload_if_missing(self, manifest: local.Manifest) -> None:
-        """Upload a checkpoint from this disk if the store does not have it."""
         if self._uploader is not None:
             self._uploader.add_missing(manifest)
 
@@ -188,15 +164,14 @@ class Saver:
             raise failure
 
     def close(self, within_s: float | None = None) -> bool:
-        """Wait until all saves are on disk and the newest is uploaded. Return whether they are.
+        """Return whether, within `within_s`, all saves are on disk and the newest is uploaded.
 
-        False means that `within_s` seconds were not enough: call it again. Raises CheckpointError if a save
-        or the newest upload failed.
+        If not, call it again. Raises CheckpointError if a save or the newest upload failed.
         """
         if not self._closing:
             self._closing = True
             if self._uploader is not None:
-                self._uploader.hurry()
+                self._uploader.hurried = True
             self._jobs.put(None)
         until_s = None if within_s is None else time.monotonic() + within_s
         for thread in self._threads:
@@ -214,12 +189,8 @@ class Saver:
                 manifest = self._commit(job)
                 self._read_back(manifest.step)
                 if self._team is None or (self._team.leads and self._shared):
-                    local.prune(
-                        self._root,
-                        manifest.step,
-                        self._keep,
-                        spared=self._uploader.waiting if self._uploader else (),
-                    )
+                    spared = self._uploader.waiting if self._uploader else ()
+                    local.prune(self._root, manifest.step, self._keep, spared)
                 log.info("event=checkpoint step=%d folder=%s", manifest.step, self._root)
                 self.committed()
                 if self._uploader is not None:
@@ -250,7 +221,9 @@ class Saver:
         copied = job.copied()  # the training waits for this
         if self._closing:  # nothing trains any more: other programs must not hold up the last save
             return self._written(job, copied)
-        return politely(lambda: self._written(job, copied))
+        # with a low priority, as it takes as much time of a core as a step
+        with ThreadPoolExecutor(1, initializer=give_way) as pool:
+            return pool.submit(self._written, job, copied).result()
 
     def _written(self, job: SaveJob, copied: Any) -> local.Manifest:
         writers: dict[str, local.Writer] = {names.STATE: partial(torch.save, copied)}
@@ -262,7 +235,10 @@ class Saver:
         step, team = job.manifest.step, self._team
         try:
             self._claim.check_folder()  # the stage is in it
-            mine = self._write_part(job, writers if team.leads else {}, team)
+            assert job.written is not None
+            job.written()
+            folder = names.staged(self._root, step)
+            mine = local.write_part(folder, team.rank, writers if team.leads else {})
         except Exception as error:  # the other ranks wait for a report of any outcome
             for what in ("written", "committed") if team.leads else ("written",):
                 team.post(step, what, error=CheckpointError(reason_of(error)))
@@ -272,15 +248,6 @@ class Saver:
             team.hear(step, "committed", rank=0)
             return replace(job.manifest, files=mine)
         return self._commit_parts(job.manifest, team)
-
-    def _write_part(
-        self, job: SaveJob, writers: dict[str, local.Writer], team: Team
-    ) -> dict[str, local.FileRecord]:
-        """Write the files of this rank to this instance's disk. Return their records."""
-        assert job.written is not None
-        job.written()
-        folder = names.staged(self._root, job.manifest.step)
-        return local.write_part(folder, names.FilesOfRank(team.rank), writers)
 
     def _commit_parts(self, manifest: local.Manifest, team: Team) -> local.Manifest:
         """Put the records of all ranks into the manifest, and commit if all parts are in one folder."""

@@ -58,7 +58,6 @@ class MetadataUnpickler(pickle.Unpickler):
     """Reader of metadata that knows only the classes that describe a checkpoint, and the types of numbers."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class; raises UnpicklingError for any other name."""
         if name in DESCRIBING.get(module, ()):
             return super().find_class(module, name)
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
@@ -85,7 +84,6 @@ class PartPlanner(DefaultLoadPlanner):
     """Planner of a load that reads values which are no tensors as torch.load(weights_only=True) does."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Take over a value; raises UnpicklingError for one that could run code."""
         name = read_item.dest_index.fqn
         loaded = torch.load(value, weights_only=True)
         if self.flatten_state_dict:
@@ -97,10 +95,7 @@ class PartPlanner(DefaultLoadPlanner):
 def begin_save(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
 ) -> Callable[[], None]:
-    """Copy this rank's part and start to write it into `folder`; call the result to wait for all ranks.
-
-    The result raises CheckpointError if a part could not be written.
-    """
+    """Copy this rank's part and start to write it. The result waits for all ranks, or raises."""
     future: Any = state_dict_saver.async_save(
         _parts_to_save(model, optimizer), checkpoint_id=folder, process_group=group
     )
@@ -138,7 +133,6 @@ def load(
 
 
 def load_weights(folder: Path, model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Load this rank's part of the weights alone; raises IdentityError."""
     parts = {"model": get_model_state_dict(model)}
     _read(parts, folder, group, "the weights")
     set_model_state_dict(model, parts["model"])
@@ -152,9 +146,8 @@ def _parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
 def _parts_to_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the parts, and leave the optimizer unchanged although torch makes it take a step.
 
-    If there are no moments yet, torch takes a step without gradients before it reads them. That step creates
-    the moments of AdamW. An optimizer that has none after it, such as SGD, may count steps in its groups, so
-    its groups are restored.
+    If there are no moments yet, torch takes a step without gradients. That creates the moments of AdamW. An
+    optimizer that has none after it, such as SGD, may count steps in its groups, so these are restored.
     """
     if optimizer.state:
         return _parts(model, optimizer)

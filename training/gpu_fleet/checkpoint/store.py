@@ -17,7 +17,6 @@ from botocore.exceptions import ClientError
 
 from gpu_fleet.checkpoint import local, names
 from gpu_fleet.core.errors import CheckpointError
-from gpu_fleet.core.files import write_bytes
 from gpu_fleet.storage.object_store import ObjectStore
 
 TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")  # codes for a key that exists already
@@ -38,40 +37,18 @@ class LeaseKey:
 class CheckpointStore(ObjectStore):
     """The checkpoints of one run, and its leases."""
 
-    def upload(
-        self,
-        folder: Path,
-        manifest: local.Manifest,
-        moved: Callable[[int], None] = lambda _: None,
-        held: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Upload a committed local checkpoint, its manifest last; see `upload_files` and `commit`."""
-        self.upload_files(folder, manifest.step, manifest.files, moved)
-        self.commit(manifest, held)
-
     def upload_files(
         self, folder: Path, step: int, files: Iterable[str], moved: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Upload files of a checkpoint; the checkpoint exists only after `commit`.
-
-        `moved` is called with the number of bytes of each part. An exception from `moved` stops the upload.
-        """
-        with self._explained(f"cannot take step {step}"):
-            for name in files:
-                key = self._key(names.step_name(step), name)
-                self._client.upload_file(str(folder / name), self._bucket, key, Callback=moved)
-            moved(0)
+        """Upload files of a checkpoint, which exists only after `commit`; `moved` is as in `put`."""
+        for name in files:
+            self.put(_key(step, name), folder / name, moved)
+        moved(0)
 
     def commit(self, manifest: local.Manifest, held: Callable[[], None] = lambda: None) -> None:
-        """Commit a checkpoint whose files are all uploaded.
-
-        `held` is called right before that. If it raises, because another process has taken the run over,
-        nothing is committed.
-        """
+        """Commit a checkpoint whose files are all uploaded, unless `held` raises: another has the run."""
         held()
-        with self._explained(f"cannot take step {manifest.step}"):
-            key = self._key(names.step_name(manifest.step), names.MANIFEST)
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=manifest.to_json().encode())
+        self.put(_key(manifest.step, names.MANIFEST), manifest.to_json().encode())
 
     def check_whole(self, manifest: local.Manifest) -> None:
         """Raise CheckpointError unless a listing has the manifest, and every file of it in its size."""
@@ -80,38 +57,30 @@ class CheckpointStore(ObjectStore):
         self.check_holds(names.step_name(manifest.step), expected, f"step {manifest.step}")
 
     def steps(self) -> list[int]:
-        """Return the steps of the committed checkpoints, oldest first."""
         return sorted(step for step, files in self._listing().items() if names.MANIFEST in files)
 
     def download(self, step: int, root: Path) -> None:
-        """Fetch a committed checkpoint into `root`, verify it and commit it there."""
-        name = names.step_name(step)
         folder = local.open_stage(root, step)
-        with self._explained(f"cannot give step {step}"):
-            body = self._content(name, names.MANIFEST)
-            manifest = local.Manifest.from_json(body)
-            write_bytes(folder / names.MANIFEST, body)
-            for file in manifest.files:
-                self._client.download_file(self._bucket, self._key(name, file), str(folder / file))
-        local.verify(folder)
-        local.commit_stage(root, manifest)
+        self._fetch(step, names.MANIFEST, folder / names.MANIFEST)
+        for name in local.read_manifest(folder).files:
+            self._fetch(step, name, folder / name)
+        local.commit_stage(root, local.verify(folder))
+
+    def _fetch(self, step: int, name: str, file: Path | None = None) -> bytes:
+        content = self.get(_key(step, name), file)
+        if content is None:
+            raise CheckpointError(f"{self.uri}: {_key(step, name)} is missing")
+        return content
 
     def manifest(self, step: int) -> local.Manifest:
-        """Return the manifest of a committed checkpoint; raises CheckpointError."""
-        with self._explained(f"cannot give step {step}"):
-            return local.Manifest.from_json(self._content(names.step_name(step), names.MANIFEST))
-
-    def _content(self, *parts: str) -> bytes:
-        content: bytes = self._client.get_object(Bucket=self._bucket, Key=self._key(*parts))["Body"].read()
-        return content
+        return local.Manifest.from_json(self._fetch(step, names.MANIFEST))
 
     def read(self, step: int, name: str) -> bytes | None:
         """Read and verify one small file of a committed checkpoint; None if the checkpoint lacks it."""
         record = self.manifest(step).files.get(name)
         if record is None:
             return None
-        with self._explained(f"cannot give step {step}"):
-            content = self._content(names.step_name(step), name)
+        content = self._fetch(step, name)
         if hashlib.sha256(content).hexdigest() != record.sha256:
             raise CheckpointError(f"{self.uri}: {name} of step {step} is not what its manifest says")
         return content
@@ -121,31 +90,27 @@ class CheckpointStore(ObjectStore):
         listing = self._listing()
         committed = [step for step in listing if names.MANIFEST in listing[step]]
         doomed = local.superseded(committed, newest, keep)
-        if not doomed:
-            return
-        with self._explained("cannot be pruned"):
-            for step in (step for step in listing if step <= doomed[-1]):
-                for name in sorted(listing[step], key=lambda name: name != names.MANIFEST):
-                    key = self._key(names.step_name(step), name)
-                    self._client.delete_object(Bucket=self._bucket, Key=key)
+        for step in (step for step in listing if doomed and step <= doomed[-1]):
+            for name in sorted(listing[step], key=lambda name: name != names.MANIFEST):
+                self.delete(_key(step, name))
 
     def newest_lease(self) -> LeaseKey | None:
         """Return the lease with the highest number; if several processes claim it on OSS, the oldest."""
         with self._explained("cannot find out who holds the run"):
             answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(names.LEASE, ""))
             now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
-            changed = {
-                item["Key"].rpartition("/")[2]: item["LastModified"] for item in answer.get("Contents", [])
-            }
-            claims = [
-                (-number, changed_at, name)
-                for name, changed_at in changed.items()
-                if (number := names.lease_number(name)) is not None
-            ]
-            if not claims:
-                return None
-            claimed, changed_at, name = min(claims)
-            content = self._content(names.LEASE, name).decode()
+        changed = {
+            item["Key"].rpartition("/")[2]: item["LastModified"] for item in answer.get("Contents", [])
+        }
+        claims = [
+            (-number, changed_at, name)
+            for name, changed_at in changed.items()
+            if (number := names.lease_number(name)) is not None
+        ]
+        if not claims:
+            return None
+        claimed, changed_at, name = min(claims)
+        content = (self.get(_lease(name)) or b"").decode()
         changed_at = max(changed_at, changed.get(f"{name}{names.RENEWAL}", changed_at))
         return LeaseKey(-claimed, name, content, changed_at, (now - changed_at).total_seconds())
 
@@ -166,46 +131,45 @@ class CheckpointStore(ObjectStore):
         newest = self.newest_lease()
         if newest is not None and newest.name == name:
             return name
-        with self._explained("cannot give a claim back"):
-            self._client.delete_object(Bucket=self._bucket, Key=self._key(names.LEASE, name))
+        self.delete(_lease(name))
         return None
 
     def _created(self, name: str, content: str) -> bool:
-        key = self._key(names.LEASE, name)
-        try:
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=content.encode(), IfNoneMatch="*")
-        except ClientError as error:
-            if error.response.get("Error", {}).get("Code") in TAKEN:
-                return (
-                    self._content(names.LEASE, name).decode() == content
-                )  # this claim succeeded, but boto3 lost the first answer
-            with self._explained("cannot take the lease"):
-                raise
+        key = self._key(_lease(name))
+        with self._explained("cannot take the lease"):
+            try:
+                self._client.put_object(Bucket=self._bucket, Key=key, Body=content.encode(), IfNoneMatch="*")
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") not in TAKEN:
+                    raise
+                # this claim may have succeeded, if boto3 lost the first answer
+                return self.get(_lease(name)) == content.encode()
         return True
 
     def put_lease(self, name: str, content: str) -> None:
-        """Write the object of a lease: claim, renew or release it."""
-        with self._explained("cannot renew the lease"):
-            key = self._key(names.LEASE, name)
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=content.encode())
+        self.put(_lease(name), content.encode())
 
     def drop_leases_before(self, number: int) -> None:
         """Remove the leases below `number`, as far as the bucket allows it."""
         for name in self.sizes(names.LEASE):
             other = names.lease_number(name.removesuffix(names.RENEWAL))
-            if other is not None and other < number and not self.remove_if_allowed(f"{names.LEASE}/{name}"):
+            if other is not None and other < number and not self.remove_if_allowed(_lease(name)):
                 return
 
     def _listing(self) -> dict[int, set[str]]:
         """Return the file names of every step that has files."""
         files: dict[int, set[str]] = {}
-        root = self._key("")
-        with self._explained("cannot be listed"):
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
-            for page in pages:
-                for item in page.get("Contents", []):
-                    folder, _, name = item["Key"].removeprefix(root).partition("/")
-                    step = names.step_of(folder)
-                    if step is not None and name:
-                        files.setdefault(step, set()).add(name)
+        for key in self.sizes(""):
+            folder, _, name = key.partition("/")
+            step = names.step_of(folder)
+            if step is not None and name:
+                files.setdefault(step, set()).add(name)
         return files
+
+
+def _key(step: int, name: str) -> str:
+    return f"{names.step_name(step)}/{name}"
+
+
+def _lease(name: str) -> str:
+    return f"{names.LEASE}/{name}"

@@ -1,7 +1,6 @@
 """Coordination of the ranks that write parts of one checkpoint: short messages in the rendezvous store.
 
-They do not use collectives. Uploads run at the same time as the training and as each other, each at its own
-pace. If one rank abandons an upload, the others must not hang in a collective.
+They use no collectives, in which the others would hang if one rank abandons an upload.
 """
 
 import json
@@ -10,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from gpu_fleet.core.errors import CheckpointError, StoreError
@@ -31,7 +29,6 @@ class Team:
 
     @property
     def leads(self) -> bool:
-        """True on the rank that joins the parts."""
         return self.rank == 0
 
     def post(self, step: int, what: str, value: Any = None, error: CheckpointError | None = None) -> None:
@@ -41,10 +38,9 @@ class Team:
         self.store.set(_key(step, what, self.rank), json.dumps(said))
 
     def hear(self, step: int, what: str, rank: int, poll: Callable[[], None] = lambda: None) -> Any:
-        """Wait for the report of rank `rank`. Return its value.
+        """Wait for the report of rank `rank`, or an exception of `poll`. Return its value.
 
-        `poll` is called again and again, and ends the wait with an exception. Raises CheckpointError with the
-        error of that rank, or if it has not reported after `patience_s`.
+        Raises CheckpointError with the error of that rank, or after `patience_s` without a report.
         """
         key, waited_s = _key(step, what, rank), 0.0
         while not self.store.check([key]):
@@ -68,11 +64,3 @@ class Team:
 
 def _key(step: int, what: str, rank: int) -> str:
     return f"gpu-fleet/checkpoint/{step}/{what}/{rank}"
-
-
-def of_world(rank: int, size: int, patience_s: float) -> Team:
-    """Return the team of this rank, over the rendezvous store of the process group."""
-    store = dist.distributed_c10d._get_default_store()
-    if size > 1:  # a connection of its own: the training may be waiting in a call on its connection
-        store = store.clone()  # type: ignore[attr-defined]  # missing from torch's hints
-    return Team(rank, size, store, patience_s)

@@ -41,34 +41,21 @@ class UploadProgress:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._moved_at = clock()
-        self._abandoned = threading.Event()
-
-    @property
-    def abandoned(self) -> bool:
-        """True if a newer checkpoint has overtaken the upload."""
-        return self._abandoned.is_set()
-
-    def abandon(self) -> None:
-        """Make the upload end at its next `poll`, wherever it waits."""
-        self._abandoned.set()
+        self.abandoned = threading.Event()  # set once a newer checkpoint has overtaken the upload
 
     def pause(self, seconds: float) -> None:
-        """Wait for the next try; raises AbandonedError if the upload is abandoned."""
-        self._abandoned.wait(seconds)
+        self.abandoned.wait(seconds)
         self.poll()
 
-    def moved(self, _bytes: int = 0) -> None:
-        """Note that bytes were uploaded; raises AbandonedError if the upload is abandoned."""
+    def moved(self) -> None:
         self._moved_at = self._clock()
         self.poll()
 
     def poll(self) -> None:
-        """Raise AbandonedError if the upload is abandoned."""
-        if self.abandoned:
+        if self.abandoned.is_set():
             raise AbandonedError
 
     def still_s(self) -> float:
-        """Return the seconds since bytes were uploaded."""
         return self._clock() - self._moved_at
 
 
@@ -83,7 +70,7 @@ class Upload:
 
     manifest: local.Manifest
     folder: Path
-    names: tuple[str, ...]
+    names: list[str]
     team: Team | None  # the ranks that upload the checkpoint together; None: this process uploads all
 
 
@@ -93,11 +80,11 @@ class Uploader:
     def __init__(
         self, root: Path, store: CheckpointStore, keep: int, claim: RunClaim, *, shared: bool
     ) -> None:
-        """Start the thread; the arguments mean the same as those of Saver."""
         self._root, self._store, self._keep, self._claim, self._shared = root, store, keep, claim, shared
         self._queue: queue.Queue[Upload | None] = queue.Queue()
         self._newest_queued: local.Manifest | None = None
-        self._leads = self._hurried = False
+        self._leads = False
+        self.hurried = False  # the run ends: a newer upload overtakes another, at full priority
         self.waiting: set[int] = set()  # steps that wait for an upload or are in one: not pruned
         self.uploaded_step: int | None = None
         self.failure: CheckpointError | None = None  # cleared by the upload of a newer checkpoint
@@ -106,7 +93,6 @@ class Uploader:
         self.thread.start()
 
     def add_missing(self, manifest: local.Manifest) -> None:
-        """Upload a checkpoint from this disk if the store does not have it."""
         if manifest.step not in at_start(self._store.steps):
             self.add(manifest, None)
 
@@ -115,19 +101,13 @@ class Uploader:
         self._newest_queued = manifest
         self._leads = team is None or team.leads
         self.waiting.add(manifest.step)
-        own = names.FilesOfRank(team.rank) if team else manifest.files
         folder = self._root / names.step_name(manifest.step)
         if not self._shared and team:
             folder = names.staged(self._root, manifest.step)
-        files = tuple(name for name in manifest.files if name in own)
-        self._queue.put(Upload(manifest, folder, files, team))
-
-    def hurry(self) -> None:
-        """Abandon an upload from now on if a newer one waits, at full priority: the run ends."""
-        self._hurried = True
+        own = [name for name in manifest.files if team is None or names.is_of_rank(name, team.rank)]
+        self._queue.put(Upload(manifest, folder, own, team))
 
     def end(self) -> None:
-        """End the thread after the uploads that are queued."""
         self._queue.put(None)
 
     def check(self) -> None:
@@ -158,13 +138,12 @@ class Uploader:
         """
         with self._queue.mutex:
             newer = any(waiting is not None for waiting in self._queue.queue)
-        if newer and (self._hurried or line.still_s() > STANDS_STILL_S):
+        if newer and (self.hurried or line.still_s() > STANDS_STILL_S):
             log.warning("event=upload-abandoned step=%d still_s=%.0f", upload.manifest.step, line.still_s())
-            line.abandon()
-        return line.abandoned
+            line.abandoned.set()
+        return line.abandoned.is_set()
 
     def _newest(self) -> Upload | None:
-        """Return the newest queued upload; older ones that queued up behind a slow upload are skipped."""
         upload = self._queue.get()
         while upload is not None and not self._queue.empty():
             following = self._queue.get()
@@ -176,7 +155,7 @@ class Uploader:
         return upload
 
     def _pass_over(self, upload: Upload) -> None:
-        """Skip an upload, and report that to the other ranks, so that they do not wait for it."""
+        """Skip an upload, and report that to the ranks that wait for it."""
         self.waiting.discard(upload.manifest.step)
         if upload.team is not None:
             upload.team.post(upload.manifest.step, "uploaded", ABANDONED)
@@ -185,7 +164,7 @@ class Uploader:
 
     def _upload_one(self, upload: Upload, line: UploadProgress) -> None:
         step = upload.manifest.step
-        if not self._hurried:
+        if not self.hurried:
             give_way()  # the threads that send parts inherit the priority
         try:
             self._bring_up(upload, line)
@@ -193,7 +172,7 @@ class Uploader:
             self._pass_over(upload)
             return
         except Exception as error:  # noqa: BLE001 - any would end this thread, and nobody would know
-            if not line.abandoned:
+            if not line.abandoned.is_set():
                 log.error("event=upload-failed step=%d error=%r", step, reason_of(error))
                 self.failure = as_checkpoint_error(error, f"step {step} cannot be uploaded")
             if isinstance(error, RunLeaseError):  # a newer checkpoint cannot clear this failure
@@ -213,29 +192,26 @@ class Uploader:
         bring = partial(patiently, within_s=NOTICE_PATIENCE_S, sleep=line.pause, refused=True)
         held = self._claim.lease.check
 
-        def moved(size: int) -> None:
-            line.moved(size)
+        def moved(_bytes: int) -> None:
+            line.moved()
             self._claim.lease.check_sometimes()  # else it may overwrite a file of the next holder
 
-        if team is None:
-            bring(held)
-            bring(lambda: store.upload(upload.folder, manifest, moved, held))
-            return
         try:
             bring(held)
             bring(lambda: store.upload_files(upload.folder, manifest.step, upload.names, moved))
         except AbandonedError:
             raise
-        except Exception as error:  # the other ranks wait for a report of any outcome
-            failure = as_checkpoint_error(error, f"step {manifest.step} cannot be uploaded")
-            team.post(manifest.step, "uploaded", error=failure)
+        except Exception as error:
+            if team is not None:  # the other ranks wait for a report of any outcome
+                failure = as_checkpoint_error(error, f"step {manifest.step} cannot be uploaded")
+                team.post(manifest.step, "uploaded", error=failure)
             raise
-        team.post(manifest.step, "uploaded", "")
-        if not team.leads:
-            return
-        if ABANDONED in team.gather(manifest.step, "uploaded", line.poll):
+        if team is not None:
+            team.post(manifest.step, "uploaded", "")
+        if team is not None and team.leads and ABANDONED in team.gather(manifest.step, "uploaded", line.poll):
             raise AbandonedError
-        bring(lambda: store.commit(manifest, held))
+        if team is None or team.leads:
+            bring(lambda: store.commit(manifest, held))
 
     def _after_upload(self, upload: Upload) -> None:
         if not self._shared and upload.team is not None:

@@ -15,7 +15,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from gpu_fleet.core.errors import ConfigError, suggestion
 
@@ -32,26 +31,19 @@ WORDS = {
 }
 
 
-def _an_optimizer(name: str) -> str:
-    if name not in BUILT_IN_OPTIMIZERS and ":" not in name:
-        raise PydanticCustomError(
-            "optimizer", "input should be 'adamw' or 'sgd', or FILE.py:NAME of your own"
-        )
-    return name
-
-
 def _a_path(path: str) -> str:
     if path.startswith("~"):  # a run may be sent to an instance with another home
-        raise PydanticCustomError("path", "only a shell knows what ~ is; write the whole path")
+        raise ValueError("only a shell knows what ~ is; write the whole path")
     return path
 
 
-def _a_mean(name: str) -> str:
-    if name not in MEANS and ":" not in name:
-        raise PydanticCustomError(
-            "mean", "input should be 'targets' or 'samples', or FILE.py:NAME of a function that counts them"
-        )
-    return name
+def _named(known: Sequence[str], own: str) -> AfterValidator:
+    def checked(name: str) -> str:
+        if name not in known and ":" not in name:
+            raise ValueError(f"must be {' or '.join(map(repr, known))}, or FILE.py:NAME of {own}")
+        return name
+
+    return AfterValidator(checked)
 
 
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -59,8 +51,8 @@ Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Place = Annotated[str, AfterValidator(_a_path)]
-OptimizerName = Annotated[str, AfterValidator(_an_optimizer)]
-MeanOver = Annotated[str, AfterValidator(_a_mean)]
+OptimizerName = Annotated[str, _named(BUILT_IN_OPTIMIZERS, "your own")]
+MeanOver = Annotated[str, _named(MEANS, "a function that counts them")]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -109,7 +101,6 @@ class Model(Section):
     @field_validator("config")
     @classmethod
     def folder_of(cls, config: str) -> str:
-        """Return the folder for a path of a config.json; other paths do not change."""
         path = Path(config)
         return str(path.parent) if path.name == "config.json" else config
 
@@ -238,9 +229,8 @@ class Precision(Section):
     dtype: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     compile: bool = False
     channels_last: bool = False
-    cudnn_benchmark: bool = (
-        False  # cuDNN tries its algorithms at each new shape: faster, but not reproducible
-    )
+    # cuDNN tries its algorithms at each new shape: faster, but not reproducible
+    cudnn_benchmark: bool = False
     activation_checkpointing: bool = False
 
 
@@ -250,9 +240,7 @@ class Parallel(Section):
     strategy: Literal["ddp", "fsdp", "tensor", "pipeline"] = "ddp"
     tensor: Positive = 1  # ranks that share each layer
     pipeline: Positive = 1  # ranks that share the depth of the model
-    static_graph: bool | None = (
-        None  # ddp: all steps use the same parameters; unset: see replicas.graph_is_static
-    )
+    static_graph: bool | None = None  # ddp: all steps use the same parameters; unset: see graph_is_static
     powersgd_rank: Count = 0  # ddp: rank of the gradient compression; 0: off
     sync_batch_norm: bool = False
     timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 600.0  # for a collective; the watchdog ends sooner
@@ -363,8 +351,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 def may_leave_out(settings: Config) -> bool:
     """Return whether DistributedDataParallel may have to search for parameters that a step leaves out.
 
-    parallel.static_graph decides if it is set. Otherwise the answer is yes for a user's own model or loss,
-    and for every model of transformers, although their config.json may rule it out later.
+    Without parallel.static_graph, it may for a user's own model or loss, and for a model of transformers.
     """
     if settings.parallel.strategy != "ddp" or settings.parallel.static_graph is not None:
         return settings.parallel.static_graph is False
@@ -379,10 +366,7 @@ def names_of_code(settings: Config) -> tuple[str, ...]:
 
 
 def branched(settings: Config, name: str) -> Config:
-    """Return the configuration of a new run `name`, beside the run that gives its first weights.
-
-    Raises ConfigError if the name is no name, or is the run's own.
-    """
+    """Return the configuration of a new run `name`, beside the run that gives its first weights."""
     directory = Path(settings.run.directory)
     if not name or "/" in name or name in (".", "..", directory.name):
         raise ConfigError(f"--branch = {name!r}: must be the name of another run than {directory.name!r}")
@@ -394,7 +378,6 @@ def branched(settings: Config, name: str) -> Config:
 
 
 def _beside(uri: str, name: str) -> str:
-    """Return the URI `name` beside `uri` in its bucket; below the bucket if `uri` has no prefix."""
     scheme, _, place = uri.rstrip("/").partition("://")
     bucket, _, prefix = place.partition("/")
     return f"{scheme}://" + "/".join(filter(None, (bucket, prefix.rpartition("/")[0], name)))

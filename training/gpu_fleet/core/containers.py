@@ -18,8 +18,7 @@ NUMBERS_AND_TEXT = (bool, int, float, str)
 def plain(value: Any, owner: str, path: str = "") -> Any:
     """Return a state that torch.load reads without running code, for example with a numpy number as a float.
 
-    `owner` is the key or argument that named the object with this state. Raises UnreadableError that names
-    the place of a value of another kind, such as a deque or a function: it could be written, but not read.
+    Raises UnreadableError that names `owner` and the place of a value that could be written, but not read.
     """
     if isinstance(value, np.generic):  # before float: np.float64 is a float too
         return value.item()
@@ -59,10 +58,7 @@ def sequence_like(value: Sequence[Any] | set[Any], items: Iterable[Any]) -> Any:
 
 
 def shaped(saved: Any, live: Any) -> Any:
-    """Return a saved state with each container in the kind that the `live` state has in its place.
-
-    This serves kinds that torch.load refuses, such as a defaultdict or a named tuple.
-    """
+    """Return a saved state with containers of the `live` kinds, some of which torch.load refuses."""
     if isinstance(saved, dict) and isinstance(live, Mapping):
         items = {key: shaped(item, live[key]) if key in live else item for key, item in saved.items()}
         if not isinstance(live, type(saved)) or type(live) is type(saved):

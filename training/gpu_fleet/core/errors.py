@@ -17,7 +17,6 @@ class TrainingError(Exception):
 
     @property
     def exit_status(self) -> int:
-        """Exit status of a process that ends with this error."""
         return exit_codes.FAILED_FOR_GOOD if self.for_good else exit_codes.FAILED_PERHAPS
 
 
@@ -30,7 +29,6 @@ class MissingPackageError(TrainingError):
 
     @classmethod
     def of(cls, module: str | None) -> Self:
-        """Return the error for a module that was not found, in the words of the `gpu-fleet` console."""
         package = (module or "").partition(".")[0]
         return cls(
             f"needs the Python package {package}, which is not installed here; "
@@ -78,10 +76,9 @@ class StoreError(CheckpointError):
     def __init__(
         self, message: str, *, passing: bool = False, answered: bool = False, refused: bool = False
     ) -> None:
-        """Create the error.
+        """Create the error: `passing` if the same request may succeed a minute later.
 
-        `passing` says that the same request may succeed a minute later. `answered` says that a store has
-        answered, so the endpoint is not wrong. `refused` says that it did not accept the credentials.
+        A store has `answered` if the endpoint is right, and `refused` if it did not accept the credentials.
         """
         super().__init__(message)
         self.passing, self.answered, self.refused = passing, answered, refused
@@ -131,7 +128,6 @@ class StoppedError(TrainingError):
 
     @property
     def exit_status(self) -> int:
-        """Exit status without torchrun; under torchrun it is 0: see outcome.status_of."""
         return exit_codes.STOPPED
 
 
@@ -157,7 +153,6 @@ class FailedBeforeError(TrainingError):
     shared = True
 
     def __init__(self, message: str, *, for_good: bool = True) -> None:
-        """Create the error with the message and `for_good` of that try's error."""
         super().__init__(message)
         self.for_good = for_good
 

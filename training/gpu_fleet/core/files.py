@@ -22,17 +22,16 @@ PASSING = (
 def may_pass(error: BaseException) -> bool:
     """Return whether an error is of a disk, a file server or the network, so that another try may succeed.
 
-    Some libraries raise an OSError of their own, for example for an address that does not answer. Then the
-    error of the system is its cause.
+    Some libraries raise an OSError of their own. Then the error of the system is its cause.
     """
-    if not isinstance(error, OSError):
-        return False
-    if isinstance(error, ConnectionError | TimeoutError) or error.errno in PASSING:
-        return True
-    reason = error.__cause__ or error.__context__
-    while reason is not None and not isinstance(reason, OSError):
+    reason: BaseException | None = error if isinstance(error, OSError) else None
+    while reason is not None:
+        if isinstance(reason, ConnectionError | TimeoutError):
+            return True
+        if isinstance(reason, OSError) and reason.errno in PASSING:
+            return True
         reason = reason.__cause__ or reason.__context__
-    return reason is not None and may_pass(reason)
+    return False
 
 
 @contextmanager
@@ -45,7 +44,6 @@ def on_disk(place: Path | str) -> Iterator[None]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -53,7 +51,6 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -38,10 +38,7 @@ def run_directory() -> Path:
 
 
 def place_of_checkpoints(uri: str, owner: str, directory: Path) -> str:
-    """Return the URI for the checkpoints of a run in `directory`; empty if no bucket holds them.
-
-    `uri` and `owner` may be empty: then the stack's checkpoint bucket and this account count.
-    """
+    """Return the URI for a run's checkpoints: `uri`, else one in the stack's bucket; empty for none."""
     if uri:
         return "" if uri == LOCAL_ONLY else uri
     shared = str(table().get("checkpoint_uri", "")).rstrip("/")
@@ -49,9 +46,6 @@ def place_of_checkpoints(uri: str, owner: str, directory: Path) -> str:
 
 
 def run_id(directory: Path) -> str:
-    """Return the id of a run among its owner's: the relative directory, so that a/run and b/run differ.
-
-    For an absolute path it is the last part: on another instance the same run may be on another disk.
-    """
+    """Return the id of a run: its relative directory, or the last part of one that is absolute."""
     written = Path(os.path.normpath(directory))
     return directory.resolve().name if written.is_absolute() or ".." in written.parts else str(written)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -21,7 +21,7 @@ SENTENCE = 200  # characters of a command's line in a list, which folds
 
 
 def identity_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags of `train start` and `launch` about checkpoints of another run: --allow and --branch."""
+    """Add the flags about checkpoints of another run: --allow and --branch."""
     allow = click.option(
         "--allow",
         multiple=True,
@@ -39,13 +39,11 @@ def identity_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def identity_flags(allow: Sequence[str], branch: str) -> list[str]:
-    """Return these flags as arguments, for the command of each rank."""
     words = [word for key in allow for word in ("--allow", key)]
     return [*words, "--branch", branch] if branch else words
 
 
 def configured(file: Path, overrides: Sequence[str], allow: Sequence[str], branch: str) -> config.Config:
-    """Load the configuration, and apply overrides and flags; raises ConfigError."""
     allowed = ["--checkpoint.allow", json.dumps(list(allow))] if allow else []
     settings = config.load(file, [*overrides, *allowed])
     return config.branched(settings, branch) if branch else settings
@@ -59,17 +57,8 @@ def imported(module: str) -> ModuleType:
         raise MissingPackageError.of(error.name) from error
 
 
-def _end(error: TrainingError) -> NoReturn:
-    """End the process with one message and the error's exit status."""
-    click.echo(f"error: {error}", err=True)
-    sys.exit(error.exit_status)
-
-
 class LazyGroup(click.Group):
-    """Click group over a table of name -> "module:attribute"; shows a TrainingError as one message.
-
-    So it shows a package that is not installed.
-    """
+    """Click group over a table of name -> "module:attribute"; shows a TrainingError as one message."""
 
     def __init__(self, *args: Any, table: dict[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -108,7 +97,7 @@ class LazyGroup(click.Group):
             error.show(shown)
             click.echo(CLICKS.sub("error: ", shown.getvalue()), err=True, nl=False)
             sys.exit(error.exit_code)
-        except TrainingError as error:
-            _end(error)
-        except ModuleNotFoundError as error:  # of an import inside a command
-            _end(MissingPackageError.of(error.name))
+        except (TrainingError, ModuleNotFoundError) as error:  # the latter of an import inside a command
+            ending = error if isinstance(error, TrainingError) else MissingPackageError.of(error.name)
+            click.echo(f"error: {ending}", err=True)
+            sys.exit(ending.exit_status)

@@ -7,18 +7,16 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from gpu_fleet.core.errors import LaunchError
 
-AWS_METADATA = "http://169.254.169.254"
-ALICLOUD_METADATA = "http://100.100.100.200"
 TIMEOUT_S = 1.0  # for one request to the metadata service, which is on the same host
 TOKEN_TTL_S = 21600  # the longest that IMDSv2 grants
 ROLES = "ram/security-credentials/"  # of Alibaba Cloud's service
 OK = 200  # HTTP
+NO_TOKEN = (401, 403)  # HTTP statuses of both clouds for a token that is missing or has expired
 ATTEMPTS = 5  # of a second each: the service may be slow on an instance that has just started
 log = logging.getLogger(__name__)
 CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # source of the keys of an instance's users
@@ -50,14 +48,14 @@ class Service:
 SERVICES = {
     "aws": Service(
         "AWS_EC2_METADATA_SERVICE_ENDPOINT",
-        AWS_METADATA,
+        "http://169.254.169.254",
         "X-aws-ec2-metadata-token",
         "instance-type",
         "local-ipv4",
     ),
     "alicloud": Service(
         "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT",
-        ALICLOUD_METADATA,
+        "http://100.100.100.200",
         "X-aliyun-ecs-metadata-token",
         "instance/instance-type",
         "private-ipv4",
@@ -66,18 +64,35 @@ SERVICES = {
 
 
 class MetadataClient:
-    """Client of the metadata service. It uses a token, which both clouds require."""
+    """Client of the metadata service. It uses session tokens, which both clouds require."""
 
-    def __init__(self, cloud: str) -> None:
-        """Get a token; raises LaunchError if the service does not answer."""
+    def __init__(self, cloud: str, base_url: str = "") -> None:
         self.service = SERVICES[cloud]
-        self._base = os.environ.get(self.service.variable, self.service.address).rstrip("/")
-        ttl = {f"{self.service.token_header}-ttl-seconds": str(TOKEN_TTL_S)}
-        self._proof = {self.service.token_header: _answer(f"{self._base}/latest/api/token", ttl, "PUT")}
+        self._base = (base_url or os.environ.get(self.service.variable, self.service.address)).rstrip("/")
+        self._token = ""
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Ask once for the text at `path` below /latest/meta-data/. Return status and text, as `ask` does."""
+        url, header = f"{self._base}/latest/meta-data/{path}", self.service.token_header
+        status, text = ask(url, {header: self._token}) if self._token else (NO_TOKEN[0], "")
+        if status in NO_TOKEN:
+            ttl = {f"{header}-ttl-seconds": str(TOKEN_TTL_S)}
+            status, token = ask(f"{self._base}/latest/api/token", ttl, "PUT")
+            self._token = token.strip() if status == OK else ""
+            status, text = ask(url, {header: self._token}) if self._token else (status, "")
+        return status, text
 
     def read(self, path: str) -> str:
         """Return the text at `path` below /latest/meta-data/; raises LaunchError if there is none."""
-        return _answer(f"{self._base}/latest/meta-data/{path}", self._proof)
+        for _ in range(ATTEMPTS):
+            status, text = self.ask(path)
+            if status:
+                break
+        if status != OK:
+            said = f"answers {status}" if status else "does not answer"
+            url = f"{self._base}/latest/meta-data/{path}"
+            raise LaunchError(f"{url}: the metadata service {said}; --alone skips peer discovery")
+        return text.strip()
 
     def role_keys(self) -> dict[str, str]:
         """Return the present keys of an instance's RAM role on Alibaba Cloud, with the service's names.
@@ -86,17 +101,17 @@ class MetadataClient:
         """
         # users of an instance have a role of their own; root has the instance's
         if uri := os.environ.get(CREDENTIALS_URI):
-            status, text = _asked(uri, {})
+            status, text = ask(uri, {}, attempts=ATTEMPTS)
             if status != OK:
                 raise LaunchError(
                     f"{CREDENTIALS_URI} {uri}: {f'{status}: {text}' if status else 'no answer'}"
                 )
-            return _keys(text)
-        role = self.read(ROLES).splitlines()[0]
-        return _keys(self.read(ROLES + role))
+        else:
+            text = self.read(ROLES + self.read(ROLES).splitlines()[0])
+        keys: dict[str, str] = json.loads(text)
+        return keys
 
     def instance(self) -> ThisInstance:
-        """Return id, type and address of this instance."""
         return ThisInstance(
             instance_id=self.read("instance-id"),
             instance_type=self.read(self.service.type_path),
@@ -104,42 +119,18 @@ class MetadataClient:
         )
 
 
-def _keys(text: str) -> dict[str, str]:
-    keys: dict[str, str] = json.loads(text)
-    return keys
-
-
-def _answer(url: str, headers: dict[str, str], method: str = "GET") -> str:
-    status, text = _asked(url, headers, method)
-    if status != OK:
-        said = f"answers {status}" if status else "does not answer"
-        raise LaunchError(f"{url}: the metadata service {said}; --alone skips peer discovery")
-    return text.strip()
-
-
-def _asked(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str]:
-    for _ in range(ATTEMPTS):
-        status, text = ask(url, headers, method)
-        if status:
-            break
-    return status, text
-
-
-def ask(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str]:
-    """Send one request. Return status and body; status 0 if there is no answer, which is no error."""
+def ask(url: str, headers: dict[str, str], method: str = "GET", *, attempts: int = 1) -> tuple[int, str]:
+    """Send a request. Return status and body; status 0 if there is no answer, which is no error."""
     request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - http to the own host
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with _opened(opener, request) as answer:
-            return answer.status, answer.read().decode(errors="replace")
-    except (OSError, ValueError, HTTPException) as error:
-        log.debug("event=metadata-silent url=%s error=%r", url, str(error))
-        return 0, ""
-
-
-def _opened(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> Any:
-    """Return the answer, also if its status is an error."""
-    try:
-        return opener.open(request, timeout=TIMEOUT_S)
-    except urllib.error.HTTPError as refusal:
-        return refusal
+    for _ in range(attempts):
+        try:
+            try:
+                answer = opener.open(request, timeout=TIMEOUT_S)
+            except urllib.error.HTTPError as refusal:
+                answer = refusal
+            with answer:
+                return answer.status, answer.read().decode(errors="replace")
+        except (OSError, ValueError, HTTPException) as error:
+            log.debug("event=metadata-silent url=%s error=%r", url, str(error))
+    return 0, ""

@@ -12,7 +12,6 @@ class Name(click.types.StringParamType):
     """Text that must not be empty on the command line: `--branch "$NAME"` with an unset NAME is an error."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse an empty text from the command line; a default may be empty."""
         source = ctx.get_parameter_source(param.name) if ctx and param and param.name else None
         if not value and source is ParameterSource.COMMANDLINE:
             self.fail("is empty", param, ctx)
@@ -26,7 +25,6 @@ class FolderPath(click.Path):
         super().__init__(path_type=Path, file_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse an empty path."""
         if value == "":
             self.fail("is empty", param, ctx)
         return super().convert(value, param, ctx)
@@ -36,7 +34,6 @@ class FiniteRange(click.FloatRange):
     """Range without NaN: comparisons with NaN are false, so click's own range accepts it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse a value outside of the range, NaN, and infinity."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value!r} must be a finite number", param, ctx)

@@ -41,10 +41,7 @@ class Outcome:
 
 
 def write(directory: Path, outcome: Outcome) -> None:
-    """Write result.json as a whole or not at all; several instances may do so in one shared folder.
-
-    Raises CheckpointError if the disk refuses it.
-    """
+    """Write result.json, which several instances may do in one folder; raises CheckpointError."""
     with on_disk(directory / RESULT):
         directory.mkdir(parents=True, exist_ok=True)
         _replace(directory / RESULT, asdict(outcome) | _launched())
@@ -64,16 +61,13 @@ def remove_failure(directory: Path) -> None:
 
 
 def remove_result(directory: Path) -> None:
-    """Remove the result of an earlier run, right before this run's first step; raises OSError.
-
-    An earlier removal would be wrong: a refused start must leave the result.
-    """
+    """Remove the result of an earlier run before this run's first step: a refused start must leave it."""
     if not restarted():
         (directory / RESULT).unlink(missing_ok=True)
 
 
 def write_failure(directory: Path, error: str, rank: int) -> None:
-    """Write failure.json for `launch` and for restarted ranks: a retry cannot help. Creates the folder."""
+    """Write failure.json for `launch` and for restarted ranks: a retry cannot help."""
     directory.mkdir(parents=True, exist_ok=True)
     _replace(directory / FAILURE, {"error": error, "rank": rank, "attempt": attempt()} | _launched())
 
@@ -81,8 +75,7 @@ def write_failure(directory: Path, error: str, rank: int) -> None:
 def write_refusal(error: str, *, stopped: bool = False) -> None:
     """Write a refusal for `launch` and restarted ranks: only a new `launch` may help, not a restart of ranks.
 
-    `stopped` says that a notice ended the wait. The file is not in the run directory, which may belong to the
-    process that has the run. Raises OSError.
+    The file is not in the run directory, which may belong to the process that has the run. Raises OSError.
     """
     if file := os.environ.get(REFUSED):
         _replace(Path(file), {"error": error, "stopped": stopped})
@@ -90,22 +83,24 @@ def write_refusal(error: str, *, stopped: bool = False) -> None:
 
 def stopped_waiting(refusal: Path) -> bool:
     """Return whether the ranks were refused because a notice came while they waited."""
+    return bool(_read(refusal).get("stopped"))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the table in a file; empty if there is none, or if it cannot be read."""
     try:
-        return bool(json.loads(refusal.read_text(encoding="utf-8"))["stopped"])
-    except (OSError, ValueError, KeyError):
-        return False
+        table = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return table if isinstance(table, dict) else {}
 
 
 def _launched() -> dict[str, str]:
-    """Return the token of the `launch` that has started this rank, by which it recognises the files."""
     return {"launched": os.environ.get(LAUNCHED, "")}
 
 
 def leave(directory: Path, error: TrainingError, rank: int) -> NoReturn:
-    """End a user's program with one message; rank 0 reports an error that all ranks share.
-
-    If a retry cannot help, it also writes that to a file, since torchrun ends with 1 after any failure.
-    """
+    """End a user's program with one message and a file: torchrun itself ends with 1 after any failure."""
     show(error, rank)
     leave_word(directory, error, rank)
     sys.exit(status_of(error))
@@ -126,10 +121,7 @@ def leave_at_once(status: int) -> NoReturn:
 
 
 def leave_stopped() -> NoReturn:
-    """End a process that has saved and stopped for a notice: with 85, or with 0 under torchrun.
-
-    torchrun would start it again at once at any other status.
-    """
+    """End a process that has saved and stopped for a notice: with 85, or with 0 under torchrun."""
     sys.exit(exit_codes.FINISHED if attempt() else exit_codes.STOPPED)
 
 
@@ -151,31 +143,22 @@ def failed_before(directory: Path) -> FailedBeforeError | None:
     """Return the error of an earlier try if a restart by this torchrun cannot help; None without one."""
     if not restarted():
         return None
-    try:
-        table = json.loads((directory / FAILURE).read_text(encoding="utf-8"))
-        if table["attempt"] == attempt() != "":
-            return FailedBeforeError(str(table["error"]))
-    except (OSError, ValueError, KeyError):
-        pass
-    try:
-        table = json.loads(Path(os.environ.get(REFUSED, "")).read_text(encoding="utf-8"))
-        return FailedBeforeError(str(table["error"]), for_good=False)
-    except (OSError, ValueError, KeyError):
-        return None
+    failure = _read(directory / FAILURE)
+    if "error" in failure and failure.get("attempt") == attempt() != "":
+        return FailedBeforeError(str(failure["error"]))
+    refusal = _read(Path(os.environ.get(REFUSED, "")))
+    return FailedBeforeError(str(refusal["error"]), for_good=False) if "error" in refusal else None
 
 
 def attempt() -> str:
-    """Return torchrun's id of this run; empty without torchrun."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
 def restarted() -> bool:
-    """Return whether torchrun has restarted this rank."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def note_begin(directory: Path) -> None:
-    """Write a file that says that this try begins its first step; one rank of each instance does it."""
     with suppress(OSError):  # necessary writes report a full disk
         _replace(directory / BEGUN, _launched())
 
@@ -193,10 +176,7 @@ class NewWord:
 
     @property
     def failed(self) -> bool:
-        """True if the run has failed for good.
-
-        A second start in the same directory by mistake, which is refused, does not count.
-        """
+        """True if the run has failed for good; a second start in the directory, which is refused, is none."""
         return self._read(FAILURE) is not None
 
     @property
@@ -206,7 +186,6 @@ class NewWord:
 
     @property
     def begun(self) -> bool:
-        """True if the run has begun its first step."""
         return self._read(BEGUN) is not None
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -214,16 +193,9 @@ class NewWord:
         version = _version(file)
         if version is None or version == self._before[name]:
             return None
-        try:
-            table = json.loads(file.read_text(encoding="utf-8"))
-        except OSError:
-            return None
-        except ValueError:
-            table = {}
-        table = table if isinstance(table, dict) else {}
-        return (
-            table if not self._launched or table.get("launched", self._launched) == self._launched else None
-        )
+        table = _read(file)
+        ours = not self._launched or table.get("launched", self._launched) == self._launched
+        return table if ours else None
 
 
 def _version(file: Path) -> tuple[int, int, int] | None:

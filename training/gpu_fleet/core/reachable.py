@@ -1,12 +1,12 @@
 """Search for modules that loaded modules may still import inside functions. It runs and imports nothing.
 
-It resolves each name as Python would now: first among the loaded modules, then by the import system. So a
-file that a loaded or an installed module hides does not count. Imports at the top of loaded modules are done,
-or were skipped, and are not searched again.
+It resolves each name as Python would now: first among the loaded modules, then by the import system. Imports
+at the top of loaded modules are done, or were skipped, and are not searched again.
 """
 
 import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from types import ModuleType
 from typing import Any
 
 TOP = "__main__"
+OF_PROGRAM = ("__name__ == '__main__'", "'__main__' == __name__")  # conditions
+FOR_TYPES = re.compile(r"(\w+\.)?TYPE_CHECKING")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 HOLD_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
@@ -34,9 +36,7 @@ class Located:
 def reachable(loaded: Mapping[str, ModuleType], is_wanted: Callable[[str], bool]) -> dict[str, Path]:
     """Return name -> file of each module that is not loaded yet, and that these may import, also indirectly.
 
-    Args:
-        loaded: the modules at which the search begins, by the names in sys.modules.
-        is_wanted: returns whether a source file counts; imports of other files are not searched.
+    Only source files that are wanted count, and are searched.
     """
     places = _Places(is_wanted)
     modules: dict[str, Path] = {}
@@ -76,15 +76,16 @@ class _Places:
         if name in sys.modules:
             return _of_loaded(name, sys.modules[name])
         package, _, tail = name.rpartition(".")
-        spec = _spec(name) if above is None else _spec_within(tail, above.folders)
+        # below a package by its last part: the full name would make Python import the packages above
+        spec = _spec(name) if above is None else PathFinder.find_spec(tail, [*above.folders])
         if spec is None:
             return None
         folders = tuple(spec.submodule_search_locations or ())
-        if spec.has_location and spec.origin.endswith(".py") and self._is_wanted(spec.origin):
-            return Located(name, name if folders else package, Path(spec.origin), folders)
-        return (
-            Located(name, name, None, folders) if folders and not spec.has_location else None
-        )  # a namespace
+        source = (spec.has_location and spec.origin) or ""
+        if source.endswith(".py") and self._is_wanted(source):
+            return Located(name, name if folders else package, Path(source), folders)
+        is_namespace = folders and not spec.has_location
+        return Located(name, name, None, folders) if is_namespace else None
 
 
 def _of_loaded(name: str, module: Any) -> Located:
@@ -111,11 +112,6 @@ def _spec(name: str) -> Any:
         return None
 
 
-def _spec_within(tail: str, folders: tuple[str, ...]) -> Any:
-    """Find a module by the last part of its name: the full name would make Python import its packages."""
-    return PathFinder.find_spec(tail, list(folders)) if folders else None
-
-
 def _imports(importer: Located, *, all_of_it: bool) -> Iterator[str]:
     """Yield the full names that a module imports; without `all_of_it`, only those inside its functions."""
     try:
@@ -136,8 +132,20 @@ def _imports(importer: Located, *, all_of_it: bool) -> Iterator[str]:
 def _imports_in(
     source: bytes, *, as_program: bool, all_of_it: bool
 ) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """Return the imports of a source; cached, as a run asks several times and parsing takes milliseconds."""
-    return tuple(_statements(ast.parse(source), as_program=as_program, all_of_it=all_of_it))
+    """Return the imports that may run at the import or in a function; without `all_of_it`, in a function.
+
+    It is cached, as a run asks several times and parsing takes milliseconds.
+    """
+    imports: list[ast.Import | ast.ImportFrom] = []
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(source), all_of_it)]
+    while waiting:
+        node, counts = waiting.pop()
+        children = _that_may_run(node, as_program=as_program)
+        inner = (child for child in children if isinstance(child, HOLD_STATEMENTS))
+        waiting.extend((child, counts or isinstance(child, FUNCTIONS)) for child in inner)
+        if counts and isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append(node)
+    return tuple(imports)
 
 
 def _base(node: ast.ImportFrom, package: str) -> str:
@@ -150,39 +158,12 @@ def _base(node: ast.ImportFrom, package: str) -> str:
     return ".".join([*parts[: len(parts) - node.level + 1], *([node.module] if node.module else [])])
 
 
-def _statements(
-    tree: ast.Module, *, as_program: bool, all_of_it: bool
-) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield imports that may run at the import or in a function; without `all_of_it`, only in a function."""
-    waiting: list[tuple[ast.AST, bool]] = [(tree, all_of_it)]
-    while waiting:
-        node, counts = waiting.pop()
-        children = _that_may_run(node, as_program=as_program)
-        inner = (child for child in children if isinstance(child, HOLD_STATEMENTS))
-        waiting.extend((child, counts or isinstance(child, FUNCTIONS)) for child in inner)
-        if counts and isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-
-
 def _that_may_run(node: ast.AST, *, as_program: bool) -> Iterable[ast.AST]:
     """Return the children of a node, without branches for type checkers or (in a module) for the program."""
     if not isinstance(node, ast.If):
         return ast.iter_child_nodes(node)
-    test, branch, other = node.test, node.body, node.orelse
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        test, branch, other = test.operand, node.orelse, node.body
-    passed_over = _is_for_types(test) or (_is_of_program(test) and not as_program)
+    test, branch, other = ast.unparse(node.test), node.body, node.orelse
+    if test.startswith("not "):
+        test, branch, other = test.removeprefix("not "), other, branch
+    passed_over = FOR_TYPES.fullmatch(test) or (test in OF_PROGRAM and not as_program)
     return other if passed_over else [*branch, *other]
-
-
-def _is_for_types(test: ast.expr) -> bool:
-    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
-    return name == "TYPE_CHECKING"
-
-
-def _is_of_program(test: ast.expr) -> bool:
-    """Return whether a test is `__name__ == "__main__"`."""
-    if not (isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq)):
-        return False
-    sides = [test.left, *test.comparators]
-    return {getattr(side, "id", None) or getattr(side, "value", None) for side in sides} == {"__name__", TOP}

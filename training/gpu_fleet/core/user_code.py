@@ -1,7 +1,7 @@
 """A user's own code by name: "my_model.py:build" or "package.module:Class", checked before it is called.
 
-A name is searched in the folder in which the run is started, then in `run.directory`/code. That folder holds
-a copy of every file that a run has used; each checkpoint has the same files as code.zip.
+A name is searched in the folder in which the run is started, then in `run.directory`/code, the copy of every
+file that a run has used; each checkpoint has the same files as code.zip.
 """
 
 import importlib
@@ -87,7 +87,6 @@ class Own:
             return self.function(*arguments, **named, **self.options)
 
     def wrong(self, problem: str) -> ConfigError:
-        """Return the error about a result of the wrong kind."""
         return ConfigError(f"{self.key} = {self.name!r}: {problem}; expected: {EXPECTED[self.key]}")
 
 
@@ -105,7 +104,6 @@ class Parts:
 
     @property
     def any(self) -> bool:
-        """True if any part of the run is a user's code."""
         return any(part is not None for part in vars(self).values())
 
 
@@ -131,33 +129,24 @@ def parts(settings: config.Config) -> Parts:
 
 
 def is_named(settings: config.Config) -> bool:
-    """Return whether a configuration names any code of a user."""
     return any(is_own(name) for name in config.names_of_code(settings))
 
 
 def is_own(name: str) -> bool:
-    """Return whether a name is of a user's code and not of this trainer's."""
     return ":" in name
 
 
 def load(key: str, name: str, options: Mapping[str, Any] | None = None, directory: str = "") -> Own:
     """Load the function or class `name`, to be called by EXPECTED[key]; raises ConfigError or UserCodeError.
 
-    Args:
-        key: key of the configuration, such as "model.name".
-        name: "FILE.py:NAME" or "package.module:NAME".
-        options: its options.
-        directory: the run directory, whose folder `code` is searched last.
+    The folder `code` of the run `directory` is searched last.
     """
     place, _, attribute = name.partition(":")
     if not place or not attribute:
         raise ConfigError(f"{key} = {name!r}: write FILE.py:NAME or package.module:NAME")
+    of = _of_file if place.endswith(".py") else _of_package
     with explained(f"{key} = {name!r}"):
-        module = (
-            _of_file(key, name, Path(place), Path(directory) / FOLDER)
-            if place.endswith(".py")
-            else _of_package(key, name, place, Path(directory) / FOLDER)
-        )
+        module = of(key, name, place, Path(directory) / FOLDER)
     function = getattr(module, attribute, None)
     if function is None:
         known = [other for other, value in vars(module).items() if callable(value) and other[0] != "_"]
@@ -169,16 +158,15 @@ def load(key: str, name: str, options: Mapping[str, Any] | None = None, director
     return own
 
 
-def _of_file(key: str, name: str, file: Path, kept: Path) -> Any:
-    path = next((place for place in (file, kept / file) if place.is_file()), None)
+def _of_file(key: str, name: str, place: str, kept: Path) -> ModuleType:
+    path = next((path for path in (Path(place), kept / place) if path.is_file()), None)
     if path is None:
-        raise ConfigError(f"{key} = {name!r}: {file} is no file below {Path.cwd()}")
+        raise ConfigError(f"{key} = {name!r}: {place} is no file below {Path.cwd()}")
     path = path.resolve()
     for module in list(sys.modules.values()):  # the same file for model and loss is one module
         if getattr(module, "__file__", None) == str(path):
             return module
-    _importable(path.parent)
-    _kept_importable(kept)
+    _importable(path.parent, kept)
     title = path.stem if path.stem not in sys.modules else f"own_{path.stem}"
     spec = importlib.util.spec_from_file_location(title, path)
     assert spec is not None
@@ -193,9 +181,8 @@ def _of_file(key: str, name: str, file: Path, kept: Path) -> Any:
     return module
 
 
-def _of_package(key: str, name: str, place: str, kept: Path) -> Any:
-    _importable(Path.cwd())
-    _kept_importable(kept)
+def _of_package(key: str, name: str, place: str, kept: Path) -> ModuleType:
+    _importable(Path.cwd(), kept)
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
@@ -206,16 +193,12 @@ def _of_package(key: str, name: str, place: str, kept: Path) -> Any:
         ) from error
 
 
-def _importable(folder: Path) -> None:
+def _importable(folder: Path, kept: Path) -> None:
+    """Put a folder in front of sys.path, and behind it that of kept files, by the names of their modules."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-
-
-def _kept_importable(kept: Path) -> None:
-    """Append the folder of kept files to sys.path; it has modules from elsewhere by their names."""
-    folder = str(kept.resolve())
-    if kept.is_dir() and folder not in sys.path:
-        sys.path.append(folder)
+    if kept.is_dir() and str(kept.resolve()) not in sys.path:
+        sys.path.append(str(kept.resolve()))
 
 
 def _check_signature(own: Own) -> None:
@@ -253,7 +236,9 @@ def explained(what: str) -> Iterator[None]:
 def raised(error: Exception, what: str = "") -> UserCodeError:
     """Return the error for an exception of a user's code, after `what`; the class shows if it may pass."""
     kind = PassingCodeError if may_pass(error) else UserCodeError
-    return kind(f"{what}{description(error)}{_as_package(error)}")
+    relative = "no known parent package" in str(error)
+    advice = "; name a module of a package as package.module:NAME, not as FILE.py" if relative else ""
+    return kind(f"{what}{description(error)}{advice}")
 
 
 def of_exit(error: SystemExit, what: str = "") -> UserCodeError:
@@ -265,20 +250,11 @@ def of_exit(error: SystemExit, what: str = "") -> UserCodeError:
 
 
 def is_of_peer_or_device(error: Exception) -> bool:
-    """Return whether an error is of a device or of another rank, wherever in a user's code it appeared.
-
-    Another try may succeed.
-    """
+    """Return whether an error in a user's code is of a device or of another rank: another try may succeed."""
     if isinstance(error, torch.AcceleratorError):
         return INDEX_ON_GPU not in str(error)
     of_peer = isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_GONE)
     return of_peer or isinstance(error, dist.DistError)
-
-
-def _as_package(error: Exception) -> str:
-    """Return advice about an error of relative imports; empty for another error."""
-    relative = "no known parent package" in str(error)
-    return "; name a module of a package as package.module:NAME, not as FILE.py" if relative else ""
 
 
 def description(error: BaseException) -> str:
@@ -321,7 +297,7 @@ def files(directory: Path, *, with_main: bool = False) -> dict[str, bytes]:
     """Return path -> content of all the user's modules, including those that functions import later.
 
     Paths are relative to the folder in which the run was started, or to the folder `code` of its directory; a
-    module from elsewhere has its module name as path. `with_main` says that the program itself is the user's.
+    module from elsewhere has its module name as path. `with_main` says that the program is the user's too.
     """
     loaded = _loaded(with_main=with_main)
     places = {name: Path(str(module.__file__)) for name, module in loaded.items()}
@@ -334,23 +310,17 @@ def files(directory: Path, *, with_main: bool = False) -> dict[str, bytes]:
 
 
 def _loaded(*, with_main: bool) -> dict[str, ModuleType]:
-    """Return the user's modules that are imported by now."""
     modules = {}
     for name, module in list(sys.modules.items()):
-        source = getattr(module, "__file__", None)
-        if (
-            (name != "__main__" or with_main)
-            and source
-            and source.endswith(".py")
-            and is_of_user(source)
-            and Path(source).is_file()
-        ):
+        source = getattr(module, "__file__", None) or ""
+        if source.endswith(".py") and is_of_user(source) and Path(source).is_file():
             modules[name] = module
+    if not with_main:
+        modules.pop("__main__", None)
     return modules
 
 
 def _title(path: Path, name: str, roots: Iterable[Path]) -> str:
-    """Return a file's path relative to the first of these folders that has it, else from its module."""
     root = next((root for root in roots if path.is_relative_to(root)), None)
     inner = "/__init__.py" if path.stem == "__init__" else ".py"
     return str(path.relative_to(root)) if root else name.replace(".", "/") + inner
@@ -371,13 +341,11 @@ def archive(sources: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(packed: bytes, directory: Path) -> None:
-    """Unpack an archive into the folder `code` of a run directory; raises OSError."""
     with zipfile.ZipFile(io.BytesIO(packed)) as opened:
         opened.extractall(directory / FOLDER)
 
 
 def keep(sources: Mapping[str, bytes], directory: Path) -> None:
-    """Copy the files into the folder `code` of a run directory; raises OSError."""
     for name, content in sources.items():
         file = directory / FOLDER / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import ParallelError, TrainingError
@@ -45,10 +45,7 @@ class World:
         return values
 
     def gather_numbers(self, *numbers: float) -> list[list[float]]:
-        """Return every rank's numbers, in rank order, on every rank, in a fifth of the time of `gather`.
-
-        Each rank gives the same count of numbers.
-        """
+        """Return every rank's numbers, as many from each, in a fifth of the time of `gather`."""
         if self.size == 1:
             return [[float(number) for number in numbers]]
         mine = torch.tensor(numbers, dtype=torch.float64)
@@ -88,14 +85,12 @@ class World:
                 dist.broadcast(buffer, src=0)
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        """Replace the values on every rank by the mean over all ranks, in place."""
         if self.size > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
                 tensor.div_(self.size)
 
     def barrier(self) -> None:
-        """Wait for every rank."""
         if self.size > 1:
             dist.barrier(group=self.control)
 
@@ -111,8 +106,7 @@ def _of_rank(rank: int, error: TrainingError) -> TrainingError:
 def world(settings: config.Parallel) -> Iterator[World]:
     """Join the process group that torchrun describes in the environment.
 
-    Without torchrun a process is alone, and has a group only if the strategy needs one: three threads of gloo
-    wake a hundred times a second each, which takes up to 1 % of a step of 9 ms.
+    A process alone has a group only if the strategy needs one: gloo's threads take 1 % of a step of 9 ms.
     """
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     device = _device(local_rank)
@@ -133,12 +127,20 @@ def world(settings: config.Parallel) -> Iterator[World]:
 
 
 def of_script(device: torch.device) -> World:
-    """Return this process as a member of a script's process group, if there is one; all ranks call it."""
+    """Return this process as a member of a script's process group, if any; all ranks call it."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if not dist.is_initialized():
         return World(0, 1, local_rank, device, NOBODY, NOBODY)
     control, saving = (dist.new_group(backend="gloo") for _ in range(2))
     return World(dist.get_rank(), dist.get_world_size(), local_rank, device, control, saving)
+
+
+def store_of_world() -> Store:
+    """Return the rendezvous store, by a connection that no call of the training keeps waiting."""
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_world_size() == 1:
+        return store
+    return store.clone()  # type: ignore[attr-defined]  # missing from torch's hints
 
 
 def _device(local_rank: int) -> torch.device:
@@ -173,20 +175,17 @@ def check_sizes(settings: config.Config, size: int) -> int:
 
 
 def ranks_per_replica(parallel: config.Parallel) -> int:
-    """Return the number of ranks that read the same samples."""
     return {"tensor": parallel.tensor, "pipeline": parallel.pipeline}.get(parallel.strategy, 1)
 
 
 def divisors(number: int) -> str:
-    """Return the divisors of a number, for messages."""
     return ", ".join(str(candidate) for candidate in range(1, number + 1) if number % candidate == 0)
 
 
 class Agreement:
-    """Agreement of all ranks on a few small numbers: the largest of each, known some time later.
+    """Agreement of all ranks on a few small numbers: the largest of each that the last `hand_in` gave.
 
-    The reduction runs on the control group during the step, so that no rank waits for it. `settle` returns
-    the result for the values that the ranks gave to the last `hand_in`.
+    The reduction runs on the control group during the step, so that no rank waits for it.
     """
 
     def __init__(self, where: World, count: int) -> None:

@@ -38,8 +38,7 @@ class FleetSteps:
     ) -> None:
         """Open the run in `directory`. Prepare or register all state with `accelerator` before `over`.
 
-        `config` holds the values that decide the result, such as the learning rate. `uri` and `allow` mean
-        the same as in Run.
+        `uri`, `config` and `allow` mean the same as in Run.
         """
         self._accelerator, self._every_steps = accelerator, every_steps
         self._guard = Guard(
@@ -52,7 +51,6 @@ class FleetSteps:
         self._loop: LoopWatch | None = None
 
     def over(self, loader: Any, steps: int) -> Iterator[Any]:
-        """Yield the batches of a prepared loader, epoch after epoch, until `steps` are done."""
         if not self._accelerator.dataloader_config.use_seedable_sampler:
             self._accelerator.print(
                 "gpu-fleet: not exact: set use_seedable_sampler in DataLoaderConfiguration"

@@ -1,7 +1,7 @@
 """Claim on a folder of checkpoints: one process at a time holds it, and no other run continues in it.
 
-The claim has three parts, as in `Run`: a lock on this disk, a lease in the bucket, and gpu-fleet.json beside
-the checkpoints, with the values that decided the result at the last save. Rank 0 holds all three.
+Rank 0 holds, as in `Run`, a lock on this disk, a lease in the bucket, and gpu-fleet.json beside the
+checkpoints, with the values that decided the result at the last save.
 """
 
 import atexit
@@ -33,24 +33,19 @@ class FolderClaim:
     def __init__(
         self, directory: Path, place: str, config: Mapping[str, Any], allow: Sequence[str], how: str
     ) -> None:
-        """Prepare the claim; `how` is the code, with {keys}, by which a user allows differences."""
         self._directory, self._place, self._how = directory, place, how
         self._config, self._allow = dict(config), tuple(allow)
         self._claim: RunClaim | None = None  # None: not taken
         self._identity = run_identity.ScriptIdentity({}, (), how, later=LATER)
 
     def take(self) -> None:
-        """Take the lock and the lease.
-
-        Raises CheckpointError while another process has the folder, RunLeaseError while one has the URI.
-        """
+        """Take the lock and the lease; raises CheckpointError while another process has one of them."""
         if self._claim is None:
             self._claim = RunClaim.of(CheckpointStore(self._place) if self._place else None)
             atexit.register(self.release)  # however the library's loop ends
             self._claim.take(self._directory / OURS)
 
     def check(self, checkpoint: str | None) -> None:
-        """Raise IdentityError if the checkpoint is of another configuration or of other code."""
         known = run_identity.of_script(self._config, self._directory)
         self._identity = run_identity.ScriptIdentity(known, self._allow, self._how, later=LATER)
         if checkpoint is not None:
@@ -58,10 +53,7 @@ class FolderClaim:
             self._identity.compare_with(self._saved(), step, str(self._directory))
 
     def check_all(self, checkpoint: str | None, arguments: Mapping[str, Any], samples: Any) -> None:
-        """Check configuration, code, the library's `arguments` and the data set; raises IdentityError.
-
-        The arguments and the data set are known later than configuration and code, which `check` compares.
-        """
+        """Check the library's `arguments` and the data set too, which are known later."""
         self.check(checkpoint)
         further = {ARGUMENTS: arguments, DATA: _described(samples)}
         self._identity.add(dict(run_identity.flattened(further)))
@@ -86,18 +78,16 @@ class FolderClaim:
             staged.replace(file)
 
     def check_held(self) -> None:
-        """Raise RunLeaseError if another process has taken the run."""
         if self._claim is not None:
             self._claim.lease.check()
 
     def saved(self) -> None:
-        """Record the identity after a save; raises RunLeaseError if another process has taken the run."""
+        """Record the identity after a save; raises RunLeaseError."""
         self.check_held()
         if self._identity.known != self._saved():
             self._write()
 
     def release(self) -> None:
-        """Release lease and lock, so that another process may take the folder."""
         claim, self._claim = self._claim, None
         if claim is not None:
             claim.release()
@@ -109,12 +99,7 @@ def _described(samples: Any) -> dict[str, Any]:
     if samples is None:
         return {}
     try:
-        data = adapted(samples, "the data set", default_collate, ConfigError)
-        return run_identity.of_data(data)
-    except (
-        ConfigError,
-        DataError,
-        UserCodeError,
-    ) as error:  # the library's sampler may index it by something other than numbers
+        return run_identity.of_data(adapted(samples, "the data set", default_collate, ConfigError))
+    except (ConfigError, DataError, UserCodeError) as error:  # the library may index it in another way
         log.warning("event=data-not-compared error=%r", str(error))
         return {}

@@ -79,7 +79,11 @@ def run(
     """
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     place = place_of_checkpoints(uri, "", checkpoints) if checkpoints else ""
-    claim, sync = _kept(checkpoints, place) if checkpoints and place else (RunClaim(), None)
+    claim, sync = RunClaim(), None
+    if checkpoints and place:
+        # another lease than that of `train start` and Run, which COMMAND may hold below the same URI
+        claim = RunClaim.of(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"))
+        sync = FolderSync(checkpoints, ObjectStore(place), held=claim.lease.check)
     if uri and not checkpoints:
         raise click.UsageError("--uri needs --checkpoints FOLDER")
     if command[0].startswith("-"):
@@ -105,19 +109,8 @@ def run(
     sys.exit(ends_with)
 
 
-def _kept(folder: Path, place: str) -> tuple[RunClaim, FolderSync]:
-    """Return the claim on a folder, a lease, and the sync that copies the folder to the bucket under it.
-
-    The lease differs from that of `train start` and Run: COMMAND may use those, and then holds their lease
-    below the same URI.
-    """
-    claim = RunClaim.of(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"))
-    return claim, FolderSync(folder, ObjectStore(place), held=claim.lease.check)
-
-
 @contextmanager
 def _held(claim: RunClaim) -> Iterator[None]:
-    """Hold the claim on a folder in the block: a second process that copies the folder does not start."""
     claim.acquire()
     try:
         yield
@@ -139,7 +132,7 @@ def _left(file: Path) -> Holder | None:
 
 
 def _check_outer(file: Path) -> None:
-    """Raise ConfigError if this `run` is a part of the command of another one on the same folder."""
+    """Raise ConfigError if this `run` is a part of the command of another one on the folder."""
     outer = _left(file)
     if outer is not None and outer.process == os.getsid(0):  # each command has a session of its own
         raise ConfigError(
@@ -149,7 +142,7 @@ def _check_outer(file: Path) -> None:
 
 
 def _check_left(file: Path) -> None:
-    """Raise RunLeaseError if the command of an earlier `run` still works on the folder: that was killed."""
+    """Raise RunLeaseError if the command of an earlier `run`, which was killed, still works on the folder."""
     if (left := _left(file)) is not None:
         raise RunLeaseError(
             f"--checkpoints = {str(file.parents[1])!r}: {left}, the command of another `run`, still works on "
@@ -158,7 +151,7 @@ def _check_left(file: Path) -> None:
 
 
 def _note_running(file: Path, process: int) -> None:
-    """Note the process of COMMAND for `_check_left`. It runs already: a full disk ends no `run`."""
+    """Note the process of COMMAND for `_check_left`; a full disk does not end it."""
     try:
         write_bytes(file, json.dumps(asdict(Holder.of(process))).encode())
     except OSError as error:
@@ -171,7 +164,6 @@ def _run_child(
     sync: FolderSync | None,
     every_s: float,
 ) -> int:
-    """Run COMMAND to its end, and sync its folder. Return the exit status of `run`."""
     with Interruption(sources()) as interruption:
         word = outcome.NewWord(checkpoints) if checkpoints else None
         child = start(interruption)
@@ -190,14 +182,12 @@ class Keeper:
     """Sync of a folder at intervals while the program runs: a notice may be too short for one upload."""
 
     def __init__(self, sync: FolderSync | None, every_s: float) -> None:
-        """Prepare the thread; without a `sync` it does nothing."""
         self._sync, self._every_s = sync, every_s
         self.lost = False  # another process has the run: nothing more is saved
         self._ended, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep, name="folder", daemon=True)
 
     def soon(self) -> None:
-        """Start a sync now, without waiting for it."""
         self._wake.set()
 
     def __enter__(self) -> Self:
@@ -206,17 +196,16 @@ class Keeper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the thread and a running upload: a last upload of the newest state follows."""
+        """Stop the thread and a running upload; the last upload follows."""
         self._ended.set()
         self._wake.set()
         if self._sync is not None:
             self._sync.give_up()
 
     def finish(self, *, last: bool, within_s: float) -> None:
-        """Upload the final state of the folder; `last` means the same as in FolderSync.up.
+        """Upload the final state of the folder; `last` is as in FolderSync.up.
 
-        Raises CheckpointError, and SilentStoreError if the bucket moves nothing for SILENT_S; the client
-        itself would give up a request only after 80 s.
+        Raises SilentStoreError after SILENT_S without progress; the client itself would wait for 80 s.
         """
         sync, failures = self._sync, list[CheckpointError]()
         assert sync is not None
@@ -265,7 +254,6 @@ class Child:
     def __init__(
         self, command: Sequence[str], interruption: Interruption, notice: signal.Signals, grace_s: float
     ) -> None:
-        """Start it; raises CommandError if that fails."""
         self._interruption, self._notice, self._grace_s = interruption, notice, grace_s
         self._notified_at_s: float | None = None
         self._notified: set[int] = set()
@@ -277,15 +265,13 @@ class Child:
 
     @property
     def process(self) -> int:
-        """Its process id, which is also that of its session."""
         return self._process.pid
 
     def wait(self, lost: Callable[[], bool], left: Callable[[], None]) -> int:
         """Wait for the command. Return its status.
 
         A notice, or `lost` (another process has the run), sends it the signal, and a kill after the grace
-        period. After a notice it also waits for processes that the command leaves behind, and first calls
-        `left`: a shell ends at the signal, while the program below it still has to get the signal and save.
+        period. After a notice it also waits for processes that a shell leaves behind, and first calls `left`.
         """
         while True:
             left_behind.reap(self._process.pid)
@@ -314,8 +300,7 @@ class Child:
     def _send(self, number: signal.Signals) -> None:
         """Send a signal to the command itself, or a kill to all processes of its session.
 
-        SIGINT to bash goes to all of them too: bash waits for its program, because it expects the terminal to
-        interrupt that program itself.
+        SIGINT to bash goes to all of them too: bash expects the terminal to interrupt its program.
         """
         try:
             if number is signal.SIGKILL or (number is signal.SIGINT and self._is_bash()):
@@ -332,7 +317,7 @@ class Child:
             return False
 
     def _wait_for_rest(self, status: int, left: Callable[[], None]) -> None:
-        """Signal each process left behind, once, and wait in the grace period; a daemon is not killed."""
+        """Signal each process left behind, once, and wait in the grace period without a kill."""
         rest = left_behind.running(self._process.pid)
         if not rest:
             return
@@ -354,9 +339,7 @@ def status_of(status: int, reason: Reason, word: outcome.NewWord | None) -> int:
     """Return the exit status (see exit_codes) for a command's `status` (below 0: ended by a signal)."""
     if status and word is not None and word.failed:
         return exit_codes.FAILED_FOR_GOOD
-    stopped = word is not None and word.ended == "stopped"
-    if stopped or (
-        reason is not Reason.NONE and status not in (exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD)
-    ):
+    noticed = reason is not Reason.NONE and status not in (exit_codes.USAGE, exit_codes.FAILED_FOR_GOOD)
+    if noticed or (word is not None and word.ended == "stopped"):
         return exit_codes.STOPPED
     return exit_codes.of_process(status)

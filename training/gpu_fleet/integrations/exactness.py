@@ -18,9 +18,7 @@ from gpu_fleet.step.buffers import AttributeCheck, BufferCheck, check_of_optimiz
 from gpu_fleet.step.outline import outlines
 
 log = logging.getLogger(__name__)
-AGREED_STEPS = (
-    2  # in which nearly all attributes are checked, and an error of one rank ends all with its words
-)
+AGREED_STEPS = 2  # nearly all attributes are checked in these, and an error of one rank ends all
 
 
 class ExactnessCheck:
@@ -31,14 +29,12 @@ class ExactnessCheck:
         self._modules = {name: thing for name, thing in objects.items() if isinstance(thing, nn.Module)}
         self._objects, self._read = dict(objects), list[Any]()  # and the data that the loop reads
         self._loop: LoopWatch | None = None
-        self._attributes: list[BufferCheck | AttributeCheck] = [
-            BufferCheck(module, f"Run({name}=...)") for name, module in self._modules.items()
-        ]
-        self._attributes += [
-            check_of_optimizer(optimizer, f"Run({name}=...)")
-            for name, optimizer in objects.items()
-            if isinstance(optimizer, Optimizer)
-        ]
+        self._attributes: list[BufferCheck | AttributeCheck] = []
+        for name, thing in objects.items():
+            if isinstance(thing, nn.Module):
+                self._attributes.append(BufferCheck(thing, f"Run({name}=...)"))
+            elif isinstance(thing, Optimizer):
+                self._attributes.append(check_of_optimizer(thing, f"Run({name}=...)"))
         self._taken = self._taken_before = 0  # batches of the first data set: now, at the last step
         self._accumulation = 0  # batches per step by `Run.batches`; 0: unknown, or a warning was given
 
@@ -53,7 +49,6 @@ class ExactnessCheck:
             self._attributes.append(AttributeCheck(of, type(loader.sampler).__name__, instead))
 
     def begin(self, frames: Iterable[FrameType]) -> None:
-        """Note the objects with a state that the loop in these frames uses."""
         given = self._objects.values()
         wrapped = (thing.generator for thing in given if isinstance(thing, SavedGenerator))
         self._loop = LoopWatch(frames, [*given, *wrapped], [*self._read, *held_by(self._read)])
@@ -64,17 +59,17 @@ class ExactnessCheck:
             self._loop.warn("Run(NAME=...)")
 
     def counted(self, read: Iterator[Any], accumulation: int) -> Iterator[Any]:
-        """Yield the batches of the first data set, of which a step takes `accumulation`, and count them."""
-        self._accumulation = accumulation
-        return self._count(read)
+        """Return the batches of the first data set, counted: a step takes `accumulation` of them."""
 
-    def _count(self, read: Iterator[Any]) -> Iterator[Any]:
-        for batch in read:
-            self._taken += 1
-            yield batch
+        def count() -> Iterator[Any]:
+            for batch in read:
+                self._taken += 1
+                yield batch
+
+        self._accumulation = accumulation
+        return count()
 
     def check(self, where: World, step: int, done: int) -> None:
-        """Check a step, the `done`-th since the run resumed or began."""
         if done == 1 and where.leads and reads_another():
             log.warning(
                 "not exact: the loop reads a DataLoader, and a resumed run starts its epoch again; "
@@ -114,8 +109,8 @@ class ExactnessCheck:
         self._attributes = [check for check in self._attributes if not check.is_done]
 
     def _differ(self, where: World) -> list[str]:
-        """Return the modules outside DistributedDataParallel whose weights differ between ranks."""
+        """Return, on rank 0, the modules whose weights differ between ranks."""
         mine = {name: outlines(module.parameters()) for name, module in self._modules.items()}
         first, *others = where.gather(mine)
         differ = [name for name in mine if any(other[name] != first[name] for other in others)]
-        return differ if where.leads else []  # rank 0 warns for all
+        return differ if where.leads else []

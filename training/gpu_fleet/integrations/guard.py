@@ -48,16 +48,10 @@ class Guard:
         allow: Sequence[str] = (),
         name: str = "FleetCallback",
     ) -> None:
-        """Open the folder of checkpoints.
+        """Open the folder of checkpoints; `uri`, `config` and `allow` mean the same as in Run.
 
-        Args:
-            directory: the folder.
-            uri: like checkpoint.uri: empty means the stack's bucket on a fleet, and no bucket elsewhere.
-            pattern: names of the checkpoints, with one * for the step.
-            mark: a file that only a whole checkpoint has.
-            config: values that decide the result, as in Run.
-            allow: keys that may differ from the checkpoint, as in Run.
-            name: the class that a user creates, for messages.
+        The `pattern` of their names has one * for the step; only a whole one has a file `mark`. `name` is
+        that of the class that a user creates.
         """
         self.directory = Path(directory)
         self._pattern, self._mark = pattern, mark
@@ -77,7 +71,7 @@ class Guard:
 
     @property
     def _where(self) -> World:
-        """This process among the ranks, of a process group that may be made later; all ranks ask alike."""
+        """This process among the ranks; a library may make their group later."""
         if self._world is None and dist.is_initialized():
             self._world = of_script(torch.device("cpu"))
         return self._world or of_script(torch.device("cpu"))
@@ -85,9 +79,8 @@ class Guard:
     def newest(self) -> str | None:
         """Return the newest whole checkpoint, from the bucket if this disk has none; None for a new run.
 
-        The other ranks wait until rank 0 has the claim, since the previous holder may save until then. After
-        that, one rank of each instance downloads the folder while the others wait for it. Every rank calls
-        this: there may be no process group yet (Lightning creates its own later).
+        Every rank calls it. They wait until rank 0 has the claim, as the previous holder may save until then;
+        after that, one rank of each instance downloads the folder.
         """
         where = self._where  # all ranks make its groups, before rank 0 waits for another holder
         with self._leaving():
@@ -105,11 +98,7 @@ class Guard:
         return checkpoint
 
     def begin(self, arguments: Mapping[str, Any], samples: Any) -> None:
-        """Listen for notices from now on.
-
-        Ends the process if the checkpoint is of other `arguments` or `samples`. Ends all ranks, for another
-        try, if they would resume from different checkpoints.
-        """
+        """Listen for notices from now on; refuse a checkpoint of other `arguments` or `samples`."""
         with self._leaving():
             self._check_chosen()
             if self._claim is not None:
@@ -159,7 +148,6 @@ class Guard:
             shutil.rmtree(former, ignore_errors=True)
 
     def _bring_back(self) -> None:
-        """Restore checkpoints if their replacement was killed half-way; raises CheckpointError."""
         for former in (self.directory / OURS).glob(self._pattern):
             place = self.directory / former.name
             with on_disk(place):
@@ -170,10 +158,7 @@ class Guard:
                     former.rename(place)
 
     def saved(self, *, last: bool = False) -> None:
-        """Upload after a save; all ranks call it, since each may have written its own files.
-
-        A bucket that does not answer for a while ends the process only after the `last` checkpoint.
-        """
+        """Upload after a save on all ranks; a silent bucket ends the process only after the `last` one."""
         self._where.barrier()
         with self._leaving():
             if self._claim is None:
@@ -194,7 +179,7 @@ class Guard:
 
     @contextmanager
     def _leaving(self) -> Iterator[None]:
-        """End the process with one message at a TrainingError, as the calling library does not know it."""
+        """End the process with one message at a TrainingError, which the calling library does not know."""
         try:
             yield
         except TrainingError as error:
@@ -204,7 +189,6 @@ class Guard:
             outcome.leave(self.directory, error, _rank())
 
     def finish(self) -> None:
-        """End the training: upload the last checkpoint and release the folder."""
         self.saved(last=True)
         if self._claim is not None:
             self._claim.release()
@@ -221,14 +205,12 @@ class Guard:
 def _meet(where: World) -> None:
     """Wait until rank 0 makes the same call (by count); raises PeerError if it does not in CLAIM_WITHIN.
 
-    Without a process group the ranks meet in torchrun's store, which exists before the ranks start. The key
-    holds the number of the restart, so that the ranks meet again after each restart. Without torchrun no rank
-    waits: `begin` compares the chosen checkpoints.
+    Without a process group the ranks meet in torchrun's store, anew after each restart. Without torchrun no
+    rank waits: `begin` compares the chosen checkpoints.
     """
     where.barrier()
-    if dist.is_initialized():
-        return
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ.get("WORLD_SIZE", "1") == "1":
+    by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if dist.is_initialized() or not by_torchrun or os.environ.get("WORLD_SIZE", "1") == "1":
         return
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     key = f"gpu-fleet/claimed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(MEETINGS)}"
@@ -245,10 +227,7 @@ def _meet(where: World) -> None:
 
 
 def _rank() -> int:
-    """Return the rank, before there is a process group from the launcher's variables.
-
-    For some launchers the result only shows whether this is the first process: it is 0 for that one alone.
-    """
+    """Return the rank; without a process group and RANK, a number that is 0 for the first process alone."""
     if dist.is_initialized():
         return dist.get_rank()
     if "RANK" in os.environ:
@@ -257,10 +236,7 @@ def _rank() -> int:
 
 
 def newest(directory: Path, pattern: str, mark: str = "") -> str | None:
-    """Return the entry of the greatest step with the file `mark` in it; None if there is none.
-
-    `pattern` has one * for the step.
-    """
+    """Return the entry of the greatest step with the file `mark` in it; None if there is none."""
     before, _, after = pattern.partition("*")
     by_step: dict[int, Any] = {}
     for entry in directory.glob(pattern):

@@ -3,9 +3,8 @@
     callback = FleetCallback(arguments.output_dir)
     trainer.train(resume_from_checkpoint=callback.newest())
 
-A resume is exact with the same number of processes: the Trainer restores generators, optimizer and schedule,
-and skips the batches that were read. A notice during an evaluation stops it after the present batch. The
-resumed run repeats that evaluation, and so finds the same best checkpoint.
+A resume is exact with the same number of processes. A notice during an evaluation stops it after the present
+batch. The resumed run repeats that evaluation, and so finds the same best checkpoint.
 """
 
 import inspect
@@ -22,16 +21,10 @@ from gpu_fleet.step.buffers import AttributeCheck, check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 DECIDING = (
-    *(
-        "learning_rate",
-        "lr_scheduler_kwargs",
-        "warmup_steps",
-        "warmup_ratio",
-        "weight_decay",
-        "max_grad_norm",
-    ),
-    *("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "label_smoothing_factor"),
-    *("seed", "data_seed", "bf16", "fp16", "neftune_noise_alpha", "dataloader_drop_last"),
+    *("learning_rate", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "weight_decay"),
+    *("max_grad_norm", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    *("label_smoothing_factor", "seed", "data_seed", "bf16", "fp16", "neftune_noise_alpha"),
+    "dataloader_drop_last",
 )
 UNBOUNDED = ("constant", "constant_with_warmup", "reduce_lr_on_plateau", "inverse_sqrt")
 LENGTH = ("max_steps", "num_train_epochs")
@@ -49,11 +42,7 @@ class FleetCallback(TrainerCallback):
         config: Mapping[str, Any] | None = None,
         allow: Sequence[str] = (),
     ) -> None:
-        """Open the folder of checkpoints.
-
-        `config` holds the values that decide the result in addition to data, code and the Trainer's
-        arguments; `allow` means the same as in Run.
-        """
+        """Open the folder of checkpoints; `uri`, `config` and `allow` mean the same as in Run."""
         self._guard = Guard(
             output_dir, uri, pattern="checkpoint-*", mark=WRITTEN_LAST, config=config, allow=allow
         )
@@ -68,13 +57,7 @@ class FleetCallback(TrainerCallback):
         return self._guard.newest()
 
     def on_train_begin(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        model: Any = None,
-        train_dataloader: Any = None,
-        **_: Any,
+        self, args: Any, state: Any, control: Any, model: Any = None, train_dataloader: Any = None, **_: Any
     ) -> None:
         self._attributes = check_of_model(model, type(model).__name__)
         if args.ignore_data_skip:
@@ -88,11 +71,13 @@ class FleetCallback(TrainerCallback):
         self._trainer, self._done = _calling_trainer(), False
         if self._trainer is None:
             return
-        if _evaluation_due(state):
+        saved = state.stateful_callbacks.get("TrainerControl") or {}
+        if saved.get("args", {}).get("should_evaluate"):  # the checkpoint is from during an evaluation
             self._evaluate(args, state, control)
         if control.should_training_stop or 0 < state.max_steps <= state.global_step:
             self._done = control.should_training_stop = True
-            self._trainer.get_batch_samples = _no_batches  # the Trainer checks the flag only after a step
+            # the Trainer checks the flag only after a step
+            self._trainer.get_batch_samples = lambda *_: ([], None)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._reads is not None:
@@ -145,7 +130,6 @@ class FleetCallback(TrainerCallback):
         self._save(args, state, control)
 
     def _save(self, args: Any, state: Any, control: Any) -> None:
-        """Save as the Trainer does between two steps."""
         trainer = self._trainer
         if callable(getattr(trainer.optimizer, "train", None)):  # a schedule-free optimizer has two sets
             trainer.optimizer.train()
@@ -154,14 +138,8 @@ class FleetCallback(TrainerCallback):
         trainer.callback_handler.on_save(args, state, control)
 
 
-def _evaluation_due(state: Any) -> bool:
-    """Return whether the checkpoint was saved during an evaluation: its control state asks for one."""
-    saved = state.stateful_callbacks.get("TrainerControl") or {}
-    return bool(saved.get("args", {}).get("should_evaluate"))
-
-
 def _calling_trainer() -> Any:
-    """Find the Trainer that called this callback; None outside of one. The Trainer passes no reference."""
+    """Find the Trainer that called this callback, as it passes no reference; None outside of one."""
     frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
@@ -169,10 +147,6 @@ def _calling_trainer() -> Any:
             return caller
         frame = frame.f_back
     return None
-
-
-def _no_batches(*_: Any) -> tuple[list[Any], None]:
-    return [], None
 
 
 def deciding(args: Any) -> dict[str, Any]:

@@ -1,12 +1,8 @@
 """Callback for Lightning: `Trainer(callbacks=[callback])`, `fit(model, ckpt_path=callback.newest())`.
 
 Lightning resumes in mid-epoch only with a loader that has `state_dict` and `load_state_dict`, such as
-ResumableLoader here or StatefulDataLoader of torchdata. With any other loader it reads the first batches
-again, and the callback prints that.
-
-After some steps Lightning does more before the next step: a validation, the end of an epoch, or a schedule
-that reads a validation. A resumed run would skip that, so the checkpoint of such a step waits for the next
-step.
+ResumableLoader. After some steps it does more before the next one: a validation, the end of an epoch, or a
+schedule. A resumed run would skip that, so the checkpoint of such a step waits for the next step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,11 +35,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         config: Mapping[str, Any] | None = None,
         allow: Sequence[str] = (),
     ) -> None:
-        """Open the folder of checkpoints.
-
-        `config` holds the values that decide the result in addition to data, code and hyperparameters;
-        `allow` means the same as in Run.
-        """
+        """Open the folder of checkpoints; `uri`, `config` and `allow` mean the same as in Run."""
         self._guard = Guard(directory, uri, pattern="step-*.ckpt", config=config, allow=allow)
         self._every_steps = every_steps
         self._generators: dict[str, Any] | None = None
@@ -63,10 +55,10 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         loader = getattr(self._trainer, "train_dataloader", None)
         if isinstance(loader, ResumableLoader) and loader.begun_with is not None:
             mine[ORDER] = loader.begun_with
-        if not dist.is_initialized():
-            return {"generators": [mine], "cut": self._cut}
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
+        everyone: list[Any] = [mine]
+        if dist.is_initialized():
+            everyone *= dist.get_world_size()
+            dist.all_gather_object(everyone, mine)
         return {"generators": everyone, "cut": self._cut}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -143,7 +135,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         self._guard.saved()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Upload and release the folder after a training that ended by itself; the program continues."""
+        """Upload and release the folder; the program continues."""
         self._trainer = None
         self._guard.check_weights([pl_module], self._step)
         self._guard.finish()
@@ -151,11 +143,8 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
 
 def _goes_on_in_step(trainer: Any) -> bool:
     """Return whether Lightning does more before the next batch: a validation, an epoch's end, a schedule."""
-    fit = trainer.fit_loop
-    plateau = any(
-        schedule.reduce_on_plateau and schedule.interval == "step"
-        for schedule in trainer.lr_scheduler_configs
-    )
+    fit, schedules = trainer.fit_loop, trainer.lr_scheduler_configs
+    plateau = any(each.reduce_on_plateau and each.interval == "step" for each in schedules)
     loop = fit.epoch_loop
     return bool(plateau or loop._num_ready_batches_reached() or loop._should_check_val_fx(fit._data_fetcher))
 

@@ -93,7 +93,7 @@ class Run:
         allow: Sequence[str] = (),
         **objects: Saveable,
     ) -> None:
-        """Check the objects; the context reads and writes files only when it is entered.
+        """Check the objects; files are read and written only in the context.
 
         Args:
             directory: folder of the run's files; each run needs its own.
@@ -171,10 +171,7 @@ class Run:
         self._identity.compare_with(manifest.identity, manifest.step, str(self.directory / names.CHECKPOINTS))
 
     def _identify(self, data: OwnData, batch_size: int, seed: int) -> None:
-        """Add the data from before the first step to the run's identity; raises IdentityError.
-
-        Each rank does so by itself, as only one of them may read held-out data.
-        """
+        """Add data from before the first step to the identity, on each rank that reads them."""
         if self._in_loop:
             return
         known = run_identity.of_data(data, says=self._where.leads)
@@ -222,7 +219,6 @@ class Run:
         self.save()
 
     def _begin(self) -> None:
-        """Begin the loop: fix the data of the run, and check them across ranks; raises DataError."""
         if self._in_loop:
             return
         run_identity.check_alike(self._where.gather(self._data_sets), "run.batches(samples)")
@@ -279,8 +275,8 @@ class Run:
     def batches_of(self, loader: Any, *, accumulation: int = 1) -> Iterator[Any]:
         """Yield the batches of a DataLoader of your own without end, from the present step on.
 
-        The loader decides the order, the batch size and the share of a rank. Its sampler's order does not
-        change. Epoch and index decide a sample's random numbers. A step takes `accumulation` batches.
+        The loader decides the order, the batch size and the share of a rank; epoch and index decide a
+        sample's random numbers. A step takes `accumulation` batches.
 
         Raises:
             ConfigError: the loader is of another kind, or reads a stream.
@@ -301,7 +297,6 @@ class Run:
         return passes.read(self.step, *(before or [{}]))
 
     def _check_step(self) -> None:
-        """Check a step, and warn once of each reason why a resumed run would not be exact."""
         done = self.step - (self._resumed_from or 0)
         if self._watch is not None:
             self._watch.passed(done)
@@ -329,7 +324,6 @@ class Run:
         self._engine.before_change()
 
     def _checked_states(self) -> dict[str, Any]:
-        """Return the states of all objects as a checkpoint restores them; raises CheckpointError."""
         self._engine.check_earlier()
         objects = self._objects.items() if self._where.leads else ()
         return {name: plain(thing.state_dict(), f"Run({name}=...)") for name, thing in objects}
@@ -349,7 +343,6 @@ class Run:
         return "left the loop"
 
     def _close(self, how: Literal["finished", "stopped"], reason: str, detail: str) -> None:
-        """Wait until the last checkpoint is on disk and in the bucket, and write result.json."""
         self._engine.flush()
         modules = sorted(self._modules, key=lambda module: not any(True for _ in module.parameters()))
         digest = parameters_sha256(modules[0], self._where) if modules else ""
@@ -411,7 +404,6 @@ def _restore_objects(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> No
 
 
 def _where(objects: Mapping[str, Any]) -> World:
-    """Return this process as a member of the script's own process group."""
     modules = (thing for thing in objects.values() if isinstance(thing, nn.Module))
     tensors = (tensor for module in modules for tensor in chain(module.parameters(), module.buffers()))
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))

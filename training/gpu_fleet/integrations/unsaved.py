@@ -35,11 +35,10 @@ class LoopWatch:
     """Watch over the objects with a state that a loop uses, and that no checkpoint holds."""
 
     def __init__(self, frames: Iterable[FrameType], saved: Iterable[Any], spared: Iterable[Any]) -> None:
-        """Note their states. `saved` are the objects of a run; `spared` have a state that is no concern."""
+        """Note the states of objects that are neither `saved` nor `spared`."""
         given = list(saved)
-        self._modules = {
-            id(part) for module in given if isinstance(module, nn.Module) for part in module.modules()
-        }
+        modules = (thing for thing in given if isinstance(thing, nn.Module))
+        self._modules = {id(part) for module in modules for part in module.modules()}
         known = {id(thing) for thing in (*given, *spared)}
         self._watched: dict[str, Any] = {}
         for name, thing in chain.from_iterable(map(_states_of, frames)):
@@ -55,10 +54,9 @@ class LoopWatch:
         for name in names:
             del self._watched[name]
         if names:
+            changed = ", ".join(names)
             log.warning(
-                "not exact: the loop changes %s, which is in no checkpoint; give it to %s",
-                ", ".join(names),
-                taker,
+                "not exact: the loop changes %s, which is in no checkpoint; give it to %s", changed, taker
             )
 
     def _outlines(self) -> dict[str, list[Any]]:
@@ -74,7 +72,7 @@ class LoopWatch:
 
 
 def _state_of(thing: Any, saved: Container[int]) -> list[Any]:
-    """Return tensors and texts that change with the state of an object, without modules `saved`, by id."""
+    """Return tensors and texts that change with the state of an object, without the modules `saved`."""
     if is_own_generator(thing):
         leaves = [state_of(thing)]
     elif isinstance(thing, nn.Module):

@@ -28,7 +28,7 @@ class Stop:
     ) -> None:
         """Exchange about every `every_s` seconds in `agreed_soon`: 0.3 ms each time would slow short steps.
 
-        Each call here calls `moved`, which shows the watchdog that this rank does not hang.
+        Each call here calls `moved`, for the watchdog.
         """
         self._where, self._interruption, self._save_due, self._moved = where, interruption, save_due, moved
         self._every_us = int(every_s * US_PER_S)
@@ -53,11 +53,10 @@ class Stop:
         """Return whether the ranks agreed to stop, for steps in a row: most calls skip the exchange.
 
         The interval follows from the step time of the slowest rank, which all ranks learn in the exchange.
-        A single rank has nobody to wait for: it stops at the first call after it has seen a reason.
         """
         self._moved()
         stopping = self._settle()
-        if self._where.size == 1:
+        if self._where.size == 1:  # nobody to wait for
             self._take_over(self._mine())
             return self.reason is not Reason.NONE
         self._calls += 1

@@ -15,12 +15,10 @@ from types import FrameType
 from typing import Any, Self
 
 from gpu_fleet.core import exit_codes, instance_file
-from gpu_fleet.core.metadata import ALICLOUD_METADATA, AWS_METADATA, OK, SERVICES, TOKEN_TTL_S, ask
+from gpu_fleet.core.metadata import OK, SERVICES, MetadataClient
 
 log = logging.getLogger(__name__)
 
-# HTTP status of both clouds for a token that is missing or has expired
-NO_TOKEN = (401, 403)
 POLL_S = 1.0  # between two polls of the sources
 SAME_SIGNAL_S = 1.0  # torchrun and the terminal may both deliver one key press
 
@@ -49,16 +47,13 @@ Source = Callable[[], Notice | None]
 class Interruption:
     """A context around the run that holds the first reason to stop that this process has seen.
 
-    A second SIGTERM has no effect: a scheduler sends one as a notice and one at its time limit, and the run
-    may be saving in between. A second Ctrl-C ends the process.
+    A second SIGTERM, a scheduler's at its time limit, has no effect. A second Ctrl-C ends the process.
     """
 
     def __init__(
         self, sources: list[Source], poll_s: float = POLL_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._sources = sources
-        self._poll_s = poll_s
-        self._clock = clock
+        self._sources, self._poll_s, self._clock = sources, poll_s, clock
         self._notice: Notice = (Reason.NONE, "")
         self._signalled_at: float | None = None
         self._before: dict[signal.Signals, Any] = {}
@@ -102,7 +97,6 @@ class Interruption:
             self._closed.wait(self._poll_s)
 
     def poll(self) -> None:
-        """Ask every source once."""
         for source in self._sources:
             notice = source()
             if notice is not None:
@@ -116,10 +110,7 @@ class Interruption:
 
 @contextmanager
 def nothing_to_save() -> Iterator[None]:
-    """End the process with 85 at SIGTERM, for the time before a run has its own handler.
-
-    Nothing is lost: the next try starts from the same state.
-    """
+    """End the process with 85 at SIGTERM, for the time before a run has its own handler."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         sys.exit(exit_codes.STOPPED)
@@ -135,17 +126,16 @@ def sources(*, rebalance: bool = False) -> list[Source]:
     """Return the sources of this instance: the stop file, and the metadata service if there is one."""
     asked: list[Source] = [lambda: stop_file(instance_file.run_directory() / "stop")]
     cloud = instance_file.table().get("cloud")
-    aws, alicloud = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT"
-    # users of an instance have both variables, on both clouds
-    if cloud == "aws" or (cloud is None and aws in os.environ):
-        asked.append(AwsNotice(os.environ.get(aws, AWS_METADATA), rebalance=rebalance))
-    if cloud == "alicloud" or (cloud is None and alicloud in os.environ):
-        asked.append(AlicloudNotice(os.environ.get(alicloud, ALICLOUD_METADATA)))
+    named = [name for name, service in SERVICES.items() if service.variable in os.environ]
+    clouds = [cloud] if cloud else named  # users of an instance have the variables of both
+    if "aws" in clouds:
+        asked.append(AwsNotice(rebalance=rebalance))
+    if "alicloud" in clouds:
+        asked.append(AlicloudNotice())
     return asked
 
 
 def stop_file(path: Path) -> Notice | None:
-    """Return the notice of the stop file, which the idle reaper or a user writes; its text is the detail."""
     try:
         return Reason.STOP_FILE, path.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
@@ -162,19 +152,19 @@ class AwsNotice:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
     """
 
-    def __init__(self, base_url: str, *, rebalance: bool = False) -> None:
-        self._read = WithToken(base_url, SERVICES["aws"].token_header)
+    def __init__(self, base_url: str = "", *, rebalance: bool = False) -> None:
+        self._metadata = MetadataClient("aws", base_url)
         self._rebalance = rebalance
         self._standing: str | None = None  # the recommendation at the first poll; empty: there was none
 
     def __call__(self) -> Notice | None:
-        action = self._read("spot/instance-action")
+        action = _answer_of(self._metadata, "spot/instance-action")
         if action is not None:
             return Reason.SPOT_NOTICE, f"spot {_field(action, 'action')} at {_field(action, 'time')}"
         return self._recommendation() if self._rebalance else None
 
     def _recommendation(self) -> Notice | None:
-        advice = self._read("events/recommendations/rebalance") or ""
+        advice = _answer_of(self._metadata, "events/recommendations/rebalance") or ""
         if self._standing is None:
             self._standing = advice
         if advice in ("", self._standing):
@@ -182,26 +172,9 @@ class AwsNotice:
         return Reason.REBALANCE, f"rebalance recommended at {_field(advice, 'noticeTime')}"
 
 
-class WithToken:
-    """Reader of a metadata service. It uses session tokens, which the instances of both clouds require."""
-
-    def __init__(self, base_url: str, header: str) -> None:
-        self._base_url = base_url.rstrip("/")
-        self._header = header
-        self._token = ""
-
-    def __call__(self, path: str) -> str | None:
-        """Return the text at `path` below /latest/meta-data/; None if it is missing or nothing answers."""
-        url = f"{self._base_url}/latest/meta-data/{path}"
-        status, text = ask(url, {self._header: self._token}) if self._token else (NO_TOKEN[0], "")
-        if status in NO_TOKEN:
-            ttl = {f"{self._header}-ttl-seconds": str(TOKEN_TTL_S)}
-            status, token = ask(f"{self._base_url}/latest/api/token", ttl, method="PUT")
-            self._token = token if status == OK else ""
-            if not self._token:
-                return None
-            status, text = ask(url, {self._header: self._token})
-        return text if status == OK else None
+def _answer_of(metadata: MetadataClient, path: str) -> str | None:
+    status, text = metadata.ask(path)
+    return text if status == OK else None
 
 
 def _field(text: str, name: str) -> str:
@@ -218,9 +191,9 @@ class AlicloudNotice:
     https://www.alibabacloud.com/help/en/ecs/user-guide/query-the-interruption-events-of-preemptible-instances
     """
 
-    def __init__(self, base_url: str) -> None:
-        self._read = WithToken(base_url, SERVICES["alicloud"].token_header)
+    def __init__(self, base_url: str = "") -> None:
+        self._metadata = MetadataClient("alicloud", base_url)
 
     def __call__(self) -> Notice | None:
-        text = self._read("instance/spot/termination-time")
+        text = _answer_of(self._metadata, "instance/spot/termination-time")
         return None if text is None else (Reason.SPOT_NOTICE, f"spot release at {text}")

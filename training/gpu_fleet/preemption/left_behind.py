@@ -23,13 +23,12 @@ class Descendant(NamedTuple):
 
 def running(session: int) -> list[Descendant]:
     """Return the processes of a session, without zombies."""
-    numbers = (entry.name for entry in _entries(PROCESSES) if entry.name.isascii() and entry.name.isdigit())
-    seen = (process_of(int(number)) for number in numbers)
+    seen = (process_of(int(entry.name)) for entry in PROCESSES.glob("[0-9]*"))
     return [process for process in seen if process and process.session == session and process.state != ZOMBIE]
 
 
 def orphans(processes: list[Descendant]) -> Iterator[int]:
-    """Yield the ids of those whose parent is not among `processes`: their parent has ended."""
+    """Yield the ids of those whose parent is not among `processes`: it has ended."""
     ids = {process.id for process in processes}
     return (process.id for process in processes if process.parent not in ids)
 
@@ -37,31 +36,18 @@ def orphans(processes: list[Descendant]) -> Iterator[int]:
 def reap(ours: int) -> None:
     """Reap zombies that this process has adopted, as the first process of a container or as a subreaper.
 
-    The process `ours`, and children in the session of this process, are left alone: this process started
-    them and waits for them itself.
+    It leaves `ours` and children in this session alone: this process started them and waits for them.
     """
-    for number in _children():
+    lists = (PROCESSES / "self/task").glob("*/children")
+    for number in [int(word) for file in lists for word in _text(file).split()]:
         process = process_of(number)
         if process and process.state == ZOMBIE and number != ours and process.session != os.getsid(0):
             os.waitpid(number, os.WNOHANG)
 
 
-def _children() -> list[int]:
-    lists = (task / "children" for task in _entries(PROCESSES / "self/task"))
-    return [int(number) for file in lists for number in _text(file).split()]
-
-
 def process_of(number: int) -> Descendant | None:
-    """Return the process with this id; None if it has ended."""
     fields = _text(PROCESSES / str(number) / "stat").rpartition(")")[2].split()  # a name may have blanks
     return Descendant(number, fields[0], int(fields[1]), int(fields[3])) if fields else None
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
 
 
 def _text(file: Path) -> str:

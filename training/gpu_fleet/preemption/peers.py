@@ -1,9 +1,7 @@
 """Search for the rank that delays the others: each rank reports in the rendezvous store while it trains.
 
-When one rank hangs, all ranks wait. The rank that reaches its time limit first is seldom the one at fault.
-So each rank posts its step, its number of collectives, its place in the code, and the time. A rank that no
-longer posts is stopped or gone. If all post, the others wait for the one with the fewest steps and
-collectives.
+When one rank hangs, all wait, and the first at its time limit is seldom the one at fault. A rank that no
+longer posts is stopped or gone. If all post, they wait for the one with the fewest steps and collectives.
 """
 
 import json
@@ -15,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+
+from gpu_fleet.core.world import store_of_world
 
 ANSWER_S = 5.0  # longest wait for the store, which may be in the process that hangs
 log = logging.getLogger(__name__)
@@ -76,13 +76,10 @@ class Peers:
 
 
 def held_up_by(posts: Mapping[int, Post], size: int, now_s: float, silence_s: float) -> str:
-    """Return the rank that the others wait for, for users.
+    """Return the rank that the others wait for, for users, from the last posts of all.
 
-    Args:
-        posts: the last post of each rank.
-        size: number of ranks.
-        now_s: time of the read, in seconds of the epoch; clocks must differ by less than `silence_s`.
-        silence_s: a rank that has posted nothing for this long is stopped or gone.
+    One that was silent for `silence_s` at the time `now_s` of the read is stopped or gone; clocks must differ
+    by less.
     """
     if missing := sorted(set(range(size)) - posts.keys()):
         return f"rank {missing[0]}: has never posted"
@@ -101,12 +98,7 @@ def _key(rank: int) -> str:
 
 
 def of_world(rank: int, size: int, every_s: float) -> Peers:
-    """Return the peers of this rank, over the rendezvous store of the process group."""
-    if size == 1:
-        return Peers(rank, size, None, every_s)
-    # a connection of its own: the training may be waiting in a call on its connection
-    store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]  # missing from its hints
-    return Peers(rank, size, store, every_s)
+    return Peers(rank, size, store_of_world() if size > 1 else None, every_s)
 
 
 def collectives_begun() -> int:

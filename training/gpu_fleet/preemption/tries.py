@@ -1,10 +1,9 @@
 """Count of the tries that began at one step, so that a run that always fails there is not retried for ever.
 
 A try is one start of `launch`, or of `train start` without it; restarts by torchrun belong to the same try.
-The run notes a try once its checkpoint is loaded. It clears the note when it finishes or stops for a
-notice, and when it fails for good: a user who then starts it again has changed something. A run without
-checkpoint.resume begins each try at step 0: its first checkpoint clears the note. The note is in the
-bucket, or in the run directory if the run has no bucket.
+The run notes a try, in the bucket or else its directory, once its checkpoint is loaded. It clears the note
+when it finishes, stops for a notice, or fails for good: a user who then starts it again has changed
+something. Without checkpoint.resume each try begins at step 0, and its first checkpoint clears the note.
 """
 
 import json
@@ -28,10 +27,7 @@ class Tries:
         self._begun = False
 
     def begin(self, step: int, store: ObjectStore | None, *, leads: bool) -> None:
-        """Note that a try begins at `step`; only the rank that `leads` writes the note.
-
-        Raises StandstillError if the try would exceed the limit, and CheckpointError.
-        """
+        """Note that a try begins at `step`; raises StandstillError beyond the limit, and CheckpointError."""
         self._store = store
         if leads and not outcome.restarted():
             before = self._read()
@@ -47,14 +43,12 @@ class Tries:
         self._begun = True
 
     def end(self) -> None:
-        """Clear the note: the run has finished, stopped, failed for good, or reached a new checkpoint."""
         if self._begun:
             self._begun = False
             with suppress(CheckpointError):  # the other writes to this store report the same error
                 self._write({})
 
     def _read(self) -> dict[str, int]:
-        """Return the note; empty if there is none, or if it cannot be parsed."""
         try:
             if self._store is not None:
                 content = at_start(lambda: self._store.get(NOTE) if self._store else None)

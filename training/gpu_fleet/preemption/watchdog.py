@@ -1,7 +1,7 @@
 """The watchdog: it reports where a rank hangs and ends the process, so that torchrun can restart it.
 
 A collective that waits for a lost rank hangs in C++, where Python can raise no exception and run no signal
-handler. So a thread checks for progress, writes the stacks of all threads, and ends the process.
+handler. So a thread checks for progress.
 """
 
 import faulthandler
@@ -42,14 +42,8 @@ class Watchdog:
     ) -> None:
         """Watch the calling thread from `__enter__` on.
 
-        Args:
-            rank: number of this rank.
-            limit_s: longest time between two beats, in seconds.
-            directory: the folder for stacks-rank-N.txt and the record of the collectives.
-            step: returns the number of steps done.
-            peers: names the rank that delays this one; without it a message names this rank alone.
-            clock: seconds that only grow.
-            end: takes the exit status and does not return.
+        Two beats may be `limit_s` apart. Stacks and the record of the collectives go to `directory`. `step`
+        returns the number of steps done; `peers` names the rank that delays this one.
         """
         self._rank, self._limit_s, self._directory = rank, limit_s, directory
         self._clock, self._end = clock, end
@@ -68,7 +62,6 @@ class Watchdog:
         self._closed.set()
 
     def beat(self) -> None:
-        """Note that the run makes progress."""
         self._beaten_at = self._clock()
 
     def rest(self) -> None:
@@ -108,7 +101,7 @@ class Watchdog:
             self.poll()
 
     def _place(self) -> str:
-        """Return the place of the watched thread: its innermost line of code in gpu_fleet."""
+        """Return the innermost line of code in gpu_fleet of the watched thread."""
         frame = sys._current_frames().get(self._watched)
         here = str(Path(__file__).parents[1])
         while frame is not None and not frame.f_code.co_filename.startswith(here):
@@ -120,7 +113,7 @@ class Watchdog:
 
 
 def _dump_stacks(file: Path, blamed: str) -> None:
-    """Write the stacks of all threads. A full disk must not keep a process that hangs alive."""
+    """Write the stacks of all threads; a full disk must not keep the process alive."""
     try:
         with file.open("w", encoding="utf-8") as out:
             out.write(f"held up by {blamed}\n\n" if blamed else "")
@@ -134,8 +127,7 @@ def _dump_stacks(file: Path, blamed: str) -> None:
 def _dump_collectives(file: Path) -> None:
     """Write the last collectives of this rank from the flight recorder of torch.distributed.
 
-    `torchfrtrace --prefix collectives-rank- RUN_DIRECTORY` compares the files of all ranks. torch itself
-    writes them only at its own timeout, which is later.
+    `torchfrtrace --prefix collectives-rank- RUN_DIRECTORY` compares the files of all ranks.
     """
     try:
         file.write_bytes(_dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import boto3
 from boto3.exceptions import Boto3Error, S3UploadFailedError
@@ -69,10 +69,7 @@ class ObjectStore:
         return self._opened
 
     def check_writable(self) -> None:
-        """Write and remove a small object; raises CheckpointError that names what is missing or denied.
-
-        A denied removal is no error: some buckets keep every object.
-        """
+        """Write a small object, and remove it if allowed; raises CheckpointError with what is denied."""
         with self._explained("cannot be written"):
             self._client.put_object(Bucket=self._bucket, Key=self._key("write-check"), Body=b"")
         self.remove_if_allowed("write-check")
@@ -82,8 +79,7 @@ class ObjectStore:
     ) -> None:
         """Write one object below the prefix, from memory or a file; raises CheckpointError.
 
-        While a file is uploaded, `moved` is called with the number of bytes of each part. An exception from
-        `moved` stops the upload.
+        `moved` is called with the bytes of each part of a file; an exception from it stops the upload.
         """
         with self._explained(f"cannot take {name}"):
             if isinstance(content, Path):
@@ -92,16 +88,11 @@ class ObjectStore:
                 self._client.put_object(Bucket=self._bucket, Key=self._key(name), Body=content)
 
     def get(self, name: str, file: Path | None = None) -> bytes | None:
-        """Read one object into memory, or into `file` (then b""); None if it is missing.
-
-        Raises CheckpointError.
-        """
+        """Read one object into memory, or into `file` (then b""); None if missing; raises CheckpointError."""
         with self._explained(f"cannot give {name}"):
             try:
                 if file is None:
-                    answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name))
-                    content: bytes = answer["Body"].read()
-                    return content
+                    return self._body(name)
                 self._client.download_file(self._bucket, self._key(name), str(file))
             except ClientError as error:
                 if error.response.get("Error", {}).get("Code") not in MISSING:
@@ -109,22 +100,20 @@ class ObjectStore:
                 return None
         return b""
 
+    def _body(self, name: str, **options: str) -> bytes:
+        answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name), **options)
+        return cast("bytes", answer["Body"].read())
+
     def part(self, name: str, start: int, size: int) -> bytes:
-        """Read `size` bytes of an object from byte `start` on; raises CheckpointError."""
-        reach = f"bytes={start}-{start + size - 1}"
         with self._explained(f"cannot give {name}"):
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name), Range=reach)
-            content: bytes = answer["Body"].read()
+            content = self._body(name, Range=f"bytes={start}-{start + size - 1}")
         if len(content) != size:
             received = f"{len(content)} of {size} bytes"
             raise StoreError(f"{self.uri}: cannot give {name}: {received}", passing=True)
         return content
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of every object in a folder below the prefix; raises CheckpointError.
-
-        The empty text names the prefix itself.
-        """
+        """Return the size in bytes of every object in a folder ("": all) below the prefix."""
         root = self._key(folder, "") if folder else self._key("")
         with self._explained("cannot be listed"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
@@ -138,12 +127,11 @@ class ObjectStore:
             raise CheckpointError(f"{self.uri}: {what} is not whole after its upload: {', '.join(wrong)}")
 
     def delete(self, name: str) -> None:
-        """Remove one object; raises CheckpointError."""
         with self._explained(f"cannot remove {name}"):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(name))
 
     def remove_if_allowed(self, name: str) -> bool:
-        """Return whether the removal of one object succeeded. If it failed, the log says why."""
+        """Return whether the removal of one object succeeded; else the log says why."""
         try:
             self.delete(name)
         except StoreError as error:
@@ -172,7 +160,6 @@ class ObjectStore:
             raise CheckpointError(f"{self.uri}: {what}: {error}") from error
 
     def _answered(self, error: ClientError, what: str) -> CheckpointError:
-        """Return the error for an answer of the store; it says whether a later try may succeed."""
         answer = error.response.get("Error", {})
         text = f"{self.uri}: {what}: {answer.get('Code', 'error')}: {answer.get('Message', error)}"
         if answer.get("Code") in MISSING:
@@ -186,7 +173,7 @@ class ObjectStore:
 
 
 def _skew(error: ClientError, status: int) -> str:
-    """Return advice about a clock that is the reason of a refused request; empty if it is not the reason.
+    """Return advice about a clock that is the reason of a refusal; empty if it is not the reason.
 
     A HEAD request for an object gets only "403 Forbidden": there the date of the answer shows the skew.
     """
@@ -205,7 +192,6 @@ def _skew(error: ClientError, status: int) -> str:
 
 
 def _client(scheme: str, endpoint: str, named: str) -> Any:
-    """Return a client that retries; `named` is the key that holds the endpoint."""
     options = Config(
         retries={"mode": "standard", "max_attempts": ATTEMPTS},
         connect_timeout=CONNECT_TIMEOUT_S,
@@ -228,8 +214,8 @@ def patiently(
 ) -> T:
     """Run `action`, and retry for `within_s` seconds while the object store fails in a way that may pass.
 
-    With `unanswered`, that includes a store that does not answer at all. With `refused`, it includes one that
-    refuses: it has accepted this run before, so its credentials have expired, and are about to be renewed.
+    That includes a store that is `unanswered`, and one that has `refused`: it has accepted this run before,
+    so its credentials have expired, and are about to be renewed.
     """
     until, pause_s = clock() + within_s, FIRST_PAUSE_S
     while True:
@@ -246,9 +232,8 @@ def patiently(
 
 
 def at_start(action: Callable[[], T]) -> T:
-    """Run `action`, one of the first requests of a run to its store.
+    """Run `action`, one of the first requests of a run: a store without answer fails at once.
 
-    A store without answer fails at once. So does one that refuses, unless torchrun has restarted the
-    ranks: it then has accepted this run before.
+    So does one that refuses, unless torchrun has restarted the ranks: it then has accepted this run before.
     """
     return patiently(action, START_PATIENCE_S, unanswered=False, refused=outcome.restarted())

@@ -24,11 +24,9 @@ PLAIN = Config(
 
 
 def client(endpoint: str, options: Config, key: str = "checkpoint.endpoint") -> Any:
-    """Return boto3's S3 client for OSS.
+    """Return boto3's S3 client for OSS, with the keys of the environment, this pod's role or the instance's.
 
-    It uses the keys of the environment, else those of the role of this pod or instance. `endpoint` (the value
-    of `key`) may be empty on an instance of a fleet, which uses the internal endpoint. Raises CheckpointError
-    if no endpoint is known.
+    `endpoint`, the value of `key`, may be empty on an instance of a fleet; else raises CheckpointError.
     """
     table = instance_file.table()
     region = str(table.get("region", "")) if table.get("cloud") == "alicloud" else ""

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 from botocore.credentials import CredentialProvider, RefreshableCredentials
 
@@ -30,7 +31,6 @@ FIRST_SERVER_ERROR = 500
 
 
 def is_given(environ: Mapping[str, str]) -> bool:
-    """Return whether the webhook has given this pod a role."""
     return all(environ.get(name) for name in VARIABLES)
 
 
@@ -40,14 +40,27 @@ class PodKeys(CredentialProvider):
     METHOD = CANONICAL_NAME = "rrsa"
 
     def load(self) -> RefreshableCredentials:
-        """Return credentials that renew themselves; raises StoreError if there are none."""
         return RefreshableCredentials.create_from_metadata(
             metadata=self.keys(), refresh_using=self.keys, method=self.METHOD
         )
 
     def keys(self) -> dict[str, str]:
         """Return the present keys, in botocore's names; raises StoreError."""
-        return role_keys()
+        endpoint = os.environ.get(ENDPOINT) or DEFAULT_ENDPOINT
+        url = endpoint if "://" in endpoint else f"https://{endpoint}"
+        try:
+            return named(_answer(url)["Credentials"])
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")[:300]
+            raise StoreError(
+                f"{url}: gives no keys for {ROLE} = {os.environ[ROLE]!r}: {error.code} {said}",
+                passing=error.code >= FIRST_SERVER_ERROR,
+                refused=error.code < FIRST_SERVER_ERROR,
+            ) from error
+        except (OSError, HTTPException) as error:
+            raise StoreError(f"{url}: gives no keys for this pod's role: {error!r}", passing=True) from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise StoreError(f"{url}: its answer cannot be read: {error!r}", passing=True) from error
 
 
 def named(keys: Mapping[str, str]) -> dict[str, str]:
@@ -60,26 +73,7 @@ def named(keys: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def role_keys() -> dict[str, str]:
-    """Return the present keys of the role, in botocore's names; raises StoreError."""
-    endpoint = os.environ.get(ENDPOINT) or DEFAULT_ENDPOINT
-    url = endpoint if "://" in endpoint else f"https://{endpoint}"
-    try:
-        return named(json.loads(_answer(url))["Credentials"])
-    except urllib.error.HTTPError as error:
-        said = error.read().decode(errors="replace")[:300]
-        raise StoreError(
-            f"{url}: gives no keys for {ROLE} = {os.environ[ROLE]!r}: {error.code} {said}",
-            passing=error.code >= FIRST_SERVER_ERROR,
-            refused=error.code < FIRST_SERVER_ERROR,
-        ) from error
-    except (OSError, HTTPException) as error:
-        raise StoreError(f"{url}: gives no keys for this pod's role: {error!r}", passing=True) from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise StoreError(f"{url}: its answer cannot be read: {error!r}", passing=True) from error
-
-
-def _answer(url: str) -> str:
+def _answer(url: str) -> Any:
     question = {
         "Action": "AssumeRoleWithOIDC",
         "Version": "2015-04-01",
@@ -93,4 +87,4 @@ def _answer(url: str) -> str:
     }
     request = urllib.request.Request(url, urllib.parse.urlencode(question).encode())  # noqa: S310 - https by default
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310 - see above
-        return str(answer.read().decode())
+        return json.load(answer)

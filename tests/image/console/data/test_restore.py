@@ -61,7 +61,9 @@ def save(folder, step, run=RUN):
     }
     config = {"data": {"path": "s3://gpu-fleet-prod-data-123456789012/shared/text"}}
     manifest = local.Manifest(step, "gpt", 1, files=files, config=config, identity={"run.seed": "1"})
-    CheckpointStore(f"s3://{REPLICA}/{run}").upload(folder, manifest)
+    store = CheckpointStore(f"s3://{REPLICA}/{run}")
+    store.upload_files(folder, step, files)
+    store.commit(manifest)
 
 
 def say(*words):

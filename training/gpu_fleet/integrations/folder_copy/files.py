@@ -18,10 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Entry:
-    """A file in the list, or a symbolic link, whose content is the path of its target.
-
-    Entries are equal if their contents are.
-    """
+    """A file in the list, or a symbolic link, whose content is the path of its target."""
 
     size: int  # bytes
     sha256: str
@@ -31,7 +28,6 @@ class Entry:
 
     @property
     def record(self) -> local.FileRecord:
-        """Size and hash that its content must have."""
         return local.FileRecord(self.size, self.sha256)
 
 
@@ -50,7 +46,6 @@ class FolderFiles:
     """Reader of a folder; each `scan` hashes only the files that have changed."""
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
-        """Read nothing yet; `clock` returns seconds of the epoch, like the times of files."""
         self._folder, self._clock = folder, clock
         self._hashed: dict[str, tuple[tuple[int, int], Entry]] = {}  # with size and time at the hash
         self._first_seen: dict[str, tuple[tuple[int, int], float]] = {}  # a state that is new, and when
@@ -60,7 +55,6 @@ class FolderFiles:
         """Return all files and links; `last` says that no program writes any more, so that all are whole."""
         records: Records = {}
         unsettled: set[str] = set()
-        links: Records = {}
         outward: set[str] = set()
         for path in sorted(self._folder.rglob("*")):
             name = str(path.relative_to(self._folder))
@@ -68,27 +62,24 @@ class FolderFiles:
                 continue
             try:
                 if path.is_symlink():
-                    if (target := self._target(path)) is None:
-                        outward.add(name)
-                    else:
-                        links[name] = _link(target)
+                    entry, others = self._link(path), outward
                 elif path.is_file():
-                    entry = self._entry(name, path, last=last)
-                    if entry is None:
-                        unsettled.add(name)
-                    else:
-                        records[name] = entry
+                    entry, others = self._entry(name, path, last=last), unsettled
+                else:
+                    continue
             except FileNotFoundError:  # removed meanwhile
                 continue
+            if entry is None:
+                others.add(name)
+            else:
+                records[name] = entry
         self._warn(outward)
-        return Scan(records | links, frozenset(unsettled))
+        return Scan(records, frozenset(unsettled))
 
     def is_ours(self, path: Path) -> bool:
-        """Return whether the path belongs to gpu-fleet, not to the program."""
         return path.relative_to(self._folder).parts[0] == OURS
 
     def is_as_hashed(self, name: str) -> bool:
-        """Return whether a file is unchanged since it was hashed."""
         known = self._hashed.get(name)
         try:
             return known is not None and known[0] == _state(self._folder / name)
@@ -98,6 +89,13 @@ class FolderFiles:
     def target(self, name: str) -> str:
         """Return the target of a link, relative to the folder of the link."""
         return self._target(self._folder / name) or ""
+
+    def _link(self, path: Path) -> Entry | None:
+        """Return the entry of a link; None if it leads out of the folder."""
+        if (target := self._target(path)) is None:
+            return None
+        content = os.fsencode(target)
+        return Entry(len(content), hashlib.sha256(content).hexdigest(), link=True)
 
     def _entry(self, name: str, path: Path, *, last: bool) -> Entry | None:
         """Return the entry of a file; None while a program may be writing to it."""
@@ -111,22 +109,17 @@ class FolderFiles:
         return entry if _state(path) == before else None
 
     def _changed_at(self, name: str, state: tuple[int, int]) -> float:
-        """Return when a file was last written to, by this computer's clock.
-
-        The time of a file is its server's. If that is ahead, the time at which this computer saw it counts.
-        """
+        """Return when a file was last written to; if its server's clock is ahead, when it was first seen."""
         seen = self._first_seen.get(name)
         if seen is None or seen[0] != state:
             seen = self._first_seen[name] = state, self._clock()
         return min(state[1] / 1e9, seen[1])
 
     def _target(self, link: Path) -> str | None:
-        """Return the target of a link, relative to the link; None if the target is outside the folder."""
+        """Return the target of a link, relative to the link; None if it is outside the folder."""
         written = link.readlink()
-        for parent, folder in (
-            (link.parent.absolute(), self._folder.absolute()),
-            (link.parent.resolve(), self._folder.resolve()),
-        ):
+        for whole in (Path.absolute, Path.resolve):
+            parent, folder = whole(link.parent), whole(self._folder)
             place = os.path.normpath(parent / written)
             if Path(place).is_relative_to(folder):
                 return os.path.relpath(place, parent)
@@ -147,8 +140,3 @@ def _state(path: Path) -> tuple[int, int]:
     """Return size and time of a file, by which a change of its content shows."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
-
-
-def _link(target: str) -> Entry:
-    content = os.fsencode(target)
-    return Entry(len(content), hashlib.sha256(content).hexdigest(), link=True)

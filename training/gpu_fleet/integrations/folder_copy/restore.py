@@ -7,18 +7,17 @@ from pathlib import Path
 
 from gpu_fleet.checkpoint import local
 from gpu_fleet.core.errors import CheckpointError
-from gpu_fleet.integrations.folder_copy.files import LIST, OURS, Entry, Records
+from gpu_fleet.integrations.folder_copy.files import CONTENTS, LIST, OURS, Entry, Records
 
 
 class FolderRestore:
     """Restore of one folder; a second try completes what the first one began."""
 
     def __init__(self, folder: Path, uri: str, fetch: Callable[[str, Path], bytes | None]) -> None:
-        """Prepare the restore of `folder`; `fetch` writes the content of a hash to a file."""
+        """Prepare the restore of `folder`; `fetch` writes an object of the store to a file."""
         self._folder, self._uri, self._fetch = folder, uri, fetch
 
     def restore(self, records: Records) -> None:
-        """Restore all files of a list; raises CheckpointError for a content that is not the listed one."""
         for name, record in records.items():
             self._bring(name, record)
         self._date_folders(records)
@@ -42,7 +41,7 @@ class FolderRestore:
             return  # an earlier try has restored it
         staged = self._folder / OURS / "part" / str(os.getpid())
         staged.parent.mkdir(parents=True, exist_ok=True)
-        answer = self._fetch(record.sha256, staged)
+        answer = self._fetch(f"{CONTENTS}/{record.sha256}", staged)
         if answer is None or local.record_of(staged) != record.record:
             raise CheckpointError(f"{self._uri}: {name} is not what {LIST} says")
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,8 @@
 """Copy of a folder of any program's checkpoints in an object store, as the folder was at one moment.
 
-Contents are uploaded under their hash. A list of names and hashes follows, and is the commit: if the instance
-is lost before that, the store keeps the former list and all contents that it names. While a file is being
-written, the commit waits for a while, so that it holds neither half a file nor only some of several files.
-For a file that is written to all the time, the list keeps the former content.
+Contents are uploaded under their hash. A list of names and hashes follows, and is the commit: before that,
+the store keeps the former list and all contents that it names. While a file is being written, the commit
+waits for a while. For a file that is written to all the time, the list keeps the former content.
 
 The folder .gpu-fleet, which is never uploaded, holds what this disk knows: the list that the folder had last,
 and whether only a part of it was restored, which the next try completes. If the store has another list, the
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from gpu_fleet.core.errors import CheckpointError, IdentityError
 from gpu_fleet.core.files import on_disk, write_bytes
@@ -31,6 +30,7 @@ from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 KNOWN = "folder.json"  # in .gpu-fleet of the folder
 WAIT_S = 60.0  # longest wait for files that are being written; then the whole files are uploaded without them
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -45,10 +45,6 @@ class FolderKnowledge:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Read it; None if the folder was never in a bucket, as far as this disk knows.
-
-        Raises IdentityError if the file cannot be read.
-        """
         try:
             return cls(**json.loads((folder / OURS / KNOWN).read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -57,7 +53,6 @@ class FolderKnowledge:
             raise IdentityError(f"{folder / OURS / KNOWN}: cannot be read: {error}") from error
 
     def write(self, folder: Path) -> None:
-        """Write it as a whole or not at all; raises CheckpointError."""
         with on_disk(folder / OURS):
             (folder / OURS).mkdir(parents=True, exist_ok=True)
             staged = folder / OURS / f"{KNOWN}.{os.getpid()}"
@@ -79,8 +74,7 @@ class FolderSync:
         """Prepare a copy of `folder` in `store`.
 
         `clock` returns seconds of the epoch, like the times of files; `sleep` pauses between two tries.
-        `held` is called before an upload and right before its commit. It raises RunLeaseError if another
-        process has the run.
+        `held`, called before an upload and its commit, raises RunLeaseError if another process has the run.
         """
         self._held = held
         self._folder, self._store, self._clock, self._sleep = folder, store, clock, sleep
@@ -95,20 +89,21 @@ class FolderSync:
         self._asked_at: float | None = None  # when the present request began, or last moved bytes
 
     def still_s(self) -> float:
-        """Return the seconds since the present request began or last moved bytes; 0 without a request.
-
-        Any thread may call it.
-        """
+        """Return the seconds since the present request began or last moved bytes; 0 without a request."""
         asked_at = self._asked_at
         return 0.0 if asked_at is None else self._clock() - asked_at
 
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _asked(self, request: Callable[..., T], *arguments: Any) -> T:
         self._asked_at = self._clock()
         try:
-            yield
+            return request(*arguments)
         finally:
             self._asked_at = None
+
+    @property
+    def _own(self) -> FolderKnowledge | None:
+        """The knowledge of this disk about the folder in this store; None if there is none."""
+        return self._known if self._known and self._known.uri == self._store.uri else None
 
     def down(self) -> int:
         """Restore the folder if it has no files, or older ones, which move aside. Return the number of files.
@@ -118,7 +113,7 @@ class FolderSync:
         """
         with _alone(self._folder):
             known = self._known = FolderKnowledge.read(self._folder)
-            listed = self._ask(lambda: self._store.get(LIST))
+            listed = self._get(LIST)
             if known is not None and known.restoring and (listed is None or known.uri != self._store.uri):
                 raise IdentityError(
                     f"{self._folder} has a part of {known.uri} only, which {self._store.uri} cannot "
@@ -129,13 +124,10 @@ class FolderSync:
             return self._restore(listed)
 
     def _goes_on_from(self, listed: bytes) -> bool:
-        """Return whether the folder has files that are as new as the bucket's, or newer.
-
-        Older files are moved aside. Raises IdentityError if the files were never in this bucket.
-        """
-        known, digest = self._known, _sha256(listed)
-        ours = known is not None and known.uri == self._store.uri and digest in known.lists
-        if known is not None and known.restoring:
+        """Return whether the folder has files that are as new as the bucket's; older ones are moved aside."""
+        own, digest = self._own, _sha256(listed)
+        ours = own is not None and digest in own.lists
+        if self._known is not None and self._known.restoring:
             if not ours:
                 self._set_aside()
             return False
@@ -147,7 +139,7 @@ class FolderSync:
         if self._files.scan(last=True).records == records:
             self._know([digest], _hashes(records))
             return True
-        if known is None or known.uri != self._store.uri:
+        if own is None:
             raise IdentityError(
                 f"{self._folder} has files that were never in {self._store.uri}, which has others: move "
                 f"{self._folder} away to go on with the bucket's, or take another --uri"
@@ -163,16 +155,13 @@ class FolderSync:
         """Restore all files of a list. Until the end a mark says that the folder is incomplete."""
         records, digest = _records(listed), _sha256(listed)
         self._know([digest], _hashes(records), restoring=True)
-        FolderRestore(self._folder, self._store.uri, self._content).restore(records)
+        FolderRestore(self._folder, self._store.uri, self._get).restore(records)
         self._know([digest], _hashes(records))
         log.info("event=folder-restored files=%d uri=%s", len(records), self._store.uri)
         return len(records)
 
-    def _content(self, sha256: str, file: Path) -> bytes | None:
-        return self._ask(lambda: self._store.get(f"{CONTENTS}/{sha256}", file))
-
-    def _ask(self, question: Callable[[], bytes | None]) -> bytes | None:
-        return patiently(question, sleep=self._sleep)
+    def _get(self, name: str, file: Path | None = None) -> bytes | None:
+        return patiently(lambda: self._store.get(name, file), sleep=self._sleep)
 
     def _has_files(self) -> bool:
         entries = (entry for entry in self._folder.rglob("*") if not self._files.is_ours(entry))
@@ -209,7 +198,7 @@ class FolderSync:
 
         `last` says that no program writes any more, so that all files are whole. `final` says that no other
         call follows, so that the commit does not wait. Raises IdentityError if the bucket has a list that
-        this folder never had: another process has continued the run, and its list is not overwritten.
+        this folder never had.
         """
         if final:
             self._given_up.clear()
@@ -221,13 +210,12 @@ class FolderSync:
             self._check_held(self._listed, final=final)
             return False
         with _alone(self._folder):
-            with self._asking():
-                self._held()
-                there = self._store.get(LIST)
+            self._asked(self._held)
+            there = self._asked(self._store.get, LIST)
             former = self._former(there, scan)
             if there is None and not scan.records:
                 return False
-            own = (self._known and self._known.uri == self._store.uri and self._known) or None
+            own = self._own
             before = set(own.contents) if own else set()
             lists = [] if there is None else [_sha256(there)]
             self._know(lists or (own.lists if own else []), before | _hashes(scan.records))
@@ -247,8 +235,8 @@ class FolderSync:
             return
         sizes = {f"{CONTENTS}/{record.sha256}": record.size for record in records.values()}
         try:
-            with self._asking():
-                self._store.check_holds("", {**sizes, LIST: len(_listing(records))}, str(self._folder))
+            expected = {**sizes, LIST: len(_listing(records))}
+            self._asked(self._store.check_holds, "", expected, str(self._folder))
         except CheckpointError:
             self._there = None  # another try uploads what is missing
             raise
@@ -260,9 +248,8 @@ class FolderSync:
             raise IdentityError(f"{self._folder}: has a part of {known.uri} only; it is not uploaded")
         if there is None:
             return {}
-        own = known is not None and known.uri == self._store.uri and _sha256(there) in known.lists
-        former = _records(there)
-        if not own and former != scan.records:
+        own, former = self._own, _records(there)
+        if (own is None or _sha256(there) not in own.lists) and former != scan.records:
             raise IdentityError(
                 f"{self._store.uri} has files that {self._folder} never had: another process has gone on "
                 "there, and they are not overwritten; run again to go on with them, or take another --uri"
@@ -270,10 +257,7 @@ class FolderSync:
         return former
 
     def _puts_off(self, scan: Scan, *, final: bool) -> bool:
-        """Return whether to wait for files that are being written.
-
-        With old content for them, or without them, the copy would be a state that the folder never had.
-        """
+        """Return whether to wait for files that are being written, as the folder was never without them."""
         if final or scan.unsettled <= self._restless:
             return False
         now = self._clock()
@@ -287,8 +271,7 @@ class FolderSync:
     def _upload(self, scan: Scan) -> Scan:
         """Upload the missing contents; a file that has changed since `scan` counts as unsettled."""
         if self._there is None:
-            with self._asking():
-                self._there = set(self._store.sizes(CONTENTS))
+            self._there = set(self._asked(self._store.sizes, CONTENTS))
         changed = {
             name
             for name, record in scan.records.items()
@@ -302,48 +285,35 @@ class FolderSync:
         assert self._there is not None
         content = f"{CONTENTS}/{record.sha256}"
         if record.link:
-            with self._asking():
-                self._store.put(content, os.fsencode(self._files.target(name)))
+            self._asked(self._store.put, content, os.fsencode(self._files.target(name)))
         else:
             if not self._files.is_as_hashed(name):
                 return False
-            with self._asking():
-                self._store.put(content, self._folder / name, self._go_on)
+            self._asked(self._store.put, content, self._folder / name, self._go_on)
             if not self._files.is_as_hashed(name):
-                with self._asking():
-                    self._store.delete(content)
+                self._asked(self._store.delete, content)
                 return False
         self._there.add(record.sha256)
         return True
 
     def _go_on(self, _bytes: int) -> None:
-        """Note progress of an upload; raises CheckpointError if `give_up` was called."""
         self._asked_at = self._clock()
         if self._given_up.is_set():
             raise CheckpointError(f"{self._store.uri}: given up for a newer state of {self._folder}")
 
     def _commit(self, records: Records, lists: list[str], contents: set[str]) -> None:
-        """Write the list, and remove contents that it no longer names.
-
-        `lists` and `contents` are the hashes from before.
-        """
+        """Write the list, and remove those of the `contents` that it no longer names."""
         listed = _listing(records)
         self._know([*lists, _sha256(listed)], contents | _hashes(records))
-        with self._asking():
-            self._held()
-            self._store.put(LIST, listed)
+        self._asked(self._held)
+        self._asked(self._store.put, LIST, listed)
         self._remove(contents - _hashes(records))
         self._know([_sha256(listed)], _hashes(records))
 
     def _remove(self, stale: set[str]) -> None:
-        """Remove contents that this folder no longer has, never those of another process.
-
-        The list is committed by now, so a bucket that refuses removals may keep them.
-        """
+        """Remove contents that this folder no longer has; a bucket that refuses it may keep them."""
         for content in sorted(stale):
-            with self._asking():
-                removed = self._store.remove_if_allowed(f"{CONTENTS}/{content}")
-            if not removed:
+            if not self._asked(self._store.remove_if_allowed, f"{CONTENTS}/{content}"):
                 return
             if self._there is not None:
                 self._there.discard(content)
@@ -354,7 +324,6 @@ def _records(listed: bytes) -> Records:
 
 
 def _listing(records: Records) -> bytes:
-    """Return the content of the list; `_records` reads it."""
     table = {name: asdict(record) for name, record in records.items()}
     return json.dumps(table, indent=1, sort_keys=True).encode()
 
