@@ -13,7 +13,7 @@ from PIL import Image
 
 from gpu_fleet import cli
 from gpu_fleet.metrics.goodput import KIND
-from gpu_fleet.metrics.report import order_records, render_page, summary, waiting_percent
+from gpu_fleet.metrics.report import TEMPLATE, order_records, summary, waiting_percent
 
 
 def train_record(step: int, **changes: float) -> dict:
@@ -201,7 +201,7 @@ def test_a_folder_that_takes_no_report_is_named(run):
 
 
 def test_names_are_text_and_never_markup():
-    page = render_page("<script>", {"<b>": "&"}, ["<svg></svg>"])
+    page = TEMPLATE.render(name="<script>", lines={"<b>": "&"}, plots=["<svg></svg>"])
 
     assert "<script>" not in page
     assert "<td>&lt;b&gt;</td><td>&amp;</td>" in page

@@ -70,14 +70,13 @@ class Checkpoints(CheckpointEngine):
         self,
         settings: config.Config,
         where: World,
-        samples: int,
         identity: Identity,
         code: bytes = b"",
         *,
         clock: Callable[[], float] = time.monotonic,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._settings, self._samples, self._identity = settings, samples, identity
+        self._settings, self._identity = settings, identity
         uri = location(settings)
         super().__init__(
             where,
@@ -153,7 +152,7 @@ class Checkpoints(CheckpointEngine):
             apply_tensors(state, saved)
         else:
             sharded.load(folder, state.model, state.optimizer, state.chosen, self._where.control)
-        apply(state, saved, self._settings, self._samples, self._where)
+        apply(state, saved, self._settings, self._where)
 
     def begin_try(self, tries: Tries, step: int) -> None:
         """Count this try of the run, on all ranks; raises StandstillError if there were too many."""
@@ -174,7 +173,7 @@ class Checkpoints(CheckpointEngine):
             return 0.0
         begin = time.perf_counter()
         self._where.together(self.check_earlier)
-        saved = capture(state, self._settings, self._samples, self._where)
+        saved = capture(state, self._settings, self._where)
         written = None
         if self._layout == local.SHARDED:
             stage = self._where.together(lambda: self.open_stage(state.step))

@@ -1,14 +1,9 @@
 """Wall time of a run by account, over all its tries, and the productive part of it (ETTR).
 
-The effective training time ratio is productive time over the wall time of the job, from the start of its
-first try to the end of its last, waits between tries included: Kokolis et al., "Revisiting Reliability in
-Large-Scale Machine Learning Research Clusters", 2024, https://arxiv.org/abs/2410.21680. ByteRobust (Wan et
-al., 2025, https://arxiv.org/abs/2509.16293) has the same ratio. Two kinds of time are lost: steps that a
-later try does again, and the time from a try's last record to the start of the next try. Evaluation is
-productive.
-
-Time between tries has a price only from the boot of the next try's instance (that of rank 0) on. Before that,
-only the instances of the last try can have cost money, and nothing is known of them after its last record.
+The ratio is productive time over the wall time of the job, waits between tries included: Kokolis et al.,
+"Revisiting Reliability in Large-Scale Machine Learning Research Clusters", 2024,
+https://arxiv.org/abs/2410.21680. Lost are steps that a later try does again, and the time between tries. That
+has a price only from the boot of the next instance (of rank 0) on: nothing is known of the last one.
 """
 
 import os
@@ -48,8 +43,6 @@ def instance_booted_at_s() -> float:
 
 @dataclass(frozen=True)
 class HourPrice:
-    """Price of an hour."""
-
     amount: float
     currency: str
 
@@ -59,9 +52,8 @@ class Book:
     """Seconds of one try. Each second belongs to one account; the first account is the start."""
 
     started_at_s: float = field(default_factory=process_started_at_s)
-    booted_at_s: float = field(
-        default_factory=instance_booted_at_s
-    )  # before that, this instance cost nothing
+    # before that, this instance cost nothing
+    booted_at_s: float = field(default_factory=instance_booted_at_s)
     clock: Callable[[], float] = time.time
     price: HourPrice | None = None  # an hour of all instances of the run, if the stack has a price
     resumed_from_step: int = 0
@@ -74,32 +66,20 @@ class Book:
         self._since_s = self.started_at_s
 
     def switch(self, account: str) -> None:
-        """Book the seconds from now on to `account`."""
         now_s = self.clock()
         self._seconds[self._account] += now_s - self._since_s
         self._account, self._since_s = account, now_s
 
     def shift(self, account: str, seconds: float) -> None:
-        """Move `seconds` from the open account to `account`."""
         self._seconds[account] += seconds
         self._seconds[self._account] -= seconds
 
     def record(self, step: int) -> Record:
-        """Return a record of the booked seconds after `step` steps."""
         self.switch(self._account)
         self._written_at_s = self._since_s
-        times = {
-            "booted_at_s": self.booted_at_s,
-            "started_at_s": self.started_at_s,
-            "at_s": self._since_s,
-        }
-        record: Record = {
-            "kind": KIND,
-            "step": step,
-            "resumed_from_step": self.resumed_from_step,
-            **times,
-            **self._seconds,
-        }
+        began: Record = {"booted_at_s": self.booted_at_s, "started_at_s": self.started_at_s}
+        steps: Record = {"kind": KIND, "step": step, "resumed_from_step": self.resumed_from_step}
+        record: Record = {**steps, **began, "at_s": self._since_s, **self._seconds}
         if self.price is None:
             return record
         return {**record, "price_per_hour": self.price.amount, "currency": self.price.currency}
@@ -133,7 +113,6 @@ class Goodput:
         return (self.wall_s - self.unpriced_s) / SECONDS_PER_HOUR * price_per_hour
 
     def price_lost(self, price_per_hour: float) -> float:
-        """Return the cost of the unproductive part of the job."""
         return self.price_of_all(price_per_hour) - self.productive_s / SECONDS_PER_HOUR * price_per_hour
 
 
@@ -153,9 +132,10 @@ def goodput(records: Iterable[Mapping[str, Any]]) -> Goodput | None:
         max(0.0, min(after.get("booted_at_s", 0.0), after["started_at_s"]) - last_s)
         for last_s, after in between
     )
+    last = ordered[-1][-1]
     sums = {account: sum(records[-1][account] for records in ordered) for account in BOOKED}
     return Goodput(
-        wall_s=ordered[-1][-1]["at_s"] - ordered[0][0]["started_at_s"],
+        wall_s=last["at_s"] - ordered[0][0]["started_at_s"],
         start_s=sums[START],
         productive_s=sums[PRODUCTIVE] - again_s,
         stall_s=sums[STALL],
@@ -163,13 +143,8 @@ def goodput(records: Iterable[Mapping[str, Any]]) -> Goodput | None:
         lost_s=again_s + between_s,
         unpriced_s=unpriced_s,
         tries=len(ordered),
-        price=_price(ordered[-1][-1]),
+        price=HourPrice(last["price_per_hour"], last["currency"]) if "price_per_hour" in last else None,
     )
-
-
-def _price(record: Mapping[str, Any]) -> HourPrice | None:
-    known = "price_per_hour" in record
-    return HourPrice(record["price_per_hour"], record["currency"]) if known else None
 
 
 def _done_again(tried: Sequence[Mapping[str, Any]], resumed_from_step: int) -> float:

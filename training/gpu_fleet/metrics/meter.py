@@ -40,14 +40,9 @@ class Meter:
         self.clock = clock
         self._losses: list[Tensor] = []  # () each, on the device: the host waits for them only at the report
         self._loss_steps: list[int] = []  # the step of each
-        self._folded = 0.0, 0  # sum and number of losses that were read before
         self._bad_step = GOOD  # the first step whose loss was not finite
-        self._steps = 0
-        self._samples = 0
-        self._tokens = 0
-        self._data_wait_s = 0.0
-        self._stall_s = 0.0
-        self._begin = clock()
+        self._folded = 0.0, 0  # sum and number of losses that were read before
+        self._reset()
 
     def add_batches(self, batches: Iterable[Batch], waited_s: float) -> None:
         """Count micro-batches for which training has waited `waited_s` seconds."""
@@ -92,10 +87,7 @@ class Meter:
         self._begin += self.clock() - paused_at
 
     def check(self) -> float:
-        """Return the mean loss since the last report over all ranks.
-
-        Raises DivergenceError naming rank and step, or DataError if a rank has too many corrupt samples.
-        """
+        """Return the mean loss over all ranks; raises DivergenceError, or DataError for corrupt samples."""
         total, count = self._read()
         everyone = self._where.gather_numbers(total, count, self._corrupt.excess, self._bad_step)
         if any(excess > 0 for _, _, excess, _ in everyone):

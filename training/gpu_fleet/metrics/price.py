@@ -1,7 +1,6 @@
-"""Hourly price of this instance, from the policy that its stack publishes in its bucket of records.
+"""Hourly price of this instance, from the policy that each `up` writes to the bucket of records.
 
-Each `up` writes that object anew. A price in instance.toml would be a part of the launch template, and each
-refresh of the catalogue would make a new version of the template.
+In instance.toml each refresh of the catalogue would make a new version of the launch template.
 """
 
 import json
@@ -21,10 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def of_this_instance() -> HourPrice | None:
-    """Return the list price of the instance with its disks, for spot the highest price; None if unknown.
-
-    A run does not stop for a missing price: the log gives the reason.
-    """
+    """Return the list price with disks, for spot the highest; None if unknown: the log says why."""
     table = instance_file.table()
     uri = str(table.get("records_uri", ""))
     if not uri:
@@ -42,9 +38,7 @@ def of_this_instance() -> HourPrice | None:
 
 
 def _is_spot(table: Mapping[str, Any], metadata: MetadataClient) -> bool:
-    """Return whether this instance is a spot instance: a spot pool may also hold on-demand instances.
-
-    On AWS the metadata service knows; on Alibaba Cloud every instance of a spot pool counts as spot.
+    """Return whether this is a spot instance: on AWS a spot pool may hold others.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-categories.html: instance-life-cycle
     """
@@ -53,10 +47,7 @@ def _is_spot(table: Mapping[str, Any], metadata: MetadataClient) -> bool:
 
 
 def listed(policy: Mapping[str, Any], pool: str, kind: str, *, spot: bool) -> HourPrice | None:
-    """Return the price of an instance type with its disks from the policy; None if it has no price.
-
-    Raises LookupError or ValueError.
-    """
+    """Return the price of an instance type with its disks, or None; raises LookupError or ValueError."""
     budget = policy["budget"]
     prices = budget["pools"][pool]
     amount = prices[SPOT if spot else ON_DEMAND][kind]

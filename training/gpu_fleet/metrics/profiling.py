@@ -16,10 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def marked(name: str) -> AbstractContextManager[None]:
-    """Return a named range for Nsight Systems (`nsys profile --trace cuda,nvtx`); no effect without a GPU.
-
-    Without a profiler a range takes less than a microsecond: https://nvidia.github.io/NVTX/
-    """
+    """Return a named range for Nsight Systems (https://nvidia.github.io/NVTX/); no effect without a GPU."""
     # not is_available: it asks the driver each time, for 10 us
     here = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no hints here
     return cast("AbstractContextManager[None]", nvtx.range(name)) if here else UNMARKED
@@ -29,10 +26,7 @@ class StepTrace:
     """A context around the run that traces it from the start of step A to the end of step B."""
 
     def __init__(self, steps: tuple[int, ...], directory: Path, active: bool = True) -> None:
-        """Check the steps: (A, B), counted from 1, or empty for no trace; raises ConfigError for others.
-
-        A trace that is not `active` only checks its steps.
-        """
+        """Check the steps (A, B), from 1, or empty; raises ConfigError. Trace only if `active`."""
         if steps and (len(steps) != 2 or not 1 <= steps[0] <= steps[1]):  # noqa: PLR2004 - a first and a last
             raise ConfigError(
                 f"metrics.profile_steps = {list(steps)}: write the first and the last step, [A, B], "
@@ -43,7 +37,6 @@ class StepTrace:
 
     @property
     def file(self) -> Path:
-        """File for the trace, named by the whole range."""
         first, last = self._steps
         return self._directory / f"trace-steps-{first}-{last}.json"
 

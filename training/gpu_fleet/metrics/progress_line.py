@@ -21,7 +21,6 @@ class ProgressLine:
     """Writer that shows the records in one line of a terminal; log lines appear above it."""
 
     def __init__(self, steps: int, console: Console | None = None) -> None:
-        """Show the line; `steps` is the number of the last step of the run."""
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -54,7 +53,6 @@ class ProgressLog:
     """Writer that logs some of the records where there is no terminal, the longer a run lasts the fewer."""
 
     def __init__(self, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin to count time; `steps` is the number of the last step of the run."""
         self._steps, self._clock = steps, clock
         self._began_s, self._due_s = clock(), 0.0  # the first record is logged
 
@@ -80,7 +78,6 @@ class ProgressLog:
 
 
 def unit_of(record: Record) -> str:
-    """Return the unit in which the rate of a record is shown."""
     return "tokens" if "tokens_per_s" in record else "samples"
 
 

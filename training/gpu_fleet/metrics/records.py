@@ -18,10 +18,7 @@ class MetricsWriter(Protocol):
     """Interface of a writer, which gets the records of rank 0 in the order of their steps."""
 
     def write(self, record: Record) -> None:
-        """Write one record.
-
-        Each has "kind" (train | evaluation | checkpoint | time) and "step"; units are in the names of values.
-        """
+        """Write a record of a "kind" (train, evaluation, checkpoint, time) and "step"; units are in names."""
         ...
 
     def close(self) -> None:
@@ -33,7 +30,6 @@ class JsonLines:
     """metrics.jsonl: one JSON object a line, flushed at once, appended to by a resumed run."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file to append; raises OSError."""
         self._path = path
         self._file: IO[str] = path.open("a", encoding="utf-8")
         if self._file.tell() and not _ends_with_a_line(path):  # a killed run left half a line

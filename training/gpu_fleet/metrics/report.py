@@ -3,11 +3,11 @@
 import io
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from jinja2 import Environment
@@ -16,6 +16,7 @@ from gpu_fleet.core.errors import ConfigError, counted
 from gpu_fleet.core.options import FiniteRange
 from gpu_fleet.core.outcome import RESULT
 from gpu_fleet.metrics.goodput import KIND, Goodput, HourPrice, goodput
+from gpu_fleet.metrics.progress_line import unit_of
 from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines, tokens_per_sample
 
 if TYPE_CHECKING:  # matplotlib takes a second to load: only `draw` loads it
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # matplotlib takes a second to load: only `draw` loads it
     from matplotlib.figure import Figure
 
 Records = Sequence[Mapping[str, Any]]
+Points = list[tuple[int, float]]  # steps and values
 PICTURE, PAGE = "report.png", "report.html"
 DOTS_PER_INCH = 110
 TEMPLATE = Environment(autoescape=True).from_string("""<!doctype html>
@@ -65,6 +67,15 @@ class Timeline:
     times: Records = ()  # of all tries, in the order of the file
 
 
+class Diagram(NamedTuple):
+    """One diagram over the steps."""
+
+    title: str
+    unit: str
+    color: str | None  # None: the library's colors
+    curves: Mapping[str, Points]  # by label
+
+
 @click.command(epilog="\b\nExample:\n  gpu-fleet train report runs/digits")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
@@ -79,7 +90,7 @@ def report(run: Path, price: float | None) -> None:
     said = None if price is None else HourPrice(price, "USD")
     lines = summary(timeline, read_result(run))
     lines |= time_lines(goodput(timeline.times), said, timeline.train[-1])
-    page = render_page(run.resolve().name, lines, vectors(timeline))
+    page = TEMPLATE.render(name=run.resolve().name, lines=lines, plots=vectors(timeline))
     with named("RUN", run):
         draw(timeline).savefig(run / PICTURE, dpi=DOTS_PER_INCH)
         (run / PAGE).write_text(page, encoding="utf-8")
@@ -117,10 +128,7 @@ def order_records(records: Records) -> Timeline:
 
 
 def resumes(times: Records) -> list[int]:
-    """Return the step from which each try resumed, without tries that began at step 0.
-
-    A run that was stopped in an orderly way repeats no step, so the steps alone do not show the resume.
-    """
+    """Return the steps from which tries resumed: an orderly stop repeats no step, which would show it."""
     from_step: dict[float, int] = {}
     for record in times:
         start = record["started_at_s"]
@@ -128,7 +136,7 @@ def resumes(times: Records) -> list[int]:
     return [step for step in from_step.values() if step]
 
 
-def waiting_percent(train: Records) -> list[tuple[int, float]]:
+def waiting_percent(train: Records) -> Points:
     """Return each step with the percentage of time since the record before it that was waiting for data."""
     return [
         (now["step"], 100 * now["data_wait_s"] / (now["step_s"] * (now["step"] - before["step"])))
@@ -147,7 +155,6 @@ def read_result(run: Path) -> Mapping[str, Any]:
 
 
 def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
-    """Return the most important lines for users."""
     last = timeline.train[-1]
     rate = statistics.median(record["samples_per_s"] for record in timeline.train)
     waiting = statistics.mean([percent for _, percent in waiting_percent(timeline.train)] or [0.0])
@@ -173,10 +180,7 @@ def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
 def time_lines(
     goodput: Goodput | None, price: HourPrice | None = None, last: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """Return the lines about wall time by account, the cost of its unproductive part, and samples per price.
-
-    The cost uses `price`, else the price that the run recorded; without either the line is left out.
-    """
+    """Return the lines about wall time, and about money by `price` or that of the run, if there is one."""
     if goodput is None:
         return {}
     parts = {
@@ -206,11 +210,7 @@ def time_lines(
 
 
 def _for_the_money(cost: float, currency: str, last: Mapping[str, Any]) -> dict[str, str]:
-    """Return the samples, and tokens, that a run has trained on for one unit of the currency.
-
-    Args:
-        last: the newest `train` record.
-    """
+    """Return the samples and tokens for one unit of the currency, by the `last` train record."""
     if not cost or not last.get("samples"):
         return {}
     lines = {f"samples per {currency}": f"{last['samples'] / cost:,.1f}"}
@@ -220,12 +220,11 @@ def _for_the_money(cost: float, currency: str, last: Mapping[str, Any]) -> dict[
 
 
 def draw(timeline: Timeline) -> "Figure":
-    """Draw all panels over the steps as one figure."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - see the top of the file
 
     figure = Figure(figsize=(11, 7.5), layout="constrained")
-    for panel, axis in zip(PANELS, figure.subplots(2, 2).flatten(), strict=True):
-        _draw_panel(panel, axis, timeline)
+    for panel, axis in zip(diagrams(timeline), figure.subplots(2, 2).flatten(), strict=True):
+        _draw_panel(panel, axis, timeline.resumed_at)
     return figure
 
 
@@ -236,73 +235,48 @@ def vectors(timeline: Timeline) -> list[str]:
 
     drawn = []
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "gpu-fleet"}):
-        for panel in PANELS:
+        for panel in diagrams(timeline):
             figure, text = Figure(figsize=(5, 3.2), layout="constrained"), io.StringIO()
             axis = figure.subplots()
-            _draw_panel(panel, axis, timeline)
+            _draw_panel(panel, axis, timeline.resumed_at)
             figure.savefig(text, format="svg", metadata={"Date": None})
             _, _, rest = text.getvalue().partition("<svg")  # HTML allows no XML declaration
-            drawn.append(f'<svg role="img" aria-label="{axis.get_title()} by step"{rest}')
+            drawn.append(f'<svg role="img" aria-label="{panel.title} by step"{rest}')
     return drawn
 
 
-def _draw_panel(panel: "Panel", axis: "Axes", timeline: Timeline) -> None:
-    panel(axis, timeline)
+def _draw_panel(panel: Diagram, axis: "Axes", resumed_at: Sequence[int]) -> None:
+    drawn = {label: points for label, points in panel.curves.items() if points}
+    for (label, points), style in zip(drawn.items(), ("-", "o-"), strict=False):
+        axis.plot(*zip(*points, strict=True), style, label=label, color=panel.color)
+    if not drawn:
+        axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color="gray")
+    elif panel.color:  # all but losses begin at 0
+        axis.set_ylim(bottom=0)
+    if len(drawn) > 1:
+        axis.legend(frameon=False)
+    axis.set_title(panel.title)
+    axis.set_ylabel(panel.unit)
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     axis.xaxis.set_major_formatter("{x:,.0f}")
+    axis.yaxis.set_major_formatter("{x:,.10g}")
     axis.locator_params(axis="x", nbins=6, integer=True)
-    for step in timeline.resumed_at:
+    for step in resumed_at:
         axis.axvline(step, color="tab:red", linestyle=":", linewidth=1)
-    axis.set_xlabel("step (dotted red: resumed)" if timeline.resumed_at else "step")
+    axis.set_xlabel("step (dotted red: resumed)" if resumed_at else "step")
 
 
-def _loss(axis: "Axes", timeline: Timeline) -> None:
-    axis.plot(*_curve(timeline.train, "loss"), label="training")
-    if timeline.evaluation:
-        axis.plot(*_curve(timeline.evaluation, "loss"), "o-", label="held-out data")
-        axis.legend(frameon=False)
-    axis.set_title("Loss")
-    axis.set_ylabel("loss")
+def diagrams(timeline: Timeline) -> list[Diagram]:
+    train, unit = timeline.train, unit_of(timeline.train[0])
+    losses = {"training": _curve(train, "loss"), "held-out data": _curve(timeline.evaluation, "loss")}
+    return [
+        Diagram("Loss", "loss", None, losses),
+        Diagram("Throughput", f"{unit} per second", "tab:green", {"": _curve(train, f"{unit}_per_s")}),
+        Diagram("Memory at most", "GiB per rank", "tab:purple", {"": _curve(train, "memory_gib")}),
+        Diagram("Waiting for data", "% of the time", "tab:orange", {"": waiting_percent(train)}),
+    ]
 
 
-def _throughput(axis: "Axes", timeline: Timeline) -> None:
-    unit = "tokens" if "tokens_per_s" in timeline.train[0] else "samples"
-    axis.plot(*_curve(timeline.train, f"{unit}_per_s"), color="tab:green")
-    axis.set_ylim(bottom=0)
-    axis.yaxis.set_major_formatter("{x:,.0f}")
-    axis.set_title("Throughput")
-    axis.set_ylabel(f"{unit} per second")
-
-
-def _memory(axis: "Axes", timeline: Timeline) -> None:
-    axis.set_title("Memory at most")
-    axis.set_ylabel("GiB per rank")
-    steps, values = _curve(timeline.train, "memory_gib")
-    if values:
-        axis.plot(steps, values, color="tab:purple")
-        axis.set_ylim(bottom=0)
-    else:
-        axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color="gray")
-
-
-def _waiting(axis: "Axes", timeline: Timeline) -> None:
-    points = waiting_percent(timeline.train)
-    axis.plot([step for step, _ in points], [percent for _, percent in points], color="tab:orange")
-    axis.set_ylim(bottom=0)
-    axis.set_title("Waiting for data")
-    axis.set_ylabel("% of the time")
-
-
-Panel = Callable[["Axes", Timeline], None]
-PANELS: tuple[Panel, ...] = (_loss, _throughput, _memory, _waiting)
-
-
-def _curve(records: Records, name: str) -> tuple[list[int], list[float]]:
-    chosen = [record for record in records if name in record]
-    return [record["step"] for record in chosen], [record[name] for record in chosen]
-
-
-def render_page(name: str, lines: Mapping[str, str], plots: Sequence[str]) -> str:
-    """Render one HTML file that needs no other file."""
-    return TEMPLATE.render(name=name, lines=lines, plots=plots)
+def _curve(records: Records, name: str) -> Points:
+    return [(record["step"], record[name]) for record in records if name in record]

@@ -1,8 +1,6 @@
-"""TensorBoard, Weights & Biases and MLflow: every number of a record as a curve over the steps.
+"""TensorBoard, Weights & Biases and MLflow: every number of a record as a curve that a resumed run continues.
 
-A resumed run continues its curves. W&B and MLflow are optional: `pip install wandb`, `pip install mlflow`.
-W&B writes only to disk (`wandb sync` sends the files later), so a training instance needs no internet access.
-tensorboardX needs numpy and protobuf alone, and the SummaryWriter of torch a web server and gRPC.
+W&B and MLflow are optional. W&B writes only to disk (`wandb sync` sends the files later): no internet access.
 """
 
 import hashlib
@@ -20,7 +18,6 @@ from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.core.instance_file import account, run_id
 from gpu_fleet.metrics.records import MetricsWriter, Record
 
-NOT_CURVES = {"step"}
 CLOSE_S = 30.0  # longest wait for a server at the end of a run
 ID_REFUSES = re.compile(r"[^A-Za-z0-9._-]")  # W&B refuses some of these, such as / \ # ? % :
 RUN_ID = "mlflow-run-id"  # file in the run directory, so that a resumed run continues its curves
@@ -67,7 +64,7 @@ def curves(record: Record) -> dict[str, float]:
     return {
         f"{record['kind']}/{name}": float(value)
         for name, value in record.items()
-        if name not in NOT_CURVES and isinstance(value, int | float)
+        if name != "step" and isinstance(value, int | float)
     }
 
 
@@ -81,10 +78,7 @@ class TensorBoard:
     """Writer of event files in a folder; a resumed run adds a file, and TensorBoard shows them as one."""
 
     def __init__(self, folder: Path) -> None:
-        """Open an event file; raises OSError if the folder cannot be written."""
-        from tensorboardX import (  # type: ignore[import-untyped]  # noqa: PLC0415 - untyped, a second to load
-            SummaryWriter,
-        )
+        from tensorboardX import SummaryWriter  # type: ignore[import-untyped]  # noqa: PLC0415 - slow to load
 
         self._writer = SummaryWriter(logdir=str(folder), flush_secs=10)
 
@@ -100,7 +94,6 @@ class WeightsAndBiases:
     """An offline run of `project` below `directory`/wandb."""
 
     def __init__(self, project: str, directory: Path, settings: dict[str, Any]) -> None:
-        """Begin or continue the offline run; raises ConfigError without the package."""
         wandb = _loaded("wandb", "metrics.wandb")
         # a resumed run is a second offline folder with the same id; `wandb sync --append` joins them
         self._run = wandb.init(
@@ -124,7 +117,6 @@ class MLflow:
     """A run in the tracking store `uri`, such as sqlite:///mlflow.db or https://host."""
 
     def __init__(self, uri: str, directory: Path, settings: dict[str, Any]) -> None:
-        """Begin or continue the run; raises ConfigError without the package or if the store does not open."""
         mlflow = _loaded("mlflow", "metrics.mlflow")
         file = directory / RUN_ID
         try:
@@ -137,10 +129,9 @@ class MLflow:
         self._metric: Any = mlflow.entities.Metric
 
     def _begun(self, directory: Path, settings: dict[str, Any]) -> str:
-        existing = self._client.get_experiment_by_name(directory.parent.name)
-        experiment = (
-            existing.experiment_id if existing else self._client.create_experiment(directory.parent.name)
-        )
+        name = directory.parent.name
+        existing = self._client.get_experiment_by_name(name)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(name)
         run_id = str(self._client.create_run(experiment, run_name=directory.name).info.run_id)
         for section, keys in settings.items():
             for key, value in keys.items():

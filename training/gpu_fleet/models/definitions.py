@@ -23,10 +23,7 @@ class Facts:
 
 
 class Pixels(nn.Module):
-    """Layer from uint8 (batch, 3, height, width) to float32, normalised by mean and standard deviation.
-
-    Both are for values in [0, 1], by default ImageNet's. `bgr` says that the model takes blue first.
-    """
+    """Layer from uint8 (batch, 3, height, width) to normalised float32; mean and std are for [0, 1]."""
 
     def __init__(
         self,
@@ -94,10 +91,7 @@ class Logits(nn.Module):
         self._masks_padding = masks_padding
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map tokens (batch, sequence) int64 or pictures (batch, 3, height, width) to logits.
-
-        Logits are (..., classes).
-        """
+        """Map tokens (batch, sequence) or pictures (batch, 3, height, width) to logits (..., classes)."""
         mask = {"attention_mask": (inputs != PADDING).long()} if self._masks_padding else {}
         logits = self.network(inputs, **mask).logits
         assert isinstance(logits, Tensor)
@@ -154,11 +148,7 @@ def gpt(
     rope_theta: float = 10_000.0,
     norm_eps: float = 1e-6,
 ) -> nn.Module:
-    """Build a Llama decoder: the one model that every strategy can spread. key_value_heads 0: equals heads.
-
-    Published weights need their rope_theta and norm_eps as well as their sizes: Llama 3 has 500,000 and 1e-5
-    (config.json of meta-llama/Llama-3.1-8B).
-    """
+    """Build a Llama decoder; published weights need their rope_theta and norm_eps too."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - seconds to load
 
     configuration = LlamaConfig(

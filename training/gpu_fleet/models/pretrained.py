@@ -1,10 +1,7 @@
-"""Models of transformers by the name of their class (AutoModelFor...), from a folder with a config.json.
-
-Nothing is downloaded. A model is first defined without memory. Then it is spread over the ranks. Last,
-weights.py gives each rank its values.
-"""
+"""Models of transformers by class (AutoModelFor...): defined without memory, spread, filled by weights.py."""
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Mapping
@@ -17,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpu_fleet.core.errors import DataError, ModelError, ParallelError, suggestion
+from gpu_fleet.core.world import divisors
 from gpu_fleet.models.definitions import IMAGENET_MEAN, IMAGENET_STD, Facts, Logits, Pixels
 
 PREFIX = "AutoModel"
@@ -36,23 +34,13 @@ WHITE = 255  # the highest value of a byte
 
 
 def is_pretrained(name: str) -> bool:
-    """Return whether model.name is a class of transformers."""
     return name.startswith(PREFIX)
 
 
 def build(
     name: str, options: dict[str, Any], facts: Facts, kind: str, *, weights: str, config: str
 ) -> nn.Module:
-    """Build the model without memory; `fill` gives it values later. Raises ModelError.
-
-    Args:
-        name: a class of transformers, such as AutoModelForCausalLM.
-        options: keys of config.json to change.
-        facts: facts about the data.
-        kind: kind of the data.
-        weights: folder of config.json and safetensors.
-        config: folder of config.json alone; the weights are random.
-    """
+    """Build the model without memory from the folder `weights` or `config`; raises ModelError."""
     if bool(weights) == bool(config):
         raise ModelError(
             f"model.name = {name!r}: set one of model.weights (now {weights!r}), a folder of config.json and "
@@ -296,10 +284,10 @@ def cut_layers(network: Any, mesh: DeviceMesh) -> None:
             "ddp and fsdp take every model"
         )
     settings = network.config.get_text_config()
-    heads = [settings.num_attention_heads, getattr(settings, "num_key_value_heads", None) or 0]
-    if any(count % mesh.size() for count in heads):
+    heads = math.gcd(settings.num_attention_heads, getattr(settings, "num_key_value_heads", None) or 0)
+    if heads % mesh.size():
         raise ParallelError(
-            f"parallel.tensor = {mesh.size()} does not divide {min(filter(None, heads))} heads"
+            f"parallel.tensor = {mesh.size()} does not divide {heads} heads; these do: {divisors(heads)}"
         )
     plan = network._expand_parallel_plan(network.tp_plan)
     apply_tensor_parallelism(network, mesh, {name: plan[name] for name in plan.keys() - tied_names(network)})
@@ -317,14 +305,7 @@ def put(module: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def save(model: nn.Module, weights: dict[str, Tensor], folder: Path, source: str) -> bool:
-    """Write a folder for `from_pretrained`. Return whether the model is one of transformers.
-
-    Args:
-        model: the trained model; only its configuration and names count.
-        weights: all its tensors, on the CPU.
-        folder: the folder to write.
-        source: folder of companion files, such as the tokenizer; empty for none.
-    """
+    """Write a folder for `from_pretrained`, with the tokenizer of `source`; False for models of others."""
     network = network_of(model)
     if network is None:
         return False

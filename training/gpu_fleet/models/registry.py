@@ -1,7 +1,4 @@
-"""Models by name. Definitions come from transformers where it has them; nothing is downloaded.
-
-A new model is a function that builds it, and a line in REGISTRY.
-"""
+"""Models by name, with definitions of transformers where it has them; nothing is downloaded."""
 
 import errno
 import inspect
@@ -24,8 +21,6 @@ from gpu_fleet.models.definitions import Facts, Logits, bert, gpt, gpt2, resnet5
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One model of the registry."""
-
     data: tuple[str, ...]  # the kinds of data that it takes
     block: str  # the class of its repeated layer: FSDP and activation checkpointing work on each one
     build: Callable[..., nn.Module]  # (facts, **options)
@@ -34,15 +29,8 @@ class ModelEntry:
 PICTURES = ("images", "shards")
 # Keys of config.json that change the result of weights with the same shapes.
 DECIDED_BY_NO_SHAPE = (
-    "model_type",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rope_parameters",
-    "rms_norm_eps",
-    "layer_norm_eps",
-    "layer_norm_epsilon",
-    "hidden_act",
-    "activation_function",
+    *("model_type", "num_attention_heads", "num_key_value_heads", "rope_parameters", "hidden_act"),
+    *("activation_function", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
 )
 OWN_DATA = "own"  # the kind of a user's own data set, which any model may take
 REGISTRY = {
@@ -62,12 +50,13 @@ def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weig
     entry = REGISTRY[name]
     if data_kind not in (*entry.data, OWN_DATA):
         raise ModelError(f"model.name = {name!r}: takes {' or '.join(entry.data)}, the data is {data_kind}")
+    if (facts.classes if "images" in entry.data else facts.vocabulary) < 1:
+        raise ModelError(f"model.name = {name!r}: the data set names no classes or no vocabulary")
     known = [key for key in inspect.signature(entry.build).parameters if key != "facts"]
-    for key in options:
-        if key not in known:
-            raise ModelError(f"model.options.{key}: unknown for {name}{suggestion(key, known)}")
+    if key := next((key for key in options if key not in known), ""):
+        raise ModelError(f"model.options.{key}: unknown for {name}{suggestion(key, known)}")
     try:
-        model = entry.build(_input_facts(name, facts), **options)
+        model = entry.build(facts, **options)
     except Exception as error:  # a definition in transformers may raise anything
         reason = str(error).strip().splitlines()[-1].strip()
         raise ModelError(f"model.options = {options}: {name} cannot be built: {reason}") from error
@@ -83,19 +72,8 @@ def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weig
     return model
 
 
-def _input_facts(name: str, facts: Facts) -> Facts:
-    """Return the facts if the data has what the model needs; else raise ModelError."""
-    needed = facts.classes if "images" in REGISTRY[name].data else facts.vocabulary
-    if needed < 1:
-        raise ModelError(f"model.name = {name!r}: the data set names no classes or no vocabulary")
-    return facts
-
-
 def blocks(model: nn.Module, name: str) -> list[nn.Module]:
-    """Return the repeated layers of a built model, in order.
-
-    In a user's own model they are the lists (nn.ModuleList, nn.Sequential) of several layers of one class.
-    """
+    """Return the repeated layers, in order: in an own model, lists of several layers of one class."""
     if pretrained.is_pretrained(name):
         return pretrained.blocks(model)
     if name in REGISTRY:
@@ -107,10 +85,7 @@ def blocks(model: nn.Module, name: str) -> list[nn.Module]:
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Load FOLDER/model.safetensors into the model; raises ModelError naming what does not fit.
-
-    The file may be from a run of this trainer, or from `save_pretrained` of transformers.
-    """
+    """Load FOLDER/model.safetensors, also of `save_pretrained`; raises ModelError naming a misfit."""
     from safetensors.torch import load_file  # noqa: PLC0415 - only runs that start from weights need it
 
     file = folder / "model.safetensors"
@@ -148,11 +123,7 @@ def _check_computes_alike(ours: Any, folder: Path) -> None:
 
 
 def save(model: nn.Module, weights: dict[str, Tensor], folder: Path, source: str = "") -> None:
-    """Write the weights into FOLDER, for `model.weights` of a later run.
-
-    A model of transformers becomes a folder for `from_pretrained`, with the tokenizer from `source`. Raises
-    ModelError, or OSError for a full disk.
-    """
+    """Write a model for `model.weights` or `from_pretrained`; raises ModelError, OSError for a full disk."""
     from safetensors import SafetensorError  # noqa: PLC0415 - once per run
     from safetensors.torch import save_file  # noqa: PLC0415
 

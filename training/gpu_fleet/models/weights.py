@@ -1,15 +1,13 @@
 """Values of a model of transformers that was built without memory: read from safetensors files, or drawn.
 
-Each rank reads its own slices. In addition to its part of the model, it holds only the slice that it reads.
-For missing weights it holds the repeated layer that it draws, or all layers outside of those.
+A rank holds its part and the slice that it reads, or the layer that it draws; or all outside of layers.
 """
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,19 +24,14 @@ log = logging.getLogger(__name__)
 
 
 def fill(model: nn.Module, weights: str, device: torch.device, seed: int) -> None:
-    """Set every parameter and buffer on `device`: from this rank's slices of the files, or at random.
-
-    Random values depend only on the seed and the place in the model. So a run begins with the same values for
-    any number of ranks and any strategy. Raises ModelError if the files do not fit this model.
-    """
+    """Set every value on `device`: from files, or drawn by seed and place alone. Raises ModelError."""
     network = network_of(model)
     assert network is not None
     if weights:
         _read(network, Path(weights), device)
-    names = {module: name for name, module in network.named_modules()}
-    how = _Drawing(network, names, cache(lambda: _constructed(network, seed)))
+    drawing = _Drawing(network, device, seed)
     for owner, modules in _units(network).items():
-        _draw(how, modules, device, f"{seed}/{owner}")
+        drawing.draw(owner, modules)
     network.tie_weights(recompute_mapping=False)
 
 
@@ -122,10 +115,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _units(network: Any) -> dict[str, list[nn.Module]]:
-    """Return the modules to draw together: each repeated layer, and all the rest under "".
-
-    Children come before parents.
-    """
+    """Return the modules to draw together, children first: each repeated layer, and all the rest under ""."""
     inside = {id(block) for block in blocks(network)}
     units: dict[str, list[nn.Module]] = {}
     owner = ""
@@ -137,10 +127,7 @@ def _units(network: Any) -> dict[str, list[nn.Module]]:
 
 
 def _constructed(network: Any, seed: int) -> nn.Module:
-    """Construct the whole model on the CPU; the seed alone decides its values.
-
-    Memory that the constructor does not write is NaN: torch fills it so with deterministic algorithms.
-    """
+    """Construct the model on the CPU, by the seed; what the constructor does not write is NaN."""
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -159,58 +146,47 @@ def _as_seed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-@dataclass(frozen=True)
 class _Drawing:
     """Initialisation of tensors that the files do not hold."""
 
-    network: Any
-    names: Mapping[nn.Module, str]
-    constructed: Callable[[], nn.Module]
+    def __init__(self, network: Any, device: torch.device, seed: int) -> None:
+        self._network, self._device, self._seed = network, device, seed
+        self._names = {module: name for name, module in network.named_modules()}
+        self._constructed = cache(lambda: _constructed(network, seed))
 
-    def draw(self, modules: list[nn.Module], seed: str) -> None:
-        """Run the model's own initialisation of modules that have memory."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_as_seed(seed))
-            for module in modules:
-                self.network._init_weights(module)
+    def draw(self, owner: str, modules: list[nn.Module]) -> None:
+        """Draw missing values at full size on the CPU, and cut this rank's part; raises ModelError."""
+        kept = {(module, name): tensor for module in modules for name, tensor in _own_tensors(module)}
+        if not any(tensor.is_meta for tensor in kept.values()):
+            return
+        drawn = {id(tensor): _empty_like(tensor) for tensor in kept.values()}  # tied tensors stay shared
+        for (module, name), tensor in kept.items():
+            put(module, name, drawn[id(tensor)])
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(_as_seed(f"{self._seed}/{owner}"))
+                for module in modules:
+                    self._network._init_weights(module)
+            for (module, name), tensor in kept.items():
+                if tensor.is_meta:
+                    self._complete(module, name, drawn[id(tensor)])
+        finally:
+            ready: dict[int, Tensor] = {}
+            for (module, name), tensor in kept.items():
+                if tensor.is_meta and id(tensor) not in ready:
+                    ready[id(tensor)] = _part(drawn[id(tensor)], tensor, self._device)
+                put(module, name, ready.get(id(tensor), tensor))
 
-    def complete(self, module: nn.Module, name: str, tensor: Tensor) -> None:
-        """Copy a value that `_init_weights` left out from the constructor; raises ModelError if it has none.
-
-        Examples are the factors of a weight norm, or a scale that is a constant.
-        """
+    def _complete(self, module: nn.Module, name: str, tensor: Tensor) -> None:
+        """Copy a value that `_init_weights` left out, such as a scale; raises ModelError if it has none."""
         if not tensor.is_floating_point() or not tensor.isnan().any():
             return
-        path = ".".join(filter(None, (self.names[module], name)))
-        owner = self.constructed().get_submodule(self.names[module])
+        path = ".".join(filter(None, (self._names[module], name)))
+        owner = self._constructed().get_submodule(self._names[module])
         value = dict(_own_tensors(owner))[name].detach()
         if value.isnan().any():
-            raise ModelError(f"{type(self.network).__name__}: transformers gives {path} no initial value")
+            raise ModelError(f"{type(self._network).__name__}: transformers gives {path} no initial value")
         tensor.data.copy_(value)
-
-
-def _draw(how: _Drawing, modules: list[nn.Module], device: torch.device, seed: str) -> None:
-    """Draw missing values at full size on the CPU, and cut this rank's part; raises ModelError."""
-    kept = {(module, name): tensor for module in modules for name, tensor in _own_tensors(module)}
-    if not any(tensor.is_meta for tensor in kept.values()):
-        return
-    drawn = {id(tensor): _empty_like(tensor) for tensor in kept.values()}  # tied tensors stay shared
-    for (module, name), tensor in kept.items():
-        put(module, name, drawn[id(tensor)])
-    try:
-        how.draw(modules, seed)
-        for (module, name), tensor in kept.items():
-            if tensor.is_meta:
-                how.complete(module, name, drawn[id(tensor)])
-    finally:
-        ready: dict[int, Tensor] = {}
-        for (module, name), tensor in kept.items():
-            if tensor.is_meta:
-                if id(tensor) not in ready:
-                    ready[id(tensor)] = _part(drawn[id(tensor)], tensor, device)
-                put(module, name, ready[id(tensor)])
-            else:
-                put(module, name, tensor)
 
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
