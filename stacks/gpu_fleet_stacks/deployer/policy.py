@@ -21,13 +21,7 @@ ROLE_TYPES = ("aws:iam/role:Role", "alicloud:ram/role:Role")
 
 @dataclass(frozen=True)
 class Declared:
-    """A resource as the program registered it.
-
-    Attributes:
-        type: the provider's token.
-        name: its logical name.
-        inputs: the provider's camelCase keys.
-    """
+    """A resource as the program registered it."""
 
     type: str
     name: str
@@ -60,8 +54,7 @@ _REPLICA_TYPES = tuple(
 def policies(stack: Stack, resources: Sequence[Declared], wanted: Wanted) -> list[dict[str, Any]]:
     """Return the documents, each of a size that its cloud accepts.
 
-    Raises:
-        StacksError: a type has no entry in its cloud's table, or there are too many documents.
+    Raises StacksError if a type has no entry in its cloud's table, or there are too many documents.
     """
     on_aws = stack.cloud is Cloud.AWS
     names = {

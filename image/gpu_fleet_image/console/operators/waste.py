@@ -24,11 +24,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 560, 220, 54, 30, 10
 
 @dataclass
 class Hours:
-    """GPU hours of a pool's owner, or of all, on one day or several.
-
-    Attributes:
-        idle_cost: cost of the idle hours.
-    """
+    """GPU hours of a pool's owner, or of all, on one day or several."""
 
     rented: Decimal = Decimal(0)
     computing: Decimal = Decimal(0)
@@ -160,11 +156,7 @@ def as_text(waste: Waste, form: str) -> str:
 
 
 def page(waste: Waste, missing: Sequence[str]) -> str:
-    """Return the HTML file: the fleet's idle share by day as a picture, and the rows as a table.
-
-    Args:
-        missing: days without a record.
-    """
+    """Return the HTML file: the fleet's idle share by day as a picture, and the rows as a table."""
     heads = [name.replace("_percent", ", %").replace("_", " ") for name in COLUMNS[:-1]]
     cells = [[row[name] or "unknown" for name in COLUMNS[:-1]] for row in rows(waste)]
     note = "In idle hours no kernel ran. Hours without a report are left out of the percentages."

@@ -92,7 +92,6 @@ class Efficiency:
         saved_cost: cost that terminated instances would have had.
         computing: instance id -> share of its GPU hours in which GPUs computed, if it is reported.
         unpriced: number of instances without a known price; if there are any, all costs are lower bounds.
-        sm_active: mean SM activity, as of a pool.
     """
 
     name: str
