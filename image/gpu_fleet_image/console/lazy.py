@@ -34,8 +34,7 @@ def is_here(target: str) -> bool:
 def load(target: str) -> Any:
     """Load ``module:attribute``.
 
-    Raises:
-        CommandNotHereError: a package that the module needs is not installed on this computer.
+    Raises CommandNotHereError if a package that the module needs is not installed on this computer.
     """
     module, _, attribute = target.partition(":")
     try:

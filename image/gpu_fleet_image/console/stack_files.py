@@ -31,8 +31,7 @@ class StackFiles:
     def name_of(self, text: str, param: click.Parameter | None, ctx: click.Context) -> str:
         """Return the stack that a name means, or the path of a file, whose folder then has the stack files.
 
-        Raises:
-            click.BadParameter: the path is of no stack file.
+        Raises click.BadParameter if the path is of no stack file.
         """
         if Path(text).name == text and not text.endswith(".yaml"):
             return text
@@ -42,8 +41,7 @@ class StackFiles:
     def place(self, name: str) -> Mapping[str, str]:
         """Return cloud, region, account_id and endpoint_url of a stack, from its file.
 
-        Raises:
-            gpu_fleet_stacks.core.errors.StacksError: the file is wrong.
+        Raises gpu_fleet_stacks.core.errors.StacksError if the file is wrong.
         """
         answer: Mapping[str, str] = lazy.load(PLACE)(name)
         return answer

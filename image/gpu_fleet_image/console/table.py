@@ -21,7 +21,6 @@ class Rows:
     """A group that has no module of its own.
 
     Attributes:
-        example: shown at the end of its help.
         commands: name -> row.
     """
 

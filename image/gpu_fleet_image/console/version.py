@@ -14,11 +14,7 @@ BY_TAGS = (sys.executable, "-m", "setuptools_scm")
 
 
 def text(root: Path = Path("/")) -> str:
-    """Return one line for ``--version``, with all that a report of a defect needs.
-
-    Args:
-        root: of the file system.
-    """
+    """Return one line for ``--version``, with all that a report of a defect needs."""
     number = _by_tags(CHECKOUT) or _of_package()
     payload = _payload_of(root)
     parts = [part for part in (number, payload and f"payload {payload[:SHOWN_DIGITS]}") if part]

@@ -84,7 +84,6 @@ class TeamBudget:
     """Budget of a team's month.
 
     Attributes:
-        monthly: the amount, in the policy's currency.
         on_exceeded: ``notify``, or ``freeze``: past the last share the team starts nothing more.
     """
 
@@ -97,7 +96,6 @@ class BudgetPolicy(Contradictory):
     """Budget of a month.
 
     Attributes:
-        monthly: the amount, in the policy's currency.
         percents: shares of it that raise an alarm once they are spent, in ascending order.
         on_exceeded: ``notify`` or ``freeze``. With ``freeze`` the last share but one caps the pools that
             freeze at their present size, and the last closes them to new instances.
@@ -123,7 +121,6 @@ class BudgetPolicy(Contradictory):
         """Return the price of an hour of an instance, without its disks; None if it is unknown.
 
         Args:
-            kind: its instance type.
             spot: whether it was bought on the spot market.
         """
         prices = self.pools.get(pool)

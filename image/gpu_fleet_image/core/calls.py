@@ -96,7 +96,6 @@ class Calls:
     """Client wrapper that makes calls and counts them.
 
     Args:
-        clock: returns the time now.
         deadline: no call is made after it.
         read_only: refuse to make a call that changes anything.
 
@@ -186,7 +185,6 @@ def bisect(ids: Sequence[str], step: str, act: Callable[[Sequence[str]], object]
 
     Args:
         ids: the instances of one batch.
-        step: name of the action, for the report.
         act: does it to some of them, or raises ``CloudError``; it must be idempotent.
 
     Returns:

@@ -51,10 +51,8 @@ class Request:
 
     Attributes:
         key: ``DAY/KIND/CALLER/NAME``.
-        count: number of instances.
         hours: how long they are kept, used or not; None if only the idle rules apply.
         at: when the mover first saw it.
-        reason: explanation for the user.
         instances: ids of the instances that were started for it, in order.
         tried: groups without capacity, and the cloud's error of each.
         withdraws: key of an earlier request of the same user that this one withdraws; else empty.

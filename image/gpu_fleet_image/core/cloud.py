@@ -36,7 +36,6 @@ class Query:
         period_s: length of a period; its smallest value is asked for unless ``statistic`` differs.
         enough_below_s: the newest value alone is enough if it lies between 0 and this: on a cloud where that
             is cheaper to ask for, the rest of the window may stay unread.
-        statistic: aggregate of a period's values.
     """
 
     instance_id: str
@@ -52,7 +51,6 @@ class Answer:
 
     Attributes:
         points: (start of the period, its value), in any order, possibly repeated.
-        status: the cloud's latest status of the query.
     """
 
     points: list[tuple[datetime, float]] = field(default_factory=list)
@@ -83,11 +81,7 @@ CLOUDS = ("aws", "alicloud")
 
 
 class Instances(Protocol):
-    """The managed instances of one stack. Every method raises CloudError where the cloud refuses.
-
-    Attributes:
-        end_batch: instances of one stop or termination.
-    """
+    """The managed instances of one stack. Every method raises CloudError where the cloud refuses."""
 
     end_batch: int
     detach_batch: int
@@ -169,7 +163,6 @@ class SweepCloud:
     """Connection of a sweep to its cloud.
 
     Attributes:
-        calls: counts every call of the other members.
         notifier: notifies users; None only in a dry run.
         store: holds lease and ledger; None only in a dry run.
         spot_prices: returns the spot price of an hour of some types now, in the policy's currency, without
@@ -227,10 +220,8 @@ def connect(
     """Return a connection to the stack's cloud.
 
     Args:
-        clock: the time now.
         deadline: no call is made after it.
         read_only: refuse calls that change anything.
-        environ: names the ledger and the notification channel.
         made: the cloud's ``Clients`` to use instead of new ones.
 
     Raises:

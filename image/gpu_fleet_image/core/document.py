@@ -24,9 +24,7 @@ class Form:
     """The form of a value in a document.
 
     Attributes:
-        allowed: what may stand there, for messages.
         read: makes the field's value of the document's; raises ``ValueError`` for what is not allowed.
-        write: makes the document's value of the field's.
         near: values of which a message names the nearest.
     """
 

@@ -137,7 +137,6 @@ def unsafe(folder: os.stat_result, user: int) -> str:
 
     Args:
         folder: its ``stat``.
-        user: number of the user who would write.
     """
     if folder.st_uid not in (ROOT, user):
         return f"the folder belongs to user {folder.st_uid}"

@@ -135,7 +135,6 @@ class MarkQuestion:
     """An instance whose reply for a mark is wanted.
 
     Attributes:
-        mark: the mark's reap-after.
         caller: its name in the records; empty if only its id is known.
     """
 
@@ -261,13 +260,7 @@ def replies_of(said_by: Replies, instance_id: str, reap_after: datetime) -> Mark
 
 @dataclass(frozen=True)
 class Exchange:
-    """Records that one instance and the sweep write for one mark. Every method raises CloudError.
-
-    Attributes:
-        store: of the stack's records.
-        caller: the instance's name there.
-        mark: the mark's reap-after.
-    """
+    """Records that one instance and the sweep write for one mark. Every method raises CloudError."""
 
     store: Store
     caller: str

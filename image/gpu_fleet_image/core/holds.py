@@ -73,8 +73,7 @@ class Wish:
 def wish(duration: timedelta, reason: str, now: datetime) -> Wish:
     """Return a hold from now on, for 14 days at most.
 
-    Raises:
-        ConfigurationError: the reason is empty or does not fit a tag.
+    Raises ConfigurationError if the reason is empty or does not fit a tag.
     """
     reason = " ".join(reason.split())
     if not 1 <= len(reason) <= _LONGEST_REASON:

@@ -27,11 +27,7 @@ _OPTIONAL_TEXTS = ("monitor_group", "instance_log", "user_role")
 
 @dataclass(frozen=True)
 class Expected:
-    """Properties of an instance type, from the catalog.
-
-    Attributes:
-        efa_interfaces: Elastic Fabric Adapters.
-    """
+    """Properties of an instance type, from the catalog."""
 
     gpus: int = 0
     gpu_memory_gib: float = 0
@@ -81,11 +77,7 @@ _EXPECTED_KEYS = tuple(field.name for field in fields(Expected))
 
 
 def load(path: Path) -> InstanceFile:
-    """Read and check the file.
-
-    Raises:
-        InstanceFileError: names every key that is wrong.
-    """
+    """Read and check the file. Raises InstanceFileError, which names every key that is wrong."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -36,8 +36,6 @@ class RunningJob:
 
     Attributes:
         name: ``ACCOUNT/JOB``; an account has no slash.
-        on: its instances.
-        gpus: of one of its instances.
     """
 
     name: str

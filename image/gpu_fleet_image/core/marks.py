@@ -112,7 +112,6 @@ class GiveBack:
 
     Attributes:
         by: their name.
-        owner: the instance's owner.
         others: login names of other users seen on it, if the owner gave it back.
     """
 

@@ -208,11 +208,9 @@ class Decision:
     """Verdict on one instance, with its single reason.
 
     Attributes:
-        reason: explanation for a user.
         idle_s: proven seconds without activity, where known.
         idle_since: start of the idleness, if known.
         reap_after: time from which the instance may be terminated, if it is marked or will be.
-        alert: a user should be notified.
         hourly_price: of the instance in the policy's currency, if known.
         replaced: its group starts another instance in its place.
         withdrawn: its agent withdrew the mark, though its heartbeats show no use.

@@ -31,11 +31,8 @@ def bucket_client(
     header is sent instead.
 
     Args:
-        region: of the bucket.
-        credentials: of the caller.
         endpoint: of OSS; None for that of the environment, else the public one.
         once: make a call only once and give up after seconds, for what must not be late.
-        at_once: calls of several threads at the same time.
 
     Raises:
         ConfigurationError: there are no credentials.

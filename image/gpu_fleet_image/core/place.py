@@ -80,9 +80,6 @@ class Asked:
 
         Flags for the location may mean another stack of that name; then its published policy decides.
 
-        Args:
-            key: the pool's name on the command line.
-
         Raises:
             ConfigurationError: names the pools that the file has.
         """
@@ -115,8 +112,7 @@ class Subject:
 def subject(asked: Asked) -> Subject:
     """Return the policy of the selected stack, from a file or from the stack's own bucket.
 
-    Raises:
-        ReaperError: the stack is not known, or its policy cannot be read.
+    Raises ReaperError if the stack is not known, or its policy cannot be read.
     """
     own = {LEDGER_URI: asked.ledger} if asked.ledger else {}
     if not asked.stack and not asked.is_silent:
@@ -138,8 +134,7 @@ def ledger_uri(place: Place, account_id: str) -> str:
 def place_of(asked: Asked) -> Place:
     """Return the stack's location: from flags, its file in a checkout, this instance, or the environment.
 
-    Raises:
-        ConfigurationError: nothing names the stack or its region.
+    Raises ConfigurationError if nothing names the stack or its region.
     """
     here = _instance()
     name = asked.stack or here.get("stack")

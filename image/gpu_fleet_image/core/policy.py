@@ -82,12 +82,7 @@ class CapacityPolicy:
 
 @dataclass(frozen=True)
 class Terms:
-    """Idle time and grace of an instance.
-
-    Attributes:
-        idle_after: idle time before the mark.
-        grace: time between mark and action.
-    """
+    """Idle time and grace of an instance."""
 
     idle_after: timedelta
     grace: timedelta
@@ -98,11 +93,8 @@ class PoolPolicy(document.Contradictory):
     """Rules of one pool: when an instance counts as idle, and the action then.
 
     Attributes:
-        market: purchase option of the pool's instances.
         min_size: instances of the pool that are never terminated.
-        idle_after_hours: idle time before the mark.
         grace_minutes: time between the mark, which notifies the owner, and the action.
-        min_uptime_minutes: an instance started more recently is left alone.
         coverage_percent: minimum share of the window's heartbeats for a decision.
         action: ``stop`` or ``terminate``.
         terminate_stopped_after_days: age of a stop after which the instance is terminated; None for never.
@@ -114,7 +106,6 @@ class PoolPolicy(document.Contradictory):
         require_acknowledgement: stop or terminate a running instance only after its agent has confirmed for
             this mark that /scratch/keep is saved and nothing runs (``handshake.py``). Every stack sets it.
         hourly_price: instance type -> on-demand price of an hour; None if it is unknown.
-        sensors: thresholds of activity.
         capacity: growth of the pool; None for an image of the user's own, whose instances run no agent.
     """
 
@@ -177,16 +168,11 @@ class Policy:
 
     Attributes:
         cloud: ``aws`` or ``alicloud``.
-        region: the stack's region.
         stack: the sweep looks only at instances tagged with this stack.
-        metric_namespace: namespace of its agents' metrics.
         currency: of every price in the file.
         dry_run: plan only, do not act.
-        max_actions: maximum number of stops and terminations in one sweep.
         max_percent: the same limit as a share of the running fleet.
-        time_zone: of the quiet hours.
         pools: pool -> its policy.
-        leftovers: handling of orphaned resources.
         watch_days: days from the first sweep in which nothing is marked, stopped or terminated.
         notify_users: the records hold users' addresses (``roster.json``).
         budget: the month's budget, and prices of the meter; None for a policy without a meter.
@@ -233,11 +219,7 @@ class Policy:
 
 
 def load(path: Path) -> Policy:
-    """Read and check a policy file.
-
-    Raises:
-        PolicyError: names every wrong key with its value and what is allowed.
-    """
+    """Read and check a policy file. Raises PolicyError."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -251,7 +233,6 @@ def parse(text: str, name: str = "policy") -> Policy:
     """Check a policy's JSON text.
 
     Args:
-        text: the JSON.
         name: its name in messages.
 
     Raises:

@@ -39,11 +39,7 @@ def path() -> Path:
 
 
 def load(file: Path) -> QueueFile:
-    """Read and check the file.
-
-    Raises:
-        QueueFileError: names what is wrong.
-    """
+    """Read and check the file. Raises QueueFileError, which names what is wrong."""
     try:
         raw: Any = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

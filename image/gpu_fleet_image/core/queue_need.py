@@ -60,11 +60,7 @@ def to_json(needs: Mapping[str, PoolNeed], now: datetime, unread: Sequence[str] 
 
 
 def needs_of(raw: Mapping[str, Any], now: datetime) -> dict[str, PoolNeed]:
-    """Parse what ``to_json`` wrote; empty if it is old.
-
-    Raises:
-        CloudError: it is damaged.
-    """
+    """Parse what ``to_json`` wrote; empty if it is old. Raises CloudError if it is damaged."""
     try:
         if abs(now - parse_time(raw["at"])) > FRESH:
             return {}

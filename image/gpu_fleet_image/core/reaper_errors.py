@@ -32,12 +32,7 @@ class PolicyError(ReaperError):
 
 
 class AnswerError(ReaperError):
-    """A cloud refused a call, or did not answer; ``Calls`` turns it into a ``CloudError``.
-
-    Attributes:
-        code: the cloud's error code.
-        attempts: number of attempts.
-    """
+    """A cloud refused a call, or did not answer; ``Calls`` turns it into a ``CloudError``."""
 
     def __init__(self, code: str, message: str, attempts: int = 1) -> None:
         self.code = code

@@ -47,7 +47,6 @@ def page(title: str, total: str, note: str, body: str) -> str:
 
     Args:
         total: the report in one line; empty for none.
-        body: HTML.
     """
     line = f'<p class="total">{escape(total)}</p>\n' if total else ""
     return f"""<!doctype html>
@@ -76,7 +75,6 @@ def table(
 
     Args:
         numbers: heads of the columns that are right-aligned.
-        ids: heads of the columns whose values stay on one line.
     """
     if not rows:
         return "<p>None.</p>"

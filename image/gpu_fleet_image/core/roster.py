@@ -26,7 +26,6 @@ class RosterUser:
         keys: lines of ``authorized_keys``.
         team: an additional group; empty for none.
         team_gid: its number; 0 without a team.
-        admin: may become root.
     """
 
     name: str
@@ -40,8 +39,7 @@ class RosterUser:
 def parse(document: dict[str, Any]) -> tuple[RosterUser, ...]:
     """Parse the roster; return all users. The content is checked again, because root acts on it.
 
-    Raises:
-        RosterError: names everything that is wrong.
+    Raises RosterError, which names everything that is wrong.
     """
     if document.get("schema_version") != 1:
         raise RosterError(f"{keys.ACCOUNTS}: schema_version = {document.get('schema_version')!r}; allowed: 1")

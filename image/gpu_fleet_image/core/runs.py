@@ -67,9 +67,7 @@ class Job:
     Attributes:
         instances: by node rank; the first one is the rendezvous.
         arguments: of ``python -m gpu_fleet`` there: ``launch`` and a configuration, or ``run`` and a command.
-        directory: folder of the run's results.
         archive_sha256: of the files that the job brings along.
-        by: the caller, by the cloud's name of the credentials.
         at: time of submission, ISO 8601.
     """
 

@@ -18,12 +18,7 @@ ABSENT = frozenset({"NoSuchKey", "404"})
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object as it was read, with its version.
-
-    Attributes:
-        content: the JSON object.
-        version: for a later conditional write.
-    """
+    """An object as it was read, with its version."""
 
     content: dict[str, Any]
     version: str
@@ -34,7 +29,6 @@ class Listed:
     """An object in a listing.
 
     Attributes:
-        key: below the store's prefix.
         age: time since it was last written, by the bucket's clock.
     """
 
@@ -80,7 +74,6 @@ class Store:
         """Return an object, or None if there is none.
 
         Args:
-            key: below the prefix.
             at_most: limit in bytes, for an object that others write: no more are read.
 
         Raises:
@@ -123,7 +116,6 @@ class Store:
         """Return up to a thousand objects whose key begins with the prefix, in order of the keys: one call.
 
         Args:
-            prefix: beginning of the keys.
             after: only keys that sort after this one, which need not exist; empty for all.
             token: of the previous page, instead of ``after``, to continue there.
 
@@ -166,8 +158,7 @@ class Store:
     def replace(self, key: str, content: dict[str, Any], version: str) -> str | None:
         """Replace the version that was read; return the new one, or None if another writer was first.
 
-        Raises:
-            CloudError: it could not be written.
+        Raises CloudError if it could not be written.
         """
         answer = self._put(key, content, IfMatch=version)
         return None if answer is None else str(answer["ETag"])
@@ -233,8 +224,7 @@ def objects_below(
 def stored_object(answer: dict[str, Any], key: str, at_most: int | None = None) -> StoredObject:
     """Parse GetObject's answer.
 
-    Raises:
-        CloudError: it is not a JSON object, or longer than ``at_most`` bytes.
+    Raises CloudError if it is not a JSON object, or longer than ``at_most`` bytes.
     """
     body = answer["Body"].read() if at_most is None else answer["Body"].read(at_most + 1)
     if at_most is not None and len(body) > at_most:

@@ -16,11 +16,7 @@ _LONGEST_DURATION = timedelta(days=36_500)
 
 
 def parse_time(text: str) -> datetime:
-    """Parse an ISO 8601 time with its zone; return it as UTC.
-
-    Raises:
-        ValueError: it is malformed, names no zone, or lies where no clock will ever be.
-    """
+    """Parse an ISO 8601 time with its zone; return it as UTC. Raises ValueError."""
     value = datetime.fromisoformat(text.strip())
     if value.tzinfo is None:
         raise ValueError(f"{text!r} names no time zone")
@@ -37,8 +33,7 @@ def format_time(value: datetime) -> str:
 def parse_duration(text: str) -> timedelta:
     """Parse ``90m``, ``8h`` or ``2d``; return a time span longer than zero.
 
-    Raises:
-        ConfigurationError: the text has another form.
+    Raises ConfigurationError if the text has another form.
     """
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([mhd])", text.strip())
     if not match or float(match[1]) == 0:
@@ -54,8 +49,6 @@ def is_quiet(now: datetime, spans: Sequence[QuietHours], zone: ZoneInfo, *, week
         now: any aware time.
         spans: daily spans of local wall-clock minutes, end exclusive; one that starts after its end passes
             midnight, and one that starts at its end lasts all day.
-        zone: of the wall clock.
-        weekends: Saturday and Sunday are quiet.
     """
     local = now.astimezone(zone)
     if weekends and local.weekday() >= _SATURDAY:

@@ -52,9 +52,6 @@ def index_of(folder: Path) -> dict[str, str]:
 def fetch_all(text: str, folder: Path, fetch: Fetch) -> int:
     """Fetch every wheel of a list that the folder lacks; return the number of wheels.
 
-    Args:
-        fetch: downloads an object of the bucket into a file.
-
     Raises:
         ValueError: the index differs from the list, or a wheel has another hash.
     """

@@ -31,7 +31,6 @@ class Baked:
 
     Attributes:
         seconds: part -> seconds, ``base`` and the steps in their order.
-        size_bytes: disk space of its files.
     """
 
     root: Path

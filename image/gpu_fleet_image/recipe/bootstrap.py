@@ -66,7 +66,6 @@ class BootstrapReport:
     """Progress of the steps.
 
     Attributes:
-        payload: digest of the payload's content.
         state: ``running``, ``done`` or ``incomplete``.
         steps: step -> ``done``, or why it failed.
         seconds: step -> seconds of its last try.

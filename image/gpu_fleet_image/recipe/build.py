@@ -29,8 +29,6 @@ class BakeReport:
     """Result of a bake.
 
     Attributes:
-        key: hash of the inputs.
-        size_bytes: of the root file system, or of the archive.
         seconds: part -> seconds, in their order; of the bake that made the result, however long ago.
     """
 
@@ -115,8 +113,7 @@ def inputs() -> payload.Files:
 def _check_wheels(base: str) -> None:
     """Check a base's list of wheels against the lockfile, and against its requirements.
 
-    Raises:
-        LockError: it is another list, or was made from other requirements.
+    Raises LockError if it is another list, or was made from other requirements.
     """
     locked = next(artefact for artefact in lock.load() if (artefact.kind, artefact.base) == ("wheels", base))
     lock.verify(lock.FOLDER / locked.file, locked.sha256)

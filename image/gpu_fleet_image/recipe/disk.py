@@ -42,11 +42,7 @@ def make(root: Path, folder: Path, size_bytes: int, disk_format: str = "raw") ->
 
 
 def newest_kernel(root: Path) -> str:
-    """Return the release of the newest kernel that has both image and initrd.
-
-    Raises:
-        BakeError: there is none.
-    """
+    """Return the release of the newest kernel that has both image and initrd. Raises BakeError."""
     releases = [path.name.removeprefix("vmlinuz-") for path in (root / "boot").glob("vmlinuz-*")]
     sound = [name for name in releases if (root / "boot" / f"initrd.img-{name}").is_file()]
     if not sound:

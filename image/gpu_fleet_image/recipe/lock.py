@@ -98,11 +98,7 @@ class Artefact:
 
 
 def load(file: Path = FILE) -> tuple[Artefact, ...]:
-    """Read and check the lockfile, with the keys beside it.
-
-    Raises:
-        LockError: the message names every wrong key.
-    """
+    """Read and check the lockfile, with the keys beside it. Raises LockError, which names every wrong key."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -161,11 +157,7 @@ def _strangers(artefacts: list[Artefact]) -> list[str]:
 
 
 def check_key(file: Path, artefact: Artefact) -> None:
-    """Check a public key against the locked fingerprint.
-
-    Raises:
-        LockError: the file cannot be read, is no key, is another key, or holds a second one.
-    """
+    """Check a public key against the locked fingerprint. Raises LockError."""
     try:
         actual = fingerprints(file.read_text(encoding="ascii"))
     except OSError as error:
@@ -182,8 +174,7 @@ def check_key(file: Path, artefact: Artefact) -> None:
 def fingerprints(armour: str) -> list[str]:
     """Return the fingerprints of the primary keys in an armoured file, as RFC 4880 computes them. Pure.
 
-    Raises:
-        ValueError: the text is no such file.
+    Raises ValueError if the text is no such file.
     """
     blocks = re.findall(
         r"-----BEGIN PGP PUBLIC KEY BLOCK-----\s*?\n(?:[^\n]*:[^\n]*\n)*\s*\n(.*?)\n(?:=\S{4}\s*\n)?-----END",

@@ -108,11 +108,7 @@ def _refreshed(
 
 
 def versions(archive: lock.Artefact, key: Path, packages: Iterable[str]) -> dict[str, list[str]]:
-    """Return package -> its versions in an archive, the newest first.
-
-    Raises:
-        LockError: apt's error if the archive does not answer, or is not signed by the key.
-    """
+    """Return package -> its versions in an archive, the newest first. Raises LockError."""
     if (reason := build_requirements.no_apt()) is not None:
         raise LockError(f"{archive.name}: {reason}")
     with tempfile.TemporaryDirectory(prefix="gpu-fleet-apt-") as name:
@@ -167,11 +163,7 @@ def _apt(root: Path, archive: lock.Artefact, program: str, *arguments: str) -> s
 def newest(
     artefact: lock.Artefact, package: str, offered: Mapping[str, list[str]], archive: lock.Artefact
 ) -> str:
-    """Return the version to lock: the newest of a series, else the newest of all.
-
-    Raises:
-        LockError: the archive has none.
-    """
+    """Return the version to lock: the newest of a series, else the newest of all. Raises LockError."""
     series = artefact.version if "*" in artefact.version else "*"
     fitting = [version for version in offered[package] if fnmatchcase(version, series)]
     if not fitting:
@@ -223,8 +215,7 @@ def successors(artefact: lock.Artefact) -> list[lock.Artefact]:
 def _bare_hash(text: str, artefact: lock.Artefact) -> str:
     """Return the SHA-256 in a file that ``sha256sum`` wrote, or that has only the hash. Pure.
 
-    Raises:
-        LockError: there is none.
+    Raises LockError if there is none.
     """
     if (named := re.match(r"([0-9a-f]{64})(\s|$)", text)) is None:
         raise LockError(f"{artefact.name}: {artefact.proof} begins with no SHA-256")
@@ -232,11 +223,7 @@ def _bare_hash(text: str, artefact: lock.Artefact) -> str:
 
 
 def published(page: str, artefact: lock.Artefact) -> tuple[str, str]:
-    """Return version and SHA-256 of the newest file on its maker's page. Pure.
-
-    Raises:
-        LockError: the page lists none with a hash.
-    """
+    """Return version and SHA-256 of the newest file on its maker's page. Pure. Raises LockError."""
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
     name = re.escape(artefact.url.rsplit("/", 1)[-1]).replace(
         re.escape("{version}"), r"([0-9]+(?:\.[0-9]+)+)"

@@ -140,11 +140,7 @@ def _by_pattern(folder: Path, prefix: str) -> list[str]:
 
 
 def is_own(name: str) -> bool:
-    """Return whether a file is the project's, by its name alone. Pure.
-
-    Args:
-        name: its path in the payload.
-    """
+    """Return whether a file is the project's, by its name alone. Pure."""
     parts = name.split("/")
     if any(fnmatch(part, pattern) for part in parts for pattern in NEVER):
         return False

@@ -17,11 +17,7 @@ def _is_checkout(project: Path = PROJECT) -> bool:
 
 
 def folder(name: str, project: Path = PROJECT) -> Path:
-    """Return a folder of the project.
-
-    Args:
-        name: its path in a checkout.
-    """
+    """Return a folder of the project."""
     in_checkout = project / name
     return in_checkout if in_checkout.is_dir() else project / INSTALLED.get(name, name.partition("/")[2])
 

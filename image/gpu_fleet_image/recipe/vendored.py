@@ -74,8 +74,7 @@ def _is_packed(path: str) -> bool:
 def wheels(cache: Path = CACHE, listing: Path = LIST) -> dict[str, bytes]:
     """Return name -> content of each wheel of the list, fetched where the cache lacks it.
 
-    Raises:
-        LockError: as in ``packages``.
+    Raises LockError as in ``packages``.
     """
     locked = entries(listing.read_text(encoding="utf-8"))
     missing = [name for name, digest in locked.items() if not (cache / f"{digest}.whl").is_file()]

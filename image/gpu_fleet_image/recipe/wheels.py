@@ -78,8 +78,7 @@ def pins(text: str) -> dict[str, str]:
 def check_fresh(listing: Path, requirements: Iterable[str]) -> None:
     """Check the list of wheels against the requirements that it was made from.
 
-    Raises:
-        LockError: the message names every requirement that is missing or has another version in the list.
+    Raises LockError, which names every requirement that is missing or has another version in the list.
     """
     have = pins(listing.read_text(encoding="utf-8"))
     odd = [
@@ -121,8 +120,7 @@ def fetch(folder: Path, listing: Path = LIST) -> None:
 def lock(base: str, listing: Path | None = None, lockfile: Path = _LOCKFILE) -> str:
     """Resolve the requirements, write the list and its SHA-256 into the lockfile; return that hash.
 
-    Raises:
-        LockError: there is no solution (the message is uv's), or a package has no wheel for the base.
+    Raises LockError if there is no solution (the message is uv's), or a package has no wheel for the base.
     """
     listing = listing or list_of(base)
     packages = resolve(base)
@@ -225,11 +223,7 @@ def best(package: Mapping[str, Any], wanted: Sequence[Tag]) -> str:
 
 
 def cpu_torch(text: str, python: tuple[int, int]) -> str:
-    """Return the line of torch's CPU build for a Python.
-
-    Raises:
-        LockError: the lock of the CPU build has none.
-    """
+    """Return the line of torch's CPU build for a Python. Raises LockError."""
     marker = re.escape(f"python_version == '{'.'.join(map(str, python))}'")
     version = re.search(
         rf"^(torch==\S+) ; {marker}[^\n]*\\\n\s+(--hash=sha256:[0-9a-f]{{64}})", text, re.MULTILINE

@@ -51,7 +51,6 @@ class Job:
 
     Attributes:
         name: the user's name of it, without control characters.
-        account: login name of its user.
         nodes: number of nodes that it has, or needs.
         state: PENDING, RUNNING, COMPLETED ... (squeue(1), "JOB STATE CODES").
         reason: why it waits, or why it ended; empty for none.
@@ -87,7 +86,6 @@ class ListedJob:
     Attributes:
         request: the resources that it asks for.
         team: the account whose share and limit apply.
-        uid: its user's number.
         eligible_s: earliest start, in seconds since 1970; 0 if Slurm does not give it.
         submitted_s: time of submission, likewise.
         tasks: number of an array's tasks that it stands for; 1 for any other job.
@@ -200,8 +198,7 @@ class JobFields:
 def answer(text: str) -> JobList:
     """Parse all jobs. A job that cannot be read is reported, and does not affect the others.
 
-    Raises:
-        SlurmError: it is not Slurm's output, or none of its jobs can be read.
+    Raises SlurmError if it is not Slurm's output, or none of its jobs can be read.
     """
     try:
         content = json.loads(text)

@@ -14,7 +14,6 @@ class QueueCloud(Protocol):
         """Return munge's key.
 
         Args:
-            secret: the secret's name.
             may_make: make the key if there is none yet; only the controller may.
 
         Raises:

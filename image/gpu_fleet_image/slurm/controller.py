@@ -106,11 +106,8 @@ class ControllerWatch:
         states: returns instances' states by their ids, of those that the cloud still knows.
         say: writes the demand that the mover reads.
         configured: writes the configuration of these pools; returns whether it changed.
-        keep: writes the record of all jobs, for users.
-        written: the last record, of this controller or the one before.
         limits: returns each team's limits.
         use: records the jobs' time for chargeback; None for no record.
-        ask: calls Slurm.
     """
 
     policy: Callable[[], dict[str, Any] | None]
@@ -293,8 +290,7 @@ def kept_records(store: Store) -> JobRecords | None:
 def kept_use(store: Store, day: str) -> DayUse | None:
     """Return an earlier controller's record of a day: empty if there is none, None if it is damaged.
 
-    Raises:
-        CloudError: the bucket does not answer.
+    Raises CloudError if the bucket does not answer.
     """
     return _unless_damaged(f"queue-use-unread day={day}", lambda: job_use.load(store, day) or DayUse(day))
 
@@ -316,7 +312,6 @@ def keep_accounts(store: Store, kept: KeptAccounts, tried: set[str], ask: slurm.
     Both are always tried: without a dump MariaDB's log on the shared homes grows without end.
 
     Args:
-        kept: destination of the backup.
         tried: as of ``find_users``.
     """
     registered = _done("queue-accounts-failed", lambda: _register_users(store, tried, ask))

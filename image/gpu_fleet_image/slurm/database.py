@@ -103,8 +103,7 @@ def is_whole() -> bool:
 def make_room(kept: KeptAccounts) -> None:
     """Make the log's folder for MariaDB's account, whose number may differ between controllers.
 
-    Raises:
-        OSError: it cannot be made, or it or its parent is a link.
+    Raises OSError if it cannot be made, or it or its parent is a link.
     """
     owner = pwd.getpwnam(MYSQL)
     with folders.made(kept.log.parent) as parent, folders.made(kept.log.name, parent) as log:

@@ -156,7 +156,6 @@ class Rooms:
     """Capacity of all pools.
 
     Attributes:
-        pools: by name.
         left: team -> GPUs that its limit leaves for its waiting jobs.
         given: jobs with room, or with instances that were requested.
         limited: jobs for which their team's limit leaves too little now.
@@ -262,7 +261,6 @@ def needs(
     """Return the demand of each pool. A job gets instances only in pools that could run it.
 
     Args:
-        nodes: all nodes in Slurm.
         jobs: all jobs in Slurm.
         excluded: job -> nodes that it is kept away from, which count as not free for it.
         limits: team -> GPUs of its running jobs at most: beyond it no instance helps.

@@ -82,11 +82,7 @@ def exclusions(
 
 @dataclass
 class KeptAway:
-    """Exclusions as Slurm knows them.
-
-    Attributes:
-        ask: calls Slurm.
-    """
+    """Exclusions as Slurm knows them."""
 
     ask: slurm.Run
 

@@ -52,8 +52,7 @@ def give_files(folder: int, user: int, group: int) -> None:
 def lay_state(state: Path, account: str = "slurm") -> None:
     """Make slurmctld's folder and its parent for its account, whose number may differ between controllers.
 
-    Raises:
-        OSError: one cannot be made, or is a link.
+    Raises OSError if one cannot be made, or is a link.
     """
     owner = pwd.getpwnam(account)
     with made(state.parent) as parent, made(state.name, parent) as own:

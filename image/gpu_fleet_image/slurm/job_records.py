@@ -53,11 +53,7 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class JobRecords:
-    """Record of all jobs, the newest last.
-
-    Attributes:
-        at: time of the controller's poll.
-    """
+    """Record of all jobs, the newest last."""
 
     at: datetime
     entries: tuple[JobRecord, ...]
@@ -122,11 +118,7 @@ def _letters(item: dict[str, Any]) -> int:
 
 
 def records_of(raw: Mapping[str, Any]) -> JobRecords:
-    """Parse what ``to_json`` wrote.
-
-    Raises:
-        CloudError: it is damaged.
-    """
+    """Parse what ``to_json`` wrote. Raises CloudError if it is damaged."""
     try:
         entries = tuple(
             JobRecord(Job(**item["job"]), str(item["seen"]), float(item["instance_s"]), float(item["run_s"]))

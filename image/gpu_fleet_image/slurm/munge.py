@@ -26,7 +26,6 @@ def fetched(secretsmanager: Any, secret: str, *, may_make: bool) -> bytes:
 
     Args:
         secretsmanager: boto3's client.
-        secret: the secret's name.
         may_make: make the key if there is none yet; only the controller may.
 
     Raises:

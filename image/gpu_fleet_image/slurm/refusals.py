@@ -53,7 +53,6 @@ class Refusals:
     """Messages to waiting jobs.
 
     Attributes:
-        ask: calls Slurm.
         given_up: jobs that Slurm gave up with enough nodes -> those nodes.
     """
 

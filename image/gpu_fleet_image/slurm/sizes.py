@@ -65,8 +65,7 @@ class QueuePool:
 def pools_of(policy: dict[str, Any]) -> dict[str, QueuePool]:
     """Return the pools of the queue in the stack's policy.
 
-    Raises:
-        PolicyUnreadError: values of a pool are missing.
+    Raises PolicyUnreadError if values of a pool are missing.
     """
     pools = policy.get("pools", {})
     queued = {

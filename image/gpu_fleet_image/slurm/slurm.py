@@ -29,11 +29,7 @@ Item = TypeVar("Item")
 
 
 def run(command: Sequence[str]) -> str:
-    """Return the standard output of a command of Slurm.
-
-    Raises:
-        SlurmError: it failed, or the controller did not answer.
-    """
+    """Return the standard output of a command of Slurm. Raises SlurmError."""
     try:
         done = subprocess.run(
             command,

@@ -34,11 +34,7 @@ class UseRecord:
         self._written_at: datetime | None = None
 
     def note(self, jobs: Iterable[ListedJob], instances: Sequence[str], now: datetime) -> None:
-        """Count the time since the last poll, and write what is due; raises CloudError, and loses nothing.
-
-        Args:
-            instances: all of the queue.
-        """
+        """Count the time since the last poll, and write what is due; raises CloudError, and loses nothing."""
         if self._at is not None and timedelta() < now - self._at <= LONGEST_LOOK:
             turn = max(self._at, datetime.combine(now.astimezone(UTC), time(), UTC))  # of the day
             for begin, end in ((self._at, turn), (turn, now)):

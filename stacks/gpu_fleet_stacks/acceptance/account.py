@@ -28,7 +28,6 @@ class Orphan:
 
     Attributes:
         kind: ``instance``, ``volume``, ``nat gateway``, ``public address``, ``bucket``...
-        id: the cloud's id or ARN.
         state: the cloud's name of its state; empty where the cloud gives none.
         priced_as: its name in the catalog or the price list; empty where it is not paid by the hour.
     """
@@ -64,11 +63,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Kept:
-    """A setting of a scaling group: the requested value and the cloud's value.
-
-    Attributes:
-        setting: the cloud's name of the setting.
-    """
+    """A setting of a scaling group: the requested value and the cloud's value."""
 
     group: str
     setting: str
@@ -108,7 +103,6 @@ class Account(Protocol):
     Attributes:
         calls: every call made so far, in order.
         interruption: interrupts a spot instance; None where the cloud offers no such call.
-        cleanup: removes what a run may leave behind.
         watches: the kinds of ``watched`` that a stack must have on this cloud.
     """
 
@@ -141,8 +135,7 @@ class Account(Protocol):
     def run(self, instance_id: str, script: str) -> str:
         """Start a shell script as root; return the command's id.
 
-        Raises:
-            NotReachableError: the instance takes no commands yet.
+        Raises NotReachableError if the instance takes no commands yet.
         """
 
     def said(self, command_id: str, instance_id: str) -> CommandOutput | None:

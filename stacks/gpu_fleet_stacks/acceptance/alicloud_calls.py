@@ -59,7 +59,6 @@ class RecordedAlicloud:
     """Client of Alibaba Cloud that makes the calls of ``CALLS`` alone.
 
     Args:
-        cloud: calls the products.
         connect: makes boto3's client for OSS.
     """
 

@@ -23,11 +23,7 @@ PENDING_DELETION = "PendingDeletion"
 
 
 class AlicloudCleanup:
-    """Whatever carries the stack's tag; see ``account.Cleanup``.
-
-    Args:
-        instances: returns the stack's instances.
-    """
+    """Whatever carries the stack's tag; see ``account.Cleanup``."""
 
     def __init__(
         self, calls: RecordedAlicloud, stack: Stack, instances: Callable[[], Sequence[Instance]]

@@ -61,7 +61,6 @@ class Surroundings:
 
     Attributes:
         engine: (stack's name, log) -> the engine that deploys it.
-        look: asks the cloud whether it has capacity.
         stack_folder: the folder of the stack files, where the variant's file is written too.
     """
 
@@ -170,7 +169,6 @@ class Prepared:
     Attributes:
         variant: the stack that the run would deploy.
         raw: the ``config`` mapping of its file.
-        price: the run's highest cost.
     """
 
     options: AcceptOptions

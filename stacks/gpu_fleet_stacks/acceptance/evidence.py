@@ -29,9 +29,7 @@ class StepRecord:
     """Record of one step.
 
     Attributes:
-        status: its result.
         started, ended: aware UTC.
-        observed: the step's observation, or why it failed or was skipped.
         accrued: the run's cost so far, in its currency.
         calls: the API calls that it made.
     """
@@ -79,7 +77,6 @@ class Evidence:
         began, ended: aware UTC; ``ended`` is None while it runs.
         cap, worst: the most that it may cost, and the most that it can cost.
         plan: (step, its deadline in seconds), in order.
-        notes: sentences to know before trusting the figures.
         remaining: what still existed at the end; None where it could not be listed.
         stopped: why the whole run ended early; empty where it did not.
     """
@@ -142,11 +139,7 @@ def masked(account_id: str) -> str:
 
 
 def write(evidence: Evidence, folder: Path) -> tuple[Path, Path]:
-    """Write both files, each whole or not at all; return their paths.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Write both files, each whole or not at all; return their paths. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{evidence.stack}-{evidence.began:%Y%m%dT%H%M%SZ}"
     as_json, page = folder / f"{stem}.json", folder / f"{stem}.md"

@@ -46,8 +46,7 @@ class Metering:
     def accrued(self, now: datetime) -> Money:
         """Return the run's cost until now.
 
-        Raises:
-            StopError: an instance of unknown price runs: unknown is never free.
+        Raises StopError if an instance of unknown price runs: unknown is never free.
         """
         if self.began is None:
             return Money(Decimal(0), self.cap.currency)

@@ -28,7 +28,6 @@ class TrainerJob:
 
     Attributes:
         name: of the job and its unit ``trainer@NAME``.
-        epochs: passes over the training data.
         on_gpu: False hides the GPUs, for two ranks on one GPU: NCCL needs a GPU for each rank.
     """
 

@@ -158,8 +158,7 @@ def price(variant: Stack, unpriced_per_hour: Decimal | None = None) -> RunCost:
 def in_currency(usd: Decimal, variant: Stack) -> Money:
     """Convert an amount in dollars into the currency of the stack's budget.
 
-    Raises:
-        AcceptanceError: the stack file gives no rate.
+    Raises AcceptanceError if the stack file gives no rate.
     """
     currency, rate = variant.budget.currency, variant.budget.cny_per_usd
     if currency == "USD":
@@ -172,11 +171,7 @@ def in_currency(usd: Decimal, variant: Stack) -> Money:
 
 
 def hold_to_cap(price: RunCost, cap: Money) -> None:
-    """Refuse a run whose worst case passes its cap.
-
-    Raises:
-        AcceptanceError: the message names both amounts and the ways out.
-    """
+    """Refuse a run whose worst case passes its cap. Raises AcceptanceError."""
     try:
         if price.worst <= cap:
             return

@@ -24,11 +24,7 @@ def ask(run: AcceptanceRun, instance: str, script: str, poll_s: float = LOOK_EVE
 
 
 def ordered(run: AcceptanceRun, instance: str, script: str, what: str) -> CommandOutput:
-    """Run a script that must succeed, as ``ask`` does.
-
-    Raises:
-        StepError: its exit code is not 0.
-    """
+    """Run a script that must succeed, as ``ask`` does. Raises StepError if its exit code is not 0."""
     said = ask(run, instance, script)
     if said.code != 0:
         raise StepError(f"{what} on {instance}: exit code {said.code}: {(said.error or said.output)[-800:]}")

@@ -17,11 +17,7 @@ METER = "reaper/meter.json"
 
 
 def _idle_instance(run: AcceptanceRun) -> Instance:
-    """Return the instance of the idle pool.
-
-    Raises:
-        StepError: the cloud no longer lists it.
-    """
+    """Return the instance of the idle pool. Raises StepError if the cloud no longer lists it."""
     instances = [instance for instance in run.instances() if instance.id == run.memory[IDLE_POOL]]
     if not instances:
         raise StepError(f"{run.memory[IDLE_POOL]} is not there any more")

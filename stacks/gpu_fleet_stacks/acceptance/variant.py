@@ -66,8 +66,6 @@ def config(raw: Mapping[str, Any], stack: Stack, kind: InstanceType, cap: Decima
 
     Args:
         raw: the ``config`` mapping of the real stack's file.
-        stack: the real stack, checked.
-        kind: the instance type of both pools.
         cap: the most that the run may cost, in the currency of the stack's budget.
     """
     prefix = f"{naming.PROJECT}:"

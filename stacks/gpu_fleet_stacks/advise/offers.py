@@ -91,11 +91,7 @@ class Vendors(_Exact):
 
 @cache
 def vendors(path: Path = FILE) -> Vendors:
-    """Return the file, read once.
-
-    Raises:
-        VendorsError: the file cannot be read, or is not valid.
-    """
+    """Return the file, read once. Raises VendorsError if the file cannot be read, or is not valid."""
     try:
         return toml_file.read(path, Vendors)
     except ValueError as error:

@@ -82,11 +82,7 @@ Figures = Mapping[str, Mapping[str, SourcedFigure]]  # indicator -> vendor -> it
 
 @cache
 def load(path: Path = FILE) -> Scorecard:
-    """Return the file, read once.
-
-    Raises:
-        VendorsError: it cannot be read, is not valid, or its weights do not add up to 100.
-    """
+    """Return the file, read once. Raises VendorsError."""
     try:
         card = toml_file.read(path, Scorecard)
     except ValueError as error:

@@ -26,7 +26,6 @@ def alarm(
     """Notify the stack's contacts, at most once a day, that a metric of the stack passed a threshold.
 
     Args:
-        name: the alarm's name, logical and physical.
         stack: the settings; the metric has the one dimension ``Stack``.
         above: the threshold, in the metric's unit.
     """

@@ -66,8 +66,6 @@ def close(
 
     Args:
         name: logical name of the bucket and of each of its settings.
-        opts: options of the bucket.
-        opened: further statements of the policy.
     """
     opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(deleted_with=bucket))
     alicloud.oss.BucketAcl(name, bucket=bucket.id, acl="private", opts=opts)

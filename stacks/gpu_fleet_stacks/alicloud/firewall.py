@@ -37,7 +37,6 @@ class FirewallRule:
         protocol: ``tcp``, ``udp`` or ``all``.
         ports: first and last port; None for all traffic.
         peer: a CIDR.
-        why: the rule's description.
     """
 
     group: str
@@ -184,7 +183,6 @@ class FirewallArgs:
     """Inputs of the firewall.
 
     Attributes:
-        vpc_id: the network the groups belong to.
         networks: zone -> CIDR of the private vSwitch there.
         foreign: ``home``, ``scratch`` -> CIDR of the vSwitch of an existing file system.
     """

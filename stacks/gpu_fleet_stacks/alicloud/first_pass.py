@@ -74,11 +74,7 @@ class FirstValue:
 def stage_of(name: str, environ: Mapping[str, str]) -> DeclaredStage | None:
     """Return the stage of a resource in this pass; None for its final state.
 
-    Args:
-        environ: the program's environment.
-
-    Raises:
-        ValueError: the variable holds nothing that ``passes`` wrote.
+    Raises ValueError if the variable holds nothing that ``passes`` wrote.
     """
     stages = json.loads(environ.get(VARIABLE) or "{}")
     return DeclaredStage(stages[name]) if name in stages else None

@@ -45,9 +45,7 @@ class FleetArgs:
     """Inputs of a pool.
 
     Attributes:
-        key_arn: the stack's key, for the instances' role.
         subnet_ids: zone -> private vSwitch.
-        group_id: the pool's security group.
         bucket_arns: kind -> bucket.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the CPFS scratch, or empty.

@@ -73,7 +73,6 @@ class FunctionInputs:
     Attributes:
         policy: the text of the stack's policy, which every function reads.
         key_id: encrypts logs, ledger, requests and roster.
-        records_arn: the bucket of all these.
         data_arn: the bucket whose ``shared/`` users read and write.
         contact_group: the group that alarms notify.
         pipeline_id: the pipeline that the build controller may start.

@@ -34,9 +34,7 @@ class FunctionRow:
     """A scheduled function and its alarms: a row of the table in ``scheduled_functions.py``.
 
     Attributes:
-        component: its component's name, a part of the resource names in Pulumi.
         label: its own name, such as ``reaper``.
-        entry: the module with the handler.
         every_minutes: time between two runs.
         timeout_s: time after which a run is stopped.
         statements: gives the statements of its role's policy.

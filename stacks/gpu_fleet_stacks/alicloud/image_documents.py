@@ -11,8 +11,7 @@ FILES = "/var/cache/gpu-fleet/files"
 def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
     """Return the component that fetches the payload inside the network, checks its hash, and runs it.
 
-    Raises:
-        ValueError: when it is larger than the cloud takes.
+    Raises ValueError when it is larger than the cloud takes.
     """
     host = f"{stack.bucket_name('records')}.oss-{stack.region}-internal.aliyuncs.com"
     folder = "/opt/gpu-fleet-recipe"

@@ -19,7 +19,6 @@ class InstanceLogsArgs:
     """Inputs of the log store.
 
     Attributes:
-        key_id: encrypts it.
         key_arn: the same key, for the role by which Simple Log Service reaches it.
     """
 

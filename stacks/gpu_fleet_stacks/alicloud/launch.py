@@ -29,8 +29,6 @@ class LaunchArgs:
     """Inputs of a launch template.
 
     Attributes:
-        group_id: the pool's security group.
-        role_name: the pool's RAM role.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the CPFS scratch, or empty.
         monitor_group: the application group that agents publish into.

@@ -26,9 +26,6 @@ class MonitorGroup(pulumi.ComponentResource):
 
     An alarm of Auto Scaling on a custom metric must name the metric's group. Metrics without a group are in
     group 0, which cannot be sent (alicloud_ess_alarm, ``cloud_monitor_group_id``: ``GetOk`` drops a zero).
-
-    Attributes:
-        group_id: the group, digits.
     """
 
     group_id: pulumi.Output[str]

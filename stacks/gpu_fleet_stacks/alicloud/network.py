@@ -25,7 +25,6 @@ class NetworkArgs:
 
     Attributes:
         key_id: the key that encrypts the flow log.
-        key_arn: the same, for the log's role.
         keys: owns that key. The network depends on it: a network cannot be deleted while an instance is in
             it, whose volumes need the key.
     """

@@ -46,10 +46,7 @@ class QueueArgs:
     """Inputs of the queue.
 
     Attributes:
-        image_id: as in a pool's launch template.
         key_id: encrypts the secret and the controller's disk.
-        key_arn: the same, for the controller's role.
-        subnet_id: the controller's vSwitch, in the home zone.
         network: that vSwitch's CIDR.
         group_id: the controller's security group.
         bucket_arns: kind -> bucket.
@@ -70,11 +67,7 @@ class QueueArgs:
 
 
 class QueueController(pulumi.ComponentResource):
-    """Slurm's controller.
-
-    Attributes:
-        join: for the pools.
-    """
+    """Slurm's controller."""
 
     join: QueueJoin
 

@@ -19,7 +19,6 @@ class ReplicaArgs:
     Attributes:
         key_arn: the stack's key, under which the objects lie that are copied.
         storage: owns the buckets, whose versions must be kept before they are copied.
-        there: the provider of the other region.
     """
 
     stack: Stack

@@ -146,10 +146,6 @@ def _alarm_of_failures(
 
     Function Compute counts failures by region and function; its metrics have periods of a minute and the
     statistics ``Value`` (help.aliyun.com/en/functioncompute/fc/user-guide/monitoring-data).
-
-    Args:
-        name: the alarm's name, logical and physical.
-        times: consecutive periods with failures.
     """
     which = function_name.apply(lambda made: json.dumps([{"region": stack.region, "functionName": made}]))
     return alicloud.cms.Alarm(

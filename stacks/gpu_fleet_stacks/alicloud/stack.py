@@ -28,9 +28,6 @@ from gpu_fleet_stacks.settings import Pool, Stack, organization
 def build(stack: Stack) -> dict[str, Any]:
     """Declare the whole environment.
 
-    Args:
-        stack: checked settings of an Alibaba Cloud stack.
-
     Returns:
         Outputs for the next command, by plain names; none of them is secret.
 

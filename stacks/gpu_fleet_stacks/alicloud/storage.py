@@ -36,7 +36,6 @@ class StorageArgs:
         subnet_ids: zone -> private vSwitch.
         networks: zone -> its CIDR.
         reaper_policy: the sweep's policy as JSON, which users' commands read in the records bucket.
-        mounts: existing file systems, by purpose.
     """
 
     stack: Stack
@@ -53,7 +52,6 @@ class Storage(pulumi.ComponentResource):
 
     Attributes:
         bucket_arns: kind (``data``, ``checkpoints``, ``records``) -> bucket.
-        bucket_names: the same by name, known once the bucket's policy exists.
         home_dns_name: address of the homes' mount; empty without any.
         scratch_dns_name: address of CPFS's mount; empty without any.
     """

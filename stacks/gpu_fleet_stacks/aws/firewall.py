@@ -36,7 +36,6 @@ class FirewallRule:
         ports: first and last port; None for all traffic.
         peer: label of another group, a CIDR, ``s3`` for the region's S3 addresses, or ``VPC`` for the network
             of an existing VPC, which is known after its lookup.
-        why: the rule's description.
     """
 
     group: str
@@ -158,7 +157,6 @@ class FirewallArgs:
     """Inputs of the firewall.
 
     Attributes:
-        vpc_id: the network the groups belong to.
         cidr: its addresses.
     """
 

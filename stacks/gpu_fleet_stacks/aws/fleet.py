@@ -51,7 +51,6 @@ class FleetArgs:
         image_id: the image of launch templates; known only once such an image exists.
         autoscaling_role_arn: the scaling role that the key trusts.
         subnet_ids: zone -> private subnet.
-        group_id: the pool's security group.
         bucket_arns: kind -> bucket.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the Lustre scratch, or empty.

@@ -86,10 +86,7 @@ class FunctionInputs:
 
     Attributes:
         policy: the text of the stack's policy, which every function reads.
-        key_arn: encrypts logs, ledger, topic, requests and roster.
-        records_arn: the bucket of requests, ledger, roster and submitted runs.
         data_arn: the bucket whose ``shared/`` users read and write.
-        topic_arn: the topic of owners, operators and alarms.
         pipeline_arns: the image pipelines of every zone; a destroy removes the build controller before them,
             so that it starts no build that nothing deletes.
         failed_events_arn: receives events that a function did not handle; None to keep none.

@@ -39,7 +39,6 @@ class FunctionRow:
     """A scheduled function and its alarms: a row of the table in ``scheduled_functions.py``.
 
     Attributes:
-        component: its component's name, a part of the resource names in Pulumi.
         label: its own name, such as ``reaper``.
         program: name of the program, such as ``the sweep``.
         entry: the module with the handler.

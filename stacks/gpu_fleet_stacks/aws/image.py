@@ -29,7 +29,6 @@ class ImageArgs:
     """Inputs of the image.
 
     Attributes:
-        key_arn: encrypts the builder's disk, the components and the image.
         subnet_ids: zone -> private subnet; the builder runs in the first zone.
         group_id: security group that lets the builder out and nothing in; None where nothing is built.
         records_bucket_arn: the bucket of payload, outside files and the builder's log.

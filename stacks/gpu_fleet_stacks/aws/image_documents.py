@@ -16,8 +16,7 @@ FILES = "/var/cache/gpu-fleet/files"
 def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
     """Return the component that fetches the payload, checks its hash, runs it, and validates the image.
 
-    Raises:
-        ValueError: when it is larger than the cloud takes.
+    Raises ValueError when it is larger than the cloud takes.
     """
     source = f"s3://{stack.bucket_name('records')}/{payload.object_key}"
     fetch = [{"source": source, "destination": f"{FOLDER}.tar"}]

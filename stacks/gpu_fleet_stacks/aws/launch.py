@@ -28,9 +28,6 @@ class LaunchArgs:
 
     Attributes:
         image_id: an AMI, or ``resolve:ssm:`` and a parameter that holds one.
-        key_arn: encrypts the root volume.
-        group_id: the pool's security group.
-        profile_arn: the pool's instance profile.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the Lustre scratch, or empty.
         scratch_mount_name: Lustre's mount name, or empty.

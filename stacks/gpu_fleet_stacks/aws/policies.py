@@ -26,7 +26,6 @@ def allow(
     Args:
         sid: its name, letters and digits.
         actions: actions, ``service:Action``.
-        resources: ARNs.
         conditions: operator -> condition key -> value.
         principal: for resource policies only.
     """

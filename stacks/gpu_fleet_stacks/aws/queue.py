@@ -33,10 +33,7 @@ class QueueArgs:
     """Inputs of the queue.
 
     Attributes:
-        image_id: as in a pool's launch template.
-        key_arn: encrypts the secret and the controller's disk.
         autoscaling_role_arn: the scaling role that the key trusts.
-        subnet_id: the controller's subnet, in the home zone.
         group_ids: label -> security group.
         bucket_arns: kind -> bucket.
         home: DNS name of the shared homes.
@@ -55,11 +52,7 @@ class QueueArgs:
 
 
 class QueueController(pulumi.ComponentResource):
-    """Slurm's controller.
-
-    Attributes:
-        join: for the pools.
-    """
+    """Slurm's controller."""
 
     join: QueueJoin
 

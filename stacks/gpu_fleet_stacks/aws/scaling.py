@@ -30,11 +30,7 @@ def scale_by_load(
     group: aws.autoscaling.Group,
     opts: pulumi.ResourceOptions,
 ) -> None:
-    """Declare the alarms of one group.
-
-    Args:
-        name: prefix of the resources' logical names.
-    """
+    """Declare the alarms of one group."""
     for alarm in load_alarms(plan):
         metric = _metric(stack, pool, group, alarm)
         aws.cloudwatch.MetricAlarm(

@@ -51,9 +51,6 @@ EMULATED_SERVICES = (
 def build(stack: Stack) -> dict[str, Any]:
     """Declare the whole environment.
 
-    Args:
-        stack: checked settings of an AWS stack.
-
     Returns:
         Outputs for the next command, by plain names; none of them is secret.
 

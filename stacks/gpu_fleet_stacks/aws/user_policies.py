@@ -117,7 +117,6 @@ def _of_caller(
     of the other.
 
     Args:
-        inputs: the stack's resources.
         kind: prefix of the statements' names.
         whose: the folder of their requests, with a policy variable.
         session: prefix of the ids of their sessions in Session Manager.

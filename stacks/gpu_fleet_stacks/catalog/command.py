@@ -34,11 +34,7 @@ class TypeName(click.ParamType[str]):
 
 
 class GpuModel(click.ParamType[str]):
-    """A text in the model of a GPU, such as H100.
-
-    Args:
-        models: returns the models there are.
-    """
+    """A text in the model of a GPU, such as H100."""
 
     name = "model"
 

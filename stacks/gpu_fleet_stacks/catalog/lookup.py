@@ -46,11 +46,7 @@ class Catalog:
         return self._types.get(name)
 
     def get(self, name: str) -> InstanceType:
-        """Return the type of that name.
-
-        Raises:
-            UnknownInstanceType: the message names the nearest types.
-        """
+        """Return the type of that name. Raises UnknownInstanceType, which names the nearest types."""
         if (kind := self.find(name)) is None:
             raise UnknownInstanceType(name, self.suggest(name))
         return kind
@@ -80,11 +76,7 @@ def _distance(wanted: InstanceType, other: InstanceType) -> tuple[int, int, int]
 
 @cache
 def load(path: Path = FILE) -> Catalog:
-    """Return the catalog, read once for each file.
-
-    Raises:
-        MalformedCatalogError: the file cannot be read or is not valid.
-    """
+    """Return the catalog, read once for each file. Raises MalformedCatalogError."""
     return Catalog(reader.read(path))
 
 
@@ -113,11 +105,7 @@ def facts_of(kind: InstanceType) -> dict[str, Any]:
 
 
 def describe(name: str) -> str:
-    """Describe a type in a few lines for a user.
-
-    Raises:
-        UnknownInstanceType: the message names the nearest types.
-    """
+    """Describe a type in a few lines for a user. Raises UnknownInstanceType."""
     kind = load().get(name)
     rdma = f"{kind.efa_interfaces} EFA" if kind.cloud is Cloud.AWS else f"{kind.erdma_interfaces} eRDMA"
     scratch = f"{kind.local_nvme_gib} GiB of local NVMe" if kind.instance_store_scratch else "no local disks"

@@ -86,9 +86,5 @@ def exactly(money: Money) -> CostRange:
 
 
 def total(spans: Iterable[CostRange], currency: str) -> CostRange:
-    """Return the sum; the sum of nothing is 0.
-
-    Raises:
-        CurrencyError: a range is in another currency.
-    """
+    """Return the sum; the sum of nothing is 0. Raises CurrencyError if a range is in another currency."""
     return sum(spans, exactly(Money(Decimal(0), currency)))

@@ -229,11 +229,7 @@ class _File(_Exact):
 
 @cache
 def load(cloud: Cloud, path: Path = FILE) -> PriceList:
-    """Return a cloud's price list, read once for each file.
-
-    Raises:
-        PriceListError: the file cannot be read, is not valid, or lacks the cloud.
-    """
+    """Return a cloud's price list, read once for each file. Raises PriceListError."""
     try:
         content = toml_file.read(path, _File)
     except ValueError as error:

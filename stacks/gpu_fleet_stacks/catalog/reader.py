@@ -89,11 +89,7 @@ class _File(_Exact):
 
 
 def read(path: Path) -> tuple[InstanceType, ...]:
-    """Return the types in the order of the file.
-
-    Raises:
-        MalformedCatalogError: the file cannot be read or is not valid.
-    """
+    """Return the types in the order of the file. Raises MalformedCatalogError."""
     content = _parse(path)
     try:
         types = tuple(

@@ -42,11 +42,7 @@ ALLOWED = {
 
 
 def content_of(path: Path) -> dict[str, Any]:
-    """Return a file's tables and values.
-
-    Raises:
-        ValueError: it cannot be read, or is no TOML; the message is for users.
-    """
+    """Return a file's tables and values. Raises ValueError if it cannot be read, or is no TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -62,8 +58,7 @@ def content_of(path: Path) -> dict[str, Any]:
 def read(path: Path, kind: type[Content]) -> Content:
     """Return a file's content by a model.
 
-    Raises:
-        ValueError: it cannot be read, is no TOML, or has wrong keys; the message is for users.
+    Raises ValueError if it cannot be read, is no TOML, or has wrong keys.
     """
     content = content_of(path)
     try:

@@ -33,7 +33,6 @@ def ask(
 
     Args:
         instances: type -> the region of its price.
-        say: called with the name of the next query.
         cloud: makes the calls; by default with the credentials of the environment.
 
     Raises:

@@ -91,7 +91,6 @@ def ask(
     Args:
         region: region of spot prices, and of the prices of everything but instances.
         instances: type -> the region of its price.
-        say: called with the name of the next query.
         aws: makes the calls; by default with the credentials of the environment.
 
     Raises:

@@ -89,8 +89,7 @@ def _region(cloud: Cloud) -> str:
 def _check(texts: dict[Path, str]) -> None:
     """Read the new files with the readers of the other commands, before they replace the old ones.
 
-    Raises:
-        StacksError: one of them is not valid.
+    Raises StacksError if one of them is not valid.
     """
     with tempfile.TemporaryDirectory() as folder:
         copies = {path: Path(folder) / path.name for path in texts}

@@ -69,8 +69,7 @@ def rewrite_catalog(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str
 def rewrite_prices(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str, list[PriceChange]]:
     """Return prices.toml with the new prices of one cloud, except those of instance types.
 
-    Raises:
-        RefreshError: a price is in another currency than the cloud's list.
+    Raises RefreshError if a price is in another currency than the cloud's list.
     """
     document = tomlkit.parse(text)
     table = document["clouds"][cloud]

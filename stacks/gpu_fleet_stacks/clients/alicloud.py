@@ -36,11 +36,7 @@ class Alicloud:
         self._products: dict[str, Product] = {}
 
     def ask(self, product: str, action: str, **parameters: str) -> dict[str, Any]:
-        """Make one call, such as ``ask("ecs", "DescribeImages", ImageId="m-1")``.
-
-        Raises:
-            CannotCheckError: it was denied, refused or not answered, or there are no credentials.
-        """
+        """Make one call, such as ``ask("ecs", "DescribeImages", ImageId="m-1")``. Raises CannotCheckError."""
         call = self._product(product).action(action)
         log.debug("call=%s.%s", product, action)
         try:

@@ -40,8 +40,7 @@ class Aws:
     def ask(self, service: str, operation: str, **arguments: Any) -> dict[str, Any]:
         """Make one call, such as ``ask("ec2", "describe_instances", InstanceIds=[...])``.
 
-        Raises:
-            CannotCheckError: it was denied, refused or not answered.
+        Raises CannotCheckError if it was denied, refused or not answered.
         """
         call = getattr(self._client(service), operation)
         log.debug("call=%s.%s", service, operation)
@@ -75,7 +74,6 @@ class Aws:
         """Yield the items under ``key`` of all pages; errors as in ``ask``.
 
         Args:
-            mark: the name of the page token.
             asked: its name in the request, where that differs.
         """
         place: dict[str, str] = {}

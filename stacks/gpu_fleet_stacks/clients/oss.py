@@ -53,8 +53,7 @@ def inner_host(region: str) -> str:
 def client(region: str, environ: Mapping[str, str] = os.environ) -> Any:
     """Return boto3's client for OSS; its endpoint is the one that ``OSS_ENDPOINT`` names.
 
-    Raises:
-        CannotCheckError: there are no credentials.
+    Raises CannotCheckError if there are no credentials.
     """
     host = inner_host(region) if inner_host(region) in environ.get(CHOSEN, "") else public_host(region)
     try:
@@ -64,11 +63,7 @@ def client(region: str, environ: Mapping[str, str] = os.environ) -> Any:
 
 
 def ask(s3: Any, operation: str, **arguments: Any) -> dict[str, Any]:
-    """Make one call.
-
-    Raises:
-        CannotCheckError: it was refused or not answered.
-    """
+    """Make one call. Raises CannotCheckError if it was refused or not answered."""
     try:
         answer: dict[str, Any] = getattr(s3, operation)(**arguments)
     except ClientError as error:

@@ -29,11 +29,7 @@ EXTRA_THROUGHPUT_MB_PER_S = 125
 
 
 def estimate(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Cost:
-    """Return the cost of a stack.
-
-    Raises:
-        CurrencyError: a price has no rate to the budget's currency.
-    """
+    """Return the cost of a stack. Raises CurrencyError if a price has no rate to the budget's currency."""
     parts = _Parts(stack, prices.load(stack.cloud))
     lines = [line for pool in stack.pools for line in parts.of_pool(pool)]
     lines += parts.shared(volumes)
@@ -143,11 +139,7 @@ class _Parts:
         return CostRange(expected, worst)
 
     def _own_currency(self, quote: Quote, amount: Decimal) -> Money:
-        """Convert a price into the stack's currency.
-
-        Raises:
-            CurrencyError: there is no rate between the two.
-        """
+        """Convert a price into the stack's currency. Raises CurrencyError."""
         budget = self.stack.budget
         if quote.currency == budget.currency:
             return Money(amount, quote.currency)

@@ -23,8 +23,7 @@ ONE_INSTANCE = Size(min=0, desired=1, max=1)
 def budget(stack: Stack) -> BudgetPolicy:
     """Return what a month may cost and what the meter counts with, in the budget's currency.
 
-    Raises:
-        CurrencyError: a price has no rate to that currency.
+    Raises CurrencyError if a price has no rate to that currency.
     """
     said = stack.budget
     types = dict.fromkeys(name for pool in stack.pools for name in pool.types)

@@ -46,8 +46,7 @@ class Deployed:
 def deployed(environ: Mapping[str, str]) -> Deployed | None:
     """Return the deployed cost from the environment; None where none was passed, or nothing is deployed.
 
-    Raises:
-        DeployedCostError: the message names the variable and what it should hold.
+    Raises DeployedCostError, which names the variable and what it should hold.
     """
     text = environ.get(VARIABLE, "").strip()
     if not text:

@@ -18,11 +18,7 @@ class ProfileError(Exception):
 
 @cache
 def profile_of(stack: str, path: Path = PROFILES) -> Profile:
-    """Return a stack's profile.
-
-    Raises:
-        ProfileError: the message names the missing rule or profile, and the existing ones.
-    """
+    """Return a stack's profile. Raises ProfileError."""
     content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     profiles = content["profiles"]
     entry = content.get("stacks", {}).get(stack, {})

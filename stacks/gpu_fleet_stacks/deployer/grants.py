@@ -1,9 +1,12 @@
 """Permissions that a resource type needs from its deployer, and the documents made of them."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from gpu_fleet_stacks.core.errors import StacksError
 
@@ -30,6 +33,27 @@ class Grant:
     actions: str
     resources: tuple[str, ...] = ("*",)
     when: Conditions = field(default_factory=dict)
+
+
+# Makes the grants of a row from the value of its kind and the whole row.
+Kind = Callable[[Any, Mapping[str, Any]], tuple[Grant, ...]]
+
+
+def plain(actions: str, row: Mapping[str, Any]) -> tuple[Grant, ...]:
+    """Return the grant of a row as it is written."""
+    return (Grant(actions, tuple(row.get("resources", ("*",))), row.get("when", {})),)
+
+
+def table(name: str, kinds: Mapping[str, Kind]) -> Mapping[str, tuple[Grant, ...]]:
+    """Return resource type -> its grants, from a file beside this one; a row begins with its kind."""
+    types = yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    return {token: tuple(_grants(rows, kinds)) for token, rows in types.items()}
+
+
+def _grants(rows: Iterable[Mapping[str, Any]], kinds: Mapping[str, Kind]) -> Iterator[Grant]:
+    for row in rows:
+        kind, value = next(iter(row.items()))
+        yield from kinds[kind](value, row)
 
 
 def filled(grant: Grant, names: Mapping[str, str]) -> Grant:

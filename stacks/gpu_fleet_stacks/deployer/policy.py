@@ -11,7 +11,7 @@ from gpu_fleet_stacks.aws.policies import partition
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.core.errors import StacksError
-from gpu_fleet_stacks.deployer import alicloud, aws, aws_grants
+from gpu_fleet_stacks.deployer import alicloud, aws
 from gpu_fleet_stacks.deployer.grants import Grant, documents, filled, statements
 from gpu_fleet_stacks.settings import Stack
 
@@ -21,13 +21,7 @@ ROLE_TYPES = ("aws:iam/role:Role", "alicloud:ram/role:Role")
 
 @dataclass(frozen=True)
 class Declared:
-    """A resource as the program registered it.
-
-    Attributes:
-        type: the provider's token.
-        name: its logical name.
-        inputs: the provider's camelCase keys.
-    """
+    """A resource as the program registered it."""
 
     type: str
     name: str
@@ -60,8 +54,7 @@ _REPLICA_TYPES = tuple(
 def policies(stack: Stack, resources: Sequence[Declared], wanted: Wanted) -> list[dict[str, Any]]:
     """Return the documents, each of a size that its cloud accepts.
 
-    Raises:
-        StacksError: a type has no entry in its cloud's table, or there are too many documents.
+    Raises StacksError if a type has no entry in its cloud's table, or there are too many documents.
     """
     on_aws = stack.cloud is Cloud.AWS
     names = {
@@ -83,7 +76,7 @@ def policies(stack: Stack, resources: Sequence[Declared], wanted: Wanted) -> lis
 
 def _within(stack: Stack, grant: Grant) -> Grant:
     """Return the grant; if it gives a role its rights, restricted to the organisation's boundary."""
-    if grant.actions != aws_grants.BOUND or not stack.aws.permissions_boundary:
+    if grant.actions != aws.BOUND or not stack.aws.permissions_boundary:
         return grant
     return replace(grant, when=_bound(stack.aws.permissions_boundary))
 
@@ -96,7 +89,7 @@ def _of_types(stack: Stack, resources: Sequence[Declared]) -> Iterator[Grant]:
     table = aws.TABLE if stack.cloud is Cloud.AWS else alicloud.TABLE
     types = sorted({resource.type for resource in resources})
     if unknown := [token for token in types if token not in table]:
-        place = f"stacks/gpu_fleet_stacks/deployer/{stack.cloud}.py"
+        place = f"stacks/gpu_fleet_stacks/deployer/{stack.cloud}.yaml"
         raise StacksError(f"no entry in {place} for {', '.join(unknown)}: what it takes is not known")
     for token in types:
         yield from table[token]
@@ -158,10 +151,10 @@ def _lookups(stack: Stack) -> Iterator[Grant]:
     yield Grant(
         "ssm:GetParameter ssm:GetParametersByPath",
         tuple(sorted(_parameters(stack))),
-        aws_grants.HERE,
+        aws.HERE,
     )
     if boundary := stack.aws.permissions_boundary:
-        yield Grant("iam:PutRolePermissionsBoundary", (aws_grants.ROLE,), _bound(boundary))
+        yield Grant("iam:PutRolePermissionsBoundary", (aws.ROLE,), _bound(boundary))
     # a group of reservations is no resource of the stack's
     if groups := sorted({str(pool.reservation_id) for pool in stack.pools if pool.reserved_by_group}):
         yield Grant("ec2:RunInstances", tuple(groups))

@@ -22,11 +22,7 @@ COMPLETED, SEVERITIES = "completed", ("critical", "high", "medium", "all")
 
 
 class AwsBuilds:
-    """A stack's pipeline; see ``gpu_fleet_stacks.images.builds.Builds``.
-
-    Args:
-        aws: makes the calls.
-    """
+    """A stack's pipeline; see ``gpu_fleet_stacks.images.builds.Builds``."""
 
     def __init__(self, stack: Stack, aws: Aws | None = None) -> None:
         self._stack = stack

@@ -36,7 +36,6 @@ class Build:
 
     Attributes:
         id: the cloud's id.
-        state: its state.
         phase: the cloud's name of its current phase, say ``testing``.
         image_id: the image that it made; empty until then.
         created: when it began, as the cloud writes it.
@@ -148,8 +147,7 @@ def follow_until_tried(
 ) -> Build:
     """Follow a build; where no test instance was available, build again in the next zone, for six hours.
 
-    Raises:
-        StacksError: it failed for another reason, or no instance was available in all that time.
+    Raises StacksError if it failed for another reason, or no instance was available in all that time.
     """
     until = now() + PATIENCE
     while True:

@@ -106,11 +106,7 @@ def rollback(name: str) -> None:
 
 
 def builds_of(stack: Stack, **asks: Any) -> Builds:
-    """Return the builds of a stack on its cloud.
-
-    Raises:
-        StacksError: the stack has no pipeline.
-    """
+    """Return the builds of a stack on its cloud. Raises StacksError if the stack has no pipeline."""
     if not stack.image.built:
         raise StacksError(
             f"{stack.name}: image.base_id = null: names the Ubuntu 24.04 that a build starts from; then "

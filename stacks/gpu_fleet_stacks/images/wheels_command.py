@@ -67,8 +67,6 @@ def fetched(text: str, folder: Path, report: Callable[[str], object]) -> Path:
     """Return the folder with every wheel of the list in it, each checked against its hash.
 
     Args:
-        text: the list.
-        folder: keeps the wheels for the next time.
         report: called before a step that takes minutes.
 
     Raises:

@@ -45,8 +45,7 @@ class Question:
     def parsed(self, text: str) -> Any:
         """Return the field's value.
 
-        Raises:
-            StacksError: the text is no positive number where one is needed.
+        Raises StacksError if the text is no positive number where one is needed.
         """
         if self.is_list:
             return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -95,11 +94,7 @@ def applying(cloud: Cloud) -> tuple[Question, ...]:
 
 
 def with_answer(so_far: NewStack, question: Question, text: str) -> NewStack:
-    """Return the answers with one more.
-
-    Raises:
-        StacksError: the message names the flag, the value and what is allowed.
-    """
+    """Return the answers with one more. Raises StacksError."""
     answers = replace(so_far, **{question.field: question.parsed(text)})
     problems = [problem for problem in stack_file.problems(answers) if concerns(problem, question)]
     if problems:
@@ -135,11 +130,7 @@ def asked(so_far: NewStack, question: Question) -> NewStack:
 
 
 def answered(so_far: NewStack, given: Mapping[str, str], *, interactive: bool) -> NewStack:
-    """Return every answer, from flags or a user.
-
-    Raises:
-        StacksError: the message names every flag that is missing or wrong.
-    """
+    """Return every answer, from flags or a user. Raises StacksError."""
     wrong = [
         f"{question.flag} {given[question.field]!r}: is for {ONLY_ON[question.field]} only"
         for question in QUESTIONS
@@ -246,11 +237,7 @@ def answer_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def stack_name(text: str) -> str:
-    """Return a stack's name, before anything else is asked.
-
-    Raises:
-        StacksError: the message names the value and what is allowed.
-    """
+    """Return a stack's name, before anything else is asked. Raises StacksError."""
     if re.fullmatch(naming.NAME_FORM, text) is None:
         raise StacksError(f"stack {text!r}: must be {naming.NAME_RULE}")
     return text

@@ -29,7 +29,6 @@ class NewStack:
     """The answers that make a stack file.
 
     Attributes:
-        monthly: the budget, in the cloud's currency.
         image: id of an image; empty for AWS's own deep-learning image.
         kms_instance_id: on Alibaba Cloud, where keys outside of a KMS instance rotate yearly; else empty.
         assume: what has no list price -> its price.
@@ -151,11 +150,7 @@ def _flow(values: tuple[str, ...] | Mapping[str, object]) -> str:
 
 
 def settings_of(answers: NewStack) -> Stack:
-    """Return the settings that ``check`` reads from the file.
-
-    Raises:
-        SettingsError: the message names everything that is wrong with them.
-    """
+    """Return the settings that ``check`` reads from the file. Raises SettingsError."""
     content = yaml_text.read(text_of(answers))
     return reader.from_config(answers.name, content["config"])
 

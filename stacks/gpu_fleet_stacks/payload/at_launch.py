@@ -14,7 +14,6 @@ class QueueJoin:
     """Values that make an instance a node of the stack's queue.
 
     Attributes:
-        secret_arn: the secret with munge's key.
         node_file: ``queue.json`` of a node.
     """
 
@@ -32,7 +31,6 @@ def encoded_user_data(
     """Return the cloud-config in base64, as launch templates of both clouds need it.
 
     Args:
-        scheme: of the stack's buckets.
         names: names that the pool's instances use; the keys are arguments of ``user_data.encoded``.
         queue: ``queue.json`` of a node; None without a queue.
 

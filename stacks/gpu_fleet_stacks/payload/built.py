@@ -39,19 +39,14 @@ class Payload:
 def for_stack(stack: Stack) -> Payload | None:
     """Return the payload of a stack's instances; None where every image has it, or none is wanted.
 
-    Raises:
-        StacksError: as in ``built``.
+    Raises StacksError as in ``built``.
     """
     return built(stack.cloud) if stack.image.bootstraps else None
 
 
 @cache
 def built(cloud: Cloud) -> Payload:
-    """Return the payload for a cloud, and make its file if it is missing.
-
-    Raises:
-        StacksError: the recipe is incomplete, or a wheel of the payload is not available.
-    """
+    """Return the payload for a cloud, and make its file if it is missing. Raises StacksError."""
     try:
         tar = payload.tarball(payload.assemble(target=str(cloud)))
         sha256 = hashlib.sha256(tar).hexdigest()

@@ -50,8 +50,7 @@ def read(key: str, name: str) -> ImageFile:
 def recipe(stack: Stack) -> ImageFile:
     """Return the recipe that a stack's image builds run: the settings' file, or gpu-fleet's own payload.
 
-    Raises:
-        StacksError: the file cannot be read, or the payload cannot be made.
+    Raises StacksError if the file cannot be read, or the payload cannot be made.
     """
     if stack.image.payload is not None:
         return read("image.payload", stack.image.payload)

@@ -96,7 +96,6 @@ def queue_json(role: str, address: str, secret: str) -> str:
 
     Args:
         role: ``controller`` or ``node``.
-        address: the controller's.
         secret: name of the secret with munge's key; the key itself is in no user data.
     """
     return json.dumps({"role": role, "address": address, "secret": secret}, indent=1) + "\n"

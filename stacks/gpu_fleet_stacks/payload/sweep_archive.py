@@ -92,11 +92,7 @@ def agents_release(cloud: Cloud) -> str:
 
 @cache
 def packages() -> Mapping[str, bytes]:
-    """Return the files of every package: path in the archive -> content.
-
-    Raises:
-        PackageError: a package is missing, or has a part for one platform alone.
-    """
+    """Return the files of every package: path in the archive -> content. Raises PackageError."""
     content: dict[str, bytes] = {}
     for name in PACKAGES:
         for path in _files(name):

@@ -84,11 +84,7 @@ def unit_text(stack: Stack) -> str:
 
 
 def payload_document(stack: Stack, bucket: str, payload: built.Payload) -> dict[str, str]:
-    """Return the facts of the payload for an instance. Pure.
-
-    Args:
-        bucket: the stack's records bucket.
-    """
+    """Return the facts of the payload for an instance. Pure."""
     return {
         "cloud": str(stack.cloud),
         "region": stack.region,
@@ -157,7 +153,6 @@ def cloud_config(stack: Stack, pool: Pool, instance_toml: str, bucket: str, queu
     """Return the whole user data of a pool.
 
     Args:
-        pool: whose instances read it.
         instance_toml: the text of ``instance.toml``.
         bucket: the stack's records bucket, which holds the payload.
         queue: the text of ``queue.json``; empty for none.

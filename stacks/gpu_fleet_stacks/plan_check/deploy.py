@@ -39,13 +39,7 @@ STREAMING = "PULUMI_ENABLE_STREAMING_JSON_PREVIEW"
 
 @dataclass(frozen=True)
 class Deployment:
-    """One stack for the CLI.
-
-    Attributes:
-        stack: its checked settings.
-        environ: of every run of the CLI.
-        arguments: the user's flags for the CLI.
-    """
+    """One stack for the CLI."""
 
     executable: str
     stack: Stack
@@ -79,11 +73,7 @@ class Deployment:
         return to_its_end(asked, self.root, environ)
 
     def output(self, name: str) -> Any:
-        """Return one output of the deployed stack.
-
-        Raises:
-            PlanError: there is none.
-        """
+        """Return one output of the deployed stack. Raises PlanError if there is none."""
         asked = [self.executable, "stack", "output", name, "--json", "--stack", self.stack.name]
         done = subprocess.run(
             asked, cwd=self.root, env=self.environ, capture_output=True, text=True, check=False

@@ -35,7 +35,6 @@ def report(
         cloud: with the credentials of the operator who runs ``up``.
         group: the application group's id.
         account: the account's id, part of the namespace.
-        wait: sleeps.
 
     Raises:
         CannotCheckError: a call was refused or not answered.

@@ -33,7 +33,6 @@ class PolicyPack:
     """The pack of a project.
 
     Attributes:
-        project: the folder with Pulumi.yaml.
         top: the folder that holds the package.
     """
 

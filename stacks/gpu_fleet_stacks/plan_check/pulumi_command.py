@@ -136,11 +136,7 @@ def deployed_cost(executable: str, name: str) -> str:
 
 
 def deployed(name: str) -> dict[str, Any]:
-    """Return every output of the deployed stack.
-
-    Raises:
-        StacksError: there is no such stack, or the CLI cannot read it.
-    """
+    """Return every output of the deployed stack. Raises StacksError."""
     stack_files.path_of(name)
     asked = [cli(), "stack", "output", "--json", "--stack", name]
     done = subprocess.run(asked, cwd=projects.root(), capture_output=True, text=True, check=False)

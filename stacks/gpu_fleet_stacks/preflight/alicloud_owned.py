@@ -28,8 +28,7 @@ BUILD = 'build one: `gpu-fleet image build STACK`, as "Bake and build an image" 
 def account(stack: Stack, cloud: Alicloud) -> Finding:
     """Check that the credentials are of the stack's account; the provider itself does not check that.
 
-    Raises:
-        CannotCheckError: there are no credentials, or the cloud does not answer.
+    Raises CannotCheckError if there are no credentials, or the cloud does not answer.
     """
     identity = cloud.ask("sts", "GetCallerIdentity")
     return usable.account(

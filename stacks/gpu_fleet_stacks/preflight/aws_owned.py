@@ -19,8 +19,7 @@ BUILD = 'build one: `gpu-fleet image build STACK`, as "Bake and build an image" 
 def account(stack: Stack, aws: Aws) -> Finding:
     """Check that the credentials are of the stack's account; without credentials no other check can run.
 
-    Raises:
-        CannotCheckError: there are no credentials, or the cloud does not answer.
+    Raises CannotCheckError if there are no credentials, or the cloud does not answer.
     """
     identity = aws.ask("sts", "get_caller_identity")
     remedy = "choose another AWS_PROFILE, or set account_id"

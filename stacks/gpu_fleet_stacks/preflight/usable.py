@@ -42,7 +42,6 @@ def image(named: str, wrong: Sequence[str], build: str) -> Finding:
     """Return the finding of an image that exists.
 
     Args:
-        named: its id and name, and how instances get agent and gate with it.
         wrong: what is wrong with it; empty for nothing.
     """
     if not wrong:

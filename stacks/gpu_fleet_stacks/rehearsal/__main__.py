@@ -80,11 +80,7 @@ def main(name: str, folder: Path) -> None:
 
 
 def rehearse(acts: Acts, clients: RegionClients, settings: Stack, build: Path) -> closing.Figures:
-    """Run all acts of a stack and write their figures.
-
-    Raises:
-        StacksError: an act cannot continue; the message is for users.
-    """
+    """Run all acts of a stack and write their figures. Raises StacksError if an act cannot continue."""
     if settings.name == WHOLE_PLAY:
         training_act.require_trainer()
     started = time.perf_counter()

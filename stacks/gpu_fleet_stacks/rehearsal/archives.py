@@ -15,11 +15,7 @@ _READABLE = 0o644 << 16
 
 
 def asset_bytes(asset: Any) -> bytes:
-    """Return the content of a file or string asset.
-
-    Raises:
-        RehearsalError: for a remote asset, which would need the network.
-    """
+    """Return the content of a file or string asset. Raises RehearsalError."""
     if isinstance(asset, pulumi.StringAsset):
         return asset.text.encode()
     if isinstance(asset, pulumi.FileAsset):
@@ -30,11 +26,7 @@ def asset_bytes(asset: Any) -> bytes:
 
 
 def archive_files(archive: Any, prefix: str = "") -> dict[str, bytes]:
-    """Return path in the archive -> content, sorted by path.
-
-    Raises:
-        RehearsalError: for a remote archive, which would need the network.
-    """
+    """Return path in the archive -> content, sorted by path. Raises RehearsalError."""
     if isinstance(archive, pulumi.AssetArchive):
         content: dict[str, bytes] = {}
         for path, part in archive.assets.items():

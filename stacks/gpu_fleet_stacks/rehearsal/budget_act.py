@@ -89,11 +89,7 @@ def training_groups(settings: Stack, rehearsed: Rehearsed) -> list[str]:
 
 
 def spend(clients: RegionClients, rehearsed: Rehearsed, amount: Decimal) -> None:
-    """Raise this month's cost in the meter.
-
-    Raises:
-        RehearsalError: there is no meter yet: a sweep makes it.
-    """
+    """Raise this month's cost in the meter. Raises RehearsalError."""
     bucket = rehearsed.outputs["bucket_uris"]["records"].removeprefix("s3://")
     key, s3 = f"reaper/{METER}", clients("s3")
     try:

@@ -37,7 +37,6 @@ class Part:
     """The role of an instance in the act.
 
     Attributes:
-        name: the users' name of such an instance.
         does: the process that its users left running.
         goes: whether the sweep has to terminate it.
         share: the part of the time before the mark in which its agent runs; 0 for an instance that is
@@ -127,7 +126,6 @@ def cast(
     """Give each role to an instance that booted from its pool's user data; all end with the block.
 
     Args:
-        clients: of the stack's region.
         launched: the stack's instances.
         user_data: pool -> the user data that cloud-init reads there.
 
@@ -157,11 +155,7 @@ def cast(
 
 
 def live(players: Sequence[tuple[Player, datetime, datetime]]) -> None:
-    """Run the agents of some players side by side, each over its span.
-
-    Raises:
-        ChildError: an agent fails.
-    """
+    """Run the agents of some players side by side, each over its span. Raises ChildError."""
     with ExitStack() as stack:
         running = []
         for player, begin, end in players:
@@ -188,7 +182,6 @@ def wait_for_answers(clients: RegionClients, ledger_uri: str, ids: Collection[st
     """Wait until the agents of some instances have reported, after this call, that nothing runs there.
 
     Args:
-        clients: of the stack's region.
         ledger_uri: the ledger's URI in the function's environment.
 
     Raises:

@@ -36,7 +36,6 @@ def boot(user_data: str, root: Path, environment: Mapping[str, str], log: Path) 
     """Do the work of cloud-init and systemd.
 
     Args:
-        user_data: the text of a cloud-config.
         root: a folder that stands for the instance's root.
         environment: addresses of the instance's services; nothing of this process's environment is added.
 
@@ -57,11 +56,7 @@ def boot(user_data: str, root: Path, environment: Mapping[str, str], log: Path) 
 
 
 def started_units(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the units that ``runcmd`` starts.
-
-    Raises:
-        FirstBootError: there is none.
-    """
+    """Return the units that ``runcmd`` starts. Raises FirstBootError if there is none."""
     commands = [command for command in config.get("runcmd", ()) if command[:2] == ["systemctl", "start"]]
     units = tuple(command[-1] for command in commands)
     if not units:
@@ -89,11 +84,7 @@ def own_environment(root: Path, services: Mapping[str, str]) -> dict[str, str]:
 
 
 def service(root: Path, unit: str) -> list[str]:
-    """Return the command of a unit that starts with the instance.
-
-    Raises:
-        FirstBootError: the recipe did not enable the unit, or it is missing.
-    """
+    """Return the command of a unit that starts with the instance. Raises FirstBootError."""
     if unit not in enabled_units(root):
         raise FirstBootError(f"{unit} does not start with the instance: the recipe enabled no such unit")
     return exec_start(root, unit)
@@ -112,11 +103,7 @@ def people_command(root: Path, *arguments: str) -> list[str]:
 
 
 def exec_start(root: Path, unit: str) -> list[str]:
-    """Return a unit's command, with paths below the folder.
-
-    Raises:
-        FirstBootError: the unit is missing, or names no command.
-    """
+    """Return a unit's command, with paths below the folder. Raises FirstBootError."""
     parser = configparser.RawConfigParser(strict=False, interpolation=None)
     if not parser.read(root / UNITS / unit, encoding="utf-8"):
         raise FirstBootError(f"{UNITS}/{unit} is missing: neither user data nor payload brought it")
@@ -135,8 +122,7 @@ def _below(root: Path, command: Sequence[str]) -> list[str]:
 def system_python() -> str:
     """Return a Python without this environment's packages: the system's, or else the one that made ours.
 
-    Raises:
-        FirstBootError: neither exists.
+    Raises FirstBootError if neither exists.
     """
     for candidate in (SYSTEM_PYTHON, f"{sys.base_prefix}/bin/python3"):
         if shutil.which(candidate) and _is_new(candidate):

@@ -18,7 +18,6 @@ def answer(clients: RegionClients, token: str, arguments: dict[str, Any]) -> Ans
 
     Args:
         token: such as ``aws:index/getRegion:getRegion``.
-        arguments: camelCase arguments.
 
     Raises:
         UnknownInvokeError: the function has no answer.

@@ -14,8 +14,7 @@ PACKAGES = ("boto3", "botocore", "jmespath", "python-dateutil", "s3transfer", "s
 def laid_out(folder: Path) -> Path:
     """Make a folder with links to those packages of this environment, and to no others.
 
-    Raises:
-        RehearsalError: a package is not installed.
+    Raises RehearsalError if a package is not installed.
     """
     folder.mkdir(parents=True)
     for package in PACKAGES:

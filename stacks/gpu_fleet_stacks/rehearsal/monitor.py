@@ -34,7 +34,6 @@ class RehearsalMocks(Mocks):
     """Answers the requests of a program to its providers.
 
     Attributes:
-        records: everything registered so far.
         failure: the first resource that was refused, or None.
     """
 
@@ -55,8 +54,7 @@ class RehearsalMocks(Mocks):
     def new_resource(self, args: MockResourceArgs) -> values.Created:
         """Create or record one resource; Pulumi calls it once all its inputs are known.
 
-        Raises:
-            CreationError: the message names the resource and moto's refusal.
+        Raises CreationError, which names the resource and moto's refusal.
         """
         inputs = values.plain(args.inputs)
         started = time.perf_counter()

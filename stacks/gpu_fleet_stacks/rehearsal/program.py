@@ -85,8 +85,7 @@ class Rehearsed:
 def read_config(stack_name: str, settings_file: Path | None = None) -> dict[str, str]:
     """Return a stack's configuration as the engine gives it to a program: full keys, structures as JSON text.
 
-    Raises:
-        StacksError: the file is missing or holds no mapping.
+    Raises StacksError if the file is missing or holds no mapping.
     """
     config = stack_files.config_of(settings_file or stack_files.path_of(stack_name))
     return {key: _as_text(value) for key, value in config.items()}

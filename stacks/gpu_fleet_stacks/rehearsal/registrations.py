@@ -28,7 +28,6 @@ class Registration:
         parent: the parent's URN; empty for children of the stack.
         inputs: the program's inputs, secrets unwrapped, with the provider's camelCase keys.
         outputs: what the provider would return.
-        id: the physical id.
         outcome: created, recorded or grouped.
         protected: the ``protect`` option.
         retained: the ``retain_on_delete`` option.

@@ -48,8 +48,7 @@ def unpacked(rehearsed: Rehearsed, folder: Path) -> Function:
 def by_command(function: Function, now: datetime) -> Report:
     """Run ``gpu-fleet sweep --dry-run`` with the function's own policy at a given time; return its report.
 
-    Raises:
-        ChildError: it fails in part or completely.
+    Raises ChildError if it fails in part or completely.
     """
     stem = function.folder.parent / "sweep-dry"
     report, log = stem.with_suffix(".json"), stem.with_suffix(".log")

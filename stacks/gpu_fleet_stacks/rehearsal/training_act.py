@@ -65,7 +65,6 @@ class ProcessGroup:
 
     Attributes:
         root: the folder of the instance's first boot.
-        metadata: the instance's metadata service.
     """
 
     label: str
@@ -92,9 +91,7 @@ def play(console: Console, clients: RegionClients, user_data: str, folder: Path)
     """Train without a break, then again with a spot notice half-way, then resume on another instance.
 
     Args:
-        clients: of the stack's region in moto.
         user_data: of the pool's instances; brings the trainer's sources and names the bucket.
-        folder: for data, run directories and logs.
 
     Raises:
         ChildError: a process of the trainer fails.
@@ -228,8 +225,7 @@ def _notice_at_half(instance: MetadataService) -> Callable[[float, float], None]
 def _check(straight: dict[str, Any], stopped: dict[str, Any], resumed: dict[str, Any]) -> None:
     """Check that each run ended as expected; otherwise the act's figures mean nothing.
 
-    Raises:
-        TrainerActError: the message names the run.
+    Raises TrainerActError, which names the run.
     """
     for name, result, wanted in (
         ("the undisturbed run", straight, "finished"),

@@ -48,7 +48,6 @@ def picked(inputs: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
     """Return the present inputs under their API names.
 
     Args:
-        inputs: camelCase inputs of a resource.
         names: API parameter -> input key.
     """
     return {parameter: inputs[key] for parameter, key in names.items() if key in inputs}

@@ -28,9 +28,6 @@ def directory_text(stack: Stack, directory: DirectorySettings, taken: Iterable[s
     """Return ``directory.json`` for the function that reads a directory.
 
     See ``image/gpu_fleet_image/controllers/directory/directory.py``.
-
-    Args:
-        taken: names of the system.
     """
     names = {person.team for person in stack.access.people.values() if person.team} | directory.teams.keys()
     content = {

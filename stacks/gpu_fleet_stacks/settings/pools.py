@@ -95,7 +95,6 @@ class LoadAlarm:
         of_gpus: it watches how much the pool's GPUs compute, which agents publish, instead of the group's
             CPUs. Their memory would say nothing: one process fills it ahead, and may not compute.
         high: whether it watches for too much load, or for too little.
-        percent: the threshold.
         for_s: how long the load must last.
     """
 

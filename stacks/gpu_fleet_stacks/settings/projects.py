@@ -46,11 +46,7 @@ def folder() -> Path | None:
 
 
 def root() -> Path:
-    """Return the folder with Pulumi.yaml, in which the Pulumi CLI runs.
-
-    Raises:
-        StacksError: there is none, or its stack files are others than those that were named.
-    """
+    """Return the folder with Pulumi.yaml, in which the Pulumi CLI runs. Raises StacksError."""
     stacks = folder()
     if stacks is not None:
         for project in _upward(stacks):
@@ -60,11 +56,7 @@ def root() -> Path:
 
 
 def stack_folder() -> Path:
-    """Return the folder of the stack files.
-
-    Raises:
-        StacksError: there is no project.
-    """
+    """Return the folder of the stack files. Raises StacksError if there is no project."""
     stacks = folder()
     if stacks is None:
         raise StacksError(missing())

@@ -45,11 +45,7 @@ Parsed = tuple[Any, list[Problem]]
 
 
 def load() -> Stack:
-    """Read the running stack's settings from Pulumi's configuration.
-
-    Raises:
-        SettingsError: the message names every wrong key.
-    """
+    """Read the running stack's settings from Pulumi's configuration. Raises SettingsError."""
     import pulumi  # noqa: PLC0415 - the pure modules stay importable without Pulumi
     from pulumi.runtime import config  # noqa: PLC0415 - the same
 

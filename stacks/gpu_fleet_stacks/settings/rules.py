@@ -62,11 +62,7 @@ CURRENCIES = {Cloud.AWS: ("USD",), Cloud.ALICLOUD: ("CNY", "USD")}
 
 
 def check(stack: Stack) -> list[Problem]:
-    """Return the problems of all rules that the parsed fields allow to check.
-
-    Args:
-        stack: the settings, or a draft of them.
-    """
+    """Return the problems of all rules that the parsed fields allow to check."""
     return [
         *problems_of(_OF_STACK, stack),
         *problems_of((_of_pools,), stack),

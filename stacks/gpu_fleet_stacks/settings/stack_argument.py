@@ -94,8 +94,7 @@ def stack_option(command: Callable[..., None]) -> Callable[..., None]:
 def stack_and_word(words: Sequence[str]) -> tuple[str, str | None]:
     """Return the stack and the other word of a command line; the line may have both, either or none.
 
-    Raises:
-        click.UsageError: there is a word too many, or no stack.
+    Raises click.UsageError if there is a word too many, or no stack.
     """
     ctx = click.get_current_context()
     flag, others = ctx.meta.get(NAMED), list(words)

@@ -56,8 +56,7 @@ def missing(name: str = "NAME") -> str:
 def config_of(path: Path) -> dict[str, Any]:
     """Return the ``config`` mapping of a stack file, with full keys such as ``gpu-fleet:region``.
 
-    Raises:
-        StacksError: the file cannot be read or holds no such mapping.
+    Raises StacksError if the file cannot be read or holds no such mapping.
     """
     try:
         raw = path.read_bytes()
@@ -94,8 +93,7 @@ def _called(content: object) -> str:
 def place_of(name: str) -> dict[str, str]:
     """Return a stack's cloud, region, account_id, and endpoint_url of an emulator or an empty text.
 
-    Raises:
-        StacksError: the message names everything that is wrong with its file.
+    Raises StacksError, which names everything that is wrong with its file.
     """
     stack = settings_of(name)
     return {
@@ -112,11 +110,7 @@ def pools_of(name: str) -> list[str]:
 
 
 def settings_of(name: str) -> Stack:
-    """Return a stack's settings, read and checked without Pulumi.
-
-    Raises:
-        StacksError: the message names everything that is wrong with its file.
-    """
+    """Return a stack's settings, read and checked without Pulumi. Raises StacksError."""
     return reader.from_config(name, config_of(path_of(name)))
 
 

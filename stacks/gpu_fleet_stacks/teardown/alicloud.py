@@ -55,7 +55,6 @@ class AlicloudStack:
     """One stack on Alibaba Cloud; see ``holdings.TeardownCloud``.
 
     Args:
-        cloud: makes every call but those to OSS.
         s3: boto3's client for OSS.
         elsewhere: the same for ``storage.replica_region``; OSS redirects no other region's client.
     """

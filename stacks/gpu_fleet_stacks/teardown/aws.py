@@ -50,11 +50,7 @@ def connect(stack: Stack, clients: Clients | None = None) -> "AwsStack":
 
 
 class AwsStack:
-    """One stack on AWS; see ``holdings.TeardownCloud``.
-
-    Args:
-        aws: makes every call.
-    """
+    """One stack on AWS; see ``holdings.TeardownCloud``."""
 
     def __init__(self, stack: Stack, aws: Aws) -> None:
         self._stack, self._aws = stack, aws

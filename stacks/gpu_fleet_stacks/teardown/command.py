@@ -101,8 +101,7 @@ def destroy(
 def confirm(name: str) -> None:
     """Ask the user to type the stack's name.
 
-    Raises:
-        TeardownError: the user typed something else, or standard input is no terminal.
+    Raises TeardownError if the user typed something else, or standard input is no terminal.
     """
     if not _at_a_terminal():
         raise TeardownError(f"there is no terminal to confirm at; --yes destroys {name} without asking")

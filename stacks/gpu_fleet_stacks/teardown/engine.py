@@ -26,11 +26,7 @@ LETTERS = {"x": "--exclude", "t": "--target", "m": "--message"}
 
 
 def refuse(arguments: Sequence[str]) -> None:
-    """Refuse flags that would change what the plan decided.
-
-    Raises:
-        StacksError: the message names the flag and what to do instead.
-    """
+    """Refuse flags that would change what the plan decided. Raises StacksError."""
     pulumi_command.refuse(arguments)
     for argument in arguments:
         name = pulumi_command.flag_of(argument, LETTERS)
@@ -54,11 +50,7 @@ class Engine:
         self._stack, self._arguments, self._message = stack, tuple(arguments), message
 
     def resources(self) -> tuple[StateResource, ...]:
-        """Return the resources in the state.
-
-        Raises:
-            TeardownError: there is no such stack, or the operator is not logged in.
-        """
+        """Return the resources in the state. Raises TeardownError."""
         asked = [self._executable, "stack", "export", "--stack", self._stack]
         done = subprocess.run(asked, cwd=projects.root(), capture_output=True, text=True, check=False)
         if done.returncode:

@@ -66,7 +66,6 @@ class DataStore:
     Attributes:
         kind: ``data``, ``checkpoints``, ``records``, ``access-logs``, ``home`` or ``scratch``.
         urn: its URN in the state.
-        id: bucket name or file system id.
         holds: its content, such as ``1,204 versions, 3.1 GiB``.
         empty: whether it is empty; only a bucket can prove that.
         protected: whether Pulumi refuses to delete it.
@@ -160,8 +159,6 @@ def store_of(
     """Describe a bucket or a file system of the state, and what it holds.
 
     Args:
-        resource: the store in the state.
-        size: returns a file system's size.
         ask: makes one call of boto3's S3 client.
         absent: error codes of a store that was deleted outside Pulumi.
     """

@@ -65,11 +65,7 @@ class DestroyPlan:
 
 
 def plan(stack: Stack, resources: Sequence[StateResource], holdings: Holdings, wishes: Wishes) -> DestroyPlan:
-    """Decide what is deleted and what stays.
-
-    Args:
-        resources: of the state.
-    """
+    """Decide what is deleted and what stays."""
     kept: list[tuple[DataStore, str]] = []
     given_up: list[DataStore] = []
     empty: list[DataStore] = []

@@ -64,10 +64,6 @@ class Teardown:
     def run(self, resources: Sequence[StateResource], decided: DestroyPlan) -> DestroyPlan:
         """Destroy the stack; return the final plan, which lists what was kept.
 
-        Args:
-            resources: of the state.
-            decided: a plan without refusals.
-
         Raises:
             StillThereError: instances still exist after the wait.
             TeardownError: ``pulumi destroy`` failed.

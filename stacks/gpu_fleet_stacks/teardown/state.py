@@ -49,7 +49,6 @@ class StateResource:
     Attributes:
         urn, type, id, parent: the engine's values; ``id`` is empty for a component.
         needs: URNs that it depends on: dependencies, parent, provider.
-        protected: Pulumi refuses to delete it.
     """
 
     urn: str
@@ -69,8 +68,7 @@ class StateResource:
 def read(text: str) -> tuple[StateResource, ...]:
     """Return the resources of an export, without those that are pending deletion.
 
-    Raises:
-        TeardownError: the text is no export of a stack.
+    Raises TeardownError if the text is no export of a stack.
     """
     try:
         listed = (json.loads(text).get("deployment") or {}).get("resources") or []

@@ -464,7 +464,7 @@ def test_a_type_without_an_entry_is_named():
         policies(stack_files.settings_of("aws-dev"), [Declared("aws:new/thing:Thing", "x", {})], Wanted())
 
     assert str(caught.value) == (
-        "no entry in stacks/gpu_fleet_stacks/deployer/aws.py for aws:new/thing:Thing: "
+        "no entry in stacks/gpu_fleet_stacks/deployer/aws.yaml for aws:new/thing:Thing: "
         "what it takes is not known"
     )
 

@@ -4,20 +4,22 @@ import json
 import re
 import shutil
 from itertools import product
+from pathlib import Path
 
 import pytest
 import yaml
 
+import gpu_fleet_stacks
 from gpu_fleet_image.controllers.meter import meter
 from gpu_fleet_image.core import metrics
 from gpu_fleet_image.core.metrics import METRIC_SWEEP_RUNS
 from gpu_fleet_stacks.aws import dashboard as aws_dashboard
-from gpu_fleet_stacks.aws import grafana
 from gpu_fleet_stacks.core import naming
 from tests.ran import ran
 from tests.stacks.monitoring.dcgm_counters import DEFAULT_COUNTERS
 
-FOLDER = grafana.FILE.parent
+FOLDER = Path(gpu_fleet_stacks.__file__).parent / "monitoring"
+GRAFANA = json.loads((FOLDER / "gpu-fleet.json").read_text())
 RULES = FOLDER / "gpu-fleet.rules.yml"
 PUBLISHED = {value for name, value in vars(metrics).items() if name.startswith("METRIC_")}
 # Of node exporter and of Prometheus itself.
@@ -42,7 +44,7 @@ def alerts():
 
 
 def panels():
-    return json.loads(grafana.FILE.read_text())["panels"]
+    return GRAFANA["panels"]
 
 
 def queries() -> dict[str, str]:
@@ -118,8 +120,15 @@ def test_instances_are_found_by_the_tags_that_stacks_give_them():
         assert "__meta_ec2_tag_" + re.sub(r"\W", "_", f"{naming.PROJECT}:{tag}") in labels
 
 
-def test_the_dashboard_is_what_its_source_writes():
-    assert grafana.FILE.read_text() == grafana.text()
+def test_grafana_computes_shares_as_the_page_of_cloudwatch_does():
+    (panel,) = [panel for panel in panels() if panel["title"] == "In use and computing, as agents report"]
+    own = naming.metric_namespace("$stack")
+
+    assert [target["expression"] for target in panel["targets"]] == [
+        aws_dashboard.mean_of(own, "ActiveFraction"),
+        aws_dashboard.computing_share(own),
+        aws_dashboard.sm_activity(own),
+    ]
 
 
 def cells(place):
@@ -129,7 +138,7 @@ def cells(place):
 
 def test_panels_have_their_own_ids_and_places_and_known_data_sources():
     places = [cell for panel in panels() for cell in cells(panel["gridPos"])]
-    variables = {entry["name"] for entry in grafana.dashboard()["templating"]["list"]}
+    variables = {entry["name"] for entry in GRAFANA["templating"]["list"]}
 
     assert len({panel["id"] for panel in panels()}) == len(panels())
     assert len(set(places)) == len(places)
@@ -161,9 +170,11 @@ def test_tiles_say_the_last_value_of_instances_gpus_budget_and_sweep():
     last = tiles["Last sweep"]
     share = tiles["Month's budget spent"]["targets"]
     assert len(tiles) == 6
-    assert sum(panel["gridPos"]["w"] for panel in tiles.values()) == grafana.COLUMNS
+    assert sum(panel["gridPos"]["w"] for panel in tiles.values()) == 24  # columns of Grafana's grid
     assert {panel["options"]["reduceOptions"]["calcs"][0] for panel in tiles.values()} == {"lastNotNull"}
-    assert [target["expr"] for target in tiles["Instances running"]["targets"]] == [f"sum({grafana.UP})"]
+    assert [target["expr"] for target in tiles["Instances running"]["targets"]] == [
+        'sum(up{job="instance",stack="$stack"})'
+    ]
     assert [target.get("hide", False) for target in share] == [True, True, False]
     assert share[2]["expression"] == f"{share[0]['id']} / {share[1]['id']}"
     assert last["options"]["reduceOptions"]["fields"] == "/^Time$/"

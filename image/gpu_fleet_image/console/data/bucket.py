@@ -42,7 +42,6 @@ class FileOutcome:
     """Result of one file.
 
     Attributes:
-        why: the reason of a failure.
         is_verified: whether the object has a SHA-256, which the content has too.
     """
 
@@ -69,8 +68,6 @@ class DataBucket:
 
     Attributes:
         s3: boto3's client for S3 or OSS.
-        owner: the cloud's name of the caller, for the objects' metadata.
-        uri: of the bucket.
     """
 
     s3: Any
@@ -120,11 +117,7 @@ def stored_of(answer: dict[str, Any]) -> Stored:
 
 
 def open_bucket(place: Place, *, as_owner: bool = False) -> DataBucket:
-    """Return a stack's data bucket. Raises CloudError.
-
-    Args:
-        as_owner: look up the caller's name, to write objects.
-    """
+    """Return a stack's data bucket. Raises CloudError."""
     name = place.bucket(place.account_id or account_of(place), "data")
     s3 = clouds.bucket_client(place.cloud, place.region)
     owner = caller_of(place).partition("/")[2].rpartition(":")[2] if as_owner else ""

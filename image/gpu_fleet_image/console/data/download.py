@@ -30,7 +30,6 @@ class Item:
     """An object to download.
 
     Attributes:
-        name: below the data set's prefix.
         version: ETag, by which a download that was cut short continues with the same content.
     """
 
@@ -41,11 +40,7 @@ class Item:
 
 
 class Downloader:
-    """Downloads the objects of a data set into a folder.
-
-    Args:
-        replace: write over files with other content.
-    """
+    """Downloads the objects of a data set into a folder."""
 
     def __init__(
         self, bucket: DataBucket, folder: Path, counter: ByteCounter, *, replace: bool = False
@@ -55,8 +50,7 @@ class Downloader:
     def get(self, items: list[Item]) -> list[FileOutcome]:
         """Download objects, several at once; one that fails does not stop the others.
 
-        Raises:
-            CloudError, ConfigurationError: the bucket refuses.
+        Raises CloudError or ConfigurationError if the bucket refuses.
         """
         with ThreadPoolExecutor(AT_ONCE) as files:
             return list(in_parallel(files, self._file, items))

@@ -58,13 +58,7 @@ class Unfinished:
 
 
 class DataUploader:
-    """Uploads files to one data set.
-
-    Args:
-        prefix: of the data set.
-        replace: write a new version of an object with other content.
-        cache: folder for the records of unfinished uploads.
-    """
+    """Uploads files to one data set."""
 
     def __init__(
         self, bucket: DataBucket, prefix: str, counter: ByteCounter, cache: Path, *, replace: bool = False
@@ -76,8 +70,7 @@ class DataUploader:
     def put(self, sources: list[LocalFile]) -> list[FileOutcome]:
         """Upload files, several at once; one that fails does not stop the others.
 
-        Raises:
-            CloudError, ConfigurationError: the bucket refuses, which it would do for every file.
+        Raises CloudError or ConfigurationError if the bucket refuses, which it would do for every file.
         """
         self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         with ThreadPoolExecutor(AT_ONCE) as parts, ThreadPoolExecutor(AT_ONCE) as files:

@@ -190,11 +190,7 @@ def _tag(names: BillColumns, row: Row, key: str) -> str:
 
 
 def _table(path: Path) -> tuple[list[str], Iterable[Row]]:
-    """Return the columns and rows of a file: CSV, also in gzip or zip, or Parquet.
-
-    Raises:
-        BillError: it cannot be read.
-    """
+    """Return the columns and rows of a file: CSV, also in gzip or zip, or Parquet. Raises BillError."""
     try:
         content = path.read_bytes()
         if content.startswith(PARQUET):

@@ -50,7 +50,6 @@ class Comparison:
     """A month of the meter beside a bill.
 
     Attributes:
-        rows: by day, pool and what.
         others: cost of the account's lines that are not the stack's.
         no_use: cost of taxes, credits and fees.
     """

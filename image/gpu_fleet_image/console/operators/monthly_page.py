@@ -24,11 +24,7 @@ _MOST_BARS = 12  # more cannot be read; the others are summed up
 
 
 def page(summary: Summary, stack: str, changes: Sequence[FreezeChange] = ()) -> str:
-    """Return the HTML file.
-
-    Args:
-        changes: freezes and unfreezes of its pools.
-    """
+    """Return the HTML file."""
     plots = []
     if summary.savings:
         plots = [_daily_plot(summary)]

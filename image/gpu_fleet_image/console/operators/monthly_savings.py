@@ -49,11 +49,7 @@ def month_of(moment: datetime) -> Month:
 
 
 def parse_month(text: str) -> Month:
-    """Parse a month, ``2026-11``.
-
-    Raises:
-        ConfigurationError: the text is malformed.
-    """
+    """Parse a month, ``2026-11``. Raises ConfigurationError if the text is malformed."""
     try:
         month = month_of(datetime.strptime(text, "%Y-%m").replace(tzinfo=UTC))
         month.before()  # a report reads on from the previous month
@@ -67,7 +63,6 @@ class Saving:
     """Saving of one stop or termination in the month.
 
     Attributes:
-        until: end of the saving.
         amount: in the record's currency; None if the price was unknown.
     """
 

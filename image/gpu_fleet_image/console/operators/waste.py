@@ -26,11 +26,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 560, 220, 54, 30, 10
 
 @dataclass
 class Hours:
-    """GPU hours of a pool's owner, or of all, on one day or several.
-
-    Attributes:
-        idle_cost: cost of the idle hours.
-    """
+    """GPU hours of a pool's owner, or of all, on one day or several."""
 
     rented: Decimal = Decimal(0)
     computing: Decimal = Decimal(0)
@@ -159,11 +155,7 @@ def as_text(waste: Waste, form: str) -> str:
 
 
 def page(waste: Waste, missing: Sequence[str]) -> str:
-    """Return the HTML file: the fleet's idle share by day as a picture, and the rows as a table.
-
-    Args:
-        missing: days without a record.
-    """
+    """Return the HTML file: the fleet's idle share by day as a picture, and the rows as a table."""
     heads = [name.replace("_percent", ", %").replace("_", " ") for name in COLUMNS[:-2]]
     heads.append(f"idle cost, {waste.currency}")
     cells = [[_shown(name, row[name]) for name in COLUMNS[:-1]] for row in rows(waste)]

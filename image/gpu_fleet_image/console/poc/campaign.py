@@ -61,7 +61,6 @@ class Campaign:
 
     Attributes:
         pack: number of instances, and whether it is the first stage -> what is submitted.
-        taken: keys of the requests.
         given_back: instance -> the sweep's next step.
         problems: what could not be given back, and why.
     """

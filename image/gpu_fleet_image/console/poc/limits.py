@@ -42,11 +42,7 @@ _FILE: Any = make_dataclass("File", [(subject, table, table()) for subject, tabl
 
 
 def load(path: Path, flag: str = "--limits") -> Limits:
-    """Read a file of limits.
-
-    Raises:
-        ConfigurationError: names every wrong key, its value and what is allowed.
-    """
+    """Read a file of limits. Raises ConfigurationError."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

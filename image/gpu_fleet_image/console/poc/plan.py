@@ -20,7 +20,6 @@ class PocPlan:
 
     Attributes:
         seconds: of each figure of storage.
-        size_mib: of its files.
     """
 
     pool: str

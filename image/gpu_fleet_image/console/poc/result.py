@@ -23,10 +23,8 @@ class PocResult:
     """Result of a POC.
 
     Attributes:
-        facts: the texts of the document, by name.
         ranks_per_node: GPUs of an instance; 0 if no instance measured.
         node_counts: numbers of instances that were asked for.
-        types: instance types of the pool.
         stages: ``nodes``, ``run``, ``instances``, ``outcome`` of each.
         given_back: instance -> the sweep's next step.
         problems: what could not be given back.
@@ -77,11 +75,7 @@ class PocResult:
 
 
 def read(path: Path, flag: str) -> PocResult:
-    """Read a document.
-
-    Raises:
-        ConfigurationError: it is missing, corrupt, or of another version.
-    """
+    """Read a document. Raises ConfigurationError if it is missing, corrupt, or of another version."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -26,8 +26,7 @@ HOUR = timedelta(hours=1)
 def usd_price(policy: Policy, pool: str, cny_per_usd: float | None) -> Decimal:
     """Return the highest price of an hour of one instance with its disks, in USD.
 
-    Raises:
-        ConfigurationError: it is unknown.
+    Raises ConfigurationError if it is unknown.
     """
     price = _price(policy, pool)
     if price is None:
@@ -102,12 +101,7 @@ class CostMeter:
             )
 
     def check_room(self, count: int, span: timedelta) -> None:
-        """Raise CapReachedError if the next stage would pass the cap.
-
-        Args:
-            count: instances more.
-            span: planned time of the stage.
-        """
+        """Raise CapReachedError if the next stage would pass the cap."""
         held = sum(number for _, number in self._held.values()) + count
         more = self.price * _hours(span * held + TEARDOWN * count)
         if self.cost() + more > self.cap:

@@ -15,9 +15,6 @@ class JobScript:
     """A run for the queue.
 
     Attributes:
-        name: of the job.
-        folder: its working folder, on the shared homes.
-        log: file of its output.
         arguments: of ``python -m gpu_fleet``.
         qos: Slurm's QoS of the job; empty for the default.
         gpus: on each instance; 0 for none.

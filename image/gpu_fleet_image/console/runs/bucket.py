@@ -40,7 +40,6 @@ class RunBucket:
 
     Attributes:
         s3: boto3's client for S3 or OSS.
-        calls: makes the calls.
     """
 
     s3: Any

@@ -25,7 +25,6 @@ class Criteria:
     Attributes:
         named: ids that the user asks for; empty for any of their instances.
         account: owner of the runs that keep instances busy.
-        caller: the cloud's name of the credentials.
     """
 
     pool: str

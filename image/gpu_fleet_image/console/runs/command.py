@@ -47,9 +47,6 @@ class Packed:
 
     Attributes:
         arguments: of ``python -m gpu_fleet`` on the instances.
-        directory: folder of the run's results.
-        title: beginning of the run's name.
-        files: names of the uploaded files.
         left_out: files of an included folder that are not uploaded.
         secrets: uploaded files that look like secrets.
         elsewhere: uploaded modules from outside of the run's folder.

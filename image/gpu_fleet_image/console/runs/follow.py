@@ -34,11 +34,7 @@ _as_option = click.option(
 
 @dataclass(frozen=True)
 class Viewer:
-    """The caller of a command, and their stack.
-
-    Attributes:
-        account: owner of the runs.
-    """
+    """The caller of a command, and their stack."""
 
     policy: Policy
     place: Place

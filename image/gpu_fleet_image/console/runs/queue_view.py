@@ -73,8 +73,6 @@ class QueueViewer:
     """The caller of a command, and their stack.
 
     Attributes:
-        account: owner of the jobs.
-        caller: the cloud's name of the credentials.
         is_instance: this is an instance of the stack, where Slurm answers.
         read: returns the controller's newest record; None if there is none.
         moved: returns the mover's newest state; None if there is none, or it may not be read.
@@ -120,8 +118,7 @@ class QueueViewer:
 def opened(policy: Policy, asked: Asked, account: str | None) -> QueueViewer:
     """Return the viewer for the caller: on an instance the calling account, elsewhere the credentials'.
 
-    Raises:
-        ConfigurationError, CloudError: the caller is unknown.
+    Raises ConfigurationError or CloudError if the caller is unknown.
     """
     where = Place(policy.stack, policy.cloud, policy.region, asked.account_id or "")
     is_instance = queue_file.path().is_file()

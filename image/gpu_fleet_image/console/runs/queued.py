@@ -52,8 +52,6 @@ class QueuedRun:
     """A user's submission.
 
     Attributes:
-        words: a configuration with its overrides, or a command.
-        flags: of the trainer.
         checkpoints: a command's checkpoint folder, or empty.
         qos: ``low`` for a run that others preempt; empty for none.
     """
@@ -137,9 +135,7 @@ def described(
 ) -> JobScript:
     """Return the job. Pure.
 
-    Raises:
-        ConfigurationError: there is no such pool, it may not grow so far, or a flag has no meaning
-            here.
+    Raises ConfigurationError if there is no such pool, it may not grow so far, or a flag has no meaning here.
     """
     if refused:
         raise ConfigurationError(

@@ -174,8 +174,7 @@ def chosen(
 ) -> Instance:
     """Return the selected instance; a user at a terminal chooses among several.
 
-    Raises:
-        ConfigurationError: none matches, or several do and nobody can be asked.
+    Raises ConfigurationError if none matches, or several do and nobody can be asked.
     """
     if instance_id is not None:
         ids = {instance.id: instance for instance in instances}

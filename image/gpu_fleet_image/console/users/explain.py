@@ -78,11 +78,7 @@ def explain(
 
 
 def _decision_on(instance_id: str, result: Result) -> Decision:
-    """Return the plan's decision on one instance.
-
-    Raises:
-        ConfigurationError: the stack manages no such instance.
-    """
+    """Return the plan's decision on one instance. Raises ConfigurationError."""
     decisions = {decision.instance.id: decision for decision in result.plan.decisions}
     if instance_id not in decisions:
         hint = nearest(instance_id, decisions)

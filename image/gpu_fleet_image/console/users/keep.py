@@ -142,8 +142,7 @@ def _of_another(instance_id: str, place: Place, pool: str, mark: datetime) -> Ex
 def _whereabouts(asked: Asked) -> tuple[str, str]:
     """Return cloud and region: of the named stack, else of the flags, this instance, the environment.
 
-    Raises:
-        ConfigurationError: no region is known.
+    Raises ConfigurationError if no region is known.
     """
     if asked.stack:
         place = place_of(asked)

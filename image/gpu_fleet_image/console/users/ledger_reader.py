@@ -36,11 +36,7 @@ class LedgerPlace:
 
     @classmethod
     def of(cls, uri: str, s3: Any) -> "LedgerPlace":
-        """Parse the location in a URI.
-
-        Raises:
-            ConfigurationError: it names no bucket.
-        """
+        """Parse the location in a URI. Raises ConfigurationError if it names no bucket."""
         scheme, _, rest = uri.partition("://")
         bucket, _, prefix = rest.partition("/")
         if scheme not in ("s3", "oss") or not bucket:

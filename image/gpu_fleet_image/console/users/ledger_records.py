@@ -37,14 +37,7 @@ class End:
 
 
 def end_of(record: Mapping[str, Any], key: str) -> End:
-    """Parse and check a record of the ledger.
-
-    Args:
-        key: of the record, for the message.
-
-    Raises:
-        CloudError: it is malformed.
-    """
+    """Parse and check a record of the ledger. Raises CloudError if it is malformed."""
     try:
         price = record["price_per_hour"]
         return End(

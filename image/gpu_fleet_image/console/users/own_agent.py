@@ -49,8 +49,7 @@ def is_meant(asked: Asked, instance_id: str | None) -> bool:
 def refuse_form(form: str) -> None:
     """Refuse JSON and CSV, because an agent answers in lines.
 
-    Raises:
-        ConfigurationError: one of them is wanted.
+    Raises ConfigurationError if one of them is wanted.
     """
     if form != TABLE:
         raise ConfigurationError(
@@ -59,11 +58,7 @@ def refuse_form(form: str) -> None:
 
 
 def ask(command: str, instance_id: str | None = None, **words: str) -> None:
-    """Send a request to the agent, and print its answer.
-
-    Raises:
-        AgentError: it refuses, or does not answer.
-    """
+    """Send a request to the agent, and print its answer. Raises AgentError."""
     request = {"command": command, **words, **({"instance": instance_id} if instance_id else {})}
     output = answered(json.dumps(request).encode() + b"\n")
     for warning in output.warnings:

@@ -109,11 +109,7 @@ def yesterday(store: Store, now: datetime) -> str:
 
 
 def dry_sweep(asked: Asked, now: datetime | None, holder: str) -> tuple[Policy, SweepCloud, Result]:
-    """Run a sweep of the selected stack without changes, at ``now`` or the present.
-
-    Raises:
-        ReaperError: the stack is unknown, or nothing could be read.
-    """
+    """Run a sweep of the selected stack without changes, at ``now`` or the present. Raises ReaperError."""
     meant = subject(asked)
     clock: Callable[[], datetime] = lambda: now or datetime.now(UTC)  # noqa: E731 - a clock
     options = SweepOptions(clock, holder, dry_run=True, check_clock=False, orphans=False)

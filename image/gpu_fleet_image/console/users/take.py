@@ -340,11 +340,7 @@ def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, 
 
 
 def give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
-    """Remove the hold, and ask the sweep; return the instance as it is then. Raises CloudError.
-
-    Args:
-        by: name of the user who gives it back.
-    """
+    """Remove the hold, and ask the sweep; return the instance as it is then. Raises CloudError."""
     wish = {TAG_GIVE_BACK: f"{format_time(desk.now())} {by}"}
     desk.cloud.instances.tag([instance.id], wish)
     desk.cloud.instances.untag([instance.id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])

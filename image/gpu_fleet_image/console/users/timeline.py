@@ -66,7 +66,6 @@ def rows(
 
     Args:
         points: (start of the period, smallest value), in any order; of repetitions the smallest counts.
-        start: of the first period.
         now: nothing after it is shown.
         period: length in seconds.
     """

@@ -55,7 +55,6 @@ class PipelineBuild:
     """One run of a stack's pipeline.
 
     Attributes:
-        id: the cloud's id.
         began: when it began, UTC.
         image_id: the image that it made; empty until then.
         place: index of its pipeline in the plan; there is one pipeline for each zone.
@@ -149,11 +148,7 @@ class Pipelines(Protocol):
 
 
 def reconcile(builds: Pipelines, plan: BuildsPlan, zone: ZoneInfo, now: datetime) -> Report:
-    """Run one pass: start, retry or promote a build, and report problems.
-
-    Args:
-        zone: the stack's time zone, for the hour of the weekly build.
-    """
+    """Run one pass: start, retry or promote a build, and report problems."""
     history = builds.history()
     newest = history[0] if history else None
     due = last_due(now, zone)
@@ -239,11 +234,7 @@ def token(pipeline: str, after: str) -> str:
 
 
 def load(file: Path) -> BuildsPlan:
-    """Return the plan that the stack wrote.
-
-    Raises:
-        ConfigurationError: it cannot be read.
-    """
+    """Return the plan that the stack wrote. Raises ConfigurationError if it cannot be read."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         return BuildsPlan(**content | {"pipelines": tuple(content["pipelines"])})

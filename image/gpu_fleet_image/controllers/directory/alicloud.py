@@ -67,7 +67,6 @@ def run(ends_at: datetime, as_of: datetime | None = None) -> Mapping[str, Any]:
 
     Args:
         ends_at: when the function is cut off.
-        as_of: the time of a rehearsal. No event sets it.
 
     Raises:
         InstanceError: nothing was written; the function counts it as an error.

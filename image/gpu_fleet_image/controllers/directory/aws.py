@@ -84,7 +84,6 @@ def run(ends_at: datetime, as_of: datetime | None = None) -> Mapping[str, Any]:
 
     Args:
         ends_at: when the function is cut off.
-        as_of: the time of a rehearsal. No event sets it.
     """
     policy = policies.load(policy_file())
     clock = lambda: as_of or datetime.now(UTC)  # noqa: E731 - a clock

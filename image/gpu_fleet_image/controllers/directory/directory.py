@@ -69,7 +69,6 @@ class MemberAccount:
         name: the login name of the number's first assignment.
         uid: the number.
         now: the name at the directory's last answer.
-        enabled: the directory lets them log in.
     """
 
     name: str

@@ -79,8 +79,7 @@ def settle(
 def read_spending(cloud: SweepCloud, policy: Policy, fleet: Inventory, now: datetime) -> Spending | None:
     """Return the stack's costs at this time, writing nothing; None if nothing is metered.
 
-    Raises:
-        CloudError: the meter or the freeze could not be read.
+    Raises CloudError if the meter or the freeze could not be read.
     """
     store = cloud.store
     if policy.budget is None or store is None:
@@ -126,11 +125,7 @@ def _spending(
 
 
 def _count(store: Store, policy: Policy, budget: BudgetPolicy, swept: SweptFleet) -> MeterReading:
-    """Advance the meter in the bucket to the sweep's time.
-
-    Raises:
-        CloudError: it could not be read or written, or counts in another currency.
-    """
+    """Advance the meter in the bucket to the sweep's time. Raises CloudError."""
     for _ in range(TRIES):
         before, version = _read(store)
         reading, days = meter.advance(before, swept.fleet, budget, policy.currency, swept.now)

@@ -32,11 +32,7 @@ def keep(store: Store, day: Day) -> None:
 
 
 def load(store: Store, name: str) -> Day:
-    """Return a recorded day.
-
-    Raises:
-        CloudError: there is none, or it is damaged.
-    """
+    """Return a recorded day. Raises CloudError if there is none, or it is damaged."""
     stored = store.get(_key(DAYS, name, "json"))
     if stored is None:
         raise CloudError(f"no day {name} was metered: {_key(DAYS, name, 'json')} is not there", _NOT_METERED)
@@ -157,11 +153,7 @@ def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReadin
 
 
 def efficiency(cloud: SweepCloud, policy: Policy, day: Day, now: datetime) -> Efficiency:
-    """Return a day with its instances' GPU utilisation.
-
-    Raises:
-        CloudError: the utilisation could not be read.
-    """
+    """Return a day with its instances' GPU utilisation. Raises CloudError."""
     gpus = policy.budget.gpus_of_pools() if policy.budget else {}
     computing, sm_active = (
         _mean(cloud, day, metric, now) for metric in (METRIC_GPU_UTILISATION, METRIC_GPU_SM_ACTIVITY)

@@ -125,7 +125,6 @@ class Efficiency:
         saved_cost: cost that terminated instances would have had.
         computing: instance id -> the time in which its GPUs computed, if any of it is reported.
         unpriced: number of instances without a known price; if there are any, all costs are lower bounds.
-        sm_active: mean SM activity, as of a pool.
         lacks: what all costs lack, because it has no public price.
     """
 

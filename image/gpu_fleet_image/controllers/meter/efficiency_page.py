@@ -61,11 +61,7 @@ def headline(day: Efficiency) -> str:
 
 
 def mail(day: Efficiency, where: str) -> str:
-    """Return the day as text.
-
-    Args:
-        where: the page's URI in the bucket.
-    """
+    """Return the day as text."""
     lines = [headline(day), *_notes(day), "", "Most money left idle:"]
     lines += [
         f"- {_number(use.idle_cost)} {day.currency}: {use.instance_id} ({use.instance.type}, pool "

@@ -99,9 +99,6 @@ class Freeze:
 def from_json(raw: Mapping[str, Any], where: str) -> Freeze:
     """Parse what ``to_json`` wrote.
 
-    Args:
-        raw: the JSON object.
-
     Raises:
         CloudError: it is damaged; no group is changed then.
     """
@@ -207,11 +204,7 @@ class GroupChange:
 
 
 def steps(freeze: Freeze, groups: Iterable[Group], budget: BudgetPolicy) -> Iterator[GroupChange]:
-    """Yield the changes that bring the groups in line with the freeze; none if they are.
-
-    Args:
-        freeze: with every group's earlier state.
-    """
+    """Yield the changes that bring the groups in line with the freeze; none if they are."""
     for group in groups:
         before = freeze.groups.get(group.name)
         if before is None:

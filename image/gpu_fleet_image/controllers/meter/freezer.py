@@ -36,11 +36,7 @@ _UNFREEZE = 'Busy instances stay. gpu-fleet unfreeze --reason "..." lifts it for
 
 @dataclass(frozen=True)
 class Actor:
-    """Author and reason of a change to a freeze.
-
-    Attributes:
-        name: the sweep, or a user's login.
-    """
+    """Author and reason of a change to a freeze."""
 
     name: str
     reason: str
@@ -60,11 +56,7 @@ def read(store: Store, now: datetime) -> tuple[Freeze, str | None]:
 class Freezer:
     """Writer of one stack's freeze.
 
-    Args:
-        groups: of the stack, from a recent listing.
-
-    Raises:
-        ConfigurationError: the cloud has no store, or the policy no budget.
+    Raises ConfigurationError if the cloud has no store, or the policy no budget.
     """
 
     def __init__(self, cloud: SweepCloud, policy: Policy, groups: Iterable[Group], spent: Decimal) -> None:

@@ -21,7 +21,6 @@ class MeteredInstance:
         per_hour: cost of an hour, with disks.
         ends_at: when a sweep terminated it; None if no sweep did.
         priced: ``per_hour`` has its own price; without one it has only its disks.
-        spot: it was bought on the spot market.
         reservation: that it runs in, of a pool with several; empty for none, or where nobody knows.
     """
 
@@ -63,7 +62,6 @@ class Day:
     """A calendar day in UTC, or its metered part.
 
     Attributes:
-        date: its first moment.
         costs: pool, or ``_shared``, -> cost.
         instances: instance id -> its share of the day.
         saved: instance id -> the share that it would have had, had no sweep terminated it.
@@ -128,7 +126,6 @@ class MeterReading:
         until: the time up to which everything is counted.
         month: pool, or ``_shared``, -> cost of the month of ``until``.
         day: the day of ``until``.
-        yesterday: cost of the day before.
         running: instance id -> instance, of those that ran at ``until``.
         saved: instance id -> instance, of those that sweeps terminated this month and that do not run again.
         unreported: days that ended and are not reported yet, oldest first.
@@ -170,9 +167,6 @@ class MeterReading:
 
 def from_json(raw: Mapping[str, Any], where: str) -> MeterReading:
     """Parse what ``to_json`` wrote.
-
-    Args:
-        raw: the JSON object.
 
     Raises:
         CloudError: it is damaged. Nothing is counted then: a meter that started again would forget money.

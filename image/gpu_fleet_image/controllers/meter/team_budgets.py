@@ -40,8 +40,6 @@ class TeamSpending:
     """A team's cost compared with its budget.
 
     Attributes:
-        spent: cost of the month.
-        monthly: its budget.
         passed: highest threshold that the cost has passed, in percent; 0 for none.
         frozen: it takes no instance and starts no job.
         lifted: a user lifted the freeze for this month.
@@ -98,11 +96,7 @@ def as_text(team: TeamSpending) -> dict[str, Any]:
 
 
 def from_json(raw: Mapping[str, Any]) -> TeamBudgets:
-    """Parse what ``TeamBudgets.to_json`` wrote.
-
-    Raises:
-        CloudError: it is damaged.
-    """
+    """Parse what ``TeamBudgets.to_json`` wrote. Raises CloudError if it is damaged."""
     try:
         days = {
             str(day): {str(team): Decimal(cost) for team, cost in costs.items()}
@@ -230,8 +224,7 @@ def with_team(members: Mapping[str, str]) -> dict[str, str]:
 def members_of(store: Store) -> dict[str, str]:
     """Return account -> team, or ``NO_TEAM``, of the accounts of the stack's instances now.
 
-    Raises:
-        CloudError: the list of accounts is malformed, or could not be read.
+    Raises CloudError if the list of accounts is malformed, or could not be read.
     """
     stored = store.newest(keys.ACCOUNTS)
     try:
@@ -242,11 +235,7 @@ def members_of(store: Store) -> dict[str, str]:
 
 
 def lift(store: Store, policy: Policy, name: str, now: datetime, actor: Actor) -> TeamSpending:
-    """Lift a team's freeze until the month ends; return its spending before.
-
-    Raises:
-        CloudError: it could not be read or written, or the team has no budget.
-    """
+    """Lift a team's freeze until the month ends; return its spending before. Raises CloudError."""
     before, version = read(store, now)
     team = before.teams.get(name)
     if team is None:

@@ -57,11 +57,7 @@ def to_json(money: MoneyLeft, totals: Mapping[str, int], now: datetime) -> dict[
 
 
 def growth_of(raw: Mapping[str, Any]) -> Growth:
-    """Read what ``to_json`` wrote.
-
-    Raises:
-        CloudError: it is damaged.
-    """
+    """Read what ``to_json`` wrote. Raises CloudError if it is damaged."""
     try:
         return Growth(
             parse_time(raw["at"]),

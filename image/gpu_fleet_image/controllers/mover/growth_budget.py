@@ -14,7 +14,6 @@ def refusal(state: PassState, pool: str, number: int, hours: float | None, paid:
 
     Args:
         number: instances that would start.
-        hours: for how long a user asks for them.
         paid: instances that cost from then on, with spares that only change hands; ``number`` without it.
     """
     capacity, money = state.capacity(pool), state.view.money

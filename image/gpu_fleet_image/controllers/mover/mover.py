@@ -96,10 +96,6 @@ class MoveResult:
 def move(cloud: SweepCloud, groups: Groups, policy: Policy, clock: Callable[[], datetime]) -> MoveResult:
     """Run one pass.
 
-    Args:
-        groups: of the same cloud.
-        clock: the time now.
-
     Raises:
         CloudError: what is there could not be read, or not written down; no group was raised.
         ConfigurationError: no ledger is named.

@@ -33,7 +33,6 @@ class PlacementDecision:
     """One line of the ledger, with everything that is needed to carry it out.
 
     Attributes:
-        reason: why, for a user.
         group: the scaling group, if one is changed.
         coming: ids of the instances on their way that it is about.
         desired: desired capacity of the group before; None where none is changed.
@@ -105,7 +104,6 @@ class PoolView:
         now: aware UTC.
         sites: pool -> its groups in order of preference.
         instances: those of the stack that are not gone.
-        money: what may be spent.
         requests: that no pass has seen yet.
         firing: pools whose load asks for an instance more.
         queue: pool -> what waits for its instances, on a stack with a queue; None without one.

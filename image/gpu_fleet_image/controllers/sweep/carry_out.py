@@ -56,9 +56,6 @@ class Tools:
     """Everything that changes of the fleet need.
 
     Attributes:
-        notifier: notifies users.
-        store: holds the ledger.
-        clock: the time now.
         wait: waits some seconds.
     """
 
@@ -171,7 +168,6 @@ def close(tools: Tools, decisions: Sequence[Decision], replies: Replies, done: D
 
     Args:
         decisions: verdicts on instances that said for their marks that nothing runs there.
-        done: failures are added.
 
     Raises:
         CloudError, DeadlineError: what they say meanwhile cannot be read; nothing is harmed.

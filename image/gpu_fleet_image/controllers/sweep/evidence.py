@@ -73,7 +73,6 @@ def summarise(
 
     Args:
         points: (start of the period, smallest ``SecondsSinceActivity`` in it), in any order, repeats allowed.
-        now: the moment of the decision.
         window: how far back coverage is counted.
         complete: the cloud answered the whole query.
     """
@@ -117,7 +116,6 @@ def combine(coarse: Activity, fine: Activity) -> Activity:
     """Combine the whole window with fine heartbeats of its end; the fine heartbeats take precedence.
 
     Args:
-        coarse: of the whole window.
         fine: of the last hour, read later.
     """
     newest = fine if fine.newest_at is not None else coarse
@@ -157,7 +155,6 @@ def observe(
     An instance that the coarse look shows busy is not looked at again; that is most of a fleet in use.
 
     Args:
-        now: the time of the sweep.
         scale_in: pools where a shorter idle time counts.
 
     Returns:

@@ -16,7 +16,6 @@ def handle(event: bytes, context: Any) -> str:
     """Sweep once.
 
     Args:
-        event: a timer's, or the sweep's flags as JSON.
         context: the function's: request id, and its timeout in seconds
             (www.alibabacloud.com/help/en/functioncompute/fc/user-guide/context-1, Python 3.12).
 
@@ -31,11 +30,7 @@ def handle(event: bytes, context: Any) -> str:
 
 
 def flags(event: bytes) -> object:
-    """Return the flags of an event; pure.
-
-    Raises:
-        ConfigurationError: it is no JSON.
-    """
+    """Return the flags of an event; pure. Raises ConfigurationError if it is no JSON."""
     try:
         content = json.loads(event or b"{}")
         if isinstance(content, dict) and content.keys() <= _TIMER and "payload" in content:

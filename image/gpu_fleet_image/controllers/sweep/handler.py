@@ -27,7 +27,6 @@ def handle(event: object, context: Any) -> dict[str, Any]:
 
     Args:
         event: ``{}``, or with the flags ``dry_run`` and ``override_breaker``.
-        context: Lambda's: request id and remaining time.
 
     Returns:
         The counts of the sweep; each instance's verdict is in the log, one event a line.
@@ -96,11 +95,7 @@ def _log(event: str, content: Mapping[str, Any]) -> None:
 
 
 def _flags(event: object) -> dict[str, bool]:
-    """Return the flags of an event.
-
-    Raises:
-        ConfigurationError: naming what is wrong with the event.
-    """
+    """Return the flags of an event. Raises ConfigurationError, which names what is wrong with the event."""
     if not isinstance(event, dict):
         raise ConfigurationError(f"event = {event!r}; allowed: an object")
     for key, value in event.items():

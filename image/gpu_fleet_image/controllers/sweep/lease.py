@@ -39,7 +39,6 @@ class SweepMemory:
         idle: pool -> day -> ids of the instances that were idle then, as they or an operator confirmed.
         withdrawn: instance -> its marks of one idle time that its agent withdrew.
         far_holds: instance with a hold of more days than are allowed -> its text, and when it was first seen.
-        agents: the releases of the agent on the instances.
     """
 
     notified_at: dict[str, datetime] = field(default_factory=dict)
@@ -152,8 +151,6 @@ class Lease:
 
     Args:
         store: where the object lies.
-        holder: a name nobody else has.
-        clock: the time now.
 
     Attributes:
         memory: of the sweep before; written back by ``release``.

@@ -75,8 +75,7 @@ def record_of(decision: Decision, policy: Policy, group: str | None, now: dateti
 def write(store: Store, key: str, record: Mapping[str, Any]) -> None:
     """Write a record once; one that is there already, of a sweep that failed or was cut off, stays as it is.
 
-    Raises:
-        CloudError: it could not be written.
+    Raises CloudError if it could not be written.
     """
     store.create(f"{key}.json", dict(record))
 

@@ -55,7 +55,6 @@ class OrphanFinding:
 
     Attributes:
         reason: why, for a user.
-        unused_since: as far as is known.
         monthly_price: in the policy's currency; None where unknown.
     """
 
@@ -85,9 +84,7 @@ def judge(
     """Decide on each; those that cost most come first.
 
     Args:
-        orphans: what nobody uses.
         snapshots: volume id -> start of its newest complete snapshot.
-        now: the time of the sweep.
     """
     findings = [_judge_one(orphan, snapshots.get(orphan.id), policy, now) for orphan in orphans]
     return sorted(findings, key=lambda finding: (-(finding.monthly_price or Decimal(0)), finding.orphan.id))

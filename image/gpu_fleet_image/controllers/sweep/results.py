@@ -34,7 +34,6 @@ class Ended:
 
     Attributes:
         group: the scaling group it was taken out of, if any.
-        ledger_key: object key of its record.
     """
 
     decision: Decision
@@ -47,9 +46,7 @@ class Done:
     """Actions of a sweep, added one by one.
 
     Attributes:
-        ended: instances stopped or terminated.
         marked: instances marked; their owners were notified.
-        unmarked: ids of instances whose mark was removed.
         failures: what did not work.
         unreached: user, or a team's room -> why no notice reached them: an alarm, and no failure.
         flooding: caller in the records that writes more names than agents do -> how many were read.
@@ -74,7 +71,6 @@ class Result:
 
     Attributes:
         now: when it decided.
-        dry_run: nothing was changed.
         plan: a verdict on each instance.
         read_calls: read-only calls.
         write_calls: calls that may have changed something.

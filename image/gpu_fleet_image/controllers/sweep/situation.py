@@ -16,13 +16,9 @@ class Case:
     """One instance with everything that is known of it.
 
     Attributes:
-        now: the moment of the decision.
         group: its scaling group, if any.
         activity: its heartbeats, if they were asked for and answered.
-        pool: of the instance's pool.
         idle_after: idle time from which it counts as forgotten.
-        grace: time between mark and action.
-        replies: what the instances said for their marks.
         far_for: for how long its hold is known to be too far ahead.
     """
 
@@ -114,12 +110,10 @@ class Situation:
     """Everything that a decision depends on.
 
     Attributes:
-        now: the moment of the decision.
         fleet: the instances and their groups, in any order.
         activity: instance id -> its heartbeats.
         scale_in: pools whose load asks for an instance less.
         override_breaker: a user looked, and the many idle instances are idle.
-        replies: what the instances said for their marks.
         replaced: instance that a sweep replaced for a failed boot check within the last day -> its pool.
         usual: how many are idle in each pool at other times.
         withdrawn: instance -> its marks that were withdrawn, as far as the sweeps before know.

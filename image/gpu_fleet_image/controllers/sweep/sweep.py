@@ -43,7 +43,6 @@ class SweepOptions:
     Attributes:
         clock: the time now, aware; it may stand still.
         holder: a name for this sweep that no other has.
-        dry_run: decide and report, change nothing.
         check_clock: refuse to act when this instance's clock and the cloud's differ.
         override_breaker: a user looked, and the many idle instances are idle.
         orphans: a dry run looks for orphans too; a sweep that acts does so every few hours.

@@ -27,11 +27,7 @@ def is_due(last: datetime | None, now: datetime) -> bool:
 def find_orphans(
     where: OrphanedResources, instances: Sequence[Instance], policy: Policy, now: datetime
 ) -> list[OrphanFinding]:
-    """Find orphaned resources and decide on each.
-
-    Raises:
-        CloudError: a list could not be read.
-    """
+    """Find orphaned resources and decide on each. Raises CloudError if a list could not be read."""
     age = timedelta(days=policy.leftovers.older_than_days)
     stopped = [
         instance

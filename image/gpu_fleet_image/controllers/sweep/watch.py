@@ -40,7 +40,6 @@ class Watch:
         would_end: what would have been terminated, oldest first, as JSON objects with ``instance_id``,
             ``pool``, ``type``, ``owner``, ``action``, ``at``, ``idle_since``, ``price_per_hour``, and
             ``used_again_at`` of one that was.
-        summed_up: the summary at the end was sent.
         version: of the object that this was read from; None where there is none yet.
     """
 
@@ -111,11 +110,7 @@ class Watch:
 
 
 def load(store: Store, now: datetime) -> Watch:
-    """Read the watch of earlier sweeps; a new one where there is none.
-
-    Raises:
-        CloudError: it cannot be read, so that nobody knows whether the sweep may act.
-    """
+    """Read the watch of earlier sweeps; a new one where there is none. Raises CloudError."""
     stored = store.get(KEY)
     if stored is None:
         return Watch(now)

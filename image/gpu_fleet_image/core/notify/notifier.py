@@ -110,7 +110,6 @@ class Notifier:
     """Sender of notices to users, owners and operators.
 
     Args:
-        channel: of the stack's cloud.
         reach: ways to reach users; None if the stack has none.
     """
 
@@ -328,7 +327,6 @@ def due_alerts(
 
     Args:
         notified_at: subject -> when users were last notified of it.
-        now: the time of this sweep.
     """
     alerts = {
         f"{decision.instance.id} {decision.verdict}": decision for decision in decisions if decision.alert

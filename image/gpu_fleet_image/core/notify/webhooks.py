@@ -88,7 +88,6 @@ def post(rooms: Mapping[Webhook, str], subject: str, message: str) -> dict[Webho
 
     Args:
         rooms: webhook -> its address, from its secret.
-        subject: the message's first line.
 
     Returns:
         Why a room did not accept it; empty if all did. A later answer counts as none.

@@ -15,7 +15,6 @@ class LocalAccount:
     """An account on the instance.
 
     Attributes:
-        gid: of its primary group.
         groups: names of its other groups.
         expires: day from which log-in is refused; NEVER_EXPIRES for none.
     """

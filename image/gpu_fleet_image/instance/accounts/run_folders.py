@@ -29,8 +29,7 @@ class RunFolderError(InstanceError):
 def own_folder(parent: Path, account: str, uid: int) -> Path:
     """Return the account's folder for its runs, below one that everybody can write: trainers use it too.
 
-    Raises:
-        RunFolderError: others keep putting something in its place.
+    Raises RunFolderError if others keep putting something in its place.
     """
     _share(parent)
     folder = parent / account

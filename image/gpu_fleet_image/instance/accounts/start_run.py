@@ -45,11 +45,7 @@ class NotStartedError(InstanceError):
 
 @dataclass(frozen=True)
 class Order:
-    """Parameters of a run to start, each checked.
-
-    Attributes:
-        sha256: of the job in the bucket.
-    """
+    """Parameters of a run to start, each checked."""
 
     account: str
     run: str
@@ -58,8 +54,7 @@ class Order:
     def __post_init__(self) -> None:
         """Check every value, since not all clouds check the parameters that they pass on as text.
 
-        Raises:
-            NotStartedError: a value is malformed.
+        Raises NotStartedError if a value is malformed.
         """
         for key, pattern in {"account": ACCOUNT, "run": RUN, "sha256": SHA256}.items():
             value = getattr(self, key)

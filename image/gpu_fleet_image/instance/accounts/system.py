@@ -117,8 +117,7 @@ class System:
     def carry_out(self, change: Change) -> str:
         """Apply one change; return a line for the log, empty if there was nothing to do.
 
-        Raises:
-            NotDoneError: names what failed.
+        Raises NotDoneError, which names what failed.
         """
         try:
             match change:

@@ -18,7 +18,6 @@ def write(path: Path, judgement: Judgement, instance_id: str, watch: str) -> Non
 
     Args:
         path: of the file; its folder must exist.
-        judgement: of the minute.
 
     Raises:
         OSError: it cannot be written.
@@ -55,7 +54,6 @@ def restore(path: Path, now: datetime, instance_id: str) -> JudgeMemory:
     """Return the agent's memory at its start.
 
     Args:
-        now: the agent's time.
         instance_id: the instance; the file of another instance counts as nothing.
 
     Returns:

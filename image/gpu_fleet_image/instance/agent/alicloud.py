@@ -132,7 +132,6 @@ class CloudMonitor:
     """CloudMonitor behind the interface of CloudWatch's client.
 
     Args:
-        stack: of the instance.
         group: the application group of the pool's metrics; alarms of Auto Scaling watch those of a group.
     """
 
@@ -165,8 +164,6 @@ class Notices:
 
     Args:
         metadata: gives spot notices.
-        own: clients for group and tags.
-        now: the agent's time.
     """
 
     def __init__(

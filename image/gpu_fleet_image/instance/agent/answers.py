@@ -79,7 +79,6 @@ def seen(reading: Reading, mark: datetime, limits: Limits, *, unfit: bool = Fals
     Args:
         mark: the mark's reap-after. A running process that users started after it counts, however little it
             does and however long ago that was, unless it only repeats runs without result (``habits.py``).
-        limits: thresholds of activity.
         unfit: the gate failed the instance: GPUs that do not answer are ignored then.
     """
     since_s = (reading.at - mark).total_seconds()
@@ -109,12 +108,10 @@ class Talk:
 
     Attributes:
         mark: its reap-after; None for no mark.
-        notified: users who are logged in have been notified.
         saved_at: when everything was last saved.
         reply: last reply that was written, at ``said_at``.
         busy_looks: consecutive looks that showed signs of use.
         asked_at: when the decision was last read.
-        decision: the decision, as far as it is known.
         decided_at: its time, if it was read.
         closed_at: when log-ins and jobs began to be refused.
         refusing: why the agent will not follow the decision to terminate; empty while it may.
@@ -145,10 +142,8 @@ class View:
     """Input of the next act.
 
     Attributes:
-        now: the agent's time.
         mark: the reap-after of the mark on the instance, or None.
         hold: why its owner keeps it; empty without a hold.
-        talk: state of the handshake.
         seen: the newest look, if there was one since the last save; its signs count in ``talk.busy_looks``.
     """
 

@@ -138,7 +138,6 @@ class WithdrawnTag:
     """Fence of this instance: while ``gpu-fleet:withdrawn`` is set, the sweep may not stop or terminate it.
 
     Args:
-        metadata: gives the tag's present value.
         instance_id: the instance; its role may set the tag on itself alone.
     """
 

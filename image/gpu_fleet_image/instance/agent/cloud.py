@@ -44,11 +44,7 @@ class AgentCloud(Protocol):
         """Return boto3's S3 client."""
 
     def store(self) -> Store:
-        """Return the stack's records, where the agent replies to the sweep.
-
-        Raises:
-            CloudError: there is no such place, or no key to it.
-        """
+        """Return the stack's records, where the agent replies to the sweep. Raises CloudError."""
 
     def caller(self, instance_id: str) -> str:
         """Return the cloud's name for the instance's credentials, ``:`` or ``.``, its id.

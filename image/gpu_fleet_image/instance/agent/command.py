@@ -102,8 +102,7 @@ def command(**options: Any) -> None:
 def run(options: AgentOptions) -> None:
     """Assemble the agent and run it.
 
-    Raises:
-        ReaperError: the instance file, an option, the metadata service or the cloud is not usable.
+    Raises ReaperError if the instance file, an option, the metadata service or the cloud is not usable.
     """
     use_small_models()
     instance = _loaded_instance()
@@ -257,8 +256,7 @@ def _loaded_instance() -> InstanceFile:
 def reached(metadata: Metadata, instance_id: str | None) -> Metadata | None:
     """Return the metadata service, or None if it does not answer and the instance's id is given.
 
-    Raises:
-        CloudError: it does not answer, and no option names the instance.
+    Raises CloudError if it does not answer, and no option names the instance.
     """
     try:
         metadata.get("instance-id")

@@ -53,13 +53,7 @@ class Steps:
 
 
 class Drain:
-    """One drain.
-
-    Args:
-        notice: why the instance is interrupted or terminated.
-        steps: the actions.
-        stop_file: asks the trainer to save and stop.
-    """
+    """One drain."""
 
     def __init__(self, notice: Notice, steps: Steps, stop_file: Path) -> None:
         self._notice = notice

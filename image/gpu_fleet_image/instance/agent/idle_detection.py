@@ -72,16 +72,13 @@ class Judgement:
     """Judgement of one minute.
 
     Attributes:
-        state: of the minute.
         active_fraction: share of its samples with activity, 0 to 1.
         gpu_utilisation_percent: mean of the minute over all GPUs that report it; None if none does. It
             decides nothing: ``active_fraction`` also counts activity without computing.
         gpu_memory_used_percent: of the fullest GPU, maximum of the minute; None without a GPU.
         gpu_sm_activity_percent: mean of the minute over all GPUs that report it, as the utilisation.
-        reasons: activity, for users.
         unknown: sensors that failed, with the reason.
         hung: GPUs that look hung.
-        memory: for the next minute.
         users: login names seen in it, with what each did.
     """
 
@@ -114,7 +111,6 @@ def judge(
     Args:
         samples: of the minute; without any it is unknown.
         memory: from the minute before.
-        limits: thresholds of activity.
     """
     limits = limits or Limits()
     reasons = activity(samples, limits)

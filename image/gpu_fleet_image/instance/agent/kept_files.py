@@ -65,8 +65,7 @@ class CopyPlace:
 def place(data_uri: str, pool: str, instance_id: str) -> CopyPlace:
     """Return ``<pool>/keep/<instance>/`` in the data bucket: a pool's role writes below ``<pool>/`` only.
 
-    Raises:
-        ConfigurationError: the URI names no bucket.
+    Raises ConfigurationError if the URI names no bucket.
     """
     scheme, _, rest = data_uri.partition("://")
     bucket, _, prefix = rest.partition("/")
@@ -90,7 +89,6 @@ def save(
     Args:
         folder: the folder to copy; may be missing.
         s3: boto3's S3 client.
-        progress: called at intervals while data is sent.
         sent: key -> the version sent there by earlier copies of this process; updated.
 
     Raises:

@@ -47,9 +47,7 @@ class Answers:
     """Actions on a notice or a mark.
 
     Attributes:
-        drain: makes the drain for a notice.
         save: copies the kept folder; raises ``CloudError``.
-        notify: shows a message to all users who are logged in.
         poll: reads all sensors now, for a mark that was due.
         store: returns the store of replies; raises ``CloudError``.
         caller: returns the cloud's name of this instance's credentials; raises ``CloudError``.
@@ -130,8 +128,7 @@ class Door:
     def shut(self, message: str) -> None:
         """Refuse log-ins and jobs from now on; a refusal in force stays as it is.
 
-        Raises:
-            OSError: nothing is refused then, and what was written is removed.
+        Raises OSError if that fails; nothing is refused then, and what was written is removed.
         """
         try:
             for file in (self._closed, self._nologin):
@@ -169,14 +166,9 @@ class NoticeListener:
     """Poller of notices and of the sweep's mark, with the actions that follow.
 
     Args:
-        now: the agent's time.
         save_again_after: time between two copies for one mark, on the agent's clock.
         booted_at: returns when the instance booted. A mark that was due before the boot is ignored, because
             the start is a sign of use.
-
-    Attributes:
-        talk: state of the handshake for the mark.
-        notices: the cloud's notices.
     """
 
     def __init__(
@@ -410,8 +402,6 @@ def answers(
     """Return the answers of an instance.
 
     Args:
-        folder: the folder to keep.
-        senses: sources of what runs on the instance.
         shown_in: a file that replaces terminals and notebooks; None for the real ones.
 
     Raises:

@@ -26,7 +26,6 @@ class Clock:
         speed: seconds of this clock in one real second.
 
     Attributes:
-        start: its first time.
         is_real: it started at the wall clock's time and runs at its speed.
     """
 
@@ -70,7 +69,6 @@ class Agent:
     Args:
         clock: the agent's time.
         report: takes each minute's judgement.
-        memory: the state before the start.
         limits: returns the thresholds of activity, each minute.
     """
 

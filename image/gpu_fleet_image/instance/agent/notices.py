@@ -26,7 +26,6 @@ class Notice:
     """Notice of an interruption or a termination of the instance.
 
     Attributes:
-        reason: one line for trainer and users.
         ends_at: latest time of it; None if a lifecycle hook delays it until the hook is completed.
     """
 
@@ -62,8 +61,7 @@ def _spot_notice(text: str) -> Notice:
 def mark(metadata: Metadata) -> datetime | None:
     """Return the reap-after of the sweep's mark, or None if there is none that can be read.
 
-    Raises:
-        CloudError: the service does not answer.
+    Raises CloudError if the service does not answer.
     """
     text = metadata.get(f"{TAGS}/{TAG_REAP_AFTER}")
     return time_of_mark(text) if text is not None else None

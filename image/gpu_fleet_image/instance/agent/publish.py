@@ -59,7 +59,6 @@ def heartbeat(
     """Yield the metric data of one minute, without timestamps.
 
     Args:
-        judgement: of the minute.
         unfit: the gate failed the instance, and nothing runs on it.
         gate_passed: the gate's result, for users who wait for the instance; None while it runs.
     """
@@ -105,7 +104,6 @@ class Publisher:
 
     Args:
         client: boto3's CloudWatch client, or one with the same interface (``alicloud.py``).
-        namespace: of the stack's metrics.
         batched: the agent's clock is not the wall clock.
     """
 
@@ -116,11 +114,7 @@ class Publisher:
         self._waiting: list[dict[str, Any]] = []
 
     def add(self, data: Iterator[dict[str, Any]], at: datetime) -> None:
-        """Send one heartbeat, or keep it for the batch.
-
-        Raises:
-            CloudError: a full batch could not be sent.
-        """
+        """Send one heartbeat, or keep it for the batch. Raises CloudError."""
         if self._batched:
             self._waiting += [{**datum, "Timestamp": at} for datum in data]
             if len(self._waiting) >= MAX_DATA_PER_CALL:

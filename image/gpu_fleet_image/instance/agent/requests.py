@@ -75,7 +75,6 @@ class Requests:
     """Handler of users' requests.
 
     Args:
-        target: this instance.
         hold: returns what sets and removes holds; raises ``InstanceError`` if the instance may not.
         notices: the cloud's notices; None without a source.
         rule: returns when the pool marks an instance, in one line; empty while that is unknown.

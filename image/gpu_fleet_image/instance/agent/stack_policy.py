@@ -29,7 +29,6 @@ class StackPolicy:
 
     Args:
         read: returns the policy's JSON object, or None if there is none; raises ``CloudError``.
-        pool: the instance's pool.
         real_s: returns real seconds, monotonic.
 
     Attributes:
@@ -90,8 +89,7 @@ class StackPolicy:
 def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolicy:
     """Return the sensors' settings of a pool in a policy, whose other parts may be newer than this agent.
 
-    Raises:
-        CloudError: there is no policy, none of this pool, or its ``sensors`` are wrong.
+    Raises CloudError if there is no policy, none of this pool, or its ``sensors`` are wrong.
     """
     pools = (document or {}).get("pools")
     if not isinstance(pools, dict) or not isinstance(pools.get(pool), dict):

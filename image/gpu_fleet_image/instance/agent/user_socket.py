@@ -159,8 +159,7 @@ def caller_of(connection: socket.socket) -> tuple[str, str]:
 def line_of(connection: socket.socket, within_s: float) -> bytes:
     """Return a user's data up to the end of the first line or of the stream, or one byte above the limit.
 
-    Raises:
-        OSError: the user disconnected, or was too slow (``TimeoutError``).
+    Raises OSError if the user disconnected, or was too slow (``TimeoutError``).
     """
     until = time.monotonic() + within_s
     content = b""

@@ -27,7 +27,6 @@ class AlicloudUserRole:
 
     Args:
         arn: of the role.
-        region: of the instance.
         records: bucket of the stack's records.
         metadata: of this instance, which has its own role's keys.
     """

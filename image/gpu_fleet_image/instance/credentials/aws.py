@@ -21,13 +21,7 @@ ACCOUNT_TAG = "SSMSessionRunAs"  # name of accounts in all policies (stacks/gpu_
 
 
 class AwsUserRole:
-    """Client of STS for the user role.
-
-    Args:
-        arn: of the role.
-        region: of the instance, and of the STS endpoint.
-        metadata: of this instance.
-    """
+    """Client of STS for the user role."""
 
     def __init__(self, arn: str, region: str, metadata: Metadata) -> None:
         self._arn = arn

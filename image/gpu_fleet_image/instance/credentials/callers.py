@@ -36,7 +36,6 @@ def account_of(client: End, server: End, tables: Iterable[Path] = TABLES) -> str
     Args:
         client: IPv4 address and port of the other end.
         server: of this end.
-        tables: the kernel's lists of TCP sockets.
 
     Raises:
         NotServedError: the kernel knows no owner, or the owner is not a user.

@@ -44,8 +44,6 @@ class CredentialsServer(ThreadingHTTPServer):
     Args:
         listening: the socket, possibly from systemd.
         cloud: ``aws`` or ``alicloud``.
-        sessions: of the user role.
-        metadata: of this instance.
         account_of: returns the account of the other end; raises NotServedError.
     """
 

@@ -86,7 +86,6 @@ class Sessions:
     """Cache of each account's session.
 
     Args:
-        role: gives new sessions.
         now: UTC.
     """
 

@@ -66,8 +66,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 def broken_since(report: Path, seen: ProbedInstance) -> list[str]:
     """Return why the instance is unfit for a job, by changes since the boot check counted its GPUs.
 
-    Raises:
-        OSError, ValueError, KeyError: there is no report of a boot check with a count.
+    Raises OSError, ValueError, KeyError if there is no report of a boot check with a count.
     """
     counted = json.loads(report.read_text(encoding="utf-8"))["checks"]["gpu_count"]["count"]
     return [finding.detail for finding in judge_running(Expected(gpus=counted), seen) if not finding.ok]
@@ -83,9 +82,6 @@ def awaited(
     """Repeat the checks while some may still pass, then add copies on the GPUs; return the final findings.
 
     Args:
-        expected: of the instance's type.
-        see: probes once, with copies or without.
-        report: takes the findings while the gate waits.
         wait: sleeps for this many seconds.
         now_s: returns monotonic seconds.
     """
@@ -132,8 +128,7 @@ def _prober(cloud: str) -> Callable[[bool], ProbedInstance]:
 def report(findings: Sequence[CheckResult]) -> bool:
     """Write the report of this boot, and the file that lets trainers start, or remove that.
 
-    Raises:
-        OSError: a file cannot be written.
+    Raises OSError if a file cannot be written.
     """
     ready = write_report(findings, paths.ready_file(), datetime.now(UTC))
     if ready:

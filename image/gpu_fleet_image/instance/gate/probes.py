@@ -30,7 +30,6 @@ def probe(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = 
     Args:
         nvml: the module ``pynvml``, or one with the same interface.
         copies: measures this many GPUs; None measures none.
-        sys: mount point of sysfs.
     """
     gpus, problem = _gpus(nvml, copies or unmeasured)
     up = [_driver(device) for device in sorted(sys.glob("class/infiniband/*")) if _is_up(device)]

@@ -70,8 +70,7 @@ def main() -> int:
 def serial_of(metadata: Metadata, name: str) -> str | None:
     """Return the serial number of this instance's cloud disk with a name; None without one.
 
-    Raises:
-        InstanceError: the metadata service does not answer.
+    Raises InstanceError if the metadata service does not answer.
     """
     listed = (metadata.get("disks/") or "").split()
     for serial in (entry.rstrip("/") for entry in listed):
@@ -108,8 +107,7 @@ def refusal(disk: Disk | None) -> str:
 def use(disk: Disk, folder: Path) -> None:
     """Make a file system on a blank disk, and mount it; data from before a reboot stays.
 
-    Raises:
-        subprocess.CalledProcessError: mkfs or mount failed.
+    Raises subprocess.CalledProcessError if mkfs or mount failed.
     """
     if disk.blank:
         _run("mkfs.xfs", "-q", "-K", "-L", LABEL, disk.path)

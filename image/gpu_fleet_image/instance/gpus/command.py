@@ -97,8 +97,7 @@ def _present_reservations(now: datetime) -> GpuReservations:
 def account_of(account: str | None) -> str:
     """Return the account: root's choice, else the user who called sudo, else the caller.
 
-    Raises:
-        GpuReservationError: a user other than root named an account, or the name is not valid.
+    Raises GpuReservationError if a user other than root named an account, or the name is not valid.
     """
     if account is not None:
         if not _may_write():

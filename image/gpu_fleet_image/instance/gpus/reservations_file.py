@@ -14,11 +14,7 @@ LOCK = "gpus.lock"
 
 
 def load() -> GpuReservations:
-    """Return all reservations, of which some may be over; none without a file.
-
-    Raises:
-        GpuReservationError: the file is damaged, or cannot be read.
-    """
+    """Return all reservations, of which some may be over; none without a file. Raises GpuReservationError."""
     path = paths.gpus_file()
     try:
         written = json.loads(read_text(path))

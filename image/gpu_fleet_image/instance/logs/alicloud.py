@@ -173,11 +173,7 @@ def _varint(value: int) -> bytes:
 
 
 def connect(instance: InstanceFile, metadata: Metadata) -> SimpleLogService:
-    """Return the stack's store, with the instance's role.
-
-    Raises:
-        CloudError: the metadata service does not answer.
-    """
+    """Return the stack's store, with the instance's role. Raises CloudError."""
     project, _, store = instance.instance_log.partition("/")
     address = os.environ.get(ENDPOINT) or INSIDE.format(project=project, region=instance.region)
     instance_id = metadata.get("instance-id") or ""

@@ -86,11 +86,7 @@ def left_out(rejected: dict[str, int], count: int) -> int:
 
 
 def connect(instance: InstanceFile, metadata: Metadata) -> CloudWatchLogs:
-    """Return the instance's stream, with the instance's role.
-
-    Raises:
-        CloudError: the metadata service does not answer.
-    """
+    """Return the instance's stream, with the instance's role. Raises CloudError."""
     service_models.use_small_models()
     instance_id = metadata.get("instance-id") or ""
     # throttled calls wait here, where a stop interrupts the wait

@@ -37,7 +37,6 @@ class LineBatch:
     """Lines of one call.
 
     Attributes:
-        lines: by time.
         cursor: the journal's position after the line that was read last of them; empty where it is unknown.
     """
 

@@ -41,8 +41,7 @@ class LogService(Protocol):
 def connect(instance: InstanceFile, metadata: Metadata) -> LogService:
     """Return the log that the instance's stack declares; only that cloud's module is loaded.
 
-    Raises:
-        CloudError: the metadata service does not answer.
+    Raises CloudError if the metadata service does not answer.
     """
     made: LogService = importlib.import_module(f"gpu_fleet_image.instance.logs.{instance.cloud}").connect(
         instance, metadata

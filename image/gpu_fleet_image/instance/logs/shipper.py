@@ -49,7 +49,6 @@ class Shipper:
     """Sender of batches, until it is stopped.
 
     Args:
-        stopped: whether the process should end.
         wait: waits for this many seconds, or until the process should end.
         now: seconds of a monotonic clock.
     """

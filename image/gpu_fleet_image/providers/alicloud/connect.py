@@ -74,8 +74,6 @@ def connect(
 
     Args:
         calls: makes every call.
-        environ: holds credentials, ledger and account.
-        made: clients to use instead of new ones.
 
     Raises:
         ConfigurationError: a variable is malformed, or there are no credentials.

@@ -170,11 +170,7 @@ class Instances:
         return ""
 
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
-        """Return those of the alarms that are in the state ALARM.
-
-        Raises:
-            CloudError: they could not be read.
-        """
+        """Return those of the alarms that are in the state ALARM. Raises CloudError."""
         firing = self._numbered(self._ess.action("DescribeAlarms"), "AlarmList", GROUP_PAGE, State="ALARM")
         return frozenset(names) & {alarm["Name"] for alarm in firing}
 

@@ -14,8 +14,7 @@ LEAVING = ("Removing", "Removing:Wait")  # LifecycleState of an instance that it
 def lifecycle_state(ess: Product, instance_id: str) -> tuple[str, str]:
     """Return (id of the instance's group, its lifecycle state there); empty texts without a group.
 
-    Raises:
-        CloudError: the cloud does not answer.
+    Raises CloudError if the cloud does not answer.
     """
     rows = _ask(ess.action("DescribeScalingInstances"), InstanceIds=[instance_id], PageSize=PAGE)
     members = rows["ScalingInstances"]

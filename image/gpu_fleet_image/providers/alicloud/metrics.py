@@ -56,7 +56,6 @@ def datum(
     Args:
         dimensions: name -> value; the cloud requires them sorted.
         at: its time; None for the cloud's time of receipt.
-        group: its application group.
     """
     made = {
         "MetricName": metric,
@@ -175,11 +174,7 @@ class Heartbeats:
         pages: int = MAX_PAGES,
         **more: Any,
     ) -> Iterator[tuple[str, datetime, float]]:
-        """Yield (instance, start of the period, its value) of every page.
-
-        Raises:
-            CloudError: a call failed, or there are more than ``pages`` pages.
-        """
+        """Yield (instance, start of the period, its value) of every page. Raises CloudError."""
         token = ""
         for _ in range(pages):
             page = self._calls.read(
@@ -199,11 +194,7 @@ class Heartbeats:
 
 
 def _read_page(page: Mapping[str, Any], statistic: Statistic) -> Iterator[tuple[str, datetime, float]]:
-    """Yield the points of one answer.
-
-    Raises:
-        CloudError: it cannot be read.
-    """
+    """Yield the points of one answer. Raises CloudError if it cannot be read."""
     try:
         for point in json.loads(page.get("Datapoints") or "[]"):
             dimensions = dict(part.split("=", 1) for part in point["dimension"].split("&"))

@@ -51,16 +51,7 @@ def spot_prices(ec2: Any, calls: Calls, types: Sequence[str]) -> Mapping[str, De
 def connect(
     policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clients | None = None
 ) -> SweepCloud:
-    """Return a connection to the stack's cloud.
-
-    Args:
-        calls: makes every call.
-        environ: holds ledger and topic.
-        made: clients to use instead of new ones.
-
-    Raises:
-        ConfigurationError: a variable is malformed.
-    """
+    """Return a connection to the stack's cloud. Raises ConfigurationError if a variable is malformed."""
     aws = made or clients(policy.region)
     topic, ledger = environ.get(TOPIC_ARN), environ.get(LEDGER_URI)
     store = Store(aws.s3, calls, ledger) if ledger else None

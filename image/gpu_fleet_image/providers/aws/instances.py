@@ -66,11 +66,7 @@ class Instances(Tags):
         self._stack = stack
 
     def fleet(self) -> Inventory:
-        """Return every managed instance of the stack, and its scaling groups.
-
-        Raises:
-            CloudError: a list could not be read completely.
-        """
+        """Return every managed instance of the stack, and its scaling groups. Raises CloudError."""
         filters = self._filters((*LIVING, *GONE))
         raws = described(self._calls, self._ec2, Filters=filters, MaxResults=PAGE)
         listed = {raw["InstanceId"]: instance_of(raw) for raw in raws}
@@ -131,11 +127,7 @@ class Instances(Tags):
         return tuple(_group(raw) for raw in groups.values())
 
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
-        """Return those of the alarms that are in the state ALARM.
-
-        Raises:
-            CloudError: they could not be read.
-        """
+        """Return those of the alarms that are in the state ALARM. Raises CloudError."""
         firing = set()
         for start in range(0, len(names), _ALARM_BATCH):
             page = self._calls.read(

@@ -16,7 +16,6 @@ class Heartbeats:
     """Metrics of one stack: reads its agents' and publishes the sweep's.
 
     Args:
-        namespace: of the metrics.
         dimension: the one that names an instance, or another resource by its id.
     """
 

@@ -90,8 +90,7 @@ def client(name: str, region: str, attempts: int = ATTEMPTS, **keys: str) -> Any
 def rows(calls: Calls, method: Any, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of every page; boto3's own paginators would hide the calls from count and deadline.
 
-    Raises:
-        CloudError: a page could not be read.
+    Raises CloudError if a page could not be read.
     """
     while True:
         page = calls.read(method, **arguments)

@@ -28,7 +28,6 @@ class BusyCommand:
     """A program whose exit code reports whether the instance is busy: 0 busy, 1 not, any other unknown.
 
     Attributes:
-        command: its absolute path and arguments.
         timeout_s: seconds after which it is killed.
     """
 
@@ -38,8 +37,7 @@ class BusyCommand:
     def is_busy(self) -> bool:
         """Run the program and return whether the instance is busy.
 
-        Raises:
-            SensorError: it may not or cannot be run, takes too long, or exits with another code.
+        Raises SensorError if it may not or cannot be run, takes too long, or exits with another code.
         """
         name = self.command[0]
         _refuse_changeable(Path(name))
@@ -84,11 +82,7 @@ def _systemctl(verb: str, timeout_s: float) -> "subprocess.CompletedProcess[str]
 
 
 def _refuse_changeable(path: Path) -> None:
-    """Refuse a program that anybody but root could change.
-
-    Raises:
-        SensorError: names the file or folder, and the reason.
-    """
+    """Refuse a program that anybody but root could change. Raises SensorError."""
     for part in (path, *path.parents):
         try:
             status = part.lstat()

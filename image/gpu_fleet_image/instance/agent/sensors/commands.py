@@ -49,7 +49,6 @@ def is_watched(command: Sequence[str], words: frozenset[str] = frozenset()) -> b
     """Return whether a command counts as activity while it runs: a launcher, run, copy, build or task of Ray.
 
     Args:
-        command: the arguments, the program first.
         words: program names that the stack adds (``idle.watch``).
     """
     names = _names(command)

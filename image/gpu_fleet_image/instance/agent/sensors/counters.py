@@ -148,7 +148,6 @@ class InstanceCounters:
 
     Args:
         own: the agent's own use.
-        sysfs: mount point of sysfs.
     """
 
     def __init__(self, own: OwnUse, sysfs: Path = Path("/sys")) -> None:
@@ -159,11 +158,7 @@ class InstanceCounters:
         self._rdma = tuple(sysfs.glob("class/infiniband/*/ports/*/hw_counters/*bytes*"))
 
     def __call__(self) -> Counters:
-        """Read the counters.
-
-        Raises:
-            OSError: a counter cannot be read.
-        """
+        """Read the counters. Raises OSError if a counter cannot be read."""
         cpu = psutil.cpu_times()
         return Counters(
             cpu_s=cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq - self._own.cpu_s(),
@@ -201,11 +196,7 @@ def _sum_of_files(paths: Iterable[Path]) -> float:
 
 
 class TreeCounters:
-    """Counters of a process tree.
-
-    Raises:
-        ConfigurationError: there is no such process.
-    """
+    """Counters of a process tree. Raises ConfigurationError if there is no such process."""
 
     def __init__(self, pid: int) -> None:
         try:

@@ -51,8 +51,6 @@ class Server:
     Attributes:
         port: on the loopback.
         base_url: first part of its paths.
-        secure: it uses TLS.
-        token: its access token.
     """
 
     pid: int
@@ -209,11 +207,7 @@ def ask(
     method: str = "GET",
     body: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return a server's answer, within four seconds.
-
-    Raises:
-        SensorError: it does not answer, or refuses.
-    """
+    """Return a server's answer, within four seconds. Raises SensorError if it does not answer, or refuses."""
     own, its = (root / f"proc/{pid}/ns/net" for pid in ("self", server.pid))
     try:
         asking = _Asking(server, path, None if own.readlink() == its.readlink() else its)

@@ -58,9 +58,7 @@ class Sensors:
     """Reader of all sensors, from any thread.
 
     Args:
-        rates: CPU, disk and network.
         presence: process table, terminals and notebooks; None if only one process tree is watched.
-        asked: returns the stack's present settings.
         real_s: returns real seconds, monotonic.
     """
 
@@ -81,18 +79,13 @@ class Sensors:
         self._reported_crashes = set[str]()
 
     def poll(self, now: datetime) -> Reading:
-        """Read everything now, without an effect on the next sample.
-
-        Args:
-            now: the agent's time.
-        """
+        """Read everything now, without an effect on the next sample."""
         return self._read(now, everything=True, keep=True)
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
         """Take one sample of the agent's minute, with mean rates since the previous sample.
 
         Args:
-            now: the agent's time.
             everything: also read process table, terminals and notebooks, for which once a minute suffices.
         """
         return self._read(now, everything=everything, keep=False)
@@ -154,9 +147,7 @@ def whole_instance(
 
     Args:
         gpus_expected: with fewer the instance is unknown.
-        own: the agent's own use.
         real_s: returns real seconds, monotonic.
-        asked: returns the stack's present settings.
     """
     gpus = GpuSensor(pynvml, gpus_expected, real_s)
     presence = ProcessTable(lambda: gpus.pids, real_s, kernel_sessions, lambda: asked().watch)

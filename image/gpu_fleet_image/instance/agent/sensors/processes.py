@@ -47,7 +47,6 @@ class Process:
     """One entry of the process table.
 
     Attributes:
-        command: its arguments, the program first.
         terminal: device number of its terminal; 0 without one.
         cpu_s: CPU time, with that of children that it waited for.
         began_s: its start, in seconds after the boot.

@@ -157,7 +157,6 @@ class Reading:
     """One look at all sensors.
 
     Attributes:
-        at: its time, on the agent's clock.
         rates: use of CPU, disk and network; None if those could not be read.
         gpus: every GPU that could be read.
         presence: log-ins and processes; None if they were not read, or could not be.
