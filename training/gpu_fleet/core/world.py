@@ -140,7 +140,7 @@ def store_of_world() -> Store:
     store = dist.distributed_c10d._get_default_store()
     if dist.get_world_size() == 1:
         return store
-    return store.clone()  # type: ignore[attr-defined]  # missing from torch's hints
+    return store.clone()  # type: ignore[attr-defined,no-any-return]  # missing from torch's hints
 
 
 def _device(local_rank: int) -> torch.device:
