@@ -15,7 +15,6 @@ import torch
 
 from gpu_fleet.core.user_code import is_of_user
 
-States = list[torch.Tensor | str]  # of generators
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 MOST_LOOKED_AT = 10_000  # objects that a search visits; 10 ms
 _OF_NUMPY = np.random.mtrand._rand  # seeded by np.random.seed
@@ -124,15 +123,27 @@ def _seed(generator: Generator, seed: int) -> None:
         generator.seed(seed)
 
 
-def states_of_generators(own: Sequence[Generator] = ()) -> States:
-    """Return the states of OF_PROCESS, then of `own`, of kinds that torch.load reads safely."""
-    return [SavedGenerator(generator).state_dict()["state"] for generator in (*OF_PROCESS, *own)]
+def states_of_generators(own: Sequence[Generator] = ()) -> dict[str, Any]:
+    """Return the states of the shared generators and of `own`, of kinds that torch.load reads safely."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    version, words, gauss = random.getstate()
+    return {
+        "own": [SavedGenerator(generator).state_dict() for generator in own],
+        "torch": [torch.get_rng_state()],
+        "numpy": [str(kind), torch.tensor(np.asarray(keys, dtype=np.int64)), *rest],
+        "random": [version, list(words), gauss],
+    }
 
 
-def restore_generators(saved: States, own: Sequence[Generator] = ()) -> None:
+def restore_generators(saved: dict[str, Any], own: Sequence[Generator] = ()) -> None:
     """Restore the states that `states_of_generators` has returned."""
-    for generator, state in zip((*OF_PROCESS, *own), saved, strict=False):
-        SavedGenerator(generator).load_state_dict({"state": state})
+    torch.default_generator.set_state(saved["torch"][0])
+    for generator, state in zip(own, saved.get("own", ()), strict=False):
+        SavedGenerator(generator).load_state_dict(state)
+    kind, keys, *rest = saved["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    version, words, gauss = saved["random"]
+    random.setstate((version, tuple(words), gauss))
 
 
 @contextmanager

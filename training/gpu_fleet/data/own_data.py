@@ -26,6 +26,7 @@ from gpu_fleet.data.shards import Records, folder_of
 
 ENDLESS = 2**62  # number of samples of a stream without a length
 LEAVES = (torch.Tensor, np.ndarray, int, float, str, bytes, bool, type(None))
+UNPICKLED = (pickle.PicklingError, TypeError, AttributeError, RuntimeError)
 Collate = Callable[[list[Any]], Any]
 
 
@@ -247,12 +248,7 @@ def _content(sample: Any) -> bytes:
     for leaf in tree_flatten(sample)[0]:
         try:
             digest.update(_bytes_of(leaf))
-        except (
-            pickle.PicklingError,
-            TypeError,
-            AttributeError,
-            RuntimeError,
-        ):  # an object of a user's class: its type is enough
+        except UNPICKLED:  # an object of a user's class: its type is enough
             digest.update(type(leaf).__name__.encode())
     return digest.digest()
 

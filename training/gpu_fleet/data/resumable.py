@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.data.generators import (
-    OF_PROCESS,
     Generator,
-    States,
     held_by,
     kept_generators,
     restore_generators,
@@ -117,8 +116,11 @@ def draws(samples: Any) -> bool:
         return before != _bytes_of(states_of_generators(generators))
 
 
-def _bytes_of(states: States) -> bytes:
-    return b"".join(state.encode() if isinstance(state, str) else state.numpy().tobytes() for state in states)
+def _bytes_of(*states: Any) -> bytes:
+    leaves = tree_leaves(states)
+    return b"".join(
+        leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else str(leaf).encode() for leaf in leaves
+    )
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -126,7 +128,7 @@ class ResumableLoader(DataLoader[Any]):
 
     _done = _begin = 0
     _rest: Iterator[Any] = iter(())
-    begun_with: States | None = None  # generators at the start of this epoch, for FleetCallback
+    begun_with: dict[str, Any] | None = None  # generators at the start of this epoch, for FleetCallback
 
     @property
     def _index_sampler(self) -> Any:  # of torch: the batches, or samples, that are to be read
@@ -150,7 +152,7 @@ class ResumableLoader(DataLoader[Any]):
         self.begun_with = states_of_generators(own)
         if reads := seeded(self):
             # of torch's generator and those of the order: code may draw from others between two epochs
-            reads.begin(_number(_bytes_of([self.begun_with[0], *self.begun_with[len(OF_PROCESS) :]])), 0)
+            reads.begin(_number(_bytes_of(self.begun_with["own"], self.begun_with["torch"])), 0)
             self._rest = islice(super()._index_sampler, self._done, None)
             with suppress(TypeError):  # an order without an end
                 len(self)
@@ -200,7 +202,7 @@ class Passes:
                 "run.batches the data set"
             )
         self._loader, self._accumulation = ResumableLoader.of(loader), accumulation
-        self._begun: dict[int, States | None] = {}  # epoch -> generators at its start
+        self._begun: dict[int, dict[str, Any] | None] = {}  # epoch -> generators at its start
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state that `read` needs to resume after `step` steps."""

@@ -27,7 +27,7 @@ TABLES = {".parquet": "parquet", ".jsonl": "json", ".jsonl.gz": "json"}
 UNREAD = re.compile(r"\.(jsonl|parquet|ndjson|csv|tsv|arrow|feather|orc|avro)(\.\w+)?$", re.IGNORECASE)
 NO_TENSOR = re.compile("date|time|duration|decimal")  # Arrow's names of column types
 REAL = ("float", "double", "halffloat")  # Arrow's names of column types
-LEAVE_OUT = "leave it out of data.columns"
+INSTEAD = "write it as (smaller) numbers or text, or leave it out of data.columns"
 LARGEST = 2**63 - 1  # of torch's whole numbers, which are signed: a larger one would become negative
 
 
@@ -213,9 +213,9 @@ def _check_columns(rows: Any, root: Path, *, collated: bool) -> None:
 def _no_tensor(column: Any) -> str:
     kind, largest = str(column.type), max(map(_largest, column.chunks), default=0)
     if NO_TENSOR.match(kind):
-        return f"is of type {kind}, which becomes no tensor; write numbers or text, or {LEAVE_OUT}"
+        return f"is of type {kind}, which becomes no tensor; {INSTEAD}"
     if largest > LARGEST:
-        return f"has {largest}, above {LARGEST} of a tensor; write smaller numbers or text, or {LEAVE_OUT}"
+        return f"has {largest}, and a tensor holds whole numbers up to {LARGEST}; {INSTEAD}"
     return ""
 
 

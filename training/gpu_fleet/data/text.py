@@ -43,9 +43,7 @@ class TextFile(MappedTokens):
         wanted = int(self._starts[-1]) * self._dtype.itemsize
         size = self._file.stat().st_size if self._file.exists() else 0
         if size != wanted:
-            raise DataError(
-                f"{self._file}: has {size} bytes, {STARTS} wants {wanted}: it is not the file it was"
-            )
+            raise DataError(f"{self._file}: has {size} bytes, {STARTS} wants {wanted}: it has changed")
 
     def __len__(self) -> int:
         return len(self._classes)

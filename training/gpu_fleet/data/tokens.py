@@ -57,9 +57,7 @@ class TokenFile(MappedTokens):
                 f"{file}: cannot be read: {error.strerror}; `prepare tokens` writes it"
             ) from error
         if size % self._dtype.itemsize:
-            raise DataError(
-                f"{file}: {size} bytes are not whole {self._dtype.name} tokens: the file is cut off"
-            )
+            raise DataError(f"{file}: {size} bytes are not whole {self._dtype.name} tokens: it is cut off")
         # each sequence needs one more token, the target of its last position
         self._count = max(0, (size // self._dtype.itemsize - 1) // length)
         unused = size // self._dtype.itemsize - 1 - self._count * length

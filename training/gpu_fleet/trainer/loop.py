@@ -74,11 +74,9 @@ def train(
         run.checkpoints.conclude(result)
         if tries is not None:
             tries.end()
-        text = (
-            f" metric_name={score.name!r} metric={score.value:.6g}"
-            if score and score.value is not None
-            else ""
-        )
+        text = ""
+        if score and score.value is not None:
+            text = f" metric_name={score.name!r} metric={score.value:.6g}"
         log.info("event=%s reason=%r step=%d%s", result.outcome, result.reason, state.step, text)
         return result
 

@@ -165,14 +165,9 @@ def opened(
         trace = where.together(
             lambda: StepTrace(settings.metrics.profile_steps, directory, active=where.leads)
         )
-        table = settings.model_dump(mode="json")
-        writer = where.together(
-            lambda: (
-                open_writers(settings.metrics, directory, all_steps(settings, len(training)), table)
-                if where.leads
-                else Writers([])
-            )
-        )
+        steps, table = all_steps(settings, len(training)), settings.model_dump(mode="json")
+        writers = partial(open_writers, settings.metrics, directory, steps, table)
+        writer = where.together(lambda: writers() if where.leads else Writers([]))
         at_end.callback(writer.close)
         at_end.callback(checkpoints.abandon)
         at_end.callback(loader.end_readers)
