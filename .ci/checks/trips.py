@@ -30,7 +30,6 @@ TRIPS = {
         "training/gpu_fleet/data/images.py",
         "training/gpu_fleet/data/dataset.py",
         "training/gpu_fleet/data/loader.py",
-        "training/gpu_fleet/data/prefetch.py",
         "training/gpu_fleet/trainer/prepared_run.py",
         "training/gpu_fleet/trainer/loop.py",
         "training/gpu_fleet/step/spread.py",
@@ -79,7 +78,6 @@ SWEEP = "image/gpu_fleet_image/controllers/sweep"
 # Stop that the one before reaches only through an object -> the stop that provides the object.
 BY_AN_OBJECT = {
     "training/gpu_fleet/step/spread.py": "training/gpu_fleet/trainer/prepared_run.py",
-    "training/gpu_fleet/step/evaluation.py": "training/gpu_fleet/trainer/loop.py",
     f"{SWEEP}/sweep.py": f"{SWEEP}/evidence.py",
     f"{SWEEP}/carry_out.py": f"{SWEEP}/sweep.py",
 }

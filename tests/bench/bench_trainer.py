@@ -170,7 +170,7 @@ def measure_saves(folder: str) -> tuple[list[float], list[float]]:
             utilisation=None,
             not_finite_at_start=frozenset(),
         )
-        checkpoints = Checkpoints(settings, where, samples=1, identity={})
+        checkpoints = Checkpoints(settings, where, identity={})
         stager = DefaultStager(StagingOptions(False, False, False, False))
 
         def steps() -> float:

@@ -378,7 +378,7 @@ class PatientSaver(Saver):
 
 def test_a_flush_keeps_no_rank_in_one_collective_past_its_time_limit(alone, tmp_path):
     table = changed(resnet_table(tmp_path, tmp_path), parallel={"timeout_s": 600.0})
-    checkpoints = Checkpoints(config.from_table(table, "test"), alone, samples=1, identity={})
+    checkpoints = Checkpoints(config.from_table(table, "test"), alone, identity={})
     checkpoints.abandon()
     checkpoints._saver = saver = PatientSaver()
 

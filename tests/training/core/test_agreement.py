@@ -294,7 +294,7 @@ def test_a_checkpoint_is_due_by_time(alone, tmp_path):
     settings = config.from_table(
         changed(gpt_table(tmp_path, tmp_path / "run"), checkpoint={"every_s": 60.0}), "test"
     )
-    checkpoints = Checkpoints(settings, alone, samples=1, identity={}, clock=lambda: now[0])
+    checkpoints = Checkpoints(settings, alone, identity={}, clock=lambda: now[0])
 
     now[0] = 59.0
     early = checkpoints.due_by_time()

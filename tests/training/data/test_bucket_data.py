@@ -102,7 +102,7 @@ def test_a_class_that_was_changed_in_a_bucket_is_read_with_its_picture(uploaded,
     data = open_split(Path("train"), source.description(), settings, training=False)
     s3, key = boto3.client("s3"), "digits/train/00000.tar"
     content = bytearray(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
-    content[int(data._tars.index[5]["class_start"])] ^= 1
+    content[int(data.index[5]["class_start"])] ^= 1
     s3.put_object(Bucket=bucket, Key=key, Body=bytes(content))
     asked = []
     real = ObjectStore.part

@@ -18,7 +18,7 @@ from gpu_fleet.data import shards
 from gpu_fleet.data.dataset import CorruptSampleError, check_parts, describe, open_split
 from gpu_fleet.data.loader import Reader
 from gpu_fleet.data.order import SampleOrder
-from gpu_fleet.data.preparation.index import index_shard
+from gpu_fleet.data.preparation.shards import index_shard
 from gpu_fleet.data.preparation.skipped import Skipped
 
 CHANCE = np.random.default_rng(0)
@@ -125,7 +125,7 @@ def test_a_sample_without_its_class_is_named(tmp_path):
 
 def test_a_flipped_bit_is_a_corrupt_sample(packed):
     dataset = open_train(packed)
-    place = dataset._tars.index[5]
+    place = dataset.index[5]
     file = sorted((packed / "train").glob("*.tar"))[place["shard"]]
     content = bytearray(file.read_bytes())
     content[int(place["start"]) + 40] ^= 1
@@ -137,7 +137,7 @@ def test_a_flipped_bit_is_a_corrupt_sample(packed):
 
 def test_a_class_that_was_changed_in_its_tar_is_a_corrupt_sample(packed):
     dataset = open_train(packed)
-    place = dataset._tars.index[5]
+    place = dataset.index[5]
     file = sorted((packed / "train").glob("*.tar"))[place["shard"]]
     content = bytearray(file.read_bytes())
     content[int(place["class_start"])] ^= 1
@@ -150,7 +150,7 @@ def test_a_class_that_was_changed_in_its_tar_is_a_corrupt_sample(packed):
 def test_open_tars_are_closed_at_exit_after_the_modules_are_gone(packed, monkeypatch):
     dataset = open_train(packed)
     dataset.sample(5, CHANCE)
-    folder = dataset._tars._folder
+    folder = dataset._folder
     (descriptor,) = folder._open.values()
     monkeypatch.setattr(shards, "os", None)
 
@@ -162,7 +162,7 @@ def test_open_tars_are_closed_at_exit_after_the_modules_are_gone(packed, monkeyp
 
 def test_a_batch_continues_without_its_corrupt_sample(packed):
     dataset = open_train(packed)
-    dataset._tars.index["crc32"][5] ^= 1
+    dataset.index["crc32"][5] ^= 1
 
     batch = Reader(dataset, seed=0)[SampleOrder(10, seed=0, shuffle=False).slice(4, 3)]
 
@@ -221,7 +221,7 @@ def test_only_so_many_files_are_open_at_once(packed, monkeypatch):
     read = contents(dataset)
 
     assert len(read) == 10
-    assert len(dataset._tars._folder._open) == 2
+    assert len(dataset._folder._open) == 2
 
 
 def test_reader_processes_open_the_shards_themselves(packed):

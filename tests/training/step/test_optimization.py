@@ -17,9 +17,11 @@ from gpu_fleet.core import config
 from gpu_fleet.core.errors import ModelError
 from gpu_fleet.metrics.records import read_json_lines
 from gpu_fleet.models import definitions, registry
+from gpu_fleet.preemption.agreement import Stop
 from gpu_fleet.step import optimization, precision
-from gpu_fleet.step.evaluation import Evaluated, evaluate
+from gpu_fleet.step.state import State
 from gpu_fleet.trainer import loop
+from gpu_fleet.trainer.prepared_run import PreparedRun
 from tests.training.examples import (
     changed,
     few_digits,
@@ -135,14 +137,16 @@ def largest_batch(table: dict[str, Any]) -> tuple[int, str]:
     """Train on this rank; return the largest batch of the model, and the hash of the buffers."""
     sizes, buffers = [], []
 
-    def noted(model: Evaluated, **options: Any) -> Any:
-        buffers.append([value.clone() for value in model.module.buffers()])
-        return evaluate(model, **options)
+    scored = loop.scored
+
+    def noted(run: PreparedRun, state: State, stop: Stop) -> Any:
+        buffers.append([value.clone() for value in run.evaluated(state).module.buffers()])
+        return scored(run, state, stop)
 
     def noting(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         sizes.append(len(inputs[0]))
 
-    loop.evaluate = noted
+    loop.scored = noted
     with nn.modules.module.register_module_forward_pre_hook(noting):
         train_rank(table)
     content = b"".join(value.numpy().tobytes() for value in buffers[0])

@@ -77,7 +77,6 @@ class Checkpoints(CheckpointEngine):
         self,
         settings: config.Config,
         where: World,
-        samples: int,
         identity: Identity,
         code: bytes = b"",
         *,
@@ -88,7 +87,7 @@ class Checkpoints(CheckpointEngine):
 
         `stopping` ends the wait for a run that another process holds.
         """
-        self._settings, self._samples, self._identity = settings, samples, identity
+        self._settings, self._identity = settings, identity
         uri = location(settings)
         super().__init__(
             where,
@@ -166,7 +165,7 @@ class Checkpoints(CheckpointEngine):
             apply_tensors(state, saved)
         else:
             sharded.load(folder, state.model, state.optimizer, state.chosen, self._where.control)
-        apply(state, saved, self._settings, self._samples, self._where)
+        apply(state, saved, self._settings, self._where)
 
     def begin_try(self, tries: Tries, step: int) -> None:
         """Count this try of the run, on all ranks; raises StandstillError if there were too many."""
@@ -189,7 +188,7 @@ class Checkpoints(CheckpointEngine):
             return 0.0
         begin = time.perf_counter()
         self._where.together(self.check_earlier)
-        saved = capture(state, self._settings, self._samples, self._where)
+        saved = capture(state, self._settings, self._where)
         written = self._begin_parts(state) if self._layout == local.SHARDED else None
         if self._layout == local.WHOLE and self._where.leads:
             saved |= capture_tensors(state, self._settings)

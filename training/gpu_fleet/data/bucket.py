@@ -1,9 +1,7 @@
-"""Shards in a bucket: ranged reads fetch the members of a batch, many at once, with retries up to a deadline.
+"""Shards in a bucket: ranged reads fetch the members of a batch, CONNECTIONS at once, with retries.
 
-S3 answers a small read in 100 to 200 ms and takes 5,500 a second for a prefix
-(https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html). So the number of reads at
-the same time matters: CONNECTIONS for each process that reads. Order, shares of ranks and resume are the same
-as for shards on a disk. The index of the shards is beside them in the bucket.
+S3 answers a small read in 100 to 200 ms and takes 5,500 a second for a prefix:
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html
 """
 
 import os
@@ -28,8 +26,6 @@ T = TypeVar("T")
 
 
 class BytesInShard(NamedTuple):
-    """A range of bytes in a tar."""
-
     shard: str
     start: int
     size: int
@@ -47,15 +43,11 @@ class BucketSource:
     ) -> None:
         self.uri = uri.rstrip("/")
         self._given, self._endpoint, self._retry_s, self._key = uri, endpoint, retry_s, key
-        self._store: tuple[int, ObjectStore] | None = (
-            None  # with the id of its process: a fork must not share connections
-        )
+        # with the id of its process: a fork must not share connections
+        self._store: tuple[int, ObjectStore] | None = None
 
     def ask(self, action: Callable[[ObjectStore], T], *, refused: bool = False) -> T:
-        """Run a request with retries; `refused` means the same as in `patiently`.
-
-        Raises SilentSourceError if the bucket does not answer in time, DataError if it refuses.
-        """
+        """Run a request as `patiently` does; raises SilentSourceError without an answer, or DataError."""
         try:
             store = self._here()
             known = refused or outcome.restarted()  # then the ranks have read from it before
@@ -66,7 +58,6 @@ class BucketSource:
             raise DataError(str(error)) from error
 
     def description(self) -> Description:
-        """Read dataset.json; raises DataError."""
         content = self.ask(lambda store: store.get(DESCRIPTION))
         if content is None:
             raise DataError(f"{self.uri}/{DESCRIPTION}: is missing; `prepare index {self.uri}` writes it")
@@ -82,7 +73,7 @@ class BucketSource:
 
 
 class BucketFolder:
-    """One split of shards in a bucket; see data.shards.Folder."""
+    """One split of shards in a bucket; see data.shards.DiskFolder."""
 
     def __init__(self, source: BucketSource, split: str) -> None:
         self._source, self._split = source, split

@@ -36,12 +36,10 @@ class Census:
             self.left_out[reason] = before + count, first
 
     def add(self, other: "Census") -> None:
-        """Add the counts of another census."""
         for reason, (count, example) in other.left_out.items():
             self.leave(reason, example, count)
 
     def table(self) -> dict[str, Any]:
-        """Return the record for JSON."""
         return {
             reason: {"count": count, "example": example} for reason, (count, example) in self.left_out.items()
         }
@@ -63,15 +61,15 @@ def is_hidden(name: str) -> bool:
 
 
 def walked(root: Path, census: Census, seen: dict[tuple[int, int], str] | None = None) -> Iterator[Path]:
-    """Yield all files below a folder, sorted; the files of a folder come before those of its subfolders.
+    """Yield all files below a folder, sorted, before those of its subfolders; raises DataError.
 
-    Hidden names, special files and second links to a folder are counted in `census`. `seen` has the folders
-    of earlier walks over the same data. Raises DataError for a folder that cannot be read.
+    Others are counted in `census`, also second links to a folder, which `seen` has from earlier walks.
     """
     seen = {} if seen is None else seen
     if not root.is_dir():
         return
-    if _is_known(root, seen):
+    about = root.stat()
+    if seen.setdefault((about.st_dev, about.st_ino), str(root)) != str(root):
         census.leave(TWICE, root)
         return
     folders = []
@@ -89,18 +87,8 @@ def walked(root: Path, census: Census, seen: dict[tuple[int, int], str] | None =
             yield from walked(Path(entry.path), census, seen)
 
 
-def _is_known(folder: Path, seen: dict[tuple[int, int], str]) -> bool:
-    """Return whether a folder is in `seen`, and add it."""
-    about = folder.stat()
-    key = about.st_dev, about.st_ino
-    return seen.setdefault(key, str(folder)) != str(folder)
-
-
 def entries(root: Path, census: Census) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder, sorted by name, without hidden ones and links to themselves.
-
-    Raises DataError.
-    """
+    """Return the entries, sorted by name, without hidden ones and links to themselves; raises DataError."""
     try:
         with os.scandir(root) as scanned:
             listed = sorted(scanned, key=lambda entry: entry.name)
@@ -108,28 +96,20 @@ def entries(root: Path, census: Census) -> list[os.DirEntry[str]]:
         raise DataError(f"{shown(root)}: cannot be read: {error.strerror}") from error
     kept = []
     for entry in listed:
-        if is_hidden(entry.name):
-            census.leave(HIDDEN, entry.path)
-        elif _leads_to_itself(entry):
-            census.leave(DANGLING, entry.path)
+        reason = HIDDEN if is_hidden(entry.name) else ""
+        try:
+            entry.is_dir()
+        except OSError:  # a link to itself
+            reason = reason or DANGLING
+        if reason:
+            census.leave(reason, entry.path)
         else:
             kept.append(entry)
     return kept
 
 
-def _leads_to_itself(entry: os.DirEntry[str]) -> bool:
-    try:
-        entry.is_dir()
-    except OSError:
-        return True
-    return False
-
-
 def check_apart(names: Iterable[str], what: str) -> None:
-    """Raise DataError if two names differ only in a way that is hard to see.
-
-    That is case, spaces, Unicode form, characters without a look, or zeros after a point.
-    """
+    """Raise DataError if two names differ only in case, spaces, Unicode form, unseen signs, or zeros."""
     known: dict[str, str] = {}
     for name in names:
         other = known.setdefault(_folded(name), name)

@@ -35,10 +35,7 @@ FEWEST = 2  # least number of folders that look like classes, or splits, of a se
 
 
 def classes_of(root: Path) -> tuple[str, ...]:
-    """Return the names of the class folders of a data set without dataset.json, sorted.
-
-    Raises DataError if a class may be something else: a split, another data set, or the same class again.
-    """
+    """Return the class folders, sorted; raises DataError if one may be a split, a data set or another one."""
     folder = root if is_unsplit(root) else root / "train"
     names = class_names(folder)
     check_apart(names, f"{shown(folder)}: the folders")
@@ -121,10 +118,7 @@ def is_picture(name: str) -> bool:
 
 
 def pictures_of(folder: Path, classes: Iterable[str], census: Census) -> list[tuple[Path, int]]:
-    """Return the pictures of a split with their classes, by class and name; count other files in `census`.
-
-    Raises DataError for a class without pictures, for a picture of no class, and for one of two classes.
-    """
+    """Return pictures and classes, by both; raises DataError for an empty class or a stray picture."""
     pictures: list[tuple[Path, int]] = []
     seen: dict[tuple[int, int], str] = {}
     names = tuple(classes)

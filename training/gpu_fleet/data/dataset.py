@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,29 +34,19 @@ class CorruptSampleError(Exception):
 
 
 class Dataset(Protocol):
-    """Samples of one split, readable by index in any order, from any process.
+    """Samples of a split, of one shape, read by index; picklable: it opens its files on first use."""
 
-    For reader processes it can be pickled, and opens its files on first use. All samples of one batch have
-    the same shapes.
-    """
-
-    @property
-    def census(self) -> Census:
-        """Record of the files in the split's folder that this data set leaves out."""
-        ...
+    census: Census  # of the files in the split's folder that this data set leaves out
 
     @property
     def parts(self) -> int:
         """Number of files to share among the readers (shards); 0 if there may be any number of readers."""
-        ...
+        return 0
 
     def __len__(self) -> int: ...
 
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
-        """Read input and target of sample `index`; `chance` drives the augmentation.
-
-        Raises CorruptSampleError.
-        """
+        """Read input and target; `chance` drives the augmentation. Raises CorruptSampleError."""
         ...
 
     def name(self, index: int) -> str:
@@ -71,23 +61,13 @@ class Dataset(Protocol):
         """Return bytes that another sample would not have, wherever the data set is; cheap to compute."""
         ...
 
+    def expect(self, indices: Sequence[int]) -> None:  # noqa: ARG002 - subclasses use it
+        """Fetch the samples that are read next at once, where single reads are slow."""
+        return
 
-@runtime_checkable
-class ReadsAhead(Protocol):
-    """Data set that fetches all samples of a batch at once, because single reads are slow."""
-
-    def expect(self, indices: Sequence[int]) -> None:
-        """Fetch these samples, which are read next."""
-        ...
-
-
-@runtime_checkable
-class ReadsStacked(Protocol):
-    """Data set without random augmentation that reads a batch faster as a whole than by single samples."""
-
-    def stacked(self, indices: Sequence[int]) -> tuple[Array, Array] | None:
-        """Read inputs and targets of these samples; None if one of them is corrupt. Every target counts."""
-        ...
+    def stacked(self, indices: Sequence[int]) -> tuple[Array, Array] | None:  # noqa: ARG002 - subclasses use it
+        """Read samples, whose targets all count, at once where that is faster; None if one is corrupt."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -109,15 +89,11 @@ _DESCRIPTION = TypeAdapter(Description)
 
 
 def is_bucket(path: str) -> bool:
-    """Return whether data.path is the address of a bucket."""
     return path.startswith(BUCKETS)
 
 
 def describe(root: Path, key: str = "data.path") -> Description:
-    """Read dataset.json of a data set, or describe a plain folder of class folders; raises DataError.
-
-    `key` names `root` in messages: a key of the configuration, or an argument of the command line.
-    """
+    """Read dataset.json, or describe class folders; raises DataError, in which `key` names `root`."""
     if root.is_file():
         raise DataError(
             f"{key} = {str(root)!r}: is a file; only .parquet and .jsonl are read; `prepare` converts others"
@@ -131,7 +107,6 @@ def describe(root: Path, key: str = "data.path") -> Description:
 
 
 def parsed(content: bytes, place: str) -> Description:
-    """Parse the dataset.json at `place`; raises DataError."""
     try:
         return _DESCRIPTION.validate_json(content)
     except ValidationError as error:
@@ -185,7 +160,6 @@ def write_description(root: Path, description: Description) -> None:
 
 
 def content_of(description: Description) -> bytes:
-    """Return the content of dataset.json."""
     return (json.dumps(asdict(description), indent=1) + "\n").encode()
 
 
@@ -200,10 +174,7 @@ def check_kind(settings: config.Data, kind: str) -> None:
 
 
 def open_split(settings: config.Data, description: Description, split: str) -> Dataset:
-    """Open the data set of `split` ("train" or "val"); raises DataError if it is missing or empty.
-
-    Each module of OPENERS has `open_split(folder, description, settings, training) -> Dataset`.
-    """
+    """Open "train" or "val" by `open_split` of its module; raises DataError if it lacks or is empty."""
     kind = description.kind
     if kind not in OPENERS:
         raise DataError(

@@ -1,7 +1,4 @@
-"""Random generators of a user's samples: those of torch, numpy and random, and those in the user's data.
-
-All of them are seeded before a sample is read, so that a sample is always the same, in any process.
-"""
+"""Random generators of a user's samples, which are seeded before each one: the same in any process."""
 
 import gc
 import json
@@ -28,11 +25,7 @@ CLOSED = (ModuleType, torch.Tensor, np.ndarray, str, bytes, int, float)  # these
 
 
 def held_by(samples: Any) -> tuple[Generator, ...]:
-    """Return the generators of a data set, of its transforms, and of the functions that it calls.
-
-    The order is the same in every process. A generator that is created only when a sample is read is not
-    included.
-    """
+    """Return the generators of a data set, its transforms and the functions it calls, in a fixed order."""
     return tuple(reached(samples, is_own_generator))
 
 
@@ -47,10 +40,7 @@ def is_own_generator(thing: Any) -> bool:
 
 
 def reached(root: Any, is_wanted: Callable[[Any], bool], seen: dict[int, Any] | None = None) -> Iterator[Any]:
-    """Yield the wanted objects that an object holds, also by functions; their own parts are not searched.
-
-    `seen` has, by id, the objects of earlier searches, which are not searched again.
-    """
+    """Yield the wanted objects in an object, also by functions; `seen` has those of earlier searches."""
     seen = {} if seen is None else seen  # keeps the objects alive, since Python reuses ids
     waiting = deque([root])
     while waiting and len(seen) < MOST_LOOKED_AT:
@@ -73,11 +63,8 @@ class SavedGenerator:
     def state_dict(self) -> dict[str, Any]:
         """Return the state, as text unless it is a tensor."""
         state = state_of(self.generator)
-        return {
-            "state": state
-            if isinstance(state, torch.Tensor)
-            else json.dumps(state, default=np.ndarray.tolist)
-        }
+        is_plain = isinstance(state, torch.Tensor)
+        return {"state": state if is_plain else json.dumps(state, default=np.ndarray.tolist)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         state = saved["state"]
@@ -162,33 +149,25 @@ def restore_generators(saved: dict[str, Any], own: Sequence[Generator] = ()) -> 
 @contextmanager
 def kept_generators(own: Sequence[Generator] = ()) -> Iterator[None]:
     """Restore the generators after the block, since training draws its dropout from torch's generator."""
-    shared = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    before = [state_of(generator) for generator in own]
+    before = [(generator, state_of(generator)) for generator in (*OF_PROCESS, *own)]
     try:
         yield
     finally:
-        torch.set_rng_state(shared[0])
-        np.random.set_state(shared[1])
-        random.setstate(shared[2])
-        for generator, state in zip(own, before, strict=True):
+        for generator, state in before:
             set_state(generator, state)
 
 
 def state_of(generator: Generator) -> Any:
-    """Return the state of a generator, for `set_state`."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
-    return (
-        generator.get_state(legacy=False)
-        if isinstance(generator, np.random.RandomState)
-        else generator.getstate()
-    )
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return generator.getstate()
 
 
 def set_state(generator: Generator, state: Any) -> None:
-    """Set a generator to a state that `state_of` has returned."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, torch.Generator | np.random.RandomState):

@@ -20,6 +20,7 @@ from gpu_fleet.data.class_folders import is_unsplit, pictures_of, split_folder
 from gpu_fleet.data.dataset import (
     Array,
     CorruptSampleError,
+    Dataset,
     Description,
     check_split_keys,
     split_of,
@@ -49,11 +50,7 @@ SHIFT_PIXELS = 1 / 8  # part of a side: 4 of 32 pixels, as in the CIFAR experime
 def open_split(
     folder: Path, description: Description, settings: config.Data, training: bool
 ) -> "ImageFolder":
-    """Open the pictures of a split; raises DataError if a class is missing or empty.
-
-    Held-out pictures are those of validation, val or test. If the folder has no splits, data.held_out and
-    data.split_seed alone decide which pictures are held out.
-    """
+    """Open a split; data.held_out divides a folder without splits. Raises DataError if a class has none."""
     root = folder.parent
     folder = split_folder(root, folder.name)
     if not training and folder.is_dir() and folder.samefile(split_folder(root, "train")):
@@ -69,10 +66,8 @@ def open_split(
     return pictures
 
 
-class ImageFolder:
+class ImageFolder(Dataset):
     """Pictures of one split: `folder`/CLASS/**/*.png (or another of SUFFIXES)."""
-
-    parts = 0  # any number of processes may read it
 
     def __init__(self, folder: Path, classes: tuple[str, ...], settings: config.Data, training: bool) -> None:
         self._settings = settings
@@ -101,7 +96,6 @@ class ImageFolder:
         return str(self._files[index][0])
 
     def outline(self) -> bytes:
-        """Return a digest of names and classes of all pictures."""
         names = "\0".join(f"{target}/{file.name}" for file, target in self._files)
         return hashlib.sha256(os.fsencode(names)).digest()
 
@@ -149,10 +143,7 @@ def opened(content: bytes) -> Iterator[Image.Image]:
 
 
 def _of_eight_bits(picture: Image.Image) -> Image.Image:
-    """Return the picture, with grey values of 16 bits scaled to 8; Pillow would clip them at 255.
-
-    Raises CorruptSampleError for values of unknown range, and for a file of several pictures.
-    """
+    """Return the picture, with 16 bits of grey scaled to 8; raises CorruptSampleError for other values."""
     if getattr(picture, "is_animated", False) and picture.format != "MPO":  # of a camera, with a small copy
         raise CorruptSampleError(f"holds {picture.n_frames} pictures; write each into a file")  # type: ignore[attr-defined]  # of those
     if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PPM"):
@@ -180,7 +171,6 @@ def turn_of(picture: Image.Image) -> Image.Transpose | None:
 
 
 def upright_size(picture: Image.Image) -> tuple[int, int]:
-    """Return width and height of the upright picture."""
     return picture.size[::-1] if turn_of(picture) in SIDEWAYS else picture.size
 
 
@@ -206,10 +196,7 @@ def pixels_of(content: bytes, settings: config.Data, training: bool, chance: np.
 
 
 def _of_colours(picture: Image.Image) -> Image.Image:
-    """Return the red, green and blue of a picture, without its transparency.
-
-    Raises CorruptSampleError for a picture that would be of one colour, such as a logo or a glyph.
-    """
+    """Return red, green and blue; raises CorruptSampleError for a logo or glyph that would be one colour."""
     if not picture.has_transparency_data:
         return picture.convert("RGB")
     extrema: Any = picture.convert("RGBA").getextrema()

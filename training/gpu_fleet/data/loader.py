@@ -5,10 +5,11 @@ import os
 import re
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import DataError, PassingCodeError, UserCodeError
-from gpu_fleet.data.dataset import CorruptSampleError, Dataset, ReadsAhead, ReadsStacked
-from gpu_fleet.data.order import SampleOrder, Slice, micro_batch_start
+from gpu_fleet.data.dataset import CorruptSampleError, Dataset
+from gpu_fleet.data.order import SampleOrder, Slice
 
 IGNORED = -100  # a target that counts in no loss and no metric: torch's ignore_index
 MAPPED = ("text", "tokens")  # kinds of data that are read through a memory map
@@ -34,8 +35,6 @@ _reading = set[_MultiProcessingDataLoaderIter]()  # iterators whose reader proce
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch of a rank."""
-
     # images (batch, 3, height, width) uint8; tokens (batch, sequence) int64; any nest for a user's own data
     inputs: Any
     targets: Tensor  # classes (batch,) or tokens (batch, sequence), int64; IGNORED where there is none
@@ -49,14 +48,11 @@ class Batch:
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        if isinstance(self.inputs, Tensor):
-            return replace(self, inputs=change(self.inputs), targets=change(self.targets))
         inputs = tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, self.inputs)
         return replace(self, inputs=inputs, targets=change(self.targets))
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors of inputs and targets."""
         return [leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, Tensor)]
 
     def paired(self, count: CountOf) -> "Batch":
@@ -78,40 +74,38 @@ class RankShare:
 
     @property
     def micro_batch(self) -> int:
-        """Number of samples of one micro-batch of this rank."""
         return self.batch_size // (self.accumulation * self.world)
 
 
 class Reader:
     """Reader of whole batches; reader processes get a pickled copy, so it holds nothing open."""
 
-    def __init__(self, dataset: Dataset, seed: int) -> None:
-        self._dataset = dataset
-        # computed once: isinstance with a protocol takes longer than to read a sample of tokens
-        self._ahead, self._at_once = isinstance(dataset, ReadsAhead), isinstance(dataset, ReadsStacked)
+    def __init__(self, dataset: Dataset, seed: int, count: CountOf | None = None) -> None:
+        """Prepare a reader; with `count` its batches have the form for a user's loss or metric."""
+        self._dataset, self._count = dataset, count
         self._bits = np.random.Philox(key=seed)
         self._chance = np.random.Generator(self._bits)
         self._fresh: Any = self._bits.state  # before the first draw
 
     def chance(self, epoch: int, index: int) -> np.random.Generator:
-        """Return the generator for one sample's augmentation: the same numbers wherever it is read.
-
-        A reset of one generator takes 1 us, a new generator 13 us.
-        """
+        """Return the generator of a sample, the same wherever read; a reset takes 1 us, a new one 13."""
         self._fresh["state"]["counter"][:] = 0, 0, epoch, index
         self._bits.state = self._fresh
         return self._chance
 
     def __getitem__(self, part: Slice) -> Batch:
         """Read the samples of a slice, in order; a good sample without target replaces a corrupt one."""
+        batch = self._read(part)
+        return batch if self._count is None else batch.paired(self._count)
+
+    def _read(self, part: Slice) -> Batch:
         indices = part.indices.tolist()
-        if self._at_once and (stacked := cast("ReadsStacked", self._dataset).stacked(indices)) is not None:
+        if (stacked := self._dataset.stacked(indices)) is not None:
             inputs, targets = stacked
             return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), counted=targets.size)
         samples: list[tuple[Any, Any] | None] = []
         corrupt: list[str] = []
-        if self._ahead:
-            cast("ReadsAhead", self._dataset).expect(indices)
+        self._dataset.expect(indices)
         for epoch, index in zip(part.epochs.tolist(), indices, strict=True):
             try:
                 samples.append(self._dataset.sample(index, self.chance(epoch, index)))
@@ -134,24 +128,13 @@ class Reader:
         return Batch(torch.from_numpy(np.stack(inputs)), torch.from_numpy(stacked), corrupt, counted)
 
 
-class PairedReader:
-    """Reader of batches in the form for a user's loss or metric."""
-
-    def __init__(self, reader: Reader, count: CountOf) -> None:
-        self._reader, self._count = reader, count
-
-    def __getitem__(self, part: Slice) -> Batch:
-        return self._reader[part].paired(self._count)
-
-
 def training_slices(order: SampleOrder, share: RankShare, position: int) -> Iterator[Slice]:
     """Yield the micro-batches of a rank from `position` (samples consumed by all ranks) on, without end."""
     width = share.micro_batch
     # each epoch has its own order, so a block is at most about one epoch, also for a small data set
     steps = max(1, min(BLOCK // (width * share.accumulation), order.size // share.batch_size))
-    micros = [
-        micro_batch_start(0, micro, share.rank, share.world, width) for micro in range(share.accumulation)
-    ]
+    # a step takes the same samples for any number of ranks, which only decides how they divide them
+    micros = [(micro * share.world + share.rank) * width for micro in range(share.accumulation)]
     firsts = (np.arange(steps)[:, None] * share.batch_size + np.array(micros)).reshape(-1, 1)
     within = (firsts + np.arange(width)).astype(np.uint64)  # (micro-batches, width), from `position` on
     while True:
@@ -162,11 +145,7 @@ def training_slices(order: SampleOrder, share: RankShare, position: int) -> Iter
 
 
 def evaluation_slices(size: int, share: RankShare) -> Iterator[tuple[Slice, int]]:
-    """Yield micro-batches that cover [0, size) once over all ranks, and the number of samples that count.
-
-    Every rank gets the same number of equal batches, so that collectives in the model stay in step.
-    Positions past the end wrap around and do not count.
-    """
+    """Yield equal micro-batches that cover [0, size) once over all ranks, and how many samples count."""
     order = SampleOrder(size, seed=0, shuffle=False)
     width = share.micro_batch
     for start in range(0, size, width * share.world):
@@ -175,10 +154,7 @@ def evaluation_slices(size: int, share: RankShare) -> Iterator[tuple[Slice, int]
 
 
 def reader_processes(kind: str, cores: int, ranks: int) -> int:
-    """Return the default number of readers of a rank: its share of the instance's cores, less one to train.
-
-    It is 0 for token files: their sample is a copy of some KB, which takes longer to pass between processes.
-    """
+    """Return the readers of a rank by default: its cores less one; 0 where a sample is a mere copy."""
     return 0 if kind in MAPPED else max(0, cores // ranks - 1)
 
 
@@ -233,10 +209,7 @@ def _read(loader: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def reader_ended(error: BaseException) -> PassingCodeError | None:
-    """Return the error about a reader process that was killed; None for any other error.
-
-    torch raises it at any place of the training process, or a connection to the reader breaks first.
-    """
+    """Return the error about a killed reader process, wherever torch raises it; None for another error."""
     text = str(error) or type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     broken = isinstance(error, OSError | EOFError) and any(frame.name == "_try_get_data" for frame in frames)
@@ -262,10 +235,7 @@ def explain_ended_readers() -> None:
 
 
 def end_readers() -> None:
-    """End the reader processes of this process, even if the frames of an error still hold their batches.
-
-    The garbage collector would wait 5 s for each of them, because it destroys their queues first.
-    """
+    """End the reader processes: the garbage collector ends queues first, and waits 5 s for each."""
     for read in [*_reading]:
         _end(read)
 
@@ -280,16 +250,41 @@ def _leave_process_group(_worker: int) -> None:
     os.setsid()
 
 
-class CorruptionCounter:
-    """Counter of the corrupt samples of this rank."""
+def to_device(batches: Iterator[Batch], device: torch.device, ahead: int) -> Iterator[Batch]:
+    """Return the batches on `device`; a separate stream copies up to `ahead` of them early."""
+    if device.type != "cuda":
+        return batches
+    return _copied_ahead(batches, device, ahead)
 
+
+def _copied_ahead(batches: Iterator[Batch], device: torch.device, ahead: int) -> Iterator[Batch]:
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no hints here
+    waiting: deque[tuple[Batch, torch.cuda.Event]] = deque()
+    for batch in batches:
+        with torch.cuda.stream(side):
+            copied = batch.to(device)
+            waiting.append((copied, side.record_event()))
+        if len(waiting) > ahead:
+            yield _received(*waiting.popleft())
+    while waiting:
+        yield _received(*waiting.popleft())
+
+
+def _received(batch: Batch, copied: torch.cuda.Event) -> Batch:
+    stream = torch.cuda.current_stream()
+    stream.wait_event(copied)
+    for tensor in batch.tensors:
+        tensor.record_stream(stream)  # else the side stream may reuse the memory too early
+    return batch
+
+
+class CorruptionCounter:
     def __init__(self, limit: int) -> None:
         self.count = 0
         self._limit = limit
         self._last = ""
 
     def add(self, corrupt: tuple[str, ...]) -> None:
-        """Count each sample, and name it in the log."""
         for defect in corrupt:
             self.count += 1
             self._last = defect

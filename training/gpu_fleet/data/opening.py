@@ -7,7 +7,7 @@ from gpu_fleet.core import config
 from gpu_fleet.core.errors import ConfigError, DataError
 from gpu_fleet.core.user_code import Parts
 from gpu_fleet.data.bucket import BucketSource
-from gpu_fleet.data.census import Census, shown
+from gpu_fleet.data.census import shown
 from gpu_fleet.data.dataset import Dataset, Description, check_kind, describe, is_bucket, open_split
 from gpu_fleet.data.loader import reader_processes
 from gpu_fleet.data.own_data import ENDLESS, OwnData, Stream, open_own, open_records
@@ -26,10 +26,7 @@ def gives_its_loss(training: Dataset | OwnData, own: Parts) -> bool:
 def open_data(
     settings: config.Config, own: Parts
 ) -> tuple[Description, Dataset | OwnData, Dataset | OwnData | None]:
-    """Open the data: description, training split and held-out split (None if a user's own data have none).
-
-    Raises TrainingError.
-    """
+    """Open the data: description, training and held-out split (None if own data have none)."""
     chosen = settings.data
     root = Path(chosen.path)
     described = None
@@ -55,47 +52,30 @@ def open_data(
     return Description(OWN_DATA, training.classes, training.vocabulary), training, held_out
 
 
-def check_classes(description: Description, own: Parts) -> None:
-    """Raise DataError for data of one class, which every model predicts, unless the loss is a user's own."""
-    if len(description.classes) == 1 and own.loss is None:
+def check_fit(
+    settings: config.Config, own: Parts, description: Description, training: Dataset | OwnData
+) -> None:
+    """Raise DataError or ConfigError for data of one class, and for keys that these data would ignore."""
+    data, kind = settings.data, description.kind
+    if len(description.classes) == 1 and own.loss is None:  # which every model predicts
         raise DataError(
             f"data.path: all samples are of one class, {shown(description.classes[0])!r}: classes are the "
             "folders in train/, or in data.path; or set loss.name"
         )
-
-
-def left_out_of(training: Dataset | OwnData, held_out: Dataset | OwnData | None) -> Census:
-    """Return the census of the things that the readers of both splits leave out."""
-    census = Census()
-    for data in (training, held_out):
-        if data is not None:
-            census.add(data.census)
-    return census
-
-
-def check_mean(settings: config.Loss, training: Dataset | OwnData, own: Parts) -> None:
-    """Raise ConfigError for a loss.mean_over that the trainer's own loss does not support."""
-    if settings.mean_over != "targets" and not gives_its_loss(training, own):
+    # own data of a name was asked by the configuration; tars of any keys may hold pictures
+    ignored = (
+        {} if kind in (*PICTURES, OWN_DATA) else dict.fromkeys(("image_size", "augmentation"), "pictures")
+    )
+    if kind not in (OWN_DATA, RECORDS):
+        ignored |= dict.fromkeys(("collate", "columns"), "data.name, tables and tars of any keys")
+    for key, what in ignored.items():
+        if (value := getattr(data, key)) != config.Data.model_fields[key].default:
+            raise ConfigError(f"data.{key} = {value!r}: is for {what}, and {data.path} is of kind {kind}")
+    if settings.loss.mean_over != "targets" and not gives_its_loss(training, own):
         raise ConfigError(
-            f"loss.mean_over = {settings.mean_over!r}: the loss of these data is the mean over targets; "
+            f"loss.mean_over = {settings.loss.mean_over!r}: the loss of these data is the mean over targets; "
             "another one needs loss.name"
         )
-
-
-def check_keys_of_kind(settings: config.Data, description: Description) -> None:
-    """Raise ConfigError for a key of `data` that was set, and that data of this kind ignore."""
-    # own data of a name was asked by the configuration; tars of any keys may hold pictures
-    for key in ("image_size", "augmentation") if description.kind not in (*PICTURES, OWN_DATA) else ():
-        if (value := getattr(settings, key)) != config.Data.model_fields[key].default:
-            raise ConfigError(
-                f"data.{key} = {value!r}: is for pictures, and {settings.path} is of kind {description.kind}"
-            )
-    for key in ("collate", "columns") if description.kind not in (OWN_DATA, RECORDS) else ():
-        if value := getattr(settings, key):
-            raise ConfigError(
-                f"data.{key} = {value!r}: is for data.name, tables and tars of any keys; "
-                f"{settings.path} is of kind {description.kind}"
-            )
 
 
 def with_readers(

@@ -1,8 +1,6 @@
-"""A user's own data set: anything with `__len__` and `__getitem__`, or an iterable.
+"""A user's own data set: anything with `__len__` and `__getitem__`, or an iterable; samples of any kind.
 
-Samples may be of any kind. `data.collate`, by default torch's default_collate, makes a batch of them: any
-nest of tensors, numbers and text. Seed, epoch and index decide the random numbers of a sample, so the number
-of reader processes does not change them.
+`data.collate` makes a batch of them: any nest of tensors, numbers and text.
 """
 
 import hashlib
@@ -28,6 +26,7 @@ from gpu_fleet.data.shards import Records, folder_of
 
 ENDLESS = 2**62  # number of samples of a stream without a length
 LEAVES = (torch.Tensor, np.ndarray, int, float, str, bytes, bool, type(None))
+UNPICKLED = (pickle.PicklingError, TypeError, AttributeError, RuntimeError)
 Collate = Callable[[list[Any]], Any]
 
 
@@ -59,7 +58,6 @@ class OwnData:
             return self._samples[index]
 
     def expect(self, indices: Sequence[int]) -> None:
-        """Fetch these samples, which are read next, if they are in a bucket."""
         if isinstance(self._samples, Records):
             self._samples.expect(indices)
 
@@ -71,15 +69,12 @@ class OwnData:
         """Return digest and shape of the samples `first` to `last` - 1, in a fixed random order."""
         places = SampleOrder(len(self), seed=0).slice(first, last - first).indices.tolist()
         with kept_generators(self.generators):
-            return [_looked_into(self.sample(place, np.random.default_rng(place))) for place in places]
+            samples = [self.sample(place, np.random.default_rng(place)) for place in places]
+        return [(_content(sample), shape_of(sample)) for sample in samples]
 
 
 class Stream(OwnData):
-    """A user's iterable, read in its own order, from its first sample to its last, repeatedly.
-
-    Every rank reads all of it and uses its share. To resume at a position, a rank reads and drops the samples
-    before it, except whole passes if the stream has a length.
-    """
+    """A user's iterable, read by each rank from its first sample on; a resume drops the samples before."""
 
     ordered = True
     looked_at = 2
@@ -136,7 +131,7 @@ class Stream(OwnData):
         with kept_generators(self.generators), explained(self.label):
             self._seed(0)
             for position, sample in enumerate(islice(iter(self._samples), last), start=1):
-                looks.append(_looked_into(sample))
+                looks.append((_content(sample), shape_of(sample)))
                 self._seed(position)
         return looks[first:]
 
@@ -151,11 +146,7 @@ class OwnReader:
         count: CountOf | None = None,
         check: Callable[[Any], None] | None = None,
     ) -> None:
-        """Prepare a reader.
-
-        `count` returns the number of items of a batch over which its loss is the mean; without it each sample
-        counts as one. `check` raises DataError for a batch that the model cannot take.
-        """
+        """Prepare a reader; `count` gives the items of a batch, `check` raises DataError for a misfit."""
         self._data, self._seed, self._count, self._check = data, seed, count, check
 
     def __getitem__(self, part: Slice) -> Batch:
@@ -251,23 +242,13 @@ def shape_of(sample: Any) -> str:
     )
 
 
-def _looked_into(sample: Any) -> tuple[bytes, str]:
-    """Return bytes that distinguish a sample from others, and its shape as text."""
-    return _content(sample), shape_of(sample)
-
-
 def _content(sample: Any) -> bytes:
     """Return bytes that distinguish a sample from others, the same in every process."""
     digest = hashlib.sha256()
     for leaf in tree_flatten(sample)[0]:
         try:
             digest.update(_bytes_of(leaf))
-        except (
-            pickle.PicklingError,
-            TypeError,
-            AttributeError,
-            RuntimeError,
-        ):  # an object of a user's class: its type is enough
+        except UNPICKLED:  # an object of a user's class: its type is enough
             digest.update(type(leaf).__name__.encode())
     return digest.digest()
 

@@ -3,13 +3,14 @@
 import gc
 import hashlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -38,10 +39,7 @@ FROM_SAMPLES, FROM_COLLATE = 0, 1  # so that a sample and its batch draw differe
 
 
 class SeededReads:
-    """Data set and collate function whose random numbers follow from a key, such as the epoch, and the index.
-
-    So a sample is the same in each reader process, and wherever in an epoch a run resumes.
-    """
+    """Data set and collate function whose random numbers follow from index and a key, such as the epoch."""
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
         self.dataset, self._collate = dataset, collate
@@ -60,7 +58,6 @@ class SeededReads:
         return len(self.dataset)
 
     def begin(self, seed: int, epoch: int) -> None:
-        """Set the key of the random numbers from now on."""
         self._key[0], self._key[1] = seed % 2**63, epoch
 
     def __getitem__(self, index: Any) -> Any:
@@ -79,7 +76,6 @@ class SeededReads:
         return self.dataset[index]
 
     def collate(self, samples: Any) -> Any:
-        """Make a batch of the samples that were just read."""
         with kept_generators(self._generators):
             self._seed(FROM_COLLATE, self._newest)
             return self._collate(samples)
@@ -111,29 +107,20 @@ def draws(samples: Any) -> bool:
     """Return whether reading the first samples draws from the generators, which are restored."""
     generators = held_by(samples)
     with kept_generators(generators):
-        before = _everything(states_of_generators(generators))
+        before = _bytes_of(states_of_generators(generators))
         if isinstance(samples, IterableDataset):
             list(islice(iter(samples), LOOKED_AT))
         elif hasattr(samples, "__getitem__") and hasattr(samples, "__len__"):
             with suppress(LookupError, TypeError):  # a sampler may know other indices
                 [samples[place] for place in range(min(len(samples), LOOKED_AT))]
-        return before != _everything(states_of_generators(generators))
+        return before != _bytes_of(states_of_generators(generators))
 
 
-def _everything(states: dict[str, Any]) -> tuple[bytes, str]:
-    kind, keys, *rest = states["numpy"]
-    return _key_of(states) + _bytes_of([keys]), repr((kind, rest, states["random"]))
-
-
-def _key_of(states: dict[str, Any]) -> bytes:
-    """Return the states of torch's generator and of the generators of a loader's order."""
-    own = [state["state"] for state in states["own"]]
-    text = "".join(state for state in own if isinstance(state, str)).encode()
-    return text + _bytes_of([*states["torch"], *(state for state in own if isinstance(state, torch.Tensor))])
-
-
-def _bytes_of(states: Iterable[torch.Tensor]) -> bytes:
-    return b"".join(state.numpy().tobytes() for state in states)
+def _bytes_of(*states: Any) -> bytes:
+    leaves = tree_leaves(states)
+    return b"".join(
+        leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else str(leaf).encode() for leaf in leaves
+    )
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -164,7 +151,8 @@ class ResumableLoader(DataLoader[Any]):
             restore_generators(self.begun_with, own)
         self.begun_with = states_of_generators(own)
         if reads := seeded(self):
-            reads.begin(_number(_key_of(self.begun_with)), 0)
+            # of torch's generator and those of the order: code may draw from others between two epochs
+            reads.begin(_number(_bytes_of(self.begun_with["own"], self.begun_with["torch"])), 0)
             self._rest = islice(super()._index_sampler, self._done, None)
             with suppress(TypeError):  # an order without an end
                 len(self)
@@ -186,7 +174,6 @@ class ResumableLoader(DataLoader[Any]):
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> "ResumableLoader":
-        """Make one that reads like a given DataLoader."""
         chosen = {name: getattr(loader, name) for name in KEPT}
         if loader.batch_sampler is None:
             chosen |= {"batch_size": None, "sampler": loader.sampler}
@@ -195,7 +182,6 @@ class ResumableLoader(DataLoader[Any]):
         return cls(**chosen)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the number of batches of this epoch so far."""
         return {"done": self._done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -249,8 +235,7 @@ def reads_another() -> bool:
 class _Rest:
     """Order of a loader; iteration gives only the rest of the epoch.
 
-    A loader whose readers stay holds its iterator, and that one this order: a reference back would leave both
-    to the garbage collector, which takes the readers' queues first and then waits five seconds for them.
+    It holds no reference back: the garbage collector would end the queues of readers first, and wait 5 s.
     """
 
     def __init__(self, loader: ResumableLoader, order: Any) -> None:

@@ -1,13 +1,8 @@
 """Tar shards in the layout of WebDataset, with an index that finds any sample at once.
 
-A sample is the members of one tar that share a name. In kind "shards" these are NNN.png (or another picture)
-and NNN.cls, its class as a number. In kind "records" they are any NNN.KEY, which become a dictionary. The
-tars are plain: WebDataset reads them, and `prepare index` indexes tars that WebDataset wrote.
-
-The library webdataset itself does not fit. It reads a tar from its start, so a resume at sample n of an epoch
-skips n samples. Its shuffle buffer makes the order depend on the number of workers (its issues #188 and
-#225). With the place of every sample in an index, a sample takes one read, whatever its position; order,
-shares of ranks and resume are the same as for every other kind of data.
+The members of a sample share a name: NNN.png and NNN.cls in kind "shards", any NNN.KEY in kind "records". The
+library webdataset does not fit: it reads a tar from its start, so a resume at sample n skips n samples, and
+its shuffle buffer makes the order depend on the number of workers (its issues #188 and #225).
 """
 
 import hashlib
@@ -16,10 +11,10 @@ import json
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +24,7 @@ from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.bucket import INDEX, BucketFolder, BucketSource, BytesInShard
 from gpu_fleet.data.census import HIDDEN, OTHERS, Census, is_hidden, shown, walked
 from gpu_fleet.data.class_folders import SUFFIXES
-from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_bucket
+from gpu_fleet.data.dataset import Array, CorruptSampleError, Dataset, Description, is_bucket
 from gpu_fleet.data.images import decode
 
 # A row for a sample: number of its shard in name order, first byte, length and CRC-32 of its picture, its
@@ -54,74 +49,8 @@ def open_split(
     return ShardFolder(folder_of(settings, folder.name), len(description.classes), settings, training)
 
 
-def folder_of(settings: config.Data, split: str) -> "Folder":
-    """Return the folder of the tars of a split."""
-    if is_bucket(settings.path):
-        return BucketFolder(BucketSource(settings.path, settings.endpoint, settings.retry_s), split)
-    return DiskFolder(Path(settings.path) / split)
-
-
-class Folder(Protocol):
-    """Folder of the tars of a split and their index, on a disk or in a bucket. Picklable."""
-
-    @property
-    def label(self) -> str:
-        """Name of the folder for users."""
-        ...
-
-    def files(self, census: Census) -> dict[str, int]:
-        """Return name and size in bytes of each file, by name, at any depth; raises DataError.
-
-        Entries that are no file are counted in `census`.
-        """
-        ...
-
-    def index(self) -> bytes:
-        """Read index.npy; raises OSError or DataError."""
-        ...
-
-    def write_index(self, content: bytes) -> None:
-        """Write index.npy beside the tars; raises OSError or DataError."""
-        ...
-
-    def file(self, name: str) -> AbstractContextManager[Path]:
-        """Give a path of a tar on this disk for the block; raises DataError."""
-        ...
-
-    def expect(self, places: Iterable[BytesInShard]) -> None:
-        """Prepare for reads of `places`: a bucket fetches them all at once. Raises DataError."""
-        ...
-
-    def read(self, place: BytesInShard) -> bytes:
-        """Read a range of bytes of a tar; raises OSError or DataError."""
-        ...
-
-
-def tars_in(folder: Folder, census: Census) -> list[tuple[str, int]]:
-    """Return name and size of the tars of a split; count other files in `census`.
-
-    Raises DataError for a tar that would not be read because it is compressed or in a deeper folder.
-    """
-    tars = []
-    for name, size in folder.files(census).items():
-        path = PurePosixPath(name)
-        suffixes = [suffix.lower() for suffix in path.suffixes]
-        if any(map(is_hidden, path.parts)):
-            census.leave(HIDDEN, f"{folder.label}/{name}")
-        elif suffixes[-1:] == [".tar"] and len(path.parts) == 1:
-            tars.append((name, size))
-        elif ".tar" in suffixes[-2:] or suffixes[-1:] == [".tgz"]:
-            raise DataError(
-                f"{folder.label}/{shown(name)}: would not be read; shards are *.tar, not compressed, in "
-                f"{folder.label}"
-            )
-        elif name != INDEX:
-            census.leave(OTHERS, f"{folder.label}/{name}")
-    return tars
-
-
 class DiskFolder:
-    """A folder of this computer."""
+    """Folder of the tars of a split and their index, on this computer; see BucketFolder for one elsewhere."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -132,6 +61,7 @@ class DiskFolder:
         return str(self._folder)
 
     def files(self, census: Census) -> dict[str, int]:
+        """Return name and size of each file at any depth, by name; count other entries in `census`."""
         if not self._folder.is_dir():
             return {}
         files = {file.relative_to(self._folder).as_posix(): file for file in walked(self._folder, census)}
@@ -144,6 +74,7 @@ class DiskFolder:
         (self._folder / INDEX).write_bytes(content)
 
     def file(self, name: str) -> AbstractContextManager[Path]:
+        """Give a path of a tar on this disk for the block."""
         return nullcontext(self._folder / name)
 
     def expect(self, places: Iterable[BytesInShard]) -> None:
@@ -167,6 +98,35 @@ class DiskFolder:
             self._open[shard] = os.open(self._folder / shard, os.O_RDONLY)
         self._open.move_to_end(shard)
         return self._open[shard]
+
+
+Folder = DiskFolder | BucketFolder  # of the tars of a split and their index
+
+
+def folder_of(settings: config.Data, split: str) -> Folder:
+    if is_bucket(settings.path):
+        return BucketFolder(BucketSource(settings.path, settings.endpoint, settings.retry_s), split)
+    return DiskFolder(Path(settings.path) / split)
+
+
+def tars_in(folder: Folder, census: Census) -> list[tuple[str, int]]:
+    """Return name and size of the tars of a split; raises DataError for those compressed or deeper."""
+    tars = []
+    for name, size in folder.files(census).items():
+        path = PurePosixPath(name)
+        suffixes = [suffix.lower() for suffix in path.suffixes]
+        if any(map(is_hidden, path.parts)):
+            census.leave(HIDDEN, f"{folder.label}/{name}")
+        elif suffixes[-1:] == [".tar"] and len(path.parts) == 1:
+            tars.append((name, size))
+        elif ".tar" in suffixes[-2:] or suffixes[-1:] == [".tgz"]:
+            raise DataError(
+                f"{folder.label}/{shown(name)}: would not be read; shards are *.tar, not compressed, in "
+                f"{folder.label}"
+            )
+        elif name != INDEX:
+            census.leave(OTHERS, f"{folder.label}/{name}")
+    return tars
 
 
 class Tars:
@@ -203,22 +163,20 @@ class Tars:
         for number in np.flatnonzero(np.bincount(self.index["shard"], minlength=len(sizes)) == 0):
             self.census.leave(f"tars without a sample in {INDEX}", f"{label}/{self._names[number]}")
 
-    def __len__(self) -> int:
+    @property
+    def parts(self) -> int:
         return len(self._names)
 
-    def name(self, row: int) -> str:
-        place, *_ = self._places(*self.index[row].item())
+    def name(self, index: int) -> str:
+        place, *_ = self._places(*self.index[index].item())
         return f"{self._folder.label}/{place.shard} byte {place.start}"
 
-    def expect(self, rows: Iterable[int]) -> None:
+    def expect(self, indices: Iterable[int]) -> None:
         """Prepare for reads of these rows; raises DataError."""
-        self._folder.expect(place for row in rows for place in self._places(*self.index[row].item()))
+        self._folder.expect(place for row in indices for place in self._places(*self.index[row].item()))
 
     def content(self, row: int) -> bytes:
-        """Read the member of a row of the index; raises CorruptSampleError, or DataError for a bucket.
-
-        A class that was changed in its tar since it was indexed makes its picture corrupt too.
-        """
+        """Read the member of a row; raises CorruptSampleError, also for a changed class, or DataError."""
         record = self.index[row].item()
         content, *classes = map(self._read, self._places(*record))
         if zlib.crc32(content) != record[3]:
@@ -236,11 +194,9 @@ class Tars:
             raise CorruptSampleError(str(error)) from error
 
     def outline(self) -> bytes:
-        """Return a digest of the index."""
         return hashlib.sha256(self.index.tobytes()).digest()
 
     def _places(self, shard: int, start: int, size: int, _crc32: int, *of_class: int) -> list[BytesInShard]:
-        """Return the place of a member, and of the class that belongs to a picture."""
         places = [BytesInShard(self._names[shard], start, size)]
         return [*places, BytesInShard(self._names[shard], *of_class[1:])] if of_class else places
 
@@ -251,52 +207,34 @@ def class_of(content: bytes) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None
 
 
-class ShardFolder:
+class ShardFolder(Tars, Dataset):
     """Pictures with classes from the tars of a split and their index."""
 
     def __init__(self, folder: Folder, class_count: int, settings: config.Data, training: bool) -> None:
+        super().__init__(folder, INDEX_DTYPE)
         self._settings, self._training, self._class_count = settings, training, class_count
-        self._tars = Tars(folder, INDEX_DTYPE)
-        self.census = self._tars.census
-
-    @property
-    def parts(self) -> int:
-        return len(self._tars)
 
     def __len__(self) -> int:
-        return len(self._tars.index)
-
-    def name(self, index: int) -> str:
-        return self._tars.name(index)
-
-    def expect(self, indices: Sequence[int]) -> None:
-        """Prepare for reads of these samples; raises DataError."""
-        self._tars.expect(indices)
-
-    def outline(self) -> bytes:
-        """Return a digest of the index, which has classes and checksums of all pictures."""
-        return self._tars.outline()
+        return len(self.index)
 
     def fingerprint(self, index: int) -> bytes:
-        """Return the sample's row of the index, which has a checksum of the picture."""
-        return bytes(self._tars.index[index].tobytes())
+        return bytes(self.index[index].tobytes())
 
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
         """Read picture (3, height, width) uint8 and class () int64; raises CorruptSampleError."""
-        content, number = self._tars.content(index), int(self._tars.index[index]["class"])
+        content, number = self.content(index), int(self.index[index]["class"])
         if not 0 <= number < self._class_count:
             raise CorruptSampleError(f"class {number}, dataset.json names {self._class_count}")
         picture = decode(content, self._settings, self._training, chance)
         return picture, np.asarray(number, dtype=np.int64)
 
 
-class Records:
+class Records(Tars):
     """Samples from tars with any keys: each is a dictionary of its decoded members; see `decoded`."""
 
     def __init__(self, folder: Folder, keys: tuple[str, ...], settings: config.Data, training: bool) -> None:
-        self._tars, self._keys = Tars(folder, RECORDS_DTYPE), keys
-        self.census = self._tars.census
-        self._settings, self._training = settings, training
+        super().__init__(folder, RECORDS_DTYPE)
+        self._keys, self._settings, self._training = keys, settings, training
         for column in settings.columns:
             if column not in keys:
                 raise DataError(
@@ -305,15 +243,10 @@ class Records:
         self._chosen = [n for n, key in enumerate(keys) if key in (settings.columns or keys)]
 
     def __len__(self) -> int:
-        return len(self._tars.index) // len(self._keys)
+        return len(self.index) // len(self._keys)
 
-    def expect(self, indices: Sequence[int]) -> None:
-        """Prepare for reads of these samples; raises DataError."""
-        self._tars.expect(index * len(self._keys) + n for index in indices for n in self._chosen)
-
-    def outline(self) -> bytes:
-        """Return a digest of the index, which has checksums of all members."""
-        return self._tars.outline()
+    def expect(self, indices: Iterable[int]) -> None:
+        super().expect(index * len(self._keys) + n for index in indices for n in self._chosen)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         first = index * len(self._keys)
@@ -321,16 +254,13 @@ class Records:
 
     def _member(self, row: int, key: str) -> Any:
         try:
-            return decoded(self._tars.content(row), key, self._settings, self._training)
+            return decoded(self.content(row), key, self._settings, self._training)
         except (CorruptSampleError, ValueError) as error:
-            raise CorruptSampleError(f"{key} at {self._tars.name(row)}: {error}") from error
+            raise CorruptSampleError(f"{key} at {self.name(row)}: {error}") from error
 
 
 def decoded(content: bytes, key: str, settings: config.Data, training: bool) -> Any:
-    """Decode a member by the suffix of its key, as WebDataset does; return the bytes for an unknown key.
-
-    Pictures become (3, height, width) uint8. Raises CorruptSampleError or ValueError.
-    """
+    """Decode a member by its suffix as WebDataset does; pictures become (3, height, width) uint8."""
     kind = key.rpartition(".")[2].lower()
     if f".{kind}" in SUFFIXES:
         chance = np.random.default_rng(int(torch.randint(2**62, ())))  # the reader has seeded torch

@@ -26,14 +26,12 @@ TABLES = {".parquet": "parquet", ".jsonl": "json", ".jsonl.gz": "json"}
 UNREAD = re.compile(r"\.(jsonl|parquet|ndjson|csv|tsv|arrow|feather|orc|avro)(\.\w+)?$", re.IGNORECASE)
 NO_TENSOR = re.compile("date|time|duration|decimal")  # Arrow's names of column types
 REAL = ("float", "double", "halffloat")  # Arrow's names of column types
+INSTEAD = "write it as (smaller) numbers or text, or leave it out of data.columns"
 LARGEST = 2**63 - 1  # of torch's whole numbers, which are signed: a larger one would become negative
 
 
 def is_table(root: Path) -> bool:
-    """Return whether a path is a table: Parquet, JSON lines, or a folder from save_to_disk of datasets.
-
-    A file of rows deep inside a folder of pictures does not make the folder a table.
-    """
+    """Return whether a path is a table; rows deep inside a folder of pictures do not make it one."""
     if (root / DESCRIPTION).exists():
         return False
     if _kind(root.name) or any((root / mark).is_file() for mark in MARKS):
@@ -53,10 +51,7 @@ def is_table(root: Path) -> bool:
 
 
 def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
-    """Return the files of a table by split, from their folders or names; all under UNSPLIT without train.
-
-    Raises DataError for files that would be left out, read as the wrong split, or as one table with others.
-    """
+    """Return the files by split, or under UNSPLIT; raises DataError for files of no split or of two."""
     if _kind(root.name):
         return {UNSPLIT: [root]}
     if _is_saved(root):
@@ -85,10 +80,7 @@ def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
 
 
 def _check_one_table(split: str, tables: dict[Path, list[Path]], root: Path) -> None:
-    """Raise DataError for files of a split from several folders, or beside one called as the split.
-
-    A file train.jsonl is all of train, so train_metrics.jsonl is another table.
-    """
+    """Raise DataError for files of a split from several folders, or beside the one called as the split."""
     if split != UNSPLIT and len(tables) > 1:
         names = " and ".join(shown(files[0].relative_to(root)) for files in list(tables.values())[:2])
         raise _refused(
@@ -100,8 +92,7 @@ def _check_one_table(split: str, tables: dict[Path, list[Path]], root: Path) -> 
     if len(files) > 1 and any(file.name.lower().partition(".")[0] == split for file in files):
         names = " and ".join(shown(file.relative_to(root)) for file in files[:2])
         raise _refused(
-            root,
-            f"{names} would be one table: move one of them away, or put both into a folder {split}",
+            root, f"{names} would be one table: move one of them away, or put both into a folder {split}"
         )
 
 
@@ -146,11 +137,7 @@ def _refused(root: Path, problem: str) -> DataError:
 
 
 def _split_of(file: Path, root: Path) -> tuple[str, Path]:
-    """Return the split of a file, and the folder above the part of its path that names the split.
-
-    It is the outermost folder with a split's name. Without one, all parts of the path that begin with a
-    split's name decide; they must agree.
-    """
+    """Return a file's split, by its outermost folder of such a name or by all parts, and the folder above."""
     parts = file.relative_to(root).parts
     lower = [part.lower() for part in parts]
     names = [name for some in SPLITS.values() for name in some]
@@ -179,11 +166,7 @@ def _kind(name: str) -> str:
 
 
 def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnData | None:
-    """Open a split of a table: samples are dictionaries of the chosen columns; numbers become tensors.
-
-    The "val" split is the first of validation, val and test. In a table without splits, data.held_out is its
-    share; 0 gives None. Raises DataError or ConfigError.
-    """
+    """Open a split of a table as dictionaries of columns; None without held-out rows. Raises DataError."""
     root, census = Path(settings.path), Census()
     splits = _loaded(root, census)
     name = next((name for name in SPLITS[split] if name in splits), None)
@@ -208,9 +191,7 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
                 f"data.columns: {column!r} is no column of {root}; it has {', '.join(rows.column_names)}"
             )
     chosen = rows.select_columns(list(settings.columns)) if settings.columns else rows
-    _check_types(chosen, root)
-    if collate is None:
-        _check_values(chosen, root)
+    _check_columns(chosen, root, collated=collate is not None)
     table = adapted(
         chosen.with_format("torch"), f"{root}, {split!r}", collate or default_collate, ConfigError
     )
@@ -218,46 +199,34 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
     return table
 
 
-def _check_values(rows: Any, root: Path) -> None:
-    """Raise DataError for a column with missing values, from which no batch can be made.
-
-    Real numbers are allowed: a missing one becomes NaN, which a loss may leave out.
-    """
+def _check_columns(rows: Any, root: Path, *, collated: bool) -> None:
+    """Raise DataError for a column that becomes no tensor, or lacks values that no collate function fills."""
     for name in rows.column_names:
         column = rows.data.column(name)
-        missing = column.null_count if str(column.type) not in REAL else 0
-        if missing or (missing := _missing_in_lists(column)):
-            raise DataError(
-                f"data.columns: {name!r} of {root} has {missing} rows without a value; leave them "
-                "out, or set data.collate = 'FILE.py:NAME'"
-            )
+        if problem := _no_tensor(column) or ("" if collated else _lacking(column)):
+            raise DataError(f"data.columns: {name!r} of {root} {problem}")
 
 
-def _missing_in_lists(column: Any) -> int:
-    """Return the number of missing values in the lists of a column, except real numbers."""
+def _no_tensor(column: Any) -> str:
+    kind, largest = str(column.type), max(map(_largest, column.chunks), default=0)
+    if NO_TENSOR.match(kind):
+        return f"is of type {kind}, which becomes no tensor; {INSTEAD}"
+    if largest > LARGEST:
+        return f"has {largest}, and a tensor holds whole numbers up to {LARGEST}; {INSTEAD}"
+    return ""
+
+
+def _lacking(column: Any) -> str:
+    """Return the words about missing values, also in lists; a real number that is missing becomes NaN."""
     from pyarrow import types  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
 
-    missing = 0
-    while types.is_list(column.type) or types.is_large_list(column.type):
+    missing = column.null_count
+    while not missing and (types.is_list(column.type) or types.is_large_list(column.type)):
         column = column.combine_chunks().flatten()
-        missing = column.null_count if str(column.type) not in REAL else 0
-    return missing
-
-
-def _check_types(rows: Any, root: Path) -> None:
-    """Raise DataError for a column of a type that becomes no tensor."""
-    for name in rows.column_names:
-        kind = str(rows.data.column(name).type)
-        if NO_TENSOR.match(kind):
-            raise DataError(
-                f"data.columns: {name!r} of {root} is of type {kind}, which becomes no tensor; write it as "
-                "numbers or text, or leave it out of data.columns"
-            )
-        if (largest := max(map(_largest, rows.data.column(name).chunks), default=0)) > LARGEST:
-            raise DataError(
-                f"data.columns: {name!r} of {root} has {largest}, and a tensor holds whole numbers up to "
-                f"{LARGEST}; write it as smaller numbers or text, or leave it out of data.columns"
-            )
+        missing = column.null_count
+    if not missing or str(column.type) in REAL:
+        return ""
+    return f"has {missing} rows without a value; leave them out, or set data.collate = 'FILE.py:NAME'"
 
 
 def _largest(column: Any) -> int:
@@ -271,10 +240,7 @@ def _largest(column: Any) -> int:
 
 
 def _with_rows(files: list[Path], split: str, census: Census) -> list[Path]:
-    """Return the files that have rows, since datasets cannot read an empty one; count the others.
-
-    Raises DataError if no file of a split has any.
-    """
+    """Return the files with rows, as datasets reads no empty one; raises DataError if a split has none."""
     empty = [file for file in files if _is_empty(file)]
     for file in empty:
         census.leave("files without rows", file)

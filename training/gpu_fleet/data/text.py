@@ -2,15 +2,13 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import DataError
-from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import Array, CorruptSampleError, Description
-from gpu_fleet.data.tokens import dtype_of
+from gpu_fleet.data.tokens import MappedTokens
 
 TOKENS = "tokens.bin"
 STARTS = "starts.npy"  # (texts + 1,) int64: the start of each text, and the end of the last
@@ -24,37 +22,28 @@ def open_split(folder: Path, description: Description, settings: config.Data, tr
     return TextFile(folder, description, settings.sequence_length)
 
 
-class TextFile:
+class TextFile(MappedTokens):
     """Texts of `folder`, each cut or padded to `length` tokens."""
 
-    parts = 0  # any number of processes may read it
-
     def __init__(self, folder: Path, description: Description, length: int) -> None:
-        self._folder, self._length = folder, length
-        self._vocabulary, self._class_count = description.vocabulary, len(description.classes)
-        self._dtype = dtype_of(description.vocabulary)
+        super().__init__(folder / TOKENS, description.vocabulary)
+        self._folder, self._length, self._class_count = folder, length, len(description.classes)
         self._starts, self._classes = _load(folder / STARTS), _load(folder / CLASSES)
-        self._tokens: Array | None = None
         self._check()
-        self.census = Census()
         longer = np.flatnonzero(np.diff(self._starts) > length)
         for first in longer[:1].tolist():
             self.census.leave("texts cut to data.sequence_length", self.name(first), len(longer))
 
     def _check(self) -> None:
-        file = self._folder / TOKENS
         if len(self._starts) != len(self._classes) + 1:
             raise DataError(
                 f"{self._folder}: {STARTS} is for {len(self._starts) - 1} texts, "
                 f"{CLASSES} for {len(self._classes)}"
             )
         wanted = int(self._starts[-1]) * self._dtype.itemsize
-        size = file.stat().st_size if file.exists() else 0
+        size = self._file.stat().st_size if self._file.exists() else 0
         if size != wanted:
-            raise DataError(f"{file}: has {size} bytes, {STARTS} wants {wanted}: it is not the file it was")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tokens": None}  # pickle would copy the mapped data to reader processes
+            raise DataError(f"{self._file}: has {size} bytes, {STARTS} wants {wanted}: it has changed")
 
     def __len__(self) -> int:
         return len(self._classes)
@@ -63,19 +52,15 @@ class TextFile:
         return f"{self._folder} text {index}"
 
     def outline(self) -> bytes:
-        """Return a digest of all classes, and of the starts of the texts."""
         return hashlib.sha256(self._starts.tobytes() + self._classes.tobytes()).digest()
 
     def fingerprint(self, index: int) -> bytes:
-        """Return the tokens of the text, and its class."""
         return bytes(self._ids(index).tobytes() + self._classes[index].tobytes())
 
     def _ids(self, index: int) -> Array:
         """Return the first tokens of a text, at most `length`, in the type of the file."""
-        if self._tokens is None:
-            self._tokens = np.memmap(self._folder / TOKENS, dtype=self._dtype, mode="r")
         start, end = int(self._starts[index]), int(self._starts[index + 1])
-        return self._tokens[start : min(end, start + self._length)]
+        return self._mapped()[start : min(end, start + self._length)]
 
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
         """Read ids (length,) int64, padded with 0, and class () int64; raises CorruptSampleError."""

@@ -28,10 +28,7 @@ class BufferCheck:
     """Check of a model before and after its first training pass."""
 
     def __init__(self, model: nn.Module, what: str) -> None:
-        """Note the state; `what` names the model in messages.
-
-        Raises ConfigError for a saved buffer whose values cannot be copied back into it.
-        """
+        """Note the state of the model `what`; raises ConfigError for a buffer that takes no values."""
         self._model, self._what = model, what
         saved = model.state_dict().keys()
         self._shapes = {}
@@ -54,10 +51,7 @@ class BufferCheck:
             )
 
     def passed(self, *, says: bool = True) -> None:
-        """Check the state after a pass; warn of changed state that is in no checkpoint, if this rank `says`.
-
-        Raises ConfigError for a buffer of another shape, which could be saved, but not loaded again.
-        """
+        """Check after a pass; warn if this rank `says`. Raises ConfigError for a buffer of another shape."""
         for name, buffer in self._model.named_buffers():
             before = self._shapes.get(name, buffer.shape)
             if buffer.shape != before:
@@ -74,10 +68,7 @@ class BufferCheck:
 
 
 class AttributeCheck:
-    """Check of the attributes that a step changes, and that are in no checkpoint.
-
-    An attribute that was empty counts only if the next step changes it again: others are caches.
-    """
+    """Check of attributes that a step changes, and no checkpoint holds; one filled only once is a cache."""
 
     def __init__(self, of: Callable[[], Mapping[str, Any]], what: str, instead: str) -> None:
         """Note the attributes that `of` returns; `instead` says where a checkpoint would hold them."""
@@ -115,11 +106,7 @@ def check_of_model(model: nn.Module, what: str, left_out: Iterable[str] = ()) ->
 
 
 def unsaved(model: nn.Module, left_out: Container[str] = OF_MODULE) -> dict[str, Any]:
-    """Return outlines of the state that no checkpoint holds, by its name in the model.
-
-    It is in buffers that are not persistent, and in plain attributes of modules without an extra state, but
-    not in the sums of a metric.
-    """
+    """Return outlines of what no checkpoint holds: buffers not persistent, plain attributes of modules."""
     saved = model.state_dict().keys()
     state: dict[str, Any] = {
         name: _outline_of_array(buffer)

@@ -23,10 +23,7 @@ DECIDES_SETTINGS = ("code.", "optimizer.name", "optimizer.options", "optimizer.b
 def build_optimizer(
     model: nn.Module, settings: config.Optimizer, own: Own | None = None
 ) -> torch.optim.Optimizer:
-    """Build the optimizer; weight decay excludes biases and norms (tensors with at most one dimension).
-
-    A user's own optimizer gets the same groups and the learning rate. Raises UserCodeError or ConfigError.
-    """
+    """Build the optimizer, without decay for tensors of at most one dimension; raises UserCodeError."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
     groups = [{"params": some, "weight_decay": settings.weight_decay} for some in _alike(matrices)]
@@ -53,11 +50,7 @@ def _alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def decided(optimizer: torch.optim.Optimizer, allow: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the values of each group that the configuration decides; the rest is state.
-
-    These are learning rate and decay. If `allow` lets the optimizer's settings change, all arguments of its
-    constructor count too.
-    """
+    """Return the values of each group that the configuration decides: rate, decay, and what `allow` names."""
     names = {"lr", "weight_decay"}
     if any(key.startswith(DECIDES_SETTINGS) for key in allow):
         for kind in type(optimizer).__mro__:
@@ -76,10 +69,7 @@ def keep_decided(optimizer: torch.optim.Optimizer, chosen: list[dict[str, Any]])
 
 
 def load_exactly(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load a state with the number formats that it was saved with.
-
-    torch casts each to the format of its parameter: masters of 32 bits would lose half of their bits.
-    """
+    """Load a state in its own number formats; torch casts masters of 32 bits to those of the weights."""
     optimizer.load_state_dict(saved)
     numbers = chain.from_iterable(group["params"] for group in saved.get("param_groups", ()))
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
@@ -98,11 +88,7 @@ def _as_saved(loaded: Any, saved: Any) -> Any:
 def load_moments(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any], chosen: list[dict[str, Any]]
 ) -> None:
-    """Load the moments of a saved state, in the memory layout of the weights.
-
-    A saved group may have more keys than a new one, from its first step. Raises ValueError for the state of
-    another optimizer.
-    """
+    """Load the moments in the memory layout of the weights; raises ValueError for another optimizer."""
     for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         if not group.keys() <= saved_group.keys():
             raise ValueError("it is of another optimizer than optimizer.name")
@@ -122,22 +108,14 @@ def load_moments(
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, chosen: list[dict[str, Any]], factor: float, base: float
 ) -> float:
-    """Set the learning rate of the next step; it depends on the step alone, so it needs no saved state.
-
-    Each group gets the rate with which it was built, times the factor; without such a rate, `base` times the
-    factor. Returns base times factor.
-    """
+    """Set the rate of the next step: that of each group, or `base`, times the factor. Return the latter."""
     for group, own in zip_longest(optimizer.param_groups, chosen, fillvalue=UNDECIDED):
         group["lr"] = float(own.get("lr", base)) * factor
     return base * factor
 
 
 def learning_rate_factor(step: int, steps: int, settings: config.Schedule) -> float:
-    """Return the rate of step `step` (from 0) of `steps`, as a fraction of optimizer.learning_rate.
-
-    It is a linear warm-up, then the shape of schedule.name. Cosine and linear fall to schedule.final_fraction
-    after the last step.
-    """
+    """Return the rate of `step` (from 0) of `steps` as a fraction: a linear warm-up, then the shape."""
     if step < settings.warmup_steps:
         return (step + 1) / settings.warmup_steps
     if settings.name == "step":
@@ -150,7 +128,6 @@ def learning_rate_factor(step: int, steps: int, settings: config.Schedule) -> fl
 
 
 def build_average(model: nn.Module, settings: config.Average) -> AveragedModel | None:
-    """Build the averaged copy of the model; None if averaging is off."""
     if settings.name == "none":
         return None
     if settings.name == "ema":

@@ -15,10 +15,7 @@ HERE = "cpu"  # the device that need not be waited for
 
 
 def outlines(tensors: Iterable[Tensor], most_bytes: float = math.inf) -> list[int | None]:
-    """Return a checksum of each tensor; of a sharded one, of this rank's part; None for a sparse one, say.
-
-    A GPU is waited for once. Tensors of more than `most_bytes` are looked at in blocks.
-    """
+    """Return a checksum of each tensor, or of its shard; None for a sparse one. Waits once for a GPU."""
     plain = [_plain(tensor) for tensor in tensors]
     parts = {n: _part_of(tensor, most_bytes) for n, tensor in enumerate(plain) if tensor is not None}
     for device in {part.device for part in parts.values() if part.device.type != HERE}:

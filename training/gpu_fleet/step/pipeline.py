@@ -15,7 +15,7 @@ from gpu_fleet.core.world import World
 from gpu_fleet.data.loader import IGNORED, Batch
 from gpu_fleet.step import precision
 from gpu_fleet.step.evaluation import mean_loss
-from gpu_fleet.step.spread import LossFunction, Spread, TargetShare, decoder_of, fully_shard_blocks
+from gpu_fleet.step.spread import LossFunction, Whole, decoder_of, fully_shard_blocks
 
 
 class Passed(nn.Module):
@@ -52,14 +52,14 @@ class StageModule(nn.Module):
         return network.lm_head(hidden) if self.last else hidden.float()
 
 
-class Pipeline(Spread):
+class Pipeline(Whole):
     """Model in stages: micro-batches of a step run through all of them, and the last one knows the loss."""
 
     def __init__(
         self, stage: StageModule, settings: config.Config, where: World, group: dist.ProcessGroup
     ) -> None:
-        self.other_layers: dist.ProcessGroup | None = group
-        self._stage, self._settings, self._device, self._group = stage, settings, where.device, group
+        super().__init__(stage, stage, settings, where.device)
+        self.other_layers, self._stage, self._group = group, stage, group
         self._rank, self._count = dist.get_rank(group), dist.get_world_size(group)
         self._width = int(stage.network.config.hidden_size)  # type: ignore[union-attr,arg-type]  # untyped attribute
         self._schedule = Schedule1F1B(
@@ -68,10 +68,8 @@ class Pipeline(Spread):
             loss_fn=self._weighed_loss,
             scale_grads=False,  # the weights of the losses scale them
         )
-        self._share = TargetShare(where.device)
 
     def _weighed_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss () of one micro-batch as a part of its step's loss."""
         counted = (targets != IGNORED).sum()
         mean = torch.where(counted > 0, mean_loss(outputs, targets), 0.0)
         return mean * self._share.of(counted)
@@ -84,7 +82,7 @@ class Pipeline(Spread):
         inputs = torch.cat([batch.inputs for batch in batches])
         targets = torch.cat([batch.targets for batch in batches])
         losses: list[Tensor] = []
-        with precision.autocast(self._settings.precision, self._device):
+        with precision.autocast(self._settings, self._device):
             self._schedule.step(
                 *((inputs,) if self._stage.first else ()),
                 target=targets if self._stage.last else None,
@@ -99,7 +97,7 @@ class Pipeline(Spread):
         if not self._stage.first:
             hidden = torch.empty(*inputs.shape, self._width, device=self._device)
             dist.recv(hidden, group=self._group, group_src=self._rank - 1)
-        with precision.autocast(self._settings.precision, self._device):
+        with precision.autocast(self._settings, self._device):
             outputs: Tensor = self._stage(hidden)
         if self._stage.last:
             return outputs
@@ -107,8 +105,8 @@ class Pipeline(Spread):
         return None
 
 
-def cut(model: nn.Module, settings: config.Config, where: World) -> tuple[StageModule, Pipeline]:
-    """Return the stage of this rank and its pipeline; raises ParallelError if the model cannot be cut."""
+def cut(model: nn.Module, settings: config.Config, where: World) -> Pipeline:
+    """Return the pipeline with the stage of this rank; raises ParallelError if the model cannot be cut."""
     decoder = decoder_of(model, settings)
     count, layers = settings.parallel.pipeline, len(decoder.model.layers)
     if layers < count:
@@ -124,4 +122,4 @@ def cut(model: nn.Module, settings: config.Config, where: World) -> tuple[StageM
     stage = StageModule(decoder, mesh.get_local_rank("pipeline"), count)
     if mesh["data"].size() > 1:
         fully_shard_blocks(stage, settings, mesh["data"])
-    return stage, Pipeline(stage, settings, where, mesh.get_group("pipeline"))
+    return Pipeline(stage, settings, where, mesh.get_group("pipeline"))

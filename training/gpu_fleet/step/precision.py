@@ -24,7 +24,6 @@ def set_matrix_format(settings: config.Precision) -> None:
 
 
 def autocast(settings: config.Precision, device: torch.device) -> AbstractContextManager[None]:
-    """Return the context for a forward pass."""
     dtype = DTYPES.get(settings.dtype)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
@@ -35,11 +34,7 @@ def scaler(settings: config.Precision, device: torch.device) -> torch.amp.GradSc
 
 
 def clip(parameters: Sequence[nn.Parameter], limit: float, others: dist.ProcessGroup | None = None) -> Tensor:
-    """Scale the gradients down to the norm `limit` if they exceed it. Return their norm () float32.
-
-    A limit of 0 never clips. `parameters` are all of this rank, at least one. `others` are the ranks that
-    hold the other layers.
-    """
+    """Scale gradients to the norm `limit`, if not 0; `others` hold other layers. Return their norm ()."""
     kinds: dict[object, list[Tensor]] = {}  # by device mesh
     for parameter in parameters:
         if parameter.grad is not None:

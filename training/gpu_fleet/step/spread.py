@@ -1,69 +1,40 @@
 """A model spread over the ranks: replicated (DDP), sharded (FSDP2, tensor parallel) or cut into stages."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from gpu_fleet.core import config
+from gpu_fleet.core import config, user_code
 from gpu_fleet.core.errors import ParallelError
-from gpu_fleet.core.world import World, divisors
+from gpu_fleet.core.world import World
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.models import definitions, pretrained, registry
 from gpu_fleet.step import precision
+from gpu_fleet.step.evaluation import mean_loss
 
+log = logging.getLogger(__name__)
+# PowerSGD begins to compress at this step: the large gradients of the start are over.
+POWERSGD_FIRST_STEP = 10
+PASSES_UNTIL_SETTLED = 2  # torch records the static graph in the first, the gradient buckets in the second
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-
-
-class Spread(Protocol):
-    """Interface by which the loop uses a model, wherever its parts are."""
-
-    other_layers: dist.ProcessGroup | None  # the ranks that hold the rest of a model cut by depth
-
-    def accumulate(
-        self, batches: Sequence[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
-    ) -> Tensor | None:
-        """Run forward and backward over the micro-batches of a step. Return the loss (), None if not known.
-
-        Afterwards the gradients are those of the mean over all counted targets, of all micro-batches and
-        ranks. `loss` returns the mean over the counted targets of one batch; each batch weighs as many
-        targets as it has. The mean of the results of all ranks is the mean over all counted targets.
-        """
-        ...
-
-    def predict(self, inputs: Tensor) -> Tensor | None:
-        """Return the logits of one batch; None on a rank that does not hold the end of the model."""
-        ...
-
-    def rehearse(self, batch: Batch) -> None:  # noqa: ARG002 - subclasses use it
-        """Run passes before the first step, if the steps would otherwise depend on earlier passes."""
-        return
-
-    def carried(self) -> dict[str, Any]:
-        """Return further state of this rank, besides weights and moments, for each checkpoint."""
-        return {}
-
-    def take_up(self, carried: list[dict[str, Any]]) -> None:  # noqa: ARG002 - subclasses use it
-        """Restore the results of `carried` of all ranks of the saved run, in rank order."""
-        return
 
 
 class TargetShare:
     """Weight of a micro-batch in its step: its part of all counted targets, on all ranks.
 
-    The ranks sum their numbers of targets during the first forward pass, so that no rank waits. Gradients are
-    averaged over the ranks afterwards: a rank with one micro-batch and an even share of the targets weighs 1.
+    The ranks sum their targets during the first forward pass: none waits. Gradients are averaged later.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -95,21 +66,27 @@ class TargetShare:
         return counted * self._ranks / self._everywhere
 
 
-class Whole(Spread):
+class Whole:
     """Model that this rank calls as a whole, however its parameters are stored."""
+
+    other_layers: dist.ProcessGroup | None = None  # the ranks that hold the rest of a model cut by depth
 
     def __init__(
         self, module: nn.Module, called: nn.Module, settings: config.Config, device: torch.device
     ) -> None:
         """Prepare the model; `called` is `module`, or its DistributedDataParallel."""
-        self.other_layers: dist.ProcessGroup | None = None
-        self._module, self._called = module, called
+        self.module, self._called = module, called
         self._share = TargetShare(device)
         self._settings, self._device = settings.precision, device
 
     def accumulate(
         self, batches: Sequence[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
+        """Run forward and backward over the micro-batches of a step. Return the loss (), None if not known.
+
+        Afterwards the gradients are those of the mean over all counted targets, of all micro-batches and
+        ranks. `loss` returns the mean over the counted targets of one batch.
+        """
         self._share.begin([batch.counted for batch in batches])
         total: Tensor | None = None
         for number, batch in enumerate(batches, start=1):
@@ -126,8 +103,116 @@ class Whole(Spread):
         return total
 
     def predict(self, inputs: Tensor) -> Tensor | None:
+        """Return the logits of one batch; None on a rank that does not hold the end of the model."""
         with precision.autocast(self._settings, self._device):
-            return cast("Tensor", self._module(inputs))
+            return cast("Tensor", self.module(inputs))
+
+    def rehearse(self, batch: Batch) -> None:  # noqa: ARG002 - Replicas uses it
+        """Run passes before the first step, if the steps would otherwise depend on earlier passes."""
+        return
+
+    def carried(self) -> dict[str, Any]:
+        """Return further state of this rank, besides weights and moments, for each checkpoint."""
+        return {}
+
+    def take_up(self, carried: list[dict[str, Any]]) -> None:  # noqa: ARG002 - Replicas uses it
+        """Restore the results of `carried` of all ranks of the saved run, in rank order."""
+        return
+
+
+class Replicas(Whole):
+    """A copy of the model on every rank; DistributedDataParallel averages the gradients."""
+
+    def __init__(self, model: nn.Module, settings: config.Config, where: World) -> None:
+        self._static = graph_is_static(model, settings)
+        ids = [where.device.index] if where.device.type == "cuda" else None
+        self._parallel = DistributedDataParallel(
+            model,
+            device_ids=ids,
+            gradient_as_bucket_view=True,
+            static_graph=self._static,
+            find_unused_parameters=not self._static,
+            forward_sync_buffers=False,  # World.share_buffers copies those of rank 0
+        )
+        super().__init__(model, self._parallel, settings, where.device)
+        self._looks_alone = not self._static and settings.parallel.static_graph is None and where.leads
+        self._rank, self._compression_rank = where.rank, settings.parallel.powersgd_rank
+        self._compression: powerSGD_hook.PowerSGDState | None = None
+        if self._compression_rank:
+            self._compression = powerSGD_hook.PowerSGDState(
+                process_group=None,
+                matrix_approximation_rank=self._compression_rank,
+                start_powerSGD_iter=POWERSGD_FIRST_STEP,
+            )
+
+    def accumulate(
+        self, batches: Sequence[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
+    ) -> Tensor | None:
+        """Run a step as `Whole` does; after the first, rank 0 may warn of a needless search in torch."""
+        mean = super().accumulate(batches, scale, loss)
+        if self._looks_alone:
+            self._looks_alone = False
+            if all(p.grad is not None for p in self.module.parameters() if p.requires_grad):
+                log.warning(
+                    "event=all-parameters-used help='torch searches each step for unused parameters: "
+                    "parallel.static_graph = true avoids that if every step uses all'"
+                )
+        return mean
+
+    def rehearse(self, batch: Batch) -> None:
+        """Run passes that leave weights unchanged; they may change buffers, and draw from generators.
+
+        The first passes form DistributedDataParallel's buckets, which decide the order of sums: a resumed run
+        needs the same. With a static graph, torch 2.13 also needs a pass before `no_sync`.
+        """
+        for _ in range(PASSES_UNTIL_SETTLED if self._static else 0):
+            with precision.autocast(self._settings, self._device):
+                loss = mean_loss(self._called(batch.inputs), batch.targets)
+            torch.autograd.backward(loss)
+            self.module.zero_grad(set_to_none=True)
+        if self._compression is not None:
+            self._parallel.register_comm_hook(self._compression, powerSGD_hook.powerSGD_hook)
+
+    def carried(self) -> dict[str, Any]:
+        """Return the gradients that compression has not sent yet, as large as the gradients themselves."""
+        state = self._compression
+        if state is None:
+            return {}
+        tensors = {"left_over": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
+        on_cpu = {
+            name: {place: t.cpu() for place, t in tensors_at.items()} for name, tensors_at in tensors.items()
+        }
+        return {"rank": self._compression_rank, "steps": state.iter, **on_cpu}
+
+    def take_up(self, carried: list[dict[str, Any]]) -> None:
+        """Restore the unsent gradients of all ranks; with another number of ranks, each gets their mean."""
+        state = self._compression
+        if state is None or not carried or not carried[0]:
+            return
+        same_world = len(carried) == dist.get_world_size()
+        mine = carried[self._rank] if same_world else _mean(carried)
+        state.iter = mine["steps"]
+        state.error_dict = self._on_device(mine["left_over"])
+        if mine["rank"] == self._compression_rank:
+            state.p_memory_dict, state.q_memory_dict = (self._on_device(mine[name]) for name in ("p", "q"))
+
+    def _on_device(self, tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        return {place: tensor.to(self._device) for place, tensor in tensors.items()}
+
+
+def graph_is_static(model: nn.Module, settings: config.Config) -> bool:
+    """Return whether every step uses the same parameters; a user's own model or loss may leave some out."""
+    if settings.parallel.static_graph is not None:
+        return settings.parallel.static_graph
+    own = user_code.is_own(settings.model.name) or bool(settings.loss.name)
+    return not own and not pretrained.leaves_out_parameters(model)
+
+
+def _mean(carried: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of the first rank, with the mean of the unsent gradients of all ranks."""
+    places = carried[0]["left_over"]
+    mean = {place: sum(rank["left_over"][place] for rank in carried) / len(carried) for place in places}
+    return {**carried[0], "left_over": mean}
 
 
 def reduced_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
@@ -141,10 +226,9 @@ def reduced_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
 
 @contextmanager
 def without_gradients(loss: Tensor) -> Iterator[None]:
-    """Make the backward pass of `loss` () add exactly 0 to each gradient that it reaches.
+    """Make the backward pass of `loss` () add exactly 0, not NaN, to each gradient that it reaches.
 
-    The derivative of a mean over no targets is 0 / 0, which stays NaN with a weight of 0. The pass is still
-    needed: the other ranks wait for the gradients that DistributedDataParallel and FSDP2 send in it.
+    It is needed: the other ranks wait for the gradients that DistributedDataParallel and FSDP2 send in it.
     """
     hooks = [leaf.register_prehook(_zeros) for leaf in _leaves(loss)]
     try:
@@ -182,18 +266,21 @@ def shard(model: nn.Module, settings: config.Config, where: World) -> Whole:
         where.device.type, (where.size // tensor, tensor), mesh_dim_names=("data", "tensor")
     )
     if settings.parallel.strategy == "tensor":
-        cut_layers(model, settings, mesh["tensor"])
+        library = pretrained.is_pretrained(settings.model.name)
+        network = pretrained.network_of(model) if library else decoder_of(model, settings)
+        pretrained.cut_layers(network, mesh["tensor"])
     if settings.parallel.strategy == "fsdp" or mesh["data"].size() > 1:
         fully_shard_blocks(model, settings, mesh["data"])
     return Whole(model, model, settings, where.device)
 
 
 def fully_shard_blocks(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> None:
-    """Shard each repeated layer by itself, then the rest: only one layer at a time is whole in memory.
-
-    Raises ParallelError for parameters that cannot be sharded.
-    """
-    check_dimensions(model)
+    """Shard each repeated layer, then the rest: one layer at a time is whole. Raises ParallelError."""
+    if scalar := next((name for name, value in model.named_parameters() if value.ndim == 0), ""):
+        raise ParallelError(
+            f"parallel.strategy: {scalar} is a number, which cannot be sharded; make it a parameter of shape "
+            "(1,), as torch.ones(1), or take 'ddp'"
+        )
     dtype = precision.DTYPES.get(settings.precision.dtype)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     for block in separate(registry.blocks(model, settings.model.name), model):
@@ -203,21 +290,8 @@ def fully_shard_blocks(model: nn.Module, settings: config.Config, mesh: DeviceMe
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
-def check_dimensions(model: nn.Module) -> None:
-    """Raise ParallelError for a parameter without dimensions, which torch cannot shard."""
-    scalar = next((name for name, value in model.named_parameters() if value.ndim == 0), "")
-    if scalar:
-        raise ParallelError(
-            f"parallel.strategy: {scalar} is a number, which cannot be sharded; make it a parameter of shape "
-            "(1,), as torch.ones(1), or take 'ddp'"
-        )
-
-
 def separate(blocks: Sequence[nn.Module], model: nn.Module) -> list[nn.Module]:
-    """Return the blocks that share no layer and no parameter with another part of the model.
-
-    FSDP2 shards a shared part with the rest of the model, which is whole from the first layer to the last.
-    """
+    """Return the blocks that share nothing with another part; FSDP2 shards shared ones with the rest."""
     nested = {module for block in blocks for module in block.modules() if module is not block}
     outer = [block for block in blocks if block not in nested]
     inside = {module for block in outer for module in block.modules()}
@@ -230,38 +304,6 @@ def separate(blocks: Sequence[nn.Module], model: nn.Module) -> list[nn.Module]:
     ]
     separated = {module for block in alone for module in block.modules()}
     return [block for block in blocks if block in separated]
-
-
-def cut_layers(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> None:
-    """Apply Megatron-style tensor parallelism (Shoeybi et al., 2019) to the Llama decoder, in place.
-
-    A model of transformers has its own plan. Raises ParallelError if the heads do not divide.
-    """
-    if pretrained.is_pretrained(settings.model.name):
-        pretrained.cut_layers(pretrained.network_of(model), mesh)
-        return
-    decoder = decoder_of(model, settings)
-    heads = min(decoder.config.num_attention_heads, decoder.config.num_key_value_heads)
-    if heads % mesh.size():
-        raise ParallelError(
-            f"parallel.tensor = {mesh.size()} does not divide {heads} heads; these do: {divisors(heads)}"
-        )
-    within_layer = {
-        "self_attn.q_proj": ColwiseParallel(),
-        "self_attn.k_proj": ColwiseParallel(),
-        "self_attn.v_proj": ColwiseParallel(),
-        "self_attn.o_proj": RowwiseParallel(),
-        "mlp.gate_proj": ColwiseParallel(),
-        "mlp.up_proj": ColwiseParallel(),
-        "mlp.down_proj": RowwiseParallel(),
-    }
-    for layer in registry.blocks(model, settings.model.name):
-        parallelize_module(layer, mesh, within_layer)
-    ends = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
-        "lm_head": ColwiseParallel(output_layouts=Replicate()),
-    }
-    parallelize_module(decoder, mesh, ends)
 
 
 def decoder_of(model: nn.Module, settings: config.Config) -> Any:

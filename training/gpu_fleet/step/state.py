@@ -20,17 +20,13 @@ from gpu_fleet.core.world import World
 from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.step.optimization import load_moments
 from gpu_fleet.step.precision import all_finite
-from gpu_fleet.step.spread import Spread
-
-STREAM = {"samples": "data.samples", "seed": "run.seed"}  # value that decides the order -> its key
+from gpu_fleet.step.spread import Whole
 
 
 @dataclass
 class State:
-    """State of one run between two steps."""
-
     model: nn.Module  # the parameters of this rank, by their names in the whole model
-    spread: Spread  # runs the steps with them
+    spread: Whole  # runs the steps with them
     optimizer: torch.optim.Optimizer
     chosen: list[dict[str, Any]]  # values of each of its groups that the configuration decides
     scaler: torch.amp.GradScaler
@@ -51,11 +47,8 @@ class State:
         return self.average if self.average is not None and int(self.average.n_averaged) else None
 
 
-def capture(state: State, settings: config.Config, samples: int, where: World) -> dict[str, Any]:
-    """Return the state that every strategy saves alike: the position, and each rank's own part.
-
-    All ranks call it.
-    """
+def capture(state: State, settings: config.Config, where: World) -> dict[str, Any]:
+    """Return what every strategy saves alike: position and each rank's own part; all ranks call it."""
     return {
         "scaler": state.scaler.state_dict(),
         "rng": where.gather(capture_rng()),
@@ -63,15 +56,11 @@ def capture(state: State, settings: config.Config, samples: int, where: World) -
         "carried": where.gather_on_first(state.spread.carried()) if settings.parallel.powersgd_rank else [],
         "step": state.step,
         "position": state.position,
-        "stream": {"samples": samples, "seed": settings.run.seed},
     }
 
 
 def capture_tensors(state: State, settings: config.Config) -> dict[str, Any]:
-    """Return the tensors of a model that this rank holds whole; they do not change before the next update.
-
-    Raises UnreadableError.
-    """
+    """Return the tensors that this rank holds, the same until the next update; raises UnreadableError."""
     return {
         "model": plain(_with_own_buffers(state.model), f"model.name = {settings.model.name!r}"),
         "optimizer": plain_optimizer(state, settings),
@@ -85,10 +74,7 @@ def plain_optimizer(state: State, settings: config.Config) -> Any:
 
 
 def buffers_of_ranks(modules: Iterable[nn.Module], where: World) -> list[dict[str, Tensor]]:
-    """Return, on rank 0, for each rank the saved buffers that differ from those of rank 0; else nothing.
-
-    Each rank computes its own, such as running statistics of its samples. All ranks call it.
-    """
+    """Return, on rank 0, the saved buffers of each rank that differ from its own; all ranks call it."""
     if where.size == 1:
         return []
     mine = {name: whole(_local(buffer)) for name, buffer in _saved_buffers(modules)}
@@ -103,10 +89,7 @@ def buffers_of_ranks(modules: Iterable[nn.Module], where: World) -> list[dict[st
 
 
 def restore_buffers(modules: Iterable[nn.Module], saved: list[dict[str, Tensor]], where: World) -> None:
-    """Restore the buffers of this rank; another number of ranks begins with those of rank 0 everywhere.
-
-    Raises IdentityError for buffers of another shape.
-    """
+    """Restore the buffers of this rank, if as many ranks saved; raises IdentityError for another shape."""
     own = saved[where.rank] if len(saved) == where.size else {}
     for name, buffer in _saved_buffers(modules) if own else ():
         if (value := own.get(name)) is not None:
@@ -173,15 +156,8 @@ def _with_own_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() if name in buffers else value for name, value in module.state_dict().items()}
 
 
-def apply(state: State, saved: dict[str, Any], settings: config.Config, samples: int, where: World) -> None:
-    """Restore position and generators; raises IdentityError if they are of other samples."""
-    stream = {"samples": samples, "seed": settings.run.seed}
-    differs = {key for key in stream if saved["stream"].get(key) != stream[key]}
-    if any(STREAM[key] not in settings.checkpoint.allow for key in differs):
-        raise IdentityError(
-            f"the checkpoint's samples were {saved['stream']}, this run's are {stream}; use the same "
-            "data and run.seed, or another run.directory and checkpoint.uri"
-        )
+def apply(state: State, saved: dict[str, Any], settings: config.Config, where: World) -> None:
+    """Restore position, buffers and generators; raises IdentityError for buffers of another shape."""
     if saved["scaler"]:  # only fp16 saves one; without it the scale begins anew
         state.scaler.load_state_dict(saved["scaler"])
     state.step, state.position = saved["step"], saved["position"]
@@ -221,7 +197,6 @@ def capture_rng() -> dict[str, Tensor]:
 
 
 def restore_rng(states: dict[str, Tensor]) -> None:
-    """Restore the generators of this rank."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
@@ -240,15 +215,11 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers, without the extra state of modules."""
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def whole_weights(model: nn.Module, where: World, others: dist.ProcessGroup | None) -> dict[str, Tensor]:
-    """Return, on rank 0, all parameters and buffers on the CPU, each with its own memory; all ranks call it.
-
-    Other ranks have one whole tensor at a time. `others` are ranks that hold the other layers of the model.
-    """
+    """Return, on rank 0, all tensors on the CPU, also of `others` with other layers; all ranks call it."""
     sends = others is not None and 0 in dist.get_process_group_ranks(others)
     mine = {}
     for name, tensor in _tensors(model).items():
@@ -261,10 +232,7 @@ def whole_weights(model: nn.Module, where: World, others: dist.ProcessGroup | No
 
 
 def parameters_sha256(model: nn.Module, where: World) -> str:
-    """Return the hex SHA-256 over names and bytes of all parameters and buffers, in name order.
-
-    It does not depend on how the model is spread. All ranks call it.
-    """
+    """Return the hex SHA-256 over names and bytes of the whole model, in name order; all ranks call it."""
     mine = {name: _bytes_sha256(whole(tensor)) for name, tensor in _tensors(model).items()}
     everything: dict[str, str] = {}
     for part in reversed(where.gather(mine)):  # last, so that the buffers of rank 0 count

@@ -23,7 +23,6 @@ def check_gradients(parameters: Iterable[nn.Parameter], where: World) -> None:
 
 
 def untrained(message: str) -> UntrainedError:
-    """Return the error that every rank raises."""
     error = UntrainedError(message)
     error.shared = True
     return error

@@ -1,9 +1,4 @@
-"""`bench`: overhead of the trainer over a bare PyTorch loop, and speed of the ranks' gradient reduction.
-
-Both loops run in the same processes, in turns of some steps, each on its own copy of the model. The bare loop
-trains only on one batch that is on the device. The trainer reads its data, watches for interruptions,
-measures and logs as in any run.
-"""
+"""`bench`: overhead over a bare PyTorch loop on one batch, in turns in the same processes, and all-reduce."""
 
 import statistics
 import tempfile
@@ -55,12 +50,10 @@ class StepTimes:
 
     @property
     def ratio(self) -> float:
-        """Median of the ratios."""
         return statistics.median(self.ratios)
 
 
 def measure(settings: config.Config, turns: int, steps: int) -> None:
-    """Join the other ranks and measure; rank 0 prints. Raises TrainingError."""
     with world(settings.parallel) as where:
         times = measure_steps(settings, where, turns, steps)
         bandwidths = measure_reductions(where, SIZES_MIB)
@@ -71,11 +64,7 @@ def measure(settings: config.Config, turns: int, steps: int) -> None:
 def measure_steps(
     settings: config.Config, where: World, turns: int, steps: int, *, beside: bool = True
 ) -> StepTimes:
-    """Time `turns` turns of `steps` optimizer steps of each loop, after one turn to warm up.
-
-    Without `beside`, the bare loop does not run, and its times mean nothing. Raises ParallelError for other
-    strategies than ddp: their bare loop would be a copy of the trainer's code.
-    """
+    """Time `turns` turns of `steps` steps of both loops, or of the trainer alone; raises ParallelError."""
     if settings.parallel.strategy != "ddp":
         raise ParallelError(f"parallel.strategy = {settings.parallel.strategy!r}: bench compares ddp only")
     with (
@@ -127,27 +116,28 @@ class Turns(StepTrace):
     def before_step(self, step: int) -> None:
         if (step - 1) % self._turn_steps == 0:
             self.finish()
-            self._begin_s = self._now_s()
+            self._begin_s = _now_s(self._device)
 
     def after_step(self, step: int) -> None:
         """Do nothing: a turn includes the work of the loop after a step."""
 
     def finish(self) -> None:
         """End the trainer's turn, and run one of the bare loop."""
-        trainer_s = self._now_s() - self._begin_s
-        begin_s = self._now_s()
+        trainer_s = _now_s(self._device) - self._begin_s
+        begin_s = _now_s(self._device)
         self._bare_turn()
-        bare_s = self._now_s() - begin_s
+        bare_s = _now_s(self._device) - begin_s
         self._away_s += bare_s
         if self._warm:
             self._times.trainer_s.append(trainer_s / self._turn_steps)
             self._times.bare_s.append(bare_s / self._turn_steps)
         self._warm = self._begin_s > 0  # the first turn of each loop is a warm-up
 
-    def _now_s(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+
+def _now_s(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def bare_loop(run: PreparedRun, batch: Batch) -> Callable[[int], None]:
@@ -192,31 +182,25 @@ def bare_loop(run: PreparedRun, batch: Batch) -> Callable[[int], None]:
 def measure_reductions(where: World, sizes_mib: Sequence[int]) -> dict[int, float]:
     """Return the bus bandwidth in GB/s of a float32 all-reduce, by MiB; empty for one rank.
 
-    nccl-tests defines it as 2 (n - 1) / n times the bytes over the time, so that it does not depend on the
-    number of ranks n: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    It is 2 (n - 1) / n times bytes over time: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     """
     if where.size == 1:
         return {}
     speeds = {}
     for size_mib in sizes_mib:
         tensor = torch.zeros(size_mib * MIB // 4, device=where.device)
-        times_s = [_reduction_s(tensor, where) for _ in range(REDUCTIONS + 1)][1:]
-        slowest_s = max(where.gather(statistics.median(times_s)))
+        times_s = []
+        for _ in range(REDUCTIONS + 1):
+            where.barrier()
+            begin_s = _now_s(where.device)
+            dist.all_reduce(tensor)
+            times_s.append(_now_s(where.device) - begin_s)
+        slowest_s = max(where.gather(statistics.median(times_s[1:])))
         speeds[size_mib] = 2 * (where.size - 1) / where.size * size_mib * MIB / slowest_s / 1e9
     return speeds
 
 
-def _reduction_s(tensor: torch.Tensor, where: World) -> float:
-    where.barrier()
-    begin = time.perf_counter()
-    dist.all_reduce(tensor)
-    if where.device.type == "cuda":
-        torch.cuda.synchronize(where.device)
-    return time.perf_counter() - begin
-
-
 def show(times: StepTimes, bandwidths: dict[int, float], where: World) -> None:
-    """Print both measurements."""
     table = Table(title=f"{where.size} x {where.device.type}")
     for heading in ("measured", "trainer", "bare loop", "ratio"):
         table.add_column(heading, justify="left" if heading == "measured" else "right")

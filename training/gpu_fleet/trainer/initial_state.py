@@ -1,14 +1,12 @@
 """The state before the first step: model, optimizer and average, built and tested on a batch."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from gpu_fleet.core import config
+from gpu_fleet.core import config, user_code
 from gpu_fleet.core.errors import ConfigError, ParallelError, UserCodeError
 from gpu_fleet.core.user_code import Own
 from gpu_fleet.core.world import World
@@ -23,10 +21,9 @@ from gpu_fleet.models.pretrained import is_pretrained
 from gpu_fleet.models.weights import fill
 from gpu_fleet.step import optimization, precision
 from gpu_fleet.step.pipeline import cut
-from gpu_fleet.step.replicas import Replicas
-from gpu_fleet.step.spread import Spread, Whole, shard
+from gpu_fleet.step.spread import Replicas, Whole, shard
 from gpu_fleet.step.state import State, not_finite, seed_rng, tensors_of, undisturbed
-from gpu_fleet.step.task import Task, try_held_out, try_out
+from gpu_fleet.step.task import Task, try_out
 from gpu_fleet.trainer.prepared_run import PreparedRun
 
 FEW = 2  # samples for the first test of a model of transformers
@@ -44,7 +41,8 @@ def fresh_state(run: PreparedRun) -> State:
     if not cut_first:
         where.together(lambda: ready(run, model))
     average = optimization.build_average(model, settings.average)
-    model, spread = where.together(lambda: spread_model(model, settings, where))
+    spread = where.together(lambda: spread_model(model, settings, where))
+    model = spread.module
     if cut_first:
         where.together(lambda: ready(run, model))
     if settings.precision.compile and not isinstance(model, FSDPModule):  # its layers are compiled singly
@@ -74,8 +72,15 @@ def ready(run: PreparedRun, model: nn.Module) -> None:
     if settings.precision.channels_last:  # with ddp only
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from its hints
     if run.own.any or run.is_task or is_pretrained(settings.model.name):
-        with cut_explained(settings):
+        try:
             try_model(run, model)
+        except UserCodeError as error:
+            if CUT not in str(error):
+                raise
+            raise ParallelError(
+                f"parallel.strategy = {settings.parallel.strategy!r}: {settings.model.name} computes with "
+                "weights outside of the layer that holds them, where a rank has only a part; use 'ddp'"
+            ) from error
         if isinstance(model, FSDPModule):
             model.reshard()  # the optimizer needs the shards
 
@@ -90,21 +95,10 @@ def try_model(run: PreparedRun, model: nn.Module) -> None:
         with torch.no_grad(), precision.autocast(run.settings.precision, run.where.device):
             try_out(model, a_few(batch), what)
     if run.is_task and run.held_out is not None:
-        try_held_out(model, first_batch(run, run.held_out, model), what)
-
-
-@contextmanager
-def cut_explained(settings: config.Config) -> Iterator[None]:
-    """Turn an error of a model that cannot compute on shards into a ParallelError."""
-    try:
-        yield
-    except UserCodeError as error:
-        if CUT not in str(error):
-            raise
-        raise ParallelError(
-            f"parallel.strategy = {settings.parallel.strategy!r}: {settings.model.name} computes with "
-            "weights outside of the layer that holds them, where a rank has only a part; use 'ddp'"
-        ) from error
+        model.eval()
+        batch = first_batch(run, run.held_out, model)
+        with undisturbed(model), user_code.explained(what), torch.no_grad():
+            model(batch.inputs)  # a fault of a metric shows now, not only at the end of a long run
 
 
 def a_few(batch: Batch) -> Batch:
@@ -132,10 +126,7 @@ def utilisation_of(run: PreparedRun, model: nn.Module) -> Utilisation | None:
 def first_batch(
     run: PreparedRun, held_out: Dataset | OwnData | None = None, model: nn.Module | None = None
 ) -> Batch:
-    """Read one micro-batch of the training or `held_out` data to the device, the same on every rank.
-
-    Raises DataError, also if the `model` cannot take the batch.
-    """
+    """Read a micro-batch to the device, the same on every rank; raises DataError for a misfit."""
     width = run.share.micro_batch
     if held_out is None:
         dataset, first = run.training, run.order.slice(0, width)
@@ -175,7 +166,6 @@ def build_model(run: PreparedRun) -> nn.Module:
 
 
 def own_model(build: Own, weights: str) -> nn.Module:
-    """Build a user's model; raises UserCodeError, ConfigError or ModelError."""
     model = build()
     if not isinstance(model, nn.Module):
         raise build.wrong(f"gave a {type(model).__name__}")
@@ -188,13 +178,12 @@ def own_model(build: Own, weights: str) -> nn.Module:
     return model
 
 
-def spread_model(model: nn.Module, settings: config.Config, where: World) -> tuple[nn.Module, Spread]:
-    """Return this rank's part of the model, and the Spread that uses it; raises ParallelError."""
-    if settings.parallel.strategy == "ddp":
-        alone = where.size == 1
-        return model, Whole(model, model, settings, where.device) if alone else Replicas(
-            model, settings, where
-        )
+def spread_model(model: nn.Module, settings: config.Config, where: World) -> Whole:
+    """Return this rank's part of the model, spread as parallel.strategy says; raises ParallelError."""
     if settings.parallel.strategy == "pipeline":
         return cut(model, settings, where)
-    return model, shard(model, settings, where)
+    if settings.parallel.strategy != "ddp":
+        return shard(model, settings, where)
+    if where.size == 1:
+        return Whole(model, model, settings, where.device)
+    return Replicas(model, settings, where)

@@ -14,7 +14,6 @@ from gpu_fleet.core.outcome import Outcome
 from gpu_fleet.core.user_code import explained
 from gpu_fleet.core.world import World
 from gpu_fleet.data.loader import Batch, CorruptionCounter
-from gpu_fleet.data.own_data import OwnData
 from gpu_fleet.metrics.goodput import PRODUCTIVE, STALL
 from gpu_fleet.metrics.meter import Meter
 from gpu_fleet.metrics.profiling import marked
@@ -27,12 +26,13 @@ from gpu_fleet.preemption.tries import Tries
 from gpu_fleet.preemption.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog
 from gpu_fleet.step import optimization, precision
 from gpu_fleet.step.buffers import AttributeCheck, check_of_optimizer
-from gpu_fleet.step.evaluation import HeldOutScore, evaluate, mean_loss
+from gpu_fleet.step.evaluation import HeldOutScore, mean_loss
 from gpu_fleet.step.state import State, not_finite, parameters_sha256, tensors_of, undisturbed, whole_weights
-from gpu_fleet.step.task import Task, evaluate_task
+from gpu_fleet.step.task import Task
 from gpu_fleet.step.trained import check_gradients
 from gpu_fleet.trainer.initial_state import fresh_state, rehearse
 from gpu_fleet.trainer.prepared_run import PreparedRun, opened
+from gpu_fleet.trainer.scoring import scored
 
 MODEL_FOLDER = "model"
 log = logging.getLogger(__name__)
@@ -41,11 +41,7 @@ log = logging.getLogger(__name__)
 def train(
     settings: config.Config, where: World, interruption: Interruption, tries: Tries | None = None
 ) -> Outcome:
-    """Train from the newest checkpoint to the end, or to an interruption; raises TrainingError.
-
-    In both cases the last step is saved before this returns, and result.json says what happened. `tries`
-    counts this try; None: no count.
-    """
+    """Train from the newest checkpoint to the end or a notice, and save; raises TrainingError."""
     with opened(settings, where, lambda: interruption.reason is not Reason.NONE) as run:
         state = fresh_state(run)
         resumed_from_step = run.checkpoints.restore(state)
@@ -79,11 +75,9 @@ def train(
         run.checkpoints.conclude(result)
         if tries is not None:
             tries.end()
-        text = (
-            f" metric_name={score.name!r} metric={score.value:.6g}"
-            if score and score.value is not None
-            else ""
-        )
+        text = ""
+        if score and score.value is not None:
+            text = f" metric_name={score.name!r} metric={score.value:.6g}"
         log.info("event=%s reason=%r step=%d%s", result.outcome, result.reason, state.step, text)
         return result
 
@@ -235,10 +229,7 @@ def check_finite(where: World, bad: list[str], rest: str) -> None:
 
 
 def measure(run: PreparedRun, state: State, stop: Stop) -> HeldOutScore | None:
-    """Compute the score on held-out data and write it to the metrics; None if the ranks agreed to stop.
-
-    Every rank evaluates with the buffers of rank 0, and goes on with its own.
-    """
+    """Measure and write the score, with the buffers of rank 0; None if the ranks agreed to stop."""
     with undisturbed(state.model):
         run.where.share_buffers(state.model)
         if state.averaged is not None:
@@ -263,34 +254,6 @@ def measure(run: PreparedRun, state: State, stop: Stop) -> HeldOutScore | None:
             }
         )
     return score
-
-
-def scored(run: PreparedRun, state: State, stop: Stop) -> tuple[HeldOutScore | None, dict[str, float]]:
-    """Compute the score, and all of a user's own metrics; no score if the ranks agreed to stop."""
-    if run.held_out is None:
-        return HeldOutScore("", None, math.nan, 0), {}
-    if run.is_task:
-        scores = evaluate_task(
-            run.evaluated(state),
-            reader=run.reader(run.held_out, state.model),
-            size=len(run.held_out),
-            settings=run.settings,
-            share=run.share,
-            where=run.where,
-            interrupted=stop.agreed,
-        )
-        return scores or (None, {})
-    assert not isinstance(run.held_out, OwnData)
-    return evaluate(
-        run.evaluated(state),
-        reader=run.reader(run.held_out),
-        size=len(run.held_out),
-        description=run.description,
-        settings=run.settings,
-        share=run.share,
-        where=run.where,
-        interrupted=stop.agreed,
-    ), {}
 
 
 def export(run: PreparedRun, state: State) -> None:

@@ -15,44 +15,23 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from gpu_fleet.checkpoint.manager import Checkpoints, fetch_code
 from gpu_fleet.checkpoint.run_identity import check_alike, of_data, of_run
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.core.files import on_disk
 from gpu_fleet.core.user_code import Parts, archive, files, keep, parts
 from gpu_fleet.core.user_code import identity as identity_of
 from gpu_fleet.core.world import World, check_sizes, ranks_per_replica
+from gpu_fleet.data import loader
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import Dataset, Description, check_parts
-from gpu_fleet.data.loader import (
-    Batch,
-    PairedReader,
-    RankShare,
-    Reader,
-    ReadsBatches,
-    batches,
-    end_readers,
-    training_slices,
-)
-from gpu_fleet.data.opening import (
-    all_steps,
-    check_classes,
-    check_keys_of_kind,
-    check_length,
-    check_mean,
-    gives_its_loss,
-    left_out_of,
-    open_data,
-    with_readers,
-)
+from gpu_fleet.data.loader import Batch, RankShare, Reader, ReadsBatches, training_slices
+from gpu_fleet.data.opening import all_steps, check_fit, check_length, gives_its_loss, open_data, with_readers
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, OwnData, OwnReader, Stream
-from gpu_fleet.data.prefetch import to_device
 from gpu_fleet.metrics import price
 from gpu_fleet.metrics.goodput import Book
 from gpu_fleet.metrics.profiling import StepTrace
-from gpu_fleet.metrics.records import MetricsWriter
+from gpu_fleet.metrics.records import MetricsWriter, named
 from gpu_fleet.metrics.writers import Writers, open_writers
 from gpu_fleet.models import pretrained
-from gpu_fleet.step.evaluation import Evaluated
 from gpu_fleet.step.spread import Whole
 from gpu_fleet.step.state import State
 from gpu_fleet.step.task import count_of
@@ -89,7 +68,6 @@ class PreparedRun:
 
     @property
     def order(self) -> SampleOrder:
-        """Order of the training samples."""
         seed = self.settings.run.seed
         if isinstance(self.training, Stream):
             return SampleOrder(ENDLESS, seed, shuffle=False)
@@ -103,8 +81,7 @@ class PreparedRun:
         if isinstance(dataset, OwnData):
             check = None if model is None else pretrained.limits_of(model).check
             return OwnReader(dataset, seed, count, check)
-        read = Reader(dataset, seed)
-        return PairedReader(read, count) if self.is_task else read
+        return Reader(dataset, seed, count if self.is_task else None)
 
     def keep_code(self) -> None:
         """Copy the user's files into the run directory, once per instance; raises CheckpointError."""
@@ -113,7 +90,6 @@ class PreparedRun:
                 keep(self.code, self.directory)
 
     def epoch(self, state: State) -> float:
-        """Return the number of passes over the training data so far."""
         return state.position / len(self.training)
 
     def steps_left(self, state: State) -> int:
@@ -124,20 +100,19 @@ class PreparedRun:
         samples = round(run.epochs * len(self.training)) - state.position
         return max(0, -(-samples // run.batch_size))
 
-    def evaluated(self, state: State) -> Evaluated:
+    def evaluated(self, state: State) -> Whole:
         """Return the model to evaluate and export: the average, once it has taken in any weights."""
-        average = state.averaged
-        if average is None:
-            return Evaluated(state.model, state.spread.predict)
-        module = average.module
-        return Evaluated(module, Whole(module, module, self.settings, self.where.device).predict)
+        if state.averaged is None:
+            return state.spread
+        module = state.averaged.module
+        return Whole(module, module, self.settings, self.where.device)
 
     def settle_batch_norm(self, average: AveragedModel) -> None:
         """Set the batch-norm statistics of averaged weights to the mean of those that each rank computes."""
         if self.settings.average.batch_norm_batches:
             count = self.settings.average.batch_norm_batches
             slices = islice(training_slices(self.order, self.share, position=0), count)
-            read = batches(self.reader(self.training), slices, self.settings.data, pinned=False)
+            read = loader.batches(self.reader(self.training), slices, self.settings.data, pinned=False)
             # lists of one item: update_bn takes the first item, of any type
             update_bn(([batch.to(self.where.device).inputs] for batch in read), average.module)
             statistics = ("running_mean", "running_var")
@@ -149,62 +124,53 @@ class PreparedRun:
         """Return the micro-batches of this rank from the position of `state` on, on the device."""
         slices = training_slices(self.order, self.share, state.position)
         pinned = self.where.device.type == "cuda"
-        read = batches(self.reader(self.training, state.model), slices, self.settings.data, pinned)
-        return to_device(read, self.where.device, self.settings.data.prefetch)
+        read = loader.batches(self.reader(self.training, state.model), slices, self.settings.data, pinned)
+        return loader.to_device(read, self.where.device, self.settings.data.prefetch)
 
 
 @contextmanager
 def opened(
     settings: config.Config, where: World, stopping: Callable[[], bool] = lambda: False
 ) -> Iterator[PreparedRun]:
-    """Check and open everything that a run needs; every rank raises each error before the first step.
-
-    `stopping` returns whether a notice has come, which ends the wait for another process that holds the run.
-    """
+    """Check and open what a run needs, alike on all ranks; `stopping` ends a wait for another process."""
     readers = where.together(lambda: check_sizes(settings, where.size))
     where.together(lambda: fetch_code(settings) if where.local_rank == 0 else None)
     own = where.together(lambda: parts(settings))
     description, training, held_out = where.together(lambda: open_data(settings, own))
-    where.together(lambda: check_classes(description, own))
-    left_out = left_out_of(training, held_out)
+    left_out = Census()
+    for data in (training, held_out):
+        if data is not None:
+            left_out.add(data.census)
     if where.leads and left_out.left_out:
         log.warning("event=data-left-out path=%r census=%r", settings.data.path, str(left_out))
-    where.together(lambda: check_keys_of_kind(settings.data, description))
+    where.together(lambda: check_fit(settings, own, description, training))
     settings = with_readers(settings, description, training)
     where.together(lambda: check_parts(training.parts, readers, settings.data.workers or 0))
     where.together(lambda: check_length(settings, training))
-    where.together(lambda: check_mean(settings.loss, training, own))
-    where.on_first(lambda: _make_directory(Path(settings.run.directory)))
+    directory = Path(settings.run.directory)
+    where.on_first(lambda: _make(directory))
     place = where.rank // ranks_per_replica(settings.parallel)
     share = RankShare(place, readers, settings.run.batch_size, settings.run.accumulation)
-    code = files(Path(settings.run.directory)) if own.any else {}
+    code = files(directory) if own.any else {}
     looked_at = looked_at_alike(training, where)
     if held_out is not None:
         looked_at_alike(held_out, where)
     identity = where.on_first(lambda: of_run(settings, description, training, identity_of(code), looked_at))
     here = price.of_this_instance() if where.local_rank == 0 else None
-    instances = [
-        instance_price for number, instance_price in where.gather((where.local_rank, here)) if number == 0
-    ]
+    instances = [each for local_rank, each in where.gather((where.local_rank, here)) if local_rank == 0]
     packed = archive(code) if code else b""
-    checkpoints = Checkpoints(settings, where, len(training), identity, packed, stopping=stopping)
-    directory = Path(settings.run.directory)
+    checkpoints = Checkpoints(settings, where, identity, packed, stopping=stopping)
     with ExitStack() as at_end:
         at_end.callback(checkpoints.release)
         trace = where.together(
             lambda: StepTrace(settings.metrics.profile_steps, directory, active=where.leads)
         )
-        table = settings.model_dump(mode="json")
-        writer = where.together(
-            lambda: (
-                open_writers(settings.metrics, directory, all_steps(settings, len(training)), table)
-                if where.leads
-                else Writers([])
-            )
-        )
+        steps, table = all_steps(settings, len(training)), settings.model_dump(mode="json")
+        writers = partial(open_writers, settings.metrics, directory, steps, table)
+        writer = where.together(lambda: writers() if where.leads else Writers([]))
         at_end.callback(writer.close)
         at_end.callback(checkpoints.abandon)
-        at_end.callback(end_readers)
+        at_end.callback(loader.end_readers)
         with trace:
             yield PreparedRun(
                 settings,
@@ -223,22 +189,15 @@ def opened(
             )
 
 
-def looked_at_alike(samples: Dataset | OwnData, where: World) -> dict[str, Any]:
-    """Return the identity of a user's own data, if several ranks read it by user code; else an empty dict.
+def _make(directory: Path) -> None:
+    with named("run.directory", directory):
+        directory.mkdir(parents=True, exist_ok=True)
 
-    Raises DataError if ranks read different samples, and UserCodeError.
-    """
+
+def looked_at_alike(samples: Dataset | OwnData, where: World) -> dict[str, Any]:
+    """Return the identity of own data if several ranks read them; raises DataError if they differ."""
     if where.size == 1 or not isinstance(samples, OwnData) or not samples.of_user:
         return {}
     known = where.together(lambda: of_data(samples, says=where.leads))
     check_alike(where.gather([known]), samples.label)
     return known
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"run.directory = {str(directory)!r}: cannot be written: {error.strerror}"
-        ) from error

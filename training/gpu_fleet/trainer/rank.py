@@ -35,30 +35,24 @@ MARKED_TWICE, GRAPH_CHANGED = "mark a variable ready only once", ("static_graph"
 def run_rank(settings: config.Config) -> Outcome:
     """Join the other ranks and train; raises TrainingError."""
     tries = Tries(Path(settings.run.directory), settings.checkpoint.tries)
-    try:
-        return _trained(settings, tries)
-    except TrainingError as error:
-        if error.for_good:
-            tries.end()
-        raise
-
-
-def _trained(settings: config.Config, tries: Tries) -> Outcome:
+    watched = sources(rebalance=settings.interrupt.rebalance)
     try:
         with (
-            Interruption(
-                sources(rebalance=settings.interrupt.rebalance), settings.interrupt.poll_s
-            ) as interruption,
+            Interruption(watched, settings.interrupt.poll_s) as interruption,
             world(settings.parallel) as where,
             first_of_ranks(),
         ):
             return train_model(settings, where, interruption, tries)
-    except TrainingError:
-        raise
-    except SystemExit as error:
-        raise (of_exit(error) if place_of(error) else error) from error.__cause__
-    except Exception as error:  # torch seldom raises a narrower class, users' code may raise anything
-        raise explained(error, settings) from error
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # torch raises no narrower class, users' code raises any
+        known = explained(error, settings)
+        if isinstance(known, TrainingError) and known.for_good:
+            tries.end()
+        if known is error:
+            raise
+        raise known from error
 
 
 @contextmanager
@@ -81,8 +75,12 @@ def is_of_graph(error: Exception) -> bool:
     return any(sign in str(error) for sign in (MARKED_TWICE, *GRAPH_CHANGED))
 
 
-def explained(error: Exception, settings: config.Config) -> Exception:
+def explained(error: Exception | SystemExit, settings: config.Config) -> BaseException:
     """Return an error with advice for an error of torch or of user code; the error itself if unknown."""
+    if isinstance(error, TrainingError):
+        return error
+    if isinstance(error, SystemExit):
+        return of_exit(error) if place_of(error) else error
     text = str(error)
     known = of_resources(error, settings)
     if known is not None:

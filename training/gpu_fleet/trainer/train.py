@@ -84,9 +84,7 @@ def shown_errors() -> Iterator[None]:
 def spare_advice(settings: config.Config) -> None:
     """Silence torch's C++ warnings if DistributedDataParallel may search for unused parameters.
 
-    Otherwise each rank prints advice that names none of the trainer's keys; rank 0 gives the same advice with
-    the keys. A narrower switch does not exist: torch reads one level for all of its C++ when it is imported,
-    which is after this.
+    Each rank would print advice without the trainer's keys, which rank 0 gives. torch has one level for all.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and config.may_leave_out(settings):
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

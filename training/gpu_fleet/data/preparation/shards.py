@@ -2,20 +2,30 @@
 
 import io
 import tarfile
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import click
 import numpy as np
 
 from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.bucket import BucketFolder, BucketSource
-from gpu_fleet.data.census import Census
-from gpu_fleet.data.class_folders import DESCRIPTION, beside_splits, is_unsplit, pictures_of, split_folder
+from gpu_fleet.data.census import HIDDEN, Census, is_hidden, shown
+from gpu_fleet.data.class_folders import (
+    DESCRIPTION,
+    SUFFIXES,
+    beside_splits,
+    is_unsplit,
+    pictures_of,
+    split_folder,
+)
 from gpu_fleet.data.dataset import (
+    Array,
     CorruptSampleError,
     Description,
     content_of,
@@ -24,14 +34,19 @@ from gpu_fleet.data.dataset import (
     write_description,
 )
 from gpu_fleet.data.images import opened
-from gpu_fleet.data.preparation.index import RowsOf, index_records, index_shard
 from gpu_fleet.data.preparation.prepare import make_folder
-from gpu_fleet.data.preparation.progress import progress
-from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option
-from gpu_fleet.data.shards import DiskFolder, Folder, tars_in
+from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option, progress
+from gpu_fleet.data.shards import INDEX_DTYPE, RECORDS_DTYPE, DiskFolder, Folder, class_of, tars_in
 
 SPLITS = ("train", "val")
 SHUFFLE_SEED = 0  # the same pictures always make the same shards
+BLOCK, TAIL_BYTES = 512, 1 << 20  # unit of a tar; bytes read after its end, which is 10 KB of zeros
+NOT_PLAIN = "links, sparse files and devices in tars"
+NO_PART = "members of tars that are no part of a sample"
+Place = tuple[int, int, int]  # first byte, length, CRC-32
+RowsOf = Callable[
+    [Path, int, Skipped], Array
+]  # a tar, its number, the count of the rest -> rows of the index
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet train prepare shards data/digits data/digits-shards")
@@ -102,7 +117,6 @@ def index(*, data_dir: str, classes: str, keys: str, endpoint: str, corrupt_limi
 
 
 def index_of_pictures(splits: Mapping[str, Folder], classes: str, skipped: Skipped) -> Description:
-    """Index the pictures in the tars of all splits; raises DataError."""
     numbers: dict[str, set[int]] = {}
     for split, folder in splits.items():
         click.echo(f"{index_split(folder, index_shard, skipped)} pictures in {folder.label}")
@@ -124,7 +138,6 @@ def index_of_pictures(splits: Mapping[str, Folder], classes: str, skipped: Skipp
 
 
 def index_of_any(splits: Mapping[str, Folder], keys: tuple[str, ...], skipped: Skipped) -> Description:
-    """Index the samples with any keys in the tars of all splits; raises DataError."""
     for folder in splits.values():
         rows = index_split(folder, partial(index_records, keys=keys), skipped)
         click.echo(f"{rows // len(keys)} samples in {folder.label}")
@@ -157,7 +170,6 @@ def write_shards(folder: Path, pictures: Sequence[tuple[Path, int]], samples: in
 
 
 def _read(file: Path, skipped: Skipped) -> bytes | None:
-    """Read the bytes of a picture; None if it cannot be decoded."""
     try:
         content = file.read_bytes()
         with opened(content) as picture:
@@ -192,3 +204,97 @@ def index_split(folder: Folder, rows_of: RowsOf, skipped: Skipped) -> int:
     np.save(content, np.array([size for _, size in shards], dtype=np.int64))
     folder.write_index(content.getvalue())
     return len(rows)
+
+
+class FileInTar(NamedTuple):
+    path: PurePosixPath
+    place: Place
+    content: bytes
+
+
+def index_records(file: Path, number: int, skipped: Skipped, *, keys: tuple[str, ...]) -> Array:
+    """Return the rows of a tar; names end at the first dot. Raises DataError for two members of one name."""
+    samples: dict[str, dict[str, Place]] = {}
+    for member in _members(file, skipped):
+        name, dot, key = member.path.name.partition(".")
+        if not dot or name.startswith("__"):
+            skipped.census.leave(NO_PART, f"{file}: {member.path}")
+            continue
+        places = samples.setdefault(str(member.path.with_name(name)), {})
+        if key in places:
+            raise _twice(file, member.path)
+        places[key] = member.place
+        if key not in keys:
+            skipped.census.leave("members of tars with other keys", f"{file}: {member.path}")
+    rows: list[tuple[int, ...]] = []
+    for name, places in samples.items():
+        if lacking := [key for key in keys if key not in places]:
+            skipped.add(f"{file}: sample {name} has no {lacking[0]}")
+        else:
+            rows += [(number, *places[key]) for key in keys]
+    return np.array(rows, dtype=RECORDS_DTYPE)
+
+
+def index_shard(file: Path, number: int, skipped: Skipped) -> Array:
+    """Return the rows of a tar of pictures and classes; raises DataError for two members of one sample."""
+    pictures: dict[str, Place] = {}
+    classes: dict[str, tuple[int | None, Place]] = {}
+    for member in _members(file, skipped):
+        key, suffix = str(member.path.with_suffix("")), member.path.suffix.lower()
+        if suffix not in (".cls", *SUFFIXES):
+            skipped.census.leave(NO_PART, f"{file}: {member.path}")
+        elif key in (classes if suffix == ".cls" else pictures):
+            raise _twice(file, member.path)
+        elif suffix == ".cls":
+            classes[key] = class_of(member.content), member.place
+        else:
+            pictures[key] = member.place
+    rows = []
+    for key in sorted(pictures.keys() ^ classes.keys()):
+        skipped.add(f"{file}: sample {key} lacks its {'.cls' if key in pictures else 'picture'}")
+    for key, place in pictures.items():
+        if key not in classes:
+            continue
+        named, (start, size, _) = classes[key]
+        if named is None:
+            skipped.add(f"{file}: {key}.cls is no class; allowed: a whole number from 0 to 999999")
+        else:
+            rows.append((number, *place, named, start, size))
+    return np.array(rows, dtype=INDEX_DTYPE)
+
+
+def _twice(file: Path, name: PurePosixPath) -> DataError:
+    """Return the error about a tar with two members for the same part of a sample."""
+    return DataError(
+        f"{file}: sample {shown(name)} is there twice, and one would be left out; give each sample its "
+        "own name"
+    )
+
+
+def _members(file: Path, skipped: Skipped) -> Iterator[FileInTar]:
+    """Yield the plain files in a tar, and hard links to those before them; raises DataError."""
+    plain: dict[str, tarfile.TarInfo] = {}
+    try:
+        with tarfile.open(file, "r:") as tar:
+            for member in tar:
+                path = PurePosixPath(member.name)
+                target = plain.get(member.linkname) if member.islnk() else member
+                if any(map(is_hidden, path.parts)):
+                    skipped.census.leave(HIDDEN, f"{file}: {path}")
+                elif target is not None and target.isreg() and not target.issparse():
+                    plain[member.name] = target
+                    content = tar.extractfile(target)
+                    assert content is not None
+                    read = content.read()
+                    yield FileInTar(path, (target.offset_data, target.size, zlib.crc32(read)), read)
+                elif not member.isdir():
+                    skipped.census.leave(NOT_PLAIN, f"{file}: {path}")
+            end = tar.offset  # where tarfile stopped: at zeros, at the end, or at unknown bytes
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(f"{file}: is no tar, or is cut off: {error}") from error
+    with file.open("rb") as behind:
+        behind.seek(end)
+        tail = behind.read(TAIL_BYTES)
+    if len(tail) < BLOCK or tail.strip(b"\0"):
+        reason = "is joined to another one or damaged" if tail.strip(b"\0") else "is cut off"
+        raise DataError(f"{file}: {reason}, at byte {end} of {file.stat().st_size}; write it anew")

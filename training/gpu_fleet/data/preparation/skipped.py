@@ -1,6 +1,11 @@
-"""Corrupt raw samples that a `prepare` command skips, up to a limit, and its census."""
+"""Words of a `prepare` command: its progress, the raw samples that it skips, and its census."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import click
+from rich.console import Console
+from rich.progress import Progress
 
 from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import Census, shown
@@ -25,8 +30,18 @@ class Skipped:
             )
 
     def say(self, what: str) -> None:
-        """Print the number of skipped samples, and the census."""
         click.echo(f"{self.count} {what} skipped; left out: {self.census}")
+
+
+@contextmanager
+def progress(description: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a bar on standard error, and yield a function that advances it by one of `total`.
+
+    Rich's `track` is a generator: the garbage collector may close it inside its own thread, where it hangs.
+    """
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda: bar.advance(task)
 
 
 corrupt_limit_option = click.option(

@@ -12,10 +12,9 @@ import numpy as np
 from gpu_fleet.core.errors import DataError, suggestion
 from gpu_fleet.data.census import check_apart, shown
 from gpu_fleet.data.dataset import Description, write_description
-from gpu_fleet.data.encoding import Encoding, byte_encoding, file_encoding
 from gpu_fleet.data.preparation.prepare import make_folder
-from gpu_fleet.data.preparation.progress import progress
-from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option
+from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option, progress
+from gpu_fleet.data.preparation.tokens import Encoding, byte_encoding, file_encoding
 from gpu_fleet.data.text import CLASSES, STARTS, TOKENS
 from gpu_fleet.data.tokens import dtype_of
 
@@ -34,8 +33,6 @@ MARKS = (  # the first bytes of a file -> its encoding; the longer mark of UTF-3
 
 @dataclass(frozen=True)
 class LabelledText:
-    """One labelled text."""
-
     text: str
     label: str
 
@@ -87,10 +84,7 @@ def text(
 
 
 def split(rows: Sequence[LabelledText]) -> tuple[list[LabelledText], list[LabelledText]]:
-    """Return the rows to train on, and a tenth of each class that is held out, both in the order of the file.
-
-    The held-out rows are drawn at random, as a file may list its classes in turn.
-    """
+    """Return the rows to train on, and a drawn tenth of each class, held out, in the order of the file."""
     drawn = np.random.default_rng(SPLIT_SEED).permutation(len(rows)).tolist()
     by_class = sorted(drawn, key=lambda place: rows[place].label)
     held_out = set(by_class[::VALIDATION_EVERY])
@@ -119,10 +113,7 @@ def check_classes(
 def read_rows(
     source: Path, columns: tuple[str, str], skipped: Skipped, delimiter: str = "", encoding: str = ""
 ) -> Iterator[LabelledText]:
-    """Yield the good rows of a CSV file; name and skip rows without text or label, up to the limit.
-
-    Raises DataError if the file is no such table.
-    """
+    """Yield the good rows of a CSV file; skip those without text or label. Raises DataError for others."""
     csv.field_size_limit(LONGEST_FIELD)
     encoding = encoding or _encoding_of(source)
     line = 1

@@ -2,7 +2,7 @@
 
 import sysconfig
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,23 +12,64 @@ import numpy as np
 from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import Census, entries, walked
 from gpu_fleet.data.class_folders import NAME_OF_SPLIT
-from gpu_fleet.data.dataset import Description, write_description
-from gpu_fleet.data.encoding import Encoding, byte_encoding, file_encoding
+from gpu_fleet.data.dataset import Array, Description, write_description
 from gpu_fleet.data.preparation.prepare import make_folder
-from gpu_fleet.data.preparation.progress import progress
-from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option
+from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option, progress
 from gpu_fleet.data.tokens import FILE, dtype_of
 
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 NOT_TEXT = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"}
 VALIDATION_EVERY = 10  # every tenth file is held out
 GZIP_LEVEL = 9
+BYTES = 256
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Conversion of text to ids, all below `vocabulary`."""
+
+    encode: Callable[[bytes], Array]  # text to ids (n,) int64; may raise UnicodeDecodeError
+    vocabulary: int
+    end: int | None = None  # the id that ends a file, if the vocabulary has one
+
+    @property
+    def with_end(self) -> int:
+        """Number of ids, including the one that ends a file."""
+        return self.vocabulary + (self.end is None)
+
+
+def byte_encoding(shift: int) -> Encoding:
+    """Return the encoding of each byte as one token, with the first `shift` ids free; fits any text."""
+
+    def encode(text: bytes) -> Array:
+        return np.frombuffer(text, dtype=np.uint8).astype(np.int64) + shift
+
+    return Encoding(encode, BYTES + shift)
+
+
+def file_encoding(file: Path, end: str = "", *, framed: bool = False) -> Encoding:
+    """Load a tokenizer.json; `framed` adds its tokens around each text, such as [CLS]. Raises DataError."""
+    from tokenizers import Tokenizer  # noqa: PLC0415 - only where one is given
+
+    if not file.is_file():
+        raise DataError(f"--tokenizer = {str(file)!r}: is not a file; the tokenizer.json of a model is one")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no narrower class for a broken file
+        raise DataError(f"--tokenizer = {str(file)!r}: cannot be read: {error}") from error
+
+    def encode(text: bytes) -> Array:
+        decoded = text.decode("utf-8-sig")  # without a byte order mark
+        return np.asarray(tokenizer.encode(decoded, add_special_tokens=framed).ids, dtype=np.int64)
+
+    if end and tokenizer.token_to_id(end) is None:
+        raise DataError(f"--end-token = {end!r}: {file} has no such token")
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    return Encoding(encode, size, tokenizer.token_to_id(end) if end else None)
 
 
 @dataclass
 class Totals:
-    """Totals of one split."""
-
     files: int = 0
     text_bytes: int = 0
     tokens: int = 0
@@ -48,13 +89,7 @@ class Totals:
 @click.option("--end-token", default="", help="Token of --tokenizer that ends a file; default: a new one.")
 @corrupt_limit_option
 def tokens(
-    *,
-    out_dir: Path,
-    source: Path,
-    pattern: str,
-    tokenizer: Path | None,
-    end_token: str,
-    corrupt_limit: int,
+    *, out_dir: Path, source: Path, pattern: str, tokenizer: Path | None, end_token: str, corrupt_limit: int
 ) -> None:
     """Write the text files below --source as tokens.bin; every tenth file is held out for validation."""
     skipped = Skipped(corrupt_limit)
@@ -67,7 +102,13 @@ def tokens(
     kept = [file for number, file in enumerate(files) if number % VALIDATION_EVERY]
     train = write_split(out_dir / "train", kept, encoding, skipped)
     val = write_split(out_dir / "val", held_out, encoding, skipped)
-    description = describe_tokens(encoding, val)
+    description = Description(
+        "tokens",
+        vocabulary=encoding.with_end,
+        bytes_per_token=val.text_bytes / val.tokens,
+        baseline_name="gzip -9 bits per byte",
+        baseline=8 * val.gzip_bytes / val.text_bytes,
+    )
     write_description(out_dir, description)
     click.echo(
         f"{train.tokens} tokens of {train.files} files in {out_dir}/train, {val.tokens} of {val.files} in "
@@ -75,22 +116,6 @@ def tokens(
         f"gzip -9 needs {description.baseline:.4f} bits per byte"
     )
     skipped.say("files")
-
-
-def describe_tokens(encoding: Encoding, held_out: Totals) -> Description:
-    """Return the content of dataset.json; the baseline is the bits per byte of gzip -9 on held-out text."""
-    return Description(
-        "tokens",
-        vocabulary=ids_of(encoding),
-        bytes_per_token=held_out.text_bytes / held_out.tokens,
-        baseline_name="gzip -9 bits per byte",
-        baseline=8 * held_out.gzip_bytes / held_out.text_bytes,
-    )
-
-
-def ids_of(encoding: Encoding) -> int:
-    """Return the number of ids, including the one that ends a file."""
-    return encoding.vocabulary + (encoding.end is None)
 
 
 def text_files(source: Path, pattern: str, census: Census) -> list[Path]:
@@ -123,13 +148,10 @@ def text_files(source: Path, pattern: str, census: Census) -> list[Path]:
 
 
 def write_split(folder: Path, files: Sequence[Path], encoding: Encoding, skipped: Skipped) -> Totals:
-    """Write `folder`/tokens.bin; name and skip files that cannot be read, up to the limit.
-
-    The encoding's end id, or one new id, ends each file, so that a model can see where the next one begins.
-    """
+    """Write tokens.bin, with an id that ends each file; name and skip files that cannot be read."""
     folder.mkdir()
     totals, end = Totals(), encoding.vocabulary if encoding.end is None else encoding.end
-    dtype = dtype_of(ids_of(encoding))
+    dtype = dtype_of(encoding.with_end)
     compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS | 16)  # 16 adds gzip's header
     with (folder / FILE).open("wb") as out, progress(folder.name, len(files)) as advance:
         for file in files:
