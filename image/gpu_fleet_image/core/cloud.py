@@ -224,8 +224,7 @@ def connect(
         read_only: refuse calls that change anything.
         made: the cloud's ``Clients`` to use instead of new ones.
 
-    Raises:
-        ConfigurationError: a variable is malformed.
+    Raises ConfigurationError if a variable is malformed.
     """
     calls = Calls(clock, deadline, read_only=read_only)
     connected: SweepCloud = module(policy.cloud).connect(policy, calls, environ, made)

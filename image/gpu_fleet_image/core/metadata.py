@@ -49,8 +49,7 @@ class Metadata:
         Args:
             path: below it, say ``instance-id``.
 
-        Raises:
-            CloudError: the service does not answer.
+        Raises CloudError if the service does not answer.
         """
         try:
             return self._get(path)

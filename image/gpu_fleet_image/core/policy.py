@@ -235,8 +235,7 @@ def parse(text: str, name: str = "policy") -> Policy:
     Args:
         name: its name in messages.
 
-    Raises:
-        PolicyError: as for ``load``.
+    Raises PolicyError as for ``load``.
     """
     return document.parse(Policy, text, PolicyError, name)
 

@@ -24,8 +24,7 @@ def made(name: str | Path, parent: int | None = None) -> Iterator[int]:
     Args:
         parent: descriptor of its parent; None for a path.
 
-    Raises:
-        OSError: it cannot be made, or is a link or a file (``NotADirectoryError``).
+    Raises OSError if it cannot be made, or is a link or a file (``NotADirectoryError``).
     """
     with suppress(FileExistsError):
         os.mkdir(name, OWNER_ALONE, dir_fd=parent)

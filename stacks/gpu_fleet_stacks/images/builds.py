@@ -193,8 +193,7 @@ def before(history: Sequence[Build], image_id: str) -> Build:
     Args:
         history: every build that made an image, the newest first.
 
-    Raises:
-        StacksError: no build made that image, or there is none before it.
+    Raises StacksError if no build made that image, or there is none before it.
     """
     done = [build for build in history if build.state is BuildState.DONE and build.image_id]
     images = [build.image_id for build in done]

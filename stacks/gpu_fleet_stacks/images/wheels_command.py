@@ -103,8 +103,7 @@ def store(s3: Any, bucket: str, text: str, folder: Path, report: Callable[[str],
     Args:
         bucket: the stack's records bucket.
 
-    Raises:
-        StacksError: the folder lacks a wheel of the list.
+    Raises StacksError if the folder lacks a wheel of the list.
     """
     wanted = wheel_store.hashes(text)
     index = {name: sha256 for name, sha256 in wheel_store.index_of(folder).items() if sha256 in wanted}

@@ -45,8 +45,7 @@ def parse(text: str) -> tuple[PlanStep, ...]:
     Args:
         text: the output of ``pulumi preview --json``.
 
-    Raises:
-        PlanError: the text is no such output.
+    Raises PlanError if the text is no such output.
     """
     try:
         digest = json.loads(text)

@@ -147,8 +147,7 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
     Args:
         known: id of a node -> its values.
 
-    Raises:
-        RecursionError: an alias is inside what it names.
+    Raises RecursionError if an alias is inside what it names.
     """
     if id(node) not in known:
         parts = node.value if isinstance(node, yaml.CollectionNode) else []

@@ -171,8 +171,7 @@ def of_jobs(queued: frozenset[str], store: Store, record: MonthRecord, now: date
     Args:
         queued: pools of the queue now; the records name the instances of those that it had earlier.
 
-    Raises:
-        CloudError: the bucket could not be read.
+    Raises CloudError if the bucket could not be read.
     """
     uses = {day.name: job_use.load_readable(store, day.name) for day in record.days}
     known = {name: use for name, use in uses.items() if use is not None}
@@ -195,8 +194,7 @@ def runs_of(meant: Subject, record: MonthRecord, now: datetime) -> dict[str, lis
     Users' processes write the reports. A run's account is in its key, which no other account can write.
     A report that is malformed counts as no run.
 
-    Raises:
-        CloudError: the bucket could not be read.
+    Raises CloudError if the bucket could not be read.
     """
     bucket = meant.environ.get(LEDGER_URI, "").partition("://")[2].partition("/")[0]
     s3, calls = clouds.bucket_client(meant.policy.cloud, meant.policy.region), Calls(lambda: now)

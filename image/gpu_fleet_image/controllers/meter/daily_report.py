@@ -123,8 +123,7 @@ def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReadin
     Returns:
         The days that need no report any more.
 
-    Raises:
-        CloudError: a report could not be made.
+    Raises CloudError if a report could not be made.
     """
     done = []
     for name in reading.unreported:

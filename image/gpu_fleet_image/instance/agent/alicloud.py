@@ -181,8 +181,7 @@ class Notices:
 
         A spot notice first, as it is urgent.
 
-        Raises:
-            CloudError: a service does not answer, or its answer cannot be read.
+        Raises CloudError if a service does not answer, or its answer cannot be read.
         """
         spot = self._metadata.get(_SPOT_TERMINATION)
         if spot is not None:

@@ -75,8 +75,7 @@ def connect(
     Args:
         calls: makes every call.
 
-    Raises:
-        ConfigurationError: a variable is malformed, or there are no credentials.
+    Raises ConfigurationError if a variable is malformed, or there are no credentials.
     """
     own = made or clients(policy.region, credentials(environ), environ.get(ENDPOINT, ""))
     ledger = environ.get(LEDGER_URI)

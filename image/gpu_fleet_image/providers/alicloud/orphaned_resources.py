@@ -37,8 +37,7 @@ class OrphanedResources:
         Args:
             stopped: instances whose disks are looked up.
 
-        Raises:
-            CloudError: a list could not be read.
+        Raises CloudError if a list could not be read.
         """
         unattached = [_disk(raw) for raw in self._disks(Status="Available", Tag=self._own)]
         # A noted disk that is attached again loses its note.

@@ -102,8 +102,7 @@ class Instances(Tags):
         Args:
             action: ``stop`` or ``terminate``.
 
-        Raises:
-            CloudError: it could not be read.
+        Raises CloudError if it could not be read.
         """
         name, protected = LOCKS[action]
         answer = self._calls.read(

@@ -48,8 +48,7 @@ class OrphanedResources:
         Args:
             stopped: instances whose disks are looked up.
 
-        Raises:
-            CloudError: a list could not be read.
+        Raises CloudError if a list could not be read.
         """
         available = [{"Name": "status", "Values": ["available"]}]
         # A noted volume that is attached again loses its note.

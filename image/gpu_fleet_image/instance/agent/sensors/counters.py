@@ -66,8 +66,7 @@ class RateSensor:
         Args:
             keep: the next read compares with the same earlier read as this one.
 
-        Raises:
-            SensorError: names what could not be read.
+        Raises SensorError, which names what could not be read.
         """
         now_s = self._real_s()
         if self._before is not None and now_s - self._before_s < SHORTEST_INTERVAL_S:
