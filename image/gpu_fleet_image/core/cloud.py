@@ -184,9 +184,6 @@ def module(cloud: str) -> ModuleType:
     It has ``connect(policy, calls, environ, made=None) -> Cloud``,
     ``instances(region, calls, stack="") -> Instances``, ``account_id(region, calls)`` of the credentials,
     ``bucket_client(region)``, an S3 client of boto3, and ``store(region, calls, uri) -> Store``.
-
-    Args:
-        cloud: one of ``CLOUDS``.
     """
     return importlib.import_module(f"gpu_fleet_image.providers.{cloud}.connect")
 

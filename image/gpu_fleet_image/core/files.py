@@ -131,9 +131,6 @@ def unsafe(folder: os.stat_result, user: int) -> str:
     """Return why a user must not write a predictable name in a folder; empty if it is safe. Pure.
 
     Only root is refused a group's folder: a developer's own group often has no other member (umask 002).
-
-    Args:
-        folder: its ``stat``.
     """
     if folder.st_uid not in (ROOT, user):
         return f"the folder belongs to user {folder.st_uid}"

@@ -52,9 +52,6 @@ class Page:
 class Store:
     """The part of a bucket below one prefix; S3, or OSS through its S3 interface.
 
-    Args:
-        uri: ``s3://bucket/prefix``.
-
     Raises ConfigurationError if the URI is malformed.
     """
 

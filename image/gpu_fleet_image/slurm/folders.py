@@ -21,9 +21,6 @@ OWNER_ALONE = 0o700
 def made(name: str | Path, parent: int | None = None) -> Iterator[int]:
     """Open a folder, which is made if it does not exist; yield its descriptor.
 
-    Args:
-        parent: descriptor of its parent; None for a path.
-
     Raises OSError if it cannot be made, or is a link or a file (``NotADirectoryError``).
     """
     with suppress(FileExistsError):

@@ -176,11 +176,7 @@ def _next(builds: Builds, build: Build, report: Callable[[str], None], now: Call
 
 
 def still_to_do(stack: str, source: str) -> str:
-    """Say what to write into a stack file that names another image. Pure.
-
-    Args:
-        source: the setting that names the image, as YAML.
-    """
+    """Say what to write into a stack file that names another image. Pure."""
     setting = f"{source}, mode: baked, bundled: true"
     rest = "keep base_id and the rest; name either id or parameter"
     said = f"instances boot it once the stack file says below image: {setting} ({rest})"

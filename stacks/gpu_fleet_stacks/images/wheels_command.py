@@ -100,9 +100,6 @@ def fetched(text: str, folder: Path, report: Callable[[str], object]) -> Path:
 def store(s3: Any, bucket: str, text: str, folder: Path, report: Callable[[str], object]) -> int:
     """Upload the wheels that the bucket lacks, the index last; return the number of wheels.
 
-    Args:
-        bucket: the stack's records bucket.
-
     Raises StacksError if the folder lacks a wheel of the list.
     """
     wanted = wheel_store.hashes(text)

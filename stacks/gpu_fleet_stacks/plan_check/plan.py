@@ -42,9 +42,6 @@ class PlanStep:
 def parse(text: str) -> tuple[PlanStep, ...]:
     """Return the steps of a plan.
 
-    Args:
-        text: the output of ``pulumi preview --json``.
-
     Raises PlanError if the text is no such output.
     """
     try:

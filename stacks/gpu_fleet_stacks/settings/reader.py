@@ -70,9 +70,6 @@ def from_config(
 def from_mapping(name: str, raw: Mapping[str, Any]) -> Stack:
     """Check a stack file's content, keys without the project prefix.
 
-    Args:
-        raw: the YAML as plain Python values.
-
     Raises SettingsError, which names every wrong key.
     """
     return _checked(name, raw, [])

@@ -102,11 +102,7 @@ _Dumper.add_implicit_resolver(NUMBER_LIKE, re.compile(r"[-+.]*[0-9]"), list("-+.
 
 
 def written(content: object, *, flow: bool = False) -> str:
-    """Return the content as YAML in which every text is read as text again.
-
-    Args:
-        flow: in one line, with brackets.
-    """
+    """Return the content as YAML in which every text is read as text again."""
     text = yaml.dump(content, Dumper=_Dumper, default_flow_style=flow, sort_keys=False, width=math.inf)
     return str(text).removesuffix("...\n").strip() if flow else str(text)
 

@@ -103,9 +103,6 @@ class BillLine:
 def read(path: Path, *, account: str, currency: str, month: str) -> list[BillLine]:
     """Return the lines of one account and month.
 
-    Args:
-        month: ``2026-11``.
-
     Raises BillError if the file is no bill, is damaged, or is of other accounts, months or currencies.
     """
     columns, rows = _table(path)

@@ -217,11 +217,7 @@ def _states(s3: Any, calls: Calls, bucket: str, begin: datetime) -> Iterator[str
 
 
 def span_of(name: str, report: bytes, now: datetime) -> RunSpan | None:
-    """Return the time of a run on an instance, by its last report there; None if that does not say it.
-
-    Args:
-        now: the end of a run that is not over.
-    """
+    """Return the time of a run on an instance, by its last report there; None if that does not say it."""
     state = state_of(report)
     try:
         begin = parse_time(state.started_at)

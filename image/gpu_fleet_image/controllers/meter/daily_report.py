@@ -55,9 +55,6 @@ def month(
 ) -> tuple[list[Day], dict[str, dict[str, Decimal]], list[str]]:
     """Return a month's recorded days up to a moment, with their reports of each instance.
 
-    Args:
-        name: ``2026-11``.
-
     Returns:
         The days; day -> instance id -> share of its GPU hours in which GPUs computed; days that are over but
         not recorded.

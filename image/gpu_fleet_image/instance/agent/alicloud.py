@@ -160,11 +160,7 @@ class CloudMonitor:
 
 
 class Notices:
-    """Source of interruption and termination notices, and of the sweep's mark.
-
-    Args:
-        metadata: gives spot notices.
-    """
+    """Source of interruption and termination notices, and of the sweep's mark."""
 
     def __init__(
         self, metadata: Metadata, own: Clients, instance_id: str, now: Callable[[], datetime]

@@ -72,9 +72,6 @@ def connect(
 ) -> SweepCloud:
     """Return a connection to the stack's cloud.
 
-    Args:
-        calls: makes every call.
-
     Raises ConfigurationError if a variable is malformed, or there are no credentials.
     """
     own = made or clients(policy.region, credentials(environ), environ.get(ENDPOINT, ""))

@@ -27,11 +27,7 @@ _USE_PERIOD = timedelta(hours=1)
 
 
 class OrphanedResources:
-    """Orphaned resources of the stack's instances.
-
-    Args:
-        stack: only its resources are ever listed.
-    """
+    """Orphaned resources of the stack's instances."""
 
     def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
         self._ec2 = clients.ec2
@@ -44,9 +40,6 @@ class OrphanedResources:
 
     def find(self, stopped: Sequence[Instance] = ()) -> list[OrphanedResource]:
         """Return unattached volumes, unassociated addresses, stopped instances with their disks' size.
-
-        Args:
-            stopped: instances whose disks are looked up.
 
         Raises CloudError if a list could not be read.
         """

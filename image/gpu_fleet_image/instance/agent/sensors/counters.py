@@ -144,9 +144,6 @@ class InstanceCounters:
 
     While the agent copies, the network is ignored: whose bytes they are is unknown. CPU, disk, GPU and users
     still show activity then, and while log-ins are refused there is a look each second after the copy.
-
-    Args:
-        own: the agent's own use.
     """
 
     def __init__(self, own: OwnUse, sysfs: Path = Path("/sys")) -> None:
