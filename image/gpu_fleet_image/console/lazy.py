@@ -14,11 +14,7 @@ _EXTRAS = {"gpu_fleet_stacks": "platform", "gpu_fleet": "train", "gpu_fleet_jobs
 
 
 def is_here(target: str) -> bool:
-    """Return whether the module of ``module:attribute`` is on this computer, without loading it.
-
-    Args:
-        target: say ``gpu_fleet_stacks.preflight.command:preflight``.
-    """
+    """Return whether the module of ``module:attribute`` is on this computer, without loading it."""
     room, *rest = target.partition(":")[0].split(".")
     spec = importlib.util.find_spec(room)
     if spec is None:

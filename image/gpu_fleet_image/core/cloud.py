@@ -184,9 +184,6 @@ def module(cloud: str) -> ModuleType:
     It has ``connect(policy, calls, environ, made=None) -> Cloud``,
     ``instances(region, calls, stack="") -> Instances``, ``account_id(region, calls)`` of the credentials,
     ``bucket_client(region)``, an S3 client of boto3, and ``store(region, calls, uri) -> Store``.
-
-    Args:
-        cloud: one of ``CLOUDS``.
     """
     return importlib.import_module(f"gpu_fleet_image.providers.{cloud}.connect")
 
@@ -224,8 +221,7 @@ def connect(
         read_only: refuse calls that change anything.
         made: the cloud's ``Clients`` to use instead of new ones.
 
-    Raises:
-        ConfigurationError: a variable is malformed.
+    Raises ConfigurationError if a variable is malformed.
     """
     calls = Calls(clock, deadline, read_only=read_only)
     connected: SweepCloud = module(policy.cloud).connect(policy, calls, environ, made)

@@ -29,8 +29,7 @@ def replace_text(path: Path, text: str, mode: int = _READABLE_BY_ALL) -> None:
     Args:
         path: of the file; its folder must exist.
 
-    Raises:
-        OSError: it cannot be written, or others may write to its folder (``PermissionError``).
+    Raises OSError if it cannot be written, or others may write to its folder (``PermissionError``).
     """
     with _folder(path.parent) as folder:
         unfinished = f".{path.name}.{secrets.token_hex(8)}"
@@ -74,8 +73,7 @@ def opened(folder: Path, relative: PurePath) -> Iterator[int]:
 
     For folders in which users move things while root reads: an earlier check of the path proves nothing.
 
-    Raises:
-        OSError: a part of the path is a link, or the path leads to no regular file.
+    Raises OSError if a part of the path is a link, or the path leads to no regular file.
     """
     parent = os.open(folder, FOLDER)
     try:
@@ -103,8 +101,7 @@ def alone(path: Path) -> Iterator[None]:
     Args:
         path: of the lock; its folder must exist.
 
-    Raises:
-        OSError: it cannot be opened, or others may write to its folder (``PermissionError``).
+    Raises OSError if it cannot be opened, or others may write to its folder (``PermissionError``).
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with _folder(path.parent) as folder:
@@ -134,9 +131,6 @@ def unsafe(folder: os.stat_result, user: int) -> str:
     """Return why a user must not write a predictable name in a folder; empty if it is safe. Pure.
 
     Only root is refused a group's folder: a developer's own group often has no other member (umask 002).
-
-    Args:
-        folder: its ``stat``.
     """
     if folder.st_uid not in (ROOT, user):
         return f"the folder belongs to user {folder.st_uid}"

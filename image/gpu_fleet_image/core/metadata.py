@@ -29,11 +29,7 @@ _TYPE_PATHS = {"aws": "instance-type", "alicloud": "instance/instance-type"}
 
 
 class Metadata:
-    """Client of the metadata service, with its session token.
-
-    Args:
-        cloud: ``aws`` or ``alicloud``.
-    """
+    """Client of the metadata service, with its session token."""
 
     def __init__(self, cloud: str) -> None:
         variable, default, self._header = SERVICES[cloud]
@@ -46,11 +42,7 @@ class Metadata:
     def get(self, path: str) -> str | None:
         """Return the value under ``/latest/meta-data/``, or None if there is none now.
 
-        Args:
-            path: below it, say ``instance-id``.
-
-        Raises:
-            CloudError: the service does not answer.
+        Raises CloudError if the service does not answer.
         """
         try:
             return self._get(path)

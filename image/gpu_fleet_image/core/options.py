@@ -41,11 +41,7 @@ now_option: _Decorator = click.option("--now", type=IsoTime(), help="Use this ti
 
 
 class Known(click.ParamType[str]):
-    """A free name; a shell completes it with the names known here.
-
-    Args:
-        known: returns the names, given the command's context.
-    """
+    """A free name; a shell completes it with the names known here."""
 
     def __init__(self, name: str, known: Callable[[click.Context], list[str]]) -> None:
         self.name = name

@@ -80,8 +80,7 @@ class Asked:
 
         Flags for the location may mean another stack of that name; then its published policy decides.
 
-        Raises:
-            ConfigurationError: names the pools that the file has.
+        Raises ConfigurationError, which names the pools that the file has.
         """
         elsewhere = self.policy_path or self.region or self.account_id
         pools = self.files.pools(self.stack) if self.files and self.stack and not elsewhere else []

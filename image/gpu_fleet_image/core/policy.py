@@ -232,11 +232,7 @@ def load(path: Path) -> Policy:
 def parse(text: str, name: str = "policy") -> Policy:
     """Check a policy's JSON text.
 
-    Args:
-        name: its name in messages.
-
-    Raises:
-        PolicyError: as for ``load``.
+    Raises PolicyError as for ``load``.
     """
     return document.parse(Policy, text, PolicyError, name)
 

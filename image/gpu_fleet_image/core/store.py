@@ -52,11 +52,7 @@ class Page:
 class Store:
     """The part of a bucket below one prefix; S3, or OSS through its S3 interface.
 
-    Args:
-        uri: ``s3://bucket/prefix``.
-
-    Raises:
-        ConfigurationError: the URI is malformed.
+    Raises ConfigurationError if the URI is malformed.
     """
 
     def __init__(self, s3: Any, calls: Calls, uri: str) -> None:
@@ -76,8 +72,7 @@ class Store:
         Args:
             at_most: limit in bytes, for an object that others write: no more are read.
 
-        Raises:
-            CloudError: it could not be read, is no JSON object, or is longer.
+        Raises CloudError if it could not be read, is no JSON object, or is longer.
         """
         return self._read(key, at_most)
 
@@ -119,8 +114,7 @@ class Store:
             after: only keys that sort after this one, which need not exist; empty for all.
             token: of the previous page, instead of ``after``, to continue there.
 
-        Raises:
-            CloudError: as of ``get``, and if the bucket lists other keys.
+        Raises CloudError as of ``get``, and if the bucket lists other keys.
         """
         where = (
             {"ContinuationToken": token} if token else {"StartAfter": self._prefix + after} if after else {}

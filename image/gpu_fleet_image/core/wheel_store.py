@@ -23,8 +23,7 @@ def listing(folder: Path, base: str) -> str:
         folder: ``image/gpu_fleet_image/recipe/wheels``, here or in a payload.
         base: say ``ubuntu-24.04``.
 
-    Raises:
-        OSError: there is no list for the base.
+    Raises OSError if there is no list for the base.
     """
     return "".join((folder / f"{name}.txt").read_text(encoding="utf-8") for name in (base, _INSTALLER))
 

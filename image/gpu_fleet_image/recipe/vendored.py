@@ -48,8 +48,7 @@ def packages(target: str, cache: Path = CACHE) -> Files:
         target: ``aws``, ``alicloud``, ``qemu`` or ``oci``; the last two belong to no cloud and get all
             packages.
 
-    Raises:
-        LockError: a wheel is not available, or has another hash than the list.
+    Raises LockError if a wheel is not available, or has another hash than the list.
     """
     content: Files = {}
     for name, wheel in wheels(cache).items():

@@ -174,8 +174,7 @@ def resolve(
     Args:
         requirements, constraints: files; without them those of the trainer and the agent.
 
-    Raises:
-        LockError: as in ``lock``.
+    Raises LockError as in ``lock``.
     """
     requirements = requirements or requirement_files()
     constraints = constraints or [PROJECT / name for name in _CONSTRAINTS]

@@ -16,8 +16,7 @@ class QueueCloud(Protocol):
         Args:
             may_make: make the key if there is none yet; only the controller may.
 
-        Raises:
-            NotReadyError: there is none yet, it is damaged, or the secret cannot be read.
+        Raises NotReadyError if there is none yet, it is damaged, or the secret cannot be read.
         """
 
     def states(self, ids: list[str]) -> dict[str, str]:

@@ -21,11 +21,7 @@ OWNER_ALONE = 0o700
 def made(name: str | Path, parent: int | None = None) -> Iterator[int]:
     """Open a folder, which is made if it does not exist; yield its descriptor.
 
-    Args:
-        parent: descriptor of its parent; None for a path.
-
-    Raises:
-        OSError: it cannot be made, or is a link or a file (``NotADirectoryError``).
+    Raises OSError if it cannot be made, or is a link or a file (``NotADirectoryError``).
     """
     with suppress(FileExistsError):
         os.mkdir(name, OWNER_ALONE, dir_fd=parent)

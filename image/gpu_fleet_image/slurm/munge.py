@@ -28,8 +28,7 @@ def fetched(secretsmanager: Any, secret: str, *, may_make: bool) -> bytes:
         secretsmanager: boto3's client.
         may_make: make the key if there is none yet; only the controller may.
 
-    Raises:
-        NotReadyError: there is none yet, it is damaged, or the secret cannot be read.
+    Raises NotReadyError if there is none yet, it is damaged, or the secret cannot be read.
     """
     try:
         return decoded(secretsmanager.get_secret_value(SecretId=secret)["SecretString"], secret)

@@ -71,9 +71,6 @@ class Metering:
     def hold(self, now: datetime, reserve: Money) -> None:
         """Stop the run before it exceeds its cap.
 
-        Args:
-            reserve: what the tear-down may still cost.
-
         Raises:
             StopError: the accrued cost and the reserve together pass the cap.
         """

@@ -46,11 +46,7 @@ def cheapest_type(cloud: Cloud) -> InstanceType:
 def chosen_type(cloud: Cloud, name: str | None) -> InstanceType:
     """Return the type that both pools use.
 
-    Args:
-        name: the operator's choice; None for the cheapest.
-
-    Raises:
-        AcceptanceError: it is not in the catalog, or of the other cloud.
+    Raises AcceptanceError if it is not in the catalog, or of the other cloud.
     """
     if name is None:
         return cheapest_type(cloud)

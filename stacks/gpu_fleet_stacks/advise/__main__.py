@@ -4,7 +4,6 @@ import datetime
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
-from operator import attrgetter
 from pathlib import Path
 from typing import get_args
 
@@ -303,58 +302,58 @@ def needs(work: Work) -> RenderableType:
     )
 
 
+_WORDS = ("type", "of", "spread", "data on", "prices of")
+_WRAPPED = ("of", "spread", "reserved, whole months")
+
+
 def ranking(ranked: Sequence[Candidate], most: Money | None, discount: Decimal | None) -> Listing:
     """Return the plans in one table for all vendors; amounts of two currencies are never compared.
 
     Args:
         discount: a reservation's discount; None for no column of reservations.
     """
+    columns = _columns(ranked, most, discount)
     share = facts()["utilisation"]["decoder"]
-    words = ("type", "of", "spread", "data on", "prices of")
-    wrapped = ("of", "spread", "reserved, whole months")
-    headings = [
-        "type",
-        "of",
-        "instances",
-        "GPUs",
-        "spread",
-        "GiB/GPU",
-        "hours",
-        "on demand",
-        "spot, expected",
-    ]
-    amounts: list[Callable[[Candidate], object]] = [
-        attrgetter("on_demand"),
-        lambda plan: None if plan.spot is None else _on_spot(plan),
+    table = Listing(
+        tuple(
+            Column(heading, "left" if heading in _WORDS else "right", wraps=heading in _WRAPPED)
+            for heading, _ in columns
+        ),
+        f"cheapest first within a currency, at {share:.0%} of the peak",
+    )
+    for plan in ranked:
+        table.add_row(*("unknown" if (cell := of(plan)) is None else str(cell) for _, of in columns))
+    return table
+
+
+def _columns(
+    ranked: Sequence[Candidate], most: Money | None, discount: Decimal | None
+) -> list[tuple[str, Callable[[Candidate], object]]]:
+    """Return the heading of each column, and what it shows of a plan; None for an unknown amount."""
+    columns: list[tuple[str, Callable[[Candidate], object]]] = [
+        ("type", lambda plan: plan.offer.name),
+        (
+            "of",
+            lambda plan: f"{plan.offer.vendor}, comparison" if plan.offer.comparison else plan.offer.vendor,
+        ),
+        ("instances", lambda plan: plan.instances),
+        ("GPUs", lambda plan: f"{plan.gpus} x {plan.offer.gpu_model}"),
+        ("spread", lambda plan: plan.layout),
+        ("GiB/GPU", lambda plan: f"{plan.memory.total / GIB:,.1f}"),
+        ("hours", lambda plan: f"{plan.hours:,.1f}"),
+        ("on demand", lambda plan: plan.on_demand),
+        ("spot, expected", lambda plan: None if plan.spot is None else _on_spot(plan)),
     ]
     if any(plan.spot_p90 for plan in ranked):
-        headings.append("spot, 90th percentile")
-        amounts.append(attrgetter("spot_p90"))
-    headings += ["reserved, whole months"] if discount is not None else []
-    placed = any(plan.data_on for plan in ranked)
-    headings += [*(["in the budget"] if most else []), *(["data on"] if placed else []), "prices of"]
-    columns = (
-        Column(heading, "left" if heading in words else "right", wraps=heading in wrapped)
-        for heading in headings
-    )
-    table = Listing(tuple(columns), f"cheapest first within a currency, at {share:.0%} of the peak")
-    for plan in ranked:
-        costs = ["unknown" if (amount := of(plan)) is None else str(amount) for of in amounts]
-        table.add_row(
-            plan.offer.name,
-            f"{plan.offer.vendor}, comparison" if plan.offer.comparison else plan.offer.vendor,
-            str(plan.instances),
-            f"{plan.gpus} x {plan.offer.gpu_model}",
-            str(plan.layout),
-            f"{plan.memory.total / GIB:,.1f}",
-            f"{plan.hours:,.1f}",
-            *costs,
-            *([] if discount is None else [_reserved(plan, discount)]),
-            *([affordable(plan, most)] if most else []),
-            *([plan.data_on] if placed else []),
-            plan.offer.price.region if plan.offer.price else "",
-        )
-    return table
+        columns.append(("spot, 90th percentile", lambda plan: plan.spot_p90))
+    if discount is not None:
+        columns.append(("reserved, whole months", lambda plan: _reserved(plan, discount)))
+    if most:
+        columns.append(("in the budget", lambda plan: affordable(plan, most)))
+    if any(plan.data_on for plan in ranked):
+        columns.append(("data on", lambda plan: plan.data_on))
+    columns.append(("prices of", lambda plan: plan.offer.price.region if plan.offer.price else ""))
+    return columns
 
 
 def _reserved(plan: Candidate, discount: Decimal) -> str:

@@ -63,9 +63,6 @@ def close(
     The settings for HTTPS refuse old TLS. No setting is deleted before its bucket, as Pulumi's order of
     dependencies would have it: a bucket that stays, because it is protected or its deletion fails, would then
     be open to plain HTTP and without its policy.
-
-    Args:
-        name: logical name of the bucket and of each of its settings.
     """
     opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(deleted_with=bucket))
     alicloud.oss.BucketAcl(name, bucket=bucket.id, acl="private", opts=opts)

@@ -51,10 +51,6 @@ def document(*statements: Statement) -> pulumi.Output[str]:
 
 
 def trust(service: str) -> pulumi.Output[str]:
-    """Return a role's trust policy for one service of the same account.
-
-    Args:
-        service: the service's principal, say ``ecs.aliyuncs.com``.
-    """
+    """Return a role's trust policy for one service of the same account."""
     statement = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": [service]}}
     return document(statement)

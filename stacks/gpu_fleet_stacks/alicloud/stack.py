@@ -151,9 +151,6 @@ def provider(stack: Stack, replica_region: str | None = None) -> alicloud.Provid
 
     It cannot refuse another account before it acts. So names and permissions hold the account id, and
     resources that another account's credentials make have no permission to work.
-
-    Args:
-        replica_region: of the copies; None for the stack's own.
     """
     name = naming.prefixed(stack.name, *(("replica",) if replica_region else ()))
     region = replica_region or stack.region

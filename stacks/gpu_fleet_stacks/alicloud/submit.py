@@ -54,9 +54,6 @@ def people_statements(
     """Return a user's rights beside ``people_policy``: the command as their account, their jobs and results.
 
     That policy lets them list the names in the records bucket already.
-
-    Args:
-        account: a login name of ``access.people``.
     """
     own = f"{stack.region}:{stack.account_id}"
     as_account = {"ecs:CommandRunAs": [account]}

@@ -19,9 +19,6 @@ def payload_objects(
 
     A new payload is a new object beside the older one, which instances of an older launch template version
     still fetch. Each is a few megabytes and is deleted with the bucket.
-
-    Args:
-        opts: the parent and the resources that must exist before.
     """
     payload = built.for_stack(stack)
     if payload is None:

@@ -179,11 +179,7 @@ def build(stack: Stack) -> dict[str, Any]:
 
 
 def provider(stack: Stack, replica_region: str | None = None) -> aws.Provider:
-    """Return the provider of one region of one account, or an emulator that needs neither to be real.
-
-    Args:
-        replica_region: of the copies; None for the stack's own.
-    """
+    """Return the provider of one region of one account, or an emulator that needs neither to be real."""
     name = naming.prefixed(stack.name, *(("replica",) if replica_region else ()))
     region = replica_region or stack.region
     if stack.endpoint_url is None:

@@ -35,8 +35,7 @@ def ask(
         instances: type -> the region of its price.
         cloud: makes the calls; by default with the credentials of the environment.
 
-    Raises:
-        CannotCheckError: a call was denied or not answered.
+    Raises CannotCheckError if a call was denied or not answered.
     """
     asked = cloud or Alicloud(region)
     prices: dict[tuple[str, str], ListPrice] = {}

@@ -93,8 +93,7 @@ def ask(
         instances: type -> the region of its price.
         aws: makes the calls; by default with the credentials of the environment.
 
-    Raises:
-        CannotCheckError: a call was denied or not answered.
+    Raises CannotCheckError if a call was denied or not answered.
     """
     prices = aws or Aws(clients_in(PRICE_LIST_REGION))
     on_demand, reserved = _instances(prices, region, instances, say)

@@ -43,8 +43,7 @@ def rewrite_catalog(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str
     Where every type of a price list has a new price, the list gets the new day and source. Where only some
     have, the types without a new price move to a list that keeps the old day.
 
-    Raises:
-        RefreshError: a price is in another currency than its list.
+    Raises RefreshError if a price is in another currency than its list.
     """
     document = tomlkit.parse(text)
     lists: Any = document["price_lists"]

@@ -59,8 +59,7 @@ class Alicloud:
         Args:
             size: entries of a page; each list has a largest one.
 
-        Raises:
-            CannotCheckError: as in ``ask``.
+        Raises CannotCheckError as in ``ask``.
         """
         seen = 0
         for number in count(1):

@@ -27,11 +27,7 @@ def clients_in(region: str, emulator: str | None = None) -> Clients:
 
 
 class Aws:
-    """Client of AWS.
-
-    Args:
-        clients: service -> boto3 client.
-    """
+    """Client of AWS."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients

@@ -53,8 +53,7 @@ def subnets(cidr: IPv4Network, slots: Mapping[str, int]) -> tuple[ZoneSubnets, .
     Returns:
         The zones in the order of their slots, whatever order they are named in.
 
-    Raises:
-        ValueError: when the network is too small, or there is no such slot.
+    Raises ValueError when the network is too small, or there is no such slot.
     """
     if cidr.prefixlen > LONGEST_NETWORK_PREFIX:
         raise ValueError(

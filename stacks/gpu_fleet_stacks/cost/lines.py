@@ -146,8 +146,7 @@ def hold_to_budget(cost: Cost, monthly: Decimal | int, *, allow_overcommit: bool
         monthly: ``budget.monthly``, in the currency of ``cost``.
         allow_overcommit: ``budget.allow_overcommit``: the budget may be smaller than the worst month.
 
-    Raises:
-        OvercommitError: the message names both amounts, the dearest pool, and the ways out.
+    Raises OvercommitError, which names both amounts, the dearest pool, and the ways out.
     """
     budget = Money(Decimal(monthly), cost.currency)
     if allow_overcommit or cost.worst_month <= budget:

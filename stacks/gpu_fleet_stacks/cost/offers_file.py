@@ -75,8 +75,7 @@ def read(path: Path, *, currency: str, types: frozenset[str]) -> OffersFile:
         currency: of the stack's prices.
         types: of the stack.
 
-    Raises:
-        OffersFileError: it cannot be read, is not valid, or names other types or another currency.
+    Raises OffersFileError if it cannot be read, is not valid, or names other types or another currency.
     """
     try:
         content = toml_file.read(path, OffersFile)

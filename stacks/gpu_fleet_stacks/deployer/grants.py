@@ -57,11 +57,7 @@ def _grants(rows: Iterable[Mapping[str, Any]], kinds: Mapping[str, Kind]) -> Ite
 
 
 def filled(grant: Grant, names: Mapping[str, str]) -> Grant:
-    """Return the grant of one stack.
-
-    Args:
-        names: placeholder -> its value.
-    """
+    """Return the grant of one stack."""
     when = {
         operator: {
             _put(key, names): _put(value, names)

@@ -19,11 +19,7 @@ PAGE_SIZE = 100  # the largest page of DescribeImages
 
 
 class AlicloudBuilds:
-    """A stack's pipeline; see ``gpu_fleet_stacks.images.builds.Builds``.
-
-    Args:
-        alicloud: makes the calls.
-    """
+    """A stack's pipeline; see ``gpu_fleet_stacks.images.builds.Builds``."""
 
     def __init__(self, stack: Stack, alicloud: Alicloud | None = None) -> None:
         self._stack = stack

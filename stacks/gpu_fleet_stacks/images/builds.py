@@ -176,11 +176,7 @@ def _next(builds: Builds, build: Build, report: Callable[[str], None], now: Call
 
 
 def still_to_do(stack: str, source: str) -> str:
-    """Say what to write into a stack file that names another image. Pure.
-
-    Args:
-        source: the setting that names the image, as YAML.
-    """
+    """Say what to write into a stack file that names another image. Pure."""
     setting = f"{source}, mode: baked, bundled: true"
     rest = "keep base_id and the rest; name either id or parameter"
     said = f"instances boot it once the stack file says below image: {setting} ({rest})"
@@ -193,8 +189,7 @@ def before(history: Sequence[Build], image_id: str) -> Build:
     Args:
         history: every build that made an image, the newest first.
 
-    Raises:
-        StacksError: no build made that image, or there is none before it.
+    Raises StacksError if no build made that image, or there is none before it.
     """
     done = [build for build in history if build.state is BuildState.DONE and build.image_id]
     images = [build.image_id for build in done]

@@ -100,11 +100,7 @@ def fetched(text: str, folder: Path, report: Callable[[str], object]) -> Path:
 def store(s3: Any, bucket: str, text: str, folder: Path, report: Callable[[str], object]) -> int:
     """Upload the wheels that the bucket lacks, the index last; return the number of wheels.
 
-    Args:
-        bucket: the stack's records bucket.
-
-    Raises:
-        StacksError: the folder lacks a wheel of the list.
+    Raises StacksError if the folder lacks a wheel of the list.
     """
     wanted = wheel_store.hashes(text)
     index = {name: sha256 for name, sha256 in wheel_store.index_of(folder).items() if sha256 in wanted}

@@ -250,8 +250,7 @@ def stack_text(name: str, flags: Mapping[str, Any], first_line: str, others: Ite
         flags: the values of ``OPTIONS``.
         others: the stacks beside it, whose networks are not proposed.
 
-    Raises:
-        StacksError: the message names every flag that is missing or wrong, or a budget that is too small.
+    Raises StacksError, which names every flag that is missing or wrong, or a budget that is too small.
     """
     stack_name(name)
     given = {

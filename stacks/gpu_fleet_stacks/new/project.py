@@ -39,11 +39,7 @@ def files() -> Mapping[str, str]:
 
 
 def workflow(folder: PurePath) -> tuple[str, str]:
-    """Return path and text of the workflow of a project: GitHub reads it at the repository's root alone.
-
-    Args:
-        folder: the project below that root; empty for the root itself.
-    """
+    """Return path and text of the workflow of a project: GitHub reads it at the repository's root alone."""
     name = "-".join((naming.PROJECT, *re.findall(r"\w+", folder.as_posix())))
     text = WORKFLOW.read_text(encoding="utf-8").replace("@NAME@", name)
     prefix = f"{folder.as_posix()}/" if folder.parts else ""

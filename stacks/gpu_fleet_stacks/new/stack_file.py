@@ -86,11 +86,7 @@ def suggested(cloud: Cloud, region: str) -> list[InstanceType]:
 
 
 def text_of(answers: NewStack, first_line: str = "") -> str:
-    """Return the file, with comments on what a user may want to change.
-
-    Args:
-        first_line: the line that names the schema for editors.
-    """
+    """Return the file, with comments on what a user may want to change."""
     cost = ", ".join(_priced(answers.types)) or "see `gpu-fleet catalog list`"
     image = f"    id: {_scalar(answers.image)}" if answers.image else f"    parameter: {DLAMI}"
     key = f"\n    kms_instance_id: {_scalar(answers.kms_instance_id)}" if answers.kms_instance_id else ""

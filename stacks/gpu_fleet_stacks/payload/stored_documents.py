@@ -10,11 +10,7 @@ from gpu_fleet_stacks.settings import Stack, people
 
 
 def stored_documents(stack: Stack, reaper_policy: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the suffix of each resource's name, the object's key, and its content.
-
-    Args:
-        reaper_policy: the sweep's policy as JSON; users' commands and instances read it.
-    """
+    """Yield the suffix of each resource's name, the object's key, and its content."""
     yield "reaper-policy", keys.stored(keys.POLICY), reaper_policy
     # Also without any account, so that earlier accounts are locked. With a directory, the
     # directory's function writes it.

@@ -157,8 +157,7 @@ def cloud_config(stack: Stack, pool: Pool, instance_toml: str, bucket: str, queu
         bucket: the stack's records bucket, which holds the payload.
         queue: the text of ``queue.json``; empty for none.
 
-    Raises:
-        StacksError: the cloud would refuse the size, or there is no payload.
+    Raises StacksError if the cloud would refuse the size, or there is no payload.
     """
     joins = {instance_file.QUEUE_PATH: queue} if queue else {}
     text = _config(stack, bucket, {instance_file.PATH: instance_toml, **joins})

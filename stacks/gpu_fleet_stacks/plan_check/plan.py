@@ -42,11 +42,7 @@ class PlanStep:
 def parse(text: str) -> tuple[PlanStep, ...]:
     """Return the steps of a plan.
 
-    Args:
-        text: the output of ``pulumi preview --json``.
-
-    Raises:
-        PlanError: the text is no such output.
+    Raises PlanError if the text is no such output.
     """
     try:
         digest = json.loads(text)

@@ -61,8 +61,7 @@ def refuse(arguments: Sequence[str]) -> None:
     Args:
         arguments: the user's words after ``--``.
 
-    Raises:
-        StacksError: the message names the argument and what to do instead.
+    Raises StacksError, which names the argument and what to do instead.
     """
     if arguments and not arguments[0].startswith("-"):
         raise StacksError(

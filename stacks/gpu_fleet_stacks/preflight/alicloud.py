@@ -24,8 +24,7 @@ def look(
         reachable: whether a host answers from here; by default by a connection.
         s3: boto3's client for OSS; by default with the credentials of the environment.
 
-    Raises:
-        CannotCheckError: there are no credentials, or the cloud does not answer.
+    Raises CannotCheckError if there are no credentials, or the cloud does not answer.
     """
     asked = cloud or Alicloud(stack.region)
     yield account(stack, asked)

@@ -1,6 +1,6 @@
 """Check the existing file systems on Alibaba Cloud: present, encrypted, open to the stack's vSwitches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from ipaddress import IPv4Network
 from typing import Any
@@ -41,16 +41,7 @@ def _files(
     if kind != CPFS and not systems[0].get("EncryptType"):
         remedy = "have its owner copy the files to an encrypted one"
         return Finding(subject, Rating.PROBLEM, f"{named.id} is not encrypted", remedy)
-    targets = listed(
-        cloud.ask("nas", "DescribeMountTargets", RegionId=stack.region, FileSystemId=named.id),
-        "MountTargets",
-        "MountTarget",
-    )
-    here = [
-        target
-        for target in targets
-        if target.get("VpcId") == network.vpc_id and target.get("Status") == ACTIVE
-    ]
+    here = _mount_targets(stack, cloud, named, network)
     if not here:
         says = f"{named.id} has no active mount target in {network.vpc_id}"
         remedy = (
@@ -63,19 +54,34 @@ def _files(
         return Finding(subject, Rating.FINE, f"{named.id} has a mount target in {network.vpc_id}")
     first = min(here, key=lambda target: str(target["MountTargetDomain"]))
     group = str(first["AccessGroup"])
-    rules = _rules(stack, cloud, group, kind)
-    cidrs = _cidrs(stack, cloud, network)
+    rules, cidrs = _rules(stack, cloud, group, kind), _cidrs(stack, cloud, network)
     shut = [cidr for cidr in cidrs if not any(_lets_in(rule, cidr) for rule in rules)]
     if not shut:
         says = f"{named.id} is encrypted, and lets the stack's vSwitches in"
         return Finding(subject, Rating.FINE, says)
     says = f"the access group {group} of {named.id} does not let {', '.join(shut)} write"
-    remedy = "its owner runs: " + "; ".join(
-        f"aliyun nas CreateAccessRule --RegionId {stack.region} --AccessGroupName {group} "
+    return Finding(subject, Rating.PROBLEM, says, _opening(stack.region, group, kind, shut))
+
+
+def _mount_targets(
+    stack: Stack, cloud: Alicloud, named: ExistingFileSystem, network: ExistingNetwork
+) -> list[dict[str, Any]]:
+    """Return the active mount targets of a file system in the stack's VPC."""
+    answer = cloud.ask("nas", "DescribeMountTargets", RegionId=stack.region, FileSystemId=named.id)
+    return [
+        target
+        for target in listed(answer, "MountTargets", "MountTarget")
+        if target.get("VpcId") == network.vpc_id and target.get("Status") == ACTIVE
+    ]
+
+
+def _opening(region: str, group: str, kind: str, cidrs: Sequence[str]) -> str:
+    """Return what its owner runs, so that an access group lets networks write."""
+    return "its owner runs: " + "; ".join(
+        f"aliyun nas CreateAccessRule --RegionId {region} --AccessGroupName {group} "
         f"--FileSystemType {kind} --SourceCidrIp {cidr} --RWAccessType {READ_WRITE} --Priority 1"
-        for cidr in shut
+        for cidr in cidrs
     )
-    return Finding(subject, Rating.PROBLEM, says, remedy)
 
 
 def _rules(stack: Stack, cloud: Alicloud, group: str, kind: str) -> list[dict[str, Any]]:

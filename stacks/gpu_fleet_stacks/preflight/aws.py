@@ -19,8 +19,7 @@ def look(stack: Stack, clients: Clients | None = None) -> Iterator[Finding]:
     Args:
         clients: service -> boto3 client; by default with the credentials of the environment.
 
-    Raises:
-        CannotCheckError: there are no credentials, or the cloud does not answer.
+    Raises CannotCheckError if there are no credentials, or the cloud does not answer.
     """
     aws = Aws(clients or clients_in(stack.region, stack.endpoint_url))
     yield account(stack, aws)

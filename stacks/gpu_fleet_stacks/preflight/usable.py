@@ -68,11 +68,7 @@ def instances(
 
 
 def how_booted(stack: Stack, *, is_built: bool) -> str:
-    """Describe how instances of an image get agent, gate and trainer.
-
-    Args:
-        is_built: whether the stack's own pipeline made the image.
-    """
+    """Describe how instances of an image get agent, gate and trainer."""
     if stack.image.follows_builds and not is_built:
         return f"bootstrapped until the first build has ended: `gpu-fleet image build {stack.name}`"
     return stack.image.mode.in_words

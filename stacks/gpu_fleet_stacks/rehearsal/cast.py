@@ -184,8 +184,7 @@ def wait_for_answers(clients: RegionClients, ledger_uri: str, ids: Collection[st
     Args:
         ledger_uri: the ledger's URI in the function's environment.
 
-    Raises:
-        RehearsalError: an agent has not reported.
+    Raises RehearsalError if an agent has not reported.
     """
     since = datetime.now(UTC).replace(microsecond=0)
     bucket, _, prefix = ledger_uri.removeprefix("s3://").partition("/")

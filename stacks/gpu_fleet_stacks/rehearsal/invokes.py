@@ -16,9 +16,6 @@ PUBLIC_PARAMETERS, AN_IMAGE = "/aws/service/", "ami-12c6146b"
 def answer(clients: RegionClients, token: str, arguments: dict[str, Any]) -> Answer:
     """Return the result of the provider's function.
 
-    Args:
-        token: such as ``aws:index/getRegion:getRegion``.
-
     Raises:
         UnknownInvokeError: the function has no answer.
     """

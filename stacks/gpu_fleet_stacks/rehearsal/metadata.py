@@ -63,11 +63,7 @@ class MetadataService:
 
 @contextmanager
 def metadata_service(cloud: str = "aws") -> Iterator[MetadataService]:
-    """Serve on a free port until the block ends.
-
-    Args:
-        cloud: the cloud whose headers carry the tokens.
-    """
+    """Serve on a free port until the block ends."""
     header = TOKEN_HEADERS[cloud]
     service: MetadataService
 

@@ -44,6 +44,11 @@ def pascal(value: Any) -> Any:
     return value
 
 
+def api_names(same: str, **others: str) -> dict[str, str]:
+    """Return API parameter -> input key: of inputs that the API only capitalises, and of others."""
+    return {key[:1].upper() + key[1:]: key for key in same.split()} | others
+
+
 def picked(inputs: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Return the present inputs under their API names.
 

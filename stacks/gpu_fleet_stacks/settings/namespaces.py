@@ -25,11 +25,7 @@ def own_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def foreign_keys(config: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for each key that nothing would read.
-
-    Args:
-        config: a stack's configuration, keys with their namespaces.
-    """
+    """Yield a problem for each key that nothing would read."""
     for key, value in config.items():
         if key.startswith(PREFIX):
             continue

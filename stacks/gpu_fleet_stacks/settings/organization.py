@@ -23,11 +23,7 @@ def asks(stack: Stack) -> list[pulumi.ResourceTransformation]:
 
 
 def with_asked(stack: Stack, kind: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a resource's inputs with the organisation's tags beside its own. Pure.
-
-    Args:
-        kind: the provider's token.
-    """
+    """Return a resource's inputs with the organisation's tags beside its own. Pure."""
     tagged = {key: inputs[key] for key in TAGS if isinstance(inputs.get(key), Mapping) and inputs[key]}
     more: dict[str, Any] = {key: {**stack.tags, **own} for key, own in tagged.items()}
     if kind == ROLE and stack.aws.permissions_boundary:

@@ -62,8 +62,7 @@ def from_config(
         config: full keys such as ``gpu-fleet:region`` -> value.
         decoded: (key without its namespace, value) -> plain value.
 
-    Raises:
-        SettingsError: the message names every key that is wrong, or that nothing would read.
+    Raises SettingsError, which names every key that is wrong, or that nothing would read.
     """
     own = {key: decoded(key, value) for key, value in namespaces.own_keys(config).items()}
     return _checked(name, own, list(namespaces.foreign_keys(config)))
@@ -72,11 +71,7 @@ def from_config(
 def from_mapping(name: str, raw: Mapping[str, Any]) -> Stack:
     """Check a stack file's content, keys without the project prefix.
 
-    Args:
-        raw: the YAML as plain Python values.
-
-    Raises:
-        SettingsError: the message names every wrong key.
+    Raises SettingsError, which names every wrong key.
     """
     return _checked(name, raw, [])
 

@@ -103,11 +103,7 @@ _Dumper.add_implicit_resolver(NUMBER_LIKE, re.compile(r"[-+.]*[0-9]"), list("-+.
 
 
 def written(content: object, *, flow: bool = False) -> str:
-    """Return the content as YAML in which every text is read as text again.
-
-    Args:
-        flow: in one line, with brackets.
-    """
+    """Return the content as YAML in which every text is read as text again."""
     text = yaml.dump(content, Dumper=_Dumper, default_flow_style=flow, sort_keys=False, width=math.inf)
     return str(text).removesuffix("...\n").strip() if flow else str(text)
 
@@ -155,8 +151,7 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
     Args:
         known: id of a node -> its values.
 
-    Raises:
-        RecursionError: an alias is inside what it names.
+    Raises RecursionError if an alias is inside what it names.
     """
     if id(node) not in known:
         parts = node.value if isinstance(node, yaml.CollectionNode) else []

@@ -33,8 +33,7 @@ def connect(stack: Stack, cloud: Alicloud | None = None, s3: Any = None) -> "Ali
         cloud: makes the calls; by default with the credentials of the environment.
         s3: boto3's client for OSS.
 
-    Raises:
-        TeardownError: the credentials are of another account, or there are none.
+    Raises TeardownError if the credentials are of another account, or there are none.
     """
     asked = cloud or Alicloud(stack.region)
     try:

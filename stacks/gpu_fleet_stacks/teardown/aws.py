@@ -33,8 +33,7 @@ def connect(stack: Stack, clients: Clients | None = None) -> "AwsStack":
     Args:
         clients: service -> boto3 client; by default with the credentials of the environment.
 
-    Raises:
-        TeardownError: the credentials are of another account, or there are none.
+    Raises TeardownError if the credentials are of another account, or there are none.
     """
     aws = Aws(clients or clients_in(stack.region, stack.endpoint_url))
     try:

@@ -159,11 +159,7 @@ def in_parallel(
 
 
 class ByteCounter:
-    """Counts bytes of several threads.
-
-    Args:
-        show: called with the bytes that were added.
-    """
+    """Counts bytes of several threads."""
 
     def __init__(self, show: Callable[[int], object]) -> None:
         self._show = show

@@ -103,11 +103,7 @@ class BillLine:
 def read(path: Path, *, account: str, currency: str, month: str) -> list[BillLine]:
     """Return the lines of one account and month.
 
-    Args:
-        month: ``2026-11``.
-
-    Raises:
-        BillError: the file is no bill, is damaged, or is of other accounts, months or currencies.
+    Raises BillError if the file is no bill, is damaged, or is of other accounts, months or currencies.
     """
     columns, rows = _table(path)
     names = next((each for each in KNOWN_COLUMNS if each.needed <= set(columns)), None)

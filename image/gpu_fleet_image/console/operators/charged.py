@@ -172,8 +172,7 @@ def of_jobs(queued: frozenset[str], store: Store, record: MonthRecord, now: date
     Args:
         queued: pools of the queue now; the records name the instances of those that it had earlier.
 
-    Raises:
-        CloudError: the bucket could not be read.
+    Raises CloudError if the bucket could not be read.
     """
     uses = {day.name: job_use.load_readable(store, day.name) for day in record.days}
     known = {name: use for name, use in uses.items() if use is not None}
@@ -196,8 +195,7 @@ def runs_of(meant: Subject, record: MonthRecord, now: datetime) -> dict[str, lis
     Users' processes write the reports. A run's account is in its key, which no other account can write.
     A report that is malformed counts as no run.
 
-    Raises:
-        CloudError: the bucket could not be read.
+    Raises CloudError if the bucket could not be read.
     """
     bucket = meant.environ.get(LEDGER_URI, "").partition("://")[2].partition("/")[0]
     s3, calls = clouds.bucket_client(meant.policy.cloud, meant.policy.region), Calls(lambda: now)
@@ -220,11 +218,7 @@ def _states(s3: Any, calls: Calls, bucket: str, begin: datetime) -> Iterator[str
 
 
 def span_of(name: str, report: bytes, now: datetime) -> RunSpan | None:
-    """Return the time of a run on an instance, by its last report there; None if that does not say it.
-
-    Args:
-        now: the end of a run that is not over.
-    """
+    """Return the time of a run on an instance, by its last report there; None if that does not say it."""
     state = state_of(report)
     try:
         begin = parse_time(state.started_at)

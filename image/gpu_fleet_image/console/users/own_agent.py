@@ -30,8 +30,7 @@ def is_meant(asked: Asked, instance_id: str | None) -> bool:
 
     It does so on an instance, unless a user with credentials of their own names an instance.
 
-    Raises:
-        ConfigurationError: no instance is named, and the stack is not this instance's.
+    Raises ConfigurationError if no instance is named, and the stack is not this instance's.
     """
     if not paths.instance_file().exists():
         return False

@@ -312,8 +312,7 @@ def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, 
         owner: its owner, according to the caller; None for their own.
         caller: ``users/NAME`` or ``sessions/ID:NAME``.
 
-    Raises:
-        ConfigurationError: there is none, or another user took it and the caller did not name them.
+    Raises ConfigurationError if there is none, or another user took it and the caller did not name them.
     """
     running = [instance for instance in fleet.instances if instance.state == RUNNING]
     taken = {

@@ -118,9 +118,6 @@ def handle(event: bytes, context: Any) -> str:  # noqa: ARG001 - every event sta
 def run(ends_at: datetime) -> Report:
     """Run one pass.
 
-    Args:
-        ends_at: when the function is cut off.
-
     Raises:
         ReaperError: the cloud gave no answer; the function counts it as an error, which raises an alarm.
     """

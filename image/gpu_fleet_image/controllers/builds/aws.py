@@ -176,11 +176,7 @@ def handle(event: object, context: Any) -> Mapping[str, str]:  # noqa: ARG001 - 
 
 
 def run(ends_at: datetime) -> Report:
-    """Run one pass.
-
-    Args:
-        ends_at: when the function is cut off.
-    """
+    """Run one pass."""
     policy, plan = policies.load(policy_file()), load(policy_file().with_name(PLAN_FILE))
     cloud = connect(policy, lambda: datetime.now(UTC), deadline=ends_at - RESERVE)
     imagebuilder, ssm = client("imagebuilder", policy.region), client("ssm", policy.region)

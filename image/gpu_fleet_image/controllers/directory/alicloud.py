@@ -65,9 +65,6 @@ def handle(event: bytes, context: Any) -> str:  # noqa: ARG001 - every event sta
 def run(ends_at: datetime, as_of: datetime | None = None) -> Mapping[str, Any]:
     """Run one pass.
 
-    Args:
-        ends_at: when the function is cut off.
-
     Raises:
         InstanceError: nothing was written; the function counts it as an error.
     """

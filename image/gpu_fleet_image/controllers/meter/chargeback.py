@@ -341,11 +341,7 @@ def as_text(
 
 
 def of_month(reading: MeterReading | None, name: str) -> tuple[list[Day], Decimal | None]:
-    """Return the present day and the month's cost, if the meter is in that month.
-
-    Args:
-        name: ``2026-11``.
-    """
+    """Return the present day and the month's cost, if the meter is in that month."""
     if reading is None or f"{reading.until:%Y-%m}" != name:
         return [], None
     return [reading.day], reading.month_cost

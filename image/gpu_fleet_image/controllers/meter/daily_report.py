@@ -57,9 +57,6 @@ def month(
 ) -> tuple[list[Day], dict[str, dict[str, Reported]], list[str]]:
     """Return a month's recorded days up to a moment, with their reports of each instance.
 
-    Args:
-        name: ``2026-11``.
-
     Returns:
         The days; day -> instance id -> the time in which its GPUs computed; days that are over but not
         recorded.
@@ -133,8 +130,7 @@ def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReadin
     Returns:
         The days that need no report any more.
 
-    Raises:
-        CloudError: a report could not be made.
+    Raises CloudError if a report could not be made.
     """
     done = []
     for name in reading.unreported:

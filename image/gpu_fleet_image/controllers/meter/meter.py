@@ -183,8 +183,7 @@ def advance(
     Returns:
         The new reading, and the days that ended since, oldest first.
 
-    Raises:
-        CloudError: the meter has counted in another currency.
+    Raises CloudError if the meter has counted in another currency.
     """
     now = now.astimezone(UTC).replace(microsecond=0)
     if before is None:

@@ -90,11 +90,7 @@ class Day:
         return sum(not share.instance.priced for share in self.instances.values())
 
     def unused_gpu_hours(self, pool: str, gpus: Mapping[str, int]) -> Decimal:
-        """Return the GPU hours of a pool's reservations that were paid for and had no instance.
-
-        Args:
-            gpus: pool -> GPUs of one of its instances.
-        """
+        """Return the GPU hours of a pool's reservations that were paid for and had no instance."""
         seconds = sum(unused.seconds for unused in self.unused.get(pool, {}).values())
         return Decimal(seconds * gpus.get(pool, 0)) / SECONDS_PER_HOUR
 

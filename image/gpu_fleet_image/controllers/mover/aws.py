@@ -100,11 +100,7 @@ def handle(event: object, context: Any) -> Mapping[str, Any]:  # noqa: ARG001 - 
 
 
 def run(ends_at: datetime, as_of: datetime | None = None) -> Mapping[str, Any]:
-    """Run one pass.
-
-    Args:
-        ends_at: when the function is cut off.
-    """
+    """Run one pass."""
     policy = policies.load(policy_file())
     clock = lambda: as_of or datetime.now(UTC)  # noqa: E731 - a clock
     cloud = connect(policy, clock, deadline=ends_at - RESERVE)

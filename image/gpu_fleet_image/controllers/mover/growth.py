@@ -73,11 +73,7 @@ def growth_of(raw: Mapping[str, Any]) -> Growth:
 
 
 def refusal(growth: Growth, pool: str, nodes: int, now: datetime) -> str:
-    """Return why a pool cannot grow until an operator changes that; empty where it can or where nobody knows.
-
-    Args:
-        nodes: how many instances a job needs.
-    """
+    """Return why a pool cannot grow until an operator changes that; empty where it can, or nobody knows."""
     number = max(0, nodes - growth.totals.get(pool, nodes))
     if number == 0 or abs(now - growth.at) > FRESH:
         return ""

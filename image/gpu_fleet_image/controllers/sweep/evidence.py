@@ -113,11 +113,7 @@ def _contradictory(proofs: Mapping[datetime, float], period_s: int) -> bool:
 
 
 def combine(coarse: Activity, fine: Activity) -> Activity:
-    """Combine the whole window with fine heartbeats of its end; the fine heartbeats take precedence.
-
-    Args:
-        fine: of the last hour, read later.
-    """
+    """Combine the whole window with fine heartbeats of its end; the fine heartbeats take precedence."""
     newest = fine if fine.newest_at is not None else coarse
     known = [activity.last_active_at for activity in (coarse, fine) if activity.last_active_at is not None]
     return Activity(

@@ -19,8 +19,7 @@ def write(path: Path, judgement: Judgement, instance_id: str, watch: str) -> Non
     Args:
         path: of the file; its folder must exist.
 
-    Raises:
-        OSError: it cannot be written.
+    Raises OSError if it cannot be written.
     """
     content = {
         "schema_version": 1,

@@ -160,11 +160,7 @@ class CloudMonitor:
 
 
 class Notices:
-    """Source of interruption and termination notices, and of the sweep's mark.
-
-    Args:
-        metadata: gives spot notices.
-    """
+    """Source of interruption and termination notices, and of the sweep's mark."""
 
     def __init__(
         self, metadata: Metadata, own: Clients, instance_id: str, now: Callable[[], datetime]
@@ -181,8 +177,7 @@ class Notices:
 
         A spot notice first, as it is urgent.
 
-        Raises:
-            CloudError: a service does not answer, or its answer cannot be read.
+        Raises CloudError if a service does not answer, or its answer cannot be read.
         """
         spot = self._metadata.get(_SPOT_TERMINATION)
         if spot is not None:

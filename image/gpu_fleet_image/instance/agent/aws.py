@@ -21,11 +21,7 @@ from gpu_fleet_image.providers.aws.instances import Tags
 
 
 class Hook:
-    """Lifecycle hook of one instance's group.
-
-    Args:
-        autoscaling: boto3's client.
-    """
+    """Lifecycle hook of one instance's group."""
 
     def __init__(self, autoscaling: Any, name: str, instance_id: str) -> None:
         self._client = autoscaling

@@ -38,8 +38,7 @@ def find(metadata: Metadata) -> Notice | None:
 
     A spot notice first, as it is urgent.
 
-    Raises:
-        CloudError: the service does not answer, or its answer cannot be read.
+    Raises CloudError if the service does not answer, or its answer cannot be read.
     """
     spot = metadata.get(SPOT_ACTION)
     if spot is not None:

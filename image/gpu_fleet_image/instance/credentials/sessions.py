@@ -83,11 +83,7 @@ class _Kept:
 
 
 class Sessions:
-    """Cache of each account's session.
-
-    Args:
-        now: UTC.
-    """
+    """Cache of each account's session."""
 
     def __init__(self, role: UserRole, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._role = role

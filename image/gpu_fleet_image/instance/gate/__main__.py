@@ -143,8 +143,7 @@ def write_report(findings: Sequence[CheckResult], file: Path, now: datetime) -> 
 
     The report has ``ready: null`` while a check may still pass.
 
-    Raises:
-        OSError: the file cannot be written.
+    Raises OSError if the file cannot be written.
     """
     ready = all(finding.ok for finding in findings)
     waiting = _may_come(findings)

@@ -9,9 +9,6 @@ from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 def listed(nvml: Any) -> tuple[str, ...]:
     """Return UUIDs in NVML's order; a partitioned GPU is listed as its MIG instances, possibly none.
 
-    Args:
-        nvml: the module ``pynvml``.
-
     Raises:
         GpuReservationError: NVML does not answer.
     """

@@ -25,11 +25,7 @@ CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 15
 
 
 class CloudWatchLogs:
-    """A stream of a log group.
-
-    Args:
-        logs: boto3's client; it makes each call once.
-    """
+    """A stream of a log group."""
 
     limits = LIMITS
 

@@ -45,11 +45,7 @@ class LineBatch:
 
 
 class LineBuffer:
-    """Lines in the order of their arrival; one thread adds, another takes.
-
-    Args:
-        most_bytes: the most that its texts take in memory.
-    """
+    """Lines in the order of their arrival; one thread adds, another takes."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._lines: deque[SizedLine] = deque()

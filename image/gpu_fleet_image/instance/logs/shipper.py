@@ -21,11 +21,7 @@ LOG = logging.getLogger(__name__)
 
 
 class CursorFile:
-    """Position in the journal, kept over restarts.
-
-    Args:
-        folder: of the service's own state.
-    """
+    """Position in the journal, kept over restarts."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _CURSOR_FILE

@@ -72,11 +72,7 @@ def connect(
 ) -> SweepCloud:
     """Return a connection to the stack's cloud.
 
-    Args:
-        calls: makes every call.
-
-    Raises:
-        ConfigurationError: a variable is malformed, or there are no credentials.
+    Raises ConfigurationError if a variable is malformed, or there are no credentials.
     """
     own = made or clients(policy.region, credentials(environ), environ.get(ENDPOINT, ""))
     ledger = environ.get(LEDGER_URI)

@@ -117,8 +117,7 @@ class Instances:
         Group membership is read from the instances' tags here, without another call; ``again`` asks Auto
         Scaling. A released instance disappears at once: the cloud no longer lists it.
 
-        Raises:
-            CloudError: a list could not be read completely.
+        Raises CloudError if a list could not be read completely.
         """
         instances = self._instances(Tag=self._own())
         members: dict[str, dict[str, str]] = defaultdict(dict)

@@ -20,11 +20,7 @@ PAGE = 100  # DescribeDisks, DescribeSnapshots, DescribeEipAddresses: at most 10
 
 
 class OrphanedResources:
-    """Orphaned resources of the stack's instances.
-
-    Args:
-        stack: only its resources are ever listed.
-    """
+    """Orphaned resources of the stack's instances."""
 
     def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
         self._ecs, self._vpc = clients.ecs, clients.vpc
@@ -34,11 +30,7 @@ class OrphanedResources:
     def find(self, stopped: Sequence[Instance] = ()) -> list[OrphanedResource]:
         """Return unattached disks, unassociated addresses, stopped instances with their disks' size.
 
-        Args:
-            stopped: instances whose disks are looked up.
-
-        Raises:
-            CloudError: a list could not be read.
+        Raises CloudError if a list could not be read.
         """
         unattached = [_disk(raw) for raw in self._disks(Status="Available", Tag=self._own)]
         # A noted disk that is attached again loses its note.

@@ -24,11 +24,7 @@ STOPPED_AT = re.compile(r"\(([0-9]{4}-[0-9][0-9]-[0-9][0-9] [0-9][0-9]:[0-9][0-9
 
 
 class Tags:
-    """Reader and writer of instances' tags.
-
-    Args:
-        ec2: boto3's client.
-    """
+    """Reader and writer of instances' tags."""
 
     def __init__(self, ec2: Any, calls: Calls) -> None:
         self._ec2, self._calls = ec2, calls
@@ -102,8 +98,7 @@ class Instances(Tags):
         Args:
             action: ``stop`` or ``terminate``.
 
-        Raises:
-            CloudError: it could not be read.
+        Raises CloudError if it could not be read.
         """
         name, protected = LOCKS[action]
         answer = self._calls.read(

@@ -15,11 +15,7 @@ _NOT_SUBSCRIBED = "{address} has no subscription to the topic"
 
 
 class Topic:
-    """Channel of owners and operators: the stack's topic.
-
-    Args:
-        topic_arn: of the topic that owners and operators subscribe to.
-    """
+    """Channel of owners and operators: the stack's topic."""
 
     def __init__(self, sns: Any, calls: Calls, topic_arn: str) -> None:
         self._sns = sns
@@ -63,11 +59,7 @@ class Topic:
 
 
 class Mail:
-    """Sender of mail through SES.
-
-    Args:
-        ses: the client of its API v2.
-    """
+    """Sender of mail through SES."""
 
     def __init__(self, ses: Any, calls: Calls) -> None:
         self._ses = ses

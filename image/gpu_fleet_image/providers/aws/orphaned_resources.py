@@ -27,11 +27,7 @@ _USE_PERIOD = timedelta(hours=1)
 
 
 class OrphanedResources:
-    """Orphaned resources of the stack's instances.
-
-    Args:
-        stack: only its resources are ever listed.
-    """
+    """Orphaned resources of the stack's instances."""
 
     def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
         self._ec2 = clients.ec2
@@ -45,11 +41,7 @@ class OrphanedResources:
     def find(self, stopped: Sequence[Instance] = ()) -> list[OrphanedResource]:
         """Return unattached volumes, unassociated addresses, stopped instances with their disks' size.
 
-        Args:
-            stopped: instances whose disks are looked up.
-
-        Raises:
-            CloudError: a list could not be read.
+        Raises CloudError if a list could not be read.
         """
         available = [{"Name": "status", "Values": ["available"]}]
         # A noted volume that is attached again loses its note.

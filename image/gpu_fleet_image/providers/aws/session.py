@@ -42,9 +42,6 @@ class Clients:
 def clients(region: str) -> Clients:
     """Return the clients for a region; ``AWS_ENDPOINT_URL`` directs them elsewhere.
 
-    Args:
-        region: say ``us-east-1``.
-
     Raises:
         CloudError: there are no credentials, where botocore looks for them already now.
         ConfigurationError: the region's name is malformed.

@@ -3,25 +3,16 @@
 from typing import Any
 
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
-from gpu_fleet_stacks.rehearsal.values import Created, Inputs, pascal, physical_name, picked
+from gpu_fleet_stacks.rehearsal.values import Created, Inputs, api_names, pascal, physical_name, picked
 
 # docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CreateAutoScalingGroup.html
-_GROUP = {
-    "MinSize": "minSize",
-    "MaxSize": "maxSize",
-    "DesiredCapacity": "desiredCapacity",
-    "DefaultCooldown": "defaultCooldown",
-    "DefaultInstanceWarmup": "defaultInstanceWarmup",
-    "AvailabilityZones": "availabilityZones",
-    "HealthCheckType": "healthCheckType",
-    "HealthCheckGracePeriod": "healthCheckGracePeriod",
-    "PlacementGroup": "placementGroup",
-    "TerminationPolicies": "terminationPolicies",
-    "NewInstancesProtectedFromScaleIn": "protectFromScaleIn",
-    "ServiceLinkedRoleARN": "serviceLinkedRoleArn",
-    "MaxInstanceLifetime": "maxInstanceLifetime",
-    "CapacityRebalance": "capacityRebalance",
-}
+_GROUP = api_names(
+    "minSize maxSize desiredCapacity defaultCooldown defaultInstanceWarmup "
+    "availabilityZones healthCheckType healthCheckGracePeriod placementGroup "
+    "terminationPolicies maxInstanceLifetime capacityRebalance",
+    NewInstancesProtectedFromScaleIn="protectFromScaleIn",
+    ServiceLinkedRoleARN="serviceLinkedRoleArn",
+)
 
 
 def group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
@@ -80,18 +71,11 @@ def _launch(inputs: Inputs) -> dict[str, Any]:
 
 
 def policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:autoscaling/policy:Policy."""
-    names = {
-        "AutoScalingGroupName": "autoscalingGroupName",
-        "PolicyType": "policyType",
-        "AdjustmentType": "adjustmentType",
-        "ScalingAdjustment": "scalingAdjustment",
-        "MinAdjustmentMagnitude": "minAdjustmentMagnitude",
-        "Cooldown": "cooldown",
-        "EstimatedInstanceWarmup": "estimatedInstanceWarmup",
-        "MetricAggregationType": "metricAggregationType",
-        "Enabled": "enabled",
-    }
+    names = api_names(
+        "policyType adjustmentType scalingAdjustment minAdjustmentMagnitude cooldown "
+        "estimatedInstanceWarmup metricAggregationType enabled",
+        AutoScalingGroupName="autoscalingGroupName",
+    )
     policy_name = physical_name(name, inputs)
     nested = {
         "StepAdjustments": "stepAdjustments",
@@ -107,16 +91,12 @@ def policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def lifecycle_hook(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:autoscaling/lifecycleHook:LifecycleHook."""
-    names = {
-        "AutoScalingGroupName": "autoscalingGroupName",
-        "LifecycleTransition": "lifecycleTransition",
-        "HeartbeatTimeout": "heartbeatTimeout",
-        "DefaultResult": "defaultResult",
-        "NotificationMetadata": "notificationMetadata",
-        "NotificationTargetARN": "notificationTargetArn",
-        "RoleARN": "roleArn",
-    }
+    names = api_names(
+        "lifecycleTransition heartbeatTimeout defaultResult notificationMetadata",
+        AutoScalingGroupName="autoscalingGroupName",
+        NotificationTargetARN="notificationTargetArn",
+        RoleARN="roleArn",
+    )
     hook_name = physical_name(name, inputs)
     clients("autoscaling").put_lifecycle_hook(LifecycleHookName=hook_name, **picked(inputs, names))
     return hook_name, {"defaultResult": "ABANDON", **inputs, "name": hook_name}

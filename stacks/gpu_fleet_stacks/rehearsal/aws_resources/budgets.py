@@ -6,6 +6,7 @@ from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.values import (
     Created,
     Inputs,
+    api_names,
     pascal,
     physical_name,
     picked,
@@ -39,12 +40,7 @@ def budget(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def _notification(part: Inputs) -> dict[str, Any]:
-    names = {
-        "NotificationType": "notificationType",
-        "ComparisonOperator": "comparisonOperator",
-        "Threshold": "threshold",
-        "ThresholdType": "thresholdType",
-    }
+    names = api_names("notificationType comparisonOperator threshold thresholdType")
     channels = {"EMAIL": "subscriberEmailAddresses", "SNS": "subscriberSnsTopicArns"}
     return {
         "Notification": picked(part, names),

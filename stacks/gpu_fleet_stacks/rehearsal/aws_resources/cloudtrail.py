@@ -1,20 +1,23 @@
 """Trails in moto: CloudTrail."""
 
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
-from gpu_fleet_stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
+from gpu_fleet_stacks.rehearsal.values import (
+    Created,
+    Inputs,
+    api_names,
+    physical_name,
+    picked,
+    tag_list,
+    with_tags_all,
+)
 
-_TRAIL = {
-    "S3BucketName": "s3BucketName",
-    "S3KeyPrefix": "s3KeyPrefix",
-    "EnableLogFileValidation": "enableLogFileValidation",
-    "IncludeGlobalServiceEvents": "includeGlobalServiceEvents",
-    "IsMultiRegionTrail": "isMultiRegionTrail",
-}
+_TRAIL = api_names(
+    "s3BucketName s3KeyPrefix enableLogFileValidation includeGlobalServiceEvents isMultiRegionTrail"
+)
 _FIELD = {"Field": "field", "Equals": "equals", "StartsWith": "startsWiths"}
 
 
 def trail(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:cloudtrail/trail:Trail."""
     client = clients("cloudtrail")
     trail_name = physical_name(name, inputs)
     made = client.create_trail(

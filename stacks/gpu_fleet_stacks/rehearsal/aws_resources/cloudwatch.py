@@ -3,32 +3,26 @@
 from typing import Any
 
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
-from gpu_fleet_stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
+from gpu_fleet_stacks.rehearsal.values import (
+    Created,
+    Inputs,
+    api_names,
+    physical_name,
+    picked,
+    tag_list,
+    with_tags_all,
+)
 
 # docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
-_ALARM = {
-    "AlarmDescription": "alarmDescription",
-    "ActionsEnabled": "actionsEnabled",
-    "AlarmActions": "alarmActions",
-    "OKActions": "okActions",
-    "InsufficientDataActions": "insufficientDataActions",
-    "ComparisonOperator": "comparisonOperator",
-    "DatapointsToAlarm": "datapointsToAlarm",
-    "EvaluationPeriods": "evaluationPeriods",
-    "ExtendedStatistic": "extendedStatistic",
-    "MetricName": "metricName",
-    "Namespace": "namespace",
-    "Period": "period",
-    "Statistic": "statistic",
-    "Threshold": "threshold",
-    "ThresholdMetricId": "thresholdMetricId",
-    "TreatMissingData": "treatMissingData",
-    "Unit": "unit",
-}
+_ALARM = api_names(
+    "alarmDescription actionsEnabled alarmActions insufficientDataActions "
+    "comparisonOperator datapointsToAlarm evaluationPeriods extendedStatistic metricName "
+    "namespace period statistic threshold thresholdMetricId treatMissingData unit",
+    OKActions="okActions",
+)
 
 
 def log_group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:cloudwatch/logGroup:LogGroup."""
     logs, group_name = clients("logs"), physical_name(name, inputs)
     names = {"kmsKeyId": "kmsKeyId", "tags": "tags", "logGroupClass": "logGroupClass"}
     logs.create_log_group(logGroupName=group_name, **picked(inputs, names))
@@ -55,14 +49,7 @@ def metric_alarm(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def _metric_query(query: Inputs) -> dict[str, Any]:
-    names = {
-        "Id": "id",
-        "Expression": "expression",
-        "Label": "label",
-        "Period": "period",
-        "ReturnData": "returnData",
-        "AccountId": "accountId",
-    }
+    names = api_names("id expression label period returnData accountId")
     request = picked(query, names)
     if "metric" in query:
         metric = query["metric"]

@@ -8,6 +8,7 @@ from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.values import (
     Created,
     Inputs,
+    api_names,
     pascal,
     physical_name,
     picked,
@@ -16,31 +17,19 @@ from gpu_fleet_stacks.rehearsal.values import (
 )
 
 # Inputs that the API takes unchanged, under its own name.
-_PLAIN = {
-    "ImageId": "imageId",
-    "InstanceType": "instanceType",
-    "KeyName": "keyName",
-    "UserData": "userData",
-    "EbsOptimized": "ebsOptimized",
-    "InstanceInitiatedShutdownBehavior": "instanceInitiatedShutdownBehavior",
-    "DisableApiStop": "disableApiStop",
-    "DisableApiTermination": "disableApiTermination",
-    "SecurityGroupIds": "vpcSecurityGroupIds",
-}
+_PLAIN = api_names(
+    "imageId instanceType keyName userData ebsOptimized instanceInitiatedShutdownBehavior "
+    "disableApiStop disableApiTermination",
+    SecurityGroupIds="vpcSecurityGroupIds",
+)
 # Inputs whose keys differ from the API's only in their first letter.
-_NESTED = {
-    "BlockDeviceMappings": "blockDeviceMappings",
-    "CapacityReservationSpecification": "capacityReservationSpecification",
-    "IamInstanceProfile": "iamInstanceProfile",
-    "InstanceMarketOptions": "instanceMarketOptions",
-    "MetadataOptions": "metadataOptions",
-    "Monitoring": "monitoring",
-    "Placement": "placement",
-}
+_NESTED = api_names(
+    "blockDeviceMappings capacityReservationSpecification iamInstanceProfile "
+    "instanceMarketOptions metadataOptions monitoring placement"
+)
 
 
 def launch_template(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:ec2/launchTemplate:LaunchTemplate."""
     template_name = physical_name(name, inputs)
     made = clients("ec2").create_launch_template(
         LaunchTemplateName=template_name,

@@ -2,11 +2,10 @@
 
 from gpu_fleet_stacks.rehearsal.aws_resources.ec2_tags import tag_specifications
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
-from gpu_fleet_stacks.rehearsal.values import Created, Inputs, picked, with_tags_all
+from gpu_fleet_stacks.rehearsal.values import Created, Inputs, api_names, picked, with_tags_all
 
 
 def vpc(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:ec2/vpc:Vpc."""
     ec2 = clients("ec2")
     names = {"CidrBlock": "cidrBlock", "InstanceTenancy": "instanceTenancy"}
     made = ec2.create_vpc(**picked(inputs, names), **tag_specifications("vpc", inputs))["Vpc"]
@@ -33,14 +32,7 @@ def vpc(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def subnet(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:ec2/subnet:Subnet."""
-    names = {
-        "VpcId": "vpcId",
-        "CidrBlock": "cidrBlock",
-        "AvailabilityZone": "availabilityZone",
-        "AvailabilityZoneId": "availabilityZoneId",
-        "Ipv6CidrBlock": "ipv6CidrBlock",
-    }
+    names = api_names("vpcId cidrBlock availabilityZone availabilityZoneId ipv6CidrBlock")
     ec2 = clients("ec2")
     made = ec2.create_subnet(**picked(inputs, names), **tag_specifications("subnet", inputs))["Subnet"]
     identifier = made["SubnetId"]
@@ -56,7 +48,6 @@ def subnet(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def internet_gateway(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:ec2/internetGateway:InternetGateway."""
     ec2 = clients("ec2")
     made = ec2.create_internet_gateway(**tag_specifications("internet-gateway", inputs))["InternetGateway"]
     identifier = made["InternetGatewayId"]
@@ -67,7 +58,6 @@ def internet_gateway(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def eip(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:ec2/eip:Eip."""
     tags = tag_specifications("elastic-ip", inputs)
     made = clients("ec2").allocate_address(**picked(inputs, {"Domain": "domain"}), **tags)
     identifier = made["AllocationId"]
@@ -80,7 +70,6 @@ def eip(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def nat_gateway(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:ec2/natGateway:NatGateway."""
     names = {"SubnetId": "subnetId", "AllocationId": "allocationId", "ConnectivityType": "connectivityType"}
     made = clients("ec2").create_nat_gateway(
         **picked(inputs, names), **tag_specifications("natgateway", inputs)
@@ -108,30 +97,22 @@ def route_table(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def route(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:ec2/route:Route."""
     destination = _add_route(clients, inputs["routeTableId"], inputs)
     return f"r-{inputs['routeTableId']}-{destination}", {**inputs, "origin": "CreateRoute", "state": "active"}
 
 
 def _add_route(clients: RegionClients, table_id: str, inputs: Inputs) -> str:
-    names = {
-        "DestinationCidrBlock": "destinationCidrBlock",
-        "DestinationIpv6CidrBlock": "destinationIpv6CidrBlock",
-        "DestinationPrefixListId": "destinationPrefixListId",
-        "GatewayId": "gatewayId",
-        "NatGatewayId": "natGatewayId",
-        "VpcEndpointId": "vpcEndpointId",
-        "VpcPeeringConnectionId": "vpcPeeringConnectionId",
-        "TransitGatewayId": "transitGatewayId",
-        "NetworkInterfaceId": "networkInterfaceId",
-    }
+    names = api_names(
+        "destinationCidrBlock destinationIpv6CidrBlock destinationPrefixListId gatewayId "
+        "natGatewayId vpcEndpointId vpcPeeringConnectionId transitGatewayId "
+        "networkInterfaceId"
+    )
     request = picked(inputs, names)
     clients("ec2").create_route(RouteTableId=table_id, **request)
     return next(str(value) for key, value in request.items() if key.startswith("Destination"))
 
 
 def route_table_association(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:ec2/routeTableAssociation:RouteTableAssociation."""
     names = {"RouteTableId": "routeTableId", "SubnetId": "subnetId", "GatewayId": "gatewayId"}
     made = clients("ec2").associate_route_table(**picked(inputs, names))
     return made["AssociationId"], inputs
@@ -139,16 +120,10 @@ def route_table_association(clients: RegionClients, _: str, inputs: Inputs) -> C
 
 def vpc_endpoint(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """Create an aws:ec2/vpcEndpoint:VpcEndpoint, gateway or interface."""
-    names = {
-        "VpcId": "vpcId",
-        "ServiceName": "serviceName",
-        "VpcEndpointType": "vpcEndpointType",
-        "PolicyDocument": "policy",
-        "RouteTableIds": "routeTableIds",
-        "SubnetIds": "subnetIds",
-        "SecurityGroupIds": "securityGroupIds",
-        "PrivateDnsEnabled": "privateDnsEnabled",
-    }
+    names = api_names(
+        "vpcId serviceName vpcEndpointType routeTableIds subnetIds securityGroupIds privateDnsEnabled",
+        PolicyDocument="policy",
+    )
     ec2 = clients("ec2")
     inputs = {"vpcEndpointType": "Gateway"} | inputs
     made = ec2.create_vpc_endpoint(**picked(inputs, names), **tag_specifications("vpc-endpoint", inputs))
@@ -175,14 +150,10 @@ def flow_log(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """Create an aws:ec2/flowLog:FlowLog of a VPC, a subnet or a network interface."""
     kinds = {"vpcId": "VPC", "subnetId": "Subnet", "eniId": "NetworkInterface"}
     key = next(key for key in kinds if key in inputs)
-    names = {
-        "TrafficType": "trafficType",
-        "LogDestinationType": "logDestinationType",
-        "LogDestination": "logDestination",
-        "DeliverLogsPermissionArn": "iamRoleArn",
-        "MaxAggregationInterval": "maxAggregationInterval",
-        "LogFormat": "logFormat",
-    }
+    names = api_names(
+        "trafficType logDestinationType logDestination maxAggregationInterval logFormat",
+        DeliverLogsPermissionArn="iamRoleArn",
+    )
     tags = tag_specifications("vpc-flow-log", inputs)
     request = {"ResourceIds": [inputs[key]], "ResourceType": kinds[key], **picked(inputs, names), **tags}
     identifier = clients("ec2").create_flow_logs(**request)["FlowLogIds"][0]
@@ -190,7 +161,6 @@ def flow_log(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def network_interface(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:ec2/networkInterface:NetworkInterface."""
     names = {"SubnetId": "subnetId", "Groups": "securityGroups", "Description": "description"}
     request = picked(inputs, names) | tag_specifications("network-interface", inputs)
     made = clients("ec2").create_network_interface(**request)["NetworkInterface"]

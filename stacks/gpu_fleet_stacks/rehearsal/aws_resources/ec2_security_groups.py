@@ -53,12 +53,10 @@ def default_security_group(clients: RegionClients, _: str, inputs: Inputs) -> Cr
 
 
 def ingress_rule(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule."""
     return _standalone(clients, inputs, "ingress")
 
 
 def egress_rule(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule."""
     return _standalone(clients, inputs, "egress")
 
 

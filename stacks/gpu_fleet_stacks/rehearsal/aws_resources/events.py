@@ -6,6 +6,7 @@ from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.values import (
     Created,
     Inputs,
+    api_names,
     pascal,
     physical_name,
     picked,
@@ -17,15 +18,7 @@ DEFAULT_GROUP = "default"
 
 
 def rule(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:cloudwatch/eventRule:EventRule."""
-    names = {
-        "Description": "description",
-        "EventBusName": "eventBusName",
-        "EventPattern": "eventPattern",
-        "RoleArn": "roleArn",
-        "ScheduleExpression": "scheduleExpression",
-        "State": "state",
-    }
+    names = api_names("description eventBusName eventPattern roleArn scheduleExpression state")
     rule_name = physical_name(name, inputs)
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
     made = clients("events").put_rule(Name=rule_name, **picked(inputs, names), **tags)
@@ -33,7 +26,6 @@ def rule(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def target(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:cloudwatch/eventTarget:EventTarget."""
     target_id = physical_name(name, inputs, "targetId")
     names = {"Arn": "arn", "RoleArn": "roleArn", "Input": "input", "InputPath": "inputPath"}
     request: dict[str, Any] = {"Id": target_id, **picked(inputs, names)}
@@ -45,15 +37,7 @@ def target(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def schedule(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:scheduler/schedule:Schedule."""
-    names = {
-        "GroupName": "groupName",
-        "Description": "description",
-        "ScheduleExpression": "scheduleExpression",
-        "ScheduleExpressionTimezone": "scheduleExpressionTimezone",
-        "State": "state",
-        "KmsKeyArn": "kmsKeyArn",
-    }
+    names = api_names("groupName description scheduleExpression scheduleExpressionTimezone state kmsKeyArn")
     schedule_name = physical_name(name, inputs)
     made = clients("scheduler").create_schedule(
         Name=schedule_name,
@@ -67,7 +51,6 @@ def schedule(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def schedule_group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:scheduler/scheduleGroup:ScheduleGroup."""
     group_name = physical_name(name, inputs)
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
     made = clients("scheduler").create_schedule_group(Name=group_name, **tags)

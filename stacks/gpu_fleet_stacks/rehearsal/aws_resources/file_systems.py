@@ -3,38 +3,33 @@
 import hashlib
 
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
-from gpu_fleet_stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
+from gpu_fleet_stacks.rehearsal.values import (
+    Created,
+    Inputs,
+    api_names,
+    physical_name,
+    picked,
+    tag_list,
+    with_tags_all,
+)
 
-_EFS = {
-    "PerformanceMode": "performanceMode",
-    "Encrypted": "encrypted",
-    "KmsKeyId": "kmsKeyId",
-    "ThroughputMode": "throughputMode",
-    "ProvisionedThroughputInMibps": "provisionedThroughputInMibps",
-    "AvailabilityZoneName": "availabilityZoneName",
-}
+_EFS = api_names(
+    "performanceMode encrypted kmsKeyId throughputMode provisionedThroughputInMibps availabilityZoneName"
+)
 _EFS_LIFECYCLE = {
     "TransitionToIA": "transitionToIa",
     "TransitionToArchive": "transitionToArchive",
     "TransitionToPrimaryStorageClass": "transitionToPrimaryStorageClass",
 }
-_LUSTRE = {
-    "DeploymentType": "deploymentType",
-    "PerUnitStorageThroughput": "perUnitStorageThroughput",
-    "DataCompressionType": "dataCompressionType",
-    "AutomaticBackupRetentionDays": "automaticBackupRetentionDays",
-    "CopyTagsToBackups": "copyTagsToBackups",
-    "WeeklyMaintenanceStartTime": "weeklyMaintenanceStartTime",
-    "ImportPath": "importPath",
-    "ExportPath": "exportPath",
-    "AutoImportPolicy": "autoImportPolicy",
-    "EfaEnabled": "efaEnabled",
-}
+_LUSTRE = api_names(
+    "deploymentType perUnitStorageThroughput dataCompressionType "
+    "automaticBackupRetentionDays copyTagsToBackups weeklyMaintenanceStartTime importPath "
+    "exportPath autoImportPolicy efaEnabled"
+)
 MOUNT_NAME_LENGTH = 8
 
 
 def efs(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:efs/fileSystem:FileSystem."""
     client = clients("efs")
     token = physical_name(name, inputs, "creationToken")
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
@@ -57,13 +52,7 @@ def efs(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def mount_target(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:efs/mountTarget:MountTarget."""
-    names = {
-        "FileSystemId": "fileSystemId",
-        "SubnetId": "subnetId",
-        "SecurityGroups": "securityGroups",
-        "IpAddress": "ipAddress",
-    }
+    names = api_names("fileSystemId subnetId securityGroups ipAddress")
     made = clients("efs").create_mount_target(**picked(inputs, names))
     system = inputs["fileSystemId"]
     dns_name = _efs_dns_name(clients, system)
@@ -81,7 +70,6 @@ def mount_target(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def file_system_policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:efs/fileSystemPolicy:FileSystemPolicy."""
     identifier = inputs["fileSystemId"]
     clients("efs").put_file_system_policy(FileSystemId=identifier, Policy=inputs["policy"])
     return identifier, inputs
@@ -89,13 +77,7 @@ def file_system_policy(clients: RegionClients, _: str, inputs: Inputs) -> Create
 
 def lustre(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """Create an aws:fsx/lustreFileSystem:LustreFileSystem; moto has no mount name, so a hash is used."""
-    names = {
-        "StorageCapacity": "storageCapacity",
-        "StorageType": "storageType",
-        "SecurityGroupIds": "securityGroupIds",
-        "KmsKeyId": "kmsKeyId",
-        "FileSystemTypeVersion": "fileSystemTypeVersion",
-    }
+    names = api_names("storageCapacity storageType securityGroupIds kmsKeyId fileSystemTypeVersion")
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
     made = clients("fsx").create_file_system(
         FileSystemType="LUSTRE",

@@ -3,18 +3,21 @@
 from typing import Any
 
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
-from gpu_fleet_stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
+from gpu_fleet_stacks.rehearsal.values import (
+    Created,
+    Inputs,
+    api_names,
+    physical_name,
+    picked,
+    tag_list,
+    with_tags_all,
+)
 
 
 def role(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:iam/role:Role."""
-    names = {
-        "AssumeRolePolicyDocument": "assumeRolePolicy",
-        "Path": "path",
-        "Description": "description",
-        "MaxSessionDuration": "maxSessionDuration",
-        "PermissionsBoundary": "permissionsBoundary",
-    }
+    names = api_names(
+        "path description maxSessionDuration permissionsBoundary", AssumeRolePolicyDocument="assumeRolePolicy"
+    )
     role_name = physical_name(name, inputs)
     iam = clients("iam")
     made = iam.create_role(RoleName=role_name, **picked(inputs, names), **_tags(inputs))["Role"]
@@ -37,7 +40,6 @@ def service_linked_role(clients: RegionClients, _: str, inputs: Inputs) -> Creat
 
 
 def role_policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:iam/rolePolicy:RolePolicy."""
     policy_name = physical_name(name, inputs)
     clients("iam").put_role_policy(
         RoleName=inputs["role"], PolicyName=policy_name, PolicyDocument=inputs["policy"]
@@ -46,7 +48,6 @@ def role_policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:iam/policy:Policy."""
     names = {"PolicyDocument": "policy", "Path": "path", "Description": "description"}
     policy_name = physical_name(name, inputs)
     request = {"PolicyName": policy_name, **picked(inputs, names), **_tags(inputs)}
@@ -56,13 +57,11 @@ def policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def role_policy_attachment(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:iam/rolePolicyAttachment:RolePolicyAttachment."""
     clients("iam").attach_role_policy(RoleName=inputs["role"], PolicyArn=inputs["policyArn"])
     return physical_name(name, {}), inputs
 
 
 def instance_profile(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:iam/instanceProfile:InstanceProfile."""
     iam = clients("iam")
     profile_name = physical_name(name, inputs)
     request = {"InstanceProfileName": profile_name, **picked(inputs, {"Path": "path"}), **_tags(inputs)}

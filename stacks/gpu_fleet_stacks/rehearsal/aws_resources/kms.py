@@ -3,18 +3,20 @@
 from typing import Any
 
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
-from gpu_fleet_stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
+from gpu_fleet_stacks.rehearsal.values import (
+    Created,
+    Inputs,
+    api_names,
+    physical_name,
+    picked,
+    tag_list,
+    with_tags_all,
+)
 
 
 def key(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """Create an aws:kms/key:Key; moto stores that it rotates; only the registration has the period."""
-    names = {
-        "Description": "description",
-        "KeyUsage": "keyUsage",
-        "KeySpec": "customerMasterKeySpec",
-        "MultiRegion": "multiRegion",
-        "Policy": "policy",
-    }
+    names = api_names("description keyUsage multiRegion policy", KeySpec="customerMasterKeySpec")
     tags = {"Tags": tag_list(inputs["tags"], "TagKey", "TagValue")} if inputs.get("tags") else {}
     kms = clients("kms")
     made = kms.create_key(**picked(inputs, names), **tags)["KeyMetadata"]
@@ -32,7 +34,6 @@ def key(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def alias(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:kms/alias:Alias."""
     alias_name = physical_name(name, inputs)
     if not alias_name.startswith("alias/"):
         alias_name = f"alias/{alias_name}"

@@ -4,29 +4,21 @@ from typing import Any
 
 from gpu_fleet_stacks.rehearsal.archives import zip_bytes
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
-from gpu_fleet_stacks.rehearsal.values import Created, Inputs, pascal, physical_name, picked, with_tags_all
+from gpu_fleet_stacks.rehearsal.values import (
+    Created,
+    Inputs,
+    api_names,
+    pascal,
+    physical_name,
+    picked,
+    with_tags_all,
+)
 
-_FUNCTION = {
-    "Runtime": "runtime",
-    "Role": "role",
-    "Handler": "handler",
-    "Description": "description",
-    "Timeout": "timeout",
-    "MemorySize": "memorySize",
-    "Publish": "publish",
-    "PackageType": "packageType",
-    "KMSKeyArn": "kmsKeyArn",
-    "Architectures": "architectures",
-    "Layers": "layers",
-    "Tags": "tags",
-}
-_NESTED = {
-    "DeadLetterConfig": "deadLetterConfig",
-    "EphemeralStorage": "ephemeralStorage",
-    "LoggingConfig": "loggingConfig",
-    "TracingConfig": "tracingConfig",
-    "VpcConfig": "vpcConfig",
-}
+_FUNCTION = api_names(
+    "runtime role handler description timeout memorySize publish packageType architectures layers tags",
+    KMSKeyArn="kmsKeyArn",
+)
+_NESTED = api_names("deadLetterConfig ephemeralStorage loggingConfig tracingConfig vpcConfig")
 
 
 def function(clients: RegionClients, name: str, inputs: Inputs) -> Created:
@@ -67,28 +59,14 @@ def _invoke_arn(clients: RegionClients, arn: str) -> str:
 
 
 def permission(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:lambda/permission:Permission."""
-    names = {
-        "Action": "action",
-        "FunctionName": "function",
-        "Principal": "principal",
-        "Qualifier": "qualifier",
-        "SourceAccount": "sourceAccount",
-        "SourceArn": "sourceArn",
-    }
+    names = api_names("action principal qualifier sourceAccount sourceArn", FunctionName="function")
     statement_id = physical_name(name, inputs, "statementId")
     clients("lambda").add_permission(StatementId=statement_id, **picked(inputs, names))
     return statement_id, {**inputs, "statementId": statement_id}
 
 
 def event_invoke_config(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig."""
-    names = {
-        "FunctionName": "functionName",
-        "Qualifier": "qualifier",
-        "MaximumEventAgeInSeconds": "maximumEventAgeInSeconds",
-        "MaximumRetryAttempts": "maximumRetryAttempts",
-    }
+    names = api_names("functionName qualifier maximumEventAgeInSeconds maximumRetryAttempts")
     destinations = inputs.get("destinationConfig", {})
     # the API refuses any other key, so both are named
     keys = {"onFailure": "OnFailure", "onSuccess": "OnSuccess"}

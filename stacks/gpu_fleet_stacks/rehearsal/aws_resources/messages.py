@@ -4,34 +4,29 @@ import json
 from typing import Any
 
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
-from gpu_fleet_stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
+from gpu_fleet_stacks.rehearsal.values import (
+    Created,
+    Inputs,
+    api_names,
+    physical_name,
+    picked,
+    tag_list,
+    with_tags_all,
+)
 
-_TOPIC = {
-    "DisplayName": "displayName",
-    "KmsMasterKeyId": "kmsMasterKeyId",
-    "Policy": "policy",
-    "DeliveryPolicy": "deliveryPolicy",
-    "SignatureVersion": "signatureVersion",
-    "TracingConfig": "tracingConfig",
-}
+_TOPIC = api_names("displayName kmsMasterKeyId policy deliveryPolicy signatureVersion tracingConfig")
 _FILTER = {"FilterPolicy": "filterPolicy", "FilterPolicyScope": "filterPolicyScope"}
-_QUEUE = {
-    "DelaySeconds": "delaySeconds",
-    "KmsDataKeyReusePeriodSeconds": "kmsDataKeyReusePeriodSeconds",
-    "KmsMasterKeyId": "kmsMasterKeyId",
-    "MaximumMessageSize": "maxMessageSize",
-    "MessageRetentionPeriod": "messageRetentionSeconds",
-    "Policy": "policy",
-    "ReceiveMessageWaitTimeSeconds": "receiveWaitTimeSeconds",
-    "RedrivePolicy": "redrivePolicy",
-    "RedriveAllowPolicy": "redriveAllowPolicy",
-    "SqsManagedSseEnabled": "sqsManagedSseEnabled",
-    "VisibilityTimeout": "visibilityTimeoutSeconds",
-}
+_QUEUE = api_names(
+    "delaySeconds kmsDataKeyReusePeriodSeconds kmsMasterKeyId policy redrivePolicy "
+    "redriveAllowPolicy sqsManagedSseEnabled",
+    MaximumMessageSize="maxMessageSize",
+    MessageRetentionPeriod="messageRetentionSeconds",
+    ReceiveMessageWaitTimeSeconds="receiveWaitTimeSeconds",
+    VisibilityTimeout="visibilityTimeoutSeconds",
+)
 
 
 def topic(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:sns/topic:Topic."""
     topic_name = physical_name(name, inputs)
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
     made = clients("sns").create_topic(Name=topic_name, Attributes=_texts(picked(inputs, _TOPIC)), **tags)
@@ -40,7 +35,6 @@ def topic(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def topic_policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:sns/topicPolicy:TopicPolicy."""
     arn = inputs["arn"]
     clients("sns").set_topic_attributes(TopicArn=arn, AttributeName="Policy", AttributeValue=inputs["policy"])
     return arn, {**inputs, "owner": clients.account_id}
@@ -62,7 +56,6 @@ def topic_subscription(clients: RegionClients, _: str, inputs: Inputs) -> Create
 
 
 def queue(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:sqs/queue:Queue."""
     queue_name = physical_name(name, inputs)
     tags = picked(inputs, {"tags": "tags"})
     made = clients("sqs").create_queue(
@@ -73,7 +66,6 @@ def queue(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def queue_policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:sqs/queuePolicy:QueuePolicy."""
     url = inputs["queueUrl"]
     clients("sqs").set_queue_attributes(QueueUrl=url, Attributes={"Policy": inputs["policy"]})
     return url, inputs

@@ -7,6 +7,7 @@ from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.values import (
     Created,
     Inputs,
+    api_names,
     pascal,
     physical_name,
     picked,
@@ -20,7 +21,6 @@ UNNAMED_REGION = "us-east-1"
 
 
 def bucket(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:s3/bucket:Bucket."""
     s3, region = clients("s3"), clients.region
     bucket_name = physical_name(name, inputs, "bucket")
     constraint = {"CreateBucketConfiguration": {"LocationConstraint": region}}
@@ -40,13 +40,7 @@ def bucket(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def public_access_block(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock."""
-    names = {
-        "BlockPublicAcls": "blockPublicAcls",
-        "BlockPublicPolicy": "blockPublicPolicy",
-        "IgnorePublicAcls": "ignorePublicAcls",
-        "RestrictPublicBuckets": "restrictPublicBuckets",
-    }
+    names = api_names("blockPublicAcls blockPublicPolicy ignorePublicAcls restrictPublicBuckets")
     clients("s3").put_public_access_block(
         Bucket=inputs["bucket"], PublicAccessBlockConfiguration=picked(inputs, names)
     )
@@ -54,7 +48,6 @@ def public_access_block(clients: RegionClients, _: str, inputs: Inputs) -> Creat
 
 
 def ownership_controls(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:s3/bucketOwnershipControls:BucketOwnershipControls."""
     clients("s3").put_bucket_ownership_controls(
         Bucket=inputs["bucket"], OwnershipControls={"Rules": [pascal(inputs["rule"])]}
     )
@@ -62,7 +55,6 @@ def ownership_controls(clients: RegionClients, _: str, inputs: Inputs) -> Create
 
 
 def encryption(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration."""
     names = {"SSEAlgorithm": "sseAlgorithm", "KMSMasterKeyID": "kmsMasterKeyId"}
     rules = [
         {
@@ -78,14 +70,12 @@ def encryption(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def versioning(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:s3/bucketVersioning:BucketVersioning."""
     configuration = {"Status": inputs["versioningConfiguration"]["status"]}
     clients("s3").put_bucket_versioning(Bucket=inputs["bucket"], VersioningConfiguration=configuration)
     return inputs["bucket"], inputs
 
 
 def lifecycle(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration."""
     clients("s3").put_bucket_lifecycle_configuration(
         Bucket=inputs["bucket"],
         LifecycleConfiguration={"Rules": [_lifecycle_rule(rule) for rule in inputs["rules"]]},
@@ -103,13 +93,11 @@ def _lifecycle_rule(rule: Inputs) -> dict[str, Any]:
 
 
 def policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:s3/bucketPolicy:BucketPolicy."""
     clients("s3").put_bucket_policy(Bucket=inputs["bucket"], Policy=inputs["policy"])
     return inputs["bucket"], inputs
 
 
 def logging(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:s3/bucketLogging:BucketLogging."""
     target = {"TargetBucket": inputs["targetBucket"], "TargetPrefix": inputs["targetPrefix"]}
     clients("s3").put_bucket_logging(Bucket=inputs["bucket"], BucketLoggingStatus={"LoggingEnabled": target})
     return inputs["bucket"], inputs
@@ -131,7 +119,6 @@ def stored_object(clients: RegionClients, _: str, inputs: Inputs) -> Created:
 
 
 def replication(clients: RegionClients, _: str, inputs: Inputs) -> Created:
-    """Create an aws:s3/bucketReplicationConfig:BucketReplicationConfig."""
     rules = [
         {
             **picked(rule, {"ID": "id", "Priority": "priority", "Status": "status"}),

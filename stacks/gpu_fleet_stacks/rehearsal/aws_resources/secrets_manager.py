@@ -5,7 +5,6 @@ from gpu_fleet_stacks.rehearsal.values import Created, Inputs, physical_name, pi
 
 
 def secret(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:secretsmanager/secret:Secret."""
     names = {"Description": "description", "KmsKeyId": "kmsKeyId"}
     secret_name = physical_name(name, inputs)
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}

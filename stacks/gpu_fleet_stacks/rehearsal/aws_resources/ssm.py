@@ -1,20 +1,19 @@
 """Parameters and documents in moto."""
 
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
-from gpu_fleet_stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
+from gpu_fleet_stacks.rehearsal.values import (
+    Created,
+    Inputs,
+    api_names,
+    physical_name,
+    picked,
+    tag_list,
+    with_tags_all,
+)
 
 
 def parameter(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:ssm/parameter:Parameter."""
-    names = {
-        "Type": "type",
-        "Description": "description",
-        "KeyId": "keyId",
-        "DataType": "dataType",
-        "Tier": "tier",
-        "AllowedPattern": "allowedPattern",
-        "Overwrite": "overwrite",
-    }
+    names = api_names("type description keyId dataType tier allowedPattern overwrite")
     parameter_name = physical_name(name, inputs)
     value = inputs["value"] if "value" in inputs else inputs["insecureValue"]
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
@@ -31,13 +30,7 @@ def parameter(clients: RegionClients, name: str, inputs: Inputs) -> Created:
 
 
 def document(clients: RegionClients, name: str, inputs: Inputs) -> Created:
-    """Create an aws:ssm/document:Document."""
-    names = {
-        "Content": "content",
-        "DocumentType": "documentType",
-        "DocumentFormat": "documentFormat",
-        "TargetType": "targetType",
-    }
+    names = api_names("content documentType documentFormat targetType")
     document_name = physical_name(name, inputs)
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
     made = clients("ssm").create_document(Name=document_name, **picked(inputs, names), **tags)

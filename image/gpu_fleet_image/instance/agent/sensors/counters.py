@@ -66,8 +66,7 @@ class RateSensor:
         Args:
             keep: the next read compares with the same earlier read as this one.
 
-        Raises:
-            SensorError: names what could not be read.
+        Raises SensorError, which names what could not be read.
         """
         now_s = self._real_s()
         if self._before is not None and now_s - self._before_s < SHORTEST_INTERVAL_S:
@@ -145,9 +144,6 @@ class InstanceCounters:
 
     While the agent copies, the network is ignored: whose bytes they are is unknown. CPU, disk, GPU and users
     still show activity then, and while log-ins are refused there is a look each second after the copy.
-
-    Args:
-        own: the agent's own use.
     """
 
     def __init__(self, own: OwnUse, sysfs: Path = Path("/sys")) -> None:

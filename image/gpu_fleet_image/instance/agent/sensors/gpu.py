@@ -72,8 +72,7 @@ class GpuSensor:
             fresh: read the processes again, instead of those of an earlier look; memory and power limit may
                 be older.
 
-        Raises:
-            SensorError: names NVML's error, or the number of missing GPUs.
+        Raises SensorError, which names NVML's error, or the number of missing GPUs.
         """
         try:
             gpus = tuple(self._gpu(device, fresh=fresh) for device in self._open())

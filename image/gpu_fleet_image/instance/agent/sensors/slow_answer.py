@@ -19,11 +19,7 @@ LOOK_S = 2.0
 
 
 class SlowAnswer(Generic[Value]):
-    """The newest answer to a question that is asked repeatedly in a thread.
-
-    Args:
-        real_s: returns real seconds, monotonic.
-    """
+    """The newest answer to a question that is asked repeatedly in a thread."""
 
     def __init__(self, real_s: Callable[[], float]) -> None:
         self._real_s = real_s
