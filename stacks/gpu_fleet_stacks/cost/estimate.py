@@ -191,7 +191,7 @@ def instance_quote(stack: Stack, kind: InstanceType, market: Market = Market.ON_
     unit = "instance and hour"
     if market is Market.CAPACITY_BLOCK:
         source = "paid in full when the capacity block was bought"
-        return Quote(kind.name, None, unit, "", "", None, source)
+        return Quote(f"{kind.name} in a capacity block", None, unit, "", "", None, source)
     if (assumed := stack.budget.assume.get(kind.name)) is not None:
         return _assumed(stack, kind.name, assumed, unit)
     if (price := kind.price) is None:

@@ -40,7 +40,7 @@ def budget(stack: Stack) -> BudgetPolicy:
             if team.monthly is not None
         },
         assumed={name: said.assume[name] for name in types if name in said.assume},
-        lacks=tuple(sorted({quote.what for quote in cost.unknown} - types.keys())),
+        lacks=tuple(sorted({each.what for each in cost.unknown if each.what.split()[0] not in types})),
         borrowed=tuple(sorted({quote.region for quote in cost.elsewhere})),
     )
 

@@ -339,6 +339,7 @@ def test_a_capacity_block_is_paid_beforehand_and_its_price_unknown():
 
     assert line.months is None
     assert line.unknown[0].source == "paid in full when the capacity block was bought"
+    assert line.unknown[0].what == "p5.48xlarge in a capacity block", "on demand it has a price"
 
 
 def test_an_unknown_price_is_warned_of_by_name():

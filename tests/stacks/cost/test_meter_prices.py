@@ -91,8 +91,9 @@ def test_what_a_capacity_block_prepaid_costs_nothing_by_the_hour():
         zones=["us-east-1a"],
     )
 
-    found = written(meter_prices.budget(examples.stack(pools=[block])))["pools"]["dev"]
-    assert (found["on_demand"], found["reserved"]) == ({"p5.48xlarge": "0"}, 2)
+    budget = meter_prices.budget(examples.stack(pools=[block]))
+    found = written(budget)["pools"]["dev"]
+    assert (found["on_demand"], found["reserved"], budget.lacks) == ({"p5.48xlarge": "0"}, 2, ())
 
 
 def test_the_meter_knows_each_reservation_s_count_end_and_group():

@@ -17,7 +17,7 @@ from gpu_fleet_image.console.poc.limits import Limits
 from gpu_fleet_image.console.poc.measured import Device
 from gpu_fleet_image.console.poc.plan import PocPlan, confirmed_price, outline, packed_measurement
 from gpu_fleet_image.console.poc.result import COLUMNS, PocResult, read
-from gpu_fleet_image.console.poc.spending import CostMeter, cents, planned_cost
+from gpu_fleet_image.console.poc.spending import CostMeter, cents, planned_cost, price_of_work
 from gpu_fleet_image.console.poc.verdicts import judged
 from gpu_fleet_image.console.runs.bucket import run_bucket
 from gpu_fleet_image.console.runs.choice import Criteria, account_name
@@ -214,12 +214,13 @@ def _result(plan: PocPlan, limits: Limits, campaign: Campaign, facts: dict[str, 
     own = {"stack": policy.stack, "cloud": policy.cloud, "region": policy.region, "pool": plan.pool}
     about = {"device": device.name, "backend": device.backend, "torch": device.torch}
     rows = [row for log in campaign.logs for row in log.rows]
+    price = price_of_work(policy, plan.pool, campaign.meter.price)
     return PocResult(
         {**own, **facts, **about},
         device.ranks_per_node,
         plan.counts,
         tuple(policy.pools[plan.pool].hourly_price),
-        tuple(judged(rows, limits, campaign.meter.price, device.ranks_per_node)),
+        tuple(judged(rows, limits, price, device.ranks_per_node)),
         tuple(asdict(stage) for stage in campaign.stages),
         campaign.given_back,
         tuple(campaign.problems),

@@ -19,6 +19,7 @@ FIRST_STAGE, NEXT_STAGE = timedelta(minutes=35), timedelta(minutes=20)
 # From give-back to termination: five idle minutes, and two sweeps of five to ten minutes.
 TEARDOWN = timedelta(minutes=20)
 USD, CNY = "USD", "CNY"
+CAPACITY_BLOCK = "capacity-block"
 CENT = Decimal("0.01")
 HOUR = timedelta(hours=1)
 
@@ -50,6 +51,11 @@ def _price(policy: Policy, pool: str) -> Decimal | None:
         price = policy.budget.reserved_price(pool)
         return None if price is None else price + policy.budget.pools[pool].disk_per_hour
     return mover.prices(policy, datetime.now(UTC)).get(pool)  # the same at any time: nothing is reserved
+
+
+def price_of_work(policy: Policy, pool: str, price: Decimal) -> Decimal | None:
+    """Return the price of an hour by which a dollar buys samples; None for a prepaid capacity block."""
+    return None if policy.pools[pool].market == CAPACITY_BLOCK else price
 
 
 def cents(amount: Decimal) -> Decimal:

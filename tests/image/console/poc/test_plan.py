@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.console.poc.plan import PocPlan, confirmed_price
+from gpu_fleet_image.console.poc.spending import price_of_work
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from tests.image.console.poc.played import CAPACITY, policy
 from tests.image.moto_fleet import budget_json, pool_policy
@@ -66,6 +67,13 @@ def test_a_reserved_pool_counts_what_its_instances_cost_used_or_not():
     budget["pools"] = {"train": budget["pools"]["dev"] | {"reserved": 2}}
 
     assert confirmed_price(policy(budget=budget), plan()) == Decimal("1.026")
+
+
+def test_a_dollar_buys_no_known_samples_in_a_capacity_block_that_was_paid_for_before():
+    block = policy(pools={"train": pool_policy(capacity=CAPACITY, market="capacity-block")})
+
+    assert price_of_work(block, "train", Decimal("0.02")) is None
+    assert price_of_work(policy(), "train", Decimal("1.026")) == Decimal("1.026")
 
 
 WORDS = {

@@ -3,11 +3,13 @@
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_fleet_image.controllers.meter.daily_report import hours_of
 from gpu_fleet_image.controllers.meter.efficiency import PERIOD_S, reported, sum_up
 from gpu_fleet_image.controllers.meter.efficiency_page import mail, page
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance, Unused
@@ -72,6 +74,16 @@ def test_hours_in_which_an_agent_was_silent_are_unknown_whatever_it_reported_in_
 
     assert [found.total(name) for name in ("computing", "idle", "unknown")] == hours
     assert sum(use.idle_cost for use in found.idle) == hours[1]
+
+
+@pytest.mark.parametrize(("periods", "unknown"), [(4, ", 23.00 unknown"), (96, "")])
+def test_the_line_of_a_day_says_how_many_hours_are_unknown_where_any_are(periods, unknown):
+    instances = {"i-1": share()}
+    found = sum_up(day(instances), "lab", "USD", {"i-1": reported([100.0] * periods, 86_400)}, {})
+    store = SimpleNamespace(get=lambda _key: SimpleNamespace(content=found.to_json()))
+
+    hours = f"24.00 rented, {periods / 4:.2f} computing, 0.00 idle{unknown}"
+    assert hours_of(store, "2026-11-21") == f"GPU hours of 2026-11-21: dev {hours}"
 
 
 def test_reserved_hours_without_an_instance_are_rented_and_idle():
