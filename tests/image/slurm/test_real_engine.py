@@ -381,7 +381,7 @@ def test_a_controller_that_is_lost_with_its_disk_comes_back_with_the_queue_as_it
     before = set(lab.living())
     waits, withdrawn = lab.submit("--nodes", "3", "true"), lab.submit("--nodes", "3", "true")
     fleet.until(lambda: "JobState=RUNNING" in lab.job(runs), JOB_S, "a job runs")
-    fleet.until(lambda: lab.row(waits), JOB_S, "users see the job that waits")
+    fleet.until(lambda: lab.row(waits) and lab.row(withdrawn), JOB_S, "users see the jobs that wait")
     lab.say("cancel", withdrawn)
     by = f"{withdrawn}|nlp|CANCELLED by 5001"
     fleet.until(lambda: by in lab.accounted(), JOB_S, "sacct says who cancelled a job")
