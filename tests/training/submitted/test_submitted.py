@@ -370,6 +370,8 @@ MORE_SECRETS = (
     ),
     *("github_deploy_key", "passwd", "passwords.txt", ".vault_pass", "terraform.tfvars.json", "auth.json"),
     *("kubeconfig.yaml", ".dockerconfigjson", "github_pat.txt", "cookies.txt", "my.cnf", "wallet.dat"),
+    *(".env copy", ".env - Copy (2)", ".env(1)", ".netrc copy 2", "kaggle (1).json", "credentials copy.json"),
+    *("#.env#", "id_rsa (1)"),
     *("wandb_key.txt", "openai-key", ".terraformrc", "pip.conf", ".gitconfig", "gha-creds-1a.json"),
 )
 NO_SECRETS = (
@@ -379,6 +381,7 @@ NO_SECRETS = (
     *("api_key.py", "client_secret.py", "answer_key.json", "foreign_key.csv", "keypoints.json"),
     *("monkey.json", "keys.json", "key.csv", "key_frames.txt", "victorias_secret.csv", "secretary.txt"),
     *("passwords.csv", "credentialing.csv", "turkey.csv", "access_log.csv", "renviron.R"),
+    *("carbon copy.txt", "photocopy.json", "train (1).csv", "#tags.csv"),
     *("accessibility.csv", "rootkeys.npy", "service_accounting.csv", "secret_santa.csv", "wsa-key.bin"),
 )
 
@@ -404,6 +407,10 @@ KEYS = {
     "claude.yaml": "sk-ant-" + "api03-a1B2c3D4e5F6g7H8_i9J0k1L2-m3N4o5P6q7R8",
     "nim.yaml": "nvapi-" + "a1B2c3D4e5F6g7H8_i9J0k1L2-m3N4o5P6q7R8",
     "runs.yaml": "wandb_v1_" + "a1B2c3D4e5F6g7H8i9J0k1L2",
+    "hub.ini": "dckr_pat_" + "a1B2c3D4e5F6g7H8_i9J0k1L2-m",
+    "node.ini": "npm_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8",
+    "index.ini": "pypi-" + "AgEIcHlwaS5vcmcCJDEyMzQ1Njc4LWFiY2QtZWZn",
+    "graph.ini": "glsa_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6_1a2b3c4d",
 }
 
 

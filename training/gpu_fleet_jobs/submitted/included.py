@@ -79,14 +79,20 @@ SECRETS = (
     ),
 )
 SECRET = re.compile("|".join(map(translate, SECRETS)))  # in one, as a folder may hold 100,000 names
-COPY = re.compile(r"(?:~|\.(?:bak|copy|old|orig|save|enc|gpg|[0-9]))+$")  # behind the name of what it is of
+# Behind the name of what it is a copy of, by editors and by desktops, which also write it before the ending;
+# Emacs puts one between two "#".
+COPY = re.compile(
+    r"(?:~|\.(?:bak|copy|old|orig|save|enc|gpg|[0-9]))+$"
+    r"|(?:(?: -)? copy(?: [0-9]+)?| ?\([0-9]+\))+(?=$|\.[a-z0-9]+$)"
+)
 # Keys as those who give them out write them, for files whose names say nothing; manuals write EXAMPLE.
 KEYS = re.compile(
     rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
     rb"|\b(?:AKIA|ASIA)(?![0-9A-Z]*EXAMPLE)[0-9A-Z]{16}\b|\bLTAI[0-9A-Za-z]{12,26}\b|\bAIza[\w-]{35}\b"
     rb"|\bhf_[0-9A-Za-z]{30,}\b|\bgh[opsru]_[0-9A-Za-z]{36,}\b|\bgithub_pat_\w{22,}|\bglpat-[\w-]{20,}"
     rb"|\bsk-(?:[a-z0-9]+-)*[0-9A-Za-z]{32,}|\bxox[abprs]-[0-9A-Za-z-]{10,}"
-    rb"|\bsk-ant-[\w-]{32,}|\bnvapi-[\w-]{32,}|\bwandb_v1_\w{20,}"
+    rb"|\bsk-ant-[\w-]{32,}|\bnvapi-[\w-]{32,}|\bwandb_v1_\w{20,}|\bdckr_pat_[\w-]{20,}|\bnpm_[0-9A-Za-z]{36}"
+    rb"|\bpypi-AgEI[\w-]{32,}|\bgl(?:sa|c)_\w{32,}"
 )
 LOOKED_AT_BYTES = 1 << 16  # of a file for such a key
 CODE = ".py"  # no secret by its name: a program imports it
@@ -232,7 +238,7 @@ class _Walk:
 
 def is_secret(name: str) -> bool:
     """Return whether a file looks like a secret, by its name alone. Pure."""
-    names = {name.lower(), COPY.sub("", name.lower())}
+    names = {name.lower(), COPY.sub("", name.lower().strip("#"))}
     return not any(plain.endswith(CODE) for plain in names) and any(map(SECRET.match, names))
 
 

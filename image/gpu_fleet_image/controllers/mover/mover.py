@@ -21,7 +21,7 @@ from gpu_fleet_image.controllers.mover import growth
 from gpu_fleet_image.controllers.mover.growth import GROWTH
 from gpu_fleet_image.controllers.mover.placement import decide, totals, wants_money
 from gpu_fleet_image.controllers.mover.pool_view import Action, MoneyLeft, PlacementDecision, PoolView, Site
-from gpu_fleet_image.core.calls import Failure
+from gpu_fleet_image.core.calls import TRANSIENT, Failure
 from gpu_fleet_image.core.capacity import (
     LEDGER,
     REQUEST_KEY,
@@ -387,10 +387,15 @@ def _without_place(state: MoverState, decision: PlacementDecision) -> tuple[Comi
 
 
 def _failed(state: MoverState, decision: PlacementDecision, now: datetime, error: Exception) -> MoverState:
-    """Pass over a group that refused to be raised for a while; ask a busy one again."""
+    """Pass over a group that refused to be raised for a while; ask a busy one again.
+
+    Where only the answer is missing the group may be raised: what it was to start keeps its place, and the
+    next pass sees by the group's desired capacity whether it starts there (``PassState``).
+    """
     if decision.action is not Action.START:
         return state
-    coming = _without_place(state, decision)
+    is_unknown = isinstance(error, DeadlineError) or getattr(error, "code", "") in TRANSIENT
+    coming = state.coming if is_unknown else _without_place(state, decision)
     if isinstance(error, CloudError) and error.code in LATER:
         return replace(state, coming=coming)
     trouble = {**state.trouble, decision.group: Trouble(now, str(error))}

@@ -15,9 +15,9 @@ from gpu_fleet_image.controllers.mover.pool_view import Action, PlacementDecisio
 from gpu_fleet_image.core.capacity import QUEUED, Coming, MoverState
 from gpu_fleet_image.core.model import Group, Inventory
 from gpu_fleet_image.core.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
-from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
 from gpu_fleet_image.core.store import StoredObject
-from tests.image.cloud_of_groups import LABELS, NO_ROOM, START, policy
+from tests.image.cloud_of_groups import LABELS, NO_ROOM, START, Cloud, policy, request
 from tests.image.controllers.metered import budget, prices
 
 A, B = LABELS
@@ -74,6 +74,20 @@ def test_where_a_group_could_not_be_lowered_its_pool_wants_no_more_elsewhere():
 
     assert calls == ["start 1 in c"]
     assert state.coming == (Coming(MOVED, "train", QUEUED, START),)
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+@pytest.mark.parametrize("error", [CloudError("timed out", "ServiceUnavailable"), DeadlineError("no time")])
+def test_a_start_whose_answer_is_lost_brings_one_instance_and_no_second_one(error, is_raised):
+    cloud = Cloud()
+    decisions = cloud.move(request(), until=2 if is_raised else 1)
+
+    cloud.state = mover._failed(cloud.state, decisions[-1], cloud.now, error)
+    cloud.minutes(10)
+
+    assert decisions[-1].action is Action.START
+    assert cloud.owned("ada") == list(cloud.instances) == ["i-0000"]
+    assert sum(cloud.desired.values()) == 1
 
 
 class OwnStore:
