@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections import Counter, OrderedDict, defaultdict
+from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -531,13 +532,16 @@ class Odd:
 @pytest.mark.parametrize(
     ("objects", "batch_size", "message"),
     [
+        ({"odd": 1}, 2, "Run(odd=...): a int has no state_dict to save"),
         ({"odd": Odd(Path())}, 2, "Run(odd=...): its state_dict holds a PosixPath"),
         (
             {"odd": Odd(torch.ones(1).as_subclass(OwnTensor))},
             2,
             "Run(odd=...): its state_dict holds a OwnTensor",
         ),
-        ({}, 0, "batch_size = 0: does not divide into 1 ranks x 1 batches"),
+        ({}, 0, "batch_size = 0: write a whole number, 1 or more"),
+        ({"keep": -1}, 2, "keep = -1: write a whole number, 1 or more"),
+        ({"every_s": float("nan")}, 2, "every_s = nan: write a number, 0 or more"),
     ],
 )
 def test_what_cannot_be_is_reported_in_one_message(objects, batch_size, message, tmp_path, capsys):
@@ -562,17 +566,15 @@ def sharded_rank(directory: str) -> str:
     dist.init_process_group("gloo")
     model = nn.Linear(3, 1)
     fully_shard(model)
-    try:
-        Run(directory, model=model)
-    except ConfigError as error:
-        return str(error)
-    return ""
+    with redirect_stderr(StringIO()) as said, pytest.raises(SystemExit), Run(directory, model=model):
+        pass
+    return said.getvalue()
 
 
 def test_a_sharded_model_is_refused(tmp_path):
     (said,) = run_ranks(sharded_rank, 1, str(tmp_path))
 
-    assert said.startswith("Run(model=...): is sharded, and Run saves only whole models")
+    assert said.startswith("error: Run(model=...): is sharded, and Run saves only whole models")
 
 
 def rank_alone(directory: str, seed_by_rank: int) -> str:
