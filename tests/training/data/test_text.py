@@ -147,9 +147,10 @@ def test_a_row_without_a_label_is_named_and_skipped(table, tmp_path):
     [
         (",cold\n" * 2, ("--corrupt-limit", "1"), ("2 samples cannot be read, --corrupt-limit allows 1",)),
         ("", ("--label-column", "lable"), ("--label-column = 'lable'", "did you mean label?")),
+        ("", ("--text-column", "label"), ("--label-column = 'label': is the column of the texts too",)),
         (None, (), ("20 good rows of 1 classes",)),
     ],
-    ids=["bad rows", "wrong column", "one class"],
+    ids=["bad rows", "wrong column", "the answer as the question", "one class"],
 )
 def test_a_table_that_cannot_be_learned_from_is_refused(rows, flags, says, table, tmp_path):
     text = "text,label\n" + "word,a\n" * 20 if rows is None else table.read_text() + rows

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections import Counter, OrderedDict, defaultdict
+from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -309,6 +310,23 @@ def test_a_loop_that_diverges_is_no_success_and_saves_nothing(name, tmp_path, ca
     assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-2"]
 
 
+def test_a_model_that_learns_its_shape_in_its_first_step_resumes(tmp_path):
+    def trained(folder: Path, count: int) -> list[float]:
+        model = nn.LazyLinear(1)
+        optimizer = torch.optim.Adam(model.parameters())
+        torch.manual_seed(0)
+        with Run(folder, model=model, optimizer=optimizer) as run:
+            for _ in run.steps(count):
+                optimizer.zero_grad()
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+        return model.weight.flatten().tolist()
+
+    trained(tmp_path / "stopped", 1)
+
+    assert trained(tmp_path / "stopped", 3) == trained(tmp_path / "straight", 3)
+
+
 def is_free(directory: Path) -> bool:
     """Return whether another process may lock the folder of a run."""
     try:
@@ -495,11 +513,18 @@ def test_a_lock_that_is_closed_is_not_ours(tmp_path):
         lock.check()
 
 
+class OwnTensor(torch.Tensor):
+    pass
+
+
 class Odd:
     """Object whose state cannot be read again without running code."""
 
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
     def state_dict(self) -> dict[str, Any]:
-        return {"path": Path()}
+        return {"path": self.value}
 
     def load_state_dict(self, state: Any) -> None: ...
 
@@ -507,8 +532,16 @@ class Odd:
 @pytest.mark.parametrize(
     ("objects", "batch_size", "message"),
     [
-        ({"odd": Odd()}, 2, "Run(odd=...): its state_dict holds a PosixPath"),
-        ({}, 0, "batch_size = 0: does not divide into 1 ranks x 1 batches"),
+        ({"odd": 1}, 2, "Run(odd=...): a int has no state_dict to save"),
+        ({"odd": Odd(Path())}, 2, "Run(odd=...): its state_dict holds a PosixPath"),
+        (
+            {"odd": Odd(torch.ones(1).as_subclass(OwnTensor))},
+            2,
+            "Run(odd=...): its state_dict holds a OwnTensor",
+        ),
+        ({}, 0, "batch_size = 0: write a whole number, 1 or more"),
+        ({"keep": -1}, 2, "keep = -1: write a whole number, 1 or more"),
+        ({"every_s": float("nan")}, 2, "every_s = nan: write a number, 0 or more"),
     ],
 )
 def test_what_cannot_be_is_reported_in_one_message(objects, batch_size, message, tmp_path, capsys):
@@ -533,17 +566,15 @@ def sharded_rank(directory: str) -> str:
     dist.init_process_group("gloo")
     model = nn.Linear(3, 1)
     fully_shard(model)
-    try:
-        Run(directory, model=model)
-    except ConfigError as error:
-        return str(error)
-    return ""
+    with redirect_stderr(StringIO()) as said, pytest.raises(SystemExit), Run(directory, model=model):
+        pass
+    return said.getvalue()
 
 
 def test_a_sharded_model_is_refused(tmp_path):
     (said,) = run_ranks(sharded_rank, 1, str(tmp_path))
 
-    assert said.startswith("Run(model=...): is sharded, and Run saves only whole models")
+    assert said.startswith("error: Run(model=...): is sharded, and Run saves only whole models")
 
 
 def rank_alone(directory: str, seed_by_rank: int) -> str:

@@ -143,6 +143,27 @@ def with_generator(folder: Path) -> None:
             source.random()
 
 
+class Mean:
+    """Keeps a mean as an array of numpy."""
+
+    def __init__(self) -> None:
+        self.mean = np.zeros(3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean = state["mean"]
+
+
+def with_array(folder: Path) -> None:
+    model, mean = nn.Linear(3, 1), Mean()
+    optimizer = torch.optim.SGD(model.parameters())
+    with Run(folder, model=model, optimizer=optimizer) as run:
+        for _ in steps(run, model, optimizer, 2):
+            mean.mean += 1
+
+
 def with_seldom_updates(folder: Path) -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters())
@@ -158,6 +179,7 @@ def with_seldom_updates(folder: Path) -> None:
 LOOPS: dict[str, tuple[Callable[[Path], None], str]] = {
     "an average": (with_average, "the loop changes average (AveragedModel), which is in no checkpoint"),
     "a schedule": (with_late_schedule, "the loop changes schedule (StepLR), which is in no checkpoint"),
+    "an array": (with_array, "the loop changes mean (Mean), which is in no checkpoint"),
     "a generator": (with_generator, "the loop changes source (Generator), which is in no checkpoint"),
     "gradients": (with_seldom_updates, "computes gradients and updates nothing"),
     "a tensor": (lambda folder: trained(folder, WithMean(torch.zeros(3))), "a step changes mean"),

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from gpu_fleet.core.errors import UnreadableError
 
-PLAIN = (Tensor, bytes, complex, torch.dtype, torch.device, type(None))
+PLAIN = (bytes, complex, torch.dtype, torch.device, type(None))
 NUMBERS_AND_TEXT = (bool, int, float, str)
 
 
@@ -22,7 +23,7 @@ def plain(value: Any, owner: str, path: str = "") -> Any:
     """
     if isinstance(value, np.generic):  # before float: np.float64 is a float too
         return value.item()
-    if isinstance(value, PLAIN):
+    if isinstance(value, PLAIN) or _is_readable(value):
         return value
     if isinstance(value, NUMBERS_AND_TEXT):  # converted: loading an IntEnum would need code
         return next(kind for kind in NUMBERS_AND_TEXT if isinstance(value, kind))(value)
@@ -36,6 +37,14 @@ def plain(value: Any, owner: str, path: str = "") -> Any:
     raise UnreadableError(
         f"{owner}: its state_dict holds a {type(value).__name__} at {path or 'its top'}, which a checkpoint "
         "cannot restore; allowed: tensors, numbers and text, and lists and dictionaries of them"
+    )
+
+
+def _is_readable(value: Any) -> bool:
+    """Return whether a value is a tensor of a kind that torch.load knows, or that a user lets it load."""
+    kind = type(value)
+    return kind in (Tensor, DTensor, *torch.serialization.get_safe_globals()) or issubclass(
+        kind, nn.Parameter
     )
 
 

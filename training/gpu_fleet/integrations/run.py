@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
+from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -93,7 +94,7 @@ class Run:
         allow: Sequence[str] = (),
         **objects: Saveable,
     ) -> None:
-        """Check the objects; files are read and written only in the context.
+        """Note the objects; the context reads and writes files only when it is entered.
 
         Args:
             directory: folder of the run's files; each run needs its own.
@@ -107,8 +108,7 @@ class Run:
             objects: objects to save and restore, by name, also random generators; of DistributedDataParallel,
                 its inner model.
         """
-        self.directory = Path(directory).expanduser()
-        self.step = 0
+        self.directory, self.step = Path(directory).expanduser(), 0
         self._passes: list[Passes] = []  # over a user's own loaders
         self._passes_before: list[dict[str, Any]] = []  # their states in the checkpoint
         self._config, self._uri, self._allow = dict(config or {}), uri, allow
@@ -119,8 +119,6 @@ class Run:
         self._data_sets: list[dict[str, Any]] = []  # identities of those before the first step
         self._resumed_from: int | None = None
         self._watch: GradientWatch | None = None
-        _check_saveable(self._objects)
-        self._exactness = ExactnessCheck(self._objects)
 
     def __enter__(self) -> Self:
         """Restore the newest checkpoint. A TrainingError ends the process with one message."""
@@ -128,6 +126,10 @@ class Run:
         self._where = _where(self._objects)
         logging.basicConfig(level=logging.INFO if self._where.leads else logging.WARNING)
         try:
+            _check_saveable(self._objects)
+            _check_numbers(1, keep=self._keep)
+            _check_numbers(0, Real, every_steps=self._every_steps, every_s=self._every_s)
+            self._exactness = ExactnessCheck(self._objects)
             with ExitStack() as held:
                 held.enter_context(self._interruption)  # first, so that a notice does not cut a restore off
                 self._open(held)
@@ -204,6 +206,7 @@ class Run:
         on all ranks counts its step as done, and saves it.
         """
         self._check_entered()
+        _check_numbers(0, Real, steps=total)
         self._begin()
         while self.step < total:
             if self._stop.agreed_soon():
@@ -255,10 +258,8 @@ class Run:
         """
         self._check_entered()
         where = self._where
-        if batch_size < 1 or batch_size % (where.size * accumulation):
-            raise ConfigError(
-                f"batch_size = {batch_size}: does not divide into {where.size} ranks x {accumulation} batches"
-            )
+        _check_sizes(batch_size, where.size, accumulation)
+        _check_numbers(0, workers=workers, seed=seed)
         data = adapted(samples, "samples", collate, lambda problem: ConfigError(f"samples: {problem}"))
         self._identify(data, batch_size, seed)
         self._exactness.reads(samples)
@@ -377,6 +378,22 @@ def _inner(thing: Any) -> Any:
     if is_generator(thing):
         return SavedGenerator(thing)
     return thing.module if isinstance(thing, DistributedDataParallel) else thing
+
+
+def _check_numbers(least: int, kind: type = Integral, **numbers: Any) -> None:
+    for name, value in numbers.items():
+        fits = isinstance(value, kind)
+        if not fits or not value >= least:  # a NaN is neither more nor less
+            what = "whole number" if kind is Integral else "number"
+            raise ConfigError(f"{name} = {value!r}: write a {what}, {least} or more")
+
+
+def _check_sizes(batch_size: int, ranks: int, accumulation: int) -> None:
+    _check_numbers(1, batch_size=batch_size, accumulation=accumulation)
+    if batch_size % (ranks * accumulation):
+        raise ConfigError(
+            f"batch_size = {batch_size}: does not divide into {ranks} ranks x {accumulation} batches"
+        )
 
 
 def _check_saveable(objects: Mapping[str, Any]) -> None:

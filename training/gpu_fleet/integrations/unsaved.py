@@ -2,12 +2,14 @@
 
 import logging
 import sys
+import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from types import FrameType, GeneratorType
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -112,4 +114,7 @@ def _has_state(thing: Any) -> bool:
 
 
 def _text_of(value: Any) -> str:
-    return str(value) if isinstance(value, bool | int | float | complex | str | dict | tuple) else ""
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return f"{value.shape} {zlib.crc32(value.tobytes())}"
+    is_plain = isinstance(value, bool | int | float | complex | str | dict | tuple | np.generic)
+    return str(value) if is_plain else ""

@@ -75,7 +75,8 @@ class GradientWatch:
         self._where = where
         self._proven = self._agreed = not self._parameters
         self._before = outlines(self._parameters)
-        self._hooks = [p.register_post_accumulate_grad_hook(self._note) for p in self._parameters]
+        known = [p for p in self._parameters if not nn.parameter.is_lazy(p)]
+        self._hooks = [p.register_post_accumulate_grad_hook(self._note) for p in known]
         self._updates = 0  # of all optimizers
         self._hooks += [optimizer.register_step_pre_hook(self._count) for optimizer in given]
 

@@ -58,6 +58,10 @@ def text(
     corrupt_limit: int,
 ) -> None:
     """Write the rows of FILE.csv (with a header) as a data set; a tenth of each class is held out."""
+    if text_column == label_column:
+        raise DataError(
+            f"--label-column = {label_column!r}: is the column of the texts too; name another one"
+        )
     skipped = Skipped(corrupt_limit)
     rows = list(read_rows(source, (text_column, label_column), skipped, delimiter, encoding))
     # id 0 is padding: bytes move up by one, and a tokenizer.json must use id 0 for it, as BERT's does
