@@ -79,7 +79,6 @@ class CheckpointEngine:
         )
 
     def _lock(self) -> None:
-        """Lock the run on this disk, and check that disk and bucket can be written."""
         self._claim.lock(self._root)
         with on_disk(self._root):
             write_bytes(self._root / "write-check", b"")
@@ -145,7 +144,6 @@ class CheckpointEngine:
         return self._saved_step == step
 
     def check_earlier(self) -> None:
-        """Raise CheckpointError if the run is known to be lost, or if an earlier save has failed."""
         self._claim.lease.raise_if_lost()
         self.wait()
 
@@ -177,11 +175,8 @@ class CheckpointEngine:
             self._saver.wait()
 
     def flush(self) -> None:
-        """Wait, on every rank, until the last save is on disk and in the bucket; raises CheckpointError.
-
-        The ranks meet again and again meanwhile, so that no collective reaches its timeout.
-        """
-        within_s = self._timeout_s / MEETINGS_PER_TIMEOUT
+        """Wait, on every rank, until the last save is on disk and in the bucket; raises CheckpointError."""
+        within_s = self._timeout_s / MEETINGS_PER_TIMEOUT  # so no collective times out
         while not all(self._where.gather(self._where.together(lambda: self._closed(within_s)))):
             log.info("event=flushing uri=%s", self.location)
 

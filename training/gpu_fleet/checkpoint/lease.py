@@ -58,10 +58,7 @@ class Holder:
         return cls(platform.node(), boot, process, space, _begun(process))
 
     def surely_gone(self, now: "Holder") -> bool:
-        """Return whether the holder is surely gone: it is `now` before a restart, or its process has ended.
-
-        One of another host, boot or namespace may be alive. Hosts may share a name.
-        """
+        """Return whether it is `now` before a restart, or its process on this host has surely ended."""
         known = now.boot and now.space
         if not known or (self.host, self.boot, self.space) != (now.host, now.boot, now.space):
             return False
@@ -107,10 +104,7 @@ class RunLease:
         stopping: Callable[[], bool] = lambda: False,
         number: int = 0,
     ) -> None:
-        """Prepare the lease; `stopping` ends the wait for another holder, which takes WAIT_S at most.
-
-        A rank other than 0 writes under the `number` of the lease of rank 0.
-        """
+        """Prepare the lease; `stopping` ends the wait for a holder. `number` is that of rank 0 on others."""
         self._store, self._holder, self._sleep, self._renew_every_s = store, holder, sleep, renew_every_s
         self._clock, self._stopping = clock, stopping
         self._waits_since: float | None = None
@@ -211,7 +205,6 @@ class RunLease:
             raise RunLeaseError(self._loss)
 
     def release(self) -> None:
-        """Release the lease, so that another process may start the run at once."""
         self._closed.set()
         if not self._name or self.lost:
             return

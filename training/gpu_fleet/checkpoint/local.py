@@ -156,7 +156,6 @@ def steps(root: Path) -> list[int]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint; raises CheckpointError."""
     try:
         return Manifest.from_json((folder / names.MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
@@ -189,10 +188,7 @@ def record_of(path: Path) -> FileRecord:
 
 
 def superseded(committed: Iterable[int], newest: int, keep: int) -> list[int]:
-    """Return the steps to remove once `newest` is good: all but the last `keep` up to it.
-
-    Later ones stay: they were skipped as damaged, and must not count as good.
-    """
+    """Return the steps to remove once `newest` is good; later ones were skipped as damaged, and stay."""
     return sorted(step for step in committed if step <= newest)[:-keep]
 
 
@@ -248,11 +244,8 @@ class FolderLock:
             )
 
     def _seen(self) -> str:
-        """Return the mark in the held file; empty if its path is another file by now, or its lock is gone.
-
-        It opens no second file, whose close would drop the lock. Raises OSError.
-        """
-        now = (self.root / names.LOCK).stat()
+        """Return the mark in the held file; empty if its path is another file now, or its lock is gone."""
+        now = (self.root / names.LOCK).stat()  # opens no second file, whose close would drop the lock
         try:
             mine = os.fstat(self._file.fileno())
             same = (mine.st_dev, mine.st_ino) == (now.st_dev, now.st_ino)

@@ -18,10 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def newest_whole(where: World, root: Path, store: CheckpointStore | None) -> local.Manifest | None:
-    """Fetch the newest checkpoint that verifies on every instance into `root`; None if there is none.
-
-    Raises CheckpointError if there are checkpoints and none of them is whole, or none is on all instances.
-    """
+    """Fetch the newest checkpoint that is whole on every instance; raises CheckpointError if none is."""
     damaged: set[int] = set()
     while True:
         here = where.together(lambda: _steps_here(where, root, store))

@@ -89,7 +89,6 @@ def of_configuration(table: Mapping[str, Any]) -> Identity:
 
 
 def flattened(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (`section.key`, value as JSON) of a nested table."""
     for section, keys in table.items():
         for key, value in keys.items():
             yield f"{section}.{key}", json.dumps(value, sort_keys=True, default=_text)
@@ -168,10 +167,7 @@ def _drawn(
 
 
 def check_alike(of_ranks: Sequence[Iterable[Mapping[str, Any]]], label: str) -> None:
-    """Raise DataError, the same on all ranks, if a rank has other data than rank 0.
-
-    A rank may have more data sets than another. Data that differ at each reading are not compared.
-    """
+    """Raise DataError on all ranks if one has other data than rank 0; it may have more or fewer sets."""
     known = [
         {
             json.dumps({**data, "content": data["content"].partition(LEVELS)[0]}, sort_keys=True)
@@ -206,10 +202,7 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def differences(saved: Identity, now: Identity, allowed: Iterable[str] = ()) -> list[tuple[str, str, str]]:
-    """Return (key, saved, now) for all keys that both have and that differ, except those in `allowed`.
-
-    Raises IdentityError for an allowed key that does not exist.
-    """
+    """Return (key, saved, now) for all keys that both have and that differ, except those in `allowed`."""
     for key in allowed:
         if key not in now and key not in LENGTH and not fnmatch(key, SHAPE):
             raise IdentityError(f"checkpoint.allow: {key!r} decides nothing{suggestion(key, now)}")

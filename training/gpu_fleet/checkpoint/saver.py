@@ -139,10 +139,6 @@ class Saver:
             self._uploader = Uploader(root, store, keep, self._claim, shared=shared)
             self._threads.append(self._uploader.thread)
 
-    @property
-    def uploaded_step(self) -> int | None:
-        return self._uploader.uploaded_step if self._uploader is not None else None
-
     def save(self, manifest: local.Manifest, state: Any, written: Callable[[], object] | None = None) -> None:
         """Begin to save `state`, which must not change before `snapshot.before_change` has returned.
 
@@ -158,16 +154,12 @@ class Saver:
             self._uploader.add_missing(manifest)
 
     def wait(self) -> None:
-        """Wait until the last save is on disk; raises CheckpointError if it failed."""
         self._idle.wait()
         if failure := self._write_failure or (self._uploader and self._uploader.lost):
             raise failure
 
     def close(self, within_s: float | None = None) -> bool:
-        """Return whether, within `within_s`, all saves are on disk and the newest is uploaded.
-
-        If not, call it again. Raises CheckpointError if a save or the newest upload failed.
-        """
+        """Return whether, within `within_s`, all is on disk and the newest uploaded; else call it again."""
         if not self._closing:
             self._closing = True
             if self._uploader is not None:

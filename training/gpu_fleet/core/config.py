@@ -384,7 +384,6 @@ def _beside(uri: str, name: str) -> str:
 
 
 def from_table(table: dict[str, Any], source: str) -> Config:
-    """Check a nested table; raises ConfigError with one line per wrong key."""
     try:
         return Config.model_validate(table)
     except ValidationError as error:

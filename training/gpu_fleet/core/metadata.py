@@ -83,7 +83,6 @@ class MetadataClient:
         return status, text
 
     def read(self, path: str) -> str:
-        """Return the text at `path` below /latest/meta-data/; raises LaunchError if there is none."""
         for _ in range(ATTEMPTS):
             status, text = self.ask(path)
             if status:
@@ -95,10 +94,7 @@ class MetadataClient:
         return text.strip()
 
     def role_keys(self) -> dict[str, str]:
-        """Return the present keys of an instance's RAM role on Alibaba Cloud, with the service's names.
-
-        Raises LaunchError if there is no role, ValueError or LookupError if the answer cannot be parsed.
-        """
+        """Return the keys of an instance's RAM role; raises LaunchError, ValueError or LookupError."""
         # users of an instance have a role of their own; root has the instance's
         if uri := os.environ.get(CREDENTIALS_URI):
             status, text = ask(uri, {}, attempts=ATTEMPTS)

@@ -55,7 +55,6 @@ def _replace(file: Path, table: dict[str, Any]) -> None:
 
 
 def remove_failure(directory: Path) -> None:
-    """Remove the failure of an earlier run, once this run has the directory; raises OSError."""
     if not restarted():
         (directory / FAILURE).unlink(missing_ok=True)
 
@@ -199,7 +198,6 @@ class NewWord:
 
 
 def _version(file: Path) -> tuple[int, int, int] | None:
-    """Return a value that changes each time a file is written; None without a file."""
     try:
         status = file.stat()
     except OSError:

@@ -34,10 +34,7 @@ class Located:
 
 
 def reachable(loaded: Mapping[str, ModuleType], is_wanted: Callable[[str], bool]) -> dict[str, Path]:
-    """Return name -> file of each module that is not loaded yet, and that these may import, also indirectly.
-
-    Only source files that are wanted count, and are searched.
-    """
+    """Return name -> file of each wanted module that these may still import, also indirectly."""
     places = _Places(is_wanted)
     modules: dict[str, Path] = {}
     waiting = [(_of_loaded(name, module), _is_at_its_top(name, module)) for name, module in loaded.items()]
@@ -128,14 +125,11 @@ def _imports(importer: Located, *, all_of_it: bool) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names if alias.name not in known)
 
 
-@cache
+@cache  # a run asks several times, and parsing takes milliseconds
 def _imports_in(
     source: bytes, *, as_program: bool, all_of_it: bool
 ) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """Return the imports that may run at the import or in a function; without `all_of_it`, in a function.
-
-    It is cached, as a run asks several times and parsing takes milliseconds.
-    """
+    """Return the imports that may run at the import or in a function; without `all_of_it`, in a function."""
     imports: list[ast.Import | ast.ImportFrom] = []
     waiting: list[tuple[ast.AST, bool]] = [(ast.parse(source), all_of_it)]
     while waiting:

@@ -137,10 +137,7 @@ def is_own(name: str) -> bool:
 
 
 def load(key: str, name: str, options: Mapping[str, Any] | None = None, directory: str = "") -> Own:
-    """Load the function or class `name`, to be called by EXPECTED[key]; raises ConfigError or UserCodeError.
-
-    The folder `code` of the run `directory` is searched last.
-    """
+    """Load the function or class `name`, to be called as EXPECTED[key] says; raises ConfigError."""
     place, _, attribute = name.partition(":")
     if not place or not attribute:
         raise ConfigError(f"{key} = {name!r}: write FILE.py:NAME or package.module:NAME")
@@ -202,7 +199,6 @@ def _importable(folder: Path, kept: Path) -> None:
 
 
 def _check_signature(own: Own) -> None:
-    """Raise ConfigError if the call of EXPECTED does not fit the signature."""
     try:
         signature = inspect.signature(own.function)
     except (TypeError, ValueError):  # some built-in functions have no signature
@@ -332,7 +328,6 @@ def identity(sources: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def archive(sources: Mapping[str, bytes]) -> bytes:
-    """Pack the files as a zip archive, with the same bytes for the same files."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, content in sources.items():

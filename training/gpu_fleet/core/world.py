@@ -137,10 +137,10 @@ def of_script(device: torch.device) -> World:
 
 def store_of_world() -> Store:
     """Return the rendezvous store, by a connection that no call of the training keeps waiting."""
-    store = dist.distributed_c10d._get_default_store()
-    if dist.get_world_size() == 1:
-        return store
-    return store.clone()  # type: ignore[attr-defined]  # missing from torch's hints
+    store: Store = dist.distributed_c10d._get_default_store()
+    if dist.get_world_size() > 1:
+        store = store.clone()  # type: ignore[attr-defined]  # missing from torch's hints
+    return store
 
 
 def _device(local_rank: int) -> torch.device:

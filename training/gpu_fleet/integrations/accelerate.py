@@ -38,7 +38,8 @@ class FleetSteps:
     ) -> None:
         """Open the run in `directory`. Prepare or register all state with `accelerator` before `over`.
 
-        `uri`, `config` and `allow` mean the same as in Run.
+        `config` holds the values that decide the result, such as the learning rate. `uri` and `allow` mean
+        the same as in Run.
         """
         self._accelerator, self._every_steps = accelerator, every_steps
         self._guard = Guard(
@@ -51,6 +52,7 @@ class FleetSteps:
         self._loop: LoopWatch | None = None
 
     def over(self, loader: Any, steps: int) -> Iterator[Any]:
+        """Yield the batches of a prepared loader, epoch after epoch, until `steps` are done."""
         if not self._accelerator.dataloader_config.use_seedable_sampler:
             self._accelerator.print(
                 "gpu-fleet: not exact: set use_seedable_sampler in DataLoaderConfiguration"
@@ -83,7 +85,6 @@ class FleetSteps:
         self._loop = LoopWatch(frames, saved, [*spared, *held_by(spared)])
 
     def _check_step(self) -> None:
-        """Warn of state that a step changes, and that no checkpoint holds."""
         says = self._accelerator.is_main_process
         for check in self._attributes:
             check.passed(says=says)

@@ -79,11 +79,7 @@ def run(
     """
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     place = place_of_checkpoints(uri, "", checkpoints) if checkpoints else ""
-    claim, sync = RunClaim(), None
-    if checkpoints and place:
-        # another lease than that of `train start` and Run, which COMMAND may hold below the same URI
-        claim = RunClaim.of(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"))
-        sync = FolderSync(checkpoints, ObjectStore(place), held=claim.lease.check)
+    claim, sync = _kept(checkpoints, place) if checkpoints and place else (RunClaim(), None)
     if uri and not checkpoints:
         raise click.UsageError("--uri needs --checkpoints FOLDER")
     if command[0].startswith("-"):
@@ -107,6 +103,12 @@ def run(
         outcome.show(error, rank=0)
         outcome.leave_at_once(error.exit_status)
     sys.exit(ends_with)
+
+
+def _kept(folder: Path, place: str) -> tuple[RunClaim, FolderSync]:
+    """Return the claim and the sync of a folder; the lease is another than COMMAND may hold at `place`."""
+    claim = RunClaim.of(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"))
+    return claim, FolderSync(folder, ObjectStore(place), held=claim.lease.check)
 
 
 @contextmanager

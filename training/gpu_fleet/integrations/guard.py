@@ -48,8 +48,7 @@ class Guard:
     ) -> None:
         """Open the folder of checkpoints; `uri`, `config` and `allow` mean the same as in Run.
 
-        The `pattern` of their names has one * for the step; only a whole one has a file `mark`. `name` is
-        that of the class that a user creates.
+        The `pattern` of their names has one * for the step; only a whole one has a file `mark`.
         """
         self.directory = Path(directory)
         self._pattern, self._mark = pattern, mark
@@ -121,7 +120,6 @@ class Guard:
             raise error
 
     def stopping(self) -> bool:
-        """Return whether any rank has got a notice; all ranks call it after each step."""
         heard = self._where.gather_numbers(self._interruption.reason is not Reason.NONE)
         self.stopped = self.stopped or any(has for (has,) in heard)
         return self.stopped
@@ -188,7 +186,6 @@ class Guard:
         self._interruption.__exit__(None, None, None)  # last, so that no signal cuts the upload off
 
     def end(self) -> None:
-        """Finish, and after a notice end the process."""
         self.finish()
         if self.stopped:
             log.warning("event=stopped reason=%s", self._interruption.reason.label)

@@ -40,10 +40,7 @@ class ObjectStore:
     """Objects under one `s3://bucket/prefix` or `oss://bucket/prefix`."""
 
     def __init__(self, uri: str, endpoint: str = "", key: str = "checkpoint.uri") -> None:
-        """Open the store at `uri`; raises ConfigError or CheckpointError.
-
-        `key` names `uri` in messages: a key of the configuration, or a flag of the command line.
-        """
+        """Open the store at `uri`, the value of the key or flag `key`; raises ConfigError."""
         scheme, _, place = uri.partition("://")
         bucket, _, prefix = place.partition("/")
         if scheme not in SCHEMES or not bucket:
@@ -113,7 +110,6 @@ class ObjectStore:
         return content
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of every object in a folder ("": all) below the prefix."""
         root = self._key(folder, "") if folder else self._key("")
         with self._explained("cannot be listed"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
@@ -131,7 +127,6 @@ class ObjectStore:
             self._client.delete_object(Bucket=self._bucket, Key=self._key(name))
 
     def remove_if_allowed(self, name: str) -> bool:
-        """Return whether the removal of one object succeeded; else the log says why."""
         try:
             self.delete(name)
         except StoreError as error:

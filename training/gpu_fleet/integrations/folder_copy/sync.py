@@ -71,11 +71,7 @@ class FolderSync:
         sleep: Callable[[float], None] = time.sleep,
         held: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare a copy of `folder` in `store`.
-
-        `clock` returns seconds of the epoch, like the times of files; `sleep` pauses between two tries.
-        `held`, called before an upload and its commit, raises RunLeaseError if another process has the run.
-        """
+        """Prepare a copy; `held` raises RunLeaseError if another process has the run."""
         self._held = held
         self._folder, self._store, self._clock, self._sleep = folder, store, clock, sleep
         self.folder, self.uri = folder, store.uri
@@ -102,15 +98,10 @@ class FolderSync:
 
     @property
     def _own(self) -> FolderKnowledge | None:
-        """The knowledge of this disk about the folder in this store; None if there is none."""
         return self._known if self._known and self._known.uri == self._store.uri else None
 
     def down(self) -> int:
-        """Restore the folder if it has no files, or older ones, which move aside. Return the number of files.
-
-        Several processes may call it at once: one restores, the others wait. Raises CheckpointError, and
-        IdentityError if nothing shows which is newer, the folder or the bucket.
-        """
+        """Restore a folder without files, or with older ones, which move aside. Return their number."""
         with _alone(self._folder):
             known = self._known = FolderKnowledge.read(self._folder)
             listed = self._get(LIST)
@@ -329,7 +320,6 @@ def _listing(records: Records) -> bytes:
 
 
 def _with_former(scan: Scan, former: Records) -> Records:
-    """Return the whole files, and the former content of files that are being written."""
     return scan.records | {name: former[name] for name in scan.unsettled if name in former}
 
 
