@@ -137,8 +137,8 @@ class CheckpointEngine:
         """Return whether this rank asks for a checkpoint now; the ranks agree before they save one."""
         if not self._where.leads:
             return False
-        # if the run is lost, the save fails it on all ranks
-        return self._claim.lease.lost or 0 < self._every_s <= self._clock() - self._saved_at
+        lost = bool(self._claim.lease.lost)  # the save fails it on all ranks
+        return lost or 0 < self._every_s <= self._clock() - self._saved_at
 
     def is_saved(self, step: int) -> bool:
         return self._saved_step == step

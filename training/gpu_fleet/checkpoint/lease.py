@@ -111,13 +111,9 @@ class RunLease:
         self._name = ""
         self.number = number  # of the lease that is held; 0 before `acquire`
         self._asked_at = clock()  # when the bucket last showed the lease as ours
-        self._loss: str = ""
+        self.lost = ""  # why, once another process is known to have taken the run over
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
-
-    @property
-    def lost(self) -> bool:
-        return bool(self._loss)
 
     def acquire(self, within_s: float = math.inf) -> bool:
         """Take the lease, if necessary after a wait for another holder. Return whether it is ours.
@@ -170,7 +166,7 @@ class RunLease:
         asked_at = self._clock()
         newest = self._store.newest_lease()
         if newest is not None and newest.number > self.number:
-            self._loss = (
+            self.lost = (
                 f"{self._store.uri} was taken over by {_holder(newest) or 'another process'}, as nothing was "
                 f"heard of this one for {TAKEN_OVER_AFTER_S:.0f} s; this process saves no more"
             )
@@ -201,8 +197,8 @@ class RunLease:
         return True
 
     def raise_if_lost(self) -> None:
-        if self._loss:
-            raise RunLeaseError(self._loss)
+        if self.lost:
+            raise RunLeaseError(self.lost)
 
     def release(self) -> None:
         self._closed.set()
@@ -227,7 +223,7 @@ class RunLease:
 class NoLease:
     """Lease of a run without a bucket: nobody else can take the run, so every answer is known."""
 
-    number, lost = 0, False
+    number, lost = 0, ""
 
     def acquire(self, within_s: float = math.inf) -> bool:  # noqa: ARG002 - as RunLease.acquire
         return True

@@ -8,8 +8,6 @@ import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
 
-from pydantic import BaseModel, ConfigDict
-
 from gpu_fleet.core.errors import LaunchError
 
 TIMEOUT_S = 1.0  # for one request to the metadata service, which is on the same host
@@ -22,10 +20,9 @@ log = logging.getLogger(__name__)
 CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # source of the keys of an instance's users
 
 
-class ThisInstance(BaseModel):
+@dataclass(frozen=True)
+class ThisInstance:
     """Facts about this instance."""
-
-    model_config = ConfigDict(frozen=True)
 
     instance_id: str
     instance_type: str

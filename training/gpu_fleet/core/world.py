@@ -71,7 +71,10 @@ class World:
             failure = error
         for rank, other_failure in enumerate(self.gather(failure)):
             if other_failure is not None:
-                raise _of_rank(rank, other_failure)
+                shared = copy(other_failure)  # with its attributes, such as for_good
+                shared.args = (f"rank {rank}: {other_failure}" if rank else str(other_failure),)
+                shared.shared = True
+                raise shared
         return cast("T", value)
 
     def on_first(self, action: Callable[[], T]) -> T:
@@ -93,13 +96,6 @@ class World:
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier(group=self.control)
-
-
-def _of_rank(rank: int, error: TrainingError) -> TrainingError:
-    shared = copy(error)  # with its attributes, such as for_good
-    shared.args = (str(error) if rank == 0 else f"rank {rank}: {error}",)
-    shared.shared = True
-    return shared
 
 
 @contextmanager

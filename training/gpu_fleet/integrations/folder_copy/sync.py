@@ -122,7 +122,8 @@ class FolderSync:
             if not ours:
                 self._set_aside()
             return False
-        if not self._has_files():
+        entries = (entry for entry in self._folder.rglob("*") if not self._files.is_ours(entry))
+        if not any(entry.is_symlink() or not entry.is_dir() for entry in entries):
             return False
         if ours:
             return True
@@ -153,10 +154,6 @@ class FolderSync:
 
     def _get(self, name: str, file: Path | None = None) -> bytes | None:
         return patiently(lambda: self._store.get(name, file), sleep=self._sleep)
-
-    def _has_files(self) -> bool:
-        entries = (entry for entry in self._folder.rglob("*") if not self._files.is_ours(entry))
-        return any(entry.is_symlink() or not entry.is_dir() for entry in entries)
 
     def _set_aside(self) -> None:
         """Move the content of the folder to a new folder beside it, for its owner to check."""
