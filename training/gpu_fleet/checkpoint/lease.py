@@ -1,11 +1,9 @@
 """The lease of a run in its bucket: if two processes train one run, the second is refused.
 
-The holder renews the lease every RENEW_EVERY_S. The age of a lease is the difference of two times of the
-object store's clock (the Date of an answer and the last change), so the clock of an instance does not matter.
-If a lease was not renewed for TAKEN_OVER_AFTER_S, its holder counts as gone, and another process may claim
-the next number. The holder may only have been paused, so before each commit a holder checks for a newer
-number. If there is one, it has lost the run and writes nothing more. The newest lease is never deleted, so
-that no number is used twice. A live holder may be about to end, so a start waits for it for up to WAIT_S.
+The holder renews the lease every RENEW_EVERY_S. Its age is the difference of two times of the object store's
+clock. If it was not renewed for TAKEN_OVER_AFTER_S, its holder counts as gone, and another process may claim
+the next number. The holder may only have been paused, so before each commit it checks for a newer number, and
+then writes nothing more. The newest lease is never deleted, so that no number is used twice.
 """
 
 import json

@@ -76,7 +76,9 @@ class MetadataClient:
             ttl = {f"{header}-ttl-seconds": str(TOKEN_TTL_S)}
             status, token = ask(f"{self._base}/latest/api/token", ttl, "PUT")
             self._token = token.strip() if status == OK else ""
-            status, text = ask(url, {header: self._token}) if self._token else (status, "")
+            if not self._token:
+                return (0 if status == OK else status), ""
+            status, text = ask(url, {header: self._token})
         return status, text
 
     def read(self, path: str) -> str:

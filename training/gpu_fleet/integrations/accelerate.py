@@ -63,7 +63,10 @@ class FleetSteps:
         self._reads = seeded(loader)
         if self._reads is None and draws(samples):
             self._accelerator.print(f"gpu-fleet: not exact: {NOT_SET}")
-        self._seed = self._seed_of_first_rank()
+        seeds = [torch.initial_seed()]
+        if dist.is_initialized():
+            dist.broadcast_object_list(seeds)
+        self._seed = seeds[0]
         if folder is not None:
             self._accelerator.load_state(folder)
             self.step = int(Path(folder).name.removeprefix("step-"))
@@ -99,12 +102,6 @@ class FleetSteps:
             "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
             "mixed_precision": str(accelerator.mixed_precision),
         }
-
-    def _seed_of_first_rank(self) -> int:
-        seeds = [torch.initial_seed()]
-        if dist.is_initialized():
-            dist.broadcast_object_list(seeds)
-        return seeds[0]
 
     def _epoch(self, loader: Any, steps: int) -> Iterator[Any]:
         epoch, done = divmod(self.step, len(loader))
