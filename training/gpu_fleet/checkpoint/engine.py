@@ -42,9 +42,8 @@ class CheckpointEngine:
     ) -> None:
         """Claim the run in `directory` and in `store`; raises TrainingError on all ranks.
 
-        The last `keep` checkpoints stay, of which there is one each `every_s` (0: none by time). A rank waits
-        for another up to `timeout_s`. Rank 0 writes a whole `layout`, all ranks a sharded one. `code` is the
-        archive of the user's files. `stopping`, true after a notice, ends the wait for another holder.
+        The last `keep` checkpoints stay, one each `every_s` (0: none by time). A rank waits for another up to
+        `timeout_s`. `code` is the archive of the user's files; `stopping` ends the wait for another holder.
         """
         self._where, self._root, self._store = where, directory / names.CHECKPOINTS, store
         self._keep, self._every_s, self._timeout_s = keep, every_s, timeout_s

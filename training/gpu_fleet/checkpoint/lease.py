@@ -114,10 +114,9 @@ class RunLease:
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     def acquire(self, within_s: float = math.inf) -> bool:
-        """Take the lease, if necessary after a wait for another holder. Return whether it is ours.
+        """Wait up to `within_s` for the holder. Return whether the lease is ours; else call it again.
 
-        False means that `within_s` seconds were not enough: call it again. Raises RunLeaseError if the holder
-        stays for WAIT_S, counted from the first call, and StoppedError for a notice during the wait.
+        Raises RunLeaseError if the holder stays for WAIT_S, and StoppedError for a notice during the wait.
         """
         begin = self._clock()
         if self._waits_since is None:

@@ -222,10 +222,9 @@ class FolderLock:
         self._file.flush()
 
     def check(self) -> None:
-        """Raise RunLeaseError if another process has marked the folder: this one may write no more.
+        """Raise RunLeaseError if another process has marked the folder, in which this one may write no more.
 
-        That can happen on a file system without locks, after a file server dropped the lock of a paused
-        instance, or after the folder was created anew. Without such a mark a lost lock is taken again.
+        Without such a mark, a lock that a file server has dropped, or of a folder made anew, is taken again.
         """
         if self._file.closed:
             raise RunLeaseError(f"run.directory: {self.root.parent} was given up; this process saves no more")
@@ -282,11 +281,10 @@ def _holder(mark: str) -> str:
 
 
 def lock(root: Path) -> FolderLock:
-    """Lock a folder of checkpoints for this process; raises CheckpointError if another one has the lock.
+    """Lock a folder of checkpoints; raises CheckpointError if another process has the lock.
 
-    The kernel drops a record lock when the process ends, and reader processes do not inherit it. Call `mark`
-    once the lease is held: a file server may have dropped the lock of a run whose lease is alive. On a file
-    system without locks, only the mark claims the folder.
+    The kernel drops it when the process ends. Call `mark` once the lease is held: on a file system without
+    locks, or after a file server has dropped the lock, only the mark claims the folder.
     """
     file = (root / names.LOCK).open("a+", encoding="utf-8")
     try:

@@ -112,10 +112,9 @@ def of_data(samples: Dataset | OwnData, *, says: bool = True) -> dict[str, Any]:
 
 
 def _content(samples: Dataset | OwnData, *, says: bool) -> dict[str, Any]:
-    """Return the `content`: digests of growing sets of samples.
+    """Return the `content`: digests of growing sets of samples, of all if reading a user's own takes seconds.
 
-    All samples of a user's own data count if reading them takes seconds, else a random part. They are read
-    twice. If the second reading differs, the result has their `shape` instead.
+    If a second reading differs, the result has their `shape` instead.
     """
     if not isinstance(samples, OwnData):
         return {"content": fingerprint(samples)}

@@ -32,8 +32,7 @@ log = logging.getLogger(__name__)
 class Snapshot:
     """Copy of a nested state in CPU memory that is allocated once and reused for every save.
 
-    It runs during the forward and the backward pass (as in Mohan et al., "CheckFreq", 2021), in which weights
-    and moments do not change. `before_change` waits for the rest of it.
+    It runs until the next update of the weights, as in Mohan et al., "CheckFreq", 2021.
     """
 
     def __init__(self) -> None:
@@ -109,12 +108,10 @@ class Saver:
         shared: bool = True,
         code: bytes = b"",
     ) -> None:
-        """Start the threads.
+        """Start the threads; once another process has the `claim`, nothing more is committed.
 
-        The last `keep` checkpoints in `root` stay. Once another process has the `claim`, which the caller
-        releases, nothing more is committed. Each rank of a `team` writes and uploads a part; without one this
-        process does all. If not all instances of the team see a `shared` root, checkpoints are only in the
-        store, and `root` holds parts of them until they are uploaded. `code` is a file of every checkpoint.
+        Each rank of a `team` writes and uploads a part. If its instances do not see one `shared` root, that
+        holds parts until they are uploaded, and checkpoints are only in the store.
         """
         self._root, self._keep, self._code = root, keep, code
         self._claim, self._team, self._shared = claim or RunClaim(), team, shared
@@ -134,11 +131,7 @@ class Saver:
             self._threads.append(self._uploader.thread)
 
     def save(self, manifest: local.Manifest, state: Any, written: Callable[[], object] | None = None) -> None:
-        """Begin to save `state`, which must not change before `snapshot.before_change` has returned.
-
-        It waits for the save before, and raises CheckpointError if that failed. `written` waits until DCP has
-        written this rank's part into the stage.
-        """
+        """Begin to save `state`, which must not change before `snapshot.before_change` has returned."""
         self.wait()
         self._idle.clear()
         self._jobs.put((manifest, self.snapshot.begin(state), written))

@@ -214,8 +214,7 @@ def _check_signature(own: Own) -> None:
 def explained(what: str) -> Iterator[None]:
     """Turn an exception of a user's code into an UserCodeError with file and line.
 
-    An out-of-memory error of the device, an error of a peer and a ConfigError pass unchanged.
-    GPU_FLEET_TRACEBACK=1 shows the traceback.
+    Errors of the device's memory, of a peer and ConfigError pass. GPU_FLEET_TRACEBACK=1 shows the traceback.
     """
     try:
         yield
@@ -292,8 +291,7 @@ def _is_installed(folder: str) -> bool:
 def files(directory: Path, *, with_main: bool = False) -> dict[str, bytes]:
     """Return path -> content of all the user's modules, including those that functions import later.
 
-    Paths are relative to the folder in which the run was started, or to the folder `code` of its directory; a
-    module from elsewhere has its module name as path. `with_main` says that the program is the user's too.
+    Paths are relative to where the run was started, or to its folder `code`; else they are module names.
     """
     loaded = _loaded(with_main=with_main)
     places = {name: Path(str(module.__file__)) for name, module in loaded.items()}

@@ -179,10 +179,7 @@ def divisors(number: int) -> str:
 
 
 class Agreement:
-    """Agreement of all ranks on a few small numbers: the largest of each that the last `hand_in` gave.
-
-    The reduction runs on the control group during the step, so that no rank waits for it.
-    """
+    """Agreement of all ranks on the largest of each of a few numbers, reduced during the step."""
 
     def __init__(self, where: World, count: int) -> None:
         self._group, self._shared = where.control, where.size > 1

@@ -76,8 +76,7 @@ class Guard:
     def newest(self) -> str | None:
         """Return the newest whole checkpoint, from the bucket if this disk has none; None for a new run.
 
-        Every rank calls it. They wait until rank 0 has the claim, as the previous holder may save until then;
-        after that, one rank of each instance downloads the folder.
+        Every rank calls it, and waits until rank 0 has the claim: the previous holder may save until then.
         """
         where = self._where  # all ranks make its groups, before rank 0 waits for another holder
         with self._leaving():
@@ -195,8 +194,7 @@ class Guard:
 def _meet(where: World) -> None:
     """Wait until rank 0 makes the same call (by count); raises PeerError if it does not in CLAIM_WITHIN.
 
-    Without a process group the ranks meet in torchrun's store, anew after each restart. Without torchrun no
-    rank waits: `begin` compares the chosen checkpoints.
+    Without a group, torchrun's store serves; without torchrun `begin` compares the chosen checkpoints.
     """
     where.barrier()
     by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

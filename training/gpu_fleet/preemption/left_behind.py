@@ -32,7 +32,7 @@ def orphans(processes: list[Descendant]) -> Iterator[int]:
 def reap(ours: int) -> None:
     """Reap zombies that this process has adopted, as the first process of a container or as a subreaper.
 
-    It leaves `ours` and children in this session alone: this process started them and waits for them.
+    Not `ours`, and no child in this session: this process started them and waits for them.
     """
     lists = (PROCESSES / "self/task").glob("*/children")
     for number in [int(word) for file in lists for word in _text(file).split()]:

@@ -1,7 +1,6 @@
 """The watchdog: it reports where a rank hangs and ends the process, so that torchrun can restart it.
 
-A collective that waits for a lost rank hangs in C++, where Python can raise no exception and run no signal
-handler. So a thread checks for progress.
+It is a thread: a collective hangs in C++, where Python can raise no exception and run no signal handler.
 """
 
 import faulthandler

@@ -74,10 +74,7 @@ class ObjectStore:
     def put(
         self, name: str, content: bytes | Path, moved: Callable[[int], None] = lambda _bytes: None
     ) -> None:
-        """Write one object below the prefix, from memory or a file; raises CheckpointError.
-
-        `moved` is called with the bytes of each part of a file; an exception from it stops the upload.
-        """
+        """Write one object from memory or a file; an exception of `moved` stops the upload."""
         with self._explained(f"cannot take {name}"):
             if isinstance(content, Path):
                 self._client.upload_file(str(content), self._bucket, self._key(name), Callback=moved)
@@ -168,10 +165,7 @@ class ObjectStore:
 
 
 def _skew(error: ClientError, status: int) -> str:
-    """Return advice about a clock that is the reason of a refusal; empty if it is not the reason.
-
-    A HEAD request for an object gets only "403 Forbidden": there the date of the answer shows the skew.
-    """
+    """Return advice if the clock is the reason of a refusal; for HEAD only the answer's date shows it."""
     code = error.response.get("Error", {}).get("Code")
     if code != SKEWED and status != DENIED:
         return ""
@@ -209,8 +203,7 @@ def patiently(
 ) -> T:
     """Run `action`, and retry for `within_s` seconds while the object store fails in a way that may pass.
 
-    That includes a store that is `unanswered`, and one that has `refused`: it has accepted this run before,
-    so its credentials have expired, and are about to be renewed.
+    That includes no answer, if `unanswered`; if `refused` also expired credentials, which are renewed soon.
     """
     until, pause_s = clock() + within_s, FIRST_PAUSE_S
     while True:
@@ -227,8 +220,5 @@ def patiently(
 
 
 def at_start(action: Callable[[], T]) -> T:
-    """Run `action`, one of the first requests of a run: a store without answer fails at once.
-
-    So does one that refuses, unless torchrun has restarted the ranks: it then has accepted this run before.
-    """
+    """Run one of a run's first requests; a store without answer, or one that refuses, fails at once."""
     return patiently(action, START_PATIENCE_S, unanswered=False, refused=outcome.restarted())

@@ -182,11 +182,9 @@ class FolderSync:
         return self._waiting_since is not None
 
     def up(self, *, last: bool = False, final: bool = False) -> bool:
-        """Upload and commit the changes. Return whether there was a commit. Raises CheckpointError.
+        """Upload and commit the changes. Return whether there was a commit; raises CheckpointError.
 
-        `last` says that no program writes any more, so that all files are whole. `final` says that no other
-        call follows, so that the commit does not wait. Raises IdentityError if the bucket has a list that
-        this folder never had.
+        `last`: no program writes any more. `final`: no other call follows, so the commit does not wait.
         """
         if final:
             self._given_up.clear()
