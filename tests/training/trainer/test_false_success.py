@@ -206,7 +206,7 @@ class Forgetful(CheckpointStore):
 
     error: Exception | None = KeyError("ETag")
 
-    def upload(self, *_: Any) -> None:
+    def upload_files(self, *_: Any) -> None:
         if self.error:
             raise self.error
 

@@ -1,8 +1,7 @@
 """The claim on a run: the lock of its folder on this disk, and its lease in the bucket.
 
-One process of a run takes it: first the lock, then the lease, and last the mark in the lock file, since a
-refused process leaves the folder to its holder. Before each write the holder asks the claim, which raises
-RunLeaseError once another process has it.
+One process takes first the lock, then the lease, and last the mark in the lock file, as a refused process
+leaves the folder to its holder. The holder asks before each write: RunLeaseError once another process has it.
 """
 
 import math
@@ -46,7 +45,6 @@ class RunClaim:
         return at_start(partial(self.lease.acquire, within_s))
 
     def mark(self) -> None:
-        """Write this process into the lock file: without locks, only the mark shows the holder."""
         if self._lock is not None:
             with on_disk(self._lock.root):
                 self._lock.mark()

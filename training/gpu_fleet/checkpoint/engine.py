@@ -42,9 +42,8 @@ class CheckpointEngine:
     ) -> None:
         """Claim the run in `directory` and in `store`; raises TrainingError on all ranks.
 
-        The last `keep` checkpoints stay, of which there is one each `every_s` (0: none by time). A rank waits
-        for another up to `timeout_s`. Rank 0 writes a whole `layout`, all ranks a sharded one. `code` is the
-        archive of the user's files. `stopping`, true after a notice, ends the wait for another holder.
+        The last `keep` checkpoints stay, one each `every_s` (0: none by time). A rank waits for another up to
+        `timeout_s`. `code` is the archive of the user's files; `stopping` ends the wait for another holder.
         """
         self._where, self._root, self._store = where, directory / names.CHECKPOINTS, store
         self._keep, self._every_s, self._timeout_s = keep, every_s, timeout_s
@@ -79,7 +78,6 @@ class CheckpointEngine:
         )
 
     def _lock(self) -> None:
-        """Lock the run on this disk, and check that disk and bucket can be written."""
         self._claim.lock(self._root)
         with on_disk(self._root):
             write_bytes(self._root / "write-check", b"")
@@ -138,14 +136,13 @@ class CheckpointEngine:
         """Return whether this rank asks for a checkpoint now; the ranks agree before they save one."""
         if not self._where.leads:
             return False
-        # if the run is lost, the save fails it on all ranks
-        return self._claim.lease.lost or 0 < self._every_s <= self._clock() - self._saved_at
+        lost = bool(self._claim.lease.lost)  # the save fails it on all ranks
+        return lost or 0 < self._every_s <= self._clock() - self._saved_at
 
     def is_saved(self, step: int) -> bool:
         return self._saved_step == step
 
     def check_earlier(self) -> None:
-        """Raise CheckpointError if the run is known to be lost, or if an earlier save has failed."""
         self._claim.lease.raise_if_lost()
         self.wait()
 
@@ -177,11 +174,8 @@ class CheckpointEngine:
             self._saver.wait()
 
     def flush(self) -> None:
-        """Wait, on every rank, until the last save is on disk and in the bucket; raises CheckpointError.
-
-        The ranks meet again and again meanwhile, so that no collective reaches its timeout.
-        """
-        within_s = self._timeout_s / MEETINGS_PER_TIMEOUT
+        """Wait, on every rank, until the last save is on disk and in the bucket; raises CheckpointError."""
+        within_s = self._timeout_s / MEETINGS_PER_TIMEOUT  # so no collective times out
         while not all(self._where.gather(self._where.together(lambda: self._closed(within_s)))):
             log.info("event=flushing uri=%s", self.location)
 

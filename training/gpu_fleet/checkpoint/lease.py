@@ -1,11 +1,9 @@
 """The lease of a run in its bucket: if two processes train one run, the second is refused.
 
-The holder renews the lease every RENEW_EVERY_S. The age of a lease is the difference of two times of the
-object store's clock (the Date of an answer and the last change), so the clock of an instance does not matter.
-If a lease was not renewed for TAKEN_OVER_AFTER_S, its holder counts as gone, and another process may claim
-the next number. The holder may only have been paused, so before each commit a holder checks for a newer
-number. If there is one, it has lost the run and writes nothing more. The newest lease is never deleted, so
-that no number is used twice. A live holder may be about to end, so a start waits for it for up to WAIT_S.
+The holder renews the lease every RENEW_EVERY_S. Its age is the difference of two times of the object store's
+clock. If it was not renewed for TAKEN_OVER_AFTER_S, its holder counts as gone, and another process may claim
+the next number. The holder may only have been paused, so before each commit it checks for a newer number, and
+then writes nothing more. The newest lease is never deleted, so that no number is used twice.
 """
 
 import json
@@ -58,10 +56,7 @@ class Holder:
         return cls(platform.node(), boot, process, space, _begun(process))
 
     def surely_gone(self, now: "Holder") -> bool:
-        """Return whether the holder is surely gone: it is `now` before a restart, or its process has ended.
-
-        One of another host, boot or namespace may be alive. Hosts may share a name.
-        """
+        """Return whether it is `now` before a restart, or its process on this host has surely ended."""
         known = now.boot and now.space
         if not known or (self.host, self.boot, self.space) != (now.host, now.boot, now.space):
             return False
@@ -107,29 +102,21 @@ class RunLease:
         stopping: Callable[[], bool] = lambda: False,
         number: int = 0,
     ) -> None:
-        """Prepare the lease; `stopping` ends the wait for another holder, which takes WAIT_S at most.
-
-        A rank other than 0 writes under the `number` of the lease of rank 0.
-        """
+        """Prepare the lease; `stopping` ends the wait for a holder. `number` is that of rank 0 on others."""
         self._store, self._holder, self._sleep, self._renew_every_s = store, holder, sleep, renew_every_s
         self._clock, self._stopping = clock, stopping
         self._waits_since: float | None = None
         self._name = ""
         self.number = number  # of the lease that is held; 0 before `acquire`
         self._asked_at = clock()  # when the bucket last showed the lease as ours
-        self._loss: str = ""
+        self.lost = ""  # why, once another process is known to have taken the run over
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
-    @property
-    def lost(self) -> bool:
-        return bool(self._loss)
-
     def acquire(self, within_s: float = math.inf) -> bool:
-        """Take the lease, if necessary after a wait for another holder. Return whether it is ours.
+        """Wait up to `within_s` for the holder. Return whether the lease is ours; else call it again.
 
-        False means that `within_s` seconds were not enough: call it again. Raises RunLeaseError if the holder
-        stays for WAIT_S, counted from the first call, and StoppedError for a notice during the wait.
+        Raises RunLeaseError if the holder stays for WAIT_S, and StoppedError for a notice during the wait.
         """
         begin = self._clock()
         if self._waits_since is None:
@@ -176,7 +163,7 @@ class RunLease:
         asked_at = self._clock()
         newest = self._store.newest_lease()
         if newest is not None and newest.number > self.number:
-            self._loss = (
+            self.lost = (
                 f"{self._store.uri} was taken over by {_holder(newest) or 'another process'}, as nothing was "
                 f"heard of this one for {TAKEN_OVER_AFTER_S:.0f} s; this process saves no more"
             )
@@ -207,11 +194,10 @@ class RunLease:
         return True
 
     def raise_if_lost(self) -> None:
-        if self._loss:
-            raise RunLeaseError(self._loss)
+        if self.lost:
+            raise RunLeaseError(self.lost)
 
     def release(self) -> None:
-        """Release the lease, so that another process may start the run at once."""
         self._closed.set()
         if not self._name or self.lost:
             return
@@ -234,7 +220,7 @@ class RunLease:
 class NoLease:
     """Lease of a run without a bucket: nobody else can take the run, so every answer is known."""
 
-    number, lost = 0, False
+    number, lost = 0, ""
 
     def acquire(self, within_s: float = math.inf) -> bool:  # noqa: ARG002 - as RunLease.acquire
         return True

@@ -156,7 +156,6 @@ def steps(root: Path) -> list[int]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint; raises CheckpointError."""
     try:
         return Manifest.from_json((folder / names.MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
@@ -189,10 +188,7 @@ def record_of(path: Path) -> FileRecord:
 
 
 def superseded(committed: Iterable[int], newest: int, keep: int) -> list[int]:
-    """Return the steps to remove once `newest` is good: all but the last `keep` up to it.
-
-    Later ones stay: they were skipped as damaged, and must not count as good.
-    """
+    """Return the steps to remove once `newest` is good; later ones were skipped as damaged, and stay."""
     return sorted(step for step in committed if step <= newest)[:-keep]
 
 
@@ -226,10 +222,9 @@ class FolderLock:
         self._file.flush()
 
     def check(self) -> None:
-        """Raise RunLeaseError if another process has marked the folder: this one may write no more.
+        """Raise RunLeaseError if another process has marked the folder, in which this one may write no more.
 
-        That can happen on a file system without locks, after a file server dropped the lock of a paused
-        instance, or after the folder was created anew. Without such a mark a lost lock is taken again.
+        Without such a mark, a lock that a file server has dropped, or of a folder made anew, is taken again.
         """
         if self._file.closed:
             raise RunLeaseError(f"run.directory: {self.root.parent} was given up; this process saves no more")
@@ -248,11 +243,8 @@ class FolderLock:
             )
 
     def _seen(self) -> str:
-        """Return the mark in the held file; empty if its path is another file by now, or its lock is gone.
-
-        It opens no second file, whose close would drop the lock. Raises OSError.
-        """
-        now = (self.root / names.LOCK).stat()
+        """Return the mark in the held file; empty if its path is another file now, or its lock is gone."""
+        now = (self.root / names.LOCK).stat()  # opens no second file, whose close would drop the lock
         try:
             mine = os.fstat(self._file.fileno())
             same = (mine.st_dev, mine.st_ino) == (now.st_dev, now.st_ino)
@@ -289,11 +281,10 @@ def _holder(mark: str) -> str:
 
 
 def lock(root: Path) -> FolderLock:
-    """Lock a folder of checkpoints for this process; raises CheckpointError if another one has the lock.
+    """Lock a folder of checkpoints; raises CheckpointError if another process has the lock.
 
-    The kernel drops a record lock when the process ends, and reader processes do not inherit it. Call `mark`
-    once the lease is held: a file server may have dropped the lock of a run whose lease is alive. On a file
-    system without locks, only the mark claims the folder.
+    The kernel drops it when the process ends. Call `mark` once the lease is held: on a file system without
+    locks, or after a file server has dropped the lock, only the mark claims the folder.
     """
     file = (root / names.LOCK).open("a+", encoding="utf-8")
     try:

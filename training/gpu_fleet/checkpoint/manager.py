@@ -92,10 +92,7 @@ class Checkpoints(CheckpointEngine):
         )
 
     def restore(self, state: State) -> int | None:
-        """Load the newest whole checkpoint into `state`. Return its step; None if there is none.
-
-        Without checkpoint.resume a run begins anew, but it resumes after a restart by torchrun.
-        """
+        """Load the newest whole checkpoint into `state`. Return its step; None if there is none."""
         if not self._settings.checkpoint.resume and not outcome.restarted():
             restore.begin_anew(self._where, self._root, self._store)
             return None
@@ -165,10 +162,7 @@ class Checkpoints(CheckpointEngine):
         return every > 0 and step % every == 0
 
     def save(self, state: State) -> float:
-        """Begin a checkpoint of this step, if there is none. Return the seconds that training stood still.
-
-        Raises CheckpointError, on all ranks, if an earlier save has failed or another process has the run.
-        """
+        """Begin a checkpoint of this step, if there is none. Return the seconds that training stood still."""
         if self.is_saved(state.step):
             return 0.0
         begin = time.perf_counter()
@@ -181,17 +175,14 @@ class Checkpoints(CheckpointEngine):
             written = sharded.begin_save(stage, state.model, state.optimizer, self._where.saving)
         elif self._where.leads:
             saved |= capture_tensors(state, self._settings)
-        self.begin_save(self._manifest(state), saved, written)
+        described, name = self._settings.model_dump(mode="json"), self._settings.model.name
+        size, identity = self._where.size, self._identity
+        manifest = local.Manifest(state.step, name, size, self._layout, config=described, identity=identity)
+        self.begin_save(manifest, saved, written)
         return time.perf_counter() - begin
 
     def check_readable(self, state: State) -> None:
-        """Raise UnreadableError, on all ranks, if no checkpoint could restore this state."""
         self._where.together(lambda: plain_optimizer(state, self._settings))
-
-    def _manifest(self, state: State) -> local.Manifest:
-        described, name = self._settings.model_dump(mode="json"), self._settings.model.name
-        size, identity = self._where.size, self._identity
-        return local.Manifest(state.step, name, size, self._layout, config=described, identity=identity)
 
 
 def _store(settings: config.Config, uri: str) -> CheckpointStore | None:

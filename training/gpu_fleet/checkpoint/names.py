@@ -39,7 +39,6 @@ def staged(root: Path, step: int) -> Path:
 
 
 def lease_name(number: int) -> str:
-    """Return the name of a lease, such that names sort as numbers do."""
     return f"{number:012d}"
 
 

@@ -18,10 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def newest_whole(where: World, root: Path, store: CheckpointStore | None) -> local.Manifest | None:
-    """Fetch the newest checkpoint that verifies on every instance into `root`; None if there is none.
-
-    Raises CheckpointError if there are checkpoints and none of them is whole, or none is on all instances.
-    """
+    """Fetch the newest checkpoint that is whole on every instance; raises CheckpointError if none is."""
     damaged: set[int] = set()
     while True:
         here = where.together(lambda: _steps_here(where, root, store))
@@ -78,11 +75,7 @@ def _steps_here(where: World, root: Path, store: CheckpointStore | None) -> set[
 
 
 def _bring(step: int, root: Path, store: CheckpointStore | None) -> bool:
-    """Return whether a verified copy of the checkpoint is in `root` now.
-
-    Raises StoreError if the object store does not answer: that must not count as damage, after which the run
-    would resume from an older checkpoint.
-    """
+    """Return whether a verified copy is in `root`; a silent store raises StoreError: it is no damage."""
     folder = root / names.step_name(step)
     if folder.exists() and _is_whole(step, lambda: local.verify(folder)):
         return True

@@ -89,7 +89,6 @@ def of_configuration(table: Mapping[str, Any]) -> Identity:
 
 
 def flattened(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (`section.key`, value as JSON) of a nested table."""
     for section, keys in table.items():
         for key, value in keys.items():
             yield f"{section}.{key}", json.dumps(value, sort_keys=True, default=_text)
@@ -113,10 +112,9 @@ def of_data(samples: Dataset | OwnData, *, says: bool = True) -> dict[str, Any]:
 
 
 def _content(samples: Dataset | OwnData, *, says: bool) -> dict[str, Any]:
-    """Return the `content`: digests of growing sets of samples.
+    """Return the `content`: digests of growing sets of samples, of all if reading a user's own takes seconds.
 
-    All samples of a user's own data count if reading them takes seconds, else a random part. They are read
-    twice. If the second reading differs, the result has their `shape` instead.
+    If a second reading differs, the result has their `shape` instead.
     """
     if not isinstance(samples, OwnData):
         return {"content": fingerprint(samples)}
@@ -168,10 +166,7 @@ def _drawn(
 
 
 def check_alike(of_ranks: Sequence[Iterable[Mapping[str, Any]]], label: str) -> None:
-    """Raise DataError, the same on all ranks, if a rank has other data than rank 0.
-
-    A rank may have more data sets than another. Data that differ at each reading are not compared.
-    """
+    """Raise DataError on all ranks if one has other data than rank 0; it may have more or fewer sets."""
     known = [
         {
             json.dumps({**data, "content": data["content"].partition(LEVELS)[0]}, sort_keys=True)
@@ -206,10 +201,7 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def differences(saved: Identity, now: Identity, allowed: Iterable[str] = ()) -> list[tuple[str, str, str]]:
-    """Return (key, saved, now) for all keys that both have and that differ, except those in `allowed`.
-
-    Raises IdentityError for an allowed key that does not exist.
-    """
+    """Return (key, saved, now) for all keys that both have and that differ, except those in `allowed`."""
     for key in allowed:
         if key not in now and key not in LENGTH and not fnmatch(key, SHAPE):
             raise IdentityError(f"checkpoint.allow: {key!r} decides nothing{suggestion(key, now)}")

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,15 @@ from gpu_fleet.core.containers import mapping_like, sequence_like
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, UnreadableError, reason_of
 from gpu_fleet.core.user_code import ARCHIVE
 
+Copied = Callable[[], Any]
+Written = Callable[[], object] | None
 log = logging.getLogger(__name__)
 
 
 class Snapshot:
     """Copy of a nested state in CPU memory that is allocated once and reused for every save.
 
-    It runs during the forward and the backward pass (as in Mohan et al., "CheckFreq", 2021), in which weights
-    and moments do not change. `before_change` waits for the rest of it.
+    It runs until the next update of the weights, as in Mohan et al., "CheckFreq", 2021.
     """
 
     def __init__(self) -> None:
@@ -93,15 +94,6 @@ class Snapshot:
         return value
 
 
-@dataclass(frozen=True)
-class SaveJob:
-    """A save that is to be written to disk."""
-
-    manifest: local.Manifest
-    copied: Callable[[], Any]  # finishes the copy of the state and returns it
-    written: Callable[[], object] | None  # waits until this rank's part of the model is on disk
-
-
 class Saver:
     """Writer of the checkpoints of one process, or of its part; the training waits only for the copy."""
 
@@ -116,17 +108,16 @@ class Saver:
         shared: bool = True,
         code: bytes = b"",
     ) -> None:
-        """Start the threads.
+        """Start the threads; once another process has the `claim`, nothing more is committed.
 
-        The last `keep` checkpoints in `root` stay. Once another process has the `claim`, which the caller
-        releases, nothing more is committed. Each rank of a `team` writes and uploads a part; without one this
-        process does all. If not all instances of the team see a `shared` root, checkpoints are only in the
-        store, and `root` holds parts of them until they are uploaded. `code` is a file of every checkpoint.
+        Each rank of a `team` writes and uploads a part. If its instances do not see one `shared` root, that
+        holds parts until they are uploaded, and checkpoints are only in the store.
         """
         self._root, self._keep, self._code = root, keep, code
         self._claim, self._team, self._shared = claim or RunClaim(), team, shared
         self.snapshot = Snapshot()  # of the last save
-        self._jobs: queue.Queue[SaveJob | None] = queue.Queue(maxsize=1)
+        # of each save: its manifest; what finishes the copy of the state; what waits for this rank's part
+        self._jobs: queue.Queue[tuple[local.Manifest, Copied, Written] | None] = queue.Queue(maxsize=1)
         self._idle = threading.Event()
         self._idle.set()
         self._closing = self._is_read_back = False
@@ -139,35 +130,23 @@ class Saver:
             self._uploader = Uploader(root, store, keep, self._claim, shared=shared)
             self._threads.append(self._uploader.thread)
 
-    @property
-    def uploaded_step(self) -> int | None:
-        return self._uploader.uploaded_step if self._uploader is not None else None
-
     def save(self, manifest: local.Manifest, state: Any, written: Callable[[], object] | None = None) -> None:
-        """Begin to save `state`, which must not change before `snapshot.before_change` has returned.
-
-        It waits for the save before, and raises CheckpointError if that failed. `written` waits until DCP has
-        written this rank's part into the stage.
-        """
+        """Begin to save `state`, which must not change before `snapshot.before_change` has returned."""
         self.wait()
         self._idle.clear()
-        self._jobs.put(SaveJob(manifest, self.snapshot.begin(state), written))
+        self._jobs.put((manifest, self.snapshot.begin(state), written))
 
     def upload_if_missing(self, manifest: local.Manifest) -> None:
         if self._uploader is not None:
             self._uploader.add_missing(manifest)
 
     def wait(self) -> None:
-        """Wait until the last save is on disk; raises CheckpointError if it failed."""
         self._idle.wait()
         if failure := self._write_failure or (self._uploader and self._uploader.lost):
             raise failure
 
     def close(self, within_s: float | None = None) -> bool:
-        """Return whether, within `within_s`, all saves are on disk and the newest is uploaded.
-
-        If not, call it again. Raises CheckpointError if a save or the newest upload failed.
-        """
+        """Return whether, within `within_s`, all is on disk and the newest uploaded; else call it again."""
         if not self._closing:
             self._closing = True
             if self._uploader is not None:
@@ -185,20 +164,21 @@ class Saver:
 
     def _write(self) -> None:
         while (job := self._jobs.get()) is not None:
+            step = job[0].step
             try:
-                manifest = self._commit(job)
-                self._read_back(manifest.step)
+                manifest = self._commit(*job)
+                self._read_back(step)
                 if self._team is None or (self._team.leads and self._shared):
                     spared = self._uploader.waiting if self._uploader else ()
-                    local.prune(self._root, manifest.step, self._keep, spared)
-                log.info("event=checkpoint step=%d folder=%s", manifest.step, self._root)
+                    local.prune(self._root, step, self._keep, spared)
+                log.info("event=checkpoint step=%d folder=%s", step, self._root)
                 self.committed()
                 if self._uploader is not None:
                     self._uploader.add(manifest, self._team)
             except (RunLeaseError, UnreadableError) as error:
                 self._write_failure = error
             except Exception as error:  # noqa: BLE001 - any would end this thread, and the run waits for it
-                what = f"{self._root}: step {job.manifest.step} cannot be written"
+                what = f"{self._root}: step {step} cannot be written"
                 self._write_failure = CheckpointError(f"{what}: {reason_of(error)}")
             finally:
                 self._idle.set()
@@ -217,26 +197,26 @@ class Saver:
             raise
         self._is_read_back = True
 
-    def _commit(self, job: SaveJob) -> local.Manifest:
-        copied = job.copied()  # the training waits for this
+    def _commit(self, manifest: local.Manifest, copied: Copied, written: Written) -> local.Manifest:
+        state = copied()  # the training waits for this
         if self._closing:  # nothing trains any more: other programs must not hold up the last save
-            return self._written(job, copied)
+            return self._commit_state(manifest, state, written)
         # with a low priority, as it takes as much time of a core as a step
         with ThreadPoolExecutor(1, initializer=give_way) as pool:
-            return pool.submit(self._written, job, copied).result()
+            return pool.submit(self._commit_state, manifest, state, written).result()
 
-    def _written(self, job: SaveJob, copied: Any) -> local.Manifest:
-        writers: dict[str, local.Writer] = {names.STATE: partial(torch.save, copied)}
+    def _commit_state(self, manifest: local.Manifest, state: Any, written: Written) -> local.Manifest:
+        writers: dict[str, local.Writer] = {names.STATE: partial(torch.save, state)}
         if self._code:
             writers[ARCHIVE] = lambda file: file.write(self._code)
         if self._team is None:
             self._claim.check_folder()  # the stage is in it
-            return local.commit(self._root, job.manifest, writers, self._claim.check)
-        step, team = job.manifest.step, self._team
+            return local.commit(self._root, manifest, writers, self._claim.check)
+        step, team = manifest.step, self._team
         try:
             self._claim.check_folder()  # the stage is in it
-            assert job.written is not None
-            job.written()
+            assert written is not None
+            written()
             folder = names.staged(self._root, step)
             mine = local.write_part(folder, team.rank, writers if team.leads else {})
         except Exception as error:  # the other ranks wait for a report of any outcome
@@ -246,8 +226,8 @@ class Saver:
         team.post(step, "written", {name: asdict(record) for name, record in mine.items()})
         if not team.leads:
             team.hear(step, "committed", rank=0)
-            return replace(job.manifest, files=mine)
-        return self._commit_parts(job.manifest, team)
+            return replace(manifest, files=mine)
+        return self._commit_parts(manifest, team)
 
     def _commit_parts(self, manifest: local.Manifest, team: Team) -> local.Manifest:
         """Put the records of all ranks into the manifest, and commit if all parts are in one folder."""
@@ -257,7 +237,7 @@ class Saver:
             manifest = replace(manifest, files=files)
             if self._shared:
                 local.commit_stage(self._root, manifest, self._claim.check)
-        except Exception as error:  # as in `_written`
+        except Exception as error:  # as above
             team.post(manifest.step, "committed", error=CheckpointError(reason_of(error)))
             raise
         team.post(manifest.step, "committed")

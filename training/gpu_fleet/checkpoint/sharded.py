@@ -69,7 +69,6 @@ class PartReader(FileSystemReader):
     """Reader of the parts of a checkpoint on this disk."""
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        """Return the metadata; raises UnpicklingError if they name anything that could run code."""
         file = Path(self.path) / ".metadata"
         try:
             metadata = MetadataUnpickler(io.BytesIO(file.read_bytes())).load()
@@ -116,10 +115,7 @@ def load(
     chosen: list[dict[str, Any]],
     group: dist.ProcessGroup,
 ) -> None:
-    """Load this rank's part from a checkpoint of any number of ranks; raises IdentityError.
-
-    `chosen` holds the values of the optimizer's groups that the configuration decides.
-    """
+    """Load this rank's part of any checkpoint, but what the configuration decides: `chosen`."""
     parts = _parts(model, optimizer)
     _read(parts, folder, group, "the parts of the checkpoint")
     set_state_dict(

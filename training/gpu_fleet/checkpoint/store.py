@@ -1,15 +1,10 @@
-"""Checkpoints and leases of a run in an object store.
-
-The data is uploaded first and the manifest last, so that the manifest is the commit. A removal begins with
-the manifest.
-"""
+"""Checkpoints and leases of a run in an object store; the manifest is uploaded last, and removed first."""
 
 import hashlib
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -30,8 +25,7 @@ class LeaseKey:
     number: int
     name: str  # name of the object below lease/
     content: str
-    changed_at: datetime  # by the object store's clock, like the age
-    age_s: float
+    age_s: float  # by the object store's clock
 
 
 class CheckpointStore(ObjectStore):
@@ -46,7 +40,6 @@ class CheckpointStore(ObjectStore):
         moved(0)
 
     def commit(self, manifest: local.Manifest, held: Callable[[], None] = lambda: None) -> None:
-        """Commit a checkpoint whose files are all uploaded, unless `held` raises: another has the run."""
         held()
         self.put(_key(manifest.step, names.MANIFEST), manifest.to_json().encode())
 
@@ -112,7 +105,7 @@ class CheckpointStore(ObjectStore):
         claimed, changed_at, name = min(claims)
         content = (self.get(_lease(name)) or b"").decode()
         changed_at = max(changed_at, changed.get(f"{name}{names.RENEWAL}", changed_at))
-        return LeaseKey(-claimed, name, content, changed_at, (now - changed_at).total_seconds())
+        return LeaseKey(-claimed, name, content, (now - changed_at).total_seconds())
 
     def claim_lease(
         self, number: int, content: str, sleep: Callable[[float], None] = time.sleep
@@ -157,7 +150,6 @@ class CheckpointStore(ObjectStore):
                 return
 
     def _listing(self) -> dict[int, set[str]]:
-        """Return the file names of every step that has files."""
         files: dict[int, set[str]] = {}
         for key in self.sizes(""):
             folder, _, name = key.partition("/")

@@ -38,10 +38,7 @@ class Team:
         self.store.set(_key(step, what, self.rank), json.dumps(said))
 
     def hear(self, step: int, what: str, rank: int, poll: Callable[[], None] = lambda: None) -> Any:
-        """Wait for the report of rank `rank`, or an exception of `poll`. Return its value.
-
-        Raises CheckpointError with the error of that rank, or after `patience_s` without a report.
-        """
+        """Return a rank's report; raises its error, that of `poll`, or CheckpointError after `patience_s`."""
         key, waited_s = _key(step, what, rank), 0.0
         while not self.store.check([key]):
             poll()

@@ -123,7 +123,6 @@ class Uploader:
             patiently(lambda: store.check_whole(newest), within_s=NOTICE_PATIENCE_S, refused=True)
 
     def _run(self) -> None:
-        """Upload one checkpoint at a time; a newer checkpoint may overtake one that hangs."""
         while (upload := self._newest()) is not None:
             line = UploadProgress()
             running = threading.Thread(target=self._upload_one, args=(upload, line), name=LINE, daemon=True)
@@ -132,10 +131,7 @@ class Uploader:
                 running.join(LOOK_EVERY_S)
 
     def _overtaken(self, upload: Upload, line: UploadProgress) -> bool:
-        """Return whether the upload is given up: a newer one waits, and the run ends or this one hangs.
-
-        An upload that hangs in a socket cannot be stopped: its thread is left behind.
-        """
+        """Return whether the upload is given up; the thread of one that hangs in a socket is left behind."""
         with self._queue.mutex:
             newer = any(waiting is not None for waiting in self._queue.queue)
         if newer and (self.hurried or line.still_s() > STANDS_STILL_S):

@@ -349,10 +349,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def may_leave_out(settings: Config) -> bool:
-    """Return whether DistributedDataParallel may have to search for parameters that a step leaves out.
-
-    Without parallel.static_graph, it may for a user's own model or loss, and for a model of transformers.
-    """
+    """Return whether DistributedDataParallel may have to search for parameters that a step leaves out."""
     if settings.parallel.strategy != "ddp" or settings.parallel.static_graph is not None:
         return settings.parallel.static_graph is False
     name = settings.model.name
@@ -384,7 +381,6 @@ def _beside(uri: str, name: str) -> str:
 
 
 def from_table(table: dict[str, Any], source: str) -> Config:
-    """Check a nested table; raises ConfigError with one line per wrong key."""
     try:
         return Config.model_validate(table)
     except ValidationError as error:

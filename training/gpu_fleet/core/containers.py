@@ -17,10 +17,7 @@ NUMBERS_AND_TEXT = (bool, int, float, str)
 
 
 def plain(value: Any, owner: str, path: str = "") -> Any:
-    """Return a state that torch.load reads without running code, for example with a numpy number as a float.
-
-    Raises UnreadableError that names `owner` and the place of a value that could be written, but not read.
-    """
+    """Return a state that torch.load reads without running code; raises UnreadableError naming the place."""
     if isinstance(value, np.generic):  # before float: np.float64 is a float too
         return value.item()
     if isinstance(value, PLAIN) or _is_readable(value):

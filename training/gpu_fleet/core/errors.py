@@ -125,10 +125,7 @@ class StoppedError(TrainingError):
 
     for_good = False
     at_once = False  # the instance is about to stop
-
-    @property
-    def exit_status(self) -> int:
-        return exit_codes.STOPPED
+    exit_status = exit_codes.STOPPED  # under torchrun it is 0: see outcome.status_of
 
 
 class StandstillError(TrainingError):

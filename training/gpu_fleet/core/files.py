@@ -20,10 +20,7 @@ PASSING = (
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether an error is of a disk, a file server or the network, so that another try may succeed.
-
-    Some libraries raise an OSError of their own. Then the error of the system is its cause.
-    """
+    """Return whether an error, or its cause, is of a disk, a file server or the network: it may pass."""
     reason: BaseException | None = error if isinstance(error, OSError) else None
     while reason is not None:
         if isinstance(reason, ConnectionError | TimeoutError):

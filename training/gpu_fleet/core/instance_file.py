@@ -25,7 +25,6 @@ def table() -> dict[str, Any]:
 
 
 def account() -> str:
-    """Return the account that runs this process: its name, or its number if it has no name (a container)."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # KeyError until Python 3.12

@@ -8,8 +8,6 @@ import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
 
-from pydantic import BaseModel, ConfigDict
-
 from gpu_fleet.core.errors import LaunchError
 
 TIMEOUT_S = 1.0  # for one request to the metadata service, which is on the same host
@@ -22,10 +20,9 @@ log = logging.getLogger(__name__)
 CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_URI"  # source of the keys of an instance's users
 
 
-class ThisInstance(BaseModel):
+@dataclass(frozen=True)
+class ThisInstance:
     """Facts about this instance."""
-
-    model_config = ConfigDict(frozen=True)
 
     instance_id: str
     instance_type: str
@@ -79,11 +76,12 @@ class MetadataClient:
             ttl = {f"{header}-ttl-seconds": str(TOKEN_TTL_S)}
             status, token = ask(f"{self._base}/latest/api/token", ttl, "PUT")
             self._token = token.strip() if status == OK else ""
-            status, text = ask(url, {header: self._token}) if self._token else (status, "")
+            if not self._token:
+                return (0 if status == OK else status), ""
+            status, text = ask(url, {header: self._token})
         return status, text
 
     def read(self, path: str) -> str:
-        """Return the text at `path` below /latest/meta-data/; raises LaunchError if there is none."""
         for _ in range(ATTEMPTS):
             status, text = self.ask(path)
             if status:
@@ -95,10 +93,7 @@ class MetadataClient:
         return text.strip()
 
     def role_keys(self) -> dict[str, str]:
-        """Return the present keys of an instance's RAM role on Alibaba Cloud, with the service's names.
-
-        Raises LaunchError if there is no role, ValueError or LookupError if the answer cannot be parsed.
-        """
+        """Return the keys of an instance's RAM role; raises LaunchError, ValueError or LookupError."""
         # users of an instance have a role of their own; root has the instance's
         if uri := os.environ.get(CREDENTIALS_URI):
             status, text = ask(uri, {}, attempts=ATTEMPTS)

@@ -55,7 +55,6 @@ def _replace(file: Path, table: dict[str, Any]) -> None:
 
 
 def remove_failure(directory: Path) -> None:
-    """Remove the failure of an earlier run, once this run has the directory; raises OSError."""
     if not restarted():
         (directory / FAILURE).unlink(missing_ok=True)
 
@@ -73,10 +72,7 @@ def write_failure(directory: Path, error: str, rank: int) -> None:
 
 
 def write_refusal(error: str, *, stopped: bool = False) -> None:
-    """Write a refusal for `launch` and restarted ranks: only a new `launch` may help, not a restart of ranks.
-
-    The file is not in the run directory, which may belong to the process that has the run. Raises OSError.
-    """
+    """Write a refusal for `launch` and restarted ranks: another has the run, and its directory."""
     if file := os.environ.get(REFUSED):
         _replace(Path(file), {"error": error, "stopped": stopped})
 
@@ -166,8 +162,7 @@ def note_begin(directory: Path) -> None:
 class NewWord:
     """Files that a run writes into its directory from now on. No clock is used, as it may be wrong.
 
-    A file is new if it differs from the present one, and belongs to this launch if it has its token. If the
-    file has no token (as from a user's own program), or there is no token here, any new file counts.
+    A file belongs to this launch if it has its token. Without a token on one side, any new file counts.
     """
 
     def __init__(self, directory: Path, launched: str = "") -> None:
@@ -199,7 +194,6 @@ class NewWord:
 
 
 def _version(file: Path) -> tuple[int, int, int] | None:
-    """Return a value that changes each time a file is written; None without a file."""
     try:
         status = file.stat()
     except OSError:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,58 +35,49 @@ class Located:
 
 
 def reachable(loaded: Mapping[str, ModuleType], is_wanted: Callable[[str], bool]) -> dict[str, Path]:
-    """Return name -> file of each module that is not loaded yet, and that these may import, also indirectly.
-
-    Only source files that are wanted count, and are searched.
-    """
-    places = _Places(is_wanted)
+    """Return name -> file of each wanted module that these may still import, also indirectly."""
+    known: dict[str, Located | None] = {}  # each module is searched once
     modules: dict[str, Path] = {}
     waiting = [(_of_loaded(name, module), _is_at_its_top(name, module)) for name, module in loaded.items()]
     while waiting:
         importer, all_of_it = waiting.pop()
         for name in _imports(importer, all_of_it=all_of_it):
-            for place in places.on_the_way_to(name):
+            for place in _on_the_way_to(name, known, is_wanted):
                 if place.file is not None and place.name not in sys.modules and place.name not in modules:
                     modules[place.name] = place.file
                     waiting.append((place, True))
     return dict(sorted(modules.items()))
 
 
-class _Places:
-    """Locations of modules; each module is searched once."""
+def _on_the_way_to(
+    name: str, known: dict[str, Located | None], is_wanted: Callable[[str], bool]
+) -> Iterator[Located]:
+    """Yield the locations of the packages above a module, which Python imports first, and its own."""
+    place: Located | None = None
+    for part in accumulate(name.split("."), "{}.{}".format):
+        if part not in known:
+            known[part] = _find(part, place, is_wanted)
+        place = known[part]
+        if place is None:
+            return
+        yield place
 
-    def __init__(self, is_wanted: Callable[[str], bool]) -> None:
-        self._is_wanted = is_wanted
-        self._known: dict[str, Located | None] = {}
 
-    def on_the_way_to(self, name: str) -> Iterator[Located]:
-        """Yield the locations of the packages above a module, which Python imports first, and its own."""
-        above: Located | None = None
-        parts = name.split(".")
-        for length in range(1, len(parts) + 1):
-            part = ".".join(parts[:length])
-            if part not in self._known:
-                self._known[part] = self._find(part, above)
-            above = self._known[part]
-            if above is None:
-                return
-            yield above
-
-    def _find(self, name: str, above: Located | None) -> Located | None:
-        """Return the location of a module; None if it is missing, or not a source that counts."""
-        if name in sys.modules:
-            return _of_loaded(name, sys.modules[name])
-        package, _, tail = name.rpartition(".")
-        # below a package by its last part: the full name would make Python import the packages above
-        spec = _spec(name) if above is None else PathFinder.find_spec(tail, [*above.folders])
-        if spec is None:
-            return None
-        folders = tuple(spec.submodule_search_locations or ())
-        source = (spec.has_location and spec.origin) or ""
-        if source.endswith(".py") and self._is_wanted(source):
-            return Located(name, name if folders else package, Path(source), folders)
-        is_namespace = folders and not spec.has_location
-        return Located(name, name, None, folders) if is_namespace else None
+def _find(name: str, above: Located | None, is_wanted: Callable[[str], bool]) -> Located | None:
+    """Return the location of a module; None if it is missing, or not a source that counts."""
+    if name in sys.modules:
+        return _of_loaded(name, sys.modules[name])
+    package, _, tail = name.rpartition(".")
+    # below a package by its last part: the full name would make Python import the packages above
+    spec = _spec(name) if above is None else PathFinder.find_spec(tail, [*above.folders])
+    if spec is None:
+        return None
+    folders = tuple(spec.submodule_search_locations or ())
+    source = (spec.has_location and spec.origin) or ""
+    if source.endswith(".py") and is_wanted(source):
+        return Located(name, name if folders else package, Path(source), folders)
+    is_namespace = folders and not spec.has_location
+    return Located(name, name, None, folders) if is_namespace else None
 
 
 def _of_loaded(name: str, module: Any) -> Located:
@@ -128,14 +120,11 @@ def _imports(importer: Located, *, all_of_it: bool) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names if alias.name not in known)
 
 
-@cache
+@cache  # a run asks several times, and parsing takes milliseconds
 def _imports_in(
     source: bytes, *, as_program: bool, all_of_it: bool
 ) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """Return the imports that may run at the import or in a function; without `all_of_it`, in a function.
-
-    It is cached, as a run asks several times and parsing takes milliseconds.
-    """
+    """Return the imports that may run at the import or in a function; without `all_of_it`, in a function."""
     imports: list[ast.Import | ast.ImportFrom] = []
     waiting: list[tuple[ast.AST, bool]] = [(ast.parse(source), all_of_it)]
     while waiting:

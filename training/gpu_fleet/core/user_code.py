@@ -137,10 +137,7 @@ def is_own(name: str) -> bool:
 
 
 def load(key: str, name: str, options: Mapping[str, Any] | None = None, directory: str = "") -> Own:
-    """Load the function or class `name`, to be called by EXPECTED[key]; raises ConfigError or UserCodeError.
-
-    The folder `code` of the run `directory` is searched last.
-    """
+    """Load the function or class `name`, to be called as EXPECTED[key] says; raises ConfigError."""
     place, _, attribute = name.partition(":")
     if not place or not attribute:
         raise ConfigError(f"{key} = {name!r}: write FILE.py:NAME or package.module:NAME")
@@ -202,7 +199,6 @@ def _importable(folder: Path, kept: Path) -> None:
 
 
 def _check_signature(own: Own) -> None:
-    """Raise ConfigError if the call of EXPECTED does not fit the signature."""
     try:
         signature = inspect.signature(own.function)
     except (TypeError, ValueError):  # some built-in functions have no signature
@@ -218,8 +214,7 @@ def _check_signature(own: Own) -> None:
 def explained(what: str) -> Iterator[None]:
     """Turn an exception of a user's code into an UserCodeError with file and line.
 
-    An out-of-memory error of the device, an error of a peer and a ConfigError pass unchanged.
-    GPU_FLEET_TRACEBACK=1 shows the traceback.
+    Errors of the device's memory, of a peer and ConfigError pass. GPU_FLEET_TRACEBACK=1 shows the traceback.
     """
     try:
         yield
@@ -296,8 +291,7 @@ def _is_installed(folder: str) -> bool:
 def files(directory: Path, *, with_main: bool = False) -> dict[str, bytes]:
     """Return path -> content of all the user's modules, including those that functions import later.
 
-    Paths are relative to the folder in which the run was started, or to the folder `code` of its directory; a
-    module from elsewhere has its module name as path. `with_main` says that the program is the user's too.
+    Paths are relative to where the run was started, or to its folder `code`; else they are module names.
     """
     loaded = _loaded(with_main=with_main)
     places = {name: Path(str(module.__file__)) for name, module in loaded.items()}
@@ -332,7 +326,6 @@ def identity(sources: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def archive(sources: Mapping[str, bytes]) -> bytes:
-    """Pack the files as a zip archive, with the same bytes for the same files."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, content in sources.items():

@@ -71,7 +71,10 @@ class World:
             failure = error
         for rank, other_failure in enumerate(self.gather(failure)):
             if other_failure is not None:
-                raise _of_rank(rank, other_failure)
+                shared = copy(other_failure)  # with its attributes, such as for_good
+                shared.args = (f"rank {rank}: {other_failure}" if rank else str(other_failure),)
+                shared.shared = True
+                raise shared
         return cast("T", value)
 
     def on_first(self, action: Callable[[], T]) -> T:
@@ -93,13 +96,6 @@ class World:
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier(group=self.control)
-
-
-def _of_rank(rank: int, error: TrainingError) -> TrainingError:
-    shared = copy(error)  # with its attributes, such as for_good
-    shared.args = (str(error) if rank == 0 else f"rank {rank}: {error}",)
-    shared.shared = True
-    return shared
 
 
 @contextmanager
@@ -137,10 +133,10 @@ def of_script(device: torch.device) -> World:
 
 def store_of_world() -> Store:
     """Return the rendezvous store, by a connection that no call of the training keeps waiting."""
-    store = dist.distributed_c10d._get_default_store()
-    if dist.get_world_size() == 1:
-        return store
-    return store.clone()  # type: ignore[attr-defined,no-any-return]  # missing from torch's hints
+    store: Store = dist.distributed_c10d._get_default_store()
+    if dist.get_world_size() > 1:
+        store = store.clone()  # type: ignore[attr-defined]  # missing from torch's hints
+    return store
 
 
 def _device(local_rank: int) -> torch.device:
@@ -183,10 +179,7 @@ def divisors(number: int) -> str:
 
 
 class Agreement:
-    """Agreement of all ranks on a few small numbers: the largest of each that the last `hand_in` gave.
-
-    The reduction runs on the control group during the step, so that no rank waits for it.
-    """
+    """Agreement of all ranks on the largest of each of a few numbers, reduced during the step."""
 
     def __init__(self, where: World, count: int) -> None:
         self._group, self._shared = where.control, where.size > 1

@@ -38,7 +38,8 @@ class FleetSteps:
     ) -> None:
         """Open the run in `directory`. Prepare or register all state with `accelerator` before `over`.
 
-        `uri`, `config` and `allow` mean the same as in Run.
+        `config` holds the values that decide the result, such as the learning rate. `uri` and `allow` mean
+        the same as in Run.
         """
         self._accelerator, self._every_steps = accelerator, every_steps
         self._guard = Guard(
@@ -51,6 +52,7 @@ class FleetSteps:
         self._loop: LoopWatch | None = None
 
     def over(self, loader: Any, steps: int) -> Iterator[Any]:
+        """Yield the batches of a prepared loader, epoch after epoch, until `steps` are done."""
         if not self._accelerator.dataloader_config.use_seedable_sampler:
             self._accelerator.print(
                 "gpu-fleet: not exact: set use_seedable_sampler in DataLoaderConfiguration"
@@ -61,7 +63,10 @@ class FleetSteps:
         self._reads = seeded(loader)
         if self._reads is None and draws(samples):
             self._accelerator.print(f"gpu-fleet: not exact: {NOT_SET}")
-        self._seed = self._seed_of_first_rank()
+        seeds = [torch.initial_seed()]
+        if dist.is_initialized():
+            dist.broadcast_object_list(seeds)
+        self._seed = seeds[0]
         if folder is not None:
             self._accelerator.load_state(folder)
             self.step = int(Path(folder).name.removeprefix("step-"))
@@ -83,7 +88,6 @@ class FleetSteps:
         self._loop = LoopWatch(frames, saved, [*spared, *held_by(spared)])
 
     def _check_step(self) -> None:
-        """Warn of state that a step changes, and that no checkpoint holds."""
         says = self._accelerator.is_main_process
         for check in self._attributes:
             check.passed(says=says)
@@ -98,12 +102,6 @@ class FleetSteps:
             "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
             "mixed_precision": str(accelerator.mixed_precision),
         }
-
-    def _seed_of_first_rank(self) -> int:
-        seeds = [torch.initial_seed()]
-        if dist.is_initialized():
-            dist.broadcast_object_list(seeds)
-        return seeds[0]
 
     def _epoch(self, loader: Any, steps: int) -> Iterator[Any]:
         epoch, done = divmod(self.step, len(loader))

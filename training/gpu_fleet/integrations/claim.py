@@ -1,7 +1,6 @@
-"""Claim on a folder of checkpoints: one process at a time holds it, and no other run continues in it.
+"""Claim on a folder of checkpoints: a lock on this disk, a lease in the bucket, and gpu-fleet.json.
 
-Rank 0 holds, as in `Run`, a lock on this disk, a lease in the bucket, and gpu-fleet.json beside the
-checkpoints, with the values that decided the result at the last save.
+That file, beside the checkpoints, has the values that decided the result at the last save.
 """
 
 import atexit
@@ -39,7 +38,6 @@ class FolderClaim:
         self._identity = run_identity.ScriptIdentity({}, (), how, later=LATER)
 
     def take(self) -> None:
-        """Take the lock and the lease; raises CheckpointError while another process has one of them."""
         if self._claim is None:
             self._claim = RunClaim.of(CheckpointStore(self._place) if self._place else None)
             atexit.register(self.release)  # however the library's loop ends

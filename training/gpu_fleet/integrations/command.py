@@ -79,11 +79,7 @@ def run(
     """
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     place = place_of_checkpoints(uri, "", checkpoints) if checkpoints else ""
-    claim, sync = RunClaim(), None
-    if checkpoints and place:
-        # another lease than that of `train start` and Run, which COMMAND may hold below the same URI
-        claim = RunClaim.of(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"))
-        sync = FolderSync(checkpoints, ObjectStore(place), held=claim.lease.check)
+    claim, sync = _kept(checkpoints, place) if checkpoints and place else (RunClaim(), None)
     if uri and not checkpoints:
         raise click.UsageError("--uri needs --checkpoints FOLDER")
     if command[0].startswith("-"):
@@ -107,6 +103,12 @@ def run(
         outcome.show(error, rank=0)
         outcome.leave_at_once(error.exit_status)
     sys.exit(ends_with)
+
+
+def _kept(folder: Path, place: str) -> tuple[RunClaim, FolderSync]:
+    """Return the claim and the sync of a folder; the lease is another than COMMAND may hold at `place`."""
+    claim = RunClaim.of(CheckpointStore(f"{place.rstrip('/')}/{LEASED}"))
+    return claim, FolderSync(folder, ObjectStore(place), held=claim.lease.check)
 
 
 @contextmanager
@@ -203,10 +205,7 @@ class Keeper:
             self._sync.give_up()
 
     def finish(self, *, last: bool, within_s: float) -> None:
-        """Upload the final state of the folder; `last` is as in FolderSync.up.
-
-        Raises SilentStoreError after SILENT_S without progress; the client itself would wait for 80 s.
-        """
+        """Upload the final state; raises SilentStoreError after SILENT_S, sooner than the client itself."""
         sync, failures = self._sync, list[CheckpointError]()
         assert sync is not None
 
@@ -268,10 +267,9 @@ class Child:
         return self._process.pid
 
     def wait(self, lost: Callable[[], bool], left: Callable[[], None]) -> int:
-        """Wait for the command. Return its status.
+        """Wait for the command. It gets the signal at a notice or if `lost`, and a kill after the grace.
 
-        A notice, or `lost` (another process has the run), sends it the signal, and a kill after the grace
-        period. After a notice it also waits for processes that a shell leaves behind, and first calls `left`.
+        After a notice, wait also for processes that a shell leaves behind; `left` is called first.
         """
         while True:
             left_behind.reap(self._process.pid)
@@ -298,11 +296,9 @@ class Child:
         return self._notified_at_s is not None and time.monotonic() - self._notified_at_s >= self._grace_s
 
     def _send(self, number: signal.Signals) -> None:
-        """Send a signal to the command itself, or a kill to all processes of its session.
-
-        SIGINT to bash goes to all of them too: bash expects the terminal to interrupt its program.
-        """
+        """Send a signal to the command, or to its session: a kill, or SIGINT to bash."""
         try:
+            # bash expects the terminal to interrupt its program too
             if number is signal.SIGKILL or (number is signal.SIGINT and self._is_bash()):
                 os.killpg(self._process.pid, number)
             else:

@@ -54,7 +54,6 @@ class ExactnessCheck:
         self._loop = LoopWatch(frames, [*given, *wrapped], [*self._read, *held_by(self._read)])
 
     def check_loop(self, where: World) -> None:
-        """Warn of objects that have changed, and that no checkpoint holds."""
         if self._loop is not None and where.leads:
             self._loop.warn("Run(NAME=...)")
 

@@ -50,8 +50,7 @@ class Guard:
     ) -> None:
         """Open the folder of checkpoints; `uri`, `config` and `allow` mean the same as in Run.
 
-        The `pattern` of their names has one * for the step; only a whole one has a file `mark`. `name` is
-        that of the class that a user creates.
+        The `pattern` of their names has one * for the step; only a whole one has a file `mark`.
         """
         self.directory = Path(directory)
         self._pattern, self._mark = pattern, mark
@@ -79,8 +78,7 @@ class Guard:
     def newest(self) -> str | None:
         """Return the newest whole checkpoint, from the bucket if this disk has none; None for a new run.
 
-        Every rank calls it. They wait until rank 0 has the claim, as the previous holder may save until then;
-        after that, one rank of each instance downloads the folder.
+        Every rank calls it, and waits until rank 0 has the claim: the previous holder may save until then.
         """
         where = self._where  # all ranks make its groups, before rank 0 waits for another holder
         with self._leaving():
@@ -123,7 +121,6 @@ class Guard:
             raise error
 
     def stopping(self) -> bool:
-        """Return whether any rank has got a notice; all ranks call it after each step."""
         heard = self._where.gather_numbers(self._interruption.reason is not Reason.NONE)
         self.stopped = self.stopped or any(has for (has,) in heard)
         return self.stopped
@@ -195,7 +192,6 @@ class Guard:
         self._interruption.__exit__(None, None, None)  # last, so that no signal cuts the upload off
 
     def end(self) -> None:
-        """Finish, and after a notice end the process."""
         self.finish()
         if self.stopped:
             log.warning("event=stopped reason=%s", self._interruption.reason.label)
@@ -205,8 +201,7 @@ class Guard:
 def _meet(where: World) -> None:
     """Wait until rank 0 makes the same call (by count); raises PeerError if it does not in CLAIM_WITHIN.
 
-    Without a process group the ranks meet in torchrun's store, anew after each restart. Without torchrun no
-    rank waits: `begin` compares the chosen checkpoints.
+    Without a group, torchrun's store serves; without torchrun `begin` compares the chosen checkpoints.
     """
     where.barrier()
     by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

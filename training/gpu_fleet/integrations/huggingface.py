@@ -42,7 +42,11 @@ class FleetCallback(TrainerCallback):
         config: Mapping[str, Any] | None = None,
         allow: Sequence[str] = (),
     ) -> None:
-        """Open the folder of checkpoints; `uri`, `config` and `allow` mean the same as in Run."""
+        """Open the folder of checkpoints.
+
+        `config` holds the values that decide the result in addition to data, code and the Trainer's
+        arguments; `uri` and `allow` mean the same as in Run.
+        """
         self._guard = Guard(
             output_dir, uri, pattern="checkpoint-*", mark=WRITTEN_LAST, config=config, allow=allow
         )

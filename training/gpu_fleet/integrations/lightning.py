@@ -35,7 +35,11 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         config: Mapping[str, Any] | None = None,
         allow: Sequence[str] = (),
     ) -> None:
-        """Open the folder of checkpoints; `uri`, `config` and `allow` mean the same as in Run."""
+        """Open the folder of checkpoints.
+
+        `config` holds the values that decide the result in addition to data, code and hyperparameters;
+        `uri` and `allow` mean the same as in Run.
+        """
         self._guard = Guard(directory, uri, pattern="step-*.ckpt", config=config, allow=allow)
         self._every_steps = every_steps
         self._generators: dict[str, Any] | None = None

@@ -51,7 +51,6 @@ class LoopWatch:
         self._before = self._outlines()
 
     def warn(self, taker: str) -> None:
-        """Warn once of each object that has changed; `taker` is the code that would take it."""
         names = [name for name, outline in self._outlines().items() if outline != self._before[name]]
         for name in names:
             del self._watched[name]

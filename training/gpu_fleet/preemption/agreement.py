@@ -26,10 +26,7 @@ class Stop:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Exchange about every `every_s` seconds in `agreed_soon`: 0.3 ms each time would slow short steps.
-
-        Each call here calls `moved`, for the watchdog.
-        """
+        """Exchange about every `every_s` seconds in `agreed_soon`; each call calls `moved`."""
         self._where, self._interruption, self._save_due, self._moved = where, interruption, save_due, moved
         self._every_us = int(every_s * US_PER_S)
         self._clock = clock
@@ -50,10 +47,7 @@ class Stop:
         return stopping
 
     def agreed_soon(self) -> bool:
-        """Return whether the ranks agreed to stop, for steps in a row: most calls skip the exchange.
-
-        The interval follows from the step time of the slowest rank, which all ranks learn in the exchange.
-        """
+        """Return whether the ranks agreed to stop, for steps in a row: most calls skip the exchange."""
         self._moved()
         stopping = self._settle()
         if self._where.size == 1:  # nobody to wait for
@@ -67,7 +61,6 @@ class Stop:
         return stopping
 
     def agreed_now(self) -> bool:
-        """Return whether all ranks agree to stop now; waits for all ranks."""
         self.agreed()
         return self._settle()
 

@@ -1,7 +1,4 @@
-"""Processes that outlive the program that started them: still running, or zombies that nobody has reaped.
-
-proc_pid_stat(5) describes the fields. Without /proc the lists are empty.
-"""
+"""Processes that outlive their starter, running or zombies (proc_pid_stat(5)); none without /proc."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +19,6 @@ class Descendant(NamedTuple):
 
 
 def running(session: int) -> list[Descendant]:
-    """Return the processes of a session, without zombies."""
     seen = (process_of(int(entry.name)) for entry in PROCESSES.glob("[0-9]*"))
     return [process for process in seen if process and process.session == session and process.state != ZOMBIE]
 
@@ -36,7 +32,7 @@ def orphans(processes: list[Descendant]) -> Iterator[int]:
 def reap(ours: int) -> None:
     """Reap zombies that this process has adopted, as the first process of a container or as a subreaper.
 
-    It leaves `ours` and children in this session alone: this process started them and waits for them.
+    Not `ours`, and no child in this session: this process started them and waits for them.
     """
     lists = (PROCESSES / "self/task").glob("*/children")
     for number in [int(word) for file in lists for word in _text(file).split()]:

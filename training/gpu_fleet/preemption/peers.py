@@ -36,7 +36,7 @@ class Peers:
 
     rank: int
     size: int
-    store: Store | None  # a connection of its own; None where there are no others
+    store: Store  # a connection of its own
     every_s: float  # from one post to the next
     clock: Callable[[], float] = time.time
     _known: Mapping[int, Post] = field(default_factory=dict)
@@ -44,8 +44,6 @@ class Peers:
 
     def exchange(self, step: int, collectives: int, place: str, *, read: bool) -> None:
         """Post, and with `read` also read the posts of all ranks; returns after ANSWER_S at most."""
-        if self.store is None:
-            return
         thread = threading.Thread(
             target=self._exchange, args=(Post(step, collectives, place, self.clock()), read), daemon=True
         )
@@ -53,7 +51,6 @@ class Peers:
         thread.join(ANSWER_S)
 
     def _exchange(self, mine: Post, read: bool) -> None:
-        assert self.store is not None
         try:
             self.store.set(_key(self.rank), json.dumps(asdict(mine)))
             if read:
@@ -67,20 +64,14 @@ class Peers:
             log.debug("event=store-silent error=%r", str(error))
 
     def verdict(self) -> str:
-        """Return the rank that delays this one, for users; empty if there are no other ranks."""
-        if self.store is None:
-            return ""
+        """Return the rank that delays this one, for users."""
         if self.clock() - self._read_at > 3 * self.every_s + ANSWER_S:
             return "unknown: the rendezvous store does not answer; rank 0 or its instance is stopped or gone"
         return held_up_by(self._known, self.size, self._read_at, 3 * self.every_s)
 
 
 def held_up_by(posts: Mapping[int, Post], size: int, now_s: float, silence_s: float) -> str:
-    """Return the rank that the others wait for, for users, from the last posts of all.
-
-    One that was silent for `silence_s` at the time `now_s` of the read is stopped or gone; clocks must differ
-    by less.
-    """
+    """Return the rank that the others wait for, for users; one that is silent for `silence_s` is gone."""
     if missing := sorted(set(range(size)) - posts.keys()):
         return f"rank {missing[0]}: has never posted"
     rank, oldest = min(posts.items(), key=lambda item: item[1].at_s)
@@ -97,8 +88,9 @@ def _key(rank: int) -> str:
     return f"gpu-fleet/beat/{rank}"
 
 
-def of_world(rank: int, size: int, every_s: float) -> Peers:
-    return Peers(rank, size, store_of_world() if size > 1 else None, every_s)
+def of_world(rank: int, size: int, every_s: float) -> Peers | None:
+    """Return the peers of this rank; None if there are no others."""
+    return Peers(rank, size, store_of_world(), every_s) if size > 1 else None
 
 
 def collectives_begun() -> int:

@@ -1,9 +1,8 @@
 """Count of the tries that began at one step, so that a run that always fails there is not retried for ever.
 
-A try is one start of `launch`, or of `train start` without it; restarts by torchrun belong to the same try.
-The run notes a try, in the bucket or else its directory, once its checkpoint is loaded. It clears the note
-when it finishes, stops for a notice, or fails for good: a user who then starts it again has changed
-something. Without checkpoint.resume each try begins at step 0, and its first checkpoint clears the note.
+A try is one start of `launch`, or of `train start` without it. The run notes it, in the bucket or else its
+directory, once its checkpoint is loaded. It clears the note when it finishes, stops for a notice, or fails
+for good; without checkpoint.resume, each try begins at step 0, its first checkpoint does.
 """
 
 import json

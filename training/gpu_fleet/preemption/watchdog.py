@@ -1,7 +1,6 @@
 """The watchdog: it reports where a rank hangs and ends the process, so that torchrun can restart it.
 
-A collective that waits for a lost rank hangs in C++, where Python can raise no exception and run no signal
-handler. So a thread checks for progress.
+It is a thread: a collective hangs in C++, where Python can raise no exception and run no signal handler.
 """
 
 import faulthandler
@@ -40,11 +39,7 @@ class Watchdog:
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[int], None] = os._exit,
     ) -> None:
-        """Watch the calling thread from `__enter__` on.
-
-        Two beats may be `limit_s` apart. Stacks and the record of the collectives go to `directory`. `step`
-        returns the number of steps done; `peers` names the rank that delays this one.
-        """
+        """Watch the calling thread from `__enter__` on; stacks and collectives are written to `directory`."""
         self._rank, self._limit_s, self._directory = rank, limit_s, directory
         self._clock, self._end = clock, end
         self._step, self._peers = step, peers
@@ -69,7 +64,6 @@ class Watchdog:
         self._beaten_at = math.inf
 
     def poll(self) -> None:
-        """End the process if the last beat is too long ago."""
         silent_s = self._clock() - self._beaten_at
         self._exchange(read=silent_s > self._limit_s / 2)
         if silent_s < self._limit_s:

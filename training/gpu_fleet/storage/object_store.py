@@ -40,10 +40,7 @@ class ObjectStore:
     """Objects under one `s3://bucket/prefix` or `oss://bucket/prefix`."""
 
     def __init__(self, uri: str, endpoint: str = "", key: str = "checkpoint.uri") -> None:
-        """Open the store at `uri`; raises ConfigError or CheckpointError.
-
-        `key` names `uri` in messages: a key of the configuration, or a flag of the command line.
-        """
+        """Open the store at `uri`, the value of the key or flag `key`; raises ConfigError."""
         scheme, _, place = uri.partition("://")
         bucket, _, prefix = place.partition("/")
         if scheme not in SCHEMES or not bucket:
@@ -77,10 +74,7 @@ class ObjectStore:
     def put(
         self, name: str, content: bytes | Path, moved: Callable[[int], None] = lambda _bytes: None
     ) -> None:
-        """Write one object below the prefix, from memory or a file; raises CheckpointError.
-
-        `moved` is called with the bytes of each part of a file; an exception from it stops the upload.
-        """
+        """Write one object from memory or a file; an exception of `moved` stops the upload."""
         with self._explained(f"cannot take {name}"):
             if isinstance(content, Path):
                 self._client.upload_file(str(content), self._bucket, self._key(name), Callback=moved)
@@ -113,7 +107,6 @@ class ObjectStore:
         return content
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of every object in a folder ("": all) below the prefix."""
         root = self._key(folder, "") if folder else self._key("")
         with self._explained("cannot be listed"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
@@ -131,7 +124,6 @@ class ObjectStore:
             self._client.delete_object(Bucket=self._bucket, Key=self._key(name))
 
     def remove_if_allowed(self, name: str) -> bool:
-        """Return whether the removal of one object succeeded; else the log says why."""
         try:
             self.delete(name)
         except StoreError as error:
@@ -173,10 +165,7 @@ class ObjectStore:
 
 
 def _skew(error: ClientError, status: int) -> str:
-    """Return advice about a clock that is the reason of a refusal; empty if it is not the reason.
-
-    A HEAD request for an object gets only "403 Forbidden": there the date of the answer shows the skew.
-    """
+    """Return advice if the clock is the reason of a refusal; for HEAD only the answer's date shows it."""
     code = error.response.get("Error", {}).get("Code")
     if code != SKEWED and status != DENIED:
         return ""
@@ -214,8 +203,7 @@ def patiently(
 ) -> T:
     """Run `action`, and retry for `within_s` seconds while the object store fails in a way that may pass.
 
-    That includes a store that is `unanswered`, and one that has `refused`: it has accepted this run before,
-    so its credentials have expired, and are about to be renewed.
+    That includes no answer, if `unanswered`; if `refused` also expired credentials, which are renewed soon.
     """
     until, pause_s = clock() + within_s, FIRST_PAUSE_S
     while True:
@@ -232,8 +220,5 @@ def patiently(
 
 
 def at_start(action: Callable[[], T]) -> T:
-    """Run `action`, one of the first requests of a run: a store without answer fails at once.
-
-    So does one that refuses, unless torchrun has restarted the ranks: it then has accepted this run before.
-    """
+    """Run one of a run's first requests; a store without answer, or one that refuses, fails at once."""
     return patiently(action, START_PATIENCE_S, unanswered=False, refused=outcome.restarted())

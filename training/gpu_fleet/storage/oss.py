@@ -24,10 +24,7 @@ PLAIN = Config(
 
 
 def client(endpoint: str, options: Config, key: str = "checkpoint.endpoint") -> Any:
-    """Return boto3's S3 client for OSS, with the keys of the environment, this pod's role or the instance's.
-
-    `endpoint`, the value of `key`, may be empty on an instance of a fleet; else raises CheckpointError.
-    """
+    """Return boto3's S3 client for OSS; only on an instance of a fleet may `endpoint`, of `key`, be empty."""
     table = instance_file.table()
     region = str(table.get("region", "")) if table.get("cloud") == "alicloud" else ""
     named = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

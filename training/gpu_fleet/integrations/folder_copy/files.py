@@ -87,7 +87,6 @@ class FolderFiles:
             return False
 
     def target(self, name: str) -> str:
-        """Return the target of a link, relative to the folder of the link."""
         return self._target(self._folder / name) or ""
 
     def _link(self, path: Path) -> Entry | None:
@@ -137,6 +136,5 @@ class FolderFiles:
 
 
 def _state(path: Path) -> tuple[int, int]:
-    """Return size and time of a file, by which a change of its content shows."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns

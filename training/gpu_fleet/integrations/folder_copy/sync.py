@@ -71,11 +71,7 @@ class FolderSync:
         sleep: Callable[[float], None] = time.sleep,
         held: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare a copy of `folder` in `store`.
-
-        `clock` returns seconds of the epoch, like the times of files; `sleep` pauses between two tries.
-        `held`, called before an upload and its commit, raises RunLeaseError if another process has the run.
-        """
+        """Prepare a copy; `held` raises RunLeaseError if another process has the run."""
         self._held = held
         self._folder, self._store, self._clock, self._sleep = folder, store, clock, sleep
         self.folder, self.uri = folder, store.uri
@@ -102,15 +98,10 @@ class FolderSync:
 
     @property
     def _own(self) -> FolderKnowledge | None:
-        """The knowledge of this disk about the folder in this store; None if there is none."""
         return self._known if self._known and self._known.uri == self._store.uri else None
 
     def down(self) -> int:
-        """Restore the folder if it has no files, or older ones, which move aside. Return the number of files.
-
-        Several processes may call it at once: one restores, the others wait. Raises CheckpointError, and
-        IdentityError if nothing shows which is newer, the folder or the bucket.
-        """
+        """Restore a folder without files, or with older ones, which move aside. Return their number."""
         with _alone(self._folder):
             known = self._known = FolderKnowledge.read(self._folder)
             listed = self._get(LIST)
@@ -131,7 +122,8 @@ class FolderSync:
             if not ours:
                 self._set_aside()
             return False
-        if not self._has_files():
+        entries = (entry for entry in self._folder.rglob("*") if not self._files.is_ours(entry))
+        if not any(entry.is_symlink() or not entry.is_dir() for entry in entries):
             return False
         if ours:
             return True
@@ -163,10 +155,6 @@ class FolderSync:
     def _get(self, name: str, file: Path | None = None) -> bytes | None:
         return patiently(lambda: self._store.get(name, file), sleep=self._sleep)
 
-    def _has_files(self) -> bool:
-        entries = (entry for entry in self._folder.rglob("*") if not self._files.is_ours(entry))
-        return any(entry.is_symlink() or not entry.is_dir() for entry in entries)
-
     def _set_aside(self) -> None:
         """Move the content of the folder to a new folder beside it, for its owner to check."""
         folder = self._folder.resolve()
@@ -194,11 +182,9 @@ class FolderSync:
         return self._waiting_since is not None
 
     def up(self, *, last: bool = False, final: bool = False) -> bool:
-        """Upload and commit the changes. Return whether there was a commit. Raises CheckpointError.
+        """Upload and commit the changes. Return whether there was a commit; raises CheckpointError.
 
-        `last` says that no program writes any more, so that all files are whole. `final` says that no other
-        call follows, so that the commit does not wait. Raises IdentityError if the bucket has a list that
-        this folder never had.
+        `last`: no program writes any more. `final`: no other call follows, so the commit does not wait.
         """
         if final:
             self._given_up.clear()
@@ -329,7 +315,6 @@ def _listing(records: Records) -> bytes:
 
 
 def _with_former(scan: Scan, former: Records) -> Records:
-    """Return the whole files, and the former content of files that are being written."""
     return scan.records | {name: former[name] for name in scan.unsettled if name in former}
 
 
