@@ -347,10 +347,11 @@ def become(wanted: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
         ):
             here = _forked_server()
             _fork_from(lambda: here, subprocess.Popen._execute_child, _trainer_of)  # type: ignore[attr-defined]
-        elif command.name == WORKER:
-            main = ModuleType("__main__")  # without a file, as of any -c
-            main.server = _forked_server()  # type: ignore[attr-defined]
-            sys.modules["__main__"] = main
+        elif command.flag == "-c":
+            main = ModuleType("__main__")  # without a file, which would be taken for a user's
+            if command.name == WORKER:
+                main.server = _forked_server()  # type: ignore[attr-defined]
+            sys.modules["__main__"] = sys.modules["__mp_main__"] = main
         _look_new(wanted)
         status = _run(command)
     except BaseException:  # noqa: BLE001 - the last word of a process

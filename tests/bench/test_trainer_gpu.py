@@ -12,6 +12,7 @@ from tests.training.examples import compile_without_code
 from tests.training.ranks import run_ranks
 
 
+@pytest.mark.prove
 def test_both_models_are_measured_eager_and_compiled(tmp_path):
     pictures = bench.resnet50_table(bench.write_pictures(tmp_path / "p", count=32, side=32), tmp_path / "run")
     pictures["model"] = {"name": "resnet_small", "options": {"widths": [8]}}

@@ -8,7 +8,7 @@ import pytest
 from tests.image.slurm.queue_mutants import MUTANTS, first_to_see
 from tests.image.slurm.queue_world import Schedule, Tally
 
-FEW, PLAYED = 5, 50
+FEW, PLAYED = 3, 50
 # Mutants that one of the first schedules sees.
 QUICKLY = (
     "a job whose node died is not put back",

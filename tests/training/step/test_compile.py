@@ -56,9 +56,7 @@ def table_of(tokens: Path, directory: Path, layers: int) -> dict[str, Any]:
     ("size", "parallel", "layers"),
     [
         (1, {}, 1),
-        *by_proof((2, {}, 1)),
-        (2, FSDP, 2),
-        *by_proof((2, TENSOR, 1), (4, PIPELINE, 2)),
+        *by_proof((2, {}, 1), (2, FSDP, 2), (2, TENSOR, 1), (4, PIPELINE, 2)),
     ],
     ids=["alone", "ddp", "fsdp", "tensor", "pipeline of sharded stages"],
 )

@@ -8,6 +8,7 @@ import torch
 
 from gpu_fleet.trainer import loop
 from tests.training.examples import changed, gpt_table, train_on, train_rank
+from tests.training.proofs import by_proof
 
 HERE = "tests.training.step.test_own_optimizer"
 
@@ -57,11 +58,9 @@ def table_of(tokens: Path, directory: Path, kind: str, **parallel: str) -> dict[
     ("kind", "strategy"),
     [
         ("Counting", "ddp"),
-        ("Lazy", "fsdp"),
+        ("Lazy", "ddp"),
         ("WithMoments", "fsdp"),
-        pytest.param("Counting", "fsdp", marks=pytest.mark.prove),
-        pytest.param("Lazy", "ddp", marks=pytest.mark.prove),
-        pytest.param("WithMoments", "ddp", marks=pytest.mark.prove),
+        *by_proof(("Counting", "fsdp"), ("Lazy", "fsdp"), ("WithMoments", "ddp")),
     ],
 )
 def test_what_an_optimizer_keeps_in_its_groups_is_resumed(kind, strategy, tokens, tmp_path):
