@@ -17,6 +17,7 @@ from gpu_fleet.core.errors import MissingPackageError, TrainingError, suggestion
 from gpu_fleet.core.options import Name
 
 CLICKS = re.compile("^Error: ", re.MULTILINE)
+INTERRUPTED = 130  # exit code after Ctrl-C, as a shell reports it
 SENTENCE = 200  # characters of a command's line in a list, which folds
 
 
@@ -108,6 +109,9 @@ class LazyGroup(click.Group):
             error.show(shown)
             click.echo(CLICKS.sub("error: ", shown.getvalue()), err=True, nl=False)
             sys.exit(error.exit_code)
+        except (KeyboardInterrupt, click.Abort):  # before, or without, what saves at a signal
+            click.echo("interrupted", err=True)
+            sys.exit(INTERRUPTED)
         except TrainingError as error:
             _end(error)
         except ModuleNotFoundError as error:  # of an import inside a command
