@@ -235,7 +235,7 @@ def load(cloud: Cloud, path: Path = FILE) -> PriceList:
     except ValueError as error:
         raise PriceListError(str(error)) from error
     if cloud not in content.clouds:
-        raise PriceListError(f"{path}: no clouds.{cloud}; there are {', '.join(sorted(content.clouds))}")
+        raise PriceListError(f"{path}: no clouds.{cloud}; known: {', '.join(sorted(content.clouds))}")
     table = content.clouds[cloud]
     quotes = {what: _quote(what, row, table) for what, row in table.prices.items()}
     undated = [what for what, quote in quotes.items() if quote.amount is not None and quote.date is None]

@@ -112,7 +112,7 @@ class AlicloudBuilds:
         ids = [pipeline["ImagePipelineId"] for pipeline in pipelines if pipeline.get("Name") == name]
         if not ids:
             raise StacksError(
-                f"no pipeline {name}, which would build this checkout's recipe: "
+                f"no pipeline {name}, which would build this gpu-fleet's recipe: "
                 f"`gpu-fleet up {self._stack.name}` first"
             )
         return str(ids[0])

@@ -50,13 +50,13 @@ class AwsBuilds:
         return self._pipelines[0]
 
     def check(self) -> None:
-        """Check that the recipe's description names this checkout's payload."""
+        """Check that the recipe's description names the payload of this gpu-fleet."""
         pipeline = self._pipeline
         recipe = self._ask("get_image_recipe", imageRecipeArn=pipeline["imageRecipeArn"])["imageRecipe"]
         wanted = image_files.recipe(self._stack).sha256
         if wanted not in recipe.get("description", ""):
             raise StacksError(
-                f"the pipeline builds another recipe than this checkout's (sha256 {wanted[:12]}...): "
+                f"the pipeline builds another recipe than this gpu-fleet's (sha256 {wanted[:12]}...): "
                 f"`gpu-fleet up {self._stack.name}` first"
             )
 

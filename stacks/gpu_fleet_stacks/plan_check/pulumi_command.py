@@ -181,7 +181,7 @@ def outputs(words: tuple[str, ...], form: str) -> None:
     if output is not None and output not in values:
         near = get_close_matches(output, values, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise StacksError(f"no output {output!r}: there are {', '.join(values) or 'none'}{hint}")
+        raise StacksError(f"no output {output!r}; known: {', '.join(values) or 'none'}{hint}")
     chosen: Any = values if output is None else values[output]
     if form == JSON:
         click.echo(json.dumps(chosen, indent=2))

@@ -996,8 +996,8 @@ class ImageSettings:
         size_gib: size of its root disk; no pool's volume may be smaller.
         base_id: the Ubuntu 24.04 that a build starts from: an image id, on AWS also ``ssm:/parameter``; null
             for no build pipeline.
-        payload: the recipe that a build runs, by its path from the top of the checkout: a tarball that
-            ``gpu-fleet image payload`` wrote; null for the checkout's own.
+        payload: the recipe that a build runs, by its path from the top of the project: a tarball that
+            ``gpu-fleet image payload`` wrote; null for that of the gpu-fleet that deploys.
         canary: whether a build is tested on a GPU of the stack before it is promoted (AWS): the gate, and an
             all-reduce over all GPUs.
         scan: whether Amazon Inspector's findings are kept with each build (AWS): a service with its own

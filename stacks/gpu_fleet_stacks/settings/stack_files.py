@@ -41,7 +41,7 @@ def path_of(name: str) -> Path:
     if name not in known:
         close = get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise StacksError(f"no stack {name!r}: there are {', '.join(known)}{hint}")
+        raise StacksError(f"no stack {name!r}; known: {', '.join(known)}{hint}")
     return folder / f"Pulumi.{name}.yaml"
 
 

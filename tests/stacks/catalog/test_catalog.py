@@ -300,7 +300,7 @@ BAD_PRICES = (
     ("{ 0 = ", "{ 5 = ", "clouds.aws.regions.us-east-1.egress.tiers"),
     (YEAR, f"[{YEAR}, {YEAR}]", "must have one price of x1.large"),
     ("one_year", "two_years", "two_years"),
-    ("clouds.aws", "clouds.alicloud", "no clouds.aws; there are alicloud"),
+    ("clouds.aws", "clouds.alicloud", "no clouds.aws; known: alicloud"),
 )
 
 

@@ -240,7 +240,7 @@ def test_what_keeps_a_pipeline_from_building_is_one_message(run):
     down.account.answers["imagebuilder:ListImagePipelines"] = {"imagePipelineList": []}
     denied.account.answers["imagebuilder:StartImagePipelineExecution"] = aws_account.Refusal()
     errors = {
-        "builds another recipe than this checkout's": (another, StacksError),
+        "builds another recipe than this gpu-fleet's": (another, StacksError),
         "no pipeline gpu-fleet-test in us-east-1: `gpu-fleet up test` first": (down, StacksError),
         "denied imagebuilder:StartImagePipelineExecution": (denied, CannotCheckError),
     }

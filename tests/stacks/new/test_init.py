@@ -71,7 +71,7 @@ def test_a_path_means_the_files_beside_it_for_this_command_alone(infra, monkeypa
     monkeypatch.chdir(ROOT)
     run("check", str(infra / "stacks" / "Pulumi.research.yaml"))
 
-    assert "no stack 'research': there are alicloud-dev" in run("check", "research")
+    assert "no stack 'research'; known: alicloud-dev" in run("check", "research")
 
 
 WRONG_PATHS = {

@@ -114,7 +114,7 @@ def test_overcommit_that_is_allowed_is_said(shell, monkeypatch):
 def test_a_wrong_name_is_answered_with_the_names_there_are(shell):
     said = shell.run("up", "aws-dve", fails=True)
 
-    assert "error: no stack 'aws-dve': there are " in said
+    assert "error: no stack 'aws-dve'; known: " in said
     assert "did you mean aws-dev?" in said
 
 
@@ -247,7 +247,7 @@ def test_outputs_are_printed_for_users_and_programs_and_an_unknown_one_is_answer
 
     assert {words: shell.run("outputs", "aws-dev", *words) for words in PRINTED} == PRINTED
     said = shell.run("outputs", "aws-dev", "regoin", fails=True)
-    assert "no output 'regoin': there are region, bucket_uris; did you mean region?" in said
+    assert "no output 'regoin'; known: region, bucket_uris; did you mean region?" in said
 
 
 def test_all_outputs_are_a_table_that_cuts_nothing(shell):

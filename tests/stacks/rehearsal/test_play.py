@@ -110,7 +110,7 @@ def test_a_wrong_name_is_answered_with_the_stacks_there_are():
     done = run("prodd")
 
     assert done.returncode == 1
-    assert "no stack 'prodd': there are" in done.stderr
+    assert "no stack 'prodd'; known:" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 

@@ -74,7 +74,7 @@ def test_a_cloud_is_never_reached(monkeypatch):
 
 
 def test_a_missing_stack_file_is_refused_with_those_there_are():
-    with pytest.raises(StacksError, match=r"no stack 'nowhere': there are alicloud-dev, .*, local"):
+    with pytest.raises(StacksError, match=r"no stack 'nowhere'; known: alicloud-dev, .*, local"):
         read_config("nowhere")
 
 

@@ -3,10 +3,13 @@
 import re
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from gpu_fleet.core import errors, exit_codes, outcome
 from gpu_fleet.core.errors import TrainingError
+from gpu_fleet.core.lazy_groups import LazyGroup
 from tests.training.commands import tried, tried_alone
 from tests.training.examples import changed, gpt_table
 
@@ -125,3 +128,14 @@ def test_every_rank_ends_with_the_status_of_the_error(tokens, tmp_path):
     answers = tried(2, table, tmp_path)
 
     assert [status for status, _ in answers] == [65, 65]
+
+
+def test_ctrl_c_ends_a_command_that_saves_nothing_with_130():
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    group = LazyGroup("train", commands={"prepare": click.Command("prepare", callback=interrupted)})
+
+    done = CliRunner().invoke(group, ["prepare"])
+
+    assert (done.exit_code, done.stderr) == (130, "interrupted\n")

@@ -17,6 +17,7 @@ from gpu_fleet.core.errors import MissingPackageError, TrainingError, suggestion
 from gpu_fleet.core.options import Name
 
 CLICKS = re.compile("^Error: ", re.MULTILINE)
+INTERRUPTED = 130  # exit code after Ctrl-C, as a shell reports it
 SENTENCE = 200  # characters of a command's line in a list, which folds
 
 
@@ -97,6 +98,9 @@ class LazyGroup(click.Group):
             error.show(shown)
             click.echo(CLICKS.sub("error: ", shown.getvalue()), err=True, nl=False)
             sys.exit(error.exit_code)
+        except (KeyboardInterrupt, click.Abort):  # before, or without, what saves at a signal
+            click.echo("interrupted", err=True)
+            sys.exit(INTERRUPTED)
         except (TrainingError, ModuleNotFoundError) as error:  # the latter of an import inside a command
             ending = error if isinstance(error, TrainingError) else MissingPackageError.of(error.name)
             click.echo(f"error: {ending}", err=True)
