@@ -20,8 +20,10 @@ from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import job_use
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import LEDGER_URI
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.holds import account_named
 from gpu_fleet_image.core.place import Asked, Place, Subject, account_of
+from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_image.core.runs import OVER, RUNS, STATE, state_of
 from gpu_fleet_image.core.shared_options import note
@@ -104,6 +106,7 @@ def text_of(wanted: RowsWanted, meant: Subject, asked: Asked, store: Store, mont
     """Return the rows of a month; of a bill also print a summary on standard error."""
     now = datetime.now(UTC)
     record = load(store, month, now)
+    _note_least(meant.policy, record)
     if wanted.bill:
         lines = read(
             wanted.bill, account=account(meant, asked), currency=meant.policy.currency, month=month.name
@@ -119,6 +122,17 @@ def text_of(wanted: RowsWanted, meant: Subject, asked: Asked, store: Store, mont
         record.days, record.cost, meant.policy, account(meant, asked), teams=known.teams, jobs=known.jobs
     )
     return focus.as_csv(charges)
+
+
+def _note_least(policy: Policy, record: MonthRecord) -> None:
+    """Print a warning on standard error about what the costs lack."""
+    if policy.budget and policy.budget.lacks:
+        note(f"warning: without a public price, not counted: {', '.join(policy.budget.lacks)}")
+    unpriced = {
+        key for day in record.days for key, share in day.instances.items() if not share.instance.priced
+    }
+    if unpriced:
+        note(f"warning: {counted(len(unpriced), 'instance')} without a price: not counted but for the disks")
 
 
 def account(meant: Subject, asked: Asked) -> str:

@@ -170,7 +170,8 @@ class Campaign:
         if phase is Phase.FINISHED:
             return MEASURED
         said = next((f": {state.detail}" for state in states if state.phase is phase and state.detail), "")
-        return f"the run {job.run} is {phase}{said}"
+        silent = "" if phase in OVER else ", and reports nothing more"
+        return f"the run {job.run} is {phase}{said}{silent}"
 
     def _await(self, desk: Desk, job: Job) -> None:
         """Wait until a run is over, or one of its instances reports nothing more."""

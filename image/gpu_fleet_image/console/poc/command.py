@@ -33,6 +33,7 @@ from gpu_fleet_image.core.times import format_time
 
 DOCUMENT, PAGE = "poc.json", "poc.html"
 PIPE_WIDTH = 180
+MOST_USD = 1_000_000_000  # sums keep their cents
 EXIT_NOT_PASSED = 1
 
 
@@ -66,7 +67,9 @@ class NodeCounts(click.ParamType[tuple[int, ...]]):
 @click.argument("pool", type=POOL_NAME, required=False)
 @click.option("--nodes", "counts", type=NodeCounts(), default="1,2", show_default=True, help="Instances.")
 @click.option(
-    "--max-usd", type=FiniteRange(0, min_open=True), help="Most that it may cost; needed to measure."
+    "--max-usd",
+    type=FiniteRange(0, MOST_USD, min_open=True),
+    help="Most that it may cost; needed to measure.",
 )
 @click.option(
     "--limits",
@@ -96,7 +99,7 @@ class NodeCounts(click.ParamType[tuple[int, ...]]):
 )
 @click.option("--as", "account", metavar="ACCOUNT", help="Your account on the instances, as in `submit`.")
 @click.option(
-    "--cny-per-usd", type=FiniteRange(0, min_open=True), help="Rate for a stack whose prices are in CNY."
+    "--cny-per-usd", type=FiniteRange(1, 100), help="Rate for a stack whose prices are in CNY, such as 7.1."
 )
 @click.option(
     "--seconds",

@@ -218,6 +218,7 @@ def _without_price(
     return (
         unpriced(fleet.instances, budget) > 0
         or any(not instance.priced for instance in running.values())
+        or any(each.state == STOPPED and each.pool not in budget.pools for each in fleet.instances)
         or any(budget.reserved_price(name) is None for name in reserved)
     )
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from gpu_fleet_image.console.poc.spending import TEARDOWN, CostMeter, cents, pla
 from gpu_fleet_image.console.runs import aws
 from gpu_fleet_image.core.capacity import Fate
 from gpu_fleet_image.core.reaper_errors import CloudError
-from gpu_fleet_image.core.runs import OVER, Phase, overall
+from gpu_fleet_image.core.runs import OVER, NodeState, Phase, overall
 from tests.image.console.poc.played import BEGAN, PlayedCloud, PlayedDesk, campaign
 
 
@@ -122,6 +123,19 @@ def test_a_run_that_fails_is_a_partial_poc_and_the_next_number_is_still_tried():
     assert "1 instance: the run poc-20261126-" in ending.reason
     assert "is failed: as played; 2 instances: the run" in ending.reason
     assert len(cloud.there) == 2
+    assert cloud.kept == set()
+
+
+def test_a_run_that_fell_silent_is_not_said_to_run(monkeypatch):
+    cloud = PlayedCloud()
+    poc = campaign(cloud)
+    monkeypatch.setattr(poc.bucket, "states", lambda _: [NodeState(Phase.RUNNING, BEGAN.isoformat())])
+    cloud.now += timedelta(hours=1)
+
+    ending = poc.run_to_an_end((1,))
+
+    assert ending.outcome == "partial"
+    assert ending.reason.endswith("is running, and reports nothing more")
     assert cloud.kept == set()
 
 

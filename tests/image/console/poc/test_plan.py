@@ -82,8 +82,11 @@ WORDS = {
     "twice": (("--nodes", "1,1"), "'1,1'; allowed"),
     "none": (("--nodes", "0,1"), "'0,1'; allowed"),
     "no cap": ((), "POOL and --max-usd are needed to measure"),
-    "a cap of 0": (("--max-usd", "0"), "0.0 is not in the range x>0"),
-    "a cap below 0": (("--max-usd", "-1"), "-1.0 is not in the range x>0"),
+    "a cap of 0": (("--max-usd", "0"), "0.0 is not in the range 0<x<=1000000000"),
+    "a cap below 0": (("--max-usd", "-1"), "-1.0 is not in the range 0<x<=1000000000"),
+    "a cap that no sum can show": (("--max-usd", "1e30"), "1e+30 is not in the range 0<x<=1000000000"),
+    "a rate that makes all free": (("--cny-per-usd", "1e300"), "1e+300 is not in the range 1<=x<=100"),
+    "a rate the other way round": (("--cny-per-usd", "0.14"), "0.14 is not in the range 1<=x<=100"),
     "no finite cap": (("--max-usd", "nan"), "must be a finite number"),
 }
 

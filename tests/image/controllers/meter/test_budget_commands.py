@@ -248,6 +248,21 @@ def test_a_month_is_charged_back_by_owner_to_the_cent_of_the_meter(fleet, run):
     assert sum(Decimal(row["cost"]) for row in json.loads(done.output)) == counted.quantize(Decimal("0.01"))
 
 
+def test_rows_of_a_month_come_with_a_word_about_what_has_no_price(fleet, run):
+    known = day_of_ada()
+    share = known.instances["i-1"]
+    unpriced = replace(share, instance=replace(share.instance, priced=False))
+    day = replace(known, instances={**known.instances, "i-2": unpriced})
+    key = f"reaper/days/{day.date:%Y/%m}/{day.name}.json"
+    client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(day.to_json()))
+
+    done = run("report", "--month", f"{NOW:%Y-%m}", "--by", "owner", "-o", "csv", lacks=["log"])
+
+    assert "warning: without a public price, not counted: log\n" in done.stderr
+    assert "warning: 1 instance without a price: not counted but for the disks\n" in done.stderr
+    assert "warning" not in done.stdout
+
+
 def test_a_month_is_charged_to_runs_and_teams_as_the_bucket_knows_them(fleet, run):
     day = day_of_ada()
     state = {"phase": "finished", "started_at": STARTED.isoformat(), "at": NOW.isoformat(), "samples": 49_240}

@@ -100,6 +100,15 @@ def test_an_instance_whose_pool_left_the_stack_costs_what_it_did_until_it_ends()
     assert still.at_least, "nobody says its price any more"
 
 
+def test_disks_of_a_stopped_instance_whose_pool_left_the_stack_are_unknown_and_not_free():
+    stopped = make_instance(state="stopped", stopped_at=NOON)
+    before = metered(None, fleet(stopped), NOON)
+
+    after = metered(before, fleet(stopped), at(1), pools={"dev2": prices()})
+
+    assert (before.at_least, after.at_least) == (False, True)
+
+
 def test_an_instance_saves_all_but_its_disks_until_it_runs_again_or_its_month_ends():
     stopped = metered(ended_at(0), fleet(make_instance(state="stopped", stopped_at=NOON)), at(1))
     again = metered(ended_at(0), fleet(make_instance(launched_at=at(1))), at(2))

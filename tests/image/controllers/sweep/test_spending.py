@@ -235,7 +235,11 @@ def of_teams(cloud=CLOUDS[0], monthly="20", on_exceeded="freeze", **pool):
 @pytest.fixture
 def teams(world):
     """The world's accounts: ada, who has its instances, and bob are in teams of their own."""
-    users = [account("ada", "vision", 5001), account("bob", "nlp", 5002)]
+    join(world, ada="vision", bob="nlp")
+
+
+def join(world, **teams):
+    users = [account(name, team, 5001 + number) for number, (name, team) in enumerate(teams.items())]
     content = json.dumps({"schema_version": 1, "users": users}).encode()
     world.objects["reaper/accounts.json"] = (content, '"1"')
 
@@ -278,6 +282,11 @@ def test_a_team_s_month_is_the_sum_of_its_days_and_begins_anew(world, teams):
     today = result.spending.reading.day.costs["dev"]
     assert closed == ["2026-03-01", "2026-03-02"]  # the meter began on the second
     assert result.spending.teams["vision"].spent == Decimal(yesterday) + today
+
+    join(world, ada="nlp", bob="nlp")
+    moved = swept(world, of_teams(monthly="100")).spending.teams
+    assert moved["vision"].spent == Decimal(yesterday), "who changes teams takes no cost along"
+    assert moved["nlp"].spent == today
 
 
 def test_a_team_pays_for_its_jobs_also_where_the_controller_wrote_them_after_midnight(world, teams):
