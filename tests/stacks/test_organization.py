@@ -6,11 +6,13 @@ import pytest
 from pulumi.runtime import config
 
 from gpu_fleet_stacks.settings import reader
+from gpu_fleet_stacks.settings.schema import MOST_TAGS
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import ACCESS, STORAGE
 from tests.stacks.registrations import declared
 
 TAGS = {"CostCentre": "4711", "Confidentiality": "internal"}
+OBJECTS_MOST = 10  # tags, docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html
 BOUNDARY = "arn:aws:iam::123456789012:policy/boundary"
 QUEUED = {"queue": "slurm", "access": ACCESS, "tags": TAGS}
 STACKS = {
@@ -44,6 +46,12 @@ def test_every_resource_with_tags_has_those_of_the_organisation_too(cloud):
 
     assert len(sets) > 30
     assert [(name, tags) for name, tags in sets if not tags.items() >= TAGS.items()] == []
+
+
+def test_an_object_of_s3_has_room_for_all_tags_that_an_organisation_may_ask():
+    objects = declared(STACKS["aws"]).of_type("aws:s3/bucketObjectv2:BucketObjectv2")
+
+    assert {len(stored.inputs["tags"].keys() - TAGS) + MOST_TAGS for stored in objects} == {OBJECTS_MOST}
 
 
 def test_every_role_has_the_organisations_boundary():

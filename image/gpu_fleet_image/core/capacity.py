@@ -90,7 +90,7 @@ class Request:
         }
 
 
-def _caller_in(key: str) -> str:
+def caller_in(key: str) -> str:
     """Return the requester in a request's key: ``users/NAME`` or ``sessions/ID:NAME``."""
     return key.partition("/")[2].rpartition("/")[0]
 
@@ -260,7 +260,7 @@ def _withdrawal(key: str, withdraws: Any, now: datetime) -> Request:
     if (
         isinstance(withdraws, str)
         and REQUEST_KEY.fullmatch(withdraws)
-        and _caller_in(withdraws) == _caller_in(key)
+        and caller_in(withdraws) == caller_in(key)
     ):
         return Request(key, "", 0, None, now, withdraws=withdraws)
     reason = f"withdraws = {str(withdraws)[:64]!r}; allowed: the key of a request of your own"

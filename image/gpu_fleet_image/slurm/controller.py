@@ -272,8 +272,12 @@ def limits_of(store: Store) -> dict[str, TeamLimits]:
 
 
 def frozen_teams(store: Store) -> dict[str, str]:
-    """Return team that starts nothing -> why, in the mover's words; empty without any. Raises CloudError."""
-    stored = _unless_damaged("queue-freezes-unread", lambda: store.newest(keys.GROWTH, LONGEST_GROWTH))
+    """Return team that starts nothing -> why, in the mover's words; empty without any.
+
+    Raises CloudError, also for a damaged report, which the mover replaces within a minute: until then a
+    frozen team stays frozen.
+    """
+    stored = store.newest(keys.GROWTH, LONGEST_GROWTH)
     return {str(team): str(why) for team, why in stored.content.get("teams", {}).items()} if stored else {}
 
 

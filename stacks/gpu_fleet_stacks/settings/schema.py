@@ -84,8 +84,8 @@ PolicyArn = Annotated[
         "must be the ARN of a policy, such as arn:aws:iam::123456789012:policy/boundary",
     ),
 ]
-# Alibaba Cloud allows 20, of which the stack's own are seven.
-MOST_TAGS = 10
+# An object of S3 takes ten, of which two are the stack's own; Alibaba Cloud takes 20, of which seven are.
+MOST_TAGS = 8
 PoolOwner = Annotated[str, Matching(f"({OWNER})?", f"must be up to {OWNER_RULE}")]
 Address = Annotated[str, Matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mail address")]
 UserName = Annotated[

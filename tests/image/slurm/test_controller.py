@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.core import job_use
 from gpu_fleet_image.core.errors import CloudError
-from gpu_fleet_image.core.keys import GROWTH
+from gpu_fleet_image.core.keys import ACCOUNTS, GROWTH
 from gpu_fleet_image.core.queue_errors import PolicyUnreadError, SlurmError
 from gpu_fleet_image.core.store import StoredObject
 from gpu_fleet_image.slurm import configuration, controller, slurm
@@ -353,6 +353,18 @@ class Records:
 
 def test_limits_are_read_from_what_stack_and_mover_say_of_teams():
     assert controller.limits_of(Records()) == {"nlp": TeamLimits(2, 8), "vision": TeamLimits(frozen=WHY)}
+
+
+@pytest.mark.parametrize("object_key", [GROWTH, ACCOUNTS])
+def test_a_report_that_is_damaged_thaws_no_team(object_key):
+    class Damaged(Records):
+        def newest(self, key, at_most=None):
+            if key == object_key:
+                raise CloudError("no JSON", "Malformed")
+            return super().newest(key, at_most)
+
+    with pytest.raises(CloudError, match="no JSON"):
+        controller.limits_of(Damaged())
 
 
 def test_a_job_of_a_frozen_team_asks_for_no_instance_and_says_why_while_another_team_s_does():

@@ -54,7 +54,7 @@ REFUSED: tuple[tuple[str, object, str], ...] = (
     ),
     ("owner", 1.0e12, "must be text, and YAML reads a number without quotes: put quotes around it"),
     ("budget.monthly", 1e300, "must be a smaller number"),
-    ("tags", {f"t{number}": "x" for number in range(11)}, "must have at most 10 items"),
+    ("tags", {f"t{number}": "x" for number in range(9)}, "must have at most 8 items"),
     ("\u043ewner", "x", r"unknown key; did you mean 'owner'? This one is '\u043ewner'"),
     ("netwrok", {}, "unknown key; did you mean 'network'?"),
     ("name", "other", "unknown key: the file's name is the stack's"),

@@ -131,7 +131,7 @@ def _read(bucket: DataBucket, run: str, step: int, files: Mapping[str, int]) -> 
         stated = table.pop("checksum")
         named = {str(name): (int(each["size"]), str(each["sha256"])) for name, each in table["files"].items()}
         config = dict(table.get("config") or {})
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return "has a manifest that cannot be read", None
     if table.get("format") != FORMAT:
         return f"is of format {table.get('format')!r}; this program copies {FORMAT}", None
@@ -229,12 +229,13 @@ def _target(place: Place, run: str, pool: str | None) -> str:
 def _say_how_to_continue(saved: SavedStep, target: str, place: Place) -> None:
     """Print the command that continues the run, and what it needs beside the checkpoint."""
     pool, owner, directory = target.split("/", 2) if target.count("/") > 1 else (*target.split("/", 1), "")
-    data = str((saved.config.get("data") or {}).get("path") or "")
+    data = saved.config.get("data")
+    source = str(data.get("path") or "") if isinstance(data, dict) else ""
     words = ["gpu-fleet", "submit", "CONFIG", "--pool", pool, "--as", owner, "--stack", place.stack]
     said = f"continue as {owner}, with its configuration and run.directory = {directory!r}:"
     click.echo(inert(f"{said}\n  {shlex.join(words)}"))
-    if data.startswith(tuple(f"{scheme}://" for scheme in SCHEMES.values())):
-        note(f"its data.path is {data}: the stack must be able to read it, or gpu-fleet data copies it")
+    if source.startswith(tuple(f"{scheme}://" for scheme in SCHEMES.values())):
+        note(f"its data.path is {source}: the stack must be able to read it, or gpu-fleet data copies it")
 
 
 def _files(saved: SavedStep) -> str:

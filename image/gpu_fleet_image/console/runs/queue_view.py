@@ -102,12 +102,23 @@ class QueueViewer:
     def entry(self, run: str) -> JobRecord:
         """Return a job by its number, or else its run's name; raises ConfigurationError, CloudError."""
         entries = self.entries()
-        for entry in sorted(entries, key=lambda entry: run not in (entry.job.id, entry.job.task)):
-            if run in (entry.job.id, entry.job.task, entry.job.name):
+        for entry in sorted(entries, key=lambda entry: run not in (entry.job.id, entry.job.number)):
+            if run and run in (entry.job.id, entry.job.number, entry.job.name):
                 return entry
         known = [entry.job.name for entry in entries]
         raise ConfigurationError(
             f"RUN {run!r}: no job of account {self.account}{nearest(run, known)}; see gpu-fleet runs"
+        )
+
+    def live_task(self, array: str) -> JobRecord | None:
+        """Return a task of an array that has not ended; None if there is none."""
+        return next(
+            (
+                entry
+                for entry in self.entries()
+                if entry.job.task.startswith(f"{array}_") and not entry.is_over
+            ),
+            None,
         )
 
     def state(self, entry: JobRecord) -> NodeState:
@@ -332,10 +343,12 @@ def cancel_run(viewer: QueueViewer, run: str, ask: slurm.Run = slurm.run) -> str
             can cancel it.
         CloudError: the cloud does not answer.
     """
-    entry = viewer.entry(run)
+    # the last of an array's tasks has the array's number as its own, and may end before the others
+    entry = viewer.live_task(run) or viewer.entry(run)
     job, runs = entry.job, entry.job.state == RUNNING
-    number = job.id if run == job.id else job.number
-    if run not in (job.id, job.number):
+    numbers = (job.id, job.number, job.task.partition("_")[0])
+    number = run if run in numbers else job.number
+    if run not in numbers:
         _refuse_several(viewer, run)
     if entry.is_over:
         raise ConfigurationError(f"RUN {run}: is {described(entry)}; there is nothing to cancel")

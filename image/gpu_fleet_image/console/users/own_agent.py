@@ -30,8 +30,11 @@ def is_meant(asked: Asked, instance_id: str | None) -> bool:
 
     It does so on an instance, unless a user with credentials of their own names an instance.
 
-    Raises ConfigurationError if no instance is named, and the stack is not this instance's.
+    Raises ConfigurationError if no instance is named, and the stack is not this instance's; or if its name is
+    empty, as that of a variable that nobody set: this instance is not the one that was meant.
     """
+    if instance_id == "":
+        raise ConfigurationError("INSTANCE '': is empty; allowed: the id of an instance")
     if not paths.instance_file().exists():
         return False
     if instance_id is not None:

@@ -38,8 +38,8 @@ def _teams(text: str) -> dict[str, Any]:
 
     See "When a Teams webhook request is received".
     """
-    # a single line break is none in its Markdown
-    block = {"type": "TextBlock", "text": text.replace("\n", "\n\n"), "wrap": True}
+    # a TextBlock would read Markdown, and show a link in a user's text under another name
+    block = {"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": text}]}
     card = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 
 import boto3
@@ -102,6 +103,23 @@ def test_a_checkpoint_that_was_not_copied_whole_is_passed_over_by_name(s3):
 
     assert f"warning: step 200 of {RUN} lacks {names.STATE}; looking at the one before" in done.output
     assert CheckpointStore(f"s3://{OURS}/{RUN}").steps() == [100]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "taken"),
+    [("files", {"a": {"size": math.inf, "sha256": ""}}, 100), ("config", {"data": 7}, 200)],
+)
+def test_a_manifest_that_its_owner_wrote_by_hand_breaks_nothing(s3, key, value, taken):
+    place = f"{RUN}/step-200/{restore.MANIFEST}"
+    table = json.loads(s3.get_object(Bucket=REPLICA, Key=place)["Body"].read()) | {key: value}
+    del table["checksum"]
+    checksum = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+    s3.put_object(Bucket=REPLICA, Key=place, Body=json.dumps(table | {"checksum": checksum}))
+
+    done = say("runs/tiny", *FROM)
+
+    assert done.exit_code == 0, done.output
+    assert f"step {taken} of {RUN} is in" in done.output
 
 
 def test_a_second_restore_changes_nothing(s3):

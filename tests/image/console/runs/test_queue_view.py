@@ -277,6 +277,28 @@ def test_one_task_of_an_array_is_cancelled_by_its_number_and_all_by_the_arrays(s
     assert asked == [["scancel", cancelled]]
 
 
+@pytest.mark.parametrize("act", [queue_view.cancel_run, queue_view.show_log])
+def test_a_run_without_a_name_is_none_of_the_jobs(act):
+    """``gpu-fleet cancel "$RUN"`` where nobody set RUN."""
+    stack = Stack(JOB, replace(JOB, id="8", name=""), is_instance=True)
+
+    with pytest.raises(ConfigurationError, match="RUN '': no job of account ada"):
+        act(stack.viewer, "", **({"follow": False} if act is queue_view.show_log else {"ask": Mock()}))
+
+
+def test_an_arrays_number_cancels_its_tasks_also_once_the_one_that_has_this_number_ended():
+    running, last = TASKS
+    asked = []
+
+    queue_view.cancel_run(
+        Stack(replace(last, state="COMPLETED"), running, is_instance=True).viewer,
+        "50",
+        lambda words: asked.append(words) or "",
+    )
+
+    assert asked == [["scancel", "50"]]
+
+
 def test_a_name_that_several_jobs_have_cancels_none_and_their_numbers_are_said():
     over = replace(TASKS[0], id="9", task="", state="COMPLETED")
 

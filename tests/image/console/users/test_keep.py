@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.core.holds import wish
+from gpu_fleet_image.console.users import own_agent
+from gpu_fleet_image.core.holds import Output, wish
 from gpu_fleet_image.core.marks import give_back_of, hold_in, hold_of
 from gpu_fleet_image.core.model import (
     KEEP_AT_MOST,
@@ -179,6 +180,21 @@ def test_on_an_instance_its_region_is_known(fleet, monkeypatch, tmp_path):
     (instance,) = fleet.start()
 
     assert run("release", "--instance-id", instance).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("release", "--instance", ""), ("keep", "1h", "--reason", "x", "--instance", ""), ("explain", "")],
+)
+def test_on_an_instance_an_empty_name_of_another_does_not_mean_this_one(monkeypatch, tmp_path, words):
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    monkeypatch.setattr(own_agent, "answered", lambda _request: Output(("the agent did it",)))
+
+    result = CliRunner().invoke(main, words)
+
+    assert result.exit_code == 1
+    assert result.output == "error: INSTANCE '': is empty; allowed: the id of an instance\n"
 
 
 @pytest.mark.parametrize("text", ["8", "h", "0h", "-1h", "8 hours", ""])

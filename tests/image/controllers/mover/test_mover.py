@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from gpu_fleet_image.controllers.mover import growth, mover
 from gpu_fleet_image.controllers.mover.mover import _Mover
 from gpu_fleet_image.controllers.mover.pool_view import Action, PlacementDecision
-from gpu_fleet_image.core.capacity import QUEUED, Coming, MoverState
+from gpu_fleet_image.core.capacity import QUEUED, REQUESTS, Coming, MoverState
 from gpu_fleet_image.core.model import Group, Inventory
 from gpu_fleet_image.core.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
 from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
@@ -194,3 +195,23 @@ def test_an_instance_more_of_a_reservation_costs_its_disks_alone():
     found = mover.prices(SimpleNamespace(budget=held, pools={}), START)
 
     assert found == {"dev": Decimal("0.10"), "train": Decimal("32.10")}
+
+
+def test_who_writes_many_requests_keeps_nobody_waiting():
+    day = f"{START:%Y-%m-%d}"
+    many = [f"{day}/users/ada/100000Z-{number:02x}" for number in range(200)]
+    others = [f"{day}/sessions/AROA1:bob/110000Z-0b", f"{day}/users/zoe/110000Z-0a"]
+    store: Any = SimpleNamespace(
+        listed=lambda prefix: [
+            SimpleNamespace(key=f"{REQUESTS}/{key}.json", age=timedelta())
+            for key in [*many, *others]
+            if f"{REQUESTS}/{key}".startswith(prefix)
+        ],
+        beginning=lambda *_: None,
+    )
+    own = _Mover(_nothing(), store, Groups(()), policy(), lambda: START)
+
+    read = [request.key for request in own._requests(START, known=many[:1])]
+
+    assert read[:3] == [*others, many[1]]
+    assert len(read) < len(many)

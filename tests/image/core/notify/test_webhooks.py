@@ -48,7 +48,7 @@ def test_each_service_gets_the_text_where_it_looks_for_it(room):
     slack, teams, dingtalk = room.heard
     (card,) = teams["attachments"]
     assert slack == {"text": "subject\n\nmessage"}
-    assert card["content"]["body"][0]["text"] == "subject\n\n\n\nmessage"
+    assert card["content"]["body"][0]["inlines"][0]["text"] == "subject\n\nmessage"
     assert dingtalk == {"msgtype": "text", "text": {"content": "gpu-fleet: subject\n\nmessage"}}
 
 
@@ -56,6 +56,13 @@ def test_no_text_calls_everybody_of_a_slack_channel(room):
     post(room, message="owner: <!channel> & <https://evil.example.com|click>")
 
     assert "<" not in room.heard[0]["text"]
+
+
+def test_no_text_is_markdown_in_a_teams_room(room):
+    post(room, "teams", message="owner: [gpu-fleet explain](https://evil.example.com)")
+
+    (block,) = room.heard[0]["attachments"][0]["content"]["body"]
+    assert block["type"] == "RichTextBlock"  # a TextRun has no Markdown: "Text features" of Adaptive Cards
 
 
 @pytest.mark.parametrize(
