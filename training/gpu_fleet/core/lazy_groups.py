@@ -12,12 +12,11 @@ from typing import Any
 
 import click
 
-from gpu_fleet.core import config
+from gpu_fleet.core import config, ctrl_c
 from gpu_fleet.core.errors import MissingPackageError, TrainingError, suggestion
 from gpu_fleet.core.options import Name
 
 CLICKS = re.compile("^Error: ", re.MULTILINE)
-INTERRUPTED = 130  # exit code after Ctrl-C, as a shell reports it
 SENTENCE = 200  # characters of a command's line in a list, which folds
 
 
@@ -53,7 +52,8 @@ def configured(file: Path, overrides: Sequence[str], allow: Sequence[str], branc
 def imported(module: str) -> ModuleType:
     """Import a module of gpu_fleet; raises MissingPackageError if a package for it is not installed."""
     try:
-        return importlib.import_module(module)
+        with ctrl_c.ends_the_process():
+            return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingPackageError.of(error.name) from error
 
@@ -100,7 +100,7 @@ class LazyGroup(click.Group):
             sys.exit(error.exit_code)
         except (KeyboardInterrupt, click.Abort):  # before, or without, what saves at a signal
             click.echo("interrupted", err=True)
-            sys.exit(INTERRUPTED)
+            sys.exit(ctrl_c.INTERRUPTED)
         except (TrainingError, ModuleNotFoundError) as error:  # the latter of an import inside a command
             ending = error if isinstance(error, TrainingError) else MissingPackageError.of(error.name)
             click.echo(f"error: {ending}", err=True)
