@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -58,6 +58,14 @@ def imported(module: str) -> ModuleType:
         raise MissingPackageError.of(error.name) from error
 
 
+def _leave(error: click.ClickException) -> NoReturn:
+    """Show an error as all of gpu-fleet does, where click begins with "Error: ", and exit."""
+    shown = StringIO()
+    error.show(shown)
+    click.echo(CLICKS.sub("error: ", shown.getvalue()), err=True, nl=False)
+    sys.exit(error.exit_code)
+
+
 class LazyGroup(click.Group):
     """Click group over a table of name -> "module:attribute"; shows a TrainingError as one message."""
 
@@ -90,14 +98,19 @@ class LazyGroup(click.Group):
             ctx.fail(f"no such command: {args[0]}{suggestion(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the group's own options, which accept -h as those of `gpu-fleet` do."""
+        self.context_settings = {"help_option_names": ["-h", "--help"]} | self.context_settings
+        try:
+            return super().make_context(*args, **extra)
+        except click.ClickException as error:
+            _leave(error)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except click.ClickException as error:  # it would begin with "Error: "
-            shown = StringIO()
-            error.show(shown)
-            click.echo(CLICKS.sub("error: ", shown.getvalue()), err=True, nl=False)
-            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            _leave(error)
         except (KeyboardInterrupt, click.Abort):  # before, or without, what saves at a signal
             click.echo("interrupted", err=True)
             sys.exit(ctrl_c.INTERRUPTED)
