@@ -100,7 +100,7 @@ class LazyGroup(click.Group):
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Parse the group's own options, which accept -h as those of `gpu-fleet` do."""
-        self.context_settings = {"help_option_names": ["-h", "--help"]} | self.context_settings
+        self.context_settings.setdefault("help_option_names", ["-h", "--help"])
         try:
             return super().make_context(*args, **extra)
         except click.ClickException as error:
