@@ -171,7 +171,7 @@ def test_check_says_what_instances_boot_in_every_mode(monkeypatch):
         f"image: what {PARAMETER} names, baked\n": stack(
             image={"parameter": PARAMETER, "mode": "baked", "bundled": True}
         ),
-        f"image: {FIRST}, nothing of ours runs there\n": stack(image={"id": FIRST, "mode": "none"}),
+        f"image: {FIRST}, nothing of gpu-fleet runs there\n": stack(image={"id": FIRST, "mode": "none"}),
     }
 
     for words, settings in images.items():

@@ -90,15 +90,15 @@ def test_no_other_mode_stores_or_fetches_one_and_only_an_agent_has_a_licence_and
             assert "runcmd" not in config
 
 
-def test_check_and_preview_say_that_nothing_is_reaped(monkeypatch, caplog, register):
+def test_check_and_preview_say_that_nothing_is_terminated(monkeypatch, caplog, register):
     settings = stack(image={"id": AMI, "mode": "none"})
     monkeypatch.setattr(stack_files, "settings_of", lambda name: settings)
 
     said = CliRunner().invoke(check.check, ["test"])
     register(settings)
 
-    assert "warning: image.mode = 'none': nothing is reaped here" in said.stderr
-    assert "nothing is reaped here" in caplog.text
+    assert "warning: image.mode = 'none': the sweep terminates nothing here" in said.stderr
+    assert "the sweep terminates nothing here" in caplog.text
 
 
 def test_nothing_is_said_where_an_agent_comes_up():

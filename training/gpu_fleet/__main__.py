@@ -2,6 +2,7 @@
 
 import sys
 
+from gpu_fleet.core import ctrl_c
 from gpu_fleet.core.errors import MissingPackageError
 
 
@@ -21,7 +22,8 @@ def leave(status: object) -> None:
 
 if __name__ == "__main__":
     try:
-        from gpu_fleet.cli import main
+        with ctrl_c.ends_the_process():
+            from gpu_fleet.cli import main
     except ModuleNotFoundError as error:
         missing = MissingPackageError.of(error.name)
         sys.stderr.write(f"error: {missing}\n")

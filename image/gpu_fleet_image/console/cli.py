@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gpu_fleet_image.console import lazy, version
+from gpu_fleet_image.console import INTERRUPTED, lazy, version
 from gpu_fleet_image.console.errors import is_meant, misconfigured
 from gpu_fleet_image.console.groups import TableGroup
 from gpu_fleet_image.console.stack_files import StackFiles
@@ -21,8 +21,6 @@ CHECK = "gpu_fleet_stacks.cost.check:check"
 INERT = "gpu_fleet_image.core.shared_options:inert"
 FAILED = 1
 ROOMS = ("gpu_fleet_image", "gpu_fleet_stacks")  # whose log `--verbose` shows
-# A shell's exit code of a process that Ctrl-C (SIGINT, 2) ended.
-INTERRUPTED = 128 + 2
 CLICKS = re.compile("^Error: ", re.MULTILINE)  # click's own word for what is `error: ` everywhere else
 TRACEBACK = "GPU_FLEET_TRACEBACK"
 QUIET = "GPU_FLEET_QUIET"  # image/gpu_fleet_image/core/shared_options.py reads it
@@ -91,6 +89,9 @@ def ended(run: Callable[[], Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
+        if _comes_of_ctrl_c(error):
+            click.echo("interrupted", err=True)
+            return INTERRUPTED
         said = words(error)
         if said is None and os.environ.get(TRACEBACK):
             raise
@@ -98,6 +99,12 @@ def ended(run: Callable[[], Any]) -> int:
         _say(f"error: {said or defect}\n")
         return FAILED
     return code if isinstance(code, int) else 0
+
+
+def _comes_of_ctrl_c(error: BaseException) -> bool:
+    """Return whether Ctrl-C caused an error: some libraries wrap it while they are loaded."""
+    cause = error.__cause__ or error.__context__
+    return isinstance(error, KeyboardInterrupt) or (cause is not None and _comes_of_ctrl_c(cause))
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Messages of each preview and update: the cost, its change, and whether instances are reaped.
+"""Messages of each preview and update: the cost, its change, and whether instances are ever terminated.
 
 The deployed cost is the stack's own output ``cost``, as ``pulumi stack output cost --json`` prints it. The
 program cannot read it itself: a stack that reads its own outputs needs a backend, and the first preview has
@@ -141,8 +141,8 @@ def image_warning(stack: Stack) -> str:
     if stack.image.managed:
         return ""
     return (
-        "image.mode = 'none': nothing is reaped here: instances run no agent, gate or trainer, have no tag "
-        "gpu-fleet:managed, and cost money until they are terminated; bootstrap installs all three"
+        "image.mode = 'none': the sweep terminates nothing here: instances run no agent, gate or trainer, "
+        "have no tag gpu-fleet:managed, and cost money until you terminate them; bootstrap installs all three"
     )
 
 

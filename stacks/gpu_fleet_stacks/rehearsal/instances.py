@@ -1,7 +1,7 @@
 """The instances that the stack's own groups launched in moto."""
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -101,8 +101,10 @@ def user_data(clients: RegionClients, launch_template_id: str) -> str:
     return base64.b64decode(answer["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"]).decode()
 
 
-def table(instances: Iterable[LaunchedInstance]) -> Table:
-    """Return a table of the instances for users."""
+def table(instances: Sequence[LaunchedInstance]) -> Table | str:
+    """Return a table of the instances for users, or that there are none."""
+    if not instances:
+        return "none: no pool starts an instance by itself"
     view = Table(title="instances launched by the stack's own groups", title_justify="left")
     for heading in ("instance", "pool", "type", "zone", "state", "scale-in"):
         view.add_column(heading, no_wrap=True)

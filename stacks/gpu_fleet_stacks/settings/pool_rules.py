@@ -74,7 +74,9 @@ def _spare(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
         sizes = f"size.min {pool.size.min}, size.max {pool.size.max}"
         yield Problem(f"{key}.spare", pool.spare, f"must leave room between {sizes}")
     if pool.spare and not stack.image.managed:
-        yield Problem(f"{key}.spare", pool.spare, "0 where image.mode is none: nothing of ours runs there")
+        yield Problem(
+            f"{key}.spare", pool.spare, "0 where image.mode is none: nothing of gpu-fleet runs there"
+        )
 
 
 def _drained(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:

@@ -311,7 +311,7 @@ class ImageMode(StrEnum):
     boot fetches the payload from the stack's bucket. ``baked``: the image comes from this project's recipe
     and holds all three; with ``image.base_id`` it is the newest build, and until there is one, instances
     bootstrap. ``none``: nothing of this project runs; such instances are not tagged ``gpu-fleet:managed``,
-    and nothing is reaped.
+    and none is terminated.
     """
 
     BOOTSTRAP = "bootstrap"
@@ -321,7 +321,9 @@ class ImageMode(StrEnum):
     @property
     def in_words(self) -> str:
         """Description for reports of the image that instances boot."""
-        return {"bootstrap": "bootstrapped", "none": "nothing of ours runs there"}.get(self.value, self.value)
+        return {"bootstrap": "bootstrapped", "none": "nothing of gpu-fleet runs there"}.get(
+            self.value, self.value
+        )
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -1021,7 +1023,7 @@ class ImageSettings:
 
     @property
     def managed(self) -> bool:
-        """Return whether instances run the agent, and so may be reaped."""
+        """Return whether instances run the agent, and so may be terminated."""
         return self.mode is not ImageMode.NONE
 
     @property

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
 from unittest.mock import Mock
 
 import click
@@ -18,8 +20,9 @@ import pytest
 from botocore.exceptions import ConfigParseError, ProfileNotFound
 from click.testing import CliRunner, Result
 
-from gpu_fleet_image.console import cli, groups, lazy, version
-from gpu_fleet_image.console.cli import FAILED, INTERRUPTED, main
+from gpu_fleet_image.console import INTERRUPTED, cli, groups, lazy, version
+from gpu_fleet_image.console import __main__ as entry
+from gpu_fleet_image.console.cli import FAILED, main
 from gpu_fleet_image.console.table import SECTIONS, Row
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from tests.image.console.commands import COMMANDS, LEAVES
@@ -330,10 +333,32 @@ def test_a_command_of_the_trainer_names_a_package_that_is_not_installed(
     assert isinstance(shown.exception, SystemExit)
 
 
+def wrapped(cause: BaseException) -> RuntimeError:
+    """Return an error as a library makes of what it meets while it is loaded."""
+    error = RuntimeError("Error calling __set_name__")
+    error.__cause__ = cause
+    return error
+
+
+def test_ctrl_c_while_the_command_line_loads_is_one_word(monkeypatch, capsys):
+    class Loading(ModuleType):
+        def __getattr__(self, name: str) -> NoReturn:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "gpu_fleet_image.console.cli", Loading("cli"))
+
+    with pytest.raises(SystemExit) as end:
+        entry.main()
+
+    assert end.value.code == INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 @pytest.mark.parametrize(
     ("raised", "code", "message"),
     [
         (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
+        (wrapped(KeyboardInterrupt()), INTERRUPTED, "interrupted\n"),
         (BrokenPipeError(32, "Broken pipe"), FAILED, ""),
         (PermissionError(13, "Permission denied", "/etc/shadow"), 1, "error: /etc/shadow: Permission denied"),
         (ConfigurationError("kept by \x1b[2J\x9b1m\u202e: no"), 1, r"kept by \x1b[2J\x9b1m\u202e: no"),
@@ -346,7 +371,17 @@ def test_a_command_of_the_trainer_names_a_package_that_is_not_installed(
         ),
         (ValueError("Invalid endpoint: x"), 1, "error: Invalid endpoint: x; allowed: a URL"),
     ],
-    ids=["ctrl-c", "closed-pipe", "file", "terminal", "defect", "profile", "aws-file", "endpoint"],
+    ids=[
+        "ctrl-c",
+        "wrapped",
+        "closed-pipe",
+        "file",
+        "terminal",
+        "defect",
+        "profile",
+        "aws-file",
+        "endpoint",
+    ],
 )
 def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, message, monkeypatch):
     monkeypatch.setattr("gpu_fleet_stacks.settings.stack_files.settings_of", Mock(side_effect=raised))

@@ -150,6 +150,10 @@ def test_conditional_refusals_of_a_bucket_policy_are_left_out_and_stay_written(l
     assert "aws:SecureTransport" in s3.get_bucket_policy(Bucket=bucket)["Policy"]
 
 
+def test_a_stack_that_starts_no_instance_gets_a_sentence_and_no_empty_table():
+    assert instances.table(()) == "none: no pool starts an instance by itself"
+
+
 def test_an_instance_that_is_dated_back_says_so(local):
     clients = RegionClients("us-east-1", ClientPool())
     instance, *_ = instances.launched(clients, "local")

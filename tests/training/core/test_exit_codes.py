@@ -139,3 +139,10 @@ def test_ctrl_c_ends_a_command_that_saves_nothing_with_130():
     done = CliRunner().invoke(group, ["prepare"])
 
     assert (done.exit_code, done.stderr) == (130, "interrupted\n")
+
+
+def test_the_group_itself_answers_h_and_reports_a_wrong_option_as_its_commands_do():
+    group = LazyGroup("train", commands={"prepare": click.Command("prepare")})
+
+    assert CliRunner().invoke(group, ["-h"]).output.startswith("Usage: train")
+    assert "\nerror: No such option '--bogus'" in CliRunner().invoke(group, ["--bogus"]).stderr

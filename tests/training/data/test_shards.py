@@ -198,8 +198,10 @@ def test_a_shard_that_is_not_the_one_that_was_indexed_is_named(packed, damage, m
 
 
 def test_fewer_shards_than_readers_are_refused(packed):
-    with pytest.raises(DataError, match=r"3 shards are fewer than 2 ranks x 2 data.workers"):
+    with pytest.raises(DataError, match=r"only 3 shards for 2 ranks x 2 data.workers"):
         check_parts(open_train(packed).parts, ranks=2, workers=2)
+    with pytest.raises(DataError, match=r"only 1 shard for 1 rank x 2 data.workers"):
+        check_parts(1, ranks=1, workers=2)
 
 
 def test_a_broken_picture_is_left_out_and_named_up_to_the_limit(pictures, tmp_path):

@@ -532,12 +532,12 @@ class Odd:
 @pytest.mark.parametrize(
     ("objects", "batch_size", "message"),
     [
-        ({"odd": 1}, 2, "Run(odd=...): a int has no state_dict to save"),
+        ({"odd": 1}, 2, "Run(odd=...): an int has no state_dict to save"),
         ({"odd": Odd(Path())}, 2, "Run(odd=...): its state_dict holds a PosixPath"),
         (
             {"odd": Odd(torch.ones(1).as_subclass(OwnTensor))},
             2,
-            "Run(odd=...): its state_dict holds a OwnTensor",
+            "Run(odd=...): its state_dict holds an OwnTensor",
         ),
         ({}, 0, "batch_size = 0: write a whole number, 1 or more"),
         ({"keep": -1}, 2, "keep = -1: write a whole number, 1 or more"),

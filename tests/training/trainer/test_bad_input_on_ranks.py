@@ -65,7 +65,7 @@ def directory_under_a_file(table: dict[str, Any], folder: Path) -> dict[str, Any
         (section("run", bach_size=3), "run.bach_size: unknown key; did you mean batch_size?"),
         (section("run", batch_size="64"), "run.batch_size = '64': must be a whole number"),
         (without_pictures, "empty/train/7: holds no pictures, so its class would be empty"),
-        (one_shard, "1 shards are fewer than 2 ranks x 1 data.workers; write at least 2 shards"),
+        (one_shard, "only 1 shard for 2 ranks x 1 data.workers; write at least 2 shards"),
         (directory_under_a_file, "cannot be written: Not a directory"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -85,7 +85,7 @@ MISTAKES: dict[str, Mistake] = {
     "a value in place of a function": (
         "answer = 42",
         {"model": {"name": "mine.py:answer"}},
-        "is a int, which",
+        "is an int, which",
     ),
     "an import that fails": ("import no_such_library", {}, "No module named 'no_such_library' (mine.py:"),
     "a slip of syntax": ("def model(:", {}, "SyntaxError: invalid syntax (mine.py:"),
@@ -130,8 +130,8 @@ MISTAKES: dict[str, Mistake] = {
         "gave a data with __getitem__ and without __len__; expected: NAME(split",
     ),
     "an empty data set": ("def data(split):\n    return []", {}, "'train': holds no samples"),
-    "no data set": ("def data(split):\n    return 7", {}, "gave a int; expected: NAME(split"),
-    "no training data": ("def data(split):\n    return None", {}, "gave a NoneType; expected: NAME(split"),
+    "no data set": ("def data(split):\n    return 7", {}, "gave an int; expected: NAME(split"),
+    "no training data": ("def data(split):\n    return None", {}, "gave None; expected: NAME(split"),
     "data that know no split": ("def data():\n    return []", {}, "its signature is (): too many positional"),
     "a generator, which ends": (
         "def data(split):\n    yield 1",
@@ -372,7 +372,7 @@ MISTAKES: dict[str, Mistake] = {
     "a metric of nothing": (
         "def own(model, batch):\n    return {'error': None}",
         {"metric": {"name": "mine.py:own"}},
-        "metric.name = 'mine.py:own': gave a NoneType for 'error'; expected: NAME(model, batch",
+        "metric.name = 'mine.py:own': gave None for 'error'; expected: NAME(model, batch",
     ),
     "a metric of each sample": (
         "def own(model, batch):\n    return {'error': torch.zeros(8)}",

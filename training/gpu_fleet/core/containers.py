@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gpu_fleet.core.errors import UnreadableError
+from gpu_fleet.core.errors import UnreadableError, a_kind
 
 PLAIN = (bytes, complex, torch.dtype, torch.device, type(None))
 NUMBERS_AND_TEXT = (bool, int, float, str)
@@ -32,7 +32,7 @@ def plain(value: Any, owner: str, path: str = "") -> Any:
     if isinstance(value, list | tuple | set):
         return sequence_like(value, (plain(item, owner, f"{path}[{n}]") for n, item in enumerate(value)))
     raise UnreadableError(
-        f"{owner}: its state_dict holds a {type(value).__name__} at {path or 'its top'}, which a checkpoint "
+        f"{owner}: its state_dict holds {a_kind(value)} at {path or 'its top'}, which a checkpoint "
         "cannot restore; allowed: tensors, numbers and text, and lists and dictionaries of them"
     )
 

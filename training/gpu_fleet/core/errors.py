@@ -170,9 +170,17 @@ class LaunchError(TrainingError):
     for_good = False
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number and a noun that agree: ``1 file``, ``2 files``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number and a noun that agree: ``1 file``, ``2 files``, ``2 batches``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+
+
+def a_kind(value: object) -> str:
+    """Return what a value is, with its article: ``an int``, ``a Tensor``, ``None``."""
+    name = type(value).__name__
+    if value is None:
+        return "None"
+    return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from gpu_fleet.core import config
+from gpu_fleet.core import config, ctrl_c
 from gpu_fleet.core.errors import MissingPackageError, TrainingError, suggestion
 from gpu_fleet.core.options import Name
 
 CLICKS = re.compile("^Error: ", re.MULTILINE)
-INTERRUPTED = 130  # exit code after Ctrl-C, as a shell reports it
 SENTENCE = 200  # characters of a command's line in a list, which folds
 
 
@@ -53,9 +52,18 @@ def configured(file: Path, overrides: Sequence[str], allow: Sequence[str], branc
 def imported(module: str) -> ModuleType:
     """Import a module of gpu_fleet; raises MissingPackageError if a package for it is not installed."""
     try:
-        return importlib.import_module(module)
+        with ctrl_c.ends_the_process():
+            return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingPackageError.of(error.name) from error
+
+
+def _leave(error: click.ClickException) -> NoReturn:
+    """Show an error as all of gpu-fleet does, where click begins with "Error: ", and exit."""
+    shown = StringIO()
+    error.show(shown)
+    click.echo(CLICKS.sub("error: ", shown.getvalue()), err=True, nl=False)
+    sys.exit(error.exit_code)
 
 
 class LazyGroup(click.Group):
@@ -90,17 +98,22 @@ class LazyGroup(click.Group):
             ctx.fail(f"no such command: {args[0]}{suggestion(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the group's own options, which accept -h as those of `gpu-fleet` do."""
+        self.context_settings.setdefault("help_option_names", ["-h", "--help"])
+        try:
+            return super().make_context(*args, **extra)
+        except click.ClickException as error:
+            _leave(error)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except click.ClickException as error:  # it would begin with "Error: "
-            shown = StringIO()
-            error.show(shown)
-            click.echo(CLICKS.sub("error: ", shown.getvalue()), err=True, nl=False)
-            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            _leave(error)
         except (KeyboardInterrupt, click.Abort):  # before, or without, what saves at a signal
             click.echo("interrupted", err=True)
-            sys.exit(INTERRUPTED)
+            sys.exit(ctrl_c.INTERRUPTED)
         except (TrainingError, ModuleNotFoundError) as error:  # the latter of an import inside a command
             ending = error if isinstance(error, TrainingError) else MissingPackageError.of(error.name)
             click.echo(f"error: {ending}", err=True)

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import ConfigError, PassingCodeError, UserCodeError, suggestion
+from gpu_fleet.core.errors import ConfigError, PassingCodeError, UserCodeError, a_kind, suggestion
 from gpu_fleet.core.files import may_pass
 from gpu_fleet.core.reachable import reachable
 
@@ -149,7 +149,7 @@ def load(key: str, name: str, options: Mapping[str, Any] | None = None, director
         known = [other for other, value in vars(module).items() if callable(value) and other[0] != "_"]
         raise ConfigError(f"{key} = {name!r}: {place} has no {attribute}{suggestion(attribute, known)}")
     if not callable(function):
-        raise ConfigError(f"{key} = {name!r}: is a {type(function).__name__}, which cannot be called")
+        raise ConfigError(f"{key} = {name!r}: is {a_kind(function)}, which cannot be called")
     own = Own(key, name, function, options or {})
     _check_signature(own)
     return own

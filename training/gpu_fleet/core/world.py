@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, Store
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import ParallelError, TrainingError
+from gpu_fleet.core.errors import ParallelError, TrainingError, counted
 
 T = TypeVar("T")
 NOBODY = cast("dist.ProcessGroup", None)  # the group of a world of one, which never uses it
@@ -164,8 +164,8 @@ def check_sizes(settings: config.Config, size: int) -> int:
     readers = size // share
     if run.batch_size % (readers * run.accumulation):
         raise ParallelError(
-            f"run.batch_size = {run.batch_size} does not divide into {readers} ranks x run.accumulation = "
-            f"{run.accumulation}; multiples of {readers * run.accumulation} fit"
+            f"run.batch_size = {run.batch_size} does not divide into {counted(readers, 'rank')} x "
+            f"run.accumulation = {run.accumulation}; multiples of {readers * run.accumulation} fit"
         )
     return readers
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import DataError, suggestion
+from gpu_fleet.core.errors import DataError, counted, suggestion
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.class_folders import DESCRIPTION, beside_splits, classes_of
 
@@ -202,6 +202,6 @@ def check_parts(parts: int, ranks: int, workers: int) -> None:
     readers = ranks * max(1, workers)
     if 0 < parts < readers:
         raise DataError(
-            f"{parts} shards are fewer than {ranks} ranks x {max(1, workers)} data.workers; "
+            f"only {counted(parts, 'shard')} for {counted(ranks, 'rank')} x {max(1, workers)} data.workers; "
             f"write at least {readers} shards, or lower data.workers"
         )

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import ConfigError, DataError, UserCodeError
+from gpu_fleet.core.errors import ConfigError, DataError, UserCodeError, a_kind
 from gpu_fleet.core.user_code import Own, explained
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import Description
@@ -173,8 +173,7 @@ class OwnReader:
         for leaf in tree_flatten(batch)[0]:
             if not isinstance(leaf, LEAVES):
                 raise DataError(
-                    f"{self._data.label}: a batch holds a {type(leaf).__name__}; "
-                    "allowed: tensors, numbers and text"
+                    f"{self._data.label}: a batch holds {a_kind(leaf)}; allowed: tensors, numbers and text"
                 )
         if self._check is not None:
             try:
@@ -226,7 +225,7 @@ def _no_data_set(samples: Any) -> str:
         ", which can be read once; give what makes it": isinstance(samples, Iterator),
         " with __getitem__ and without __len__": by_index and not hasattr(samples, "__len__"),
     }
-    return next((f"gave a {type(samples).__name__}{what}" for what, wrong in problems.items() if wrong), "")
+    return next((f"gave {a_kind(samples)}{what}" for what, wrong in problems.items() if wrong), "")
 
 
 def open_records(settings: config.Data, description: Description, split: str, collate: Own | None) -> OwnData:

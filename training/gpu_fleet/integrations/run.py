@@ -36,7 +36,7 @@ from gpu_fleet.checkpoint.engine import CheckpointEngine
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core import config, outcome, user_code
 from gpu_fleet.core.containers import plain, shaped
-from gpu_fleet.core.errors import ConfigError, IdentityError, TrainingError
+from gpu_fleet.core.errors import ConfigError, IdentityError, TrainingError, a_kind, counted
 from gpu_fleet.core.instance_file import place_of_checkpoints
 from gpu_fleet.core.world import World, of_script
 from gpu_fleet.data.generators import (
@@ -392,7 +392,8 @@ def _check_sizes(batch_size: int, ranks: int, accumulation: int) -> None:
     _check_numbers(1, batch_size=batch_size, accumulation=accumulation)
     if batch_size % (ranks * accumulation):
         raise ConfigError(
-            f"batch_size = {batch_size}: does not divide into {ranks} ranks x {accumulation} batches"
+            f"batch_size = {batch_size}: does not divide into {counted(ranks, 'rank')} x "
+            f"{counted(accumulation, 'batch', 'batches')}"
         )
 
 
@@ -404,7 +405,7 @@ def _check_saveable(objects: Mapping[str, Any]) -> None:
                 "with parallel.strategy = 'fsdp'"
             )
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-            raise ConfigError(f"Run({name}=...): a {type(thing).__name__} has no state_dict to save")
+            raise ConfigError(f"Run({name}=...): {a_kind(thing)} has no state_dict to save")
 
 
 def _restore_objects(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

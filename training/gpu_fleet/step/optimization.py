@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._pytree import tree_map, tree_structure
 
 from gpu_fleet.core import config
+from gpu_fleet.core.errors import a_kind
 from gpu_fleet.core.user_code import Own
 
 UNDECIDED: dict[str, Any] = {}  # what the configuration decides of a group that the optimizer has added
@@ -31,7 +32,7 @@ def build_optimizer(
     if own is not None:
         built = own([group for group in groups if group["params"]], lr=settings.learning_rate)
         if not isinstance(built, torch.optim.Optimizer):
-            raise own.wrong(f"gave a {type(built).__name__}")
+            raise own.wrong(f"gave {a_kind(built)}")
         own_ones = {id(parameter) for parameter in parameters}
         if not any(id(p) in own_ones for group in built.param_groups for p in group["params"]):
             raise own.wrong("gave an optimizer without any of the given parameters")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpu_fleet.core.errors import ConfigError, UserCodeError
+from gpu_fleet.core.errors import ConfigError, UserCodeError, a_kind
 from gpu_fleet.core.user_code import EXPECTED, Own, explained
 from gpu_fleet.data.loader import IGNORED, Batch
 from gpu_fleet.step.buffers import BufferCheck
@@ -43,7 +43,7 @@ class Task(nn.Module):
             return []
         measured = self._metric(self.model, batch)
         if not isinstance(measured, Mapping):
-            raise self._metric.wrong(f"gave a {type(measured).__name__}")
+            raise self._metric.wrong(f"gave {a_kind(measured)}")
         if self.metric_names and set(measured) != set(self.metric_names):
             names = f"{_listed(measured)}, and for another batch {_listed(self.metric_names)}"
             raise self._metric.wrong(f"gave {names}")
@@ -64,13 +64,13 @@ class Task(nn.Module):
             if isinstance(number, Tensor | np.ndarray) and number.ndim:
                 raise self._metric.wrong(f"gave a tensor of shape {list(number.shape)} for {name!r}")
             if not isinstance(number, Tensor | np.ndarray | np.generic | int | float):
-                raise self._metric.wrong(f"gave a {type(number).__name__} for {name!r}")
+                raise self._metric.wrong(f"gave {a_kind(number)} for {name!r}")
         return pair
 
     def _check(self, loss: object) -> None:
         problem = ""
         if not isinstance(loss, Tensor):
-            problem = f"gave a {type(loss).__name__}"
+            problem = f"gave {a_kind(loss)}"
         elif loss.ndim:
             problem = f"gave a tensor of shape {list(loss.shape)}, not the mean ()"
         elif not loss.is_floating_point() and loss.requires_grad:
@@ -101,10 +101,10 @@ def given_loss(model: nn.Module, batch: Any) -> Tensor:
             output = model(inputs)
             if isinstance(output, Tensor):
                 return mean_loss(output, targets)
-            raise ConfigError(f"loss.name: is needed: {type(model).__name__} gives a {type(output).__name__}")
+            raise ConfigError(f"loss.name: is needed: {type(model).__name__} gives {a_kind(output)}")
     raise ConfigError(
         "loss.name: is needed for batches that are neither (inputs, classes) nor named columns; these are "
-        f"a {type(batch).__name__}"
+        f"{a_kind(batch)}"
     )
 
 
@@ -115,7 +115,7 @@ def count_of(batch: Any, *, over: Own | str, shifted: bool) -> int | None:
         if isinstance(given_count, Tensor) and given_count.ndim == 0 and not given_count.is_floating_point():
             given_count = int(given_count)
         if not isinstance(given_count, int) or given_count < 0:
-            given = given_count if isinstance(given_count, int) else f"a {type(given_count).__name__}"
+            given = given_count if isinstance(given_count, int) else a_kind(given_count)
             raise UserCodeError(f"{over.key} = {over.name!r}: gave {given}; expected: {EXPECTED[over.key]}")
         return given_count
     targets = given_targets(batch, shifted=shifted) if over == "targets" else None
@@ -145,7 +145,7 @@ def try_out(model: nn.Module, batch: Batch, what: str) -> None:
             model(batch.inputs)
             check.passed()
         if not isinstance(outputs, Tensor):
-            raise ConfigError(f"{what}: gives a {type(outputs).__name__}, not a Tensor; set loss.name")
+            raise ConfigError(f"{what}: gives {a_kind(outputs)}, not a Tensor; set loss.name")
         loss = mean_loss(outputs, batch.targets)
     if batch.counted and not torch.isfinite(loss):
         raise ConfigError(f"{what}: the loss of the first batch is {loss.item()}, before any step")

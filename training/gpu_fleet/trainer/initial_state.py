@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from gpu_fleet.core import config, user_code
-from gpu_fleet.core.errors import ConfigError, ParallelError, UserCodeError
+from gpu_fleet.core.errors import ConfigError, ParallelError, UserCodeError, a_kind
 from gpu_fleet.core.user_code import Own
 from gpu_fleet.core.world import World
 from gpu_fleet.data.dataset import Dataset
@@ -168,7 +168,7 @@ def build_model(run: PreparedRun) -> nn.Module:
 def own_model(build: Own, weights: str) -> nn.Module:
     model = build()
     if not isinstance(model, nn.Module):
-        raise build.wrong(f"gave a {type(model).__name__}")
+        raise build.wrong(f"gave {a_kind(model)}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise build.wrong("has no parameter that could be trained")
     if any(parameter.is_meta for parameter in model.parameters()):
