@@ -2,6 +2,7 @@
 
 import boto3
 import pytest
+from moto.backends import get_backend
 from moto.server import ThreadedMotoServer
 
 from tests.image.fake_aws import fake_aws
@@ -32,6 +33,7 @@ def oss(monkeypatch):
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())
+    get_backend("s3").reset()  # its state is the process's: an earlier test may have left the same bucket
     monkeypatch.setenv("GPU_FLEET_ALICLOUD_OSS_ENDPOINT", url)
     keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
     yield boto3.client("s3", "us-east-1", endpoint_url=url, **keys)

@@ -22,7 +22,7 @@ class AlicloudFaultStateMachine(FaultStateMachine):
     ("machine", "runs"),
     [
         (FaultStateMachine, 5),
-        (AlicloudFaultStateMachine, 3),
+        (AlicloudFaultStateMachine, 5),
         pytest.param(FaultStateMachine, 60, marks=pytest.mark.prove),
         pytest.param(AlicloudFaultStateMachine, 12, marks=pytest.mark.prove),
     ],
