@@ -53,7 +53,12 @@ class ExactnessCheck:
         wrapped = (thing.generator for thing in given if isinstance(thing, SavedGenerator))
         self._loop = LoopWatch(frames, [*given, *wrapped], [*self._read, *held_by(self._read)])
 
-    def check_loop(self, where: World) -> None:
+    def check_save(self, where: World) -> None:
+        """Look at everything again before a save; raises ConfigError for what could not be loaded again."""
+        where.together(partial(self._check_attributes, says=where.leads, saving=True))
+        self._check_loop(where)
+
+    def _check_loop(self, where: World) -> None:
         if self._loop is not None and where.leads:
             self._loop.warn("Run(NAME=...)")
 
@@ -75,7 +80,7 @@ class ExactnessCheck:
                 "run.batches_of(loader) resumes in the middle of it"
             )
         if done == 1:
-            self.check_loop(where)
+            self._check_loop(where)
         # ranks may read other data, and differ in what they check
         if done <= AGREED_STEPS:
             where.together(partial(self._check_attributes, says=where.leads))
@@ -102,10 +107,10 @@ class ExactnessCheck:
                 )
             self._modules = {}
 
-    def _check_attributes(self, *, says: bool) -> None:
+    def _check_attributes(self, *, says: bool, saving: bool = False) -> None:
         for check in self._attributes:
-            check.passed(says=says)
-        self._attributes = [check for check in self._attributes if not check.is_done]
+            if saving or not check.is_done:
+                check.passed(says=says)
 
     def _differ(self, where: World) -> list[str]:
         """Return, on rank 0, the modules whose weights differ between ranks."""

@@ -312,7 +312,7 @@ class Run:
             return
         if self._watch is not None and self.step > (self._resumed_from or 0):
             self._watch.check(self.step)
-        self._exactness.check_loop(self._where)
+        self._exactness.check_save(self._where)
         state = {
             "objects": self._where.together(self._checked_states),
             "rng": self._where.gather({**capture_rng(), SHARED: states_of_generators()}),

@@ -12,20 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from gpu_fleet.core.errors import ConfigError
+from gpu_fleet.core.user_code import is_class_of_user
 from gpu_fleet.data.generators import is_generator, state_of
 from gpu_fleet.step.outline import outlines
 from gpu_fleet.step.state import takes_values
 
-NUMBERS = (bool, int, float, complex, str)  # kinds of attributes in which a module may count
+NUMBERS = (bool, int, float, complex, str, np.generic)  # kinds of attributes in which a module may count
 NO_STATE = object()  # in place of a value that cannot be compared, or belongs to one step
-DEPTH = 3  # of nested lists and dictionaries
+DEPTH = 3  # of nested lists, dictionaries and objects
 OF_MODULE = vars(nn.Module()).keys()
 OF_OPTIMIZER = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"_opt_called", "_step_count"}  # of schedules
 log = logging.getLogger(__name__)
 
 
 class BufferCheck:
-    """Check of a model before and after its first training pass."""
+    """Check of a model before and after its first training passes, and before each save."""
 
     def __init__(self, model: nn.Module, what: str) -> None:
         """Note the state of the model `what`; raises ConfigError for a buffer that takes no values."""
@@ -43,6 +44,11 @@ class BufferCheck:
             raise ConfigError(
                 f"{self._what}: buffer {name} is of layout {buffer.layout}, which cannot be saved; register "
                 "its indices and values, and build it in forward"
+            )
+        if buffer.is_quantized:
+            raise ConfigError(
+                f"{self._what}: buffer {name} is quantized ({buffer.dtype}), which cannot be saved; register "
+                "its int_repr(), scale and zero point, and build it in forward"
             )
         if not takes_values(buffer):
             raise ConfigError(
@@ -63,26 +69,26 @@ class BufferCheck:
 
     @property
     def is_done(self) -> bool:
-        """True unless another pass must show whether an attribute that was filled changes again."""
+        """True if only a look before each save is needed."""
         return self._attributes.is_done
 
 
 class AttributeCheck:
-    """Check of attributes that a step changes, and no checkpoint holds; one filled only once is a cache."""
+    """Check of attributes that steps change, and no checkpoint holds; one filled only once is a cache."""
 
     def __init__(self, of: Callable[[], Mapping[str, Any]], what: str, instead: str) -> None:
         """Note the attributes that `of` returns; `instead` says where a checkpoint would hold them."""
         self._of, self._what, self._instead = of, what, instead
-        self._before = of()
-        self._looked_at = {name for name, value in self._before.items() if not _is_empty(value)}
-        self.is_done = False
+        self._before, self._named = _filled(of()), set[str]()
+        self.is_done = False  # True once a step has filled no more: a look before each save is enough
 
     def passed(self, *, says: bool = True) -> None:
-        """Compare after a step; warn of changed attributes if this rank `says`."""
+        """Compare with the last look; warn once of each changed attribute if this rank `says`."""
         now = self._of()
-        both = self._looked_at & self._before.keys() & now.keys()
+        both = (self._before.keys() & now.keys()) - self._named
         # in lists, where a NaN equals itself
         changed = sorted(name for name in both if [self._before[name]] != [now[name]])
+        self._named.update(changed)
         if changed and says:
             log.warning(
                 "not exact: %s: a step changes %s, which is in no checkpoint; %s",
@@ -90,13 +96,16 @@ class AttributeCheck:
                 ", ".join(changed),
                 self._instead,
             )
-        filled = {name for name, value in now.items() if not _is_empty(value)}
-        self._looked_at = filled - {name for name, value in self._before.items() if not _is_empty(value)}
-        self._before, self.is_done = now, not self._looked_at
+        filled = _filled(now)
+        self._before, self.is_done = filled, filled.keys() <= self._before.keys()
 
 
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, list | dict) and not value)
+def _filled(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in state.items()
+        if not (value is None or (isinstance(value, list | dict) and not value))
+    }
 
 
 def check_of_model(model: nn.Module, what: str, left_out: Iterable[str] = ()) -> AttributeCheck:
@@ -142,18 +151,27 @@ def _outlines_of(attributes: Mapping[str, Any], left_out: Container[str] = ()) -
 
 
 def _outline_of(value: Any, depth: int) -> Any:
-    """Return what equals itself later: of numbers, arrays, generators, and lists and dictionaries of them."""
+    """Return what equals itself later: numbers, arrays, generators, and collections and objects of them."""
     if is_generator(value):
         value, depth = state_of(value), DEPTH
+    if isinstance(value, np.generic):
+        return repr(value)
     if value is None or isinstance(value, NUMBERS):
         return value
     if isinstance(value, Tensor | np.ndarray):
         return _outline_of_array(value)
-    if depth and isinstance(value, Mapping):
+    return _outline_of_parts(value, depth) if depth else NO_STATE
+
+
+def _outline_of_parts(value: Any, depth: int) -> Any:
+    if isinstance(value, Mapping):
         return {str(key): _outline_of(item, depth - 1) for key, item in value.items()}
-    if depth and isinstance(value, list | tuple | deque):
+    if isinstance(value, list | tuple | deque):
         return [_outline_of(item, depth - 1) for item in value]
-    return NO_STATE
+    if isinstance(value, set | frozenset):
+        return sorted(repr(item) for item in value if isinstance(item, NUMBERS))
+    is_own = is_class_of_user(type(value)) and not isinstance(value, nn.Module | torch.optim.Optimizer)
+    return _outline_of(object.__getstate__(value), depth) if is_own else NO_STATE
 
 
 def _outline_of_array(value: Any) -> Any:
