@@ -17,9 +17,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from gpu_fleet import Run
 from gpu_fleet.data.generators import is_own_generator, reached
-from gpu_fleet.integrations.unsaved import LoopWatch
+from gpu_fleet.integrations.exactness import LoopWatch
 from gpu_fleet.step import outline
-from gpu_fleet.step.buffers import BufferCheck
+from gpu_fleet.step.checks import BufferCheck
 
 STEPS, STOP = 6, 3
 SAMPLES = list(torch.randn(9, 3, generator=torch.Generator().manual_seed(0)))

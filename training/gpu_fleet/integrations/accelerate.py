@@ -15,9 +15,9 @@ import torch.distributed as dist
 from gpu_fleet.data.generators import held_by
 from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
+from gpu_fleet.integrations.exactness import LoopWatch, frames_of_loop
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.integrations.unsaved import LoopWatch, frames_of_loop
-from gpu_fleet.step.buffers import AttributeCheck, check_of_model
+from gpu_fleet.step.checks import AttributeCheck, check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 DONE = "whole"  # written last, with the seed of the samples' random numbers

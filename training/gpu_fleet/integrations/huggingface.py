@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.buffers import AttributeCheck, check_of_model
+from gpu_fleet.step.checks import AttributeCheck, check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 DECIDING = (

@@ -16,7 +16,7 @@ from gpu_fleet.data.generators import SHARED, restore_generators, states_of_gene
 from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, ResumableLoader, draws
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.buffers import AttributeCheck, check_of_model
+from gpu_fleet.step.checks import AttributeCheck, check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 __all__ = ["FleetCallback", "ResumableLoader"]

@@ -25,11 +25,10 @@ from gpu_fleet.preemption.peers import of_world
 from gpu_fleet.preemption.tries import Tries
 from gpu_fleet.preemption.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog
 from gpu_fleet.step import optimization, precision
-from gpu_fleet.step.buffers import BufferCheck, check_of_optimizer
+from gpu_fleet.step.checks import BufferCheck, check_finite, check_gradients, check_of_optimizer
 from gpu_fleet.step.evaluation import HeldOutScore, mean_loss
 from gpu_fleet.step.state import State, not_finite, parameters_sha256, tensors_of, undisturbed, whole_weights
 from gpu_fleet.step.task import Task
-from gpu_fleet.step.trained import check_finite, check_gradients
 from gpu_fleet.trainer.initial_state import fresh_state, rehearse
 from gpu_fleet.trainer.prepared_run import PreparedRun, opened
 from gpu_fleet.trainer.scoring import scored

@@ -32,7 +32,7 @@ from gpu_fleet.metrics.profiling import StepTrace
 from gpu_fleet.metrics.records import MetricsWriter, named
 from gpu_fleet.metrics.writers import Writers, open_writers
 from gpu_fleet.models import pretrained
-from gpu_fleet.step.buffers import AttributeCheck, BufferCheck
+from gpu_fleet.step.checks import AttributeCheck, BufferCheck
 from gpu_fleet.step.spread import Whole
 from gpu_fleet.step.state import State
 from gpu_fleet.step.task import count_of
