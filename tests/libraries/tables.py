@@ -141,12 +141,26 @@ def test_a_column_of_numbers_is_learned_by_an_own_loss(kind, tmp_path):
         ({"a": '{"day": "2026-01-31"}'}, "'day' of ROOT is of type timestamp[s], which becomes no tensor"),
         ({"a": '{"ids": [1, null]}'}, "'ids' of ROOT has 30 rows without a value; leave such rows out"),
         ({"train": '{"x": 1}', "val": ""}, "val.jsonl has no rows, so val would be empty"),
-        ({"a": '{"ids": [[1], null]}'}, "'ids' of ROOT has 30 rows without a value; leave them out"),
+        ({"a": '{"ids": [[1], null]}'}, "'ids' of ROOT has 30 rows without a value; leave such rows out"),
         ({"a": '{"x": 1}', "b": '{"x": [1]}'}, "its files differ in their columns or types"),
         ({"a": '{"x": 1}', "b": '{"x": "007"}'}, "'x' is numbers in a.jsonl and text in b.jsonl"),
         ({"train": '{"x": true}', "val": '{"x": 7}'}, "is truth values in train.jsonl and numbers in val"),
+        ({"a": f'{{"x": {{"y": [{2**63}]}}}}'}, f"'x' of ROOT has {2**63}, and a tensor holds whole"),
+        ({"a": f'{{"x": {-(2**63) - 1}}}'}, f"'x' of ROOT has {-(2**63) - 1}, and a tensor holds whole"),
+        ({"a": '{"x": [-1e300]}'}, "has 1e+300, and a tensor holds real numbers of 32 bits, up to 3.40282e"),
     ],
-    ids=["a day", "a gap", "an empty split", "a gap in a list", "two tables", "text", "truth values"],
+    ids=[
+        "a day",
+        "a gap",
+        "an empty split",
+        "a gap in a list",
+        "two tables",
+        "text",
+        "truth values",
+        "large",
+        "low",
+        "inf",
+    ],
 )
 def test_rows_that_would_be_left_out_or_bent_are_named(files, message, tmp_path):
     for name, row in files.items():
@@ -162,7 +176,7 @@ def test_a_gap_in_a_list_of_fixed_length_is_no_number(tmp_path):
     ids = pyarrow.array([[1, None]], pyarrow.list_(pyarrow.int64(), 2))
     parquet.write_table(pyarrow.table({"ids": ids}), tmp_path / "rows.parquet")
 
-    with pytest.raises(DataError, match=r"'ids' of .* has 1 rows without a value"):
+    with pytest.raises(DataError, match=r"'ids' of .* has 1 row without a value"):
         open_table(config.Data(path=str(tmp_path)), "train", None)
 
 
@@ -195,6 +209,14 @@ def test_a_number_that_would_become_negative_is_named(tmp_path):
 
     with pytest.raises(DataError, match=f"'ids' of .* has {2**64 - 1}, and a tensor holds whole numbers up"):
         open_table(config.Data(path=str(tmp_path)), "train", None)
+
+
+def test_large_real_numbers_are_read(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"x": 1e19}\n{"x": Infinity}\n{"x": null}\n' * 10)
+
+    table = open_table(config.Data(path=str(tmp_path)), "train", None)
+
+    assert table is not None
 
 
 def test_tfrecord_files_are_read_by_an_example(tmp_path):

@@ -278,9 +278,13 @@ def test_a_picture_in_its_transparency_alone_is_no_sample():
     assert pixels(encoded(Image.fromarray(coloured), "PNG"), image_size=8).shape == (8, 8, 3)
 
 
-def test_what_is_no_picture_is_no_sample():
+@pytest.mark.parametrize("kind", ["", "EPS"])
+def test_what_is_no_picture_is_no_sample(kind):
+    """An EPS, however it is called, would start Ghostscript."""
+    content = encoded(Image.new("RGB", (4, 4)), kind) if kind else b"nothing"
+
     with pytest.raises(CorruptSampleError, match="is no picture"):
-        pixels(b"nothing")
+        pixels(content)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])

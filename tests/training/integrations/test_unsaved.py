@@ -4,7 +4,9 @@ import random
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from gpu_fleet import Run
 from gpu_fleet.data.generators import is_own_generator, reached
-from gpu_fleet.integrations.unsaved import LoopWatch
+from gpu_fleet.integrations.exactness import LoopWatch
 from gpu_fleet.step import outline
-from gpu_fleet.step.buffers import BufferCheck
+from gpu_fleet.step.checks import BufferCheck
 
 STEPS, STOP = 6, 3
 SAMPLES = list(torch.randn(9, 3, generator=torch.Generator().manual_seed(0)))
@@ -39,6 +41,25 @@ class WithMean(nn.Linear):
         else:
             self.mean = 0.9 * self.mean + mean
         return super().forward(inputs)
+
+
+class WithStatistics(WithMean):
+    """Keeps the mean in an object of its own."""
+
+    def __init__(self, kept: Any) -> None:
+        super().__init__(0.0)
+        self.kept = kept
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.kept.mean = self.kept.mean + inputs.mean(0).detach()
+        return nn.Linear.forward(self, inputs)
+
+
+class Slotted:
+    __slots__ = ("mean",)
+
+    def __init__(self) -> None:
+        self.mean = np.float32(0)
 
 
 class WithNoise(nn.Linear):
@@ -116,6 +137,16 @@ def trained(folder: Path, model: nn.Module, kind: Callable[..., Any] = torch.opt
             pass
 
 
+def with_late_change(folder: Path) -> None:
+    """Change an attribute after the steps that are all looked at, and before the only save."""
+    model = WithMean(0.0)
+    model.forward = partial(nn.Linear.forward, model)  # type: ignore[method-assign]  # no change in a step
+    optimizer = torch.optim.SGD(model.parameters())
+    with Run(folder, model=model, optimizer=optimizer) as run:
+        for step in steps(run, model, optimizer, 4):
+            model.mean += step // 3
+
+
 def with_average(folder: Path) -> None:
     model = nn.Linear(3, 1)
     optimizer, average = torch.optim.SGD(model.parameters()), AveragedModel(model)
@@ -185,6 +216,15 @@ LOOPS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a tensor": (lambda folder: trained(folder, WithMean(torch.zeros(3))), "a step changes mean"),
     "a list": (lambda folder: trained(folder, WithMean([])), "a step changes mean"),
     "a module's generator": (lambda folder: trained(folder, WithNoise()), "a step changes source"),
+    "an object": (
+        lambda folder: trained(folder, WithStatistics(SimpleNamespace(mean=0.0))),
+        "a step changes kept",
+    ),
+    "an object with slots": (
+        lambda folder: trained(folder, WithStatistics(Slotted())),
+        "a step changes kept",
+    ),
+    "a late change": (with_late_change, "a step changes mean"),
     "momenta": (lambda folder: trained(folder, nn.Linear(3, 1), Hidden), "a step changes velocity"),
 }
 

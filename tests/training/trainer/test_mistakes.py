@@ -69,6 +69,13 @@ MISTAKES: dict[str, Mistake] = {
         {},
         "mine.py:model': buffer model.held is of layout torch.sparse_coo, which cannot be saved",
     ),
+    "a quantized buffer": (
+        WITH_BUFFER.format(
+            value="torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.quint8)", options="", step="pass"
+        ).replace(".float()", ".dequantize()"),
+        {},
+        "mine.py:model': buffer model.held is quantized (torch.quint8), which cannot be saved",
+    ),
     "a file that is not there": ("", {"model": {"name": "mein.py:model"}}, "mein.py is no file below"),
     "a name that is not in it": (
         "",

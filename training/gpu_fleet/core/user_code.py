@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -275,6 +275,13 @@ def is_of_user(file: str) -> bool:
         return False
     folder = file.rpartition("/")[0]  # a Path for each of a process's thousands of modules takes 0.1 s
     return not _is_installed(folder if folder.startswith("/") else str(Path(file).parent.absolute()))
+
+
+def is_class_of_user(kind: type) -> bool:
+    """Return whether a user's module, or a notebook, defines a class; True for SimpleNamespace too."""
+    source = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    is_typed_in = kind.__module__ == "__main__" and not source
+    return kind is SimpleNamespace or is_typed_in or bool(source and is_of_user(source))
 
 
 @cache

@@ -3,7 +3,6 @@
 import gc
 import json
 import random
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from gpu_fleet.core.user_code import is_of_user
+from gpu_fleet.core.user_code import is_class_of_user, is_of_user
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 MOST_LOOKED_AT = 10_000  # objects that a search visits; 10 ms
@@ -84,8 +83,7 @@ def _behind(thing: Any) -> Sequence[Any]:
         named = [thing.__globals__[name] for name in _names(thing.__code__) if name in thing.__globals__]
         return [*named, thing.__closure__, thing.__defaults__, thing.__kwdefaults__]
     if isinstance(thing, type):
-        source = getattr(sys.modules.get(thing.__module__), "__file__", None)
-        return [*vars(thing).values(), *thing.__bases__] if source and is_of_user(source) else ()
+        return [*vars(thing).values(), *thing.__bases__] if is_class_of_user(thing) else ()
     if isinstance(thing, (*CLOSED, set, frozenset)):  # the order of a set differs by process
         return ()
     if type(thing) in (list, tuple) and len(thing) > MOST_LOOKED_AT:

@@ -40,6 +40,8 @@ TURNS = {  # orientation in EXIF -> the turn that makes the picture upright
     8: Image.Transpose.ROTATE_90,
 }
 SIDEWAYS = {TURNS[number] for number in (5, 6, 7, 8)}
+# Of SUFFIXES: other formats of Pillow start programs, as EPS does Ghostscript.
+FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "DIB", "GIF", "TIFF", "JPEG2000", "PPM", "TGA")
 PHOTOMETRIC, WHITE = 262, np.uint8(255)  # tag of a TIFF, 0 if the lowest value is white
 FINGERPRINT_BYTES = 4096  # one block of most file systems
 KEPT_BYTES = 64 * 2**20  # cache of decoded pictures, in each process that reads
@@ -134,7 +136,7 @@ class ImageFolder(Dataset):
 def opened(content: bytes) -> Iterator[Image.Image]:
     """Open a picture; raises CorruptSampleError for bytes that are no picture, also from the block."""
     try:
-        with Image.open(io.BytesIO(content)) as picture:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
             yield _of_eight_bits(picture)
     except UnidentifiedImageError as error:  # its text only names an address in memory
         raise CorruptSampleError("is no picture") from error

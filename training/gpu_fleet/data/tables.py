@@ -1,6 +1,5 @@
 """Tables: Parquet, JSON lines, or a folder that save_to_disk of Hugging Face's datasets wrote."""
 
-import codecs
 import gzip
 import json
 import re
@@ -8,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from gpu_fleet.core import config
@@ -29,6 +30,7 @@ NO_TENSOR = re.compile("date|time|duration|decimal")  # Arrow's names of column 
 REAL = ("float", "double", "halffloat")  # Arrow's names of column types
 INSTEAD = "write it as (smaller) numbers or text, or leave it out of data.columns"
 LARGEST = 2**63 - 1  # of torch's whole numbers, which are signed: a larger one would become negative
+LARGEST_REAL = torch.finfo(torch.float32).max  # datasets makes each real number one of 32 bits
 
 
 def is_table(root: Path) -> bool:
@@ -206,17 +208,45 @@ def _check_columns(rows: Any, root: Path, *, collated: bool) -> None:
     """Raise DataError for a column that becomes no tensor, or lacks values that no collate function fills."""
     for name in rows.column_names:
         column = rows.data.column(name)
-        if problem := _no_tensor(column) or ("" if collated else _lacking(column)):
+        if (
+            problem := _no_tensor(column)
+            or _bent(column, name, root)
+            or ("" if collated else _lacking(column))
+        ):
             raise DataError(f"data.columns: {name!r} of {root} {problem}")
 
 
 def _no_tensor(column: Any) -> str:
-    kind, largest = str(column.type), max(map(_largest, column.chunks), default=0)
-    if NO_TENSOR.match(kind):
-        return f"is of type {kind}, which becomes no tensor; {INSTEAD}"
-    if largest > LARGEST:
+    kind = str(column.type)
+    return f"is of type {kind}, which becomes no tensor; {INSTEAD}" if NO_TENSOR.match(kind) else ""
+
+
+def _bent(column: Any, name: str, root: Path) -> str:
+    """Return the words about a number that a tensor would hold as another one, or as an infinity."""
+    largest, real = (
+        max((_largest(part, kind) for part in column.chunks), default=0) for kind in ("uint64", "double")
+    )
+    if real > LARGEST:  # Arrow reads such a whole number of JSON as a real one
+        largest = _first_large(name, root) or largest
+    if not -LARGEST - 1 <= largest <= LARGEST:
         return f"has {largest}, and a tensor holds whole numbers up to {LARGEST}; {INSTEAD}"
+    if real > LARGEST_REAL:
+        return (
+            f"has {real:g}, and a tensor holds real numbers of 32 bits, up to {LARGEST_REAL:.6g}; {INSTEAD}"
+        )
     return ""
+
+
+def _first_large(column: str, root: Path) -> int:
+    """Return the first whole number in a column of JSON lines that no tensor holds; 0 if there is none."""
+    files = [file for some in table_files(root, Census()).values() for file in some]
+    for file in files if files and _kind(files[0].name) == "json" else ():
+        with _opened(file) as lines:
+            values = (json.loads(line).get(column) for line in lines if line.strip())
+            wholes = (leaf for value in values for leaf in tree_leaves(value) if type(leaf) is int)
+            if (large := next((n for n in wholes if not -LARGEST - 1 <= n <= LARGEST), None)) is not None:
+                return large
+    return 0
 
 
 def _lacking(column: Any) -> str:
@@ -240,14 +270,17 @@ def _missing(column: Any) -> int:
     return missing
 
 
-def _largest(column: Any) -> int:
-    """Return the largest unsigned number of 64 bits in a column or its nested ones; 0 if it has none."""
+def _largest(column: Any, kind: str) -> Any:
+    """Return the largest finite amount in a column of a kind, or in nested ones; 0 if there is none."""
     from pyarrow import compute, types  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
 
     if types.is_nested(column.type):
         inner = column.flatten()
-        return max(map(_largest, inner if isinstance(inner, list) else [inner]), default=0)
-    return (compute.max(column).as_py() or 0) if types.is_uint64(column.type) else 0
+        parts = inner if isinstance(inner, list) else [inner]
+        return max((_largest(part, kind) for part in parts), default=0)
+    if str(column.type) != kind:
+        return 0
+    return compute.max(compute.abs(column.filter(compute.is_finite(column)))).as_py() or 0
 
 
 def _with_rows(files: list[Path], split: str, census: Census) -> list[Path]:
@@ -303,12 +336,16 @@ def _forms_of_line(file: Path) -> dict[str, str]:
     """Return the forms of the values in the first line of JSON lines; none if it cannot be read."""
     forms = {bool: "truth values", str: "text", int: "numbers", float: "numbers"}
     try:
-        with (gzip.open if file.suffix.lower() == ".gz" else open)(file, "rb") as lines:
-            row = json.loads(lines.readline().removeprefix(codecs.BOM_UTF8))
+        with _opened(file) as lines:
+            row = json.loads(lines.readline())
     except (OSError, EOFError, ValueError):  # the reader reports a damaged file
         return {}
     values = row.items() if isinstance(row, dict) else ()
     return {column: forms[type(value)] for column, value in values if type(value) in forms}
+
+
+def _opened(file: Path) -> Any:
+    return (gzip.open if file.suffix.lower() == ".gz" else open)(file, "rb")
 
 
 def _is_empty(file: Path) -> bool:
@@ -327,7 +364,7 @@ def damaged_line(files: Iterable[Path]) -> str:
     for file in files:
         number, line = 0, b""
         try:
-            with (gzip.open if file.suffix.lower() == ".gz" else open)(file, "rb") as lines:
+            with _opened(file) as lines:
                 for line in lines:
                     number += 1
                     if line.strip():

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from gpu_fleet.data.generators import held_by
 from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
+from gpu_fleet.integrations.exactness import LoopWatch, frames_of_loop
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.integrations.unsaved import LoopWatch, frames_of_loop
-from gpu_fleet.step.buffers import AttributeCheck, check_of_model
+from gpu_fleet.step.checks import AttributeCheck, check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 DONE = "whole"  # written last, with the seed of the samples' random numbers
@@ -48,7 +48,7 @@ class FleetSteps:
         self.step = 0
         self._reads: SeededReads | None = None
         self._seed = 0  # of the samples' random numbers
-        self._attributes: list[AttributeCheck] = []  # until the first steps have passed
+        self._attributes: list[AttributeCheck] = []
         self._loop: LoopWatch | None = None
 
     def over(self, loader: Any, steps: int) -> Iterator[Any]:
@@ -91,7 +91,6 @@ class FleetSteps:
         says = self._accelerator.is_main_process
         for check in self._attributes:
             check.passed(says=says)
-        self._attributes = [check for check in self._attributes if not check.is_done]
         if self._loop is not None and says:
             self._loop.warn("accelerator.register_for_checkpointing")
 
@@ -116,7 +115,7 @@ class FleetSteps:
                 restore_rng(generators)  # the new iterator drew a seed, which an undisturbed run does not
             yield batch
             self.step += 1
-            if self._attributes:
+            if not all(check.is_done for check in self._attributes):
                 self._check_step()
             stopping = self._guard.stopping()
             due = due or stopping or bool(self._every_steps and self.step % self._every_steps == 0)

@@ -23,7 +23,7 @@ from gpu_fleet.integrations.claim import FolderClaim
 from gpu_fleet.integrations.folder_copy.files import OURS
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
-from gpu_fleet.step.trained import check_weights
+from gpu_fleet.step.checks import check_weights
 from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, PATIENCE_S, ObjectStore, patiently
 
 BETWEEN_S = 30.0  # longest wait for a disturbed bucket while the loop waits

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.buffers import AttributeCheck, check_of_model
+from gpu_fleet.step.checks import AttributeCheck, check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 DECIDING = (
@@ -54,7 +54,7 @@ class FleetCallback(TrainerCallback):
         self._generators: dict[str, Any] | None = None  # their state before the evaluation that is due
         self._done = False  # all steps are done: the rest of an epoch is skipped
         self._reads: SeededReads | None = None
-        self._attributes: AttributeCheck | None = None  # until the first steps have passed
+        self._attributes: AttributeCheck | None = None  # from the begin of training
 
     def newest(self) -> str | None:
         """Return the newest whole checkpoint, from the bucket if this disk has none; None for a new run."""
@@ -112,6 +112,8 @@ class FleetCallback(TrainerCallback):
             self._guard.end()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._attributes is not None:
+            self._attributes.passed(says=state.is_world_process_zero)
         self._guard.saved()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -50,10 +50,10 @@ from gpu_fleet.data.loader import RankShare, batches, end_readers, reader_ended,
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, Collate, OwnData, OwnReader, Stream, adapted
 from gpu_fleet.data.resumable import Passes
-from gpu_fleet.integrations.exactness import ExactnessCheck
-from gpu_fleet.integrations.unsaved import frames_of_loop
+from gpu_fleet.integrations.exactness import ExactnessCheck, frames_of_loop
 from gpu_fleet.preemption.agreement import Stop
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
+from gpu_fleet.step.checks import GradientWatch
 from gpu_fleet.step.optimization import load_exactly
 from gpu_fleet.step.state import (
     buffers_of_ranks,
@@ -63,7 +63,6 @@ from gpu_fleet.step.state import (
     restore_rng,
     seed_rng,
 )
-from gpu_fleet.step.trained import GradientWatch
 
 AGREE_EVERY_S = 0.25
 TIMEOUT_S = 600.0  # longest wait of a rank for another; less than that of torch's process groups
@@ -312,7 +311,7 @@ class Run:
             return
         if self._watch is not None and self.step > (self._resumed_from or 0):
             self._watch.check(self.step)
-        self._exactness.check_loop(self._where)
+        self._exactness.check_save(self._where)
         state = {
             "objects": self._where.together(self._checked_states),
             "rng": self._where.gather({**capture_rng(), SHARED: states_of_generators()}),

@@ -38,7 +38,7 @@ def local_part(tensor: Tensor) -> Tensor | None:
     local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
     if local.layout != torch.strided or local.is_meta or is_traceable_wrapper_subclass(local):
         return None
-    return local.resolve_conj().resolve_neg()
+    return local.int_repr() if local.is_quantized else local.resolve_conj().resolve_neg()
 
 
 def _part_of(tensor: Tensor, most_bytes: float) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gpu_fleet.core.errors import ConfigError, UserCodeError, a_kind
 from gpu_fleet.core.user_code import EXPECTED, Own, explained
 from gpu_fleet.data.loader import IGNORED, Batch
-from gpu_fleet.step.buffers import BufferCheck
+from gpu_fleet.step.checks import BufferCheck
 from gpu_fleet.step.evaluation import mean_loss
 from gpu_fleet.step.state import undisturbed
 

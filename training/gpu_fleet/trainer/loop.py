@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 
 from torch import Tensor
@@ -24,11 +25,10 @@ from gpu_fleet.preemption.peers import of_world
 from gpu_fleet.preemption.tries import Tries
 from gpu_fleet.preemption.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog
 from gpu_fleet.step import optimization, precision
-from gpu_fleet.step.buffers import AttributeCheck, check_of_optimizer
+from gpu_fleet.step.checks import BufferCheck, check_finite, check_gradients, check_of_optimizer
 from gpu_fleet.step.evaluation import HeldOutScore, mean_loss
 from gpu_fleet.step.state import State, not_finite, parameters_sha256, tensors_of, undisturbed, whole_weights
 from gpu_fleet.step.task import Task
-from gpu_fleet.step.trained import check_finite, check_gradients
 from gpu_fleet.trainer.initial_state import fresh_state, rehearse
 from gpu_fleet.trainer.prepared_run import PreparedRun, opened
 from gpu_fleet.trainer.scoring import scored
@@ -89,7 +89,7 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
     corrupt = CorruptionCounter(settings.data.corrupt_limit)
     meter = Meter(run.where, run.share.world, corrupt, run.book, utilisation=state.utilisation)
     state.model.train()
-    attributes = check_of_optimizer(state.optimizer, f"optimizer.name = {settings.optimizer.name!r}")
+    begin_checks(run, state)
     if state.step < last_step and stop.agreed_now():
         return True
     if evaluation_due(run, state, last_step) and not run.where.on_first(lambda: measured(run, state.step)):
@@ -107,8 +107,7 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
         with marked(f"step {state.step + 1}"):
             norm = take_step(run, state, batches, meter, with_norm=logged, first=state.step == begun_at)
         run.trace.after_step(state.step)
-        if not attributes.is_done:
-            check_early_step(run, state, attributes, first=state.step == begun_at + 1)
+        check_attributes(run)
         if logged:
             run.writer.write(meter.report(state.step, state.position, run.epoch(state), rate, norm))
             if run.book.due():
@@ -120,11 +119,18 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
     return False
 
 
-def check_early_step(run: PreparedRun, state: State, attributes: AttributeCheck, *, first: bool) -> None:
-    """Check that a checkpoint can hold the state of the optimizer; raises UnreadableError."""
-    if first:
-        run.checkpoints.check_readable(state)
-    attributes.passed(says=run.where.leads)
+def begin_checks(run: PreparedRun, state: State) -> None:
+    settings = run.settings
+    run.checks.append(check_of_optimizer(state.optimizer, f"optimizer.name = {settings.optimizer.name!r}"))
+    if run.own.model:
+        run.checks.append(BufferCheck(state.model, f"model.name = {settings.model.name!r}"))
+
+
+def check_attributes(run: PreparedRun, *, saving: bool = False) -> None:
+    """Name a user's state that no checkpoint holds; raises ConfigError if it could not be loaded again."""
+    for check in run.checks:
+        if saving or not check.is_done:
+            check.passed(says=run.where.leads)
 
 
 def evaluation_due(run: PreparedRun, state: State, last_step: int) -> bool:
@@ -179,6 +185,8 @@ def take_step(
     state.step += 1
     state.position += settings.run.batch_size
     optimization.update_average(state.average, state.model, settings.average, state.step)
+    if first:
+        run.checkpoints.check_readable(state)
     return norm
 
 
@@ -204,6 +212,7 @@ def save(run: PreparedRun, state: State, meter: Meter) -> None:
 
 def check_weights(run: PreparedRun, state: State) -> None:
     """Raise DivergenceError naming step and rank; a finite loss may have gradients that are not finite."""
+    run.where.together(partial(check_attributes, run, saving=True))
     tensors = tensors_of(state.model)
     if state.average is not None:
         tensors |= {f"average.{name}": value for name, value in tensors_of(state.average.module).items()}

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from gpu_fleet.metrics.profiling import StepTrace
 from gpu_fleet.metrics.records import MetricsWriter, named
 from gpu_fleet.metrics.writers import Writers, open_writers
 from gpu_fleet.models import pretrained
+from gpu_fleet.step.checks import AttributeCheck, BufferCheck
 from gpu_fleet.step.spread import Whole
 from gpu_fleet.step.state import State
 from gpu_fleet.step.task import count_of
@@ -56,6 +57,7 @@ class PreparedRun:
     writer: MetricsWriter
     trace: StepTrace
     book: Book
+    checks: list[AttributeCheck | BufferCheck] = field(default_factory=list)  # of own state, at each save
 
     @property
     def directory(self) -> Path:

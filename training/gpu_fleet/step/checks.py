@@ -1,0 +1,283 @@
+"""Checks of a user's loop: no checkpoint lacks or bends its state, it trains, its weights stay finite."""
+
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gpu_fleet.core.errors import ConfigError, DivergenceError, UntrainedError
+from gpu_fleet.core.user_code import is_class_of_user
+from gpu_fleet.core.world import World
+from gpu_fleet.data.generators import is_generator, state_of
+from gpu_fleet.step.outline import local_part, outlines
+from gpu_fleet.step.state import not_finite, takes_values
+
+NUMBERS = (bool, int, float, complex, str, np.generic)  # kinds of attributes in which a module may count
+NO_STATE = object()  # in place of a value that cannot be compared, or belongs to one step
+DEPTH = 3  # of nested lists, dictionaries and objects
+OF_MODULE = vars(nn.Module()).keys()
+OF_OPTIMIZER = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"_opt_called", "_step_count"}  # of schedules
+ADVICE = "look for a detach, an item or a no_grad between the parameters and the loss"
+DIVERGED = (
+    "after step {step}, which is not saved; a gradient was none: look for a root of 0 or a quotient 0 / 0 in "
+    "the loss, lower the learning rate, or clip the gradients"
+)
+log = logging.getLogger(__name__)
+
+
+class BufferCheck:
+    """Check of a model before and after its first training passes, and before each save."""
+
+    def __init__(self, model: nn.Module, what: str) -> None:
+        """Note the state of the model `what`; raises ConfigError for a buffer that takes no values."""
+        self._model, self._what = model, what
+        saved = model.state_dict().keys()
+        self._shapes = {}
+        for name, buffer in model.named_buffers():
+            if name in saved and not nn.parameter.is_lazy(buffer):
+                self._shapes[name] = buffer.shape
+                self._check_kind(name, buffer)
+        self._attributes = check_of_model(model, what)
+
+    def _check_kind(self, name: str, buffer: Tensor) -> None:
+        if buffer.layout != torch.strided:
+            raise ConfigError(
+                f"{self._what}: buffer {name} is of layout {buffer.layout}, which cannot be saved; register "
+                "its indices and values, and build it in forward"
+            )
+        if buffer.is_quantized:
+            raise ConfigError(
+                f"{self._what}: buffer {name} is quantized ({buffer.dtype}), which cannot be saved; register "
+                "its int_repr(), scale and zero point, and build it in forward"
+            )
+        if not takes_values(buffer):
+            raise ConfigError(
+                f"{self._what}: several elements of buffer {name} share memory, so it could not be loaded "
+                "again; register it with .contiguous()"
+            )
+
+    def passed(self, *, says: bool = True) -> None:
+        """Check after a pass; warn if this rank `says`. Raises ConfigError for a buffer of another shape."""
+        for name, buffer in self._model.named_buffers():
+            before = self._shapes.get(name, buffer.shape)
+            if buffer.shape != before:
+                raise ConfigError(
+                    f"{self._what}: buffer {name} changes its shape in a step, from {list(before)} to "
+                    f"{list(buffer.shape)}, and could not be loaded again; give it its full size at once"
+                )
+        self._attributes.passed(says=says)
+
+    @property
+    def is_done(self) -> bool:
+        """True if only a look before each save is needed."""
+        return self._attributes.is_done
+
+
+class AttributeCheck:
+    """Check of attributes that steps change, and no checkpoint holds; one filled only once is a cache."""
+
+    def __init__(self, of: Callable[[], Mapping[str, Any]], what: str, instead: str) -> None:
+        """Note the attributes that `of` returns; `instead` says where a checkpoint would hold them."""
+        self._of, self._what, self._instead = of, what, instead
+        self._before, self._named = _filled(of()), set[str]()
+        self.is_done = False  # True once a step has filled no more: a look before each save is enough
+
+    def passed(self, *, says: bool = True) -> None:
+        """Compare with the last look; warn once of each changed attribute if this rank `says`."""
+        now = self._of()
+        both = (self._before.keys() & now.keys()) - self._named
+        # in lists, where a NaN equals itself
+        changed = sorted(name for name in both if [self._before[name]] != [now[name]])
+        self._named.update(changed)
+        if changed and says:
+            log.warning(
+                "not exact: %s: a step changes %s, which is in no checkpoint; %s",
+                self._what,
+                ", ".join(changed),
+                self._instead,
+            )
+        filled = _filled(now)
+        self._before, self.is_done = filled, filled.keys() <= self._before.keys()
+
+
+def _filled(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in state.items()
+        if not (value is None or (isinstance(value, list | dict) and not value))
+    }
+
+
+def check_of_model(model: nn.Module, what: str, left_out: Iterable[str] = ()) -> AttributeCheck:
+    """Return the check of a model's attributes, except those `left_out`."""
+    instead = "make it a persistent buffer, or return it from get_extra_state"
+    return AttributeCheck(partial(unsaved, model, OF_MODULE | {*left_out}), what, instead)
+
+
+def unsaved(model: nn.Module, left_out: Container[str] = OF_MODULE) -> dict[str, Any]:
+    """Return outlines of what no checkpoint holds: buffers not persistent, plain attributes of modules."""
+    saved = model.state_dict().keys()
+    state: dict[str, Any] = {
+        name: _outline_of_array(buffer)
+        for name, buffer in model.named_buffers()
+        if name not in saved and takes_values(buffer)
+    }
+    for path, module in model.named_modules():
+        is_metric = type(module).__module__.startswith("torchmetrics.")
+        if type(module).get_extra_state is nn.Module.get_extra_state and not is_metric:
+            plain = _outlines_of(vars(module), left_out)
+            state |= {f"{path}.{name}".removeprefix("."): value for name, value in plain.items()}
+    return state
+
+
+def check_of_optimizer(optimizer: torch.optim.Optimizer, what: str) -> AttributeCheck:
+    """Return the check of the attributes of a user's optimizer, which its state_dict leaves out."""
+    left_out = vars(optimizer).keys() if type(optimizer).__module__.startswith("torch.") else OF_OPTIMIZER
+    instead = "keep it in self.state or in a group of parameters"
+    return AttributeCheck(partial(_outlines_of, vars(optimizer), left_out), what, instead)
+
+
+def numbers_of(thing: Any, *kinds: type) -> dict[str, Any]:
+    """Return the attributes of a user's object that are numbers, text, or of these further `kinds`."""
+    attributes = getattr(thing, "__dict__", {}).items()
+    return _outlines_of({name: value for name, value in attributes if isinstance(value, (*NUMBERS, *kinds))})
+
+
+def _outlines_of(attributes: Mapping[str, Any], left_out: Container[str] = ()) -> dict[str, Any]:
+    """Return outlines of the attributes that may be state of the next step."""
+    kept = {name: value for name, value in attributes.items() if name not in left_out}
+    outlined = {name: _outline_of(value, DEPTH) for name, value in kept.items()}
+    return {name: outline for name, outline in outlined.items() if outline is not NO_STATE}
+
+
+def _outline_of(value: Any, depth: int) -> Any:
+    """Return what equals itself later: numbers, arrays, generators, and collections and objects of them."""
+    if is_generator(value):
+        value, depth = state_of(value), DEPTH
+    if isinstance(value, np.generic):
+        return repr(value)
+    if value is None or isinstance(value, NUMBERS):
+        return value
+    if isinstance(value, Tensor | np.ndarray):
+        return _outline_of_array(value)
+    return _outline_of_parts(value, depth) if depth else NO_STATE
+
+
+def _outline_of_parts(value: Any, depth: int) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _outline_of(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | deque):
+        return [_outline_of(item, depth - 1) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(repr(item) for item in value if isinstance(item, NUMBERS))
+    is_own = is_class_of_user(type(value)) and not isinstance(value, nn.Module | torch.optim.Optimizer)
+    return _outline_of(object.__getstate__(value), depth) if is_own else NO_STATE
+
+
+def _outline_of_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return NO_STATE if value.dtype.hasobject else (value.shape, zlib.crc32(value.tobytes()))
+    # a tensor of the graph, such as the newest output, belongs to one step
+    is_state = not (value.requires_grad or nn.parameter.is_lazy(value)) and takes_values(value)
+    return (value.shape, outlines([value])) if is_state else NO_STATE
+
+
+def check_gradients(parameters: Iterable[nn.Parameter], where: World) -> None:
+    """Raise UntrainedError on all ranks if none of them has a gradient."""
+    has_one = any(parameter.grad is not None for parameter in parameters)
+    if not any(has for (has,) in where.gather_numbers(has_one)):
+        raise untrained(f"no parameter has a gradient after the first step: {ADVICE}")
+
+
+def untrained(message: str) -> UntrainedError:
+    error = UntrainedError(message)
+    error.shared = True
+    return error
+
+
+def check_finite(where: World, bad: list[str], rest: str) -> None:
+    """Raise DivergenceError on all ranks if one of them names tensors that are not finite."""
+    of_ranks = where.gather_numbers(len(bad))
+    if not any(count for (count,) in of_ranks):
+        return
+    rank, name = next((rank, names[0]) for rank, names in enumerate(where.gather(bad[:1])) if names)
+    error = DivergenceError(f"the weights of rank {rank} are no finite numbers {rest}; the first is {name}")
+    error.shared = True
+    raise error
+
+
+def check_weights(modules: Iterable[nn.Module], where: World, step: int) -> None:
+    """Raise DivergenceError on all ranks if the weights of a user's modules have diverged."""
+    check_finite(where, list(chain.from_iterable(map(_diverged, modules))), DIVERGED.format(step=step))
+
+
+def _diverged(module: nn.Module) -> Iterator[str]:
+    """Yield the names of parameters that are not finite, and of saved buffers with a NaN."""
+    parts = {name: local_part(parameter) for name, parameter in module.named_parameters()}
+    yield from not_finite({name: part for name, part in parts.items() if part is not None})
+    for path, owner in module.named_modules():
+        for name, buffer in owner.named_buffers(recurse=False):  # an infinity may be a best score so far
+            is_saved = buffer.is_floating_point() and name not in owner._non_persistent_buffers_set
+            part = local_part(buffer) if is_saved else None
+            if part is not None and bool(part.isnan().any()):
+                yield f"{path}.{name}".removeprefix(".")
+
+
+class GradientWatch:
+    """Watch over a user's modules, and over the parameters of the optimizers up to the first proof."""
+
+    def __init__(
+        self, optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[nn.Module], where: World
+    ) -> None:
+        """Listen for the gradients of all parameters; without an optimizer a loop need not train."""
+        self._modules = list(modules)
+        given = list(optimizers)
+        groups = chain.from_iterable(optimizer.param_groups for optimizer in given)
+        self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+        self._where = where
+        self._proven = self._agreed = not self._parameters
+        self._before = outlines(self._parameters)
+        known = [p for p in self._parameters if not nn.parameter.is_lazy(p)]
+        self._hooks = [p.register_post_accumulate_grad_hook(self._note) for p in known]
+        self._updates = 0  # of all optimizers
+        self._hooks += [optimizer.register_step_pre_hook(self._count) for optimizer in given]
+
+    def _note(self, _parameter: Tensor) -> None:
+        self._proven = True
+
+    def _count(self, *_: object) -> None:
+        self._updates += 1
+
+    def passed(self, done: int) -> None:
+        """Check the `done`-th step; remove the hooks once they have served, as later steps pay for them."""
+        held = any(p.grad is not None for p in self._parameters) if done == 1 else False
+        if held and not self._updates and self._where.leads:
+            log.warning(
+                "not exact: the first step of the loop computes gradients and updates nothing, and a "
+                "checkpoint holds no gradients; let each step of run.steps end with an update"
+            )
+        if self._proven:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
+
+    def check(self, step: int) -> None:
+        """Check a state before its save; raises UntrainedError or DivergenceError on all ranks."""
+        self._check_trained()
+        check_weights(self._modules, self._where, step)
+
+    def _check_trained(self) -> None:
+        """Raise UntrainedError on all ranks if no rank has seen a gradient or another weight."""
+        if self._agreed:
+            return
+        proven = self._proven or outlines(self._parameters) != self._before
+        self._agreed = any(has for (has,) in self._where.gather_numbers(proven))
+        if not self._agreed:
+            raise untrained(f"Run: no parameter has got a gradient or changed in any step: {ADVICE}")
