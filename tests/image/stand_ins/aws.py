@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -46,6 +46,7 @@ S3_NAMES = (f"s3.{REGION}.amazonaws.com", "s3.amazonaws.com")
 MAC = "52:54:00:12:34:56"  # of QEMU's first network card
 MOTO_USER = "AKIAIOSFODNN7EXAMPLE"  # what moto's STS calls whoever asks
 KEYS = Keys("ASIABOOTTESTBOOTTEST", "secret-of-the-role", "token-of-the-role")
+TAGS = f"{ec2_metadata.LATEST}meta-data/tags/instance/"
 # By these cloud-init knows EC2 before it asks anything (doc/rtd/reference/datasources/ec2, "ds-identify").
 FIRMWARE_ID = "ec2e1916-9099-7caf-fd21-012345abcdef"
 
@@ -130,12 +131,6 @@ class Aws:
         """The instance's state in EC2."""
         return str(instances.pictures(self.clients, STACK)[self.instance.id]["State"]["Name"])
 
-    def mirror_tags(self) -> None:
-        """Show the instance its own tags, as ``instance_metadata_tags`` does on EC2."""
-        self.metadata.answers |= {
-            f"{ec2_metadata.LATEST}meta-data/tags/instance/{key}": value for key, value in self.tags().items()
-        }
-
     def publish_people(self, roster: str) -> None:
         """Put a roster where the stack's next `up` would."""
         bucket = self.rehearsed.outputs["bucket_uris"]["records"].removeprefix("s3://")
@@ -148,9 +143,7 @@ class Aws:
 
     def sweep(self) -> dict[str, Any]:
         """Run the sweep's function once, as Lambda does; its answer with each verdict."""
-        answer = sweeps.by_function(self.function)
-        self.mirror_tags()
-        return answer
+        return sweeps.by_function(self.function)
 
     def pass_hours(self, guest: VirtualMachine, passed: timedelta) -> None:
         """Let hours go by in which nothing happens: see ``hours``. Moved are, and nothing else is:
@@ -184,7 +177,19 @@ class Aws:
         namespace = naming.metric_namespace(STACK)
         self.clients("cloudwatch").put_metric_data(Namespace=namespace, MetricData=data)
         hours.agent_goes_on(guest, wrote, passed)
-        self.mirror_tags()
+
+
+class WithTags(ec2_metadata.Tree):
+    """What the instance is told, and its own tags as they are now: ``instance_metadata_tags`` of EC2."""
+
+    def __init__(self, answers: Mapping[str, str], tags: Callable[[], Mapping[str, str]]) -> None:
+        super().__init__({**answers, **{f"{TAGS}{key}": value for key, value in tags().items()}})
+        self._tags = tags
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """Return what is at a path; None, or `default`, for a tag that is not there now."""
+        _, _, name = path.partition(TAGS)
+        return self._tags().get(name, default) if name else super().get(path, default)
 
 
 @contextmanager
@@ -207,10 +212,10 @@ def aws_account(folder: Path) -> Iterator[Aws]:
             )["LaunchTemplateVersions"][0]["LaunchTemplateData"]
             user_data = base64.b64decode(template["UserData"]).decode()
             role = template["IamInstanceProfile"]["Arn"].rpartition("/")[2]
-            metadata.answers = ec2_metadata.tree(_metadata_of(instance), user_data, role, KEYS)
+            answers = ec2_metadata.tree(_metadata_of(instance), user_data, role, KEYS)
             function = sweeps.unpacked(rehearsed, folder / "function")
             account = Aws(clients, rehearsed, metadata, front, instance, user_data, function, hosts)
-            account.mirror_tags()
+            metadata.answers = WithTags(answers, account.tags)
             yield account
 
 
@@ -298,7 +303,7 @@ class Rights:
             if not self._registered.may(signer.role, action, resource, {**signer.context, **context}):
                 raise RefusedError(f"{signer.role} may not {action} on {resource} with {context}")
 
-    def _asked(self, request: Request, service: str) -> list[tuple[str, str, dict[str, str]]]:
+    def _asked(self, request: Request, service: str) -> Sequence[tuple[str, str, Mapping[str, object]]]:
         if service == "s3":
             return self._asked_of_bucket(request)
         if service == "monitoring":
@@ -310,7 +315,21 @@ class Rights:
             # what gives users credentials; GetCallerIdentity needs no permission
             actions = ("sts:AssumeRole", "sts:TagSession") if asked["Action"] == "AssumeRole" else ()
             return [(action, asked["RoleArn"], {}) for action in actions]
+        asked = dict(parse_qsl(request.body.decode(), keep_blank_values=True))
+        if service == "ec2" and asked.get("Action") in ("CreateTags", "DeleteTags"):
+            return self._asked_of_tags(asked)
         raise RefusedError(f"{service}: nothing on an idle instance asks it for anything")
+
+    def _asked_of_tags(self, asked: Mapping[str, str]) -> list[tuple[str, str, dict[str, object]]]:
+        """The change of tags by which an agent withdraws from a mark, and later takes that back."""
+        changed = asked["ResourceId.1"]
+        context: dict[str, object] = {
+            "ec2:SourceInstanceARN": self._registered.instance(self.instance_id),
+            "ec2:InstanceID": changed,
+            "aws:TagKeys": [value for name, value in asked.items() if re.fullmatch(r"Tag\.\d+\.Key", name)],
+        }
+        arn = self._registered.instance(changed)
+        return [(f"ec2:{asked['Action']}", arn, context | self._registered.tags(POOL))]
 
     def _asked_of_bucket(self, request: Request) -> list[tuple[str, str, dict[str, str]]]:
         """The action on bucket or object, and the one on the key that encrypts every object."""

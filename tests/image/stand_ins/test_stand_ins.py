@@ -3,6 +3,7 @@
 import http.client
 import socket
 import ssl
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
 import boto3
@@ -10,12 +11,14 @@ import pytest
 from moto import mock_aws
 
 from gpu_fleet_image.instance.agent import alicloud as agent
+from gpu_fleet_stacks.settings import stack_files
 from tests.answering import answering
 from tests.image import alicloud_server
 from tests.image.alicloud_server import serving
 from tests.image.stand_ins import alicloud, aws, ec2_metadata, hours
-from tests.image.stand_ins.https_front import Forward, RefusedError, https_front
+from tests.image.stand_ins.https_front import Forward, RefusedError, Request, https_front
 from tests.image.stand_ins.signatures import Keys
+from tests.stacks.registrations import stood
 
 USER_TAG = "aws:PrincipalTag/SSMSessionRunAs"
 NAME = "records.s3.us-east-1.amazonaws.com"
@@ -138,6 +141,42 @@ class NoNotice:
 
     def get(self, _):
         return None
+
+
+def test_an_instance_reads_its_tags_as_they_are_now():
+    tags = {"gpu-fleet:pool": "spot"}
+    told = aws.WithTags({"/latest/meta-data/instance-id": "i-1"}, lambda: tags)
+    listed = told.get("/latest/meta-data/tags/instance/")
+
+    tags.clear()
+    tags["gpu-fleet:withdrawn"] = "now"
+
+    assert listed == "gpu-fleet:pool"
+    assert told.get("/latest/meta-data/tags/instance/gpu-fleet:withdrawn") == "now"
+    assert told.get("/latest/meta-data/tags/instance/gpu-fleet:pool") is None
+    assert told.get("/latest/meta-data/instance-id") == "i-1"
+
+
+@pytest.mark.parametrize(
+    ("action", "changed", "tag", "may"),
+    [
+        ("CreateTags", "i-1", "gpu-fleet:withdrawn", True),
+        ("DeleteTags", "i-1", "gpu-fleet:withdrawn", True),
+        ("CreateTags", "i-2", "gpu-fleet:withdrawn", False),
+        ("CreateTags", "i-1", "gpu-fleet:pool", False),
+        ("TerminateInstances", "i-1", "", False),
+    ],
+)
+def test_an_agent_withdraws_by_a_tag_of_its_own_instance_and_asks_ec2_for_nothing_else(
+    action, changed, tag, may
+):
+    rights = aws.Rights(stood(stack_files.settings_of(aws.STACK)))
+    rights.instance_id = "i-1"
+    body = f"Action={action}&ResourceId.1={changed}&Tag.1.Key={tag}&Tag.1.Value=now".encode()
+    request = Request("ec2.us-east-1.amazonaws.com", "POST", "/", {}, body)
+
+    with nullcontext() if may else pytest.raises(RefusedError):
+        rights.hold(request, "ec2", aws.signer_of({}, "i-1"))
 
 
 def test_a_request_with_a_users_keys_is_judged_as_that_users():
