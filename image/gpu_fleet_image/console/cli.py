@@ -103,8 +103,12 @@ def ended(run: Callable[[], Any]) -> int:
 
 def _comes_of_ctrl_c(error: BaseException) -> bool:
     """Return whether Ctrl-C caused an error: some libraries wrap it while they are loaded."""
-    cause = error.__cause__ or error.__context__
-    return isinstance(error, KeyboardInterrupt) or (cause is not None and _comes_of_ctrl_c(cause))
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:  # `raise error from error` causes itself
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return any(isinstance(each, KeyboardInterrupt) for each in causes)
 
 
 def _say(text: str) -> None:
