@@ -97,28 +97,24 @@ class QueueViewer:
 
     def entries(self) -> list[JobRecord]:
         """Return the account's jobs, the newest first."""
-        return [entry for entry in reversed(self.records().entries) if entry.job.account == self.account]
+        return self.own(self.records())
+
+    def own(self, records: JobRecords) -> list[JobRecord]:
+        """Return the account's jobs among all, the newest first."""
+        return [entry for entry in reversed(records.entries) if entry.job.account == self.account]
 
     def entry(self, run: str) -> JobRecord:
         """Return a job by its number, or else its run's name; raises ConfigurationError, CloudError."""
-        entries = self.entries()
+        return self.among(self.entries(), run)
+
+    def among(self, entries: Sequence[JobRecord], run: str) -> JobRecord:
+        """Return one of the account's jobs, as ``entry`` does; raises ConfigurationError."""
         for entry in sorted(entries, key=lambda entry: run not in (entry.job.id, entry.job.number)):
             if run and run in (entry.job.id, entry.job.number, entry.job.name):
                 return entry
         known = [entry.job.name for entry in entries]
         raise ConfigurationError(
             f"RUN {run!r}: no job of account {self.account}{nearest(run, known)}; see gpu-fleet runs"
-        )
-
-    def live_task(self, array: str) -> JobRecord | None:
-        """Return a task of an array that has not ended; None if there is none."""
-        return next(
-            (
-                entry
-                for entry in self.entries()
-                if entry.job.task.startswith(f"{array}_") and not entry.is_over
-            ),
-            None,
         )
 
     def state(self, entry: JobRecord) -> NodeState:
@@ -209,7 +205,8 @@ def table(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Listing:
 
 def show_runs(viewer: QueueViewer, form: str = TABLE) -> None:
     """List the account's jobs, the newest first."""
-    entries = viewer.entries()
+    records = viewer.records()
+    entries = viewer.own(records)
     rows = [cells(entry, viewer.state(entry), viewer.policy) for entry in entries]
     if form != TABLE:
         click.echo(document(HEADINGS, rows, form))
@@ -220,7 +217,7 @@ def show_runs(viewer: QueueViewer, form: str = TABLE) -> None:
     if waiting := [entry.job.pool for entry in entries if entry.job.state == PENDING]:
         for line in why_none_comes(viewer.moved() or MoverState(), viewer.policy, waiting):
             note(line)
-    if (age := datetime.now(UTC) - viewer.records().at) > STALE:
+    if (age := datetime.now(UTC) - records.at) > STALE:
         note(f"the queue's controller wrote this {format_span(age)} ago")
 
 
@@ -343,13 +340,8 @@ def cancel_run(viewer: QueueViewer, run: str, ask: slurm.Run = slurm.run) -> str
             can cancel it.
         CloudError: the cloud does not answer.
     """
-    # the last of an array's tasks has the array's number as its own, and may end before the others
-    entry = viewer.live_task(run) or viewer.entry(run)
+    number, entry = _meant(viewer, run)
     job, runs = entry.job, entry.job.state == RUNNING
-    numbers = (job.id, job.number, job.task.partition("_")[0])
-    number = run if run in numbers else job.number
-    if run not in numbers:
-        _refuse_several(viewer, run)
     if entry.is_over:
         raise ConfigurationError(f"RUN {run}: is {described(entry)}; there is nothing to cancel")
     if viewer.is_instance:
@@ -371,10 +363,23 @@ def cancel_run(viewer: QueueViewer, run: str, ask: slurm.Run = slurm.run) -> str
     return f"{job.name} is asked to save and stop: gpu-fleet runs shows when it has"
 
 
-def _refuse_several(viewer: QueueViewer, name: str) -> None:
-    """Refuse a name that several live jobs have, such as the tasks of an array."""
-    live = [entry.job.number for entry in viewer.entries() if entry.job.name == name and not entry.is_over]
-    if len(live) > 1:
+def _meant(viewer: QueueViewer, run: str) -> tuple[str, JobRecord]:
+    """Return the number to cancel, and a job that it ends.
+
+    Raises ConfigurationError for a name that several live jobs have, such as the tasks of an array.
+    """
+    entries = viewer.entries()
+    live = [entry for entry in entries if not entry.is_over]
+    # the last of an array's tasks has the array's number as its own, and may end before the others
+    for entry in live:
+        if entry.job.task.startswith(f"{run}_"):
+            return run, entry
+    entry = viewer.among(entries, run)
+    if run in (entry.job.id, entry.job.number):
+        return run, entry
+    same = [other.job.number for other in live if other.job.name == run]
+    if len(same) > 1:
         raise ConfigurationError(
-            f"RUN {name!r}: {len(live)} jobs have this name; allowed: the number of one: {', '.join(live)}"
+            f"RUN {run!r}: {len(same)} jobs have this name; allowed: the number of one: {', '.join(same)}"
         )
+    return entry.job.number, entry

@@ -299,6 +299,16 @@ def test_an_arrays_number_cancels_its_tasks_also_once_the_one_that_has_this_numb
     assert asked == [["scancel", "50"]]
 
 
+@pytest.mark.parametrize("act", [queue_view.show_runs, lambda v: queue_view.cancel_run(v, NAME, Mock())])
+def test_the_controllers_record_is_read_once_for_a_command(act):
+    stack = Stack(JOB, is_instance=True)
+    read = Mock(side_effect=stack.said)
+
+    act(replace(stack.viewer, read=read))
+
+    assert read.call_count == 1
+
+
 def test_a_name_that_several_jobs_have_cancels_none_and_their_numbers_are_said():
     over = replace(TASKS[0], id="9", task="", state="COMPLETED")
 
