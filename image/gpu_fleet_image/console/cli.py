@@ -103,12 +103,12 @@ def ended(run: Callable[[], Any]) -> int:
 
 def _comes_of_ctrl_c(error: BaseException) -> bool:
     """Return whether Ctrl-C caused an error: some libraries wrap it while they are loaded."""
-    causes: list[BaseException] = []
+    causes: dict[int, BaseException] = {}  # by identity: NVML's errors cannot be compared with others
     cause: BaseException | None = error
-    while cause is not None and cause not in causes:  # `raise error from error` causes itself
-        causes.append(cause)
+    while cause is not None and id(cause) not in causes:  # `raise error from error` causes itself
+        causes[id(cause)] = cause
         cause = cause.__cause__ or cause.__context__
-    return any(isinstance(each, KeyboardInterrupt) for each in causes)
+    return any(isinstance(each, KeyboardInterrupt) for each in causes.values())
 
 
 def _say(text: str) -> None:

@@ -140,3 +140,11 @@ def raised_from(cause: Exception) -> Exception:
 def test_what_lies_behind_the_error_of_a_library_counts():
     assert may_pass(raised_from(ConnectionRefusedError(111, "refused")))
     assert not may_pass(raised_from(FileNotFoundError(2, "no such file")))
+
+
+@pytest.mark.timeout(20)
+def test_an_error_that_is_its_own_cause_has_no_other_behind_it():
+    missing = FileNotFoundError(2, "no such file")
+    missing.__cause__ = missing  # as `raise error from error` leaves it
+
+    assert not may_pass(missing)

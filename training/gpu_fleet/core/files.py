@@ -22,7 +22,9 @@ PASSING = (
 def may_pass(error: BaseException) -> bool:
     """Return whether an error, or its cause, is of a disk, a file server or the network: it may pass."""
     reason: BaseException | None = error if isinstance(error, OSError) else None
-    while reason is not None:
+    seen: set[int] = set()
+    while reason is not None and id(reason) not in seen:  # `raise error from error` causes itself
+        seen.add(id(reason))
         if isinstance(reason, ConnectionError | TimeoutError):
             return True
         if isinstance(reason, OSError) and reason.errno in PASSING:
