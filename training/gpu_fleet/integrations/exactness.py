@@ -19,7 +19,7 @@ from gpu_fleet.core.user_code import is_of_user
 from gpu_fleet.core.world import World
 from gpu_fleet.data.generators import SavedGenerator, held_by, is_own_generator, reached, state_of
 from gpu_fleet.data.resumable import reads_another
-from gpu_fleet.step.checks import AttributeCheck, BufferCheck, check_of_optimizer, numbers_of
+from gpu_fleet.step.checks import AttributeCheck, BufferCheck, check_of_optimizer, look, numbers_of
 from gpu_fleet.step.outline import bound_of_each, outlines
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class ExactnessCheck:
 
     def check_save(self, where: World) -> None:
         """Look at everything again before a save; raises ConfigError for what could not be loaded again."""
-        where.together(partial(self._check_attributes, says=where.leads, saving=True))
+        where.together(partial(look, self._attributes, says=where.leads, saving=True))
         self._check_loop(where)
 
     def _check_loop(self, where: World) -> None:
@@ -90,9 +90,9 @@ class ExactnessCheck:
             self._check_loop(where)
         # ranks may read other data, and differ in what they check
         if done <= AGREED_STEPS:
-            where.together(partial(self._check_attributes, says=where.leads))
+            where.together(partial(look, self._attributes, says=where.leads))
         else:
-            self._check_attributes(says=where.leads)
+            look(self._attributes, says=where.leads)
         taken, self._taken_before = self._taken - self._taken_before, self._taken
         if where.leads and 0 < self._accumulation < taken and done > 1:  # one may read ahead
             log.warning(
@@ -113,11 +113,6 @@ class ExactnessCheck:
                     name,
                 )
             self._modules = {}
-
-    def _check_attributes(self, *, says: bool, saving: bool = False) -> None:
-        for check in self._attributes:
-            if saving or not check.is_done:
-                check.passed(says=says)
 
     def _differ(self, where: World) -> list[str]:
         """Return, on rank 0, the modules whose weights differ between ranks."""

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.checks import AttributeCheck, check_of_model
+from gpu_fleet.step.checks import AttributeCheck, check_of_model, look
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 DECIDING = (
@@ -54,7 +54,7 @@ class FleetCallback(TrainerCallback):
         self._generators: dict[str, Any] | None = None  # their state before the evaluation that is due
         self._done = False  # all steps are done: the rest of an epoch is skipped
         self._reads: SeededReads | None = None
-        self._attributes: AttributeCheck | None = None  # from the begin of training
+        self._attributes: list[AttributeCheck] = []  # from the begin of training
 
     def newest(self) -> str | None:
         """Return the newest whole checkpoint, from the bucket if this disk has none; None for a new run."""
@@ -63,7 +63,7 @@ class FleetCallback(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, train_dataloader: Any = None, **_: Any
     ) -> None:
-        self._attributes = check_of_model(model, type(model).__name__)
+        self._attributes = [check_of_model(model, type(model).__name__)]
         if args.ignore_data_skip:
             print("gpu-fleet: not exact: ignore_data_skip reads other batches after a resume")  # noqa: T201
         samples = getattr(train_dataloader, "dataset", None)
@@ -89,8 +89,7 @@ class FleetCallback(TrainerCallback):
             self._reads.begin(seed, int(state.epoch or 0))
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if self._attributes is not None and not self._attributes.is_done:
-            self._attributes.passed(says=state.is_world_process_zero)
+        look(self._attributes, says=state.is_world_process_zero)
         if self._guard.stopping():
             control.should_save = control.should_training_stop = True
         if control.should_save or control.should_training_stop:
@@ -112,8 +111,7 @@ class FleetCallback(TrainerCallback):
             self._guard.end()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._attributes is not None:
-            self._attributes.passed(says=state.is_world_process_zero)
+        look(self._attributes, says=state.is_world_process_zero, saving=True)
         self._guard.saved()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -16,7 +16,7 @@ from gpu_fleet.data.generators import SHARED, restore_generators, states_of_gene
 from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, ResumableLoader, draws
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.checks import AttributeCheck, check_of_model
+from gpu_fleet.step.checks import AttributeCheck, check_of_model, look
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 __all__ = ["FleetCallback", "ResumableLoader"]
@@ -43,7 +43,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         self._guard = Guard(directory, uri, pattern="step-*.ckpt", config=config, allow=allow)
         self._every_steps = every_steps
         self._generators: dict[str, Any] | None = None
-        self._attributes: AttributeCheck | None = None  # from the begin of training
+        self._attributes: list[AttributeCheck] = []  # from the begin of training
         self._trainer: Any = None  # set while it trains; its loader may be another one in each epoch
         self._step = 0  # steps of the optimizer, as Lightning counts: fewer than batches if it accumulates
         self._due = False  # a checkpoint waits for the next step
@@ -99,7 +99,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         }
         self._guard.begin(arguments, getattr(loader, "dataset", None))
         self._step = trainer.global_step
-        self._attributes = check_of_model(pl_module, type(pl_module).__name__, vars(LightningModule()))
+        self._attributes = [check_of_model(pl_module, type(pl_module).__name__, vars(LightningModule()))]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._generators is not None:  # only now: making the loader's iterator draws from them
@@ -114,8 +114,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     ) -> None:
         before, self._step = self._step, trainer.global_step
         step, stopping = self._step, self._guard.stopping()
-        if self._attributes is not None and not self._attributes.is_done:
-            self._attributes.passed(says=trainer.is_global_zero)
+        look(self._attributes, says=trainer.is_global_zero)
         if step == before:  # a checkpoint would lack the gradients of the micro-batches so far
             return
         waited, self._due = self._due, False
@@ -132,8 +131,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
 
     def _save(self, trainer: Any) -> None:
         self._guard.check_weights([trainer.lightning_module], self._step)
-        if self._attributes is not None:
-            self._attributes.passed(says=trainer.is_global_zero)
+        look(self._attributes, says=trainer.is_global_zero, saving=True)
         staged = self._guard.directory / f"step-{self._step}.ckpt.part"
         trainer.save_checkpoint(staged)
         if trainer.is_global_zero:

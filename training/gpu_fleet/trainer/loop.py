@@ -25,7 +25,7 @@ from gpu_fleet.preemption.peers import of_world
 from gpu_fleet.preemption.tries import Tries
 from gpu_fleet.preemption.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog
 from gpu_fleet.step import optimization, precision
-from gpu_fleet.step.checks import BufferCheck, check_finite, check_gradients, check_of_optimizer
+from gpu_fleet.step.checks import BufferCheck, check_finite, check_gradients, check_of_optimizer, look
 from gpu_fleet.step.evaluation import HeldOutScore, mean_loss
 from gpu_fleet.step.state import State, not_finite, parameters_sha256, tensors_of, undisturbed, whole_weights
 from gpu_fleet.step.task import Task
@@ -128,9 +128,7 @@ def begin_checks(run: PreparedRun, state: State) -> None:
 
 def check_attributes(run: PreparedRun, *, saving: bool = False) -> None:
     """Name a user's state that no checkpoint holds; raises ConfigError if it could not be loaded again."""
-    for check in run.checks:
-        if saving or not check.is_done:
-            check.passed(says=run.where.leads)
+    look(run.checks, says=run.where.leads, saving=saving)
 
 
 def evaluation_due(run: PreparedRun, state: State, last_step: int) -> bool:
