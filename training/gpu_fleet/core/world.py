@@ -1,5 +1,6 @@
 """The processes of a run: their groups, collectives and agreement."""
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,10 @@ from gpu_fleet.core.errors import ParallelError, TrainingError, counted
 
 T = TypeVar("T")
 NOBODY = cast("dist.ProcessGroup", None)  # the group of a world of one, which never uses it
+
+# A fork leaves its parent's garbage alone: to collect a process group joins threads that only the parent has,
+# which ended readers with a segmentation fault.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 @dataclass(frozen=True)
