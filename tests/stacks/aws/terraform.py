@@ -30,7 +30,10 @@ RENAMED = {
     "aws_fsx_lustre_file_system": {"filesystemTypeVersion": "file_system_type_version"},
 }
 # Pulumi's type -> Terraform's, where the rule does not lead there
-RETYPED = {"aws:s3/bucketObjectv2:BucketObjectv2": "aws_s3_object"}
+RETYPED = {
+    "aws:s3/bucketObjectv2:BucketObjectv2": "aws_s3_object",
+    "aws:s3/bucketReplicationConfig:BucketReplicationConfig": "aws_s3_bucket_replication_configuration",
+}
 
 Block = Mapping[str, Any]
 
