@@ -86,6 +86,10 @@ REFUSED = {
         "or of a group of the system",
     ),
     "an account of the network's": ({"rdma": {"uid": 5001}}, "'rdma': is an account or group"),
+    "two teams whose names give one number": (
+        {"ada": {"uid": 5001, "team": "team37"}, "bob": {"uid": 5002, "team": "team255"}},
+        "access.people = 'team37': gets the same group number as 'team255'",
+    ),
     "a team of those who may become root": (
         {"ada": {"uid": 5001, "team": "sudo"}},
         "or of a group of the system",

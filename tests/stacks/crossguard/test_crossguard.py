@@ -198,6 +198,36 @@ def test_a_stack_that_breaks_a_rule_is_refused_with_the_remedy():
     assert [row[:3] for row in rows if not refuses(row[0], *row[2:])] == []
 
 
+def of_a_users_own(kind: str, **inputs: Any) -> Resource:
+    return Resource(kind, "own", inputs)
+
+
+# What only a program beside gpu-fleet's declares.
+OWN = [
+    (
+        "no-public-ingress",
+        of_a_users_own(
+            "aws:ec2/securityGroupRule:SecurityGroupRule", type="ingress", cidrBlocks=["0.0.0.0/0"]
+        ),
+    ),
+    ("no-public-address", of_a_users_own("aws:ec2/instance:Instance", associatePublicIpAddress=True)),
+    ("no-public-address", of_a_users_own("aws:ec2/eip:Eip", instance="i-0123456789abcdef0")),
+    ("own-key-disks", of_a_users_own("aws:ebs/volume:Volume", encrypted=True)),
+    (
+        "no-wildcard",
+        of_a_users_own(
+            "aws:iam/rolePolicy:RolePolicy", policy=policy_of(Effect="Allow", NotAction="iam:*", Resource="*")
+        ),
+    ),
+]
+
+
+def test_a_resource_of_a_users_own_breaks_the_same_rules():
+    found = [(rule, made.type, violations([made], ANYWHERE)) for rule, made in OWN]
+
+    assert [row for row in found if row[0] not in {each.rule.name for each in row[2]}] == []
+
+
 # The rule that may only warn, and the shipped stack that it warns of.
 ADVISORY = ("metadata-tokens-by-image", ALICLOUD)
 

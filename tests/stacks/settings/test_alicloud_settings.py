@@ -33,6 +33,10 @@ BAD_INPUTS = {
         {"network": {"cidr": "10.0.0.0/16", "zones": ["us-east-1a"]}},
         "network.zones[0] = 'us-east-1a': must be a zone of region cn-shenzhen, such as cn-shenzhen-a",
     ),
+    "a client of Lustre": (
+        {"image": {"id": "m-wz9b8aqevuyw6xm1abcd", "lustre_client": True}},
+        "image.lustre_client = true: is for AWS only; leave it out",
+    ),
     "buckets of S3": (
         {"network": stack_file()["network"] | {"s3_buckets": ["open-data"]}},
         "network.s3_buckets = ['open-data']: is for AWS only; leave it out",

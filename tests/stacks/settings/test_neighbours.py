@@ -214,6 +214,12 @@ NETWORKS = st.builds(
 )
 
 
+def test_behind_the_last_network_the_proposals_begin_again():
+    taken = [IPv4Network(f"10.{number}.0.0/16") for number in (*range(3), *range(20, 256))]
+
+    assert free_network(taken) == IPv4Network("10.3.0.0/16")
+
+
 @given(st.lists(NETWORKS, max_size=12))
 def test_a_proposed_network_overlaps_none_that_is_taken(taken):
     assert not any(free_network(taken).overlaps(network) for network in taken)

@@ -186,6 +186,16 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
         "pools[0].types": ["p4d.24xlarge"],
         "pools[0].groups": "single",
     },
+    "pools[0].groups = 'single': must be per_zone, or name one": {
+        "pools[0].efa": True,
+        "pools[0].types": ["p4d.24xlarge"],
+        "pools[0].groups": "single",
+        "pools[0].zones": ["us-east-1a", "us-east-1b"],
+    },
+    "pools[0].spare = 1: 0 where image.mode is none: nothing of gpu-fleet runs there": {
+        "pools[0].spare": 1,
+        "image.mode": "none",
+    },
     "pools[0].reservation_id = 'cr-1': does not fit market spot; use market reservation": {
         "pools[0].market": "spot",
         "pools[0].reservation_id": "cr-1",
@@ -290,6 +300,11 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
         "image.bundled": True,
         "storage.scratch_gib": 1200,
     },
+    "storage.existing.scratch = 'fs-0123456789abcdef0': no baked image has Lustre's client": {
+        "image.mode": "baked",
+        "image.bundled": True,
+        "storage.existing.scratch": {"id": "fs-0123456789abcdef0", "mount_name": "fsx"},
+    },
     "the bundled image's open kernel modules need Turing or newer; p3.2xlarge is older": {
         "pools[0].types": ["p3.2xlarge"],
         "image.bundled": True,
@@ -322,6 +337,18 @@ def test_values_that_do_not_go_together_are_refused_with_what_is_allowed():
     said = {expected: refusal_of(values) for expected, values in NOT_TOGETHER.items()}
 
     assert {expected: text for expected, text in said.items() if expected not in text} == {}
+
+
+def test_one_group_of_efa_instances_fits_one_zone():
+    efa = pool(types=["p4d.24xlarge"], efa=True, groups="single", zones=["us-east-1b"])
+
+    assert stack(pools=[efa]).pools[0].zones == ("us-east-1b",)
+
+
+@pytest.mark.parametrize("name", ["aws_dev", "Dev", "d", "dev-"])
+def test_a_stack_whose_name_no_resource_could_have_is_refused(name):
+    with pytest.raises(SettingsError, match=f"stack = '{name}': must be lower case letters, digits and dash"):
+        stack(name)
 
 
 def test_an_owner_may_be_named_in_any_script():
