@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from gpu_fleet.checkpoint import local, names
-from gpu_fleet.checkpoint.claim import RunClaim
-from gpu_fleet.checkpoint.restore import read_state
+from gpu_fleet.checkpoint.lease import RunClaim
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.checkpoint.team import Team
-from gpu_fleet.checkpoint.uploader import Uploader, give_way
-from gpu_fleet.core.containers import mapping_like, sequence_like
+from gpu_fleet.checkpoint.uploader import Team, Uploader, give_way
+from gpu_fleet.core.containers import mapping_like, read_state, sequence_like
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, UnreadableError, reason_of
 from gpu_fleet.core.user_code import ARCHIVE
 

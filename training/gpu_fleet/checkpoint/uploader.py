@@ -1,5 +1,6 @@
 """Uploads of one process while training runs: the newest checkpoint first, the manifest last."""
 
+import json
 import logging
 import os
 import queue
@@ -10,18 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import Store
 
 from gpu_fleet.checkpoint import local, names
-from gpu_fleet.checkpoint.claim import RunClaim
+from gpu_fleet.checkpoint.lease import RunClaim
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.checkpoint.team import Team
-from gpu_fleet.core.errors import CheckpointError, RunLeaseError, as_checkpoint_error, reason_of
+from gpu_fleet.core.errors import CheckpointError, RunLeaseError, StoreError, as_checkpoint_error, reason_of
 from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, at_start, patiently
 
 LINE = "checkpoint-line"  # the thread of an upload
 ABANDONED = "abandoned"  # a rank's report of an upload that it gave up for a newer one
 STANDS_STILL_S = 30.0  # a newer upload may overtake one that moves nothing for this long
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S, HEAR_EVERY_S = 0.5, 0.05
+PASSING = "passing"  # kind of an error after which a later try may succeed
 LESS_URGENT = 10  # nice(1) value: a tenth of a core that the training also wants, or all of a free core
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,56 @@ class UploadProgress:
 def give_way() -> None:
     """Lower the priority of this thread; on Linux each has a nice value of its own: setpriority(2)."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LESS_URGENT)
+
+
+@dataclass(frozen=True)
+class Team:
+    """This rank as a member of the ranks that write a checkpoint together.
+
+    Their messages in the rendezvous store are no collectives, in which the others would hang if one rank
+    abandons an upload.
+    """
+
+    rank: int
+    size: int
+    store: Store
+    patience_s: float  # longest wait for a message of a rank
+    sleep: Callable[[float], None] = time.sleep
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def post(self, step: int, what: str, value: Any = None, error: CheckpointError | None = None) -> None:
+        """Report the result of `what` for checkpoint `step` to the other ranks; `value` must fit JSON."""
+        kind = PASSING if isinstance(error, StoreError) and error.passing else ""
+        said = {"value": value, "error": "" if error is None else str(error), "kind": kind}
+        self.store.set(_word(step, what, self.rank), json.dumps(said))
+
+    def hear(self, step: int, what: str, rank: int, poll: Callable[[], None] = lambda: None) -> Any:
+        """Return a rank's report; raises its error, that of `poll`, or CheckpointError after `patience_s`."""
+        key, waited_s = _word(step, what, rank), 0.0
+        while not self.store.check([key]):
+            poll()
+            if waited_s > self.patience_s:
+                raise CheckpointError(
+                    f"rank {rank}: reported nothing about {what} for {waited_s:.0f} s, at step {step}"
+                )
+            self.sleep(HEAR_EVERY_S)
+            waited_s += HEAR_EVERY_S
+        said = json.loads(self.store.get(key))
+        if said["error"]:
+            text = said["error"] if said["error"].startswith("rank ") else f"rank {rank}: {said['error']}"
+            raise StoreError(text, passing=True) if said["kind"] == PASSING else CheckpointError(text)
+        return said["value"]
+
+    def gather(self, step: int, what: str, poll: Callable[[], None] = lambda: None) -> list[Any]:
+        """Return the values of all ranks, in rank order; raises CheckpointError as `hear` does."""
+        return [self.hear(step, what, rank, poll) for rank in range(self.size)]
+
+
+def _word(step: int, what: str, rank: int) -> str:
+    return f"gpu-fleet/checkpoint/{step}/{what}/{rank}"
 
 
 @dataclass(frozen=True)
