@@ -90,7 +90,7 @@ class CheckpointEngine:
         self._claim.mark()
         with on_disk(self._root):
             local.sweep(self._root)
-            outcome.remove_failure(self._root.parent)
+            outcome.remove(self._root.parent, outcome.FAILURE)
         return self._claim.lease.number
 
     def _is_shared(self) -> bool:
@@ -143,8 +143,12 @@ class CheckpointEngine:
         self._where.together(lambda: check(manifest))
         self._where.together(lambda: apply(read_state(folder / names.STATE), folder))
         self._saved_step = manifest.step
-        self._where.on_first(lambda: self._saver.upload_if_missing(manifest) if self._saver else None)
+        self._where.on_first(lambda: self._upload_if_missing(manifest))
         log.info("event=resumed step=%d folder=%s", manifest.step, folder)
+
+    def _upload_if_missing(self, manifest: local.Manifest) -> None:
+        if self._saver and self._store and manifest.step not in at_start(self._store.steps):
+            self._saver.upload(manifest)
 
     def due_by_time(self) -> bool:
         """Return whether this rank asks for a checkpoint now; the ranks agree before they save one."""

@@ -128,22 +128,20 @@ class Checkpoints(CheckpointEngine):
         root, uri = Path(before.run.directory) / names.CHECKPOINTS, location(before)
         store = self._where.together(lambda: _store(before, uri))
         newest = newest_whole(self._where, root, store)
-        manifest = self._where.together(lambda: self._checked_origin(newest, before.run.directory))
-        folder = root / names.step_name(manifest.step)
-        self._where.together(lambda: self._take_weights(state, folder))
-        log.info("event=branched from_step=%d folder=%s", manifest.step, folder)
+        self._where.together(lambda: self._take_weights(state, newest, root))
 
-    def _checked_origin(self, manifest: local.Manifest | None, directory: str) -> local.Manifest:
+    def _take_weights(self, state: State, manifest: local.Manifest | None, root: Path) -> None:
         if manifest is None:
-            raise IdentityError(f"run.branch_of = {directory!r}: has no checkpoint to begin from")
+            raise IdentityError(
+                f"run.branch_of = {self._settings.run.branch_of!r}: has no checkpoint to begin from"
+            )
         _check_fits(manifest, self._settings.model.name, self._layout)
-        return manifest
-
-    def _take_weights(self, state: State, folder: Path) -> None:
+        folder = root / names.step_name(manifest.step)
         if self._layout == local.WHOLE:
             apply_weights(state, read_state(folder / names.STATE)["model"])
         else:
             sharded.load_weights(folder, state.model, self._where.control)
+        log.info("event=branched from_step=%d folder=%s", manifest.step, folder)
 
     def _apply(self, state: State, saved: Any, folder: Path) -> None:
         if self._layout == local.WHOLE:

@@ -134,9 +134,10 @@ class Saver:
         self._idle.clear()
         self._jobs.put((manifest, self.snapshot.begin(state), written))
 
-    def upload_if_missing(self, manifest: local.Manifest) -> None:
+    def upload(self, manifest: local.Manifest, team: Team | None = None) -> None:
+        """Upload a checkpoint of this disk, or with a `team` this rank's part of it."""
         if self._uploader is not None:
-            self._uploader.add_missing(manifest)
+            self._uploader.add(manifest, team)
 
     def wait(self) -> None:
         self._idle.wait()
@@ -171,8 +172,7 @@ class Saver:
                     local.prune(self._root, step, self._keep, spared)
                 log.info("event=checkpoint step=%d folder=%s", step, self._root)
                 self.committed()
-                if self._uploader is not None:
-                    self._uploader.add(manifest, self._team)
+                self.upload(manifest, self._team)
             except (RunLeaseError, UnreadableError) as error:
                 self._write_failure = error
             except Exception as error:  # noqa: BLE001 - any would end this thread, and the run waits for it

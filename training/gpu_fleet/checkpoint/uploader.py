@@ -19,7 +19,7 @@ from gpu_fleet.checkpoint import local, names
 from gpu_fleet.checkpoint.lease import RunClaim
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, StoreError, as_checkpoint_error, reason_of
-from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, at_start, patiently
+from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, patiently
 
 LINE = "checkpoint-line"  # the thread of an upload
 ABANDONED = "abandoned"  # a rank's report of an upload that it gave up for a newer one
@@ -145,10 +145,6 @@ class Uploader:
         self.lost: RunLeaseError | None = None  # nothing clears it
         self.thread = threading.Thread(target=self._run, name="checkpoint-upload", daemon=True)
         self.thread.start()
-
-    def add_missing(self, manifest: local.Manifest) -> None:
-        if manifest.step not in at_start(self._store.steps):
-            self.add(manifest, None)
 
     def add(self, manifest: local.Manifest, team: Team | None) -> None:
         """Upload a checkpoint of this disk, or with a `team` this rank's part of it."""

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from gpu_fleet.data.generators import held_by
-from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.integrations.exactness import LoopWatch, frames_of_loop
 from gpu_fleet.integrations.guard import Guard
@@ -59,7 +58,6 @@ class FleetSteps:
             )
         folder, samples = self._guard.newest(), getattr(loader, "dataset", None)
         self._guard.begin(self._deciding(loader), samples)
-        explain_ended_readers()
         self._reads = seeded(loader)
         if self._reads is None and draws(samples):
             self._accelerator.print(f"gpu-fleet: not exact: {NOT_SET}")

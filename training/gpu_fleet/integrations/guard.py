@@ -37,6 +37,7 @@ from gpu_fleet.core.errors import (
 from gpu_fleet.core.files import on_disk, write_bytes
 from gpu_fleet.core.instance_file import place_of_checkpoints
 from gpu_fleet.core.world import World, of_script
+from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.own_data import adapted
 from gpu_fleet.integrations.folder_copy.files import OURS
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
@@ -117,6 +118,7 @@ class Guard:
 
     def begin(self, arguments: Mapping[str, Any], samples: Any) -> None:
         """Listen for notices from now on; refuse a checkpoint of other `arguments` or `samples`."""
+        explain_ended_readers()
         with self._leaving():
             self._check_chosen()
             if self._leads:

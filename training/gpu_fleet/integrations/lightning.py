@@ -13,7 +13,6 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule  # type: ignore[import-not-found,unused-ignore]  # an environment of its own
 
 from gpu_fleet.data.generators import SHARED, restore_generators, states_of_generators
-from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, ResumableLoader, draws
 from gpu_fleet.integrations.guard import Guard
 from gpu_fleet.step.checks import AttributeCheck, check_of_model, look
@@ -75,7 +74,6 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             print(f"gpu-fleet: not exact: saved by {len(saved)} ranks, resumed by {ranks}")  # noqa: T201
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        explain_ended_readers()
         self._trainer, loader = trainer, trainer.train_dataloader
         if isinstance(loader, ResumableLoader) and self._generators is not None:
             loader.begun_with = self._generators.get(ORDER)

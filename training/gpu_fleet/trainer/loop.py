@@ -55,7 +55,7 @@ def train(
             run.book.switch(PRODUCTIVE)
             run.writer.write(run.book.record(state.step))
             if where.local_rank == 0:
-                outcome.remove_result(run.directory)
+                outcome.remove(run.directory, outcome.RESULT)
                 outcome.note_begin(run.directory)
             stopped = train_steps(run, state, stop)
             watchdog.rest()
