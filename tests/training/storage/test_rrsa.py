@@ -111,9 +111,8 @@ def test_an_answer_without_keys_is_one_message(pod, keys):
         oss.PodKeys().keys()
 
 
-def test_a_pod_without_the_webhook_has_no_such_role(monkeypatch):
-    for name in oss.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+def test_a_pod_without_the_webhook_asks_for_no_role(pod, monkeypatch):
+    monkeypatch.delenv(oss.TOKEN_FILE)
 
-    assert not oss.is_given({})
-    assert oss.is_given(dict.fromkeys(oss.VARIABLES, "x"))
+    assert store()._client._request_signer._credentials is None
+    assert not pod.asked
