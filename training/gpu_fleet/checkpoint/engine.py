@@ -180,12 +180,7 @@ class CheckpointEngine:
         return names.staged(self._root, step)
 
     def before_change(self) -> float:
-        """Wait, before an update, for the copy of the tensors that it changes. Return the seconds."""
-        if self._saver is None or not self._saver.snapshot.is_copying:
-            return 0.0
-        begin = time.perf_counter()
-        self._saver.snapshot.before_change()
-        return time.perf_counter() - begin
+        return self._saver.snapshot.before_change() if self._saver is not None else 0.0
 
     def wait(self) -> None:
         if self._saver is not None:

@@ -44,16 +44,16 @@ class Snapshot:
         self._taken.clear()
         return self._queue(state) if torch.cuda.is_available() else partial(self._take, state)
 
-    @property
-    def is_copying(self) -> bool:
-        """True while a copy may still read the tensors of the state."""
-        return self._arrival is not None or not self._taken.is_set()
-
-    def before_change(self) -> None:
+    def before_change(self) -> float:
+        """Wait, before an update, for a copy that still reads the tensors. Return the seconds."""
+        if self._arrival is None and self._taken.is_set():
+            return 0.0
+        begin = time.perf_counter()
         self._taken.wait()
         if self._arrival is not None:
             torch.cuda.current_stream().wait_event(self._arrival)
             self._arrival = None
+        return time.perf_counter() - begin
 
     def _take(self, state: Any) -> Any:
         try:

@@ -32,7 +32,7 @@ from gpu_fleet.core.errors import (
 )
 from gpu_fleet.core.files import on_disk, write_bytes
 from gpu_fleet.core.instance_file import place_of_checkpoints
-from gpu_fleet.core.options import FiniteRange, FolderPath
+from gpu_fleet.core.lazy_groups import FiniteRange, FolderPath
 from gpu_fleet.integrations.folder_copy.files import OURS
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption.interrupt import Interruption, Reason, nothing_to_save, sources

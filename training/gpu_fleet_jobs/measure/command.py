@@ -12,8 +12,7 @@ from pathlib import Path
 import click
 
 from gpu_fleet.core import config, exit_codes
-from gpu_fleet.core.lazy_groups import imported
-from gpu_fleet.core.options import FiniteRange
+from gpu_fleet.core.lazy_groups import FiniteRange, imported
 from gpu_fleet.trainer.train import shown_errors
 from gpu_fleet_jobs.launch.identity import read_identity
 from gpu_fleet_jobs.launch.launch import FRESH_STORE, Forwarded, processes_of, this_instance, variables_of
