@@ -28,7 +28,7 @@ from gpu_fleet.checkpoint.engine import newest_whole
 from gpu_fleet.checkpoint.manager import Checkpoints
 from gpu_fleet.checkpoint.saver import Saver, Snapshot
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.checkpoint.uploader import AbandonedError, UploadProgress
+from gpu_fleet.checkpoint.uploader import AbandonedError, Upload
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import CheckpointError, StoreError, TrainingError, UnreadableError
 from gpu_fleet.core.world import World, world
@@ -477,7 +477,7 @@ def test_an_upload_that_was_given_up_holds_the_end_of_the_process_up_no_longer()
 
 
 def test_an_upload_that_moves_is_cancelled_where_a_newer_one_has_to_pass():
-    line = UploadProgress()
+    line = Upload(local.Manifest(1, "", 1), Path(), [], None)
     line.moved()
     line.abandoned.set()
 

@@ -52,7 +52,7 @@ def origin(settings: config.Config) -> config.Config | None:
 def fetch_code(settings: config.Config) -> None:
     """Unpack the user's files of the newest checkpoint into the run directory, unless it has such files."""
     folder = Path(settings.run.directory)
-    if (folder / user_code.FOLDER).exists() or not user_code.is_named(settings):
+    if (folder / user_code.FOLDER).exists() or not any(map(user_code.is_own, config.names_of_code(settings))):
         return
     uri = location(settings)
     store = _store(settings, uri)

@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,30 +37,6 @@ class AbandonedError(Exception):
 def left_behind() -> bool:
     """Return whether an abandoned upload hangs in a socket, and would delay the end of the process."""
     return any(thread.name == LINE for thread in threading.enumerate())
-
-
-class UploadProgress:
-    """Progress of a running upload; two threads read and write it."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._moved_at = clock()
-        self.abandoned = threading.Event()  # set once a newer checkpoint has overtaken the upload
-
-    def pause(self, seconds: float) -> None:
-        self.abandoned.wait(seconds)
-        self.poll()
-
-    def moved(self) -> None:
-        self._moved_at = self._clock()
-        self.poll()
-
-    def poll(self) -> None:
-        if self.abandoned.is_set():
-            raise AbandonedError
-
-    def still_s(self) -> float:
-        return self._clock() - self._moved_at
 
 
 def give_way() -> None:
@@ -118,14 +94,28 @@ def _word(step: int, what: str, rank: int) -> str:
     return f"gpu-fleet/checkpoint/{step}/{what}/{rank}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Upload:
-    """The files of one checkpoint that this process uploads."""
+    """The files of one checkpoint that this process uploads, and the progress, which two threads use."""
 
     manifest: local.Manifest
     folder: Path
     names: list[str]
     team: Team | None  # the ranks that upload the checkpoint together; None: this process uploads all
+    moved_at: float = field(default_factory=time.monotonic)
+    abandoned: threading.Event = field(default_factory=threading.Event)  # a newer one has overtaken it
+
+    def pause(self, seconds: float) -> None:
+        self.abandoned.wait(seconds)
+        self.poll()
+
+    def moved(self) -> None:
+        self.moved_at = time.monotonic()
+        self.poll()
+
+    def poll(self) -> None:
+        if self.abandoned.is_set():
+            raise AbandonedError
 
 
 class Uploader:
@@ -174,20 +164,21 @@ class Uploader:
 
     def _run(self) -> None:
         while (upload := self._newest()) is not None:
-            line = UploadProgress()
-            running = threading.Thread(target=self._upload_one, args=(upload, line), name=LINE, daemon=True)
+            upload.moved_at = time.monotonic()
+            running = threading.Thread(target=self._upload_one, args=(upload,), name=LINE, daemon=True)
             running.start()
-            while running.is_alive() and not self._overtaken(upload, line):
+            while running.is_alive() and not self._overtaken(upload):
                 running.join(LOOK_EVERY_S)
 
-    def _overtaken(self, upload: Upload, line: UploadProgress) -> bool:
+    def _overtaken(self, upload: Upload) -> bool:
         """Return whether the upload is given up; the thread of one that hangs in a socket is left behind."""
         with self._queue.mutex:
             newer = any(waiting is not None for waiting in self._queue.queue)
-        if newer and (self.hurried or line.still_s() > STANDS_STILL_S):
-            log.warning("event=upload-abandoned step=%d still_s=%.0f", upload.manifest.step, line.still_s())
-            line.abandoned.set()
-        return line.abandoned.is_set()
+        still_s = time.monotonic() - upload.moved_at
+        if newer and (self.hurried or still_s > STANDS_STILL_S):
+            log.warning("event=upload-abandoned step=%d still_s=%.0f", upload.manifest.step, still_s)
+            upload.abandoned.set()
+        return upload.abandoned.is_set()
 
     def _newest(self) -> Upload | None:
         upload = self._queue.get()
@@ -208,17 +199,17 @@ class Uploader:
         if not self._shared:
             shutil.rmtree(upload.folder, ignore_errors=True)
 
-    def _upload_one(self, upload: Upload, line: UploadProgress) -> None:
+    def _upload_one(self, upload: Upload) -> None:
         step = upload.manifest.step
         if not self.hurried:
             give_way()  # the threads that send parts inherit the priority
         try:
-            self._bring_up(upload, line)
+            self._bring_up(upload)
         except AbandonedError:
             self._pass_over(upload)
             return
         except Exception as error:  # noqa: BLE001 - any would end this thread, and nobody would know
-            if not line.abandoned.is_set():
+            if not upload.abandoned.is_set():
                 log.error("event=upload-failed step=%d error=%r", step, reason_of(error))
                 self.failure = as_checkpoint_error(error, f"step {step} cannot be uploaded")
             if isinstance(error, RunLeaseError):  # a newer checkpoint cannot clear this failure
@@ -232,14 +223,14 @@ class Uploader:
         self.uploaded_step = step
         self._after_upload(upload)
 
-    def _bring_up(self, upload: Upload, line: UploadProgress) -> None:
+    def _bring_up(self, upload: Upload) -> None:
         """Upload the files of this process; rank 0 commits when all ranks have uploaded theirs."""
         store, manifest, team = self._store, upload.manifest, upload.team
-        bring = partial(patiently, within_s=NOTICE_PATIENCE_S, sleep=line.pause, refused=True)
+        bring = partial(patiently, within_s=NOTICE_PATIENCE_S, sleep=upload.pause, refused=True)
         held = self._claim.lease.check
 
         def moved(_bytes: int) -> None:
-            line.moved()
+            upload.moved()
             self._claim.lease.check_sometimes()  # else it may overwrite a file of the next holder
 
         try:
@@ -254,7 +245,11 @@ class Uploader:
             raise
         if team is not None:
             team.post(manifest.step, "uploaded", "")
-        if team is not None and team.leads and ABANDONED in team.gather(manifest.step, "uploaded", line.poll):
+        if (
+            team is not None
+            and team.leads
+            and ABANDONED in team.gather(manifest.step, "uploaded", upload.poll)
+        ):
             raise AbandonedError
         if team is None or team.leads:
             bring(lambda: store.commit(manifest, held))

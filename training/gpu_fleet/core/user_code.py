@@ -123,10 +123,6 @@ def parts(settings: config.Config) -> Parts:
     )
 
 
-def is_named(settings: config.Config) -> bool:
-    return any(is_own(name) for name in config.names_of_code(settings))
-
-
 def is_own(name: str) -> bool:
     return ":" in name
 

@@ -90,7 +90,7 @@ class Guard:
         self._world: World | None = None  # None while there is no process group
 
     @property
-    def _where(self) -> World:
+    def where(self) -> World:
         """This process among the ranks; a library may make their group later."""
         if self._world is None and dist.is_initialized():
             self._world = of_script(torch.device("cpu"))
@@ -101,7 +101,7 @@ class Guard:
 
         Every rank calls it, and waits until rank 0 has the claim: the previous holder may save until then.
         """
-        where = self._where  # all ranks make its groups, before rank 0 waits for another holder
+        where = self.where  # all ranks make its groups, before rank 0 waits for another holder
         with self._leaving():
             if self._leads:
                 self._take()
@@ -174,7 +174,7 @@ class Guard:
     def _check_chosen(self) -> None:
         """Raise CheckpointError on all ranks if `newest` gave them different checkpoints."""
         first: dict[str | None, int] = {}  # checkpoint -> first rank that resumes from it
-        for rank, chosen in enumerate(self._where.gather(self._chosen)):
+        for rank, chosen in enumerate(self.where.gather(self._chosen)):
             for name in chosen:
                 first.setdefault(name, rank)
         if len(first) > 1:
@@ -187,14 +187,14 @@ class Guard:
             raise error
 
     def stopping(self) -> bool:
-        heard = self._where.gather_numbers(self._interruption.reason is not Reason.NONE)
+        heard = self.where.gather_numbers(self._interruption.reason is not Reason.NONE)
         self.stopped = self.stopped or any(has for (has,) in heard)
         return self.stopped
 
     def check_weights(self, models: Iterable[nn.Module], step: int) -> None:
         """End all ranks before a save, or at the end, if the weights are no finite numbers."""
         with self._leaving():
-            check_weights(models, self._where, step)
+            check_weights(models, self.where, step)
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[None]:
@@ -204,9 +204,9 @@ class Guard:
             with self._leaving(), on_disk(former):
                 shutil.rmtree(former, ignore_errors=True)
                 (self.directory / name).rename(former)
-        self._where.barrier()
+        self.where.barrier()
         yield
-        self._where.barrier()
+        self.where.barrier()
         if self._leads:
             shutil.rmtree(former, ignore_errors=True)
 
@@ -222,7 +222,7 @@ class Guard:
 
     def saved(self, *, last: bool = False) -> None:
         """Upload after a save on all ranks; a silent bucket ends the process only after the `last` one."""
-        self._where.barrier()
+        self.where.barrier()
         if not self._leads:
             return
         with self._leaving():
