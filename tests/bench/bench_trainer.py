@@ -34,9 +34,9 @@ from gpu_fleet.step.optimization import build_optimizer, decided
 from gpu_fleet.step.spread import Whole
 from gpu_fleet.step.state import State
 from gpu_fleet.trainer import loop
-from gpu_fleet.trainer.bench import StepTimes, Turns
 from gpu_fleet.trainer.initial_state import build_model, fresh_state, ready, rehearse
 from gpu_fleet.trainer.prepared_run import PreparedRun, opened
+from gpu_fleet_jobs.measure.bench import StepTimes, Turns
 from tests.training.programs import DIGITS, torchrun
 from tests.training.ranks import run_ranks
 

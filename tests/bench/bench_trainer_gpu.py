@@ -21,7 +21,7 @@ from gpu_fleet import cli
 from gpu_fleet.core import config
 from gpu_fleet.core.world import world
 from gpu_fleet.data.dataset import Description, write_description
-from gpu_fleet.trainer.bench import StepTimes, measure_steps
+from gpu_fleet_jobs.measure.bench import StepTimes, measure_steps
 
 COMMAND = "python -m tests.bench.bench_trainer_gpu"
 GOAL_RATIO = 0.99  # bare step over trainer's step, at least

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpu_fleet.metrics.flops import Utilisation
-from gpu_fleet.trainer.bench import StepTimes
+from gpu_fleet_jobs.measure.bench import StepTimes
 from tests.bench import bench_trainer_gpu as bench
 from tests.bench.__main__ import FIELDS
 from tests.training.examples import compile_without_code

@@ -7,7 +7,7 @@ main = LazyGroup(
     help="Train models with exact resume: prepare data, train, report.",
     epilog="\b\nExample:\n  gpu-fleet train start training/examples/digits.toml",
     table={
-        "bench": "gpu_fleet.trainer.train:bench",
+        "bench": "gpu_fleet_jobs.measure.command:bench",
         "contents": "gpu_fleet_jobs.submitted.contents:contents",
         "launch": "gpu_fleet_jobs.launch.launch:launch",
         "measure": "gpu_fleet_jobs.measure.command:measure",

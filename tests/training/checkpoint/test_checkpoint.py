@@ -22,12 +22,13 @@ from botocore.exceptions import ClientError
 from torch import nn
 from torch.distributed.checkpoint import state_dict_saver
 
-from gpu_fleet.checkpoint import local, names, restore, sharded, uploader
+from gpu_fleet.checkpoint import local, names, sharded, uploader
 from gpu_fleet.checkpoint import saver as saving
+from gpu_fleet.checkpoint.engine import newest_whole
 from gpu_fleet.checkpoint.manager import Checkpoints
 from gpu_fleet.checkpoint.saver import Saver, Snapshot
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.checkpoint.uploader import AbandonedError, UploadProgress
+from gpu_fleet.checkpoint.uploader import AbandonedError, Upload
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import CheckpointError, StoreError, TrainingError, UnreadableError
 from gpu_fleet.core.world import World, world
@@ -89,7 +90,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(*, damage, file, message, alo
     save(tmp_path, 5, 10)
     damage(tmp_path / "step-10" / file)
 
-    manifest = restore.newest_whole(alone, tmp_path, store=None)
+    manifest = newest_whole(alone, tmp_path, store=None)
 
     assert manifest.step == 5
     assert "event=checkpoint-damaged step=10" in caplog.text
@@ -103,11 +104,11 @@ def test_nothing_whole_is_an_error_and_not_a_fresh_start(alone, tmp_path):
 
     for _ in range(2):  # a restart must not find an empty folder
         with pytest.raises(CheckpointError, match=r"none of the checkpoints \[5, 10\] is whole"):
-            restore.newest_whole(alone, tmp_path, store=None)
+            newest_whole(alone, tmp_path, store=None)
 
 
 def test_no_checkpoint_at_all_is_a_fresh_start(alone, tmp_path):
-    assert restore.newest_whole(alone, tmp_path, store=None) is None
+    assert newest_whole(alone, tmp_path, store=None) is None
 
 
 def test_retention_counts_committed_checkpoints_only(tmp_path):
@@ -221,7 +222,7 @@ def test_a_disk_that_is_full_is_called_so(tmp_path, monkeypatch):
 def test_what_went_up_comes_down_on_another_instance(alone, bucket, tmp_path):
     save(tmp_path / "here", 5, store=CheckpointStore(URI))
 
-    manifest = restore.newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
+    manifest = newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
 
     assert manifest == local.verify(tmp_path / "here/step-5") == local.verify(tmp_path / "there/step-5")
 
@@ -254,7 +255,7 @@ def test_a_damaged_upload_falls_back_to_the_one_before(alone, bucket, tmp_path, 
     save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
     boto3.client("s3").put_object(Bucket=bucket, Key="runs/a/step-10/state.pt", Body=b"something else")
 
-    manifest = restore.newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
+    manifest = newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
 
     assert manifest.step == 5
     assert "event=checkpoint-damaged step=10" in caplog.text
@@ -269,7 +270,7 @@ def test_a_manifest_of_the_bucket_that_is_no_text_any_more_falls_back_to_the_one
     body[20] ^= 0x80
     s3.put_object(Bucket=bucket, Key=key, Body=bytes(body))
 
-    manifest = restore.newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
+    manifest = newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
 
     assert manifest.step == 5
 
@@ -278,7 +279,7 @@ def test_a_damaged_local_copy_is_fetched_again(alone, bucket, tmp_path):
     save(tmp_path, 5, store=CheckpointStore(URI))
     flip_a_bit(tmp_path / "step-5" / names.STATE)
 
-    manifest = restore.newest_whole(alone, tmp_path, CheckpointStore(URI))
+    manifest = newest_whole(alone, tmp_path, CheckpointStore(URI))
 
     assert manifest is not None
     assert local.verify(tmp_path / "step-5").step == 5
@@ -476,7 +477,7 @@ def test_an_upload_that_was_given_up_holds_the_end_of_the_process_up_no_longer()
 
 
 def test_an_upload_that_moves_is_cancelled_where_a_newer_one_has_to_pass():
-    line = UploadProgress()
+    line = Upload(local.Manifest(1, "", 1), Path(), [], None)
     line.moved()
     line.abandoned.set()
 
@@ -562,7 +563,7 @@ def test_an_error_that_passes_costs_no_step(alone, bucket, tmp_path, monkeypatch
     save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
     monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
 
-    manifest = restore.newest_whole(alone, tmp_path / "there", FailingStore(3, passing=True))
+    manifest = newest_whole(alone, tmp_path / "there", FailingStore(3, passing=True))
 
     assert manifest.step == 10
 
@@ -571,7 +572,7 @@ def test_a_store_that_refuses_is_no_damage(alone, bucket, tmp_path):
     save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
 
     with pytest.raises(StoreError):
-        restore.newest_whole(alone, tmp_path / "there", FailingStore(1, passing=False))
+        newest_whole(alone, tmp_path / "there", FailingStore(1, passing=False))
 
 
 @pytest.mark.parametrize(
@@ -643,7 +644,7 @@ def test_a_disturbed_list_holds_no_start_up(alone, bucket, tmp_path, monkeypatch
 
     monkeypatch.setattr(CheckpointStore, "steps", steps)
 
-    manifest = restore.newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
+    manifest = newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
 
     assert manifest.step == 5
 

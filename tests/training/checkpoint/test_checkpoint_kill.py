@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from gpu_fleet.checkpoint import local, names, uploader
-from gpu_fleet.checkpoint.restore import read_state
 from gpu_fleet.checkpoint.saver import Saver
+from gpu_fleet.core.containers import read_state
 from tests.training.ranks import context
 
 CHANGES = {

@@ -12,12 +12,12 @@ import pytest
 import torch.distributed as dist
 from click.testing import CliRunner, Result
 
-from gpu_fleet.checkpoint import claim as claims
-from gpu_fleet.checkpoint.claim import RunClaim
+from gpu_fleet.checkpoint import lease as leases
+from gpu_fleet.checkpoint.lease import RunClaim
 from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, IdentityError, StoreError
-from gpu_fleet.integrations import claim, guard
 from gpu_fleet.integrations import command as any_command
+from gpu_fleet.integrations import guard
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.storage.object_store import ObjectStore
 from tests.training.ranks import run_ranks
@@ -304,9 +304,8 @@ class FreeLease:
 
 def guarding(folder: Path, store: Store) -> guard.Guard:
     """Return a guard on a store that only this process has."""
-    guard.ObjectStore = lambda _uri: store  # type: ignore[misc,assignment]
-    claim.CheckpointStore = lambda _uri: store  # type: ignore[misc,assignment]
-    claims.RunLease = lambda *_, **__: FreeLease()  # type: ignore[misc,assignment]
+    guard.CheckpointStore = lambda _uri: store  # type: ignore[misc,assignment]
+    leases.RunLease = lambda *_, **__: FreeLease()  # type: ignore[misc,assignment]
     return guard.Guard(folder, URI, pattern="step-*.ckpt")
 
 
@@ -371,9 +370,8 @@ def test_a_save_is_uploaded_with_the_files_of_all_ranks(tmp_path):
 def test_a_refusal_in_a_callback_is_one_message(store, monkeypatch, capsys, tmp_path):
     """Other libraries do not know our errors; `train run` around them reads that a retry cannot help."""
     sync(files(tmp_path / "here", step="10"), store).up(last=True)
-    monkeypatch.setattr(guard, "ObjectStore", guard.ObjectStore)  # to be set back
-    monkeypatch.setattr(claim, "CheckpointStore", claim.CheckpointStore)
-    monkeypatch.setattr(claims, "RunLease", claims.RunLease)
+    monkeypatch.setattr(guard, "CheckpointStore", guard.CheckpointStore)  # to be set back
+    monkeypatch.setattr(leases, "RunLease", leases.RunLease)
     there = files(tmp_path / "there", step="3")
 
     with pytest.raises(SystemExit) as brought:
@@ -390,7 +388,7 @@ def test_a_refusal_in_a_callback_is_one_message(store, monkeypatch, capsys, tmp_
 @pytest.mark.parametrize("fault", [{"passing": True}, {"refused": True}], ids=["disturbed", "expired"])
 def test_a_bucket_that_is_disturbed_between_two_saves_ends_no_run(fault, store, monkeypatch, tmp_path):
     """The next save makes up for it; only the last one has to succeed."""
-    for module, name in ((guard, "ObjectStore"), (claim, "CheckpointStore"), (claims, "RunLease")):
+    for module, name in ((guard, "CheckpointStore"), (leases, "RunLease")):
         monkeypatch.setattr(module, name, getattr(module, name))  # to be set back
     monkeypatch.setattr(guard, "BETWEEN_S", 0.0)
     monkeypatch.setattr(guard, "PATIENCE_S", 0.0)

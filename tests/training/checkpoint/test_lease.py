@@ -24,11 +24,10 @@ from torch._C._distributed_c10d import HashStore
 from gpu_fleet import Run
 from gpu_fleet.checkpoint import lease as leases
 from gpu_fleet.checkpoint import local, names
-from gpu_fleet.checkpoint.claim import RunClaim
-from gpu_fleet.checkpoint.lease import Holder, RunLease
+from gpu_fleet.checkpoint.lease import Holder, RunClaim, RunLease
 from gpu_fleet.checkpoint.saver import Saver
 from gpu_fleet.checkpoint.store import CheckpointStore, LeaseKey
-from gpu_fleet.checkpoint.team import Team
+from gpu_fleet.checkpoint.uploader import Team
 from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, StoppedError
 from tests.ran import ran

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from gpu_fleet.checkpoint import local, manager, restore
+from gpu_fleet.checkpoint import local, manager
+from gpu_fleet.checkpoint.engine import newest_whole
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.checkpoint.team import Team
+from gpu_fleet.checkpoint.uploader import Team
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import CheckpointError, DataError, StoreError
-from gpu_fleet.core.world import Agreement, world
+from gpu_fleet.core.world import world
 from tests.training.checkpoint.test_checkpoint import save
 from tests.training.examples import changed, gpt_table, train_rank, write_tokens
 from tests.training.ranks import run_ranks
@@ -34,7 +35,7 @@ def newest(root: Path, steps: dict[str, list[int]], uri: str) -> int | str | Non
     save(disk, *steps[os.environ["RANK"]])
     with world(config.Parallel()) as where:
         try:
-            found = restore.newest_whole(where, disk, CheckpointStore(uri) if uri else None)
+            found = newest_whole(where, disk, CheckpointStore(uri) if uri else None)
         except CheckpointError as error:
             return str(error)
     return found.step if found else None
@@ -68,7 +69,7 @@ def fetched_into(root: Path) -> list[int]:
             super().download(step, root)
 
     with world(config.Parallel()) as where:
-        found = restore.newest_whole(where, root, NotingStore(URI))
+        found = newest_whole(where, root, NotingStore(URI))
     assert found is not None
     assert found.step == 5
     return fetched
@@ -166,23 +167,6 @@ def test_a_team_waits_for_no_rank_that_says_nothing_for_ever():
 
     with pytest.raises(CheckpointError, match="rank 1: reported nothing about written for 0 s, at step 7"):
         team.gather(7, "written")
-
-
-def agreed_values(values: list[list[tuple[int, int]]]) -> list[list[int] | None]:
-    """Return the results for this rank: one for each pair of its row of `values`, and one without a pair."""
-    with world(config.Parallel()) as where:
-        agreement = Agreement(where, count=2)
-        learned = []
-        for pair in values[where.rank]:
-            agreement.hand_in(*pair)
-            learned.append(agreement.settle())
-        return [*learned, agreement.settle()]
-
-
-def test_all_ranks_learn_the_largest_of_each_value_once():
-    values = [[(0, 1), (5, 0)], [(3, 0), (2, 7)]]
-
-    assert run_ranks(agreed_values, 2, values) == [[[3, 1], [5, 7], None]] * 2
 
 
 def failed_together() -> tuple[str, bool]:

@@ -18,8 +18,8 @@ from gpu_fleet.data import shards
 from gpu_fleet.data.dataset import CorruptSampleError, check_parts, describe, open_split
 from gpu_fleet.data.loader import Reader
 from gpu_fleet.data.order import SampleOrder
+from gpu_fleet.data.preparation.prepare import Skipped
 from gpu_fleet.data.preparation.shards import index_shard
-from gpu_fleet.data.preparation.skipped import Skipped
 
 CHANCE = np.random.default_rng(0)
 CLASSES = ("cat", "dog")

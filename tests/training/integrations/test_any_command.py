@@ -123,7 +123,7 @@ def test_what_a_command_leaves_behind_is_saved_at_once_and_at_its_end(bucket, no
 # What is left behind ends only once it is this process's, so that no shell takes leave of it first.
 REAPED = """
 import ctypes, os, pathlib, subprocess
-from gpu_fleet.preemption import left_behind
+from gpu_fleet.core import processes
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 ours = subprocess.Popen(["sh", "-c", "(sleep 600 & echo $!); exec cat"], stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE, start_new_session=True)
@@ -135,7 +135,7 @@ while not says(left, f"PPid:\t{os.getpid()}\\n"):
 os.kill(left, 9)
 while not (says(left, "State:\tZ") and says(waited.pid, "State:\tZ")):
     pass
-left_behind.reap(ours.pid)
+processes.reap(ours.pid)
 print(pathlib.Path(f"/proc/{left}").exists(), waited.wait())
 ours.communicate()
 """

@@ -25,7 +25,7 @@ from torch.optim import lr_scheduler
 
 from gpu_fleet import Run
 from gpu_fleet.checkpoint import local, run_identity
-from gpu_fleet.checkpoint.claim import RunClaim
+from gpu_fleet.checkpoint.lease import RunClaim
 from gpu_fleet.checkpoint.saver import Saver
 from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, ConfigError, DataError, RunLeaseError

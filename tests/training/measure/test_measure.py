@@ -16,10 +16,10 @@ import pytest
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import CheckpointError
 from gpu_fleet.core.world import world
-from gpu_fleet.trainer.bench import measure_steps
 from gpu_fleet_jobs.launch.launch import Forwarded
 from gpu_fleet_jobs.launch.rendezvous import Rendezvous
 from gpu_fleet_jobs.measure import command, storage
+from gpu_fleet_jobs.measure.bench import measure_steps
 from gpu_fleet_jobs.measure.rank import measure_rank
 from gpu_fleet_jobs.measure.rows import PREFIX
 from gpu_fleet_jobs.measure.storage import Effort, MeasuredFolder

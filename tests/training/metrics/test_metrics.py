@@ -21,9 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.metrics.flops import PEAKS, flops_per_sample, peak_of, utilisation
-from gpu_fleet.metrics.progress_line import ProgressLine, ProgressLog
 from gpu_fleet.metrics.records import JsonLines, named, read_json_lines
-from gpu_fleet.metrics.writers import Prometheus, open_writers
+from gpu_fleet.metrics.writers import ProgressLine, ProgressLog, Prometheus, open_writers
 from gpu_fleet.models import definitions, registry
 
 RECORD = {"kind": "train", "step": 10, "loss": 2.5, "metric_name": "accuracy"}

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_fleet.core.exit_codes import FAILED_PERHAPS
-from gpu_fleet.preemption.peers import Peers, Post, held_up_by
-from gpu_fleet.preemption.watchdog import Watchdog
+from gpu_fleet.preemption.watchdog import Peers, Post, Watchdog, held_up_by
 
 
 class Clock:
@@ -179,7 +178,7 @@ def test_a_rank_that_never_came_is_blamed():
 
 def test_a_store_that_is_gone_is_said_and_waited_for_no_longer(monkeypatch):
     """The store is in the process of rank 0; once that is stopped, calls never return."""
-    monkeypatch.setattr("gpu_fleet.preemption.peers.ANSWER_S", 0.01)
+    monkeypatch.setattr("gpu_fleet.preemption.watchdog.ANSWER_S", 0.01)
     never = threading.Event()
     store = SimpleNamespace(set=lambda *_: never.wait(), check=lambda _: False, multi_get=lambda _: [])
     peers = Peers(1, 2, store, every_s=1.0)

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gpu_fleet.checkpoint import names
-from gpu_fleet.checkpoint.restore import read_state
 from gpu_fleet.core import config
+from gpu_fleet.core.containers import read_state
 from gpu_fleet.core.errors import ModelError
 from gpu_fleet.metrics.records import read_json_lines
 from gpu_fleet.models import definitions, registry

@@ -2,22 +2,22 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet.checkpoint import local, names, restore
-from gpu_fleet.checkpoint.claim import RunClaim
-from gpu_fleet.checkpoint.lease import Holder, RunLease
+from gpu_fleet.checkpoint import local, names
+from gpu_fleet.checkpoint.lease import Holder, RunClaim, RunLease
 from gpu_fleet.checkpoint.saver import Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.checkpoint.team import Team
+from gpu_fleet.checkpoint.uploader import Team
 from gpu_fleet.core import outcome
-from gpu_fleet.core.errors import CheckpointError
+from gpu_fleet.core.containers import read_state
+from gpu_fleet.core.errors import CheckpointError, IdentityError, StoreError
 from gpu_fleet.core.files import on_disk, write_bytes
 from gpu_fleet.core.world import World, store_of_world
-from gpu_fleet.storage.object_store import at_start
+from gpu_fleet.storage.object_store import at_start, patiently
 
 MEETINGS_PER_TIMEOUT = 4
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class CheckpointEngine:
         self._claim.mark()
         with on_disk(self._root):
             local.sweep(self._root)
-            outcome.remove_failure(self._root.parent)
+            outcome.remove(self._root.parent, outcome.FAILURE)
         return self._claim.lease.number
 
     def _is_shared(self) -> bool:
@@ -116,7 +116,21 @@ class CheckpointEngine:
                 local.sweep(self._root)
 
     def newest(self) -> local.Manifest | None:
-        return restore.newest_whole(self._where, self._root, self._store)
+        return newest_whole(self._where, self._root, self._store)
+
+    def begin_anew(self) -> None:
+        """Rename an earlier run's checkpoints, which a later resume would take; refuse those of a bucket."""
+        self._where.on_first(lambda: self._leave_earlier(self._store))
+        self._where.together(lambda: self._leave_earlier(None) if self._where.local_rank == 0 else None)
+
+    def _leave_earlier(self, store: CheckpointStore | None) -> None:
+        if store is not None and (uploaded := at_start(store.steps)):
+            raise IdentityError(
+                f"checkpoint.resume = false: {store.uri} has checkpoints of an earlier run, up to step "
+                f"{uploaded[-1]}, which would count as this run's; choose another checkpoint.uri or "
+                "run.directory"
+            )
+        _set_aside(self._root, local.steps(self._root), "earlier")
 
     def resume(
         self,
@@ -127,10 +141,14 @@ class CheckpointEngine:
         """Check a checkpoint on all ranks, `apply` its state and its folder, and upload it if missing."""
         folder = self._root / names.step_name(manifest.step)
         self._where.together(lambda: check(manifest))
-        self._where.together(lambda: apply(restore.read_state(folder / names.STATE), folder))
+        self._where.together(lambda: apply(read_state(folder / names.STATE), folder))
         self._saved_step = manifest.step
-        self._where.on_first(lambda: self._saver.upload_if_missing(manifest) if self._saver else None)
+        self._where.on_first(lambda: self._upload_if_missing(manifest))
         log.info("event=resumed step=%d folder=%s", manifest.step, folder)
+
+    def _upload_if_missing(self, manifest: local.Manifest) -> None:
+        if self._saver and self._store and manifest.step not in at_start(self._store.steps):
+            self._saver.upload(manifest)
 
     def due_by_time(self) -> bool:
         """Return whether this rank asks for a checkpoint now; the ranks agree before they save one."""
@@ -162,12 +180,7 @@ class CheckpointEngine:
         return names.staged(self._root, step)
 
     def before_change(self) -> float:
-        """Wait, before an update, for the copy of the tensors that it changes. Return the seconds."""
-        if self._saver is None or not self._saver.snapshot.is_copying:
-            return 0.0
-        begin = time.perf_counter()
-        self._saver.snapshot.before_change()
-        return time.perf_counter() - begin
+        return self._saver.snapshot.before_change() if self._saver is not None else 0.0
 
     def wait(self) -> None:
         if self._saver is not None:
@@ -210,3 +223,64 @@ class CheckpointEngine:
 
     def release(self) -> None:
         self._claim.release()
+
+
+def newest_whole(where: World, root: Path, store: CheckpointStore | None) -> local.Manifest | None:
+    """Fetch the newest checkpoint that is whole on every instance; raises CheckpointError if none is."""
+    damaged: set[int] = set()
+    while True:
+        here = where.together(lambda: _steps_here(where, root, store))
+        held = [steps for steps in where.gather(here) if steps is not None]
+        common = set.intersection(*held) - damaged
+        if not common and damaged:
+            raise CheckpointError(f"{root}: none of the checkpoints {sorted(damaged)} is whole")
+        if not common and any(held):
+            raise CheckpointError(
+                f"{root}: {len(held)} instances have no checkpoint in common; set checkpoint.uri, or a "
+                "run.directory on a file system that all of them share"
+            )
+        if not common:
+            return None
+        step = max(common)
+        if _brought(where, step, root, store):
+            where.on_first(lambda: _set_aside(root, damaged, "damaged"))
+            return local.read_manifest(root / names.step_name(step))
+        damaged.add(step)
+
+
+def _brought(where: World, step: int, root: Path, store: CheckpointStore | None) -> bool:
+    """Return whether every instance has a verified copy; rank 0 is first, as all may share `root`."""
+    first = where.on_first(lambda: _bring(step, root, store))
+    spared = where.local_rank != 0 or where.leads
+    return first and all(where.gather(where.together(lambda: spared or _bring(step, root, store))))
+
+
+def _set_aside(root: Path, steps: Iterable[int], why: str) -> None:
+    for step in set(steps) & set(local.steps(root)):
+        local.set_aside(root / names.step_name(step), why)
+
+
+def _steps_here(where: World, root: Path, store: CheckpointStore | None) -> set[int] | None:
+    """Return the checkpoints that this instance can reach; None on all but one of its ranks."""
+    if where.local_rank != 0:
+        return None
+    return set(local.steps(root)) | (set(at_start(store.steps)) if store else set())
+
+
+def _bring(step: int, root: Path, store: CheckpointStore | None) -> bool:
+    """Return whether a verified copy is in `root`; a silent store raises StoreError: it is no damage."""
+    folder = root / names.step_name(step)
+    if folder.exists() and _is_whole(step, lambda: local.verify(folder)):
+        return True
+    return store is not None and _is_whole(step, lambda: patiently(lambda: store.download(step, root)))
+
+
+def _is_whole(step: int, verified: Callable[[], object]) -> bool:
+    try:
+        verified()
+    except StoreError:
+        raise
+    except CheckpointError as error:
+        log.warning("event=checkpoint-damaged step=%d error=%r", step, str(error))
+        return False
+    return True

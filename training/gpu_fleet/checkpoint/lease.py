@@ -1,9 +1,11 @@
-"""The lease of a run in its bucket: if two processes train one run, the second is refused.
+"""The claim on a run, of which the second process is refused: a lock of its folder, a lease in its bucket.
 
-The holder renews the lease every RENEW_EVERY_S. Its age is the difference of two times of the object store's
-clock. If it was not renewed for TAKEN_OVER_AFTER_S, its holder counts as gone, and another process may claim
-the next number. The holder may only have been paused, so before each commit it checks for a newer number, and
-then writes nothing more. The newest lease is never deleted, so that no number is used twice.
+A process takes first the lock, then the lease, and last the mark in the lock file, as a refused process
+leaves the folder to its holder. The holder renews the lease every RENEW_EVERY_S. Its age is the difference of
+two times of the object store's clock. If it was not renewed for TAKEN_OVER_AFTER_S, its holder counts as
+gone, and another process may claim the next number. The holder may only have been paused, so before each
+commit it checks for a newer number, and then writes nothing more. The newest lease is never deleted, so that
+no number is used twice.
 """
 
 import json
@@ -15,13 +17,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
+from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.names import RENEWAL
 from gpu_fleet.checkpoint.store import CheckpointStore, LeaseKey
 from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, StoppedError, StoreError
+from gpu_fleet.core.files import on_disk
+from gpu_fleet.core.processes import process_of
+from gpu_fleet.storage.object_store import at_start
 
 RENEW_EVERY_S = 20.0
 TAKEN_OVER_AFTER_S = 90.0  # four renewals may fail; the replacement of an instance takes longer
@@ -78,14 +85,13 @@ def _runs(process: int) -> bool:
 
 
 def _begun(process: int) -> str:
-    """Return the start time of a process, the 22nd field of proc_pid_stat(5); empty if it is not visible."""
+    """Return the start time of a process; empty if it is not visible."""
     try:
-        if str(Path("/proc/self").readlink()) != str(os.getpid()):  # /proc shows another process namespace
-            return ""
-        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+        is_ours = str(Path("/proc/self").readlink()) == str(os.getpid())  # else of another namespace
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[19]  # the second field, a name in parentheses, may have blanks
+    seen = process_of(process) if is_ours else None
+    return seen.begun if seen else ""
 
 
 class RunLease:
@@ -238,3 +244,50 @@ def _holder(lease: LeaseKey) -> Holder | None:
         return Holder(**table) if table else None
     except (ValueError, TypeError):
         return Holder("an unknown host", "", 0)
+
+
+class RunClaim:
+    """Claim of this process on a folder, on its place in a bucket, or on both."""
+
+    def __init__(self, lease: RunLease | None = None, lock: local.FolderLock | None = None) -> None:
+        """Wrap a lease and a lock that are held already; without them, every check passes."""
+        self.lease: RunLease | NoLease = lease or NoLease()
+        self._lock = lock
+
+    @classmethod
+    def of(cls, store: CheckpointStore | None, stopping: Callable[[], bool] = lambda: False) -> Self:
+        """Return a claim that is not taken yet; `stopping` ends the wait for another holder."""
+        return cls(RunLease(store, Holder.this(), stopping=stopping) if store is not None else None)
+
+    def take(self, folder: Path) -> None:
+        self.lock(folder)
+        self.acquire()
+        self.mark()
+
+    def lock(self, folder: Path) -> None:
+        """Lock the folder; raises CheckpointError if another process has it, or if it cannot be written."""
+        with on_disk(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = local.lock(folder)
+
+    def acquire(self, within_s: float = math.inf) -> bool:
+        return at_start(partial(self.lease.acquire, within_s))
+
+    def mark(self) -> None:
+        if self._lock is not None:
+            with on_disk(self._lock.root):
+                self._lock.mark()
+
+    def check(self) -> None:
+        """Ask the bucket, for some seconds, and the folder, right before a write to the disk."""
+        self.lease.check_briefly()
+        self.check_folder()
+
+    def check_folder(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
+
+    def release(self) -> None:
+        self.lease.release()
+        if self._lock is not None:
+            self._lock.close()

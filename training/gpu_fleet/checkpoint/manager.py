@@ -7,12 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet.checkpoint import local, names, restore, sharded
+from gpu_fleet.checkpoint import local, names, sharded
 from gpu_fleet.checkpoint import run_identity as identities
-from gpu_fleet.checkpoint.engine import CheckpointEngine
+from gpu_fleet.checkpoint.engine import CheckpointEngine, newest_whole
 from gpu_fleet.checkpoint.run_identity import Identity
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core import config, instance_file, outcome, user_code
+from gpu_fleet.core.containers import read_state
 from gpu_fleet.core.errors import IdentityError
 from gpu_fleet.core.world import World, ranks_per_replica
 from gpu_fleet.preemption.tries import Tries
@@ -51,7 +52,7 @@ def origin(settings: config.Config) -> config.Config | None:
 def fetch_code(settings: config.Config) -> None:
     """Unpack the user's files of the newest checkpoint into the run directory, unless it has such files."""
     folder = Path(settings.run.directory)
-    if (folder / user_code.FOLDER).exists() or not user_code.is_named(settings):
+    if (folder / user_code.FOLDER).exists() or not any(map(user_code.is_own, config.names_of_code(settings))):
         return
     uri = location(settings)
     store = _store(settings, uri)
@@ -94,7 +95,7 @@ class Checkpoints(CheckpointEngine):
     def restore(self, state: State) -> int | None:
         """Load the newest whole checkpoint into `state`. Return its step; None if there is none."""
         if not self._settings.checkpoint.resume and not outcome.restarted():
-            restore.begin_anew(self._where, self._root, self._store)
+            self.begin_anew()
             return None
         manifest = self.newest()
         if manifest is None:
@@ -104,7 +105,7 @@ class Checkpoints(CheckpointEngine):
         return state.step
 
     def _check_same_run(self, manifest: local.Manifest) -> None:
-        restore.check_fits(manifest, self._settings.model.name, self._layout)
+        _check_fits(manifest, self._settings.model.name, self._layout)
         allowed = [*self._settings.checkpoint.allow]
         if self._has_micro_batches_of(manifest):
             allowed.append("run.accumulation")
@@ -126,23 +127,21 @@ class Checkpoints(CheckpointEngine):
             return
         root, uri = Path(before.run.directory) / names.CHECKPOINTS, location(before)
         store = self._where.together(lambda: _store(before, uri))
-        newest = restore.newest_whole(self._where, root, store)
-        manifest = self._where.together(lambda: self._checked_origin(newest, before.run.directory))
-        folder = root / names.step_name(manifest.step)
-        self._where.together(lambda: self._take_weights(state, folder))
-        log.info("event=branched from_step=%d folder=%s", manifest.step, folder)
+        newest = newest_whole(self._where, root, store)
+        self._where.together(lambda: self._take_weights(state, newest, root))
 
-    def _checked_origin(self, manifest: local.Manifest | None, directory: str) -> local.Manifest:
+    def _take_weights(self, state: State, manifest: local.Manifest | None, root: Path) -> None:
         if manifest is None:
-            raise IdentityError(f"run.branch_of = {directory!r}: has no checkpoint to begin from")
-        restore.check_fits(manifest, self._settings.model.name, self._layout)
-        return manifest
-
-    def _take_weights(self, state: State, folder: Path) -> None:
+            raise IdentityError(
+                f"run.branch_of = {self._settings.run.branch_of!r}: has no checkpoint to begin from"
+            )
+        _check_fits(manifest, self._settings.model.name, self._layout)
+        folder = root / names.step_name(manifest.step)
         if self._layout == local.WHOLE:
-            apply_weights(state, restore.read_state(folder / names.STATE)["model"])
+            apply_weights(state, read_state(folder / names.STATE)["model"])
         else:
             sharded.load_weights(folder, state.model, self._where.control)
+        log.info("event=branched from_step=%d folder=%s", manifest.step, folder)
 
     def _apply(self, state: State, saved: Any, folder: Path) -> None:
         if self._layout == local.WHOLE:
@@ -183,6 +182,19 @@ class Checkpoints(CheckpointEngine):
 
     def check_readable(self, state: State) -> None:
         self._where.together(lambda: plain_optimizer(state, self._settings))
+
+
+def _check_fits(manifest: local.Manifest, model: str, layout: str) -> None:
+    if manifest.model != model:
+        raise IdentityError(
+            f"checkpoint of step {manifest.step} is of the model {manifest.model!r}, not of {model!r}; "
+            "choose another run.directory or checkpoint.uri, or set checkpoint.resume = false"
+        )
+    if manifest.layout != layout:
+        raise IdentityError(
+            f"checkpoint of step {manifest.step} is {manifest.layout}, this strategy needs a {layout} one; "
+            "ddp reads whole ones; fsdp, tensor and pipeline read one another's"
+        )
 
 
 def _store(settings: config.Config, uri: str) -> CheckpointStore | None:

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from gpu_fleet.checkpoint import local, names
-from gpu_fleet.checkpoint.claim import RunClaim
-from gpu_fleet.checkpoint.restore import read_state
+from gpu_fleet.checkpoint.lease import RunClaim
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.checkpoint.team import Team
-from gpu_fleet.checkpoint.uploader import Uploader, give_way
-from gpu_fleet.core.containers import mapping_like, sequence_like
+from gpu_fleet.checkpoint.uploader import Team, Uploader, give_way
+from gpu_fleet.core.containers import mapping_like, read_state, sequence_like
 from gpu_fleet.core.errors import CheckpointError, RunLeaseError, UnreadableError, reason_of
 from gpu_fleet.core.user_code import ARCHIVE
 
@@ -46,16 +44,16 @@ class Snapshot:
         self._taken.clear()
         return self._queue(state) if torch.cuda.is_available() else partial(self._take, state)
 
-    @property
-    def is_copying(self) -> bool:
-        """True while a copy may still read the tensors of the state."""
-        return self._arrival is not None or not self._taken.is_set()
-
-    def before_change(self) -> None:
+    def before_change(self) -> float:
+        """Wait, before an update, for a copy that still reads the tensors. Return the seconds."""
+        if self._arrival is None and self._taken.is_set():
+            return 0.0
+        begin = time.perf_counter()
         self._taken.wait()
         if self._arrival is not None:
             torch.cuda.current_stream().wait_event(self._arrival)
             self._arrival = None
+        return time.perf_counter() - begin
 
     def _take(self, state: Any) -> Any:
         try:
@@ -136,9 +134,10 @@ class Saver:
         self._idle.clear()
         self._jobs.put((manifest, self.snapshot.begin(state), written))
 
-    def upload_if_missing(self, manifest: local.Manifest) -> None:
+    def upload(self, manifest: local.Manifest, team: Team | None = None) -> None:
+        """Upload a checkpoint of this disk, or with a `team` this rank's part of it."""
         if self._uploader is not None:
-            self._uploader.add_missing(manifest)
+            self._uploader.add(manifest, team)
 
     def wait(self) -> None:
         self._idle.wait()
@@ -173,8 +172,7 @@ class Saver:
                     local.prune(self._root, step, self._keep, spared)
                 log.info("event=checkpoint step=%d folder=%s", step, self._root)
                 self.committed()
-                if self._uploader is not None:
-                    self._uploader.add(manifest, self._team)
+                self.upload(manifest, self._team)
             except (RunLeaseError, UnreadableError) as error:
                 self._write_failure = error
             except Exception as error:  # noqa: BLE001 - any would end this thread, and the run waits for it

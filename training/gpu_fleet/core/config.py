@@ -61,12 +61,19 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self.check()
+        return self
 
-def _refuse(section: Section, keys: Iterable[str], why: str) -> None:
-    """Raise ValueError for a key that was set, but that nothing would read."""
-    for key in keys:
-        if (value := getattr(section, key)) != type(section).model_fields[key].default:
-            raise ValueError(f"{key} = {value!r} {why}")
+    def check(self) -> None:
+        """Raise ValueError for values that do not go together."""
+
+    def _refuse(self, keys: Iterable[str], why: str) -> None:
+        """Raise ValueError for a key that was set, but that nothing would read."""
+        for key in keys:
+            if (value := getattr(self, key)) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} = {value!r} {why}")
 
 
 class RunSection(Section):
@@ -83,11 +90,9 @@ class RunSection(Section):
     log_every_steps: Positive = 10
     evaluate_every_steps: Count = 0  # 0: once, after the last step
 
-    @model_validator(mode="after")
-    def one_length(self) -> Self:
+    def check(self) -> None:
         if (self.epochs > 0) == (self.steps > 0):
             raise ValueError(f"set one of epochs (now {self.epochs}) and steps (now {self.steps})")
-        return self
 
 
 class Model(Section):
@@ -127,14 +132,12 @@ class Data(Section):
     endpoint: str = ""  # endpoint of a bucket, if not the cloud's own
     retry_s: Seconds = 180.0  # longest time for retries of a read from a bucket
 
-    @model_validator(mode="after")
-    def one_source(self) -> Self:
+    def check(self) -> None:
         if bool(self.path) == bool(self.name):
             raise ValueError(f"set one of path (now {self.path!r}) and name (now {self.name!r})")
         of_path = ("columns", "kind", "image_size", "augmentation", "held_out", "split_seed")
         of_other = of_path if self.name else ("options",)
-        _refuse(self, of_other, f"is for data.{'path' if self.name else 'name'}")
-        return self
+        self._refuse(of_other, f"is for data.{'path' if self.name else 'name'}")
 
 
 class OwnFunction(Section):
@@ -143,11 +146,9 @@ class OwnFunction(Section):
     name: str = ""
     options: dict[str, Any] = {}
 
-    @model_validator(mode="after")
-    def options_of_one(self) -> Self:
+    def check(self) -> None:
         if not self.name:
-            _refuse(self, ("options",), "is for a function of your own; name it by `name`")
-        return self
+            self._refuse(("options",), "is for a function of your own; name it by `name`")
 
 
 class Loss(OwnFunction):
@@ -171,19 +172,17 @@ class Optimizer(Section):
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), strict=False)  # adamw only; TOML has lists only
     clip_norm: Annotated[float, Field(ge=0)] = 0.0  # 0: no clipping
 
-    @model_validator(mode="after")
-    def options_of_one(self) -> Self:
+    def check(self) -> None:
         if ":" in self.name:
-            _refuse(self, ("momentum", "betas"), f"is not handed to {self.name}; set it in optimizer.options")
+            self._refuse(("momentum", "betas"), f"is not handed to {self.name}; set it in optimizer.options")
             if "weight_decay" in self.options:  # each group has its own value, which overrides it
                 raise ValueError(
                     f"options.weight_decay = {self.options['weight_decay']!r} has no effect, as "
                     f"{self.name} gets a decay for each parameter; set optimizer.weight_decay"
                 )
         else:
-            _refuse(self, ("options",), f"is for an optimizer of your own, not for {self.name}")
-            _refuse(self, ("momentum" if self.name == "adamw" else "betas",), f"is not for {self.name}")
-        return self
+            self._refuse(("options",), f"is for an optimizer of your own, not for {self.name}")
+            self._refuse(("momentum" if self.name == "adamw" else "betas",), f"is not for {self.name}")
 
 
 class Schedule(Section):
@@ -195,13 +194,11 @@ class Schedule(Section):
     step_every: Positive = 1000  # "step": steps between two decays
     step_factor: Annotated[float, Field(gt=0, le=1)] = 0.1
 
-    @model_validator(mode="after")
-    def keys_of_shape(self) -> Self:
+    def check(self) -> None:
         if self.name != "step":
-            _refuse(self, ("step_every", "step_factor"), f"is for name = 'step', not for {self.name!r}")
+            self._refuse(("step_every", "step_factor"), f"is for name = 'step', not for {self.name!r}")
         if self.name in ("constant", "step"):
-            _refuse(self, ("final_fraction",), f"is for 'cosine' and 'linear', not for {self.name!r}")
-        return self
+            self._refuse(("final_fraction",), f"is for 'cosine' and 'linear', not for {self.name!r}")
 
 
 class Average(Section):
@@ -212,15 +209,13 @@ class Average(Section):
     start_step: Count = 0  # swa
     batch_norm_batches: Count = 50  # training batches for its batch-norm statistics; 0: the model's own
 
-    @model_validator(mode="after")
-    def keys_of_kind(self) -> Self:
+    def check(self) -> None:
         if self.name != "ema":
-            _refuse(self, ("decay",), f"is for name = 'ema', not for {self.name!r}")
+            self._refuse(("decay",), f"is for name = 'ema', not for {self.name!r}")
         if self.name != "swa":
-            _refuse(self, ("start_step",), f"is for name = 'swa', not for {self.name!r}")
+            self._refuse(("start_step",), f"is for name = 'swa', not for {self.name!r}")
         if self.name == "none":
-            _refuse(self, ("batch_norm_batches",), "is for an averaged model; set name to 'ema' or 'swa'")
-        return self
+            self._refuse(("batch_norm_batches",), "is for an averaged model; set name to 'ema' or 'swa'")
 
 
 class Precision(Section):
@@ -245,8 +240,7 @@ class Parallel(Section):
     sync_batch_norm: bool = False
     timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 600.0  # for a collective; the watchdog ends sooner
 
-    @model_validator(mode="after")
-    def one_strategy(self) -> Self:
+    def check(self) -> None:
         if self.tensor > 1 and self.pipeline > 1:
             raise ValueError(
                 f"tensor = {self.tensor} and pipeline = {self.pipeline} do not go together; strategy = "
@@ -260,8 +254,7 @@ class Parallel(Section):
         if self.powersgd_rank and self.strategy != "ddp":
             raise ValueError(f"powersgd_rank compresses the gradients of ddp, not of {self.strategy}")
         if self.strategy != "ddp":
-            _refuse(self, ("static_graph",), f"is for ddp, not for {self.strategy}")
-        return self
+            self._refuse(("static_graph",), f"is for ddp, not for {self.strategy}")
 
 
 class Checkpoint(Section):
@@ -317,8 +310,7 @@ class Config(Section):
     interrupt: Interrupt = Interrupt()
     metrics: Metrics = Metrics()
 
-    @model_validator(mode="after")
-    def together(self) -> Self:
+    def check(self) -> None:
         strategy = self.parallel.strategy
         if self.checkpoint.branch_uri and not self.run.branch_of:
             raise ValueError(
@@ -330,7 +322,6 @@ class Config(Section):
             raise ValueError(f"precision.channels_last = true needs ddp: {strategy} takes rows of weights")
         if strategy != "ddp" and self.average.name != "none":
             raise ValueError(f"average.name = {self.average.name!r} needs a whole model: ddp, not {strategy}")
-        return self
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

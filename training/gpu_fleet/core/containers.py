@@ -1,8 +1,10 @@
 """Values of a saved state: those that can be restored from a checkpoint, and the kinds of containers."""
 
+import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,3 +84,12 @@ def shaped(saved: Any, live: Any) -> Any:
     if isinstance(saved, set) and isinstance(live, set):
         return type(live)(saved)
     return saved
+
+
+def read_state(path: Path, *, mapped: bool = False) -> Any:
+    """Load the nested state of a file, `mapped` or into memory; raises UnreadableError."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        why = str(error).partition("\n")[0]
+        raise UnreadableError(f"{path}: what was saved cannot be read again: {why}") from error

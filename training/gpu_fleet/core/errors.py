@@ -133,11 +133,15 @@ class StandstillError(TrainingError):
 
 
 class DivergenceError(TrainingError):
-    """The loss or the model is no longer finite."""
+    """The loss or the model is no longer finite; all ranks compare what they see."""
+
+    shared = True
 
 
 class UntrainedError(TrainingError):
-    """The steps train nothing: no parameter gets a gradient."""
+    """The steps train nothing: no parameter of any rank gets a gradient."""
+
+    shared = True
 
 
 class OutOfMemoryError(TrainingError):

@@ -1,7 +1,8 @@
-"""Command groups that load a command's module only when it is called: `--help` does not wait for torch."""
+"""Command groups that load a command's module only when it is called, and options that commands share."""
 
 import importlib
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -11,13 +12,45 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from gpu_fleet.core import config, ctrl_c
 from gpu_fleet.core.errors import MissingPackageError, TrainingError, suggestion
-from gpu_fleet.core.options import Name
 
 CLICKS = re.compile("^Error: ", re.MULTILINE)
 SENTENCE = 200  # characters of a command's line in a list, which folds
+
+
+class Name(click.types.StringParamType):
+    """Text that must not be empty on the command line: `--branch "$NAME"` with an unset NAME is an error."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        source = ctx.get_parameter_source(param.name) if ctx and param and param.name else None
+        if not value and source is ParameterSource.COMMANDLINE:
+            self.fail("is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class FolderPath(click.Path):
+    """Path of a folder; an empty path would mean the current folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """Range without NaN: comparisons with NaN are false, so click's own range accepts it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} must be a finite number", param, ctx)
+        return number
 
 
 def identity_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -54,15 +54,10 @@ def _replace(file: Path, table: dict[str, Any]) -> None:
     staged.replace(file)
 
 
-def remove_failure(directory: Path) -> None:
+def remove(directory: Path, name: str) -> None:
+    """Remove a file of an earlier run, but not at a restart by this torchrun."""
     if not restarted():
-        (directory / FAILURE).unlink(missing_ok=True)
-
-
-def remove_result(directory: Path) -> None:
-    """Remove the result of an earlier run before this run's first step: a refused start must leave it."""
-    if not restarted():
-        (directory / RESULT).unlink(missing_ok=True)
+        (directory / name).unlink(missing_ok=True)
 
 
 def write_failure(directory: Path, error: str, rank: int) -> None:

@@ -34,24 +34,19 @@ from gpu_fleet.core.reachable import reachable
 FOLDER = "code"  # in the run directory
 ARCHIVE = "code.zip"  # in a checkpoint
 TRACEBACK = "GPU_FLEET_TRACEBACK"
-# Signature of each kind of code, as errors and the README show it.
+# The positional arguments, and the signature, of each kind of code; errors and the README show the latter.
 EXPECTED = {
-    "model.name": "NAME(**model.options) -> torch.nn.Module",
-    "data.name": 'NAME(split, **data.options) -> data set, or None; split is "train" or "val"',
-    "data.collate": "NAME(samples) -> batch; samples is a list",
-    "loss.name": "NAME(model, batch, **loss.options) -> Tensor (), the mean over the batch",
-    "loss.mean_over": "NAME(batch) -> int or Tensor (): number of items over which the loss is the mean",
-    "metric.name": "NAME(model, batch, **metric.options) -> dict of Tensor (), each the mean over the batch, "
-    "or of pairs (sum, count)",
-    "optimizer.name": "NAME(parameters, lr, **optimizer.options) -> torch.optim.Optimizer",
-}
-POSITIONAL = {
-    "data.name": 1,
-    "data.collate": 1,
-    "loss.name": 2,
-    "loss.mean_over": 1,
-    "metric.name": 2,
-    "optimizer.name": 1,
+    "model.name": (0, "NAME(**model.options) -> torch.nn.Module"),
+    "data.name": (1, 'NAME(split, **data.options) -> data set, or None; split is "train" or "val"'),
+    "data.collate": (1, "NAME(samples) -> batch; samples is a list"),
+    "loss.name": (2, "NAME(model, batch, **loss.options) -> Tensor (), the mean over the batch"),
+    "loss.mean_over": (1, "NAME(batch) -> int or Tensor (): number of items over which the loss is the mean"),
+    "metric.name": (
+        2,
+        "NAME(model, batch, **metric.options) -> dict of Tensor (), each the mean over the batch, or of "
+        "pairs (sum, count)",
+    ),
+    "optimizer.name": (1, "NAME(parameters, lr, **optimizer.options) -> torch.optim.Optimizer"),
 }
 INSTALLED = (
     *sysconfig.get_paths().values(),
@@ -87,7 +82,7 @@ class Own:
             return self.function(*arguments, **named, **self.options)
 
     def wrong(self, problem: str) -> ConfigError:
-        return ConfigError(f"{self.key} = {self.name!r}: {problem}; expected: {EXPECTED[self.key]}")
+        return ConfigError(f"{self.key} = {self.name!r}: {problem}; expected: {EXPECTED[self.key][1]}")
 
 
 @dataclass(frozen=True)
@@ -126,10 +121,6 @@ def parts(settings: config.Config) -> Parts:
         if is_own(optimizer.name)
         else None,
     )
-
-
-def is_named(settings: config.Config) -> bool:
-    return any(is_own(name) for name in config.names_of_code(settings))
 
 
 def is_own(name: str) -> bool:
@@ -205,7 +196,7 @@ def _check_signature(own: Own) -> None:
         return
     named = {"lr": 0.0} if own.key == "optimizer.name" else {}
     try:
-        signature.bind(*[None] * POSITIONAL.get(own.key, 0), **named, **own.options)
+        signature.bind(*[None] * EXPECTED[own.key][0], **named, **own.options)
     except TypeError as error:
         raise own.wrong(f"its signature is {signature}: {error}") from error
 

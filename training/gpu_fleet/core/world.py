@@ -1,4 +1,4 @@
-"""The processes of a run: their groups, collectives and agreement."""
+"""The processes of a run: their groups and collectives."""
 
 import gc
 import os
@@ -181,34 +181,3 @@ def ranks_per_replica(parallel: config.Parallel) -> int:
 
 def divisors(number: int) -> str:
     return ", ".join(str(candidate) for candidate in range(1, number + 1) if number % candidate == 0)
-
-
-class Agreement:
-    """Agreement of all ranks on the largest of each of a few numbers, reduced during the step."""
-
-    def __init__(self, where: World, count: int) -> None:
-        self._group, self._shared = where.control, where.size > 1
-        self._values = torch.zeros(count, dtype=torch.int64)
-        self._numbers = self._values.numpy()  # of the same memory: a tensor takes 15 us to set a number
-        self._options = dist.AllreduceOptions()
-        self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        self._pending: dist.Work | None = None
-        self._settled = True
-
-    def hand_in(self, *values: int) -> None:
-        """Start the exchange of this rank's `count` values; the exchange before must be settled."""
-        self._numbers[:] = values
-        self._settled = False
-        if self._shared:  # not by dist.all_reduce, whose checks take longer than the call itself
-            self._pending = self._group.allreduce([self._values], self._options)
-
-    def settle(self) -> list[int] | None:
-        """Wait for the last exchange and return its result, once; None if there is nothing to settle."""
-        if self._settled:
-            return None
-        if self._pending is not None:
-            self._pending.wait()
-            self._pending = None
-        self._settled = True
-        agreed: list[int] = self._numbers.tolist()
-        return agreed

@@ -10,10 +10,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from gpu_fleet.data.generators import held_by
-from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.integrations.exactness import LoopWatch, frames_of_loop
 from gpu_fleet.integrations.guard import Guard
@@ -59,14 +57,10 @@ class FleetSteps:
             )
         folder, samples = self._guard.newest(), getattr(loader, "dataset", None)
         self._guard.begin(self._deciding(loader), samples)
-        explain_ended_readers()
         self._reads = seeded(loader)
         if self._reads is None and draws(samples):
             self._accelerator.print(f"gpu-fleet: not exact: {NOT_SET}")
-        seeds = [torch.initial_seed()]
-        if dist.is_initialized():
-            dist.broadcast_object_list(seeds)
-        self._seed = seeds[0]
+        self._seed = self._guard.where.gather(torch.initial_seed())[0]
         if folder is not None:
             self._accelerator.load_state(folder)
             self.step = int(Path(folder).name.removeprefix("step-"))

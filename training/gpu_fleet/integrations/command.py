@@ -17,10 +17,9 @@ from typing import Self
 
 import click
 
-from gpu_fleet.checkpoint.claim import RunClaim
-from gpu_fleet.checkpoint.lease import Holder
+from gpu_fleet.checkpoint.lease import Holder, RunClaim
 from gpu_fleet.checkpoint.store import CheckpointStore
-from gpu_fleet.core import exit_codes, outcome
+from gpu_fleet.core import exit_codes, outcome, processes
 from gpu_fleet.core.errors import (
     CheckpointError,
     CommandError,
@@ -33,10 +32,9 @@ from gpu_fleet.core.errors import (
 )
 from gpu_fleet.core.files import on_disk, write_bytes
 from gpu_fleet.core.instance_file import place_of_checkpoints
-from gpu_fleet.core.options import FiniteRange, FolderPath
+from gpu_fleet.core.lazy_groups import FiniteRange, FolderPath
 from gpu_fleet.integrations.folder_copy.files import OURS
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
-from gpu_fleet.preemption import left_behind
 from gpu_fleet.preemption.interrupt import Interruption, Reason, nothing_to_save, sources
 from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, PATIENCE_S, ObjectStore, patiently
 
@@ -128,8 +126,8 @@ def _left(file: Path) -> Holder | None:
         left = Holder(**json.loads(file.read_bytes()))
     except (OSError, ValueError, TypeError):  # there is none, or the disk was full
         return None
-    process = left_behind.process_of(left.process)
-    alive = process and process.state != left_behind.ZOMBIE and left.begun
+    process = processes.process_of(left.process)
+    alive = process and process.state != processes.ZOMBIE and left.begun
     return left if alive and left == Holder.of(left.process) else None
 
 
@@ -272,7 +270,7 @@ class Child:
         After a notice, wait also for processes that a shell leaves behind; `left` is called first.
         """
         while True:
-            left_behind.reap(self._process.pid)
+            processes.reap(self._process.pid)
             try:
                 status = self._process.wait(LOOK_EVERY_S)
             except subprocess.TimeoutExpired:
@@ -314,20 +312,20 @@ class Child:
 
     def _wait_for_rest(self, status: int, left: Callable[[], None]) -> None:
         """Signal each process left behind, once, and wait in the grace period without a kill."""
-        rest = left_behind.running(self._process.pid)
+        rest = processes.running(self._process.pid)
         if not rest:
             return
         left()
         while rest:
-            for number in set(left_behind.orphans(rest)) - self._notified:
+            for number in set(processes.orphans(rest)) - self._notified:
                 self._notified.add(number)
                 with suppress(ProcessLookupError):
                     os.kill(number, self._notice)
             if self._grace_is_over():
                 break
             time.sleep(LOOK_EVERY_S)
-            left_behind.reap(self._process.pid)
-            rest = left_behind.running(self._process.pid)
+            processes.reap(self._process.pid)
+            rest = processes.running(self._process.pid)
         self.whole = not rest and status != -signal.SIGKILL
 
 

@@ -1,5 +1,10 @@
-"""Notices for a library's own loop, and its folder of checkpoints, claimed and copied to the bucket."""
+"""Notices for a library's own loop, and its folder of checkpoints, claimed and copied to the bucket.
 
+The file gpu-fleet.json, beside the checkpoints, has the values that decided the result at the last save.
+"""
+
+import atexit
+import json
 import logging
 import os
 import shutil
@@ -13,19 +18,35 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import default_collate
 
+from gpu_fleet.checkpoint import run_identity
+from gpu_fleet.checkpoint.lease import RunClaim
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core import outcome
-from gpu_fleet.core.errors import CheckpointError, PeerError, StoreError, TrainingError
-from gpu_fleet.core.files import on_disk
+from gpu_fleet.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    IdentityError,
+    PeerError,
+    StoreError,
+    TrainingError,
+    UserCodeError,
+)
+from gpu_fleet.core.files import on_disk, write_bytes
 from gpu_fleet.core.instance_file import place_of_checkpoints
 from gpu_fleet.core.world import World, of_script
-from gpu_fleet.integrations.claim import FolderClaim
+from gpu_fleet.data.loader import explain_ended_readers
+from gpu_fleet.data.own_data import adapted
 from gpu_fleet.integrations.folder_copy.files import OURS
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
 from gpu_fleet.step.checks import check_weights
-from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, PATIENCE_S, ObjectStore, patiently
+from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, PATIENCE_S, patiently
 
+IDENTITY = "gpu-fleet.json"  # a file of the folder, which the bucket holds too
+ARGUMENTS, DATA = LATER = ("arguments", "data")  # sections in the keys of an identity
 BETWEEN_S = 30.0  # longest wait for a disturbed bucket while the loop waits
 # Numbers of a process from Lightning's own launcher, srun and mpirun: all are 0 only in the first process.
 PLACES = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
@@ -53,23 +74,23 @@ class Guard:
         The `pattern` of their names has one * for the step; only a whole one has a file `mark`.
         """
         self.directory = Path(directory)
-        self._pattern, self._mark = pattern, mark
-        self._claim: FolderClaim | None = None
+        self._pattern, self._mark, self._leads = pattern, mark, _rank() == 0
+        self._config, self._allow, self._how = dict(config or {}), allow, f"{name}(allow=[{{keys}}])"
+        self._claim: RunClaim | None = None  # of rank 0, from `_take` on
+        self._identity = run_identity.ScriptIdentity({}, (), self._how, later=LATER)
         with self._leaving():
             place = place_of_checkpoints(uri, "", self.directory)
-            store = ObjectStore(place) if place else None
-        how = f"{name}(allow=[{{keys}}])"
-        if _rank() == 0:
-            self._claim = FolderClaim(self.directory, place, config or {}, allow, how)
-        held = self._claim.check_held if self._claim is not None else lambda: None
-        self._sync = FolderSync(self.directory, store, held=held) if store is not None else None
+            self._store = CheckpointStore(place) if place else None
+        self._sync: FolderSync | None = None
+        if self._store is not None:
+            self._sync = FolderSync(self.directory, self._store, held=self._check_held)
         self._interruption = Interruption(sources())
         self.stopped = False
         self._chosen: list[str | None] = []  # the name that `newest` returned; empty: not called yet
         self._world: World | None = None  # None while there is no process group
 
     @property
-    def _where(self) -> World:
+    def where(self) -> World:
         """This process among the ranks; a library may make their group later."""
         if self._world is None and dist.is_initialized():
             self._world = of_script(torch.device("cpu"))
@@ -80,35 +101,80 @@ class Guard:
 
         Every rank calls it, and waits until rank 0 has the claim: the previous holder may save until then.
         """
-        where = self._where  # all ranks make its groups, before rank 0 waits for another holder
+        where = self.where  # all ranks make its groups, before rank 0 waits for another holder
         with self._leaving():
-            if self._claim is not None:
-                self._claim.take()
+            if self._leads:
+                self._take()
                 self._bring_back()
             _meet(where)
             if self._sync is not None:
                 self._sync.down()
             checkpoint = newest(self.directory, self._pattern, self._mark)
             self._chosen = [Path(checkpoint).name if checkpoint else None]
-            if self._claim is not None:
-                self._claim.check(checkpoint)
+            if self._leads:
+                self._compare(checkpoint)
         where.barrier()
         return checkpoint
 
     def begin(self, arguments: Mapping[str, Any], samples: Any) -> None:
         """Listen for notices from now on; refuse a checkpoint of other `arguments` or `samples`."""
+        explain_ended_readers()
         with self._leaving():
             self._check_chosen()
-            if self._claim is not None:
-                self._claim.take()
+            if self._leads:
+                self._take()
                 checkpoint = newest(self.directory, self._pattern, self._mark)
-                self._claim.check_all(checkpoint, arguments, samples)
+                self._compare(checkpoint)
+                further = {ARGUMENTS: arguments, DATA: _described(samples)}
+                self._identity.add(dict(run_identity.flattened(further)))
+                if checkpoint is None:
+                    self._write_identity()
         self._interruption.__enter__()
+
+    def _take(self) -> None:
+        if self._claim is None:
+            self._claim = RunClaim.of(self._store)
+            atexit.register(self._release)  # however the library's loop ends
+            self._claim.take(self.directory / OURS)
+
+    def _check_held(self) -> None:
+        if self._claim is not None:
+            self._claim.lease.check()
+
+    def _release(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
+            atexit.unregister(self._release)
+
+    def _compare(self, checkpoint: str | None) -> None:
+        """Compare the code and the configuration with those of a checkpoint, if any."""
+        known = run_identity.of_script(self._config, self.directory)
+        self._identity = run_identity.ScriptIdentity(known, self._allow, self._how, later=LATER)
+        if checkpoint is not None:
+            step = int("".join(filter(str.isdigit, Path(checkpoint).name)))
+            self._identity.compare_with(self._saved_identity(), step, str(self.directory))
+
+    def _saved_identity(self) -> run_identity.Identity:
+        """Return the identity at the last save; empty (nothing to compare) if another program saved."""
+        file = self.directory / IDENTITY
+        try:
+            return dict(json.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError) as error:
+            raise IdentityError(f"{file}: cannot be read: {error}") from error
+
+    def _write_identity(self) -> None:
+        file, staged = self.directory / IDENTITY, self.directory / OURS / IDENTITY
+        with on_disk(file):
+            write_bytes(staged, (json.dumps(self._identity.known, indent=1, sort_keys=True) + "\n").encode())
+            staged.replace(file)
 
     def _check_chosen(self) -> None:
         """Raise CheckpointError on all ranks if `newest` gave them different checkpoints."""
         first: dict[str | None, int] = {}  # checkpoint -> first rank that resumes from it
-        for rank, chosen in enumerate(self._where.gather(self._chosen)):
+        for rank, chosen in enumerate(self.where.gather(self._chosen)):
             for name in chosen:
                 first.setdefault(name, rank)
         if len(first) > 1:
@@ -121,27 +187,27 @@ class Guard:
             raise error
 
     def stopping(self) -> bool:
-        heard = self._where.gather_numbers(self._interruption.reason is not Reason.NONE)
+        heard = self.where.gather_numbers(self._interruption.reason is not Reason.NONE)
         self.stopped = self.stopped or any(has for (has,) in heard)
         return self.stopped
 
     def check_weights(self, models: Iterable[nn.Module], step: int) -> None:
         """End all ranks before a save, or at the end, if the weights are no finite numbers."""
         with self._leaving():
-            check_weights(models, self._where, step)
+            check_weights(models, self.where, step)
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[None]:
         """Replace checkpoint `name` in the block, on all ranks; if killed, `newest` restores the old one."""
         former = self.directory / OURS / name
-        if self._claim is not None and (self.directory / name).is_dir():
+        if self._leads and (self.directory / name).is_dir():
             with self._leaving(), on_disk(former):
                 shutil.rmtree(former, ignore_errors=True)
                 (self.directory / name).rename(former)
-        self._where.barrier()
+        self.where.barrier()
         yield
-        self._where.barrier()
-        if self._claim is not None:
+        self.where.barrier()
+        if self._leads:
             shutil.rmtree(former, ignore_errors=True)
 
     def _bring_back(self) -> None:
@@ -156,10 +222,10 @@ class Guard:
 
     def saved(self, *, last: bool = False) -> None:
         """Upload after a save on all ranks; a silent bucket ends the process only after the `last` one."""
-        self._where.barrier()
+        self.where.barrier()
+        if not self._leads:
+            return
         with self._leaving():
-            if self._claim is None:
-                return
             patience_s = NOTICE_PATIENCE_S if self.stopped else PATIENCE_S if last else BETWEEN_S
             try:
                 patiently(self._take_over, patience_s, refused=True)
@@ -169,8 +235,9 @@ class Guard:
                 log.warning("event=folder-not-saved error=%r", str(error))
 
     def _take_over(self) -> None:
-        assert self._claim is not None
-        self._claim.saved()
+        self._check_held()
+        if self._identity.known != self._saved_identity():
+            self._write_identity()
         if self._sync is not None:
             self._sync.up(last=True, final=True)
 
@@ -180,15 +247,13 @@ class Guard:
         try:
             yield
         except TrainingError as error:
-            if self._claim is not None:
-                self._claim.release()
+            self._release()
             error.shared = error.shared or int(os.environ.get("LOCAL_RANK", "0")) > 0
             outcome.leave(self.directory, error, _rank())
 
     def finish(self) -> None:
         self.saved(last=True)
-        if self._claim is not None:
-            self._claim.release()
+        self._release()
         self._interruption.__exit__(None, None, None)  # last, so that no signal cuts the upload off
 
     def end(self) -> None:
@@ -239,3 +304,14 @@ def newest(directory: Path, pattern: str, mark: str = "") -> str | None:
         if step.isascii() and step.isdigit() and (not mark or (entry / mark).exists()):
             by_step[int(step)] = entry
     return str(by_step[max(by_step)]) if by_step else None
+
+
+def _described(samples: Any) -> dict[str, Any]:
+    """Return the length and content digest of a data set; empty if it cannot be read by number."""
+    if samples is None:
+        return {}
+    try:
+        return run_identity.of_data(adapted(samples, "the data set", default_collate, ConfigError))
+    except (ConfigError, DataError, UserCodeError) as error:  # the library may index it in another way
+        log.warning("event=data-not-compared error=%r", str(error))
+        return {}

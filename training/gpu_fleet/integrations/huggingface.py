@@ -14,7 +14,6 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.integrations.guard import Guard
 from gpu_fleet.step.checks import AttributeCheck, check_of_model, look
@@ -68,7 +67,6 @@ class FleetCallback(TrainerCallback):
             print("gpu-fleet: not exact: ignore_data_skip reads other batches after a resume")  # noqa: T201
         samples = getattr(train_dataloader, "dataset", None)
         self._guard.begin(deciding(args), samples)
-        explain_ended_readers()
         self._reads = seeded(train_dataloader)
         if self._reads is None and draws(samples):
             print(f"gpu-fleet: not exact: {NOT_SET}")  # noqa: T201

@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule  # type: ignore[import-not-found,unused-ignore]  # an environment of its own
 
 from gpu_fleet.data.generators import SHARED, restore_generators, states_of_generators
-from gpu_fleet.data.loader import explain_ended_readers
 from gpu_fleet.data.resumable import NOT_SET, ResumableLoader, draws
 from gpu_fleet.integrations.guard import Guard
 from gpu_fleet.step.checks import AttributeCheck, check_of_model, look
@@ -59,23 +57,17 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         loader = getattr(self._trainer, "train_dataloader", None)
         if isinstance(loader, ResumableLoader) and loader.begun_with is not None:
             mine[ORDER] = loader.begun_with
-        everyone: list[Any] = [mine]
-        if dist.is_initialized():
-            everyone *= dist.get_world_size()
-            dist.all_gather_object(everyone, mine)
-        return {"generators": everyone, "cut": self._cut}
+        return {"generators": self._guard.where.gather(mine), "cut": self._cut}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._cut = bool(state_dict.get("cut"))
-        saved = state_dict["generators"]
-        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        if len(saved) == ranks:
-            self._generators = saved[rank]
-        elif rank == 0:
-            print(f"gpu-fleet: not exact: saved by {len(saved)} ranks, resumed by {ranks}")  # noqa: T201
+        saved, where = state_dict["generators"], self._guard.where
+        if len(saved) == where.size:
+            self._generators = saved[where.rank]
+        elif where.leads:
+            print(f"gpu-fleet: not exact: saved by {len(saved)} ranks, resumed by {where.size}")  # noqa: T201
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        explain_ended_readers()
         self._trainer, loader = trainer, trainer.train_dataloader
         if isinstance(loader, ResumableLoader) and self._generators is not None:
             loader.begun_with = self._generators.get(ORDER)

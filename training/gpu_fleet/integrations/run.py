@@ -225,7 +225,7 @@ class Run:
             return
         run_identity.check_alike(self._where.gather(self._data_sets), "run.batches(samples)")
         if self._where.local_rank == 0:
-            outcome.remove_result(self.directory)
+            outcome.remove(self.directory, outcome.RESULT)
         optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
         self._watch = GradientWatch(optimizers, self._modules, self._where)
         self._exactness.begin(frames_of_loop())

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from gpu_fleet.core.processes import process_of
 from gpu_fleet.metrics.records import Record
 
 KIND = "time"
@@ -25,12 +26,10 @@ SECONDS_PER_HOUR = 3600.0
 
 def process_started_at_s() -> float:
     """Return the start of this process, in seconds of the epoch; the import of torch comes after it."""
-    try:
-        began_ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
+    this, booted_at_s = process_of(os.getpid()), instance_booted_at_s()
+    if this is None or not booted_at_s:
         return time.time()
-    booted_at_s = instance_booted_at_s()
-    return booted_at_s + began_ticks / os.sysconf("SC_CLK_TCK") if booted_at_s else time.time()
+    return booted_at_s + int(this.begun) / os.sysconf("SC_CLK_TCK")
 
 
 def instance_booted_at_s() -> float:

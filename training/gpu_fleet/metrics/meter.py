@@ -137,10 +137,8 @@ class Meter:
 
 
 def _diverged(rank: int, loss: float, step: int) -> DivergenceError:
-    error = DivergenceError(
+    return DivergenceError(
         f"the loss of rank {rank} is {'nan' if math.isnan(loss) else 'infinite'} at step {step}; lower "
         "optimizer.learning_rate, set optimizer.clip_norm or schedule.warmup_steps, or use precision.dtype "
         "bf16, not fp16"
     )
-    error.shared = True
-    return error

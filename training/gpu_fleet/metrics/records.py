@@ -67,6 +67,10 @@ def read_json_lines(path: Path) -> list[dict[str, float | int | str]]:
     return list(parsed(path.read_bytes().splitlines()))
 
 
+def unit_of(record: Record) -> str:
+    return "tokens" if "tokens_per_s" in record else "samples"
+
+
 def tokens_per_sample(record: Mapping[str, Any]) -> float | None:
     """Return the tokens of a sample in the steps of a `train` record; None where samples have none."""
     tokens, samples = record.get("tokens_per_s"), record.get("samples_per_s")

@@ -13,11 +13,10 @@ import click
 from jinja2 import Environment
 
 from gpu_fleet.core.errors import ConfigError, counted
-from gpu_fleet.core.options import FiniteRange
+from gpu_fleet.core.lazy_groups import FiniteRange
 from gpu_fleet.core.outcome import RESULT
 from gpu_fleet.metrics.goodput import KIND, Goodput, HourPrice, goodput
-from gpu_fleet.metrics.progress_line import unit_of
-from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines, tokens_per_sample
+from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines, tokens_per_sample, unit_of
 
 if TYPE_CHECKING:  # matplotlib takes a second to load: only `draw` loads it
     from matplotlib.axes import Axes

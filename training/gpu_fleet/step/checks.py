@@ -200,13 +200,7 @@ def check_gradients(parameters: Iterable[nn.Parameter], where: World) -> None:
     """Raise UntrainedError on all ranks if none of them has a gradient."""
     has_one = any(parameter.grad is not None for parameter in parameters)
     if not any(has for (has,) in where.gather_numbers(has_one)):
-        raise untrained(f"no parameter has a gradient after the first step: {ADVICE}")
-
-
-def untrained(message: str) -> UntrainedError:
-    error = UntrainedError(message)
-    error.shared = True
-    return error
+        raise UntrainedError(f"no parameter has a gradient after the first step: {ADVICE}")
 
 
 def check_finite(where: World, bad: list[str], rest: str) -> None:
@@ -215,9 +209,7 @@ def check_finite(where: World, bad: list[str], rest: str) -> None:
     if not any(count for (count,) in of_ranks):
         return
     rank, name = next((rank, names[0]) for rank, names in enumerate(where.gather(bad[:1])) if names)
-    error = DivergenceError(f"the weights of rank {rank} are no finite numbers {rest}; the first is {name}")
-    error.shared = True
-    raise error
+    raise DivergenceError(f"the weights of rank {rank} are no finite numbers {rest}; the first is {name}")
 
 
 def check_weights(modules: Iterable[nn.Module], where: World, step: int) -> None:
@@ -287,4 +279,4 @@ class GradientWatch:
         proven = self._proven or outlines(self._parameters) != self._before
         self._agreed = any(has for (has,) in self._where.gather_numbers(proven))
         if not self._agreed:
-            raise untrained(f"Run: no parameter has got a gradient or changed in any step: {ADVICE}")
+            raise UntrainedError(f"Run: no parameter has got a gradient or changed in any step: {ADVICE}")

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpu_fleet.core.errors import ConfigError, UserCodeError, a_kind
-from gpu_fleet.core.user_code import EXPECTED, Own, explained
+from gpu_fleet.core.errors import ConfigError, a_kind
+from gpu_fleet.core.user_code import Own, explained
 from gpu_fleet.data.loader import IGNORED, Batch
 from gpu_fleet.step.checks import BufferCheck
 from gpu_fleet.step.evaluation import mean_loss
@@ -116,7 +116,7 @@ def count_of(batch: Any, *, over: Own | str, shifted: bool) -> int | None:
             given_count = int(given_count)
         if not isinstance(given_count, int) or given_count < 0:
             given = given_count if isinstance(given_count, int) else a_kind(given_count)
-            raise UserCodeError(f"{over.key} = {over.name!r}: gave {given}; expected: {EXPECTED[over.key]}")
+            raise over.wrong(f"gave {given}")
         return given_count
     targets = given_targets(batch, shifted=shifted) if over == "targets" else None
     return None if targets is None else int((targets != IGNORED).sum())

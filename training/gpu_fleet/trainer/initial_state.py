@@ -26,7 +26,7 @@ from gpu_fleet.step.state import State, not_finite, seed_rng, tensors_of, undist
 from gpu_fleet.step.task import Task, try_out
 from gpu_fleet.trainer.prepared_run import PreparedRun
 
-FEW = 2  # samples for the first test of a model of transformers
+FEW = 2  # samples for the first test of a model of transformers; batch norm needs more than one
 CUT = "mixed torch.Tensor and DTensor"  # torch's words about a shard among whole tensors
 
 
@@ -93,18 +93,13 @@ def try_model(run: PreparedRun, model: nn.Module) -> None:
         try_out(model, batch, what)
     else:
         with torch.no_grad(), precision.autocast(run.settings.precision, run.where.device):
-            try_out(model, a_few(batch), what)
+            inputs, targets = batch.inputs[:FEW], batch.targets[:FEW]
+            try_out(model, Batch(inputs, targets, counted=int((targets != IGNORED).sum())), what)
     if run.is_task and run.held_out is not None:
         model.eval()
         batch = first_batch(run, run.held_out, model)
         with undisturbed(model), user_code.explained(what), torch.no_grad():
             model(batch.inputs)  # a fault of a metric shows now, not only at the end of a long run
-
-
-def a_few(batch: Batch) -> Batch:
-    """Return the first two samples of a batch of tensors; batch norm needs more than one."""
-    inputs, targets = batch.inputs[:FEW], batch.targets[:FEW]
-    return Batch(inputs, targets, counted=int((targets != IGNORED).sum()))
 
 
 def rehearse(run: PreparedRun, state: State) -> None:

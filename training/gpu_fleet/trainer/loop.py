@@ -21,9 +21,8 @@ from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
 from gpu_fleet.models import registry
 from gpu_fleet.preemption.agreement import Stop
 from gpu_fleet.preemption.interrupt import Interruption, Reason
-from gpu_fleet.preemption.peers import of_world
 from gpu_fleet.preemption.tries import Tries
-from gpu_fleet.preemption.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog
+from gpu_fleet.preemption.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog, of_world
 from gpu_fleet.step import optimization, precision
 from gpu_fleet.step.checks import BufferCheck, check_finite, check_gradients, check_of_optimizer, look
 from gpu_fleet.step.evaluation import HeldOutScore, mean_loss
@@ -56,7 +55,7 @@ def train(
             run.book.switch(PRODUCTIVE)
             run.writer.write(run.book.record(state.step))
             if where.local_rank == 0:
-                outcome.remove_result(run.directory)
+                outcome.remove(run.directory, outcome.RESULT)
                 outcome.note_begin(run.directory)
             stopped = train_steps(run, state, stop)
             watchdog.rest()

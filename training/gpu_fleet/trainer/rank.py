@@ -43,10 +43,7 @@ def run_rank(settings: config.Config) -> Outcome:
             first_of_ranks(),
         ):
             return train_model(settings, where, interruption, tries)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # torch raises no narrower class, users' code raises any
+    except (Exception, SystemExit) as error:  # torch raises no narrower class, users' code raises any
         known = explained(error, settings)
         if isinstance(known, TrainingError) and known.for_good:
             tries.end()

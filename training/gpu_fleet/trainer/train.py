@@ -1,4 +1,4 @@
-"""`start` and `bench`: one process of a run; torchrun starts one for each device."""
+"""`start`: one process of a run; torchrun starts one for each device."""
 
 import logging
 import os
@@ -40,21 +40,6 @@ def start(config_file: Path, overrides: tuple[str, ...], allow: tuple[str, ...],
             ended = run_rank(settings)
     if ended.outcome == "stopped":
         outcome.leave_stopped()
-
-
-@click.command(
-    context_settings={"ignore_unknown_options": True},
-    epilog="\b\nExample:\n  gpu-fleet train bench training/examples/digits.toml --turns 2",
-)
-@click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
-@click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True)
-@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Per turn.")
-def bench(*, config_file: Path, overrides: tuple[str, ...], turns: int, steps: int) -> None:
-    """Measure the run of CONFIG against a bare loop of the same model; torchrun starts it on all ranks."""
-    with shown_errors():
-        settings = config.load(config_file, overrides)
-        imported("gpu_fleet.trainer.bench").measure(settings, turns, steps)
 
 
 @contextmanager

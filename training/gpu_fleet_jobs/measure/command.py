@@ -1,4 +1,4 @@
-"""`measure`: one instance's part of a measurement that `gpu-fleet poc` submits."""
+"""`measure`: an instance's part of what `gpu-fleet poc` submits; `bench`: one configuration beside a loop."""
 
 import logging
 import os
@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
-from gpu_fleet.core import exit_codes
-from gpu_fleet.core.options import FiniteRange
+from gpu_fleet.core import config, exit_codes
+from gpu_fleet.core.lazy_groups import FiniteRange, imported
+from gpu_fleet.trainer.train import shown_errors
 from gpu_fleet_jobs.launch.identity import read_identity
 from gpu_fleet_jobs.launch.launch import FRESH_STORE, Forwarded, processes_of, this_instance, variables_of
 from gpu_fleet_jobs.launch.rendezvous import Rendezvous, assignment, join
@@ -80,6 +82,21 @@ def measure(*, in_node: bool, seconds: float, size_mib: int, as_rank: int | None
             sys.exit(exit_codes.STOPPED)
     if failed:
         sys.exit(exit_codes.FAILED_FOR_GOOD)
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="\b\nExample:\n  gpu-fleet train bench training/examples/digits.toml --turns 2",
+)
+@click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+@click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Per turn.")
+def bench(*, config_file: Path, overrides: tuple[str, ...], turns: int, steps: int) -> None:
+    """Measure the run of CONFIG against a bare loop of the same model; torchrun starts it on all ranks."""
+    with shown_errors():
+        settings = config.load(config_file, overrides)
+        imported("gpu_fleet_jobs.measure.bench").measure(settings, turns, steps)
 
 
 def _without_scheduler(given: Mapping[str, str]) -> dict[str, str]:

@@ -13,8 +13,8 @@ from gpu_fleet.core import config, instance_file
 from gpu_fleet.core.errors import TrainingError
 from gpu_fleet.core.world import World, world
 from gpu_fleet.storage.object_store import ObjectStore
-from gpu_fleet.trainer.bench import measure_reductions, measure_steps
 from gpu_fleet_jobs.measure import storage
+from gpu_fleet_jobs.measure.bench import measure_reductions, measure_steps
 from gpu_fleet_jobs.measure.rows import MeasuredRow, print_device, print_row
 from gpu_fleet_jobs.measure.workloads import TURNS, Workload, workloads
 

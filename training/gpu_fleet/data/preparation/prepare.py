@@ -1,15 +1,19 @@
 """`prepare`: turns raw files into data sets that `train start` reads, and packaged data into examples."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import numpy as np
 from PIL import Image
+from rich.console import Console
+from rich.progress import Progress
 
-from gpu_fleet.core.errors import DataError
+from gpu_fleet.core.errors import DataError, counted
 from gpu_fleet.core.lazy_groups import LazyGroup
+from gpu_fleet.data.census import Census, shown
 from gpu_fleet.data.dataset import Description, write_description
-from gpu_fleet.data.preparation.skipped import progress
 
 VALIDATION_EVERY = 5  # every fifth picture is held out: 360 of 1,797
 GREY_LEVELS = 16  # greatest value in scikit-learn's digits
@@ -70,3 +74,47 @@ def make_folder(out_dir: Path) -> None:
             raise DataError(f"OUT_DIR = {str(out_dir)!r}: is not empty; choose a new folder")
     except OSError as error:
         raise DataError(f"OUT_DIR = {str(out_dir)!r}: cannot be written: {error.strerror}") from error
+
+
+class Skipped:
+    """Counter of the samples that one `prepare` command skips, and census of other files."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.count = 0
+        self.census = Census()
+
+    def add(self, defect: str) -> None:
+        """Count and name a skipped sample; raises DataError above the limit."""
+        self.count += 1
+        defect = shown(defect)
+        click.echo(f"skipped {self.count} of at most {self._limit}: {defect}", err=True)
+        if self.count > self._limit:
+            raise DataError(
+                f"{counted(self.count, 'sample')} cannot be read, --corrupt-limit allows {self._limit}; "
+                f"last: {defect}"
+            )
+
+    def say(self, noun: str) -> None:
+        """Print the number of skipped samples, such as ``picture``, and the census."""
+        click.echo(f"{counted(self.count, noun)} skipped; left out: {self.census}")
+
+
+@contextmanager
+def progress(description: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a bar on standard error, and yield a function that advances it by one of `total`.
+
+    Rich's `track` is a generator: the garbage collector may close it inside its own thread, where it hangs.
+    """
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda: bar.advance(task)
+
+
+corrupt_limit_option = click.option(
+    "--corrupt-limit",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Samples that may be left out because they cannot be read.",
+)

@@ -34,8 +34,7 @@ from gpu_fleet.data.dataset import (
     write_description,
 )
 from gpu_fleet.data.images import opened
-from gpu_fleet.data.preparation.prepare import make_folder
-from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option, progress
+from gpu_fleet.data.preparation.prepare import Skipped, corrupt_limit_option, make_folder, progress
 from gpu_fleet.data.shards import INDEX_DTYPE, RECORDS_DTYPE, DiskFolder, Folder, class_of, tars_in
 
 SPLITS = ("train", "val")

@@ -12,8 +12,7 @@ import numpy as np
 from gpu_fleet.core.errors import DataError, suggestion
 from gpu_fleet.data.census import check_apart, shown
 from gpu_fleet.data.dataset import Description, write_description
-from gpu_fleet.data.preparation.prepare import make_folder
-from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option, progress
+from gpu_fleet.data.preparation.prepare import Skipped, corrupt_limit_option, make_folder, progress
 from gpu_fleet.data.preparation.tokens import Encoding, byte_encoding, file_encoding
 from gpu_fleet.data.text import CLASSES, STARTS, TOKENS
 from gpu_fleet.data.tokens import dtype_of

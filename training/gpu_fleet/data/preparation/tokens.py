@@ -13,8 +13,7 @@ from gpu_fleet.core.errors import DataError, counted
 from gpu_fleet.data.census import Census, entries, walked
 from gpu_fleet.data.class_folders import NAME_OF_SPLIT
 from gpu_fleet.data.dataset import Array, Description, write_description
-from gpu_fleet.data.preparation.prepare import make_folder
-from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option, progress
+from gpu_fleet.data.preparation.prepare import Skipped, corrupt_limit_option, make_folder, progress
 from gpu_fleet.data.tokens import FILE, dtype_of
 
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])

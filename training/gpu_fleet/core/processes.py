@@ -1,4 +1,4 @@
-"""Processes that outlive their starter, running or zombies (proc_pid_stat(5)); none without /proc."""
+"""Processes as the kernel lists them in /proc (proc_pid_stat(5)); none without /proc."""
 
 import os
 from collections.abc import Iterator
@@ -9,21 +9,22 @@ PROCESSES = Path("/proc")
 ZOMBIE = "Z"
 
 
-class Descendant(NamedTuple):
-    """A process as the kernel lists it in /proc."""
+class ListedProcess(NamedTuple):
+    """A process, running or a zombie."""
 
     id: int
     state: str
     parent: int
     session: int
+    begun: str  # clock ticks since boot: the kernel reuses ids
 
 
-def running(session: int) -> list[Descendant]:
+def running(session: int) -> list[ListedProcess]:
     seen = (process_of(int(entry.name)) for entry in PROCESSES.glob("[0-9]*"))
     return [process for process in seen if process and process.session == session and process.state != ZOMBIE]
 
 
-def orphans(processes: list[Descendant]) -> Iterator[int]:
+def orphans(processes: list[ListedProcess]) -> Iterator[int]:
     """Yield the ids of those whose parent is not among `processes`: it has ended."""
     ids = {process.id for process in processes}
     return (process.id for process in processes if process.parent not in ids)
@@ -41,9 +42,9 @@ def reap(ours: int) -> None:
             os.waitpid(number, os.WNOHANG)
 
 
-def process_of(number: int) -> Descendant | None:
+def process_of(number: int) -> ListedProcess | None:
     fields = _text(PROCESSES / str(number) / "stat").rpartition(")")[2].split()  # a name may have blanks
-    return Descendant(number, fields[0], int(fields[1]), int(fields[3])) if fields else None
+    return ListedProcess(number, fields[0], int(fields[1]), int(fields[3]), fields[19]) if fields else None
 
 
 def _text(file: Path) -> str:

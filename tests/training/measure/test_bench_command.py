@@ -9,8 +9,8 @@ from transformers import GPT2Config
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import ParallelError
 from gpu_fleet.core.world import world
-from gpu_fleet.trainer import bench
-from gpu_fleet.trainer.bench import StepTimes, Turns
+from gpu_fleet_jobs.measure import bench
+from gpu_fleet_jobs.measure.bench import StepTimes, Turns
 from tests.training.examples import changed, gpt_table, write_tokens
 from tests.training.ranks import run_ranks
 
