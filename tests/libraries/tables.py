@@ -4,6 +4,7 @@ python -m pytest tests/libraries/tables.py
 """
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,9 @@ def test_a_column_of_numbers_is_learned_by_an_own_loss(kind, tmp_path):
         ({"a": '{"ids": [[1], null]}'}, "'ids' of ROOT has 30 rows without a value; leave such rows out"),
         ({"a": '{"x": 1}', "b": '{"x": [1]}'}, "its files differ in their columns or types"),
         ({"a": '{"x": 1}', "b": '{"x": "007"}'}, "'x' is numbers in a.jsonl and text in b.jsonl"),
+        ({"a": '{"x": [1]}', "b": '{"x": ["007"]}'}, "'x' is numbers in a.jsonl and text in b.jsonl"),
+        ({"a": '{"x": [7, "007"]}'}, "'x' of ROOT holds values of different kinds, as 7 and '7'; write"),
+        ({"a": '{"x": 1}', "b": '{"x": 1.5}'}, "types (Float value 1.500000 was truncated converting to"),
         ({"train": '{"x": true}', "val": '{"x": 7}'}, "is truth values in train.jsonl and numbers in val"),
         ({"a": f'{{"x": {{"y": [{2**63}]}}}}'}, f"'x' of ROOT has {2**63}, and a tensor holds whole"),
         ({"a": f'{{"x": {-(2**63) - 1}}}'}, f"'x' of ROOT has {-(2**63) - 1}, and a tensor holds whole"),
@@ -156,6 +160,9 @@ def test_a_column_of_numbers_is_learned_by_an_own_loss(kind, tmp_path):
         "a gap in a list",
         "two tables",
         "text",
+        "text in a list",
+        "text among numbers",
+        "parts",
         "truth values",
         "large",
         "low",
@@ -188,11 +195,26 @@ def test_lists_of_lists_are_samples(tmp_path):
     assert table.sample(0, np.random.default_rng(0))["ids"].tolist() == [[1, 2], [3, 4]]
 
 
-def test_files_of_other_types_are_not_converted(tmp_path):
-    for name, values in {"a": [True, False], "b": [7, 8]}.items():
-        parquet.write_table(pyarrow.table({"x": values * 9}), tmp_path / f"{name}.parquet")
+@pytest.mark.parametrize(
+    ("first", "later", "refused"),
+    [
+        ("bool", "int64", "'x' is truth values in a.parquet and int64 in b.parquet"),
+        ("float32", "float64", "'x' is float32 in a.parquet and float64 in b.parquet: write it alike"),
+        ("int32", "int64", "'x' is int32 in a.parquet and int64 in b.parquet"),
+        ("int64", "float64", "'x' is int64 in a.parquet and float64 in b.parquet"),
+        ("float64", "float32", ""),
+        ("int64", "int32", ""),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_files_of_other_types_are_not_converted(nested, first, later, refused, tmp_path):
+    for name, kind in {"a": first, "b": later}.items():
+        values = np.array([1, 0] * 9).astype(kind).tolist()
+        column = pyarrow.array(values, pyarrow.from_numpy_dtype(kind))
+        rows = pyarrow.ListArray.from_arrays(range(19), column) if nested else column
+        parquet.write_table(pyarrow.table({"x": rows}), tmp_path / f"{name}.parquet")
 
-    with pytest.raises(DataError, match=r"'x' is truth values in a.parquet and numbers in b.parquet"):
+    with pytest.raises(DataError, match=refused) if refused else nullcontext():
         open_table(config.Data(path=str(tmp_path)), "train", None)
 
 

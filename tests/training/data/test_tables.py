@@ -93,8 +93,12 @@ def test_the_files_of_a_table_are_sorted_by_split(names, splits, tmp_path):
         (["train.jsonl", "train-2.jsonl.zst"], "train-2.jsonl.zst would not be read: write it as .parquet"),
         (
             ["en/train.jsonl", "fr/train.jsonl"],
-            "holds several data sets, with en/train.jsonl and fr/train.jsonl",
+            "holds several data sets or classes, with en/train.jsonl and fr/train.jsonl",
         ),
+        (["pos/x.jsonl", "neg/x.jsonl"], "classes, with neg/x.jsonl and pos/x.jsonl: set data.path to one"),
+        (["a.jsonl", "more/b.jsonl"], "with a.jsonl and more/b.jsonl: set data.path to one of them"),
+        (["train.jsonl", "train/a.jsonl"], "with train.jsonl and train/a.jsonl"),
+        (["train/pos/x.jsonl", "train/neg/x.jsonl"], "into one folder train, and such names into a column"),
         (["state.json", "data-0.arrow", "a.jsonl"], "save_to_disk wrote it, and a.jsonl is beside its files"),
         (["val.jsonl", "test.jsonl"], "has test and val, and no train"),
         (["train.jsonl", "train_metrics.jsonl"], "train.jsonl and train_metrics.jsonl would be one table"),
@@ -108,7 +112,7 @@ def test_files_that_would_be_passed_over_are_named(names, message, tmp_path):
     """A tenth of the other file used to be held out, and the rest was not read."""
     (tmp_path / "rows").mkdir()
     for name in names:
-        (tmp_path / "rows" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "rows" / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / "rows" / name).write_text('{"input_ids": [1]}\n')
 
     status, said = tried_alone(gpt_table(tmp_path / "rows", tmp_path / "run"), tmp_path)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
@@ -20,13 +21,15 @@ from gpu_fleet.data.dataset import check_split_keys, split_of, split_problem
 from gpu_fleet.data.own_data import OwnData, adapted
 
 MARKS = ("dataset_dict.json", "state.json")  # files from save_to_disk of Hugging Face's datasets
-CANNOT_CAST = "Couldn't cast"  # of datasets
+CANNOT_CAST = re.compile("Couldn't cast|((Integer|Float) value .*)")  # of datasets and Arrow
+FORMS = {bool: "truth values", str: "text", int: "numbers", float: "numbers"}  # of values of JSON
 SHOWN = 60  # bytes of a damaged line in a message
 UNSPLIT = "rows"  # not "all", which means all splits to the library
 TABLES = {".parquet": "parquet", ".jsonl": "json", ".jsonl.gz": "json"}
 # Rows in a format or compression that is not read.
 UNREAD = re.compile(r"\.(jsonl|parquet|ndjson|csv|tsv|arrow|feather|orc|avro)(\.\w+)?$", re.IGNORECASE)
 NO_TENSOR = re.compile("date|time|duration|decimal")  # Arrow's names of column types
+MIXED = "arrow.json"  # in Arrow's name of a column whose texts datasets would read as JSON: "007" as 7
 REAL = ("float", "double", "halffloat")  # Arrow's names of column types
 INSTEAD = "write it as (smaller) numbers or text, or leave it out of data.columns"
 LARGEST = 2**63 - 1  # of torch's whole numbers, which are signed: a larger one would become negative
@@ -59,13 +62,11 @@ def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
         return {UNSPLIT: [root]}
     if _is_saved(root):
         return {}
-    splits: dict[str, dict[Path, list[Path]]] = {}  # by the folder above the name that gives the split
+    files: dict[str, list[Path]] = {}
     for file in _rows_in(root, census):
-        split, above = _split_of(file, root)
-        splits.setdefault(split, {}).setdefault(above, []).append(file)
-    for split, tables in splits.items():
-        _check_one_table(split, tables, root)
-    files = {split: [file for some in tables.values() for file in some] for split, tables in splits.items()}
+        files.setdefault(_split_of(file, root), []).append(file)
+    for split, some in files.items():
+        _check_one_table(split, some, root)
     if len({_kind(file.name) for some in files.values() for file in some}) > 1:
         raise _refused(root, "has both Parquet and JSON lines; give one of them")
     if "train" not in files and len(files) == 1:
@@ -82,17 +83,18 @@ def table_files(root: Path, census: Census) -> dict[str, list[Path]]:
     return files
 
 
-def _check_one_table(split: str, tables: dict[Path, list[Path]], root: Path) -> None:
-    """Raise DataError for files of a split from several folders, or beside the one called as the split."""
-    if split != UNSPLIT and len(tables) > 1:
-        names = " and ".join(shown(files[0].relative_to(root)) for files in list(tables.values())[:2])
+def _check_one_table(split: str, files: list[Path], root: Path) -> None:
+    """Raise DataError for files of a split in several folders, or beside the one called as the split."""
+    if other := next((file for file in files if file.parent != files[0].parent), None):
+        names = " and ".join(shown(file.relative_to(root)) for file in (files[0], other))
+        folder = "folder" if split == UNSPLIT else f"folder {split}"
         raise _refused(
             root,
-            f"holds several data sets, with {names}: set data.path to one of them, or put the files of "
-            f"all into one folder {split}",
+            f"holds several data sets or classes, with {names}: set data.path to one of them, or put the "
+            f"files of all into one {folder}, and such names into a column",
         )
-    files = [file for some in tables.values() for file in some if file.parent.name.lower() != split]
-    if len(files) > 1 and any(file.name.lower().partition(".")[0] == split for file in files):
+    is_called_so = any(file.name.lower().partition(".")[0] == split for file in files)
+    if len(files) > 1 and is_called_so and files[0].parent.name.lower() != split:
         names = " and ".join(shown(file.relative_to(root)) for file in files[:2])
         raise _refused(
             root, f"{names} would be one table: move one of them away, or put both into a folder {split}"
@@ -139,14 +141,12 @@ def _refused(root: Path, problem: str) -> DataError:
     return DataError(f"data.path = {str(root)!r}: {problem}")
 
 
-def _split_of(file: Path, root: Path) -> tuple[str, Path]:
-    """Return a file's split, by its outermost folder of such a name or by all parts, and the folder above."""
-    parts = file.relative_to(root).parts
-    lower = [part.lower() for part in parts]
+def _split_of(file: Path, root: Path) -> str:
+    """Return a file's split, by its outermost folder of such a name or by all parts."""
+    lower = [part.lower() for part in file.relative_to(root).parts]
     names = [name for some in SPLITS.values() for name in some]
-    for depth, part in enumerate(lower[:-1]):
-        if part in names:
-            return part, Path(*parts[:depth])
+    if named := next((part for part in lower[:-1] if part in names), None):
+        return named
     said = [next((name for name in names if part.startswith(name)), UNSPLIT) for part in lower]
     splits = sorted({*said} - {UNSPLIT})
     if len(splits) > 1:
@@ -156,11 +156,9 @@ def _split_of(file: Path, root: Path) -> tuple[str, Path]:
             f"{', '.join(names[:-1])} or {names[-1]}, or rename it",
         )
     if not splits:
-        return UNSPLIT, Path()
-    depth = said.index(splits[0])
-    if lower[depth][len(splits[0]) :][:1].isalpha():  # such as trainer_log
-        return UNSPLIT, Path()
-    return splits[0], Path(*parts[:depth])
+        return UNSPLIT
+    part = lower[said.index(splits[0])]
+    return UNSPLIT if part[len(splits[0]) :][:1].isalpha() else splits[0]  # such as trainer_log
 
 
 def _kind(name: str) -> str:
@@ -218,6 +216,10 @@ def _check_columns(rows: Any, root: Path, *, collated: bool) -> None:
 
 def _no_tensor(column: Any) -> str:
     kind = str(column.type)
+    if MIXED in kind:
+        return (
+            "holds values of different kinds, as 7 and '7'; write them alike, or leave it out of data.columns"
+        )
     return f"is of type {kind}, which becomes no tensor; {INSTEAD}" if NO_TENSOR.match(kind) else ""
 
 
@@ -296,52 +298,59 @@ def _with_rows(files: list[Path], split: str, census: Census) -> list[Path]:
 
 
 def _check_forms(files: Iterable[Path]) -> None:
-    """Raise DataError for a column that is text, numbers or truth values in one file, and not in another.
+    """Raise DataError for a column whose values of a later file may change, as datasets converts them.
 
-    datasets converts those of later files: "007" becomes 7, and 7 becomes true.
+    It makes them alike with the first file: "007" becomes 7, and 7 becomes true. Numbers may become wider.
     """
-    known: dict[str, tuple[str, Path]] = {}
+    known: dict[str, tuple[Any, Path]] = {}
     for file in files:
         for column, form in (_forms_of_rows if file.suffix == ".parquet" else _forms_of_line)(file).items():
             before, first = known.setdefault(column, (form, file))
-            if before != form:
+            are_numbers = isinstance(before, np.dtype) and isinstance(form, np.dtype)
+            if not (np.can_cast(form, before) if are_numbers else form == before):
                 raise DataError(
                     f"column {column!r} is {before} in {shown(first.name)} and {form} in {shown(file.name)}: "
                     "write it alike in all files"
                 )
 
 
-def _forms_of_rows(file: Path) -> dict[str, str]:
-    """Return the forms of the columns of a Parquet file."""
+def _forms_of_rows(file: Path) -> dict[str, Any]:
+    """Return the forms of the columns of a Parquet file, and of the values inside of them."""
     from pyarrow import ArrowException, parquet, types  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
 
-    forms = (
-        ("truth values", (types.is_boolean,)),
-        ("text", (types.is_string, types.is_large_string)),
-        ("numbers", (types.is_integer, types.is_floating)),
-    )
+    def forms(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        for inner in map(kind.field, range(kind.num_fields)):
+            yield from forms(f"{name}.{inner.name}" if types.is_struct(kind) else name, inner.type)
+        if types.is_string(kind) or types.is_large_string(kind):
+            yield name, FORMS[str]
+        elif types.is_primitive(kind) and (number := np.dtype(kind.to_pandas_dtype())).kind in "biuf":
+            yield name, FORMS[bool] if number.kind == "b" else number
+
     try:
         fields = list(parquet.read_schema(file))
     except (OSError, ArrowException):  # the reader reports a damaged file
         return {}
-    return {
-        field.name: form
-        for field in fields
-        for form, kinds in forms
-        if any(is_kind(field.type) for is_kind in kinds)
-    }
+    return {name: form for field in fields for name, form in forms(field.name, field.type)}
 
 
-def _forms_of_line(file: Path) -> dict[str, str]:
+def _forms_of_line(file: Path) -> dict[str, Any]:
     """Return the forms of the values in the first line of JSON lines; none if it cannot be read."""
-    forms = {bool: "truth values", str: "text", int: "numbers", float: "numbers"}
+
+    def forms(name: str, value: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict | list):
+            for key, inner in value.items() if isinstance(value, dict) else ((name, item) for item in value):
+                yield from forms(
+                    f"{name}.{key}".removeprefix(".") if isinstance(value, dict) else name, inner
+                )
+        elif type(value) in FORMS:
+            yield name, FORMS[type(value)]
+
     try:
         with _opened(file) as lines:
-            row = json.loads(lines.readline())
+            return dict(forms("", json.loads(lines.readline())))
     except (OSError, EOFError, ValueError):  # the reader reports a damaged file
         return {}
-    values = row.items() if isinstance(row, dict) else ()
-    return {column: forms[type(value)] for column, value in values if type(value) in forms}
 
 
 def _opened(file: Path) -> Any:
@@ -410,7 +419,10 @@ def _loaded(root: Path, census: Census) -> dict[str, Any]:
     except Exception as error:  # the library passes on errors of the readers of its files
         lines = [file for some in files.values() for file in some if _kind(file.name) == "json"]
         reason = damaged_line(lines) or str(error.__cause__ or error).partition("\n")[0]
-        if reason.startswith(CANNOT_CAST):
-            reason = "its files differ in their columns or types: set data.path to one of them"
+        if cast := CANNOT_CAST.match(reason):
+            why = f" ({cast[1]})" if cast[1] else ""
+            reason = (
+                f"its files differ in their columns or types{why}: write them alike, or set data.path to one"
+            )
         raise DataError(f"data.path = {str(root)!r}: cannot be read: {reason}") from error
     return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {UNSPLIT: loaded}
