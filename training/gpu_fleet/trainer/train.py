@@ -17,7 +17,7 @@ from gpu_fleet.preemption.interrupt import nothing_to_save
 
 @click.command(
     context_settings={"ignore_unknown_options": True},
-    epilog="\b\nExample:\n  gpu-fleet train start training/examples/digits.toml --run.epochs 1",
+    epilog="\b\nExample:\n  gpu-fleet train start digits.toml --run.epochs 1",
 )
 @click.argument("config_file", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
@@ -44,7 +44,7 @@ def start(config_file: Path, overrides: tuple[str, ...], allow: tuple[str, ...],
 
 @click.command(
     context_settings={"ignore_unknown_options": True},
-    epilog="\b\nExample:\n  gpu-fleet train bench training/examples/digits.toml --turns 2",
+    epilog="\b\nExample:\n  gpu-fleet train bench digits.toml --turns 2",
 )
 @click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)

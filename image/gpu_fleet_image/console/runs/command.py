@@ -71,7 +71,7 @@ def _not_empty(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 @click.command(
     context_settings={"ignore_unknown_options": True},
-    epilog="\b\nExamples:\n  gpu-fleet submit training/examples/digits.toml --pool dev --stack aws-dev "
+    epilog="\b\nExamples:\n  gpu-fleet submit digits.toml --pool dev --stack aws-dev "
     "--include data/digits\n  gpu-fleet submit --pool dev --stack aws-dev -- python train.py --lr 0.1",
 )
 @click.argument("words", metavar="CONFIG|COMMAND", nargs=-1, required=True, type=click.UNPROCESSED)
