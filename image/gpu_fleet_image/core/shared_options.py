@@ -67,3 +67,8 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} must be a finite number", param, ctx)
         return number
+
+
+MOST_MONEY = 1_000_000_000  # sums keep their cents
+AMOUNT = FiniteRange(0, MOST_MONEY, min_open=True)
+CNY_PER_USD = FiniteRange(1, 100)
