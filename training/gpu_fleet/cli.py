@@ -5,7 +5,7 @@ from gpu_fleet.core.lazy_groups import LazyGroup
 main = LazyGroup(
     "gpu_fleet",
     help="Train models with exact resume: prepare data, train, report.",
-    epilog="\b\nExample:\n  gpu-fleet train start training/examples/digits.toml",
+    epilog="\b\nExample:\n  gpu-fleet train start digits.toml",
     table={
         "bench": "gpu_fleet_jobs.measure.command:bench",
         "contents": "gpu_fleet_jobs.submitted.contents:contents",

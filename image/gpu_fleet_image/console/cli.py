@@ -18,6 +18,7 @@ from gpu_fleet_image.console.table import SECTIONS
 
 NAME = "gpu-fleet"
 CHECK = "gpu_fleet_stacks.cost.check:check"
+A_STACK = version.CHECKOUT / "stacks/Pulumi.aws-dev.yaml"  # the wheel has no stack files
 INERT = "gpu_fleet_image.core.shared_options:inert"
 FAILED = 1
 ROOMS = ("gpu_fleet_image", "gpu_fleet_stacks")  # whose log `--verbose` shows
@@ -188,8 +189,10 @@ def _choose_folder(ctx: click.Context, _: click.Parameter, folder: str | None) -
 
 
 def example() -> str:
-    """Return a first command to try: in a checkout for its stacks, on an instance for the instance."""
-    return "gpu-fleet check aws-dev" if lazy.is_here(CHECK) else "gpu-fleet status"
+    """Return a first command to try: of a checkout's stacks, of an own project, or of this instance."""
+    if not lazy.is_here(CHECK):
+        return "gpu-fleet status"
+    return "gpu-fleet check aws-dev" if A_STACK.is_file() else "gpu-fleet init infra"
 
 
 main = Console(

@@ -22,6 +22,10 @@ class TableGroup(click.Group):
     def _rows(self) -> Section:
         return {name: row for rows in self.sections.values() for name, row in rows.items()}
 
+    def _shown(self) -> Section:
+        hidden = self.sections.get(INTERNAL, {})
+        return {name: row for name, row in self._rows().items() if name not in hidden}
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names in the order of the help."""
         return list(self._rows())
@@ -43,27 +47,22 @@ class TableGroup(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return completions: commands' names and the group's own options, without loading a command."""
         own = click.Command.shell_complete(self, ctx, incomplete)
-        offered = self._rows().keys() - self.sections.get(INTERNAL, {}).keys()
-        commands = (
-            (name, row.line)
-            for name, row in self._rows().items()
-            if name in offered and name.startswith(incomplete)
-        )
+        commands = ((name, row.line) for name, row in self._shown().items() if name.startswith(incomplete))
         return [*(CompletionItem(name, help=line) for name, line in commands), *own]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command. A typo is answered with the nearest names, a missing package with its name."""
-        name, known = args[0], self._rows()
-        if name in known or name.startswith("-") or ctx.resilient_parsing:
+        name, shown = args[0], self._shown()
+        if name in self._rows() or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         if name in self._absent:
             ctx.fail(
                 f"{name!r} is no command on an instance: on your own computer pip install "
-                f"'gpu-fleet[platform]' installs it; the commands here are: {', '.join(known)}"
+                f"'gpu-fleet[platform]' installs it; the commands here are: {', '.join(shown)}"
             )
-        raise click.exceptions.NoSuchCommand(name, possibilities=known, ctx=ctx)
+        raise click.exceptions.NoSuchCommand(name, possibilities=shown, ctx=ctx)
 
 
 def _present(rows: Section) -> Section:

@@ -4,6 +4,7 @@ import math
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -58,6 +59,20 @@ def json_option(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
+class OutputFile(click.Path):
+    """A file that a command writes at its end; the command line is refused where nothing can be written."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Refuse a new file in a folder that is missing, or in which this user may not write."""
+        path = Path(str(super().convert(value, param, ctx)))
+        if not path.exists() and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+            self.fail(f"{str(path)!r}: {path.parent} is no folder in which you may write", param, ctx)
+        return path
+
+
 class FiniteRange(click.FloatRange):
     """A range that holds no NaN: every comparison with one is false, so click's own lets it in."""
 
@@ -67,3 +82,8 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} must be a finite number", param, ctx)
         return number
+
+
+MOST_MONEY = 1_000_000_000  # sums keep their cents
+AMOUNT = FiniteRange(0, MOST_MONEY, min_open=True)
+CNY_PER_USD = FiniteRange(1, 100)

@@ -154,7 +154,8 @@ def _make_kept(kind: str, final: Path, make: Make, listener: bake.Listener) -> N
 def unfinished(output: Path, kind: str) -> Iterator[Path]:
     """Yield a folder for an unfinished result; it is removed unless it was renamed."""
     folder = output / f".unfinished-{kind}"
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
     folder.mkdir()
     try:
         yield folder

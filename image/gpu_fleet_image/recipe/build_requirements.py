@@ -89,7 +89,8 @@ def unpack(packages: Sequence[str], folder: Path) -> Path:
     if reason is not None:
         raise RequirementError(f"cannot fetch {', '.join(packages)}: {reason}")
     unfinished = folder.with_name(f"{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     _apt(["update"])
     # apt's own sandbox user cannot write here

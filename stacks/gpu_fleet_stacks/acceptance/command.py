@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gpu_fleet_image.core.shared_options import MOST_MONEY
 from gpu_fleet_stacks.acceptance import evidence as evidences
 from gpu_fleet_stacks.acceptance import plan, steps, variant
 from gpu_fleet_stacks.acceptance.account import Account
@@ -95,8 +96,8 @@ class PositiveAmount(click.ParamType[Decimal]):
             amount = Decimal(str(value))
         except ArithmeticError:
             self.fail(f"{value!r}: must be a number, such as 20", param, ctx)
-        if not amount.is_finite() or amount <= 0:
-            self.fail(f"{value!r}: must be more than 0", param, ctx)
+        if not (amount.is_finite() and 0 < amount <= MOST_MONEY):
+            self.fail(f"{value!r}: must be more than 0, and at most {MOST_MONEY:,}", param, ctx)
         return amount
 
 

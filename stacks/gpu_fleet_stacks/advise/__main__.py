@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gpu_fleet_image.core import listing
 from gpu_fleet_image.core.listing import Column, Listing
-from gpu_fleet_image.core.shared_options import TABLE, FiniteRange, form_option
+from gpu_fleet_image.core.shared_options import AMOUNT, CNY_PER_USD, TABLE, FiniteRange, form_option
 from gpu_fleet_stacks.advise import indicators, offers, programs, scorecard, scorecard_page
 from gpu_fleet_stacks.advise.demands import DISK, Advice, Demands, advice, profiles
 from gpu_fleet_stacks.advise.plan import (
@@ -43,21 +43,24 @@ from gpu_fleet_stacks.catalog.prices import read_on
 PIPE_WIDTH = 170
 NAMED = 3  # types that a line about those left out names
 EIGHT = 8
+MOST_GB = 1_000_000_000
+COUNT = click.IntRange(1, 1_000_000_000)
+MOST = 1e18  # parameters or tokens; amounts for more have too many digits
 
 
 class LargeNumber(click.ParamType[float]):
-    """A number of at least 1, such as 7e9 or 7000000000."""
+    """A number such as 7e9 or 7000000000."""
 
     name = "number"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse text that is no number, and numbers below 1."""
+        """Refuse text that is no number, and numbers outside of the range."""
         try:
             number = float(str(value))
         except ValueError:
             number = float("nan")
-        if not 1 <= number < float("inf"):
-            self.fail(f"{value!r} must be a number of at least 1, such as 7e9", param, ctx)
+        if not 1 <= number <= MOST:
+            self.fail(f"{value!r} must be a number from 1 to {MOST:g}, such as 7e9", param, ctx)
         return number
 
 
@@ -91,17 +94,15 @@ class VendorName(click.ParamType[str]):
 @click.command(epilog="\b\nExample:\n  gpu-fleet advise --params 7e9 --batch 32 --seq 2048 --tokens 2e10")
 @click.option("--params", type=LargeNumber(), required=True, help="Parameters of the model.")
 @click.option("--precision", type=click.Choice(get_args(Precision)), default="bf16", show_default=True)
-@click.option("--batch", type=click.IntRange(min=1), required=True, help="Sequences of an optimizer step.")
-@click.option("--seq", type=click.IntRange(min=1), required=True, help="Tokens of a sequence.")
+@click.option("--batch", type=COUNT, required=True, help="Sequences of an optimizer step.")
+@click.option("--seq", type=COUNT, required=True, help="Tokens of a sequence.")
 @click.option(
     "--tokens", type=LargeNumber(), help=f"Tokens in all; by default {TOKENS_PER_PARAMETER} a parameter."
 )
-@click.option("--layers", type=click.IntRange(min=1), help="Layers of the model; by default from its size.")
-@click.option(
-    "--width", type=click.IntRange(min=1), help="Width of a layer; by default from the model's size."
-)
+@click.option("--layers", type=COUNT, help="Layers of the model; by default from its size.")
+@click.option("--width", type=COUNT, help="Width of a layer; by default from the model's size.")
 @click.option("--days", type=FiniteRange(min=0, min_open=True), help="It must be done by then.")
-@click.option("--budget", type=FiniteRange(min=0, min_open=True), help="Most to pay, in --currency.")
+@click.option("--budget", type=AMOUNT, help="Most to pay, in --currency.")
 @click.option("--currency", type=click.Choice(["USD", "CNY"]), default="USD", show_default=True)
 @click.option(
     "--reserved-discount",
@@ -109,14 +110,12 @@ class VendorName(click.ParamType[str]):
     help="Share of the price that a reservation saves, 0 to 1.",
 )
 @click.option(
-    "--cny-per-usd",
-    type=FiniteRange(min=0, min_open=True),
-    help="To compare prices in yuan with dollars between vendors.",
+    "--cny-per-usd", type=CNY_PER_USD, help="To compare prices in yuan with dollars between vendors."
 )
 @click.option(
-    "--data-gb", type=FiniteRange(min=0, min_open=True), help="GB of training data on each instance."
+    "--data-gb", type=FiniteRange(0, MOST_GB, min_open=True), help="GB of training data on each instance."
 )
-@click.option("--data-iops", type=click.IntRange(min=1), help="Reads a second from where the data lies.")
+@click.option("--data-iops", type=COUNT, help="Reads a second from where the data lies.")
 @click.option("--region", type=RegionName(), help="Only there; prices of other regions never stand in.")
 @click.option(
     "--compliance",

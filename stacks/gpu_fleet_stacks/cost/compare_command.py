@@ -12,18 +12,12 @@ from click.core import ParameterSource
 
 from gpu_fleet_image.core import listing
 from gpu_fleet_image.core.csv_rows import csv_text
-from gpu_fleet_image.core.shared_options import CSV, JSON
-from gpu_fleet_stacks.core.errors import StacksError
+from gpu_fleet_image.core.shared_options import CSV, JSON, OutputFile
 from gpu_fleet_stacks.cost import compare_page, offers_file
 from gpu_fleet_stacks.cost.compare import compare, currency_of
 from gpu_fleet_stacks.settings import Stack
 
 PIPE_WIDTH = 150
-File = click.Path(dir_okay=False, path_type=Path)
-
-
-class CompareError(StacksError):
-    """A page that cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +46,7 @@ class CompareRequest:
         else:
             listing.console(PIPE_WIDTH).print(compare_page.table(listed))
         if self.html is not None:
-            try:
-                self.html.write_text(compare_page.html(stack.name, listed), encoding="utf-8")
-            except OSError as error:
-                raise CompareError(f"--html {self.html}: {error.strerror}") from error
+            self.html.write_text(compare_page.html(stack.name, listed), encoding="utf-8")
 
 
 def compare_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -78,12 +69,12 @@ def compare_options(command: Callable[..., None]) -> Callable[..., None]:
     made: Callable[..., None] = taking
     for option in (
         click.option(
-            "--html", metavar="FILE", type=File, help="Write the comparison as a page with pictures."
+            "--html", metavar="FILE", type=OutputFile(), help="Write the comparison as a page with pictures."
         ),
         click.option(
             "--offers",
             metavar="FILE",
-            type=File,
+            type=click.Path(dir_okay=False, path_type=Path),
             help="TOML with your vendor's offers and hardware of your own, to compare too.",
         ),
         click.option(

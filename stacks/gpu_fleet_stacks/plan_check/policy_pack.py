@@ -91,7 +91,8 @@ def ready(project: Path, report: Callable[[str], object]) -> PolicyPack:
 def _copy(pack: PolicyPack) -> None:
     """Copy the package of this gpu-fleet beside the environment, and remove any older copy."""
     target = pack.top / "stacks" / PACKAGE.name
-    shutil.rmtree(target, ignore_errors=True)
+    if target.exists():
+        shutil.rmtree(target)
     shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__", "Pulumi.*.yaml"))
 
 

@@ -157,7 +157,8 @@ def _short(path: Path) -> str:
 
 
 def _empty(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
     folder.mkdir(parents=True)
     return folder
 

@@ -211,8 +211,10 @@ def test_nothing_is_started_where_the_plan_passes_its_cap_or_the_question_is_dec
     cloud = PretendCloud(PretendClock())
 
     dear = run(cloud, tmp_path, "--yes", "--max-usd", "2")
+    endless = run(cloud, tmp_path, "--yes", "--max-usd", "1e30")
     declined = run(cloud, tmp_path, input="n\n")
 
+    assert "'1e30': must be more than 0, and at most 1,000,000,000" in endless.output
     assert (dear.exit_code, declined.exit_code) == (1, 1)
     assert "--max-usd allows 2.00 USD; at worst the run costs" in dear.output
     assert cloud.boxes == {}

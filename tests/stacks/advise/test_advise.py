@@ -400,12 +400,24 @@ def test_the_command_ranks_what_finishes_and_says_what_the_budget_allows():
     assert "Tencent Cloud (comparison)" in done.output
 
 
-@pytest.mark.parametrize("flag", ["--cny-per-usd", "--budget", "--data-gb"])
-def test_an_amount_of_nothing_is_refused_with_what_is_allowed(flag):
-    done = run("--params", "7e9", "--batch", "32", "--seq", "2048", flag, "0")
+@pytest.mark.parametrize(
+    ("flag", "text", "allowed"),
+    [
+        ("--cny-per-usd", "0.0", "0.0 is not in the range 1<=x<=100"),
+        ("--cny-per-usd", "1e+30", "1e+30 is not in the range 1<=x<=100"),
+        ("--budget", "0.0", "0.0 is not in the range 0<x<=1000000000"),
+        ("--budget", "1e+30", "1e+30 is not in the range 0<x<=1000000000"),
+        ("--data-gb", "1e+30", "1e+30 is not in the range 0<x<=1000000000"),
+        ("--tokens", "1e+30", "must be a number from 1 to 1e+18, such as 7e9"),
+        ("--width", "1" + "0" * 400, "is not in the range 1<=x<=1000000000"),
+    ],
+)
+def test_an_amount_of_nothing_or_of_too_much_is_refused_with_what_is_allowed(flag, text, allowed):
+    done = run("--params", "7e9", "--batch", "32", "--seq", "2048", flag, text)
 
     assert done.exit_code == 2
-    assert f"Invalid value for '{flag}': 0.0 is not in the range x>0." in done.output
+    assert f"Invalid value for '{flag}': " in done.output
+    assert allowed in done.output
 
 
 def test_one_type_that_a_stack_can_use_is_recommended_and_filters_and_top_cut_the_ranking():

@@ -8,12 +8,15 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from gpu_fleet_stacks.core.signals import ended_like_by_keyboard
 from gpu_fleet_stacks.rehearsal import processes
+from gpu_fleet_stacks.rehearsal.__main__ import rehearse
+from gpu_fleet_stacks.settings import stack_files
 from tests.ran import ran
 
 ROOT = Path(__file__).parents[3]
@@ -112,6 +115,14 @@ def test_a_wrong_name_is_answered_with_the_stacks_there_are():
     assert done.returncode == 1
     assert "no stack 'prodd'; known:" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_former_result_that_cannot_be_removed_is_named_with_the_reason(tmp_path):
+    (tmp_path / "rehearsal").mkdir()
+    (tmp_path / "rehearsal/aws-dev").write_text("a file, which even root cannot remove as a folder\n")
+
+    with pytest.raises(NotADirectoryError, match=r"rehearsal/aws-dev"):
+        rehearse(Mock(), Mock(), stack_files.settings_of("aws-dev"), tmp_path)
 
 
 def test_a_rehearsal_that_is_terminated_leaves_no_process_of_an_act_behind(tmp_path):

@@ -146,3 +146,11 @@ def test_the_group_itself_answers_h_and_reports_a_wrong_option_as_its_commands_d
 
     assert CliRunner().invoke(group, ["-h"]).output.startswith("Usage: train")
     assert "\nerror: No such option '--bogus'" in CliRunner().invoke(group, ["--bogus"]).stderr
+
+
+def test_an_unknown_command_is_answered_with_those_that_help_shows():
+    group = LazyGroup(
+        "train", commands={"start": click.Command("start"), "work": click.Command("work", hidden=True)}
+    )
+
+    assert CliRunner().invoke(group, ["bogus"]).stderr.endswith("no such command: bogus; known: start\n")

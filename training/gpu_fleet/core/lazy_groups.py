@@ -119,16 +119,21 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list in `--help` with whole sentences, where click cuts them to the line."""
-        commands = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
-        shown = [command for command in commands if command is not None and not command.hidden]
         with formatter.section("Commands"):
-            formatter.write_dl([(str(each.name), each.get_short_help_str(SENTENCE)) for each in shown])
+            formatter.write_dl(
+                [(str(each.name), each.get_short_help_str(SENTENCE)) for each in self._shown(ctx)]
+            )
+
+    def _shown(self, ctx: click.Context) -> list[click.Command]:
+        commands = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
+        return [command for command in commands if command is not None and not command.hidden]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
-            ctx.fail(f"no such command: {args[0]}{suggestion(args[0], self.list_commands(ctx))}")
+            known = [str(command.name) for command in self._shown(ctx)]
+            ctx.fail(f"no such command: {args[0]}{suggestion(args[0], known)}")
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:

@@ -202,7 +202,8 @@ class Guard:
         former = self.directory / OURS / name
         if self._leads and (self.directory / name).is_dir():
             with self._leaving(), on_disk(former):
-                shutil.rmtree(former, ignore_errors=True)
+                if former.exists():
+                    shutil.rmtree(former)
                 (self.directory / name).rename(former)
         self.where.barrier()
         yield
@@ -217,7 +218,8 @@ class Guard:
                 if (place / self._mark).exists():
                     shutil.rmtree(former)
                 else:
-                    shutil.rmtree(place, ignore_errors=True)
+                    if place.exists():
+                        shutil.rmtree(place)
                     former.rename(place)
 
     def saved(self, *, last: bool = False) -> None:

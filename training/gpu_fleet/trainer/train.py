@@ -17,7 +17,7 @@ from gpu_fleet.preemption.interrupt import nothing_to_save
 
 @click.command(
     context_settings={"ignore_unknown_options": True},
-    epilog="\b\nExample:\n  gpu-fleet train start training/examples/digits.toml --run.epochs 1",
+    epilog="\b\nExample:\n  gpu-fleet train start digits.toml --run.epochs 1",
 )
 @click.argument("config_file", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)

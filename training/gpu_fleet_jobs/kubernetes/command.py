@@ -23,7 +23,7 @@ from gpu_fleet_jobs.submitted.run_files import inner
 
 @click.command(
     context_settings={"ignore_unknown_options": True},
-    epilog="\b\nExample:\n  gpu-fleet train render --kubernetes training/examples/digits.toml --nodes 2 "
+    epilog="\b\nExample:\n  gpu-fleet train render --kubernetes digits.toml --nodes 2 "
     "--image ghcr.io/you/trainer:1 --claim datasets --checkpoint.uri s3://bucket/you/digits",
 )
 @click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path, dir_okay=False))

@@ -78,7 +78,7 @@ class LaunchPlan:
 
 @click.command(
     context_settings={"ignore_unknown_options": True},
-    epilog="\b\nExample:\n  gpu-fleet train launch training/examples/digits.toml --dry-run",
+    epilog="\b\nExample:\n  gpu-fleet train launch digits.toml --dry-run",
 )
 @click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)

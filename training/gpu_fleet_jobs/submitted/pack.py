@@ -48,8 +48,7 @@ class Parcel:
 @click.command(
     hidden=True,
     context_settings={"ignore_unknown_options": True},
-    epilog="\b\nExample:\n  gpu-fleet train pack training/examples/digits.toml --out run.zip "
-    "--include data/digits",
+    epilog="\b\nExample:\n  gpu-fleet train pack digits.toml --out run.zip --include data/digits",
 )
 @click.argument("words", metavar="CONFIG|COMMAND", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The archive.")

@@ -20,7 +20,7 @@ from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import job_use
 from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.cloud import LEDGER_URI
-from gpu_fleet_image.core.counting import counted
+from gpu_fleet_image.core.counting import counted, left_uncounted
 from gpu_fleet_image.core.holds import account_named
 from gpu_fleet_image.core.place import Asked, Place, Subject, account_of
 from gpu_fleet_image.core.policy import Policy
@@ -127,7 +127,7 @@ def text_of(wanted: RowsWanted, meant: Subject, asked: Asked, store: Store, mont
 def _note_least(policy: Policy, record: MonthRecord) -> None:
     """Print a warning on standard error about what the costs lack."""
     if policy.budget and policy.budget.lacks:
-        note(f"warning: without a public price, not counted: {', '.join(policy.budget.lacks)}")
+        note(f"warning: {left_uncounted(policy.budget.lacks)}")
     unpriced = {
         key for day in record.days for key, share in day.instances.items() if not share.instance.priced
     }

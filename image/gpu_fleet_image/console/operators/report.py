@@ -25,7 +25,7 @@ from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.options import subject_options
 from gpu_fleet_image.core.place import Asked, Subject, subject
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
-from gpu_fleet_image.core.shared_options import CSV, JSON
+from gpu_fleet_image.core.shared_options import CSV, JSON, OutputFile
 from gpu_fleet_image.core.store import Store
 
 PAGE = "page"
@@ -67,7 +67,7 @@ PAGE = "page"
 @click.option(
     "--to",
     "output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     help="Output file; by default saved-MONTH.html, day-DAY.html or waste-DAYS.html; rows are printed.",
 )
 @subject_options
@@ -103,13 +103,13 @@ def report(
         if output is None:
             click.echo(rows, nl=False)
         else:
-            _write(output, rows)
+            output.write_text(rows, encoding="utf-8")
         return
     name, text, summary = (
         _waste(meant, waste_days, form) if waste_days else _day(meant, day) if day else _month(meant, month)
     )
     path = output or Path(name)
-    _write(path, text)
+    path.write_text(text, encoding="utf-8")
     click.echo(f"{summary}: {path}")
 
 
@@ -121,13 +121,6 @@ def _refuse(wanted: charged.RowsWanted, spans: Mapping[str, str | int | None]) -
         given.insert(0, wanted.option)
     if len(given) > 1:
         raise ConfigurationError(f"{' and '.join(given)}; allowed: one of them")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--to {path}: {error.strerror}") from error
 
 
 def _for_programs(meant: Subject, month: Month, day: str, form: str) -> str:

@@ -22,6 +22,7 @@ from gpu_fleet_image.core.model import ENDS, Verdict
 from gpu_fleet_image.core.options import now_option, subject_options
 from gpu_fleet_image.core.place import Asked, subject
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
+from gpu_fleet_image.core.shared_options import OutputFile
 from gpu_fleet_image.core.times import format_span, format_time
 
 EXIT_FAILED = 1
@@ -32,9 +33,7 @@ STYLES = {Verdict.MARK: "yellow", Verdict.WAIT: "yellow", Verdict.ALERT: "red", 
 @subject_options
 @click.option("--dry-run/--live", default=True, show_default=True, help="Decide and report only, or act.")
 @now_option
-@click.option(
-    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here as JSON."
-)
+@click.option("--report", type=OutputFile(), help="Write the report here as JSON.")
 @click.option("--override-breaker", is_flag=True, help="Override the mass-idle breaker.")
 def sweep(
     asked: Asked,
@@ -68,10 +67,7 @@ def sweep(
         result = conclude(cloud, policy, result)
     _show(result)
     if report is not None:
-        try:
-            report.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(f"--report {report}: {error.strerror}") from error
+        report.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
     if result.failed:
         sys.exit(EXIT_FAILED)
 

@@ -28,12 +28,11 @@ from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.options import POOL_NAME, stack_options
 from gpu_fleet_image.core.place import Asked
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
-from gpu_fleet_image.core.shared_options import CSV, JSON, FiniteRange, form_option, note
+from gpu_fleet_image.core.shared_options import AMOUNT, CNY_PER_USD, CSV, JSON, FiniteRange, form_option, note
 from gpu_fleet_image.core.times import format_time
 
 DOCUMENT, PAGE = "poc.json", "poc.html"
 PIPE_WIDTH = 180
-MOST_USD = 1_000_000_000  # sums keep their cents
 EXIT_NOT_PASSED = 1
 
 
@@ -68,7 +67,7 @@ class NodeCounts(click.ParamType[tuple[int, ...]]):
 @click.option("--nodes", "counts", type=NodeCounts(), default="1,2", show_default=True, help="Instances.")
 @click.option(
     "--max-usd",
-    type=FiniteRange(0, MOST_USD, min_open=True),
+    type=AMOUNT,
     help="Most that it may cost; needed to measure.",
 )
 @click.option(
@@ -99,7 +98,7 @@ class NodeCounts(click.ParamType[tuple[int, ...]]):
 )
 @click.option("--as", "account", metavar="ACCOUNT", help="Your account on the instances, as in `submit`.")
 @click.option(
-    "--cny-per-usd", type=FiniteRange(1, 100), help="Rate for a stack whose prices are in CNY, such as 7.1."
+    "--cny-per-usd", type=CNY_PER_USD, help="Rate for a stack whose prices are in CNY, such as 7.1."
 )
 @click.option(
     "--seconds",

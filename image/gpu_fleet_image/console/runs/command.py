@@ -71,7 +71,7 @@ def _not_empty(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 @click.command(
     context_settings={"ignore_unknown_options": True},
-    epilog="\b\nExamples:\n  gpu-fleet submit training/examples/digits.toml --pool dev --stack aws-dev "
+    epilog="\b\nExamples:\n  gpu-fleet submit digits.toml --pool dev --stack aws-dev "
     "--include data/digits\n  gpu-fleet submit --pool dev --stack aws-dev -- python train.py --lr 0.1",
 )
 @click.argument("words", metavar="CONFIG|COMMAND", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -145,6 +145,7 @@ def submit(
     not start.
     """
     asked.refuse_pool("--pool", pool)
+    _refuse_missing(words[0], include)
     if checkpoints and nodes > 1:
         raise ConfigurationError(
             f"--checkpoints {checkpoints}: saves one folder; with --nodes {nodes} your program must save "
@@ -183,6 +184,14 @@ def submit(
         sys.exit(EXIT_FAILED)
     where = f"--stack {desk.policy.stack}"
     click.echo(f"gpu-fleet logs -f {job.run} {where}; gpu-fleet cancel {job.run} {where}")
+
+
+def _refuse_missing(word: str, include: Sequence[str]) -> None:
+    """Refuse files that are not here, before a cloud is asked. Raises ConfigurationError."""
+    config = [("CONFIG", word)] if word.endswith(".toml") else []
+    for said, path in (*config, *(("--include", path) for path in include)):
+        if not Path(path).exists():
+            raise ConfigurationError(f"{said} {path!r}: there is no such file or folder")
 
 
 def _trainer_flags(allow: Sequence[str], branch: str) -> list[str]:

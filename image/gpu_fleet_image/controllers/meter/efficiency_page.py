@@ -8,7 +8,7 @@ from decimal import Decimal
 from gpu_fleet_image.controllers.meter.efficiency import Efficiency, PoolUse, Use
 from gpu_fleet_image.controllers.meter.meter import SHARED
 from gpu_fleet_image.core import report_page
-from gpu_fleet_image.core.counting import counted
+from gpu_fleet_image.core.counting import counted, left_uncounted
 
 _COLORS = {"computing": "#1b4332", "unknown": "#8a949e", "idle": "#e9c46a", "saved": "#2a6f97"}
 # A bar below the name of its pool, in a drawing that a narrow screen shrinks to two thirds.
@@ -80,7 +80,7 @@ def _notes(day: Efficiency) -> Iterator[str]:
             "than shown; add the type to budget.assume."
         )
     if day.lacks:
-        yield f"Without a public price, not counted: {', '.join(day.lacks)}."
+        yield f"Costs are {left_uncounted(day.lacks)}."
     unknown = day.total("unknown")
     if unknown:
         yield f"For {_number(unknown)} GPU hours there is no report whether GPUs computed."

@@ -11,7 +11,7 @@ from gpu_fleet_image.controllers.meter.meter import ReservedUse
 from gpu_fleet_image.controllers.meter.meter_state import MeterReading
 from gpu_fleet_image.controllers.meter.team_budgets import TeamSpending, as_text
 from gpu_fleet_image.core.budget_policy import BudgetPolicy
-from gpu_fleet_image.core.counting import counted
+from gpu_fleet_image.core.counting import counted, left_uncounted
 from gpu_fleet_image.core.metrics import (
     METRIC_FREEZE,
     METRIC_HOUR_COST,
@@ -109,7 +109,7 @@ def line_of(spending: Spending) -> str:
     if spending.unpriced:
         line += f"; {counted(spending.unpriced, 'instance')} without a price: not counted"
     if spending.budget.lacks:
-        line += f"; without a public price, not counted: {', '.join(spending.budget.lacks)}"
+        line += f"; {left_uncounted(spending.budget.lacks)}"
     if spending.budget.borrowed:
         line += f"; by prices of {', '.join(spending.budget.borrowed)}, for want of the region's own"
     for use in spending.reserved:

@@ -247,7 +247,7 @@ REFUSED = {
     "two where one is asked for": (("--instance", "i-0", "--instance", "i-1"), "as many as --nodes 1"),
     "no account's name": (("--as", "Ada!"), "--as 'Ada!'; allowed: your account of access.people"),
     "data that stay here": (("--data.path", "data/other"), "data.path = 'data/other': instances do not have"),
-    "what is not here": (("--include", "nothing"), "--include = 'nothing': must be a file or folder below"),
+    "what is not here": (("--include", "nothing"), "--include 'nothing': there is no such file or folder"),
     "no such key": (("--run.stepps", "7"), "run.stepps"),
     "no such key with =": (("--run.stepps=7",), "run.stepps"),
     "a folder above": (("--run.directory", "../x"), "run.directory = '../x': must be below the folder"),

@@ -104,7 +104,7 @@ def test_a_day_with_instances_without_a_price_says_at_least():
     assert "at least" not in mail(summed({"i-1": share()}, {}), "s3://there")
     lacking = mail(replace(summed({"i-1": share()}, {}), lacks=("log",)), "s3://there")
     assert "at least 24.00 USD" in lacking
-    assert "Without a public price, not counted: log." in lacking
+    assert "Costs are without a public price, not counted: log." in lacking
 
 
 def test_the_ten_that_left_most_money_idle_come_dearest_first():

@@ -229,7 +229,7 @@ def test_what_users_write_into_tags_is_shown_as_they_wrote_it(fleet, tmp_path, c
     assert text in result.output
 
 
-def test_a_report_that_cannot_be_written_is_one_message_after_what_was_done(fleet, tmp_path, monkeypatch):
+def test_a_report_that_cannot_be_written_is_one_message_before_anything_is_done(fleet, tmp_path, monkeypatch):
     fleet.start()
     path, gone = write_policy(tmp_path / "policy.json"), tmp_path / "gone/report.json"
     set_clock(monkeypatch, NOW)
@@ -237,9 +237,9 @@ def test_a_report_that_cannot_be_written_is_one_message_after_what_was_done(flee
 
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
 
-    assert result.exit_code == 1
-    assert "1 instance, 0 marked, 0 terminated or stopped" in result.output
-    assert f"error: --report {gone}: No such file or directory" in result.output
+    assert result.exit_code == 2
+    assert "0 terminated or stopped" not in result.output
+    assert f"'--report': '{gone}': {gone.parent} is no folder in which you may write" in result.output
 
 
 @pytest.mark.parametrize("shift", [timedelta(days=30), timedelta(0), timedelta(days=-1)])
