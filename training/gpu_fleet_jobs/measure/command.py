@@ -86,7 +86,7 @@ def measure(*, in_node: bool, seconds: float, size_mib: int, as_rank: int | None
 
 @click.command(
     context_settings={"ignore_unknown_options": True},
-    epilog="\b\nExample:\n  gpu-fleet train bench training/examples/digits.toml --turns 2",
+    epilog="\b\nExample:\n  gpu-fleet train bench digits.toml --turns 2",
 )
 @click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
