@@ -33,7 +33,6 @@ TRIPS = {
         "training/gpu_fleet/trainer/prepared_run.py",
         "training/gpu_fleet/trainer/loop.py",
         "training/gpu_fleet/step/spread.py",
-        "training/gpu_fleet/step/evaluation.py",
     ],
     "image/gpu_fleet_image/controllers/sweep/README.md": [
         "image/gpu_fleet_image/instance/agent/sensors/gpu.py",
@@ -77,7 +76,6 @@ HANDED_ON = {
 SWEEP = "image/gpu_fleet_image/controllers/sweep"
 # Stop that the one before reaches only through an object -> the stop that provides the object.
 BY_AN_OBJECT = {
-    "training/gpu_fleet/step/spread.py": "training/gpu_fleet/trainer/prepared_run.py",
     f"{SWEEP}/sweep.py": f"{SWEEP}/evidence.py",
     f"{SWEEP}/carry_out.py": f"{SWEEP}/sweep.py",
 }

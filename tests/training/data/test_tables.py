@@ -15,8 +15,8 @@ from gpu_fleet.core.user_code import Parts
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
 from gpu_fleet.data.images import decode
-from gpu_fleet.data.opening import open_data
 from gpu_fleet.data.tables import damaged_line, table_files
+from gpu_fleet.trainer.prepared_run import open_data
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on
 
