@@ -151,6 +151,28 @@ def test_steps_without_a_gradient_are_refused(pictures, tmp_path):
     assert "no parameter has a gradient after the first step" in heard
 
 
+class WithList(Followed):
+    """Model with a layer in a list, where neither the optimizer nor a checkpoint finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = [nn.Linear(10, 10)]
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.others[0](super().forward(pictures))
+
+
+def test_a_model_that_hides_a_layer_in_a_list_is_refused_at_the_first_step(pictures, tmp_path):
+    table = followed(pictures, tmp_path / "run")
+    table["model"]["name"] = f"{HERE}:WithList"
+
+    status, heard = tried_alone(table, tmp_path)
+
+    assert status == FAILED_FOR_GOOD
+    assert f"model.name = '{HERE}:WithList': others holds parameters that get gradients" in heard
+    assert local.steps(tmp_path / "run/checkpoints") == []
+
+
 @pytest.mark.parametrize("detached", [True, False])
 def test_a_loop_that_trains_nothing_does_not_finish(detached, tmp_path, capsys):
     model = nn.Linear(2, 1)

@@ -23,7 +23,7 @@ from gpu_fleet.integrations.claim import FolderClaim
 from gpu_fleet.integrations.folder_copy.files import OURS
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
-from gpu_fleet.step.checks import check_weights
+from gpu_fleet.step.checks import AttributeCheck, check_weights, look
 from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, PATIENCE_S, ObjectStore, patiently
 
 BETWEEN_S = 30.0  # longest wait for a disturbed bucket while the loop waits
@@ -129,6 +129,11 @@ class Guard:
         """End all ranks before a save, or at the end, if the weights are no finite numbers."""
         with self._leaving():
             check_weights(models, self._where, step)
+
+    def look(self, checks: Iterable[AttributeCheck], *, says: bool, saving: bool = False) -> None:
+        """Look at a model's attributes; end all ranks if it trains parameters that no checkpoint holds."""
+        with self._leaving():
+            look(checks, says=says, saving=saving)
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[None]:
