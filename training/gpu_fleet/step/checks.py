@@ -24,6 +24,7 @@ NO_STATE = object()  # in place of a value that cannot be compared, or belongs t
 DEPTH = 3  # of nested lists, dictionaries and objects
 OF_MODULE = vars(nn.Module()).keys()
 OF_OPTIMIZER = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"_opt_called", "_step_count"}  # of schedules
+MOST_WITHOUT_UPDATE = 1000  # steps; a GradScaler skips some 40 at most, and few loops accumulate so many
 ADVICE = "look for a detach, an item or a no_grad between the parameters and the loss"
 DIVERGED = (
     "after step {step}, which is not saved; a gradient was none: look for a root of 0 or a quotient 0 / 0 in "
@@ -297,11 +298,12 @@ class GradientWatch:
         self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
         self._where = where
         self._proven = self._agreed = not self._parameters
+        self._may_wait = True  # for an update: gradients of several steps may make one
         self._before = outlines(self._parameters)
         known = [p for p in self._parameters if not nn.parameter.is_lazy(p)]
         self._hooks = [p.register_post_accumulate_grad_hook(self._note) for p in known]
         self._updates = 0  # of all optimizers
-        self._hooks += [optimizer.register_step_pre_hook(self._count) for optimizer in given]
+        self._counters = [optimizer.register_step_pre_hook(self._count) for optimizer in given]
 
     def _note(self, _parameter: Tensor) -> None:
         self._proven = True
@@ -309,18 +311,18 @@ class GradientWatch:
     def _count(self, *_: object) -> None:
         self._updates += 1
 
-    def passed(self, done: int) -> None:
-        """Check the `done`-th step; remove the hooks once they have served, as later steps pay for them."""
+    def passed(self, done: int, *, ended: bool) -> None:
+        """Check the `done`-th step, the last one if `ended`; remove hooks that have served."""
+        self._may_wait = not ended and done < MOST_WITHOUT_UPDATE
         held = any(p.grad is not None for p in self._parameters) if done == 1 else False
         if held and not self._updates and self._where.leads:
             log.warning(
                 "not exact: the first step of the loop computes gradients and updates nothing, and a "
                 "checkpoint holds no gradients; let each step of run.steps end with an update"
             )
-        if self._proven:
-            for hook in self._hooks:
-                hook.remove()
-            self._hooks = []
+        for hooks, served in ((self._hooks, self._proven), (self._counters, self._updates)):
+            while served and hooks:
+                hooks.pop().remove()
 
     def check(self, step: int) -> None:
         """Check a state before its save; raises UntrainedError or DivergenceError on all ranks."""
@@ -328,10 +330,17 @@ class GradientWatch:
         check_weights(self._modules, self._where, step)
 
     def _check_trained(self) -> None:
-        """Raise UntrainedError on all ranks if no rank has seen a gradient or another weight."""
+        """Raise UntrainedError on all ranks if no rank has seen a gradient, or after the wait an update."""
         if self._agreed:
             return
-        proven = self._proven or outlines(self._parameters) != self._before
-        self._agreed = any(has for (has,) in self._where.gather_numbers(proven))
-        if not self._agreed:
+        served = self._proven and self._updates > 0
+        changed = not served and outlines(self._parameters) != self._before
+        of_ranks = self._where.gather_numbers(self._proven or changed, self._updates > 0 or changed)
+        if not any(proven for proven, _ in of_ranks):
             raise untrained(f"Run: no parameter has got a gradient or changed in any step: {ADVICE}")
+        self._agreed = any(has for _, has in of_ranks)
+        if not (self._agreed or self._may_wait):
+            raise untrained(
+                "Run: the steps compute gradients, and none has changed a parameter: call optimizer.step(), "
+                "of the optimizer that Run was given"
+            )
