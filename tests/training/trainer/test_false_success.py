@@ -100,6 +100,22 @@ def test_a_value_that_no_checkpoint_gives_back_is_named_with_its_place(value):
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "tensor"),
+    [
+        ("sparse", torch.eye(2).to_sparse()),
+        ("meta", torch.zeros(2, device="meta")),
+        ("nested", torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])),
+    ],
+    ids=["sparse", "meta", "nested"],
+)
+def test_a_tensor_without_dense_values_is_named_with_its_place(kind, tensor):
+    with pytest.raises(
+        UnreadableError, match=rf"its state_dict holds a {kind} tensor at \['kept'\], which a"
+    ):
+        plain({"kept": tensor}, "Run(optimizer=...)")
+
+
 class Remembering(torch.optim.SGD):
     """Optimizer that keeps the last gradients in a deque."""
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gpu_fleet.core.containers import plain
 from gpu_fleet.core.errors import ConfigError, DivergenceError, UntrainedError
 from gpu_fleet.core.user_code import is_class_of_user
 from gpu_fleet.core.world import World
@@ -39,10 +40,10 @@ class BufferCheck:
     def __init__(self, model: nn.Module, what: str, others: Iterable[Any] = ()) -> None:
         """Note the state of the model `what`, without that of `others`, which are saved too.
 
-        Raises ConfigError for a buffer that takes no values.
+        Raises ConfigError for a buffer that takes no values, UnreadableError for other states.
         """
         self._model, self._what = model, what
-        saved = model.state_dict().keys()
+        saved = plain(model.state_dict(), what)
         self._shapes = {}
         for name, buffer in model.named_buffers():
             if name in saved and not nn.parameter.is_lazy(buffer):
@@ -51,16 +52,6 @@ class BufferCheck:
         self._attributes = check_of_model(model, what, others=others)
 
     def _check_kind(self, name: str, buffer: Tensor) -> None:
-        if buffer.layout != torch.strided:
-            raise ConfigError(
-                f"{self._what}: buffer {name} is of layout {buffer.layout}, which cannot be saved; register "
-                "its indices and values, and build it in forward"
-            )
-        if buffer.is_quantized:
-            raise ConfigError(
-                f"{self._what}: buffer {name} is quantized ({buffer.dtype}), which cannot be saved; register "
-                "its int_repr(), scale and zero point, and build it in forward"
-            )
         if not takes_values(buffer):
             raise ConfigError(
                 f"{self._what}: several elements of buffer {name} share memory, so it could not be loaded "
@@ -160,7 +151,7 @@ def unsaved(model: nn.Module, what: str, left_out: Container[str], known: Contai
         if type(module).get_extra_state is not nn.Module.get_extra_state or is_metric:
             continue
         attributes = {name: value for name, value in vars(module).items() if name not in left_out}
-        plain = _outlines_of(attributes)
+        outlined = _outlines_of(attributes)
         for name, value in attributes.items():
             hidden = [tensor for tensor in _tensors_in(value) if id(tensor) not in known]
             if any(tensor.grad is not None for tensor in hidden):
@@ -170,8 +161,8 @@ def unsaved(model: nn.Module, what: str, left_out: Container[str], known: Contai
                     "nn.ModuleList, nn.ModuleDict or nn.ParameterList, or requires_grad_(False) if frozen"
                 )
             if hidden:
-                plain[name] = plain.get(name), outlines(hidden, bound_of_each(hidden))
-        state |= {f"{path}.{name}".removeprefix("."): value for name, value in plain.items()}
+                outlined[name] = outlined.get(name), outlines(hidden, bound_of_each(hidden))
+        state |= {f"{path}.{name}".removeprefix("."): value for name, value in outlined.items()}
     return state
 
 
