@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -185,13 +186,30 @@ def test_grey_values_of_sixteen_bits_are_scaled_to_eight(kind):
     assert pixels.tolist() == [[[0, 1], [128, 255]]] * 3
 
 
+def test_a_tiff_that_says_twelve_bits_is_scaled_by_them():
+    values = bytes([0x00, 0x01, 0x00, 0x80, 0x0F, 0xFF])  # two in three bytes: 0, 256, 2048, 4095
+    tags = {256: 2, 257: 2, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: 2, 279: len(values)}
+    head = b"II*\0" + (8 + len(values)).to_bytes(4, "little")
+    entries = (struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    content = head + values + struct.pack("<H", len(tags)) + b"".join(entries) + bytes(4)
+
+    pixels = decode(content, config.Data(path="x"), False, np.random.default_rng(0))
+
+    assert pixels.tolist() == [[[0, 16], [128, 255]]] * 3
+
+
 @pytest.mark.parametrize(
     ("picture", "options", "why"),
     [
         (Image.fromarray(np.ones((2, 2), np.float32)), {}, "mode F"),
+        (
+            Image.fromarray(np.full((2, 2), 4095, np.uint16)),
+            {},
+            "of 16 bits end at 4095, as those of a camera",
+        ),
         (PAGE, {"save_all": True, "append_images": [PAGE]}, "holds 2 pictures"),
     ],
-    ids=["values of an unknown range", "several pictures"],
+    ids=["values of an unknown range", "values of twelve bits", "several pictures"],
 )
 def test_what_is_no_picture_is_no_sample(picture, options, why):
     out = io.BytesIO()
