@@ -11,8 +11,8 @@ from gpu_fleet_image.controllers.sweep.situation import Case
 from gpu_fleet_image.core.handshake import Reply, replies_of
 from gpu_fleet_image.core.marks import Mark, give_back_of, mark_of
 from gpu_fleet_image.core.model import TAG_WITHDRAWN, Decision, Verdict
-from gpu_fleet_image.core.policy import IDLE_ON_REQUEST
-from gpu_fleet_image.core.times import format_span, format_time, is_quiet
+from gpu_fleet_image.core.policy import IDLE_ON_REQUEST, is_quiet
+from gpu_fleet_image.core.times import format_span, format_time
 
 
 def forgotten(case: Case) -> Decision:
