@@ -243,7 +243,8 @@ def read(
         elif part.name in value:
             values[name] = part.shape.read(value[part.name], _at(where, part.name), problems, "")
         elif part.is_required:
-            problems.append(f"{_at(where, part.name)} is missing; allowed: {part.shape.allowed}")
+            near = nearest(part.name, value.keys() - {other.name for other in parts.values()})
+            problems.append(f"{_at(where, part.name)} is missing; allowed: {part.shape.allowed}{near}")
     if not issubclass(kind, Record):
         unknown = value.keys() - parts.keys()
         problems += [
@@ -449,7 +450,7 @@ class _Part:
 
 @cache
 def _parts(kind: Any) -> Mapping[str, _Part]:
-    """Return the fields of a dataclass. A program always writes the whole of a record."""
+    """Return the fields of a dataclass, its version first. A program always writes the whole of a record."""
     hints, is_record = get_type_hints(kind, include_extras=True), issubclass(kind, Record)
     return {
         known.name: _Part(
@@ -461,7 +462,7 @@ def _parts(kind: Any) -> Mapping[str, _Part]:
             else known.default is MISSING and known.default_factory is MISSING,
             *(flag in known.metadata for flag in ("flat", "key", "left out")),
         )
-        for known in fields(kind)
+        for known in sorted(fields(kind), key=lambda known: known.name != "schema_version")
     }
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import IntEnum
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from gpu_fleet_image.core.budget_policy import BudgetPolicy
+from gpu_fleet_image.core.cloud import FreezableGroups
 from gpu_fleet_image.core.document import MAY_LACK, Form, Record
 from gpu_fleet_image.core.model import Group
 
@@ -43,19 +44,6 @@ def _stage(word: object) -> FreezeStage:
 
 
 _WORD = Form("open, capped, closed", _stage, lambda stage: stage.word)
-
-
-class FreezableGroups(Protocol):
-    """Actions on a scaling group, on either cloud; each raises CloudError."""
-
-    def limit(self, group: str, max_size: int) -> None:
-        """Limit a group to ``max_size`` instances; it terminates none."""
-
-    def close(self, group: str) -> None:
-        """Keep a group from starting instances."""
-
-    def open(self, group: str) -> None:
-        """Let a group start instances again."""
 
 
 @dataclass(frozen=True)
