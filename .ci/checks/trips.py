@@ -45,7 +45,6 @@ TRIPS = {
         "image/gpu_fleet_image/controllers/sweep/sweep.py",
         "image/gpu_fleet_image/controllers/sweep/verdict.py",
         "image/gpu_fleet_image/controllers/sweep/idle_rules.py",
-        "image/gpu_fleet_image/controllers/sweep/next_step.py",
         "image/gpu_fleet_image/core/handshake.py",
         "image/gpu_fleet_image/instance/agent/answers.py",
         "image/gpu_fleet_image/instance/agent/listening.py",

@@ -286,7 +286,7 @@ def kept_records(store: Store) -> JobRecords | None:
 
     def read() -> JobRecords | None:
         stored = store.newest(job_records.JOBS, job_records.LONGEST)
-        return job_records.records_of(stored.content) if stored else None
+        return job_records.JobRecords.from_json(stored.content, job_records.JOBS) if stored else None
 
     return _unless_damaged("queue-books-new", read)
 

@@ -34,7 +34,6 @@ from gpu_fleet_image.core.capacity import (
     Trouble,
     asked,
     caller_in,
-    state_of,
 )
 from gpu_fleet_image.core.cloud import SweepCloud
 from gpu_fleet_image.core.model import Group, Inventory
@@ -121,7 +120,7 @@ class _Mover:
         """Read, decide, record, carry out."""
         now = self._clock()
         stored = self._store.get(STATE)
-        before = state_of(stored.content) if stored else MoverState()
+        before = MoverState.from_json(stored.content, STATE) if stored else MoverState()
         requests = self._requests(now, before.requests)
         fleet = self._cloud.instances.fleet()
         view = PoolView(
@@ -266,7 +265,7 @@ class _Mover:
         """
         if self._policy.has_queue and all(failure.step != _METER for failure in self._failures):
             try:
-                self._store.put(GROWTH, growth.to_json(view.money, totals(view, before), view.now))
+                self._store.put(GROWTH, growth.of(view.money, totals(view, before), view.now).to_json())
             except CloudError as error:
                 self._failures.append(Failure("*", "say what may grow", str(error)))
 

@@ -307,7 +307,7 @@ def written(day, use):
     """Write a day of the meter and one of the queue into the bucket."""
     for key, content in (
         (f"reaper/days/{day.date:%Y/%m}/{day.name}.json", day.to_json()),
-        (f"reaper/{job_use.key_of(day.name)}", job_use.to_json(use)),
+        (f"reaper/{job_use.key_of(day.name)}", use.to_json()),
     ):
         client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(content))
 

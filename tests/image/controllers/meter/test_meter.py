@@ -20,7 +20,7 @@ from gpu_fleet_image.controllers.meter.meter import (
     unpriced,
     with_spot_prices,
 )
-from gpu_fleet_image.controllers.meter.meter_state import Unused, from_json
+from gpu_fleet_image.controllers.meter.meter_state import MeterReading, Unused
 from gpu_fleet_image.core.budget_policy import PaidReservation
 from gpu_fleet_image.core.model import Group
 from gpu_fleet_image.core.reaper_errors import CloudError
@@ -154,7 +154,7 @@ def test_a_month_with_an_hour_that_has_no_price_is_a_least_one_until_it_ends():
     during = metered(at_noon(nameless), fleet(nameless), NOON + HOUR)
     after = metered(during, fleet(), NOON + 2 * HOUR)
     later = metered(after, fleet(), NOON + 3 * HOUR)
-    kept = from_json(json.loads(json.dumps(later.to_json())), "meter.json")
+    kept = MeterReading.from_json(json.loads(json.dumps(later.to_json())), "meter.json")
     december = metered(kept, fleet(), datetime(2026, 12, 1, 1, tzinfo=UTC))
 
     assert (during.at_least, after.at_least, kept.at_least) == (True, True, True)
@@ -203,7 +203,7 @@ def test_what_is_reserved_is_paid_whether_used_or_not_and_an_end_inside_it_saves
     assert reading.month["dev"] == 3 * 2 * Decimal(2) + disks
     assert reading.day.unused == {"dev": {"": Unused(3600 * (3 + 2), Decimal(5 * 2))}}
     assert reading.day.saved == {}
-    assert from_json(json.loads(json.dumps(reading.to_json())), "meter.json") == reading
+    assert MeterReading.from_json(json.loads(json.dumps(reading.to_json())), "meter.json") == reading
 
 
 SEVERAL = {
@@ -237,7 +237,7 @@ def test_each_reservation_is_paid_until_it_ends_and_no_instance_of_another_uses_
     assert reading.day.unused == {"dev": {"cr-b": Unused(2 * 4 * 3600, Decimal(16))}}
     assert uses == [ReservedUse("dev", "cr-b", 0, 2)]
     assert detached.day.unused["dev"]["cr-b"].seconds == 2 * 5 * 3600
-    assert from_json(json.loads(json.dumps(detached.to_json())), "meter.json") == detached
+    assert MeterReading.from_json(json.loads(json.dumps(detached.to_json())), "meter.json") == detached
 
 
 def test_an_hour_of_a_reservation_costs_all_of_it_and_what_nobody_knows_the_price_of_makes_a_least_sum():
@@ -277,7 +277,7 @@ def test_the_forecast_continues_at_the_pace_of_the_last_day_or_of_what_runs_in_t
 @pytest.mark.parametrize("damage", [{"until": "yesterday"}, {"month": None}, {"running": {"i-1": {}}}])
 def test_a_damaged_reading_is_named_and_not_begun_anew(damage):
     with pytest.raises(CloudError, match=r"meter\.json: .*restore a version"):
-        from_json({**at_noon(make_instance()).to_json(), **damage}, "meter.json")
+        MeterReading.from_json({**at_noon(make_instance()).to_json(), **damage}, "meter.json")
 
 
 MINUTES = st.integers(1, 4000)
@@ -342,7 +342,9 @@ def test_a_restart_between_any_two_sweeps_changes_nothing(story):
     straight = restarted = at_noon()
     for now, seen in story:
         straight = metered(straight, seen, now)
-        restarted = from_json(json.loads(json.dumps(metered(restarted, seen, now).to_json())), "meter.json")
+        restarted = MeterReading.from_json(
+            json.loads(json.dumps(metered(restarted, seen, now).to_json())), "meter.json"
+        )
         # the same sweep once more
         assert metered(restarted, seen, now) == restarted
     assert restarted == straight

@@ -128,7 +128,7 @@ def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(m
 
     mover.move(cloud, Groups(()), own, lambda: START)  # type: ignore[arg-type] # a part of them
 
-    assert growth.growth_of(store.written[growth.GROWTH]).totals == {"train": 2}
+    assert growth.Growth.from_json(store.written[growth.GROWTH], "growth.json").totals == {"train": 2}
 
 
 def test_a_team_stays_frozen_while_nobody_can_read_what_it_has_spent(monkeypatch):

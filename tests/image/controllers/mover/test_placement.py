@@ -14,7 +14,7 @@ from gpu_fleet_image.controllers.mover.pass_state import COOL_OFF
 from gpu_fleet_image.controllers.mover.pool_view import Action
 from gpu_fleet_image.controllers.mover.requests import WAIT
 from gpu_fleet_image.controllers.mover.withdrawals import SILENT
-from gpu_fleet_image.core.capacity import SPARE, TAG_TAKEN, Fate, state_of
+from gpu_fleet_image.core.capacity import SPARE, TAG_TAKEN, Fate, MoverState
 from gpu_fleet_image.core.capacity import asked as asked_by
 from gpu_fleet_image.core.model import TAG_GIVE_BACK, TAG_KEEP_UNTIL, TAG_TAKEN_AT
 from gpu_fleet_image.core.queue_need import PoolNeed
@@ -486,7 +486,9 @@ def test_whatever_happens_no_limit_is_passed_and_every_rise_has_its_line(acts, s
         assert sum(cloud.desired.values()) <= 4
         for person in ("ada", "bob", "eve"):
             assert len(cloud.owned(person)) <= 4
-        assert state_of(json.loads(json.dumps(cloud.state.to_json()))) == cloud.state
+        assert (
+            MoverState.from_json(json.loads(json.dumps(cloud.state.to_json())), "state.json") == cloud.state
+        )
 
 
 @settings(max_examples=100, deadline=None)
