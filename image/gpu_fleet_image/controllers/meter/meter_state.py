@@ -21,7 +21,7 @@ class MeteredInstance:
         per_hour: cost of an hour, with disks.
         ends_at: when a sweep terminated it; None if no sweep did.
         priced: ``per_hour`` has its own price; without one it has only its disks.
-        reservation: that it runs in, of a pool with several; empty for none, or where nobody knows.
+        reservation: that it runs in; empty for none, or where nobody knows.
     """
 
     pool: str

@@ -240,6 +240,24 @@ def test_each_reservation_is_paid_until_it_ends_and_no_instance_of_another_uses_
     assert from_json(json.loads(json.dumps(detached.to_json())), "meter.json") == detached
 
 
+@pytest.mark.parametrize("pools", [reserved()["pools"], SEVERAL], ids=["only", "several"])
+def test_an_instance_of_a_renamed_pool_stays_in_its_reservation_and_is_no_unpriced_one(pools):
+    running = in_group("cr-b", make_instance())
+    known, renamed = (budget(pools={name: pools["dev"]}) for name in ("dev", "dev2"))
+    before, _ = advance(None, running, known, "USD", NOON)
+
+    after, _ = advance(before, running, renamed, "USD", at(1))
+    ended, _ = advance(note_ends(after, ["i-1"], at(1)), fleet(), renamed, "USD", at(2))
+
+    uses = reserved_in_use(after.running.values(), renamed, at(3))
+    assert [(use.pool, use.used) for use in uses][-1] == ("dev2", 1)
+    paid = sum(use.paid for use in reserved_in_use((), renamed, NOON))
+    assert sum(unused.seconds for unused in after.day.unused["dev2"].values()) == (paid - 1) * 3600
+    assert unpriced(running.instances, renamed, after.running) == 0
+    assert per_hour(running.instances, renamed, uses, after.running)["dev"] > 0
+    assert ended.day.saved == {}
+
+
 def test_an_hour_of_a_reservation_costs_all_of_it_and_what_nobody_knows_the_price_of_makes_a_least_sum():
     known, unknown = (
         budget(**reserved()),
