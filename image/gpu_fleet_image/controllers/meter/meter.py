@@ -420,7 +420,11 @@ def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) ->
     unused = {pool: dict(held) for pool, held in reading.day.unused.items()}
     instances, saved = dict(reading.day.instances), dict(reading.day.saved)
     for span in spans:
-        seconds = int((min(span.end, stop) - max(span.begin, reading.until)).total_seconds())
+        begin, end = (
+            int((moment - reading.day.date).total_seconds())
+            for moment in (max(span.begin, reading.until), min(span.end, stop))
+        )
+        seconds = end - begin
         if seconds <= 0:
             continue
         cost = (span.per_hour * seconds / SECONDS_PER_HOUR).quantize(SMALLEST)
@@ -433,9 +437,10 @@ def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) ->
         if span.instance_id is not None and span.instance is not None:
             shares = saved if span.saved else instances
             had = shares.get(span.instance_id, DayShare(span.instance, 0, Decimal(0)))
-            shares[span.instance_id] = DayShare(span.instance, had.seconds + seconds, had.cost + cost)
-    counted = _sum(reading.day.costs, costs)
-    day = replace(reading.day, costs=counted, instances=instances, saved=saved, unused=unused)
+            ran, spans_of = had.seconds + seconds, had.and_then(begin, end)
+            shares[span.instance_id] = DayShare(span.instance, ran, had.cost + cost, spans_of)
+    counted, metered = _sum(reading.day.costs, costs), int((stop - reading.until).total_seconds())
+    day = Day(reading.day.date, counted, instances, saved, unused, reading.day.seconds + metered)
     return replace(reading, until=stop, month=_sum(reading.month, costs), day=day)
 
 

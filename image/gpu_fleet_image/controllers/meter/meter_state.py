@@ -45,11 +45,26 @@ class Unused:
 
 @dataclass(frozen=True)
 class DayShare:
-    """One instance's share of a day."""
+    """One instance's share of a day.
+
+    Attributes:
+        spans: seconds of the day between which it ran; two that touch are one.
+    """
 
     instance: MeteredInstance
     seconds: int
     cost: Decimal
+    spans: tuple[tuple[int, int], ...] = ()
+
+    def and_then(self, begin: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Return the spans with a later one."""
+        if self.spans and self.spans[-1][1] >= begin:
+            return (*self.spans[:-1], (self.spans[-1][0], end))
+        return (*self.spans, (begin, end))
+
+    def seconds_within(self, begin: int, end: int) -> int:
+        """Return how long it ran between two seconds of the day."""
+        return sum(max(0, min(until, end) - max(since, begin)) for since, until in self.spans)
 
     @property
     def gpu_hours(self) -> Decimal:
@@ -65,6 +80,7 @@ class Day:
         costs: pool, or ``_shared``, -> cost.
         instances: instance id -> its share of the day.
         saved: instance id -> the share that it would have had, had no sweep terminated it.
+        seconds: that the meter has counted of it.
         unused: pool -> reservation, empty for a pool's only one -> its instances that did not run.
     """
 
@@ -73,6 +89,7 @@ class Day:
     instances: Mapping[str, DayShare] = field(default_factory=dict)
     saved: Mapping[str, DayShare] = field(default_factory=dict)
     unused: Mapping[str, Mapping[str, Unused]] = field(default_factory=dict)
+    seconds: int = 0
 
     @property
     def cost(self) -> Decimal:
@@ -103,6 +120,7 @@ class Day:
         """Return the day as the bucket holds it."""
         return {
             "date": self.name,
+            "seconds": self.seconds,
             "costs": _texts(self.costs),
             "machines": {key: _share_json(share) for key, share in self.instances.items()},
             "saved": {key: _share_json(share) for key, share in self.saved.items()},
@@ -197,16 +215,23 @@ def day_from_json(raw: Mapping[str, Any]) -> Day:
         }
         for pool, held in raw["unused"].items()
     }
-    return Day(date, _amounts(raw["costs"]), _shares(raw["machines"]), _shares(raw["saved"]), unused)
+    ran, saved = _shares(raw["machines"]), _shares(raw["saved"])
+    return Day(date, _amounts(raw["costs"]), ran, saved, unused, int(raw["seconds"]))
 
 
 def _share_json(share: DayShare) -> dict[str, Any]:
-    return {"seconds": share.seconds, "cost": str(share.cost), **_instance_json(share.instance)}
+    own = {"seconds": share.seconds, "cost": str(share.cost), "spans": share.spans}
+    return {**own, **_instance_json(share.instance)}
 
 
 def _shares(raw: Mapping[str, Any]) -> dict[str, DayShare]:
     return {
-        key: DayShare(_instance(entry), int(entry["seconds"]), Decimal(entry["cost"]))
+        key: DayShare(
+            _instance(entry),
+            int(entry["seconds"]),
+            Decimal(entry["cost"]),
+            tuple((int(begin), int(end)) for begin, end in entry["spans"]),
+        )
         for key, entry in raw.items()
     }
 

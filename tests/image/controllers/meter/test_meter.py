@@ -100,6 +100,16 @@ def test_an_instance_whose_pool_left_the_stack_costs_what_it_did_until_it_ends()
     assert still.at_least, "nobody says its price any more"
 
 
+def test_a_day_says_when_an_instance_ran_and_for_how_long_the_meter_counted():
+    reading = at_noon(make_instance())
+    stopped, again = make_instance(state="stopped", stopped_at=at(1.5)), make_instance(launched_at=at(3))
+    for hours, seen in ((1, make_instance()), (2, stopped), (4, again)):
+        reading = metered(reading, fleet(seen), at(hours))
+
+    assert reading.day.instances["i-1"].spans == ((43_200, 48_600), (54_000, 57_600))
+    assert reading.day.seconds == 4 * 3600
+
+
 def test_disks_of_a_stopped_instance_whose_pool_left_the_stack_are_unknown_and_not_free():
     stopped = make_instance(state="stopped", stopped_at=NOON)
     before = metered(None, fleet(stopped), NOON)
