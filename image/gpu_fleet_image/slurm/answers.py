@@ -288,7 +288,7 @@ def _job(raw: JobFields) -> Job:
 def _task(raw: JobFields) -> str:
     """Return the number of a task; empty for several that Slurm lists together, as long as they wait."""
     array, waiting = raw.number("array_job_id"), raw.text("array_task_string").partition("%")[0]
-    if not array or (waiting and not waiting.isdecimal()):
+    if not array or "-" in waiting or "," in waiting:
         return ""
     return f"{array}_{waiting or raw.number('array_task_id')}"
 
