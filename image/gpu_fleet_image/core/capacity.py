@@ -33,6 +33,10 @@ REQUEST_KEY = re.compile(
 )
 POOL_NAME = re.compile(r"[a-z0-9-]{1,64}")
 REMEMBERED = timedelta(days=2)
+# Older requests are of nobody who still waits, and are not read.
+STALE = timedelta(hours=1)
+# Of one caller; with more the state, which every pass and every user reads, would grow as one of them wants.
+MOST_REFUSED = 100
 
 
 class Fate(StrEnum):
@@ -67,6 +71,11 @@ class Request(Record):
     instances: tuple[str, ...] = ()
     tried: tuple[str, ...] = ()
     withdraws: str = ""
+
+    @property
+    def is_refused(self) -> bool:
+        """True if nothing starts for it, as for a withdrawal."""
+        return self.fate is Fate.REFUSED or bool(self.withdraws)
 
     @property
     def owner(self) -> str:

@@ -320,10 +320,10 @@ class GradientWatch:
         changed = not served and outlines(self._parameters) != self._before
         of_ranks = self._where.gather_numbers(self._proven or changed, self._updates > 0 or changed)
         if not any(proven for proven, _ in of_ranks):
-            raise untrained(f"Run: no parameter has got a gradient or changed in any step: {ADVICE}")
+            raise UntrainedError(f"Run: no parameter has got a gradient or changed in any step: {ADVICE}")
         self._agreed = any(has for _, has in of_ranks)
         if not (self._agreed or self._may_wait):
-            raise untrained(
+            raise UntrainedError(
                 "Run: the steps compute gradients, and none has changed a parameter: call optimizer.step(), "
                 "of the optimizer that Run was given"
             )

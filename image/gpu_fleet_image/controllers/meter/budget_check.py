@@ -119,8 +119,8 @@ def _spending(
     policy: Policy, budget: BudgetPolicy, reading: MeterReading, fleet: Inventory, freeze: Freeze | None
 ) -> Spending:
     reserved = meter.reserved_in_use(reading.running.values(), budget, reading.until)
-    rates = meter.per_hour(fleet.instances, budget, reserved)
-    unpriced = meter.unpriced(fleet.instances, budget)
+    rates = meter.per_hour(fleet.instances, budget, reserved, reading.running)
+    unpriced = meter.unpriced(fleet.instances, budget, reading.running)
     return Spending(policy.currency, budget, reading, rates, unpriced, freeze, tuple(reserved))
 
 

@@ -166,9 +166,8 @@ def _mean(cloud: SweepCloud, day: Day, metric: str, now: datetime) -> Mapping[st
             raise CloudError(f"{metric} of {day.name}: {failures[0].error}")
         for query, answer in answers.items():
             if answer.points:
-                percents = dict(answer.points).values()
-                seconds = day.instances[query.instance_id].seconds
-                values[query.instance_id] = reported(percents, seconds, period_s)
+                percents = {int((at - day.date).total_seconds()): value for at, value in answer.points}
+                values[query.instance_id] = reported(percents, day.instances[query.instance_id], period_s)
     return values
 
 

@@ -19,7 +19,7 @@ class MeteredInstance(Record):
         per_hour: cost of an hour, with disks.
         ends_at: when a sweep terminated it; None if no sweep did.
         priced: ``per_hour`` has its own price; without one it has only its disks.
-        reservation: that it runs in, of a pool with several; empty for none, or where nobody knows.
+        reservation: that it runs in; empty for none, or where nobody knows.
     """
 
     pool: str
@@ -43,11 +43,26 @@ class Unused(Record):
 
 @dataclass(frozen=True)
 class DayShare(Record):
-    """One instance's share of a day."""
+    """One instance's share of a day.
+
+    Attributes:
+        spans: seconds of the day between which it ran; two that touch are one.
+    """
 
     instance: MeteredInstance = field(metadata=FLAT)
     seconds: int
     cost: Decimal
+    spans: tuple[tuple[int, int], ...] = ()
+
+    def and_then(self, begin: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Return the spans with a later one."""
+        if self.spans and self.spans[-1][1] >= begin:
+            return (*self.spans[:-1], (self.spans[-1][0], end))
+        return (*self.spans, (begin, end))
+
+    def seconds_within(self, begin: int, end: int) -> int:
+        """Return how long it ran between two seconds of the day."""
+        return sum(max(0, min(until, end) - max(since, begin)) for since, until in self.spans)
 
     @property
     def gpu_hours(self) -> Decimal:
@@ -63,6 +78,7 @@ class Day(Record):
         costs: pool, or ``_shared``, -> cost.
         instances: instance id -> its share of the day.
         saved: instance id -> the share that it would have had, had no sweep terminated it.
+        seconds: that the meter has counted of it.
         unused: pool -> reservation, empty for a pool's only one -> its instances that did not run.
     """
 
@@ -71,6 +87,7 @@ class Day(Record):
     instances: Mapping[str, DayShare] = field(default_factory=dict, metadata=named("machines"))
     saved: Mapping[str, DayShare] = field(default_factory=dict)
     unused: Mapping[str, Mapping[str, Unused]] = field(default_factory=dict)
+    seconds: int = 0
 
     @property
     def cost(self) -> Decimal:

@@ -124,7 +124,8 @@ def day_of_ada(owner="ada") -> Day:
     """Return yesterday, on which one instance ran all day."""
     instance = MeteredInstance("dev", owner, "g5.xlarge", 1, Decimal("1.026"))
     yesterday = (NOW - timedelta(days=1)).replace(hour=0, minute=0, second=0)
-    return Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": DayShare(instance, 86_400, Decimal("24.62"))})
+    share = DayShare(instance, 86_400, Decimal("24.62"), ((0, 86_400),))
+    return Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": share})
 
 
 def with_beats(fleet, ago) -> Day:

@@ -100,6 +100,16 @@ def test_an_instance_whose_pool_left_the_stack_costs_what_it_did_until_it_ends()
     assert still.at_least, "nobody says its price any more"
 
 
+def test_a_day_says_when_an_instance_ran_and_for_how_long_the_meter_counted():
+    reading = at_noon(make_instance())
+    stopped, again = make_instance(state="stopped", stopped_at=at(1.5)), make_instance(launched_at=at(3))
+    for hours, seen in ((1, make_instance()), (2, stopped), (4, again)):
+        reading = metered(reading, fleet(seen), at(hours))
+
+    assert reading.day.instances["i-1"].spans == ((43_200, 48_600), (54_000, 57_600))
+    assert reading.day.seconds == 4 * 3600
+
+
 def test_disks_of_a_stopped_instance_whose_pool_left_the_stack_are_unknown_and_not_free():
     stopped = make_instance(state="stopped", stopped_at=NOON)
     before = metered(None, fleet(stopped), NOON)
@@ -238,6 +248,24 @@ def test_each_reservation_is_paid_until_it_ends_and_no_instance_of_another_uses_
     assert uses == [ReservedUse("dev", "cr-b", 0, 2)]
     assert detached.day.unused["dev"]["cr-b"].seconds == 2 * 5 * 3600
     assert MeterReading.from_json(json.loads(json.dumps(detached.to_json())), "meter.json") == detached
+
+
+@pytest.mark.parametrize("pools", [reserved()["pools"], SEVERAL], ids=["only", "several"])
+def test_an_instance_of_a_renamed_pool_stays_in_its_reservation_and_is_no_unpriced_one(pools):
+    running = in_group("cr-b", make_instance())
+    known, renamed = (budget(pools={name: pools["dev"]}) for name in ("dev", "dev2"))
+    before, _ = advance(None, running, known, "USD", NOON)
+
+    after, _ = advance(before, running, renamed, "USD", at(1))
+    ended, _ = advance(note_ends(after, ["i-1"], at(1)), fleet(), renamed, "USD", at(2))
+
+    uses = reserved_in_use(after.running.values(), renamed, at(3))
+    assert [(use.pool, use.used) for use in uses][-1] == ("dev2", 1)
+    paid = sum(use.paid for use in reserved_in_use((), renamed, NOON))
+    assert sum(unused.seconds for unused in after.day.unused["dev2"].values()) == (paid - 1) * 3600
+    assert unpriced(running.instances, renamed, after.running) == 0
+    assert per_hour(running.instances, renamed, uses, after.running)["dev"] > 0
+    assert ended.day.saved == {}
 
 
 def test_an_hour_of_a_reservation_costs_all_of_it_and_what_nobody_knows_the_price_of_makes_a_least_sum():

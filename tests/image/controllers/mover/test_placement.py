@@ -14,7 +14,7 @@ from gpu_fleet_image.controllers.mover.pass_state import COOL_OFF
 from gpu_fleet_image.controllers.mover.pool_view import Action
 from gpu_fleet_image.controllers.mover.requests import WAIT
 from gpu_fleet_image.controllers.mover.withdrawals import SILENT
-from gpu_fleet_image.core.capacity import SPARE, TAG_TAKEN, Fate, MoverState
+from gpu_fleet_image.core.capacity import MOST_REFUSED, SPARE, TAG_TAKEN, Fate, MoverState
 from gpu_fleet_image.core.capacity import asked as asked_by
 from gpu_fleet_image.core.model import TAG_GIVE_BACK, TAG_KEEP_UNTIL, TAG_TAKEN_AT
 from gpu_fleet_image.core.queue_need import PoolNeed
@@ -308,6 +308,18 @@ def test_the_instances_of_one_request_are_asked_for_in_one_call_a_group():
     (start,) = [decision for decision in decisions if decision.action is Action.START]
     assert len(start.coming) == 3
     assert cloud.desired == {A: 3, B: 0}
+
+
+def test_of_many_refused_requests_of_one_caller_the_newest_stay_in_the_state():
+    cloud, asked = Cloud(), request(who="bob")
+    cloud.move(asked, *(request(99, number=number) for number in range(MOST_REFUSED + 20)))
+    within = len(cloud.state.requests)
+
+    cloud.now += timedelta(hours=2)
+    cloud.move()
+
+    assert (within, len(cloud.state.requests)) == (MOST_REFUSED + 21, MOST_REFUSED + 1)
+    assert asked.key in cloud.state.requests
 
 
 def test_money_that_was_promised_for_a_week_stays_so_for_a_week():
