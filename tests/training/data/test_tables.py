@@ -121,6 +121,14 @@ def test_files_that_would_be_passed_over_are_named(names, message, tmp_path):
     assert (status, message in said, "Traceback" in said) == (65, True, False), said
 
 
+def test_one_file_is_not_both_splits(tmp_path):
+    (tmp_path / "train.jsonl").write_bytes(ROW)
+    (tmp_path / "val.jsonl").symlink_to("train.jsonl")
+
+    with pytest.raises(DataError, match=r"train.jsonl and .*val.jsonl are links to one file: remove one"):
+        table_files(tmp_path, Census())
+
+
 @pytest.fixture
 def unsplit(digits, tmp_path) -> Path:
     """Write sixty pictures in class folders, without a folder train."""
