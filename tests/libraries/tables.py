@@ -179,6 +179,24 @@ def test_rows_that_would_be_left_out_or_bent_are_named(files, message, tmp_path)
     assert message in str(refused.value).replace(str(tmp_path), "ROOT")
 
 
+@pytest.mark.parametrize("rows", ['{"x": 2}\n{"x": "007"}\n', '{"x": 2}\n' * (10 << 17) + '{"x": "007"}\n'])
+def test_a_later_text_among_numbers_is_named(rows, tmp_path):
+    is_long = len(rows) > 10 << 20
+    for name in ["b"] if is_long else ["a", "b"]:
+        text = rows if name == "b" else '{"x": 1}\n' * 30
+        (tmp_path / f"{name}.jsonl").write_text(text)
+
+    with pytest.raises(DataError, match=r"'x' of .*b.jsonl holds values of different kinds, as 7 and '7'"):
+        open_table(config.Data(path=str(tmp_path)), "train", None)
+
+
+def test_a_column_of_several_kinds_may_be_left_out(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"x": 1, "m": 7}\n' * 30)
+    (tmp_path / "b.jsonl").write_text('{"x": 2, "m": 7}\n{"x": 3, "m": "007"}\n')
+
+    assert open_table(config.Data(path=str(tmp_path), columns=["x"]), "train", None) is not None
+
+
 def test_a_gap_in_a_list_of_fixed_length_is_no_number(tmp_path):
     ids = pyarrow.array([[1, None]], pyarrow.list_(pyarrow.int64(), 2))
     parquet.write_table(pyarrow.table({"ids": ids}), tmp_path / "rows.parquet")

@@ -104,6 +104,7 @@ def test_the_files_of_a_table_are_sorted_by_split(names, splits, tmp_path):
         (["val.jsonl", "test.jsonl"], "has test and val, and no train"),
         (["train.jsonl", "train_metrics.jsonl"], "train.jsonl and train_metrics.jsonl would be one table"),
         (["train.jsonl", "trainer_log.jsonl"], "trainer_log.jsonl beside files of train"),
+        (["a.jsonl", "a.jsonl.gz"], "a.jsonl.gz is beside the same file uncompressed: move one of them away"),
         (["a=1/0.jsonl"], "the value in the name of the folder a=1 would not be read; write it as a column"),
         (["train.jsonl", "training_runs/test.jsonl"], "test.jsonl says test and train: put it into a folder"),
     ],

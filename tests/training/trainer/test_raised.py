@@ -99,6 +99,20 @@ def test_a_rank_whose_disk_fails_says_where_and_may_be_tried_again(place):
     assert "error: rank 1: OSError: [Errno 5] Input/output error (mine.py:" in said
 
 
+@pytest.mark.parametrize("key", ["name", "mean_over"])
+def test_a_rank_whose_loss_or_count_is_none_says_so(key, place):
+    folder = place(
+        "import os\ncalls = [0]\ndef own(*given):\n    calls[0] += os.environ['RANK'] == '1'\n"
+        "    return 'x' if calls[0] > 5 else loss(*given) if given[1:] else 16"
+    )
+    table = table_of(folder, {"loss": {"name": "mine.py:loss"} | {key: "mine.py:own"}})
+
+    _, (status, said) = run_ranks(tried_in, 2, folder, table)
+
+    assert status == 65
+    assert f"error: rank 1: loss.{key} = 'mine.py:own': gave a str; expected: NAME(" in said
+
+
 def test_a_reader_that_is_killed_may_be_tried_again(place):
     """A kernel without memory kills one so."""
     kills = PLACES["reader"].replace("raise {error}", "os.kill(os.getpid(), 9)")

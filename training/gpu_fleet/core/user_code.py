@@ -81,8 +81,9 @@ class Own:
         with explained(f"{self.key} = {self.name!r}"):
             return self.function(*arguments, **named, **self.options)
 
-    def wrong(self, problem: str) -> ConfigError:
-        return ConfigError(f"{self.key} = {self.name!r}: {problem}; expected: {EXPECTED[self.key][1]}")
+    def wrong(self, problem: str) -> UserCodeError:
+        """Return the error about what it gave; a rank that raises it alone says so."""
+        return UserCodeError(f"{self.key} = {self.name!r}: {problem}; expected: {EXPECTED[self.key][1]}")
 
 
 @dataclass(frozen=True)

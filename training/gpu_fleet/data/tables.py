@@ -30,6 +30,10 @@ TABLES = {".parquet": "parquet", ".jsonl": "json", ".jsonl.gz": "json"}
 UNREAD = re.compile(r"\.(jsonl|parquet|ndjson|csv|tsv|arrow|feather|orc|avro)(\.\w+)?$", re.IGNORECASE)
 NO_TENSOR = re.compile("date|time|duration|decimal")  # Arrow's names of column types
 MIXED = "arrow.json"  # in Arrow's name of a column whose texts datasets would read as JSON: "007" as 7
+CHANGED = re.compile(r"Column\(/(\w+).*\) changed from")  # of Arrow, about such values later on
+LOOKED_AT = 10 << 20  # bytes of the first file in which datasets itself finds a mixed column
+LINE = 1 << 26  # bytes, the longest
+DIFFERENT = "holds values of different kinds, as 7 and '7'; write them alike, or leave it out of data.columns"
 REAL = ("float", "double", "halffloat")  # Arrow's names of column types
 INSTEAD = "write it as (smaller) numbers or text, or leave it out of data.columns"
 LARGEST = 2**63 - 1  # of torch's whole numbers, which are signed: a larger one would become negative
@@ -93,6 +97,10 @@ def _check_one_table(split: str, files: list[Path], root: Path) -> None:
             f"holds several data sets or classes, with {names}: set data.path to one of them, or put the "
             f"files of all into one {folder}, and such names into a column",
         )
+    known = set(files)
+    if twin := next((file for file in files if file.suffix == ".gz" and file.with_suffix("") in known), None):
+        name = shown(twin.relative_to(root))
+        raise _refused(root, f"{name} is beside the same file uncompressed: move one of them away")
     is_called_so = any(file.name.lower().partition(".")[0] == split for file in files)
     if len(files) > 1 and is_called_so and files[0].parent.name.lower() != split:
         names = " and ".join(shown(file.relative_to(root)) for file in files[:2])
@@ -196,6 +204,7 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
             )
     chosen = rows.select_columns(list(settings.columns)) if settings.columns else rows
     _check_columns(chosen, root, collated=collate is not None)
+    _check_lines(chosen, _lines_in(root) if split == "train" else [])  # those of all splits
     table = adapted(
         chosen.with_format("torch"), f"{root}, {split!r}", collate or default_collate, ConfigError
     )
@@ -218,9 +227,7 @@ def _check_columns(rows: Any, root: Path, *, collated: bool) -> None:
 def _no_tensor(column: Any) -> str:
     kind = str(column.type)
     if MIXED in kind:
-        return (
-            "holds values of different kinds, as 7 and '7'; write them alike, or leave it out of data.columns"
-        )
+        return DIFFERENT
     return f"is of type {kind}, which becomes no tensor; {INSTEAD}" if NO_TENSOR.match(kind) else ""
 
 
@@ -240,10 +247,33 @@ def _bent(column: Any, name: str, root: Path) -> str:
     return ""
 
 
+def _lines_in(root: Path) -> list[Path]:
+    """Return the files of JSON lines of all splits."""
+    files = (file for some in table_files(root, Census()).values() for file in some)
+    return [file for file in files if _kind(file.name) == "json"]
+
+
+def _check_lines(rows: Any, files: list[Path]) -> None:
+    """Raise DataError for a later value of another kind than its column, as datasets makes of "007" a 7."""
+    if len(files) < 2 and all(file.stat().st_size <= LOOKED_AT for file in files):  # noqa: PLR2004 - a later one
+        return
+    import pyarrow  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
+    from pyarrow import json as arrow  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
+
+    kinds = pyarrow.schema([rows.data.schema.field(name) for name in rows.column_names])
+    alone = arrow.ParseOptions(explicit_schema=kinds, unexpected_field_behavior="ignore")
+    for file in files:
+        try:
+            for _ in arrow.open_json(file, arrow.ReadOptions(block_size=LINE), alone):
+                pass
+        except pyarrow.ArrowInvalid as error:  # any other is of the form of the file, which datasets has read
+            if found := CHANGED.search(str(error)):
+                raise DataError(f"data.columns: {found[1]!r} of {shown(file)} {DIFFERENT}") from error
+
+
 def _first_large(column: str, root: Path) -> int:
     """Return the first whole number in a column of JSON lines that no tensor holds; 0 if there is none."""
-    files = [file for some in table_files(root, Census()).values() for file in some]
-    for file in files if files and _kind(files[0].name) == "json" else ():
+    for file in _lines_in(root):
         with _opened(file) as lines:
             values = (json.loads(line).get(column) for line in lines if line.strip())
             wholes = (leaf for value in values for leaf in tree_leaves(value) if type(leaf) is int)

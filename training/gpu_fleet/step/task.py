@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpu_fleet.core.errors import ConfigError, a_kind
+from gpu_fleet.core.errors import ConfigError, UserCodeError, a_kind
 from gpu_fleet.core.user_code import Own, explained
 from gpu_fleet.data.loader import IGNORED, Batch
 from gpu_fleet.step.checks import BufferCheck
@@ -51,7 +51,7 @@ class Task(nn.Module):
         return [self._pair(name, measured[name]) for name in self.metric_names]
 
     def _pair(self, name: Any, value: Any) -> tuple[Any, Any]:
-        """Return a sum and its count, or a mean and MEAN; raises ConfigError for other values."""
+        """Return a sum and its count, or a mean and MEAN; raises UserCodeError for other values."""
         assert self._metric is not None
         if not isinstance(name, str) or name == "loss":
             raise self._metric.wrong(
@@ -78,7 +78,7 @@ class Task(nn.Module):
         elif torch.is_grad_enabled() and not loss.requires_grad:
             problem = "its value does not depend on any parameter of the model; is there a detach or an item?"
         if problem:
-            raise self._own_loss.wrong(problem) if self._own_loss else ConfigError(f"loss: {problem}")
+            raise self._own_loss.wrong(problem) if self._own_loss else UserCodeError(f"loss: {problem}")
 
 
 def _listed(names: Iterable[Any]) -> str:
@@ -91,7 +91,7 @@ def given_loss(model: nn.Module, batch: Any) -> Tensor:
         output = model(**batch)
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if loss is None:
-            raise ConfigError(
+            raise UserCodeError(
                 f"loss.name: is needed: {type(model).__name__} gives no `loss` for {', '.join(batch)}"
             )
         return loss  # type: ignore[no-any-return]  # Task checks what it is
@@ -101,8 +101,8 @@ def given_loss(model: nn.Module, batch: Any) -> Tensor:
             output = model(inputs)
             if isinstance(output, Tensor):
                 return mean_loss(output, targets)
-            raise ConfigError(f"loss.name: is needed: {type(model).__name__} gives {a_kind(output)}")
-    raise ConfigError(
+            raise UserCodeError(f"loss.name: is needed: {type(model).__name__} gives {a_kind(output)}")
+    raise UserCodeError(
         "loss.name: is needed for batches that are neither (inputs, classes) nor named columns; these are "
         f"{a_kind(batch)}"
     )
