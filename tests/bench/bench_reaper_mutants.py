@@ -53,7 +53,7 @@ IMPORTED = re.compile(r"^from tests\.([\w.]+\.test_\w+) import", re.MULTILINE)
 COMMAND = "python -m tests.bench.bench_reaper_mutants"
 # A function of each module on the way of a verdict, wherever it lies.
 DECIDING = (
-    "is_quiet",
+    "parse_time",
     "mark_of",
     "assess",
     "observe",

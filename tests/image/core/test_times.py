@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_fleet_image.controllers.sweep.idle_rules import is_quiet
 from gpu_fleet_image.controllers.sweep.verdict import decide
 from gpu_fleet_image.core.model import Verdict
-from gpu_fleet_image.core.policy import QuietHours, is_quiet
+from gpu_fleet_image.core.policy import QuietHours
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 from gpu_fleet_image.core.times import format_span, parse_duration, parse_time
 from tests.image.situations import alone, idle_history, make_instance

@@ -4,9 +4,10 @@ Every rule that protects an instance stands before every rule that terminates it
 Each step needs the one before it: a mark, the grace after it, and the acknowledgement of the instance.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
 
 from gpu_fleet_image.controllers.sweep.situation import Case
 from gpu_fleet_image.core.handshake import Reply, replies_of
@@ -22,7 +23,7 @@ from gpu_fleet_image.core.model import (
     Decision,
     Verdict,
 )
-from gpu_fleet_image.core.policy import IDLE_ON_REQUEST, is_quiet
+from gpu_fleet_image.core.policy import IDLE_ON_REQUEST, QuietHours
 from gpu_fleet_image.core.times import format_span, format_time
 
 # Heartbeat, alignment to its period, and two minutes until the cloud shows it.
@@ -31,6 +32,7 @@ OLDEST_HEARTBEAT = timedelta(minutes=4)
 NEWEST_HEARTBEAT = timedelta(minutes=2)
 # Between a heartbeat's own arithmetic and the cloud's time of receipt.
 JITTER = timedelta(seconds=60)
+_SATURDAY = 5
 _KEPT_MARKS = frozenset({Verdict.KEEP_UNKNOWN, Verdict.KEEP_PROTECTED})
 Rule = Callable[[Case], Decision | None]
 _Ending = Callable[[Case, Mark, str], Decision]
@@ -255,6 +257,27 @@ def _next_step(case: Case, idle_since: datetime, why: str, end: _Ending | None =
     if case.instance.state == "stopped":
         return case.decide(Verdict.TERMINATE, f"{why}, notified {format_time(mark.reap_after - case.grace)}")
     return (end or _end)(case, mark, why)
+
+
+def is_quiet(now: datetime, spans: Sequence[QuietHours], zone: ZoneInfo, *, weekends: bool) -> bool:
+    """Return whether users asked for quiet at this moment.
+
+    Args:
+        now: any aware time.
+        spans: daily spans of local wall-clock minutes, end exclusive; one that starts after its end passes
+            midnight, and one that starts at its end lasts all day.
+    """
+    local = now.astimezone(zone)
+    if weekends and local.weekday() >= _SATURDAY:
+        return True
+    minute = local.hour * 60 + local.minute
+    return any(_within(minute, span) for span in spans)
+
+
+def _within(minute: int, span: QuietHours) -> bool:
+    if span.start < span.end:
+        return span.start <= minute < span.end
+    return minute >= span.start or minute < span.end
 
 
 def _to_mark(case: Case, idle_since: datetime, why: str) -> Decision:

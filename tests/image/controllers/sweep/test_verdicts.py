@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.controllers.sweep.evidence import summarise, window_of
+from gpu_fleet_image.controllers.sweep.idle_rules import is_quiet
 from gpu_fleet_image.controllers.sweep.situation import shortest_idle_time
 from gpu_fleet_image.controllers.sweep.verdict import decide
 from gpu_fleet_image.core.handshake import (
@@ -31,7 +32,6 @@ from gpu_fleet_image.core.model import (
     Inventory,
     Verdict,
 )
-from gpu_fleet_image.core.policy import is_quiet
 from gpu_fleet_image.core.store import Listed
 from tests.image.situations import IDLE_AFTER, NOW, POLICY, History, alone, idle_history, make_instance
 from tests.image.sweeping import policy
