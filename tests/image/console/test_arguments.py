@@ -18,7 +18,7 @@ REFUSED = {
     ("report", "--month", "2026-11", "--day", "2026-11-20"): "allowed: one of them",
     ("take", "train2"): f"POOL 'train2': {NO_POOL}",
     ("submit", "--pool", "nope", "x.toml"): f"--pool 'nope': {NO_POOL}",
-    ("submit", "--pool", "dev", "gone.toml"): "CONFIG 'gone.toml': there is no such file or folder",
+    ("submit", "--pool", "dev", "gone.toml"): "CONFIG 'gone.toml': there is no such file",
     ("submit", "--pool", "dev", "--include", "gone", "x"): "--include 'gone': there is no such file",
     ("report", "--bill", __file__): "no bill that is known here; allowed: a file with the columns of",
     ("report", "--to", "/gone/x"): "'/gone/x': /gone is no folder in which you may write",

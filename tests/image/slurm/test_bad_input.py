@@ -242,7 +242,7 @@ def test_slurm_does_not_answer(home):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("other.toml", "CONFIG other.toml: no such file in"),
+        ("other.toml", "CONFIG 'other.toml': there is no such file"),
         ("outside.toml", "which the run's instances share; move it there"),
     ],
 )

@@ -188,10 +188,11 @@ def submit(
 
 def _refuse_missing(word: str, include: Sequence[str]) -> None:
     """Refuse files that are not here, before a cloud is asked. Raises ConfigurationError."""
-    config = [("CONFIG", word)] if word.endswith(".toml") else []
-    for said, path in (*config, *(("--include", path) for path in include)):
+    if word.endswith(".toml") and not Path(word).is_file():
+        raise ConfigurationError(f"CONFIG {word!r}: there is no such file")
+    for path in include:
         if not Path(path).exists():
-            raise ConfigurationError(f"{said} {path!r}: there is no such file or folder")
+            raise ConfigurationError(f"--include {path!r}: there is no such file or folder")
 
 
 def _trainer_flags(allow: Sequence[str], branch: str) -> list[str]:

@@ -172,15 +172,13 @@ def own_account() -> str:
 
 
 def unreadable(word: str, folder: Path) -> str:
-    """Return why the instances of a run could not read its configuration.
+    """Return why the instances of a run could not read its configuration, which is there.
 
     Empty if they can, or without one.
     """
     if not word.endswith(CONFIG):
         return ""
     file = (folder / word).resolve()
-    if not file.is_file():
-        return f"CONFIG {word}: no such file in {folder}"
     if not file.is_relative_to(HOMES):
         return f"CONFIG {word}: {file} is not below {HOMES}, which the run's instances share; move it there"
     if not os.access(file, os.R_OK):

@@ -1,7 +1,7 @@
 """boto3 clients for a sweep: few connections, patient with throttling, without long waits."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -10,7 +10,8 @@ from typing import Any
 import boto3
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import InvalidRegionError, MissingDependencyException, ProfileNotFound
+from botocore.credentials import Credentials, ReadOnlyCredentials, SharedCredentialProvider
+from botocore.exceptions import BotoCoreError, InvalidRegionError, MissingDependencyException, ProfileNotFound
 from botocore.utils import parse_timestamp
 
 from gpu_fleet_image.core.calls import NOBODY, Calls
@@ -106,8 +107,35 @@ def _session() -> Any:
     except ProfileNotFound as error:
         known = ", ".join(core.available_profiles) or "none"
         raise ConfigurationError(f"AWS_PROFILE: {error}; those of this computer are: {known}") from error
+    own = _RewrittenFile(core.get_config_variable("credentials_file"), core.get_config_variable("profile"))
+    core.get_component("credential_provider").insert_before(own.METHOD, own)
     core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_utc_time)
     return boto3.session.Session(botocore_session=core)
+
+
+class _RewrittenFile(SharedCredentialProvider):
+    """The file ~/.aws/credentials, which tools of a log-in rewrite while a long command runs."""
+
+    CANONICAL_NAME = "RewrittenFile"
+
+    def load(self) -> Credentials | None:
+        """Return the profile's keys; None where the file has none."""
+        keys = super().load()
+        return keys and _RereadKeys(self, keys)
+
+
+class _RereadKeys(Credentials):
+    """Keys that are read again at each call; botocore's own stay those of the command's start."""
+
+    def __init__(self, file: _RewrittenFile, keys: Credentials) -> None:
+        super().__init__(keys.access_key, keys.secret_key, keys.token)
+        self._file, self._last = file, keys
+
+    def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        """Return the keys in the file now; the last ones while it is being written."""
+        with suppress(BotoCoreError):
+            self._last = SharedCredentialProvider.load(self._file) or self._last
+        return self._last.get_frozen_credentials()
 
 
 def _utc_time(value: float | str) -> datetime:

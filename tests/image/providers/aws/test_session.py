@@ -12,6 +12,7 @@ from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.handshake import Exchange, Reply
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.instance.agent import cloud as agent_cloud
+from gpu_fleet_image.providers.aws import session
 from gpu_fleet_image.providers.aws.instances import Instances
 from gpu_fleet_image.providers.aws.session import ATTEMPTS, clients
 from tests.image.alicloud_server import ENVIRON
@@ -74,3 +75,20 @@ def test_a_reply_that_the_network_holds_up_is_given_up_within_seconds(cloud, mon
         Exchange(store, "caller:i-1", NOON).say(Reply.CLOSED)
 
     assert [seconds <= 4 for seconds in sent] == [True]
+
+
+def test_keys_that_a_log_in_rewrites_during_a_command_are_the_ones_of_its_next_call(tmp_path, monkeypatch):
+    file = tmp_path / "credentials"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    form = "[default]\naws_access_key_id = {0}\naws_secret_access_key = s{0}\naws_session_token = t{0}\n"
+    file.write_text(form.format("first"))
+    found = session._session.__wrapped__().get_credentials()
+
+    keys = []
+    for text in (form.format("first"), form.format("second"), "[default]\naws_access_key_id = ha", ""):
+        file.write_text(text)
+        keys.append(tuple(found.get_frozen_credentials())[:3])
+
+    assert keys == [("first", "sfirst", "tfirst"), *[("second", "ssecond", "tsecond")] * 3]
