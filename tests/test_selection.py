@@ -16,7 +16,7 @@ TREE = {
     "image/gpu_fleet_image/shallow.py": 'import gpu_fleet_image.deep\nload(f"gpu_fleet_image.{cloud}.api")',
     "image/gpu_fleet_image/verbs/__init__.py": "",
     "image/gpu_fleet_image/verbs/take.py": "from gpu_fleet_image.shallow import x",
-    "image/gpu_fleet_image/console/table.py": '{"take": Row("gpu_fleet_image.verbs.take:take", "Take")}',
+    "image/gpu_fleet_image/console/commands.toml": 'take = ["gpu_fleet_image.verbs.take:take", "Take"]',
     "training/gpu_fleet/__main__.py": "from gpu_fleet.trainer import loop",
     "training/gpu_fleet/trainer/loop.py": "",
     "tests/helper.py": "import gpu_fleet_image.shallow",

@@ -26,8 +26,8 @@ ROOMS = {
     "tests": "",
     "__main__.py": "",
 }
-COMMANDS = "image/gpu_fleet_image/console/table.py"
-COMMAND = re.compile(r'"([\w-]+)": Row\("([\w.]+):')
+COMMANDS = "image/gpu_fleet_image/console/commands.toml"
+COMMAND = re.compile(r'^(?:[\w-]+\.commands\.)?([\w-]+) = \["([\w.]+):', re.MULTILINE)
 SUITE = "tests/conftest.py"  # its fixtures are about the suite, not about what is tested
 # What all tests depend on: the suite's own set-up, and the packages.
 EVERYTHING = re.compile(
@@ -119,6 +119,7 @@ def uses_of(sources: Mapping[str, str]) -> Uses:
             for found in files_of(name, modules)
         )
         for file, text in sources.items()
+        if file != COMMANDS
     }
 
 
@@ -165,8 +166,9 @@ def selected(changed: Iterable[str], uses: Uses) -> list[str]:
 
 
 def sources(top: Path = ROOT) -> dict[str, str]:
-    """Each module of the rooms with its text, by path from the top."""
-    paths = (path for room in ROOMS for path in [top / room, *(top / room).rglob("*.py")] if path.is_file())
+    """Each module of the rooms with its text, by path from the top, and the table of commands."""
+    rooms = [path for room in ROOMS for path in [top / room, *(top / room).rglob("*.py")]]
+    paths = (path for path in [*rooms, top / COMMANDS] if path.is_file())
     return {str(path.relative_to(top)): path.read_text(encoding="utf-8") for path in paths}
 
 

@@ -33,7 +33,6 @@ TRIPS = {
         "training/gpu_fleet/trainer/prepared_run.py",
         "training/gpu_fleet/trainer/loop.py",
         "training/gpu_fleet/step/spread.py",
-        "training/gpu_fleet/step/evaluation.py",
     ],
     "image/gpu_fleet_image/controllers/sweep/README.md": [
         "image/gpu_fleet_image/instance/agent/sensors/gpu.py",
@@ -46,7 +45,6 @@ TRIPS = {
         "image/gpu_fleet_image/controllers/sweep/sweep.py",
         "image/gpu_fleet_image/controllers/sweep/verdict.py",
         "image/gpu_fleet_image/controllers/sweep/idle_rules.py",
-        "image/gpu_fleet_image/controllers/sweep/next_step.py",
         "image/gpu_fleet_image/core/handshake.py",
         "image/gpu_fleet_image/instance/agent/answers.py",
         "image/gpu_fleet_image/instance/agent/listening.py",
@@ -77,7 +75,6 @@ HANDED_ON = {
 SWEEP = "image/gpu_fleet_image/controllers/sweep"
 # Stop that the one before reaches only through an object -> the stop that provides the object.
 BY_AN_OBJECT = {
-    "training/gpu_fleet/step/spread.py": "training/gpu_fleet/trainer/prepared_run.py",
     f"{SWEEP}/sweep.py": f"{SWEEP}/evidence.py",
     f"{SWEEP}/carry_out.py": f"{SWEEP}/sweep.py",
 }

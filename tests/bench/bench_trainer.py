@@ -29,9 +29,8 @@ from gpu_fleet.data.loader import RankShare, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.preemption.agreement import Stop
 from gpu_fleet.preemption.interrupt import Interruption
-from gpu_fleet.step.evaluation import mean_loss
 from gpu_fleet.step.optimization import build_optimizer, decided
-from gpu_fleet.step.spread import Whole
+from gpu_fleet.step.spread import Whole, mean_loss
 from gpu_fleet.step.state import State
 from gpu_fleet.trainer import loop
 from gpu_fleet.trainer.initial_state import build_model, fresh_state, ready, rehearse

@@ -19,6 +19,7 @@ from gpu_fleet.preemption.interrupt import Interruption, Reason
 
 RATE = float(os.environ.get("RATE", "0.05"))  # of learning
 FORGETFUL = "FORGETFUL" in os.environ  # the model keeps a mean in no checkpoint
+HIDDEN = "HIDDEN" in os.environ  # the model keeps a layer in a list
 ACCUMULATED = int(os.environ.get("ACCUMULATED", "1"))  # micro-batches of an update
 STEPS, BATCH, SAMPLES = 11, 8, 48  # six steps an epoch
 
@@ -28,11 +29,14 @@ class Net(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 2))
         self.mean = torch.zeros(4)
+        self.others = [nn.Linear(2, 2)] if HIDDEN else []
 
     def forward(self, x, labels=None):
         if FORGETFUL:
             self.mean = 0.9 * self.mean + x.detach().mean(0)
         logits = self.layers(x - self.mean)
+        for other in self.others:
+            logits = other(logits)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 

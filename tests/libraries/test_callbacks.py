@@ -143,6 +143,17 @@ def test_an_attribute_that_no_checkpoint_holds_is_named(library, python, tmp_pat
 
 
 @pytest.mark.prove
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_layer_that_the_model_does_not_know_is_refused(library, python, tmp_path, monkeypatch):
+    monkeypatch.setenv("HIDDEN", "1")
+
+    status, said = run(python, library, tmp_path, workers=0)
+
+    assert (status, "Traceback" in said) == (65, False), said
+    assert "others holds parameters that get gradients, and the model does not know them" in said
+
+
+@pytest.mark.prove
 def test_a_loader_that_cannot_go_on_is_reported_at_the_start(python, tmp_path):
     status, said = run(python, "plain_lightning", tmp_path, workers=0)
 

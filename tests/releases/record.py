@@ -16,8 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gpu_fleet_image.console.users.ledger_records import end_of
-from gpu_fleet_image.controllers.meter import meter_state
+from gpu_fleet_image.console.users.ledger_records import End
 from gpu_fleet_image.controllers.meter.meter_state import Day, MeteredInstance, MeterReading, Unused
 from gpu_fleet_image.controllers.sweep import lease, ledger
 from gpu_fleet_image.controllers.sweep.situation import Withdrawn
@@ -139,9 +138,9 @@ KINDS: Mapping[str, tuple[Callable[[], str], Callable[[Path], Any]]] = {
     "policy.json": (lambda: sweep_policy.policy_text(stack_of(stack_text("aws-prod"))), policy_facts),
     "instance.toml": (instance_text, lambda file: asdict(instance_file.load(file))),
     "lease.json": (lease_text, lease_facts),
-    "ledger.json": (ledger_text, lambda file: asdict(end_of(_read(file), file.name))),
-    "meter.json": (meter_text, lambda file: asdict(meter_state.from_json(_read(file), file.name))),
-    "mover.json": (mover_text, lambda file: asdict(capacity.state_of(_read(file)))),
+    "ledger.json": (ledger_text, lambda file: asdict(End.from_json(_read(file), file.name))),
+    "meter.json": (meter_text, lambda file: asdict(MeterReading.from_json(_read(file), file.name))),
+    "mover.json": (mover_text, lambda file: asdict(capacity.MoverState.from_json(_read(file), file.name))),
     "job.json": (job_text, lambda file: asdict(runs.job_of(file.read_bytes()))),
 }
 

@@ -19,7 +19,7 @@ from gpu_fleet.core.world import world
 from gpu_fleet.data.dataset import Description, write_description
 from gpu_fleet.metrics.records import read_json_lines
 from gpu_fleet.preemption.interrupt import Interruption, Reason
-from gpu_fleet.step.evaluation import mean_loss
+from gpu_fleet.step.spread import mean_loss
 from gpu_fleet.trainer import loop
 from tests.training.ranks import run_ranks
 

@@ -16,8 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from gpu_fleet_image.core import keys
-from gpu_fleet_image.core.reaper_errors import CloudError
-from gpu_fleet_image.core.times import format_time, parse_time
+from gpu_fleet_image.core.document import KEY, MAY_LACK, AsList, Record, named
 
 PREFIX = "capacity"
 REQUESTS = f"{PREFIX}/requests"
@@ -34,6 +33,10 @@ REQUEST_KEY = re.compile(
 )
 POOL_NAME = re.compile(r"[a-z0-9-]{1,64}")
 REMEMBERED = timedelta(days=2)
+# Older requests are of nobody who still waits, and are not read.
+STALE = timedelta(hours=1)
+# Of one caller; with more the state, which every pass and every user reads, would grow as one of them wants.
+MOST_REFUSED = 100
 
 
 class Fate(StrEnum):
@@ -46,7 +49,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Record):
     """A user's request for instances, and its state.
 
     Attributes:
@@ -58,36 +61,26 @@ class Request:
         withdraws: key of an earlier request of the same user that this one withdraws; else empty.
     """
 
-    key: str
+    key: str = field(metadata=KEY)
     pool: str
     count: int
     hours: float | None
     at: datetime
-    fate: Fate = Fate.OPEN
+    fate: Fate = field(default=Fate.OPEN, metadata=named("state"))
     reason: str = ""
     instances: tuple[str, ...] = ()
     tried: tuple[str, ...] = ()
     withdraws: str = ""
 
     @property
+    def is_refused(self) -> bool:
+        """True if nothing starts for it, as for a withdrawal."""
+        return self.fate is Fate.REFUSED or bool(self.withdraws)
+
+    @property
     def owner(self) -> str:
         """Name of the requester: a user, or a session, which counts only if the role fixes session names."""
         return owner_of(self.key)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the request as the state holds it."""
-        return {
-            "pool": self.pool,
-            "count": self.count,
-            "hours": self.hours,
-            "at": format_time(self.at),
-            "state": self.fate,
-            "reason": self.reason,
-            "owner": self.owner,
-            "instances": list(self.instances),
-            "tried": list(self.tried),
-            "withdraws": self.withdraws,
-        }
 
 
 def caller_in(key: str) -> str:
@@ -104,7 +97,7 @@ def owner_of(key: str) -> str:
 
 
 @dataclass(frozen=True)
-class Coming:
+class Coming(Record):
     """An instance that is being started, or waits for a group with capacity.
 
     Attributes:
@@ -131,23 +124,9 @@ class Coming:
         """Return a copy without a group."""
         return replace(self, group="", since=None, goal=0, started=False, activity="")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as the state holds it."""
-        return {
-            "id": self.id,
-            "pool": self.pool,
-            "purpose": self.purpose,
-            "asked_at": format_time(self.asked_at),
-            "group": self.group,
-            "since": format_time(self.since) if self.since else None,
-            "goal": self.goal,
-            "started": self.started,
-            "activity": self.activity,
-        }
-
 
 @dataclass(frozen=True)
-class Trouble:
+class Trouble(AsList):
     """A group's latest failure to start an instance: when, and the cloud's error."""
 
     at: datetime
@@ -155,7 +134,7 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class MoverState:
+class MoverState(Record):
     """State that one pass hands to the next.
 
     Attributes:
@@ -171,66 +150,14 @@ class MoverState:
     trouble: Mapping[str, Trouble] = field(default_factory=dict)
     raised_for_load: Mapping[str, datetime] = field(default_factory=dict)
     held: Mapping[str, str] = field(default_factory=dict)
+    schema_version: int = field(default=SCHEMA, metadata=MAY_LACK)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as the bucket holds it."""
-        return {
-            "schema_version": SCHEMA,
-            "requests": {key: request.to_json() for key, request in sorted(self.requests.items())},
-            "coming": [coming.to_json() for coming in self.coming],
-            "trouble": {
-                key: [format_time(trouble.at), trouble.why] for key, trouble in sorted(self.trouble.items())
-            },
-            "raised_for_load": {key: format_time(at) for key, at in sorted(self.raised_for_load.items())},
-            "held": dict(sorted(self.held.items())),
-        }
-
-
-def state_of(raw: Mapping[str, Any]) -> MoverState:
-    """Parse what ``MoverState.to_json`` wrote.
-
-    Raises:
-        CloudError: it is damaged; no instance is started then.
-    """
-    try:
-        return MoverState(
-            {key: _request(key, request) for key, request in raw["requests"].items()},
-            tuple(_coming(coming) for coming in raw["coming"]),
-            {key: Trouble(parse_time(at), str(why)) for key, (at, why) in raw["trouble"].items()},
-            {key: parse_time(at) for key, at in raw["raised_for_load"].items()},
-            {key: str(why) for key, why in raw["held"].items()},
-        )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise CloudError(f"{STATE}: {error!r}", "Malformed") from error
-
-
-def _request(key: str, raw: Mapping[str, Any]) -> Request:
-    return Request(
-        key,
-        str(raw["pool"]),
-        int(raw["count"]),
-        None if raw["hours"] is None else float(raw["hours"]),
-        parse_time(raw["at"]),
-        Fate(raw["state"]),
-        str(raw["reason"]),
-        tuple(raw["instances"]),
-        tuple(raw["tried"]),
-        str(raw["withdraws"]),
-    )
-
-
-def _coming(raw: Mapping[str, Any]) -> Coming:
-    return Coming(
-        str(raw["id"]),
-        str(raw["pool"]),
-        str(raw["purpose"]),
-        parse_time(raw["asked_at"]),
-        str(raw["group"]),
-        parse_time(raw["since"]) if raw["since"] else None,
-        int(raw["goal"]),
-        bool(raw["started"]),
-        str(raw["activity"]),
-    )
+        """Return the state as the bucket holds it, with the owner of each request for its readers."""
+        content = super().to_json()
+        for key, request in content["requests"].items():
+            request["owner"] = owner_of(key)
+        return content
 
 
 def asked(key: str, raw: Mapping[str, Any], now: datetime) -> Request:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol
 
 from gpu_fleet_image.core.calls import Calls, Failure
+from gpu_fleet_image.core.holds import Tagging
 from gpu_fleet_image.core.metrics import Figure
 from gpu_fleet_image.core.model import Instance, Inventory, OrphanedResource
 from gpu_fleet_image.core.notify.notifier import Notifier
@@ -80,7 +81,20 @@ def give_up(batch: Sequence[Query], answers: Mapping[Query, Answer], error: Clou
 CLOUDS = ("aws", "alicloud")
 
 
-class Instances(Protocol):
+class FreezableGroups(Protocol):
+    """Changes of a freeze to a scaling group; each raises CloudError."""
+
+    def limit(self, group: str, max_size: int) -> None:
+        """Limit a group to ``max_size`` instances; it terminates none."""
+
+    def close(self, group: str) -> None:
+        """Keep a group from starting instances."""
+
+    def open(self, group: str) -> None:
+        """Let a group start instances again."""
+
+
+class Instances(Tagging, FreezableGroups, Protocol):
     """The managed instances of one stack. Every method raises CloudError where the cloud refuses."""
 
     end_batch: int
@@ -92,20 +106,11 @@ class Instances(Protocol):
     def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Inventory:
         """Read the same instances and groups again; ``gone`` lists the terminated ones."""
 
-    def tags(self, instance_id: str) -> dict[str, str]:
-        """Return an instance's tags; empty for an instance that does not exist."""
-
     def lock(self, instance_id: str, action: str) -> str:
         """Return why the cloud would not stop or terminate an instance, if its listing does not say it."""
 
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
         """Return those of the alarms that are in the state ALARM."""
-
-    def tag(self, ids: Sequence[str], tags: Mapping[str, str]) -> None:
-        """Set tags."""
-
-    def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
-        """Remove tags, whatever their value."""
 
     def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
         """Remove instances from their group, and lower its desired capacity unless ``replaced``."""
@@ -118,15 +123,6 @@ class Instances(Protocol):
 
     def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:
         """Terminate instances; with ``stopped`` no running one, if the call can express that."""
-
-    def limit(self, group: str, max_size: int) -> None:
-        """Limit a group to ``max_size`` instances."""
-
-    def close(self, group: str) -> None:
-        """Keep a group from starting instances."""
-
-    def open(self, group: str) -> None:
-        """Let a group start instances again."""
 
 
 class Heartbeats(Protocol):

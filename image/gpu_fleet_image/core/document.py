@@ -1,22 +1,40 @@
-"""JSON documents as frozen dataclasses: one reader and one writer for all of them.
+"""JSON documents as dataclasses: one reader and one writer for all of them.
 
-A field is ``Annotated`` with the form of its value, or holds such dataclasses itself. A field without a
-default must be in the document. One with ``metadata=LEFT_OUT`` is not written while it has its default.
+A field is ``Annotated`` with the form of its value, or has a type whose form is known, or holds such
+dataclasses itself. A field without a default must be in the document; of a ``Record`` any field must that is
+not ``LEFT_OUT``, which is not written while it has its default, or ``MAY_LACK``. An ``AsList`` and a tuple
+of a fixed length are lists in the document.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 from zoneinfo import ZoneInfo, available_timezones
 
-from gpu_fleet_image.core.errors import nearest
+from gpu_fleet_image.core.errors import CloudError, nearest
+from gpu_fleet_image.core.times import format_time, parse_time
 
 Document = TypeVar("Document")
+# Of a message: problems of a record, and characters of a value.
+_MOST_NAMED, _LONGEST = 5, 300
 LEFT_OUT: Mapping[str, Any] = {"left out": True}
+MAY_LACK: Mapping[str, Any] = {"may lack": True}
+# Of a field that holds a dataclass: its fields stand in the document of the field's owner.
+FLAT: Mapping[str, Any] = {"flat": True}
+# Of a field that holds the name under which its document stands in an object of such documents.
+KEY: Mapping[str, Any] = {"key": True}
+
+
+def named(name: str) -> Mapping[str, Any]:
+    """Return the metadata of a field that has another name in the document."""
+    return {"name": name}
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,11 @@ def one_of(*choices: str | int) -> Form:
     return Form(", ".join(texts), holds, near=lambda: texts)
 
 
+def matching(pattern: re.Pattern[str], allowed: str) -> Form:
+    """Return the form of a text that matches a pattern as a whole."""
+    return Form(allowed, _if(lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None))
+
+
 def _price(value: Any) -> Decimal:
     try:
         amount = Decimal(value) if isinstance(value, str) else Decimal("NaN")
@@ -79,6 +102,25 @@ def _above_zero(value: Any) -> Decimal:
     if not (amount := _price(value)):
         raise ValueError
     return amount
+
+
+def _decimal(value: Any) -> Decimal:
+    amount = Decimal(value) if isinstance(value, str) else Decimal("NaN")
+    if not amount.is_finite():
+        raise ValueError
+    return amount
+
+
+def _finite(value: Any) -> float:
+    if type(value) not in {int, float} or not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+def _time(value: Any) -> datetime:
+    if not isinstance(value, str):
+        raise ValueError
+    return parse_time(value)
 
 
 def _zone(value: Any) -> ZoneInfo:
@@ -121,11 +163,25 @@ ZONE = Form(
     lambda: sorted(available_timezones()),
 )
 CLOCK = Form("HH:MM from 00:00 to 23:59", _minute, lambda minute: f"{minute // 60:02}:{minute % 60:02}")
+DATE = Form(
+    "a day, say 2026-11-26",
+    lambda value: datetime.strptime(f"{value}", "%Y-%m-%d").replace(tzinfo=UTC),
+    lambda day: f"{day:%Y-%m-%d}",
+)
 MOMENT = Form("a time, say 2026-11-26T12:00:00Z", _moment, datetime.isoformat)
 AMOUNT = Form('an amount as a text, say "1.006"', _price, str)
 PRICE = Form('a price as a text, say "1.006", or null', _price, str)
 ASSUMED = Form('a price above 0 as a text, say "1.006"', _above_zero, str)
 RISING = Form("a list of whole numbers above 0 that rise", _rising, list)
+_OF_TYPES: Mapping[Any, Form] = {
+    str: Form("a text", _if(lambda value: isinstance(value, str))),
+    bool: FLAG,
+    int: Form("a whole number", _if(lambda value: type(value) is int)),
+    float: Form("a number", _finite),
+    Decimal: Form('a number as a text, say "1.006"', _decimal, str),
+    datetime: Form("a time, say 2026-11-26T12:00:00Z", _time, format_time),
+    Any: Form("anything", lambda value: value),
+}
 
 
 class Contradictory:
@@ -136,34 +192,80 @@ class Contradictory:
         raise NotImplementedError
 
 
-def read(kind: type[Document], value: object, where: str, problems: list[str]) -> Document | None:
+class Record:
+    """Base of what programs of gpu-fleet keep in a bucket; what a newer one adds to it is passed over.
+
+    Attributes:
+        IF_DAMAGED: what a user may do about a damaged one.
+    """
+
+    IF_DAMAGED: ClassVar[str] = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as the bucket holds it."""
+        return written(self)
+
+    @classmethod
+    def from_json(cls, content: object, where: str) -> Self:
+        """Return the record of a JSON object. Raises CloudError, which names what is damaged."""
+        problems: list[str] = []
+        made = read(cls, content, "", problems)
+        if made is None or problems:
+            more = [f"and {len(problems) - _MOST_NAMED} more"] if len(problems) > _MOST_NAMED else []
+            named_here = "; ".join([*problems[:_MOST_NAMED], *more])
+            raise CloudError(f"{where}: {named_here}{cls.IF_DAMAGED}", "Malformed")
+        return made
+
+
+class AsList:
+    """Base of a dataclass that is a list in the document."""
+
+
+def read(
+    kind: type[Document], value: object, where: str, problems: list[str], key: str = ""
+) -> Document | None:
     """Return a document as its dataclass, or None after every problem in it was appended to ``problems``.
 
     Args:
         where: the document's place in a larger one, for messages; empty at the top.
+        key: its name in that one, if it is an entry of an object.
     """
     if not isinstance(value, dict):
         problems.append(f"{where or 'top level'} = {value!r}; allowed: an object")
         return None
-    before, hints = len(problems), _hints(kind)
+    before, parts = len(problems), _parts(kind)  # type: ignore[arg-type] # every class has a hash
     values = {}
-    for known in fields(kind):  # type: ignore[arg-type] # a dataclass
-        if known.name in value:
-            values[known.name] = _value(
-                hints[known.name], value[known.name], _at(where, known.name), problems
-            )
-        elif known.default is MISSING and known.default_factory is MISSING:
-            problems.append(f"{_at(where, known.name)} is missing; allowed: {_allowed(hints[known.name])}")
-    problems += [f"{_at(where, key)} is unknown{nearest(key, hints)}" for key in value if key not in hints]
+    for name, part in parts.items():
+        if part.is_flat:
+            values[name] = part.shape.read(value, where, problems, key)
+        elif part.is_key:
+            values[name] = key
+        elif part.name in value:
+            values[name] = part.shape.read(value[part.name], _at(where, part.name), problems, "")
+        elif part.is_required:
+            near = nearest(part.name, value.keys() - {other.name for other in parts.values()})
+            problems.append(f"{_at(where, part.name)} is missing; allowed: {part.shape.allowed}{near}")
+    if not issubclass(kind, Record):
+        unknown = value.keys() - parts.keys()
+        problems += [
+            f"{_at(where, name)} is unknown{nearest(name, parts)}" for name in value if name in unknown
+        ]
     if len(problems) > before:
         return None
     made = kind(**values)
     if isinstance(made, Contradictory):
         problems += [
-            f"{_at(where, key)} = {wrong!r}; allowed: {allowed}"
-            for key, wrong, allowed in made.contradictions()
+            f"{_at(where, name)} = {wrong!r}; allowed: {allowed}"
+            for name, wrong, allowed in made.contradictions()
         ]
     return made
+
+
+def salvaged(kind: type[Document], value: Mapping[str, Any]) -> Document:
+    """Return what can be read of a document whose fields all have defaults, without its damaged entries."""
+    parts = _parts(kind)  # type: ignore[arg-type] # every class has a hash
+    kept = {name: part.shape.salvaged(value.get(part.name), "") for name, part in parts.items()}
+    return kind(**{name: part for name, part in kept.items() if part is not None})
 
 
 def parse(kind: type[Document], text: str, error: Callable[[str], Exception], name: str) -> Document:
@@ -186,12 +288,15 @@ def parse(kind: type[Document], text: str, error: Callable[[str], Exception], na
 
 def written(document: object) -> dict[str, Any]:
     """Return a document as ``json.dumps`` takes it."""
-    hints = _hints(type(document))
-    return {
-        known.name: _as_written(hints[known.name], getattr(document, known.name))
-        for known in fields(document)  # type: ignore[arg-type] # a dataclass
-        if not (LEFT_OUT.items() <= known.metadata.items() and getattr(document, known.name) == known.default)
-    }
+    content: dict[str, Any] = {}
+    kind: Any = type(document)
+    for name, part in _parts(kind).items():
+        value = getattr(document, name)
+        if part.is_key or (part.is_left_out and value == part.default):
+            continue
+        made = part.shape.write(value)
+        content |= made if part.is_flat else {part.name: made}
+    return content
 
 
 def text_of(document: object) -> str:
@@ -199,65 +304,186 @@ def text_of(document: object) -> str:
     return json.dumps(written(document), indent=1, sort_keys=True)
 
 
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
-
-
 def _at(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return what a hint is of, and its arguments; None is no argument."""
-    return get_origin(hint), tuple(part for part in get_args(hint) if part is not type(None))
+class _Shape:
+    """Shape of a value, by its type hint: how it is read and written, with all of its parts.
+
+    Attributes:
+        allowed: what a message says of it.
+    """
+
+    allowed = "an object"
+
+    def read(self, value: Any, where: str, problems: list[str], key: str) -> Any:
+        """Return the field's value of the document's; None with a problem where it is not allowed."""
+        raise NotImplementedError
+
+    def write(self, value: Any) -> Any:
+        """Return the document's value of the field's."""
+        raise NotImplementedError
+
+    def salvaged(self, value: Any, key: str) -> Any:
+        """Return the value, or None where it is damaged."""
+        problems: list[str] = []
+        made = self.read(value, "", problems, key)
+        return None if problems else made
+
+    def refused(self, value: Any, where: str, problems: list[str]) -> None:
+        """Note that a value is not allowed."""
+        problems.append(f"{where} = {value!r:.{_LONGEST}}; allowed: {self.allowed}")
 
 
-def _is_optional(hint: Any) -> bool:
-    return get_origin(hint) is not Annotated and type(None) in get_args(hint)
+class _Leaf(_Shape):
+    def __init__(self, form: Form) -> None:
+        self._form, self.allowed = form, form.allowed
+
+    def read(self, value: Any, where: str, problems: list[str], key: str) -> Any:  # noqa: ARG002 - of objects
+        try:
+            return self._form.read(value)
+        except (ValueError, ArithmeticError):
+            near = self._form.near()
+            hint = nearest(str(value), near) if near else ""
+            problems.append(f"{where} = {value!r:.{_LONGEST}}; allowed: {self.allowed}{hint}")
+            return None
+
+    def write(self, value: Any) -> Any:
+        return self._form.write(value)
 
 
-def _allowed(hint: Any) -> str:
-    kind, parts = _parts(hint)
-    if kind is Annotated:
-        return str(parts[1].allowed)
-    return _allowed(parts[0]) if _is_optional(hint) else "a list" if kind is tuple else "an object"
+class _Optional(_Shape):
+    def __init__(self, inner: _Shape) -> None:
+        self._inner, self.allowed = inner, inner.allowed
+
+    def read(self, value: Any, where: str, problems: list[str], key: str) -> Any:
+        return None if value is None else self._inner.read(value, where, problems, key)
+
+    def write(self, value: Any) -> Any:
+        return None if value is None else self._inner.write(value)
 
 
-def _value(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
-    kind, parts = _parts(hint)
-    if _is_optional(hint):
-        return None if value is None else _value(parts[0], value, where, problems)
-    if kind is Annotated:
-        return _formed(parts[1], value, where, problems)
-    if isinstance(hint, type) and is_dataclass(hint):
-        return read(hint, value, where, problems)
-    if kind is tuple and isinstance(value, list):
-        return tuple(_value(parts[0], entry, f"{where}[{at}]", problems) for at, entry in enumerate(value))
-    if kind is dict and isinstance(value, dict):
-        return {key: _value(parts[1], entry, _at(where, key), problems) for key, entry in value.items()}
-    problems.append(f"{where} = {value!r}; allowed: {_allowed(hint)}")
-    return None
+class _Object(_Shape):
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
 
+    def read(self, value: Any, where: str, problems: list[str], key: str) -> Any:
+        return read(self._kind, value, where, problems, key)
 
-def _formed(form: Form, value: Any, where: str, problems: list[str]) -> Any:
-    try:
-        return form.read(value)
-    except ValueError:
-        hint = nearest(str(value), form.near())
-        problems.append(f"{where} = {value!r}; allowed: {form.allowed}{hint}")
-        return None
-
-
-def _as_written(hint: Any, value: Any) -> Any:
-    kind, parts = _parts(hint)
-    if value is None:
-        return None
-    if _is_optional(hint):
-        return _as_written(parts[0], value)
-    if kind is Annotated:
-        return parts[1].write(value)
-    if is_dataclass(value):
+    def write(self, value: Any) -> Any:
         return written(value)
-    if kind is tuple:
-        return [_as_written(parts[0], entry) for entry in value]
-    return {key: _as_written(parts[1], entry) for key, entry in value.items()}
+
+
+class _Fixed(_Shape):
+    """A list with a fixed number of items: a tuple, or an ``AsList``."""
+
+    def __init__(self, make: Callable[[list[Any]], Any], items: list[_Shape]) -> None:
+        self._make, self._items, self.allowed = make, items, f"a list of {len(items)}"
+
+    def read(self, value: Any, where: str, problems: list[str], key: str) -> Any:  # noqa: ARG002 - of objects
+        if not isinstance(value, list) or len(value) != len(self._items):
+            return self.refused(value, where, problems)
+        pairs = enumerate(zip(self._items, value, strict=True))
+        return self._make([item.read(entry, f"{where}[{at}]", problems, "") for at, (item, entry) in pairs])
+
+    def write(self, value: Any) -> Any:
+        entries = (
+            value if isinstance(value, tuple) else [getattr(value, known.name) for known in fields(value)]
+        )
+        return [item.write(entry) for item, entry in zip(self._items, entries, strict=True)]
+
+
+class _List(_Shape):
+    allowed = "a list"
+
+    def __init__(self, kind: Callable[[Iterator[Any]], Any], item: _Shape) -> None:
+        self._kind, self._item = kind, item
+
+    def read(self, value: Any, where: str, problems: list[str], key: str) -> Any:  # noqa: ARG002 - of objects
+        if not isinstance(value, list):
+            return self.refused(value, where, problems)
+        # made whole first: a damaged entry may be nothing that a set takes
+        read_here = [self._item.read(entry, f"{where}[{at}]", problems, "") for at, entry in enumerate(value)]
+        return self._kind(iter(read_here))
+
+    def write(self, value: Any) -> Any:
+        return [self._item.write(entry) for entry in (sorted(value) if isinstance(value, Set) else value)]
+
+
+class _Mapping(_Shape):
+    def __init__(self, entry: _Shape) -> None:
+        self._entry = entry
+
+    def read(self, value: Any, where: str, problems: list[str], key: str) -> Any:  # noqa: ARG002 - of objects
+        if not isinstance(value, dict):
+            return self.refused(value, where, problems)
+        return {
+            name: self._entry.read(part, _at(where, name), problems, name) for name, part in value.items()
+        }
+
+    def write(self, value: Any) -> Any:
+        return {name: self._entry.write(part) for name, part in value.items()}
+
+    def salvaged(self, value: Any, key: str) -> Any:  # noqa: ARG002 - of objects
+        entries = value.items() if isinstance(value, dict) else ()
+        kept = {name: self._entry.salvaged(part, name) for name, part in entries}
+        return {name: part for name, part in kept.items() if part is not None} or None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A field of a document.
+
+    Attributes:
+        name: its name in the document.
+    """
+
+    name: str
+    shape: _Shape
+    default: Any
+    is_required: bool
+    is_flat: bool
+    is_key: bool
+    is_left_out: bool
+
+
+@cache
+def _parts(kind: Any) -> Mapping[str, _Part]:
+    """Return the fields of a dataclass, its version first. A program always writes the whole of a record."""
+    hints, is_record = get_type_hints(kind, include_extras=True), issubclass(kind, Record)
+    return {
+        known.name: _Part(
+            known.metadata.get("name", known.name),
+            _shape(hints[known.name]),
+            known.default,
+            not {"left out", "may lack"} & known.metadata.keys()
+            if is_record
+            else known.default is MISSING and known.default_factory is MISSING,
+            *(flag in known.metadata for flag in ("flat", "key", "left out")),
+        )
+        for known in sorted(fields(kind), key=lambda known: known.name != "schema_version")
+    }
+
+
+def _shape(hint: Any) -> _Shape:
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        return _Leaf(inner[1])
+    if type(None) in inner:
+        return _Optional(_shape(inner[0]))
+    if kind in (dict, Mapping):
+        return _Mapping(_shape(inner[1]))
+    if kind is tuple and Ellipsis not in inner:
+        return _Fixed(tuple, [_shape(item) for item in inner])
+    return _List(kind, _shape(inner[0])) if kind is not None else _of_class(hint)
+
+
+def _of_class(hint: Any) -> _Shape:
+    if hint in _OF_TYPES:
+        return _Leaf(_OF_TYPES[hint])
+    if issubclass(hint, AsList):
+        return _Fixed(lambda items: hint(*items), [_shape(item) for item in get_type_hints(hint).values()])
+    if is_dataclass(hint):
+        return _Object(hint)  # type: ignore[arg-type] # a class
+    return _Leaf(Form(", ".join(str(each.value) for each in hint), hint, lambda value: value.value))

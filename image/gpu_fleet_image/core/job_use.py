@@ -6,13 +6,14 @@ the clock, and what they lack is time in which it ran none.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Annotated
 
 from gpu_fleet_image.core import keys
+from gpu_fleet_image.core.document import DATE, Contradictory, Form, Record, named, number, one_of
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.store import Store
 
@@ -27,7 +28,8 @@ SECONDS_OF_DAY = 86_400
 # A controller that is lost takes no more than this along; a bucket keeps each version for a while.
 WRITE_EVERY = timedelta(minutes=5)
 
-Used = Mapping[str, Mapping[str, float]]  # instance id -> ACCOUNT/JOB -> seconds
+_SECONDS = number(0, SECONDS_OF_DAY)
+Used = Mapping[str, Mapping[str, Annotated[float, _SECONDS]]]  # instance id -> ACCOUNT/JOB -> seconds
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class RunningJob:
 
 
 @dataclass(frozen=True)
-class DayUse:
+class DayUse(Record, Contradictory):
     """Jobs of a day in UTC.
 
     Attributes:
@@ -53,15 +55,21 @@ class DayUse:
         seen_s: seconds of it in which a controller saw which jobs ran.
     """
 
-    day: str
-    used: Used = field(default_factory=dict)
-    seen_s: float = 0.0
+    day: Annotated[str, Form(DATE.allowed, lambda day: DATE.write(DATE.read(day)))]
+    used: Used = field(default_factory=dict, metadata=named("instances"))
+    seen_s: Annotated[float, _SECONDS] = 0.0
+    schema_version: Annotated[int, one_of(SCHEMA)] = SCHEMA
 
     def unseen_s(self, until: datetime) -> float:
         """Return the seconds that no controller saw, without the last ones, which it has yet to write."""
         begin = datetime.fromisoformat(self.day).replace(tzinfo=UTC)
         passed_s = (until - 2 * WRITE_EVERY - begin).total_seconds()
         return max(0.0, min(passed_s, SECONDS_OF_DAY) - self.seen_s)
+
+    def contradictions(self) -> Iterator[tuple[str, object, str]]:
+        """Refuse jobs without an account."""
+        for spent in self.used.values():
+            yield from (("instances", name, "ACCOUNT/JOB") for name in spent if not account_of(name))
 
 
 def key_of(day: str) -> str:
@@ -120,38 +128,10 @@ def _size(name: str) -> int:
     return len(json.dumps(name)) + BESIDE_NAME
 
 
-def to_json(use: DayUse) -> dict[str, Any]:
-    """Return a day as the bucket holds it."""
-    return {"schema_version": SCHEMA, "day": use.day, "seen_s": use.seen_s, "instances": use.used}
-
-
-def from_json(raw: Mapping[str, Any]) -> DayUse:
-    """Parse what ``to_json`` wrote. Raises CloudError if it is damaged."""
-    try:
-        used = {
-            str(instance): {str(name): float(seconds) for name, seconds in spent.items()}
-            for instance, spent in raw["instances"].items()
-        }
-        wrong = [
-            name
-            for spent in used.values()
-            for name, seconds in spent.items()
-            if not 0 <= seconds <= SECONDS_OF_DAY or not account_of(name)
-        ]
-        seen_s = float(raw["seen_s"])
-        if not 0 <= seen_s <= SECONDS_OF_DAY:
-            wrong.append(f"seen_s {seen_s!r}")
-        if wrong or raw["schema_version"] != SCHEMA:
-            raise ValueError(wrong[0] if wrong else f"schema_version {raw['schema_version']!r}")
-        return DayUse(f"{date.fromisoformat(raw['day'])}", used, seen_s)
-    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise CloudError(f"{keys.QUEUE_USE}: {error!r}", "Malformed") from error
-
-
 def load(store: Store, day: str) -> DayUse | None:
     """Return a day's use; None if there is no record of it. Raises CloudError."""
     stored = store.newest(key_of(day), LONGEST)
-    return None if stored is None else from_json(stored.content)
+    return None if stored is None else DayUse.from_json(stored.content, keys.QUEUE_USE)
 
 
 def load_readable(store: Store, day: str) -> DayUse | None:

@@ -1,8 +1,8 @@
 """The policy of a stack: dataclasses that the stack writes as ``policy.json`` and everything else reads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +24,7 @@ _COOLDOWN = timedelta(minutes=10)
 # One that was given back is terminated when it is idle this long: the metric's periods of a heartbeat or two.
 _IDLE_GIVEN_BACK = timedelta(minutes=5)
 _MAX_IDLE_AFTER_HOURS = 14 * 24  # CloudWatch keeps the 60 s heartbeats 15 days (API GetMetricData)
+_SATURDAY = 5
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,27 @@ class QuietHours:
 
     start: Annotated[int, CLOCK]
     end: Annotated[int, CLOCK]
+
+
+def is_quiet(now: datetime, spans: Sequence[QuietHours], zone: ZoneInfo, *, weekends: bool) -> bool:
+    """Return whether users asked for quiet at this moment.
+
+    Args:
+        now: any aware time.
+        spans: daily spans of local wall-clock minutes, end exclusive; one that starts after its end passes
+            midnight, and one that starts at its end lasts all day.
+    """
+    local = now.astimezone(zone)
+    if weekends and local.weekday() >= _SATURDAY:
+        return True
+    minute = local.hour * 60 + local.minute
+    return any(_within(minute, span) for span in spans)
+
+
+def _within(minute: int, span: QuietHours) -> bool:
+    if span.start < span.end:
+        return span.start <= minute < span.end
+    return minute >= span.start or minute < span.end
 
 
 @dataclass(frozen=True)

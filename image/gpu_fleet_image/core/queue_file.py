@@ -1,15 +1,13 @@
 """``/etc/gpu-fleet/queue.json``: the stack's queue, as the user data describes it."""
 
-import json
 import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from gpu_fleet_image.core.document import TEXT, Record, parse
 from gpu_fleet_image.core.queue_errors import QueueFileError
-
-TEXTS = ("role", "address", "secret")
 
 
 class QueueRole(StrEnum):
@@ -20,7 +18,7 @@ class QueueRole(StrEnum):
 
 
 @dataclass(frozen=True)
-class QueueFile:
+class QueueFile(Record):
     """Queue settings of one instance.
 
     Attributes:
@@ -29,8 +27,8 @@ class QueueFile:
     """
 
     role: QueueRole
-    address: str
-    secret: str
+    address: Annotated[str, TEXT]
+    secret: Annotated[str, TEXT]
 
 
 def path() -> Path:
@@ -41,18 +39,9 @@ def path() -> Path:
 def load(file: Path) -> QueueFile:
     """Read and check the file. Raises QueueFileError, which names what is wrong."""
     try:
-        raw: Any = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise QueueFileError(f"queue file {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise QueueFileError(f"queue file {file}: not JSON: {error}") from error
-    table = raw if isinstance(raw, dict) else {}
-    wrong = [key for key in TEXTS if not isinstance(table.get(key), str) or not table[key]]
-    if wrong:
-        raise QueueFileError(
-            "\n".join(f"queue file {file}: {key} = {table.get(key)!r}; allowed: a text" for key in wrong)
-        )
-    if table["role"] not in tuple(QueueRole):
-        allowed = ", ".join(QueueRole)
-        raise QueueFileError(f"queue file {file}: role = {table['role']!r}; allowed: {allowed}")
-    return QueueFile(QueueRole(table["role"]), table["address"], table["secret"])
+    except UnicodeDecodeError as error:
+        raise QueueFileError(f"queue file {file}: not UTF-8: {error}") from error
+    return parse(QueueFile, text, QueueFileError, f"queue file {file}")

@@ -45,17 +45,23 @@ class PoolNeed:
         return total
 
 
-def to_json(needs: Mapping[str, PoolNeed], now: datetime, unread: Sequence[str] = ()) -> dict[str, Any]:
+def to_json(
+    needs: Mapping[str, PoolNeed], now: datetime, unread: Sequence[str] = (), refused: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the demand as the bucket holds it.
 
     Args:
         unread: why jobs could not be read, one text each.
+        refused: Slurm's answers to the changes of accounts that it refused.
     """
     pools = {
         pool: {"standing": need.standing, "jobs": list(need.jobs[:_MOST_JOBS])}
         for pool, need in sorted(needs.items())
     }
-    said = {"unread": len(unread), "unread_why": unread[0][:_LONGEST_WHY]} if unread else {}
+    said: dict[str, Any] = {}
+    for name, texts in (("unread", unread), ("refused", refused)):
+        if texts:
+            said |= {name: len(texts), f"{name}_why": texts[0][:_LONGEST_WHY]}
     return {"schema_version": SCHEMA, "at": format_time(now), "pools": pools, **said}
 
 
@@ -84,4 +90,6 @@ def trouble_of(raw: Mapping[str, Any], now: datetime) -> str:
         why = raw.get("unread_why")
         unread = f"{counted(number, 'job')}, and requests no instances for {'it' if number == 1 else 'them'}"
         return f"the queue's controller cannot read {unread}: {why}"
+    if number := raw.get("refused"):
+        return f"Slurm refused {counted(number, 'change')} of users or teams: {raw.get('refused_why')}"
     return ""

@@ -1,15 +1,18 @@
 """``accounts.json``: the accounts on the stack's instances."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from gpu_fleet_image.core import keys
+from gpu_fleet_image.core.document import Contradictory, Record, matching, one_of, read, whole
 from gpu_fleet_image.core.errors import InstanceError
 from gpu_fleet_image.core.runs import ACCOUNT
 
 _KEY_LINE = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( [^\x00-\x1f]+)?")  # no options, and no second line
 NO_TEAM = "no-team"  # team of who has none: in budgets, and as an account of Slurm
+_AS_WRITTEN = "a name of small letters, digits, - and _"
 UIDS, _TEAM_GIDS = range(2000, 30_000), range(30_000, 50_000)
 
 
@@ -18,7 +21,7 @@ class RosterError(InstanceError):
 
 
 @dataclass(frozen=True)
-class RosterUser:
+class RosterUser(Record, Contradictory):
     """A user's account.
 
     Attributes:
@@ -28,12 +31,29 @@ class RosterUser:
         team_gid: its number; 0 without a team.
     """
 
-    name: str
-    uid: int
-    keys: tuple[str, ...] = ()
-    team: str = ""
+    name: Annotated[str, matching(ACCOUNT, _AS_WRITTEN)]
+    uid: Annotated[int, whole(UIDS.start, UIDS.stop - 1)]
+    keys: tuple[Annotated[str, matching(_KEY_LINE, "a public key")], ...] = ()
+    team: Annotated[str, matching(re.compile(f"({ACCOUNT.pattern})?"), _AS_WRITTEN)] = ""
     team_gid: int = 0
     admin: bool = False
+
+    def contradictions(self) -> Iterator[tuple[str, object, str]]:
+        """Refuse a team without a number of its own, and a number without a team."""
+        if self.team and self.team_gid not in _TEAM_GIDS:
+            yield (
+                "team_gid",
+                self.team_gid,
+                f"a whole number from {_TEAM_GIDS.start} to {_TEAM_GIDS.stop - 1}",
+            )
+        if not self.team and self.team_gid != 0:
+            yield "team_gid", self.team_gid, "0, because there is no team"
+
+
+@dataclass(frozen=True)
+class _Roster(Record):
+    users: tuple[RosterUser, ...]
+    schema_version: Annotated[int, one_of(1)]
 
 
 def parse(document: dict[str, Any]) -> tuple[RosterUser, ...]:
@@ -41,50 +61,13 @@ def parse(document: dict[str, Any]) -> tuple[RosterUser, ...]:
 
     Raises RosterError, which names everything that is wrong.
     """
-    if document.get("schema_version") != 1:
-        raise RosterError(f"{keys.ACCOUNTS}: schema_version = {document.get('schema_version')!r}; allowed: 1")
-    entries = document.get("users")
-    if not isinstance(entries, list):
-        raise RosterError(f"{keys.ACCOUNTS}: users = {entries!r}; allowed: a list")
-    problems = [
-        f"{keys.ACCOUNTS}: users[{index}].{problem}"
-        for index, entry in enumerate(entries)
-        for problem in _problems(entry if isinstance(entry, dict) else {})
-    ]
-    users = () if problems else tuple(_user(entry) for entry in entries)
+    problems: list[str] = []
+    roster = read(_Roster, document, "", problems)
+    users = roster.users if roster and not problems else ()
     problems += _clashes(users)
     if problems:
-        raise RosterError("\n".join(problems))
+        raise RosterError("\n".join(f"{keys.ACCOUNTS}: {problem}" for problem in problems))
     return users
-
-
-def _user(entry: dict[str, Any]) -> RosterUser:
-    return RosterUser(
-        name=entry["name"],
-        uid=entry["uid"],
-        keys=tuple(entry["keys"]),
-        team=entry["team"],
-        team_gid=entry["team_gid"],
-        admin=entry["admin"],
-    )
-
-
-def _problems(entry: dict[str, Any]) -> list[str]:
-    lines, team = entry.get("keys"), entry.get("team")
-    right = {
-        "name": isinstance(entry.get("name"), str) and ACCOUNT.fullmatch(entry["name"]) is not None,
-        "uid": _within(entry.get("uid"), UIDS),
-        "keys": isinstance(lines, list)
-        and all(isinstance(key, str) and _KEY_LINE.fullmatch(key) is not None for key in lines),
-        "team": isinstance(team, str) and (not team or ACCOUNT.fullmatch(team) is not None),
-        "team_gid": _within(entry.get("team_gid"), _TEAM_GIDS) if team else entry.get("team_gid") == 0,
-        "admin": isinstance(entry.get("admin"), bool),
-    }
-    return [f"{key} = {entry.get(key)!r}: not as a stack writes it" for key, ok in right.items() if not ok]
-
-
-def _within(value: object, numbers: range) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value in numbers
 
 
 def _clashes(users: tuple[RosterUser, ...]) -> list[str]:
@@ -93,6 +76,6 @@ def _clashes(users: tuple[RosterUser, ...]) -> list[str]:
     uids = [user.uid for user in users]
     twice = sorted({name for name in names if names.count(name) > 1})
     shared = sorted({uid for uid in uids if uids.count(uid) > 1})
-    return [f"{keys.ACCOUNTS}: {name!r} is named twice" for name in twice] + [
-        f"{keys.ACCOUNTS}: several users have uid {uid}" for uid in shared
+    return [f"{name!r} is named twice" for name in twice] + [
+        f"several users have uid {uid}" for uid in shared
     ]

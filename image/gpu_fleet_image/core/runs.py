@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from gpu_fleet_image.core.document import one_of, read
 
 # Patterns of the parameters that the stacks' documents accept.
 ACCOUNT = re.compile(r"[a-z][a-z0-9_-]{0,30}")
@@ -81,7 +83,7 @@ class Job:
     archive_sha256: str
     by: str
     at: str
-    schema_version: int = SCHEMA
+    schema_version: Annotated[int, one_of(SCHEMA)] = SCHEMA
 
     def content(self) -> bytes:
         """Return the JSON object as it lies in the bucket."""
@@ -96,13 +98,9 @@ class Job:
 def job_of(content: bytes) -> Job | None:
     """Parse a job as a user wrote it; None if it is malformed."""
     try:
-        raw: dict[str, Any] = json.loads(content)
-        members = tuple(Member(str(member["id"]), str(member["address"])) for member in raw.pop("instances"))
-        arguments = tuple(str(word) for word in raw.pop("arguments"))
-        job = Job(instances=members, arguments=arguments, **raw)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return read(Job, json.loads(content), "", [])
+    except (ValueError, RecursionError):
         return None
-    return job if job.schema_version == SCHEMA else None
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,10 @@
-"""Aware times as tags and users write them, and quiet hours in a time zone. Pure."""
+"""Aware times as tags and users write them. Pure."""
 
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from zoneinfo import ZoneInfo
 
-from gpu_fleet_image.core.policy import QuietHours
-from gpu_fleet_image.core.reaper_errors import ConfigurationError
+from gpu_fleet_image.core.errors import ConfigurationError
 
-_SATURDAY = 5
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 # Beyond it the arithmetic of ``datetime`` overflows; "for ever" is written as the year 9999.
 _LAST_YEAR = 9998
@@ -40,27 +36,6 @@ def parse_duration(text: str) -> timedelta:
         raise ConfigurationError(f"duration {text!r}; allowed: a number and m, h or d, say 90m, 8h or 2d")
     longest = _LONGEST_DURATION / timedelta(**{UNITS[match[2]]: 1})
     return timedelta(**{UNITS[match[2]]: min(float(match[1]), longest)})
-
-
-def is_quiet(now: datetime, spans: Sequence[QuietHours], zone: ZoneInfo, *, weekends: bool) -> bool:
-    """Return whether users asked for quiet at this moment.
-
-    Args:
-        now: any aware time.
-        spans: daily spans of local wall-clock minutes, end exclusive; one that starts after its end passes
-            midnight, and one that starts at its end lasts all day.
-    """
-    local = now.astimezone(zone)
-    if weekends and local.weekday() >= _SATURDAY:
-        return True
-    minute = local.hour * 60 + local.minute
-    return any(_within(minute, span) for span in spans)
-
-
-def _within(minute: int, span: QuietHours) -> bool:
-    if span.start < span.end:
-        return span.start <= minute < span.end
-    return minute >= span.start or minute < span.end
 
 
 def format_span(value: timedelta) -> str:

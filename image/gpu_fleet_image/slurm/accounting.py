@@ -11,18 +11,19 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any
 
 from gpu_fleet_image.core import instance_file, keys, paths, queue_file
 from gpu_fleet_image.core.errors import InstanceError
 from gpu_fleet_image.core.files import replace_text
-from gpu_fleet_image.core.queue_errors import NotReadyError, RosterUnreadError
+from gpu_fleet_image.core.queue_errors import NotReadyError, RosterUnreadError, SlurmError
 from gpu_fleet_image.core.roster import NO_TEAM
 from gpu_fleet_image.core.runs import ACCOUNT
-from gpu_fleet_image.slurm import configuration, database
+from gpu_fleet_image.slurm import configuration, database, slurm
 from gpu_fleet_image.slurm.answers import ENDED, ListedJob
 from gpu_fleet_image.slurm.configuration import GRACE_S, LOW, NORMAL
 from gpu_fleet_image.slurm.database import READ_BY_OWNER, KeptAccounts
@@ -215,6 +216,48 @@ def qualities(known: Mapping[str, Iterable[str]]) -> list[list[str]]:
     if LOW not in known.get(NORMAL, ()):
         new.append(["modify", "qos", "where", f"name={NORMAL}", "set", "priority=1", f"preempt+={LOW}"])
     return new
+
+
+def changed(changes: Iterable[Sequence[str]], ask: slurm.Run) -> list[str]:
+    """Make the changes, and return Slurm's answers to those that it refuses: they stop no other.
+
+    One without an answer is the last of the round: the poll would wait for each of the others too.
+    """
+    refused: list[str] = []
+    for words in changes:
+        try:
+            slurm.change_accounts(words, ask)
+        except SlurmError as error:
+            LOG.warning("event=queue-account-not-changed reason=%r", str(error))
+            refused.append(str(error))
+            if isinstance(error.__cause__, TimeoutExpired):
+                break
+        else:
+            LOG.info("event=queue-account-changed change=%r", " ".join(words))
+    return refused
+
+
+def part_with_leavers(
+    roster: Mapping[str, Any], known: Iterable[Association], ask: slurm.Run = slurm.run
+) -> list[str]:
+    """Cancel the jobs of users who are no longer in the roster, and delete those users from Slurm.
+
+    A job may submit itself again as it ends, so Slurm first refuses new jobs of these users. It deletes users
+    without jobs.
+
+    Returns:
+        Slurm's answers to the changes that it refused.
+
+    Raises:
+        SlurmError, RosterUnreadError: the rest is done at the next poll.
+    """
+    left = leavers(teams_of(roster), known)
+    jobs = leavers_jobs(slurm.jobs(ask).jobs, numbers_of(roster), left)
+    refused = changed(partings(left, have_jobs=bool(jobs)), ask)
+    if jobs:
+        slurm.cancel(*jobs, saves=False, ask=ask)
+        LOG.info("event=queue-leavers-jobs-cancelled jobs=%s", ",".join(jobs))
+    return refused
 
 
 def prepare() -> None:

@@ -286,9 +286,11 @@ def _job(raw: JobFields) -> Job:
 
 
 def _task(raw: JobFields) -> str:
-    """Return the number of a task; empty for tasks that Slurm lists together, as long as they wait."""
-    array = raw.number("array_job_id")
-    return f"{array}_{raw.number('array_task_id')}" if array and not raw.text("array_task_string") else ""
+    """Return the number of a task; empty for several that Slurm lists together, as long as they wait."""
+    array, waiting = raw.number("array_job_id"), raw.text("array_task_string").partition("%")[0]
+    if not array or "-" in waiting or "," in waiting:
+        return ""
+    return f"{array}_{waiting or raw.number('array_task_id')}"
 
 
 def request(raw: JobFields) -> JobRequest:

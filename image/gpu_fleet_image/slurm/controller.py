@@ -108,6 +108,7 @@ class ControllerWatch:
         configured: writes the configuration of these pools; returns whether it changed.
         limits: returns each team's limits.
         use: records the jobs' time for chargeback; None for no record.
+        refused: Slurm's answers to the changes of accounts that it refused last.
     """
 
     policy: Callable[[], dict[str, Any] | None]
@@ -119,6 +120,7 @@ class ControllerWatch:
     ask: slurm.Run = slurm.run
     limits: Callable[[], Mapping[str, TeamLimits]] = dict
     use: UseRecord | None = None
+    refused: list[str] = field(default_factory=list)
     _missed: dict[str, int] = field(default_factory=dict)
     _gone_since: dict[str, datetime] = field(default_factory=dict)
     _unread: bool = False  # slurmctld has not read the latest configuration yet
@@ -210,7 +212,7 @@ class ControllerWatch:
             fresh=names - self._known,
         )
         self._known, self._demand = names, demand
-        self.say(to_json(demand.needs, now, said.unread))
+        self.say(to_json(demand.needs, now, said.unread, self.refused))
         self._refusals.say(said.jobs, nodes, excluded, demand, now)
 
     def _part_with(self, node: slurm.Node, why: str, now: datetime) -> None:
@@ -286,7 +288,7 @@ def kept_records(store: Store) -> JobRecords | None:
 
     def read() -> JobRecords | None:
         stored = store.newest(job_records.JOBS, job_records.LONGEST)
-        return job_records.records_of(stored.content) if stored else None
+        return job_records.JobRecords.from_json(stored.content, job_records.JOBS) if stored else None
 
     return _unless_damaged("queue-books-new", read)
 
@@ -310,16 +312,24 @@ def _unless_damaged(event: str, read: Callable[[], Read]) -> Read | None:
         return None
 
 
-def keep_accounts(store: Store, kept: KeptAccounts, tried: set[str], ask: slurm.Run = slurm.run) -> bool:
+def keep_accounts(
+    store: Store,
+    kept: KeptAccounts,
+    tried: set[str],
+    ask: slurm.Run = slurm.run,
+    refused: list[str] | None = None,
+) -> bool:
     """Assign users to their teams, and back the database up; return whether both succeeded.
 
     Both are always tried: without a dump MariaDB's log on the shared homes grows without end.
 
     Args:
         tried: as of ``find_users``.
+        refused: gets Slurm's answers to the changes that it refused.
     """
-    registered = _done("queue-accounts-failed", lambda: _register_users(store, tried, ask))
-    return _done("queue-accounting-not-kept", lambda: _keep_database(kept)) and registered
+    answers = [] if refused is None else refused
+    registered = _done("queue-accounts-failed", lambda: _register_users(store, tried, ask, answers))
+    return _done("queue-accounting-not-kept", lambda: _keep_database(kept)) and registered and not answers
 
 
 def _done(event: str, step: Callable[[], None]) -> bool:
@@ -335,41 +345,19 @@ def _done(event: str, step: Callable[[], None]) -> bool:
     return True
 
 
-def _register_users(store: Store, tried: set[str], ask: slurm.Run) -> None:
-    """Register all users; raises InstanceError, OSError if some could not be registered."""
+def _register_users(store: Store, tried: set[str], ask: slurm.Run, refused: list[str]) -> None:
+    """Register all users, as far as Slurm takes them; raises InstanceError, OSError."""
+    refused.clear()
     known = slurm.associations(ask)
     roster = store.newest(keys.ACCOUNTS)
     teams = accounting.teams_of(roster.content) if roster else {}
     there = {name: team for name, team in teams.items() if has_account(name)}
     limits = limits_of(store)
     qualities = accounting.qualities(slurm.preempted(ask))
-    for words in (*qualities, *accounting.shares(there, known, limits)):
-        slurm.change_accounts(words, ask)
-        LOG.info("event=queue-account-changed change=%r", " ".join(words))
+    refused += accounting.changed((*qualities, *accounting.shares(there, known, limits)), ask)
     find_users(there, tried, ask)
     if roster:
-        part_with_leavers(roster.content, known, ask)
-
-
-def part_with_leavers(
-    roster: Mapping[str, Any], known: Iterable[slurm.Association], ask: slurm.Run = slurm.run
-) -> None:
-    """Cancel the jobs of users who are no longer in the roster, and delete those users from Slurm.
-
-    A job may submit itself again as it ends, so Slurm first refuses new jobs of these users. It deletes users
-    without jobs.
-
-    Raises:
-        SlurmError, RosterUnreadError: the rest is done at the next poll.
-    """
-    left = accounting.leavers(accounting.teams_of(roster), known)
-    jobs = accounting.leavers_jobs(slurm.jobs(ask).jobs, accounting.numbers_of(roster), left)
-    for words in accounting.partings(left, have_jobs=bool(jobs)):
-        slurm.change_accounts(words, ask)
-        LOG.info("event=queue-account-changed change=%r", " ".join(words))
-    if jobs:
-        slurm.cancel(*jobs, saves=False, ask=ask)
-        LOG.info("event=queue-leavers-jobs-cancelled jobs=%s", ",".join(jobs))
+        refused += accounting.part_with_leavers(roster.content, known, ask)
 
 
 def _keep_database(kept: KeptAccounts) -> None:
@@ -445,7 +433,8 @@ def watch() -> None:
     while True:
         poll(watching, datetime.now(UTC))
         kept = accounting.kept_of(instance.stack)
-        if time.monotonic() - accounts_at_s >= ACCOUNTS_EVERY_S and keep_accounts(store, kept, tried):
+        is_due = time.monotonic() - accounts_at_s >= ACCOUNTS_EVERY_S
+        if is_due and keep_accounts(store, kept, tried, refused=watching.refused):
             accounts_at_s = time.monotonic()
         time.sleep(LOOK_EVERY_S)
 

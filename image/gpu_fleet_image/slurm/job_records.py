@@ -5,14 +5,14 @@ last state of each job, and the time that instances have worked on it, over all 
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from gpu_fleet_image.core import keys
-from gpu_fleet_image.core.reaper_errors import CloudError
-from gpu_fleet_image.core.times import format_time, parse_time
+from gpu_fleet_image.core.document import Record, named
+from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.slurm.answers import ENDED, Job
 
 JOBS = keys.QUEUE_JOBS
@@ -31,7 +31,7 @@ LONGEST_LOOK = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
-class JobRecord:
+class JobRecord(Record):
     """Last known state of a job.
 
     Attributes:
@@ -52,11 +52,11 @@ class JobRecord:
 
 
 @dataclass(frozen=True)
-class JobRecords:
+class JobRecords(Record):
     """Record of all jobs, the newest last."""
 
     at: datetime
-    entries: tuple[JobRecord, ...]
+    entries: tuple[JobRecord, ...] = field(metadata=named("jobs"))
 
 
 def after(before: JobRecords | None, jobs: Iterable[Job], now: datetime) -> JobRecords:
@@ -115,15 +115,3 @@ def _fitting(entries: Iterable[JobRecord]) -> list[dict[str, Any]]:
 def _letters(item: dict[str, Any]) -> int:
     """Return the number of characters in its texts."""
     return sum(len(value) for value in item["job"].values() if isinstance(value, str))
-
-
-def records_of(raw: Mapping[str, Any]) -> JobRecords:
-    """Parse what ``to_json`` wrote. Raises CloudError if it is damaged."""
-    try:
-        entries = tuple(
-            JobRecord(Job(**item["job"]), str(item["seen"]), float(item["instance_s"]), float(item["run_s"]))
-            for item in raw["jobs"]
-        )
-        return JobRecords(parse_time(raw["at"]), entries)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise CloudError(f"{JOBS}: {error!r}", "Malformed") from error

@@ -62,7 +62,7 @@ class UseRecord:
             self._written[day] = self._kept(day)
         if (before := self._written[day]) is not None:
             whole = job_use.together(before, self._counted.get(day, DayUse(day)))
-            self._put(job_use.key_of(day), job_use.to_json(whole))
+            self._put(job_use.key_of(day), whole.to_json())
             self._written[day] = whole
         self._counted.pop(day, None)
 

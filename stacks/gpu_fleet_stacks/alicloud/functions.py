@@ -1,10 +1,10 @@
-"""A function on a timer: its role, its log, its schedule."""
+"""A function on a timer: its role, log, schedule and alarms."""
 
 import base64
 import io
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pulumi
@@ -12,6 +12,7 @@ import pulumi_alicloud as alicloud
 
 from gpu_fleet_image.core import keys
 from gpu_fleet_stacks.alicloud import policies
+from gpu_fleet_stacks.alicloud.alarms import SILENCE_S, alarm
 from gpu_fleet_stacks.alicloud.function_roles import FunctionInputs
 from gpu_fleet_stacks.alicloud.logs import LogStore, LogStoreArgs
 from gpu_fleet_stacks.alicloud.roles import role_with_policy
@@ -24,6 +25,7 @@ RUNTIME = "python3.12"
 # Function Compute calls a function of a file at the root of the archive.
 ENTRY_FILE = "index.py"
 HANDLER = "index.handler"
+FAILURES_PERIOD_S = 60
 MEMORY_MIB, CPU, DISK_MIB = 512, 0.5, 512
 # The earliest time in a zip, so that content alone decides the bytes.
 NO_TIME = (1980, 1, 1, 0, 0, 0)
@@ -178,3 +180,69 @@ def zipped(files: Mapping[str, bytes]) -> str:
             entry.compress_type = zipfile.ZIP_DEFLATED
             target.writestr(entry, files[path])
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+class FunctionWithAlarms(pulumi.ComponentResource):
+    """A function and its alarms: one row of the table."""
+
+    function_name: pulumi.Output[str]
+
+    def __init__(
+        self, name: str, row: FunctionRow, inputs: FunctionInputs, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__(f"gpu-fleet:alicloud:{row.component}", name, None, opts)
+        stack, own, group = inputs.stack, f"{name}-{row.label}", inputs.contact_group
+        function = ScheduledFunction(own, row, inputs, pulumi.ResourceOptions(parent=self))
+        for label, metric in row.metrics.items():
+            alarm(f"{own}-{label}", stack, metric=metric, above="0", contact_group=group, parent=self)
+        if row.failed_passes is not None:
+            _alarm_of_failures(
+                f"{own}-errors",
+                stack,
+                function.function_name,
+                times=row.failed_passes,
+                contact_group=group,
+                parent=self,
+            )
+        self.function_name = function.function_name
+        self.register_outputs({"function_name": function.function_name})
+
+
+def declare(
+    name: str, rows: Iterable[FunctionRow], inputs: FunctionInputs, opts: pulumi.ResourceOptions
+) -> Mapping[str, pulumi.Output[str]]:
+    """Declare every function of the table; return label -> the function's name."""
+    return {row.label: FunctionWithAlarms(name, row, inputs, opts).function_name for row in rows}
+
+
+def _alarm_of_failures(
+    name: str,
+    stack: Stack,
+    function_name: pulumi.Output[str],
+    *,
+    times: int,
+    contact_group: pulumi.Input[str],
+    parent: pulumi.Resource,
+) -> alicloud.cms.Alarm:
+    """Notify the stack's contacts, at most once a day, that a function fails again and again.
+
+    Function Compute counts failures by region and function; its metrics have periods of a minute and the
+    statistics ``Value`` (help.aliyun.com/en/functioncompute/fc/user-guide/monitoring-data).
+    """
+    which = function_name.apply(lambda made: json.dumps([{"region": stack.region, "functionName": made}]))
+    return alicloud.cms.Alarm(
+        name,
+        name=name,
+        project="acs_fc",
+        metric="FunctionFunctionErrors",
+        metric_dimensions=which,
+        contact_groups=[contact_group],
+        period=FAILURES_PERIOD_S,
+        silence_time=SILENCE_S,
+        enabled=True,
+        escalations_critical=alicloud.cms.AlarmEscalationsCriticalArgs(
+            statistics="Value", comparison_operator=">", threshold="0", times=times
+        ),
+        tags=naming.tags(stack.name, stack.owner),
+        opts=pulumi.ResourceOptions(parent=parent),
+    )

@@ -5,7 +5,7 @@ from typing import Any
 import pulumi
 import pulumi_alicloud as alicloud
 
-from gpu_fleet_stacks.alicloud import existing_files, scheduled_functions, submit, user_policies
+from gpu_fleet_stacks.alicloud import existing_files, functions, scheduled_functions, submit, user_policies
 from gpu_fleet_stacks.alicloud.budget import Budget, BudgetArgs
 from gpu_fleet_stacks.alicloud.endpoints import Endpoints, EndpointsArgs
 from gpu_fleet_stacks.alicloud.firewall import ENDPOINTS, QUEUE, Firewall, FirewallArgs
@@ -114,7 +114,7 @@ def build(stack: Stack) -> dict[str, Any]:
         contact_group=budget.contact_group,
         pipeline_id=image.pipeline_id,
     )
-    functions = scheduled_functions.declare(name, inputs, own)
+    running = functions.declare(name, scheduled_functions.rows(stack), inputs, own)
     commands = submit.declare(name, stack, own)
     return {
         "region": stack.region,
@@ -133,8 +133,8 @@ def build(stack: Stack) -> dict[str, Any]:
         "launch_template_ids": {pool: fleet.launch_template_id for pool, fleet in fleets.items()},
         "image_pipeline_id": image.pipeline_id,
         "imported_image_id": image.imported_id,
-        "reaper_function_name": functions["reaper"],
-        "capacity_function_name": functions["capacity"],
+        "reaper_function_name": running["reaper"],
+        "capacity_function_name": running["capacity"],
         "people_policy": user_policies.people_policy(inputs),
         "operator_policy": user_policies.operator_policy(stack),
         "submit_policies": submit.people_policies(stack, records, commands),

@@ -1,7 +1,8 @@
-"""A function on a timer: its log, role and schedule. Runs do not overlap; the next run is the retry."""
+"""A function on a timer: its log, role, schedule and alarms. Runs do not overlap; the next is the retry."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import pulumi
 import pulumi_aws as aws
@@ -13,6 +14,8 @@ from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.payload import sweep_archive
 
 MEMORY_MIB = 512
+LAMBDA, QUEUES = "AWS/Lambda", "AWS/SQS"
+FAILED_EVENT_DAYS, DAY_S = 14, 86_400
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def code(row: FunctionRow, policy: str) -> pulumi.AssetArchive:
     return pulumi.AssetArchive(files | {name: pulumi.StringAsset(text) for name, text in texts.items()})
 
 
-def declare_function(
+def _declare_function(
     name: str, row: FunctionRow, inputs: FunctionInputs, parent: pulumi.Resource
 ) -> aws.lambda_.Function:
     """Declare the function with its log, role and schedule, below a component of the caller."""
@@ -186,3 +189,97 @@ def _declare_schedule(
         ),
         opts=pulumi.ResourceOptions(parent=parent, depends_on=[policy]),
     )
+
+
+class FunctionWithAlarms(pulumi.ComponentResource):
+    """A function and its alarms: one row of the table."""
+
+    function_name: pulumi.Output[str]
+
+    def __init__(
+        self, name: str, row: FunctionRow, inputs: FunctionInputs, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__(f"gpu-fleet:aws:{row.component}", name, None, opts)
+        self._name, self._inputs = f"{name}-{row.label}", inputs
+        self._child = pulumi.ResourceOptions(parent=self)
+        self._tags = naming.tags(inputs.stack.name, inputs.stack.owner)
+        dimensions: dict[str, dict[str, pulumi.Input[str]]] = {}
+        if row.keeps_failed_events:
+            queue = self._failed_events()
+            inputs = replace(inputs, failed_events_arn=queue.arn)
+            dimensions[QUEUES] = {"QueueName": queue.name}
+        function = _declare_function(self._name, row, inputs, self)
+        dimensions[LAMBDA] = {"FunctionName": function.name}
+        if row.on_failed_launches:
+            self._on_failed_launches(function)
+        for alarm in row.alarms:
+            self._alarm(alarm, dimensions.get(alarm.namespace, {}))
+        self.function_name = function.name
+        self.register_outputs({"function_name": function.name})
+
+    def _failed_events(self) -> aws.sqs.Queue:
+        """Declare the queue of events that no function handled."""
+        return aws.sqs.Queue(
+            f"{self._name}-failed",
+            name=f"{self._name}-failed",
+            message_retention_seconds=FAILED_EVENT_DAYS * DAY_S,
+            kms_master_key_id=self._inputs.key_arn,
+            tags=self._tags,
+            opts=self._child,
+        )
+
+    def _on_failed_launches(self, function: aws.lambda_.Function) -> None:
+        """Run the mover at once when a launch failed, so that the next group is tried."""
+        prefix = f"{naming.prefixed(self._inputs.stack.name)}-"
+        rule = aws.cloudwatch.EventRule(
+            f"{self._name}-failed",
+            name=f"{self._name}-failed",
+            description="An Auto Scaling group of the stack could not launch an instance",
+            event_pattern=json.dumps(
+                {
+                    "source": ["aws.autoscaling"],
+                    "detail-type": ["EC2 Instance Launch Unsuccessful"],
+                    "detail": {"AutoScalingGroupName": [{"prefix": prefix}]},
+                }
+            ),
+            tags=self._tags,
+            opts=self._child,
+        )
+        aws.cloudwatch.EventTarget(
+            f"{self._name}-failed", rule=rule.name, arn=function.arn, input="{}", opts=self._child
+        )
+        aws.lambda_.Permission(
+            f"{self._name}-failed",
+            action="lambda:InvokeFunction",
+            function=function.name,
+            principal="events.amazonaws.com",
+            source_arn=rule.arn,
+            opts=self._child,
+        )
+
+    def _alarm(self, alarm: FunctionAlarm, dimensions: Mapping[str, pulumi.Input[str]]) -> None:
+        silent = alarm.at_least is None
+        aws.cloudwatch.MetricAlarm(
+            f"{self._name}-{alarm.label}",
+            name=f"{self._name}-{alarm.label}",
+            alarm_description=alarm.says,
+            namespace=alarm.namespace or naming.metric_namespace(self._inputs.stack.name),
+            metric_name=alarm.metric,
+            dimensions=dimensions,
+            statistic=alarm.statistic,
+            comparison_operator="LessThanThreshold" if silent else "GreaterThanOrEqualToThreshold",
+            threshold=1 if alarm.at_least is None else alarm.at_least,
+            period=alarm.period_s,
+            evaluation_periods=1,
+            treat_missing_data="breaching" if silent else "notBreaching",
+            alarm_actions=[self._inputs.topic_arn],
+            tags=self._tags,
+            opts=self._child,
+        )
+
+
+def declare(
+    name: str, rows: Iterable[FunctionRow], inputs: FunctionInputs, opts: pulumi.ResourceOptions
+) -> Mapping[str, pulumi.Output[str]]:
+    """Declare every function of the table; return label -> the function's name."""
+    return {row.label: FunctionWithAlarms(name, row, inputs, opts).function_name for row in rows}

@@ -1,24 +1,13 @@
-"""The scheduled functions of a stack and their alarms: one row each."""
-
-import json
-from collections.abc import Mapping
-from dataclasses import replace
-
-import pulumi
-import pulumi_aws as aws
+"""Table of a stack's scheduled functions and their alarms: one row each. Pure."""
 
 from gpu_fleet_image.core import keys
 from gpu_fleet_image.core.metrics import METRIC_SWEEP_FAILURES, METRIC_SWEEP_RUNS
 from gpu_fleet_stacks.aws import function_roles
-from gpu_fleet_stacks.aws.function_roles import FunctionInputs
-from gpu_fleet_stacks.aws.functions import FunctionAlarm, FunctionRow, declare_function
-from gpu_fleet_stacks.core import naming
+from gpu_fleet_stacks.aws.functions import LAMBDA, QUEUES, FunctionAlarm, FunctionRow
 from gpu_fleet_stacks.payload import builds_plan, image_files, sweep_archive
 from gpu_fleet_stacks.settings import Stack, people, people_rules
 
-LAMBDA, QUEUES = "AWS/Lambda", "AWS/SQS"
 SILENT_AFTER_S, HOUR_S = 1800, 3600
-FAILED_EVENT_DAYS, DAY_S = 14, 86_400
 # Failed passes within five minutes, of five or more: the next pass makes good for a single one.
 FAILED_PASSES = 3
 
@@ -121,7 +110,7 @@ def _build_controller(stack: Stack) -> list[FunctionRow]:
             label="builds",
             program="the image build controller",
             purpose=f"Controls image builds of gpu-fleet stack {stack.name}",
-            entry=f"{builds_plan.KEEPER}.aws",
+            entry=f"{sweep_archive.BUILDS}.aws",
             every_minutes=10,
             timeout_s=120,
             latest_start_s=300,
@@ -135,99 +124,3 @@ def _build_controller(stack: Stack) -> list[FunctionRow]:
             beside={keys.BUILDS_FILE: builds_plan.plan_text(stack, names)},
         )
     ]
-
-
-class FunctionWithAlarms(pulumi.ComponentResource):
-    """One row of the table."""
-
-    function_name: pulumi.Output[str]
-
-    def __init__(
-        self, name: str, row: FunctionRow, inputs: FunctionInputs, opts: pulumi.ResourceOptions | None = None
-    ) -> None:
-        super().__init__(f"gpu-fleet:aws:{row.component}", name, None, opts)
-        self._name, self._inputs = f"{name}-{row.label}", inputs
-        self._child = pulumi.ResourceOptions(parent=self)
-        self._tags = naming.tags(inputs.stack.name, inputs.stack.owner)
-        dimensions: dict[str, dict[str, pulumi.Input[str]]] = {}
-        if row.keeps_failed_events:
-            queue = self._failed_events()
-            inputs = replace(inputs, failed_events_arn=queue.arn)
-            dimensions[QUEUES] = {"QueueName": queue.name}
-        function = declare_function(self._name, row, inputs, self)
-        dimensions[LAMBDA] = {"FunctionName": function.name}
-        if row.on_failed_launches:
-            self._on_failed_launches(function)
-        for alarm in row.alarms:
-            self._alarm(alarm, dimensions.get(alarm.namespace, {}))
-        self.function_name = function.name
-        self.register_outputs({"function_name": function.name})
-
-    def _failed_events(self) -> aws.sqs.Queue:
-        """Declare the queue of events that no function handled."""
-        return aws.sqs.Queue(
-            f"{self._name}-failed",
-            name=f"{self._name}-failed",
-            message_retention_seconds=FAILED_EVENT_DAYS * DAY_S,
-            kms_master_key_id=self._inputs.key_arn,
-            tags=self._tags,
-            opts=self._child,
-        )
-
-    def _on_failed_launches(self, function: aws.lambda_.Function) -> None:
-        """Run the mover at once when a launch failed, so that the next group is tried."""
-        prefix = f"{naming.prefixed(self._inputs.stack.name)}-"
-        rule = aws.cloudwatch.EventRule(
-            f"{self._name}-failed",
-            name=f"{self._name}-failed",
-            description="An Auto Scaling group of the stack could not launch an instance",
-            event_pattern=json.dumps(
-                {
-                    "source": ["aws.autoscaling"],
-                    "detail-type": ["EC2 Instance Launch Unsuccessful"],
-                    "detail": {"AutoScalingGroupName": [{"prefix": prefix}]},
-                }
-            ),
-            tags=self._tags,
-            opts=self._child,
-        )
-        aws.cloudwatch.EventTarget(
-            f"{self._name}-failed", rule=rule.name, arn=function.arn, input="{}", opts=self._child
-        )
-        aws.lambda_.Permission(
-            f"{self._name}-failed",
-            action="lambda:InvokeFunction",
-            function=function.name,
-            principal="events.amazonaws.com",
-            source_arn=rule.arn,
-            opts=self._child,
-        )
-
-    def _alarm(self, alarm: FunctionAlarm, dimensions: Mapping[str, pulumi.Input[str]]) -> None:
-        silent = alarm.at_least is None
-        aws.cloudwatch.MetricAlarm(
-            f"{self._name}-{alarm.label}",
-            name=f"{self._name}-{alarm.label}",
-            alarm_description=alarm.says,
-            namespace=alarm.namespace or naming.metric_namespace(self._inputs.stack.name),
-            metric_name=alarm.metric,
-            dimensions=dimensions,
-            statistic=alarm.statistic,
-            comparison_operator="LessThanThreshold" if silent else "GreaterThanOrEqualToThreshold",
-            threshold=1 if alarm.at_least is None else alarm.at_least,
-            period=alarm.period_s,
-            evaluation_periods=1,
-            treat_missing_data="breaching" if silent else "notBreaching",
-            alarm_actions=[self._inputs.topic_arn],
-            tags=self._tags,
-            opts=self._child,
-        )
-
-
-def declare(
-    name: str, inputs: FunctionInputs, opts: pulumi.ResourceOptions
-) -> Mapping[str, pulumi.Output[str]]:
-    """Declare every function of the table; return label -> the function's name."""
-    return {
-        row.label: FunctionWithAlarms(name, row, inputs, opts).function_name for row in rows(inputs.stack)
-    }

@@ -5,7 +5,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from gpu_fleet_stacks.aws import scheduled_functions, submit, user_policies
+from gpu_fleet_stacks.aws import functions, scheduled_functions, submit, user_policies
 from gpu_fleet_stacks.aws.budget import Budget, BudgetArgs
 from gpu_fleet_stacks.aws.dashboard import Dashboard, DashboardArgs
 from gpu_fleet_stacks.aws.endpoints import Endpoints, EndpointsArgs
@@ -146,7 +146,7 @@ def build(stack: Stack) -> dict[str, Any]:
         topic_arn=budget.topic_arn,
         pipeline_arns=image.pipeline_arns,
     )
-    functions = scheduled_functions.declare(name, inputs, own)
+    running = functions.declare(name, scheduled_functions.rows(stack), inputs, own)
     SessionDocuments(name, stack, own)
     submit.declare(name, stack, own)
     groups = {pool: fleet.group_names for pool, fleet in fleets.items()}
@@ -166,8 +166,8 @@ def build(stack: Stack) -> dict[str, Any]:
         "launch_template_ids": {pool: fleet.launch_template_id for pool, fleet in fleets.items()},
         "image_pipeline_id": image.pipeline_id,
         "image_parameter": image.parameter,
-        "reaper_function_name": functions["reaper"],
-        "capacity_function_name": functions["capacity"],
+        "reaper_function_name": running["reaper"],
+        "capacity_function_name": running["capacity"],
         "people_policy": user_policies.people_policy(inputs),
         "policy": policy,
         "instance_log": stack.instance_log,

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 from gpu_fleet_stacks.settings import Cloud, Stack
 
-KEEPER = "gpu_fleet_image.controllers.builds"  # a module for each cloud, with its handler
-
 
 def plan_text(stack: Stack, pipelines: Sequence[str]) -> str:
     """Return the plan as JSON; ``BuildsPlan`` of the image's build controller describes each part.

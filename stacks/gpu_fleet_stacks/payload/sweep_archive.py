@@ -19,8 +19,10 @@ ROOT = places.folder("image/gpu_fleet_image").parent
 PACKAGE = "gpu_fleet_image"
 ENTRY = "gpu_fleet_image.controllers.sweep.handler"
 AGENT = "gpu_fleet_image.instance.agent.command"
-PEOPLE = "gpu_fleet_image.controllers.directory"  # a module for each cloud, with its handler
-MOVER = "gpu_fleet_image.controllers.mover"  # a module for each cloud, with its handler
+# Packages with a module for each cloud, which has the handler.
+PEOPLE = "gpu_fleet_image.controllers.directory"
+MOVER = "gpu_fleet_image.controllers.mover"
+BUILDS = "gpu_fleet_image.controllers.builds"
 
 # Pure Python alone goes along: what is packed on any computer runs on any other. Of boto3's descriptions of
 # four hundred services only that of S3, which OSS speaks.

@@ -111,9 +111,14 @@ def unnamed(ctx: click.Context, default: str = "") -> str:
     Raises:
         click.UsageError: there is no single candidate; the message names the stacks that exist.
     """
-    if from_environment := os.environ.get(STACK_VARIABLE):
-        return StackName().convert(from_environment, None, ctx)
+    from_environment = os.environ.get(STACK_VARIABLE)
+    named = StackName().convert(from_environment, None, ctx) if from_environment else ""
     known = stack_files.names()
+    if named and known and named not in known:
+        said = f"{STACK_VARIABLE} = {from_environment!r}: no such stack; there are {', '.join(known)}"
+        raise click.UsageError(said, ctx)
+    if named:
+        return named
     if len(known) == 1:
         return known[0]
     if default in known:

@@ -20,6 +20,7 @@ REFUSED = {
     ("submit", "--pool", "nope", "x.toml"): f"--pool 'nope': {NO_POOL}",
     ("submit", "--pool", "dev", "gone.toml"): "CONFIG 'gone.toml': there is no such file or folder",
     ("submit", "--pool", "dev", "--include", "gone", "x"): "--include 'gone': there is no such file",
+    ("report", "--bill", __file__): "no bill that is known here; allowed: a file with the columns of",
     ("report", "--to", "/gone/x"): "'/gone/x': /gone is no folder in which you may write",
     ("sweep", "--report", "/gone/x"): "'/gone/x': /gone is no folder in which you may write",
     ("connect", "--pool", "nope"): f"--pool 'nope': {NO_POOL}",

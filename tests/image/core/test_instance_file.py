@@ -38,13 +38,13 @@ def test_a_file_of_the_stack_is_read_with_what_is_expected_of_a_type(loaded):
 
 WRONG = [
     ("schema_version = 1", "schema_version = 2", "schema_version = 2; allowed: 1"),
-    ('pool = "dev"', 'pol = "dev"', "pool = None; allowed: a text (nearest: pol)"),
+    ('pool = "dev"', 'pol = "dev"', "pool is missing; allowed: a text (nearest: pol)"),
     ('cloud = "aws"', 'cloud = "awz"', "cloud = 'awz'; allowed: aws, alicloud (nearest: aws)"),
     ("gpus = 1", 'gpus = "1"', "expected.g5.xlarge.gpus = '1'; allowed: a whole number"),
     (
         "efa_interfaces = 0",
         'efa_interfaces = "0"',
-        "expected.g5.xlarge.efa_interfaces = '0'; allowed: a number",
+        "expected.g5.xlarge.efa_interfaces = '0'; allowed: a whole number",
     ),
     ("gpu_memory_gib = 24", "gpu_memory_gib = nan", "expected.g5.xlarge.gpu_memory_gib = nan; allowed: a"),
     ("schema_version = 1", "schema_version 1", "not TOML"),

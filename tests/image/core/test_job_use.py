@@ -36,7 +36,7 @@ def test_the_jobs_of_an_instance_have_at_most_the_time_that_passed(polls):
 
     passed = sum(seconds for _, seconds in polls)
     assert all(sum(spent.values()) <= passed + 0.1 for spent in use.used.values())
-    assert job_use.from_json(json.loads(json.dumps(job_use.to_json(use)))) == use
+    assert DayUse.from_json(json.loads(json.dumps(use.to_json())), "use") == use
 
 
 def test_whoever_names_each_job_anew_is_counted_under_their_account_in_the_end():
@@ -56,7 +56,7 @@ def test_no_names_of_jobs_make_the_record_longer_than_its_readers_take(letter, w
 
     use = job_use.after(DayUse(DAY), [*jobs, RunningJob("ada/one", on, 1)], 2001)
 
-    assert len(json.dumps(job_use.to_json(use), indent=1)) < job_use.LONGEST
+    assert len(json.dumps(use.to_json(), indent=1)) < job_use.LONGEST
     assert {account_seconds(spent, "ada") for spent in use.used.values()} == {1}
     assert {account_seconds(spent, "eve") for spent in use.used.values()} == {2000}
 
@@ -82,4 +82,4 @@ def account_seconds(spent, account):
 )
 def test_a_damaged_record_is_refused(damage):
     with pytest.raises(CloudError, match="queue/use"):
-        job_use.from_json({**job_use.to_json(DayUse(DAY)), **damage})
+        DayUse.from_json({**DayUse(DAY).to_json(), **damage}, "queue/use")

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.controllers.sweep.verdict import decide
 from gpu_fleet_image.core.model import Verdict
-from gpu_fleet_image.core.policy import QuietHours
+from gpu_fleet_image.core.policy import QuietHours, is_quiet
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
-from gpu_fleet_image.core.times import format_span, is_quiet, parse_duration, parse_time
+from gpu_fleet_image.core.times import format_span, parse_duration, parse_time
 from tests.image.situations import alone, idle_history, make_instance
 
 FOR_EVER = ("9999-12-31T23:59:59-08:00", "9999-12-31T23:59:59+00:00", "0001-01-01T00:00:00+05:00")

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pwd
+from subprocess import TimeoutExpired
 
 import pytest
 
@@ -486,6 +487,35 @@ def test_the_controller_registers_users_and_keeps_the_dump(kept, maria, accounts
     assert kept.dump.is_file()
 
 
+def test_a_change_that_slurm_refuses_stops_no_other_and_is_named(kept, maria, accounts):
+    asked, refused, maria.whole = Slurm(FOUND), ["of the round before"], True
+    asked.associations = "nlp||1||\nnlp|bob|1||\n"
+
+    def ask(words):
+        said = asked(words)
+        if "account=nlp" in words:
+            raise SlurmError("sacctmgr: error: no such account")
+        return said
+
+    assert not controller.keep_accounts(Roster(), kept, set(), ask, refused)
+    assert refused == ["sacctmgr: error: no such account"]
+    assert asked.changes[-2:] == [
+        "sacctmgr --immediate modify user where name=ada set defaultaccount=nlp",
+        "sacctmgr --immediate delete user name=bob",
+    ]
+
+
+def test_where_slurm_does_not_answer_the_round_ends():
+    tried = []
+
+    def silent(words):
+        tried.append(words)
+        raise SlurmError("timed out") from TimeoutExpired("sacctmgr", 60)
+
+    assert accounting.changed([["add", "user", "ada"], ["add", "user", "bob"]], silent) == ["timed out"]
+    assert len(tried) == 1
+
+
 def test_who_has_no_account_yet_is_registered_once_there_is_one(kept, maria, accounts):
     """Slurm would look for the account once, and then never count a share for its jobs."""
     accounts.clear()
@@ -532,7 +562,7 @@ def test_the_jobs_of_who_left_end_though_somebody_has_the_number_again():
     asked.jobs = [{**LEAVER, "user_name": "bob"}]
     roster = {"users": [{"name": "carol", "uid": LEAVER["user_id"], "team": "nlp"}]}
 
-    controller.part_with_leavers(roster, [Association("nlp", "bob")], asked)
+    accounting.part_with_leavers(roster, [Association("nlp", "bob")], asked)
 
     assert asked.changes == [
         "sacctmgr --immediate modify user where name=bob set maxsubmitjobs=0",
@@ -556,7 +586,7 @@ def test_a_roster_of_nobody_ends_the_jobs_of_all_as_it_locks_their_accounts():
     asked = Slurm(FOUND)
     asked.jobs = [LEAVER]
 
-    controller.part_with_leavers({"users": []}, [Association("nlp", "bob")], asked)
+    accounting.part_with_leavers({"users": []}, [Association("nlp", "bob")], asked)
 
     assert asked.changes[-1] == f"scancel {LEAVER['job_id']}"
 
@@ -567,7 +597,7 @@ def test_a_roster_that_is_no_list_ends_no_jobs(roster):
     asked.jobs = [LEAVER]
 
     with pytest.raises(RosterUnreadError):
-        controller.part_with_leavers(roster, [Association("nlp", "bob")], asked)
+        accounting.part_with_leavers(roster, [Association("nlp", "bob")], asked)
 
     assert asked.changes == []
 

@@ -90,9 +90,20 @@ def test_the_tasks_of_an_array_are_counted_and_how_many_may_run_at_once():
     assert (listed.tasks, listed.at_once, listed.array) == (901, 3, "50")
 
 
-@pytest.mark.parametrize(("tasks", "number"), [("7", 1), ("1,3-5", 4), ("0-10:2", 6), ("0-7,9-21:4%2", 12)])
-def test_every_form_of_a_list_of_tasks_is_counted(tasks, number):
-    assert one(ARRAY, array_task_string=tasks).tasks == number
+@pytest.mark.parametrize(
+    ("tasks", "number", "named"),
+    [
+        ("7", 1, "50_7"),
+        ("7%3", 1, "50_7"),
+        ("1,3-5", 4, "50"),
+        ("0-10:2", 6, "50"),
+        ("0-7,9-21:4%2", 12, "50"),
+    ],
+)
+def test_every_form_of_a_list_of_tasks_is_counted_and_one_that_waits_alone_is_named(tasks, number, named):
+    listed = one(ARRAY, array_task_string=tasks)
+
+    assert (listed.tasks, listed.job.number) == (number, named)
 
 
 def test_when_a_job_may_begin_is_read():

@@ -230,6 +230,13 @@ def test_a_job_that_cannot_be_read_is_an_alarm():
     )
 
 
+def test_a_change_of_teams_that_slurm_refused_is_an_alarm():
+    said = to_json({}, NOW, refused=["sacctmgr add user ada: no such account", "another"])
+
+    why = "Slurm refused 2 changes of users or teams: sacctmgr add user ada: no such account"
+    assert trouble_of(said, NOW) == why
+
+
 def test_a_job_gets_all_its_instances_or_none():
     assert PoolNeed(1, (2, 5, 1)).wanted(4) == 4
     assert PoolNeed(0, (5,)).wanted(4) == 0

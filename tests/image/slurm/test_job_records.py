@@ -102,7 +102,7 @@ def test_no_letter_is_longer_than_is_counted(text):
 def test_the_next_controller_reads_what_the_last_one_wrote():
     kept = looked([RUNNING], [RUNNING])
 
-    assert job_records.records_of(job_records.to_json(kept)) == kept
+    assert job_records.JobRecords.from_json(job_records.to_json(kept), "jobs.json") == kept
 
 
 @pytest.mark.parametrize(
@@ -110,4 +110,4 @@ def test_the_next_controller_reads_what_the_last_one_wrote():
 )
 def test_damaged_books_are_named(raw):
     with pytest.raises(CloudError, match=r"queue/jobs\.json"):
-        job_records.records_of(raw)
+        job_records.JobRecords.from_json(raw, job_records.JOBS)

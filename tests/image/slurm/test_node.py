@@ -101,7 +101,7 @@ def test_the_key_is_readable_by_munge_alone(tmp_path):
     [
         (None, "No such file"),
         ("{", "not JSON"),
-        ("[]", "role = None"),
+        ("[]", "allowed: an object"),
         (json.dumps(GOOD | {"role": "login"}), "allowed: controller, node"),
         (json.dumps(GOOD | {"secret": ""}), "secret = ''"),
     ],

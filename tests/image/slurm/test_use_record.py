@@ -44,7 +44,7 @@ class Bucket:
         if self.fails:
             raise CloudError("no bucket", "SlowDown")
         self.puts += 1
-        use = job_use.from_json(content)
+        use = job_use.DayUse.from_json(content, "use")
         assert key == job_use.key_of(use.day)
         self.objects[use.day] = use
 

@@ -485,7 +485,7 @@ def test_a_reservation_says_its_break_even_and_how_much_of_the_months_that_are_p
 
 def test_what_cannot_be_is_said_in_one_message():
     for flags, message in {
-        "--params many": "'many' must be a number of at least 1, such as 7e9",
+        "--params many": "'many' must be a number from 1 to 1e+18, such as 7e9",
         "--params 7e9 --budget 1": "--budget = 1.00 USD: nothing finishes for that",
         "--params 7e9 --days 0.01": "nothing known finishes it: ",
         "--params 7e9 --days nan": "'nan' must be a finite number",

@@ -50,6 +50,8 @@ def test_of_several_the_environment_a_flag_or_an_argument_names_one(one, monkeyp
     assert "far: OK" in run("check")
     assert "lab: OK" in run("check", "lab")
     assert "lab: OK" in run("check", "--stack", "lab")
+    monkeypatch.setenv("GPU_FLEET_STACK", "gone")
+    assert "GPU_FLEET_STACK = 'gone': no such stack; there are far, lab" in run("check", code=2)
 
 
 def test_two_names_are_refused(one):

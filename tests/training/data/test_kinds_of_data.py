@@ -15,7 +15,7 @@ from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.dataset import Description, describe, parsed
 from gpu_fleet.data.images import ImageFolder, _shift
 from gpu_fleet.data.loader import reader_processes
-from gpu_fleet.data.opening import with_readers
+from gpu_fleet.trainer.prepared_run import with_readers
 from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on
 
 

@@ -456,6 +456,25 @@ def test_what_a_tar_holds_is_indexed_counted_or_refused(name, tmp_path):
     assert expected in indexed(tmp_path)
 
 
+def test_a_tar_is_not_in_both_splits_and_a_broken_sparse_file_is_named(tmp_path):
+    shard(tmp_path / "a/train/0.tar")
+    (tmp_path / "a/val").symlink_to("train")
+    shard(tmp_path / "b/train/0.tar")
+    with tarfile.open(tmp_path / "b/train/1.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(broken := tarfile.TarInfo("9.png"))
+        broken.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
+        broken.size = 9
+        tar.addfile(broken, io.BytesIO(b"no number"))
+
+    same, sparse = (
+        CliRunner().invoke(cli.main, ["prepare", "index", str(tmp_path / name)]).output for name in "ab"
+    )
+
+    assert "a/train/0.tar and" in same
+    assert "a/val/0.tar are links to one file: remove one" in same
+    assert "1.tar: is no tar, or is cut off: not enough values" in sparse
+
+
 def test_a_hard_link_of_a_tar_is_read_where_it_leads(tmp_path):
     shard(tmp_path / "train/0.tar", linked_sample)
     shard(tmp_path / "val/0.tar")

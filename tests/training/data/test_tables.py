@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from gpu_fleet.core.user_code import Parts
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
 from gpu_fleet.data.images import decode
-from gpu_fleet.data.opening import open_data
 from gpu_fleet.data.tables import damaged_line, table_files
+from gpu_fleet.trainer.prepared_run import open_data
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on
 
@@ -121,6 +122,14 @@ def test_files_that_would_be_passed_over_are_named(names, message, tmp_path):
     assert (status, message in said, "Traceback" in said) == (65, True, False), said
 
 
+def test_one_file_is_not_both_splits(tmp_path):
+    (tmp_path / "train.jsonl").write_bytes(ROW)
+    (tmp_path / "val.jsonl").symlink_to("train.jsonl")
+
+    with pytest.raises(DataError, match=r"train.jsonl and .*val.jsonl are links to one file: remove one"):
+        table_files(tmp_path, Census())
+
+
 @pytest.fixture
 def unsplit(digits, tmp_path) -> Path:
     """Write sixty pictures in class folders, without a folder train."""
@@ -186,13 +195,30 @@ def test_grey_values_of_sixteen_bits_are_scaled_to_eight(kind):
     assert pixels.tolist() == [[[0, 1], [128, 255]]] * 3
 
 
+def test_a_tiff_that_says_twelve_bits_is_scaled_by_them():
+    values = bytes([0x00, 0x01, 0x00, 0x80, 0x0F, 0xFF])  # two in three bytes: 0, 256, 2048, 4095
+    tags = {256: 2, 257: 2, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: 2, 279: len(values)}
+    head = b"II*\0" + (8 + len(values)).to_bytes(4, "little")
+    entries = (struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    content = head + values + struct.pack("<H", len(tags)) + b"".join(entries) + bytes(4)
+
+    pixels = decode(content, config.Data(path="x"), False, np.random.default_rng(0))
+
+    assert pixels.tolist() == [[[0, 16], [128, 255]]] * 3
+
+
 @pytest.mark.parametrize(
     ("picture", "options", "why"),
     [
         (Image.fromarray(np.ones((2, 2), np.float32)), {}, "mode F"),
+        (
+            Image.fromarray(np.full((2, 2), 4095, np.uint16)),
+            {},
+            "of 16 bits end at 4095, as those of a camera",
+        ),
         (PAGE, {"save_all": True, "append_images": [PAGE]}, "holds 2 pictures"),
     ],
-    ids=["values of an unknown range", "several pictures"],
+    ids=["values of an unknown range", "values of twelve bits", "several pictures"],
 )
 def test_what_is_no_picture_is_no_sample(picture, options, why):
     out = io.BytesIO()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from gpu_fleet import Run
+from gpu_fleet.checkpoint import local
 from gpu_fleet.data.generators import is_own_generator, reached
 from gpu_fleet.integrations.exactness import LoopWatch
 from gpu_fleet.step import outline
@@ -62,6 +63,11 @@ class Slotted:
         self.mean = np.float32(0)
 
 
+class Holder:
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+
 class WithNoise(nn.Linear):
     def __init__(self) -> None:
         super().__init__(3, 1)
@@ -86,6 +92,21 @@ class WithCache(nn.Linear):
         self.by_length[len(inputs)] = self.table
         self.newest = super().forward(inputs * self.table)
         return self.newest
+
+
+class WithList(nn.Linear):
+    """Keeps a layer in an attribute of a kind in which torch does not look for it."""
+
+    def __init__(self, keep: Callable[[nn.Module], Any], *, frozen: bool = False) -> None:
+        super().__init__(3, 1)
+        self.inner = nn.Linear(3, 3)
+        self.layer: Any = nn.Linear(3, 3).requires_grad_(not frozen)
+        self.kept = [self.inner, keep(self.layer)]
+        self.find = self.layer.forward
+        del self.layer
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(self.find(self.inner(inputs)))
 
 
 class Hidden(torch.optim.SGD):
@@ -207,6 +228,15 @@ def with_seldom_updates(folder: Path) -> None:
                 optimizer.zero_grad()
 
 
+def with_average_in_a_list(folder: Path) -> None:
+    """Move an average of the weights that the model keeps in a list, as a teacher."""
+    model = WithList(lambda layer: [layer], frozen=True)
+    optimizer = torch.optim.SGD(model.parameters())
+    with Run(folder, model=model, optimizer=optimizer) as run:
+        for _ in steps(run, model, optimizer, 2):
+            model.kept[1][0].weight.data.lerp_(model.inner.weight.data, 0.5)
+
+
 LOOPS: dict[str, tuple[Callable[[Path], None], str]] = {
     "an average": (with_average, "the loop changes average (AveragedModel), which is in no checkpoint"),
     "a schedule": (with_late_schedule, "the loop changes schedule (StepLR), which is in no checkpoint"),
@@ -224,6 +254,7 @@ LOOPS: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda folder: trained(folder, WithStatistics(Slotted())),
         "a step changes kept",
     ),
+    "a teacher in a list": (with_average_in_a_list, "a step changes kept"),
     "a late change": (with_late_change, "a step changes mean"),
     "momenta": (lambda folder: trained(folder, nn.Linear(3, 1), Hidden), "a step changes velocity"),
 }
@@ -237,6 +268,30 @@ def test_state_that_is_in_no_checkpoint_is_named(name, tmp_path, caplog):
 
     (said,) = [record.getMessage() for record in caplog.records if "not exact" in record.getMessage()]
     assert expected in said
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [lambda layer: layer, lambda layer: {"a": [layer]}, lambda layer: [*layer.parameters()], Holder],
+    ids=["module", "dictionary", "parameters", "object"],
+)
+def test_a_layer_that_the_model_does_not_know_is_refused_at_the_first_step(keep, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="65"):
+        trained(tmp_path, WithList(keep))
+
+    said = capsys.readouterr().err
+    assert "Run(model=...): kept holds parameters that get gradients, and the model does not know" in said
+    assert local.steps(tmp_path / "checkpoints") == []
+
+
+def test_a_layer_of_a_list_that_is_frozen_or_given_too_is_no_fault(tmp_path, caplog):
+    layers: list[nn.Module] = []
+    model = WithList(lambda layer: layers.append(layer) or layer)
+
+    trained(tmp_path / "given", model, layer=layers[0])
+    trained(tmp_path / "frozen", WithList(lambda layer: layer, frozen=True))
+
+    assert "not exact" not in caplog.text
 
 
 def test_a_cache_and_what_a_run_was_given_are_not_named(tmp_path, caplog):

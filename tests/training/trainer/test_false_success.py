@@ -1,6 +1,7 @@
 """A run that ends well has trained, is finite, resumes to the same bits, and is in the bucket."""
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,6 +19,7 @@ from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core.containers import plain
 from gpu_fleet.core.errors import CheckpointError, UnreadableError
 from gpu_fleet.core.exit_codes import FAILED_FOR_GOOD
+from gpu_fleet.step import checks
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on
 from tests.training.ranks import run_ranks
@@ -98,6 +100,22 @@ def test_a_value_that_no_checkpoint_gives_back_is_named_with_its_place(value):
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "tensor"),
+    [
+        ("sparse", torch.eye(2).to_sparse()),
+        ("meta", torch.zeros(2, device="meta")),
+        ("nested", torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])),
+    ],
+    ids=["sparse", "meta", "nested"],
+)
+def test_a_tensor_without_dense_values_is_named_with_its_place(kind, tensor):
+    with pytest.raises(
+        UnreadableError, match=rf"its state_dict holds a {kind} tensor at \['kept'\], which a"
+    ):
+        plain({"kept": tensor}, "Run(optimizer=...)")
+
+
 class Remembering(torch.optim.SGD):
     """Optimizer that keeps the last gradients in a deque."""
 
@@ -151,6 +169,28 @@ def test_steps_without_a_gradient_are_refused(pictures, tmp_path):
     assert "no parameter has a gradient after the first step" in heard
 
 
+class WithList(Followed):
+    """Model with a layer in a list, where neither the optimizer nor a checkpoint finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = [nn.Linear(10, 10)]
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.others[0](super().forward(pictures))
+
+
+def test_a_model_that_hides_a_layer_in_a_list_is_refused_at_the_first_step(pictures, tmp_path):
+    table = followed(pictures, tmp_path / "run")
+    table["model"]["name"] = f"{HERE}:WithList"
+
+    status, heard = tried_alone(table, tmp_path)
+
+    assert status == FAILED_FOR_GOOD
+    assert f"model.name = '{HERE}:WithList': others holds parameters that get gradients" in heard
+    assert local.steps(tmp_path / "run/checkpoints") == []
+
+
 @pytest.mark.parametrize("detached", [True, False])
 def test_a_loop_that_trains_nothing_does_not_finish(detached, tmp_path, capsys):
     model = nn.Linear(2, 1)
@@ -171,6 +211,47 @@ def test_a_loop_that_trains_nothing_does_not_finish(detached, tmp_path, capsys):
 
     assert (tmp_path / "result.json").exists() is not detached
     assert ("no parameter has got a gradient or changed" in capsys.readouterr().err) is detached
+
+
+@pytest.fixture
+def loop(tmp_path) -> Callable[..., None]:
+    """Give a loop with a new `Run` at each call, which updates in some steps only, and may leave."""
+
+    def loop(count: int, updates: Sequence[int] = (), leave: int = -1, **run: Any) -> None:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Run(tmp_path, model=model, optimizer=optimizer, **run) as now:
+            for step in now.steps(count):
+                model(torch.ones(2)).backward()
+                if step in updates:
+                    optimizer.step()
+                if step == leave:
+                    break
+
+    return loop
+
+
+@pytest.mark.parametrize(("count", "leave"), [(3, -1), (9, 2)])
+def test_a_loop_that_updates_nothing_does_not_finish(count, leave, loop, tmp_path, capsys):
+    with pytest.raises(SystemExit, match=str(FAILED_FOR_GOOD)):
+        loop(count, leave=leave)
+
+    assert (
+        "compute gradients, and none has changed a parameter: call optimizer.step()"
+        in capsys.readouterr().err
+    )
+    assert local.steps(tmp_path / "checkpoints") == []
+
+
+def test_a_loop_may_wait_for_its_update_but_not_for_ever(loop, tmp_path, monkeypatch):
+    loop(3, updates=[2], every_steps=1)
+    loop(5, every_steps=1)  # the rest of a resumed run
+    monkeypatch.setattr(checks, "MOST_WITHOUT_UPDATE", 2)
+
+    with pytest.raises(SystemExit, match=str(FAILED_FOR_GOOD)):
+        loop(9, every_steps=1)
+
+    assert local.steps(tmp_path / "checkpoints")[-1] == 6
 
 
 class OneBad(nn.Module):

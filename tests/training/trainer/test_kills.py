@@ -12,10 +12,10 @@ from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core.errors import StoreError
 from gpu_fleet.preemption.agreement import Stop
-from gpu_fleet.step.evaluation import HeldOutScore
 from gpu_fleet.step.state import State
 from gpu_fleet.trainer import loop
 from gpu_fleet.trainer.prepared_run import PreparedRun
+from gpu_fleet.trainer.scoring import HeldOutScore
 from tests.training.commands import tried_alone
 from tests.training.examples import (
     CountingInterruption,

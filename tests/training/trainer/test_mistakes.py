@@ -67,14 +67,14 @@ MISTAKES: dict[str, Mistake] = {
     "a sparse buffer": (
         WITH_BUFFER.format(value="torch.eye(2).to_sparse()", options="", step="pass"),
         {},
-        "mine.py:model': buffer model.held is of layout torch.sparse_coo, which cannot be saved",
+        "mine.py:model': its state_dict holds a sparse tensor at ['model.held'], which a checkpoint",
     ),
     "a quantized buffer": (
         WITH_BUFFER.format(
             value="torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.quint8)", options="", step="pass"
         ).replace(".float()", ".dequantize()"),
         {},
-        "mine.py:model': buffer model.held is quantized (torch.quint8), which cannot be saved",
+        "mine.py:model': its state_dict holds a quantized tensor at ['model.held'], which a checkpoint",
     ),
     "a file that is not there": ("", {"model": {"name": "mein.py:model"}}, "mein.py is no file below"),
     "a name that is not in it": (

@@ -22,6 +22,11 @@ def plain(value: Any, owner: str, path: str = "") -> Any:
     """Return a state that torch.load reads without running code; raises UnreadableError naming the place."""
     if isinstance(value, np.generic):  # before float: np.float64 is a float too
         return value.item()
+    if isinstance(value, Tensor) and (kind := _without_elements(value)):
+        raise UnreadableError(
+            f"{owner}: its state_dict holds a {kind} tensor at {path or 'its top'}, which a checkpoint "
+            "cannot hold; keep dense tensors, such as its indices and values, and build it from them"
+        )
     if isinstance(value, PLAIN) or _is_readable(value):
         return value
     if isinstance(value, NUMBERS_AND_TEXT):  # converted: loading an IntEnum would need code
@@ -37,6 +42,19 @@ def plain(value: Any, owner: str, path: str = "") -> Any:
         f"{owner}: its state_dict holds {a_kind(value)} at {path or 'its top'}, which a checkpoint "
         "cannot restore; allowed: tensors, numbers and text, and lists and dictionaries of them"
     )
+
+
+def _without_elements(tensor: Tensor) -> str:
+    """Return the kind of a tensor that has not all its elements in memory; empty for one that has."""
+    if nn.parameter.is_lazy(tensor):
+        return ""
+    kinds = {
+        "nested": tensor.is_nested,
+        "meta": tensor.is_meta,
+        "quantized": tensor.is_quantized,
+        "sparse": tensor.layout != torch.strided,
+    }
+    return next((kind for kind, is_so in kinds.items() if is_so), "")
 
 
 def _is_readable(value: Any) -> bool:

@@ -28,12 +28,19 @@ class Census:
     """Record of the things that a reader leaves out: for each reason their number and the first of them."""
 
     left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _files: dict[tuple[int, int], Path] = field(default_factory=dict)  # by device and inode
 
     def leave(self, reason: str, example: object, count: int = 1) -> None:
         """Count things that are left out, such as "hidden files and folders"."""
         before, first = self.left_out.get(reason, (0, shown(example)))
         if count:
             self.left_out[reason] = before + count, first
+
+    def once(self, file: Path) -> None:
+        """Note a file of samples; raises DataError if it was noted by another name, as of another split."""
+        about = file.stat()
+        if (other := self._files.setdefault((about.st_dev, about.st_ino), file)) != file:
+            raise DataError(f"{shown(other)} and {shown(file)} are links to one file: remove one")
 
     def add(self, other: "Census") -> None:
         for reason, (count, example) in other.left_out.items():

@@ -18,7 +18,7 @@ Generator = torch.Generator | np.random.Generator | np.random.RandomState | rand
 MOST_LOOKED_AT = 10_000  # objects that a search visits; 10 ms
 _OF_NUMPY = np.random.mtrand._rand  # seeded by np.random.seed
 _OF_RANDOM = random._inst  # seeded by random.seed
-OF_PROCESS = (torch.default_generator, _OF_NUMPY, _OF_RANDOM)  # always seeded; torch's is the first
+OF_PROCESS = (torch.default_generator, _OF_NUMPY, _OF_RANDOM)  # always seeded
 SHARED = "shared"  # key, in the saved state of a rank, of what `states_of_generators` returns
 CLOSED = (ModuleType, torch.Tensor, np.ndarray, str, bytes, int, float)  # these hold no user objects
 
@@ -121,15 +121,27 @@ def _seed(generator: Generator, seed: int) -> None:
         generator.seed(seed)
 
 
-def states_of_generators(own: Sequence[Generator] = ()) -> list[dict[str, Any]]:
+def states_of_generators(own: Sequence[Generator] = ()) -> dict[str, Any]:
     """Return the states of the shared generators and of `own`, of kinds that torch.load reads safely."""
-    return [SavedGenerator(generator).state_dict() for generator in (*OF_PROCESS, *own)]
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    version, words, gauss = random.getstate()
+    return {
+        "own": [SavedGenerator(generator).state_dict() for generator in own],
+        "torch": [torch.get_rng_state()],
+        "numpy": [str(kind), torch.tensor(np.asarray(keys, dtype=np.int64)), *rest],
+        "random": [version, list(words), gauss],
+    }
 
 
-def restore_generators(saved: Sequence[dict[str, Any]], own: Sequence[Generator] = ()) -> None:
+def restore_generators(saved: dict[str, Any], own: Sequence[Generator] = ()) -> None:
     """Restore the states that `states_of_generators` has returned."""
-    for generator, state in zip((*OF_PROCESS, *own), saved, strict=False):
+    torch.default_generator.set_state(saved["torch"][0])
+    for generator, state in zip(own, saved.get("own", ()), strict=False):
         SavedGenerator(generator).load_state_dict(state)
+    kind, keys, *rest = saved["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    version, words, gauss = saved["random"]
+    random.setstate((version, tuple(words), gauss))
 
 
 @contextmanager

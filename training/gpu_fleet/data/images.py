@@ -42,7 +42,8 @@ TURNS = {  # orientation in EXIF -> the turn that makes the picture upright
 SIDEWAYS = {TURNS[number] for number in (5, 6, 7, 8)}
 # Of SUFFIXES: other formats of Pillow start programs, as EPS does Ghostscript.
 FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "DIB", "GIF", "TIFF", "JPEG2000", "PPM", "TGA")
-PHOTOMETRIC, WHITE = 262, np.uint8(255)  # tag of a TIFF, 0 if the lowest value is white
+BITS, PHOTOMETRIC, WHITE = 258, 262, np.uint8(255)  # tags of a TIFF: the second is 0 if 0 is white
+DARK = 4095  # the largest value of 12 bits, which becomes 15 of 255
 FINGERPRINT_BYTES = 4096  # one block of most file systems
 KEPT_BYTES = 64 * 2**20  # cache of decoded pictures, in each process that reads
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -149,8 +150,16 @@ def _of_eight_bits(picture: Image.Image) -> Image.Image:
     if getattr(picture, "is_animated", False) and picture.format != "MPO":  # of a camera, with a small copy
         raise CorruptSampleError(f"holds {picture.n_frames} pictures; write each into a file")  # type: ignore[attr-defined]  # of those
     if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PPM"):
-        grey = (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)
-        if picture.format == "TIFF" and picture.tag_v2.get(PHOTOMETRIC) == 0:  # type: ignore[attr-defined]  # of TIFF
+        values = np.asarray(picture).astype(np.uint16)
+        tags: Any = getattr(picture, "tag_v2", {})  # of TIFF
+        (bits,) = tags.get(BITS, (16,))
+        if 0 < values.max() <= DARK and bits > DARK.bit_length():
+            raise CorruptSampleError(
+                f"its grey values of 16 bits end at {values.max()}, as those of a camera with 12 bits: it "
+                "would be black; scale them to 16 bits or to 8"
+            )
+        grey = (values >> (bits - 8)).astype(np.uint8)
+        if tags.get(PHOTOMETRIC) == 0:
             grey = WHITE - grey
         scaled = Image.fromarray(grey)
         scaled.info |= {} if picture.format == "TIFF" else picture.info  # a TIFF is upright already

@@ -16,7 +16,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.data.generators import (
-    OF_PROCESS,
     Generator,
     SavedGenerator,
     held_by,
@@ -130,7 +129,7 @@ class ResumableLoader(DataLoader[Any]):
 
     _done = _begin = 0
     _rest: Iterator[Any] = iter(())
-    begun_with: list[dict[str, Any]] | None = None  # generators at the start of this epoch, for FleetCallback
+    begun_with: dict[str, Any] | None = None  # generators at the start of this epoch, for FleetCallback
 
     @property
     def _index_sampler(self) -> Any:  # of torch: the batches, or samples, that are to be read
@@ -154,7 +153,7 @@ class ResumableLoader(DataLoader[Any]):
         self.begun_with = states_of_generators(own)
         if reads := seeded(self):
             # of torch's generator and those of the order: code may draw from others between two epochs
-            reads.begin(_number(_bytes_of(self.begun_with[len(OF_PROCESS) :], self.begun_with[0])), 0)
+            reads.begin(_number(_bytes_of(self.begun_with["own"], self.begun_with["torch"])), 0)
             self._rest = islice(super()._index_sampler, self._done, None)
             with suppress(TypeError):  # an order without an end
                 len(self)
@@ -204,7 +203,7 @@ class Passes:
                 "run.batches the data set"
             )
         self._loader, self._accumulation = ResumableLoader.of(loader), accumulation
-        self._begun: dict[int, list[dict[str, Any]] | None] = {}  # epoch -> generators at its start
+        self._begun: dict[int, dict[str, Any] | None] = {}  # epoch -> generators at its start
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state that `read` needs to resume after `step` steps."""

@@ -126,6 +126,7 @@ def _rows_in(root: Path, census: Census) -> Iterator[Path]:
     """Yield the files of rows; count others in `census`. Raises DataError for rows that are not read."""
     for file in walked(root, census):
         if _kind(file.name):
+            census.once(file)
             if parted := [part for part in file.relative_to(root).parts[:-1] if "=" in part]:
                 raise _refused(
                     root,

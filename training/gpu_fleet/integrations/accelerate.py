@@ -78,13 +78,15 @@ class FleetSteps:
         inner = [getattr(thing, name, None) for thing in wrapped for name in ("optimizer", "scheduler")]
         saved = (*models, *wrapped, *inner, *accelerator._custom_objects)
         spared = [loader, *accelerator._dataloaders]
-        self._attributes = [check_of_model(model, type(model).__name__) for model in models]
+        self._attributes = [
+            check_of_model(model, type(model).__name__, others=[*models, *accelerator._custom_objects])
+            for model in models
+        ]
         self._loop = LoopWatch(frames, saved, [*spared, *held_by(spared)])
 
     def _check_step(self) -> None:
         says = self._accelerator.is_main_process
-        for check in self._attributes:
-            check.passed(says=says)
+        self._guard.look(self._attributes, says=says, saving=True)
         if self._loop is not None and says:
             self._loop.warn("accelerator.register_for_checkpointing")
 

@@ -39,7 +39,7 @@ class ExactnessCheck:
         self._attributes: list[BufferCheck | AttributeCheck] = []
         for name, thing in objects.items():
             if isinstance(thing, nn.Module):
-                self._attributes.append(BufferCheck(thing, f"Run({name}=...)"))
+                self._attributes.append(BufferCheck(thing, f"Run({name}=...)", objects.values()))
             elif isinstance(thing, Optimizer):
                 self._attributes.append(check_of_optimizer(thing, f"Run({name}=...)"))
         self._taken = self._taken_before = 0  # batches of the first data set: now, at the last step

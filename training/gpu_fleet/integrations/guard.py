@@ -42,7 +42,7 @@ from gpu_fleet.data.own_data import adapted
 from gpu_fleet.integrations.folder_copy.files import OURS
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
-from gpu_fleet.step.checks import check_weights
+from gpu_fleet.step.checks import AttributeCheck, check_weights, look
 from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, PATIENCE_S, patiently
 
 IDENTITY = "gpu-fleet.json"  # a file of the folder, which the bucket holds too
@@ -195,6 +195,11 @@ class Guard:
         """End all ranks before a save, or at the end, if the weights are no finite numbers."""
         with self._leaving():
             check_weights(models, self.where, step)
+
+    def look(self, checks: Iterable[AttributeCheck], *, says: bool, saving: bool = False) -> None:
+        """Look at a model's attributes; end all ranks if it trains parameters that no checkpoint holds."""
+        with self._leaving():
+            look(checks, says=says, saving=saving)
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.checks import AttributeCheck, check_of_model, look
+from gpu_fleet.step.checks import AttributeCheck, check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 DECIDING = (
@@ -87,7 +87,7 @@ class FleetCallback(TrainerCallback):
             self._reads.begin(seed, int(state.epoch or 0))
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        look(self._attributes, says=state.is_world_process_zero)
+        self._guard.look(self._attributes, says=state.is_world_process_zero)
         if self._guard.stopping():
             control.should_save = control.should_training_stop = True
         if control.should_save or control.should_training_stop:
@@ -109,7 +109,7 @@ class FleetCallback(TrainerCallback):
             self._guard.end()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        look(self._attributes, says=state.is_world_process_zero, saving=True)
+        self._guard.look(self._attributes, says=state.is_world_process_zero, saving=True)
         self._guard.saved()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule  # type: ignore[import-n
 from gpu_fleet.data.generators import SHARED, restore_generators, states_of_generators
 from gpu_fleet.data.resumable import NOT_SET, ResumableLoader, draws
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.checks import AttributeCheck, check_of_model, look
+from gpu_fleet.step.checks import AttributeCheck, check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 __all__ = ["FleetCallback", "ResumableLoader"]
@@ -106,7 +106,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     ) -> None:
         before, self._step = self._step, trainer.global_step
         step, stopping = self._step, self._guard.stopping()
-        look(self._attributes, says=trainer.is_global_zero)
+        self._guard.look(self._attributes, says=trainer.is_global_zero)
         if step == before:  # a checkpoint would lack the gradients of the micro-batches so far
             return
         waited, self._due = self._due, False
@@ -123,7 +123,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
 
     def _save(self, trainer: Any) -> None:
         self._guard.check_weights([trainer.lightning_module], self._step)
-        look(self._attributes, says=trainer.is_global_zero, saving=True)
+        self._guard.look(self._attributes, says=trainer.is_global_zero, saving=True)
         staged = self._guard.directory / f"step-{self._step}.ckpt.part"
         trainer.save_checkpoint(staged)
         if trainer.is_global_zero:

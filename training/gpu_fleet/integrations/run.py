@@ -219,7 +219,7 @@ class Run:
             yield self.step
             self._in_step = False
             self.step += 1
-            self._check_step()
+            self._check_step(ended=self.step >= total)
             due = self._every_steps and self.step % self._every_steps == 0
             if self._stop.take_save_request() or due:
                 self.save()
@@ -301,10 +301,10 @@ class Run:
             )
         return passes.read(self.step, *(before or [{}]))
 
-    def _check_step(self) -> None:
+    def _check_step(self, *, ended: bool) -> None:
         done = self.step - (self._resumed_from or 0)
-        if self._watch is not None:
-            self._watch.passed(done)
+        if self._watch is not None:  # the last steps of a resumed run may wait for an update
+            self._watch.passed(done, ended=ended and self._resumed_from is None)
         if done == 1:  # fail early: the first step creates most states
             self._where.together(self._checked_states)
         self._exactness.check(self._where, self.step, done)
@@ -345,6 +345,7 @@ class Run:
             return "all steps done"
         self._in_step = False
         self.step += 1
+        self._check_step(ended=True)
         self.save()
         return "left the loop"
 

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gpu_fleet.core.containers import plain
 from gpu_fleet.core.errors import ConfigError, DivergenceError, UntrainedError
 from gpu_fleet.core.user_code import is_class_of_user
 from gpu_fleet.core.world import World
 from gpu_fleet.data.generators import is_generator, state_of
-from gpu_fleet.step.outline import local_part, outlines
+from gpu_fleet.step.outline import bound_of_each, local_part, outlines
 from gpu_fleet.step.state import not_finite, takes_values
 
 NUMBERS = (bool, int, float, complex, str, np.generic)  # kinds of attributes in which a module may count
@@ -24,6 +25,7 @@ NO_STATE = object()  # in place of a value that cannot be compared, or belongs t
 DEPTH = 3  # of nested lists, dictionaries and objects
 OF_MODULE = vars(nn.Module()).keys()
 OF_OPTIMIZER = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"_opt_called", "_step_count"}  # of schedules
+MOST_WITHOUT_UPDATE = 1000  # steps; a GradScaler skips some 40 at most, and few loops accumulate so many
 ADVICE = "look for a detach, an item or a no_grad between the parameters and the loss"
 DIVERGED = (
     "after step {step}, which is not saved; a gradient was none: look for a root of 0 or a quotient 0 / 0 in "
@@ -35,28 +37,21 @@ log = logging.getLogger(__name__)
 class BufferCheck:
     """Check of a model before and after its first training passes, and before each save."""
 
-    def __init__(self, model: nn.Module, what: str) -> None:
-        """Note the state of the model `what`; raises ConfigError for a buffer that takes no values."""
+    def __init__(self, model: nn.Module, what: str, others: Iterable[Any] = ()) -> None:
+        """Note the state of the model `what`, without that of `others`, which are saved too.
+
+        Raises ConfigError for a buffer that takes no values, UnreadableError for other states.
+        """
         self._model, self._what = model, what
-        saved = model.state_dict().keys()
+        saved = plain(model.state_dict(), what)
         self._shapes = {}
         for name, buffer in model.named_buffers():
             if name in saved and not nn.parameter.is_lazy(buffer):
                 self._shapes[name] = buffer.shape
                 self._check_kind(name, buffer)
-        self._attributes = check_of_model(model, what)
+        self._attributes = check_of_model(model, what, others=others)
 
     def _check_kind(self, name: str, buffer: Tensor) -> None:
-        if buffer.layout != torch.strided:
-            raise ConfigError(
-                f"{self._what}: buffer {name} is of layout {buffer.layout}, which cannot be saved; register "
-                "its indices and values, and build it in forward"
-            )
-        if buffer.is_quantized:
-            raise ConfigError(
-                f"{self._what}: buffer {name} is quantized ({buffer.dtype}), which cannot be saved; register "
-                "its int_repr(), scale and zero point, and build it in forward"
-            )
         if not takes_values(buffer):
             raise ConfigError(
                 f"{self._what}: several elements of buffer {name} share memory, so it could not be loaded "
@@ -64,7 +59,7 @@ class BufferCheck:
             )
 
     def passed(self, *, says: bool = True) -> None:
-        """Check after a pass; warn if this rank `says`. Raises ConfigError for a buffer of another shape."""
+        """Check after a pass; warn if this rank `says`. Raises ConfigError for what could not be resumed."""
         for name, buffer in self._model.named_buffers():
             before = self._shapes.get(name, buffer.shape)
             if buffer.shape != before:
@@ -98,7 +93,8 @@ class AttributeCheck:
         self._named.update(changed)
         if changed and says:
             log.warning(
-                "not exact: %s: a step changes %s, which is in no checkpoint; %s",
+                "not exact: %s: a step changes %s, which is in no checkpoint; %s; if it only measures, as "
+                "a meter does, the weights stay exact",
                 self._what,
                 ", ".join(changed),
                 self._instead,
@@ -122,14 +118,28 @@ def _filled(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_of_model(model: nn.Module, what: str, left_out: Iterable[str] = ()) -> AttributeCheck:
-    """Return the check of a model's attributes, except those `left_out`."""
-    instead = "make it a persistent buffer, or return it from get_extra_state"
-    return AttributeCheck(partial(unsaved, model, OF_MODULE | {*left_out}), what, instead)
+def check_of_model(
+    model: nn.Module, what: str, left_out: Iterable[str] = (), others: Iterable[Any] = ()
+) -> AttributeCheck:
+    """Return the check of a model's attributes, except those `left_out` and tensors of `others`.
+
+    It raises ConfigError for parameters in an attribute that take part in the training.
+    """
+    instead = "make it a persistent buffer or a module, or return it from get_extra_state"
+    ours = list(chain([model], others))
+
+    def of() -> dict[str, Any]:
+        known = {id(tensor) for thing in ours for tensor in _tensors_in(thing)}
+        return unsaved(model, what, OF_MODULE | {*left_out}, known)
+
+    return AttributeCheck(of, what, instead)
 
 
-def unsaved(model: nn.Module, left_out: Container[str] = OF_MODULE) -> dict[str, Any]:
-    """Return outlines of what no checkpoint holds: buffers not persistent, plain attributes of modules."""
+def unsaved(model: nn.Module, what: str, left_out: Container[str], known: Container[int]) -> dict[str, Any]:
+    """Return outlines of what no checkpoint holds: buffers not persistent, plain attributes of modules.
+
+    Tensors with an id in `known` are saved. Raises ConfigError for a parameter with a gradient.
+    """
     saved = model.state_dict().keys()
     state: dict[str, Any] = {
         name: _outline_of_array(buffer)
@@ -138,10 +148,40 @@ def unsaved(model: nn.Module, left_out: Container[str] = OF_MODULE) -> dict[str,
     }
     for path, module in model.named_modules():
         is_metric = type(module).__module__.startswith("torchmetrics.")
-        if type(module).get_extra_state is nn.Module.get_extra_state and not is_metric:
-            plain = _outlines_of(vars(module), left_out)
-            state |= {f"{path}.{name}".removeprefix("."): value for name, value in plain.items()}
+        if type(module).get_extra_state is not nn.Module.get_extra_state or is_metric:
+            continue
+        attributes = {name: value for name, value in vars(module).items() if name not in left_out}
+        outlined = _outlines_of(attributes)
+        for name, value in attributes.items():
+            hidden = [tensor for tensor in _tensors_in(value) if id(tensor) not in known]
+            if any(tensor.grad is not None for tensor in hidden):
+                raise ConfigError(
+                    f"{what}: {f'{path}.{name}'.removeprefix('.')} holds parameters that get gradients, and "
+                    "the model does not know them: they are in no checkpoint and not in parameters(); use "
+                    "nn.ModuleList, nn.ModuleDict or nn.ParameterList, or requires_grad_(False) if frozen"
+                )
+            if hidden:
+                outlined[name] = outlined.get(name), outlines(hidden, bound_of_each(hidden))
+        state |= {f"{path}.{name}".removeprefix("."): value for name, value in outlined.items()}
     return state
+
+
+def _tensors_in(value: Any, depth: int = DEPTH) -> Iterator[Tensor]:
+    """Yield the parameters, and the buffers of modules, in a module or in collections and objects of them."""
+    if isinstance(value, nn.Module):
+        yield from chain(value.parameters(), value.buffers())
+    elif isinstance(value, nn.Parameter):
+        yield value
+    elif isinstance(value, Mapping | list | tuple | deque | set | frozenset):
+        for part in (value.values() if isinstance(value, Mapping) else value) if depth else ():
+            yield from _tensors_in(part, depth - 1)
+    elif depth and _is_own(value):
+        yield from _tensors_in(object.__getstate__(value), depth - 1)
+
+
+def _is_own(value: Any) -> bool:
+    """Return whether an object is of a user's class that neither torch nor `Run` saves."""
+    return is_class_of_user(type(value)) and not isinstance(value, nn.Module | torch.optim.Optimizer)
 
 
 def check_of_optimizer(optimizer: torch.optim.Optimizer, what: str) -> AttributeCheck:
@@ -184,8 +224,7 @@ def _outline_of_parts(value: Any, depth: int) -> Any:
         return [_outline_of(item, depth - 1) for item in value]
     if isinstance(value, set | frozenset):
         return sorted(repr(item) for item in value if isinstance(item, NUMBERS))
-    is_own = is_class_of_user(type(value)) and not isinstance(value, nn.Module | torch.optim.Optimizer)
-    return _outline_of(object.__getstate__(value), depth) if is_own else NO_STATE
+    return _outline_of(object.__getstate__(value), depth) if _is_own(value) else NO_STATE
 
 
 def _outline_of_array(value: Any) -> Any:
@@ -242,11 +281,12 @@ class GradientWatch:
         self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
         self._where = where
         self._proven = self._agreed = not self._parameters
+        self._may_wait = True  # for an update: gradients of several steps may make one
         self._before = outlines(self._parameters)
         known = [p for p in self._parameters if not nn.parameter.is_lazy(p)]
         self._hooks = [p.register_post_accumulate_grad_hook(self._note) for p in known]
         self._updates = 0  # of all optimizers
-        self._hooks += [optimizer.register_step_pre_hook(self._count) for optimizer in given]
+        self._counters = [optimizer.register_step_pre_hook(self._count) for optimizer in given]
 
     def _note(self, _parameter: Tensor) -> None:
         self._proven = True
@@ -254,18 +294,18 @@ class GradientWatch:
     def _count(self, *_: object) -> None:
         self._updates += 1
 
-    def passed(self, done: int) -> None:
-        """Check the `done`-th step; remove the hooks once they have served, as later steps pay for them."""
+    def passed(self, done: int, *, ended: bool) -> None:
+        """Check the `done`-th step, the last one if `ended`; remove hooks that have served."""
+        self._may_wait = not ended and done < MOST_WITHOUT_UPDATE
         held = any(p.grad is not None for p in self._parameters) if done == 1 else False
         if held and not self._updates and self._where.leads:
             log.warning(
                 "not exact: the first step of the loop computes gradients and updates nothing, and a "
                 "checkpoint holds no gradients; let each step of run.steps end with an update"
             )
-        if self._proven:
-            for hook in self._hooks:
-                hook.remove()
-            self._hooks = []
+        for hooks, served in ((self._hooks, self._proven), (self._counters, self._updates)):
+            while served and hooks:
+                hooks.pop().remove()
 
     def check(self, step: int) -> None:
         """Check a state before its save; raises UntrainedError or DivergenceError on all ranks."""
@@ -273,10 +313,17 @@ class GradientWatch:
         check_weights(self._modules, self._where, step)
 
     def _check_trained(self) -> None:
-        """Raise UntrainedError on all ranks if no rank has seen a gradient or another weight."""
+        """Raise UntrainedError on all ranks if no rank has seen a gradient, or after the wait an update."""
         if self._agreed:
             return
-        proven = self._proven or outlines(self._parameters) != self._before
-        self._agreed = any(has for (has,) in self._where.gather_numbers(proven))
-        if not self._agreed:
+        served = self._proven and self._updates > 0
+        changed = not served and outlines(self._parameters) != self._before
+        of_ranks = self._where.gather_numbers(self._proven or changed, self._updates > 0 or changed)
+        if not any(proven for proven, _ in of_ranks):
             raise UntrainedError(f"Run: no parameter has got a gradient or changed in any step: {ADVICE}")
+        self._agreed = any(has for _, has in of_ranks)
+        if not (self._agreed or self._may_wait):
+            raise UntrainedError(
+                "Run: the steps compute gradients, and none has changed a parameter: call optimizer.step(), "
+                "of the optimizer that Run was given"
+            )

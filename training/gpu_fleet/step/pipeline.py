@@ -14,8 +14,7 @@ from gpu_fleet.core.errors import ParallelError
 from gpu_fleet.core.world import World
 from gpu_fleet.data.loader import IGNORED, Batch
 from gpu_fleet.step import precision
-from gpu_fleet.step.evaluation import mean_loss
-from gpu_fleet.step.spread import LossFunction, Whole, decoder_of, fully_shard_blocks
+from gpu_fleet.step.spread import LossFunction, Whole, decoder_of, fully_shard_blocks, mean_loss
 
 
 class Passed(nn.Module):

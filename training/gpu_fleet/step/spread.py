@@ -14,21 +14,31 @@ from torch.autograd.graph import Node
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from gpu_fleet.core import config, user_code
 from gpu_fleet.core.errors import ParallelError
 from gpu_fleet.core.world import World
-from gpu_fleet.data.loader import Batch
+from gpu_fleet.data.loader import IGNORED, Batch
 from gpu_fleet.models import definitions, pretrained, registry
 from gpu_fleet.step import precision
-from gpu_fleet.step.evaluation import mean_loss
 
 log = logging.getLogger(__name__)
 # PowerSGD begins to compress at this step: the large gradients of the start are over.
 POWERSGD_FIRST_STEP = 10
 PASSES_UNTIL_SETTLED = 2  # torch records the static graph in the first, the gradient buckets in the second
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy () in nats over the counted targets, or a loss () that outputs are."""
+    return cross_entropy(outputs, targets, "mean") if outputs.ndim else outputs
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    flat = outputs.reshape(-1, outputs.shape[-1]).float()
+    return functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORED, reduction=reduction)
 
 
 class TargetShare:

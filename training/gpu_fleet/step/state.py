@@ -129,7 +129,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 def takes_values(buffer: Tensor) -> bool:
     """Return whether values can be copied into a buffer: not into one that is lazy, sparse or expanded."""
-    plain = not nn.parameter.is_lazy(buffer) and buffer.layout == torch.strided
+    plain = not nn.parameter.is_lazy(buffer) and buffer.layout == torch.strided and not buffer.is_nested
     return plain and not torch._debug_has_internal_overlap(_local(buffer))
 
 

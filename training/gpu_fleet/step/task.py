@@ -12,7 +12,7 @@ from gpu_fleet.core.errors import ConfigError, UserCodeError, a_kind
 from gpu_fleet.core.user_code import Own, explained
 from gpu_fleet.data.loader import IGNORED, Batch
 from gpu_fleet.step.checks import BufferCheck
-from gpu_fleet.step.evaluation import mean_loss
+from gpu_fleet.step.spread import mean_loss
 from gpu_fleet.step.state import undisturbed
 
 MEAN = math.nan  # in place of the count of a metric that is the mean over the samples

@@ -25,12 +25,12 @@ from gpu_fleet.preemption.tries import Tries
 from gpu_fleet.preemption.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog, of_world
 from gpu_fleet.step import optimization, precision
 from gpu_fleet.step.checks import BufferCheck, check_finite, check_gradients, check_of_optimizer, look
-from gpu_fleet.step.evaluation import HeldOutScore, mean_loss
+from gpu_fleet.step.spread import mean_loss
 from gpu_fleet.step.state import State, not_finite, parameters_sha256, tensors_of, undisturbed, whole_weights
 from gpu_fleet.step.task import Task
 from gpu_fleet.trainer.initial_state import fresh_state, rehearse
 from gpu_fleet.trainer.prepared_run import PreparedRun, opened
-from gpu_fleet.trainer.scoring import scored
+from gpu_fleet.trainer.scoring import HeldOutScore, scored
 
 MODEL_FOLDER = "model"
 log = logging.getLogger(__name__)

@@ -1,20 +1,29 @@
-"""Score of a run on its held-out data, by the loss of the data or by a user's own loss and metrics."""
+"""Score of a run on its held-out data: accuracy, loss or bits per byte, or a user's own metrics."""
 
 import logging
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gpu_fleet.data.loader import Batch, CorruptionCounter, batches, evaluation_slices
+from gpu_fleet.data.dataset import Description
+from gpu_fleet.data.loader import IGNORED, Batch, CorruptionCounter, batches, evaluation_slices
 from gpu_fleet.data.order import Slice
 from gpu_fleet.preemption.agreement import Stop
-from gpu_fleet.step.evaluation import HeldOutScore, score, tally
+from gpu_fleet.step.spread import cross_entropy
 from gpu_fleet.step.state import State
 from gpu_fleet.step.task import Task
 from gpu_fleet.trainer.prepared_run import PreparedRun
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HeldOutScore:
+    name: str
+    value: float | None  # None without held-out data
+    loss: float  # nats per target
 
 
 def scored(run: PreparedRun, state: State, stop: Stop) -> tuple[HeldOutScore | None, dict[str, float]]:
@@ -95,3 +104,22 @@ def _of_metrics(totals: Tensor, names: tuple[str, ...]) -> tuple[HeldOutScore, d
         scores = {name: mean for name, mean in scores.items() if math.isfinite(mean)}
     name = names[1] if len(names) > 1 else "loss"
     return HeldOutScore(name, scores.get(name), scores.get("loss", math.nan)), scores
+
+
+def tally(outputs: Tensor, batch: Batch, samples: int) -> Tensor:
+    """Return summed loss, correct and counted targets of the first `samples`, (3,) float64, on the device."""
+    outputs, targets = outputs[:samples], batch.targets[:samples]
+    counts = targets != IGNORED
+    correct = ((outputs.argmax(dim=-1) == targets) & counts).sum()
+    summed = cross_entropy(outputs, targets, "sum")
+    return torch.stack([summed.double(), correct.double(), counts.sum().double()])
+
+
+def score(loss: float, correct: float, targets: int, description: Description) -> HeldOutScore:
+    """Return the metric that suits the data: accuracy for classes, bits per byte if known, else the loss."""
+    mean = loss / max(1, targets)
+    if description.classes:
+        return HeldOutScore("accuracy", correct / max(1, targets), mean)
+    if description.bytes_per_token:
+        return HeldOutScore("bits per byte", mean / math.log(2) / description.bytes_per_token, mean)
+    return HeldOutScore("loss", mean, mean)

@@ -100,11 +100,17 @@ class BillLine:
     use: bool
 
 
-def read(path: Path, *, account: str, currency: str, month: str) -> list[BillLine]:
-    """Return the lines of one account and month.
+@dataclass(frozen=True)
+class Bill:
+    """A file that is a bill, by its columns; its rows can be read once."""
 
-    Raises BillError if the file is no bill, is damaged, or is of other accounts, months or currencies.
-    """
+    path: Path
+    names: BillColumns
+    rows: Iterable[Row]
+
+
+def opened(path: Path) -> Bill:
+    """Return the bill in a file. Raises BillError if it is none, or is damaged."""
     columns, rows = _table(path)
     names = next((each for each in KNOWN_COLUMNS if each.needed <= set(columns)), None)
     if names is None:
@@ -112,9 +118,18 @@ def read(path: Path, *, account: str, currency: str, month: str) -> list[BillLin
         raise BillError(
             f"--bill {path}: no bill that is known here; allowed: a file with the columns of {titles}"
         )
+    return Bill(path, names, rows)
+
+
+def read(bill: Bill, *, account: str, currency: str, month: str) -> list[BillLine]:
+    """Return the lines of one account and month.
+
+    Raises BillError if the bill is damaged, or is of other accounts, months or currencies.
+    """
+    path, names = bill.path, bill.names
     accounts, months = set(), set()
     lines = []
-    for number, row in enumerate(rows, 2):
+    for number, row in enumerate(bill.rows, 2):
         owner = str(row.get(names.account) or "").strip()
         accounts.add(owner)
         if owner != account:

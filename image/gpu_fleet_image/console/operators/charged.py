@@ -5,11 +5,10 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 from gpu_fleet_image.console.operators import bill_match, focus
-from gpu_fleet_image.console.operators.bill import read
+from gpu_fleet_image.console.operators.bill import Bill, read
 from gpu_fleet_image.console.operators.monthly_savings import Month
 from gpu_fleet_image.controllers.meter import budget_check, chargeback, daily_report
 from gpu_fleet_image.controllers.meter.chargeback import Attribution, RunSpan
@@ -42,12 +41,12 @@ class RowsWanted:
     Attributes:
         by: a key of the chargeback; None for none.
         form: ``csv``, ``json`` or ``FOCUS``.
-        bill: file of the cloud's bill; None for none.
+        bill: the cloud's; None for none.
     """
 
     by: str | None
     form: str
-    bill: Path | None
+    bill: Bill | None
 
     @property
     def any(self) -> bool:
@@ -57,7 +56,9 @@ class RowsWanted:
     @property
     def option(self) -> str:
         """The option that asks for them."""
-        return f"--bill {self.bill}" if self.bill else f"--by {self.by}" if self.by else f"-o {self.form}"
+        return (
+            f"--bill {self.bill.path}" if self.bill else f"--by {self.by}" if self.by else f"-o {self.form}"
+        )
 
     def check(self) -> None:
         """Raise ConfigurationError where the options contradict one another."""

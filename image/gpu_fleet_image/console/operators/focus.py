@@ -150,7 +150,7 @@ def _of_day(month: _Month, day: Day) -> Iterator[Row]:
         shared = pool == SHARED
         text = "what all pools share" if shared else "disks of stopped instances"
         row = month.row(cost, day.date, day.date + DAY, text, **({} if shared else {TAG_POOL: pool}))
-        yield row | _used(Decimal(24), "Standard") | (_SHARED if shared else {})
+        yield row | _used(Decimal(day.seconds) / SECONDS_PER_HOUR, "Standard") | (_SHARED if shared else {})
 
 
 def _unused(day: Day) -> Iterator[tuple[str, str, Unused]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from gpu_fleet_image.console.operators import charged, report_rows, waste
+from gpu_fleet_image.console.operators.bill import opened
 from gpu_fleet_image.console.operators.monthly_savings import (
     Month,
     Summary,
@@ -87,7 +88,8 @@ def report(
     With --by print the cost and GPU hours of the month by a key; the rows add up to the meter.
     With --bill print what the month's bill and the meter have by day and instance, or --by pool.
     """
-    wanted = charged.RowsWanted(by, CSV if form == PAGE and (by or bill) else form, bill)
+    rows_form = CSV if form == PAGE and (by or bill) else form
+    wanted = charged.RowsWanted(by, rows_form, opened(bill) if bill else None)
     _refuse(wanted, {"--month": month_text, "--day": day_text, "--waste": waste_days})
     day = _parsed_day(day_text) if day_text else ""
     month = parse_month(month_text) if month_text else month_of(datetime.now(UTC))

@@ -4,15 +4,16 @@ training/gpu_fleet_jobs/measure/rows.py prints the lines.
 """
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from gpu_fleet_image.core import document
+from gpu_fleet_image.core.document import number, whole
 
 PREFIX = "gpu-fleet-measured "
-TEXTS = ("subject", "metric", "unit", "tool", "note", "stands_for")
-NUMBERS = ("nodes", "ranks", "size_mib")
-FLAGS = ("lower_bound", "absent")
+_MOST = 1 << 40
+FROM_ZERO = number(0, 1e18)
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class Measurement:
 
     subject: str
     metric: str
-    value: float | None
+    value: Annotated[float, FROM_ZERO] | None
     unit: str
-    nodes: int
-    ranks: int = 0
-    size_mib: int = 0
+    nodes: Annotated[int, whole(1, _MOST)]
+    ranks: Annotated[int, whole(0, _MOST)] = 0
+    size_mib: Annotated[int, whole(0, _MOST)] = 0
     tool: str = ""
     note: str = ""
     stands_for: str = ""
@@ -98,19 +99,4 @@ def _device(said: Mapping[str, Any]) -> Device | None:
 
 def measurement_of(raw: object) -> Measurement | None:
     """Return a row; None if it is malformed."""
-    known = {field.name for field in fields(Measurement)}
-    if (
-        not isinstance(raw, dict)
-        or not raw.keys() <= known
-        or not {"subject", "metric", "unit"} <= raw.keys()
-    ):
-        return None
-    value = raw.get("value")
-    right = (
-        all(isinstance(raw.get(name, ""), str) for name in TEXTS)
-        and all(type(raw.get(name, 0)) is int and raw.get(name, 0) >= 0 for name in NUMBERS)
-        and all(isinstance(raw.get(name, False), bool) for name in FLAGS)
-        and (value is None or (type(value) in (int, float) and math.isfinite(value) and value >= 0))
-        and raw.get("nodes", 0) > 0
-    )
-    return Measurement(**{"value": None, **raw}) if right else None
+    return document.read(Measurement, {"value": None, **raw} if isinstance(raw, dict) else raw, "", [])

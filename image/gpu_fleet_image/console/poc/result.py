@@ -1,13 +1,14 @@
 """Document of a POC: what ``poc.json`` holds, and how it is read again. Pure, but for the reading."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
 from gpu_fleet_image.console.poc.verdicts import ResultRow, RowVerdict
+from gpu_fleet_image.core import document
+from gpu_fleet_image.core.document import Record
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 KIND, VERSION = "gpu-fleet-poc", 1
@@ -74,6 +75,31 @@ class PocResult:
         }
 
 
+@dataclass(frozen=True)
+class _Stage(Record):
+    nodes: int
+    run: str
+    instances: list[str]
+    outcome: str
+
+
+# The document as a dataclass: its facts, and the other parts of the result.
+_FILE: Any = make_dataclass(
+    "File",
+    [
+        *((name, str) for name in TEXTS),
+        ("ranks_per_node", int),
+        ("node_counts", tuple[int, ...]),
+        ("types", tuple[str, ...]),
+        ("rows", tuple[ResultRow, ...]),
+        ("stages", tuple[_Stage, ...]),
+        ("given_back", dict[str, str]),
+        ("problems", tuple[str, ...]),
+    ],
+    bases=(Record,),
+)
+
+
 def read(path: Path, flag: str) -> PocResult:
     """Read a document. Raises ConfigurationError if it is missing, corrupt, or of another version."""
     try:
@@ -88,53 +114,22 @@ def read(path: Path, flag: str) -> PocResult:
         raise ConfigurationError(
             f"{flag} {path}: schema_version = {raw.get('schema_version')!r}; this release reads {VERSION}"
         )
-    try:
-        return _parsed(raw)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ConfigurationError(f"{flag} {path}: is corrupt: {error!r}") from error
-
-
-def _parsed(raw: Mapping[str, Any]) -> PocResult:
-    facts = {name: raw[name] for name in TEXTS}
-    if wrong := [name for name, value in facts.items() if not isinstance(value, str)]:
-        raise ValueError(f"{wrong[0]} is no text")
+    problems: list[str] = []
+    file: Any = document.read(_FILE, raw, "", problems)
+    if problems:
+        raise ConfigurationError(f"{flag} {path}: is corrupt: {'; '.join(problems)}")
+    facts = {name: getattr(file, name) for name in TEXTS}
+    stages = tuple(map(asdict, file.stages))
     return PocResult(
         facts,
-        int(raw["ranks_per_node"]),
-        tuple(map(int, raw["node_counts"])),
-        tuple(map(str, raw["types"])),
-        tuple(_row(each) for each in raw["rows"]),
-        tuple(_stage(each) for each in raw["stages"]),
-        {str(key): str(value) for key, value in raw["given_back"].items()},
-        tuple(map(str, raw["problems"])),
+        file.ranks_per_node,
+        file.node_counts,
+        file.types,
+        file.rows,
+        stages,
+        file.given_back,
+        file.problems,
     )
-
-
-def _stage(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    run, outcome = str(raw["run"]), str(raw["outcome"])
-    return {
-        "nodes": int(raw["nodes"]),
-        "run": run,
-        "instances": [*map(str, raw["instances"])],
-        "outcome": outcome,
-    }
-
-
-def _row(raw: Mapping[str, Any]) -> ResultRow:
-    row = ResultRow(**{**raw, "verdict": RowVerdict(raw["verdict"])})
-    for number in (row.value, row.least):
-        if number is not None and (
-            type(number) not in (int, float) or number < 0 or not math.isfinite(number)
-        ):
-            raise ValueError(f"{row.subject}.{row.metric}: {number!r} is no number from 0 on")
-    texts = (row.subject, row.metric, row.unit, row.source, row.reason, row.tool, row.stands_for, row.note)
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"a row of {row.subject!r} has no text where one belongs")
-    if not isinstance(row.absent, bool):
-        raise TypeError(f"{row.subject}.{row.metric}: absent must be true or false")
-    if not all(type(number) is int for number in (row.nodes, row.ranks, row.size_mib)):
-        raise TypeError(f"{row.subject}.{row.metric}: nodes, ranks and size_mib must be whole numbers")
-    return row
 
 
 def side_by_side(

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from gpu_fleet_image.console.poc.limits import BETWEEN_NODES, IN_NODE, Limit, Limits
-from gpu_fleet_image.console.poc.measured import Measurement
+from gpu_fleet_image.console.poc.measured import FROM_ZERO, Measurement
 
 SAMPLES, EFFICIENCY, PER_USD, BUS = "samples_per_s", "efficiency", "samples_per_usd", "bus_bandwidth"
 JUDGED_MIB = 1024  # the all-reduce that a limit is about
@@ -46,10 +46,10 @@ class ResultRow:
     nodes: int
     ranks: int
     size_mib: int
-    value: float | None
+    value: Annotated[float, FROM_ZERO] | None
     unit: str
     verdict: RowVerdict = RowVerdict.NONE
-    least: float | None = None
+    least: Annotated[float, FROM_ZERO] | None = None
     source: str = ""
     reason: str = ""
     tool: str = ""

@@ -28,7 +28,7 @@ from gpu_fleet_image.controllers.mover import mover
 from gpu_fleet_image.core import cloud as clouds
 from gpu_fleet_image.core import listing, queue_file
 from gpu_fleet_image.core.calls import Calls
-from gpu_fleet_image.core.capacity import STATE, MoverState, state_of
+from gpu_fleet_image.core.capacity import STATE, MoverState
 from gpu_fleet_image.core.cloud import LEDGER_URI
 from gpu_fleet_image.core.csv_rows import csv_text
 from gpu_fleet_image.core.error_codes import DENIED
@@ -43,7 +43,7 @@ from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_span, parse_time
 from gpu_fleet_image.slurm import slurm
 from gpu_fleet_image.slurm.exclusion import failed_on, is_submitted
-from gpu_fleet_image.slurm.job_records import JOBS, LONGEST, RUNNING, JobRecord, JobRecords, records_of
+from gpu_fleet_image.slurm.job_records import JOBS, LONGEST, RUNNING, JobRecord, JobRecords
 
 WIDTH = 1000  # columns of a table in a file or a pipe: nothing is truncated there
 LOOK_EVERY_S = 5.0
@@ -153,7 +153,7 @@ def _moved(policy: Policy, ledger: str) -> MoverState | None:
             policy, lambda: datetime.now(UTC), read_only=True, environ={**os.environ, LEDGER_URI: ledger}
         )
         stored = cloud.store.get(STATE) if cloud.store else None
-        return state_of(stored.content) if stored else None
+        return MoverState.from_json(stored.content, STATE) if stored else None
     except CloudError as error:
         if error.code in DENIED:
             return None
@@ -170,7 +170,7 @@ def _read(store: Store) -> JobRecords | None:
                 "output people_policy, or run the command on an instance of the stack (gpu-fleet connect)"
             ) from error
         raise
-    return records_of(stored.content) if stored else None
+    return JobRecords.from_json(stored.content, JOBS) if stored else None
 
 
 def is_run(entry: JobRecord) -> bool:

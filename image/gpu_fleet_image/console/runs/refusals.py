@@ -10,7 +10,7 @@ from typing import Any
 
 from gpu_fleet_image.console.runs.batch import JobScript
 from gpu_fleet_image.controllers.mover import growth
-from gpu_fleet_image.controllers.mover.growth import GROWTH, Growth, growth_of
+from gpu_fleet_image.controllers.mover.growth import GROWTH, Growth
 from gpu_fleet_image.core import instance_file, keys, paths
 from gpu_fleet_image.core.error_codes import DENIED
 from gpu_fleet_image.core.queue_errors import RosterUnreadError
@@ -31,7 +31,7 @@ def records() -> QueueRecords:
     """Return the records of this instance's stack. Raises CloudError, InstanceError."""
     store = cloud.of(instance_file.load(paths.instance_file())).store()
     said = _newest(store, GROWTH, growth.LONGEST)
-    return QueueRecords(_newest(store, keys.ACCOUNTS), growth_of(said) if said else None)
+    return QueueRecords(_newest(store, keys.ACCOUNTS), Growth.from_json(said, GROWTH) if said else None)
 
 
 def _newest(store: Store, key: str, at_most: int | None = None) -> Mapping[str, Any] | None:

@@ -1,23 +1,23 @@
 """Reader of the ledger: a month's stops and terminations, and its freezes and unfreezes."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 from rich.progress import track
 
 from gpu_fleet_image.console.operators.monthly_savings import Month
-from gpu_fleet_image.console.users.ledger_records import End, FreezeChange, change_of, end_of
+from gpu_fleet_image.console.users.ledger_records import End, FreezeChange, Note
 from gpu_fleet_image.controllers.meter.freezer import RECORDS
 from gpu_fleet_image.controllers.sweep.ledger import ENDED, PREFIX, STARTED_PREFIX, started_key
 from gpu_fleet_image.core.cloud import LEDGER_URI
+from gpu_fleet_image.core.document import Record
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
-from gpu_fleet_image.core.store import objects_below
-from gpu_fleet_image.core.times import parse_time
+from gpu_fleet_image.core.store import objects_below, stored_object
 
 JSON = ".json"
+Kind = TypeVar("Kind", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,11 @@ class LedgerPlace:
         """Return every key below a prefix; raises what boto3 raises."""
         return [entry["Key"] for entry in objects_below(self.s3, self.bucket, self.prefix + prefix)]
 
-    def read(self, key: str) -> dict[str, Any]:
-        """Read a JSON object.
-
-        Raises:
-            CloudError: it is malformed; and what boto3 raises.
-        """
-        try:
-            content = json.loads(self.s3.get_object(Bucket=self.bucket, Key=key)["Body"].read())
-        except json.JSONDecodeError as error:
-            raise CloudError(f"ledger record {key}: {error}") from error
-        if not isinstance(content, dict):
-            raise CloudError(f"ledger record {key}: not a JSON object")
-        return content
+    def record(self, kind: type[Kind], key: str) -> Kind:
+        """Read a record. Raises CloudError if it is damaged, and what boto3 raises."""
+        where = f"ledger record {key}"
+        content = stored_object(self.s3.get_object(Bucket=self.bucket, Key=key), where).content
+        return kind.from_json(content, where)
 
     def __str__(self) -> str:
         """Return the location for messages."""
@@ -88,10 +80,10 @@ def read_ends(place: LedgerPlace, month: Month) -> Iterator[End]:
             for key in place.keys(f"{STARTED_PREFIX}/{each.start:%Y/%m/}")
         }
         for stem in track(ended, "reading the ledger", transient=True):
-            end = end_of(place.read(stem + JSON), stem + JSON)
+            end = place.record(End, stem + JSON)
             again = place.prefix + started_key(stem.removeprefix(place.prefix))
-            started_at = _time(place.read(again + JSON), again + JSON) if again in started else None
-            yield replace(end, at=_time(place.read(stem + ENDED), stem + ENDED), started_at=started_at)
+            started_at = place.record(Note, again + JSON).at if again in started else None
+            yield replace(end, at=place.record(Note, stem + ENDED).at, started_at=started_at)
     except (BotoCoreError, ClientError) as error:
         raise CloudError(f"ledger {place}: {error}") from error
 
@@ -100,13 +92,6 @@ def read_changes(place: LedgerPlace, month: Month) -> list[FreezeChange]:
     """Return every freeze and unfreeze of the month, oldest first; errors as for ``read_ends``."""
     try:
         keys = place.keys(f"{RECORDS}/{month.start:%Y/%m/}")
-        return [change_of(place.read(key), key) for key in sorted(keys)]
+        return [place.record(FreezeChange, key) for key in sorted(keys)]
     except (BotoCoreError, ClientError) as error:
         raise CloudError(f"ledger {place}: {error}") from error
-
-
-def _time(record: Mapping[str, Any], key: str) -> Any:
-    try:
-        return parse_time(record["at"])
-    except (KeyError, ValueError, AttributeError) as error:
-        raise CloudError(f"ledger record {key}: {error!r}") from error

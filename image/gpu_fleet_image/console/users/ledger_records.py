@@ -1,17 +1,20 @@
 """Records of the ledger, checked. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Decimal
+from typing import Annotated
 
-from gpu_fleet_image.core.reaper_errors import CloudError
-from gpu_fleet_image.core.times import parse_time
+from gpu_fleet_image.core.document import MAY_LACK, TEXT, Form, Record
+
+
+def _or(word: str) -> Form:
+    """Return the form of a text that may be empty; then it is read as the word."""
+    return Form("a text", lambda value: word if value == "" else TEXT.read(value))
 
 
 @dataclass(frozen=True)
-class End:
+class End(Record):
     """A stop or a termination of one instance.
 
     Attributes:
@@ -25,40 +28,26 @@ class End:
     at: datetime
     instance_id: str
     instance_type: str
-    pool: str
-    owner: str
+    pool: Annotated[str, _or("none")]
+    owner: Annotated[str, _or("nobody")]
     action: str
     launched_at: datetime
     idle_s: float | None
     price_per_hour: Decimal | None
     currency: str
     reason: str
-    started_at: datetime | None = None
-
-
-def end_of(record: Mapping[str, Any], key: str) -> End:
-    """Parse and check a record of the ledger. Raises CloudError if it is malformed."""
-    try:
-        price = record["price_per_hour"]
-        return End(
-            at=parse_time(record["at"]),
-            instance_id=str(record["instance_id"]),
-            instance_type=str(record["instance_type"]),
-            pool=str(record["pool"]) or "none",
-            owner=str(record["owner"]) or "nobody",
-            action=str(record["action"]),
-            launched_at=parse_time(record["launched_at"]),
-            idle_s=None if record["idle_s"] is None else float(record["idle_s"]),
-            price_per_hour=None if price is None else Decimal(price),
-            currency=str(record["currency"]),
-            reason=str(record["reason"]),
-        )
-    except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
-        raise CloudError(f"ledger record {key}: {error!r}") from error
+    started_at: datetime | None = field(default=None, metadata=MAY_LACK)
 
 
 @dataclass(frozen=True)
-class FreezeChange:
+class Note(Record):
+    """Moment at which an instance ended, or was started again."""
+
+    at: datetime
+
+
+@dataclass(frozen=True)
+class FreezeChange(Record):
     """A freeze or unfreeze of the pools that freeze.
 
     Attributes:
@@ -73,12 +62,3 @@ class FreezeChange:
     spent: Decimal
     by: str
     reason: str
-
-
-def change_of(record: Mapping[str, Any], key: str) -> FreezeChange:
-    """Parse and check a record of a freeze; arguments and errors as for ``end_of``."""
-    try:
-        texts = {name: str(record[name]) for name in ("action", "stage", "by", "reason")}
-        return FreezeChange(at=parse_time(record["at"]), spent=Decimal(record["spent"]), **texts)
-    except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
-        raise CloudError(f"ledger record {key}: {error!r}") from error

@@ -26,9 +26,9 @@ from gpu_fleet_image.core.capacity import (
     STATE,
     TAG_TAKEN,
     Fate,
+    MoverState,
     Request,
     owner_of,
-    state_of,
 )
 from gpu_fleet_image.core.cloud import Query, Span, SweepCloud
 from gpu_fleet_image.core.marks import give_back_of
@@ -101,7 +101,7 @@ class Desk:
     def fate(self, key: str) -> Request | None:
         """Return a request's state; None if the mover has not seen it yet. Raises CloudError."""
         stored = self.cloud.store.get(STATE) if self.cloud.store else None
-        return state_of(stored.content).requests.get(key) if stored else None
+        return MoverState.from_json(stored.content, STATE).requests.get(key) if stored else None
 
     def ready(self, ids: Iterable[str]) -> dict[str, str]:
         """Return instance -> ``ready``, ``unfit``, or an empty text while the gate's result is unknown."""

@@ -17,6 +17,7 @@ from typing import Protocol
 from zoneinfo import ZoneInfo
 
 from gpu_fleet_image.core import keys
+from gpu_fleet_image.core.document import parse
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 METRIC = "ImageBuildProblems"  # 1 while an operator must look, else 0; without a dimension
@@ -236,10 +237,10 @@ def token(pipeline: str, after: str) -> str:
 def load(file: Path) -> BuildsPlan:
     """Return the plan that the stack wrote. Raises ConfigurationError if it cannot be read."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return BuildsPlan(**content | {"pipelines": tuple(content["pipelines"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{file}: no plan of builds: {error}") from error
+    return parse(BuildsPlan, text, ConfigurationError, f"{file}: no plan of builds")
 
 
 def log(report: Report) -> dict[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpu_fleet_image.core.document import Record, read
 from gpu_fleet_image.core.errors import ConfigurationError
 from gpu_fleet_image.core.roster import UIDS
 from gpu_fleet_image.core.runs import ACCOUNT
@@ -52,7 +53,7 @@ class Directory:
 
     named: tuple[dict[str, Any], ...]
     teams: tuple[TeamGroup, ...]
-    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     taken: frozenset[str] = frozenset()
     identity_store: str = ""
     region: str = ""
@@ -75,6 +76,13 @@ class MemberAccount:
     uid: int
     now: str
     enabled: bool = True
+
+
+@dataclass(frozen=True)
+class Registry(Record):
+    """Every member ever seen: the directory's id -> record."""
+
+    accounts: dict[str, MemberAccount]
 
 
 @dataclass(frozen=True)
@@ -102,24 +110,24 @@ class MergedAccounts:
 
 def parse(document: Mapping[str, Any]) -> Directory:
     """Parse the stack's settings. Raises ConfigurationError."""
-    try:
-        teams = tuple(TeamGroup(**team) for team in document["teams"])
-        rest = {key: value for key, value in document.items() if key not in ("named", "teams", "taken")}
-        return Directory(tuple(document["named"]), teams, taken=frozenset(document["taken"]), **rest)
-    except (KeyError, TypeError) as error:
-        raise ConfigurationError(f"directory.json is not as a stack writes it: {error}") from error
+    problems: list[str] = []
+    directory = read(Directory, document, "", problems)
+    if directory is None:
+        raise ConfigurationError(f"directory.json is not as a stack writes it: {'; '.join(problems)}")
+    return directory
 
 
 def parse_registry(document: Mapping[str, Any]) -> dict[str, MemberAccount]:
     """Parse id -> record. Raises ConfigurationError: no number is assigned with a damaged book."""
-    try:
-        registry = {str(member): MemberAccount(**account) for member, account in document["accounts"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"the UID registry is damaged: {error!r}") from error
-    numbers = [account.uid for account in registry.values()]
+    problems: list[str] = []
+    registry = read(Registry, document, "", problems)
+    if registry is None:
+        raise ConfigurationError(f"the UID registry is damaged: {'; '.join(problems)}")
+    accounts = registry.accounts
+    numbers = [account.uid for account in accounts.values()]
     if len(set(numbers)) != len(numbers) or not all(number in NUMBERS for number in numbers):
         raise ConfigurationError("the UID registry is damaged: a number twice, or none of a member's")
-    return registry
+    return accounts
 
 
 def merge(

@@ -3,7 +3,6 @@
 Nothing is written unless every group was read: a failed read locks no account.
 """
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +14,7 @@ from gpu_fleet_image.controllers.directory.directory import (
     MemberAccount,
     MemberProfile,
     MergedAccounts,
+    Registry,
     merge,
     parse_registry,
 )
@@ -61,9 +61,7 @@ def refresh(
     document = _document(directory, outcome)
     roster.parse(document)
     if outcome.registry != registry:
-        content = {
-            "accounts": {member: dataclasses.asdict(each) for member, each in outcome.registry.items()}
-        }
+        content = Registry(outcome.registry).to_json()
         if store.move_on(REGISTRY, content, stored.version if stored else None) is None:
             raise CloudError(f"{REGISTRY}: another pass wrote it at the same time; the next pass continues")
     written = _differs(store, document)

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from gpu_fleet_image.controllers.meter import daily_report, freezer, meter, team_budgets
 from gpu_fleet_image.controllers.meter.freeze_rules import Freeze
-from gpu_fleet_image.controllers.meter.meter_state import MeterReading, from_json
+from gpu_fleet_image.controllers.meter.meter_state import MeterReading
 from gpu_fleet_image.controllers.meter.spending import Spending
 from gpu_fleet_image.controllers.meter.team_budgets import TeamSpending
 from gpu_fleet_image.core.budget_policy import BudgetPolicy
@@ -119,8 +119,8 @@ def _spending(
     policy: Policy, budget: BudgetPolicy, reading: MeterReading, fleet: Inventory, freeze: Freeze | None
 ) -> Spending:
     reserved = meter.reserved_in_use(reading.running.values(), budget, reading.until)
-    rates = meter.per_hour(fleet.instances, budget, reserved)
-    unpriced = meter.unpriced(fleet.instances, budget)
+    rates = meter.per_hour(fleet.instances, budget, reserved, reading.running)
+    unpriced = meter.unpriced(fleet.instances, budget, reading.running)
     return Spending(policy.currency, budget, reading, rates, unpriced, freeze, tuple(reserved))
 
 
@@ -146,7 +146,7 @@ def standing(store: Store) -> MeterReading | None:
 
 def _read(store: Store) -> tuple[MeterReading | None, str | None]:
     stored = store.get(KEY)
-    return (None, None) if stored is None else (from_json(stored.content, KEY), stored.version)
+    return (None, None) if stored is None else (MeterReading.from_json(stored.content, KEY), stored.version)
 
 
 def _forget_reported(store: Store, reported: Iterable[str]) -> None:

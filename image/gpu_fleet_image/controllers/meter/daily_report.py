@@ -9,7 +9,7 @@ from typing import Any
 from gpu_fleet_image.controllers.meter.efficiency import PERIOD_S, Efficiency, Reported, reported, sum_up
 from gpu_fleet_image.controllers.meter.efficiency_page import headline, mail, page
 from gpu_fleet_image.controllers.meter.meter import DAY
-from gpu_fleet_image.controllers.meter.meter_state import Day, MeterReading, day_from_json
+from gpu_fleet_image.controllers.meter.meter_state import Day, MeterReading
 from gpu_fleet_image.core.calls import batches
 from gpu_fleet_image.core.cloud import Query, Span, SweepCloud
 from gpu_fleet_image.core.metrics import METRIC_GPU_SM_ACTIVITY, METRIC_GPU_UTILISATION
@@ -36,10 +36,7 @@ def load(store: Store, name: str) -> Day:
     stored = store.get(_key(DAYS, name, "json"))
     if stored is None:
         raise CloudError(f"no day {name} was metered: {_key(DAYS, name, 'json')} is not there", _NOT_METERED)
-    try:
-        return day_from_json(stored.content)
-    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        raise CloudError(f"{_key(DAYS, name, 'json')}: {error!r}", "Malformed") from error
+    return Day.from_json(stored.content, _key(DAYS, name, "json"))
 
 
 def load_metered(store: Store, name: str) -> Day | None:
@@ -169,9 +166,8 @@ def _mean(cloud: SweepCloud, day: Day, metric: str, now: datetime) -> Mapping[st
             raise CloudError(f"{metric} of {day.name}: {failures[0].error}")
         for query, answer in answers.items():
             if answer.points:
-                percents = dict(answer.points).values()
-                seconds = day.instances[query.instance_id].seconds
-                values[query.instance_id] = reported(percents, seconds, period_s)
+                percents = {int((at - day.date).total_seconds()): value for at, value in answer.points}
+                values[query.instance_id] = reported(percents, day.instances[query.instance_id], period_s)
     return values
 
 

@@ -43,19 +43,20 @@ class Reported(NamedTuple):
 UNREPORTED = Reported()
 
 
-def reported(percents: Iterable[float], seconds: int, period_s: int = PERIOD_S) -> Reported:
+def reported(percents: Mapping[int, float], share: DayShare, period_s: int = PERIOD_S) -> Reported:
     """Return what plausible reports say: every user of an instance can publish in its name.
 
     Args:
-        percents: mean of each period with a report.
-        seconds: that the instance ran.
+        percents: second of the day at which a period with a report begins -> its mean.
+        share: when the instance ran.
         period_s: length of a period.
     """
-    plausible = [percent for percent in percents if 0 <= percent <= _MOST_BELIEVED]
-    if not plausible or not seconds:
+    plausible = {begin: percent for begin, percent in percents.items() if 0 <= percent <= _MOST_BELIEVED}
+    seconds = [share.seconds_within(begin, begin + period_s) for begin in plausible]
+    if not any(seconds):
         return UNREPORTED
-    share = min(Decimal(1), Decimal(str(fmean(plausible))) / 100)
-    return Reported(share, min(Decimal(1), Decimal(len(plausible) * period_s) / seconds))
+    computing = min(Decimal(1), Decimal(str(fmean(plausible.values(), seconds))) / 100)
+    return Reported(computing, Decimal(sum(seconds)) / share.seconds)
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Annotated
 
 from gpu_fleet_image.core.budget_policy import BudgetPolicy
+from gpu_fleet_image.core.cloud import FreezableGroups
+from gpu_fleet_image.core.document import MAY_LACK, Form, Record
 from gpu_fleet_image.core.model import Group
-from gpu_fleet_image.core.reaper_errors import CloudError
-from gpu_fleet_image.core.times import format_time, parse_time
-
-SCHEMA_VERSION = 1
 
 
 class FreezeStage(IntEnum):
@@ -38,21 +36,18 @@ class FreezeStage(IntEnum):
         return self.name.lower()
 
 
-class FreezableGroups(Protocol):
-    """Actions on a scaling group, on either cloud; each raises CloudError."""
+def _stage(word: object) -> FreezeStage:
+    stages = {stage.word: stage for stage in FreezeStage}
+    if str(word) not in stages:
+        raise ValueError
+    return stages[str(word)]
 
-    def limit(self, group: str, max_size: int) -> None:
-        """Limit a group to ``max_size`` instances; it terminates none."""
 
-    def close(self, group: str) -> None:
-        """Keep a group from starting instances."""
-
-    def open(self, group: str) -> None:
-        """Let a group start instances again."""
+_WORD = Form("open, capped, closed", _stage, lambda stage: stage.word)
 
 
 @dataclass(frozen=True)
-class Before:
+class Before(Record):
     """State of a group before a freeze.
 
     Attributes:
@@ -66,7 +61,7 @@ class Before:
 
 
 @dataclass(frozen=True)
-class Freeze:
+class Freeze(Record):
     """A stack's freeze, as the bucket holds it.
 
     Attributes:
@@ -76,45 +71,11 @@ class Freeze:
     """
 
     month: str
-    stage: FreezeStage = FreezeStage.OPEN
+    stage: Annotated[FreezeStage, _WORD] = FreezeStage.OPEN
     since: datetime | None = None
-    lifted: FreezeStage = FreezeStage.OPEN
+    lifted: Annotated[FreezeStage, _WORD] = FreezeStage.OPEN
     groups: Mapping[str, Before] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the freeze as the bucket holds it."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "month": self.month,
-            "stage": self.stage.word,
-            "since": format_time(self.since) if self.since else None,
-            "lifted": self.lifted.word,
-            "groups": {
-                name: {"max_size": before.max_size, "closed": before.closed, "cap": before.cap}
-                for name, before in self.groups.items()
-            },
-        }
-
-
-def from_json(raw: Mapping[str, Any], where: str) -> Freeze:
-    """Parse what ``to_json`` wrote.
-
-    Raises:
-        CloudError: it is damaged; no group is changed then.
-    """
-    try:
-        return Freeze(
-            month=str(raw["month"]),
-            stage=FreezeStage[raw["stage"].upper()],
-            since=parse_time(raw["since"]) if raw["since"] else None,
-            lifted=FreezeStage[raw["lifted"].upper()],
-            groups={
-                name: Before(int(entry["max_size"]), bool(entry["closed"]), int(entry["cap"]))
-                for name, entry in raw["groups"].items()
-            },
-        )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise CloudError(f"{where}: {error!r}", "Malformed") from error
+    schema_version: int = field(default=1, metadata=MAY_LACK)
 
 
 def due(spent: Decimal, budget: BudgetPolicy) -> FreezeStage:

@@ -9,7 +9,6 @@ from gpu_fleet_image.controllers.meter.freeze_rules import (
     Freeze,
     FreezeStage,
     follow,
-    from_json,
     lift,
     note,
     stage_of,
@@ -50,7 +49,7 @@ def read(store: Store, now: datetime) -> tuple[Freeze, str | None]:
     stored = store.get(KEY)
     if stored is None:
         return Freeze(f"{now.astimezone(UTC):%Y-%m}"), None
-    return from_json(stored.content, KEY), stored.version
+    return Freeze.from_json(stored.content, KEY), stored.version
 
 
 class Freezer:

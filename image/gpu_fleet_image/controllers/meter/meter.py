@@ -12,7 +12,7 @@ UTC, so that days and months add up to the same money.
 
 A reservation costs its price every hour until it ends: with an instance in it the instance has that cost,
 without one the pool. So terminating an instance of a reservation saves nothing. Of a pool with several, the
-scaling group of an instance says in which one it runs.
+scaling group of an instance says in which one it runs. An instance whose pool was renamed stays in its own.
 """
 
 import calendar
@@ -38,6 +38,7 @@ from gpu_fleet_image.core.reaper_errors import CloudError
 SHARED = "_shared"  # no pool's name begins like this
 BILLED = frozenset({"running", "stopping"})
 STOPPED = "stopped"
+ONLY = "_only"  # the reservation of a pool that has one, whose id the policy does not say
 SMALLEST = Decimal("1e-9")  # of a currency's unit: spans are rounded alike, so that parts add up to the whole
 DAY = timedelta(days=1)
 
@@ -106,7 +107,9 @@ def _metered_instance(
 
 
 def _reservation(instance: Instance, fleet: Inventory, pool: PoolPrices) -> str:
-    """Return the reservation whose group has the instance; empty for none, and for a pool without several."""
+    """Return the reservation whose group has the instance; empty where nobody knows or there is none."""
+    if pool.reserved and not pool.reservations:
+        return ONLY
     group = fleet.group_of(instance.id) if pool.reservations else None
     title = group.title or group.name if group else ""
     return next((held.id for held in pool.reservations if held.starts(title)), "")
@@ -130,9 +133,20 @@ def with_spot_prices(budget: BudgetPolicy, market: Mapping[str, Decimal]) -> Bud
     return replace(budget, pools=pools)
 
 
-def unpriced(instances: Iterable[Instance], budget: BudgetPolicy) -> int:
-    """Return the number of running instances without a listed or assumed price."""
-    return sum(instance.state in BILLED and _price(instance, budget) is None for instance in instances)
+def unpriced(
+    instances: Iterable[Instance], budget: BudgetPolicy, running: Mapping[str, MeteredInstance] | None = None
+) -> int:
+    """Return the number of running instances without a price.
+
+    Args:
+        running: as the meter knows them; without it an instance of a pool that left the stack has no price.
+    """
+    metered = (
+        _metered_instance(each, Inventory(()), budget, (running or {}).get(each.id))
+        for each in instances
+        if each.state in BILLED
+    )
+    return sum(each is None or not each.priced for each in metered)
 
 
 def reserved_in_use(
@@ -142,10 +156,10 @@ def reserved_in_use(
 
     An instance of which nobody knows the reservation is in the first one with room.
     """
-    inside = Counter((instance.pool, instance.reservation) for instance in running)
+    inside = Counter((_payer(each, budget, at), each.reservation) for each in running)
     uses = []
     for name, pool in budget.pools.items():
-        unknown = inside[name, ""]
+        unknown = inside[name, ""] + inside[name, ONLY]
         for held in pool.paid(at):
             used = min(held.count, inside[name, held.id]) if held.id else 0
             beside = min(unknown, held.count - used)
@@ -154,19 +168,35 @@ def reserved_in_use(
     return uses
 
 
+def _payer(instance: MeteredInstance, budget: BudgetPolicy, at: datetime) -> str:
+    """Return the pool that pays for an instance's reservation: after a rename the one that has it now."""
+    if instance.pool in budget.pools or not instance.reservation:
+        return instance.pool
+    now = (
+        name
+        for name, pool in budget.pools.items()
+        if instance.type in pool.gpus
+        and any(instance.reservation == (held.id or ONLY) for held in pool.paid(at))
+    )
+    return next(now, instance.pool)
+
+
 def per_hour(
-    instances: Sequence[Instance], budget: BudgetPolicy, reserved: Iterable[ReservedUse] = ()
+    instances: Sequence[Instance],
+    budget: BudgetPolicy,
+    reserved: Iterable[ReservedUse] = (),
+    running: Mapping[str, MeteredInstance] | None = None,
 ) -> dict[str, Decimal]:
     """Return pool, and ``_shared``, -> present cost of an hour; every pool of the budget is there."""
     rates = {SHARED: budget.shared_per_hour, **dict.fromkeys(budget.pools, Decimal(0))}
     for use in reserved:
         rates[use.pool] += (use.paid - use.used) * (budget.reserved_price(use.pool) or Decimal(0))
     for listed in instances:
-        instance = _metered_instance(listed, Inventory(()), budget)
+        instance = _metered_instance(listed, Inventory(()), budget, (running or {}).get(listed.id))
         if instance is not None and listed.state in BILLED:
-            rates[instance.pool] += instance.per_hour
-        elif instance is not None and listed.state == STOPPED:
-            rates[instance.pool] += budget.pools[instance.pool].disk_per_hour
+            rates[instance.pool] = rates.get(instance.pool, Decimal(0)) + instance.per_hour
+        elif listed.state == STOPPED and listed.pool in budget.pools:
+            rates[listed.pool] += budget.pools[listed.pool].disk_per_hour
     return rates
 
 
@@ -340,7 +370,9 @@ def _saved_spans(
     stopped = {instance.id for instance in fleet.instances if instance.state == STOPPED}
     for key, instance in saved.items():
         pool = budget.pools.get(instance.pool)
-        if instance.ends_at is not None and not (pool and pool.paid(instance.ends_at)):
+        if instance.ends_at is None:
+            continue
+        if not (pool.paid(instance.ends_at) if pool else instance.reservation):
             first = _midnight(instance.ends_at).replace(day=1)
             end = min(now, (first + 31 * DAY).replace(day=1))
             disks = pool.disk_per_hour if pool and key in stopped else Decimal(0)
@@ -388,7 +420,11 @@ def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) ->
     unused = {pool: dict(held) for pool, held in reading.day.unused.items()}
     instances, saved = dict(reading.day.instances), dict(reading.day.saved)
     for span in spans:
-        seconds = int((min(span.end, stop) - max(span.begin, reading.until)).total_seconds())
+        begin, end = (
+            int((moment - reading.day.date).total_seconds())
+            for moment in (max(span.begin, reading.until), min(span.end, stop))
+        )
+        seconds = end - begin
         if seconds <= 0:
             continue
         cost = (span.per_hour * seconds / SECONDS_PER_HOUR).quantize(SMALLEST)
@@ -401,9 +437,10 @@ def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) ->
         if span.instance_id is not None and span.instance is not None:
             shares = saved if span.saved else instances
             had = shares.get(span.instance_id, DayShare(span.instance, 0, Decimal(0)))
-            shares[span.instance_id] = DayShare(span.instance, had.seconds + seconds, had.cost + cost)
-    counted = _sum(reading.day.costs, costs)
-    day = replace(reading.day, costs=counted, instances=instances, saved=saved, unused=unused)
+            ran, spans_of = had.seconds + seconds, had.and_then(begin, end)
+            shares[span.instance_id] = DayShare(span.instance, ran, had.cost + cost, spans_of)
+    counted, metered = _sum(reading.day.costs, costs), int((stop - reading.until).total_seconds())
+    day = Day(reading.day.date, counted, instances, saved, unused, reading.day.seconds + metered)
     return replace(reading, until=stop, month=_sum(reading.month, costs), day=day)
 
 

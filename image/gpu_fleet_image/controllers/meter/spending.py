@@ -9,7 +9,7 @@ from gpu_fleet_image.controllers.meter import meter
 from gpu_fleet_image.controllers.meter.freeze_rules import Freeze, FreezeStage
 from gpu_fleet_image.controllers.meter.meter import ReservedUse
 from gpu_fleet_image.controllers.meter.meter_state import MeterReading
-from gpu_fleet_image.controllers.meter.team_budgets import TeamSpending, as_text
+from gpu_fleet_image.controllers.meter.team_budgets import TeamSpending
 from gpu_fleet_image.core.budget_policy import BudgetPolicy
 from gpu_fleet_image.core.counting import counted, left_uncounted
 from gpu_fleet_image.core.metrics import (
@@ -91,7 +91,7 @@ class Spending:
             "unpriced_machines": self.unpriced,
             "at_least": self.at_least,
             "reserved": [asdict(use) for use in self.reserved],
-            "teams": {name: as_text(team) for name, team in self.teams.items()},
+            "teams": {name: team.to_json() for name, team in self.teams.items()},
             "assumed": {kind: str(price) for kind, price in self.budget.assumed.items()},
             "freeze": self.freeze.to_json() if self.freeze else None,
         }

@@ -8,10 +8,10 @@ may be used.
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Decimal
+from typing import ClassVar
 
 from gpu_fleet_image.controllers.meter import chargeback, daily_report
 from gpu_fleet_image.controllers.meter.freezer import RECORDS, Actor
@@ -21,6 +21,7 @@ from gpu_fleet_image.core import job_use, keys, roster
 from gpu_fleet_image.core.budget_policy import FREEZE, BudgetPolicy, TeamBudget
 from gpu_fleet_image.core.calls import Failure
 from gpu_fleet_image.core.cloud import SweepCloud
+from gpu_fleet_image.core.document import MAY_LACK, Record
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
 from gpu_fleet_image.core.roster import NO_TEAM
@@ -36,7 +37,7 @@ _ALL = (100,)  # percent, of a budget without thresholds of what is spent
 
 
 @dataclass(frozen=True)
-class TeamSpending:
+class TeamSpending(Record):
     """A team's cost compared with its budget.
 
     Attributes:
@@ -58,7 +59,7 @@ class TeamSpending:
 
 
 @dataclass(frozen=True)
-class TeamBudgets:
+class TeamBudgets(Record):
     """The month of all teams, as the bucket holds it.
 
     Attributes:
@@ -68,54 +69,17 @@ class TeamBudgets:
         unread: those of the days whose record of the queue's jobs cannot be read, the next to try first.
     """
 
+    IF_DAMAGED: ClassVar[str] = "; delete it to count the month again"
     month: str
     days: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)
     teams: Mapping[str, TeamSpending] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    schema_version: int = field(default=SCHEMA_VERSION, metadata=MAY_LACK)
 
     @property
     def frozen(self) -> dict[str, TeamSpending]:
         """Teams that start nothing."""
         return {name: team for name, team in self.teams.items() if team.frozen}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the month as the bucket holds it; money as decimal text."""
-        days = {day: {team: str(cost) for team, cost in costs.items()} for day, costs in self.days.items()}
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "month": self.month,
-            "days": days,
-            "teams": {name: as_text(team) for name, team in self.teams.items()},
-            "unread": list(self.unread),
-        }
-
-
-def as_text(team: TeamSpending) -> dict[str, Any]:
-    """Return a team's spending for JSON."""
-    return asdict(team) | {"spent": str(team.spent), "monthly": str(team.monthly)}
-
-
-def from_json(raw: Mapping[str, Any]) -> TeamBudgets:
-    """Parse what ``TeamBudgets.to_json`` wrote. Raises CloudError if it is damaged."""
-    try:
-        days = {
-            str(day): {str(team): Decimal(cost) for team, cost in costs.items()}
-            for day, costs in raw["days"].items()
-        }
-        teams = {str(name): _team(known) for name, known in raw["teams"].items()}
-        return TeamBudgets(str(raw["month"]), days, teams, tuple(map(str, raw["unread"])))
-    except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
-        raise CloudError(f"{KEY}: {error!r}; delete it to count the month again", "Malformed") from error
-
-
-def _team(raw: Mapping[str, Any]) -> TeamSpending:
-    return TeamSpending(
-        Decimal(raw["spent"]),
-        Decimal(raw["monthly"]),
-        int(raw["passed"]),
-        bool(raw["frozen"]),
-        bool(raw["lifted"]),
-    )
 
 
 def read(store: Store, now: datetime) -> tuple[TeamBudgets, str | None]:
@@ -123,7 +87,7 @@ def read(store: Store, now: datetime) -> tuple[TeamBudgets, str | None]:
     stored, month = store.get(KEY), f"{now.astimezone(UTC):%Y-%m}"
     if stored is None:
         return TeamBudgets(month), None
-    before = from_json(stored.content)
+    before = TeamBudgets.from_json(stored.content, KEY)
     return (before if before.month == month else TeamBudgets(month)), stored.version
 
 
@@ -267,7 +231,7 @@ def _record(
         "by": actor.name,
         "reason": actor.reason,
         "currency": policy.currency,
-        **as_text(team),
+        **team.to_json(),
     }
     store.create(f"{RECORDS}/{at:%Y/%m/%d}/{at:%Y%m%dT%H%M%SZ}-team-{name}.json", record)
 

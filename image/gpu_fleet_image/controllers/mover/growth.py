@@ -6,13 +6,11 @@ It lets ``gpu-fleet submit`` refuse at once a job whose instances nothing but an
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Decimal
 
 from gpu_fleet_image.controllers.mover.pool_view import MoneyLeft
 from gpu_fleet_image.core import keys
-from gpu_fleet_image.core.reaper_errors import CloudError
-from gpu_fleet_image.core.times import format_time, parse_time
+from gpu_fleet_image.core.document import MAY_LACK, Record
 
 GROWTH = keys.GROWTH
 SCHEMA = 1
@@ -22,7 +20,7 @@ LONGEST = 1 << 20  # bytes of the object
 
 
 @dataclass(frozen=True)
-class Growth:
+class Growth(Record):
     """Money and sizes of the stack as of the mover's last pass.
 
     Attributes:
@@ -40,36 +38,13 @@ class Growth:
     currency: str
     totals: Mapping[str, int] = field(default_factory=dict)
     teams: Mapping[str, str] = field(default_factory=dict)
+    schema_version: int = field(default=SCHEMA, metadata=MAY_LACK)
 
 
-def to_json(money: MoneyLeft, totals: Mapping[str, int], now: datetime) -> dict[str, Any]:
-    """Return the content of the object."""
-    return {
-        "schema_version": SCHEMA,
-        "at": format_time(now),
-        "left": None if money.left is None else str(money.left),
-        "prices": {pool: str(price) for pool, price in sorted(money.prices.items()) if price is not None},
-        "frozen": sorted(money.frozen),
-        "currency": money.currency,
-        "totals": dict(sorted(totals.items())),
-        "teams": dict(sorted(money.frozen_teams.items())),
-    }
-
-
-def growth_of(raw: Mapping[str, Any]) -> Growth:
-    """Read what ``to_json`` wrote. Raises CloudError if it is damaged."""
-    try:
-        return Growth(
-            parse_time(raw["at"]),
-            None if raw["left"] is None else Decimal(raw["left"]),
-            {str(pool): Decimal(price) for pool, price in raw["prices"].items()},
-            frozenset(map(str, raw["frozen"])),
-            str(raw["currency"]),
-            {str(pool): int(total) for pool, total in raw["totals"].items()},
-            {str(team): str(why) for team, why in raw["teams"].items()},
-        )
-    except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
-        raise CloudError(f"{GROWTH}: {error!r}", "Malformed") from error
+def of(money: MoneyLeft, totals: Mapping[str, int], now: datetime) -> Growth:
+    """Return the limits after a pass."""
+    prices = {pool: price for pool, price in money.prices.items() if price is not None}
+    return Growth(now, money.left, prices, money.frozen, money.currency, totals, money.frozen_teams)
 
 
 def refusal(growth: Growth, pool: str, nodes: int, now: datetime) -> str:

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -25,8 +25,10 @@ from gpu_fleet_image.controllers.mover.pool_view import Action, MoneyLeft, Place
 from gpu_fleet_image.core.calls import TRANSIENT, Failure
 from gpu_fleet_image.core.capacity import (
     LEDGER,
+    MOST_REFUSED,
     REQUEST_KEY,
     REQUESTS,
+    STALE,
     STATE,
     Coming,
     MoverState,
@@ -34,9 +36,9 @@ from gpu_fleet_image.core.capacity import (
     Trouble,
     asked,
     caller_in,
-    state_of,
 )
 from gpu_fleet_image.core.cloud import SweepCloud
+from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.model import Group, Inventory
 from gpu_fleet_image.core.policy import Policy, PoolPolicy
 from gpu_fleet_image.core.queue_need import LONGEST, QUEUE, PoolNeed, needs_of, trouble_of
@@ -44,8 +46,6 @@ from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, D
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_time
 
-# Older requests are of nobody who still waits.
-STALE = timedelta(hours=1)
 # More wait for the next pass; what is longer is no request.
 _MOST_REQUESTS, LONGEST_REQUEST = 100, 4096
 _NO_REQUEST = frozenset({"Malformed", "InvalidRange", "416"})
@@ -121,7 +121,7 @@ class _Mover:
         """Read, decide, record, carry out."""
         now = self._clock()
         stored = self._store.get(STATE)
-        before = state_of(stored.content) if stored else MoverState()
+        before = MoverState.from_json(stored.content, STATE) if stored else MoverState()
         requests = self._requests(now, before.requests)
         fleet = self._cloud.instances.fleet()
         view = PoolView(
@@ -150,8 +150,11 @@ class _Mover:
             self._failures.append(Failure("*", "write the state", "another pass was quicker"))
         return MoveResult(tuple(decisions), tuple(self._failures))
 
-    def _requests(self, now: datetime, known: Collection[str]) -> list[Request]:
-        """Read the requests of users that no pass has seen yet, malformed ones too."""
+    def _requests(self, now: datetime, known: Mapping[str, Request]) -> list[Request]:
+        """Read the requests of users that no pass has seen yet, malformed ones too.
+
+        Those of a caller who had many refused within the hour stay unread.
+        """
         keys = dict[str, str]()
         days = sorted({f"{moment:%Y-%m-%d}" for moment in (now - STALE, now, now + STALE)})
         for day in days:
@@ -159,7 +162,17 @@ class _Mover:
                 key = listed.key.removeprefix(f"{REQUESTS}/").removesuffix(".json")
                 if listed.age <= STALE and key not in known and REQUEST_KEY.fullmatch(key):
                     keys[key] = listed.key
-        return [self._request(key, keys[key], now) for key in in_turn(keys, known)[:_MOST_REQUESTS]]
+        refused = Counter(
+            caller_in(key)
+            for key, request in known.items()
+            if request.is_refused and now - request.at <= STALE
+        )
+        unread = Counter(caller for caller in map(caller_in, keys) if refused[caller] >= MOST_REFUSED)
+        for caller, number in unread.items():
+            text = f"{counted(number, 'request')} not read: {refused[caller]} of this hour were refused"
+            self._failures.append(Failure(caller, "read requests", text))
+        read = [key for key in in_turn(keys, known) if caller_in(key) not in unread]
+        return [self._request(key, keys[key], now) for key in read[:_MOST_REQUESTS]]
 
     def _request(self, key: str, where: str, now: datetime) -> Request:
         try:
@@ -266,7 +279,7 @@ class _Mover:
         """
         if self._policy.has_queue and all(failure.step != _METER for failure in self._failures):
             try:
-                self._store.put(GROWTH, growth.to_json(view.money, totals(view, before), view.now))
+                self._store.put(GROWTH, growth.of(view.money, totals(view, before), view.now).to_json())
             except CloudError as error:
                 self._failures.append(Failure("*", "say what may grow", str(error)))
 

@@ -8,14 +8,17 @@ from itertools import count
 
 from gpu_fleet_image.controllers.mover.pool_view import Action, PlacementDecision, PoolView, Site
 from gpu_fleet_image.core.capacity import (
+    MOST_REFUSED,
     QUEUED,
     REMEMBERED,
     SHARED,
     SPARE,
+    STALE,
     TAG_TAKEN,
     Coming,
     Fate,
     MoverState,
+    caller_in,
 )
 from gpu_fleet_image.core.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, Instance
 from gpu_fleet_image.core.policy import CapacityPolicy
@@ -59,13 +62,25 @@ class PassState:
                 self.update(coming, replace(coming, started=True))
 
     def after(self) -> MoverState:
-        """Return the state for the next pass; requests that ended are kept for a while."""
+        """Return the state for the next pass; requests that ended are kept for a while.
+
+        Of many refused ones of a caller only the newest are kept, and those that a pass may still read.
+        """
         kept = {
             key: request
             for key, request in self.requests.items()
             if request.fate is Fate.OPEN
             or self.now - request.at < max(REMEMBERED, timedelta(hours=request.hours or 0))
         }
+        refused = Counter[str]()
+        for key, request in sorted(kept.items(), key=lambda item: item[1].at, reverse=True):
+            refused[caller_in(key)] += request.is_refused
+            if (
+                request.is_refused
+                and refused[caller_in(key)] > MOST_REFUSED
+                and self.now - request.at > STALE
+            ):
+                del kept[key]
         return MoverState(kept, tuple(self.coming), self.trouble, self.loads, self.held)
 
     def purpose_of(self, instance: Instance) -> str:

@@ -3,19 +3,20 @@
 It also remembers, from sweep to sweep, what users were notified of already.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 from gpu_fleet_image.controllers.sweep.ledger import key_of
-from gpu_fleet_image.controllers.sweep.releases import AgentReleases
+from gpu_fleet_image.controllers.sweep.releases import OF_AGENTS, AgentReleases
 from gpu_fleet_image.controllers.sweep.situation import Usual, Withdrawn
+from gpu_fleet_image.core.document import Record, named, salvaged
 from gpu_fleet_image.core.marks import hold_of, is_given_back
 from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, Decision, Instance, Verdict
 from gpu_fleet_image.core.reaper_errors import LeaseError
 from gpu_fleet_image.core.store import Store
-from gpu_fleet_image.core.times import format_time, parse_time
+from gpu_fleet_image.core.times import format_time
 
 KEY = "lease.json"
 # Longer than any sweep may run (Lambda: 15 min at most), so that a holder that is alive never loses it.
@@ -26,7 +27,7 @@ _WITHDRAWN_REMEMBERED = timedelta(days=7)  # longer than a grace, quiet hours an
 
 
 @dataclass
-class SweepMemory:
+class SweepMemory(Record):
     """Memory that one sweep hands to the next.
 
     Attributes:
@@ -41,15 +42,15 @@ class SweepMemory:
         far_holds: instance with a hold of more days than are allowed -> its text, and when it was first seen.
     """
 
-    notified_at: dict[str, datetime] = field(default_factory=dict)
+    notified_at: dict[str, datetime] = field(default_factory=dict, metadata=named("told"))
     leftovers_at: datetime | None = None
     replaced: dict[str, tuple[str, datetime]] = field(default_factory=dict)
     ended: dict[str, tuple[str, datetime]] = field(default_factory=dict)
-    idle: dict[str, dict[str, set[str]]] = field(default_factory=dict)
+    idle: dict[str, dict[str, set[str]]] = field(default_factory=dict, metadata=named("confirmed_idle"))
     withdrawn: dict[str, Withdrawn] = field(default_factory=dict)
     far_holds: dict[str, tuple[str, datetime]] = field(default_factory=dict)
     stopped: dict[str, tuple[str, datetime]] = field(default_factory=dict)
-    agents: AgentReleases = field(default_factory=AgentReleases)
+    agents: Annotated[AgentReleases, OF_AGENTS] = field(default_factory=AgentReleases)
 
     def replaced_lately(self, now: datetime) -> dict[str, str]:
         """Return instance -> pool of replacements within the last day."""
@@ -125,25 +126,10 @@ class SweepMemory:
         }
         self.idle = {pool: days for pool, days in kept.items() if days}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of the lease object."""
-        return {
-            "told": {subject: format_time(at) for subject, at in sorted(self.notified_at.items())},
-            "leftovers_at": format_time(self.leftovers_at) if self.leftovers_at else None,
-            "replaced": {key: [pool, format_time(at)] for key, (pool, at) in sorted(self.replaced.items())},
-            "ended": {key: [pool, format_time(at)] for key, (pool, at) in sorted(self.ended.items())},
-            "confirmed_idle": {
-                pool: {day: sorted(ids) for day, ids in sorted(days.items())}
-                for pool, days in sorted(self.idle.items())
-            },
-            "withdrawn": {
-                key: [format_time(withdrawn.first), format_time(withdrawn.last), withdrawn.count]
-                for key, withdrawn in sorted(self.withdrawn.items())
-            },
-            "far_holds": {key: [text, format_time(at)] for key, (text, at) in sorted(self.far_holds.items())},
-            "stopped": {key: [record, format_time(at)] for key, (record, at) in sorted(self.stopped.items())},
-            "agents": self.agents.to_json(),
-        }
+
+@dataclass(frozen=True)
+class _Held:
+    expires: datetime | None = None
 
 
 class Lease:
@@ -212,7 +198,7 @@ class Lease:
     def _refuse_if_held(self, content: dict[str, Any]) -> None:
         if content.get("holder") is None:
             return
-        expires = _time(content.get("expires"))
+        expires = salvaged(_Held, content).expires
         if expires is None or expires > self._clock():
             forget = f"nobody knows when; to free it {self._store.to_forget(KEY)}"
             until = format_time(expires) if expires else forget
@@ -228,55 +214,8 @@ def remembered(store: Store) -> SweepMemory:
 def _memory(content: dict[str, Any]) -> SweepMemory:
     """Parse the memory as far as it can be read; what is lost means that users are notified again."""
     raw = content.get("memory")
-    raw = raw if isinstance(raw, dict) else {}
-    notified = raw.get("told")
-    times = {subject: _time(at) for subject, at in (notified if isinstance(notified, dict) else {}).items()}
-    return SweepMemory(
-        {subject: at for subject, at in times.items() if at},
-        _time(raw.get("leftovers_at")),
-        dict(_noted(raw.get("replaced"))),
-        dict(_noted(raw.get("ended"))),
-        dict(_idle(raw.get("confirmed_idle"))),
-        dict(_withdrawn(raw.get("withdrawn"))),
-        dict(_noted(raw.get("far_holds"))),
-        dict(_noted(raw.get("stopped"))),
-        AgentReleases.of(raw.get("agents")),
-    )
-
-
-def _noted(raw: object) -> Iterator[tuple[str, tuple[str, datetime]]]:
-    for key, value in (raw if isinstance(raw, dict) else {}).items():
-        match value:
-            case [str(what), text] if (at := _time(text)) is not None:
-                yield key, (what, at)
-
-
-def _idle(raw: object) -> Iterator[tuple[str, dict[str, set[str]]]]:
-    """Parse the ids of each day."""
-    for pool, days in (raw if isinstance(raw, dict) else {}).items():
-        if isinstance(days, dict):
-            kept = {day: set(ids) for day, ids in days.items() if _are_ids(ids)}
-            if kept:
-                yield pool, kept
-
-
-def _withdrawn(raw: object) -> Iterator[tuple[str, Withdrawn]]:
-    for key, value in (raw if isinstance(raw, dict) else {}).items():
-        match value:
-            case [first, last, int(count)] if (began := _time(first)) and (ended := _time(last)):
-                yield key, Withdrawn(began, ended, count)
-
-
-def _are_ids(raw: object) -> bool:
-    return isinstance(raw, list) and all(isinstance(entry, str) for entry in raw)
+    return salvaged(SweepMemory, raw if isinstance(raw, dict) else {})
 
 
 def _lately(noted: Mapping[str, tuple[str, datetime]], now: datetime) -> dict[str, tuple[str, datetime]]:
     return {key: value for key, value in noted.items() if now - value[1] < REMEMBERED}
-
-
-def _time(text: object) -> datetime | None:
-    try:
-        return parse_time(text) if isinstance(text, str) else None
-    except ValueError:
-        return None

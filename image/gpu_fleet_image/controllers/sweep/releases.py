@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from gpu_fleet_image.core.document import Form
 from gpu_fleet_image.core.model import Instance
 from gpu_fleet_image.core.times import format_time, parse_time
 
@@ -79,3 +80,6 @@ def _time(text: object) -> datetime | None:
         return parse_time(str(text))
     except ValueError:
         return parse_time("2000-01-01T00:00:00+00:00")
+
+
+OF_AGENTS = Form("an object", AgentReleases.of, AgentReleases.to_json)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from gpu_fleet_image.core.document import AsList
 from gpu_fleet_image.core.handshake import Replies, Reply, replies_of
 from gpu_fleet_image.core.marks import is_given_back, mark_of, taken_at
 from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, Activity, Decision, Group, Instance, Inventory, Verdict
@@ -92,7 +93,7 @@ class Usual:
 
 
 @dataclass(frozen=True)
-class Withdrawn:
+class Withdrawn(AsList):
     """Marks of one instance that its agent withdrew, while its heartbeats showed no use.
 
     Attributes:

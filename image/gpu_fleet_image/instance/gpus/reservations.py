@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from gpu_fleet_image.core.counting import counted
+from gpu_fleet_image.core.document import Record
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 
@@ -15,7 +16,7 @@ LONGEST = timedelta(days=7)  # a longer use needs a new reservation every week
 
 
 @dataclass(frozen=True)
-class Reservation:
+class Reservation(Record):
     """One user's reservation.
 
     Attributes:
@@ -28,7 +29,7 @@ class Reservation:
 
 
 @dataclass(frozen=True)
-class GpuReservations:
+class GpuReservations(Record):
     """All reservations of an instance.
 
     Attributes:

@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 
 from gpu_fleet_image.core import paths
+from gpu_fleet_image.core.errors import CloudError
 from gpu_fleet_image.core.files import alone, read_text, replace_text
-from gpu_fleet_image.core.times import format_time, parse_time
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
-from gpu_fleet_image.instance.gpus.reservations import GpuReservations, Reservation
+from gpu_fleet_image.instance.gpus.reservations import GpuReservations
 
 LOCK = "gpus.lock"
 
@@ -17,26 +17,16 @@ def load() -> GpuReservations:
     """Return all reservations, of which some may be over; none without a file. Raises GpuReservationError."""
     path = paths.gpus_file()
     try:
-        written = json.loads(read_text(path))
-        return GpuReservations(tuple(written["gpus"]), tuple(map(_reservation, written["reservations"])))
+        return GpuReservations.from_json(json.loads(read_text(path)), "reservations")
     except FileNotFoundError:
         return GpuReservations()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, CloudError) as error:
         raise GpuReservationError(f"{path} cannot be read: {error}; root may delete it") from error
-
-
-def _reservation(written: dict[str, str | list[str]]) -> Reservation:
-    return Reservation(str(written["account"]), tuple(written["gpus"]), parse_time(str(written["until"])))
 
 
 def save(state: GpuReservations) -> None:
     """Write the whole file. Raises OSError."""
-    reservations = [
-        {"account": each.account, "gpus": each.gpus, "until": format_time(each.until)}
-        for each in state.reservations
-    ]
-    content = json.dumps({"gpus": state.gpus, "reservations": reservations}, indent=1)
-    replace_text(paths.gpus_file(), f"{content}\n")
+    replace_text(paths.gpus_file(), f"{json.dumps(state.to_json(), indent=1)}\n")
 
 
 def locked() -> AbstractContextManager[None]:

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.console.operators import bill_match
-from gpu_fleet_image.console.operators.bill import BillError, read
+from gpu_fleet_image.console.operators.bill import BillError, opened, read
 from gpu_fleet_image.controllers.meter.meter import SHARED
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance
 from gpu_fleet_image.core import policy as policies
@@ -56,7 +56,7 @@ def written(path, columns, *rows):
 
 
 def lines_of(path):
-    return read(path, account=OURS, currency="USD", month="2026-11")
+    return read(opened(path), account=OURS, currency="USD", month="2026-11")
 
 
 @pytest.mark.parametrize("name", LINES)

@@ -57,7 +57,7 @@ def text() -> str:
         costs = {"dev": Decimal("25.1"), SHARED: Decimal("2.400000001")}
         begin = NOON.replace(day=2 + number, hour=0)
         unused = {"dev": {"cr-1": Unused(7200, Decimal("0.25"))}}
-        days.append(Day(begin, costs, {f"i-{number}": mine, "i-z": free}, unused=unused))
+        days.append(Day(begin, costs, {f"i-{number}": mine, "i-z": free}, unused=unused, seconds=86_400))
     jobs = {"2026-11-03": {"i-1": {"bob/wrap": 100.0, "ada/gpt": 20_000.0}}}
     return focus.as_csv(focus.rows(days, MONTH_COST, POLICY, ACCOUNT, teams={"ada": "vision"}, jobs=jobs))
 
@@ -146,9 +146,10 @@ def test_the_validator_of_focus_accepts_the_rows(tmp_path):
     assert len(verdicts) > 150, "it has looked at the rows"
 
 
-def test_the_days_of_a_month_s_last_day_end_with_the_month():
-    day = Day((NOON + timedelta(days=9)).replace(hour=0), {SHARED: Decimal(1)})
+def test_a_day_in_progress_ends_with_the_month_and_has_the_hours_that_are_metered():
+    day = Day((NOON + timedelta(days=9)).replace(hour=0), {SHARED: Decimal(1)}, seconds=5400)
 
     (row,) = focus.rows([day], None, POLICY, ACCOUNT, teams={}, jobs={})
 
     assert row["ChargePeriodEnd"] == row["BillingPeriodEnd"] == "2026-12-01T00:00:00Z"
+    assert row["PricingQuantity"] == row["ConsumedQuantity"] == "1.500000000"

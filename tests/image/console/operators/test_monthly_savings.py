@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.console.operators.monthly_page import page
 from gpu_fleet_image.console.operators.monthly_savings import month_of, parse_month, summarise
-from gpu_fleet_image.console.users.ledger_records import end_of
+from gpu_fleet_image.console.users.ledger_records import End
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from tests.image.fake_aws import fake_aws
 from tests.image.moto_fleet import write_policy
@@ -53,7 +53,7 @@ def record(at="2026-11-21T12:00:00+00:00", **changes):
 
 
 def end(at="2026-11-21T12:00:00+00:00", **changes):
-    return end_of(record(at, **changes), "key")
+    return End.from_json(record(at, **changes), "key")
 
 
 STOPPED = end("2026-11-10T00:00:00+00:00", action="stop")
@@ -110,8 +110,8 @@ def test_a_damaged_record_is_named():
     for key in ("at", "price_per_hour", "owner"):
         damaged = {name: value for name, value in record().items() if name != key}
 
-        with pytest.raises(CloudError, match=r"ledger record a/b\.json: KeyError"):
-            end_of(damaged, "a/b.json")
+        with pytest.raises(CloudError, match=r"ledger record a/b\.json: .*is missing"):
+            End.from_json(damaged, "ledger record a/b.json")
 
 
 def test_what_is_no_month_is_refused():
@@ -337,7 +337,7 @@ def test_a_damaged_record_stops_the_report_and_is_named(report):
     result, output = report(confirmed(TERMINATED, {"schema_version": 1}, "2020-11-30T14:00:00+00:00"))
 
     assert result.exit_code == 1
-    assert "/ledger/2020/11/30/i-1-x-terminate.json: KeyError('price_per_hour')" in result.output
+    assert "/ledger/2020/11/30/i-1-x-terminate.json: at is missing" in result.output
     assert not output.exists()
 
 

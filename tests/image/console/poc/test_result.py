@@ -246,17 +246,20 @@ UNREADABLE = {
     "with a row of text": ({"rows": ["x"]}, "is corrupt"),
     "with a figure of text": (
         {"rows": [{**judged([IOPS], LIMITS, PRICE, 1)[0].to_json(), "value": "9"}]},
-        "'9' is no number",
+        "rows[0].value = '9'; allowed: a number",
     ),
     **{
         f"with a figure of {str(value)[:6]}": (
             {"rows": [{**judged([IOPS], LIMITS, PRICE, 1)[0].to_json(), "value": value}]},
             says,
         )
-        for value, says in ((-1, "-1 is no number from 0 on"), (10**400, "too large"))
+        for value, says in (
+            (-1, "rows[0].value = -1; allowed: a number"),
+            (10**400, "allowed: a number from 0"),
+        )
     },
     "with ranks without end": ({"ranks_per_node": float("inf")}, "is corrupt"),
-    "with an empty stage": ({"stages": [{}]}, "is corrupt: KeyError('run')"),
+    "with an empty stage": ({"stages": [{}]}, "is corrupt: stages[0].nodes is missing"),
     "with a stage without a list": (
         {"stages": [{"nodes": 1, "run": "", "instances": None, "outcome": ""}]},
         "is corrupt",

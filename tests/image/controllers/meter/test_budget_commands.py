@@ -124,7 +124,8 @@ def day_of_ada(owner="ada") -> Day:
     """Return yesterday, on which one instance ran all day."""
     instance = MeteredInstance("dev", owner, "g5.xlarge", 1, Decimal("1.026"))
     yesterday = (NOW - timedelta(days=1)).replace(hour=0, minute=0, second=0)
-    return Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": DayShare(instance, 86_400, Decimal("24.62"))})
+    share = DayShare(instance, 86_400, Decimal("24.62"), ((0, 86_400),))
+    return Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": share})
 
 
 def with_beats(fleet, ago) -> Day:
@@ -307,7 +308,7 @@ def written(day, use):
     """Write a day of the meter and one of the queue into the bucket."""
     for key, content in (
         (f"reaper/days/{day.date:%Y/%m}/{day.name}.json", day.to_json()),
-        (f"reaper/{job_use.key_of(day.name)}", job_use.to_json(use)),
+        (f"reaper/{job_use.key_of(day.name)}", use.to_json()),
     ):
         client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(content))
 

@@ -20,7 +20,12 @@ MIDNIGHT = NOON.replace(hour=0)
 
 def share(hours=24, pool="dev", gpus=1, per_hour="1", owner="ada"):
     instance = MeteredInstance(pool, owner, "g5.xlarge", gpus, Decimal(per_hour))
-    return DayShare(instance, int(hours * 3600), Decimal(per_hour) * Decimal(str(hours)))
+    seconds = int(hours * 3600)
+    return DayShare(instance, seconds, Decimal(per_hour) * Decimal(str(hours)), ((0, seconds),))
+
+
+def periods(percents):
+    return {number * PERIOD_S: percent for number, percent in enumerate(percents)}
 
 
 def day(instances, saved=()):
@@ -33,7 +38,7 @@ def day(instances, saved=()):
 def told(instances, shares):
     """Return what agents reported in every period of the time that their instances ran."""
     return {
-        key: reported([shares[key] * 100] * (each.seconds // PERIOD_S), each.seconds)
+        key: reported(periods([shares[key] * 100] * (each.seconds // PERIOD_S)), each)
         for key, each in instances.items()
         if key in shares
     }
@@ -70,19 +75,28 @@ def test_hours_of_a_silent_agent_are_unknown_and_neither_computing_nor_idle():
 def test_hours_in_which_an_agent_was_silent_are_unknown_whatever_it_reported_in_others(percents, hours):
     instances = {"i-1": share()}
 
-    found = sum_up(day(instances), "lab", "USD", {"i-1": reported(percents, 86_400)}, {})
+    found = sum_up(day(instances), "lab", "USD", {"i-1": reported(periods(percents), share())}, {})
 
     assert [found.total(name) for name in ("computing", "idle", "unknown")] == hours
     assert sum(use.idle_cost for use in found.idle) == hours[1]
 
 
-@pytest.mark.parametrize(("periods", "unknown"), [(4, ", 23.00 unknown"), (96, "")])
-def test_the_line_of_a_day_says_how_many_hours_are_unknown_where_any_are(periods, unknown):
+def test_a_short_life_without_a_report_is_unknown_although_the_others_of_the_day_are_known():
+    lives = tuple((hour * 3600, hour * 3600 + 300) for hour in range(4))
+    short = replace(share(hours=1 / 3), spans=lives)
+
+    found = reported({begin: 100.0 for begin, _ in lives[:3]}, short)
+
+    assert found == (1, Decimal("0.75"))
+
+
+@pytest.mark.parametrize(("count", "unknown"), [(4, ", 23.00 unknown"), (96, "")])
+def test_the_line_of_a_day_says_how_many_hours_are_unknown_where_any_are(count, unknown):
     instances = {"i-1": share()}
-    found = sum_up(day(instances), "lab", "USD", {"i-1": reported([100.0] * periods, 86_400)}, {})
+    found = sum_up(day(instances), "lab", "USD", {"i-1": reported(periods([100.0] * count), share())}, {})
     store = SimpleNamespace(get=lambda _key: SimpleNamespace(content=found.to_json()))
 
-    hours = f"24.00 rented, {periods / 4:.2f} computing, 0.00 idle{unknown}"
+    hours = f"24.00 rented, {count / 4:.2f} computing, 0.00 idle{unknown}"
     assert hours_of(store, "2026-11-21") == f"GPU hours of 2026-11-21: dev {hours}"
 
 

@@ -13,7 +13,6 @@ from gpu_fleet_image.controllers.meter.freeze_rules import (
     FreezeStage,
     due,
     follow,
-    from_json,
     lift,
     note,
     steps,
@@ -162,7 +161,7 @@ def test_groups_in_line_need_no_step():
 )
 def test_a_damaged_freeze_is_named(damage):
     with pytest.raises(CloudError, match=r"freeze\.json"):
-        from_json(NOVEMBER.to_json() | damage, "freeze.json")
+        Freeze.from_json(NOVEMBER.to_json() | damage, "freeze.json")
 
 
 GROUPS = st.lists(
@@ -186,7 +185,7 @@ def test_whatever_is_spent_no_limit_falls_below_what_runs_and_all_come_back(grou
     first, freeze, now = groups, NOVEMBER, groups
     for spent in amounts:
         freeze, now = frozen(spent, now, freeze)
-        assert from_json(freeze.to_json(), "freeze.json").stage is freeze.stage
+        assert Freeze.from_json(freeze.to_json(), "freeze.json").stage is freeze.stage
     _, back = frozen(0, now, freeze, DECEMBER)
 
     assert [(group.max_size, group.closed) for group in back] == [

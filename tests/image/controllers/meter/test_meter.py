@@ -20,7 +20,7 @@ from gpu_fleet_image.controllers.meter.meter import (
     unpriced,
     with_spot_prices,
 )
-from gpu_fleet_image.controllers.meter.meter_state import Unused, from_json
+from gpu_fleet_image.controllers.meter.meter_state import MeterReading, Unused
 from gpu_fleet_image.core.budget_policy import PaidReservation
 from gpu_fleet_image.core.model import Group
 from gpu_fleet_image.core.reaper_errors import CloudError
@@ -100,6 +100,16 @@ def test_an_instance_whose_pool_left_the_stack_costs_what_it_did_until_it_ends()
     assert still.at_least, "nobody says its price any more"
 
 
+def test_a_day_says_when_an_instance_ran_and_for_how_long_the_meter_counted():
+    reading = at_noon(make_instance())
+    stopped, again = make_instance(state="stopped", stopped_at=at(1.5)), make_instance(launched_at=at(3))
+    for hours, seen in ((1, make_instance()), (2, stopped), (4, again)):
+        reading = metered(reading, fleet(seen), at(hours))
+
+    assert reading.day.instances["i-1"].spans == ((43_200, 48_600), (54_000, 57_600))
+    assert reading.day.seconds == 4 * 3600
+
+
 def test_disks_of_a_stopped_instance_whose_pool_left_the_stack_are_unknown_and_not_free():
     stopped = make_instance(state="stopped", stopped_at=NOON)
     before = metered(None, fleet(stopped), NOON)
@@ -154,7 +164,7 @@ def test_a_month_with_an_hour_that_has_no_price_is_a_least_one_until_it_ends():
     during = metered(at_noon(nameless), fleet(nameless), NOON + HOUR)
     after = metered(during, fleet(), NOON + 2 * HOUR)
     later = metered(after, fleet(), NOON + 3 * HOUR)
-    kept = from_json(json.loads(json.dumps(later.to_json())), "meter.json")
+    kept = MeterReading.from_json(json.loads(json.dumps(later.to_json())), "meter.json")
     december = metered(kept, fleet(), datetime(2026, 12, 1, 1, tzinfo=UTC))
 
     assert (during.at_least, after.at_least, kept.at_least) == (True, True, True)
@@ -203,7 +213,7 @@ def test_what_is_reserved_is_paid_whether_used_or_not_and_an_end_inside_it_saves
     assert reading.month["dev"] == 3 * 2 * Decimal(2) + disks
     assert reading.day.unused == {"dev": {"": Unused(3600 * (3 + 2), Decimal(5 * 2))}}
     assert reading.day.saved == {}
-    assert from_json(json.loads(json.dumps(reading.to_json())), "meter.json") == reading
+    assert MeterReading.from_json(json.loads(json.dumps(reading.to_json())), "meter.json") == reading
 
 
 SEVERAL = {
@@ -237,7 +247,25 @@ def test_each_reservation_is_paid_until_it_ends_and_no_instance_of_another_uses_
     assert reading.day.unused == {"dev": {"cr-b": Unused(2 * 4 * 3600, Decimal(16))}}
     assert uses == [ReservedUse("dev", "cr-b", 0, 2)]
     assert detached.day.unused["dev"]["cr-b"].seconds == 2 * 5 * 3600
-    assert from_json(json.loads(json.dumps(detached.to_json())), "meter.json") == detached
+    assert MeterReading.from_json(json.loads(json.dumps(detached.to_json())), "meter.json") == detached
+
+
+@pytest.mark.parametrize("pools", [reserved()["pools"], SEVERAL], ids=["only", "several"])
+def test_an_instance_of_a_renamed_pool_stays_in_its_reservation_and_is_no_unpriced_one(pools):
+    running = in_group("cr-b", make_instance())
+    known, renamed = (budget(pools={name: pools["dev"]}) for name in ("dev", "dev2"))
+    before, _ = advance(None, running, known, "USD", NOON)
+
+    after, _ = advance(before, running, renamed, "USD", at(1))
+    ended, _ = advance(note_ends(after, ["i-1"], at(1)), fleet(), renamed, "USD", at(2))
+
+    uses = reserved_in_use(after.running.values(), renamed, at(3))
+    assert [(use.pool, use.used) for use in uses][-1] == ("dev2", 1)
+    paid = sum(use.paid for use in reserved_in_use((), renamed, NOON))
+    assert sum(unused.seconds for unused in after.day.unused["dev2"].values()) == (paid - 1) * 3600
+    assert unpriced(running.instances, renamed, after.running) == 0
+    assert per_hour(running.instances, renamed, uses, after.running)["dev"] > 0
+    assert ended.day.saved == {}
 
 
 def test_an_hour_of_a_reservation_costs_all_of_it_and_what_nobody_knows_the_price_of_makes_a_least_sum():
@@ -277,7 +305,7 @@ def test_the_forecast_continues_at_the_pace_of_the_last_day_or_of_what_runs_in_t
 @pytest.mark.parametrize("damage", [{"until": "yesterday"}, {"month": None}, {"running": {"i-1": {}}}])
 def test_a_damaged_reading_is_named_and_not_begun_anew(damage):
     with pytest.raises(CloudError, match=r"meter\.json: .*restore a version"):
-        from_json({**at_noon(make_instance()).to_json(), **damage}, "meter.json")
+        MeterReading.from_json({**at_noon(make_instance()).to_json(), **damage}, "meter.json")
 
 
 MINUTES = st.integers(1, 4000)
@@ -342,7 +370,9 @@ def test_a_restart_between_any_two_sweeps_changes_nothing(story):
     straight = restarted = at_noon()
     for now, seen in story:
         straight = metered(straight, seen, now)
-        restarted = from_json(json.loads(json.dumps(metered(restarted, seen, now).to_json())), "meter.json")
+        restarted = MeterReading.from_json(
+            json.loads(json.dumps(metered(restarted, seen, now).to_json())), "meter.json"
+        )
         # the same sweep once more
         assert metered(restarted, seen, now) == restarted
     assert restarted == straight

@@ -13,7 +13,7 @@ import pytest
 from gpu_fleet_image.controllers.mover import growth, mover
 from gpu_fleet_image.controllers.mover.mover import _Mover
 from gpu_fleet_image.controllers.mover.pool_view import Action, PlacementDecision
-from gpu_fleet_image.core.capacity import QUEUED, REQUESTS, Coming, MoverState
+from gpu_fleet_image.core.capacity import QUEUED, REQUESTS, Coming, MoverState, Request, asked
 from gpu_fleet_image.core.model import Group, Inventory
 from gpu_fleet_image.core.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
 from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
@@ -128,7 +128,7 @@ def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(m
 
     mover.move(cloud, Groups(()), own, lambda: START)  # type: ignore[arg-type] # a part of them
 
-    assert growth.growth_of(store.written[growth.GROWTH]).totals == {"train": 2}
+    assert growth.Growth.from_json(store.written[growth.GROWTH], "growth.json").totals == {"train": 2}
 
 
 def test_a_team_stays_frozen_while_nobody_can_read_what_it_has_spent(monkeypatch):
@@ -211,7 +211,13 @@ def test_who_writes_many_requests_keeps_nobody_waiting():
     )
     own = _Mover(_nothing(), store, Groups(()), policy(), lambda: START)
 
-    read = [request.key for request in own._requests(START, known=many[:1])]
+    def refused(number: int) -> dict[str, Request]:
+        return {key: asked(key, {"pool": "?"}, START) for key in many[:number]}
+
+    read = [request.key for request in own._requests(START, refused(1))]
+    left = [request.key for request in own._requests(START, refused(150))]
 
     assert read[:3] == [*others, many[1]]
     assert len(read) < len(many)
+    assert left == others
+    assert own._failures[-1].error == "50 requests not read: 150 of this hour were refused"

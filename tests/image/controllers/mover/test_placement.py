@@ -14,7 +14,7 @@ from gpu_fleet_image.controllers.mover.pass_state import COOL_OFF
 from gpu_fleet_image.controllers.mover.pool_view import Action
 from gpu_fleet_image.controllers.mover.requests import WAIT
 from gpu_fleet_image.controllers.mover.withdrawals import SILENT
-from gpu_fleet_image.core.capacity import SPARE, TAG_TAKEN, Fate, state_of
+from gpu_fleet_image.core.capacity import MOST_REFUSED, SPARE, TAG_TAKEN, Fate, MoverState
 from gpu_fleet_image.core.capacity import asked as asked_by
 from gpu_fleet_image.core.model import TAG_GIVE_BACK, TAG_KEEP_UNTIL, TAG_TAKEN_AT
 from gpu_fleet_image.core.queue_need import PoolNeed
@@ -310,6 +310,18 @@ def test_the_instances_of_one_request_are_asked_for_in_one_call_a_group():
     assert cloud.desired == {A: 3, B: 0}
 
 
+def test_of_many_refused_requests_of_one_caller_the_newest_stay_in_the_state():
+    cloud, asked = Cloud(), request(who="bob")
+    cloud.move(asked, *(request(99, number=number) for number in range(MOST_REFUSED + 20)))
+    within = len(cloud.state.requests)
+
+    cloud.now += timedelta(hours=2)
+    cloud.move()
+
+    assert (within, len(cloud.state.requests)) == (MOST_REFUSED + 21, MOST_REFUSED + 1)
+    assert asked.key in cloud.state.requests
+
+
 def test_money_that_was_promised_for_a_week_stays_so_for_a_week():
     cloud = Cloud(left=Decimal(2000))
     cloud.move(request(hours=168))
@@ -486,7 +498,9 @@ def test_whatever_happens_no_limit_is_passed_and_every_rise_has_its_line(acts, s
         assert sum(cloud.desired.values()) <= 4
         for person in ("ada", "bob", "eve"):
             assert len(cloud.owned(person)) <= 4
-        assert state_of(json.loads(json.dumps(cloud.state.to_json()))) == cloud.state
+        assert (
+            MoverState.from_json(json.loads(json.dumps(cloud.state.to_json())), "state.json") == cloud.state
+        )
 
 
 @settings(max_examples=100, deadline=None)

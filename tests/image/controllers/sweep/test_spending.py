@@ -311,7 +311,7 @@ def test_a_team_pays_for_its_jobs_also_where_the_controller_wrote_them_after_mid
 
 def write_use(world, day, instance):
     use = DayUse(day, {instance: {"bob/train": 7200.0}}, 86_400)
-    world.objects[f"reaper/{job_use.key_of(day)}"] = (json.dumps(job_use.to_json(use)).encode(), '"1"')
+    world.objects[f"reaper/{job_use.key_of(day)}"] = (json.dumps(use.to_json()).encode(), '"1"')
 
 
 def test_days_whose_record_of_jobs_was_missing_are_counted_once_it_is_there_while_the_month_is_open(

@@ -31,8 +31,8 @@ from gpu_fleet_image.core.model import (
     Inventory,
     Verdict,
 )
+from gpu_fleet_image.core.policy import is_quiet
 from gpu_fleet_image.core.store import Listed
-from gpu_fleet_image.core.times import is_quiet
 from tests.image.situations import IDLE_AFTER, NOW, POLICY, History, alone, idle_history, make_instance
 from tests.image.sweeping import policy
 

@@ -743,7 +743,7 @@ def test_a_version_is_followed_by_one_alone_and_the_newest_is_read(store):
 def test_what_one_writer_replaces_is_charged_by_its_newest_version(store):
     for seconds in (300, 600):
         use = DayUse("2026-11-26", {"i-1": {"ada/x": seconds}})
-        store.put(job_use.key_of(use.day), job_use.to_json(use))
+        store.put(job_use.key_of(use.day), use.to_json())
     for team in ("vision", "audio"):
         ada = {"name": "ada", "uid": 6001, "keys": [], "team": team, "team_gid": 30_001, "admin": False}
         store.put(keys.ACCOUNTS, {"schema_version": 1, "users": [ada]})

@@ -192,6 +192,8 @@ def index_split(folder: Folder, rows_of: RowsOf, skipped: Skipped) -> int:
     with progress("index", len(shards)) as advance:
         for number, (name, _) in enumerate(shards):
             with folder.file(name) as file:
+                if isinstance(folder, DiskFolder):
+                    skipped.census.once(file)
                 parts.append(rows_of(file, number, skipped))
             if not len(parts[-1]):
                 skipped.census.leave("tars without samples", f"{folder.label}/{name}")
@@ -289,7 +291,7 @@ def _members(file: Path, skipped: Skipped) -> Iterator[FileInTar]:
                 elif not member.isdir():
                     skipped.census.leave(NOT_PLAIN, f"{file}: {path}")
             end = tar.offset  # where tarfile stopped: at zeros, at the end, or at unknown bytes
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, ValueError, tarfile.TarError) as error:  # ValueError: of a map of a sparse file
         raise DataError(f"{file}: is no tar, or is cut off: {error}") from error
     with file.open("rb") as behind:
         behind.seek(end)
