@@ -217,8 +217,7 @@ class Passes:
         self._loader.load_state_dict({"done": done})
         self._loader.begun_with = begun = state.get("begun_with")
         if begun is not None and not done:  # no order to draw again: the next epoch draws its own
-            own = begun[len(OF_PROCESS) :]
-            for generator, saved in zip(self._loader.generators_of_order(), own, strict=False):
+            for generator, saved in zip(self._loader.generators_of_order(), begun["own"], strict=False):
                 SavedGenerator(generator).load_state_dict(saved)
         while True:
             parts: tuple[Any, ...] = (self._loader.sampler, self._loader.batch_sampler, self._loader.dataset)
