@@ -181,12 +181,14 @@ def test_samples_that_draw_are_found(*, drawing):
     assert draws(Rows() if drawing else [0, 1]) is drawing
 
 
-def looped(directory: Path, steps: int, *, given: bool = True) -> torch.Tensor:
+def looped(
+    directory: Path, steps: int, *, given: bool = True, chance: torch.Generator | None = None
+) -> torch.Tensor:
     """Return the weight after a loop over a DataLoader, which is `given` to the run or not."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = DataLoader(Rows(), BATCH, shuffle=True, collate_fn=noisy)
+    loader = DataLoader(Rows(), BATCH, shuffle=True, collate_fn=noisy, generator=chance)
     with Run(directory, model=model, optimizer=optimizer) as run:
         batches = run.batches_of(loader) if given else (batch for _ in range(steps) for batch in loader)
         for _ in run.steps(steps):
@@ -196,12 +198,17 @@ def looped(directory: Path, steps: int, *, given: bool = True) -> torch.Tensor:
     return model.weight.detach()
 
 
-def test_a_run_goes_on_in_the_midst_of_an_epoch_of_an_own_loader(tmp_path, caplog):
-    straight, resumed = looped(tmp_path / "straight", 10), {}
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_run_goes_on_in_the_midst_of_an_epoch_of_an_own_loader(seed, tmp_path, caplog):
+    def ended(where: str, steps: int) -> torch.Tensor:
+        chance = None if seed is None else torch.Generator().manual_seed(seed)
+        return looped(tmp_path / where, steps, chance=chance)
+
+    straight, resumed = ended("straight", 10), {}
 
     for where, stopped_at in {"first epoch": 1, "boundary": 6, "second epoch": 8}.items():
-        looped(tmp_path / where, stopped_at)
-        resumed[where] = looped(tmp_path / where, 10)
+        ended(where, stopped_at)
+        resumed[where] = ended(where, 10)
 
     assert [where for where, weight in resumed.items() if not torch.equal(weight, straight)] == []
     assert "run.batches_of" not in caplog.text

@@ -105,6 +105,17 @@ def test_tars_made_elsewhere_are_taken_in(packed, tmp_path):
     assert len(open_train(packed)) == 10
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--classes", "cat,cat"), "--classes = 'cat,cat': 'cat' is there twice"),
+        (("--keys", "png,,cls"), "--keys = 'png,,cls': '' is empty"),
+    ],
+)
+def test_a_name_that_is_empty_or_there_twice_is_refused(given, message, packed):
+    assert message in run("index", str(packed), *given).output
+
+
 def test_fewer_class_names_than_classes_are_refused(packed):
     result = run("index", str(packed), "--classes", "cat")
 

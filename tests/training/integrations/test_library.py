@@ -588,6 +588,23 @@ def rank_alone(directory: str, seed_by_rank: int) -> str:
     return heard.getvalue()
 
 
+def rank_that_draws(directory: str, steps: int) -> list[float]:
+    """Return the numbers of a generator that each rank seeds by its own number."""
+    dist.init_process_group("gloo")
+    chance = torch.Generator().manual_seed(dist.get_rank())
+    with Run(directory, net=nn.Linear(3, 1), chance=chance) as run:
+        return [float(torch.rand((), generator=chance)) for _ in run.steps(steps)]
+
+
+def test_each_rank_goes_on_with_its_own_generator(tmp_path):
+    straight = run_ranks(rank_that_draws, 2, str(tmp_path / "straight"), 4)
+    run_ranks(rank_that_draws, 2, str(tmp_path / "resumed"), 2)
+
+    resumed = run_ranks(rank_that_draws, 2, str(tmp_path / "resumed"), 4)
+
+    assert resumed == [drawn[2:] for drawn in straight]
+
+
 def test_ranks_that_hold_different_weights_are_named_once(tmp_path):
     for seed_by_rank in (0, 1):
         first, second = run_ranks(rank_alone, 2, str(tmp_path / str(seed_by_rank)), seed_by_rank)

@@ -17,6 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from gpu_fleet.core.errors import ConfigError
 from gpu_fleet.data.generators import (
     Generator,
+    SavedGenerator,
     held_by,
     kept_generators,
     restore_generators,
@@ -145,7 +146,7 @@ class ResumableLoader(DataLoader[Any]):
 
     def _read(self) -> Iterator[Any]:
         """Read the rest of an epoch; a stream is read from its start."""
-        own = self._generators_of_order()
+        own = self.generators_of_order()
         now = states_of_generators()
         if self._done and self.begun_with is not None:
             restore_generators(self.begun_with, own)
@@ -166,7 +167,7 @@ class ResumableLoader(DataLoader[Any]):
             restore_generators(now)
         return read
 
-    def _generators_of_order(self) -> tuple[Generator, ...]:
+    def generators_of_order(self) -> tuple[Generator, ...]:
         """Return the generators from which the order of an epoch is drawn."""
         with_order = (self.generator, self.sampler, self.batch_sampler)
         samples = held_by(self.dataset)
@@ -206,13 +207,18 @@ class Passes:
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state that `read` needs to resume after `step` steps."""
-        return {"begun_with": self._begun.get(step * self._accumulation // len(self._loader))}
+        begun = self._begun.get(step * self._accumulation // len(self._loader))
+        # between two epochs, the generators are as the next one will find them
+        return {"begun_with": begun or states_of_generators(self._loader.generators_of_order())}
 
     def read(self, step: int, state: dict[str, Any]) -> Iterator[Any]:
         """Yield the batches from a step on; `state` is empty for a new run."""
         epoch, done = divmod(step * self._accumulation, len(self._loader))
         self._loader.load_state_dict({"done": done})
-        self._loader.begun_with = state.get("begun_with")
+        self._loader.begun_with = begun = state.get("begun_with")
+        if begun is not None and not done:  # no order to draw again: the next epoch draws its own
+            for generator, saved in zip(self._loader.generators_of_order(), begun["own"], strict=False):
+                SavedGenerator(generator).load_state_dict(saved)
         while True:
             parts: tuple[Any, ...] = (self._loader.sampler, self._loader.batch_sampler, self._loader.dataset)
             for part in parts:

@@ -66,6 +66,7 @@ from gpu_fleet.step.state import (
 
 AGREE_EVERY_S = 0.25
 TIMEOUT_S = 600.0  # longest wait of a rank for another; less than that of torch's process groups
+GIVEN = "given"  # key, in the saved state of a rank, of the states of generators that were given by name
 DATA = "data"  # section of the data in the keys of an identity
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,8 @@ class Run:
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._objects = {name: _inner(thing) for name, thing in objects.items()}
         self._modules = [thing for thing in self._objects.values() if isinstance(thing, nn.Module)]
+        given = self._objects.items()  # each rank may draw other numbers
+        self._generators = {name: thing for name, thing in given if isinstance(thing, SavedGenerator)}
         self._entered = self._in_step = self._in_loop = False
         self._data_sets: list[dict[str, Any]] = []  # identities of those before the first step
         self._resumed_from: int | None = None
@@ -194,6 +197,8 @@ class Run:
         if self._where.rank < len(saved["rng"]):
             restore_rng(saved["rng"][self._where.rank])
             restore_generators(saved["rng"][self._where.rank][SHARED])
+            for name, generator in self._generators.items():
+                generator.load_state_dict(saved["rng"][self._where.rank][GIVEN][name])
         else:
             seed_rng(0, self._where.rank, saved["step"])
 
@@ -312,9 +317,10 @@ class Run:
         if self._watch is not None and self.step > (self._resumed_from or 0):
             self._watch.check(self.step)
         self._exactness.check_save(self._where)
+        given = {name: generator.state_dict() for name, generator in self._generators.items()}
         state = {
             "objects": self._where.together(self._checked_states),
-            "rng": self._where.gather({**capture_rng(), SHARED: states_of_generators()}),
+            "rng": self._where.gather({**capture_rng(), SHARED: states_of_generators(), GIVEN: given}),
             "buffers": buffers_of_ranks(self._modules, self._where),
             "loaders": self._where.gather([passes.state(self.step) for passes in self._passes]),
             "step": self.step,

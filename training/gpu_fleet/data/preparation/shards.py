@@ -93,6 +93,10 @@ def index(*, data_dir: str, classes: str, keys: str, endpoint: str, corrupt_limi
     """
     if classes and keys:
         raise click.UsageError("--classes is for pictures, --keys for other samples: give one")
+    names = (classes or keys).split(",") if classes or keys else []
+    if wrong := [name for name in names if not name.strip() or names.count(name) > 1]:
+        said = f"{'--classes' if classes else '--keys'} = {classes or keys!r}"
+        raise DataError(f"{said}: {wrong[0]!r} is {'there twice' if wrong[0].strip() else 'empty'}")
     store, here = (
         BucketSource(data_dir, endpoint, key="DATA") if is_bucket(data_dir) else None,
         Path(data_dir),
