@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import ConfigError, DataError, UserCodeError, a_kind
+from gpu_fleet.core.errors import ConfigError, DataError, TrainingError, UserCodeError, a_kind
 from gpu_fleet.core.user_code import Own, explained
 from gpu_fleet.data.census import Census
 from gpu_fleet.data.dataset import Description
@@ -193,7 +193,7 @@ def open_own(source: Own, split: str, collate: Own | None) -> OwnData | None:
     return adapted(samples, f"{label}, {split!r}", collate or default_collate, source.wrong)
 
 
-def adapted(samples: Any, label: str, collate: Collate, wrong: Callable[[str], ConfigError]) -> OwnData:
+def adapted(samples: Any, label: str, collate: Collate, wrong: Callable[[str], TrainingError]) -> OwnData:
     """Wrap a data set in its adapter; raises `wrong` for an object that is none, DataError if it is empty."""
     if problem := _no_data_set(samples):
         raise wrong(problem)

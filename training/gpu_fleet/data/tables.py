@@ -267,8 +267,8 @@ def _check_lines(rows: Any, files: list[Path]) -> None:
             for _ in arrow.open_json(file, arrow.ReadOptions(block_size=LINE), alone):
                 pass
         except pyarrow.ArrowInvalid as error:  # any other is of the form of the file, which datasets has read
-            if found := CHANGED.search(str(error)):
-                raise DataError(f"data.columns: {found[1]!r} of {shown(file)} {DIFFERENT}") from error
+            if changed := CHANGED.search(str(error)):
+                raise DataError(f"data.columns: {changed[1]!r} of {shown(file)} {DIFFERENT}") from error
 
 
 def _first_large(column: str, root: Path) -> int:
