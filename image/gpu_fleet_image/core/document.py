@@ -231,7 +231,7 @@ def read(
         key: its name in that one, if it is an entry of an object.
     """
     if not isinstance(value, dict):
-        problems.append(f"{where or 'top level'} = {value!r}; allowed: an object")
+        problems.append(f"{where or 'top level'} = {value!r:.{_LONGEST}}; allowed: an object")
         return None
     before, parts = len(problems), _parts(kind)  # type: ignore[arg-type] # every class has a hash
     values = {}

@@ -74,7 +74,7 @@ def needs_of(raw: Mapping[str, Any], now: datetime) -> dict[str, PoolNeed]:
             str(pool): PoolNeed(int(need["standing"]), tuple(max(0, int(job)) for job in need["jobs"]))
             for pool, need in raw["pools"].items()
         }
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CloudError(f"{QUEUE}: {error!r}", "Malformed") from error
 
 

@@ -347,13 +347,13 @@ def _done(event: str, step: Callable[[], None]) -> bool:
 
 def _register_users(store: Store, tried: set[str], ask: slurm.Run, refused: list[str]) -> None:
     """Register all users, as far as Slurm takes them; raises InstanceError, OSError."""
-    refused.clear()
     known = slurm.associations(ask)
     roster = store.newest(keys.ACCOUNTS)
     teams = accounting.teams_of(roster.content) if roster else {}
     there = {name: team for name, team in teams.items() if has_account(name)}
     limits = limits_of(store)
     qualities = accounting.qualities(slurm.preempted(ask))
+    refused.clear()  # not before: what was refused stays so while nobody answers
     refused += accounting.changed((*qualities, *accounting.shares(there, known, limits)), ask)
     find_users(there, tried, ask)
     if roster:

@@ -638,8 +638,10 @@ def test_a_database_that_is_away_spoils_no_dump_and_is_asked_again(kept, maria):
     def silent(_words):
         raise SlurmError("sacctmgr: error: Connection refused")
 
-    assert not controller.keep_accounts(Roster(), kept, set(), silent)
+    refused = ["of the round before"]
+    assert not controller.keep_accounts(Roster(), kept, set(), silent, refused)
     assert not kept.dump.exists()
+    assert refused == ["of the round before"]
 
 
 def test_users_that_cannot_be_read_change_nothing(kept, maria):

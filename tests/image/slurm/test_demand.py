@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -249,7 +250,10 @@ def test_the_mover_reads_what_the_controller_wrote_until_it_is_old():
     assert needs_of(to_json(said, NOW), NOW + FRESH + timedelta(seconds=1)) == {}
 
 
-@pytest.mark.parametrize("pools", [None, {"train": 1}, {"train": {"standing": "x", "jobs": []}}])
+@pytest.mark.parametrize(
+    "pools",
+    [None, {"train": 1}, {"train": {"standing": "x", "jobs": []}}, {"train": {"standing": inf, "jobs": []}}],
+)
 def test_a_damaged_word_is_refused(pools):
     with pytest.raises(CloudError, match=r"capacity/queue\.json"):
         needs_of({"at": "2026-11-23T10:00:00Z", "pools": pools}, NOW)

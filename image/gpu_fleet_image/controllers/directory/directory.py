@@ -53,8 +53,8 @@ class Directory:
 
     named: tuple[dict[str, Any], ...]
     teams: tuple[TeamGroup, ...]
-    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    taken: frozenset[str] = frozenset()
+    keys: Mapping[str, tuple[str, ...]]
+    taken: frozenset[str]
     identity_store: str = ""
     region: str = ""
     role: str = ""

@@ -53,7 +53,7 @@ def reported(percents: Mapping[int, float], share: DayShare, period_s: int = PER
     """
     plausible = {begin: percent for begin, percent in percents.items() if 0 <= percent <= _MOST_BELIEVED}
     seconds = [share.seconds_within(begin, begin + period_s) for begin in plausible]
-    if not any(seconds):
+    if not share.seconds or not any(seconds):
         return UNREPORTED
     computing = min(Decimal(1), Decimal(str(fmean(plausible.values(), seconds))) / 100)
     return Reported(computing, Decimal(sum(seconds)) / share.seconds)

@@ -153,7 +153,8 @@ class _Mover:
     def _requests(self, now: datetime, known: Mapping[str, Request]) -> list[Request]:
         """Read the requests of users that no pass has seen yet, malformed ones too.
 
-        Those of a caller who had many refused within the hour stay unread.
+        Those of a caller who had many refused within the hour stay unread, but for the newest of each pass:
+        it may be the one that waits, or withdraw what is being started.
         """
         keys = dict[str, str]()
         days = sorted({f"{moment:%Y-%m-%d}" for moment in (now - STALE, now, now + STALE)})
@@ -167,11 +168,12 @@ class _Mover:
             for key, request in known.items()
             if request.is_refused and now - request.at <= STALE
         )
-        unread = Counter(caller for caller in map(caller_in, keys) if refused[caller] >= MOST_REFUSED)
+        newest = {caller_in(key): key for key in sorted(keys) if refused[caller_in(key)] >= MOST_REFUSED}
+        read = [key for key in in_turn(keys, known) if newest.get(caller_in(key), key) == key]
+        unread = Counter(map(caller_in, keys.keys() - set(read)))
         for caller, number in unread.items():
             text = f"{counted(number, 'request')} not read: {refused[caller]} of this hour were refused"
             self._failures.append(Failure(caller, "read requests", text))
-        read = [key for key in in_turn(keys, known) if caller_in(key) not in unread]
         return [self._request(key, keys[key], now) for key in read[:_MOST_REQUESTS]]
 
     def _request(self, key: str, where: str, now: datetime) -> Request:

@@ -169,3 +169,12 @@ def test_over_any_history_a_number_is_one_users_and_what_is_written_is_a_roster(
 def test_no_number_is_given_out_over_a_damaged_book(damaged):
     with pytest.raises(ConfigurationError, match="damaged"):
         parse_registry(damaged)
+
+
+@pytest.mark.parametrize("lacking", ["named", "teams", "keys", "taken"])
+def test_settings_without_a_part_are_refused(lacking):
+    written = {"named": [], "teams": [], "keys": {}, "taken": ["root"]}
+    del written[lacking]
+
+    with pytest.raises(ConfigurationError, match=f"{lacking} is missing"):
+        directories.parse(written)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.controllers.meter.daily_report import hours_of
-from gpu_fleet_image.controllers.meter.efficiency import PERIOD_S, reported, sum_up
+from gpu_fleet_image.controllers.meter.efficiency import PERIOD_S, UNREPORTED, reported, sum_up
 from gpu_fleet_image.controllers.meter.efficiency_page import mail, page
 from gpu_fleet_image.controllers.meter.meter_state import Day, DayShare, MeteredInstance, Unused
 from tests.image.controllers.metered import NOON
@@ -88,6 +88,10 @@ def test_a_short_life_without_a_report_is_unknown_although_the_others_of_the_day
     found = reported({begin: 100.0 for begin, _ in lives[:3]}, short)
 
     assert found == (1, Decimal("0.75"))
+
+
+def test_a_share_without_a_second_is_unknown_whatever_its_spans_say():
+    assert reported(periods([100.0]), replace(share(), seconds=0)) == UNREPORTED
 
 
 @pytest.mark.parametrize(("count", "unknown"), [(4, ", 23.00 unknown"), (96, "")])
