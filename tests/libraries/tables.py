@@ -12,6 +12,7 @@ import datasets
 import numpy as np
 import pyarrow
 import pytest
+from pyarrow import json as arrow_json
 from pyarrow import parquet
 from tfrecord import TFRecordWriter
 
@@ -188,6 +189,19 @@ def test_a_later_text_among_numbers_is_named(rows, tmp_path):
 
     with pytest.raises(DataError, match=r"'x' of .*b.jsonl holds values of different kinds, as 7 and '7'"):
         open_table(config.Data(path=str(tmp_path)), "train", None)
+
+
+def test_lines_are_compared_once_for_each_choice_of_columns(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text('{"x": 1, "m": 7}\n' * 30)
+    looked: list[Path] = []
+    reader = arrow_json.open_json
+    monkeypatch.setattr(arrow_json, "open_json", lambda *said: looked.append(said[0]) or reader(*said))
+
+    for columns in (["x"], ["x"], ["m"], []):
+        open_table(config.Data(path=str(tmp_path), columns=columns), "train", None)
+
+    assert [file.name for file in looked] == ["a.jsonl", "b.jsonl"] * 3
 
 
 def test_a_column_of_several_kinds_may_be_left_out(tmp_path):

@@ -59,10 +59,8 @@ def _without_elements(tensor: Tensor) -> str:
 
 def _is_readable(value: Any) -> bool:
     """Return whether a value is a tensor of a kind that torch.load knows, or that a user lets it load."""
-    kind = type(value)
-    return kind in (Tensor, DTensor, *torch.serialization.get_safe_globals()) or issubclass(
-        kind, nn.Parameter
-    )
+    known = (Tensor, DTensor, *torch.serialization.get_safe_globals())
+    return type(value) in known or isinstance(value, nn.Parameter)
 
 
 def mapping_like(value: Mapping[Any, Any], items: Mapping[Any, Any]) -> dict[Any, Any]:

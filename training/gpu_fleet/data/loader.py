@@ -180,7 +180,8 @@ def _loader(
     if settings.workers:
         workers = {
             "prefetch_factor": settings.prefetch,
-            "worker_init_fn": _leave_process_group,
+            # out of the process group: a terminal does not signal readers, which end after their parent
+            "worker_init_fn": lambda _: os.setsid(),
             "multiprocessing_context": "fork",  # fast; other start methods import torch again, for seconds
         }
     return DataLoader(
@@ -243,11 +244,6 @@ def end_readers() -> None:
 def _end(read: _MultiProcessingDataLoaderIter) -> None:
     _reading.discard(read)
     read._shutdown_workers()  # torch calls it when the iterator is deleted; there is no other way
-
-
-def _leave_process_group(_worker: int) -> None:
-    """Leave the process group, so that a terminal does not signal readers: they end after their parent."""
-    os.setsid()
 
 
 def to_device(batches: Iterator[Batch], device: torch.device, ahead: int) -> Iterator[Batch]:

@@ -111,11 +111,7 @@ class Interruption:
 @contextmanager
 def nothing_to_save() -> Iterator[None]:
     """End the process with 85 at SIGTERM, for the time before a run has its own handler."""
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        sys.exit(exit_codes.STOPPED)
-
-    before = signal.signal(signal.SIGTERM, leave)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(exit_codes.STOPPED))
     try:
         yield
     finally:

@@ -46,17 +46,15 @@ class BufferCheck:
         saved = plain(model.state_dict(), what)
         self._shapes = {}
         for name, buffer in model.named_buffers():
-            if name in saved and not nn.parameter.is_lazy(buffer):
-                self._shapes[name] = buffer.shape
-                self._check_kind(name, buffer)
+            if name not in saved or nn.parameter.is_lazy(buffer):
+                continue
+            self._shapes[name] = buffer.shape
+            if not takes_values(buffer):
+                raise ConfigError(
+                    f"{what}: several elements of buffer {name} share memory, so it could not be loaded "
+                    "again; register it with .contiguous()"
+                )
         self._attributes = check_of_model(model, what, others=others)
-
-    def _check_kind(self, name: str, buffer: Tensor) -> None:
-        if not takes_values(buffer):
-            raise ConfigError(
-                f"{self._what}: several elements of buffer {name} share memory, so it could not be loaded "
-                "again; register it with .contiguous()"
-            )
 
     def passed(self, *, says: bool = True) -> None:
         """Check after a pass; warn if this rank `says`. Raises ConfigError for what could not be resumed."""

@@ -240,7 +240,11 @@ def without_gradients(loss: Tensor) -> Iterator[None]:
 
     It is needed: the other ranks wait for the gradients that DistributedDataParallel and FSDP2 send in it.
     """
-    hooks = [leaf.register_prehook(_zeros) for leaf in _leaves(loss)]
+
+    def zeros(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        return tuple(None if gradient is None else torch.zeros_like(gradient) for gradient in gradients)
+
+    hooks = [leaf.register_prehook(zeros) for leaf in _leaves(loss)]
     try:
         yield
     finally:  # the nodes live as long as their parameters
@@ -258,10 +262,6 @@ def _leaves(loss: Tensor) -> list[Node]:
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
     return [node for node in seen if not node.next_functions and hasattr(node, "variable")]
-
-
-def _zeros(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    return tuple(None if gradient is None else torch.zeros_like(gradient) for gradient in gradients)
 
 
 def shard(model: nn.Module, settings: config.Config, where: World) -> Whole:

@@ -104,11 +104,6 @@ def _saved_buffers(modules: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor]]
         yield from ((f"{place}/{name}", value) for name, value in module.named_buffers() if name in saved)
 
 
-def _of_numbers(tensor: Tensor) -> Tensor:
-    """Return a tensor that torch can take a norm of: it cannot for floats of eight bits."""
-    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
-
-
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -136,7 +131,7 @@ def takes_values(buffer: Tensor) -> bool:
 def not_finite(tensors: Mapping[str, Tensor], spared: Container[str] = ()) -> list[str]:
     """Return the names of tensors with a NaN or an infinity in this rank's part, except those `spared`."""
     numbers = {
-        name: _of_numbers(_local(value.detach()))
+        name: part.float() if (part := _local(value.detach())).element_size() == 1 else part
         for name, value in tensors.items()
         if name not in spared and (value.is_floating_point() or value.is_complex())
     }

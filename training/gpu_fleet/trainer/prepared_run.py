@@ -265,7 +265,8 @@ def opened(
     where.together(lambda: check_parts(training.parts, readers, settings.data.workers or 0))
     where.together(lambda: check_length(settings, training))
     directory = Path(settings.run.directory)
-    where.on_first(lambda: _make(directory))
+    with named("run.directory", directory):
+        where.on_first(lambda: directory.mkdir(parents=True, exist_ok=True))
     place = where.rank // ranks_per_replica(settings.parallel)
     share = RankShare(place, readers, settings.run.batch_size, settings.run.accumulation)
     code = files(directory) if own.any else {}
@@ -304,11 +305,6 @@ def opened(
                 trace,
                 Book(price=price.of_all(instances)),
             )
-
-
-def _make(directory: Path) -> None:
-    with named("run.directory", directory):
-        directory.mkdir(parents=True, exist_ok=True)
 
 
 def looked_at_alike(samples: Dataset | OwnData, where: World) -> dict[str, Any]:
