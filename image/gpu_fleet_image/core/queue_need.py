@@ -68,6 +68,8 @@ def to_json(
 def needs_of(raw: Mapping[str, Any], now: datetime) -> dict[str, PoolNeed]:
     """Parse what ``to_json`` wrote; empty if it is old. Raises CloudError if it is damaged."""
     try:
+        if wrong := [name for name in ("unread", "refused") if type(raw.get(name, 0)) is not int]:
+            raise ValueError(f"{wrong[0]} is no whole number")
         if abs(now - parse_time(raw["at"])) > FRESH:
             return {}
         return {

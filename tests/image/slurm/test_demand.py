@@ -259,6 +259,12 @@ def test_a_damaged_word_is_refused(pools):
         needs_of({"at": "2026-11-23T10:00:00Z", "pools": pools}, NOW)
 
 
+@pytest.mark.parametrize("name", ["unread", "refused"])
+def test_a_damaged_number_of_troubles_is_refused(name):
+    with pytest.raises(CloudError, match=f"{name} is no whole number"):
+        needs_of(to_json({}, NOW) | {name: "5"}, NOW)
+
+
 REQUESTS = st.builds(
     JobRequest,
     tasks=st.integers(1, 40),

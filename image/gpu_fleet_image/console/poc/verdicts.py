@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from gpu_fleet_image.console.poc.limits import BETWEEN_NODES, IN_NODE, Limit, Limits
 from gpu_fleet_image.console.poc.measured import FROM_ZERO, Measurement
+from gpu_fleet_image.core.document import Record
 
 SAMPLES, EFFICIENCY, PER_USD, BUS = "samples_per_s", "efficiency", "samples_per_usd", "bus_bandwidth"
 JUDGED_MIB = 1024  # the all-reduce that a limit is about
@@ -31,7 +32,7 @@ class RowVerdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class ResultRow:
+class ResultRow(Record):
     """One figure with its verdict.
 
     Attributes:

@@ -244,6 +244,14 @@ UNREADABLE = {
     "of another version": ({"schema_version": 2}, "schema_version = 2; this release reads 1"),
     "without rows": ({"rows": None}, "is corrupt"),
     "with a row of text": ({"rows": ["x"]}, "is corrupt"),
+    "with a figure without a verdict": (
+        {
+            "rows": [
+                {k: v for k, v in judged([IOPS], LIMITS, PRICE, 1)[0].to_json().items() if k != "verdict"}
+            ]
+        },
+        "is corrupt: rows[0].verdict is missing",
+    ),
     "with a figure of text": (
         {"rows": [{**judged([IOPS], LIMITS, PRICE, 1)[0].to_json(), "value": "9"}]},
         "rows[0].value = '9'; allowed: a number",
