@@ -185,6 +185,7 @@ class SimulatedInstance:
     def take(self) -> None:
         """Give it to a user, as the mover records it."""
         self.line.taken.append(self._clock())
+        self.line.given_back.close(self._clock())
         self.tags[TAG_TAKEN_AT] = format_time(self._clock())
 
     def give_back(self) -> None:

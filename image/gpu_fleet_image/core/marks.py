@@ -142,9 +142,12 @@ def give_back_of(instance: Instance) -> GiveBack | None:
     """Return the give-back, if it belongs to this run of the instance and no hold followed; else None.
 
     Giving back removes a hold's tags. A hold beside a give-back is therefore younger, even if it has expired.
+    Nor does it say anything about whoever took the instance since, be it the same user.
     """
     at, by = given_back_at(instance), instance.tags.get(TAG_GIVE_BACK, "").partition(" ")[2]
     if at is None or not by or TAG_KEEP_UNTIL in instance.tags or at < instance.launched_at:
+        return None
+    if (taken := taken_at(instance)) is not None and at <= taken:
         return None
     return GiveBack(by, instance.owner, _others_on(instance, by))
 

@@ -31,7 +31,7 @@ from gpu_fleet_image.core.capacity import (
     owner_of,
 )
 from gpu_fleet_image.core.cloud import Query, Span, SweepCloud
-from gpu_fleet_image.core.marks import give_back_of
+from gpu_fleet_image.core.marks import give_back_of, taken_at
 from gpu_fleet_image.core.metrics import METRIC_GATE_PASSED
 from gpu_fleet_image.core.model import (
     TAG_GIVE_BACK,
@@ -340,7 +340,10 @@ def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, 
 
 def give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
     """Remove the hold, and ask the sweep; return the instance as it is then. Raises CloudError."""
-    wish = {TAG_GIVE_BACK: f"{format_time(desk.now())} {by}"}
+    taken = taken_at(instance)
+    # tags hold whole seconds, and only a later give-back than the taking counts
+    at = desk.now() if taken is None else max(desk.now(), taken + timedelta(seconds=1))
+    wish = {TAG_GIVE_BACK: f"{format_time(at)} {by}"}
     desk.cloud.instances.tag([instance.id], wish)
     desk.cloud.instances.untag([instance.id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
     # its marks are from an earlier time

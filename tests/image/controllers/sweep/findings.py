@@ -115,7 +115,8 @@ TABLE = """
     operators:sweep: now is not None and not dry_run -> False
 6 an end that never came about counts as savings
     test_acting: test_a_sweep_cut_off_before_the_end_saves_nothing_when_the_user_returns
-    confirms: True
+    read_ends: [key.removesuffix(ENDED) for key in keys if key.endswith(ENDED)]
+        -> [key.removesuffix(JSON) for key in keys if key.endswith('-terminate.json')]
 6 a stopped instance that its user started again counts as saved to the end of the month
     test_acting: test_a_stop_saves_until_its_user_starts_the_instance_again_whoever_ends_it_then
     _Sweep._note_starts: None
@@ -139,9 +140,12 @@ TABLE = """
 8 another user who alone was seen on an instance is nobody else
     test_give_back: test_a_give_back_terminates_no_work_of_others
     _others_on: seen[0] in EVERYBODYS -> True
+8 an instance that was given back and taken again ends after five idle minutes
+    test_give_back: test_a_give_back_ends_when_somebody_takes_the_instance_even_the_same_user
+    give_back_of: at <= taken -> False
 8 who gives back an instance without an owner, or one of a name that begins alike, ends it
     test_give_back: test_whose_word_alone_is_enough
-    GiveBack.is_the_owners: self.by in ('', self.owner) -> self.by in ('', self.owner) or not self.owner
+    GiveBack.is_the_owners: self.by == self.owner -> self.by == self.owner or not self.owner
     _others_on: user.partition('@')[0] != name.partition('@')[0] -> not user.startswith(name)
 8 the owner is not notified who gave the instance back
     test_give_back: test_the_owner_is_notified_of_who_gave_it_back_before_its_grace

@@ -18,7 +18,7 @@ from gpu_fleet_image.core.model import (
     Verdict,
 )
 from gpu_fleet_image.core.notify.notifier import Notifier
-from gpu_fleet_image.core.times import format_time
+from gpu_fleet_image.core.times import format_time, parse_time
 from tests.image.controllers.sweep.test_sweep_on_moto import sweep  # noqa: F401 - a fixture
 from tests.image.moto_fleet import NOW, client, wire
 from tests.image.situations import NOW as MOMENT
@@ -214,6 +214,16 @@ def test_whose_word_alone_is_enough():
         return give_back_of(replace(instance, tags=instance.tags | {TAG_OWNER: owner})).is_sole
 
     assert {case: is_sole(*case) for case in SOLE} == SOLE
+
+
+@pytest.mark.parametrize(("minutes_later", "counts"), [(-1, True), (0, False), (1, False)])
+def test_a_give_back_ends_when_somebody_takes_the_instance_even_the_same_user(minutes_later, counts):
+    instance = given_back("ada", "")
+    taken = parse_time(instance.tags[TAG_GIVE_BACK].partition(" ")[0]) + timedelta(minutes=minutes_later)
+
+    taken_again = replace(instance, tags=instance.tags | {TAG_OWNER: "ada", TAG_TAKEN_AT: format_time(taken)})
+
+    assert (give_back_of(taken_again) is not None) is counts
 
 
 @pytest.mark.parametrize(("idle_minutes", "taken_minutes_ago"), [(10, 170), (170, 10)])
