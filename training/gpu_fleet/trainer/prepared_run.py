@@ -265,8 +265,7 @@ def opened(
     where.together(lambda: check_parts(training.parts, readers, settings.data.workers or 0))
     where.together(lambda: check_length(settings, training))
     directory = Path(settings.run.directory)
-    with named("run.directory", directory):
-        where.on_first(lambda: directory.mkdir(parents=True, exist_ok=True))
+    where.on_first(lambda: named("run.directory", directory)(directory.mkdir)(parents=True, exist_ok=True))
     place = where.rank // ranks_per_replica(settings.parallel)
     share = RankShare(place, readers, settings.run.batch_size, settings.run.accumulation)
     code = files(directory) if own.any else {}
