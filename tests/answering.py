@@ -52,7 +52,8 @@ def answering(answer: Callable[[Asked], Answer], protocol: str = "HTTP/1.0") -> 
 def served(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
     """Let a handler serve on a free port until the block ends; gives the address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        # a daemon: Python joins all others before it runs what is registered for the exit
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
