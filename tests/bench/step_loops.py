@@ -283,7 +283,7 @@ def hugging_face(data: Path, log_every: int, turns: BesideBare) -> None:
             dataloader_pin_memory=False,
             dataloader_drop_last=True,
         )
-        Trainer(Losing(), arguments, train_dataset=Named(data), callbacks=[Clock()]).train()
+        Trainer(Losing(), arguments, train_dataset=Named(data, LENGTH), callbacks=[Clock()]).train()
 
 
 LOOPS: dict[str, Callable[[Path, int, BesideBare], None]] = {
