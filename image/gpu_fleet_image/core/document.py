@@ -208,13 +208,13 @@ class Record:
     @classmethod
     def from_json(cls, content: object, where: str) -> Self:
         """Return the record of a JSON object. Raises CloudError, which names what is damaged."""
-        problems: list[str] = []
-        made = read(cls, content, "", problems)
-        if made is None or problems:
+
+        def damaged(problems: Sequence[str]) -> CloudError:
             more = [f"and {len(problems) - _MOST_NAMED} more"] if len(problems) > _MOST_NAMED else []
             named_here = "; ".join([*problems[:_MOST_NAMED], *more])
-            raise CloudError(f"{where}: {named_here}{cls.IF_DAMAGED}", "Malformed")
-        return made
+            return CloudError(f"{where}: {named_here}{cls.IF_DAMAGED}", "Malformed")
+
+        return checked(cls, content, damaged)
 
 
 class AsList:
@@ -261,6 +261,15 @@ def read(
     return made
 
 
+def checked(kind: type[Document], value: object, error: Callable[[Sequence[str]], Exception]) -> Document:
+    """Return a document as its dataclass; raises what ``error`` makes of all problems in it."""
+    problems: list[str] = []
+    made = read(kind, value, "", problems)
+    if made is None or problems:
+        raise error(problems)
+    return made
+
+
 def salvaged(kind: type[Document], value: Mapping[str, Any]) -> Document:
     """Return what can be read of a document whose fields all have defaults, without its damaged entries."""
     parts = _parts(kind)  # type: ignore[arg-type] # every class has a hash
@@ -279,11 +288,7 @@ def parse(kind: type[Document], text: str, error: Callable[[str], Exception], na
         value = json.loads(text)
     except ValueError as wrong:
         raise error(f"{name}: not JSON: {wrong}") from wrong
-    problems: list[str] = []
-    made = read(kind, value, "", problems)
-    if made is None or problems:
-        raise error("\n".join(f"{name}: {problem}" for problem in problems))
-    return made
+    return checked(kind, value, lambda said: error("\n".join(f"{name}: {each}" for each in said)))
 
 
 def written(document: object) -> dict[str, Any]:
@@ -331,9 +336,9 @@ class _Shape:
         made = self.read(value, "", problems, key)
         return None if problems else made
 
-    def refused(self, value: Any, where: str, problems: list[str]) -> None:
+    def refused(self, value: Any, where: str, problems: list[str], hint: str = "") -> None:
         """Note that a value is not allowed."""
-        problems.append(f"{where} = {value!r:.{_LONGEST}}; allowed: {self.allowed}")
+        problems.append(f"{where} = {value!r:.{_LONGEST}}; allowed: {self.allowed}{hint}")
 
 
 class _Leaf(_Shape):
@@ -345,9 +350,7 @@ class _Leaf(_Shape):
             return self._form.read(value)
         except (ValueError, ArithmeticError):
             near = self._form.near()
-            hint = nearest(str(value), near) if near else ""
-            problems.append(f"{where} = {value!r:.{_LONGEST}}; allowed: {self.allowed}{hint}")
-            return None
+            return self.refused(value, where, problems, nearest(str(value), near) if near else "")
 
     def write(self, value: Any) -> Any:
         return self._form.write(value)

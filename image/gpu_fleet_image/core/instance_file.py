@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from gpu_fleet_image.core.document import MAY_LACK, Record, one_of, read
+from gpu_fleet_image.core.document import MAY_LACK, Record, checked, one_of
 from gpu_fleet_image.core.errors import InstanceFileError
 
 CLOUDS = ("aws", "alicloud")
@@ -70,8 +70,8 @@ def load(path: Path) -> InstanceFile:
         raise InstanceFileError(f"instance file {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InstanceFileError(f"instance file {path}: not TOML: {error}") from error
-    problems: list[str] = []
-    made = read(InstanceFile, raw, "", problems)
-    if made is None:
-        raise InstanceFileError("\n".join(f"instance file {path}: {problem}" for problem in problems))
-    return made
+    return checked(
+        InstanceFile,
+        raw,
+        lambda said: InstanceFileError("\n".join(f"instance file {path}: {each}" for each in said)),
+    )

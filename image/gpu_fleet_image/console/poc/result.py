@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_fleet_image.console.poc.verdicts import ResultRow, RowVerdict
-from gpu_fleet_image.core import document
-from gpu_fleet_image.core.document import Record
+from gpu_fleet_image.core.document import Record, checked
 from gpu_fleet_image.core.reaper_errors import ConfigurationError
 
 KIND, VERSION = "gpu-fleet-poc", 1
@@ -114,10 +113,9 @@ def read(path: Path, flag: str) -> PocResult:
         raise ConfigurationError(
             f"{flag} {path}: schema_version = {raw.get('schema_version')!r}; this release reads {VERSION}"
         )
-    problems: list[str] = []
-    file: Any = document.read(_FILE, raw, "", problems)
-    if problems:
-        raise ConfigurationError(f"{flag} {path}: is corrupt: {'; '.join(problems)}")
+    file: Any = checked(
+        _FILE, raw, lambda said: ConfigurationError(f"{flag} {path}: is corrupt: {'; '.join(said)}")
+    )
     facts = {name: getattr(file, name) for name in TEXTS}
     stages = tuple(map(asdict, file.stages))
     return PocResult(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpu_fleet_image.core.document import Record, read
+from gpu_fleet_image.core.document import Record, checked
 from gpu_fleet_image.core.errors import ConfigurationError
 from gpu_fleet_image.core.roster import UIDS
 from gpu_fleet_image.core.runs import ACCOUNT
@@ -110,20 +110,16 @@ class MergedAccounts:
 
 def parse(document: Mapping[str, Any]) -> Directory:
     """Parse the stack's settings. Raises ConfigurationError."""
-    problems: list[str] = []
-    directory = read(Directory, document, "", problems)
-    if directory is None:
-        raise ConfigurationError(f"directory.json is not as a stack writes it: {'; '.join(problems)}")
-    return directory
+    wrong = "directory.json is not as a stack writes it"
+    return checked(Directory, document, lambda said: ConfigurationError(f"{wrong}: {'; '.join(said)}"))
 
 
 def parse_registry(document: Mapping[str, Any]) -> dict[str, MemberAccount]:
     """Parse id -> record. Raises ConfigurationError: no number is assigned with a damaged book."""
-    problems: list[str] = []
-    registry = read(Registry, document, "", problems)
-    if registry is None:
-        raise ConfigurationError(f"the UID registry is damaged: {'; '.join(problems)}")
-    accounts = registry.accounts
+    wrong = "the UID registry is damaged"
+    accounts = checked(
+        Registry, document, lambda said: ConfigurationError(f"{wrong}: {'; '.join(said)}")
+    ).accounts
     numbers = [account.uid for account in accounts.values()]
     if len(set(numbers)) != len(numbers) or not all(number in NUMBERS for number in numbers):
         raise ConfigurationError("the UID registry is damaged: a number twice, or none of a member's")
