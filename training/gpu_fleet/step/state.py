@@ -131,6 +131,7 @@ def takes_values(buffer: Tensor) -> bool:
 def not_finite(tensors: Mapping[str, Tensor], spared: Container[str] = ()) -> list[str]:
     """Return the names of tensors with a NaN or an infinity in this rank's part, except those `spared`."""
     numbers = {
+        # torch takes no norm of floats of eight bits
         name: part.float() if (part := _local(value.detach())).element_size() == 1 else part
         for name, value in tensors.items()
         if name not in spared and (value.is_floating_point() or value.is_complex())
