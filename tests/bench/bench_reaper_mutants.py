@@ -78,7 +78,7 @@ DECIDING = (
     "aws:Heartbeats.read",
     "alicloud:Heartbeats.read",
     "bisect",
-    "Accustomed.poll",
+    "Habits.marked",
     "Inventory.group_of",
     "agent:is_unfit",
     "whole_instance",

@@ -41,7 +41,7 @@ from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.instance.agent import aws as aws_agent
 from gpu_fleet_image.instance.agent import listening, requests
 from gpu_fleet_image.instance.agent.command import AgentOptions, fresh_poll, listener, user_socket
-from gpu_fleet_image.instance.agent.habits import Accustomed
+from gpu_fleet_image.instance.agent.habits import Habits
 from gpu_fleet_image.instance.agent.idle_detection import JudgeMemory, Limits
 from gpu_fleet_image.instance.agent.listening import CLOSED_FASTER, Senses, Target
 from gpu_fleet_image.instance.agent.loop import Agent
@@ -193,14 +193,14 @@ class Instance:
         self.alive = True
         clock: Any = Clock(self._live, self._skew)
         self.clock = clock
-        sensors = Accustomed(self)
-        self.loop = Agent(clock, sensors, self._report, JudgeMemory(last_active_at + self._skew))
+        self._habits = Habits()
+        self.loop = Agent(clock, self, self._report, JudgeMemory(last_active_at + self._skew))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("GPU_FLEET_RUN_DIR", str(self._folder / "run"))
             (self._folder / "run").mkdir(exist_ok=True)
             patch.setattr(listening, "show_all", self.messages.append)
             patch.setattr(listening, "withdraw", lambda: None)
-            senses = Senses(list, OwnUse(), fresh_poll(sensors, clock, Limits))
+            senses = Senses(list, OwnUse(), fresh_poll(self.poll, clock, Limits))
             target, metadata = Target(self._live.instance, self.id), self._live.metadata_of(self)
             options = AgentOptions(self.id, self._folder / "keep", None, None, None, 1.0)
             cloud = self._live.agent_cloud(self)
@@ -286,6 +286,10 @@ class Instance:
         return self.sample(now, everything=True)
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
+        """Return a reading as ``Sensors`` does, which know the instance's habits."""
+        return self._habits.marked(self.reading(now, everything=everything))
+
+    def reading(self, now: datetime, *, everything: bool) -> Reading:
         """Return the sensors' reading: a job takes its cores, and its process exists from its start."""
         truth, at = self.truth, self._live.now
         share = max((min(1.0, (at - began) / TICK) for began in truth.jobs), default=0.0) * self.cores

@@ -76,7 +76,7 @@ class SimulatedInstance:
         loop: a pane where a user left one running, as (seconds from one run to the next, seconds of a run).
         is_new_each_time: each run of it is another command.
         is_a_run: a job looks like one more run of that loop.
-        senses: what its agent learned of it.
+        habits: what its agent learned of it.
         agent: ``alive``, ``dead`` (says nothing), ``frozen`` (repeats itself), ``blind`` (a sensor fails),
             ``sightless`` (its sensors answer, and see nothing; it answers to no mark), ``deluded`` (the same,
             and it answers to marks by what it sees) or ``doubtful`` (a GPU looks hung).
@@ -103,7 +103,7 @@ class SimulatedInstance:
         self.door = Door()
         self.stubborn = self.is_new_each_time = self.is_a_run = False
         self.loop: tuple[float, float] | None = None
-        self.senses: Any = None
+        self.habits: Any = None
         self.clock_ahead = timedelta(0)
         self.line = Timeline(boots=[clock()])
         self._unseen_use = False
@@ -559,7 +559,7 @@ class World:
     def restart_agent(self, instance: SimulatedInstance) -> None:
         """Restart the agent, which then knows nothing from before its start."""
         self._stop_agent(instance)
-        instance.senses = None
+        instance.habits = None
         if instance.door.is_shut and self.answering is not None:
             self.agents[instance.id] = self.answering(instance)
         instance.agent = "alive"

@@ -22,7 +22,7 @@ from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.instance.agent import cloud as agent_cloud
 from gpu_fleet_image.instance.agent.answers import Seen, seen
-from gpu_fleet_image.instance.agent.habits import Accustomed
+from gpu_fleet_image.instance.agent.habits import Habits
 from gpu_fleet_image.instance.agent.idle_detection import Limits
 from gpu_fleet_image.instance.agent.kept_files import Saved
 from gpu_fleet_image.instance.agent.listening import Answers, NoticeListener
@@ -134,10 +134,10 @@ class Agent:
 
     def _poll(self, mark: datetime) -> Seen:
         """Return the view of an agent that knows the instance's habits."""
-        self._instance.senses = self._instance.senses or Accustomed(self)
-        return seen(self._instance.senses.poll(self._world.now), mark, Limits())
+        self._instance.habits = self._instance.habits or Habits()
+        return seen(self._instance.habits.marked(self._reading(self._world.now)), mark, Limits())
 
-    def poll(self, now: datetime) -> Reading:
+    def _reading(self, now: datetime) -> Reading:
         """Return the present reading of the instance, as real sensors would give it."""
         line, sees = self._instance.line, self._instance.agent != "deluded"
         sessions = [
@@ -156,10 +156,6 @@ class Agent:
             ),
             failures=("gpu: lost",) if self._instance.agent == "blind" else (),
         )
-
-    def sample(self, now: datetime, *, everything: bool) -> Reading:
-        """Return the reading of ``look``."""
-        return self.poll(now)
 
     def _runs(self, now: datetime) -> Iterator[Started]:
         """Yield the process of a loop in a pane, and a job that looks the same."""

@@ -22,7 +22,6 @@ from gpu_fleet_image.core.shared_options import FiniteRange
 from gpu_fleet_image.instance.agent import activity_file, kept_files
 from gpu_fleet_image.instance.agent import cloud as agent_cloud
 from gpu_fleet_image.instance.agent.answers import SAVE_AGAIN_AFTER, Seen, seen
-from gpu_fleet_image.instance.agent.habits import Accustomed, PolledSensors
 from gpu_fleet_image.instance.agent.idle_detection import Limits
 from gpu_fleet_image.instance.agent.listening import NoticeListener, Senses, Target, answers, long_ago
 from gpu_fleet_image.instance.agent.loop import Agent, Clock, stop_on_terminate
@@ -32,6 +31,7 @@ from gpu_fleet_image.instance.agent.requests import BUSY, Requests, line
 from gpu_fleet_image.instance.agent.sensors.counters import OwnUse, TreeCounters
 from gpu_fleet_image.instance.agent.sensors.poll import Sensors, watched_tree, whole_instance
 from gpu_fleet_image.instance.agent.sensors.processes import trainers
+from gpu_fleet_image.instance.agent.sensors.reading import Reading
 from gpu_fleet_image.instance.agent.service_models import use_small_models
 from gpu_fleet_image.instance.agent.stack_policy import StackPolicy
 from gpu_fleet_image.instance.agent.user_socket import UserSocket
@@ -116,12 +116,11 @@ def run(options: AgentOptions) -> None:
     users = None
     notice_listener, own, policy = None, OwnUse(), policy_of(instance, cloud, clock.real_s)
     limits = (lambda: _TREE_LIMITS) if tree else policy.limits
-    looks = sensors_of(instance, metadata, tree, own, real_s=clock.real_s, policy=policy)
-    sensors = Accustomed(looks, limits)
+    sensors = sensors_of(instance, metadata, tree, own, real_s=clock.real_s, policy=policy)
     if metadata:
         cloud.harden(metadata, instance_id)
         running = partial(trainers, tree.pids if tree else None)
-        senses = Senses(running, own, fresh_poll(sensors, clock, limits))
+        senses = Senses(running, own, fresh_poll(sensors.poll, clock, limits))
         users = Users(partial(cloud.name_users, instance_id), paths.users_file(), clock.real_s)
         target = Target(instance, instance_id)
         notice_listener = listener(cloud, metadata, target, senses=senses, clock=clock, options=options)
@@ -202,19 +201,19 @@ def sensors_of(
     if tree is not None:
         return watched_tree(tree, real_s)
     type_name = metadata.instance_type() if metadata else None
-    return whole_instance(instance.expected_of(type_name).gpus, own, real_s, policy.asked)
+    return whole_instance(instance.expected_of(type_name).gpus, own, real_s, policy.asked, policy.limits)
 
 
 def fresh_poll(
-    sensors: PolledSensors, clock: Clock, limits: Callable[[], Limits]
+    poll: Callable[[datetime], Reading], clock: Clock, limits: Callable[[], Limits]
 ) -> Callable[[datetime], Seen]:
     """Return a function that reads all sensors when it is called, for a mark that was due."""
 
-    def poll(mark: datetime) -> Seen:
+    def polled(mark: datetime) -> Seen:
         unfit = passed(paths.ready_file()) is False
-        return seen(sensors.poll(clock.now()), mark, limits(), unfit=unfit)
+        return seen(poll(clock.now()), mark, limits(), unfit=unfit)
 
-    return poll
+    return polled
 
 
 def boot_time() -> datetime:

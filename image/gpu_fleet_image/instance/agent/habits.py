@@ -15,12 +15,10 @@ program, takes 0.2 CPU seconds more, or lasts longer. The resources that a proce
 activity; only its start is ignored.
 """
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Protocol
 
 from gpu_fleet_image.instance.agent.idle_detection import Limits, activity, unknowns
 from gpu_fleet_image.instance.agent.sensors.reading import Reading, Started
@@ -32,16 +30,6 @@ TIMES_MORE = 2.0  # a run on a busy instance takes longer than on an idle one
 MORE_S, _MORE_CPU_S = 2.0, 0.2  # looks are at least a second apart; a tick is 0.01 s
 REMEMBERED = timedelta(days=1)
 _MOST_COMMANDS = 1000
-
-
-class PolledSensors(Protocol):
-    """Source of the agent's readings (``sensors.poll.Sensors``)."""
-
-    def poll(self, now: datetime) -> Reading:
-        """Read all sensors, without an effect on the next sample."""
-
-    def sample(self, now: datetime, *, everything: bool) -> Reading:
-        """Take one sample of a minute."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +67,28 @@ class _Run:
 
 
 class Habits:
-    """Memory of the runs of users' commands."""
+    """Memory of the runs of users' commands, from all looks.
 
-    def __init__(self) -> None:
+    Args:
+        limits: returns the thresholds of activity, at each look.
+    """
+
+    def __init__(self, limits: Callable[[], Limits] = Limits) -> None:
+        self._limits = limits
         self._running: dict[tuple[int, float], _Run] = {}
         self._past: dict[_Command, deque[_Run]] = {}
+
+    def marked(self, reading: Reading) -> Reading:
+        """Learn from a reading, and return it with each new process marked as in ``learned``."""
+        presence = reading.presence
+        if presence is None or any(failure.startswith("processes:") for failure in reading.failures):
+            return reading  # without a process table no run has ended
+        limits = self._limits()
+        # an unknown may be activity: a GPU that does not answer does not show its processes either
+        busy = bool(unknowns([reading], limits) or activity([reading], limits))
+        return replace(
+            reading, presence=replace(presence, started=self.learned(presence.started, reading.at, busy=busy))
+        )
 
     def learned(self, started: Iterable[Started], at: datetime, *, busy: bool) -> tuple[Started, ...]:
         """Return the processes of one look, each marked whether it only repeats runs without result.
@@ -132,37 +137,3 @@ def _run(process: Started, at: datetime, *, busy: bool) -> _Run:
     of = _Command(process.command, process.parent, process.name, process.user)
     key = (process.pid, process.began_s)
     return _Run(of, key, at, process.age_s, process.cpu_s, busy or process.on_gpu)
-
-
-class Accustomed:
-    """Sensors that recognise users' habits; every look adds to them, from any thread.
-
-    Args:
-        limits: returns the thresholds of activity, at each look.
-    """
-
-    def __init__(self, sensors: PolledSensors, limits: Callable[[], Limits] = Limits) -> None:
-        self._sensors = sensors
-        self._limits = limits
-        self._habits = Habits()
-        self._lock = threading.Lock()
-
-    def poll(self, now: datetime) -> Reading:
-        """Read all sensors as ``Sensors.poll``."""
-        with self._lock:
-            return self._learned(self._sensors.poll(now))
-
-    def sample(self, now: datetime, *, everything: bool) -> Reading:
-        """Take a sample as ``Sensors.sample``."""
-        with self._lock:
-            return self._learned(self._sensors.sample(now, everything=everything))
-
-    def _learned(self, reading: Reading) -> Reading:
-        presence = reading.presence
-        if presence is None or any(failure.startswith("processes:") for failure in reading.failures):
-            return reading  # without a process table no run has ended
-        limits = self._limits()
-        # an unknown may be activity: a GPU that does not answer does not show its processes either
-        busy = bool(unknowns([reading], limits) or activity([reading], limits))
-        started = self._habits.learned(presence.started, reading.at, busy=busy)
-        return replace(reading, presence=replace(presence, started=started))

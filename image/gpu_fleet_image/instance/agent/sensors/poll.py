@@ -11,6 +11,8 @@ from typing import Protocol, TypeVar
 import pynvml  # type: ignore[import-untyped] # NVIDIA ships no types
 
 from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.instance.agent.habits import Habits
+from gpu_fleet_image.instance.agent.idle_detection import Limits
 from gpu_fleet_image.instance.agent.sensors.busy_command import BusyCommand
 from gpu_fleet_image.instance.agent.sensors.counters import InstanceCounters, OwnUse, RateSensor, TreeCounters
 from gpu_fleet_image.instance.agent.sensors.gpu import GpuSensor
@@ -59,6 +61,7 @@ class Sensors:
 
     Args:
         presence: process table, terminals and notebooks; None if only one process tree is watched.
+        limits: returns the thresholds of activity, by which users' habits are recognised.
         real_s: returns real seconds, monotonic.
     """
 
@@ -68,13 +71,16 @@ class Sensors:
         gpus: Gpus,
         presence: Comparing[Presence] | None,
         asked: Callable[[], SensorOptions] = SensorOptions,
+        *,
         real_s: Callable[[], float] = time.monotonic,
+        limits: Callable[[], Limits] = Limits,
     ) -> None:
         self._rates = rates
         self._gpus = gpus
         self._presence = presence
         self._asked = asked
         self._busy = SlowAnswer[bool](real_s)
+        self._habits = Habits(limits)
         self._lock = threading.Lock()
         self._reported_crashes = set[str]()
 
@@ -106,7 +112,7 @@ class Sensors:
             if looks and (presence := self._presence) is not None:
                 seen = self._tried("processes", lambda: presence.read(keep=keep), failures)
                 reading = replace(reading, presence=_with(seen or Presence(), busy))
-        return replace(reading, failures=tuple(failures))
+            return self._habits.marked(replace(reading, failures=tuple(failures)))
 
     def _tried(self, name: str, read: Callable[[], Value], failures: list[str]) -> Value | None:
         try:
@@ -142,16 +148,20 @@ def whole_instance(
     own: OwnUse,
     real_s: Callable[[], float],
     asked: Callable[[], SensorOptions] = SensorOptions,
+    limits: Callable[[], Limits] = Limits,
 ) -> Sensors:
     """Return the sensors of the whole instance.
 
     Args:
         gpus_expected: with fewer the instance is unknown.
         real_s: returns real seconds, monotonic.
+        limits: returns the thresholds of activity.
     """
     gpus = GpuSensor(pynvml, gpus_expected, real_s)
     presence = ProcessTable(lambda: gpus.pids, real_s, kernel_sessions, lambda: asked().watch)
-    return Sensors(RateSensor(InstanceCounters(own), real_s), gpus, presence, asked, real_s)
+    return Sensors(
+        RateSensor(InstanceCounters(own), real_s), gpus, presence, asked, real_s=real_s, limits=limits
+    )
 
 
 def watched_tree(tree: TreeCounters, real_s: Callable[[], float]) -> Sensors:

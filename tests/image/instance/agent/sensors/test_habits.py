@@ -3,21 +3,24 @@
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from hashlib import blake2b
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.instance.agent.answers import seen
-from gpu_fleet_image.instance.agent.habits import Accustomed, Habits
+from gpu_fleet_image.instance.agent.habits import Habits
 from gpu_fleet_image.instance.agent.idle_detection import Limits
+from gpu_fleet_image.instance.agent.sensors.poll import Sensors
 from gpu_fleet_image.instance.agent.sensors.processes import Process, ProcessTable
 from gpu_fleet_image.instance.agent.sensors.reading import Gpu, Presence, Rates, Started
 from tests.image.instance.agent.test_handshake import ended, killed
 from tests.image.live import Instance
 from tests.image.programs import at_a_terminal, until
-from tests.image.samples import NOON, sample
+from tests.image.samples import NOON, reads, sample
 
 PROCESSES = "gpu_fleet_image.instance.agent.sensors.processes.processes"
 WATCH = Started(9, "nvidia-smi", "ada", 0.3, 1.0, "nvidia-smi", (5, 1.0), cpu_s=0.1)
@@ -146,27 +149,15 @@ def test_only_a_light_process_after_three_other_runs_of_its_command_is_a_repetit
             runs.add((each_process.command, each_process.pid, each_process.began_s))
 
 
-class Eyes:
-    """Sensors with given readings."""
-
-    def __init__(self):
-        self.shown = sample()
-
-    def poll(self, now):
-        return replace(self.shown, at=now)
-
-    def sample(self, now, *, everything):
-        return self.poll(now)
-
-
 def learned_with(last=(), **reading):
     """Return whether a command is known after three runs with this reading; then the sensors `last` fail."""
-    eyes, seconds = Eyes(), iter(range(100))
-    senses = Accustomed(eyes)
+    habits, seconds = Habits(), iter(range(100))
 
     def look(*begun, **more):
-        eyes.shown = sample(presence=Presence(started=begun), **more)
-        return senses.poll(NOON + timedelta(seconds=5 * next(seconds))).presence.started
+        at = NOON + timedelta(seconds=5 * next(seconds))
+        return habits.marked(
+            replace(sample(presence=Presence(started=begun), **more), at=at)
+        ).presence.started
 
     for number in range(3):
         look(replace(WATCH, began_s=float(number)), **reading)
@@ -188,6 +179,17 @@ def test_three_runs_on_an_instance_at_rest_are_a_habit_and_beside_work_or_unknow
 
     assert learned_with()
     assert [reading for reading in beside if learned_with(**reading)] == []
+
+
+@pytest.mark.parametrize("read", [Sensors.poll, partial(Sensors.sample, everything=True)])
+def test_every_reading_of_the_sensors_marks_what_only_repeats(read):
+    begun = [Presence(started=(replace(WATCH, began_s=float(number)),)) for number in range(4)]
+    looks = iter([look for presence in begun for look in (presence, Presence())])
+    sensors = Sensors(reads(Rates()), reads(()), Mock(read=lambda **_keep: next(looks)))
+
+    readings = [read(sensors, NOON + timedelta(seconds=5 * number)) for number in range(7)]
+
+    assert [reading.presence.started[0].repeats for reading in readings[::2]] == [False, False, False, True]
 
 
 def test_a_known_command_counts_again_while_a_gpu_does_not_answer():
@@ -289,7 +291,7 @@ def test_no_argument_is_kept_logged_or_shown(monkeypatch, caplog):
 
 def left_in_a_pane(monkeypatch, every_s, lasts_s, command="nvidia-smi", cpu_s=0.1):
     """Put a loop that no user watches into a pane of every instance."""
-    real = Instance.sample
+    real = Instance.reading
 
     def shown(self, now, *, everything):
         found = real(self, now, everything=everything)
@@ -301,7 +303,7 @@ def left_in_a_pane(monkeypatch, every_s, lasts_s, command="nvidia-smi", cpu_s=0.
         run = Started(number % 30000, "nvidia-smi", "ada", age_s, number * every_s, command, (5, 1.0), cpu_s)
         return replace(found, presence=replace(found.presence, started=(*found.presence.started, run)))
 
-    monkeypatch.setattr(Instance, "sample", shown)
+    monkeypatch.setattr(Instance, "reading", shown)
 
 
 @pytest.mark.parametrize(("every_s", "lasts_s"), [(2.7, 0.7), (60.0, 2.0), (61.0, 60.0), (301.0, 300.0)])
