@@ -588,21 +588,46 @@ def rank_alone(directory: str, seed_by_rank: int) -> str:
     return heard.getvalue()
 
 
+class Meter:
+    """An object of a user's that each rank fills with its own values."""
+
+    def __init__(self) -> None:
+        self.seen = [torch.zeros(())]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": list(self.seen)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
 def rank_that_draws(directory: str, steps: int) -> list[float]:
-    """Return the numbers of a generator that each rank seeds by its own number."""
+    """Return what a meter of this rank holds of a generator that each rank seeds by its own number."""
     dist.init_process_group("gloo")
-    chance = torch.Generator().manual_seed(dist.get_rank())
-    with Run(directory, net=nn.Linear(3, 1), chance=chance) as run:
-        return [float(torch.rand((), generator=chance)) for _ in run.steps(steps)]
+    chance, meter = torch.Generator().manual_seed(dist.get_rank()), Meter()
+    with Run(directory, net=nn.Linear(3, 1), chance=chance, meter=meter) as run:
+        for _ in run.steps(steps):
+            meter.seen.append(torch.rand((), generator=chance))
+    return [float(value) for value in meter.seen]
 
 
-def test_each_rank_goes_on_with_its_own_generator(tmp_path):
+def test_each_rank_goes_on_with_its_own_generator_and_its_own_objects(tmp_path):
     straight = run_ranks(rank_that_draws, 2, str(tmp_path / "straight"), 4)
     run_ranks(rank_that_draws, 2, str(tmp_path / "resumed"), 2)
 
     resumed = run_ranks(rank_that_draws, 2, str(tmp_path / "resumed"), 4)
 
-    assert resumed == [drawn[2:] for drawn in straight]
+    assert resumed == straight
+    assert straight[0] != straight[1]
+
+
+def test_an_object_that_differs_by_rank_is_named_where_the_number_of_ranks_is_another(tmp_path, caplog):
+    run_ranks(rank_that_draws, 2, str(tmp_path), 2)
+
+    with Run(tmp_path, net=nn.Linear(3, 1), chance=torch.Generator(), meter=Meter()) as run:
+        list(run.steps(3))
+
+    assert "not exact: the ranks held different chance, meter, and their number is another now" in caplog.text
 
 
 def test_ranks_that_hold_different_weights_are_named_once(tmp_path):

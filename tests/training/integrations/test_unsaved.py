@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -316,9 +316,14 @@ class Held:
         raise NotImplementedError
 
 
+def loop_over(held: Held) -> FrameType:
+    """Return the frame of a function that holds the object."""
+    return sys._getframe()
+
+
 def changes(held: Held, change: Callable[[], object], caplog: pytest.LogCaptureFixture) -> bool:
     """Return whether a watch over the object names it after a change."""
-    watch = LoopWatch([sys._getframe()], [], [caplog])
+    watch = LoopWatch([loop_over(held)], [], [])  # caplog would lead to the objects of all tests
     change()
     watch.warn("Run(NAME=...)")
     return "the loop changes held (Held)" in caplog.text

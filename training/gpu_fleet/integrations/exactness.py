@@ -6,7 +6,8 @@ import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
+from traceback import walk_stack
 from types import FrameType, GeneratorType
 from typing import Any
 
@@ -21,6 +22,7 @@ from gpu_fleet.data.generators import SavedGenerator, held_by, is_own_generator,
 from gpu_fleet.data.resumable import reads_another
 from gpu_fleet.step.checks import AttributeCheck, BufferCheck, check_of_optimizer, look, numbers_of
 from gpu_fleet.step.outline import bound_of_each, outlines
+from gpu_fleet.step.state import of_ranks
 
 log = logging.getLogger(__name__)
 MOST_FRAMES = 4  # a loop may call a helper that makes the steps
@@ -105,7 +107,8 @@ class ExactnessCheck:
             )
             self._accumulation = 0
         if self._modules and where.size > 1:
-            for name in self._differ(where):
+            mine = {name: outlines(module.parameters()) for name, module in self._modules.items()}
+            for name in sorted(set(chain.from_iterable(of_ranks(mine, where)))):
                 log.warning(
                     "event=ranks-differ step=%d help='Run(%s=...): the ranks hold different weights, and "
                     "those of rank 0 alone are saved; wrap it in DistributedDataParallel'",
@@ -114,23 +117,11 @@ class ExactnessCheck:
                 )
             self._modules = {}
 
-    def _differ(self, where: World) -> list[str]:
-        """Return, on rank 0, the modules whose weights differ between ranks."""
-        mine = {name: outlines(module.parameters()) for name, module in self._modules.items()}
-        first, *others = where.gather(mine)
-        differ = [name for name in mine if any(other[name] != first[name] for other in others)]
-        return differ if where.leads else []
-
 
 def frames_of_loop() -> list[FrameType]:
     """Return the innermost frames of a user's code that are running; none without a file."""
-    frames: list[FrameType] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and len(frames) < MOST_FRAMES:
-        if is_of_user(frame.f_code.co_filename):
-            frames.append(frame)
-        frame = frame.f_back
-    return frames
+    running = (frame for frame, _line in walk_stack(sys._getframe(1)))
+    return list(islice((frame for frame in running if is_of_user(frame.f_code.co_filename)), MOST_FRAMES))
 
 
 class LoopWatch:

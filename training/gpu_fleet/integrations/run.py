@@ -58,6 +58,7 @@ from gpu_fleet.step.optimization import load_exactly
 from gpu_fleet.step.state import (
     buffers_of_ranks,
     capture_rng,
+    of_ranks,
     parameters_sha256,
     restore_buffers,
     restore_rng,
@@ -66,7 +67,6 @@ from gpu_fleet.step.state import (
 
 AGREE_EVERY_S = 0.25
 TIMEOUT_S = 600.0  # longest wait of a rank for another; less than that of torch's process groups
-GIVEN = "given"  # key, in the saved state of a rank, of the states of generators that were given by name
 DATA = "data"  # section of the data in the keys of an identity
 log = logging.getLogger(__name__)
 
@@ -115,8 +115,8 @@ class Run:
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._objects = {name: _inner(thing) for name, thing in objects.items()}
         self._modules = [thing for thing in self._objects.values() if isinstance(thing, nn.Module)]
-        given = self._objects.items()  # each rank may draw other numbers
-        self._generators = {name: thing for name, thing in given if isinstance(thing, SavedGenerator)}
+        alike = (nn.Module, torch.optim.Optimizer)  # on all ranks; the others may differ
+        self._others = {name for name, thing in self._objects.items() if not isinstance(thing, alike)}
         self._entered = self._in_step = self._in_loop = False
         self._data_sets: list[dict[str, Any]] = []  # identities of those before the first step
         self._resumed_from: int | None = None
@@ -190,15 +190,13 @@ class Run:
             raise
 
     def _apply(self, saved: Any, _folder: Path) -> None:
-        _restore_objects(self._objects, saved["objects"])
+        _restore_objects(self._objects, saved, self._where)
         restore_buffers(self._modules, saved["buffers"], self._where)
         if len(saved["loaders"]) == self._where.size:
             self._passes_before = saved["loaders"][self._where.rank]
         if self._where.rank < len(saved["rng"]):
             restore_rng(saved["rng"][self._where.rank])
             restore_generators(saved["rng"][self._where.rank][SHARED])
-            for name, generator in self._generators.items():
-                generator.load_state_dict(saved["rng"][self._where.rank][GIVEN][name])
         else:
             seed_rng(0, self._where.rank, saved["step"])
 
@@ -317,10 +315,11 @@ class Run:
         if self._watch is not None and self.step > (self._resumed_from or 0):
             self._watch.check(self.step)
         self._exactness.check_save(self._where)
-        given = {name: generator.state_dict() for name, generator in self._generators.items()}
+        objects = self._where.together(self._checked_states)
         state = {
-            "objects": self._where.together(self._checked_states),
-            "rng": self._where.gather({**capture_rng(), SHARED: states_of_generators(), GIVEN: given}),
+            "objects": objects,
+            "own": of_ranks({name: objects[name] for name in self._others}, self._where),
+            "rng": self._where.gather({**capture_rng(), SHARED: states_of_generators()}),
             "buffers": buffers_of_ranks(self._modules, self._where),
             "loaders": self._where.gather([passes.state(self.step) for passes in self._passes]),
             "step": self.step,
@@ -331,8 +330,8 @@ class Run:
 
     def _checked_states(self) -> dict[str, Any]:
         self._engine.check_earlier()
-        objects = self._objects.items() if self._where.leads else ()
-        return {name: plain(thing.state_dict(), f"Run({name}=...)") for name, thing in objects}
+        names = self._objects if self._where.leads else self._others
+        return {name: plain(self._objects[name].state_dict(), f"Run({name}=...)") for name in names}
 
     def _end_for_notice(self) -> None:
         self.save()
@@ -414,10 +413,15 @@ def _check_saveable(objects: Mapping[str, Any]) -> None:
             raise ConfigError(f"Run({name}=...): {a_kind(thing)} has no state_dict to save")
 
 
-def _restore_objects(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def _restore_objects(objects: Mapping[str, Any], saved: Mapping[str, Any], where: World) -> None:
+    own = saved.get("own", [])  # what each rank held otherwise than rank 0; 0.2.0 has none
+    names = ", ".join(sorted(set(chain.from_iterable(own))))
+    if names and where.leads and len(own) != where.size:
+        log.warning("not exact: the ranks held different %s, and their number is another now", names)
+    states = saved["objects"] | (own[where.rank] if where.rank < len(own) else {})
     for name, thing in objects.items():
         try:
-            state = shaped(saved[name], thing.state_dict())
+            state = shaped(states[name], thing.state_dict())
             if isinstance(thing, torch.optim.Optimizer):
                 load_exactly(thing, state)
             else:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel
+from torch.utils._pytree import tree_map_only
 
 from gpu_fleet.core import config
 from gpu_fleet.core.containers import plain
@@ -75,17 +76,22 @@ def plain_optimizer(state: State, settings: config.Config) -> Any:
 
 def buffers_of_ranks(modules: Iterable[nn.Module], where: World) -> list[dict[str, Tensor]]:
     """Return, on rank 0, the saved buffers of each rank that differ from its own; all ranks call it."""
+    return of_ranks({name: _local(buffer) for name, buffer in _saved_buffers(modules)}, where)
+
+
+def of_ranks(mine: Mapping[str, Any], where: World) -> list[dict[str, Any]]:
+    """Return, on rank 0, what each rank holds otherwise than it, if any does; all ranks call it."""
     if where.size == 1:
         return []
-    mine = {name: whole(_local(buffer)) for name, buffer in _saved_buffers(modules)}
-    digests = {name: _bytes_sha256(buffer) for name, buffer in mine.items()}
-    of_ranks = where.gather(digests)
-    if all(other == of_ranks[0] for other in of_ranks):
+    held = {name: tree_map_only(Tensor, whole, value) for name, value in mine.items()}
+    digests = {
+        name: hashlib.sha256(repr(tree_map_only(Tensor, _bytes_sha256, value)).encode()).digest()
+        for name, value in held.items()
+    }
+    first, *others = where.gather(digests)
+    if all(other == first for other in others):
         return []
-    first = of_ranks[0]
-    return where.gather_on_first(
-        {name: buffer for name, buffer in mine.items() if digests[name] != first.get(name)}
-    )
+    return where.gather_on_first({name: held[name] for name in held if digests[name] != first.get(name)})
 
 
 def restore_buffers(modules: Iterable[nn.Module], saved: list[dict[str, Tensor]], where: World) -> None:
