@@ -10,13 +10,25 @@ from moto import mock_aws
 
 from gpu_fleet_image.core import metrics
 from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.agent import publish
 from gpu_fleet_image.instance.agent.idle_detection import Minute
 from gpu_fleet_image.instance.agent.publish import MAX_DATA_PER_CALL, Publisher, heartbeat
 from tests.image.samples import NOON, judgement
 
+IDLE = judgement()
+BLIND_GPUS = judgement(Minute.UNKNOWN, unknown=("gpu: no GPU seen, 8 expected",))
+AT_WORK = [
+    judgement(Minute.ACTIVE, reasons=("cpu: 1.00 cores",)),
+    judgement(Minute.ACTIVE, reasons=("session: ssh ada",), unknown=("gpu: no GPU seen",)),
+    judgement(Minute.UNKNOWN, unknown=("instance: /proc/stat: gone",)),
+    judgement(Minute.UNKNOWN, unknown=("gpu: no GPU seen", "processes: gone")),
+    judgement(Minute.UNKNOWN, unknown=("agent: no sample in this minute",)),
+    judgement(Minute.SUSPECT_HUNG, hung=("0",)),
+]
 
-def published(outcome):
-    data = heartbeat(outcome, "i-1", "dev")
+
+def published(outcome, **options):
+    data = heartbeat(outcome, "i-1", "dev", **options)
     return {(datum["MetricName"], datum["Dimensions"][0]["Name"]): datum["Value"] for datum in data}
 
 
@@ -48,6 +60,27 @@ def test_what_is_not_known_to_be_idle_is_a_code():
     key = metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"
 
     assert {state: published(judgement(state))[key] for state in codes} == codes
+    assert published(IDLE, unfit=True) == published(IDLE) | {key: metrics.CODE_UNFIT}
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"ready": "no"}', '{"ready": null}', "\xff"])
+def test_a_gates_report_that_cannot_be_read_is_no_verdict(tmp_path, content):
+    if content is not None:
+        (tmp_path / "ready.json").write_bytes(content.encode("latin-1"))
+
+    assert publish.passed(tmp_path / "ready.json") is None
+
+
+def test_an_instance_is_unfit_by_a_failed_report_while_nothing_works_there_and_no_other_sensor_is_blind():
+    """The gate reports missing GPUs, for which the agent's own sensor is blind."""
+    unfit = [
+        (outcome, passed)
+        for outcome in (IDLE, BLIND_GPUS, *AT_WORK)
+        for passed in (False, True, None)
+        if publish.is_unfit(outcome, passed)
+    ]
+
+    assert unfit == [(IDLE, False), (BLIND_GPUS, False)]
 
 
 def cloudwatch(*answers):
@@ -60,7 +93,7 @@ def sent(client):
 
 
 NO_ANSWER = EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
-ONE = tuple(heartbeat(judgement(), "i-1", "dev"))
+ONE = tuple(heartbeat(IDLE, "i-1", "dev"))
 
 
 def test_on_the_wall_s_time_a_heartbeat_is_sent_at_once_without_a_time():

@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import pynvml
 import pytest
@@ -18,6 +17,7 @@ from gpu_fleet_image.instance.agent import publish
 from gpu_fleet_image.instance.gate import __main__ as gate
 from gpu_fleet_image.instance.gate import checks, copies, probes
 from gpu_fleet_image.instance.gate.checks import CheckResult, ProbedGpu, ProbedInstance
+from tests.image.instance.fake_nvml import FakeNvml
 from tests.image.instance_toml import INSTANCE_TOML
 from tests.image.metadata_server import metadata_server
 from tests.ran import executable
@@ -27,6 +27,15 @@ A10G = Expected(gpus=1, gpu_memory_gib=24)
 SOUND = ProbedInstance(
     gpus=(ProbedGpu("0", 39.4, 0, 0, 1300.0), ProbedGpu("1", 39.4, 0, 0, 1290.0)), efa_interfaces=4
 )
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    """The folder of an instance for its instance file and its reports."""
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+    return tmp_path
 
 
 def failed(seen, expected=EXPECTED):
@@ -139,7 +148,7 @@ def test_a_file_whose_name_has_two_lines_forges_no_error_of_the_driver(tmp_path,
     executable(tmp_path / "journalctl", f"#!/bin/sh\ncase $* in *=json*) cat <<'.'\n{says}\n.\nesac\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
-    seen = replace(SOUND, kernel_log=probes.probe(NoDriver, sys=tmp_path).kernel_log)
+    seen = replace(SOUND, kernel_log=probes.probe(NO_DRIVER, sys=tmp_path).kernel_log)
 
     assert failed(seen) == {"xid": "Xid 48 on PCI:0000:3b:00"}
 
@@ -155,10 +164,7 @@ def test_gpus_that_broke_after_the_boot_check_are_unfit_for_a_job(tmp_path):
     assert gate.broken_since(report, at_work) == []
 
 
-def test_an_instance_whose_metadata_service_users_reach_is_unfit_for_a_job(tmp_path, monkeypatch, capsys):
-    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
-    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
-    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+def test_an_instance_whose_metadata_service_users_reach_is_unfit_for_a_job(run_dir, monkeypatch, capsys):
     gate.write_report(checks.judge(EXPECTED, SOUND), paths.ready_file(), datetime(2026, 11, 26, tzinfo=UTC))
     monkeypatch.setattr(gate, "_probe", lambda _copies: SOUND)
     monkeypatch.setattr(gate, "opened", lambda cloud: f"{cloud}: 169.254.169.254 answers users with 200")
@@ -168,13 +174,10 @@ def test_an_instance_whose_metadata_service_users_reach_is_unfit_for_a_job(tmp_p
 
 
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
-def test_the_gate_expects_what_the_instances_own_type_has(cloud, tmp_path, monkeypatch):
+def test_the_gate_expects_what_the_instances_own_type_has(cloud, run_dir, monkeypatch):
     """The two clouds keep the type under different paths of their metadata."""
-    (tmp_path / "instance.toml").write_text(
-        INSTANCE_TOML.replace('"aws"', f'"{cloud}"') + '[expected."big"]\ngpus = 8\n'
-    )
-    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
-    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+    text = INSTANCE_TOML.replace('"aws"', f'"{cloud}"') + '[expected."big"]\ngpus = 8\n'
+    (run_dir / "instance.toml").write_text(text)
     path = {"aws": "instance-type", "alicloud": "instance/instance-type"}[cloud]
 
     with metadata_server(cloud) as service:
@@ -182,9 +185,13 @@ def test_the_gate_expects_what_the_instances_own_type_has(cloud, tmp_path, monke
         monkeypatch.setenv(SERVICES[cloud][0], service.base)
         status = gate.main()
 
-    report = json.loads((tmp_path / "ready.json").read_text())
+    report = json.loads((run_dir / "ready.json").read_text())
     assert status == 1
     assert report["checks"]["gpu_count"]["detail"].startswith("0 of 8 GPUs")
+
+
+NO_DRIVER = FakeNvml()
+NO_DRIVER.fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
 
 def rdma_device(sys, name, driver, state=None):
@@ -202,7 +209,7 @@ def test_rdma_devices_are_counted_by_their_driver_while_they_are_up(tmp_path):
     rdma_device(tmp_path, "rdmap2", "efa")
     rdma_device(tmp_path, "mlx5_0", "mlx5_core", "4: ACTIVE")
 
-    seen = probes.probe(NoDriver, sys=tmp_path)
+    seen = probes.probe(NO_DRIVER, sys=tmp_path)
 
     assert (seen.efa_interfaces, seen.erdma_interfaces) == (2, 0)
     assert seen.driver_problem == "Driver Not Loaded"
@@ -224,68 +231,20 @@ def test_a_driver_that_does_not_answer_is_waited_for_where_its_gpus_are_on_the_b
     for index in range(on_the_bus):
         pci_device(tmp_path, f"0000:10:1{index}.0", "0x10de", "0x030200")
 
-    found = checks.gpu_count(EXPECTED, probes.probe(NoDriver, sys=tmp_path))
+    found = checks.gpu_count(EXPECTED, probes.probe(NO_DRIVER, sys=tmp_path))
 
     assert (found.ok, found.waiting) == (False, waiting)
 
 
-class NoDriver:
-    """Speaks like pynvml on an instance whose driver is not loaded."""
-
-    class NVMLError(Exception):
-        pass
-
-    @staticmethod
-    def nvmlInit():  # noqa: N802 - NVML's own name
-        raise NoDriver.NVMLError("Driver Not Loaded")
-
-
-def answering(value):
-    return staticmethod(lambda *_: value)
-
-
-class OneGpu(NoDriver):
-    """Speaks like pynvml on an instance with one sound A10G."""
-
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = NVML_FEATURE_DISABLED = NVML_NVLINK_MAX_LINKS = 0
-    fabric = (pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, 0)  # its state and status
-
-    nvmlInit = nvmlShutdown = answering(None)  # noqa: N815 - NVML's own names
-    nvmlDeviceGetCount = answering(1)  # noqa: N815
-    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)  # noqa: N815
-    nvmlDeviceGetTotalEccErrors = answering(0)  # noqa: N815
-    nvmlDeviceGetPciInfo = answering(SimpleNamespace(busId="00:1e.0"))  # noqa: N815
-    nvmlDeviceGetMemoryInfo = answering(SimpleNamespace(total=24 * probes.GIB))  # noqa: N815
-    nvmlDeviceGetMigMode = answering((0, 0))  # noqa: N815
-    nvmlDeviceGetMaxClockInfo = answering(6251)  # noqa: N815
-    nvmlDeviceGetMemoryBusWidth = answering(384)  # noqa: N815
-    nvmlDeviceGetCurrentClocksEventReasons = answering(pynvml.nvmlClocksEventReasonGpuIdle)  # noqa: N815
-
-    @classmethod
-    def nvmlDeviceGetGpuFabricInfoV(cls, _, info):  # noqa: N802
-        info._obj.state, info._obj.status = cls.fabric
-        return pynvml.NVML_SUCCESS
-
-
-for name in dir(pynvml):
-    if name.startswith(("NVML_GPU_FABRIC", "NVML_CLOCK", "NVML_DEVICE", "c_nvml", "nvmlClocksEvent")):
-        setattr(OneGpu, name, getattr(pynvml, name))
-
-
-def one_gpu(**changes):
-    return type("Changed", (OneGpu,), changes)
-
-
 def test_the_peak_of_a_memory_is_that_of_its_data_sheet(tmp_path):
-    (gpu,) = probes.probe(OneGpu, sys=tmp_path).gpus
+    (gpu,) = probes.probe(FakeNvml(), sys=tmp_path).gpus
 
     assert gpu.peak_gib_per_s * probes.GIB / 1e9 == pytest.approx(600, rel=0.001)  # NVIDIA A10G
 
 
 def test_a_piece_of_a_gpu_has_no_peak_and_what_holds_a_gpu_back_is_named(tmp_path):
-    cut = one_gpu(nvmlDeviceGetMigMode=answering((pynvml.NVML_DEVICE_MIG_ENABLE, 0)))
-    brake = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
-    braked = one_gpu(nvmlDeviceGetCurrentClocksEventReasons=answering(brake))
+    cut, braked = FakeNvml(mig_instances=[]), FakeNvml()
+    braked.gpus[0].clock_events = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
 
     assert probes.probe(cut, sys=tmp_path).gpus[0].peak_gib_per_s is None
     assert probes.probe(braked, sys=tmp_path).gpus[0].slowed_by == ("power brake",)
@@ -303,8 +262,9 @@ FABRIC = {
 
 def test_the_state_of_the_fabric_is_read(tmp_path):
     def read(state, status):
-        fabric = (getattr(pynvml, f"NVML_GPU_FABRIC_STATE_{state}"), status)
-        (gpu,) = probes.probe(one_gpu(fabric=fabric), sys=tmp_path).gpus
+        nvml = FakeNvml()
+        nvml.gpus[0].fabric = (getattr(pynvml, f"NVML_GPU_FABRIC_STATE_{state}"), status)
+        (gpu,) = probes.probe(nvml, sys=tmp_path).gpus
         return gpu.fabric_to_come, gpu.fabric_problem
 
     assert {given: read(*given) for given in FABRIC} == FABRIC
@@ -324,7 +284,7 @@ def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", refuse)
 
-    seen = probes.probe(OneGpu, in_this_process, tmp_path)
+    seen = probes.probe(FakeNvml(), in_this_process, tmp_path)
 
     assert failed(seen, A10G) == {"cuda": f"GPU 0 (00:1e.0): {NO_CUDA}"}
 
@@ -346,7 +306,7 @@ def test_what_an_environment_answers_is_told_from_one_that_is_not_there_yet_or_n
     def checks_failed(name, program, *, complete=True):
         python = environment(tmp_path / name, program, complete=complete)
         return failed(
-            probes.probe(OneGpu, lambda count: probes.measured(count, python), tmp_path), A10G
+            probes.probe(FakeNvml(), lambda count: probes.measured(count, python), tmp_path), A10G
         ).keys()
 
     assert probes.measured(2, tmp_path / "venv/bin/python") == [(None, ""), (None, "")]
@@ -453,36 +413,21 @@ def test_what_is_broken_is_said_at_once_whatever_else_would_come(seen, check):
 # the report
 
 
-@pytest.fixture
-def run_dir(tmp_path, monkeypatch):
-    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
-    return tmp_path
-
-
 def finding(ok, *, waiting=False):
     return [CheckResult("fabric", ok=ok, detail="as found", waiting=waiting)]
 
 
 def test_only_a_gate_that_passed_lets_trainers_start_and_no_second_look_stops_them_while_it_waits(run_dir):
-    ready = []
-    for result in (
-        finding(ok=False, waiting=True),
-        finding(ok=True),
-        finding(ok=False, waiting=True),
-        finding(ok=False),
-    ):
+    """The agent knows of no verdict meanwhile."""
+    waits, passes, fails = finding(ok=False, waiting=True), finding(ok=True), finding(ok=False)
+    seen = []
+    for result in (waits, passes, waits, fails):
         gate.report(result)
-        ready.append((run_dir / "ready").exists())
+        report = json.loads((run_dir / "ready.json").read_text())
+        agents = publish.passed(run_dir / "ready.json")
+        seen.append(((run_dir / "ready").exists(), agents, report["waiting_for"]))
 
-    assert ready == [False, True, True, False]
-
-
-def test_while_the_gate_waits_the_agent_knows_of_no_verdict(run_dir):
-    gate.report(finding(ok=False, waiting=True))
-
-    report = json.loads((run_dir / "ready.json").read_text())
-    assert publish.passed(run_dir / "ready.json") is None
-    assert report["waiting_for"] == ["fabric"]
+    assert seen == [(False, None, ["fabric"]), (True, True, []), (True, None, ["fabric"]), (False, False, [])]
 
 
 def test_a_gate_that_its_unit_had_to_kill_is_a_failed_one(run_dir):
@@ -515,14 +460,12 @@ def test_the_report_says_what_failed_and_leaves_no_half_file(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["ready.json"]
 
 
-@pytest.mark.parametrize(("there", "said"), [(False, "instance.toml"), (True, "event=no-report")])
+@pytest.mark.parametrize(("missing", "said"), [("instance.toml", "instance.toml"), ("x", "event=no-report")])
 def test_a_missing_instance_file_and_a_report_that_cannot_be_written_are_one_line(
-    there, said, tmp_path, monkeypatch, caplog
+    missing, said, run_dir, monkeypatch, caplog
 ):
-    if there:
-        (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
-    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
-    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path / "missing"))
+    (run_dir / missing).unlink(missing_ok=True)
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(run_dir / "missing"))
     monkeypatch.setattr(gate.Metadata, "get", lambda *_: None)
 
     assert gate.main() == 1
