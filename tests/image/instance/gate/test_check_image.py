@@ -84,11 +84,6 @@ def check(tmp_path):
 GPU, SWITCH, CARD = ("0x10de", "0x030200"), ("0x10de", "0x068000"), ("0x1d0f", "0x020000")
 
 
-def test_an_instance_without_a_gpu_is_asked_for_none(check):
-    assert check([CARD], 0, "booted") == ([], [])
-    assert check.status == 0, check.output
-
-
 def test_a_clouds_image_without_the_users_tools_fails_the_build(check):
     check([CARD], 0, "booted", manifest='{"target": "aws"}')
 
@@ -96,8 +91,8 @@ def test_a_clouds_image_without_the_users_tools_fails_the_build(check):
     assert {f"name={tool} ok=false" in check.output for tool in ("notebook", "uv", "micromamba")} == {True}
 
 
-@pytest.mark.parametrize("gpus", [1, 8])
-def test_a_valid_image_passes_as_a_whole_on_an_instance_with_gpus(check, gpus):
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+def test_a_valid_image_passes_as_a_whole(check, gpus):
     check([GPU] * gpus, gpus, "booted")
 
     assert check.status == 0, check.output
@@ -111,35 +106,40 @@ def test_a_gate_that_sees_fewer_gpus_than_the_bus_fails_the_build(check):
     assert "name=gate ok=false" in check.output
 
 
-def test_nccl_has_a_rank_for_each_gpu_and_none_for_a_switch(check):
-    said, calls = check([GPU, GPU, SWITCH, CARD], 2, "booted")
+FOUND, LACKING = "event=check name=gpus ok=true", "event=check name=gpus ok=false"
+# the bus, how many the driver has, when, the launcher's status; what is said, and the ranks that add up
+ASKED = {
+    "no GPU": ([CARD], 0, "booted", 0, [], []),
+    "a rank for each GPU and none for a switch": (
+        *([GPU, GPU, SWITCH, CARD], 2, "booted", 0),
+        *([FOUND], ["--nproc-per-node 2 -m gpu_fleet_image.instance.gate.all_reduce nccl"]),
+    ),
+    "a GPU alone is tried by two": (
+        *([GPU], 1, "booted", 0),
+        *([FOUND], ["--nproc-per-node 2 -m gpu_fleet_image.instance.gate.all_reduce gloo"]),
+    ),
+    "one that the driver lacks": (
+        *([GPU, GPU], 1, "booted", 0),
+        *([f"{LACKING} detail='2 GPUs on the bus, 1 in the driver'"], []),
+    ),
+    "the builder itself is not asked": ([GPU], 1, "built", 0, [], []),
+}
 
-    assert said == ["event=check name=gpus ok=true"]
-    (call,) = calls
-    assert call.endswith("--standalone --nproc-per-node 2 -m gpu_fleet_image.instance.gate.all_reduce nccl")
 
+@pytest.mark.parametrize("case", ASKED)
+def test_every_gpu_of_the_bus_is_in_the_driver_and_adds_up(check, case):
+    *given, said, ranks = ASKED[case]
 
-def test_a_gpu_alone_is_tried_by_two_ranks_of_gloo(check):
-    _, (call,) = check([GPU], 1, "booted")
+    found, calls = check(*given)
 
-    assert call.endswith("--nproc-per-node 2 -m gpu_fleet_image.instance.gate.all_reduce gloo")
-
-
-def test_a_gpu_that_the_driver_lacks_fails_the_build(check):
-    said, calls = check([GPU, GPU], 1, "booted")
-
-    assert said == ["event=check name=gpus ok=false detail='2 GPUs on the bus, 1 in the driver'"]
-    assert calls == []
+    assert found == said
+    assert [call.partition("--standalone ")[2] for call in calls] == ranks
 
 
 def test_a_failed_all_reduce_fails_the_build(check):
     (said,), _ = check([GPU, GPU], 2, "booted", status=1)
 
-    assert "name=gpus ok=false" in said
-
-
-def test_the_builder_itself_is_not_asked(check):
-    assert check([GPU], 1, "built") == ([], [])
+    assert said.startswith(LACKING)
 
 
 def test_ranks_add_up_by_gloo(forked):
