@@ -63,9 +63,8 @@ def test_no_gpu_is_reserved_by_two():
     reservations = FOUR.reserved("ada", 2, SOON).reserved("bob", 2, SOON)
 
     assert reservations.visible("bob") == ("c", "d")
-    with pytest.raises(
-        GpuReservationError, match=r"1 GPU requested; 0 of 4 .*: ada has 2 until .*, bob has 2"
-    ):
+    said = r"1 GPU requested; 0 of 4 .*: ada has 2 until .*, bob has 2"
+    with pytest.raises(GpuReservationError, match=said):
         reservations.reserved("eve", 1, SOON)
 
 
@@ -137,40 +136,25 @@ def test_what_cannot_be_reserved_is_one_message(gpus, words, message):
     assert f"error: {message}" in call("reserve", *words, expect=1)
 
 
-def test_a_damaged_file_is_named(gpus):
-    reservations_file.paths.gpus_file().write_text("{")
-
-    assert "gpus.json cannot be read" in call("list", expect=1)
-
-
-def test_gpus_that_do_not_answer_are_one_message(gpus):
-    gpus.fail("nvmlInit", gpus.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    assert "error: GPUs cannot be listed" in call("list", expect=1)
-
-
-def test_a_stack_with_a_queue_leaves_its_gpus_to_that(gpus, tmp_path):
+def test_where_nothing_can_be_listed_or_reserved_that_is_one_message(gpus, tmp_path):
     (tmp_path / "queue.json").touch()
-
     assert "this stack's queue shares the GPUs out" in call("reserve", "1", "--for", "1h", expect=1)
-
-
-def test_elsewhere_than_on_an_instance_nothing_is_reserved(gpus, tmp_path):
+    gpus.fail("nvmlInit", gpus.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert "error: GPUs cannot be listed" in call("list", expect=1)
+    reservations_file.paths.gpus_file().write_text("{")
+    assert "gpus.json cannot be read" in call("list", expect=1)
     (tmp_path / "instance.toml").unlink()
-
     assert "reservations are made on an instance" in call("reserve", "1", "--for", "1h", expect=1)
 
 
 def test_who_is_not_root_calls_the_one_program_that_sudo_allows(gpus, monkeypatch):
     called = []
     monkeypatch.setattr("gpu_fleet_image.instance.gpus.command._may_write", lambda: False)
-    monkeypatch.setattr(os, "execvp", lambda program, words: called.append(words) or sys.exit(0))
+    monkeypatch.setattr(os, "execvp", lambda program, words: called.append(" ".join(words)) or sys.exit(0))
 
     call("reserve", "2", "--for", "4h")
 
-    assert called == [
-        ["sudo", "--non-interactive", "/usr/libexec/gpu-fleet/reserve-gpus", "reserve", "2", "4h"]
-    ]
+    assert called == ["sudo --non-interactive /usr/libexec/gpu-fleet/reserve-gpus reserve 2 4h"]
     assert "--account ada: for root alone" in call("unreserve", "--account", "ada", expect=1)
 
 
@@ -199,14 +183,12 @@ def test_sudo_lets_a_user_reserve_in_no_name_but_their_own(tmp_path, words, pass
 @pytest.fixture
 def started(gpus, tmp_path, monkeypatch):
     """Starts a run of an account; gives what its unit reads, line by line."""
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "home").mkdir()
-    (tmp_path / "scratch").mkdir()
-    rows = [f"{name}:x:{os.geteuid()}:5001::/home/{name}:/bin/bash" for name in ("ada", "bob", "eve")]
-    (tmp_path / "etc/passwd").write_text("\n".join(rows) + "\n")
-    (tmp_path / "etc/group").touch()
-    (tmp_path / "etc/shadow").touch()
-    (tmp_path / "run/ready").touch()
+    for folder in ("etc", "home", "scratch"):
+        (tmp_path / folder).mkdir()
+    rows = [f"{name}:x:{os.geteuid()}:5001::/home/{name}:/bin/bash\n" for name in ("ada", "bob", "eve")]
+    (tmp_path / "etc/passwd").write_text("".join(rows))
+    for file in ("etc/group", "etc/shadow", "run/ready"):
+        (tmp_path / file).touch()
     monkeypatch.setattr(start_run, "allowed", lambda account, accounts: os.geteuid())
     monkeypatch.setattr(start_run, "_systemctl", lambda *words, may_fail=False: "")
 
@@ -217,7 +199,9 @@ def started(gpus, tmp_path, monkeypatch):
     return start
 
 
-def test_a_submitted_run_sees_what_its_account_reserved(started):
+def test_a_submitted_run_sees_what_its_account_reserved_and_every_gpu_where_none_is(started):
+    assert not [line for line in started("ada") if "CUDA" in line]
+
     call("reserve", "2", "--for", "4h", "--account", "ada")
 
     assert "CUDA_VISIBLE_DEVICES=GPU-0,GPU-1" in started("ada")
@@ -229,10 +213,6 @@ def test_a_submitted_run_that_would_see_no_gpu_is_not_started(started):
 
     with pytest.raises(start_run.NotStartedError, match="all GPUs are reserved"):
         started("eve")
-
-
-def test_a_submitted_run_sees_every_gpu_where_none_is_reserved(started):
-    assert not [line for line in started("ada") if "CUDA" in line]
 
 
 def test_users_together_get_no_more_memory_than_each_of_them():

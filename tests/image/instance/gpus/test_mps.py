@@ -55,21 +55,14 @@ def folder_of(said):
     return Path(said.partition("CUDA_MPS_PIPE_DIRECTORY=")[2].split()[0])
 
 
-def test_a_user_starts_it_over_the_gpus_that_they_reserved_in_a_folder_of_their_own(calls):
+def test_a_user_starts_one_over_the_gpus_that_they_reserved_in_a_folder_of_their_own(calls):
     reserve("ada")
 
     said = call("start")
 
     assert calls.read_text() == "-d gpus=a,b\n"
     assert stat.S_IMODE(folder_of(said).stat().st_mode) == 0o700
-
-
-def test_a_second_start_and_env_use_the_one_that_runs(calls):
-    reserve("ada")
-    first = call("start")
-
-    assert call("start") == first
-    assert call("env") == first
+    assert call("start") == call("env") == said
     assert calls.read_text().count("-d ") == 1
 
 
@@ -87,16 +80,11 @@ def test_what_is_stopped_runs_no_more_and_can_be_started_anew(calls):
     assert "MPS is stopped" in call("stop")
     assert "MPS was not running" in call("stop")
     assert "MPS is not running: gpu-fleet gpu mps start" in call("env", expect=1)
-    assert folder_of(call("start")) != folder_of(first)
-
-
-def test_a_daemon_that_is_gone_is_started_anew(calls):
-    reserve("ada")
-    (folder_of(call("start")) / "control").unlink()
-
+    second = folder_of(call("start"))
+    assert second != folder_of(first)
+    (second / "control").unlink()  # it is gone by itself
     call("start")
-
-    assert calls.read_text().count("-d ") == 2
+    assert calls.read_text().count("-d ") == 3
 
 
 def test_an_instance_without_nvidias_program_is_one_message(calls, monkeypatch):
