@@ -137,13 +137,13 @@ def test_what_cannot_be_reserved_is_one_message(gpus, words, message):
 
 
 def test_where_nothing_can_be_listed_or_reserved_that_is_one_message(gpus, tmp_path):
-    (tmp_path / "queue.json").touch()
+    (queue := tmp_path / "queue.json").touch()
     assert "this stack's queue shares the GPUs out" in call("reserve", "1", "--for", "1h", expect=1)
     gpus.fail("nvmlInit", gpus.NVML_ERROR_LIBRARY_NOT_FOUND)
     assert "error: GPUs cannot be listed" in call("list", expect=1)
     reservations_file.paths.gpus_file().write_text("{")
     assert "gpus.json cannot be read" in call("list", expect=1)
-    (tmp_path / "instance.toml").unlink()
+    (tmp_path / "instance.toml").unlink(), queue.unlink()
     assert "reservations are made on an instance" in call("reserve", "1", "--for", "1h", expect=1)
 
 
