@@ -77,8 +77,8 @@ def test_what_is_no_login_name_of_a_user_is_not_said(heard):
 
 
 def test_what_is_said_fits_a_tag(heard):
-    for number in range(20):
-        heard.saw(f"{number:02d}{'x' * 30}:login", f"{number:02d}{'x' * 30}:process")
+    for name in (f"{number:02d}{'x' * 30}" for number in range(20)):
+        heard.saw(f"{name}:login", f"{name}:process")
 
     assert len(" ".join(heard.said[-1])) <= LONGEST
     assert len(heard.said[-1]) <= MOST_USERS

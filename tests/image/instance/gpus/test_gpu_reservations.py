@@ -143,7 +143,8 @@ def test_where_nothing_can_be_listed_or_reserved_that_is_one_message(gpus, tmp_p
     assert "error: GPUs cannot be listed" in call("list", expect=1)
     reservations_file.paths.gpus_file().write_text("{")
     assert "gpus.json cannot be read" in call("list", expect=1)
-    (tmp_path / "instance.toml").unlink(), queue.unlink()
+    for file in (tmp_path / "instance.toml", queue):
+        file.unlink()
     assert "reservations are made on an instance" in call("reserve", "1", "--for", "1h", expect=1)
 
 
