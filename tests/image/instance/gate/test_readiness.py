@@ -52,86 +52,71 @@ SLOW = (
     ProbedGpu("1", 80, 0, 0, 910.0, 2900.0),
 )
 NO_CUDA = "Error 802: system not yet initialized"
-# what is seen -> (what of it fails; how many GPUs are expected)
+BIG = Expected(gpus=8, gpu_memory_gib=40, efa_interfaces=4)
+# what is seen -> (what of it fails; of two GPUs, if nothing else is expected)
 JUDGED = {
-    "sound": (SOUND, {}, 2),
+    "sound": (SOUND, {}),
     "no driver": (
-        ProbedInstance(efa_interfaces=4, driver_problem="Driver Not Loaded"),
-        {"gpu_count": "0 of 8 GPUs: Driver Not Loaded"},
-        8,
+        *(ProbedInstance(efa_interfaces=4, driver_problem="Driver Not Loaded"),),
+        *({"gpu_count": "0 of 8 GPUs: Driver Not Loaded"}, BIG),
     ),
-    "less memory": (bent(memory_gib=19.5), {"gpu_memory": "GPU 1 has 19.5 GiB"}, 2),
-    "an uncorrected error": (bent(uncorrected_ecc_errors=3), {"ecc": "GPU 1: 3"}, 2),
-    "links down": (bent(inactive_nvlinks=2), {"nvlink": "GPU 1: 2 down"}, 2),
-    "an only GPU, whose links lead nowhere": (replace(SOUND, gpus=(ALONE,)), {}, 1),
-    "no CUDA": (bent(copy_gib_per_s=None, cuda_problem=NO_CUDA), {"cuda": f"GPU 1: {NO_CUDA}"}, 2),
-    "slower than its neighbours": (bent(copy_gib_per_s=900.0), {"bandwidth": "GPU 1: 900 GiB/s"}, 2),
+    "less memory": (bent(memory_gib=19.5), {"gpu_memory": "GPU 1 has 19.5 GiB"}),
+    "an uncorrected error": (bent(uncorrected_ecc_errors=3), {"ecc": "GPU 1: 3"}),
+    "links down": (bent(inactive_nvlinks=2), {"nvlink": "GPU 1: 2 down"}),
+    "an only GPU, whose links lead nowhere": (replace(SOUND, gpus=(ALONE,)), {}, replace(EXPECTED, gpus=1)),
+    "no CUDA": (bent(copy_gib_per_s=None, cuda_problem=NO_CUDA), {"cuda": f"GPU 1: {NO_CUDA}"}),
+    "slower than its neighbours": (bent(copy_gib_per_s=900.0), {"bandwidth": "GPU 1: 900 GiB/s"}),
     "all slow alike, with what slows them": (
         replace(SOUND, gpus=SLOW),
         {"bandwidth": "all are slow alike: GPU 0: 900 of 2900 GiB/s (power brake); GPU 1: 910 of 2900 GiB/s"},
-        2,
     ),
-    "less than the peak": (bent(copy_gib_per_s=1290.0, peak_gib_per_s=1290.0 / 0.75), {}, 2),
-    "no card": (replace(SOUND, efa_interfaces=3), {"fabric": "3 of 4 EFA interfaces"}, 2),
-    "an error of a program": (
-        replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:10:1c): 31, pid=7, a bad pointer\n"),
-        {},
-        2,
-    ),
-} | {
-    f"fatal error {code}": (
-        replace(SOUND, kernel_log=f"NVRM: Xid (PCI:0000:10:1c): {code}, pid='<unknown>'\n" * 2),
-        {"xid": f"Xid {code} on PCI:0000:10:1c"},
-        2,
-    )
-    for code in checks.FATAL_XIDS
+    "less than the peak": (bent(copy_gib_per_s=1290.0, peak_gib_per_s=1290.0 / 0.75), {}),
+    "no card": (replace(SOUND, efa_interfaces=3), {"fabric": "3 of 4 EFA interfaces"}),
 }
 
 
 def test_each_finding_fails_its_check_alone_and_says_what_was_found():
-    assert {
-        key: found
-        for key, (seen, expected, gpus) in JUDGED.items()
-        if (found := failed(seen, replace(EXPECTED, gpus=gpus))) != expected
-    } == {}
+    found = {key: failed(seen, *expected) for key, (seen, _, *expected) in JUDGED.items()}
+
+    assert found == {key: row[1] for key, row in JUDGED.items()}
 
 
-LINK = "NVRM: Xid (PCI:0000:10:1c): {}, NETIR_LINK_EVT {} XC0 i0 Link 02 (0x0250 0 0 0 0 0)\n"
+BUS = "PCI:0000:10:1c"
+FALLEN = f"NVRM: Xid ({BUS}): 79, fallen"
+LINK = f"NVRM: Xid ({BUS}): {{}}, NETIR_LINK_EVT {{}} XC0 i0 Link 02 (0x0250 0 0 0 0 0)\n"
 RESET, REBOOT, NONE = "0x1 (GPU Reset Required)", "0x2 (Node Reboot Required)", "0x0 (None)"
+TO_REBOOT = "Xid 154 (Node Reboot Required) on PCI:0000:3b:00"
+# the kernel names the control group that ran out of memory, and a user names those of their session
+GROUP = "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/user.slice/{},task=python,pid=7,uid=1001\n"
 
 
 def recovery(before, after):
     return f"NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from {before} to {after}\n"
 
 
-def test_an_error_of_blackwells_links_fails_where_the_driver_calls_it_fatal():
-    codes = range(144, 151)
-    logs = {(code, kind): LINK.format(code, kind) for code in codes for kind in ("Fatal", "Nonfatal")}
+# the kernel's messages -> what fails
+LOGS = {
+    f"NVRM: Xid ({BUS}): 31, pid=7, a bad pointer\n": "",  # a program's
+    **{f"NVRM: Xid ({BUS}): {code}, pid=1\n" * 2: f"Xid {code} on {BUS}" for code in checks.FATAL_XIDS},
+    # of Blackwell's links, where the driver calls it fatal
+    **{LINK.format(code, "Fatal"): f"Xid {code} on {BUS}" for code in range(144, 151)},
+    **{LINK.format(code, "Nonfatal"): "" for code in range(144, 151)},
+    # what the driver wants counts until it wants nothing
+    recovery(NONE, REBOOT): TO_REBOOT,
+    recovery(NONE, RESET) + recovery(RESET, NONE): "",
+    "NVRM: Xid (PCI:0000:3b:00): 154\n": TO_REBOOT.replace(
+        "Node Reboot Required", "an action that the driver does not name"
+    ),
+    # words of users are no error of the driver, and hide none
+    GROUP.format(FALLEN): "",
+    recovery(NONE, REBOOT) + GROUP.format(recovery(REBOOT, NONE).strip()): TO_REBOOT,
+}
 
-    assert {key: failed(replace(SOUND, kernel_log=log)) for key, log in logs.items()} == {
-        (code, kind): {"xid": f"Xid {code} on PCI:0000:10:1c"} if kind == "Fatal" else {}
-        for code, kind in logs
-    }
 
+def test_errors_in_the_kernels_messages_after_which_a_gpu_is_unusable_fail():
+    found = {log: failed(replace(SOUND, kernel_log=log)) for log in LOGS}
 
-def test_a_gpu_that_the_driver_wants_reset_or_rebooted_fails_until_it_wants_nothing():
-    asked = replace(SOUND, kernel_log=recovery(NONE, REBOOT))
-    mended = replace(SOUND, kernel_log=recovery(NONE, RESET) + recovery(RESET, NONE))
-    unnamed = replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:3b:00): 154\n")
-
-    assert failed(asked) == {"xid": "Xid 154 (Node Reboot Required) on PCI:0000:3b:00"}
-    assert failed(mended) == {}
-    assert "does not name" in failed(unnamed)["xid"]
-
-
-def test_words_of_users_in_the_kernels_messages_are_no_error_of_the_driver():
-    """The kernel names the control group that ran out of memory, and a user names those of their session."""
-    group = "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/user.slice/{},task=python,pid=7,uid=1001\n"
-    forged = replace(SOUND, kernel_log=group.format("NVRM: Xid (PCI:0000:10:1c): 79, fallen"))
-    hidden = replace(SOUND, kernel_log=recovery(NONE, REBOOT) + group.format(recovery(REBOOT, NONE).strip()))
-
-    assert failed(forged) == {}
-    assert failed(hidden) == {"xid": "Xid 154 (Node Reboot Required) on PCI:0000:3b:00"}
+    assert found == {log: {"xid": said} if said else {} for log, said in LOGS.items()}
 
 
 CRASHED = "x[7]: segfault at 0 ip 00 sp 00 error 4 in {}[5555+1000]"
@@ -139,8 +124,7 @@ CRASHED = "x[7]: segfault at 0 ip 00 sp 00 error 4 in {}[5555+1000]"
 
 def test_a_file_whose_name_has_two_lines_forges_no_error_of_the_driver(tmp_path, monkeypatch):
     """The kernel names the file in which a user's program crashed, and journald keeps a line's end in it."""
-    fallen = "NVRM: Xid (PCI:0000:10:1c): 79, fallen"
-    messages = [CRASHED.format(f"a{end}{fallen}") for end in ("\n", "\x0b", "\u2028")]
+    messages = [CRASHED.format(f"a{end}{FALLEN}") for end in ("\n", "\x0b", "\u2028")]
     entries = [{"MESSAGE": text} for text in messages] + [{"MESSAGE": None}]
     own = "NVRM: Xid (PCI:0000:3b:00): 48, name=\udcff"
     entries.append({"MESSAGE": list(own.encode(errors="surrogateescape"))})
@@ -157,7 +141,7 @@ def test_gpus_that_broke_after_the_boot_check_are_unfit_for_a_job(tmp_path):
     """Links train and copies are slow while jobs run: those checks are the boot's alone."""
     report = tmp_path / "ready.json"
     gate.write_report(checks.judge(EXPECTED, SOUND), report, datetime(2026, 11, 26, tzinfo=UTC))
-    fallen = replace(SOUND, gpus=SOUND.gpus[:1], kernel_log="NVRM: Xid (PCI:0000:10:1c): 79, fallen\n")
+    fallen = replace(SOUND, gpus=SOUND.gpus[:1], kernel_log=f"{FALLEN}\n")
     at_work = bent(inactive_nvlinks=2, copy_gib_per_s=1.0)
 
     assert gate.broken_since(report, fallen) == ["1 of 2 GPUs", "Xid 79 on PCI:0000:10:1c"]
@@ -365,49 +349,40 @@ class Instance:
         return {finding.check: finding.detail for finding in found if not finding.ok}
 
 
-@pytest.mark.parametrize("late", [LATE, TRAINING, ProbedInstance(gpus_to_come=2, efa_interfaces=4)])
-def test_what_comes_up_late_is_waited_for(late):
-    instance = Instance(late, late, SOUND)
+TO_COME = ProbedInstance(gpus_to_come=2, efa_interfaces=4)
+LOST = bent(copy_gib_per_s=None, cuda_problem="Error 46: all CUDA-capable devices are busy")
+NO_FABRIC = bent(fabric_problem="fabric failed: NVML error 999")
+ONCE, AT_ONCE, GIVEN_UP = 2 * gate.LOOK_EVERY_S, 0, gate.MAY_TAKE_S
+# what the instance shows, and the copies on it -> (what fails, seconds, copies that were made)
+WAITS = {
+    "cards that come": (([LATE, LATE, SOUND], SOUND), set(), ONCE, 1),
+    "a fabric that comes": (([TRAINING, TRAINING, SOUND], SOUND), set(), ONCE, 1),
+    "GPUs that come": (([TO_COME, TO_COME, SOUND], SOUND), set(), ONCE, 1),
+    "cards that do not": (([LATE], SOUND), {"fabric"}, GIVEN_UP, 0),
+    "a fabric that does not": (([TRAINING], SOUND), {"nvswitch", "nvlink"}, GIVEN_UP, 0),
+    "an open metadata service": (([OPEN], SOUND), {"metadata"}, GIVEN_UP, 0),
+    "no session for users": (([NO_SESSION], SOUND), {"user_credentials"}, GIVEN_UP, 0),
+    "CUDA that is not ready": (([SOUND], NOT_READY), {"cuda"}, GIVEN_UP, 61),
+    "CUDA that fails otherwise": (([SOUND], LOST), {"cuda"}, AT_ONCE, 1),
+    "a broken GPU": (([BROKEN], SOUND), {"ecc"}, AT_ONCE, 0),
+    "a broken GPU, whatever else would come": (
+        *(([replace(BROKEN, efa_interfaces=0)], SOUND), {"ecc", "fabric"}, AT_ONCE, 0),
+    ),
+    "a broken fabric": (([NO_FABRIC], SOUND), {"nvswitch"}, AT_ONCE, 0),
+}
 
-    assert instance.judged() == {}
-    assert instance.clock_s == 2 * gate.LOOK_EVERY_S
-    assert len(instance.reports) == 2
 
-
-@pytest.mark.parametrize("late", [LATE, TRAINING, OPEN, NO_SESSION])
-def test_what_never_comes_up_fails_after_the_stated_time_and_says_so(late):
-    instance = Instance(late)
+@pytest.mark.parametrize("case", WAITS)
+def test_what_may_come_is_waited_for_and_what_never_does_or_is_broken_fails_and_says_so(case):
+    (shows, copied), fails, seconds, copies = WAITS[case]
+    instance = Instance(*shows, copied=copied)
 
     found = instance.judged()
 
-    assert found
-    assert all(detail.endswith("; still so after 300 s") for detail in found.values())
-    assert instance.clock_s == gate.MAY_TAKE_S
-    assert instance.copies == 0
-
-
-def test_cuda_is_waited_for_where_it_is_not_ready_and_not_where_it_fails_otherwise():
-    lost = bent(copy_gib_per_s=None, cuda_problem="Error 46: all CUDA-capable devices are busy")
-    instance = Instance(SOUND, copied=lost)
-
-    assert Instance(SOUND, copied=NOT_READY).judged() == {"cuda": f"GPU 1: {NO_CUDA}; still so after 300 s"}
-    assert instance.judged().keys() == {"cuda"}
-    assert instance.clock_s == 0
-
-
-@pytest.mark.parametrize(
-    ("seen", "check"),
-    [
-        (BROKEN, "ecc"),
-        (replace(BROKEN, efa_interfaces=0), "ecc"),
-        (bent(fabric_problem="fabric failed: NVML error 999"), "nvswitch"),
-    ],
-)
-def test_what_is_broken_is_said_at_once_whatever_else_would_come(seen, check):
-    instance = Instance(seen)
-
-    assert check in instance.judged()
-    assert instance.clock_s == 0
+    assert (found.keys(), instance.clock_s, instance.copies) == (fails, seconds, copies)
+    assert len(instance.reports) == seconds / gate.LOOK_EVERY_S
+    late = [detail.endswith("; still so after 300 s") for detail in found.values()]
+    assert late == [seconds == GIVEN_UP] * len(found)
 
 
 # the report
