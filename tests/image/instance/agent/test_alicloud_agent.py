@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.core import instance_file
+from gpu_fleet_image.core import instance_file, paths
 from gpu_fleet_image.core.alicloud_credentials import Credentials
 from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.core.metrics import CODE_UNFIT
@@ -216,12 +216,25 @@ def test_a_heartbeat_that_is_refused_is_reported_and_dropped(cloud, caplog):
 
 
 @pytest.fixture
-def agent_cloud(cloud, metadata, monkeypatch, tmp_path):
-    for name, value in {**ENVIRON, "GPU_FLEET_ALICLOUD_ENDPOINT": cloud.url}.items():
+def environment(cloud, metadata, tmp_path):
+    """Return the environment of the instance's programs."""
+    text = INSTANCE_TOML.replace('"aws"', '"alicloud"\nmonitor_group = "4711"').replace("s3:", "oss:")
+    (tmp_path / "instance.toml").write_text(text.replace("aws-dev", "alicloud-dev"))
+    (tmp_path / "run").mkdir(mode=0o755)
+    return {
+        **ENVIRON,
+        "GPU_FLEET_ALICLOUD_ENDPOINT": cloud.url,
+        "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": metadata.base,
+        "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
+        "GPU_FLEET_RUN_DIR": str(tmp_path / "run"),
+    }
+
+
+@pytest.fixture
+def agent_cloud(environment, monkeypatch):
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    path = tmp_path / "instance.toml"
-    path.write_text(INSTANCE_TOML.replace('"aws"', '"alicloud"\nmonitor_group = "4711"'))
-    return alicloud_agent.AgentCloud(instance_file.load(path), Metadata("alicloud"))
+    return alicloud_agent.AgentCloud(instance_file.load(paths.instance_file()), Metadata("alicloud"))
 
 
 def test_an_instance_reaches_its_bucket_inside_the_network_and_the_group_that_its_file_names(agent_cloud):
@@ -276,21 +289,6 @@ def test_an_instance_without_a_role_or_with_keys_that_cannot_be_read_says_so(met
 
     with pytest.raises(CloudError, match="cannot be read"):
         Credentials({}, Metadata("alicloud")).current()
-
-
-@pytest.fixture
-def environment(cloud, metadata, tmp_path):
-    """Return the environment of the instance's programs."""
-    text = INSTANCE_TOML.replace('"aws"', '"alicloud"').replace("aws-dev", "alicloud-dev")
-    (tmp_path / "instance.toml").write_text(text.replace("s3:", "oss:"))
-    (tmp_path / "run").mkdir(mode=0o755)
-    return {
-        **ENVIRON,
-        "GPU_FLEET_ALICLOUD_ENDPOINT": cloud.url,
-        "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": metadata.base,
-        "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
-        "GPU_FLEET_RUN_DIR": str(tmp_path / "run"),
-    }
 
 
 def test_what_the_gate_itself_failed_reaches_the_cloud_in_every_heartbeat(cloud, environment, tmp_path):

@@ -270,15 +270,6 @@ def files(tmp_path):
     return {path.name: path.read_text() for path in (*tmp_path.glob("nologin"), *tmp_path.glob("run/*"))}
 
 
-def test_a_door_shuts_and_opens_both_files(door, tmp_path):
-    door.shut("not now")
-    assert files(tmp_path) == {"nologin": "not now\n", "closed": "not now\n"}
-
-    door.open()
-
-    assert (door.is_shut, files(tmp_path)) == (False, {})
-
-
 def test_a_door_that_opens_half_way_is_known_as_the_agent_s_own(door, monkeypatch):
     """The agent's own file is removed last: a ``nologin`` with another text would be an administrator's."""
     removed, unlink = [], Path.unlink
@@ -306,27 +297,23 @@ def test_what_an_administrator_wrote_refuses_no_jobs_and_stays(door, tmp_path, i
     assert files(tmp_path) == {"nologin": "maintenance until noon\n"}
 
 
-def test_a_door_shut_again_is_whole_again(door, tmp_path):
-    (tmp_path / "nologin").write_text("maintenance until noon\n")
-    door.shut("not now")
-    (tmp_path / "nologin").unlink()
-
-    door.shut("not now")
-    assert len(files(tmp_path)) == 2
-    door.open()
-
-    assert (door.is_shut, files(tmp_path)) == (False, {})
-
-
-def test_a_door_of_which_the_agent_s_own_file_was_removed_is_opened_all_the_same(door, tmp_path):
-    """An administrator may remove it to admit jobs; otherwise log-ins would be refused for ever."""
+@pytest.mark.parametrize("removed", ["nologin", "run/closed"])
+def test_a_door_is_two_files_and_shut_again_whole_and_opened_whichever_an_administrator_removed(
+    door, tmp_path, removed
+):
+    """One may be removed to admit jobs, or an administrator's own; otherwise it would stay shut for ever."""
     door.shut(CLOSED)
-    (tmp_path / "run/closed").unlink()
+    assert files(tmp_path) == {"nologin": f"{CLOSED}\n", "closed": f"{CLOSED}\n"}
+    (tmp_path / removed).unlink()
     assert door.is_shut, "an agent that starts leaves it as it is"
 
     door.open()
-
     assert (door.is_shut, files(tmp_path)) == (False, {})
+    door.shut(CLOSED)
+    (tmp_path / removed).unlink()
+    door.shut(CLOSED)
+
+    assert len(files(tmp_path)) == 2
 
 
 def test_a_mark_is_refused_by_the_fence_before_it_is_by_a_reply():

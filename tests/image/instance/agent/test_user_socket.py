@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import subprocess
 import threading
 from contextlib import ExitStack, closing, contextmanager
 
@@ -31,6 +30,7 @@ from gpu_fleet_image.instance.agent.user_socket import (
 from tests.image.instance_toml import INSTANCE_TOML
 from tests.image.programs import until
 from tests.image.samples import NOON, judgement
+from tests.ran import ran
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="root alone becomes somebody else")
 # Sends its words to the socket, and prints what it hears.
@@ -177,19 +177,15 @@ def test_before_the_first_minute_is_judged_that_is_said(tags):
 
 
 @pytest.mark.parametrize("words", [("keep", "1h", "--reason", "x"), ("release",)])
-def test_another_instance_is_refused_to_who_has_no_credentials_of_their_own(tags, words):
+def test_another_instance_or_stack_is_refused_to_who_has_no_credentials_of_their_own(tags, words):
     result = run(*words, "--instance", "i-other")
 
     assert result.exit_code == 1
     assert "'i-other' is not this instance, i-9: from here you cannot change others" in result.output
     assert f"gpu-fleet {words[0]} ... --instance ID --stack aws-dev" in result.output
+    other_stack = run(*words, "--stack", "aws-prod").output
+    assert "--stack 'aws-prod': this instance is of stack 'aws-dev'" in other_stack
     assert run(*words, "--instance", "i-9").exit_code == 0
-
-
-def test_another_stack_is_refused(tags):
-    result = run("release", "--stack", "aws-prod")
-
-    assert "--stack 'aws-prod': this instance is of stack 'aws-dev'" in result.output
 
 
 @pytest.mark.parametrize("words", [("keep", "1h", "--reason", "x"), ("release",), ("status",), ("explain",)])
@@ -227,16 +223,9 @@ def test_the_caller_is_known_by_the_kernel_s_word_and_not_by_their_own(tags, cap
     words = json.dumps({"command": "keep", "duration": "2d", "reason": "account=root"})
 
     folder = os.open(paths.run_dir(), os.O_PATH)  # the folders above are this test's alone
-    said = subprocess.run(
-        ["/usr/bin/python3", "-I", "-c", CHILD, f"/proc/self/fd/{folder}/agent.sock", words],
-        user=user,
-        group=60,
-        extra_groups=(),
-        pass_fds=[folder],
-        env={"USER": "root", "LOGNAME": "root"},
-        capture_output=True,
-        check=True,
-    )
+    command = ["/usr/bin/python3", "-I", "-c", CHILD, f"/proc/self/fd/{folder}/agent.sock", words]
+    somebody = {"user": user, "group": 60, "extra_groups": (), "env": {"USER": "root", "LOGNAME": "root"}}
+    said = ran(command, check=True, pass_fds=[folder], **somebody)
     os.close(folder)
 
     assert json.loads(said.stdout)["error"] == ""
@@ -244,14 +233,8 @@ def test_the_caller_is_known_by_the_kernel_s_word_and_not_by_their_own(tags, cap
     assert logged.startswith(f"event=kept account={name} until=")
 
 
-def test_nobody_but_root_can_put_another_socket_in_its_place(tags):
-    folder, made = paths.run_dir().stat(), paths.agent_socket().stat()
-
-    assert folder.st_mode & 0o022 == 0
-    assert made.st_mode & 0o777 == 0o666
-
-
-def test_a_folder_that_others_may_write_gets_no_socket(tags):
+def test_all_may_ask_and_a_folder_in_which_others_could_put_another_socket_in_its_place_gets_none(tags):
+    assert paths.agent_socket().stat().st_mode & 0o777 == 0o666
     paths.run_dir().chmod(0o777)
 
     with pytest.raises(PermissionError, match="everybody may write"):
@@ -292,9 +275,10 @@ def test_a_malformed_request_is_one_sentence_and_is_logged_once(tags, caplog, co
 )
 def test_whatever_is_sent_is_answered_by_one_object(content):
     own = OwnTags()
-    one = Requests(Target(None, "i-9"), lambda: KeepTarget("i-9", own, None), None, str)
 
-    answer = one.answer(content, "ada")
+    answer = Requests(Target(None, "i-9"), lambda: KeepTarget("i-9", own, None), None, str).answer(
+        content, "ada"
+    )
 
     assert answer.count(b"\n") == 1
     assert json.loads(answer).keys() == {"lines", "warnings", "error"}

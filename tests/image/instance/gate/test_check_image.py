@@ -41,29 +41,20 @@ def check(tmp_path):
         pytest.skip("no PCI bus on this computer")
 
     def run(bus, driven, when, status=0, answering=None, *, manifest="{}"):
+        for folder in ("bus", "driver", *(f"driver/nvidia/gpus/{number}" for number in range(driven))):
+            (tmp_path / folder).mkdir(parents=True)
+        gpus = driven if answering is None else answering
+        files = {f"share/gpu-fleet/{name}": manifest for name in ("manifest.json", "sbom.cdx.json")} | {
+            "opt/gpu-fleet/bin/run": GATE.format(gpus=gpus, top=payload.PROJECT, path=sys.path),
+            "opt/gpu-fleet/venv/bin/python": f'#!/bin/bash\necho "$*" >>"{tmp_path}/calls"\nexit {status}\n',
+            **{f"bin/{name}": f"#!/bin/bash\n{body}\n" for name, body in OTHERS.items()},
+        }
         for number, (vendor, kind) in enumerate(bus):
-            device = tmp_path / f"bus/0000:00:{number:02}.0"
-            device.mkdir(parents=True)
-            (device / "vendor").write_text(f"{vendor}\n")
-            (device / "class").write_text(f"{kind}\n")
-        (tmp_path / "bus").mkdir(exist_ok=True)
-        for number in range(driven):
-            (tmp_path / f"driver/nvidia/gpus/{number}").mkdir(parents=True)
-        (tmp_path / "driver").mkdir(exist_ok=True)
-        opt = tmp_path / "opt/gpu-fleet/venv/bin"
-        opt.mkdir(parents=True)
-        (tmp_path / "opt/gpu-fleet/bin").mkdir()
-        (tmp_path / "opt/gpu-fleet/bin/run").write_text(
-            GATE.format(gpus=driven if answering is None else answering, top=payload.PROJECT, path=sys.path)
-        )
-        for name in ("manifest.json", "sbom.cdx.json"):
-            file = tmp_path / "share/gpu-fleet" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(manifest)
-        (tmp_path / "bin").mkdir()
-        for name, body in OTHERS.items():
-            executable(tmp_path / "bin" / name, f"#!/bin/bash\n{body}\n")
-        executable(opt / "python", f'#!/bin/bash\necho "$*" >>"{tmp_path}/calls"\nexit {status}\n')
+            device = f"bus/0000:00:{number:02}.0"
+            files |= {f"{device}/vendor": f"{vendor}\n", f"{device}/class": f"{kind}\n"}
+        for name, text in files.items():
+            executable(tmp_path / name, text)
+        (tmp_path / "calls").touch()
         mounts = {
             "bus": "/sys/bus/pci/devices",
             "driver": "/proc/driver",
@@ -74,9 +65,9 @@ def check(tmp_path):
         script = "\n".join([*lines, f"PATH={tmp_path}/bin:$PATH exec bash {CHECK} {when}"])
         done = ran(["unshare", "--mount", "bash", "-e", "-c", script])
         run.status, run.output = done.returncode, done.stdout + done.stderr
-        calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
+        calls = (tmp_path / "calls").read_text().splitlines()
         said = [line for line in done.stdout.splitlines() if "name=gpus " in line]
-        return said, [line for line in calls.splitlines() if "torch.distributed.run" in line]
+        return said, [line for line in calls if "torch.distributed.run" in line]
 
     return run
 

@@ -248,17 +248,12 @@ def test_a_rank_that_waits_for_a_peer_elsewhere_differs_from_one_that_stands_alo
         monkeypatch.setattr(psutil.Process, "net_connections", lambda *_arguments: [connection])
         seen = table([rank.pid, other.pid]).read()
 
+    # a number that no launcher sets is none
+    monkeypatch.setattr(psutil.Process, "environ", lambda _: {"WORLD_SIZE": "9" * 5000, "PMI_SIZE": "8"})
+    by_mpi = use_of(table([os.getpid()]).read(), os.getpid())
     waiting = use_of(seen, rank.pid)
-    assert (alone.ranks, alone.peers) == (16, 0)
-    assert (waiting.ranks, waiting.peers) == (16, 1)
-    assert use_of(seen, other.pid).peers == 0
-
-
-def test_a_number_of_ranks_that_no_launcher_sets_is_none(monkeypatch):
-    environment = {"WORLD_SIZE": "9" * 5000, "PMI_SIZE": "8"}
-    monkeypatch.setattr(psutil.Process, "environ", lambda _process: environment)
-
-    assert use_of(table([os.getpid()]).read(), os.getpid()).ranks == 8
+    assert [(each.ranks, each.peers) for each in (alone, waiting)] == [(16, 0), (16, 1)]
+    assert (use_of(seen, other.pid).peers, by_mpi.ranks) == (0, 8)
 
 
 def test_a_connection_within_the_instance_or_of_no_process_is_to_no_peer(monkeypatch):
