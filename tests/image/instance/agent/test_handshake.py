@@ -252,10 +252,7 @@ def test_a_job_behind_the_shut_door_opens_it_and_a_later_mark_ends_the_instance_
     assert (TAG_KEEP_UNTIL in live.tags(instance.id)) is bool(keep)
     instance.truth.jobs.clear()
     live.pass_minutes(9)
-    for _ in range(4):
-        live.sweep()
-        live.pass_minutes(30)
-    assert ended([instance]) == ([] if keep else [instance.id])
+    assert swept(live, instance, 4, 30) is (keep is None)
 
 
 # what an instance does about signs of use
@@ -281,11 +278,7 @@ def test_where_run_is_full_no_user_is_locked_out_and_the_agent_continues(live, m
 
     monkeypatch.undo()
     live.ec2.delete_tags(Resources=[instance.id], Tags=[{"Key": TAG_KEEP_UNTIL}])
-    for _ in range(4):
-        live.pass_minutes(10)
-        live.sweep()
-
-    assert ended([instance]) == [instance.id]
+    assert swept(live, instance, 4, 10)
 
 
 @pytest.mark.parametrize("look_s", [1, 9, 20])
@@ -368,7 +361,7 @@ def test_a_door_whose_agent_cannot_start_is_opened_and_an_agent_that_starts_late
     assert not instance.door_is_ajar
     assert not any("being terminated" in message for message in instance.messages)
     assert live.said("refused") == [instance.id]
-    assert not swept(live, instance, 6)
+    assert not swept(live, instance, 2)
 
 
 def test_the_timer_opens_later_than_any_sweep_may_still_end_and_leaves_an_administrator_s_refusal(tmp_path):
@@ -498,11 +491,11 @@ def due_with_a_job_that_does_little(live, begins_s):
     return instance
 
 
-def swept(live, instance, minutes=10):
+def swept(live, instance, count=3, minutes=3):
     """Return whether sweeps now end it, with the time for each reply."""
-    for _ in range(minutes // 3):
+    for _ in range(count):
         live.sweep()
-        live.pass_minutes(3)
+        live.pass_minutes(minutes)
     return bool(ended([instance]))
 
 
@@ -623,44 +616,32 @@ def test_what_an_instance_may_not_list_is_not_decided_and_any_other_error_is_one
         asked.decision()
 
 
-@pytest.mark.parametrize(
-    ("headers", "age"),
-    [({"date": "Sat, 21 Nov 2026 12:00:30 GMT"}, 30), ({}, 3600)],
-    ids=["by the bucket's clock", "by the sweep's own where it says nothing"],
-)
-def test_how_old_a_word_is_the_bucket_says(headers, age):
+def test_how_old_a_word_is_the_bucket_says_and_where_it_says_nothing_the_sweeps_own_clock():
     contents = [{"Key": "reaper/handshake/a/b/idle.json", "LastModified": MARK}]
-    listed = {"Contents": contents, "ResponseMetadata": {"HTTPHeaders": headers}}
-    bucket = Mock(list_objects_v2=Mock(return_value=listed))
-    store = Store(bucket, Calls(lambda: MARK + timedelta(hours=1)), "s3://records/reaper")
+    for headers, age_s in ({"date": "Sat, 21 Nov 2026 12:00:30 GMT"}, 30), ({}, 3600):
+        listed = {"Contents": contents, "ResponseMetadata": {"HTTPHeaders": headers}}
+        bucket = Mock(list_objects_v2=Mock(return_value=listed))
+        store = Store(bucket, Calls(lambda: MARK + timedelta(hours=1)), "s3://records/reaper")
 
-    assert store.listed("handshake/") == [Listed("handshake/a/b/idle.json", timedelta(seconds=age))]
-
-
-@pytest.mark.parametrize("uri", ["s3://", "http://records/reaper", "records"])
-def test_a_ledger_in_no_bucket_is_refused_with_what_is_allowed(uri):
-    with pytest.raises(ConfigurationError, match="allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX"):
-        Store(None, Calls(lambda: datetime.now(UTC)), uri)
+        assert store.listed("handshake/") == [Listed("handshake/a/b/idle.json", timedelta(seconds=age_s))]
 
 
-@pytest.mark.parametrize(
-    ("code", "version", "lost"),
-    [
-        ("PreconditionFailed", '"1"', True),
-        ("NoSuchKey", '"1"', True),
-        ("SlowDown", '"1"', False),
-        ("NoSuchKey", None, False),
-    ],
-)
-def test_only_a_condition_that_does_not_hold_is_a_lost_race(code, version, lost):
-    bucket = Mock(put_object=Mock(side_effect=refusal(code, "PutObject")))
-    store = Store(bucket, Calls(lambda: datetime.now(UTC)), "s3://records")
+def test_a_ledger_in_no_bucket_is_refused_with_what_is_allowed():
+    for uri in ("s3://", "http://records/reaper", "records"):
+        with pytest.raises(ConfigurationError, match="allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX"):
+            Store(None, Calls(lambda: datetime.now(UTC)), uri)
 
-    if lost:
-        assert store.move_on("lease.json", {}, version) is None
-    else:
+
+def test_only_a_condition_that_does_not_hold_is_a_lost_race():
+    def store(code):
+        bucket = Mock(put_object=Mock(side_effect=refusal(code, "PutObject")))
+        return Store(bucket, Calls(lambda: datetime.now(UTC)), "s3://records")
+
+    for code in ("PreconditionFailed", "NoSuchKey"):
+        assert store(code).move_on("lease.json", {}, '"1"') is None
+    for code, version in ("SlowDown", '"1"'), ("NoSuchKey", None):
         with pytest.raises(CloudError, match=code):
-            store.move_on("lease.json", {}, version)
+            store(code).move_on("lease.json", {}, version)
 
 
 # an instance that writes more names than an agent does
