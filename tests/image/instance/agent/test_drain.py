@@ -102,13 +102,6 @@ def test_the_trainer_ends_then_all_is_saved_then_the_instance_is_let_go(stop_fil
     assert logged in caplog.text
 
 
-def test_the_trainer_finds_the_reason_in_one_line(stop_file):
-    Drain(LEAVING, World().steps(), stop_file).run()
-
-    assert stop_file.read_text() == "the scaling group terminates this instance\n"
-    assert [path.name for path in stop_file.parent.iterdir()] == ["stop"]
-
-
 def test_a_stop_file_that_cannot_be_written_keeps_nothing_from_being_saved(tmp_path, caplog):
     world = World()
 
