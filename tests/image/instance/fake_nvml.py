@@ -40,6 +40,11 @@ def _compared(request):
     return request
 
 
+def _of_fabric(gpu, info):
+    info._obj.state, info._obj.status = gpu.fabric
+    return pynvml.NVML_SUCCESS
+
+
 # call -> its answer of a GPU at rest
 ANSWERS = {
     "nvmlDeviceGetUtilizationRates": lambda gpu: (
@@ -61,6 +66,14 @@ ANSWERS = {
     "nvmlGpmSampleGet": _sampled,
     "nvmlGpmMetricsGet": _compared,
     "c_nvmlGpmMetricsGet_t": lambda: SimpleNamespace(metrics=[SimpleNamespace()]),
+    # the rest is what the gate asks of an A10G
+    "nvmlDeviceGetTotalEccErrors": lambda *_: 0,
+    "nvmlDeviceGetNvLinkState": lambda *_: pynvml.NVML_FEATURE_ENABLED,
+    "nvmlDeviceGetPciInfo": lambda _: SimpleNamespace(busId="00:1e.0"),
+    "nvmlDeviceGetMaxClockInfo": lambda *_: 6251,
+    "nvmlDeviceGetMemoryBusWidth": lambda _: 384,
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu.clock_events,
+    "nvmlDeviceGetGpuFabricInfoV": _of_fabric,
     "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [SimpleNamespace(pid=pid) for pid in gpu.pids],
 }
 
@@ -70,7 +83,7 @@ class FakeNvml:
 
     Attributes:
         gpus: index -> values that a test may change; ``sm_at``: (time, seconds of work so far) of its
-            multiprocessors, None for a GPU without GPM.
+            multiprocessors, None for a GPU without GPM; ``fabric``: (state, status).
         failing: call -> the error code that it returns.
         inits: number of times that the library was opened.
     """
@@ -78,7 +91,14 @@ class FakeNvml:
     def __init__(self, count=1, mig_instances=None):
         self.gpus = [
             SimpleNamespace(
-                utilisation=0, energy_mj=0, power_mw=60_000, pids=[], mig_pids=mig_instances, sm_at=None
+                utilisation=0,
+                energy_mj=0,
+                power_mw=60_000,
+                pids=[],
+                mig_pids=mig_instances,
+                sm_at=None,
+                clock_events=pynvml.nvmlClocksEventReasonGpuIdle,
+                fabric=(pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, 0),
             )
             for _ in range(count)
         ]
@@ -92,7 +112,7 @@ class FakeNvml:
         }
 
     def __getattr__(self, name):
-        if name.startswith(("NVML", "nvmlError")):
+        if name.startswith(("NVML", "nvmlError", "nvmlClocksEvent", "c_nvmlGpuFabric")):
             return getattr(pynvml, name)
         if name not in self.__dict__.get("_answers", ()):
             raise AttributeError(name)

@@ -5,8 +5,6 @@ import signal
 import subprocess
 from contextlib import suppress
 
-import pytest
-
 from gpu_fleet_image.instance.accounts.changes import ADMINS, USERS, LocalAccount, LocalAccounts
 from gpu_fleet_image.instance.accounts.rights import NO_LOGIN, Rights, end_former_admins, everything, former
 
@@ -16,30 +14,19 @@ FORMER = LocalAccount("bob", 5002, 5002, "/bin/bash", frozenset({USERS}))
 ACCOUNTS = LocalAccounts({"ada": ADMIN, "bob": FORMER}, {ADMINS: GROUP, USERS: 990})
 
 
-def chosen(*processes):
-    return former(processes, ACCOUNTS)
-
-
-def test_what_a_former_admin_began_as_one_is_chosen_with_root_shells_of_that_log_in():
+def test_what_a_former_admin_began_as_one_is_chosen_with_root_shells_of_that_log_in_and_nothing_else():
     shell = Rights(10, 5002, frozenset({GROUP, 990}), 5002)
     root_shell = Rights(11, 0, frozenset(), 5002)
+    others = {
+        "an admin's": Rights(12, 5001, frozenset({GROUP}), 5001),
+        "a user's": Rights(13, 5002, frozenset({990}), 5002),
+        "the system's": Rights(14, 0, frozenset({GROUP}), NO_LOGIN),
+        "of no account of ours": Rights(15, 1000, frozenset({GROUP}), 1000),
+    }
+    sshd_of_a_user = [Rights(16, 0, frozenset(), 5002)]
 
-    assert chosen(shell, root_shell) == {10, 11}
-
-
-@pytest.mark.parametrize(
-    "process",
-    [
-        Rights(10, 5001, frozenset({GROUP}), 5001),
-        Rights(10, 5002, frozenset({990}), 5002),
-        Rights(10, 0, frozenset({GROUP}), NO_LOGIN),
-        Rights(10, 0, frozenset(), 5002),
-        Rights(10, 1000, frozenset({GROUP}), 1000),
-    ],
-    ids=["an admin's", "a user's", "the system's", "sshd for a user", "of no account of ours"],
-)
-def test_all_else_runs_on(process):
-    assert chosen(process) == set()
+    assert former([shell, root_shell, *others.values()], ACCOUNTS) == {10, 11}
+    assert former(sshd_of_a_user, ACCOUNTS) == set()
 
 
 def test_a_process_that_ignores_the_signal_is_killed_with_what_it_began():

@@ -65,20 +65,28 @@ def test_no_mistake_in_reading_an_instance_ends_the_agent_or_makes_it_idle():
     assert [outcome.state for outcome in outcomes] == [Minute.UNKNOWN] * 4
 
 
-def test_it_judges_each_whole_minute_and_idle_time_counts_from_the_start():
-    outcomes = judged(FakeClock())
+@pytest.mark.parametrize(
+    ("late_s", "memory", "idle_s"), [((), None, 0), ((0, 20), None, 0), ((), NOON - timedelta(hours=1), 3600)]
+)
+def test_it_judges_each_whole_minute_and_idle_time_counts_from_the_start_or_from_before_a_restart(
+    late_s, memory, idle_s
+):
+    """A short delay is made up for."""
+    outcomes = judged(FakeClock(late_s=late_s), memory=memory and JudgeMemory(memory))
 
     assert [outcome.at for outcome in outcomes] == [NOON + timedelta(minutes=m) for m in range(4)]
-    assert [outcome.seconds_since_activity for outcome in outcomes] == [0, 60, 120, 180]
+    assert [outcome.seconds_since_activity - idle_s for outcome in outcomes] == [0, 60, 120, 180]
 
 
-def test_it_looks_every_five_seconds_and_at_the_process_table_once_a_minute():
+def test_it_looks_every_five_seconds_at_the_process_table_once_a_minute_and_logs_only_a_change(caplog):
+    caplog.set_level("INFO")
     look = Looking()
 
     judged(FakeClock(), look, minutes=2)
 
     assert len(look.looks) == 1 + 1 + 24
     assert sum(everything for _, everything in look.looks) == 1 + 1 + 2
+    assert caplog.text.count("event=state") == 1
 
 
 def test_idle_time_counts_from_the_last_busy_minute():
@@ -100,19 +108,6 @@ def test_a_gpu_that_computes_in_any_one_of_a_minute_s_twelve_samples_makes_it_ac
 
         assert [outcome.state for outcome in outcomes] == [Minute.IDLE, Minute.ACTIVE, Minute.IDLE]
         assert outcomes[1].reasons == ("gpu 0: utilisation",)
-
-
-def test_what_is_known_from_before_a_restart_is_kept():
-    outcomes = judged(FakeClock(), memory=JudgeMemory(NOON - timedelta(hours=1)))
-
-    assert outcomes[-1].seconds_since_activity == 3600 + 180
-
-
-def test_a_short_delay_is_made_up_for():
-    outcomes = judged(FakeClock(late_s=[0, 20]))
-
-    assert [outcome.at for outcome in outcomes] == [NOON + timedelta(minutes=m) for m in range(4)]
-    assert outcomes[-1].seconds_since_activity == 180
 
 
 def test_a_long_gap_starts_the_idle_time_anew_and_no_minute_is_invented(caplog):
@@ -151,14 +146,6 @@ def test_a_minute_of_one_busy_core_is_never_taken_for_idleness(start_s, length_s
         since_end_s = (outcome.at - NOON).total_seconds() - end_s
         if since_end_s >= 0:
             assert outcome.seconds_since_activity <= since_end_s + 120
-
-
-def test_only_a_change_of_state_is_logged(caplog):
-    caplog.set_level("INFO")
-
-    judged(FakeClock(), minutes=9)
-
-    assert caplog.text.count("event=state") == 1
 
 
 @given(

@@ -19,6 +19,7 @@ from tests.image.one_instance import client, one_instance
 from tests.image.programs import LONGEST_WAIT_S, running, until
 from tests.ran import executable, ran
 
+AGENT = [sys.executable, "-m", "gpu_fleet_image.console", "agent"]
 HOURS = 12
 NAMESPACE = "GpuFleet/aws-dev"
 
@@ -30,9 +31,7 @@ def environment(tmp_path_factory):
 
 
 def run_agent(environment, run_dir, *arguments):
-    command = [sys.executable, "-m", "gpu_fleet_image.console", "agent", *arguments]
-    environment = environment | {"GPU_FLEET_RUN_DIR": str(run_dir)}
-    return ran(command, env=environment, timeout=120)
+    return ran([*AGENT, *arguments], env=environment | {"GPU_FLEET_RUN_DIR": str(run_dir)}, timeout=120)
 
 
 def heartbeats(environment, instance_id, start):
@@ -111,19 +110,8 @@ def metadata(environment, bucket, tmp_path):
 def watch_until(found, environment, tmp_path, *arguments):
     """Run an agent, an hour in each second, until `found` is true; return its log."""
     log = tmp_path / "agent.log"
-    words = [
-        sys.executable,
-        "-m",
-        "gpu_fleet_image.console",
-        "agent",
-        "--keep-folder",
-        tmp_path / "keep",
-        *arguments,
-    ]
-    with (
-        log.open("w") as file,
-        running(*words, "--clock-speed", "3600", env=environment, stderr=file) as agent,
-    ):
+    words = [*AGENT, "--keep-folder", tmp_path / "keep", *arguments, "--clock-speed", "3600"]
+    with log.open("w") as file, running(*words, env=environment, stderr=file) as agent:
         until(lambda: agent.poll() is not None or found(log.read_text()), "what the agent should do")
         agent.terminate()
         assert agent.wait(LONGEST_WAIT_S) == 0, log.read_text()
@@ -200,7 +188,7 @@ def test_a_program_that_the_stack_names_is_work(environment, metadata, bucket, t
 
 
 def test_a_service_manager_s_signal_ends_the_agent_at_once_and_well(environment, tmp_path):
-    command = [sys.executable, "-m", "gpu_fleet_image.console", "agent", "--instance-id", "i-stop"]
+    command = [*AGENT, "--instance-id", "i-stop"]
     variables = environment | {"GPU_FLEET_RUN_DIR": str(tmp_path)}
     with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
         while "event=watching" not in process.stderr.readline():

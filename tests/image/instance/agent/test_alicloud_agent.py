@@ -1,14 +1,13 @@
 """The agent on Alibaba Cloud: heartbeats, notices, the sweep's mark, the hook."""
 
 import json
-import subprocess
 import sys
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 
-from gpu_fleet_image.core import instance_file
+from gpu_fleet_image.core import instance_file, paths
 from gpu_fleet_image.core.alicloud_credentials import Credentials
 from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.core.metrics import CODE_UNFIT
@@ -26,8 +25,10 @@ from tests.image.instance_toml import INSTANCE_TOML
 from tests.image.metadata_server import metadata_server
 from tests.image.programs import running
 from tests.image.samples import NOON, judgement
+from tests.ran import ran
 
 INSTANCE = "i-1"
+SPOT_TIME = "instance/spot/termination-time"
 
 
 class OneInstance:
@@ -64,9 +65,8 @@ class OneInstance:
         return {"LifecycleActions": [other, own]}
 
     def complete_lifecycle_action(self, ask):
-        self.released.append(
-            (ask["LifecycleHookId"], ask["LifecycleActionToken"], ask["LifecycleActionResult"])
-        )
+        names = ("LifecycleHookId", "LifecycleActionToken", "LifecycleActionResult")
+        self.released.append(tuple(ask[name] for name in names))
         return {}
 
     def record_lifecycle_action_heartbeat(self, ask):
@@ -115,17 +115,13 @@ def test_an_instance_is_drained_once_its_group_terminates_it(cloud, listening):
     assert listening.mark() is None
 
 
-def test_a_spot_notice_says_until_when_with_no_further_call(cloud, metadata, listening):
-    metadata.says("instance/spot/termination-time", "2026-11-21T12:05:00Z")
+def test_a_spot_notice_says_until_when_with_no_further_call_or_is_reported(cloud, metadata, listening):
+    metadata.says(SPOT_TIME, "2026-11-21T12:05:00Z")
 
     notice = Notice("spot interruption of this instance: terminate", NOON + timedelta(minutes=5))
     assert listening.find() == notice
-    assert not cloud.asked
-
-
-def test_a_spot_notice_that_cannot_be_read_is_reported(metadata, listening):
-    metadata.says("instance/spot/termination-time", "soon")
-
+    assert not cloud.asked, "a cloud that does not answer hides none"
+    metadata.says(SPOT_TIME, "soon")
     with pytest.raises(CloudError, match="termination-time: 'soon' cannot be read"):
         listening.find()
 
@@ -142,21 +138,18 @@ def test_the_cloud_is_asked_for_group_and_mark_every_two_minutes_the_metadata_se
     assert listening.mark() == NOON
 
 
-def test_an_instance_has_its_group_protect_it_once(cloud, listening):
+@pytest.mark.parametrize(
+    ("strategy", "state", "calls"), [("NoSpot", "Protected", 1), ("SpotAsPriceGo", "InService", 0)]
+)
+def test_an_instance_has_its_group_protect_it_once_unless_it_is_the_spot_markets(
+    cloud, listening, strategy, state, calls
+):
+    cloud.actions.strategy = strategy
     for _ in range(3):
         listening.find()
         listening.now += timedelta(minutes=2)
 
-    assert cloud.actions.state == "Protected"
-    assert cloud.asked["SetInstancesProtection"] == 1
-
-
-def test_an_instance_of_the_spot_market_is_left_to_it(cloud, listening):
-    cloud.actions.strategy = "SpotAsPriceGo"
-
-    listening.find()
-
-    assert cloud.actions.state == "InService"
+    assert (cloud.actions.state, cloud.asked["SetInstancesProtection"]) == (state, calls)
 
 
 def test_a_group_that_refuses_protection_is_reported_and_hides_no_mark(cloud, listening, caplog):
@@ -166,15 +159,6 @@ def test_a_group_that_refuses_protection_is_reported_and_hides_no_mark(cloud, li
     assert listening.find() is None
     assert listening.mark() == NOON
     assert "event=not-protected group=asg-1" in caplog.text
-
-
-def test_a_cloud_that_does_not_answer_hides_no_spot_notice(cloud, metadata, listening):
-    cloud.actions = None
-    with pytest.raises(CloudError):
-        listening.find()
-    metadata.says("instance/spot/termination-time", "2026-11-21T12:05:00Z")
-
-    assert listening.find() is not None
 
 
 def test_the_hook_is_prolonged_and_completed_by_its_own_token(cloud):
@@ -232,12 +216,25 @@ def test_a_heartbeat_that_is_refused_is_reported_and_dropped(cloud, caplog):
 
 
 @pytest.fixture
-def agent_cloud(cloud, metadata, monkeypatch, tmp_path):
-    for name, value in {**ENVIRON, "GPU_FLEET_ALICLOUD_ENDPOINT": cloud.url}.items():
+def environment(cloud, metadata, tmp_path):
+    """Return the environment of the instance's programs."""
+    text = INSTANCE_TOML.replace('"aws"', '"alicloud"\nmonitor_group = "4711"').replace("s3:", "oss:")
+    (tmp_path / "instance.toml").write_text(text.replace("aws-dev", "alicloud-dev"))
+    (tmp_path / "run").mkdir(mode=0o755)
+    return {
+        **ENVIRON,
+        "GPU_FLEET_ALICLOUD_ENDPOINT": cloud.url,
+        "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": metadata.base,
+        "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
+        "GPU_FLEET_RUN_DIR": str(tmp_path / "run"),
+    }
+
+
+@pytest.fixture
+def agent_cloud(environment, monkeypatch):
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    path = tmp_path / "instance.toml"
-    path.write_text(INSTANCE_TOML.replace('"aws"', '"alicloud"\nmonitor_group = "4711"'))
-    return alicloud_agent.AgentCloud(instance_file.load(path), Metadata("alicloud"))
+    return alicloud_agent.AgentCloud(instance_file.load(paths.instance_file()), Metadata("alicloud"))
 
 
 def test_an_instance_reaches_its_bucket_inside_the_network_and_the_group_that_its_file_names(agent_cloud):
@@ -263,26 +260,18 @@ def test_an_instance_that_was_started_without_tokens_asks_for_them_or_says_that_
     assert ("event=metadata-not-hardened" in caplog.text) is not takes
 
 
-ROLE = {
-    "AccessKeyId": "STS.1",
-    "AccessKeySecret": "s",
-    "SecurityToken": "t",
-    "Expiration": "2026-11-21T18:00:00Z",
-}
-
-
 def test_an_instance_s_keys_are_its_role_s_and_new_before_they_end(metadata):
-    metadata.says("ram/security-credentials/", "gpu-fleet-role")
-    metadata.says("ram/security-credentials/gpu-fleet-role", json.dumps(ROLE))
-    now = NOON
+    metadata.says("ram/security-credentials/", "role")
+    now, key_ids = NOON, []
+    keys = {"AccessKeySecret": "s", "SecurityToken": "t", "Expiration": "2026-11-21T18:00:00Z"}
     credentials = Credentials({}, Metadata("alicloud"), lambda: now)
-    assert credentials.current().key_id == "STS.1"
-    metadata.says("ram/security-credentials/gpu-fleet-role", json.dumps(ROLE | {"AccessKeyId": "STS.2"}))
-    assert credentials.current().key_id == "STS.1"
 
-    now = NOON + timedelta(hours=5, minutes=55)
+    for key_id, minutes in (("STS.1", 0), ("STS.2", 0), ("STS.2", 355)):
+        metadata.says("ram/security-credentials/role", json.dumps({"AccessKeyId": key_id} | keys))
+        now = NOON + timedelta(minutes=minutes)
+        key_ids.append(credentials.current().key_id)
 
-    assert credentials.current().key_id == "STS.2"
+    assert key_ids == ["STS.1", "STS.1", "STS.2"]
 
 
 def test_the_environment_s_keys_come_first():
@@ -302,27 +291,11 @@ def test_an_instance_without_a_role_or_with_keys_that_cannot_be_read_says_so(met
         Credentials({}, Metadata("alicloud")).current()
 
 
-@pytest.fixture
-def environment(cloud, metadata, tmp_path):
-    """Return the environment of the instance's programs."""
-    text = INSTANCE_TOML.replace('"aws"', '"alicloud"').replace("aws-dev", "alicloud-dev")
-    (tmp_path / "instance.toml").write_text(text.replace("s3:", "oss:"))
-    (tmp_path / "run").mkdir(mode=0o755)
-    return {
-        **ENVIRON,
-        "GPU_FLEET_ALICLOUD_ENDPOINT": cloud.url,
-        "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": metadata.base,
-        "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
-        "GPU_FLEET_RUN_DIR": str(tmp_path / "run"),
-    }
-
-
 def test_what_the_gate_itself_failed_reaches_the_cloud_in_every_heartbeat(cloud, environment, tmp_path):
     """Run the gate's own program on an instance without its GPU, and then the agent for half an hour."""
 
     def run(*words):
-        command = [sys.executable, "-m", *words]
-        return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120)
+        return ran([sys.executable, "-m", *words], env=environment, timeout=120)
 
     gate = run("gpu_fleet_image.instance.gate")
     with running("sleep", "600") as process:

@@ -1,5 +1,6 @@
 """Next action of an agent about a mark, for each state, and the result of one poll of all sensors."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -129,17 +130,17 @@ def test_what_is_decided_is_read_once_the_mark_is_due_at_once_and_then_every_fif
     assert {view: asks(view) for view in views} == views
 
 
-def test_before_a_mark_is_due_users_are_notified_and_nothing_else():
-    before = MARK - timedelta(seconds=1)
+def test_before_a_mark_is_due_users_are_notified_and_a_kept_instance_takes_back_what_it_said():
+    before, notified = MARK - timedelta(seconds=1), Talk(MARK, notified=True)
+    acts = {
+        View(before, MARK, "", Talk(MARK)): Act.NOTIFY,
+        View(before, MARK, "", notified): Act.NOTHING,
+        View(MARK, MARK, "", notified): Act.SAVE,
+        View(NOW, MARK, "kept", replace(notified, saved_at=ago(60)), CLEAN): Act.NOTHING,
+        View(NOW, MARK, "kept", replace(notified, **IDLE), CLEAN): Act.WITHDRAW,
+    }
 
-    assert next_act(View(before, MARK, "", Talk(MARK))) is Act.NOTIFY
-    assert next_act(View(before, MARK, "", Talk(MARK, notified=True))) is Act.NOTHING
-    assert next_act(View(MARK, MARK, "", Talk(MARK, notified=True))) is Act.SAVE
-
-
-@pytest.mark.parametrize(("said", "act"), [({"saved_at": ago(60)}, Act.NOTHING), (IDLE, Act.WITHDRAW)])
-def test_a_kept_instance_says_nothing_and_takes_back_what_it_said(said, act):
-    assert next_act(View(NOW, MARK, "kept", Talk(MARK, notified=True, **said), CLEAN)) is act
+    assert {view: next_act(view) for view in acts} == acts
 
 
 def look(presence=None, failures=()):
@@ -167,20 +168,18 @@ def test_what_began_lately_but_before_the_mark_was_due_is_not_known_to_be_idle_u
     assert (found.signs, found.unknown == ()) == ((), repeats)
 
 
-def test_only_what_the_mark_knows_nothing_of_is_new():
+def test_only_what_the_mark_knows_nothing_of_is_new_and_users_who_could_not_be_looked_for_are_no_sign():
     busy = seen(Reading(NOW, Rates(cpu_cores=1.0), (), Presence()), MARK, Limits())
 
     assert busy.signs
     assert not busy.is_new
-
-
-def test_where_users_could_not_be_looked_for_is_no_sign_of_use():
     assert seen(look(None), MARK, Limits()).signs == ()
 
 
-@pytest.mark.parametrize(
-    ("failure", "unfit", "is_known"),
-    [("gpu: lost", False, False), ("gpu: lost", True, True), ("disk: lost", True, False)],
-)
-def test_only_of_an_instance_that_failed_its_boot_check_may_gpus_be_silent(failure, unfit, is_known):
-    assert (seen(look(Presence(), (failure,)), MARK, Limits(), unfit=unfit).unknown == ()) is is_known
+def test_only_of_an_instance_that_failed_its_boot_check_may_gpus_be_silent():
+    known = {("gpu: lost", False): False, ("gpu: lost", True): True, ("disk: lost", True): False}
+
+    def is_known(failure, unfit):
+        return seen(look(Presence(), (failure,)), MARK, Limits(), unfit=unfit).unknown == ()
+
+    assert {given: is_known(*given) for given in known} == known

@@ -1,6 +1,6 @@
 """A minute of samples becomes active, idle or unknown."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from datetime import timedelta
 
 import pytest
@@ -14,14 +14,6 @@ from tests.image.samples import HOUR_AGO, NOON, gpu, minute, presence, sample, u
 
 def judged(*samples, memory=None):
     return judge(minute(*samples), NOON, memory or JudgeMemory(HOUR_AGO))
-
-
-def test_a_minute_at_rest_is_idle_and_the_idle_time_continues():
-    outcome = judged()
-
-    assert outcome.state is Minute.IDLE
-    assert outcome.seconds_since_activity == 3600
-    assert outcome.active_fraction == 0
 
 
 SEEN = {
@@ -68,15 +60,22 @@ def test_use_makes_a_minute_active_and_says_why():
 
 
 WAITING = [use(), use("kernel"), use("ssh", bytes_per_s=100.0)]  # of a GPU, a notebook, an editor
+UNUSED = presence([Session("terminal", "bob on pts/1", 1800.0)])
 AT_REST = {
+    "nothing": sample(),
+    "an unused terminal": sample(presence=UNUSED),
     "daemons": sample(Rates(cpu_cores=0.05, disk_bytes_per_s=20_000, network_bytes_per_s=5_000)),
     "a MIG GPU without processes": sample(gpus=[gpu(utilisation=None)]),
     **{f"{each} waits": sample(presence=presence(processes=[each])) for each in WAITING},
 }
 
 
-def test_what_only_waits_is_no_activity():
-    assert [what for what, seen in AT_REST.items() if judged(*[seen] * 12).state is not Minute.IDLE] == []
+def test_what_only_waits_is_no_activity_and_the_idle_time_continues():
+    found = {what: judged(*[seen] * 12) for what, seen in AT_REST.items()}
+
+    said = {each: (outcome.state, outcome.seconds_since_activity) for each, outcome in found.items()}
+    assert said == {what: (Minute.IDLE, 1800 if "unused" in what else 3600) for what in AT_REST}
+    assert {outcome.active_fraction for outcome in found.values()} == {0}
 
 
 UNKNOWN = {
@@ -145,35 +144,20 @@ def test_sm_activity_is_the_mean_over_gpus_and_samples_that_report_it():
     assert judged(sample(gpus=[gpu()])).gpu_sm_activity_percent is None
 
 
-def test_memory_in_use_alone_is_no_activity():
-    holding = gpu(pids=[42], used_gib=70.0)
-
-    outcome = judged(*[sample(gpus=[holding])] * 12)
-
-    assert outcome.state is Minute.IDLE
-    assert outcome.gpu_memory_used_percent == 87.5
+def test_memory_in_use_alone_is_no_activity_and_the_fullest_is_reported():
+    holding = judged(*[sample(gpus=[gpu(pids=[42], used_gib=70.0)])] * 12)
     of_two = judged(sample(gpus=[gpu("0", used_gib=8.0), gpu("1", used_gib=40.0)]))
-    assert of_two.gpu_memory_used_percent == 50.0, "the fullest is reported"
+
+    assert holding.state is Minute.IDLE
+    assert (holding.gpu_memory_used_percent, of_two.gpu_memory_used_percent) == (87.5, 50.0)
 
 
-def test_a_terminal_without_typing_counts_from_its_last_input():
-    unused = presence([Session("terminal", "bob on pts/1", 1800.0)])
-
-    outcome = judged(sample(presence=unused))
-
-    assert outcome.state is Minute.IDLE
-    assert outcome.seconds_since_activity == 1800
-
-
-def test_a_failed_sensor_makes_the_minute_unknown_and_starts_the_idle_time_anew():
+def test_a_minute_with_a_failed_sensor_or_without_samples_is_unknown_and_starts_the_idle_time_anew():
     outcome = judged(sample(rates=None, failures=["instance: no such file"]))
 
     assert outcome.state is Minute.UNKNOWN
     assert outcome.unknown == ("instance: no such file",)
     assert outcome.memory.last_active_at == NOON
-
-
-def test_a_minute_without_samples_is_unknown():
     assert judge([], NOON, JudgeMemory(HOUR_AGO)).unknown == ("agent: no sample in this minute",)
 
 
@@ -228,43 +212,32 @@ SAMPLES = st.builds(
 MINUTES = st.lists(SAMPLES, min_size=1, max_size=12)
 
 
+def but(samples, place, **changes):
+    """Return the samples with one of them changed."""
+    index = place % len(samples)
+    return [*samples[:index], replace(samples[index], **changes), *samples[index + 1 :]]
+
+
 @given(MINUTES, st.integers(0, 11), RATES)
 def test_more_use_never_lengthens_the_idle_time(samples, place, more):
-    index = place % len(samples)
-    before = judge(samples, NOON, JudgeMemory(HOUR_AGO))
-    rates = samples[index].rates or Rates()
-    added = Rates(
-        rates.cpu_cores + more.cpu_cores,
-        rates.disk_bytes_per_s + more.disk_bytes_per_s,
-        rates.network_bytes_per_s + more.network_bytes_per_s,
+    before = samples[place % len(samples)].rates
+    if before is None:
+        return
+    added = Rates(*(one + other for one, other in zip(astuple(before), astuple(more), strict=True)))
+
+    idle_s, busier_s = (
+        judge(each, NOON, JudgeMemory(HOUR_AGO)).seconds_since_activity
+        for each in (samples, but(samples, place, rates=added))
     )
-    busier = [*samples[:index], replace(samples[index], rates=added), *samples[index + 1 :]]
 
-    after = judge(busier, NOON, JudgeMemory(HOUR_AGO))
-
-    if samples[index].rates is not None:
-        assert after.seconds_since_activity <= before.seconds_since_activity + 1e-6
+    assert busier_s <= idle_s + 1e-6
 
 
 @given(MINUTES, st.integers(0, 11))
-def test_a_failure_never_lengthens_the_idle_time(samples, place):
-    index = place % len(samples)
-    failed = [
-        *samples[:index],
-        replace(samples[index], rates=None, failures=("instance: gone",)),
-        *samples[index + 1 :],
-    ]
-
-    assert judge(failed, NOON, JudgeMemory(HOUR_AGO)).seconds_since_activity == 0
-
-
-@given(MINUTES)
-def test_idle_is_said_only_without_a_reason_and_without_a_failure(samples):
+def test_idle_is_said_without_a_reason_or_failure_for_no_longer_than_was_watched(samples, place):
     outcome = judge(samples, NOON, JudgeMemory(HOUR_AGO))
+    failed = judge(but(samples, place, rates=None, failures=("instance: gone",)), NOON, JudgeMemory(HOUR_AGO))
 
     assert (outcome.state is Minute.IDLE) == (not outcome.reasons and not outcome.unknown)
-
-
-@given(MINUTES)
-def test_the_idle_time_never_exceeds_what_was_watched(samples):
-    assert 0 <= judge(samples, NOON, JudgeMemory(HOUR_AGO)).seconds_since_activity <= 3600
+    assert 0 <= outcome.seconds_since_activity <= 3600
+    assert failed.seconds_since_activity == 0

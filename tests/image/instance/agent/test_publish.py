@@ -1,5 +1,6 @@
-"""Heartbeats reach CloudWatch by the contract in metrics.py."""
+"""What an agent says of each minute: heartbeats by the contract in metrics.py, and activity.json."""
 
+import json
 from datetime import timedelta
 from unittest.mock import Mock
 
@@ -10,13 +11,25 @@ from moto import mock_aws
 
 from gpu_fleet_image.core import metrics
 from gpu_fleet_image.core.reaper_errors import CloudError
-from gpu_fleet_image.instance.agent.idle_detection import Minute
+from gpu_fleet_image.instance.agent import activity_file, publish
+from gpu_fleet_image.instance.agent.idle_detection import JudgeMemory, Minute
 from gpu_fleet_image.instance.agent.publish import MAX_DATA_PER_CALL, Publisher, heartbeat
 from tests.image.samples import NOON, judgement
 
+IDLE = judgement()
+BLIND_GPUS = judgement(Minute.UNKNOWN, unknown=("gpu: no GPU seen, 8 expected",))
+AT_WORK = [
+    judgement(Minute.ACTIVE, reasons=("cpu: 1.00 cores",)),
+    judgement(Minute.ACTIVE, reasons=("session: ssh ada",), unknown=("gpu: no GPU seen",)),
+    judgement(Minute.UNKNOWN, unknown=("instance: /proc/stat: gone",)),
+    judgement(Minute.UNKNOWN, unknown=("gpu: no GPU seen", "processes: gone")),
+    judgement(Minute.UNKNOWN, unknown=("agent: no sample in this minute",)),
+    judgement(Minute.SUSPECT_HUNG, hung=("0",)),
+]
 
-def published(outcome):
-    data = heartbeat(outcome, "i-1", "dev")
+
+def published(outcome, **options):
+    data = heartbeat(outcome, "i-1", "dev", **options)
     return {(datum["MetricName"], datum["Dimensions"][0]["Name"]): datum["Value"] for datum in data}
 
 
@@ -48,6 +61,27 @@ def test_what_is_not_known_to_be_idle_is_a_code():
     key = metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"
 
     assert {state: published(judgement(state))[key] for state in codes} == codes
+    assert published(IDLE, unfit=True) == published(IDLE) | {key: metrics.CODE_UNFIT}
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"ready": "no"}', '{"ready": null}', "\xff"])
+def test_a_gates_report_that_cannot_be_read_is_no_verdict(tmp_path, content):
+    if content is not None:
+        (tmp_path / "ready.json").write_bytes(content.encode("latin-1"))
+
+    assert publish.passed(tmp_path / "ready.json") is None
+
+
+def test_an_instance_is_unfit_by_a_failed_report_while_nothing_works_there_and_no_other_sensor_is_blind():
+    """The gate reports missing GPUs, for which the agent's own sensor is blind."""
+    unfit = [
+        (outcome, passed)
+        for outcome in (IDLE, BLIND_GPUS, *AT_WORK)
+        for passed in (False, True, None)
+        if publish.is_unfit(outcome, passed)
+    ]
+
+    assert unfit == [(IDLE, False), (BLIND_GPUS, False)]
 
 
 def cloudwatch(*answers):
@@ -60,7 +94,7 @@ def sent(client):
 
 
 NO_ANSWER = EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
-ONE = tuple(heartbeat(judgement(), "i-1", "dev"))
+ONE = tuple(heartbeat(IDLE, "i-1", "dev"))
 
 
 def test_on_the_wall_s_time_a_heartbeat_is_sent_at_once_without_a_time():
@@ -119,3 +153,50 @@ def test_cloudwatch_takes_every_datum():
     Publisher(client, "GpuFleet/x", batched=False).add(heartbeat(outcome, "i-1", "dev"), NOON)
 
     assert len(client.list_metrics(Namespace="GpuFleet/x")["Metrics"]) == 4
+
+
+# activity.json: written as a whole, and checked by a restarted agent
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "activity.json"
+
+
+def restored(path, after=timedelta(seconds=60), instance_id="i-1"):
+    return activity_file.restore(path, NOON + after, instance_id)
+
+
+def test_users_find_state_reasons_and_times_in_it(path):
+    outcome = judgement(Minute.ACTIVE, idle_s=0.0, reasons=("cpu: 1.00 cores",), active_fraction=0.25)
+
+    activity_file.write(path, outcome, "i-1", "the whole instance")
+
+    content = json.loads(path.read_text())
+    assert content["state"] == "active"
+    assert content["reasons"] == ["cpu: 1.00 cores"]
+    assert content["last_active_at"] == "2026-11-21T12:00:00+00:00"
+    assert content["active_fraction"] == 0.25
+
+
+def test_a_quick_restart_continues_the_count_and_after_a_gap_or_the_future_it_begins_anew(path):
+    for _ in range(2):
+        activity_file.write(path, judgement(idle_s=7200.0), "i-1", "the whole instance")
+
+    assert restored(path) == JudgeMemory(NOON - timedelta(hours=2))
+    for after in (timedelta(minutes=3), timedelta(seconds=-30)):
+        assert restored(path, after) == JudgeMemory(NOON + after)
+    assert [entry.name for entry in path.parent.iterdir()] == ["activity.json"], "nothing else is left behind"
+
+
+def test_another_instance_s_file_a_damaged_one_or_none_says_nothing(path):
+    anew = JudgeMemory(NOON + timedelta(seconds=60))
+    missing = restored(path)
+    activity_file.write(path, judgement(idle_s=7200.0), "i-2", "the whole instance")
+    found = [missing, restored(path)]
+
+    for text in ("", "[]", "{", '{"at": 5}', '{"at": "2026-11-21", "last_active_at": "x"}'):
+        path.write_text(text)
+        found.append(restored(path))
+
+    assert found == [anew] * 7

@@ -3,6 +3,7 @@
 import pytest
 
 from gpu_fleet_image.core.reaper_errors import CloudError
+from gpu_fleet_image.instance.agent.idle_detection import Limits
 from gpu_fleet_image.instance.agent.sensors.busy_command import BusyCommand
 from gpu_fleet_image.instance.agent.sensors.poll import SensorOptions
 from gpu_fleet_image.instance.agent.stack_policy import (
@@ -47,15 +48,12 @@ class Bucket:
 def test_the_stack_s_programs_command_and_limits_count():
     policy = Bucket(document()).policy()
 
-    assert policy.asked() == SensorOptions(
-        frozenset({"blender"}), BusyCommand(("/usr/local/bin/busy", "-q"), 3.0)
-    )
+    asked = policy.asked()
     limits = policy.limits()
-    assert (limits.cpu_cores, limits.disk_bytes_per_s, limits.network_bytes_per_s) == (
-        0.5,
-        1_024_000,
-        204_800,
-    )
+
+    command = BusyCommand(("/usr/local/bin/busy", "-q"), 3.0)
+    assert asked == SensorOptions(frozenset({"blender"}), command)
+    assert limits == Limits(cpu_cores=0.5, disk_bytes_per_s=1_024_000, network_bytes_per_s=204_800)
 
 
 def test_users_read_when_their_pool_is_marked_as_far_as_the_policy_says_it():
@@ -104,17 +102,17 @@ def test_before_it_was_read_once_the_instance_is_unknown():
     assert silent.limits().cpu_cores == 0.1
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, r"policy\.json is not there"),
-        ({"pools": {}}, "has no pool 'dev'"),
-        ({"pools": {"dev": {"market": "spot"}}}, r"pools\.dev\.sensors = None; allowed: an object"),
-        (document(cpu_cores=0), r"pools\.dev\.sensors\.cpu_cores = 0; allowed: a number from 0\.01 to 64"),
-        (document(watch="blender"), r"sensors\.watch = 'blender'; allowed: a list"),
-        (document(wacht=[]), "wacht"),
-    ],
-)
-def test_a_policy_that_says_nothing_valid_is_an_error_that_names_it(content, message):
-    with pytest.raises(CloudError, match=message):
-        sensors_in(content, "dev")
+NOT_VALID = [
+    (None, r"policy\.json is not there"),
+    ({"pools": {}}, "has no pool 'dev'"),
+    ({"pools": {"dev": {"market": "spot"}}}, r"pools\.dev\.sensors = None; allowed: an object"),
+    (document(cpu_cores=0), r"pools\.dev\.sensors\.cpu_cores = 0; allowed: a number from 0\.01 to 64"),
+    (document(watch="blender"), r"sensors\.watch = 'blender'; allowed: a list"),
+    (document(wacht=[]), "wacht"),
+]
+
+
+def test_a_policy_that_says_nothing_valid_is_an_error_that_names_it():
+    for content, message in NOT_VALID:
+        with pytest.raises(CloudError, match=message):
+            sensors_in(content, "dev")

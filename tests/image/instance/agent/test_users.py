@@ -2,7 +2,6 @@
 
 import json
 from io import BytesIO
-from unittest.mock import Mock
 
 import boto3
 import pytest
@@ -77,8 +76,8 @@ def test_what_is_no_login_name_of_a_user_is_not_said(heard):
 
 
 def test_what_is_said_fits_a_tag(heard):
-    for number in range(20):
-        heard.saw(f"{number:02d}{'x' * 30}:login", f"{number:02d}{'x' * 30}:process")
+    for name in (f"{number:02d}{'x' * 30}" for number in range(20)):
+        heard.saw(f"{name}:login", f"{name}:process")
 
     assert len(" ".join(heard.said[-1])) <= LONGEST
     assert len(heard.said[-1]) <= MOST_USERS
@@ -86,15 +85,12 @@ def test_what_is_said_fits_a_tag(heard):
 
 
 def test_what_could_not_be_said_is_said_later(heard):
-    heard.fails = True
-    heard.saw("ada:login")
-    heard.fails = False
-    heard.saw("ada:login")
-    assert heard.said == []
+    said = []
+    for heard.fails, words in ((True, ["ada:login"]), (False, ["ada:login"]), (False, [])):
+        heard.saw(*words)
+        said.append(list(heard.said))
 
-    heard.saw()
-
-    assert heard.said == [["ada:login"]]
+    assert said == [[], [], [["ada:login"]]]
 
 
 def test_where_many_take_turns_they_are_not_said_every_minute(heard):
@@ -131,16 +127,20 @@ def test_on_aws_the_sweep_reads_the_tag_that_the_agent_set(monkeypatch, tmp_path
 
 def test_on_oss_the_newest_word_counts_and_no_list_is_asked_for():
     objects = {}
-    bucket = Mock(spec=["put_object", "get_object"])
-    bucket.put_object.side_effect = lambda Key, Body, **_: objects.update({Key: Body}) or {"ETag": "1"}  # noqa: N803
-    bucket.get_object.side_effect = lambda Key, **_: {"ETag": "1", "Body": BytesIO(objects[Key])}  # noqa: N803
-    for action in (bucket.put_object, bucket.get_object):
-        action.__name__ = "action"
-    store = OssStore(bucket, Calls(lambda: NOW), "oss://records/reaper")
-    key = users_key("dev", "i-1")
 
-    store.put(key, {"users": ["ada"]})
-    store.put(key, {"users": WORDS})
+    class Bucket:
+        """A bucket that has no list."""
 
-    assert store.newest(key).content == {"users": WORDS}
+        def put_object(self, Key, Body, **_):  # noqa: N803 - boto3's
+            objects[Key] = Body
+            return {"ETag": "1"}
+
+        def get_object(self, Key, **_):  # noqa: N803
+            return {"ETag": "1", "Body": BytesIO(objects[Key])}
+
+    store = OssStore(Bucket(), Calls(lambda: NOW), "oss://records/reaper")
+    for users in (["ada"], WORDS):
+        store.put(users_key("dev", "i-1"), {"users": users})
+
+    assert store.newest(users_key("dev", "i-1")).content == {"users": WORDS}
     assert json.loads(objects["reaper/users/dev/i-1.json"]) == {"users": WORDS}

@@ -3,7 +3,6 @@
 The rules run in network namespaces of their own: an instance between a cloud that answers and a container.
 """
 
-import functools
 import os
 import re
 import shutil
@@ -82,13 +81,8 @@ all after
 """
 
 
-@functools.cache
-def tried() -> dict[str, str]:
-    """Who reached what, before and after the rules were loaded."""
-    return _tried(NETWORKS)
-
-
-def _tried(script: str) -> dict[str, str]:
+def tried(script: str) -> dict[str, str]:
+    """Who reached what, in networks of their own."""
     if os.geteuid() != 0 or shutil.which("nft") is None:
         pytest.skip("rules of nftables need root and the package nftables")
     command = ["unshare", "--net", "--mount", "bash", "-c", script, "networks", rules(), sys.executable]
@@ -140,31 +134,14 @@ asked "$2" tunnel-server 110 2049 0
 """
 
 
-@functools.cache
-def asked_for_homes() -> dict[str, str]:
-    """Who reached the shared homes."""
-    return _tried(HOMES)
-
-
-HOSTS = (
-    "user-server",
-    "user-tunnel",
-    "trainer-tunnel",
-    "service-server",
-    "service-tunnel",
-    "forwarded-tunnel",
-)
-
-
-@pytest.mark.parametrize("who", HOSTS)
-def test_nobody_but_root_and_the_kernel_speaks_nfs_to_the_homes(who):
+def test_nobody_but_root_and_the_kernel_speaks_nfs_to_the_homes_and_the_tunnel_to_its_server():
     """A user-space client names any user it likes, and would write an admin's authorized_keys."""
-    assert asked_for_homes()[who] == "refused"
+    others = ("user-server", "user-tunnel", "trainer-tunnel", "service-server", "service-tunnel")
 
-
-def test_the_kernel_mounts_the_homes_and_the_tunnel_reaches_its_server():
-    assert asked_for_homes()["kernel-tunnel"] == "open"
-    assert asked_for_homes()["tunnel-server"] == "open"
+    assert tried(HOMES) == {
+        **dict.fromkeys((*others, "forwarded-tunnel"), "refused"),
+        **dict.fromkeys(("kernel-tunnel", "tunnel-server"), "open"),
+    }
 
 
 def rules() -> str:
@@ -178,27 +155,17 @@ def rules() -> str:
 ADDRESSES = [address for addresses in user_access.ADDRESSES.values() for address in addresses]
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
-def test_the_metadata_service_answers_root_and_refuses_users_at_once(address):
-    assert (tried()[f"before-user-{address}"], tried()[f"after-user-{address}"]) == ("open", "refused")
-    assert tried()[f"after-root-{address}"] == "open"
+def test_the_metadata_service_answers_root_and_our_services_and_refuses_users_and_containers_at_once():
+    """Time and names, which are beside it, stay everybody's."""
+    refused = [*(f"user-{address}" for address in ADDRESSES), "own-root", "container"]
+    served = [*(f"root-{address}" for address in ADDRESSES), "service", "time-service"]
 
-
-def test_rules_that_are_loaded_again_take_the_place_of_the_earlier_ones():
-    assert tried()["rules"] == "1"
-
-
-@pytest.mark.parametrize("way", ["own-root", "container"])
-def test_no_container_is_a_way_round(way):
-    assert (tried()[f"before-{way}"], tried()[f"after-{way}"]) == ("open", "refused")
-
-
-def test_services_of_ours_that_have_the_instances_role_reach_it():
-    assert tried()["after-service"] == "open"
-
-
-def test_time_and_names_which_are_beside_it_stay_everybodys():
-    assert tried()["after-time-service"] == "open"
+    assert tried(NETWORKS) == {
+        **dict.fromkeys((f"before-{who}" for who in (*refused, *served)), "open"),
+        "rules": "1",  # those that are loaded again take the place of the earlier ones
+        **dict.fromkeys((f"after-{who}" for who in refused), "refused"),
+        **dict.fromkeys((f"after-{who}" for who in served), "open"),
+    }
 
 
 def test_the_rules_name_all_metadata_services_and_accounts_that_the_image_makes():
@@ -214,14 +181,17 @@ def test_the_rules_name_all_metadata_services_and_accounts_that_the_image_makes(
     assert all(f"\nu {name} " in made for name in (*ACCOUNTS, *TUNNEL))
 
 
+def lines_of_environment():
+    return [line for line in ENVIRONMENT.read_text().splitlines() if not line.startswith("#")]
+
+
 def test_users_are_led_to_the_port_that_the_service_has_and_no_user_can_take():
     unit = (ROOTFS / "etc/systemd/system/gpu-credentials.socket").read_text()
-    lines = [line for line in ENVIRONMENT.read_text().splitlines() if not line.startswith("#")]
     base = f"http://{service.ADDRESS}:{service.PORT}"
 
     assert f"\nListenStream={service.ADDRESS}:{service.PORT}\n" in unit
     assert service.PORT < 1024
-    assert dict(line.split("=", 1) for line in lines) == {
+    assert dict(line.split("=", 1) for line in lines_of_environment()) == {
         "AWS_CONTAINER_CREDENTIALS_FULL_URI": base + service.CREDENTIALS,
         "ALIBABA_CLOUD_CREDENTIALS_URI": base + service.CREDENTIALS,
         **{variable: base for variable, _, _ in SERVICES.values()},
@@ -234,17 +204,15 @@ def test_tasks_of_the_queue_are_led_there_whatever_environment_they_were_submitt
 
     said = ran(["sh"], input=here, check=True).stdout
 
-    lines = [line for line in ENVIRONMENT.read_text().splitlines() if not line.startswith("#")]
-    assert said.splitlines() == [f"export {line}" for line in lines]
+    assert said.splitlines() == [f"export {line}" for line in lines_of_environment()]
 
 
-@pytest.mark.parametrize("unit", ["trainer@.service", "gpu-run@.service"])
-def test_units_that_run_users_code_are_led_there(unit):
-    """First, so that a job's own file counts."""
-    text = (ROOTFS / "etc/systemd/system" / unit).read_text()
-    files = re.findall(r"^EnvironmentFile=(.*)$", text, flags=re.MULTILINE)
+def test_units_that_run_users_code_are_led_there_first_so_that_a_jobs_own_file_counts():
+    for unit in ("trainer@.service", "gpu-run@.service"):
+        text = (ROOTFS / "etc/systemd/system" / unit).read_text()
+        files = re.findall(r"^EnvironmentFile=(.*)$", text, flags=re.MULTILINE)
 
-    assert files[0] == "-/etc/environment.d/60-gpu-fleet.conf"
+        assert files[0] == "-/etc/environment.d/60-gpu-fleet.conf", unit
 
 
 def test_what_flushes_all_rules_loads_these_again():
@@ -255,10 +223,9 @@ def test_what_flushes_all_rules_loads_these_again():
     assert all(f"\n{when}{loads}" in dropped_in for when in ("ExecStartPost", "ExecReload", "ExecStopPost"))
 
 
-@pytest.mark.parametrize("unit", ["systemd-user-sessions", "gpu-accounts", "cron", "atd"])
-def test_nothing_that_runs_what_users_left_begins_before_the_service_is_closed(unit):
+def test_nothing_that_runs_what_users_left_begins_before_the_service_is_closed():
+    units = {f"{unit}.service" for unit in ("systemd-user-sessions", "gpu-accounts", "cron", "atd")}
     text = (ROOTFS / "etc/systemd/system/gpu-metadata.service").read_text()
-    before = " ".join(re.findall(r"^Before=(.*)$", text, flags=re.MULTILINE)).split()
 
-    assert f"{unit}.service" in before
-    assert f"{unit}.service" in re.search(r"^RequiredBy=(.*)$", text, flags=re.MULTILINE)[1].split()
+    for kind in ("Before", "RequiredBy"):
+        assert units <= set(" ".join(re.findall(rf"^{kind}=(.*)$", text, flags=re.MULTILINE)).split()), kind

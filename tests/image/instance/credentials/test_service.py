@@ -109,43 +109,36 @@ def test_each_user_gets_their_own_session_and_both_clouds_names_for_it():
         said = [json.loads(asked(uid, port)[1]) for uid in (ADA, EVE, TRAINER)]
 
     assert [answer["AccessKeyId"] for answer in said] == ["id-ada", "id-eve", "id-gpu-fleet"]
-    assert (said[0]["SecretAccessKey"], said[0]["Token"]) == ("secret", "token")
-    assert (said[0]["Code"], said[0]["AccessKeySecret"], said[0]["SecurityToken"]) == (
-        *("Success", "secret", "token"),
-    )
+    names = ("Code", "SecretAccessKey", "Token", "AccessKeySecret", "SecurityToken")
+    assert [said[0][name] for name in names] == ["Success", "secret", "token", "secret", "token"]
 
 
-@pytest.mark.parametrize(
-    ("uid", "why"),
-    [
-        (0, "root uses the instance's role"),
-        (DAEMON, "account 'gpu-fleet-probe' is a service's, not a user's"),
-        (SLURM, "account 'slurm' is a service's, not a user's"),
-        (LEAVER, "account 'lee' is locked"),
-        (ODD, "account 'ada.' is not served; allowed: [a-z]"),
-        (NOBODY, "user 5999 has no account on this instance"),
-    ],
-)
-def test_who_is_no_user_is_refused_with_a_reason(uid, why):
+NO_USERS = {
+    0: "root uses the instance's role",
+    DAEMON: "account 'gpu-fleet-probe' is a service's, not a user's",
+    SLURM: "account 'slurm' is a service's, not a user's",
+    LEAVER: "account 'lee' is locked",
+    ODD: "account 'ada.' is not served; allowed: [a-z]",
+    NOBODY: "user 5999 has no account on this instance",
+}
+ROUNDABOUT = [
+    "Host: rebound.example",
+    "X-Forwarded-For: 10.0.0.7",
+    "Forwarded: for=10.0.0.7",
+    "Via: 1.1 squid",
+]
+
+
+def test_who_is_no_user_is_refused_with_a_reason_as_are_pages_in_browsers_and_proxies_of_users():
     role = Role()
     with serving(role) as port:
-        status, body = asked(uid, port)
+        refused = {uid: asked(uid, port) for uid in NO_USERS}
+        roundabout = [asked(ADA, port, headers=[header])[0] for header in ROUNDABOUT]
 
-    assert status == 403
-    assert why in json.loads(body)["Message"]
+    assert {status for status, _ in refused.values()} == set(roundabout) == {403}
+    said = {uid: json.loads(body)["Message"] for uid, (_, body) in refused.items()}
+    assert [(uid, said[uid]) for uid, why in NO_USERS.items() if why not in said[uid]] == []
     assert role.asked == []
-
-
-@pytest.mark.parametrize(
-    "header",
-    ["Host: rebound.example", "X-Forwarded-For: 10.0.0.7", "Forwarded: for=10.0.0.7", "Via: 1.1 squid"],
-)
-def test_a_page_in_a_users_browser_and_a_users_proxy_are_refused(header):
-    role = Role()
-    with serving(role) as port:
-        status, _ = asked(ADA, port, headers=[header])
-
-    assert (status, role.asked) == (403, [])
 
 
 IDLE = """
@@ -296,63 +289,53 @@ def row(local, remote, state, uid, inode):
 CLIENT, SERVER = "0100007F:C350", "0100007F:0337"
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [],
-        [row(SERVER, CLIENT, "01", ADA, 7)],
-        [row(CLIENT, SERVER, "01", ADA, 0)],
-        [row(CLIENT, SERVER, "06", ADA, 7)],
-        [row(CLIENT, SERVER, "02", ADA, 7)],
-        [row(CLIENT, SERVER, "01", ADA, 7), row(CLIENT, SERVER, "01", EVE, 8)],
-    ],
-    ids=["none", "the server's own end", "closed", "over", "not open yet", "two"],
-)
-def test_a_connection_without_one_known_owner_is_refused(tmp_path, rows):
+NOT_KNOWN = {
+    "none": [],
+    "the server's own end": [row(SERVER, CLIENT, "01", ADA, 7)],
+    "closed": [row(CLIENT, SERVER, "01", ADA, 0)],
+    "over": [row(CLIENT, SERVER, "06", ADA, 7)],
+    "not open yet": [row(CLIENT, SERVER, "02", ADA, 7)],
+    "two": [row(CLIENT, SERVER, "01", ADA, 7), row(CLIENT, SERVER, "01", EVE, 8)],
+}
+
+
+def test_a_connection_without_one_known_owner_is_refused(tmp_path):
     table = tmp_path / "tcp"
-    table.write_text("\n".join(["  sl  local_address", *rows]) + "\n")
+    for rows in NOT_KNOWN.values():
+        table.write_text("\n".join(["  sl  local_address", *rows]) + "\n")
 
-    with pytest.raises(callers.NotServedError, match="owner of this connection is not known"):
-        callers.account_of(("127.0.0.1", 50000), ("127.0.0.1", 823), [table, tmp_path / "absent"])
+        with pytest.raises(callers.NotServedError, match="owner of this connection is not known"):
+            callers.account_of(("127.0.0.1", 50000), ("127.0.0.1", 823), [table, tmp_path / "absent"])
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/latest/meta-data/iam/security-credentials/",
-        "/latest/meta-data/identity-credentials/ec2/security-credentials/ec2-instance",
-        "/latest/meta-data/ram/security-credentials/",
-        "/latest/meta-data/instance-id/../iam/security-credentials/",
-        "/latest/meta-data//iam/security-credentials/",
-        "/latest/meta-data/tags/instance/",
-        "/latest/meta-data/",
-        "/latest/dynamic/instance-identity/document",
-        "/latest/user-data",
-        "/2021-07-15/meta-data/instance-id",
-        "/",
-    ],
-)
-def test_nothing_but_listed_facts_of_the_metadata_service_is_handed_on(monkeypatch, path):
+NOT_HANDED_ON = [
+    "/latest/meta-data/iam/security-credentials/",
+    "/latest/meta-data/identity-credentials/ec2/security-credentials/ec2-instance",
+    "/latest/meta-data/ram/security-credentials/",
+    "/latest/meta-data/instance-id/../iam/security-credentials/",
+    "/latest/meta-data//iam/security-credentials/",
+    "/latest/meta-data/tags/instance/",
+    "/latest/meta-data/",
+    "/latest/dynamic/instance-identity/document",
+    "/latest/user-data",
+    "/2021-07-15/meta-data/instance-id",
+    "/",
+]
+
+
+def test_users_read_listed_facts_of_their_instance_as_from_the_metadata_service_and_nothing_else(monkeypatch):
     with metadata_service() as metadata:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.endpoint)
-        metadata.answers = {path: "secret"}
+        metadata.answers = dict.fromkeys(NOT_HANDED_ON, "secret")
         with serving(Role(), Metadata("aws")) as port:
-            status, _ = asked(ADA, port, path)
-
-    assert (status, metadata.asked) == (404, [])
-
-
-def test_users_read_facts_of_their_instance_as_from_the_metadata_service(monkeypatch):
-    with metadata_service() as metadata:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.endpoint)
-        metadata.answers = {"/latest/meta-data/instance-id": "i-1"}
-        with serving(Role(), Metadata("aws")) as port:
+            refused = {path: asked(ADA, port, path)[0] for path in NOT_HANDED_ON}
+            before = list(metadata.asked)
+            metadata.answers = {"/latest/meta-data/instance-id": "i-1"}
             token = asked(ADA, port, "/latest/api/token", "PUT")
-            said = [
-                asked(ADA, port, f"/latest/meta-data/{path}")
-                for path in ("instance-id", "spot/instance-action")
-            ]
+            facts = ("instance-id", "spot/instance-action")
+            said = [asked(ADA, port, f"/latest/meta-data/{path}") for path in facts]
 
+    assert (refused, before) == (dict.fromkeys(NOT_HANDED_ON, 404), [])
     assert token[0] == 200
     assert said == [(200, "i-1"), (404, "")]
 
@@ -383,9 +366,8 @@ def test_boto3_says_why_the_cloud_gave_no_credentials():
         where = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{port}/credentials"}
         done = as_account(ADA, CALLER, **where)
 
-    assert (
-        "no credentials of this pool's user role for account 'ada': assume_role: AccessDenied" in done.stderr
-    )
+    why = "no credentials of this pool's user role for account 'ada': assume_role: AccessDenied"
+    assert why in done.stderr
 
 
 def test_boto3_names_a_service_that_is_down():
@@ -402,8 +384,8 @@ def test_on_alibaba_cloud_users_programs_read_the_keys_that_the_environment_lead
     """As rclone does it, whose SDK asks a program of ours."""
     with serving(Role()) as port:
         where = {"ALIBABA_CLOUD_CREDENTIALS_URI": f"http://127.0.0.1:{port}/credentials"}
-        done = as_account(ADA, "from gpu_fleet_image.core.alicloud_credentials import main; main()", **where)
-        refused = as_account(0, "from gpu_fleet_image.core.alicloud_credentials import main; main()", **where)
+        program = "from gpu_fleet_image.core.alicloud_credentials import main; main()"
+        done, refused = (as_account(uid, program, **where) for uid in (ADA, 0))
 
     assert json.loads(done.stdout)["AccessKeyId"] == "id-ada", done.stderr
     assert "root uses the instance's role" in refused.stderr

@@ -21,87 +21,67 @@ START = datetime(2026, 11, 26, 4, tzinfo=UTC)
 
 
 class Role:
-    """A role whose sessions last an hour; fails while ``error`` is set."""
+    """A role whose sessions last an hour, with its own time; fails while ``error`` is set."""
 
-    def __init__(self, clock):
-        self.clock, self.asked, self.error = clock, 0, None
+    def __init__(self):
+        self.now, self.asked, self.error = START, 0, None
+        self.keys_of = Sessions(self, lambda: self.now).keys_of
 
     def assume(self, account):
         self.asked += 1
         if self.error:
             raise self.error
-        return SessionKeys(f"{account}-{self.asked}", "secret", "token", self.clock.now + timedelta(hours=1))
-
-
-class Clock:
-    """A time that a test sets."""
-
-    now = START
-
-    def __call__(self):
-        return self.now
+        return SessionKeys(f"{account}-{self.asked}", "secret", "token", self.now + timedelta(hours=1))
 
 
 @pytest.fixture
-def clock():
-    return Clock()
+def role():
+    return Role()
 
 
-@pytest.fixture
-def role(clock):
-    return Role(clock)
+THROTTLED = CloudError("AssumeRole: Throttling")
 
 
-@pytest.fixture
-def sessions(role, clock):
-    return Sessions(role, clock)
+@pytest.mark.parametrize(
+    ("minutes", "error", "key_id"),
+    [(0, None, "ada-1"), (39, None, "ada-1"), (40, None, "ada-2"), (59, THROTTLED, "ada-1")],
+)
+def test_a_session_is_kept_until_botocore_would_ask_for_a_newer_one_or_the_cloud_gives_it(
+    role, minutes, error, key_id
+):
+    role.keys_of("ada")
+
+    role.now, role.error = START + timedelta(minutes=minutes), error
+
+    assert role.keys_of("ada").key_id == key_id
 
 
-@pytest.mark.parametrize(("minutes", "key_id"), [(0, "ada-1"), (39, "ada-1"), (40, "ada-2")])
-def test_a_session_is_kept_until_botocore_would_ask_for_a_newer_one(sessions, clock, minutes, key_id):
-    sessions.keys_of("ada")
+def test_keys_that_have_ended_are_given_to_nobody(role):
+    role.keys_of("ada")
 
-    clock.now = START + timedelta(minutes=minutes)
-
-    assert sessions.keys_of("ada").key_id == key_id
-
-
-def test_keys_that_still_hold_are_given_while_the_cloud_gives_no_newer_ones(sessions, clock, role):
-    sessions.keys_of("ada")
-    role.error = CloudError("AssumeRole: Throttling")
-
-    clock.now = START + timedelta(minutes=59)
-
-    assert sessions.keys_of("ada").key_id == "ada-1"
-
-
-def test_keys_that_have_ended_are_given_to_nobody(sessions, clock, role):
-    sessions.keys_of("ada")
-    role.error = CloudError("AssumeRole: Throttling")
-
-    clock.now = START + timedelta(minutes=60)
+    role.now, role.error = START + timedelta(minutes=60), THROTTLED
 
     with pytest.raises(NoSessionError, match="AssumeRole: Throttling"):
-        sessions.keys_of("ada")
+        role.keys_of("ada")
 
 
-def test_an_answer_of_the_cloud_that_nobody_expects_is_a_refusal_too(sessions, role):
+def test_an_answer_of_the_cloud_that_nobody_expects_is_a_refusal_too(role):
     role.error = KeyError("Credentials")
 
     with pytest.raises(NoSessionError, match=r"the cloud's answer cannot be read: KeyError\('Credentials'\)"):
-        sessions.keys_of("ada")
+        role.keys_of("ada")
 
 
-def test_eight_ranks_that_hear_no_are_one_question_and_the_next_one_follows_soon(sessions, clock, role):
+def test_eight_ranks_that_hear_no_are_one_question_and_the_next_one_follows_soon(role):
     role.error = CloudError("AssumeRole: AccessDenied")
     for _ in range(8):
         with pytest.raises(NoSessionError, match="AccessDenied"):
-            sessions.keys_of("ada")
+            role.keys_of("ada")
     assert role.asked == 1
 
-    clock.now, role.error = START + timedelta(seconds=5), None
+    role.now, role.error = START + timedelta(seconds=5), None
 
-    assert sessions.keys_of("ada").key_id == "ada-2"
+    assert role.keys_of("ada").key_id == "ada-2"
 
 
 @given(st.from_regex(ACCOUNT, fullmatch=True))

@@ -41,29 +41,20 @@ def check(tmp_path):
         pytest.skip("no PCI bus on this computer")
 
     def run(bus, driven, when, status=0, answering=None, *, manifest="{}"):
+        for folder in ("bus", "driver", *(f"driver/nvidia/gpus/{number}" for number in range(driven))):
+            (tmp_path / folder).mkdir(parents=True)
+        gpus = driven if answering is None else answering
+        files = {f"share/gpu-fleet/{name}": manifest for name in ("manifest.json", "sbom.cdx.json")} | {
+            "opt/gpu-fleet/bin/run": GATE.format(gpus=gpus, top=payload.PROJECT, path=sys.path),
+            "opt/gpu-fleet/venv/bin/python": f'#!/bin/bash\necho "$*" >>"{tmp_path}/calls"\nexit {status}\n',
+            **{f"bin/{name}": f"#!/bin/bash\n{body}\n" for name, body in OTHERS.items()},
+        }
         for number, (vendor, kind) in enumerate(bus):
-            device = tmp_path / f"bus/0000:00:{number:02}.0"
-            device.mkdir(parents=True)
-            (device / "vendor").write_text(f"{vendor}\n")
-            (device / "class").write_text(f"{kind}\n")
-        (tmp_path / "bus").mkdir(exist_ok=True)
-        for number in range(driven):
-            (tmp_path / f"driver/nvidia/gpus/{number}").mkdir(parents=True)
-        (tmp_path / "driver").mkdir(exist_ok=True)
-        opt = tmp_path / "opt/gpu-fleet/venv/bin"
-        opt.mkdir(parents=True)
-        (tmp_path / "opt/gpu-fleet/bin").mkdir()
-        (tmp_path / "opt/gpu-fleet/bin/run").write_text(
-            GATE.format(gpus=driven if answering is None else answering, top=payload.PROJECT, path=sys.path)
-        )
-        for name in ("manifest.json", "sbom.cdx.json"):
-            file = tmp_path / "share/gpu-fleet" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(manifest)
-        (tmp_path / "bin").mkdir()
-        for name, body in OTHERS.items():
-            executable(tmp_path / "bin" / name, f"#!/bin/bash\n{body}\n")
-        executable(opt / "python", f'#!/bin/bash\necho "$*" >>"{tmp_path}/calls"\nexit {status}\n')
+            device = f"bus/0000:00:{number:02}.0"
+            files |= {f"{device}/vendor": f"{vendor}\n", f"{device}/class": f"{kind}\n"}
+        for name, text in files.items():
+            executable(tmp_path / name, text)
+        (tmp_path / "calls").touch()
         mounts = {
             "bus": "/sys/bus/pci/devices",
             "driver": "/proc/driver",
@@ -74,19 +65,14 @@ def check(tmp_path):
         script = "\n".join([*lines, f"PATH={tmp_path}/bin:$PATH exec bash {CHECK} {when}"])
         done = ran(["unshare", "--mount", "bash", "-e", "-c", script])
         run.status, run.output = done.returncode, done.stdout + done.stderr
-        calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
+        calls = (tmp_path / "calls").read_text().splitlines()
         said = [line for line in done.stdout.splitlines() if "name=gpus " in line]
-        return said, [line for line in calls.splitlines() if "torch.distributed.run" in line]
+        return said, [line for line in calls if "torch.distributed.run" in line]
 
     return run
 
 
 GPU, SWITCH, CARD = ("0x10de", "0x030200"), ("0x10de", "0x068000"), ("0x1d0f", "0x020000")
-
-
-def test_an_instance_without_a_gpu_is_asked_for_none(check):
-    assert check([CARD], 0, "booted") == ([], [])
-    assert check.status == 0, check.output
 
 
 def test_a_clouds_image_without_the_users_tools_fails_the_build(check):
@@ -96,8 +82,8 @@ def test_a_clouds_image_without_the_users_tools_fails_the_build(check):
     assert {f"name={tool} ok=false" in check.output for tool in ("notebook", "uv", "micromamba")} == {True}
 
 
-@pytest.mark.parametrize("gpus", [1, 8])
-def test_a_valid_image_passes_as_a_whole_on_an_instance_with_gpus(check, gpus):
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+def test_a_valid_image_passes_as_a_whole(check, gpus):
     check([GPU] * gpus, gpus, "booted")
 
     assert check.status == 0, check.output
@@ -111,35 +97,40 @@ def test_a_gate_that_sees_fewer_gpus_than_the_bus_fails_the_build(check):
     assert "name=gate ok=false" in check.output
 
 
-def test_nccl_has_a_rank_for_each_gpu_and_none_for_a_switch(check):
-    said, calls = check([GPU, GPU, SWITCH, CARD], 2, "booted")
+FOUND, LACKING = "event=check name=gpus ok=true", "event=check name=gpus ok=false"
+# the bus, how many the driver has, when, the launcher's status; what is said, and the ranks that add up
+ASKED = {
+    "no GPU": ([CARD], 0, "booted", 0, [], []),
+    "a rank for each GPU and none for a switch": (
+        *([GPU, GPU, SWITCH, CARD], 2, "booted", 0),
+        *([FOUND], ["--nproc-per-node 2 -m gpu_fleet_image.instance.gate.all_reduce nccl"]),
+    ),
+    "a GPU alone is tried by two": (
+        *([GPU], 1, "booted", 0),
+        *([FOUND], ["--nproc-per-node 2 -m gpu_fleet_image.instance.gate.all_reduce gloo"]),
+    ),
+    "one that the driver lacks": (
+        *([GPU, GPU], 1, "booted", 0),
+        *([f"{LACKING} detail='2 GPUs on the bus, 1 in the driver'"], []),
+    ),
+    "the builder itself is not asked": ([GPU], 1, "built", 0, [], []),
+}
 
-    assert said == ["event=check name=gpus ok=true"]
-    (call,) = calls
-    assert call.endswith("--standalone --nproc-per-node 2 -m gpu_fleet_image.instance.gate.all_reduce nccl")
 
+@pytest.mark.parametrize("case", ASKED)
+def test_every_gpu_of_the_bus_is_in_the_driver_and_adds_up(check, case):
+    *given, said, ranks = ASKED[case]
 
-def test_a_gpu_alone_is_tried_by_two_ranks_of_gloo(check):
-    _, (call,) = check([GPU], 1, "booted")
+    found, calls = check(*given)
 
-    assert call.endswith("--nproc-per-node 2 -m gpu_fleet_image.instance.gate.all_reduce gloo")
-
-
-def test_a_gpu_that_the_driver_lacks_fails_the_build(check):
-    said, calls = check([GPU, GPU], 1, "booted")
-
-    assert said == ["event=check name=gpus ok=false detail='2 GPUs on the bus, 1 in the driver'"]
-    assert calls == []
+    assert found == said
+    assert [call.partition("--standalone ")[2] for call in calls] == ranks
 
 
 def test_a_failed_all_reduce_fails_the_build(check):
     (said,), _ = check([GPU, GPU], 2, "booted", status=1)
 
-    assert "name=gpus ok=false" in said
-
-
-def test_the_builder_itself_is_not_asked(check):
-    assert check([GPU], 1, "built") == ([], [])
+    assert said.startswith(LACKING)
 
 
 def test_ranks_add_up_by_gloo(forked):

@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import pynvml
 import pytest
@@ -18,6 +17,7 @@ from gpu_fleet_image.instance.agent import publish
 from gpu_fleet_image.instance.gate import __main__ as gate
 from gpu_fleet_image.instance.gate import checks, copies, probes
 from gpu_fleet_image.instance.gate.checks import CheckResult, ProbedGpu, ProbedInstance
+from tests.image.instance.fake_nvml import FakeNvml
 from tests.image.instance_toml import INSTANCE_TOML
 from tests.image.metadata_server import metadata_server
 from tests.ran import executable
@@ -27,6 +27,15 @@ A10G = Expected(gpus=1, gpu_memory_gib=24)
 SOUND = ProbedInstance(
     gpus=(ProbedGpu("0", 39.4, 0, 0, 1300.0), ProbedGpu("1", 39.4, 0, 0, 1290.0)), efa_interfaces=4
 )
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    """The folder of an instance for its instance file and its reports."""
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+    return tmp_path
 
 
 def failed(seen, expected=EXPECTED):
@@ -43,86 +52,71 @@ SLOW = (
     ProbedGpu("1", 80, 0, 0, 910.0, 2900.0),
 )
 NO_CUDA = "Error 802: system not yet initialized"
-# what is seen -> (what of it fails; how many GPUs are expected)
+BIG = Expected(gpus=8, gpu_memory_gib=40, efa_interfaces=4)
+# what is seen -> (what of it fails; of two GPUs, if nothing else is expected)
 JUDGED = {
-    "sound": (SOUND, {}, 2),
+    "sound": (SOUND, {}),
     "no driver": (
-        ProbedInstance(efa_interfaces=4, driver_problem="Driver Not Loaded"),
-        {"gpu_count": "0 of 8 GPUs: Driver Not Loaded"},
-        8,
+        *(ProbedInstance(efa_interfaces=4, driver_problem="Driver Not Loaded"),),
+        *({"gpu_count": "0 of 8 GPUs: Driver Not Loaded"}, BIG),
     ),
-    "less memory": (bent(memory_gib=19.5), {"gpu_memory": "GPU 1 has 19.5 GiB"}, 2),
-    "an uncorrected error": (bent(uncorrected_ecc_errors=3), {"ecc": "GPU 1: 3"}, 2),
-    "links down": (bent(inactive_nvlinks=2), {"nvlink": "GPU 1: 2 down"}, 2),
-    "an only GPU, whose links lead nowhere": (replace(SOUND, gpus=(ALONE,)), {}, 1),
-    "no CUDA": (bent(copy_gib_per_s=None, cuda_problem=NO_CUDA), {"cuda": f"GPU 1: {NO_CUDA}"}, 2),
-    "slower than its neighbours": (bent(copy_gib_per_s=900.0), {"bandwidth": "GPU 1: 900 GiB/s"}, 2),
+    "less memory": (bent(memory_gib=19.5), {"gpu_memory": "GPU 1 has 19.5 GiB"}),
+    "an uncorrected error": (bent(uncorrected_ecc_errors=3), {"ecc": "GPU 1: 3"}),
+    "links down": (bent(inactive_nvlinks=2), {"nvlink": "GPU 1: 2 down"}),
+    "an only GPU, whose links lead nowhere": (replace(SOUND, gpus=(ALONE,)), {}, replace(EXPECTED, gpus=1)),
+    "no CUDA": (bent(copy_gib_per_s=None, cuda_problem=NO_CUDA), {"cuda": f"GPU 1: {NO_CUDA}"}),
+    "slower than its neighbours": (bent(copy_gib_per_s=900.0), {"bandwidth": "GPU 1: 900 GiB/s"}),
     "all slow alike, with what slows them": (
         replace(SOUND, gpus=SLOW),
         {"bandwidth": "all are slow alike: GPU 0: 900 of 2900 GiB/s (power brake); GPU 1: 910 of 2900 GiB/s"},
-        2,
     ),
-    "less than the peak": (bent(copy_gib_per_s=1290.0, peak_gib_per_s=1290.0 / 0.75), {}, 2),
-    "no card": (replace(SOUND, efa_interfaces=3), {"fabric": "3 of 4 EFA interfaces"}, 2),
-    "an error of a program": (
-        replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:10:1c): 31, pid=7, a bad pointer\n"),
-        {},
-        2,
-    ),
-} | {
-    f"fatal error {code}": (
-        replace(SOUND, kernel_log=f"NVRM: Xid (PCI:0000:10:1c): {code}, pid='<unknown>'\n" * 2),
-        {"xid": f"Xid {code} on PCI:0000:10:1c"},
-        2,
-    )
-    for code in checks.FATAL_XIDS
+    "less than the peak": (bent(copy_gib_per_s=1290.0, peak_gib_per_s=1290.0 / 0.75), {}),
+    "no card": (replace(SOUND, efa_interfaces=3), {"fabric": "3 of 4 EFA interfaces"}),
 }
 
 
 def test_each_finding_fails_its_check_alone_and_says_what_was_found():
-    assert {
-        key: found
-        for key, (seen, expected, gpus) in JUDGED.items()
-        if (found := failed(seen, replace(EXPECTED, gpus=gpus))) != expected
-    } == {}
+    found = {key: failed(seen, *expected) for key, (seen, _, *expected) in JUDGED.items()}
+
+    assert found == {key: row[1] for key, row in JUDGED.items()}
 
 
-LINK = "NVRM: Xid (PCI:0000:10:1c): {}, NETIR_LINK_EVT {} XC0 i0 Link 02 (0x0250 0 0 0 0 0)\n"
+BUS = "PCI:0000:10:1c"
+FALLEN = f"NVRM: Xid ({BUS}): 79, fallen"
+LINK = f"NVRM: Xid ({BUS}): {{}}, NETIR_LINK_EVT {{}} XC0 i0 Link 02 (0x0250 0 0 0 0 0)\n"
 RESET, REBOOT, NONE = "0x1 (GPU Reset Required)", "0x2 (Node Reboot Required)", "0x0 (None)"
+TO_REBOOT = "Xid 154 (Node Reboot Required) on PCI:0000:3b:00"
+# the kernel names the control group that ran out of memory, and a user names those of their session
+GROUP = "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/user.slice/{},task=python,pid=7,uid=1001\n"
 
 
 def recovery(before, after):
     return f"NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from {before} to {after}\n"
 
 
-def test_an_error_of_blackwells_links_fails_where_the_driver_calls_it_fatal():
-    codes = range(144, 151)
-    logs = {(code, kind): LINK.format(code, kind) for code in codes for kind in ("Fatal", "Nonfatal")}
+# the kernel's messages -> what fails
+LOGS = {
+    f"NVRM: Xid ({BUS}): 31, pid=7, a bad pointer\n": "",  # a program's
+    **{f"NVRM: Xid ({BUS}): {code}, pid=1\n" * 2: f"Xid {code} on {BUS}" for code in checks.FATAL_XIDS},
+    # of Blackwell's links, where the driver calls it fatal
+    **{LINK.format(code, "Fatal"): f"Xid {code} on {BUS}" for code in range(144, 151)},
+    **{LINK.format(code, "Nonfatal"): "" for code in range(144, 151)},
+    # what the driver wants counts until it wants nothing
+    recovery(NONE, REBOOT): TO_REBOOT,
+    recovery(NONE, RESET) + recovery(RESET, NONE): "",
+    "NVRM: Xid (PCI:0000:3b:00): 154\n": TO_REBOOT.replace(
+        "Node Reboot Required", "an action that the driver does not name"
+    ),
+    # words of users are no error of the driver, and hide none
+    GROUP.format(FALLEN): "",
+    recovery(NONE, REBOOT) + GROUP.format(recovery(REBOOT, NONE).strip()): TO_REBOOT,
+}
 
-    assert {key: failed(replace(SOUND, kernel_log=log)) for key, log in logs.items()} == {
-        (code, kind): {"xid": f"Xid {code} on PCI:0000:10:1c"} if kind == "Fatal" else {}
-        for code, kind in logs
-    }
 
+def test_errors_in_the_kernels_messages_after_which_a_gpu_is_unusable_fail():
+    found = {log: failed(replace(SOUND, kernel_log=log)) for log in LOGS}
 
-def test_a_gpu_that_the_driver_wants_reset_or_rebooted_fails_until_it_wants_nothing():
-    asked = replace(SOUND, kernel_log=recovery(NONE, REBOOT))
-    mended = replace(SOUND, kernel_log=recovery(NONE, RESET) + recovery(RESET, NONE))
-    unnamed = replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:3b:00): 154\n")
-
-    assert failed(asked) == {"xid": "Xid 154 (Node Reboot Required) on PCI:0000:3b:00"}
-    assert failed(mended) == {}
-    assert "does not name" in failed(unnamed)["xid"]
-
-
-def test_words_of_users_in_the_kernels_messages_are_no_error_of_the_driver():
-    """The kernel names the control group that ran out of memory, and a user names those of their session."""
-    group = "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/user.slice/{},task=python,pid=7,uid=1001\n"
-    forged = replace(SOUND, kernel_log=group.format("NVRM: Xid (PCI:0000:10:1c): 79, fallen"))
-    hidden = replace(SOUND, kernel_log=recovery(NONE, REBOOT) + group.format(recovery(REBOOT, NONE).strip()))
-
-    assert failed(forged) == {}
-    assert failed(hidden) == {"xid": "Xid 154 (Node Reboot Required) on PCI:0000:3b:00"}
+    assert found == {log: {"xid": said} if said else {} for log, said in LOGS.items()}
 
 
 CRASHED = "x[7]: segfault at 0 ip 00 sp 00 error 4 in {}[5555+1000]"
@@ -130,8 +124,7 @@ CRASHED = "x[7]: segfault at 0 ip 00 sp 00 error 4 in {}[5555+1000]"
 
 def test_a_file_whose_name_has_two_lines_forges_no_error_of_the_driver(tmp_path, monkeypatch):
     """The kernel names the file in which a user's program crashed, and journald keeps a line's end in it."""
-    fallen = "NVRM: Xid (PCI:0000:10:1c): 79, fallen"
-    messages = [CRASHED.format(f"a{end}{fallen}") for end in ("\n", "\x0b", "\u2028")]
+    messages = [CRASHED.format(f"a{end}{FALLEN}") for end in ("\n", "\x0b", "\u2028")]
     entries = [{"MESSAGE": text} for text in messages] + [{"MESSAGE": None}]
     own = "NVRM: Xid (PCI:0000:3b:00): 48, name=\udcff"
     entries.append({"MESSAGE": list(own.encode(errors="surrogateescape"))})
@@ -139,7 +132,7 @@ def test_a_file_whose_name_has_two_lines_forges_no_error_of_the_driver(tmp_path,
     executable(tmp_path / "journalctl", f"#!/bin/sh\ncase $* in *=json*) cat <<'.'\n{says}\n.\nesac\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
-    seen = replace(SOUND, kernel_log=probes.probe(NoDriver, sys=tmp_path).kernel_log)
+    seen = replace(SOUND, kernel_log=probes.probe(NO_DRIVER, sys=tmp_path).kernel_log)
 
     assert failed(seen) == {"xid": "Xid 48 on PCI:0000:3b:00"}
 
@@ -148,17 +141,14 @@ def test_gpus_that_broke_after_the_boot_check_are_unfit_for_a_job(tmp_path):
     """Links train and copies are slow while jobs run: those checks are the boot's alone."""
     report = tmp_path / "ready.json"
     gate.write_report(checks.judge(EXPECTED, SOUND), report, datetime(2026, 11, 26, tzinfo=UTC))
-    fallen = replace(SOUND, gpus=SOUND.gpus[:1], kernel_log="NVRM: Xid (PCI:0000:10:1c): 79, fallen\n")
+    fallen = replace(SOUND, gpus=SOUND.gpus[:1], kernel_log=f"{FALLEN}\n")
     at_work = bent(inactive_nvlinks=2, copy_gib_per_s=1.0)
 
     assert gate.broken_since(report, fallen) == ["1 of 2 GPUs", "Xid 79 on PCI:0000:10:1c"]
     assert gate.broken_since(report, at_work) == []
 
 
-def test_an_instance_whose_metadata_service_users_reach_is_unfit_for_a_job(tmp_path, monkeypatch, capsys):
-    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
-    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
-    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+def test_an_instance_whose_metadata_service_users_reach_is_unfit_for_a_job(run_dir, monkeypatch, capsys):
     gate.write_report(checks.judge(EXPECTED, SOUND), paths.ready_file(), datetime(2026, 11, 26, tzinfo=UTC))
     monkeypatch.setattr(gate, "_probe", lambda _copies: SOUND)
     monkeypatch.setattr(gate, "opened", lambda cloud: f"{cloud}: 169.254.169.254 answers users with 200")
@@ -168,13 +158,10 @@ def test_an_instance_whose_metadata_service_users_reach_is_unfit_for_a_job(tmp_p
 
 
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
-def test_the_gate_expects_what_the_instances_own_type_has(cloud, tmp_path, monkeypatch):
+def test_the_gate_expects_what_the_instances_own_type_has(cloud, run_dir, monkeypatch):
     """The two clouds keep the type under different paths of their metadata."""
-    (tmp_path / "instance.toml").write_text(
-        INSTANCE_TOML.replace('"aws"', f'"{cloud}"') + '[expected."big"]\ngpus = 8\n'
-    )
-    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
-    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+    text = INSTANCE_TOML.replace('"aws"', f'"{cloud}"') + '[expected."big"]\ngpus = 8\n'
+    (run_dir / "instance.toml").write_text(text)
     path = {"aws": "instance-type", "alicloud": "instance/instance-type"}[cloud]
 
     with metadata_server(cloud) as service:
@@ -182,9 +169,13 @@ def test_the_gate_expects_what_the_instances_own_type_has(cloud, tmp_path, monke
         monkeypatch.setenv(SERVICES[cloud][0], service.base)
         status = gate.main()
 
-    report = json.loads((tmp_path / "ready.json").read_text())
+    report = json.loads((run_dir / "ready.json").read_text())
     assert status == 1
     assert report["checks"]["gpu_count"]["detail"].startswith("0 of 8 GPUs")
+
+
+NO_DRIVER = FakeNvml()
+NO_DRIVER.fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
 
 def rdma_device(sys, name, driver, state=None):
@@ -202,7 +193,7 @@ def test_rdma_devices_are_counted_by_their_driver_while_they_are_up(tmp_path):
     rdma_device(tmp_path, "rdmap2", "efa")
     rdma_device(tmp_path, "mlx5_0", "mlx5_core", "4: ACTIVE")
 
-    seen = probes.probe(NoDriver, sys=tmp_path)
+    seen = probes.probe(NO_DRIVER, sys=tmp_path)
 
     assert (seen.efa_interfaces, seen.erdma_interfaces) == (2, 0)
     assert seen.driver_problem == "Driver Not Loaded"
@@ -224,68 +215,20 @@ def test_a_driver_that_does_not_answer_is_waited_for_where_its_gpus_are_on_the_b
     for index in range(on_the_bus):
         pci_device(tmp_path, f"0000:10:1{index}.0", "0x10de", "0x030200")
 
-    found = checks.gpu_count(EXPECTED, probes.probe(NoDriver, sys=tmp_path))
+    found = checks.gpu_count(EXPECTED, probes.probe(NO_DRIVER, sys=tmp_path))
 
     assert (found.ok, found.waiting) == (False, waiting)
 
 
-class NoDriver:
-    """Speaks like pynvml on an instance whose driver is not loaded."""
-
-    class NVMLError(Exception):
-        pass
-
-    @staticmethod
-    def nvmlInit():  # noqa: N802 - NVML's own name
-        raise NoDriver.NVMLError("Driver Not Loaded")
-
-
-def answering(value):
-    return staticmethod(lambda *_: value)
-
-
-class OneGpu(NoDriver):
-    """Speaks like pynvml on an instance with one sound A10G."""
-
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = NVML_FEATURE_DISABLED = NVML_NVLINK_MAX_LINKS = 0
-    fabric = (pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, 0)  # its state and status
-
-    nvmlInit = nvmlShutdown = answering(None)  # noqa: N815 - NVML's own names
-    nvmlDeviceGetCount = answering(1)  # noqa: N815
-    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)  # noqa: N815
-    nvmlDeviceGetTotalEccErrors = answering(0)  # noqa: N815
-    nvmlDeviceGetPciInfo = answering(SimpleNamespace(busId="00:1e.0"))  # noqa: N815
-    nvmlDeviceGetMemoryInfo = answering(SimpleNamespace(total=24 * probes.GIB))  # noqa: N815
-    nvmlDeviceGetMigMode = answering((0, 0))  # noqa: N815
-    nvmlDeviceGetMaxClockInfo = answering(6251)  # noqa: N815
-    nvmlDeviceGetMemoryBusWidth = answering(384)  # noqa: N815
-    nvmlDeviceGetCurrentClocksEventReasons = answering(pynvml.nvmlClocksEventReasonGpuIdle)  # noqa: N815
-
-    @classmethod
-    def nvmlDeviceGetGpuFabricInfoV(cls, _, info):  # noqa: N802
-        info._obj.state, info._obj.status = cls.fabric
-        return pynvml.NVML_SUCCESS
-
-
-for name in dir(pynvml):
-    if name.startswith(("NVML_GPU_FABRIC", "NVML_CLOCK", "NVML_DEVICE", "c_nvml", "nvmlClocksEvent")):
-        setattr(OneGpu, name, getattr(pynvml, name))
-
-
-def one_gpu(**changes):
-    return type("Changed", (OneGpu,), changes)
-
-
 def test_the_peak_of_a_memory_is_that_of_its_data_sheet(tmp_path):
-    (gpu,) = probes.probe(OneGpu, sys=tmp_path).gpus
+    (gpu,) = probes.probe(FakeNvml(), sys=tmp_path).gpus
 
     assert gpu.peak_gib_per_s * probes.GIB / 1e9 == pytest.approx(600, rel=0.001)  # NVIDIA A10G
 
 
 def test_a_piece_of_a_gpu_has_no_peak_and_what_holds_a_gpu_back_is_named(tmp_path):
-    cut = one_gpu(nvmlDeviceGetMigMode=answering((pynvml.NVML_DEVICE_MIG_ENABLE, 0)))
-    brake = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
-    braked = one_gpu(nvmlDeviceGetCurrentClocksEventReasons=answering(brake))
+    cut, braked = FakeNvml(mig_instances=[]), FakeNvml()
+    braked.gpus[0].clock_events = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
 
     assert probes.probe(cut, sys=tmp_path).gpus[0].peak_gib_per_s is None
     assert probes.probe(braked, sys=tmp_path).gpus[0].slowed_by == ("power brake",)
@@ -303,8 +246,9 @@ FABRIC = {
 
 def test_the_state_of_the_fabric_is_read(tmp_path):
     def read(state, status):
-        fabric = (getattr(pynvml, f"NVML_GPU_FABRIC_STATE_{state}"), status)
-        (gpu,) = probes.probe(one_gpu(fabric=fabric), sys=tmp_path).gpus
+        nvml = FakeNvml()
+        nvml.gpus[0].fabric = (getattr(pynvml, f"NVML_GPU_FABRIC_STATE_{state}"), status)
+        (gpu,) = probes.probe(nvml, sys=tmp_path).gpus
         return gpu.fabric_to_come, gpu.fabric_problem
 
     assert {given: read(*given) for given in FABRIC} == FABRIC
@@ -324,7 +268,7 @@ def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", refuse)
 
-    seen = probes.probe(OneGpu, in_this_process, tmp_path)
+    seen = probes.probe(FakeNvml(), in_this_process, tmp_path)
 
     assert failed(seen, A10G) == {"cuda": f"GPU 0 (00:1e.0): {NO_CUDA}"}
 
@@ -346,7 +290,7 @@ def test_what_an_environment_answers_is_told_from_one_that_is_not_there_yet_or_n
     def checks_failed(name, program, *, complete=True):
         python = environment(tmp_path / name, program, complete=complete)
         return failed(
-            probes.probe(OneGpu, lambda count: probes.measured(count, python), tmp_path), A10G
+            probes.probe(FakeNvml(), lambda count: probes.measured(count, python), tmp_path), A10G
         ).keys()
 
     assert probes.measured(2, tmp_path / "venv/bin/python") == [(None, ""), (None, "")]
@@ -405,58 +349,43 @@ class Instance:
         return {finding.check: finding.detail for finding in found if not finding.ok}
 
 
-@pytest.mark.parametrize("late", [LATE, TRAINING, ProbedInstance(gpus_to_come=2, efa_interfaces=4)])
-def test_what_comes_up_late_is_waited_for(late):
-    instance = Instance(late, late, SOUND)
+TO_COME = ProbedInstance(gpus_to_come=2, efa_interfaces=4)
+LOST = bent(copy_gib_per_s=None, cuda_problem="Error 46: all CUDA-capable devices are busy")
+NO_FABRIC = bent(fabric_problem="fabric failed: NVML error 999")
+ONCE, AT_ONCE, GIVEN_UP = 2 * gate.LOOK_EVERY_S, 0, gate.MAY_TAKE_S
+# what the instance shows, and the copies on it -> (what fails, seconds, copies that were made)
+WAITS = {
+    "cards that come": (([LATE, LATE, SOUND], SOUND), set(), ONCE, 1),
+    "a fabric that comes": (([TRAINING, TRAINING, SOUND], SOUND), set(), ONCE, 1),
+    "GPUs that come": (([TO_COME, TO_COME, SOUND], SOUND), set(), ONCE, 1),
+    "cards that do not": (([LATE], SOUND), {"fabric"}, GIVEN_UP, 0),
+    "a fabric that does not": (([TRAINING], SOUND), {"nvswitch", "nvlink"}, GIVEN_UP, 0),
+    "an open metadata service": (([OPEN], SOUND), {"metadata"}, GIVEN_UP, 0),
+    "no session for users": (([NO_SESSION], SOUND), {"user_credentials"}, GIVEN_UP, 0),
+    "CUDA that is not ready": (([SOUND], NOT_READY), {"cuda"}, GIVEN_UP, 61),
+    "CUDA that fails otherwise": (([SOUND], LOST), {"cuda"}, AT_ONCE, 1),
+    "a broken GPU": (([BROKEN], SOUND), {"ecc"}, AT_ONCE, 0),
+    "a broken GPU, whatever else would come": (
+        *(([replace(BROKEN, efa_interfaces=0)], SOUND), {"ecc", "fabric"}, AT_ONCE, 0),
+    ),
+    "a broken fabric": (([NO_FABRIC], SOUND), {"nvswitch"}, AT_ONCE, 0),
+}
 
-    assert instance.judged() == {}
-    assert instance.clock_s == 2 * gate.LOOK_EVERY_S
-    assert len(instance.reports) == 2
 
-
-@pytest.mark.parametrize("late", [LATE, TRAINING, OPEN, NO_SESSION])
-def test_what_never_comes_up_fails_after_the_stated_time_and_says_so(late):
-    instance = Instance(late)
+@pytest.mark.parametrize("case", WAITS)
+def test_what_may_come_is_waited_for_and_what_never_does_or_is_broken_fails_and_says_so(case):
+    (shows, copied), fails, seconds, copies = WAITS[case]
+    instance = Instance(*shows, copied=copied)
 
     found = instance.judged()
 
-    assert found
-    assert all(detail.endswith("; still so after 300 s") for detail in found.values())
-    assert instance.clock_s == gate.MAY_TAKE_S
-    assert instance.copies == 0
-
-
-def test_cuda_is_waited_for_where_it_is_not_ready_and_not_where_it_fails_otherwise():
-    lost = bent(copy_gib_per_s=None, cuda_problem="Error 46: all CUDA-capable devices are busy")
-    instance = Instance(SOUND, copied=lost)
-
-    assert Instance(SOUND, copied=NOT_READY).judged() == {"cuda": f"GPU 1: {NO_CUDA}; still so after 300 s"}
-    assert instance.judged().keys() == {"cuda"}
-    assert instance.clock_s == 0
-
-
-@pytest.mark.parametrize(
-    ("seen", "check"),
-    [
-        (BROKEN, "ecc"),
-        (replace(BROKEN, efa_interfaces=0), "ecc"),
-        (bent(fabric_problem="fabric failed: NVML error 999"), "nvswitch"),
-    ],
-)
-def test_what_is_broken_is_said_at_once_whatever_else_would_come(seen, check):
-    instance = Instance(seen)
-
-    assert check in instance.judged()
-    assert instance.clock_s == 0
+    assert (found.keys(), instance.clock_s, instance.copies) == (fails, seconds, copies)
+    assert len(instance.reports) == seconds / gate.LOOK_EVERY_S
+    late = [detail.endswith("; still so after 300 s") for detail in found.values()]
+    assert late == [seconds == GIVEN_UP] * len(found)
 
 
 # the report
-
-
-@pytest.fixture
-def run_dir(tmp_path, monkeypatch):
-    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
-    return tmp_path
 
 
 def finding(ok, *, waiting=False):
@@ -464,25 +393,16 @@ def finding(ok, *, waiting=False):
 
 
 def test_only_a_gate_that_passed_lets_trainers_start_and_no_second_look_stops_them_while_it_waits(run_dir):
-    ready = []
-    for result in (
-        finding(ok=False, waiting=True),
-        finding(ok=True),
-        finding(ok=False, waiting=True),
-        finding(ok=False),
-    ):
+    """The agent knows of no verdict meanwhile."""
+    waits, passes, fails = finding(ok=False, waiting=True), finding(ok=True), finding(ok=False)
+    seen = []
+    for result in (waits, passes, waits, fails):
         gate.report(result)
-        ready.append((run_dir / "ready").exists())
+        report = json.loads((run_dir / "ready.json").read_text())
+        agents = publish.passed(run_dir / "ready.json")
+        seen.append(((run_dir / "ready").exists(), agents, report["waiting_for"]))
 
-    assert ready == [False, True, True, False]
-
-
-def test_while_the_gate_waits_the_agent_knows_of_no_verdict(run_dir):
-    gate.report(finding(ok=False, waiting=True))
-
-    report = json.loads((run_dir / "ready.json").read_text())
-    assert publish.passed(run_dir / "ready.json") is None
-    assert report["waiting_for"] == ["fabric"]
+    assert seen == [(False, None, ["fabric"]), (True, True, []), (True, None, ["fabric"]), (False, False, [])]
 
 
 def test_a_gate_that_its_unit_had_to_kill_is_a_failed_one(run_dir):
@@ -515,14 +435,12 @@ def test_the_report_says_what_failed_and_leaves_no_half_file(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["ready.json"]
 
 
-@pytest.mark.parametrize(("there", "said"), [(False, "instance.toml"), (True, "event=no-report")])
+@pytest.mark.parametrize(("missing", "said"), [("instance.toml", "instance.toml"), ("x", "event=no-report")])
 def test_a_missing_instance_file_and_a_report_that_cannot_be_written_are_one_line(
-    there, said, tmp_path, monkeypatch, caplog
+    missing, said, run_dir, monkeypatch, caplog
 ):
-    if there:
-        (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
-    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
-    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path / "missing"))
+    (run_dir / missing).unlink(missing_ok=True)
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(run_dir / "missing"))
     monkeypatch.setattr(gate.Metadata, "get", lambda *_: None)
 
     assert gate.main() == 1

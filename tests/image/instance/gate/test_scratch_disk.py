@@ -1,17 +1,12 @@
 """The cloud disk that becomes /scratch: the named one, and only while nothing else is on it."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from gpu_fleet_image.core.metadata import Metadata
 from gpu_fleet_image.instance.gate import scratch_disk
-from gpu_fleet_image.instance.gate.scratch_disk import Disk, disk_of, refusal, serial_of
 from gpu_fleet_stacks.alicloud import launch
 from tests.image.metadata_server import metadata_server
-
-BLANK = Disk(path="/dev/vdb", label="", blank=True, mounted=False)
 
 
 @pytest.fixture
@@ -27,12 +22,11 @@ def service(monkeypatch):
 @pytest.fixture
 def instance(monkeypatch, tmp_path):
     """An instance that sees these disks, writes down what is run on it, and has its /scratch here."""
-    commands: list[tuple[str, ...]] = []
-    listing = {
-        "blockdevices": [device("/dev/vda", "bp1root", children=[part("/")]), device("/dev/vdb", "bp1data")]
-    }
+    root = {"path": "/dev/vda1", "type": "part", "serial": None, "fstype": "ext4", "mountpoints": ["/"]}
+    disks = [device("/dev/vda", "bp1root", children=[root]), device("/dev/vdb", "bp1data")]
+    listing, commands = {"blockdevices": disks}, []
 
-    def run(*command: str) -> str:
+    def run(*command):
         commands.append(command)
         return json.dumps(listing) if command == scratch_disk.LISTING else ""
 
@@ -49,20 +43,11 @@ def device(path, serial, **more):
         "label": None,
         "fstype": None,
         "pttype": None,
-        **more,
-    }
-
-
-def part(mounted):
-    return {"path": "/dev/vda1", "type": "part", "serial": None, "fstype": "ext4", "mountpoints": [mounted]}
+    } | more
 
 
 def test_the_stack_and_the_instance_name_the_disk_alike():
     assert launch.SCRATCH_DISK == scratch_disk.NAME
-
-
-def test_the_disk_is_found_by_the_name_that_the_stack_gave_it(service):
-    assert serial_of(Metadata("alicloud"), "scratch") == "bp1data"
 
 
 def test_an_instance_without_such_a_disk_keeps_scratch_where_it_is(service, instance):
@@ -92,21 +77,24 @@ def test_after_a_reboot_what_the_disk_holds_stays(service, instance):
 
 
 @pytest.mark.parametrize(
-    "holds",
+    ("disk", "why"),
     [
-        {"fstype": "ext4", "label": "results"},
-        {"pttype": "gpt", "children": [{"path": "/dev/vdb1", "type": "part"}]},
-        {"fstype": "xfs", "label": "gpu-scratch", "mountpoints": ["/mnt"]},
+        ({"fstype": "ext4", "label": "results"}, "/dev/vdb holds data that this program did not write"),
+        ({"pttype": "gpt", "children": [{"path": "/dev/vdb1", "type": "part"}]}, "/dev/vdb holds data"),
+        ({"fstype": "xfs", "label": "gpu-scratch", "mountpoints": ["/mnt"]}, "/dev/vdb is in use"),
+        ({"mountpoints": ["/mnt"]}, "/dev/vdb is in use"),
+        ({"serial": "another"}, "the instance sees no disk with this serial number"),
     ],
-    ids=["a-file-system", "partitions", "in-use"],
 )
-def test_a_disk_with_anything_else_on_it_is_left_and_said_so(service, instance, holds, caplog):
-    instance[0]["blockdevices"][1].update(holds)
+def test_a_disk_with_anything_else_on_it_or_that_is_not_seen_is_left_and_said_so(
+    service, instance, disk, why, caplog
+):
+    instance[0]["blockdevices"][1].update(disk)
 
     assert scratch_disk.main() == 1
 
     assert [command[0] for command in instance[1]] == ["lsblk"]
-    assert "event=scratch-disk-left serial=bp1data" in caplog.text
+    assert f"event=scratch-disk-left serial=bp1data reason='{why}" in caplog.text
 
 
 def test_a_silent_metadata_service_is_said(monkeypatch, instance, caplog):
@@ -114,12 +102,3 @@ def test_a_silent_metadata_service_is_said(monkeypatch, instance, caplog):
 
     assert scratch_disk.main() == 1
     assert "event=scratch-disk-left" in caplog.text
-
-
-def test_a_disk_that_the_instance_does_not_see_is_refused():
-    assert disk_of({"blockdevices": [device("/dev/vda", "bp1root")]}, "bp1data") is None
-    assert "no disk with this serial" in refusal(None)
-
-
-def test_a_blank_disk_in_use_is_refused():
-    assert refusal(replace(BLANK, mounted=True)) == "/dev/vdb is in use"

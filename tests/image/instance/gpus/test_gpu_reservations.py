@@ -1,8 +1,9 @@
-"""`gpu-fleet gpu`: users of one instance share its GPUs by reservation."""
+"""`gpu-fleet gpu`: users of one instance share its GPUs by reservation, and each their own by MPS."""
 
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.instance.accounts import start_run
-from gpu_fleet_image.instance.gpus import devices, reservations_file
+from gpu_fleet_image.instance.gpus import devices, mps, reservations_file
 from gpu_fleet_image.instance.gpus.errors import GpuReservationError
 from gpu_fleet_image.instance.gpus.reservations import GpuReservations, Reservation
 from tests.image.instance.fake_nvml import FakeNvml
@@ -63,9 +64,8 @@ def test_no_gpu_is_reserved_by_two():
     reservations = FOUR.reserved("ada", 2, SOON).reserved("bob", 2, SOON)
 
     assert reservations.visible("bob") == ("c", "d")
-    with pytest.raises(
-        GpuReservationError, match=r"1 GPU requested; 0 of 4 .*: ada has 2 until .*, bob has 2"
-    ):
+    said = r"1 GPU requested; 0 of 4 .*: ada has 2 until .*, bob has 2"
+    with pytest.raises(GpuReservationError, match=said):
         reservations.reserved("eve", 1, SOON)
 
 
@@ -137,40 +137,26 @@ def test_what_cannot_be_reserved_is_one_message(gpus, words, message):
     assert f"error: {message}" in call("reserve", *words, expect=1)
 
 
-def test_a_damaged_file_is_named(gpus):
-    reservations_file.paths.gpus_file().write_text("{")
-
-    assert "gpus.json cannot be read" in call("list", expect=1)
-
-
-def test_gpus_that_do_not_answer_are_one_message(gpus):
-    gpus.fail("nvmlInit", gpus.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    assert "error: GPUs cannot be listed" in call("list", expect=1)
-
-
-def test_a_stack_with_a_queue_leaves_its_gpus_to_that(gpus, tmp_path):
-    (tmp_path / "queue.json").touch()
-
+def test_where_nothing_can_be_listed_or_reserved_that_is_one_message(gpus, tmp_path):
+    (queue := tmp_path / "queue.json").touch()
     assert "this stack's queue shares the GPUs out" in call("reserve", "1", "--for", "1h", expect=1)
-
-
-def test_elsewhere_than_on_an_instance_nothing_is_reserved(gpus, tmp_path):
-    (tmp_path / "instance.toml").unlink()
-
+    gpus.fail("nvmlInit", gpus.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert "error: GPUs cannot be listed" in call("list", expect=1)
+    reservations_file.paths.gpus_file().write_text("{")
+    assert "gpus.json cannot be read" in call("list", expect=1)
+    for file in (tmp_path / "instance.toml", queue):
+        file.unlink()
     assert "reservations are made on an instance" in call("reserve", "1", "--for", "1h", expect=1)
 
 
 def test_who_is_not_root_calls_the_one_program_that_sudo_allows(gpus, monkeypatch):
     called = []
     monkeypatch.setattr("gpu_fleet_image.instance.gpus.command._may_write", lambda: False)
-    monkeypatch.setattr(os, "execvp", lambda program, words: called.append(words) or sys.exit(0))
+    monkeypatch.setattr(os, "execvp", lambda program, words: called.append(" ".join(words)) or sys.exit(0))
 
     call("reserve", "2", "--for", "4h")
 
-    assert called == [
-        ["sudo", "--non-interactive", "/usr/libexec/gpu-fleet/reserve-gpus", "reserve", "2", "4h"]
-    ]
+    assert called == ["sudo --non-interactive /usr/libexec/gpu-fleet/reserve-gpus reserve 2 4h"]
     assert "--account ada: for root alone" in call("unreserve", "--account", "ada", expect=1)
 
 
@@ -199,14 +185,12 @@ def test_sudo_lets_a_user_reserve_in_no_name_but_their_own(tmp_path, words, pass
 @pytest.fixture
 def started(gpus, tmp_path, monkeypatch):
     """Starts a run of an account; gives what its unit reads, line by line."""
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "home").mkdir()
-    (tmp_path / "scratch").mkdir()
-    rows = [f"{name}:x:{os.geteuid()}:5001::/home/{name}:/bin/bash" for name in ("ada", "bob", "eve")]
-    (tmp_path / "etc/passwd").write_text("\n".join(rows) + "\n")
-    (tmp_path / "etc/group").touch()
-    (tmp_path / "etc/shadow").touch()
-    (tmp_path / "run/ready").touch()
+    for folder in ("etc", "home", "scratch"):
+        (tmp_path / folder).mkdir()
+    rows = [f"{name}:x:{os.geteuid()}:5001::/home/{name}:/bin/bash\n" for name in ("ada", "bob", "eve")]
+    (tmp_path / "etc/passwd").write_text("".join(rows))
+    for file in ("etc/group", "etc/shadow", "run/ready"):
+        (tmp_path / file).touch()
     monkeypatch.setattr(start_run, "allowed", lambda account, accounts: os.geteuid())
     monkeypatch.setattr(start_run, "_systemctl", lambda *words, may_fail=False: "")
 
@@ -217,7 +201,9 @@ def started(gpus, tmp_path, monkeypatch):
     return start
 
 
-def test_a_submitted_run_sees_what_its_account_reserved(started):
+def test_a_submitted_run_sees_what_its_account_reserved_and_every_gpu_where_none_is(started):
+    assert not [line for line in started("ada") if "CUDA" in line]
+
     call("reserve", "2", "--for", "4h", "--account", "ada")
 
     assert "CUDA_VISIBLE_DEVICES=GPU-0,GPU-1" in started("ada")
@@ -229,10 +215,6 @@ def test_a_submitted_run_that_would_see_no_gpu_is_not_started(started):
 
     with pytest.raises(start_run.NotStartedError, match="all GPUs are reserved"):
         started("eve")
-
-
-def test_a_submitted_run_sees_every_gpu_where_none_is_reserved(started):
-    assert not [line for line in started("ada") if "CUDA" in line]
 
 
 def test_users_together_get_no_more_memory_than_each_of_them():
@@ -294,3 +276,79 @@ def test_a_log_in_shell_sees_what_its_user_reserved_through_nvidias_own_binding(
     assert [line.split()[0] for line in output(command, "gpu", "list").splitlines()[1:]] == [
         *("GPU-whole", "MIG-first", "MIG-second"),
     ]
+
+
+# a daemon of one's own over one's reserved GPUs, and nobody else's
+
+# Keeps what it was asked, with its GPUs; a daemon runs as long as a file of it lies in its folder.
+CONTROL = """#!/bin/sh
+echo "$* gpus=$CUDA_VISIBLE_DEVICES" >> "$CALLS"
+if [ "$1" = -d ]; then touch "$CUDA_MPS_PIPE_DIRECTORY/control"; exit; fi
+read -r said
+[ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
+[ "$said" != quit ] || rm "$CUDA_MPS_PIPE_DIRECTORY/control"
+"""
+
+
+@pytest.fixture
+def calls(tmp_path, monkeypatch):
+    """An instance with NVIDIA's program, as a user in their home sees it; the program's calls."""
+    for name in ("run", "home", "memory", "bin"):
+        (tmp_path / name).mkdir()
+    program = tmp_path / "bin" / mps.PROGRAM
+    executable(program, CONTROL)
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(mps, "IN_MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(mps, "account_of", lambda _: "ada")
+    return tmp_path / "calls"
+
+
+def reserve(account):
+    reservations_file.save(GpuReservations(("a", "b", "c"), (Reservation(account, ("a", "b"), FAR),)))
+
+
+def folder_of(said):
+    return Path(said.partition("CUDA_MPS_PIPE_DIRECTORY=")[2].split()[0])
+
+
+def test_a_user_starts_one_over_the_gpus_that_they_reserved_in_a_folder_of_their_own(calls):
+    reserve("ada")
+
+    said = call("mps", "start")
+
+    assert calls.read_text() == "-d gpus=a,b\n"
+    assert stat.S_IMODE(folder_of(said).stat().st_mode) == 0o700
+    assert call("mps", "start") == call("mps", "env") == said
+    assert calls.read_text().count("-d ") == 1
+
+
+def test_who_reserved_nothing_starts_none(calls):
+    reserve("bob")
+
+    assert "ada has reserved no GPU: first gpu-fleet gpu reserve" in call("mps", "start", expect=1)
+    assert not calls.exists()
+
+
+def test_what_is_stopped_runs_no_more_and_can_be_started_anew(calls):
+    reserve("ada")
+    first = call("mps", "start")
+
+    assert "MPS is stopped" in call("mps", "stop")
+    assert "MPS was not running" in call("mps", "stop")
+    assert "MPS is not running: gpu-fleet gpu mps start" in call("mps", "env", expect=1)
+    second = folder_of(call("mps", "start"))
+    assert second != folder_of(first)
+    (second / "control").unlink()  # it is gone by itself
+    call("mps", "start")
+    assert calls.read_text().count("-d ") == 3
+
+
+def test_an_instance_without_nvidias_program_is_one_message(calls, monkeypatch):
+    reserve("ada")
+    monkeypatch.setattr(mps, "PROGRAM", "nvidia-cuda-mps-control-of-no-computer")
+
+    assert "nvidia-cuda-mps-control-of-no-computer: " in call("mps", "start", expect=1)

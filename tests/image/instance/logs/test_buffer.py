@@ -1,11 +1,19 @@
 """What waits to be sent: in order, in batches that a service takes, and never without a bound."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
-import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gpu_fleet_image.instance.logs.__main__ import read
+from gpu_fleet_image.instance.logs.budget import (
+    BURST_BYTES,
+    BYTES_PER_MINUTE,
+    MINUTE_US,
+    MOST_UNITS,
+    UnitBudget,
+)
 from gpu_fleet_image.instance.logs.buffer import LINE_BYTES, BatchLimits, LineBuffer, SizedLine
 from gpu_fleet_image.instance.logs.lines import OWN_UNIT, Line
 
@@ -44,16 +52,8 @@ def test_lines_come_in_order_and_no_more_than_a_call_takes():
 
     lines = [f"line {number}" for number in range(7)]
     assert [texts(batch) for batch in by_count] == [lines[:3], lines[3:6], lines[6:]]
+    assert [batch.cursor for batch in by_count] == ["i=2", "i=5", "i=6"]
     assert [len(batch.lines) for batch in by_bytes] == [2, 1]
-
-
-@pytest.mark.parametrize("step_us", [DAY_US + 1, -DAY_US - 1])
-def test_no_batch_spans_more_than_a_day_whichever_way_the_clock_went(step_us):
-    start = 10 * DAY_US
-
-    found = batches(filled(sized(0, time_us=start), sized(1, time_us=start + step_us)))
-
-    assert [len(batch.lines) for batch in found] == [1, 1]
 
 
 def test_a_batch_is_sorted_by_time_and_its_cursor_is_of_what_was_read_last():
@@ -84,6 +84,8 @@ def test_it_waits_no_longer_once_a_batch_is_full_or_nothing_more_will_come():
 
 
 @given(st.lists(st.tuples(st.integers(1, 900), st.integers(0, 3 * DAY_US)), max_size=60))
+@example([(1, 0), (1, DAY_US + 1)])
+@example([(1, DAY_US + 1), (1, 0)])
 def test_every_line_comes_once_within_the_limits(many):
     lines = [sized(number, size, time_us) for number, (size, time_us) in enumerate(many)]
     sizes = {line.line.text: line.content_bytes for line in lines}
@@ -97,12 +99,6 @@ def test_every_line_comes_once_within_the_limits(many):
         assert times[-1] - times[0] <= DAY_US
         assert sum(sizes[text] for text in texts(batch)) <= LIMITS.content_bytes
         assert len(batch.lines) <= LIMITS.lines
-
-
-def test_a_line_says_itself_where_a_batch_ends():
-    (batch,) = batches(filled(sized(4)), replace(LIMITS, lines=1))
-
-    assert batch.cursor == "i=4"
 
 
 def test_what_is_passed_over_counts_once_no_line_waits_before_it_and_none_came_after_it():
@@ -147,3 +143,53 @@ def test_units_that_wrote_too_much_are_never_more_lines_than_a_call_takes():
 
     assert [len(batch.lines) for batch in batches(alone)] == [3, 3, 1]
     assert [batch.cursor for batch in batches(among)] == ["", "i=0"]
+
+
+# what one unit may send: a burst, and so much a minute after it
+
+UNIT, OTHER = "trainer@digits.service", "gpu-ready.service"
+
+
+def spent():
+    """A budget of which the unit has used all."""
+    budget = UnitBudget()
+    assert budget.takes(UNIT, 0, BURST_BYTES)
+    return budget
+
+
+def test_a_unit_sends_a_burst_and_each_minute_as_much_again_and_never_more_than_one_burst():
+    budget, later = spent(), 10**6 * MINUTE_US
+
+    assert not budget.takes(UNIT, 0, 1)
+    assert budget.takes(OTHER, 0, BURST_BYTES), "another unit has its own"
+    assert not budget.takes(UNIT, MINUTE_US, BYTES_PER_MINUTE + 1)
+    assert budget.takes(UNIT, MINUTE_US, BYTES_PER_MINUTE)
+    assert not budget.takes(UNIT, later, BURST_BYTES + 1)
+    assert budget.takes(UNIT, later, BURST_BYTES)
+    assert not budget.takes(UNIT, 0, 1), "a clock that is turned back gives nothing"
+    assert budget.takes(UNIT, MINUTE_US, BYTES_PER_MINUTE), "and takes nothing"
+
+
+def test_units_are_not_remembered_without_end():
+    budget = spent()
+    for number in range(MOST_UNITS):
+        budget.takes(f"gpu-run@{number}.service", 0, BURST_BYTES)
+
+    assert budget.takes(UNIT, 0, BURST_BYTES)
+    assert not budget.takes(f"gpu-run@{MOST_UNITS - 1}.service", 0, 1)
+
+
+def test_what_a_unit_writes_beyond_it_is_left_out_and_counted():
+    limits = BatchLimits(lines=100, content_bytes=BURST_BYTES, span_us=MINUTE_US)
+    service = Mock(limits=limits, size=lambda _line: BURST_BYTES // 4)
+    entry = {"_SYSTEMD_UNIT": UNIT, "__REALTIME_TIMESTAMP": "7"}
+    entries = [{**entry, "MESSAGE": f"line {number}", "__CURSOR": f"i={number}"} for number in range(10)]
+    entries[9]["_SYSTEMD_UNIT"] = OTHER
+    buffer, texts = LineBuffer(10 * BURST_BYTES), []
+
+    read(Mock(entries=lambda: iter(entries)), buffer, service)
+
+    while batch := buffer.take(limits):
+        texts += [line.text for line in batch.lines]
+    said = f"event=lines-dropped count=5 reason='{UNIT} wrote more than is sent of one unit'"
+    assert sorted(texts) == sorted(["line 0", "line 1", "line 2", "line 3", "line 9", said])

@@ -71,26 +71,18 @@ def own_journal() -> Iterator[OwnJournal]:
             process.wait(PATIENCE_S)
 
 
-def environment_of(root: Path, services: Mapping[str, str]) -> dict[str, str]:
-    state = root / "state"
-    state.mkdir(exist_ok=True)
-    return first_boot.own_environment(root, services) | {"STATE_DIRECTORY": str(state)}
-
-
-def send_soon(root: Path) -> None:
-    """Let the instance's service collect lines for a moment in place of five seconds."""
-    file = root / "opt/gpu-fleet/lib/gpu_fleet_image/instance/logs/shipper.py"
-    text = file.read_text()
-    assert "FLUSH_S = 5.0" in text
-    file.write_text(text.replace("FLUSH_S = 5.0", "FLUSH_S = 0.25"))
-
-
 def lines_of(
     journal: OwnJournal, root: Path, services: Mapping[str, str], sent: Callable[[], list[Any]]
 ) -> None:
     """Two lives of the service, and what is said before, between and within them."""
-    send_soon(root)
-    command, environment = first_boot.service(root, UNIT), environment_of(root, services)
+    # the instance's service collects lines for a moment in place of five seconds
+    file = root / "opt/gpu-fleet/lib/gpu_fleet_image/instance/logs/shipper.py"
+    text = file.read_text()
+    assert "FLUSH_S = 5.0" in text
+    file.write_text(text.replace("FLUSH_S = 5.0", "FLUSH_S = 0.25"))
+    (root / "state").mkdir()
+    environment = first_boot.own_environment(root, services) | {"STATE_DIRECTORY": str(root / "state")}
+    command = first_boot.service(root, UNIT)
     journal.say("gpu-ready.service", "the gate passed")
     journal.say("cron.service", "nobody asked for this")
     journal.say("trainer@digits.service", f"key {KEY} was printed")

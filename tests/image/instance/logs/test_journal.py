@@ -2,8 +2,11 @@
 
 import io
 import sys
+from pathlib import Path
 
+from gpu_fleet_image.instance import logs
 from gpu_fleet_image.instance.logs.journal import LARGEST_ENTRY_BYTES, Journal, arguments, lines_of
+from gpu_fleet_image.instance.logs.lines import OWN_UNIT
 
 # Says two entries and how it was called, then ends; of a cursor that is "bad" it says nothing.
 PROGRAM = """
@@ -115,15 +118,7 @@ def test_an_entry_at_which_journalctl_ends_is_passed_over(tmp_path, caplog):
     assert "event=cursor-forgotten" not in caplog.text
 
 
-def test_an_entry_that_is_too_large_is_left_out_and_counted(caplog):
-    longest = b"x" * (LARGEST_ENTRY_BYTES - 1) + b"\n"
-    stream = io.BytesIO(b"first\n" + b"y" * (3 * LARGEST_ENTRY_BYTES) + b"\n" + longest + b"last")
-
-    assert list(lines_of(stream)) == [b"first\n", longest, b"last"]
-    assert f"event=entry-not-read reason='too large' bytes={3 * LARGEST_ENTRY_BYTES + 1}" in caplog.text
-
-
-def test_no_more_of_a_large_entry_is_in_memory_than_a_line_may_have():
+def test_an_entry_that_is_too_large_is_left_out_and_counted_and_never_whole_in_memory(caplog):
     class Stream(io.BytesIO):
         most = 0
 
@@ -132,7 +127,20 @@ def test_no_more_of_a_large_entry_is_in_memory_than_a_line_may_have():
             self.most = max(self.most, len(text))
             return text
 
-    stream = Stream(b"y" * (3 * LARGEST_ENTRY_BYTES))
+    longest = b"x" * (LARGEST_ENTRY_BYTES - 1) + b"\n"
+    stream = Stream(b"first\n" + b"y" * (3 * LARGEST_ENTRY_BYTES) + b"\n" + longest + b"last")
 
-    assert list(lines_of(stream)) == []
+    assert list(lines_of(stream)) == [b"first\n", longest, b"last"]
+    assert f"event=entry-not-read reason='too large' bytes={3 * LARGEST_ENTRY_BYTES + 1}" in caplog.text
     assert stream.most == LARGEST_ENTRY_BYTES
+
+
+def test_the_unit_ends_after_the_last_lines_is_no_use_and_survives_a_large_entry():
+    settings = {
+        "KillMode=mixed",  # journalctl must not end before the last lines are read
+        "Slice=gpu-fleet.slice",  # whose work is no use of the instance
+        "OOMPolicy=continue",  # journalctl alone is killed by an entry that is too large
+    }
+    unit = Path(logs.__file__).parents[2] / "recipe/rootfs/etc/systemd/system" / OWN_UNIT
+
+    assert settings - set(unit.read_text().splitlines()) == set()

@@ -52,17 +52,19 @@ def throttled():
     return LinesNotTakenError("ThrottlingException")
 
 
-def test_all_that_waits_is_sent_in_order_and_the_last_cursor_kept(tmp_path):
-    played = Played(tmp_path)
+@pytest.mark.parametrize("send", [Shipper.send_waiting, Shipper.run], ids=["now", "at the end"])
+def test_all_that_waits_is_sent_in_order_and_the_last_cursor_kept(tmp_path, send):
+    played = Played(tmp_path, stops_after_waits=0)
 
-    played.shipper.send_waiting()
+    send(played.shipper)
 
     assert played.service.taken == [["line 0", "line 1"], ["line 2", "line 3"]]
     assert played.cursor.read() == "s=1;i=3"
     assert played.waits == []
 
 
-def test_what_was_not_taken_is_sent_again_after_waits_that_grow_to_a_limit(tmp_path):
+def test_what_was_not_taken_is_sent_again_after_waits_that_grow_to_a_limit_and_said_twice(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     played = Played(tmp_path, *(throttled() for _ in range(40)), lines=2)
 
     played.shipper.send_waiting()
@@ -72,6 +74,8 @@ def test_what_was_not_taken_is_sent_again_after_waits_that_grow_to_a_limit(tmp_p
     assert max(played.waits[:2]) <= 4
     assert max(played.waits) <= LONGEST_WAIT_S
     assert len(set(played.waits)) > 30  # by chance: instances that were refused at once come back apart
+    events = [record.getMessage().split()[0] for record in caplog.records]
+    assert events == ["event=lines-not-taken", "event=lines-taken-again"]
 
 
 @pytest.mark.parametrize("waits", [0, 1, 3])
@@ -85,37 +89,15 @@ def test_it_ends_soon_while_nothing_is_taken_and_the_cursor_stays(tmp_path, wait
     assert played.cursor.read() == ""
 
 
-def test_what_is_left_at_the_end_is_sent(tmp_path):
-    played = Played(tmp_path, stops_after_waits=0)
-
-    played.shipper.run()
-
-    assert played.service.taken == [["line 0", "line 1"], ["line 2", "line 3"]]
-
-
-def test_lines_that_will_never_be_taken_are_left_out_and_counted(tmp_path, caplog):
-    played = Played(tmp_path, LinesRefusedError("InvalidParameterException"))
+def test_lines_that_will_never_be_taken_or_are_too_old_are_left_out_and_counted(tmp_path, caplog):
+    played = Played(tmp_path, LinesRefusedError("InvalidParameterException"), 2)
 
     played.shipper.send_waiting()
 
     assert played.service.taken == [["line 2", "line 3"]]
     assert played.cursor.read() == "s=1;i=3"
     assert "event=lines-refused count=2" in caplog.text
-
-
-def test_lines_that_are_too_old_are_counted(tmp_path, caplog):
-    Played(tmp_path, 2).shipper.send_waiting()
-
     assert "event=lines-left-out count=2 reason=age" in caplog.text
-
-
-def test_a_long_outage_is_said_twice_and_no_more(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-
-    Played(tmp_path, *(throttled() for _ in range(30)), lines=1).shipper.send_waiting()
-
-    events = [record.getMessage().split()[0] for record in caplog.records]
-    assert events == ["event=lines-not-taken", "event=lines-taken-again"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe"])

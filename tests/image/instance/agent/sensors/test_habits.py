@@ -41,20 +41,13 @@ def after(runs, last=WATCH, *, busy=False):
     return learned([look for run in looks for look in (run, ([], busy))], last)
 
 
-def test_the_fourth_run_that_comes_to_nothing_is_a_repetition():
-    assert [after([WATCH] * count) for count in range(5)] == [False, False, False, True, True]
-
-
-def test_what_is_another_or_does_more_is_none():
+def test_the_fourth_run_that_comes_to_nothing_is_a_repetition_unless_it_is_another_or_does_more():
     changes = [
-        {"command": "nvidia-smi -q"},
-        {"parent": (6, 1.0)},
-        {"user": "bob"},
-        {"on_gpu": True},
-        {"cpu_s": 0.5},
-        {"age_s": 2.7},
+        *({"command": "nvidia-smi -q"}, {"parent": (6, 1.0)}, {"user": "bob"}),
+        *({"on_gpu": True}, {"cpu_s": 0.5}, {"age_s": 2.7}),
     ]
 
+    assert [after([WATCH] * count) for count in range(5)] == [False, False, False, True, True]
     assert [change for change in changes if after([WATCH] * 3, replace(WATCH, **change))] == []
 
 
@@ -134,19 +127,12 @@ started = st.builds(
 def test_only_a_light_process_after_three_other_runs_of_its_command_is_a_repetition(looks):
     habits, runs = Habits(), set()
     for number, (processes, busy) in enumerate(looks):
-        for each_process in habits.learned(processes, NOON + timedelta(seconds=number), busy=busy):
-            others = {
-                key
-                for key in runs
-                if key[0] == each_process.command and key[1:] != (each_process.pid, each_process.began_s)
-            }
-            if each_process.repeats:
-                assert len(others) >= 3
-                assert not each_process.on_gpu
-                assert not busy
-                assert each_process.cpu_s <= 1.0
-                assert each_process.age_s <= 600.0
-            runs.add((each_process.command, each_process.pid, each_process.began_s))
+        for process in habits.learned(processes, NOON + timedelta(seconds=number), busy=busy):
+            own = (process.command, process.pid, process.began_s)
+            others = {run for run in runs if run[0] == process.command and run != own}
+            light = not process.on_gpu and process.cpu_s <= 1.0 and process.age_s <= 600.0
+            assert not process.repeats or (len(others) >= 3 and light and not busy)
+            runs.add(own)
 
 
 def learned_with(last=(), **reading):
@@ -179,6 +165,7 @@ def test_three_runs_on_an_instance_at_rest_are_a_habit_and_beside_work_or_unknow
 
     assert learned_with()
     assert [reading for reading in beside if learned_with(**reading)] == []
+    assert not learned_with(last=LOST), "it is unknown whether this run uses the GPU"
 
 
 @pytest.mark.parametrize("read", [Sensors.poll, partial(Sensors.sample, everything=True)])
@@ -190,11 +177,6 @@ def test_every_reading_of_the_sensors_marks_what_only_repeats(read):
     readings = [read(sensors, NOON + timedelta(seconds=5 * number)) for number in range(7)]
 
     assert [reading.presence.started[0].repeats for reading in readings[::2]] == [False, False, False, True]
-
-
-def test_a_known_command_counts_again_while_a_gpu_does_not_answer():
-    """It is unknown whether this run uses the GPU."""
-    assert not learned_with(last=LOST)
 
 
 def test_a_loop_in_a_real_pane_is_known():

@@ -48,9 +48,8 @@ def server(answer, protocol="HTTP/1.0"):
 
 def kernels(*states, ago_s=600.0):
     at = (datetime.now(UTC) - timedelta(seconds=ago_s)).isoformat().replace("+00:00", "Z")
-    listed = [
-        {"id": f"{n}abc", "last_activity": at, "execution_state": state} for n, state in enumerate(states)
-    ]
+    of_all = {"last_activity": at}
+    listed = [of_all | {"id": f"{n}abc", "execution_state": state} for n, state in enumerate(states)]
     return 200, {}, json.dumps(listed).encode()
 
 
@@ -91,13 +90,14 @@ def test_a_program_of_any_name_may_have_started_a_kernel(tmp_path, name):
     assert kernel_sessions([kernel], {9: kernel, 7: script}, tmp_path) == ([], [])
 
 
-def test_an_answer_of_brackets_within_brackets_and_a_port_that_is_none_are_reported(notebook):
-    with server((200, {}, b"[" * 100_000)) as jupyter:
-        _, nested = notebook(jupyter.server_port)
-    _, no_port = notebook(10**30)
+def test_a_server_that_is_not_there_or_at_a_port_that_is_none_is_unknown(notebook):
+    with server(kernels()) as jupyter:
+        port = jupyter.server_port
 
-    assert "its API does not answer: RecursionError" in nested[0]
-    assert "its API does not answer: OverflowError" in no_port[0]
+    said = [notebook(each)[1][0] for each in (port, 10**30)]
+
+    assert "does not answer: ConnectionRefusedError" in said[0]
+    assert "does not answer: OverflowError" in said[1]
 
 
 def test_a_busy_kernel_is_in_use_however_long_it_is_silent(notebook):
@@ -115,10 +115,11 @@ def test_a_busy_kernel_is_in_use_however_long_it_is_silent(notebook):
         ((403, {}, b"{}"), "its API answers 403"),
         ((302, {"Location": "http://169.254.169.254/latest/meta-data/"}, b""), "its API answers 302"),
         ((200, {}, b"<html>"), "does not answer: JSONDecodeError"),
+        ((200, {}, b"[" * 100_000), "does not answer: RecursionError"),
         ((200, {}, b'{"kernels": 1}'), "its list of kernels cannot be read"),
         ((200, {}, b'[{"id": 1, "last_activity": "soon", "execution_state": "idle"}]'), "cannot be read"),
     ],
-    ids=["refused", "redirected", "no JSON", "another shape", "no time"],
+    ids=["refused", "redirected", "no JSON", "nested", "another shape", "no time"],
 )
 def test_a_server_whose_answer_says_nothing_is_unknown_without_its_token(notebook, answer, message):
     with server(answer) as jupyter:
@@ -173,15 +174,6 @@ def test_a_question_that_is_given_up_before_it_is_asked_is_never_asked(notebook)
 
     assert isinstance(asking.refused, TimeoutError)
     assert len(jupyter.asked) == 1
-
-
-def test_a_server_that_is_not_there_is_unknown(notebook):
-    with server(kernels()) as jupyter:
-        port = jupyter.server_port
-
-    _, (unknown,) = notebook(port)
-
-    assert "does not answer: ConnectionRefusedError" in unknown
 
 
 def test_a_file_that_is_absent_damaged_or_another_users_names_no_server(notebook):

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -248,27 +248,18 @@ def test_a_rank_that_waits_for_a_peer_elsewhere_differs_from_one_that_stands_alo
         monkeypatch.setattr(psutil.Process, "net_connections", lambda *_arguments: [connection])
         seen = table([rank.pid, other.pid]).read()
 
+    # a number that no launcher sets is none
+    monkeypatch.setattr(psutil.Process, "environ", lambda _: {"WORLD_SIZE": "9" * 5000, "PMI_SIZE": "8"})
+    by_mpi = use_of(table([os.getpid()]).read(), os.getpid())
     waiting = use_of(seen, rank.pid)
-    assert (alone.ranks, alone.peers) == (16, 0)
-    assert (waiting.ranks, waiting.peers) == (16, 1)
-    assert use_of(seen, other.pid).peers == 0
-
-
-def test_a_number_of_ranks_that_no_launcher_sets_is_none(monkeypatch):
-    environment = {"WORLD_SIZE": "9" * 5000, "PMI_SIZE": "8"}
-    monkeypatch.setattr(psutil.Process, "environ", lambda _process: environment)
-
-    assert use_of(table([os.getpid()]).read(), os.getpid()).ranks == 8
+    assert [(each.ranks, each.peers) for each in (alone, waiting)] == [(16, 0), (16, 1)]
+    assert (use_of(seen, other.pid).peers, by_mpi.ranks) == (0, 8)
 
 
 def test_a_connection_within_the_instance_or_of_no_process_is_to_no_peer(monkeypatch):
-    connections = [
-        connected("ESTABLISHED", "10.0.0.4", 9),
-        connected("ESTABLISHED"),
-        connected("ESTABLISHED", "10.0.0.9", 9),
-        connected("SYN_SENT", "10.0.0.8", 9),
-        connected("CLOSE_WAIT", "10.0.0.7", 9),
-    ]
+    peers = [("ESTABLISHED", "10.0.0.9", 9), ("SYN_SENT", "10.0.0.8", 9)]
+    others = [("ESTABLISHED", "10.0.0.4", 9), ("ESTABLISHED",), ("CLOSE_WAIT", "10.0.0.7", 9)]
+    connections = [connected(*each) for each in (*peers, *others)]
     monkeypatch.setattr(psutil.Process, "net_connections", lambda *_arguments: connections)
 
     assert processes._peers(Process(os.getpid(), ("python",))) == 2
@@ -347,16 +338,11 @@ def test_a_terminal_counts_from_its_last_input():
 
         assert 3600 - 8 <= before < 3600 - 8 + time.time() - began
         assert unused_s(place) == 0
-
-
-def test_what_a_terminal_shows_is_no_input():
-    with terminal() as (_, place):
         an_hour_ago = time.time() - 3600
         Path(place).write_text("Sun Nov 22 00:00:00\n")
         os.utime(place, (an_hour_ago, time.time()))
         Path(place).write_text("Sun Nov 22 00:00:01\n")
-
-        assert unused_s(place) > 3500
+        assert unused_s(place) > 3500, "what a terminal shows is no input"
 
 
 def test_a_process_is_reported_if_it_is_a_user_s_apart_by_whether_it_began_lately(monkeypatch):
@@ -374,23 +360,26 @@ def test_a_process_is_reported_if_it_is_a_user_s_apart_by_whether_it_began_latel
 
 def test_at_a_terminal_whatever_root_runs_is_a_user_s_but_the_prompt_that_waits_for_one():
     called = {"agetty", "roots-own-job"}
-    with ExitStack() as running_ones:
-        for name in called:
-            running_ones.enter_context(at_a_terminal("bash", "-c", f"exec -a /sbin/{name} sleep 600"))
-        until(
-            lambda: called <= {process.name for process in processes.processes() if process.terminal},
-            "both names",
-        )
+    prompt, job = (at_a_terminal("bash", "-c", f"exec -a /sbin/{name} sleep 600") for name in called)
+    with prompt, job:
+
+        def named():
+            return called <= {process.name for process in processes.processes() if process.terminal}
+
+        until(named, "both names")
         begun = {process.name for process in table().read().started}
 
     assert called & begun == {"roots-own-job"}
 
 
 def test_a_look_names_every_sensor_that_failed_and_keeps_the_others():
-    reading = Sensors(reads(Rates(1.0)), reads(error=LOST), reads(error=LOST)).poll(NOON)
+    sensors = Sensors(reads(Rates(1.0)), reads(error=LOST), reads(error=LOST))
+
+    reading = sensors.poll(NOON)
 
     assert reading.rates == Rates(1.0)
     assert reading.failures == (f"gpu: {LOST}", f"processes: {LOST}")
+    assert sensors.sample(NOON, everything=False).failures == (f"gpu: {LOST}",), "others are not asked"
 
 
 def test_a_mistake_in_reading_is_a_failure_without_its_text_and_is_logged_once(caplog):
@@ -403,12 +392,6 @@ def test_a_mistake_in_reading_is_a_failure_without_its_text_and_is_logged_once(c
         ("processes: ZeroDivisionError, which the agent did not expect; its log says where",)
     }
     assert caplog.text.count("event=sensor-crashed sensor=processes") == 1
-
-
-def test_the_process_table_is_read_only_when_asked_for():
-    sensors = Sensors(reads(Rates()), reads(()), reads(error=LOST))
-
-    assert sensors.sample(NOON, everything=False).failures == ()
 
 
 def test_a_look_before_an_end_sees_a_gpu_process_that_began_a_moment_ago():

@@ -14,17 +14,10 @@ from tests.image.samples import NOON, reads
 
 
 class Question:
-    """Question with the answers 1, 2, 3, ..., each once it is allowed and after some seconds.
-
-    Attributes:
-        clock: clock in real seconds.
-        takes_s: seconds for each answer.
-    """
+    """Question with the answers 1, 2, 3, ..., each once it is allowed and after some seconds of its clock."""
 
     def __init__(self):
-        self.asked = 0
-        self.clock = 0.0
-        self.takes_s = 0.0
+        self.asked, self.clock, self.takes_s = 0, 0.0, 0.0
         self.may_answer = threading.Event()
         self.may_answer.set()
 
@@ -34,6 +27,10 @@ class Question:
         assert self.may_answer.wait(60)
         self.clock += self.takes_s
         return number
+
+    def may_answer_soon(self):
+        """Allow an answer while somebody waits for it."""
+        threading.Timer(0.05, self.may_answer.set).start()
 
 
 @pytest.fixture
@@ -49,9 +46,14 @@ def slow(question):
     return SlowAnswer(lambda: question.clock)
 
 
-def test_what_answers_at_once_is_asked_each_time(slow, question, monkeypatch):
+def test_what_answers_or_fails_at_once_is_asked_each_time(slow, question, monkeypatch):
     monkeypatch.setattr(slow_answer, "PATIENCE_S", 60)
 
+    def fail():
+        raise SensorError("exit code 3")
+
+    with pytest.raises(SensorError, match="exit code 3"):
+        slow.get(fail)
     assert [slow.get(question) for _ in range(3)] == [1, 2, 3]
 
 
@@ -76,7 +78,7 @@ def test_an_answer_that_is_too_old_or_to_another_question_is_none(slow, question
     slow.get(question)
     question.may_answer.clear()
     question.clock += later_s
-    threading.Timer(0.05, question.may_answer.set).start()  # while somebody waits
+    question.may_answer_soon()
 
     assert slow.get(question, key=key) == 2
 
@@ -98,20 +100,9 @@ def test_another_question_is_not_answered_by_what_was_asked_before_it(slow, ques
     slow.get(question)
     question.may_answer.clear()
     slow.get(question)  # is asked, and the answer before is young
-    threading.Timer(0.05, question.may_answer.set).start()
+    question.may_answer_soon()
 
     assert slow.get(question, key="another") == 3
-
-
-def test_what_asking_raised_is_raised_until_there_is_an_answer(slow, question, monkeypatch):
-    monkeypatch.setattr(slow_answer, "PATIENCE_S", 60)
-
-    def fail():
-        raise SensorError("exit code 3")
-
-    with pytest.raises(SensorError, match="exit code 3"):
-        slow.get(fail)
-    assert slow.get(question) == 1
 
 
 def test_a_look_sees_what_began_while_the_command_ran():
