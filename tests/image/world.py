@@ -613,6 +613,14 @@ class World:
         """Run an action right before a call, by default the second of its kind from now on."""
         self._surprises[operation] = (number, act)
 
+    def deny(self, operation: str, number: int = 1) -> None:
+        """Refuse a call, by default the next of its kind; a transient code would be tried again."""
+
+        def refuse() -> None:
+            raise refusal("UnauthorizedOperation", operation)
+
+        self.on_call(operation, refuse, number)
+
     def before(self, operation: str) -> None:
         """Inject the faults before a call's work."""
         if self._agents_act:
