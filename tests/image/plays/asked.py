@@ -143,13 +143,13 @@ class Asked(Stage):
         instance = self.asked("pool")
         late = list[datetime]()
 
-        def way_back() -> timedelta:
+        def way_back() -> float:
             if self.world.calls[-1] != "ListObjectsV2" or late:
-                return timedelta(0)
+                return 0
             late.append(self.world.now)
             self.world.pass_seconds(2)
             instance.begin_behind_the_door()
-            return timedelta(seconds=20)
+            return 20
 
         self.world.on_call("DetachInstances", lambda: setattr(self.world, "way_back", way_back), number=1)
         self.sweep()
