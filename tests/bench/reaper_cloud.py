@@ -10,12 +10,12 @@ import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import parse_qs
 
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from gpu_fleet_image.core.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+from tests.answering import Answer, Asked, answering
 
 STACK = "bench"
 DISTANCE_S = 0.02
@@ -174,87 +174,67 @@ NOTHING = {
 }
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    account: ClassVar[Account]
-    buckets: ClassVar[dict[str, Bucket]]
-    calls: ClassVar[Counter[str]]
-    lock: ClassVar[threading.Lock]
+class Server:
+    """Counts, waits, refuses or answers; a GET is told what was asked since the last one."""
 
-    def do_GET(self) -> None:
-        """Say what was asked since the last time."""
-        with self.lock:
-            body = json.dumps({"ended": self.account.ended, "calls": self.calls})
-            self.calls.clear()
-        self._send(200, body, "application/json")
-
-    def do_POST(self) -> None:
-        """Count, wait, refuse or answer."""
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        name, ask = self._asked(body)
-        with self.lock:
-            self.calls[name] += 1
-        time.sleep(DISTANCE_S)
-        bucket = next((found for prefix, found in self.buckets.items() if name.startswith(prefix)), None)
-        if bucket is not None and not bucket.take():
-            with self.lock:
-                self.calls["throttled"] += 1
-            self._send(503, f"<Response><Errors>{SLOWER}</Errors></Response>", "text/xml")
-            return
-        self._answer(name, ask)
-
-    def _asked(self, body: bytes) -> tuple[str, dict[str, Any]]:
-        if target := self.headers.get("X-Amz-Target"):
-            return target.rpartition(".")[2], json.loads(body or b"{}")
-        fields = {key: values[0] for key, values in parse_qs(body.decode()).items()}
-        return fields["Action"], fields
-
-    def _answer(self, name: str, ask: dict[str, Any]) -> None:
-        as_json = {
-            "GetMetricData": self.account.get_metric_data,
-            "GetMetricStatistics": self.account.get_metric_statistics,
+    def __init__(self, account: Account) -> None:
+        self._account, self._calls, self._lock = account, Counter[str](), threading.Lock()
+        self._buckets = {name: Bucket(*numbers) for name, numbers in BUCKETS.items()}
+        self._as_json = {
+            "GetMetricData": account.get_metric_data,
+            "GetMetricStatistics": account.get_metric_statistics,
             "DescribeAlarms": lambda _: {"MetricAlarms": [], "CompositeAlarms": []},
         }
-        as_xml = {
-            "DescribeInstances": self.account.describe_instances,
-            "TerminateInstances": self.account.terminate_instances,
+        self._as_xml = {
+            "DescribeInstances": account.describe_instances,
+            "TerminateInstances": account.terminate_instances,
             **{key: lambda _, body=body: body for key, body in NOTHING.items()},
         }
+
+    def answer(self, asked: Asked) -> Answer:
+        """Answer one request."""
+        if asked.method == "GET":
+            with self._lock:
+                told = json.dumps({"ended": self._account.ended, "calls": self._calls})
+                self._calls.clear()
+            return _typed(200, told, "application/json")
+        if target := asked.headers.get("X-Amz-Target"):
+            name, ask = target.rpartition(".")[2], json.loads(asked.body or b"{}")
+        else:
+            ask = {key: values[0] for key, values in parse_qs(asked.body.decode()).items()}
+            name = ask["Action"]
+        self._count(name)
+        time.sleep(DISTANCE_S)
+        bucket = next((found for prefix, found in self._buckets.items() if name.startswith(prefix)), None)
+        if bucket is not None and not bucket.take():
+            self._count("throttled")
+            return _typed(503, f"<Response><Errors>{SLOWER}</Errors></Response>", "text/xml")
+        return self._answer(name, ask)
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._calls[name] += 1
+
+    def _answer(self, name: str, ask: dict[str, Any]) -> Answer:
         try:
-            if name in as_json:
-                self._send(200, json.dumps(as_json[name](ask)), "application/x-amz-json-1.0")
-            elif name in as_xml:
-                self._send(200, as_xml[name](ask), "text/xml")
-            else:
-                raise RefusedError(f"Unknown{name}")
+            if name in self._as_json:
+                return _typed(200, json.dumps(self._as_json[name](ask)), "application/x-amz-json-1.0")
+            if name in self._as_xml:
+                return _typed(200, self._as_xml[name](ask), "text/xml")
+            raise RefusedError(f"Unknown{name}")
         except RefusedError as refused:
             error = json.dumps({"__type": str(refused), "message": "no"})
             as_text = f"<Response><Errors><Error><Code>{refused}</Code></Error></Errors></Response>"
-            self._send(400, error if name in as_json else as_text, "text/xml")
-
-    def _send(self, status: int, body: str, kind: str) -> None:
-        content = body.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+            return _typed(400, error if name in self._as_json else as_text, "text/xml")
 
 
-def main(count: int, case: str = "") -> None:
-    """Serve until killed; the first line on stdout is the address."""
-    _Handler.account = Account(count, case)
-    _Handler.buckets = {name: Bucket(*numbers) for name, numbers in BUCKETS.items()}
-    _Handler.calls, _Handler.lock = Counter(), threading.Lock()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    sys.stdout.write(f"http://127.0.0.1:{server.server_port}\n")
-    sys.stdout.flush()
-    server.serve_forever()
+def _typed(status: int, body: str, kind: str) -> Answer:
+    return status, {"Content-Type": kind}, body.encode()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    # until killed; the first line on stdout is the address
+    with answering(Server(Account(int(sys.argv[1]), *sys.argv[2:])).answer, "HTTP/1.1") as url:
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+        threading.Event().wait()

@@ -1,11 +1,10 @@
 """A ``World`` as Alibaba Cloud's API shows it; and its bucket as OSS shows it to boto3."""
 
-import bisect
-import io
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import wraps
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -14,8 +13,8 @@ from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from gpu_fleet_image.providers.alicloud.instances import TAG_GROUP
 from gpu_fleet_image.providers.aws.instances import TAG_GROUP as WORLD_GROUP
 from tests.image.alicloud_server import RefusedError
-from tests.image.world import SimulatedInstance, World, refusal
-from tests.image.world_clients import _S3
+from tests.image.world import SimulatedInstance, World, minima, operation_of
+from tests.image.world_clients import _S3, _call
 
 STATES = {"running": "Running", "stopped": "Stopped", "pending": "Starting", "terminated": "Released"}
 # What a world says in AWS's words.
@@ -26,17 +25,23 @@ CODES = {
 }
 
 
-@contextmanager
-def faults(world: World, operation: str) -> Iterator[None]:
-    """Inject the faults before and after a call's work."""
-    try:
-        world.before(operation)
-        yield
-        world.after(operation)
-    except ClientError as error:
-        raise RefusedError(*CODES[error.response["Error"]["Code"]]) from error
-    finally:
-        world.calls.append(operation)
+def _action(work: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """Inject the world's faults before and after an action's work."""
+    operation = operation_of(work)
+
+    @wraps(work)
+    def act(self: "Actions", ask: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self.world.before(operation)
+            content = work(self, ask)
+            self.world.after(operation)
+        except ClientError as error:
+            raise RefusedError(*CODES[error.response["Error"]["Code"]]) from error
+        finally:
+            self.world.calls.append(operation)
+        return content or {}
+
+    return act
 
 
 class Actions:
@@ -47,9 +52,9 @@ class Actions:
 
     # ECS
 
+    @_action
     def describe_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "DescribeInstances"):
-            found = [instance for instance in self.world.instances.values() if _fits(instance, ask)]
+        found = [instance for instance in self.world.instances.values() if _fits(instance, ask)]
         start, size = int(ask.get("NextToken", 0)), min(int(ask["MaxResults"]), self.world.page)
         page = [_described(instance) for instance in found[start : start + size]]
         if self.world.chance(self.world.faults.duplicated):
@@ -57,59 +62,55 @@ class Actions:
         token = str(start + size) if start + size < len(found) else ""
         return {"Instances": {"Instance": page}, "NextToken": token, "TotalCount": len(found)}
 
-    def tag_resources(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "TagResources"):
-            for instance in self._found(ask["ResourceId"]):
-                instance.tags |= {tag["Key"]: tag["Value"] for tag in ask["Tag"]}
-        return {}
+    @_action
+    def tag_resources(self, ask: dict[str, Any]) -> None:
+        for instance in self._found(ask["ResourceId"]):
+            instance.tags |= {tag["Key"]: tag["Value"] for tag in ask["Tag"]}
 
-    def untag_resources(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "UntagResources"):
-            for instance in self._found(ask["ResourceId"]):
-                for key in ask["TagKey"]:
-                    instance.tags.pop(key, None)
-        return {}
+    @_action
+    def untag_resources(self, ask: dict[str, Any]) -> None:
+        for instance in self._found(ask["ResourceId"]):
+            for key in ask["TagKey"]:
+                instance.tags.pop(key, None)
 
-    def stop_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
+    @_action
+    def stop_instances(self, ask: dict[str, Any]) -> None:
         assert (ask["StoppedMode"], ask["BatchOptimization"]) == ("StopCharging", "AllTogether")
-        with faults(self.world, "StopInstances"):
-            found = self._found(ask["InstanceId"])
-            if any(item.state != "running" for item in found):
-                raise RefusedError("IncorrectInstanceStatus", 403)
-            for instance in found:
-                self.world.gone(instance, "stopped")
-        return {}
+        found = self._found(ask["InstanceId"])
+        if any(item.state != "running" for item in found):
+            raise RefusedError("IncorrectInstanceStatus", 403)
+        for instance in found:
+            self.world.gone(instance, "stopped")
 
-    def delete_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "DeleteInstances"):
-            found = self._found(ask["InstanceId"])
-            if ask["Force"] != "true" and any(item.state != "stopped" for item in found):
-                raise RefusedError("IncorrectInstanceStatus", 403)
-            for instance in found:
-                if instance.stubborn or instance.is_locked:  # those listed before it are gone already
-                    raise RefusedError("OperationDenied", 403)
-                self.world.gone(instance, "terminated")
-        return {}
+    @_action
+    def delete_instances(self, ask: dict[str, Any]) -> None:
+        found = self._found(ask["InstanceId"])
+        if ask["Force"] != "true" and any(item.state != "stopped" for item in found):
+            raise RefusedError("IncorrectInstanceStatus", 403)
+        for instance in found:
+            if instance.stubborn or instance.is_locked:  # those listed before it are gone already
+                raise RefusedError("OperationDenied", 403)
+            self.world.gone(instance, "terminated")
 
+    @_action
     def describe_disks(self, _: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "DescribeDisks"):
-            return {"Disks": {"Disk": []}, "NextToken": ""}
+        return {"Disks": {"Disk": []}, "NextToken": ""}
 
     # VPC, STS
 
+    @_action
     def describe_eip_addresses(self, _: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "DescribeEipAddresses"):
-            return {"EipAddresses": {"EipAddress": []}, "TotalCount": 0}
+        return {"EipAddresses": {"EipAddress": []}, "TotalCount": 0}
 
     def get_caller_identity(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"AccountId": "1234567890123456", "Arn": "acs:ram::1234567890123456:user/ada"}
 
     # ESS
 
+    @_action
     def describe_scaling_groups(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "DescribeScalingGroups"):
-            names = ask.get("ScalingGroupIds", self.world.tagged_groups())
-            found = [self._group(name) for name in names if name in self.world.groups]
+        names = ask.get("ScalingGroupIds", self.world.tagged_groups())
+        found = [self._group(name) for name in names if name in self.world.groups]
         return self._numbered("ScalingGroups", found, ask)
 
     def _group(self, name: str) -> dict[str, Any]:
@@ -127,58 +128,52 @@ class Actions:
             "Tags": [{"TagKey": "gpu-fleet:pool", "TagValue": "dev"}],
         }
 
+    @_action
     def describe_scaling_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "DescribeScalingInstances"):
-            rows = [
-                {
-                    "ScalingGroupId": name,
-                    "InstanceId": key,
-                    "LifecycleState": self.world.lifecycle.get(key, "InService"),
-                }
-                for name, group in self.world.groups.items()
-                for key in group["members"]
-                if self.world.instances[key].state == "running"
-                and ask.get("ScalingGroupId", name) == name
-                and key in ask.get("InstanceIds", [key])
-            ]
+        state = self.world.lifecycle.get
+        rows = [
+            {"ScalingGroupId": name, "InstanceId": key, "LifecycleState": state(key, "InService")}
+            for name, group in self.world.groups.items()
+            for key in group["members"]
+            if self.world.instances[key].state == "running"
+            and ask.get("ScalingGroupId", name) == name
+            and key in ask.get("InstanceIds", [key])
+        ]
         return self._numbered("ScalingInstances", rows, ask)
 
+    @_action
     def detach_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
         decrement = ask["DecreaseDesiredCapacity"] == "true"
-        with faults(self.world, "DetachInstances"):
-            group, ids = self.world.groups[ask["ScalingGroupId"]], ask["InstanceIds"]
-            self._idle(group)
-            if not set(ids) <= set(group["members"]):
-                raise RefusedError("InvalidInstanceId.NotFound", 404)
-            if len(group["members"]) - len(ids) < group["min"]:
-                raise RefusedError("IncorrectCapacity.MinSize")
-            self.world.detach(ask["ScalingGroupId"], ids, decrement=decrement)
+        group, ids = self.world.groups[ask["ScalingGroupId"]], ask["InstanceIds"]
+        self._idle(group)
+        if not set(ids) <= set(group["members"]):
+            raise RefusedError("InvalidInstanceId.NotFound", 404)
+        if len(group["members"]) - len(ids) < group["min"]:
+            raise RefusedError("IncorrectCapacity.MinSize")
+        self.world.detach(ask["ScalingGroupId"], ids, decrement=decrement)
         return {"ScalingActivityId": "asa-1"}
 
+    @_action
     def attach_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "AttachInstances"):
-            group = self.world.groups[ask["ScalingGroupId"]]
-            self._idle(group)
-            if len(group["members"]) + len(ask["InstanceIds"]) > group["max"]:
-                raise RefusedError("IncorrectCapacity.MaxSize")
-            group["desired"] += len(ask["InstanceIds"])
-            self.world.attach(ask["ScalingGroupId"], ask["InstanceIds"])
+        group = self.world.groups[ask["ScalingGroupId"]]
+        self._idle(group)
+        if len(group["members"]) + len(ask["InstanceIds"]) > group["max"]:
+            raise RefusedError("IncorrectCapacity.MaxSize")
+        group["desired"] += len(ask["InstanceIds"])
+        self.world.attach(ask["ScalingGroupId"], ask["InstanceIds"])
         return {"ScalingActivityId": "asa-2"}
 
-    def modify_scaling_group(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "ModifyScalingGroup"):
-            self.world.groups[ask["ScalingGroupId"]]["max"] = int(ask["MaxSize"])
-        return {}
+    @_action
+    def modify_scaling_group(self, ask: dict[str, Any]) -> None:
+        self.world.groups[ask["ScalingGroupId"]]["max"] = int(ask["MaxSize"])
 
-    def suspend_processes(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "SuspendProcesses"):
-            self.world.groups[ask["ScalingGroupId"]]["suspended"] |= _processes(ask)
-        return {}
+    @_action
+    def suspend_processes(self, ask: dict[str, Any]) -> None:
+        self.world.groups[ask["ScalingGroupId"]]["suspended"] |= _processes(ask)
 
-    def resume_processes(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "ResumeProcesses"):
-            self.world.groups[ask["ScalingGroupId"]]["suspended"] -= _processes(ask)
-        return {}
+    @_action
+    def resume_processes(self, ask: dict[str, Any]) -> None:
+        self.world.groups[ask["ScalingGroupId"]]["suspended"] -= _processes(ask)
 
     @staticmethod
     def _idle(group: dict[str, Any]) -> None:
@@ -186,31 +181,28 @@ class Actions:
         if group.get("busy"):
             raise RefusedError("ScalingActivityInProgress")
 
+    @_action
     def describe_alarms(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "DescribeAlarms"):
-            names = self.world.alarms | (set() if ask.get("State") == "ALARM" else {"quiet"})
-            return self._numbered("AlarmList", [{"Name": name} for name in sorted(names)], ask)
+        names = self.world.alarms | (set() if ask.get("State") == "ALARM" else {"quiet"})
+        return self._numbered("AlarmList", [{"Name": name} for name in sorted(names)], ask)
 
     # CloudMonitor
 
+    @_action
     def describe_metric_last(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "DescribeMetricLast"):
-            points = [
-                _point(key, instance.beats_at[shown - 1], instance.beats[shown - 1])
-                for key, instance in self.world.instances.items()
-                if (shown := instance.shown(self.world.shown_after))
-                if ask["MetricName"].startswith(METRIC_SECONDS_SINCE_ACTIVITY)
-            ]
+        points = [
+            _point(key, instance.beats_at[shown - 1], instance.beats[shown - 1])
+            for key, instance in self.world.instances.items()
+            if (shown := instance.shown(self.world.shown_after))
+            if ask["MetricName"].startswith(METRIC_SECONDS_SINCE_ACTIVITY)
+        ]
         return self._points(points, ask)
 
+    @_action
     def describe_metric_list(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "DescribeMetricList"):
-            wanted = [
-                instance["dimension"].removeprefix("InstanceId=")
-                for instance in json.loads(ask["Dimensions"])
-            ]
-            assert len(wanted) <= 50
-            points = [_point(key, at, value) for key in wanted for at, value in self._minima(key, ask)]
+        wanted = [one["dimension"].removeprefix("InstanceId=") for one in json.loads(ask["Dimensions"])]
+        assert len(wanted) <= 50
+        points = [_point(key, at, value) for key in wanted for at, value in self._minima(key, ask)]
         return self._points(points, ask)
 
     def _minima(self, key: str, ask: dict[str, Any]) -> list[tuple[datetime, float]]:
@@ -218,22 +210,17 @@ class Actions:
         if instance is None or not ask["MetricName"].startswith(METRIC_SECONDS_SINCE_ACTIVITY):
             return []
         start, end = (datetime.fromtimestamp(int(ask[name]) / 1000, UTC) for name in ("StartTime", "EndTime"))
-        period_s, minima = int(ask["Period"]), {}
-        first, shown = bisect.bisect_right(instance.beats_at, start), instance.shown(self.world.shown_after)
-        for index in range(first, shown):
-            if instance.beats_at[index] <= end:
-                slot = int(instance.beats_at[index].timestamp() // period_s)
-                minima[slot] = min(instance.beats[index], minima.get(slot, instance.beats[index]))
-        return [
-            (datetime.fromtimestamp(slot * period_s, UTC), value) for slot, value in sorted(minima.items())
-        ]
+        times = instance.beats_at
+        high = min(bisect_right(times, end), instance.shown(self.world.shown_after))
+        found = minima(times, instance.beats, range(bisect_right(times, start), high), int(ask["Period"]))
+        return found[::-1]
 
+    @_action
     def put_custom_metric(self, ask: dict[str, Any]) -> dict[str, Any]:
-        with faults(self.world, "PutCustomMetric"):
-            if self.world.chance(self.world.faults.deaf):
-                return {"Code": "400", "Message": "deaf"}  # with HTTP 200, as CloudMonitor refuses
-            for metric in ask["MetricList"]:
-                self.world.published[metric["MetricName"]] += json.loads(metric["Values"])["value"]
+        if self.world.chance(self.world.faults.deaf):
+            return {"Code": "400", "Message": "deaf"}  # with HTTP 200, as CloudMonitor refuses
+        for metric in ask["MetricList"]:
+            self.world.published[metric["MetricName"]] += json.loads(metric["Values"])["value"]
         return {"Code": "200"}
 
     def _points(self, points: list[dict[str, Any]], ask: dict[str, Any]) -> dict[str, Any]:
@@ -256,10 +243,10 @@ class Actions:
         }
 
     def _found(self, ids: list[str]) -> list[SimulatedInstance]:
-        instances = self.world.instances
-        if any(key not in instances or instances[key].state == "terminated" for key in ids):
+        found = self.world.standing(ids)
+        if len(found) != len(ids):
             raise RefusedError("InvalidInstanceId.NotFound", 404)
-        return [instances[key] for key in ids]
+        return found
 
 
 class Bucket(_S3):
@@ -270,32 +257,26 @@ class Bucket(_S3):
         if not hasattr(world, "versions"):
             world.versions = {}
 
+    @_call
     def put_object(self, Bucket, Key, Body, ContentType, IfNoneMatch=None):  # noqa: N803 - boto3's
         world = self._world
-        world.before("PutObject")
         version = f"v{next(world.versions_made)}"
         world.versions[Key] = [*self._versions(Key), (version, Body)]
         world.objects[Key] = (Body, f'"{version}"')
         world.modified[Key] = world.now
-        world.after("PutObject")
-        return world.answer("PutObject", {"ETag": f'"{version}"', "VersionId": version})
+        return {"ETag": f'"{version}"', "VersionId": version}
 
-    def get_object(self, Bucket, Key, VersionId=None):  # noqa: N803 - boto3's
-        if VersionId is None:
-            return super().get_object(Bucket, Key)
-        self._world.before("GetObject")
-        bodies = dict(self._versions(Key))
-        if VersionId not in bodies:
-            raise refusal("NoSuchKey", "GetObject")
-        return self._world.answer("GetObject", {"Body": io.BytesIO(bodies[VersionId]), "ETag": VersionId})
+    def _stored(self, key: str, version: str | None) -> tuple[bytes, str] | None:
+        if version is None:
+            return super()._stored(key, version)
+        bodies = dict(self._versions(key))
+        return (bodies[version], version) if version in bodies else None
 
+    @_call
     def list_object_versions(self, Bucket, Prefix, MaxKeys):  # noqa: N803 - boto3's
-        self._world.before("ListObjectVersions")
         keys = sorted(key for key in self._world.objects if key.startswith(Prefix))
-        found = [
-            {"Key": key, "VersionId": version} for key in keys for version, _ in reversed(self._versions(key))
-        ]
-        return self._world.answer("ListObjectVersions", {"Versions": found[:MaxKeys]})
+        every = [(key, version) for key in keys for version, _ in reversed(self._versions(key))]
+        return {"Versions": [{"Key": key, "VersionId": version} for key, version in every[:MaxKeys]]}
 
     def _versions(self, key: str) -> list[tuple[str, bytes]]:
         """Return the versions, oldest first; an object that a test has put has one version."""
@@ -319,7 +300,6 @@ class RecordedNotifier:
 
     def deaf(self, addresses: Sequence[str]) -> dict[str, str]:
         del addresses
-        return {}
 
 
 def _processes(ask: dict[str, Any]) -> set[str]:
@@ -354,10 +334,8 @@ def _described(instance: SimulatedInstance) -> dict[str, Any]:
 
 def _point(key: str, at: datetime, value: float) -> dict[str, Any]:
     named = {"userId": "1234567890123456", "groupId": "0", "dimension": f"InstanceId={key}"}
-    return {
-        "timestamp": round(at.timestamp() * 1000),
-        **named,
-        "Minimum": value,
-        "Average": value,
-        "Sum": value,
-    }
+    return (
+        named
+        | {"timestamp": round(at.timestamp() * 1000)}
+        | dict.fromkeys(("Minimum", "Average", "Sum"), value)
+    )

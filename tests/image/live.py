@@ -7,11 +7,11 @@ every period. ``Truth`` holds the true jobs with their times; the product sees t
 
 # ruff: noqa: N803 - the argument names are boto3's
 
-import bisect
 import contextlib
 import json
 import os
 import shutil
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,6 @@ from urllib.parse import quote
 import boto3
 import psutil
 import pytest
-from botocore.exceptions import ClientError
 from moto import mock_aws
 from moto.backends import get_backend
 
@@ -52,6 +51,7 @@ from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates, Read
 from gpu_fleet_image.providers.aws import session as aws_session
 from tests.image.instance_toml import INSTANCE_TOML
 from tests.image.moto_fleet import REGION, STACK, launched, launched_group, policy_json, pool_policy
+from tests.image.world import minima, refusal
 
 ACCOUNT = "123456789012"
 RECORDS, DATA = f"gpu-fleet-test-records-{ACCOUNT}", "gpu-fleet-test-data"
@@ -66,11 +66,6 @@ POOL = {
     "max_lifetime_hours": None,
     "require_acknowledgement": True,
 }
-
-
-def refusal(code: str, operation: str) -> ClientError:
-    """Return the cloud's refusal."""
-    return ClientError({"Error": {"Code": code, "Message": "so the test wants it"}}, operation)
 
 
 @dataclass
@@ -146,14 +141,11 @@ class Metrics:
     def _result(self, query: dict[str, Any], start: datetime, end: datetime) -> dict[str, Any]:
         stat = query["MetricStat"]
         times, values = self.points[stat["Metric"]["Dimensions"][0]["Value"]]
-        minima: dict[int, float] = {}
-        for index in range(bisect.bisect_left(times, start), bisect.bisect_left(times, end)):
-            slot = int(times[index].timestamp() // stat["Period"])
-            minima[slot] = min(values[index], minima.get(slot, values[index]))
-        found = sorted(minima.items(), reverse=True)
+        span = range(bisect_left(times, start), bisect_left(times, end))
+        found = minima(times, values, span, stat["Period"])
         return {
             "Id": query["Id"],
-            "Timestamps": [datetime.fromtimestamp(slot * stat["Period"], UTC) for slot, _ in found],
+            "Timestamps": [at for at, _ in found],
             "Values": [value for _, value in found],
             "StatusCode": "Complete",
         }

@@ -10,7 +10,8 @@ import itertools
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -43,9 +44,6 @@ BEFORE_THE_LAST_LOOK = frozenset(
 )
 # What was given back has no grace; its next mark takes a sweep, and a heartbeat of after that.
 SOONEST_MARK = timedelta(seconds=30)
-LONGEST_ANSWER = timedelta(seconds=30)
-LATE_ANSWER = timedelta(seconds=10)  # what begins in the last ten seconds Alibaba Cloud's window may cost
-LOST = 0.5  # of what is held up
 AT_WORK = frozenset({"alive", "blind", "deluded"})  # agents that answer
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
@@ -53,6 +51,24 @@ SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 def refusal(code: str, operation: str = "Operation") -> ClientError:
     """Return the cloud's refusal."""
     return ClientError({"Error": {"Code": code, "Message": f"the world says {code}"}}, operation)
+
+
+def operation_of(work: Callable[..., Any]) -> str:
+    """Return a method's call as the clouds name it."""
+    return "".join(part.capitalize() for part in work.__name__.split("_"))
+
+
+def minima(
+    times: Sequence[datetime], values: Sequence[float], of: range, period_s: int
+) -> list[tuple[datetime, float]]:
+    """Return the smallest value of each period, the newest first, as CloudWatch does."""
+    found: dict[int, float] = {}
+    for index in of:
+        slot = int(times[index].timestamp() // period_s)
+        found[slot] = min(values[index], found.get(slot, values[index]))
+    return [
+        (datetime.fromtimestamp(slot * period_s, UTC), found[slot]) for slot in sorted(found, reverse=True)
+    ]
 
 
 class SimulatedInstance:
@@ -120,22 +136,17 @@ class SimulatedInstance:
     def busy(self, busy: bool) -> None:
         if not busy:
             self.leave()
-        elif not self._is_refused():
+        elif not self.door.is_shut:
             self.line.jobs.open(self._clock())
 
     def type(self) -> None:
         """Log in and type, as a user does."""
-        if not self._is_refused():
+        if not self.door.is_shut:
             self.line.typing.open(self._clock())
 
     def begin_behind_the_door(self) -> None:
         """Begin a job in a terminal that was open before."""
         self.line.jobs.open(self._clock())
-
-    def _is_refused(self) -> bool:
-        """Return whether the door refuses a new use."""
-        self.door.refused += self.door.is_shut
-        return self.door.is_shut
 
     def leave(self) -> None:
         """End every job and all typing."""
@@ -214,13 +225,12 @@ class Door:
 
     Attributes:
         is_shut: True if it is closed.
-        refused: number of refused uses.
         saved: number of saves of users' files behind it.
         while_saving: action during a save.
     """
 
     def __init__(self) -> None:
-        self.is_shut, self.refused, self.saved = False, 0, 0
+        self.is_shut, self.saved = False, 0
         self.while_saving: Callable[[], object] = lambda: None
 
     def shut_at(self, now: datetime) -> datetime | None:
@@ -252,9 +262,6 @@ class Faults:
     back_to_work: float = 0.0
     unmarked: float = 0.0  # an administrator removes an instance's mark while a sweep is at work
     seconds_per_call: float = 0.05
-    words_held_up: float = 0.0  # of what agents write: lost, or on its way for up to the client's limit
-    lists_held_up: float = 0.0  # of the sweep's lists: their answers take up to half a minute
-    jobs_meanwhile: float = 0.0  # of those: in a terminal that was open before a job begins at its instance
 
 
 class AgentDiedError(BaseException):
@@ -331,12 +338,10 @@ class Patience:
     Attributes:
         attempts: number of attempts.
         given_up_after: time-out of a connection without an answer.
-        at_most: longest time of an attempt, including its connection.
     """
 
     attempts: int = 1
     given_up_after: timedelta = timedelta(seconds=5)
-    at_most: timedelta = timedelta(seconds=10)
 
 
 class World:
@@ -361,7 +366,7 @@ class World:
         unfit_at_start: instances that start from now on fail their boot check.
         patience: of the agents' clients.
         way: of one attempt of theirs, by its key: how long it is on its way; None where it is lost.
-        way_back: how long the answer of one of the sweep's lists is on its way.
+        way_back: for how many seconds the answer of one of the sweep's lists is on its way.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -393,7 +398,7 @@ class World:
         self._held_up: dict[str, HeldUpLook] = {}
         self.patience: Callable[[], Patience] = Patience
         self.way: Callable[[str], timedelta | None] | None = None
-        self.way_back: Callable[[], timedelta] | None = None
+        self.way_back: Callable[[], float] | None = None
         self._random = random.Random(seed)
         self._numbers = itertools.count(1)
 
@@ -419,6 +424,11 @@ class World:
         """Create an empty scaling group."""
         made = {"min": min_size, "max": max_size, "desired": 0, "members": [], "suspended": set()}
         self.groups[name] = made | {"tags": tags}
+
+    def standing(self, ids: Sequence[str]) -> list[SimulatedInstance]:
+        """Return those of some instances that are not terminated."""
+        known = [self.instances[key] for key in ids if key in self.instances]
+        return [instance for instance in known if instance.state != "terminated"]
 
     def tagged_groups(self) -> list[str]:
         """Return the groups with the stack's tag."""
@@ -451,14 +461,11 @@ class World:
 
     def pass_minutes(self, minutes: int) -> None:
         """Let time pass; agents poll every minute."""
-        self._pass(minutes * MINUTE)
+        self.pass_seconds(60 * minutes)
 
     def pass_seconds(self, seconds: float) -> None:
         """Let time pass, as a sweep's wait does."""
-        self._pass(timedelta(seconds=seconds))
-
-    def _pass(self, span: timedelta) -> None:
-        end = self.now + span
+        end = self.now + timedelta(seconds=seconds)
         while self.now < end:
             minute = self.now.replace(second=0, microsecond=0) + MINUTE
             asked = self._asked()
@@ -477,11 +484,8 @@ class World:
         """Return the instances whose agents were asked by a due mark, or have refused one."""
         if self.answering is None:
             return []
-        due = [
-            instance
-            for instance in self.instances.values()
-            if self._is_due(instance) or TAG_WITHDRAWN in instance.tags
-        ]
+        everyone = self.instances.values()
+        due = [one for one in everyone if self._is_due(one) or TAG_WITHDRAWN in one.tags]
         known = [self.instances[key] for key in self.agents]
         asked = {instance.id: instance for instance in (*due, *known) if instance.state == "running"}
         return [call for call in asked.values() if call.agent in AT_WORK and call.id not in self._held_up]
@@ -502,16 +506,21 @@ class World:
         assert self.answering is not None
         agent = self.agents.get(instance.id) or self.answering(instance)
         self.agents[instance.id] = agent
-        words_held_up = self.faults.words_held_up
-        if self.way is not None or (words_held_up and self.chance(words_held_up)):
+        if self.way is not None:
             self._go_on(instance, HeldUpLook(agent.act))
             return
+        with self._of_agents():
+            agent.act()
+        self._forget_idle(instance)
+
+    @contextmanager
+    def _of_agents(self) -> Iterator[None]:
+        """Let the calls of a block be an agent's, which no fault but a throttle meets."""
         self._agents_act = True
         try:
-            agent.act()
+            yield
         finally:
             self._agents_act = False
-        self._forget_idle(instance)
 
     def _go_on(self, instance: SimulatedInstance, look: "HeldUpLook") -> None:
         """Run one poll of an agent until a reply is delayed; a reply under way is lost with its agent."""
@@ -519,11 +528,8 @@ class World:
         if instance.agent not in AT_WORK or instance.state != "running":
             look.give_up()
             return
-        self._agents_act = True
-        try:
+        with self._of_agents():
             look.go_on()
-        finally:
-            self._agents_act = False
         if look.is_over:
             self._forget_idle(instance)
         else:
@@ -572,35 +578,17 @@ class World:
 
     # what every call goes through
 
-    def send(self, instance: SimulatedInstance, key: str) -> None:
+    def send(self, key: str) -> None:
         """Delay a write of an agent until it arrives; raises as boto3 does if no attempt arrives."""
-        if not HeldUpLook.is_held_up():
+        if self.way is None or not HeldUpLook.is_held_up():
             return
         patience = self.patience()
         for _ in range(patience.attempts):
-            took = self.way(key) if self.way else self._way(patience.at_most)
-            if self.way is None and self.chance(self.faults.jobs_meanwhile):
-                instance.begin_behind_the_door()
+            took = self.way(key)
             HeldUpLook.wait(self.now + (patience.given_up_after if took is None else took))
             if took is not None:
                 return
         raise ReadTimeoutError(endpoint_url=key)
-
-    def _way(self, at_most: timedelta) -> timedelta | None:
-        return None if self.chance(LOST) else at_most * self._random.random()
-
-    def arrive(self) -> None:
-        """Delay the answer of one of the sweep's lists, after it was read."""
-        if self.way_back is not None:
-            self._pass(self.way_back())
-        elif self.faults.lists_held_up and self.chance(self.faults.lists_held_up):
-            takes, begins = LONGEST_ANSWER * self._random.random(), self._random.random()
-            self._pass(takes * begins)
-            for instance in self.instances.values():
-                late = takes * (1 - begins) > LATE_ANSWER
-                if late and instance.state == "running" and self.chance(self.faults.jobs_meanwhile):
-                    instance.begin_behind_the_door()
-            self._pass(takes * (1 - begins))
 
     def answer(self, operation: str, content: dict[str, Any]) -> dict[str, Any]:
         """Wrap an answer as boto3 does."""
@@ -612,6 +600,14 @@ class World:
     def on_call(self, operation: str, act: Callable[[], object], number: int = 2) -> None:
         """Run an action right before a call, by default the second of its kind from now on."""
         self._surprises[operation] = (number, act)
+
+    def deny(self, operation: str, number: int = 1) -> None:
+        """Refuse a call, by default the next of its kind; a transient code would be tried again."""
+
+        def refuse() -> None:
+            raise refusal("UnauthorizedOperation", operation)
+
+        self.on_call(operation, refuse, number)
 
     def before(self, operation: str) -> None:
         """Inject the faults before a call's work."""
@@ -625,7 +621,7 @@ class World:
                 self._surprises[operation] = (left - 1, act)
             else:
                 act()
-        self._pass(timedelta(seconds=self.faults.seconds_per_call))
+        self.pass_seconds(self.faults.seconds_per_call)
         for instance in self.instances.values():
             if self.chance(self.faults.back_to_work) and instance.state == "running":
                 instance.busy = True

@@ -48,21 +48,20 @@ def patience(cloud: str) -> Patience:
         file.flush()
         config = agent_cloud.connect(instance_file.load(Path(file.name)), None).store()._s3.meta.config
     attempts = (config.retries or {}).get("total_max_attempts", BOTO3S_OWN_ATTEMPTS)
-    connected, answered = timedelta(seconds=config.connect_timeout), timedelta(seconds=config.read_timeout)
-    return Patience(attempts, answered, connected + answered)
+    return Patience(attempts, timedelta(seconds=config.read_timeout))
 
 
 class _Sending:
     """A bucket behind a network that delays an agent's writes."""
 
-    def __init__(self, world: Any, instance: Any, bucket: Any) -> None:
-        self._world, self._instance, self._bucket = world, instance, bucket
+    def __init__(self, world: Any, bucket: Any) -> None:
+        self._world, self._bucket = world, bucket
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bucket, name)
 
     def put_object(self, **arguments: Any) -> Any:
-        self._world.send(self._instance, arguments["Key"])
+        self._world.send(arguments["Key"])
         return self._bucket.put_object(**arguments)
 
 
@@ -81,7 +80,7 @@ class Agent:
         self._tags: dict[str, str] = dict(instance.tags)
         self._tags_at = world.now
         calls = Calls(lambda: world.now)
-        sending = _Sending(world, instance, bucket)
+        sending = _Sending(world, bucket)
         self._store = (OssStore if cloud == "alicloud" else Store)(sending, calls, LEDGER)
         self._who = f"dev.{instance.id}" if cloud == "alicloud" else f"AROAMADEUP:{instance.id}"
         answers = Answers(

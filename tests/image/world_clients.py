@@ -1,14 +1,16 @@
 """The boto3 clients of a sweep, which answer from a ``World``."""
 # ruff: noqa: N803, PLR0917 - the argument names and their number are boto3's
 
-import bisect
 import io
-from datetime import UTC, datetime, timedelta
+from bisect import bisect_left
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 from gpu_fleet_image.core.model import TAG_WITHDRAWN
 from gpu_fleet_image.providers.aws.session import Clients
-from tests.image.world import SimulatedInstance, World, refusal
+from tests.image.world import SimulatedInstance, World, minima, operation_of, refusal
 
 
 def clients(world: World) -> Clients:
@@ -17,110 +19,112 @@ def clients(world: World) -> Clients:
     return Clients(ec2, _AutoScaling(world), _CloudWatch(world), _Sns(world), _S3(world), ec2)
 
 
+def _call(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Inject the world's faults before a call's work, and after a change; wrap its answer."""
+    operation = operation_of(work)
+    reads = operation.startswith(("Describe", "Get", "List"))
+
+    @wraps(work)
+    def call(self: "_Client", *arguments: Any, **named: Any) -> dict[str, Any]:
+        self._world.before(operation)
+        content = work(self, *arguments, **named) or {}
+        if not reads:
+            self._world.after(operation)
+        answer = self._world.answer(operation, content)
+        if operation == "ListObjectsV2" and self._world.way_back is not None:  # it is long on its way
+            self._world.pass_seconds(self._world.way_back())
+        return answer
+
+    return call
+
+
 class _Client:
     """Part of the world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def _find(self, ids: list[str], operation: str) -> list[SimulatedInstance]:
-        missing = [key for key in ids if key not in self._world.instances]
-        if missing or any(self._world.instances[key].state == "terminated" for key in ids):
-            raise refusal("InvalidInstanceID.NotFound", operation)
-        return [self._world.instances[key] for key in ids]
+    def _find(self, ids: list[str]) -> list[SimulatedInstance]:
+        found = self._world.standing(ids)
+        if len(found) != len(ids):
+            raise refusal("InvalidInstanceID.NotFound")
+        return found
 
 
 class _Ec2(_Client):
+    @_call
     def describe_instances(self, Filters, MaxResults, NextToken="0"):
         world = self._world
-        world.before("DescribeInstances")
-        wanted = [
-            instance
-            for instance in world.instances.values()
-            if all(_matches(instance, part) for part in Filters)
-        ]
+        wanted = [one for one in world.instances.values() if all(_matches(one, part) for part in Filters)]
         start, size = int(NextToken), min(MaxResults, world.page)
-        page = {
-            "Reservations": [
-                {"Instances": [_describe(instance)]} for instance in wanted[start : start + size]
-            ]
-        }
+        page = {"Reservations": [{"Instances": [_describe(one)]} for one in wanted[start : start + size]]}
         if world.chance(world.faults.duplicated):
             page["Reservations"] *= 2
         if start + size < len(wanted):
             page["NextToken"] = str(start + size)
-        return world.answer("DescribeInstances", page)
+        return page
 
+    @_call
     def describe_volumes(self, Filters, MaxResults):
-        self._world.before("DescribeVolumes")
-        return self._world.answer("DescribeVolumes", {"Volumes": []})
+        return {"Volumes": []}
 
+    @_call
     def describe_addresses(self, Filters):
-        self._world.before("DescribeAddresses")
-        return self._world.answer("DescribeAddresses", {"Addresses": []})
+        return {"Addresses": []}
 
+    @_call
     def describe_spot_price_history(self, InstanceTypes, ProductDescriptions, StartTime, EndTime):
-        self._world.before("DescribeSpotPriceHistory")
         assert (ProductDescriptions, StartTime) == (["Linux/UNIX"], EndTime)
-        values_of_world = [
-            {"InstanceType": kind, "AvailabilityZone": zone, "SpotPrice": str(price)}
-            for kind in InstanceTypes
-            for zone, price in self._world.spot_prices.get(kind, {}).items()
-        ]
-        return self._world.answer("DescribeSpotPriceHistory", {"SpotPriceHistory": values_of_world})
+        return {
+            "SpotPriceHistory": [
+                {"InstanceType": kind, "AvailabilityZone": zone, "SpotPrice": str(price)}
+                for kind in InstanceTypes
+                for zone, price in self._world.spot_prices.get(kind, {}).items()
+            ]
+        }
 
+    @_call
     def describe_instance_attribute(self, InstanceId, Attribute):
-        self._world.before("DescribeInstanceAttribute")
-        (instance,) = self._find([InstanceId], "DescribeInstanceAttribute")
-        name = {"disableApiTermination": "DisableApiTermination", "disableApiStop": "DisableApiStop"}[
-            Attribute
-        ]
+        (instance,) = self._find([InstanceId])
         locked = instance.is_locked and Attribute == "disableApiTermination"
-        return self._world.answer("DescribeInstanceAttribute", {name: {"Value": locked}})
+        return {f"{Attribute[0].upper()}{Attribute[1:]}": {"Value": locked}}
 
+    @_call
     def create_tags(self, Resources, Tags):
-        self._world.before("CreateTags")
-        for instance in self._find(Resources, "CreateTags"):
+        for instance in self._find(Resources):
             instance.tags |= {tag["Key"]: tag["Value"] for tag in Tags}
-        self._world.after("CreateTags")
-        return self._world.answer("CreateTags", {})
 
+    @_call
     def delete_tags(self, Resources, Tags):
-        self._world.before("DeleteTags")
-        for instance in self._find(Resources, "DeleteTags"):
+        for instance in self._find(Resources):
             for tag in Tags:
                 instance.tags.pop(tag["Key"], None)
-        self._world.after("DeleteTags")
-        return self._world.answer("DeleteTags", {})
 
+    @_call
     def stop_instances(self, InstanceIds):
-        return self._end("StopInstances", InstanceIds, "stopped")
+        self._end(InstanceIds, "stopped")
 
+    @_call
     def terminate_instances(self, InstanceIds):
-        return self._end("TerminateInstances", InstanceIds, "terminated")
+        self._end(InstanceIds, "terminated")
 
-    def _end(self, operation, ids, how):
-        self._world.before(operation)
-        found = self._find(ids, operation)
-        if any(
-            TAG_WITHDRAWN in instance.tags for instance in found
-        ):  # as the policy of the sweep's role says
-            raise refusal("UnauthorizedOperation", operation)
+    def _end(self, ids, how):
+        found = self._find(ids)
+        # as the policy of the sweep's role says
+        if any(TAG_WITHDRAWN in instance.tags for instance in found):
+            raise refusal("UnauthorizedOperation")
         for instance in found:
             if instance.stubborn or (instance.is_locked and how == "terminated"):
-                # those listed before it are gone already
-                raise refusal("OperationNotPermitted", operation)
+                raise refusal("OperationNotPermitted")  # those listed before it are gone already
             self._world.gone(instance, how)
-        self._world.after(operation)
-        return self._world.answer(operation, {})
 
 
 class _AutoScaling(_Client):
+    @_call
     def describe_auto_scaling_groups(self, MaxRecords, Filters=None, AutoScalingGroupNames=None):
-        self._world.before("DescribeAutoScalingGroups")
         names = AutoScalingGroupNames or self._world.tagged_groups()
         groups = [self._describe(name) for name in names if name in self._world.groups]
-        return self._world.answer("DescribeAutoScalingGroups", {"AutoScalingGroups": groups})
+        return {"AutoScalingGroups": groups}
 
     def _describe(self, name):
         group = self._world.groups[name]
@@ -139,52 +143,43 @@ class _AutoScaling(_Client):
             "SuspendedProcesses": [{"ProcessName": name} for name in sorted(group["suspended"])],
         }
 
+    @_call
     def update_auto_scaling_group(self, AutoScalingGroupName, MaxSize):
-        self._world.before("UpdateAutoScalingGroup")
         group = self._world.groups[AutoScalingGroupName]
         if MaxSize < group["min"]:
-            raise refusal("ValidationError", "UpdateAutoScalingGroup")
+            raise refusal("ValidationError")
         group["max"] = MaxSize
         group["desired"] = min(group["desired"], MaxSize)
-        self._world.after("UpdateAutoScalingGroup")
-        return self._world.answer("UpdateAutoScalingGroup", {})
 
+    @_call
     def suspend_processes(self, AutoScalingGroupName, ScalingProcesses):
-        self._world.before("SuspendProcesses")
         self._world.groups[AutoScalingGroupName]["suspended"] |= set(ScalingProcesses)
-        self._world.after("SuspendProcesses")
-        return self._world.answer("SuspendProcesses", {})
 
+    @_call
     def resume_processes(self, AutoScalingGroupName, ScalingProcesses):
-        self._world.before("ResumeProcesses")
         self._world.groups[AutoScalingGroupName]["suspended"] -= set(ScalingProcesses)
-        self._world.after("ResumeProcesses")
-        return self._world.answer("ResumeProcesses", {})
 
+    @_call
     def detach_instances(self, AutoScalingGroupName, InstanceIds, ShouldDecrementDesiredCapacity):
-        self._world.before("DetachInstances")
         group = self._world.groups[AutoScalingGroupName]
         if not set(InstanceIds) <= set(group["members"]) or len(InstanceIds) > 20:  # API DetachInstances
-            raise refusal("ValidationError", "DetachInstances")
+            raise refusal("ValidationError")
         if ShouldDecrementDesiredCapacity and group["desired"] - len(InstanceIds) < group["min"]:
-            raise refusal("ValidationError", "DetachInstances")
+            raise refusal("ValidationError")
         self._world.detach(AutoScalingGroupName, InstanceIds, decrement=ShouldDecrementDesiredCapacity)
-        self._world.after("DetachInstances")
-        return self._world.answer("DetachInstances", {})
 
+    @_call
     def attach_instances(self, AutoScalingGroupName, InstanceIds):
-        self._world.before("AttachInstances")
         self._world.groups[AutoScalingGroupName]["desired"] += len(InstanceIds)
         self._world.attach(AutoScalingGroupName, InstanceIds)
-        return self._world.answer("AttachInstances", {})
 
 
 class _CloudWatch(_Client):
+    @_call
     def get_metric_data(self, MetricDataQueries, StartTime, EndTime, ScanBy, MaxDatapoints, NextToken=""):
         world = self._world
-        world.before("GetMetricData")
         if not NextToken and world.chance(world.faults.duplicated):
-            return world.answer("GetMetricData", {"MetricDataResults": [], "NextToken": "rest"})
+            return {"MetricDataResults": [], "NextToken": "rest"}
         cut = NextToken != "last" and world.chance(world.faults.partial)
         results = [self._result(query, StartTime, EndTime, cut=cut) for query in MetricDataQueries]
         if world.chance(world.faults.duplicated):
@@ -192,16 +187,16 @@ class _CloudWatch(_Client):
         content = {"MetricDataResults": results}
         if cut and world.chance(world.faults.rest):
             content["NextToken"] = "last"
-        return world.answer("GetMetricData", content)
+        return content
 
     def _result(self, query, start, end, *, cut):
         stat = query["MetricStat"]
         (dimension,) = stat["Metric"]["Dimensions"]
-        values_of_world = self._world.daily.get((dimension["Value"], stat["Metric"]["MetricName"]))
         if stat["Stat"] == "Average":
+            daily = self._world.daily.get((dimension["Value"], stat["Metric"]["MetricName"]))
             step = timedelta(seconds=stat["Period"])
             times = [start + number * step for number in range((end - start) // step)]
-            points = [] if values_of_world is None else [(at, values_of_world) for at in times]
+            points = [] if daily is None else [(at, daily) for at in times]
         else:
             points = self._minima(dimension["Value"], start, end, stat["Period"])
         if cut:
@@ -217,22 +212,13 @@ class _CloudWatch(_Client):
         instance = self._world.instances.get(key)
         if instance is None:
             return []
-        low = bisect.bisect_left(instance.beats_at, start)
-        high = min(bisect.bisect_left(instance.beats_at, end), instance.shown(self._world.shown_after))
-        minima: dict[int, float] = {}
-        for index in range(low, high):
-            slot = int(instance.beats_at[index].timestamp() // period_s)
-            value = instance.beats[index]
-            minima[slot] = min(value, minima.get(slot, value))
-        return [
-            (datetime.fromtimestamp(slot * period_s, UTC), value)
-            for slot, value in sorted(minima.items(), reverse=True)
-        ]
+        times = instance.beats_at
+        high = min(bisect_left(times, end), instance.shown(self._world.shown_after))
+        return minima(times, instance.beats, range(bisect_left(times, start), high), period_s)
 
+    @_call
     def describe_alarms(self, AlarmNames, StateValue):
-        self._world.before("DescribeAlarms")
-        firing = [{"AlarmName": name} for name in AlarmNames if name in self._world.alarms]
-        return self._world.answer("DescribeAlarms", {"MetricAlarms": firing})
+        return {"MetricAlarms": [{"AlarmName": name} for name in AlarmNames if name in self._world.alarms]}
 
     def put_metric_data(self, Namespace, MetricData):
         for datum in MetricData:
@@ -241,40 +227,38 @@ class _CloudWatch(_Client):
 
 
 class _Sns(_Client):
+    @_call
     def publish(self, TopicArn, Subject, Message):
-        world = self._world
-        world.before("Publish")
-        if world.chance(world.faults.deaf):
-            raise refusal("InternalError", "Publish")
-        world.hear(Message)
-        world.after("Publish")
-        return world.answer("Publish", {})
+        if self._world.chance(self._world.faults.deaf):
+            raise refusal("InternalError")
+        self._world.hear(Message)
 
 
 class _S3(_Client):
-    def get_object(self, Bucket, Key):
-        self._world.before("GetObject")
-        if Key not in self._world.objects:
-            raise refusal("NoSuchKey", "GetObject")
-        body, version = self._world.objects[Key]
-        return self._world.answer("GetObject", {"Body": io.BytesIO(body), "ETag": version})
+    @_call
+    def get_object(self, Bucket, Key, VersionId=None):
+        if (stored := self._stored(Key, VersionId)) is None:
+            raise refusal("NoSuchKey")
+        return {"Body": io.BytesIO(stored[0]), "ETag": stored[1]}
 
+    def _stored(self, key: str, version: str | None) -> tuple[bytes, str] | None:
+        return self._world.objects.get(key)
+
+    @_call
     def put_object(self, Bucket, Key, Body, ContentType, IfNoneMatch=None, IfMatch=None):
         assert ContentType.startswith(("application/json", "text/html"))
         world = self._world
-        world.before("PutObject")
         there = world.objects.get(Key)
         if (IfNoneMatch and there) or (IfMatch and (there is None or there[1] != IfMatch)):
-            raise refusal("PreconditionFailed", "PutObject")
+            raise refusal("PreconditionFailed")
         version = f'"{next(world.versions_made)}"'
         world.objects[Key] = (Body, version)
         world.modified[Key] = world.now
-        world.after("PutObject")
-        return world.answer("PutObject", {"ETag": version})
+        return {"ETag": version}
 
+    @_call
     def list_objects_v2(self, Bucket, Prefix, MaxKeys=1000, ContinuationToken="0", StartAfter=""):
         world = self._world
-        world.before("ListObjectsV2")
         keys = sorted(key for key in world.objects if key.startswith(Prefix) and key > StartAfter)
         start, size = int(ContinuationToken), min(MaxKeys, world.page)
         found = [
@@ -283,11 +267,7 @@ class _S3(_Client):
         ]
         cut = start + size < len(keys)
         more = {"NextContinuationToken": str(start + size)} if cut else {}
-        answer = world.answer(
-            "ListObjectsV2", {"Contents": found, "KeyCount": len(found), "IsTruncated": cut} | more
-        )
-        world.arrive()
-        return answer
+        return {"Contents": found, "KeyCount": len(found), "IsTruncated": cut} | more
 
 
 def _matches(instance: SimulatedInstance, part: dict[str, Any]) -> bool:

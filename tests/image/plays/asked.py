@@ -28,15 +28,6 @@ class Asked(Stage):
         # on Alibaba Cloud the lease is found by such a list
         assert self.cloud != "aws" or "ListObjectsV2" not in self.world.calls, "words are read for nothing"
 
-    def a_user_typed_seconds_before_the_sweep(self) -> None:
-        """No heartbeat shows it yet."""
-        instance = self.asked()
-        instance.type()
-        self.world.pass_seconds(12)
-        instance.leave()
-        self.world.pass_seconds(12)
-        self.sweep()
-
     def a_job_begins_seconds_before_the_sweep(self) -> None:
         instance = self.asked()
         instance.busy = True
@@ -75,24 +66,14 @@ class Asked(Stage):
     def a_job_comes_as_the_end_is_called(self) -> None:
         """A job that begins by then is refused at the door."""
         instance = self.asked()
-
-        def come() -> None:
-            instance.busy = True
-
-        self.world.on_call("TerminateInstances", come, number=1)
-        self.world.on_call("DeleteInstances", come, number=1)
+        self.as_its_end_is_called(lambda: setattr(instance, "busy", True))
         self.sweep_for(20)
         assert instance.state == "terminated", "it was not terminated"
 
     def _begun_before_the_last_word(self) -> SimulatedInstance:
         """Return a member of a group whose job begins behind its closed door as the sweep detaches it."""
         instance = self.asked("pool")
-
-        def begin() -> None:
-            instance.begin_behind_the_door()
-            self.world.pass_seconds(5)
-
-        self.world.on_call("DetachInstances", begin, number=1)
+        self.world.on_call("DetachInstances", self.begins(instance, 5), number=1)
         self.sweep()
         return instance
 
@@ -120,26 +101,15 @@ class Asked(Stage):
         self.terms(require_acknowledgement=True)
         stubborn, other = self.marked(2)
         stubborn.stubborn = True
-
-        def begin() -> None:
-            other.begin_behind_the_door()
-            self.world.pass_seconds(10)
-
-        for end in ("TerminateInstances", "DeleteInstances"):
-            self.world.on_call(end, begin, number=1)
+        self.as_its_end_is_called(self.begins(other, 10))
         self.sweep(override_breaker=True)
         assert other.state == "running", "it was terminated at work"
 
     def a_job_begins_behind_the_door_after_the_last_word(self) -> None:
         """Only a cloud that checks the instance's own tag can still refuse."""
         instance = self.asked()
-
-        def begin() -> None:
-            instance.begin_behind_the_door()
-            self.world.pass_seconds(5)
-
         if self.cloud == "aws":
-            self.world.on_call("TerminateInstances", begin, number=1)
+            self.as_its_end_is_called(self.begins(instance, 5))
         self.sweep()
 
     def a_word_is_lost_and_a_job_begins_behind_the_door(self) -> None:
@@ -173,13 +143,13 @@ class Asked(Stage):
         instance = self.asked("pool")
         late = list[datetime]()
 
-        def way_back() -> timedelta:
+        def way_back() -> float:
             if self.world.calls[-1] != "ListObjectsV2" or late:
-                return timedelta(0)
+                return 0
             late.append(self.world.now)
             self.world.pass_seconds(2)
             instance.begin_behind_the_door()
-            return timedelta(seconds=20)
+            return 20
 
         self.world.on_call("DetachInstances", lambda: setattr(self.world, "way_back", way_back), number=1)
         self.sweep()
@@ -214,8 +184,7 @@ class Asked(Stage):
 
         def die_and_work() -> None:
             instance.agent = "dead"
-            instance.begin_behind_the_door()
-            self.world.pass_seconds(31)
+            self.begins(instance, 31)()
 
         self.world.on_call("DetachInstances", die_and_work, number=1)
         self.sweep()
@@ -248,15 +217,18 @@ class Behind(Stage):
         assert instance.id in self.world.groups["pool"]["members"], "it is not in its group any more"
         assert not instance.door.is_shut, "its door stays shut, though nobody ends it"
 
-    def _mark_is_deleted_and_a_job_begins(self) -> Callable[[SimulatedInstance], None]:
-        """Delete its mark, give its agent a moment to see that, and begin a job."""
+    def _mark_is_taken_away_and_a_job_begins(
+        self, calls: Sequence[str], until: datetime | None = None
+    ) -> None:
+        """Delete its mark or replace it, give its agent a moment to see that, and begin a job."""
 
         def act(instance: SimulatedInstance) -> None:
-            self.world.unmark(instance)
+            self.world.unmark(instance, until=until)
             self.world.pass_seconds(2)
             instance.busy = True
 
-        return act
+        if self.cloud == "aws":
+            self._mark_is_taken_away_before(calls, act)
 
     def its_mark_is_deleted_behind_the_shut_door(self) -> None:
         self._mark_is_taken_away_before(["DetachInstances"], self.world.unmark)
@@ -268,27 +240,16 @@ class Behind(Stage):
 
     def its_mark_is_deleted_after_the_last_look_at_it(self) -> None:
         """Its agent withdraws its reply before it opens the door; only AWS shows it the tag at once."""
-        act, calls = self._mark_is_deleted_and_a_job_begins(), ["DetachInstances", "ListObjectsV2"]
-        if self.cloud == "aws":
-            self._mark_is_taken_away_before(calls, act)
+        self._mark_is_taken_away_and_a_job_begins(["DetachInstances", "ListObjectsV2"])
 
     def its_mark_is_deleted_as_its_end_is_called(self) -> None:
         """AWS checks the instance's own tag."""
-        act, calls = self._mark_is_deleted_and_a_job_begins(), ["TerminateInstances"]
-        if self.cloud == "aws":
-            self._mark_is_taken_away_before(calls, act)
+        self._mark_is_taken_away_and_a_job_begins(["TerminateInstances"])
 
     def its_mark_is_replaced_as_its_end_is_called(self) -> None:
         """The tag that denies the end stays, though another mark has replaced the first."""
-
-        def act(instance: SimulatedInstance) -> None:
-            self.world.unmark(instance, until=self.world.now + timedelta(hours=5))
-            self.world.pass_seconds(2)
-            instance.busy = True
-
-        calls = ["TerminateInstances"]
-        if self.cloud == "aws":
-            self._mark_is_taken_away_before(calls, act)
+        later = self.world.now + timedelta(hours=5)
+        self._mark_is_taken_away_and_a_job_begins(["TerminateInstances"], later)
 
     def its_owner_keeps_it_by_its_tag_behind_the_shut_door(self) -> None:
         """The cloud's console does not check whether the end is decided."""
@@ -320,8 +281,7 @@ class Behind(Stage):
             if agent.exchange().claim(Winner.WITHDRAWN, "kept", self.world.now) is Winner.WITHDRAWN:
                 instance.keep(self.world.now + timedelta(hours=8))
 
-        self.world.on_call("TerminateInstances", ask, number=1)
-        self.world.on_call("DeleteInstances", ask, number=1)
+        self.as_its_end_is_called(ask)
         self.sweep_for(20)
         assert instance.state == "terminated", "it was not terminated"
 

@@ -58,15 +58,6 @@ class FailedBootCheck(Stage):
         self.forget([instance], 45)
         self.sweep()
 
-    def an_unfit_instance_is_in_no_group(self) -> None:
-        """No instance would replace it, so it is left to users."""
-        self.start(1, unfit=True, busy=False)
-        self.world.pass_minutes(35)
-        self.sweep_for(60)
-        alerts = self.heard("it is in no group")
-        assert self.notices() == 0, "it was marked"
-        assert len(alerts) == 1, f"{len(alerts)} alerts"
-
     def the_group_of_an_unfit_instance_is_frozen_after_its_mark(self) -> None:
         instance = self._unfit_in_a_group()
         self.sweep()
@@ -75,14 +66,6 @@ class FailedBootCheck(Stage):
         self.sweep()
         assert not self.ended, "nothing starts in its place"
         assert "gpu-fleet:reap-after" not in instance.tags, "its mark stays"
-
-    def an_unfit_instance_was_detached_by_a_sweep_that_died(self) -> None:
-        instance = self._unfit_in_a_group()
-        self.sweep()
-        self.world.pass_minutes(25)
-        self.world.detach("pool", [instance.id], decrement=False)
-        self.sweep()
-        assert self.ended == [instance.id], "nobody ends it any more"
 
     def the_group_of_an_unfit_instance_is_at_its_minimum(self) -> None:
         """Alibaba Cloud refuses to detach an instance of such a group."""
@@ -189,31 +172,29 @@ class AtWork(Stage):
         """After it was detached, a reply that cannot be read does not count as a closed door."""
         self.terms(require_acknowledgement=True)
         (instance,) = self.marked(1, "pool")
-        refuse = self._refuse("ListObjectsV2")
-        self.world.on_call("DetachInstances", lambda: self.world.on_call("ListObjectsV2", refuse, 1), 1)
+        self.world.on_call("DetachInstances", lambda: self.world.deny("ListObjectsV2"), 1)
         self.sweep()
         assert instance.state == "running", "it was terminated unheard"
         assert instance.id in self.world.groups["pool"]["members"], "it is not in its group any more"
 
     def nobody_can_look_at_a_stopped_instance_at_the_last_moment(self) -> None:
-        instance = self.stopped_and_due()
-        refuse = self._refuse("DescribeInstances")
+        (instance,) = self.stopped_and_due()
         # of the lease two are before, and the decision
-        self.world.on_call("PutObject", lambda: self.world.on_call("DescribeInstances", refuse, 1), 4)
+        self.world.on_call("PutObject", lambda: self.world.deny("DescribeInstances"), 4)
         self.sweep()
         assert instance.state == "stopped", "it was terminated unseen"
 
     def nobody_can_say_what_is_decided_of_a_stopped_instance(self) -> None:
         """Its owner may have been notified that it is kept."""
-        instance = self.stopped_and_due()
-        self.world.on_call("PutObject", self._refuse("PutObject"), 3)  # of the lease two are before
+        (instance,) = self.stopped_and_due()
+        self.world.deny("PutObject", 3)  # of the lease two are before
         self.sweep()
         assert instance.state == "stopped", "it was terminated though its owner may keep it"
 
     def its_lock_cannot_be_read(self) -> None:
         """Only AWS has a call for it."""
         (instance,) = self.marked()
-        self.world.on_call("DescribeInstanceAttribute", self._refuse("DescribeInstanceAttribute"), 1)
+        self.world.deny("DescribeInstanceAttribute")
         self.sweep()
         assert instance.state == "running" or self.cloud != "aws", "it was terminated, locked or not"
 
@@ -242,11 +223,7 @@ class AtWork(Stage):
     def it_is_used_while_the_cloud_is_slow(self) -> None:
         """An instance that was checked minutes ago may be in use."""
         (instance,) = self.marked(1, "pool")
-
-        def use() -> None:
-            self.use(instance, 3)
-
-        self.world.on_call("DetachInstances", use, number=1)
+        self.world.on_call("DetachInstances", lambda: self.use(instance, 3), number=1)
         self.sweep()
         assert "checked too long ago" in str(self.failures), "nobody hears of it"
         assert instance.id in self.world.groups["pool"]["members"], "it is not in its group any more"
@@ -296,16 +273,6 @@ class UntoldByAgent(Stage):
         self.world.pass_minutes(5)
         self.sweep()
 
-    def a_gpu_looks_hung(self) -> None:
-        (instance,) = self.start()
-        self.forget([instance])
-        instance.agent, instance.busy = "doubtful", True
-        self.world.pass_minutes(2)
-        self.sweep()
-        alerts = self.heard("SUSPECT-HUNG")
-        assert self.notices() == 0, "its owner was notified that it is idle"
-        assert len(alerts) == 1, "nobody is notified to look at it"
-
     def an_earlier_heartbeat_shows_later_work(self) -> None:
         """A second agent on the instance could publish so."""
         (instance,) = self.start()
@@ -314,12 +281,15 @@ class UntoldByAgent(Stage):
         (decision,) = self.report().plan.decisions
         assert decision.verdict is Verdict.KEEP_BUSY, f"{decision.verdict}: {decision.reason}"
 
+    def _lose_the_newest(self) -> None:
+        faults = self.world.faults
+        faults.partial, faults.kept, faults.rest = 1.0, slice(3, None), 0.0
+
     def the_newest_heartbeats_never_arrive(self) -> None:
         self.terms(coverage_percent=50, idle_after_hours=6)
         (instance,) = self.start()
         self.forget([instance], 8 * 60)
-        faults = self.world.faults
-        faults.partial, faults.kept, faults.rest = 1.0, slice(3, None), 0.0
+        self._lose_the_newest()
         self.use(instance, 3)
         self.sweep(override_breaker=True)
         # on Alibaba Cloud every answer names the page that follows
@@ -330,12 +300,7 @@ class UntoldByAgent(Stage):
         (instance,) = self.start()
         self.forget([instance], 8 * 60)
         self.use(instance, 3)
-
-        def falter() -> None:
-            faults = self.world.faults
-            faults.partial, faults.kept, faults.rest = 1.0, slice(3, None), 0.0
-
-        self.world.on_call("GetMetricData", falter)
+        self.world.on_call("GetMetricData", self._lose_the_newest)
         self.sweep(override_breaker=True)
         assert self.notices() == 0, "somebody was notified of an idleness that is over"
 
@@ -346,10 +311,3 @@ class UntoldByAgent(Stage):
         # on Alibaba Cloud the bench counts the pages
         reads = self.world.calls.count("GetMetricData")
         assert self.cloud != "aws" or reads == 1, f"{reads} reads of heartbeats"
-
-    def most_heartbeats_never_arrive(self) -> None:
-        self.forget(self.start())
-        self.world.faults.partial = 1.0
-        self.sweep(override_breaker=True)
-        # on Alibaba Cloud every answer names the page that follows
-        assert self.cloud != "aws" or self.notices() == 0, "somebody was notified of what nobody knows"

@@ -15,7 +15,7 @@ from gpu_fleet_image.providers.alicloud.oss import OssStore
 from tests.image.alicloud_world import Bucket
 from tests.image.moto_fleet import TAGS
 from tests.image.sweeping import policy, sweep_world
-from tests.image.world import SimulatedInstance, World, refusal
+from tests.image.world import SimulatedInstance, World
 from tests.image.world_agents import LEDGER
 from tests.image.world_clients import clients
 
@@ -105,6 +105,20 @@ class Stage:
         """Ids of ended instances."""
         return [instance.id for _, instance, _ in self.world.ends]
 
+    def begins(self, instance: SimulatedInstance, seconds: float) -> Callable[[], object]:
+        """Return an action: a job begins behind its door, and time passes."""
+
+        def begin() -> None:
+            instance.begin_behind_the_door()
+            self.world.pass_seconds(seconds)
+
+        return begin
+
+    def as_its_end_is_called(self, act: Callable[[], object]) -> None:
+        """Run an action right before the next call that terminates, on either cloud."""
+        for end in ("TerminateInstances", "DeleteInstances"):
+            self.world.on_call(end, act, number=1)
+
     def before_second_look(self, act: Callable[[], object]) -> None:
         """Run an action once the plan is made, a minute before the sweep's second look."""
         left = [act]
@@ -142,25 +156,14 @@ class Stage:
         """Return the number of notices that users got."""
         return sum(len(instance.line.notices) for instance in self.world.instances.values())
 
-    @staticmethod
-    def _refuse(operation: str) -> Callable[[], object]:
-        def no() -> object:
-            raise refusal("UnauthorizedOperation", operation)  # a transient code would be tried again
-
-        return no
-
     def asked(self, group: str | None = None) -> SimulatedInstance:
         """Return an instance whose mark is due and whose agent has replied that nothing runs there."""
         self.terms(require_acknowledgement=True)
         (instance,) = self.marked(1, group)
         return instance
 
-    def stopped_and_due(self) -> SimulatedInstance:
-        """Return an instance that a sweep has stopped, whose owner was notified of its termination."""
-        return self.several_stopped_and_due(1)[0]
-
-    def several_stopped_and_due(self, count: int) -> list[SimulatedInstance]:
-        """Return several instances as ``stopped_and_due`` does."""
+    def stopped_and_due(self, count: int = 1) -> list[SimulatedInstance]:
+        """Return instances that a sweep has stopped, whose owner was notified of their termination."""
         self.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
         made = self.marked(count)
         self.sweep()

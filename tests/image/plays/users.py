@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from gpu_fleet_image.core.handshake import Exchange, Winner
 from gpu_fleet_image.core.marks import mark_of
-from gpu_fleet_image.core.model import TAG_POOL, TAG_PROTECTED, Instance
+from gpu_fleet_image.core.model import TAG_PROTECTED, Instance
 from tests.image.plays.stage import Stage, plays
 from tests.image.world import SimulatedInstance
 
@@ -19,16 +19,6 @@ class AskedFor(Stage):
         reasons = [decision.reason for decision in self.report().plan.decisions]
         self.sweep_for(60)
         assert "held until 2026-03-02T17" in str(reasons), f"{reasons} does not say until when"
-
-    def its_owner_keeps_it_in_words_that_nobody_can_read(self) -> None:
-        (instance,) = self.marked()
-        instance.keep("tomorrow")
-        self.sweep_for(60)
-
-    def its_owner_keeps_it_for_longer_than_is_allowed(self) -> None:
-        (instance,) = self.marked()
-        instance.keep(self.world.now + timedelta(days=30))
-        self.sweep_for(60)
 
     def a_hold_of_many_years_is_over_after_two_weeks(self) -> None:
         self.terms(require_acknowledgement=True)
@@ -106,7 +96,7 @@ class AskedFor(Stage):
         assert instance.state == "terminated", "it was not terminated"
 
     def _started_before(self, operation: str, number: int = 1) -> None:
-        instance = self.stopped_and_due()
+        (instance,) = self.stopped_and_due()
         self.world.on_call(operation, lambda: self.world.boot(instance), number)
         self.sweep()
         self.world.pass_minutes(5)
@@ -132,7 +122,7 @@ class AskedFor(Stage):
 
     def a_stopped_instance_is_kept_as_its_end_is_decided(self) -> None:
         """The first of sweep and owner wins; after a hold the mark is renewed."""
-        instance = self.stopped_and_due()
+        (instance,) = self.stopped_and_due()
         won = self._keeps_in_time(instance)
         self.sweep()
         stays, unmarked = instance.state == "stopped", "gpu-fleet:reap-after" not in instance.tags
@@ -147,7 +137,7 @@ class AskedFor(Stage):
 
     def one_of_two_stopped_instances_is_kept_as_their_end_is_decided(self) -> None:
         """Each instance has its own race, though their marks are equal."""
-        first, second = self.several_stopped_and_due(2)
+        first, second = self.stopped_and_due(2)
         won = self._keeps_in_time(second)
         self.sweep()
         assert (won, second.state) == (True, "stopped"), "its owner was notified that it is kept"
@@ -181,14 +171,6 @@ class AskedFor(Stage):
         self.world.pass_minutes(25 * 60)
         self.sweep()
         assert instance.state == "stopped", "it was terminated without a notice of that"
-
-    def a_stopped_instance_is_left_alone_without_a_second_stage(self) -> None:
-        self.terms(action="stop", instance_store_scratch=False, max_lifetime_hours=None)
-        (instance,) = self.marked()
-        self.sweep()
-        self.world.pass_minutes(30 * 60)
-        self.sweep_for(60)
-        assert instance.state == "stopped", "it was not stopped, or it was terminated"
 
     def a_stopped_instance_is_past_no_lifetime(self) -> None:
         self.terms(action="stop", instance_store_scratch=False, max_lifetime_hours=24)
@@ -225,14 +207,11 @@ class AskedFor(Stage):
     def a_stop_answers_with_an_error_after_it_was_done(self) -> None:
         self.terms(action="stop", instance_store_scratch=False)
         (instance,) = self.marked()
-        faults = self.world.faults
+        recover = lambda: setattr(self.world.faults, "after_commit", 0.0)  # noqa: E731 - one expression
 
         def fail() -> None:
-            faults.after_commit = 1.0
+            self.world.faults.after_commit = 1.0
             self.world.on_call("DescribeInstances", recover, number=1)
-
-        def recover() -> None:
-            faults.after_commit = 0.0
 
         self.world.on_call("StopInstances", fail, number=1)
         self.sweep()
@@ -240,11 +219,3 @@ class AskedFor(Stage):
         assert instance.state == "stopped", "it was not stopped"
         assert not self.failures, "what was done counts as failed"
         assert len(confirmed) == 1, "its end is not confirmed"
-
-    def it_is_of_a_pool_that_is_gone(self) -> None:
-        """The terms of its termination are unknown."""
-        (instance,) = self.start(tags={TAG_POOL: "gone"})
-        self.forget([instance])
-        self.report()
-        self.sweep_for(60)
-        assert not self.ended, "it was terminated"

@@ -92,16 +92,6 @@ def fail(cloud, cause):
     cloud.causes[newest.id] = cause
 
 
-def test_without_room_it_is_begun_in_the_next_zone_and_says_nothing_yet():
-    cloud = Cloud(build(BuildStage.FAILED), causes={"sunday": Cause.NO_ROOM})
-
-    report = look(cloud)
-
-    assert cloud.begun == [(1, "sunday")]
-    assert report.problem == ""
-    assert report.action == "build sunday failed: it was no room; began build build-1 instead"
-
-
 def test_after_six_hours_without_room_operators_are_notified_and_nothing_begun():
     cloud = Cloud(build(BuildStage.FAILED), causes={"sunday": Cause.NO_ROOM})
     now, reports = SUNDAY, []
@@ -132,26 +122,6 @@ def test_a_build_of_the_evening_before_takes_no_time_from_sundays():
     history = [build(BuildStage.FAILED), evening]
 
     assert round_of(history, PLAN, BERLIN) == [history[0]]
-
-
-def test_what_failed_while_it_was_built_is_tried_once_more():
-    """A mirror that did not answer; what fails twice is no hiccup."""
-    cloud = Cloud(build(BuildStage.FAILED), causes={"sunday": Cause.BUILDING})
-    assert look(cloud).problem == ""
-    assert cloud.begun == [(0, "sunday")]
-    fail(cloud, Cause.BUILDING)
-
-    report = look(cloud, now=SUNDAY + 3 * HOUR)
-
-    assert report.problem == "build build-1 failed: it was building; nothing is promoted"
-    assert len(cloud.begun) == 1
-
-
-def test_a_red_canary_is_a_problem_at_once():
-    cloud = Cloud(build(BuildStage.FAILED), causes={"sunday": Cause.TESTING})
-
-    assert look(cloud).problem == "build sunday failed: it was testing; nothing is promoted"
-    assert cloud.begun == []
 
 
 def test_a_week_without_a_build_is_a_problem_by_the_pipelines_age_where_there_was_none():

@@ -179,12 +179,12 @@ def test_a_team_pays_for_the_jobs_of_its_people():
 
 
 def test_who_logs_in_by_an_address_is_in_the_team_of_their_account():
-    held = day({"i-1": share(owner="Ada@lab.example"), "i-2": share(owner="bob")})
+    held, teams = day({"i-1": share(owner="Ada@lab.example"), "i-2": share(owner="bob")}), {"ada": "vision"}
 
-    assert set(team_costs(held, {"ada": "vision"})) == {"vision", "no-team"}
-    assert "vision" in {
-        row.name for row in charges([held], {}, "team", {}, attribution=Attribution(teams={"ada": "vision"}))
-    }
+    rows = charges([held], {}, "team", {}, attribution=Attribution(teams=teams))
+
+    assert set(team_costs(held, teams)) == {"vision", "no-team"}
+    assert "vision" in {row.name for row in rows}
 
 
 COSTS = st.decimals("0", "99", places=9)

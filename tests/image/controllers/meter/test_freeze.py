@@ -53,10 +53,8 @@ def frozen(spent, groups, before=NOVEMBER, now=NOON):
 @pytest.mark.parametrize(
     ("spent", "stage"),
     [
-        (0, FreezeStage.OPEN),
-        (799, FreezeStage.OPEN),
-        (800, FreezeStage.CAPPED),
-        (999, FreezeStage.CAPPED),
+        *((spent, FreezeStage.OPEN) for spent in (0, 799)),
+        *((spent, FreezeStage.CAPPED) for spent in (800, 999)),
         (1000, FreezeStage.CLOSED),
     ],
 )
@@ -68,22 +66,14 @@ def test_a_budget_that_only_notifies_never_freezes():
     assert due(Decimal(10**6), budget(on_exceeded="notify")) is FreezeStage.OPEN
 
 
-def test_a_capped_group_keeps_its_size_and_may_replace_what_leaves():
-    freeze, (capped,) = frozen(CAPPED_AT, [group(members=3)])
+@pytest.mark.parametrize(("spent", "closed", "after"), [(CAPPED_AT, False, 3), (CLOSED_AT, True, 1)])
+def test_a_capped_group_may_replace_what_leaves_and_a_closed_one_shrinks_with_it(spent, closed, after):
+    freeze, (held,) = frozen(spent, [group(members=3)])
 
-    later = replace(capped, members=dict(list(capped.members.items())[:1]))
+    later = replace(held, members=dict(list(held.members.items())[:1]))
 
-    assert (capped.max_size, capped.closed) == (3, False)
-    assert applied(freeze, [later])[0].max_size == 3
-
-
-def test_a_closed_group_starts_nothing_and_shrinks_with_what_leaves():
-    freeze, (closed,) = frozen(CLOSED_AT, [group(members=3)])
-
-    later = replace(closed, members=dict(list(closed.members.items())[:1]))
-
-    assert (closed.max_size, closed.closed) == (3, True)
-    assert applied(freeze, [later])[0].max_size == 1
+    assert (held.max_size, held.closed) == (3, closed)
+    assert applied(freeze, [later])[0].max_size == after
 
 
 def test_instances_on_their_way_out_are_not_counted_and_those_on_their_way_in_are():
@@ -130,24 +120,15 @@ def test_what_a_user_lifted_counts_for_its_month_only():
     assert follow(lifted, CLOSED_AT, budget(), DECEMBER).stage is FreezeStage.CLOSED
 
 
-def test_a_limit_that_a_user_raised_meanwhile_is_held_again_and_its_first_value_kept():
-    freeze, (capped,) = frozen(CAPPED_AT, [group(members=2)])
-    raised = replace(capped, max_size=6)
+@pytest.mark.parametrize("members", [2, 5])
+def test_a_limit_that_a_user_raised_meanwhile_is_held_again_at_what_runs_and_its_first_value_kept(members):
+    freeze, _ = frozen(CAPPED_AT, [group(members=2)])
+    raised = replace(group(members=members), max_size=6)
 
     again, (held,) = frozen(CAPPED_AT, [raised], freeze)
 
-    assert held.max_size == 2
+    assert held.max_size == members
     assert again.groups["train"].max_size == 8
-
-
-def test_a_capped_group_that_grew_when_a_user_raised_its_limit_keeps_what_runs():
-    freeze, (capped,) = frozen(CAPPED_AT, [group(members=2)])
-    grown = replace(group(members=5), max_size=6)
-
-    _, (held,) = frozen(CAPPED_AT, [grown], freeze)
-
-    assert capped.max_size == 2
-    assert held.max_size == 5
 
 
 def test_groups_in_line_need_no_step():

@@ -15,6 +15,7 @@ from gpu_fleet_image.controllers.mover.mover import _Mover
 from gpu_fleet_image.controllers.mover.pool_view import Action, PlacementDecision
 from gpu_fleet_image.core.capacity import QUEUED, REQUESTS, Coming, MoverState, Request, asked
 from gpu_fleet_image.core.model import Group, Inventory
+from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
 from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
 from gpu_fleet_image.core.store import StoredObject
@@ -47,19 +48,20 @@ class Groups:
 
 def carried_out(*refused: str) -> tuple[list[str], MoverState]:
     """What becomes of an instance that is moved from the one zone to the other."""
-    groups, nothing = Groups(refused), _nothing()
+    groups = Groups(refused)
     state = MoverState(coming=(Coming(MOVED, "train", QUEUED, START, group=B, since=START, goal=1),))
     decisions = [
         PlacementDecision(Action.WITHDRAW, "train", NO_ROOM, group=A, coming=(MOVED,), desired=1),
         PlacementDecision(Action.START, "train", "for the queue", group=B, coming=(MOVED,), desired=0),
         PlacementDecision(Action.START, "other", "for the queue", group="c", coming=(OTHER,), desired=0),
     ]
-    own = _Mover(nothing, nothing, groups, policy(), lambda: START)  # type: ignore[arg-type] # a part of them
-    return groups.calls, own._carry_out(state, decisions)
+    return groups.calls, _mover(groups)._carry_out(state, decisions)
 
 
-def _nothing() -> Any:
-    return None
+def _mover(groups: Groups, store: Any = None, own: Policy | None = None) -> _Mover:
+    """A mover with a part of what it needs."""
+    nothing: Any = None
+    return _Mover(nothing, store, groups, own or policy(), lambda: START)  # type: ignore[arg-type]
 
 
 def test_an_instance_moves_once_the_group_without_room_wants_it_no_more():
@@ -117,30 +119,33 @@ class OwnStore:
         self.written[key] = content
 
 
-def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(monkeypatch):
-    """One runs, one boots, and no instance of it is Slurm's yet."""
-    own = policy(queue_gpus=8)
-    group = Group(A, 0, 2, {"i-1": "InService"}, 4, "train", title=f"gpu-fleet-{own.stack}-{A}")
-    fleet = SimpleNamespace(fleet=lambda: Inventory((), (group,)))
-    store = OwnStore()
-    monkeypatch.setattr(mover, "read_spending", lambda *_: None)
-    cloud = SimpleNamespace(instances=fleet, store=store)
+@pytest.fixture
+def passes(monkeypatch):
+    """Run a pass of a queue's mover over some groups, with a store."""
 
-    mover.move(cloud, Groups(()), own, lambda: START)  # type: ignore[arg-type] # a part of them
+    def once(store: OwnStore, *groups: Group, spending: Any = None) -> Any:
+        monkeypatch.setattr(mover, "read_spending", Mock(side_effect=spending, return_value=None))
+        cloud: Any = SimpleNamespace(instances=Mock(fleet=lambda: Inventory((), groups)), store=store)
+        return mover.move(cloud, Groups(()), policy(queue_gpus=8), lambda: START)
+
+    return once
+
+
+def test_each_pass_of_a_queues_mover_says_what_a_pool_has_and_is_about_to_have(passes):
+    """One runs, one boots, and no instance of it is Slurm's yet."""
+    store, title = OwnStore(), f"gpu-fleet-{policy().stack}-{A}"
+
+    passes(store, Group(A, 0, 2, {"i-1": "InService"}, 4, "train", title=title))
 
     assert growth.Growth.from_json(store.written[growth.GROWTH], "growth.json").totals == {"train": 2}
 
 
-def test_a_team_stays_frozen_while_nobody_can_read_what_it_has_spent(monkeypatch):
+def test_a_team_stays_frozen_while_nobody_can_read_what_it_has_spent(passes):
     """The queue's controller reads the last report, and lets Slurm start the jobs of all teams it omits."""
     store, last = OwnStore(), {"teams": {"vision": "it has spent 21 of 20 USD this month, and is frozen"}}
     store.written[growth.GROWTH] = last
-    silent = CloudError("team-budgets.json: slow down", "SlowDown")
-    monkeypatch.setattr(mover, "read_spending", Mock(side_effect=silent))
-    fleet = SimpleNamespace(fleet=lambda: Inventory((), ()))
-    cloud = SimpleNamespace(instances=fleet, store=store)
 
-    done = mover.move(cloud, Groups(()), policy(queue_gpus=8), lambda: START)  # type: ignore[arg-type]
+    done = passes(store, spending=CloudError("team-budgets.json: slow down", "SlowDown"))
 
     assert [failure.step for failure in done.failures] == ["read the meter"]
     assert store.written[growth.GROWTH] == last
@@ -155,13 +160,9 @@ def test_a_group_is_one_site_though_its_label_begins_with_another():
         for label in reversed(labels)
     )
 
-    sites = _Mover(_nothing(), _nothing(), Groups(()), own, lambda: START)._sites(  # type: ignore[arg-type]
-        Inventory((), groups), MoverState()
-    )
+    sites = _mover(Groups(()), own=own)._sites(Inventory((), groups), MoverState())["train"]
 
-    assert [(site.label, site.group.name) for site in sites["train"]] == [
-        (label, f"{label}-0f9") for label in labels
-    ]
+    assert [(site.label, site.group.name) for site in sites] == [(label, f"{label}-0f9") for label in labels]
 
 
 @pytest.mark.parametrize(
@@ -172,18 +173,12 @@ def test_a_group_is_one_site_though_its_label_begins_with_another():
         (("job 7: tasks",), FRESH, "cannot read 1 job"),
     ],
 )
-def test_a_queues_controller_that_is_silent_or_cannot_read_a_job_fails_the_pass(
-    monkeypatch, unread, age, heard
-):
+def test_a_queues_controller_that_is_silent_or_cannot_read_a_job_fails_the_pass(passes, unread, age, heard):
     """Once the pass is done: an error of the function, which is an alarm."""
-    own, store = policy(queue_gpus=8), OwnStore()
-    said = StoredObject(to_json({}, START - age, unread), "v")
-    monkeypatch.setattr(store, "newest", lambda key, *_: said if key == QUEUE else None)
-    monkeypatch.setattr(mover, "read_spending", lambda *_: None)
-    fleet = SimpleNamespace(fleet=lambda: Inventory((), ()))
-    cloud = SimpleNamespace(instances=fleet, store=store)
+    store, said = OwnStore(), StoredObject(to_json({}, START - age, unread), "v")
+    store.newest = lambda key, *_: said if key == QUEUE else None
 
-    done = mover.move(cloud, Groups(()), own, lambda: START)  # type: ignore[arg-type] # a part of them
+    done = passes(store)
 
     with pytest.raises(CloudError, match=heard) if heard else nullcontext():
         mover.log(done)
@@ -209,7 +204,7 @@ def test_who_writes_many_requests_keeps_nobody_waiting():
         ],
         beginning=lambda *_: None,
     )
-    own = _Mover(_nothing(), store, Groups(()), policy(), lambda: START)
+    own = _mover(Groups(()), store)
 
     def refused(number: int) -> dict[str, Request]:
         return {key: asked(key, {"pool": "?"}, START) for key in many[:number]}

@@ -19,7 +19,7 @@ from gpu_fleet_image.core.capacity import asked as asked_by
 from gpu_fleet_image.core.model import TAG_GIVE_BACK, TAG_KEEP_UNTIL, TAG_TAKEN_AT
 from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.core.times import format_time
-from tests.image.cloud_of_groups import LABELS, NO_ROOM, Cloud, policy, request
+from tests.image.cloud_of_groups import LABELS, Cloud, policy, request
 
 A, B = LABELS
 
@@ -40,28 +40,6 @@ def with_a_spare(**capacity):
     return cloud, next(iter(cloud.instances))
 
 
-def test_an_instance_starts_in_the_first_zone_and_belongs_to_who_asked():
-    cloud, asked = Cloud(), request()
-
-    cloud.move(asked)
-    cloud.minutes()
-
-    assert cloud.desired == {A: 1, B: 0}
-    assert fate(cloud, asked) is Fate.FILLED
-    assert cloud.owned("ada") == list(cloud.state.requests[asked.key].instances)
-
-
-def test_without_room_in_the_first_zone_the_next_pass_tries_the_second():
-    cloud, asked = Cloud(room={A: False, B: True}), request()
-
-    cloud.move(asked)
-    cloud.later(seconds=20)
-    cloud.move()
-
-    assert cloud.desired == {A: 0, B: 1}
-    assert cloud.state.requests[asked.key].tried == (f"{A}: {NO_ROOM}",)
-
-
 def test_a_group_that_says_nothing_is_given_up_after_some_minutes():
     cloud = Cloud()
     cloud.move(request())
@@ -72,37 +50,11 @@ def test_a_group_that_says_nothing_is_given_up_after_some_minutes():
     assert cloud.desired == {A: 0, B: 1}
 
 
-def test_without_room_anywhere_the_answer_says_what_was_tried():
-    cloud, asked = Cloud(room=dict.fromkeys(LABELS, False)), request(2)
-    cloud.move(asked)
-
-    cloud.minutes(WAIT // timedelta(minutes=1))
-
-    assert fate(cloud, asked) is Fate.FAILED
-    assert all(f"{label}: {NO_ROOM}" in reason(cloud, asked) for label in LABELS)
-    assert cloud.desired == {A: 0, B: 0}
-    assert cloud.waiting() == ()
-
-
-def test_a_zone_without_room_is_tried_again_later():
-    cloud = Cloud(room=dict.fromkeys(LABELS, False))
-    cloud.move(request())
-    cloud.minutes(4)
-    cloud.room[A] = True
-
-    cloud.minutes(6)
-
-    assert cloud.owned("ada")
-
-
 def test_the_instances_of_one_request_stand_together_where_the_pool_says_so():
     cloud = Cloud(policy=policy(together=True), room={A: False, B: True})
 
     cloud.move(request(3))
-    cloud.later(20)
-    cloud.move()
-    cloud.later(20)
-    cloud.move()
+    cloud.minutes(2)
 
     assert cloud.desired == {A: 0, B: 3}
     assert len(cloud.owned("ada")) == 3
@@ -131,13 +83,18 @@ def test_a_spare_is_no_part_of_a_cluster_that_has_no_room_beside_it():
     assert len(cloud.owned("ada")) == 2
 
 
-@pytest.mark.parametrize(("together", "whose"), [(True, "nobody's"), (False, "yours")])
-def test_the_result_of_a_request_that_failed_is_reported_and_a_part_of_a_cluster_is_let_go(together, whose):
-    cloud, asked = Cloud(policy=policy(together=together)), request(2, hours=30)
-    cloud.room[B] = False
+def half_came(count=2, hours=30, together=True, **changes):
+    """(a cloud without room, where one instance of a request came; that request)."""
+    cloud, asked = Cloud(policy=policy(together=together), **changes), request(count, hours)
     cloud.move(asked)
     cloud.launch(A)
-    cloud.room[A] = False
+    cloud.room = dict.fromkeys(LABELS, False)
+    return cloud, asked
+
+
+@pytest.mark.parametrize(("together", "whose"), [(True, "nobody's"), (False, "yours")])
+def test_the_result_of_a_request_that_failed_is_reported_and_a_part_of_a_cluster_is_let_go(together, whose):
+    cloud, asked = half_came(together=together)
 
     cloud.minutes(WAIT // timedelta(minutes=1) + 2)
 
@@ -150,11 +107,7 @@ def test_the_result_of_a_request_that_failed_is_reported_and_a_part_of_a_cluster
 
 
 def test_a_release_that_could_not_be_written_is_tried_again():
-    cloud, asked = Cloud(policy=policy(together=True)), request(2, hours=30)
-    cloud.room[B] = False
-    cloud.move(asked)
-    cloud.launch(A)
-    cloud.room[A] = False
+    cloud, asked = half_came()
     while asked.key not in cloud.state.requests or fate(cloud, asked) is Fate.OPEN:
         cloud.later()
         before = dict(cloud.instances)
@@ -205,9 +158,8 @@ def test_a_request_past_a_limit_is_refused_and_says_which(changes, before, asked
 )
 def test_a_frozen_team_starts_nothing_by_whatever_name_its_people_log_in(caller, is_refused):
     """A directory names people by their address; who is in no team is in that of all others."""
-    cloud = Cloud(
-        frozen_teams={"vision": "frozen", "no-team": "frozen"}, teams={"ada": "vision", "bob": "nlp"}
-    )
+    frozen = dict.fromkeys(("vision", "no-team"), "frozen")
+    cloud = Cloud(frozen_teams=frozen, teams={"ada": "vision", "bob": "nlp"})
 
     cloud.move(replace(request(), key=f"2026-11-22/{caller}/100000Z-00000001"))
 
@@ -219,9 +171,8 @@ def test_while_a_team_is_frozen_nobody_takes_anything_unless_it_is_known_who_is_
 
     cloud.move(request())
 
-    (refused,) = cloud.ledger
-    assert refused.action is Action.REFUSE
-    assert refused.reason == "nobody knows who is in a frozen team (vision); try again"
+    told = [(decision.action, decision.reason) for decision in cloud.ledger]
+    assert told == [(Action.REFUSE, "nobody knows who is in a frozen team (vision); try again")]
 
 
 def test_hours_hold_an_instance_and_without_them_the_idle_rules_alone_apply():
@@ -272,9 +223,8 @@ def test_nothing_starts_in_a_pool_that_drains_and_what_runs_stays():
 
 def test_load_brings_one_instance_and_no_second_within_the_cooldown():
     cloud = Cloud(firing=frozenset({"train"}))
-    for _ in range(4):
-        cloud.move()
-        cloud.later()
+
+    cloud.minutes(4)
 
     assert sum(cloud.desired.values()) == 1
 
@@ -299,15 +249,18 @@ def test_what_two_passes_of_one_second_start_has_names_of_its_own():
     assert len({request.id for request in cloud.waiting()}) == 2
 
 
-def test_the_instances_of_one_request_are_asked_for_in_one_call_a_group():
+def test_the_instances_of_a_request_start_by_one_call_in_the_first_zone_and_are_their_user_s():
     """Alibaba Cloud refuses a second activity of a group while the first one runs."""
-    cloud = Cloud()
+    cloud, asked = Cloud(), request(3)
 
-    decisions = cloud.move(request(3))
+    decisions = cloud.move(asked)
+    cloud.minutes()
 
     (start,) = [decision for decision in decisions if decision.action is Action.START]
-    assert len(start.coming) == 3
-    assert cloud.desired == {A: 3, B: 0}
+    assert (len(start.coming), cloud.desired) == (3, {A: 3, B: 0})
+    assert fate(cloud, asked) is Fate.FILLED
+    assert cloud.owned("ada") == list(cloud.state.requests[asked.key].instances)
+    assert cloud.move() == [], "nothing is left to do"
 
 
 def test_of_many_refused_requests_of_one_caller_the_newest_stay_in_the_state():
@@ -387,10 +340,7 @@ def test_money_stays_promised_while_nobody_knows_what_became_of_the_hold(tags):
 
 
 def test_money_of_the_part_that_came_of_a_request_that_failed_stays_promised():
-    cloud, asked = Cloud(left=Decimal(6720)), request(2, hours=336)
-    cloud.move(asked)
-    cloud.launch(A)
-    cloud.room = dict.fromkeys(LABELS, False)
+    cloud, asked = half_came(hours=336, together=False, left=Decimal(6720))
     cloud.minutes(20)
 
     cloud.left = Decimal(3400)
@@ -438,14 +388,6 @@ def test_what_waited_starts_where_room_came_within_the_limits_of_then(changes):
     assert cloud.desired[A] == (0 if changes else 1)
 
 
-def test_nothing_changes_where_nothing_is_to_do():
-    cloud = Cloud()
-    cloud.move(request())
-    cloud.minutes()
-
-    assert cloud.move() == []
-
-
 ACTS = st.one_of(
     st.tuples(st.just("ask"), st.integers(1, 5), st.sampled_from(["ada", "bob", "eve"])),
     st.tuples(st.just("withdraw"), st.integers(0, 9), st.none()),
@@ -481,6 +423,13 @@ def act(cloud, number, what, value, who):
     return (), value if what == "cut" else None
 
 
+def play(cloud, acts, **changes):
+    """Let one thing happen after the other, each before a pass."""
+    for number, (what, value, who) in enumerate(acts):
+        asked, until = act(cloud, number, what, value, who)
+        cloud.move(*(replace(each, **changes) for each in asked), until=until)
+
+
 @settings(max_examples=150, deadline=None)
 @given(acts=st.lists(ACTS, max_size=30), spare=st.integers(0, 2), together=st.booleans())
 def test_whatever_happens_no_limit_is_passed_and_every_rise_has_its_line(acts, spare, together):
@@ -498,34 +447,26 @@ def test_whatever_happens_no_limit_is_passed_and_every_rise_has_its_line(acts, s
         assert sum(cloud.desired.values()) <= 4
         for person in ("ada", "bob", "eve"):
             assert len(cloud.owned(person)) <= 4
-        assert (
-            MoverState.from_json(json.loads(json.dumps(cloud.state.to_json())), "state.json") == cloud.state
-        )
+        stored = json.loads(json.dumps(cloud.state.to_json()))
+        assert MoverState.from_json(stored, "state.json") == cloud.state
 
 
 @settings(max_examples=100, deadline=None)
 @given(acts=st.lists(ACTS, max_size=20))
 def test_once_there_is_room_and_money_again_nothing_waits_for_ever(acts):
     cloud = Cloud()
-    for number, (what, value, who) in enumerate(acts):
-        asked, until = act(cloud, number, what, value, who)
-        cloud.move(*asked, until=until)
+    play(cloud, acts)
     cloud.room, cloud.left, cloud.frozen = dict.fromkeys(LABELS, True), Decimal(1000), frozenset()
     cloud.firing = frozenset()
 
-    for _ in range(30):
-        cloud.move()
-        cloud.later()
+    cloud.move()
+    cloud.minutes(30)
 
     assert all(request.fate is not Fate.OPEN for request in cloud.state.requests.values())
     assert cloud.waiting() == ()
     assert sum(cloud.desired.values()) == len(cloud.instances)
-    for each_request in cloud.state.requests.values():
-        assert all(
-            name in cloud.owned(each_request.owner)
-            for name in each_request.instances
-            if name in cloud.instances
-        )
+    for each in cloud.state.requests.values():
+        assert set(each.instances) & set(cloud.instances) <= set(cloud.owned(each.owner))
 
 
 def test_what_the_cloud_took_and_cannot_replace_is_no_instance_that_others_wait_behind():
@@ -544,33 +485,21 @@ def test_what_the_cloud_took_and_cannot_replace_is_no_instance_that_others_wait_
     assert fate(cloud, second) is Fate.FILLED
 
 
-def test_the_first_instances_of_a_pool_start_in_the_next_zone_where_the_first_has_none():
-    cloud = Cloud(room={A: False, B: True})
-    cloud.groups[A] = replace(cloud.groups[A], desired=2)
-
-    cloud.minutes(3)
-
-    assert cloud.desired == {A: 0, B: 2}
-    assert len(cloud.instances) == 2
-
-
-def test_what_a_group_has_to_have_stays_its_own():
-    cloud = Cloud(room={A: False, B: True})
-    cloud.groups[A] = replace(cloud.groups[A], desired=1, min_size=1)
+@pytest.mark.parametrize(
+    ("desired", "min_size", "frozen", "after"),
+    [(2, 0, (), {A: 0, B: 2}), (1, 1, (), {A: 1, B: 0}), (1, 0, ("train",), {A: 1, B: 0})],
+    ids=["wants more", "at its minimum", "frozen"],
+)
+def test_what_a_group_without_room_wants_beyond_its_minimum_starts_in_the_next_zone(
+    desired, min_size, frozen, after
+):
+    cloud = Cloud(room={A: False, B: True}, frozen=frozenset(frozen))
+    cloud.groups[A] = replace(cloud.groups[A], desired=desired, min_size=min_size)
 
     cloud.minutes(10)
 
-    assert cloud.desired == {A: 1, B: 0}
-
-
-def test_a_frozen_group_keeps_what_it_wants():
-    cloud = Cloud(frozen=frozenset({"train"}))
-    cloud.groups[A] = replace(cloud.groups[A], desired=1)
-    cloud.room[A] = False
-
-    cloud.minutes(10)
-
-    assert cloud.desired == {A: 1, B: 0}
+    assert cloud.desired == after
+    assert len(cloud.instances) == after[B]
 
 
 def withdrawal(asked, number=9):
@@ -581,10 +510,8 @@ def withdrawal(asked, number=9):
 
 
 def test_a_request_that_is_withdrawn_starts_no_more_and_what_came_stays_with_its_user():
-    cloud, asked = Cloud(), request(3)
-    cloud.move(asked)
-    cloud.launch(A)
-    cloud.room[A] = False
+    cloud, asked = half_came(count=3, hours=None, together=False)
+    cloud.room[B] = True
 
     cloud.move(withdrawal(asked))
     cloud.minutes(20)
@@ -597,10 +524,7 @@ def test_a_request_that_is_withdrawn_starts_no_more_and_what_came_stays_with_its
 
 
 def test_what_came_of_a_cluster_that_is_withdrawn_is_left_to_the_idle_rules():
-    cloud, asked = Cloud(policy=policy(together=True)), request(2, hours=30)
-    cloud.move(asked)
-    cloud.launch(A)
-    cloud.room[A] = False
+    cloud, asked = half_came()
 
     cloud.move(withdrawal(asked))
     cloud.minutes(2)
@@ -747,9 +671,7 @@ def test_load_and_queue_do_not_both_spend_what_is_left():
 def test_where_nothing_is_left_no_money_is_promised(acts, hours):
     cloud = Cloud()
     cloud.move(request(hours=hours, who="yan", number=98))
-    for number, (what, value, who) in enumerate(acts):
-        asked, until = act(cloud, number, what, value, who)
-        cloud.move(*(replace(each_request, hours=hours) for each_request in asked), until=until)
+    play(cloud, acts, hours=hours)
     cloud.minutes(2)
     cloud.frozen, cloud.firing, cloud.room = frozenset(), frozenset(), dict.fromkeys(LABELS, False)
     cloud.minutes(20)

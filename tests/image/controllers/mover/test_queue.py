@@ -16,9 +16,7 @@ def queued(*jobs: int, standing: int = 0, **changes) -> Cloud:
 def test_a_job_that_waits_brings_its_instances_once():
     cloud = queued(2)
 
-    for _ in range(4):
-        cloud.move()
-        cloud.later()
+    cloud.minutes(4)
 
     assert cloud.desired == {A: 2, B: 0}
     assert len(cloud.instances) == 2
@@ -32,9 +30,7 @@ def test_what_boots_or_waits_for_a_place_is_of_the_pool_already():
     cloud.move()
     cloud.minutes()
     cloud.queue, cloud.room = {"train": PoolNeed(2, (1,))}, dict.fromkeys(LABELS, False)
-    for _ in range(3):
-        cloud.move()
-        cloud.later()
+    cloud.minutes(3)
 
     assert [said["train"] for said in cloud.totals] == [0, 2, 2, 3, 3, 3]
 
@@ -70,14 +66,10 @@ def test_where_money_is_short_the_reason_is_written_down_once():
 
 def test_an_instance_that_still_waits_for_a_place_is_dropped_with_its_job():
     cloud = queued(1, room=dict.fromkeys(LABELS, False))
-    for _ in range(3):
-        cloud.move()
-        cloud.later()
+    cloud.minutes(3)
     cloud.queue = {}
 
-    for _ in range(8):
-        cloud.move()
-        cloud.later()
+    cloud.minutes(8)
 
     assert cloud.waiting() == ()
     assert cloud.desired == {A: 0, B: 0}

@@ -12,16 +12,18 @@ from gpu_fleet_image.core.model import ENDS, Verdict
 from gpu_fleet_image.core.policy import Policy
 from tests.image.situations import TAGS
 from tests.image.sweeping import policy, sweep_world
-from tests.image.world import World, refusal
+from tests.image.world import World
 
-POLICY = policy(idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30)
+TERMS = {"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30}
+POLICY = policy(**TERMS)
 
 
-def forgotten(count: int) -> World:
-    """Create instances whose owners left 80 minutes ago."""
+def forgotten(count: int, group: str = "") -> World:
+    """Create instances whose owners left 80 minutes ago, in a group or in none."""
     world = World()
+    world.group(group, min_size=0)
     for _ in range(count):
-        world.start(TAGS)
+        _ = world.join(group, TAGS) if group else world.start(TAGS)
     world.pass_minutes(1)
     for instance in world.instances.values():
         instance.busy = False
@@ -29,9 +31,9 @@ def forgotten(count: int) -> World:
     return world
 
 
-def marked(count: int, checked: Policy = POLICY) -> World:
+def marked(count: int, checked: Policy = POLICY, group: str = "") -> World:
     """Create forgotten instances that are marked and past their grace period."""
-    world = forgotten(count)
+    world = forgotten(count, group)
     sweep_world(world, checked, override_breaker=True)
     world.pass_minutes(21)
     return world
@@ -62,11 +64,7 @@ def agent_dead() -> list[str]:
 def one_batch_denied() -> list[str]:
     """Deny one of several calls: the others succeed, and the failure is reported."""
     world = forgotten(MAX_QUERIES + 100)
-
-    def deny() -> None:
-        raise refusal("AccessDenied", "GetMetricData")
-
-    world.on_call("GetMetricData", deny, number=1)
+    world.deny("GetMetricData")
     result = sweep_world(world, POLICY, override_breaker=True)
     wrong = []
     if len(result.done.marked) != 100:
@@ -91,8 +89,8 @@ def one_instance_vanished() -> list[str]:
 
 def no_action_allowed() -> list[str]:
     """Terminate none with a limit of 0."""
-    world = marked(3, policy(idle_after_hours=1, grace_minutes=20, top={"max_actions": 0}))
-    none = policy(idle_after_hours=1, grace_minutes=20, top={"max_actions": 0})
+    none = policy(**TERMS, top={"max_actions": 0})
+    world = marked(3, none)
     result = sweep_world(world, none)
     ended = len(world.ends) + len(result.plan.with_verdict(*ENDS))
     return [] if ended == 0 else [f"a limit of 0: {ended} ended"]

@@ -15,36 +15,36 @@ from gpu_fleet_image.controllers.sweep.tidy import LOOK_EVERY
 from gpu_fleet_image.core.calls import bisect
 from gpu_fleet_image.core.model import TAG_REAP_AFTER
 from gpu_fleet_image.core.notify.notifier import Notifier
-from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, DeadlineError
-from tests.image.controllers.sweep.custodian_cases import POLICY, TAGS, forgotten, marked
+from tests.image.controllers.sweep.custodian_cases import POLICY, TERMS, forgotten, marked
 from tests.image.fake_aws import fake_aws
 from tests.image.providers.alicloud import test_alicloud
 from tests.image.sweeping import connect_world, policy, sweep_world
-from tests.image.world import EPOCH, World, refusal
+from tests.image.world import EPOCH
 
-STOPPING = policy(
-    idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30, action="stop", instance_store_scratch=False
+STOPPING = policy(**TERMS, action="stop", instance_store_scratch=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "bad", "calls"),
+    [("InvalidInstanceID.NotFound", {3, 7}, 15), ("RequestLimitExceeded", set(range(10)), 1)],
 )
+def test_a_batch_that_is_refused_is_halved_until_the_bad_ones_are_alone_and_a_throttled_one_is_not(
+    code, bad, calls
+):
+    done, asked = [], []
 
+    def act(ids):
+        asked.append(ids)
+        if bad & set(ids):
+            raise CloudError("no", code)
+        done.extend(ids)
 
-def marked_group(count: int, checked: Policy = POLICY) -> World:
-    """Return marked members of one group, past their grace period."""
-    world = World()
-    world.group("pool", min_size=0)
-    for _ in range(count):
-        world.join("pool", TAGS)
-    world.pass_minutes(1)
-    for instance in world.instances.values():
-        instance.busy = False
-    world.pass_minutes(80)
-    sweep_world(world, checked, override_breaker=True)
-    world.pass_minutes(21)
-    return world
+    failures = bisect(list(range(10)), "end", act)
 
-
-def steps_failed(result) -> list[str]:
-    return [failure.step for failure in result.done.failures]
+    assert {failure.instance_id for failure in failures} == bad
+    assert sorted(done) == sorted(set(range(10)) - bad)
+    assert len(asked) <= calls
 
 
 def test_who_kept_an_instance_is_notified_again_once_the_hold_is_over():
@@ -67,7 +67,7 @@ def test_who_kept_an_instance_is_notified_again_once_the_hold_is_over():
 
 @pytest.mark.parametrize("checked", [POLICY, test_alicloud.POLICY], ids=["aws", "alicloud"])
 def test_a_member_that_cannot_be_terminated_is_put_back_into_its_group(checked):
-    world = marked_group(2, checked)
+    world = marked(2, checked, "pool")
     stubborn, other = world.instances.values()
     stubborn.stubborn = True
 
@@ -80,12 +80,12 @@ def test_a_member_that_cannot_be_terminated_is_put_back_into_its_group(checked):
 
 
 def test_an_end_that_answers_with_an_error_after_it_was_done_counts_as_done():
-    world = marked_group(2)
+    world = marked(2, group="pool")
     faults = world.faults
-
-    # the list, the fresh check, the last look, and the look at what an error left behind
     world.on_call("TerminateInstances", lambda: setattr(faults, "after_commit", 1.0), number=1)
+    # the list, the fresh check, the last look, and the look at what an error left behind
     world.on_call("DescribeInstances", lambda: setattr(faults, "after_commit", 0.0), number=4)
+
     result = sweep_world(world, POLICY)
 
     assert len(world.ends) == len(result.done.ended) == len(saved(world)) == 2
@@ -96,18 +96,16 @@ def test_an_end_that_answers_with_an_error_after_it_was_done_counts_as_done():
 
 def test_a_refused_end_whose_result_cannot_be_read_is_none():
     """It used to count as saved, and would have stayed outside its group."""
-    world = marked_group(1)
+    world = marked(1, group="pool")
+    world.deny("TerminateInstances")
+    world.deny(
+        "DescribeInstances", 4
+    )  # the list, the fresh check, the last look; and what an error left behind
 
-    def refuse(operation):
-        raise refusal("UnauthorizedOperation", operation)
-
-    # the list, the fresh check, the last look, and the look at what an error left behind
-    world.on_call("TerminateInstances", lambda: refuse("TerminateInstances"), number=1)
-    world.on_call("DescribeInstances", lambda: refuse("DescribeInstances"), number=4)
     result = sweep_world(world, POLICY)
 
     assert world.ends == result.done.ended == saved(world) == []
-    assert steps_failed(result) == ["terminate"]
+    assert [failure.step for failure in result.done.failures] == ["terminate"]
     assert world.groups["pool"]["desired"] == 1
 
 
@@ -217,16 +215,6 @@ def test_a_stop_that_failed_saves_nothing_until_a_start_either():
     assert ends_of(world) == []
 
 
-def test_a_sweep_that_runs_out_of_time_stops_at_a_safe_place_and_says_so():
-    world = marked(3)
-    world.faults.seconds_per_call = 20
-
-    with pytest.raises(DeadlineError, match="no time left"):
-        sweep_world(world, POLICY, deadline_after=timedelta(seconds=30))
-
-    assert world.ends == []
-
-
 def test_a_sweep_that_runs_out_of_time_after_an_end_still_reports_it():
     world = marked(1)
     world.on_call("TerminateInstances", lambda: world.pass_minutes(1), number=1)
@@ -237,22 +225,23 @@ def test_a_sweep_that_runs_out_of_time_after_an_end_still_reports_it():
     assert "no time left" in result.done.failures[-1].error
 
 
-def test_a_sweep_with_a_wrong_clock_acts_on_nothing():
-    world = marked(1)
-    world.skew = timedelta(minutes=3)
-
-    with pytest.raises(ConfigurationError, match=r"clock differs from the cloud's by 18. s"):
-        sweep_world(world, POLICY)
-
-    assert world.ends == []
+UNABLE = {
+    "a wrong clock": (ConfigurationError, r"clock differs from the cloud's by 18. s"),
+    "no list of the fleet": (CloudError, "RequestLimitExceeded"),
+    "no time": (DeadlineError, "no time left"),
+}
 
 
-def test_without_a_list_of_the_fleet_nothing_is_done():
-    world = marked(1)
-    world.faults.throttled = 1.0
+@pytest.mark.parametrize("case", UNABLE)
+def test_a_sweep_that_cannot_go_on_says_so_and_acts_on_nothing(case):
+    world = marked(3)
+    world.skew = timedelta(minutes=3 if case == "a wrong clock" else 0)
+    world.faults.throttled = float(case == "no list of the fleet")
+    world.faults.seconds_per_call = 20 if case == "no time" else 0.05
+    error, says = UNABLE[case]
 
-    with pytest.raises(CloudError):
-        sweep_world(world, POLICY)
+    with pytest.raises(error, match=says):
+        sweep_world(world, POLICY, deadline_after=timedelta(seconds=30))
 
     assert world.ends == []
 
@@ -269,33 +258,6 @@ def test_users_are_notified_of_one_silent_agent_once_a_day():
 
     assert [text for _, text in world.messages if "does the agent run" in text] != []
     assert len(world.messages) == 1
-
-
-def test_bisecting_finds_the_bad_ones_and_does_the_rest():
-    bad, done = {3, 7}, []
-
-    def act(ids):
-        if bad & set(ids):
-            raise CloudError("no", "InvalidInstanceID.NotFound")
-        done.extend(ids)
-
-    failures = bisect(list(range(10)), "end", act)
-
-    assert {failure.instance_id for failure in failures} == bad
-    assert sorted(done) == [0, 1, 2, 4, 5, 6, 8, 9]
-
-
-def test_throttling_is_not_bisected():
-    """More calls would not help."""
-    calls = []
-
-    def act(ids):
-        calls.append(ids)
-        raise CloudError("slower", "RequestLimitExceeded")
-
-    bisect(list(range(8)), "end", act)
-
-    assert len(calls) == 1
 
 
 def test_calls_are_counted_apart():

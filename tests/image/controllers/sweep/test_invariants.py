@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.controllers.sweep.evidence import combine, summarise
+from gpu_fleet_image.controllers.sweep.evidence import summarise
 from gpu_fleet_image.controllers.sweep.fleet_limits import BREAKER_LASTS, BREAKER_LEAST
 from gpu_fleet_image.controllers.sweep.situation import Usual
 from gpu_fleet_image.controllers.sweep.verdict import decide
@@ -224,13 +224,8 @@ def test_more_of_a_pool_idle_within_a_day_than_is_usual_trips_the_breaker_and_te
 
 def test_what_the_breaker_holds_is_terminated_by_its_own_word_a_day_later():
     held = fleet_of(0, 8, 0)
-    later = [
-        instance.tags | {"gpu-fleet:reap-after": (NOW - BREAKER_LASTS).isoformat()}
-        for instance in held.fleet.instances
-    ]
-    aged = tuple(
-        replace(instance, tags=tags) for instance, tags in zip(held.fleet.instances, later, strict=True)
-    )
+    day_old = {"gpu-fleet:reap-after": (NOW - BREAKER_LASTS).isoformat()}
+    aged = tuple(replace(instance, tags=instance.tags | day_old) for instance in held.fleet.instances)
 
     assert decide(held).with_verdict(*ENDS) == ()
     assert len(decide(replace(held, fleet=Inventory(aged))).with_verdict(*ENDS)) == 8
@@ -296,10 +291,3 @@ def test_a_group_never_falls_below_its_minimum(count, least, desired):
     gone = ends(decide(replace(situation, override_breaker=True)))
 
     assert len(gone) == max(0, min(desired, count) - least)
-
-
-@pytest.mark.parametrize(("coarse", "fine"), [(True, False), (False, True), (False, False)])
-def test_two_looks_are_complete_only_if_both_are(coarse, fine):
-    looks = [summarise([], NOW, IDLE_AFTER, 60, complete=complete) for complete in (coarse, fine)]
-
-    assert not combine(*looks).complete

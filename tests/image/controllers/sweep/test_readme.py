@@ -1,64 +1,46 @@
-"""The commands of the page about the sweep work, against a moto that plays the cloud."""
+"""The commands of the page about the sweep work, against moto; the agent's has ``test_agent_process``."""
 
 import json
 import os
+import shlex
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
-import pytest
+from click.testing import CliRunner
 
+from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.controllers.meter.meter_state import Day
-from tests.image.moto_fleet import REGION, TAGS, budget_json, write_policy
-from tests.image.one_instance import client, one_instance
-from tests.ran import ran
+from tests.image.instance_toml import INSTANCE_TOML
+from tests.image.moto_fleet import BUCKET, NOW, REGION, budget_json, client, set_clock, write_policy
 
-ROOT = Path(__file__).parents[4]
-PAGE = ROOT / "docs/how-to/operate-the-sweep.md"
-COMMANDS = [line for line in PAGE.read_text().splitlines() if line.startswith("gpu-fleet ") and '"$' in line]
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("readme")
-    with one_instance(folder) as made:
-        s3 = client(made, "s3")
-        s3.create_bucket(Bucket="records")
-        day = Day(datetime(2026, 11, 20, tzinfo=UTC), {"dev": Decimal("24.62")})
-        key = "reaper/days/2026/11/2026-11-20.json"
-        s3.put_object(Bucket="records", Key=key, Body=json.dumps(day.to_json()))
-        yield made | {
-            "PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT / "image"),
-            "FOLDER": str(folder),
-            "LEDGER": "s3://records/reaper",
-            "INSTANCE": started(client(made, "ec2")),
-            "POLICY": str(write_policy(folder / "policy.json", budget=budget_json())),
-            "REGION": REGION,
-        }
+PAGE = Path(__file__).parents[4] / "docs/how-to/operate-the-sweep.md"
+SHOWN = [line for line in PAGE.read_text().splitlines() if line.startswith("gpu-fleet ") and '"$' in line]
+COMMANDS = [line for line in SHOWN if not line.startswith("gpu-fleet agent ")]
 
 
-def started(ec2):
-    """Start a new instance of the fleet."""
-    wire = [{"Key": key, "Value": value} for key, value in TAGS.items()]
-    answer = ec2.run_instances(
-        ImageId="ami-12c6146b",
-        InstanceType="g5.xlarge",
-        MinCount=1,
-        MaxCount=1,
-        TagSpecifications=[{"ResourceType": "instance", "Tags": wire}],
-    )
-    return answer["Instances"][0]["InstanceId"]
+def test_each_command_of_the_page_works(fleet, tmp_path, monkeypatch):
+    day = Day(datetime(2026, 11, 20, tzinfo=UTC), {"dev": Decimal("24.62")})
+    key = "reaper/days/2026/11/2026-11-20.json"
+    client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(day.to_json()))
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
+    values = {
+        "INSTANCE": fleet.start()[0],
+        "LEDGER": f"s3://{BUCKET}/reaper",
+        "POLICY": str(write_policy(tmp_path / "policy.json", budget=budget_json())),
+        "REGION": REGION,
+        "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
+        "GPU_FLEET_RUN_DIR": str(tmp_path / "run"),
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    set_clock(monkeypatch, NOW)
 
+    done = {
+        command: CliRunner().invoke(main, shlex.split(os.path.expandvars(command))[1:])
+        for command in COMMANDS
+    }
 
-def test_the_page_shows_commands():
-    assert len(COMMANDS) >= 6
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_page_works(command, environment):
-    done = ran(
-        ["bash", "-euo", "pipefail", "-c", command], cwd=environment["FOLDER"], env=environment, timeout=120
-    )
-
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert len(done) >= 6
+    assert {command: result.output for command, result in done.items() if result.exit_code} == {}

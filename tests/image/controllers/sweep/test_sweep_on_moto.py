@@ -14,7 +14,6 @@ from gpu_fleet_image.core.model import (
     TAG_KEEP_REASON,
     TAG_KEEP_UNTIL,
     TAG_OWNER,
-    TAG_PROTECTED,
     TAG_REAP_AFTER,
     TAG_USERS,
 )
@@ -186,14 +185,6 @@ def test_instances_of_other_stacks_and_unmanaged_ones_are_never_listed(fleet, sw
     _, report = sweep(NOW)
 
     assert report["verdicts"] == []
-
-
-def test_a_tag_that_protects_needs_no_value(fleet, sweep):
-    idle = fleet.idle(**{TAG_PROTECTED: ""})
-
-    _, report = sweep(NOW)
-
-    assert verdicts(report) == {idle: "KEEP-protected"}
 
 
 def test_termination_protection_is_a_lock_that_status_shows(fleet, sweep, tmp_path):

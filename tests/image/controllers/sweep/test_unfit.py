@@ -76,21 +76,11 @@ def test_an_unfit_instance_is_replaced_where_nobody_uses_it_and_something_takes_
     cases = [(expected, {"marked_minutes_ago": None} | more) for expected, more in WITHOUT_MARK] + WITH_MARK
 
     assert [(expected, more) for expected, more in cases if verdict(**more).verdict is not expected] == []
-
-
-def test_its_owner_is_notified_before_anything_else():
-    found = verdict(marked_minutes_ago=None)
-
-    assert (found.verdict, found.alert) == (Verdict.MARK, True)
-    assert found.reap_after == NOW + timedelta(minutes=30)
-    assert verdict().replaced
-
-
-def test_on_alibaba_cloud_users_are_notified_of_a_group_at_its_minimum():
-    found = verdict(marked_minutes_ago=None, policy=test_alicloud.POLICY)
-
-    assert found.alert
-    assert "at its minimum" in found.reason
+    first, at_minimum = (
+        verdict(marked_minutes_ago=None, policy=own) for own in (POLICY, test_alicloud.POLICY)
+    )
+    assert (first.alert, first.reap_after, verdict().replaced) == (True, NOW + timedelta(minutes=30), True)
+    assert (at_minimum.alert, "at its minimum" in at_minimum.reason) == (True, True)
 
 
 def test_no_other_report_replaces_anything():
@@ -127,11 +117,6 @@ def test_what_was_replaced_is_remembered_from_sweep_to_sweep_for_a_day():
     assert read.replaced_lately(NOW + timedelta(hours=25)) == {}
 
 
-@pytest.mark.parametrize("damaged", [None, [], {"i-1": "dev"}, {"i-1": ["dev"]}, {"i-1": ["dev", "soon"]}])
-def test_a_memory_that_cannot_be_read_is_none(damaged):
-    assert _memory({"memory": {"replaced": damaged}}).replaced == {}
-
-
 # sweeps in a world, by each cloud's own calls
 
 CLOUDS = {"aws": SWEEPING, "alicloud": test_alicloud.POLICY}
@@ -155,6 +140,18 @@ def sweep_for(world, checked, hours):
     return failed
 
 
+@pytest.mark.parametrize(("unfit", "state"), [(True, "running"), (False, "stopped")])
+def test_where_a_termination_is_locked_a_pool_that_stops_leaves_the_unfit_and_stops_the_idle(unfit, state):
+    world, locked = pool_of_one(unfit=unfit)
+    locked.lock()
+
+    assert sweep_for(world, STOPPING, hours=4) == []
+
+    assert locked.state == state
+    assert "TerminateInstances" not in world.calls
+    assert (locked.id in world.groups["pool"]["members"]) is unfit
+
+
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_one_that_cannot_be_terminated_is_not_put_back_beside_its_replacement(cloud):
     world, unfit = pool_of_one(unfit=True)
@@ -164,22 +161,3 @@ def test_one_that_cannot_be_terminated_is_not_put_back_beside_its_replacement(cl
 
     assert unfit.id not in world.groups["pool"]["members"]
     assert world.groups["pool"]["desired"] == 1
-
-
-def test_one_of_a_pool_that_stops_is_left_in_its_group_where_its_termination_is_locked():
-    world, unfit = pool_of_one(unfit=True)
-    unfit.lock()
-
-    assert sweep_for(world, STOPPING, hours=3) == []
-
-    assert list(world.groups["pool"]["members"]) == [unfit.id]
-    assert "TerminateInstances" not in world.calls
-
-
-def test_an_idle_one_of_a_pool_that_stops_is_stopped_though_its_termination_is_locked():
-    world, idle = pool_of_one()
-    idle.lock()
-
-    sweep_for(world, STOPPING, hours=4)
-
-    assert idle.state == "stopped"
