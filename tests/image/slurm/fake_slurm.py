@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gpu_fleet_image.core.queue_errors import SlurmError
 from tests.ran import executable
@@ -30,7 +30,9 @@ RESTARTS_IN = timedelta(seconds=15)
 SECOND = timedelta(seconds=1)
 HEALTH = "timeout 25 /usr/bin/python3 -I /opt/gpu-fleet/bin/run gpu_fleet_image.instance.gate health"
 NEXT_PART = "#SBATCH hetjob"
+NUMBERS = ("ntasks", "cpus-per-task", "gpus", "gpus-per-node", "gpus-per-task", "mem", "mem-per-gpu")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+RECORDED = json.loads(Path(__file__).with_name("squeue_22_05.json").read_text())["jobs"][0]
 
 
 @cache
@@ -115,18 +117,15 @@ class Options:
     @classmethod
     def of(cls, words: dict[str, str]) -> "Options":
         """Parse the options in a script's lines."""
+        given: dict[str, Any] = {
+            name.replace("-", "_"): int(value) for name, value in words.items() if name in NUMBERS
+        }
         least, _, most = words.get("nodes", "1").partition("-")
         kind, _, number = words.get("gres", "gpu:0").removeprefix("gpu:").rpartition(":")
         return cls(
+            **{"gpus_per_node": int(number), **given},
             nodes=int(least),
             most_nodes=int(most or (least if "nodes" in words else 0)),
-            ntasks=int(words.get("ntasks", 0)),
-            cpus_per_task=int(words.get("cpus-per-task", 1)),
-            gpus=int(words.get("gpus", 0)),
-            gpus_per_node=int(words.get("gpus-per-node", 0)) or int(number),
-            gpus_per_task=int(words.get("gpus-per-task", 0)),
-            mem=int(words["mem"]) if "mem" in words else None,
-            mem_per_gpu=int(words.get("mem-per-gpu", 0)),
             exclusive="exclusive" in words,
             overcommit="overcommit" in words,
             gpu_type=kind,
@@ -263,24 +262,20 @@ class Node:
         )
 
 
-class Instances:
+class Instances(Protocol):
     """Interface of the engine to the instances behind its nodes."""
 
     def is_alive(self, name: str) -> bool:
         """Return whether the instance runs."""
-        raise NotImplementedError
 
     def marks(self, name: str) -> frozenset[str]:
         """Return the files in its /run/gpu-fleet."""
-        raise NotImplementedError
 
     def is_bad(self, name: str) -> bool:
         """Return whether programs fail there."""
-        raise NotImplementedError
 
     def works(self, name: str, *, on: bool) -> None:
         """Note that processes of a job begin or end there."""
-        raise NotImplementedError
 
 
 class FakeSlurm:
@@ -336,17 +331,13 @@ class FakeSlurm:
 
     # what people and the product ask
 
-    def submit(self, text: str, program: Program) -> Job:
-        """Submit a script, as sbatch does."""
-        return self.submit_all(text, program)[0]
-
-    def submit_all(self, text: str, program: Program) -> list[Job]:
-        """Submit a script; return each task of an array and each part of a heterogeneous job.
+    def submit(self, text: str, program: Program) -> list[Job]:
+        """Submit a script, as sbatch does; return each task of an array and each part of a job in parts.
 
         ``begin`` is in seconds from now, ``mem`` in MiB.
         """
         if len(parts := text.split(NEXT_PART)) > 1:
-            together = [self.submit(part, program) for part in parts]
+            together = [self.submit(part, program)[0] for part in parts]
             for job in together:
                 job.group = together[0].id
             return together
@@ -713,7 +704,7 @@ def placed_on(options: Options, there: list[tuple[str, Part, Part]], per_gpu: in
 
 
 def record(job: Job, now: datetime, per_gpu: int = 0, tasks: int = 0) -> dict[str, Any]:
-    """Return a job as ``squeue --json`` of 22.05 writes it, with the fields that the product reads.
+    """Return a job as ``squeue --json`` of 22.05 writes it.
 
     Args:
         per_gpu: default memory for each GPU, which Slurm lists of jobs with another too.
@@ -730,8 +721,8 @@ def record(job: Job, now: datetime, per_gpu: int = 0, tasks: int = 0) -> dict[st
     given = sum(part.gpus for part in job.takes.values()) if job.on else 0
     cpus = options.nodes if options.overcommit else options.tasks * options.cpus_per_task
     return {
+        **RECORDED,
         **gpus,
-        "account": "",
         "admin_comment": job.admin_comment,
         "array_job_id": int(job.array or 0),
         "array_max_tasks": job.at_once,
@@ -740,47 +731,29 @@ def record(job: Job, now: datetime, per_gpu: int = 0, tasks: int = 0) -> dict[st
         if tasks
         else "",
         "comment": job.comment,
-        "cores_per_socket": None,
         "cpus": cpus,
-        "cpus_per_tres": "",
-        "deadline": 0,
-        "current_working_directory": "/home/ada",
         "excluded_nodes": ",".join(job.excluded),
         "eligible_time": int((job.begin_at or EPOCH).timestamp()),
-        "features": "",
         "het_job_id": int(job.group or 0),
         "job_id": int(job.id),
         "job_state": job.state,
         "max_nodes": options.most_nodes,
-        "memory_per_cpu": None,
         "memory_per_node": options.mem or None,
         "flags": [] if options.mem is None else ["JOB_MEM_SET"],
         "memory_per_tres": f"gpu:{memory_of_gpu}" if memory_of_gpu else "",
         "minimum_cpus_per_node": options.cpus_per_task,
-        "minimum_tmp_disk_per_node": 0,
         "name": job.name,
         "node_count": len(job.on) or job.nodes,
         "nodes": ",".join(job.on),
         "partition": job.pool,
         "priority": 0 if job.given_up or job.held else 1,
-        "required_nodes": "",
         "restart_cnt": job.restarts,
         "shared": "none" if options.exclusive else None,
-        "sockets_per_node": None,
         "standard_output": f"/home/ada/{job.name}.log",
         "state_reason": "BeginTime" if job.begin_at and job.begin_at > now else job.reason or "None",
         "submit_time": int(job.submitted_at.timestamp()),
         "tasks": options.tasks,
-        "tasks_per_core": None,
-        "tasks_per_node": 0,
-        "tasks_per_socket": None,
-        "threads_per_core": None,
-        "time_limit": None,
-        "time_minimum": 0,
         "tres_alloc_str": f"cpu={cpus},gres/gpu={given}" if job.on else "",
         "tres_per_node": of_node,
-        "tres_per_socket": "",
         "tres_req_str": f"cpu={cpus},node={options.nodes},billing={cpus}",
-        "user_id": 5001,
-        "user_name": "ada",
     }

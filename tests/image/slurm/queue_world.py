@@ -438,7 +438,7 @@ class QueuePlay(Instances):
         else:
             log = f"/home/ada/{name}.log"
             text = batch.script(batch.JobScript(name, POOL, nodes, SIZE.gpus, "/home/ada", log, ("launch",)))
-        self.submitted.append(self.slurm.submit(text, program))
+        self.submitted += self.slurm.submit(text, program)
 
     def _disturb(self) -> None:
         dice, world = self.dice, self.world
@@ -491,7 +491,7 @@ class QueuePlay(Instances):
             self.back_at = self.world.now
         for work_s in (1500.0, 60.0):  # the second beside the first: there is room for both
             options = f"#SBATCH --partition={POOL}\n#SBATCH --nodes=2\n"
-            self.submitted.append(self.slurm.submit(options, Program(work_s)))
+            self.submitted += self.slurm.submit(options, Program(work_s))
 
     def _hold_waits(self) -> None:
         """Check that without failures, a single waiting job that fits does not wait long."""

@@ -114,7 +114,7 @@ class SizePlay(Instances):
 
     def submit(self, **words: object) -> list[Job]:
         """Submit with options of sbatch, ``_`` for ``-``."""
-        made = self.slurm.submit_all(f"\n{NEXT_PART}\n".join(_scripts(words)), Program(LONG_S))
+        made = self.slurm.submit(f"\n{NEXT_PART}\n".join(_scripts(words)), Program(LONG_S))
         self.jobs += made
         return made
 

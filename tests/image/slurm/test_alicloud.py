@@ -1,8 +1,10 @@
-"""The queue on Alibaba Cloud: munge's key in a secret of KMS, nodes by ECS, records in OSS."""
+"""The queue's cloud: munge's key in a secret of either; on Alibaba Cloud nodes by ECS, records in OSS."""
 
 import base64
 import json
 from datetime import UTC, datetime
+from functools import partial
+from unittest.mock import Mock
 
 import boto3
 import pytest
@@ -72,12 +74,32 @@ def kms(secrets):
         yield clients(server).kms
 
 
-def test_the_controller_makes_the_key_once_and_nodes_get_the_same(kms):
-    made = alicloud.fetched(kms, "munge", may_make=True)
+@pytest.fixture
+def moto():
+    with moto_server("us-east-1"):
+        yield "us-east-1"
+
+
+@pytest.fixture(params=["aws", "alicloud"])
+def secret(request, kms, secrets, moto):
+    """Return what fetches munge's key from a secret that has none, and what writes no key into it."""
+    if request.param == "alicloud":
+        spoil = partial(secrets.versions.__setitem__, VERSION, "c2hvcnQ=")
+        return partial(alicloud.fetched, kms, "munge"), spoil
+    client = boto3.client("secretsmanager", moto)
+    client.create_secret(Name="munge")
+    spoil = partial(client.put_secret_value, SecretId="munge", SecretString="c2hvcnQ=")
+    return partial(munge.fetched, client, "munge"), spoil
+
+
+def test_the_controller_makes_the_key_once_and_nodes_which_wait_for_it_get_the_same(secret):
+    fetched, _ = secret
+    with pytest.raises(NotReadyError, match="secret munge: "):
+        fetched(may_make=False)
+    made = fetched(may_make=True)
 
     assert len(made) == munge.KEY_BYTES
-    assert alicloud.fetched(kms, "munge", may_make=True) == made
-    assert alicloud.fetched(kms, "munge", may_make=False) == made
+    assert fetched(may_make=True) == fetched(may_make=False) == made
 
 
 def test_what_pulumi_reads_back_of_the_secret_is_never_the_key(kms, secrets):
@@ -86,11 +108,6 @@ def test_what_pulumi_reads_back_of_the_secret_is_never_the_key(kms, secrets):
     read_back = kms.action("GetSecretValue")(SecretName="munge")
     assert (read_back["VersionId"], read_back["SecretData"]) == (NO_KEY_VERSION, NO_KEY)
     assert secrets.stages["ACSCurrent"] == NO_KEY_VERSION
-
-
-def test_a_node_waits_for_the_key(kms):
-    with pytest.raises(NotReadyError, match=r"secret munge: Forbidden\.ResourceNotFound"):
-        alicloud.fetched(kms, "munge", may_make=False)
 
 
 def test_a_controller_that_cannot_read_the_key_does_not_replace_it(kms, secrets):
@@ -114,22 +131,26 @@ def test_of_two_controllers_one_makes_the_key(kms, secrets):
     assert alicloud.fetched(kms, "munge", may_make=True) == b"k" * munge.KEY_BYTES
 
 
-def test_a_secret_that_is_no_key_is_refused_and_left_as_it_is(kms, secrets):
-    secrets.versions[VERSION] = "c2hvcnQ="
+def test_a_secret_that_is_no_key_is_refused_and_left_as_it_is(secret):
+    fetched, spoil = secret
+    spoil()
 
-    with pytest.raises(NotReadyError, match="5 bytes; a key of munge has 1024"):
-        alicloud.fetched(kms, "munge", may_make=True)
-    assert secrets.versions[VERSION] == "c2hvcnQ="
+    for _ in range(2):
+        with pytest.raises(NotReadyError, match="5 bytes; a key of munge has 1024"):
+            fetched(may_make=True)
 
 
-def test_the_states_of_nodes_are_said_in_the_words_of_the_controllers_look():
+def states_of(actions, number):
+    """Ask for the states of ``i-1`` and so many more."""
+    with serving(actions) as server:
+        ids = [f"i-{each}" for each in range(1, number + 1)]
+        return instances.states_of(Calls(lambda: NOW), clients(server).ecs, ids)
+
+
+def test_the_states_of_nodes_are_said_in_the_words_of_the_controllers_look_of_those_that_ecs_knows():
     ecs = Instances(i_1="Running", i_2="Starting", i_3="Pending", i_4="Stopping", i_5="Stopped")
-    with serving(ecs) as server:
-        states = instances.states_of(
-            Calls(lambda: NOW), clients(server).ecs, ["i-1", "i-2", "i-3", "i-4", "i-5"]
-        )
 
-    assert states == {
+    assert states_of(ecs, 6) == {
         "i-1": "running",
         "i-2": "pending",
         "i-3": "pending",
@@ -138,46 +159,34 @@ def test_the_states_of_nodes_are_said_in_the_words_of_the_controllers_look():
     }
 
 
-def test_an_instance_that_ecs_knows_no_more_has_no_state():
-    with serving(Instances(i_1="Running")) as server:
-        states = instances.states_of(Calls(lambda: NOW), clients(server).ecs, ["i-1", "i-2"])
-
-    assert states == {"i-1": "running"}
-
-
 def test_no_call_names_more_instances_than_ecs_takes():
-    ecs = Instances()
-    with serving(ecs) as server:
-        instances.states_of(Calls(lambda: NOW), clients(server).ecs, [f"i-{number}" for number in range(250)])
+    states_of(ecs := Instances(), 250)
 
     assert [len(asked) for asked in ecs.asked] == [100, 100, 50]
 
 
 def test_a_refused_look_is_no_state_of_anybody():
-    class Refusing:
-        def describe_instances(self, _):
-            raise RefusedError("Forbidden.RAM", 403)
+    refusing = Mock(describe_instances=Mock(side_effect=RefusedError("Forbidden.RAM", 403)))
 
-    with serving(Refusing()) as server, pytest.raises(CloudError, match=r"Forbidden\.RAM"):
-        instances.states_of(Calls(lambda: NOW), clients(server).ecs, ["i-1"])
+    with pytest.raises(CloudError, match=r"Forbidden\.RAM"):
+        states_of(refusing, 1)
 
 
-def test_records_are_read_and_written_with_the_keys_that_count_now():
+def test_records_are_read_and_written_with_the_keys_that_count_now(moto):
     """A role's keys last hours, a controller months."""
-    with moto_server("us-east-1"):
-        s3 = boto3.client("s3", "us-east-1")
-        s3.create_bucket(Bucket="records-of-a-queue")
-        keys, made = [AccessKey("first", "s")], []
+    s3 = boto3.client("s3", moto)
+    s3.create_bucket(Bucket="records-of-a-queue")
+    keys, made = [AccessKey("first", "s")], []
 
-        def client():
-            made.append(keys[-1].key_id)
-            return s3
+    def client():
+        made.append(keys[-1].key_id)
+        return s3
 
-        store = RecordsStore(lambda: keys[-1], client, Calls(lambda: NOW), "oss://records-of-a-queue/reaper")
-        store.put("capacity/queue.json", {"at": 1})
-        store.newest("capacity/queue.json")
-        keys.append(AccessKey("second", "s"))
-        read = store.newest("capacity/queue.json")
+    store = RecordsStore(lambda: keys[-1], client, Calls(lambda: NOW), "oss://records-of-a-queue/reaper")
+    store.put("capacity/queue.json", {"at": 1})
+    store.newest("capacity/queue.json")
+    keys.append(AccessKey("second", "s"))
+    read = store.newest("capacity/queue.json")
 
     assert read.content == {"at": 1}
     assert made == ["first", "second"]

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -31,20 +32,11 @@ from tests.ran import executable
 CAPACITY = {"groups": list(LABELS), "max_size": 4, "spare": 0, "together": False, "scale_out_alarms": []}
 
 
-TEAMS = {"users": [{"name": "ada", "team": "nlp"}], "teams": {"nlp": {"share": 1, "max_gpus": 16}}}
-
-
-def said_now(age: timedelta = timedelta(), **changes: object) -> QueueRecords:
-    """Return records with a recent report of the mover."""
-    word = Growth(
-        datetime.now(UTC) - age,
-        Decimal(20),
-        {"train": Decimal(8)},
-        frozenset(),
-        currency="USD",
-        totals={"train": 0},
-    )
-    return QueueRecords(TEAMS, replace(word, **changes))
+def said_now(age: timedelta = timedelta(), max_gpus: int = 16, **changes: object) -> QueueRecords:
+    """Return records of a team and its limit with a recent report of the mover."""
+    teams = {"users": [{"name": "ada", "team": "nlp"}], "teams": {"nlp": {"max_gpus": max_gpus}}}
+    word = Growth(datetime.now(UTC) - age, Decimal(20), {"train": Decimal(8)}, frozenset(), currency="USD")
+    return QueueRecords(teams, replace(word, **{"totals": {"train": 0}, **changes}))
 
 
 @pytest.fixture
@@ -87,24 +79,21 @@ def refused(home: Path, *words: str) -> str:
     return said.output
 
 
-def slurm(home: Path, *states: str) -> None:
-    """Fake a Slurm that takes every job, with nodes of the pool in these states."""
+def slurm(home: Path, monkeypatch, *states: str, **changes: object) -> None:
+    """Fake a Slurm that takes every job, with nodes in these states, and change the mover's last report."""
     sbatch(home, 'echo "Submitted batch job 7"')
     nodes = [NODE.format(name=f"i-{number}", state=state, reason="") for number, state in enumerate(states)]
     sbatch(home, "\n".join(f"echo '{line}'" for line in nodes), "scontrol")
-
-
-def knows(monkeypatch, **changes: object) -> None:
-    """Change the mover's last report."""
     monkeypatch.setattr(queued, "records", partial(said_now, **changes))
 
 
 WORDS = ("run.toml", "--pool", "train", "--nodes", "2")
 
 
+FROZEN, TRAIN = {"frozen": frozenset({"train"})}, ("run.toml", "--pool", "train")
 REFUSED = {
     "a pool that is frozen": (
-        {"frozen": frozenset({"train"})},
+        FROZEN,
         WORDS,
         "--pool 'train': frozen, since the budget is spent, and 2 more of its instances are needed",
         "allowed after gpu-fleet unfreeze, or with a higher budget.monthly",
@@ -122,7 +111,13 @@ REFUSED = {
         "--nodes 3: 24 GPUs, and teams.nlp.max_gpus of the stack file is 16; allowed: up to --nodes 2",
     ),
     "more nodes than the pool may have": ({}, (*WORDS[:-1], "5"), "--nodes 5: size.max of pool 'train' is 4"),
+    "more GPUs in one instance than the team may have": (
+        {"max_gpus": 4},
+        TRAIN,
+        "allowed: none of this pool's instances",
+    ),
     "no such pool": ({}, ("run.toml", "--pool", "trian"), "there are train (nearest: train)"),
+    "no such configuration": ({}, ("other.toml", *TRAIN[1:]), "CONFIG 'other.toml': there is no such file"),
     "one folder for several instances": (
         {},
         ("--pool", "train", "--nodes", "2", "--checkpoints", "out", "--", "true"),
@@ -134,37 +129,26 @@ REFUSED = {
 @pytest.mark.parametrize("mistake", REFUSED)
 def test_a_job_that_cannot_run_is_refused_with_what_is_allowed(home, monkeypatch, mistake):
     changes, words, *says = REFUSED[mistake]
-    slurm(home)
-    knows(monkeypatch, **changes)
+    slurm(home, monkeypatch, **changes)
 
     said = refused(home, *words)
 
     assert [each for each in says if each not in said] == [], said
 
 
-def test_one_instance_has_more_gpus_than_the_team_may_have(home, monkeypatch):
-    slurm(home)
-    small = {**TEAMS, "teams": {"nlp": {"max_gpus": 4}}}
-    monkeypatch.setattr(queued, "records", lambda: replace(said_now(), roster=small))
-
-    assert "allowed: none of this pool's instances" in refused(home, "run.toml", "--pool", "train")
-
-
 @pytest.mark.parametrize("states", [("ALLOCATED", "IDLE"), ("MIXED", "DOWN"), ("IDLE",), ()])
-@pytest.mark.parametrize("changes", [{"frozen": frozenset({"train"})}, {"left": Decimal(0)}, {"prices": {}}])
+@pytest.mark.parametrize("changes", [FROZEN, {"left": Decimal(0)}, {"prices": {}}])
 def test_a_job_that_needs_no_more_instances_than_there_are_waits_for_those(
     home, monkeypatch, states, changes
 ):
     """Slurm does not know booting nodes, and reports rebooting ones as down."""
-    slurm(home, *states)
-    knows(monkeypatch, **changes, totals={"train": 2})
+    slurm(home, monkeypatch, *states, **changes, totals={"train": 2})
 
     assert submit(home, *WORDS).exit_code == 0
 
 
 def test_what_is_there_and_coming_counts_against_what_is_missing(home, monkeypatch):
-    slurm(home, "IDLE", "DOWN")
-    knows(monkeypatch, left=Decimal(7), totals={"train": 1})
+    slurm(home, monkeypatch, "IDLE", "DOWN", left=Decimal(7), totals={"train": 1})
 
     assert "the instances that are missing, 1, cost 8.00 USD an hour" in refused(home, *WORDS)
 
@@ -181,8 +165,7 @@ def test_what_is_there_and_coming_counts_against_what_is_missing(home, monkeypat
 )
 def test_what_may_pass_by_itself_is_no_refusal(home, monkeypatch, changes):
     """There is money, or it is not known yet: the job waits, and `gpu-fleet runs` shows the reason."""
-    slurm(home)
-    knows(monkeypatch, **changes)
+    slurm(home, monkeypatch, **changes)
 
     said = submit(home, *WORDS)
 
@@ -191,12 +174,8 @@ def test_what_may_pass_by_itself_is_no_refusal(home, monkeypatch, changes):
 
 
 def test_where_the_stack_says_nothing_the_queue_takes_jobs_all_the_same(home, monkeypatch):
-    slurm(home)
-
-    def silent() -> QueueRecords:
-        raise CloudError("no answer", "")
-
-    monkeypatch.setattr(queued, "records", silent)
+    slurm(home, monkeypatch)
+    monkeypatch.setattr(queued, "records", Mock(side_effect=CloudError("no answer", "")))
 
     said = submit(home, *WORDS)
 
@@ -205,7 +184,7 @@ def test_where_the_stack_says_nothing_the_queue_takes_jobs_all_the_same(home, mo
 
 
 def test_where_no_credentials_are_served_the_queue_takes_jobs_all_the_same(home, monkeypatch):
-    slurm(home)
+    slurm(home, monkeypatch)
     (home / "instance.toml").write_text(INSTANCE_TOML)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(home / "instance.toml"))
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1:1/credentials")
@@ -220,45 +199,26 @@ def test_where_no_credentials_are_served_the_queue_takes_jobs_all_the_same(home,
     assert "neither the budget nor the team's limit was checked: Error when retrieving" in said.output
 
 
-def test_slurm_is_not_there(home):
-    said = refused(home, "run.toml", "--pool", "train")
+def test_slurm_is_not_there_or_does_not_answer(home):
+    absent = refused(home, *TRAIN)
+    sbatch(home, "echo 'Batch job submission failed: Unable to contact slurm controller' >&2; exit 1")
+    silent = refused(home, *TRAIN)
 
-    assert "sbatch is not on this instance" in said
-    assert "systemctl status gpu-queue-node" in said
-
-
-def test_slurm_does_not_answer(home):
-    sbatch(
-        home,
-        "echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller' >&2; exit 1",
-    )
-
-    said = refused(home, "run.toml", "--pool", "train")
-
-    assert "Unable to contact slurm controller" in said
-    assert "returns within minutes, with all jobs" in said
+    assert "sbatch is not on this instance" in absent
+    assert "systemctl status gpu-queue-node" in absent
+    assert "Unable to contact slurm controller" in silent
+    assert "returns within minutes, with all jobs" in silent
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("other.toml", "CONFIG 'other.toml': there is no such file"),
-        ("outside.toml", "which the run's instances share; move it there"),
-    ],
-)
-def test_a_configuration_that_the_nodes_cannot_read(home, tmp_path_factory, name, says):
-    elsewhere = tmp_path_factory.mktemp("laptop") / "run.toml"
-    elsewhere.write_text("")
+def test_a_configuration_that_the_nodes_or_the_account_cannot_read(home, tmp_path_factory, monkeypatch):
+    elsewhere = tmp_path_factory.mktemp("laptop") / "laptop.toml"
+    elsewhere.touch()
     (home / "outside.toml").symlink_to(elsewhere)
-
-    assert says in refused(home, name, "--pool", "train")
-
-
-def test_a_configuration_that_the_account_may_not_read(home, monkeypatch):
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "run.toml" and may(path, mode))
 
-    assert "may not be read by account ada" in refused(home, "run.toml", "--pool", "train")
+    assert "may not be read by account ada" in refused(home, *TRAIN)
+    assert "which the run's instances share; move it there" in refused(home, "outside.toml", *TRAIN[1:])
 
 
 def test_a_user_without_account(home, monkeypatch):
@@ -268,7 +228,7 @@ def test_a_user_without_account(home, monkeypatch):
     monkeypatch.setenv("GPU_FLEET_QUEUE_FILE", str(home.parent / "queue.json"))
     monkeypatch.setenv("USER", "ada")  # which says nothing of who calls
 
-    said = refused(home, "run.toml", "--pool", "train")
+    said = refused(home, *TRAIN)
 
     own = pwd.getpwuid(os.getuid()).pw_name
     assert f"account {own} is not in access.people, so other instances do not have it" in said

@@ -1,8 +1,7 @@
 """A poll of the controller: partitions, lost instances and waiting jobs."""
 
 import json
-from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from unittest.mock import Mock, call
 
@@ -85,20 +84,92 @@ class Site:
         for number in range(times):
             self.watch.once(NOW + number * every)
 
+    def refuse(self, *words: str) -> None:
+        """Let Slurm refuse every command with one of these words."""
 
-def test_what_waits_is_said_to_the_mover():
-    site = Site(jobs=[waits(nodes=2)])
+        def ask(command):
+            if {*words} & {*command}:
+                raise SlurmError("Requested nodes are busy")
+            return self.ask(command)
 
-    site.look()
+        self.watch.ask = ask
 
-    assert site.said[0]["pools"] == {"train": {"standing": 0, "jobs": [2]}}
+    def silence(self, name: str) -> None:
+        """Let the bucket or the cloud not answer."""
+        setattr(self.watch, name, Mock(side_effect=CloudError("silent", "SlowDown")))
+
+    def rows(self) -> dict[str, dict]:
+        """Return id -> the job as users read it."""
+        return {entry["job"]["id"]: entry["job"] for entry in self.kept[-1]["jobs"]}
+
+
+def failed(**changes: object) -> dict:
+    return waits(comment="gpu-fleet:failed-on=i-1", **changes)
+
+
+def site_of(*jobs: dict, node: str = "IDLE", state: str = "running", **more: object) -> Site:
+    """Return a site with one node, in a state for Slurm and one for the cloud."""
+    return Site({"i-1": node}, {"i-1": state} if state else {}, list(jobs), **more)
+
+
+KEPT_AWAY, DOWN = "update jobid=7 excnodelist=i-1", "update nodename=i-1 state=down reason=instance is "
+TOLD = "update jobid=7 admincomment=gpu-fleet: "
+WHY = "team vision has spent 21 of 20 USD this month, and is frozen"
+SPENT = {"vision": TeamLimits(frozen=WHY)}
+# before any job runs, Slurm itself gives Resources as the reason of each
+RUNS = waits(6, job_state="RUNNING", tres_alloc_str="cpu=2,node=1,gres/gpu=8")
+
+
+def test_a_look_tells_the_mover_what_waits_and_slurm_what_has_changed():
+    """Of each site and how often it is looked at: instances with work, waiting jobs, words of scontrol."""
+    limit = {"nlp": TeamLimits(1, 24)}
+    spent, task = waits(7, account="vision"), failed(array_job_id=7, array_task_id=3)
+    told, own = (
+        waits(admin_comment="gpu-fleet: asks for 5 instances"),
+        waits(8, admin_comment="an operator's"),
+    )
+    cases = {
+        "what waits is said": (Site(jobs=[waits(nodes=2)]), 1, 0, [2]),
+        "jobs on an instance that runs keep it": (site_of(node="DOWN"), 5, 1, []),
+        "one that the cloud does not know": (site_of(state=""), 1, 0, []),
+        "is gone at the second look": (site_of(state=""), 2, 0, [], f"{DOWN}gone"),
+        "a frozen team": (Site(jobs=[spent, waits(8)], teams=SPENT), 1, 0, [1], f"{TOLD}{WHY}"),
+        "a team at its limit": (Site(jobs=[RUNS, *map(waits, (7, 8, 9))], teams=limit), 1, 0, [1, 1]),
+        "a team without a limit": (Site(jobs=[waits()], teams={"nlp": TeamLimits(2)}), 1, 0, [1]),
+        "a job is kept away once from where it failed": (site_of(failed()), 3, 0, [2], KEPT_AWAY),
+        "another job has that node": (site_of(failed(), waits(8)), 1, 0, [2], KEPT_AWAY),
+        "a task is kept away alone": (site_of(task, state=""), 1, 0, [2], "update jobid=7_3 excnodelist=i-1"),
+        "what was said goes, but no operator's word": (
+            Site(jobs=[told, own]),
+            1,
+            0,
+            [1, 1],
+            TOLD.partition("gpu")[0],
+        ),
+    }
+    for state in ("shutting-down", "terminated", "stopping", "stopped"):
+        cases[state] = (site_of(node="ALLOCATED", state=state), 1, 0, [], DOWN + state)
+
+    found = {}
+    for name, (site, looks, *_) in cases.items():
+        site.look(looks)
+        said = site.said[-1]["pools"]["train"]
+        calls = [call.removeprefix("scontrol ") for call in site.calls]
+        found[name] = (site, looks, said["standing"], said["jobs"], *calls)
+
+    assert found == cases
+
+
+def running_site() -> tuple[Site, dict]:
+    """Return a site with a job on two nodes, and what it records of its use."""
+    running = {**TWO, "job_state": "RUNNING", "nodes": "i-[1-2]", "user_name": "ada", "name": "a/b=\nStart=0"}
+    site, written = Site(nodes={"i-1": "ALLOCATED", "i-2": "ALLOCATED"}, jobs=[running]), {}
+    site.watch.use = UseRecord(job_use.DayUse, written.__setitem__)
+    return site, written
 
 
 def test_what_jobs_used_is_recorded_for_the_chargeback_by_slurms_own_json():
-    written = {}
-    running = {**TWO, "job_state": "RUNNING", "nodes": "i-[1-2]", "user_name": "ada", "name": "a/b=\nStart=0"}
-    site = Site(nodes={"i-1": "ALLOCATED", "i-2": "ALLOCATED"}, jobs=[running])
-    site.watch.use = UseRecord(job_use.DayUse, written.__setitem__)
+    site, written = running_site()
 
     site.look(times=21, every=timedelta(seconds=15))
 
@@ -108,13 +179,11 @@ def test_what_jobs_used_is_recorded_for_the_chargeback_by_slurms_own_json():
 
 @pytest.mark.parametrize("silent", ["policy", "limits", "states", "keep"])
 def test_jobs_have_their_time_also_while_the_bucket_or_the_cloud_is_silent(silent):
-    running, written = {**TWO, "job_state": "RUNNING", "nodes": "i-[1-2]", "user_name": "ada"}, {}
-    site = Site(nodes={"i-1": "ALLOCATED", "i-2": "ALLOCATED"}, jobs=[running])
-    site.watch.use = UseRecord(job_use.DayUse, written.__setitem__)
+    site, written = running_site()
     site.look()
 
     answering = getattr(site.watch, silent)
-    setattr(site.watch, silent, Mock(side_effect=CloudError("silent", "SlowDown")))
+    site.silence(silent)
     looked = [controller.poll(site.watch, NOW + number * timedelta(minutes=1)) for number in range(1, 11)]
     setattr(site.watch, silent, answering)
     site.watch.once(NOW + timedelta(minutes=15))
@@ -125,21 +194,16 @@ def test_jobs_have_their_time_also_while_the_bucket_or_the_cloud_is_silent(silen
 
 
 def test_a_bucket_that_refuses_the_record_costs_no_job_its_reason_and_asks_slurm_once():
-    site, refused = Site(jobs=[waits(tres_per_node="gres:gpu:a100:8")]), []
-    ask = Mock(side_effect=site.ask)
-    site.watch.ask = ask
-
-    def refuse(record):
-        refused.append(record)
-        raise CloudError("silent", "SlowDown")
-
-    site.watch.keep = refuse
+    site = Site(jobs=[waits(tres_per_node="gres:gpu:a100:8")])
+    site.watch.ask = ask = Mock(side_effect=site.ask)
+    site.silence("keep")
 
     with pytest.raises(CloudError, match="silent"):
         site.look()
 
-    assert [record["jobs"][0]["job"]["reason"][:15] for record in refused] == ["names gres:gpu:"]
-    assert ask.mock_calls.count(call(["squeue", "--json"])) == 1
+    (record,) = site.watch.keep.call_args.args
+    assert record["jobs"][0]["job"]["reason"].startswith("names gres:gpu:")
+    assert (site.watch.keep.call_count, ask.mock_calls.count(call(["squeue", "--json"]))) == (1, 1)
 
 
 def test_a_denied_record_is_an_alarm_and_no_empty_one():
@@ -151,39 +215,11 @@ def test_a_denied_record_is_an_alarm_and_no_empty_one():
             read(denied)
 
 
-@pytest.mark.parametrize("state", ["shutting-down", "terminated", "stopping", "stopped"])
-def test_the_jobs_of_an_instance_that_runs_no_more_are_put_back_at_once(state):
-    site = Site(nodes={"i-1": "ALLOCATED"}, states={"i-1": state})
-
-    site.look()
-
-    assert site.calls == [f"scontrol update nodename=i-1 state=down reason=instance is {state}"]
-    assert site.said[0]["pools"]["train"]["standing"] == 0
-
-
-def test_a_running_instance_keeps_its_node():
-    site = Site(nodes={"i-1": "DOWN"}, states={"i-1": "running"})
-
-    site.look(5)
-
-    assert site.calls == []
-
-
-def test_an_instance_that_the_cloud_does_not_know_is_gone_at_the_second_look():
-    site = Site(nodes={"i-1": "IDLE"})
-    site.look()
-    assert site.calls == []
-
-    site.look()
-
-    assert site.calls == ["scontrol update nodename=i-1 state=down reason=instance is gone"]
-
-
 @pytest.mark.parametrize(
     ("state", "deleted"), [("DOWN", True), ("DOWN+COMPLETING", False), ("ALLOCATED", False)]
 )
 def test_a_node_is_forgotten_once_slurm_waits_for_it_no_more(state, deleted):
-    site = Site(nodes={"i-1": state}, states={"i-1": "terminated"})
+    site = site_of(node=state, state="terminated")
     site.look()
     early = "scontrol delete nodename=i-1" in site.calls
 
@@ -196,15 +232,9 @@ def test_a_node_is_forgotten_once_slurm_waits_for_it_no_more(state, deleted):
 @pytest.mark.parametrize("state", ["DOWN", "IDLE"])
 def test_a_node_that_slurm_does_not_let_go_keeps_no_job_from_its_instance(state):
     """An operator's reservation of it, say: no job got an instance while that lasted."""
-    site = Site(nodes={"i-1": state}, states={"i-1": "terminated"}, jobs=[waits()])
-    ask = site.watch.ask
+    site = site_of(waits(), node=state, state="terminated")
+    site.refuse("nodename=i-1")
 
-    def refuses(command):
-        if "nodename=i-1" in command:
-            raise SlurmError("slurm_delete_node error: Requested nodes are busy")
-        return ask(command)
-
-    site.watch.ask = refuses
     looked = [controller.poll(site.watch, NOW + late) for late in (timedelta(), controller.FORGET_AFTER)]
 
     assert looked == [True, True]
@@ -213,12 +243,9 @@ def test_a_node_that_slurm_does_not_let_go_keeps_no_job_from_its_instance(state)
 
 def test_an_instance_that_the_cloud_names_again_is_not_gone():
     site = Site(nodes={"i-1": "IDLE"})
-    site.look()
-    site.states = {"i-1": "running"}
-    site.look()
-    site.states = {}
-
-    site.look()
+    for states in ({}, {"i-1": "running"}, {}):
+        site.states = states
+        site.look()
 
     assert site.calls == []
 
@@ -235,10 +262,11 @@ def test_other_pools_in_the_policy_are_read_by_slurm_at_a_new_start():
 
 def test_a_configuration_that_slurm_did_not_read_is_read_at_the_next_look():
     site = Site(changed=True)
-    ask, site.watch.ask = site.watch.ask, lambda _: (_ for _ in ()).throw(SlurmError("connect failure"))
+    site.refuse("scontrol")
     with pytest.raises(SlurmError):
         site.look()
-    site.changed, site.watch.ask = False, ask
+    assert site.said == []
+    site.changed, site.watch.ask = False, site.ask
 
     site.look(2)
 
@@ -255,11 +283,7 @@ def test_without_a_policy_nothing_is_reconfigured_and_nothing_wanted():
 
 def test_a_silent_slurm_decides_nothing():
     site = Site(states={})
-
-    def silent(_):
-        raise SlurmError("scontrol: Unable to contact slurm controller")
-
-    site.watch.ask = silent
+    site.refuse("scontrol", "squeue")
 
     with pytest.raises(SlurmError):
         site.look()
@@ -268,12 +292,9 @@ def test_a_silent_slurm_decides_nothing():
 
 def test_the_configuration_is_written_once_and_again_when_pools_change(tmp_path):
     cluster = Cluster("test", "host", "10.0.0.4", {"train": 1000}, "/home/state")
+    other = replace(cluster, pools={"dev": 0, "train": 1000})
 
-    assert controller.lay(cluster, tmp_path)
-    assert not controller.lay(cluster, tmp_path)
-    assert controller.lay(
-        Cluster("test", "host", "10.0.0.4", {"dev": 0, "train": 1000}, "/home/state"), tmp_path
-    )
+    assert [controller.lay(each, tmp_path) for each in (cluster, cluster, other)] == [True, False, True]
     assert "PartitionName=dev " in (tmp_path / "slurm.conf").read_text()
 
 
@@ -283,40 +304,32 @@ def test_the_partition_of_a_pool_that_drains_takes_no_new_jobs_and_is_not_the_de
 
     lines = configuration.slurm_conf(controller.cluster_of("test", "10.0.0.4", pools)).splitlines()
 
-    said = [line.split()[2::2] for line in lines if line.startswith("PartitionName")]
-    assert [(words[0], words[1]) for words in said] == [
-        ("Default=NO", "State=DRAIN"),
-        ("Default=YES", "State=UP"),
-    ]
+    said = [line.split()[2:5:2] for line in lines if line.startswith("PartitionName")]
+    assert said == [["Default=NO", "State=DRAIN"], ["Default=YES", "State=UP"]]
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_slurm_is_given_no_plugin_that_the_controller_has_not(tmp_path, monkeypatch, is_there):
-    """Slurm would not start."""
-    monkeypatch.setattr(controller, "LIBRARIES", tmp_path)
-    if is_there:
-        (tmp_path / "aarch64-linux-gnu/slurm-wlm").mkdir(parents=True)
-        (tmp_path / "aarch64-linux-gnu/slurm-wlm/job_submit_lua.so").touch()
-    pools = pools_of(POLICY)
-
-    controller.lay(controller.cluster_of("test", "10.0.0.4", pools), tmp_path / "slurm")
-
-    assert ("JobSubmitPlugins=lua" in (tmp_path / "slurm/slurm.conf").read_text()) is is_there
-    assert "function slurm_job_submit(" in (tmp_path / "slurm/job_submit.lua").read_text()
-
-
-@pytest.mark.parametrize(("parser", "named"), [("", "gres:gpu"), ("data_parser_v0_0_40.so", "gres/gpu")])
-def test_gpus_are_counted_under_the_name_that_slurms_version_takes(tmp_path, monkeypatch, parser, named):
-    """23.11 refused each job of `--ntasks-per-gpu`: "Invalid Trackable RESource (TRES) specification"."""
+@pytest.mark.parametrize(
+    ("plugin", "has_lua", "named"),
+    [
+        ("", False, "gres:gpu"),
+        ("job_submit_lua", True, "gres:gpu"),
+        ("data_parser_v0_0_40", False, "gres/gpu"),
+    ],
+)
+def test_slurm_is_given_no_plugin_and_no_name_of_gpus_that_its_version_has_not(
+    *, tmp_path, monkeypatch, plugin, has_lua, named
+):
+    """It would not start. 23.11 refused `--ntasks-per-gpu`: "Invalid Trackable RESource (TRES)"."""
     monkeypatch.setattr(controller, "LIBRARIES", tmp_path)
     (tmp_path / "aarch64-linux-gnu/slurm-wlm").mkdir(parents=True)
-    if parser:
-        (tmp_path / "aarch64-linux-gnu/slurm-wlm" / parser).touch()
-    pools = pools_of(POLICY)
+    (tmp_path / f"aarch64-linux-gnu/slurm-wlm/{plugin}.so").touch()
 
-    controller.lay(controller.cluster_of("test", "10.0.0.4", pools), tmp_path / "slurm")
+    controller.lay(controller.cluster_of("test", "10.0.0.4", pools_of(POLICY)), tmp_path / "slurm")
 
-    assert f'"{named}:" ..' in (tmp_path / "slurm/job_submit.lua").read_text()
+    conf, lua = ((tmp_path / "slurm" / name).read_text() for name in ("slurm.conf", "job_submit.lua"))
+    assert ("JobSubmitPlugins=lua" in conf) is has_lua
+    assert "function slurm_job_submit(" in lua
+    assert f'"{named}:" ..' in lua
 
 
 JSON = st.recursive(
@@ -338,107 +351,54 @@ def test_no_field_of_a_job_ends_a_look_whatever_slurm_writes_there(field, value)
     assert controller.poll(site.watch, NOW)
 
     assert site.said[0]["pools"]["train"]["jobs"][:1] == [1]
-    assert "9" in {entry["job"]["id"] for entry in site.kept[0]["jobs"]}
+    assert "9" in site.rows()
 
 
-WHY = "team vision has spent 21 of 20 USD this month, and is frozen"
+LIMITS = {"users": [], "teams": {"nlp": {"share": 2, "max_gpus": 8}}}
+RECORDS = {GROWTH: StoredObject({"teams": {"vision": WHY}}, "v"), ACCOUNTS: StoredObject(LIMITS, "v")}
 
 
-class Records:
-    def newest(self, key, at_most=None):
-        frozen = {"teams": {"vision": WHY}}
-        limits = {"users": [], "teams": {"nlp": {"share": 2, "max_gpus": 8}}}
-        return StoredObject(frozen if key == GROWTH else limits, "v")
+def records(damaged=""):
+    def newest(key, at_most=None):
+        if key == damaged:
+            raise CloudError("no JSON", "Malformed")
+        return RECORDS[key]
+
+    return Mock(newest=newest)
 
 
 def test_limits_are_read_from_what_stack_and_mover_say_of_teams():
-    assert controller.limits_of(Records()) == {"nlp": TeamLimits(2, 8), "vision": TeamLimits(frozen=WHY)}
+    assert controller.limits_of(records()) == {"nlp": TeamLimits(2, 8), "vision": TeamLimits(frozen=WHY)}
 
 
 @pytest.mark.parametrize("object_key", [GROWTH, ACCOUNTS])
 def test_a_report_that_is_damaged_thaws_no_team(object_key):
-    class Damaged(Records):
-        def newest(self, key, at_most=None):
-            if key == object_key:
-                raise CloudError("no JSON", "Malformed")
-            return super().newest(key, at_most)
-
     with pytest.raises(CloudError, match="no JSON"):
-        controller.limits_of(Damaged())
-
-
-def test_a_job_of_a_frozen_team_asks_for_no_instance_and_says_why_while_another_team_s_does():
-    site = Site(jobs=[waits(7, account="vision"), waits(8)], teams={"vision": TeamLimits(frozen=WHY)})
-
-    site.look()
-
-    reasons = {entry["job"]["id"]: entry["job"]["reason"] for entry in site.kept[0]["jobs"]}
-    assert site.said[0]["pools"]["train"]["jobs"] == [1]
-    assert reasons == {"7": WHY, "8": "Resources"}
-    assert site.calls == [f"scontrol update jobid=7 admincomment=gpu-fleet: {WHY}"]
+        controller.limits_of(records(object_key))
 
 
 @pytest.mark.parametrize("silent", ["policy", "limits", "states", "say"])
 def test_why_a_job_waits_is_still_said_while_the_bucket_or_the_cloud_is_silent(silent):
     frozen, starts = waits(7, account="vision"), waits(8, nodes=9)
-    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=[frozen, starts])
-    site.teams = {"vision": TeamLimits(frozen=WHY)}
+    site = site_of(frozen, starts, teams=SPENT)
     site.look()
-    before = site.kept[0]["jobs"][1]["job"]["reason"]
+    before = site.rows()["8"]["reason"]
 
     starts["job_state"], starts["state_reason"] = "RUNNING", "None"
-    setattr(site.watch, silent, Mock(side_effect=CloudError("silent", "SlowDown")))
+    site.silence(silent)
     controller.poll(site.watch, NOW)
 
-    reasons = {entry["job"]["id"]: entry["job"]["reason"] for entry in site.kept[-1]["jobs"]}
     assert "asks for 9 instances" in before
-    assert reasons == {"7": WHY, "8": ""}
+    assert {job: row["reason"] for job, row in site.rows().items()} == {"7": WHY, "8": ""}
     assert len(site.kept) == 2
-
-
-def test_the_mover_hears_of_no_job_that_its_teams_limit_keeps_waiting():
-    """Before any job runs, Slurm itself gives Resources as the reason of each."""
-    runs = waits(6, job_state="RUNNING", tres_alloc_str="cpu=2,node=1,gres/gpu=8")
-    site = Site(jobs=[runs, waits(7), waits(8), waits(9)], teams={"nlp": TeamLimits(1, 24)})
-
-    site.look()
-
-    assert site.said[0]["pools"]["train"]["jobs"] == [1, 1]
-
-
-def test_a_team_without_a_limit_is_not_counted():
-    site = Site(jobs=[waits()], teams={"nlp": TeamLimits(2)})
-
-    site.look()
-
-    assert site.said[0]["pools"]["train"]["jobs"] == [1]
-
-
-def failed(state: str = "PENDING") -> dict:
-    return waits(job_state=state, comment="gpu-fleet:failed-on=i-1")
-
-
-def test_a_job_that_waits_is_kept_away_once_from_the_node_on_which_it_failed():
-    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=[failed()])
-
-    site.look(3)
-
-    assert site.calls == ["scontrol update jobid=7 excnodelist=i-1"]
 
 
 def test_a_poll_keeps_few_jobs_away_and_the_next_ones_the_rest_whatever_fails(monkeypatch):
     """Each is a call of Slurm: hundreds of failed jobs would keep the poll from reporting for minutes."""
     monkeypatch.setattr(slurm, "MOST_CALLS", 2)
-    jobs = [{**failed(), "job_id": number} for number in range(10, 15)]
-    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=jobs)
-    ask = site.watch.ask
-
-    def refuses(command):
-        if {"jobid=10", "jobid=11"} & {*command}:
-            raise SlurmError("Slurm temporarily unable to accept job")
-        return ask(command)
-
-    site.watch.ask = refuses
+    jobs = [failed(job_id=number) for number in range(10, 15)]
+    site = site_of(*jobs)
+    site.refuse("jobid=10", "jobid=11")
     kept = []
     for _ in range(4):
         site.look()
@@ -447,25 +407,8 @@ def test_a_poll_keeps_few_jobs_away_and_the_next_ones_the_rest_whatever_fails(mo
     assert kept == [[], [12, 13], [12, 13], [12, 13, 14]]
 
 
-def test_a_node_that_a_job_is_kept_away_from_is_none_for_this_job():
-    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=[failed()])
-    site.jobs.append(waits(8))
-
-    site.look()
-
-    assert site.said[0]["pools"] == {"train": {"standing": 0, "jobs": [2]}}  # the other job has it
-
-
-def test_a_task_that_failed_is_kept_away_alone_though_its_number_is_the_arrays():
-    site = Site(nodes={"i-1": "IDLE"}, jobs=[{**failed(), "array_job_id": 7, "array_task_id": 3}])
-
-    site.look()
-
-    assert site.calls == ["scontrol update jobid=7_3 excnodelist=i-1"]
-
-
 def test_once_its_instance_is_gone_nothing_is_kept_away_from_it():
-    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=[failed()])
+    site = site_of(failed())
     site.look()
     site.states = {"i-1": "terminated"}
 
@@ -477,10 +420,9 @@ def test_once_its_instance_is_gone_nothing_is_kept_away_from_it():
 def test_what_a_user_excludes_stays_excluded_beside_where_the_job_failed():
     """The controller's list used to replace the user's; neither node counts for the job."""
     nodes = {"i-1": "IDLE", "i-2": "IDLE", "i-3": "ALLOCATED"}
-    job = waits(comment="gpu-fleet:failed-on=i-1", excluded_nodes="i-2")
-    policy = deepcopy(POLICY)
-    policy["pools"]["train"]["capacity"]["max_size"] = 4
-    site = Site(nodes=nodes, states=dict.fromkeys(nodes, "running"), jobs=[job], policy=policy)
+    policy = {"pools": {"train": {"capacity": SIZE | {"max_size": 4}}}}
+    states = dict.fromkeys(nodes, "running")
+    site = Site(nodes, states, [failed(excluded_nodes="i-2")], policy=policy)
 
     site.look(2)
 
@@ -489,22 +431,15 @@ def test_what_a_user_excludes_stays_excluded_beside_where_the_job_failed():
 
 
 def test_a_job_that_slurm_does_not_let_change_is_tried_at_the_next_look():
-    site = Site(nodes={"i-1": "IDLE"}, states={"i-1": "running"}, jobs=[failed()])
-    ask = site.watch.ask
-
-    def refuses(command):
-        if "jobid=7" in command:
-            raise SlurmError("Job is no longer pending execution")
-        return ask(command)
-
-    site.watch.ask = refuses
+    site = site_of(failed())
+    site.refuse("jobid=7")
     site.look()
-    site.watch.ask = ask
+    site.watch.ask = site.ask
 
     site.look()
 
     assert len(site.kept) == 2
-    assert site.calls == ["scontrol update jobid=7 excnodelist=i-1"]
+    assert site.calls == [f"scontrol {KEPT_AWAY}"]
 
 
 def test_a_job_that_cannot_be_read_is_skipped_and_an_alarm_for_the_mover(caplog):
@@ -520,7 +455,7 @@ def test_a_job_that_cannot_be_read_is_skipped_and_an_alarm_for_the_mover(caplog)
 def test_a_job_that_no_instance_can_run_is_said_to_be_once_and_buys_nothing():
     site = Site(jobs=[waits(tres_per_node="gres:gpu:a100:8")])
     site.look()
-    why = site.kept[0]["jobs"][0]["job"]["reason"]
+    why = site.rows()["7"]["reason"]
     site.jobs[0]["admin_comment"] = f"gpu-fleet: {why}"
 
     site.look()
@@ -530,23 +465,22 @@ def test_a_job_that_no_instance_can_run_is_said_to_be_once_and_buys_nothing():
     assert [said["pools"]["train"]["jobs"] for said in site.said] == [[], []]
 
 
-def test_users_read_how_many_instances_a_job_waits_for():
+def test_users_read_of_each_job_what_the_controller_saw_and_how_many_instances_it_waits_for():
     """Slurm reports one node for --gpus=16, whatever its nodes have."""
-    site = Site(jobs=[waits(tres_per_node="", tres_per_job="gres:gpu:16", max_nodes=0)])
+    many = waits(8, tres_per_node="", tres_per_job="gres:gpu:16", max_nodes=0)
+    runs = failed(job_state="RUNNING", state_reason="None")
+    site = Site(jobs=[runs, many, waits(9, account="vision")], teams=SPENT)
 
     site.look()
 
-    assert site.kept[0]["jobs"][0]["job"]["nodes"] == 2
-
-
-def test_what_was_said_of_a_job_goes_once_an_instance_can_run_it():
-    site = Site(
-        jobs=[waits(admin_comment="gpu-fleet: asks for 5 instances"), waits(8, admin_comment="an operator's")]
-    )
-
-    site.look()
-
-    assert site.calls == ["scontrol update jobid=7 admincomment="]
+    rows = [
+        [row[key] for key in ("id", "account", "state", "nodes", "reason")] for row in site.rows().values()
+    ]
+    assert rows == [
+        ["7", "ada", "RUNNING", 2, ""],
+        ["8", "ada", "PENDING", 2, "Resources"],
+        ["9", "ada", "PENDING", 2, WHY],
+    ]
 
 
 def test_a_fault_of_ours_in_a_look_ends_no_watch(caplog):
@@ -567,50 +501,18 @@ def test_a_policy_that_does_not_say_what_instances_have_is_an_error_that_names_t
         site.look()
 
 
-def test_users_read_of_each_job_what_the_controller_saw():
-    site = Site(jobs=[failed("RUNNING")])
-
-    site.look()
-
-    (entry,) = site.kept[0]["jobs"]
-    assert (entry["job"]["id"], entry["job"]["account"], entry["job"]["state"]) == ("7", "ada", "RUNNING")
-
-
-@dataclass
-class Slurmdbd:
-    """Fake of slurmdbd's port for the start of slurmctld.
-
-    Attributes:
-        opens_s: time when it answers, on a clock that only waits advance.
-    """
-
-    opens_s: float
-    now_s: float = 0.0
-    asked: list[tuple[str, int]] = field(default_factory=list)
-
-    def connect(self, address, timeout):
-        self.asked.append(address)
-        if self.now_s < self.opens_s:
-            raise ConnectionRefusedError(111, "Connection refused")
-        return self
-
-    def close(self):
-        """Close; nothing was sent."""
-
-    def wait(self, seconds):
-        self.now_s += seconds
-
-
 @pytest.mark.parametrize(
     ("opens_s", "is_there", "waited_s"), [(0, True, 0), (20, True, 20), (999, False, 60)]
 )
 def test_slurmctld_starts_after_slurmdbd_or_a_minute_later_without(opens_s, is_there, waited_s):
-    slurmdbd = Slurmdbd(opens_s)
+    waits_s, asked = [], set()
 
-    answers = controller.wait_for_accounts(
-        "10.0.0.4", lambda: slurmdbd.now_s, slurmdbd.wait, slurmdbd.connect
-    )
+    def connect(address, timeout):
+        asked.add(address)
+        if sum(waits_s) < opens_s:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return Mock()
 
-    assert answers is is_there
-    assert slurmdbd.now_s == waited_s
-    assert set(slurmdbd.asked) == {("10.0.0.4", 6819)}
+    answers = controller.wait_for_accounts("10.0.0.4", lambda: sum(waits_s), waits_s.append, connect)
+
+    assert (answers, sum(waits_s), asked) == (is_there, waited_s, {("10.0.0.4", 6819)})

@@ -17,8 +17,14 @@ from gpu_fleet_image.slurm.slurm import Node
 from tests.image.slurm.test_job_records import RUNNING
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
-IDLE, BUSY, DRAINED = (frozenset(flags) for flags in (["IDLE"], ["ALLOCATED"], ["IDLE", "DRAIN"]))
-POOLS = {"train": QueuePool(NodeSize(8, 96, 1_000_000), 10)}
+SIZE = NodeSize(8, 96, 1_000_000)
+POOLS = {"train": QueuePool(SIZE, 10), "full": QueuePool(SIZE, 1)}
+FLAGS = {"i": frozenset({"IDLE"}), "b": frozenset({"ALLOCATED"}), "d": frozenset({"IDLE", "DRAIN"})}
+
+
+def nodes(states: str, pool: str = "train") -> tuple[Node, ...]:
+    """Return a node for each letter: idle, busy or drained."""
+    return tuple(Node(f"i-{number}", pool, FLAGS[state]) for number, state in enumerate(states))
 
 
 def job(request: JobRequest, number: int = 1, reason: str = "Resources", **changes: object) -> ListedJob:
@@ -26,216 +32,139 @@ def job(request: JobRequest, number: int = 1, reason: str = "Resources", **chang
     return ListedJob(waits, request, **changes)
 
 
-def whole(nodes: int) -> JobRequest:
-    return JobRequest(min_nodes=nodes, max_nodes=nodes, exclusive=True)
+def changed(listed: ListedJob, **changes: object) -> ListedJob:
+    return replace(listed, job=replace(listed.job, **changes))
 
 
-def need(*jobs: ListedJob, nodes: tuple[Node, ...] = (), **more: object) -> PoolNeed:
-    return needs(nodes, jobs, POOLS, NOW, **more).needs["train"]
-
-
-def test_a_job_needs_its_instances_beside_those_that_are_at_work():
-    nodes = tuple(Node(f"i-{number}", "train", flags) for number, flags in enumerate((IDLE, BUSY, DRAINED)))
-
-    counted = need(job(whole(2)), nodes=nodes)
-
-    assert counted == PoolNeed(2, (2,))
-    assert counted.wanted(10) == 4
-
-
-def test_jobs_of_a_partition_that_is_no_pool_start_nothing():
-    other = job(whole(3))
-
-    assert need(replace(other, job=replace(other.job, pool="other"))).jobs == ()
-
-
-def test_a_job_for_several_pools_gets_an_instance_of_the_first_that_could_run_it():
-    pools = {"cpu": QueuePool(NodeSize(0, 96, 1_000_000), 10)} | POOLS
-    listed = job(JobRequest(gpus=1), pools=("cpu", "train"))
-    asked = replace(listed, job=replace(listed.job, pool="cpu"))
-
-    demand = needs((), [asked], pools, NOW)
-
-    assert (demand.needs["cpu"].jobs, demand.needs["train"].jobs) == ((), (1,))
-    assert demand.refused == {}
-
-
-def test_those_of_the_highest_priority_come_first():
-    first, second = job(whole(1), 1, priority=1), job(whole(2), 2, priority=5)
-
-    assert need(first, second).jobs == (2, 1)
-
-
-@pytest.mark.parametrize(
-    "reason", ["Dependency", "JobHeldUser", "JobArrayTaskLimit", "AssocGrpGRES", "QOSMaxJobsPerUserLimit"]
-)
-def test_a_job_that_waits_for_something_else_gets_nothing(reason):
-    assert need(job(whole(1), reason=reason)).jobs == ()
-
-
-def test_a_job_that_slurm_holds_for_whatever_reason_gets_nothing():
-    assert need(job(whole(1), reason="JobHoldMaxRequeue", priority=0)).jobs == ()
-
-
-def test_a_task_of_an_array_beyond_those_that_may_run_at_once_gets_nothing():
-    runs = replace(job(whole(1), 5, array="5"), job=replace(RUNNING, id="6"))
-
-    assert need(job(whole(1), 5, tasks=8, at_once=3, array="5"), runs).jobs == (1, 1)
-
-
-def test_of_a_job_in_parts_none_gets_anything_where_one_can_never_run():
-    parts = job(whole(1), 5, group="5"), job(JobRequest(gpus_per_node=16), 6, group="5")
-
-    demand = needs((), parts, POOLS, NOW)
-
-    assert demand.needs["train"].jobs == ()
-    assert demand.refused["5"] == f"another part of it {demand.refused['6']}"
+def whole(count: int) -> JobRequest:
+    return JobRequest(min_nodes=count, max_nodes=count, exclusive=True)
 
 
 def group(*requests: JobRequest, **changes: object) -> list[ListedJob]:
     return [job(request, number, group="1", **changes) for number, request in enumerate(requests, 1)]
 
 
-@pytest.mark.parametrize(
-    ("requests", "number"),
-    [
-        ((whole(5), whole(6)), 11),
-        ((JobRequest(gpus=8), JobRequest(min_nodes=10, max_nodes=10, gpus=10)), 11),
-    ],
-)
-def test_a_job_whose_parts_need_more_than_their_pool_may_have_is_told_so_and_gets_nothing(requests, number):
-    demand = needs((), group(*requests), POOLS, NOW)
-
-    assert demand.needs["train"].jobs == ()
-    why = f"asks for {number} instances in all its parts, size.max of pool train is 10"
-    assert (demand.refused, demand.fits) == ({"1": why, "2": why}, {})
-
-
-def test_a_job_in_parts_waits_with_all_of_them_where_one_finds_no_room():
-    """One part's pool is full, or the team's limit fits the other part alone; the next job gets the room."""
-    pools = POOLS | {"full": QueuePool(NodeSize(8, 96, 1_000_000), 1)}
-    first, second = group(whole(2), whole(1))
-    full = first, replace(second, job=replace(second.job, pool="full"))
-    limited = group(JobRequest(gpus=8), JobRequest(gpus=8), team="nlp")
-    busy = (Node("i-0", "full", BUSY),)
-    runs = replace(job(whole(1), 4, team="nlp", gpus=1), job=replace(RUNNING, id="4"))
-
-    assert needs(busy, [*full, job(whole(3), 3)], pools, NOW).needs["train"].jobs == (3,)
-    assert need(runs, *limited, job(JobRequest(gpus=4), 3, team="nlp"), limits={"nlp": 16}).jobs == (1,)
-    assert need(*group(whole(4), whole(4)), nodes=(*map(busy_node, range(3)),)).jobs == ()
-
-
-@pytest.mark.parametrize(
-    ("parts", "said"), [(1, "asks for 8 GPUs"), (2, "asks for 16 GPUs in all its parts")]
-)
-def test_a_job_beyond_what_its_team_may_ever_have_is_told_so_and_gets_nothing(parts, said):
-    demand = needs((), group(*[JobRequest(gpus=8)] * parts, team="nlp"), POOLS, NOW, limits={"nlp": 7})
-
-    assert demand.needs["train"].jobs == ()
-    assert demand.refused["1"] == f"{said}, teams.nlp.max_gpus of the stack file is 7"
-
-
-def test_gpus_of_a_job_that_gave_way_are_free_for_its_team_at_once():
-    """Slurm lists a preempted job for some minutes, with what it had."""
-    ran = job(JobRequest(gpus=8), 1, team="nlp", gpus=8)
-    ran = replace(ran, job=replace(ran.job, state="PREEMPTED"))
-
-    assert need(ran, job(JobRequest(gpus=8), 2, team="nlp"), limits={"nlp": 8}).jobs == (1,)
-
-
-def test_parts_of_a_job_count_against_the_limit_of_the_team_that_each_is_for():
-    first, second = group(JobRequest(gpus=8), JobRequest(gpus=8), team="nlp")
-
-    assert need(first, replace(second, team="vision"), limits={"nlp": 8, "vision": 8}).jobs == (2,)
-
-
-def test_a_job_of_which_a_part_cannot_be_read_gets_nothing():
-    assert need(*group(whole(1), whole(2), is_whole=False)).jobs == ()
-
-
-@pytest.mark.parametrize(("minutes", "jobs"), [(9, ()), (11, (1,))])
-def test_a_job_that_must_begin_before_an_instance_is_there_gets_none_and_is_told_so(minutes, jobs):
-    begin_by = NOW + timedelta(minutes=minutes)
-
-    demand = needs((), [job(whole(1), begin_by_s=int(begin_by.timestamp()))], POOLS, NOW)
-
-    assert demand.needs["train"].jobs == jobs
-    why = "must start by 2026-11-23 10:09 UTC, before another instance could be ready (--deadline)"
-    assert list(demand.refused.values()) == ([] if jobs else [why])
+ONE, EIGHT = JobRequest(gpus=1), JobRequest(gpus=8)
+FIRST, SECOND = group(whole(2), whole(1))
+OF_NLP, OTHERS = group(EIGHT, EIGHT, team="nlp")
+MIXED = Node("i-0", "train", frozenset({"MIXED"}), left=NodeSize(7, 94, 900_000))
+SECOND_S = int(NOW.timestamp())
+ARRAY = {"array": "5", "number": 5}
+AWAY = {str(number): ["i-0"] for number in range(3)}
+RUNS = changed(job(whole(1), 4, team="nlp", gpus=1), state="RUNNING")
+ENDED = changed(job(EIGHT, 1, team="nlp", gpus=8), state="PREEMPTED")
+# Jobs, what else there is -> the instances that each of them wants.
+WANTED = [
+    # a partition that is no pool starts nothing
+    ([changed(job(whole(3)), pool="other")], {}, ()),
+    # those of the highest priority come first
+    ([job(whole(1), 1, priority=1), job(whole(2), 2, priority=5)], {}, (2, 1)),
+    # a job that waits for something else, or is held, gets nothing
+    *(
+        ([job(whole(1), reason=reason)], {}, ())
+        for reason in (
+            "Dependency",
+            "JobHeldUser",
+            "JobArrayTaskLimit",
+            "AssocGrpGRES",
+            "QOSMaxJobsPerUserLimit",
+        )
+    ),
+    ([job(whole(1), reason="JobHoldMaxRequeue", priority=0)], {}, ()),
+    # of an array as many as may run at once, beside those that do
+    (
+        [
+            job(whole(1), tasks=8, at_once=3, **ARRAY),
+            changed(job(whole(1), **ARRAY), id="6", state="RUNNING"),
+        ],
+        {},
+        (1, 1),
+    ),
+    # of a job in parts none is served where one waits for something else, cannot be read,
+    *(([FIRST, changed(SECOND, reason=reason)], {}, ()) for reason in ("Dependency", "JobHeldUser")),
+    (group(whole(1), whole(2), is_whole=False), {}, ()),
+    # finds its pool full, or its team at its limit; the next job gets the room
+    ([FIRST, changed(SECOND, pool="full"), job(whole(3), 3)], {"nodes": nodes("b", "full")}, (3,)),
+    ([RUNS, OF_NLP, OTHERS, job(JobRequest(gpus=4), 3, team="nlp")], {"limits": {"nlp": 16}}, (1,)),
+    (group(whole(4), whole(4)), {"nodes": nodes("bbb")}, ()),
+    # its parts count for the team that each is for
+    ([OF_NLP, replace(OTHERS, team="vision")], {"limits": {"nlp": 8, "vision": 8}}, (2,)),
+    # and share no instance: 22.05 starts --gpus=1 : --gpus=1 on two, also on what others left
+    (group(ONE, ONE), {}, (2,)),
+    (group(ONE, ONE), {"nodes": (MIXED,)}, (1,)),
+    # GPUs of a job that gave way are free for its team at once, though Slurm lists it for some minutes
+    ([ENDED, job(EIGHT, 2, team="nlp")], {"limits": {"nlp": 8}}, (1,)),
+    # a free node that jobs are kept away from is counted once, is room for others, and none in another pool
+    ([job(whole(1), n) for n in range(3)], {"nodes": nodes("ib"), "excluded": AWAY}, (2, 1, 1)),
+    ([job(whole(1), 0, tasks=4)], {"nodes": nodes("ib"), "excluded": AWAY}, (2, 1, 1, 1)),
+    ([job(whole(1), 1), job(whole(1), 2)], {"nodes": nodes("i"), "excluded": {"1": ["i-0"]}}, (2,)),
+    ([job(whole(1), 1), job(whole(1), 2)], {"nodes": nodes("i"), "excluded": {"2": ["i-0"]}}, (1, 1)),
+    ([job(whole(1))], {"nodes": nodes("i", "other"), "excluded": AWAY}, (1,)),
+    # 22.05 gives a dependent job the reason Resources in its first second
+    ([job(whole(1), submitted_s=SECOND_S - 2)], {}, ()),
+    ([job(whole(1), submitted_s=SECOND_S - 4)], {}, (1,)),
+    ([job(whole(1), reason="", submitted_s=SECOND_S - 4)], {}, ()),
+]
 
 
-def busy_node(number: int) -> Node:
-    return Node(f"i-{number}", "train", BUSY)
+def need(*jobs: ListedJob, nodes: tuple[Node, ...] = (), **more: object) -> PoolNeed:
+    return needs(nodes, jobs, POOLS, NOW, **more).needs["train"]
 
 
-@pytest.mark.parametrize("reason", ["Dependency", "JobHeldUser"])
-def test_a_job_in_parts_waits_with_all_of_them_where_one_waits_for_something_else(reason):
-    first, second = group(whole(1), whole(1))
-
-    assert need(first, replace(second, job=replace(second.job, reason=reason))).jobs == ()
+def test_waiting_jobs_want_the_instances_that_would_start_them_and_no_others():
+    assert [row for row in WANTED if need(*row[0], **row[1]).jobs != row[2]] == []
 
 
-def test_parts_of_a_job_share_no_instance():
-    """22.05 starts --gpus=1 : --gpus=1 only on two nodes. Capacity left by other jobs fits one of them."""
-    mixed = Node("i-0", "train", frozenset({"MIXED"}), left=NodeSize(7, 94, 900_000))
-    parts = group(JobRequest(gpus=1), JobRequest(gpus=1))
+def test_a_job_needs_its_instances_beside_those_that_are_at_work():
+    counted = need(job(whole(2)), nodes=nodes("ibd"))
 
-    assert need(*parts).jobs == (2,)
-    assert need(*parts, nodes=(mixed,)).jobs == (1,)
+    assert counted == PoolNeed(2, (2,))
+    assert counted.wanted(10) == 4
 
 
-def test_a_free_node_that_jobs_are_kept_away_from_is_counted_once():
-    nodes = Node("i-0", "train", IDLE), Node("i-1", "train", BUSY)
-    three = [job(whole(1), number) for number in range(3)]
-    excluded = {str(number): ["i-0"] for number in range(3)}
+def test_a_job_for_several_pools_gets_an_instance_of_the_first_that_could_run_it():
+    pools = {"cpu": QueuePool(NodeSize(0, 96, 1_000_000), 10)} | POOLS
 
-    assert need(*three, nodes=nodes, excluded=excluded) == PoolNeed(1, (2, 1, 1))
-    assert need(job(whole(1), 0, tasks=4), nodes=nodes, excluded=excluded) == PoolNeed(1, (2, 1, 1, 1))
+    demand = needs((), [changed(job(ONE, pools=("cpu", "train")), pool="cpu")], pools, NOW)
 
-
-def test_a_free_node_that_one_job_is_kept_away_from_is_room_for_another():
-    nodes = (Node("i-0", "train", IDLE),)
-
-    assert need(job(whole(1), 1), job(whole(1), 2), nodes=nodes, excluded={"1": ["i-0"]}).jobs == (2,)
-    assert need(job(whole(1), 1), job(whole(1), 2), nodes=nodes, excluded={"2": ["i-0"]}).jobs == (1, 1)
+    assert (demand.needs["cpu"].jobs, demand.needs["train"].jobs) == ((), (1,))
+    assert demand.refused == {}
 
 
-def test_a_node_of_another_pool_that_a_job_is_kept_away_from_buys_nothing():
-    nodes = (Node("i-0", "other", IDLE),)
-
-    assert need(job(whole(1)), nodes=nodes, excluded={"1": ["i-0"]}).jobs == (1,)
-
-
-@pytest.mark.parametrize(
-    ("reason", "age_s", "jobs"), [("Resources", 2, ()), ("Resources", 4, (1,)), ("", 4, ())]
-)
-def test_a_job_whose_reason_slurm_has_not_thought_about_gets_nothing_yet(reason, age_s, jobs):
-    """22.05 gives a dependent job the reason Resources in its first second."""
-    submitted = int(NOW.timestamp()) - age_s
-
-    assert need(job(whole(1), reason=reason, submitted_s=submitted)).jobs == jobs
-
-
-def test_the_word_of_a_silent_controller_is_an_alarm():
-    said = to_json({}, NOW)
-
-    assert trouble_of(said, NOW + SILENT_AFTER) == ""
-    assert "has not reported since 2026-11-23T10:00" in trouble_of(said, NOW + 2 * SILENT_AFTER)
+NEVER = "asks for 16 GPUs on one of 10 instances, one of pool train has 8"
+MANY = "asks for 11 instances in all its parts, size.max of pool train is 10"
+LIMIT = ", teams.nlp.max_gpus of the stack file is 7"
+LATE = "must start by 2026-11-23 10:09 UTC, before another instance could be ready (--deadline)"
+# Jobs that can never start -> what is said of each.
+REFUSED = [
+    (group(whole(1), JobRequest(gpus_per_node=16)), {"1": f"another part of it {NEVER}", "2": NEVER}),
+    (group(whole(5), whole(6)), {"1": MANY, "2": MANY}),
+    (group(EIGHT, JobRequest(min_nodes=10, max_nodes=10, gpus=10)), {"1": MANY, "2": MANY}),
+    (group(EIGHT, team="nlp"), {"1": f"asks for 8 GPUs{LIMIT}"}),
+    (group(EIGHT, EIGHT, team="nlp"), dict.fromkeys("12", f"asks for 16 GPUs in all its parts{LIMIT}")),
+    ([job(whole(1), begin_by_s=SECOND_S + 9 * 60)], {"1": LATE}),
+]
 
 
-def test_a_job_that_cannot_be_read_is_an_alarm():
-    said = to_json({}, NOW, ["squeue --json: job 7: field 'tasks' is missing"])
+def test_a_job_that_can_never_start_is_told_why_and_gets_nothing():
+    found = [(jobs, needs((), jobs, POOLS, NOW, limits={"nlp": 7})) for jobs, _ in REFUSED]
 
-    assert trouble_of(said, NOW).endswith(
+    assert [(jobs, demand.refused) for jobs, demand in found] == REFUSED
+    assert {(demand.needs["train"].jobs, *demand.fits) for _, demand in found} == {((),)}
+    assert need(job(whole(1), begin_by_s=SECOND_S + 11 * 60)).jobs == (1,)
+
+
+def test_whatever_keeps_the_queue_from_its_work_is_an_alarm():
+    unread = to_json({}, NOW, ["squeue --json: job 7: field 'tasks' is missing"])
+    refused = to_json({}, NOW, refused=["sacctmgr add user ada: no such account", "another"])
+
+    assert trouble_of(to_json({}, NOW), NOW + SILENT_AFTER) == ""
+    assert "has not reported since 2026-11-23T10:00" in trouble_of(to_json({}, NOW), NOW + 2 * SILENT_AFTER)
+    assert trouble_of(unread, NOW).endswith(
         "1 job, and requests no instances for it: squeue --json: job 7: field 'tasks' is missing"
     )
-
-
-def test_a_change_of_teams_that_slurm_refused_is_an_alarm():
-    said = to_json({}, NOW, refused=["sacctmgr add user ada: no such account", "another"])
-
     why = "Slurm refused 2 changes of users or teams: sacctmgr add user ada: no such account"
-    assert trouble_of(said, NOW) == why
+    assert trouble_of(refused, NOW) == why
 
 
 def test_a_job_gets_all_its_instances_or_none():

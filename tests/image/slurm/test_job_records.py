@@ -24,38 +24,33 @@ def looked(*looks: list[Job], every: timedelta = LOOK) -> job_records.JobRecords
     return kept
 
 
-def test_the_time_of_a_job_is_that_of_all_its_tries_and_counts_for_each_instance():
-    waiting = replace(RUNNING, state="PENDING")
+WAITS, FAILED, OTHER = (
+    replace(RUNNING, state="PENDING"),
+    replace(RUNNING, state="FAILED"),
+    replace(RUNNING, name="b"),
+)
 
-    (entry,) = looked([RUNNING], [RUNNING], [waiting], [waiting], [RUNNING], [RUNNING]).entries
 
-    assert (entry.run_s, entry.instance_s) == (45, 90)
+@pytest.mark.parametrize(
+    ("jobs", "found"),
+    [
+        ([RUNNING, RUNNING, WAITS, WAITS, RUNNING, RUNNING], ("digits", "RUNNING", False, 45, 90)),
+        ([RUNNING, FAILED, None], ("digits", "FAILED", True, 15, 30)),
+        ([RUNNING, None], ("digits", "UNSEEN", True, 0, 0)),
+        ([RUNNING, RUNNING, OTHER], ("b", "RUNNING", False, 0, 0)),
+    ],
+    ids=["all tries count, on each instance", "forgotten", "an end that nobody saw", "its number again"],
+)
+def test_a_record_has_a_jobs_last_state_and_the_time_of_its_tries(jobs, found):
+    (entry,) = looked(*([job] if job else [] for job in jobs)).entries
+
+    assert (entry.job.name, entry.job.state, entry.is_over, entry.run_s, entry.instance_s) == found
 
 
 def test_what_ran_while_the_controller_was_away_is_not_guessed():
     (entry,) = looked([RUNNING], [RUNNING], every=timedelta(hours=1)).entries
 
     assert entry.run_s == 0
-
-
-def test_a_job_that_slurm_forgot_keeps_its_last_state():
-    ended = replace(RUNNING, state="FAILED")
-
-    (entry,) = looked([RUNNING], [ended], []).entries
-
-    assert (entry.job.state, entry.is_over) == ("FAILED", True)
-
-
-def test_a_job_whose_end_was_not_seen_is_said_to_be_over_and_no_more():
-    (entry,) = looked([RUNNING], []).entries
-
-    assert (entry.job.state, entry.is_over) == ("UNSEEN", True)
-
-
-def test_a_number_that_was_given_again_is_another_job():
-    (entry,) = looked([RUNNING], [RUNNING], [replace(RUNNING, name="other")]).entries
-
-    assert (entry.job.name, entry.run_s) == ("other", 0)
 
 
 def test_jobs_that_are_over_are_kept_up_to_a_number_and_living_ones_all():

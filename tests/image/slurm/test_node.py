@@ -5,27 +5,17 @@ import os
 import stat
 import subprocess
 
-import boto3
 import pytest
 
 from gpu_fleet_image.core import queue_file
 from gpu_fleet_image.core.queue_errors import NotReadyError, QueueFileError
 from gpu_fleet_image.instance.slurm import node
 from gpu_fleet_image.slurm import configuration, munge
-from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from tests.image.slurm.fake_slurm import HEALTH, LIBEXEC, health_says
 from tests.ran import executable
 
 COUNTED = {"gpu_count": {"ok": True, "count": 8}}
 GOOD = {"role": "node", "address": "10.0.0.4", "secret": "munge"}
-
-
-@pytest.fixture
-def store():
-    with moto_server("us-east-1"):
-        client = boto3.client("secretsmanager", "us-east-1")
-        client.create_secret(Name="munge")
-        yield client
 
 
 def report(tmp_path, **content):
@@ -39,17 +29,13 @@ def test_the_gpus_are_those_that_the_gate_counted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ({"ready": False, "checks": COUNTED}, "boot check"),
-        ({"ready": None, "checks": COUNTED}, "boot check"),
-        ({"ready": True, "checks": {}}, r"ready\.json"),
-    ],
+    ("ready", "checks", "why"),
+    [(False, COUNTED, "boot check"), (None, COUNTED, "boot check"), (True, {}, r"ready\.json")],
     ids=["failed", "not yet", "without a count"],
 )
-def test_an_instance_whose_gate_has_not_passed_is_no_node(tmp_path, content, why):
+def test_an_instance_whose_gate_has_not_passed_is_no_node(tmp_path, ready, checks, why):
     with pytest.raises(NotReadyError, match=why):
-        node.counted_gpus(report(tmp_path, **content))
+        node.counted_gpus(report(tmp_path, ready=ready, checks=checks))
 
 
 def test_slurmd_starts_under_the_instances_id_with_its_pool_and_gpus():
@@ -64,36 +50,15 @@ def test_slurmd_starts_under_the_instances_id_with_its_pool_and_gpus():
     assert configuration.node_gpus(0) == ""
 
 
-def test_the_controller_makes_the_key_once_and_nodes_get_the_same(store):
-    made = munge.fetched(store, "munge", may_make=True)
-
-    assert len(made) == munge.KEY_BYTES
-    assert munge.fetched(store, "munge", may_make=True) == made
-    assert munge.fetched(store, "munge", may_make=False) == made
-
-
-def test_a_node_waits_for_the_key(store):
-    with pytest.raises(NotReadyError, match="secret munge"):
-        munge.fetched(store, "munge", may_make=False)
-
-
-def test_a_secret_that_is_no_key_is_refused(store):
-    store.put_secret_value(SecretId="munge", SecretString="c2hvcnQ=")
-
-    with pytest.raises(NotReadyError, match="5 bytes; a key of munge has 1024"):
-        munge.fetched(store, "munge", may_make=True)
-
-
 def test_the_key_is_readable_by_munge_alone(tmp_path):
     owners = []
     file = tmp_path / "etc" / "munge.key"
 
-    munge.lay(b"k", file, lambda path, *who: owners.append(who))
-    munge.lay(b"l", file, lambda path, *who: owners.append(who))
+    for key in (b"k", b"l"):
+        munge.lay(key, file, lambda path, *who: owners.append(who))
 
-    assert file.read_bytes() == b"l"
-    assert file.stat().st_mode & 0o777 == 0o400
-    assert owners[0] == ("munge", "munge")
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"l", 0o400)
+    assert owners == [("munge", "munge")] * 2
 
 
 @pytest.mark.parametrize(
@@ -123,22 +88,25 @@ def test_a_queue_file_is_read(tmp_path):
     assert queue_file.load(file) == queue_file.QueueFile(queue_file.QueueRole.NODE, "10.0.0.4", "munge")
 
 
-def test_a_node_whose_gpu_broke_is_drained_until_it_is_whole():
+READY = frozenset({"ready"})
+SILENT = (
+    "update",
+    "nodename=NODE",
+    "state=drain",
+    "reason=gpu-fleet: the GPUs or their driver do not answer",
+)
+
+
+def test_a_node_whose_gpu_broke_or_hangs_is_drained_until_it_is_whole():
     health = (LIBEXEC / "queue-health").read_text()
 
-    (drained,) = health_says(health, frozenset({"ready", "broken"}), "State=MIXED Reason=")
-    (resumed,) = health_says(health, frozenset({"ready"}), "x State=IDLE+DRAIN Reason=gpu-fleet: broken")
+    drained = health_says(health, READY | {"broken"}, "State=MIXED Reason=")
+    resumed = health_says(health, READY, "x State=IDLE+DRAIN Reason=gpu-fleet: broken")
+    hung = health_says(health.replace(HEALTH, "false"), READY, "State=IDLE Reason=")
 
-    assert drained == ("update", "nodename=NODE", "state=drain", "reason=gpu-fleet: broken")
-    assert resumed == ("update", "nodename=NODE", "state=resume")
-
-
-def test_a_look_at_the_gpus_that_hangs_drains_the_node():
-    hanging = (LIBEXEC / "queue-health").read_text().replace(HEALTH, "false")
-
-    (drained,) = health_says(hanging, frozenset({"ready"}), "State=IDLE Reason=")
-
-    assert drained[-1] == "reason=gpu-fleet: the GPUs or their driver do not answer"
+    assert drained == (("update", "nodename=NODE", "state=drain", "reason=gpu-fleet: broken"),)
+    assert resumed == (("update", "nodename=NODE", "state=resume"),)
+    assert hung == (SILENT,)
 
 
 def test_a_look_at_the_gpus_that_nothing_ends_drains_the_node_and_is_begun_once(tmp_path):
@@ -149,13 +117,16 @@ def test_a_look_at_the_gpus_that_nothing_ends_drains_the_node_and_is_begun_once(
     text = (LIBEXEC / "queue-health").read_text().replace(HEALTH, stuck).replace("-w 27", "-w 0.2")
     text = text.replace("$run/health", f"{tmp_path}/health")
 
-    marks, state = frozenset({"ready"}), "State=IDLE Reason="
-    looks = [health_says(f"{text}# {look}", marks, state) for look in range(2)]
+    looks = [health_says(f"{text}# {look}", READY, "State=IDLE Reason=") for look in range(2)]
     end.write_text("\n")
 
-    answer = "reason=gpu-fleet: the GPUs or their driver do not answer"
-    assert looks == [(("update", "nodename=NODE", "state=drain", answer),)] * 2
+    assert looks == [(SILENT,)] * 2
     assert begun.read_text() == "\n"
+
+
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="prolog and epilog run as root, which gives folders away"
+)
 
 
 def around_job(tmp_path, name, job="17", uid="12345"):
@@ -170,7 +141,7 @@ def around_job(tmp_path, name, job="17", uid="12345"):
     return subprocess.run(["sh", "-c", script], env=environment, check=False, timeout=10).returncode
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="prolog and epilog run as root, which gives folders away")
+@as_root
 def test_a_job_has_a_folder_of_its_own_from_prolog_to_epilog(tmp_path):
     passed = around_job(tmp_path, "queue-prolog")
     folder = (tmp_path / "scratch/17").stat()
@@ -181,7 +152,7 @@ def test_a_job_has_a_folder_of_its_own_from_prolog_to_epilog(tmp_path):
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="prolog and epilog run as root, which gives folders away")
+@as_root
 def test_what_another_user_laid_at_a_jobs_name_is_neither_given_away_nor_deleted(tmp_path):
     own = tmp_path / "others"
     own.mkdir()
@@ -197,7 +168,7 @@ def test_what_another_user_laid_at_a_jobs_name_is_neither_given_away_nor_deleted
     assert [path.readlink() for path in (tmp_path / "scratch").iterdir()] == [own]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="prolog and epilog run as root, which gives folders away")
+@as_root
 @pytest.mark.parametrize("program", ["mkdir", "mktemp", "chown"])
 def test_a_folder_that_another_user_lays_while_the_prolog_runs_is_not_the_jobs(tmp_path, program):
     trap = tmp_path / "scratch/17"
@@ -209,7 +180,7 @@ def test_a_folder_that_another_user_lays_while_the_prolog_runs_is_not_the_jobs(t
     assert (trap.stat().st_uid, list(trap.iterdir())) == (12345, [])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="prolog and epilog run as root, which gives folders away")
+@as_root
 def test_a_job_whose_folder_cannot_be_made_starts_without_one_but_not_with_another_users(tmp_path):
     executable(tmp_path / "bin/mktemp", "#!/bin/sh\nexit 1\n")
     statuses = [around_job(tmp_path, "queue-prolog")]

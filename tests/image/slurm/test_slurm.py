@@ -13,46 +13,35 @@ NODE = (
     "RealMemory=1100000 AllocMem=600000 FreeMem=14224 State={state} ThreadsPerCore=1 Partitions=train "
     "{reason}"
 )
-REASON = "Reason=gpu-fleet: boot check has not passed [root@2026-11-23T09:52:07]"
 
 
 def nodes(state: str, reason: str = "") -> list[slurm.Node]:
     return slurm.nodes(lambda _: NODE.format(name="i-1", state=state, reason=reason) + "\n\n")
 
 
-def test_a_node_is_known_by_its_instance_and_its_pool():
-    (node,) = nodes("IDLE+DYNAMIC_NORM")
-
-    assert (node.name, node.pool, node.is_free) == ("i-1", "train", True)
-
-
-@pytest.mark.parametrize(
-    "state",
-    ["ALLOCATED+DYNAMIC_NORM", "MIXED", "IDLE+DRAIN", "DOWN", "IDLE+COMPLETING", "IDLE*", "IDLE+INVALID_REG"],
-)
-def test_a_node_that_takes_no_job_is_not_free(state):
-    (node,) = nodes(state)
-
-    assert not node.is_free
-
-
-def test_a_reason_is_read_without_who_gave_it():
-    (node,) = nodes("IDLE+DRAIN", REASON)
-
-    assert node.reason == "gpu-fleet: boot check has not passed"
+BUSY = "ALLOCATED+DYNAMIC_NORM", "IDLE+DRAIN", "DOWN", "IDLE+COMPLETING", "IDLE*", "IDLE+INVALID_REG"
+# state, reason -> whether it is free, whether a part of it is, the reason without who gave it
+NODES = {
+    ("IDLE+DYNAMIC_NORM", ""): (True, False, ""),
+    ("MIXED+DYNAMIC_NORM", ""): (False, True, ""),
+    **{(state, ""): (False, False, "") for state in BUSY},
+    ("IDLE+DRAIN", "gpu-fleet: boot check has not passed"): (
+        *(False, False),
+        "gpu-fleet: boot check has not passed",
+    ),
+    # words of a reason are no fields
+    ("IDLE+DRAIN", "was State=IDLE RealMemory=x"): (False, False, "was State=IDLE RealMemory=x"),
+}
 
 
-def test_what_jobs_have_left_of_a_node_is_read():
-    (node,) = nodes("MIXED+DYNAMIC_NORM")
+def test_a_node_is_known_by_its_instance_and_its_pool_with_what_jobs_have_left_of_it():
+    found = {}
+    for state, reason in NODES:
+        (node,) = nodes(state, f"Reason={reason} [root@2026-11-23T09:52:07]" if reason else "")
+        found[state, reason] = node.is_free, node.is_partly_free, node.reason
+        assert (node.name, node.pool, node.left) == ("i-1", "train", NodeSize(3, 90, 500_000))
 
-    assert node.is_partly_free
-    assert node.left == NodeSize(3, 90, 500_000)
-
-
-def test_words_of_a_reason_are_no_fields():
-    (node,) = nodes("IDLE+DRAIN", "Reason=was State=IDLE RealMemory=x [root@2026-11-23T09:52:07]")
-
-    assert (node.is_free, node.left.memory_mib) == (False, 500_000)
+    assert found == NODES
 
 
 def test_without_nodes_there_are_none():

@@ -62,26 +62,24 @@ def polled(record, jobs, begin, times):
         record.note(jobs, NODES, begin + number * POLL)
 
 
-def test_a_running_job_has_the_time_of_each_of_its_instances(bucket):
-    polled(bucket.controller(), [RUNNING], NOON, 21)
-
-    assert bucket.used() == {"i-1": {"ada/digits": 300}, "i-2": {"ada/digits": 300}, "i-3": {}}
+def changed(**changes):
+    return replace(RUNNING, uid=4711, job=replace(RUNNING.job, **changes))
 
 
-def test_a_job_that_waits_or_has_ended_has_none_and_the_queue_s_instances_are_on_record(bucket):
-    over = [replace(RUNNING, job=replace(RUNNING.job, state=state)) for state in ("PENDING", "COMPLETED")]
+@pytest.mark.parametrize(
+    ("job", "used"),
+    [
+        (RUNNING, {"ada/digits": 300}),
+        (changed(state="PENDING"), {}),
+        (changed(state="COMPLETED"), {}),
+        (changed(account=""), {"uid-4711/digits": 300}),
+    ],
+    ids=["runs", "waits", "has ended", "of a user without a name"],
+)
+def test_a_job_has_the_time_of_its_instances_while_it_runs_and_all_instances_are_on_record(bucket, job, used):
+    polled(bucket.controller(), [job], NOON, 21)
 
-    polled(bucket.controller(), over, NOON, 21)
-
-    assert bucket.used() == {"i-1": {}, "i-2": {}, "i-3": {}}
-
-
-def test_a_user_without_a_name_is_counted_by_number(bucket):
-    nameless = replace(RUNNING, uid=4711, job=replace(RUNNING.job, account=""))
-
-    polled(bucket.controller(), [nameless], NOON, 21)
-
-    assert bucket.used()["i-1"] == {"uid-4711/digits": 300}
+    assert bucket.used() == {"i-1": used, "i-2": used, "i-3": {}}
 
 
 def test_a_bucket_is_written_every_five_minutes_only(bucket):
@@ -90,20 +88,12 @@ def test_a_bucket_is_written_every_five_minutes_only(bucket):
     assert bucket.puts == 12
 
 
-def test_the_time_before_midnight_is_the_old_days_whole(bucket):
-    polled(bucket.controller(), [RUNNING], NOON.replace(hour=23, minute=59), 4 + 21)
+@pytest.mark.parametrize(("second", "polls", "before", "after"), [(0, 25, 60, 240), (50, 21, 10, 290)])
+def test_the_time_of_a_poll_across_midnight_is_divided_there(bucket, second, polls, before, after):
+    polled(bucket.controller(), [RUNNING], NOON.replace(hour=23, minute=59, second=second), polls)
 
-    assert bucket.used()["i-1"] == {"ada/digits": 60}
-    assert bucket.used("2026-11-27")["i-1"]["ada/digits"] <= 300
-
-
-def test_a_poll_across_midnight_is_divided_there(bucket):
-    record, late = bucket.controller(), NOON.replace(hour=23, minute=59, second=50)
-
-    polled(record, [RUNNING], late, 21)
-
-    assert bucket.used()["i-1"] == {"ada/digits": 10}
-    assert bucket.used("2026-11-27")["i-1"] == {"ada/digits": 290}
+    days = [bucket.used(day)["i-1"] for day in (DAY, "2026-11-27")]
+    assert days == [{"ada/digits": before}, {"ada/digits": after}]
 
 
 @pytest.mark.parametrize("back", [timedelta(), timedelta(hours=1)], ids=["as it is", "set back at noon"])
@@ -114,13 +104,6 @@ def test_a_job_of_the_whole_day_leaves_a_readable_record_whatever_the_clock_does
     polled(record, [RUNNING], NOON + timedelta(seconds=10) - back, 13 * 60 * 4 + 1)
 
     assert 86_380 < bucket.used()["i-1"]["ada/digits"] <= 86_400
-
-
-def test_another_controller_goes_on_from_what_the_one_before_has_written(bucket):
-    polled(bucket.controller(), [RUNNING], NOON, 21)
-    polled(bucket.controller(), [RUNNING], NOON + timedelta(hours=1), 21)
-
-    assert bucket.used()["i-1"] == {"ada/digits": 600}
 
 
 @pytest.mark.parametrize("gap", [timedelta(hours=1), timedelta(minutes=-3)], ids=["away", "clock set back"])

@@ -11,7 +11,7 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,29 +21,25 @@ import boto3
 
 from gpu_fleet_image.core import oss
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
-from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
-from gpu_fleet_image.core.times import format_time, parse_time
 from gpu_fleet_image.providers.alicloud import session
 from gpu_fleet_image.providers.alicloud.connect import ACCOUNT_ID
 from gpu_fleet_image.providers.alicloud.metrics import metric_name
-from gpu_fleet_stacks.rehearsal.metadata import MetadataService, metadata_service
+from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.rehearsal.program import Rehearsed, run_program
 from tests.image.alicloud_server import ENVIRON, SECRET, serving
 from tests.image.alicloud_world import Actions, _point
-from tests.image.plain_disk import PlainDisk
 from tests.image.stand_ins import hours
-from tests.image.stand_ins.aws import said_idle, saved_in
-from tests.image.stand_ins.ec2_metadata import LATEST, Tree
+from tests.image.stand_ins.account import Account
+from tests.image.stand_ins.ec2_metadata import LATEST, Tree, role_keys
 from tests.image.stand_ins.hours import Heartbeat
-from tests.image.stand_ins.https_front import Forward, Front, RefusedError, Request, https_front
+from tests.image.stand_ins.https_front import Forward, RefusedError, Request, https_front
 from tests.image.stand_ins.signatures import Keys, SignatureError, check
-from tests.image.virtual_machine import Network, VirtualMachine
+from tests.image.virtual_machine import VirtualMachine
 from tests.image.world import SimulatedInstance, World
 from tests.ran import ran
 
 STACK, POOL, REGION = "alicloud-dev", "spot", "cn-shenzhen"
-SUBNET, FRONT, METADATA = "100.100.100.0/24", "100.100.100.100", "100.100.100.200"
 # Inside a VPC: the names that the reaper's own list has, written out.
 SERVICES = ("ecs-vpc", "ess-vpc", "metrics-vpc", "sts-vpc")
 OSS = f"s3.oss-{REGION}-internal.aliyuncs.com"
@@ -134,60 +130,26 @@ class LiveActions(Actions):
 
 
 @dataclass
-class Alicloud:
+class Alicloud(Account):
     """The account, and the one instance that runs in it.
 
     Attributes:
-        rehearsed: what the stack registered.
-        metadata: what the instance is told.
-        front: the endpoints as the instance sees them.
         actions: the API.
-        instance: the instance.
-        user_data: as the launch template has it, decoded.
         function: folder of the sweep's function, unpacked from the archive that the stack registered.
         environment: what leads a person or the function to this cloud.
     """
 
-    rehearsed: Rehearsed
-    metadata: MetadataService
-    front: Front
     actions: LiveActions
-    instance: SimulatedInstance
-    user_data: str
     function: Path
     environment: dict[str, str]
-    s3: Any
-    hosts: tuple[str, ...] = field(default_factory=tuple)
-
-    def guest(self, disk: PlainDisk, folder: Path, more: Mapping[str, str | bytes]) -> VirtualMachine:
-        """A virtual machine with a copy of the disk, in this account's network; as on AWS."""
-        hosts = "".join(f"{FRONT} {name}\n" for name in self.hosts)
-        files = {
-            "/etc/hosts": f"127.0.0.1 localhost\n{hosts}",
-            "/etc/ssl/certs/ca-certificates.crt": disk.certificates + self.front.authority,
-        }
-        forwards = {
-            (METADATA, 80): urlsplit(self.metadata.endpoint).port or 0,
-            (FRONT, 443): self.front.port,
-        }
-        return VirtualMachine(
-            disk.with_files(folder / "disk", files | dict(more)),
-            folder / "machine",
-            user_data=self.user_data,
-            network=Network(SUBNET, forwards),
-        )
+    subnet, front_at, metadata_at = "100.100.100.0/24", "100.100.100.100", "100.100.100.200"
 
     def heartbeats(self) -> list[Heartbeat]:
         """Every ``SecondsSinceActivity`` of the instance, oldest first."""
-        return [Heartbeat(at, value) for at, value in self._published(METRIC_SECONDS_SINCE_ACTIVITY)]
+        return [Heartbeat(at, value) for at, value in self._points()]
 
-    def acknowledged(self) -> bool:
-        """Whether the agent has said for the mark that everything is saved and nothing runs."""
-        bucket = self.rehearsed.outputs["bucket_uris"]["records"].removeprefix("oss://")
-        return said_idle(self.s3, bucket, self.instance.id, parse_time(self.tags()[TAG_REAP_AFTER]))
-
-    def _published(self, metric: str) -> list[tuple[datetime, float]]:
-        return self.actions.metrics[metric_name(metric, STACK), self.instance.id]
+    def _points(self) -> list[tuple[datetime, float]]:
+        return self.actions.metrics[metric_name(METRIC_SECONDS_SINCE_ACTIVITY, STACK), self.instance.id]
 
     def tags(self) -> dict[str, str]:
         """The instance's tags."""
@@ -197,20 +159,11 @@ class Alicloud:
         """The instance's state in ECS."""
         return self.instance.state
 
-    def saved(self, name: str) -> bytes:
-        """A file of ``/scratch/keep`` as it lies in the data bucket."""
-        bucket = self.rehearsed.outputs["bucket_uris"]["data"].removeprefix("oss://")
-        return saved_in(self.s3, bucket, f"/{self.instance.id}/{name}")
-
     def sweep(self) -> dict[str, Any]:
         """Run the function once, as Function Compute does; its answer with each verdict."""
-        (declared,) = [
-            resource for resource in self.rehearsed.of_type(FUNCTION) if resource.name.endswith("-reaper")
-        ]
-        done = ran(
-            [sys.executable, "-I", "-S", "-c", CALL, str(self.function)],
-            env={**declared.inputs["environmentVariables"], **self.environment},
-        )
+        declared = _function(self.rehearsed)["environmentVariables"]
+        command = [sys.executable, "-I", "-S", "-c", CALL, str(self.function)]
+        done = ran(command, env={**declared, **self.environment})
         assert done.returncode == 0, done.stderr
         *events, answer = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         return answer | {"verdicts": [event for event in events if event.get("event") == "verdict"]}
@@ -221,15 +174,9 @@ class Alicloud:
         for points in self.actions.metrics.values():
             points[:] = [(at - passed, value) for at, value in points]
         self.instance.launched_at -= passed
-        for key in (TAG_IDLE_SINCE, TAG_REAP_AFTER):
-            if key in self.instance.tags:
-                moved = parse_time(self.instance.tags[key]) - passed
-                self.instance.tags[key] = format_time(moved)
-        beats = self._published(METRIC_SECONDS_SINCE_ACTIVITY)
-        newest = Heartbeat(*beats[-1])
-        beats += [
-            (heartbeat.timestamp, heartbeat.value) for heartbeat in hours.continued(newest, datetime.now(UTC))
-        ]
+        self.instance.tags |= self.mark_before(passed)
+        continued = hours.continued(self.heartbeats()[-1], datetime.now(UTC))
+        self._points().extend((heartbeat.timestamp, heartbeat.value) for heartbeat in continued)
         hours.agent_goes_on(guest, wrote, passed)
 
 
@@ -259,23 +206,11 @@ def alicloud_account(folder: Path) -> Iterator[Alicloud]:
             world.group(f"asg-{POOL}", 0, 2)
             instance = world.join(f"asg-{POOL}", _tags(template), spot=True, busy=False)
             metadata.answers = _metadata_of(instance, template.inputs)
-            environment = ENVIRON | {
-                session.ENDPOINT: api.url,
-                oss.ENDPOINT: endpoint,
-                ACCOUNT_ID: "1234567890123456",
-            }
-            yield Alicloud(
-                rehearsed,
-                metadata,
-                front,
-                actions,
-                instance,
-                base64.b64decode(template.inputs["userData"]).decode(),
-                _unpacked(rehearsed, folder / "function"),
-                environment,
-                s3,
-                hosts,
-            )
+            environment = {session.ENDPOINT: api.url, oss.ENDPOINT: endpoint, ACCOUNT_ID: "1234567890123456"}
+            user_data = base64.b64decode(template.inputs["userData"]).decode()
+            function = _unpacked(rehearsed, folder / "function")
+            common = (rehearsed, metadata, front, hosts, instance, user_data, s3)
+            yield Alicloud(*common, actions, function, ENVIRON | environment)
 
 
 def _tags(template: Any) -> dict[str, str]:
@@ -297,29 +232,24 @@ def _stored(endpoint: str, rehearsed: Rehearsed, buckets: list[str]) -> Any:
 
 def _metadata_of(instance: SimulatedInstance, declared: Mapping[str, Any]) -> Tree:
     """Paths of https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata."""
-    now = datetime.now(UTC)
-    role = declared["ramRoleName"]
-    keys = {
-        "Code": "Success",
-        "AccessKeyId": KEYS.id,
-        "AccessKeySecret": KEYS.secret,
-        "SecurityToken": KEYS.token,
-        "LastUpdated": f"{now:%Y-%m-%dT%H:%M:%SZ}",
-        "Expiration": f"{now + timedelta(hours=6):%Y-%m-%dT%H:%M:%SZ}",
-    }
+    keys = role_keys(KEYS, "AccessKeySecret", "SecurityToken")
     data = {
         "instance-id": instance.id,
         "instance/instance-type": declared["instanceType"],
         "region-id": REGION,
-        f"ram/security-credentials/{role}": json.dumps(keys),
+        f"ram/security-credentials/{declared['ramRoleName']}": json.dumps(keys),
     }
     return Tree({f"{LATEST}meta-data/{path}": value for path, value in data.items()})
 
 
-def _unpacked(rehearsed: Rehearsed, folder: Path) -> Path:
+def _function(rehearsed: Rehearsed) -> dict[str, Any]:
     (function,) = [resource for resource in rehearsed.of_type(FUNCTION) if resource.name.endswith("-reaper")]
+    return dict(function.inputs)
+
+
+def _unpacked(rehearsed: Rehearsed, folder: Path) -> Path:
     archive = folder.with_suffix(".zip")
-    archive.write_bytes(base64.b64decode(function.inputs["code"]["zipFile"]))
+    archive.write_bytes(base64.b64decode(_function(rehearsed)["code"]["zipFile"]))
     with zipfile.ZipFile(archive) as content:
         content.extractall(folder)
     return folder

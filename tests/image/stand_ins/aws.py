@@ -5,40 +5,35 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from moto.backends import get_backend
 
 from gpu_fleet_image.core import keys
-from gpu_fleet_image.core.handshake import PREFIX, Reply, key
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY
-from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
-from gpu_fleet_image.core.times import format_time, parse_time
 from gpu_fleet_image.instance.credentials.sessions import account_in
 from gpu_fleet_stacks.aws.submit import ACCOUNT_TAG
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.rehearsal import instances, sweeps
 from gpu_fleet_stacks.rehearsal.bucket_policies import conditions_left_out
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
-from gpu_fleet_stacks.rehearsal.metadata import MetadataService, metadata_service
+from gpu_fleet_stacks.rehearsal.metadata import metadata_service
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.rehearsal.program import Rehearsed, run_program
 from gpu_fleet_stacks.settings import stack_files
-from tests.image.plain_disk import PlainDisk
 from tests.image.stand_ins import ec2_metadata, hours
+from tests.image.stand_ins.account import Account
 from tests.image.stand_ins.hours import Heartbeat
-from tests.image.stand_ins.https_front import Forward, Front, RefusedError, Request, https_front
+from tests.image.stand_ins.https_front import Forward, RefusedError, Request, https_front
 from tests.image.stand_ins.signatures import Keys, SignatureError, check
-from tests.image.virtual_machine import Network, VirtualMachine
+from tests.image.virtual_machine import VirtualMachine
 from tests.stacks.judges import AwsJudge
 
 STACK, POOL, REGION = "aws-dev", "spot", "us-east-1"
-# The machine's network holds every address that it can reach.
-SUBNET, FRONT = "169.254.169.0/24", "169.254.169.100"
 SERVICES = ("autoscaling", "ec2", "monitoring", "s3", "ssm", "sts")
 # boto3 in us-east-1 uses S3's older name, which leads to that region
 # (docs.aws.amazon.com/AmazonS3/latest/userguide/VirtualHosting.html, "Legacy endpoints").
@@ -52,65 +47,24 @@ FIRMWARE_ID = "ec2e1916-9099-7caf-fd21-012345abcdef"
 
 
 @dataclass
-class Aws:
-    """The account, and the one instance that runs in it.
+class Aws(Account):
+    """The account, and the instance as moto's group launched it.
 
     Attributes:
         clients: a person's clients of moto, with keys of their own.
-        rehearsed: what the stack registered.
-        metadata: what the instance is told.
-        front: the endpoints as the instance sees them.
-        instance: the instance as moto's group launched it.
-        user_data: as the launch template has it, decoded.
         function: the sweep's, unpacked from the archive that the stack registered.
     """
 
     clients: RegionClients
-    rehearsed: Rehearsed
-    metadata: MetadataService
-    front: Front
-    instance: instances.LaunchedInstance
-    user_data: str
     function: sweeps.Function
-    hosts: tuple[str, ...] = field(default_factory=tuple)
-
-    def guest(self, disk: PlainDisk, folder: Path, more: Mapping[str, str | bytes]) -> VirtualMachine:
-        """A virtual machine with a copy of the disk, in this account's network.
-
-        Args:
-            disk: the plain one.
-            folder: for all that the machine writes.
-            more: path on the disk -> content, beside host names and authority.
-        """
-        hosts = "".join(f"{FRONT} {name}\n" for name in self.hosts)
-        files = {
-            "/etc/hosts": f"127.0.0.1 localhost\n{hosts}",
-            "/etc/ssl/certs/ca-certificates.crt": disk.certificates + self.front.authority,
-        }
-        forwards = {
-            (ec2_metadata.ADDRESS, 80): urlsplit(self.metadata.endpoint).port or 0,
-            (FRONT, 443): self.front.port,
-        }
-        firmware = {"uuid": FIRMWARE_ID, "serial": FIRMWARE_ID, "manufacturer": "Amazon EC2"}
-        return VirtualMachine(
-            disk.with_files(folder / "disk", files | more),
-            folder / "machine",
-            user_data=None,
-            network=Network(SUBNET, forwards),
-            firmware=firmware,
-        )
+    subnet, front_at, metadata_at = "169.254.169.0/24", "169.254.169.100", ec2_metadata.ADDRESS
+    firmware: ClassVar = {"uuid": FIRMWARE_ID, "serial": FIRMWARE_ID, "manufacturer": "Amazon EC2"}
 
     def heartbeats(self) -> list[Heartbeat]:
         """Every ``SecondsSinceActivity`` of the instance, oldest first."""
         found = self._published(METRIC_SECONDS_SINCE_ACTIVITY)
         # moto keeps naive UTC
         return [Heartbeat(datum.timestamp.replace(tzinfo=UTC), datum.value) for datum in found]
-
-    def acknowledged(self) -> bool:
-        """Whether the agent has said for the mark that everything is saved and nothing runs."""
-        bucket = self.rehearsed.outputs["bucket_uris"]["records"].removeprefix("s3://")
-        mark = parse_time(self.tags()[TAG_REAP_AFTER])
-        return said_idle(self.clients("s3"), bucket, self.instance.id, mark)
 
     def _published(self, metric: str) -> list[Any]:
         backend: Any = get_backend("cloudwatch")[self.clients.account_id][REGION]
@@ -133,13 +87,8 @@ class Aws:
 
     def publish_people(self, roster: str) -> None:
         """Put a roster where the stack's next `up` would."""
-        bucket = self.rehearsed.outputs["bucket_uris"]["records"].removeprefix("s3://")
-        self.clients("s3").put_object(Bucket=bucket, Key=keys.stored(keys.ACCOUNTS), Body=roster.encode())
-
-    def saved(self, name: str) -> bytes:
-        """A file of ``/scratch/keep`` as it lies in the data bucket."""
-        bucket = self.rehearsed.outputs["bucket_uris"]["data"].removeprefix("s3://")
-        return saved_in(self.clients("s3"), bucket, f"/{self.instance.id}/{name}")
+        key = keys.stored(keys.ACCOUNTS)
+        self.s3.put_object(Bucket=self.bucket("records"), Key=key, Body=roster.encode())
 
     def sweep(self) -> dict[str, Any]:
         """Run the sweep's function once, as Lambda does; its answer with each verdict."""
@@ -158,12 +107,7 @@ class Aws:
         newest = self.heartbeats()[-1]
         launched = instances.pictures(self.clients, STACK)[self.instance.id]["LaunchTime"]
         instances.date_back(self.clients, self.instance.id, launched.astimezone(UTC) - passed)
-        marked = {key: value for key, value in self.tags().items() if key in (TAG_IDLE_SINCE, TAG_REAP_AFTER)}
-        if marked:
-            moved = [
-                {"Key": key, "Value": format_time(parse_time(value) - passed)}
-                for key, value in marked.items()
-            ]
+        if moved := [{"Key": key, "Value": value} for key, value in self.mark_before(passed).items()]:
             self.clients("ec2").create_tags(Resources=[self.instance.id], Tags=moved)
         data = [
             {
@@ -214,7 +158,8 @@ def aws_account(folder: Path) -> Iterator[Aws]:
             role = template["IamInstanceProfile"]["Arn"].rpartition("/")[2]
             answers = ec2_metadata.tree(_metadata_of(instance), user_data, role, KEYS)
             function = sweeps.unpacked(rehearsed, folder / "function")
-            account = Aws(clients, rehearsed, metadata, front, instance, user_data, function, hosts)
+            common = (rehearsed, metadata, front, hosts, instance, user_data, clients("s3"))
+            account = Aws(*common, clients, function)
             metadata.answers = WithTags(answers, account.tags)
             yield account
 
@@ -241,20 +186,6 @@ def _metadata_of(instance: instances.LaunchedInstance) -> dict[str, str]:
         "placement/availability-zone": instance.zone,
         "placement/region": REGION,
     }
-
-
-def saved_in(s3: Any, bucket: str, ending: str) -> bytes:
-    """The only object of a bucket whose key ends so."""
-    listed = s3.list_objects_v2(Bucket=bucket).get("Contents", [])
-    (key,) = [stored_object["Key"] for stored_object in listed if stored_object["Key"].endswith(ending)]
-    return bytes(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
-
-
-def said_idle(s3: Any, bucket: str, instance_id: str, mark: datetime) -> bool:
-    """Whether an instance has answered a mark, under whatever name the cloud calls it."""
-    listed = s3.list_objects_v2(Bucket=bucket, Prefix=f"reaper/{PREFIX}/").get("Contents", [])
-    answer = key(instance_id, mark, Reply.IDLE).removeprefix(f"{PREFIX}/")
-    return any(stored_object["Key"].endswith(answer) for stored_object in listed)
 
 
 @dataclass(frozen=True)
@@ -310,12 +241,11 @@ class Rights:
             action = request.headers.get("x-amz-target", "").rpartition(".")[2]
             namespace = json.loads(request.body).get("Namespace", "")
             return [(f"cloudwatch:{action}", "*", {"cloudwatch:namespace": namespace})]
+        asked = dict(parse_qsl(request.body.decode(), keep_blank_values=True))
         if service == "sts":
-            asked = dict(parse_qsl(request.body.decode()))
             # what gives users credentials; GetCallerIdentity needs no permission
             actions = ("sts:AssumeRole", "sts:TagSession") if asked["Action"] == "AssumeRole" else ()
             return [(action, asked["RoleArn"], {}) for action in actions]
-        asked = dict(parse_qsl(request.body.decode(), keep_blank_values=True))
         if service == "ec2" and asked.get("Action") in ("CreateTags", "DeleteTags"):
             return self._asked_of_tags(asked)
         raise RefusedError(f"{service}: nothing on an idle instance asks it for anything")
@@ -338,18 +268,10 @@ class Rights:
         if place.path in ("", "/"):
             query = dict(parse_qsl(place.query))
             return [("s3:ListBucket", bucket, {"s3:prefix": query.get("prefix", "")})]
-        actions = {
-            "GET": ("s3:GetObject", "kms:Decrypt"),
-            "HEAD": ("s3:GetObject", "kms:Decrypt"),
-            "PUT": ("s3:PutObject", "kms:GenerateDataKey"),
-            "POST": ("s3:PutObject", "kms:GenerateDataKey"),
-        }
-        action, on_key = actions[request.method]
+        reads, writes = ("s3:GetObject", "kms:Decrypt"), ("s3:PutObject", "kms:GenerateDataKey")
+        action, on_key = {"GET": reads, "HEAD": reads, "PUT": writes, "POST": writes}[request.method]
         via = {"kms:ViaService": f"s3.{REGION}.amazonaws.com"}
-        return [
-            (action, f"{bucket}{unquote(place.path)}", {}),
-            (on_key, self._registered.key, via),
-        ]
+        return [(action, f"{bucket}{unquote(place.path)}", {}), (on_key, self._registered.key, via)]
 
 
 def _route(endpoint: str, rights: Rights) -> Callable[[Request], Forward]:

@@ -38,16 +38,7 @@ def tree(instance: Mapping[str, str], user_data: str, role: str, keys: Keys) -> 
         role: the role's name.
         keys: the role's for now.
     """
-    now = datetime.now(UTC)
-    credentials = {
-        "Code": "Success",
-        "LastUpdated": f"{now:%Y-%m-%dT%H:%M:%SZ}",
-        "Type": "AWS-HMAC",
-        "AccessKeyId": keys.id,
-        "SecretAccessKey": keys.secret,
-        "Token": keys.token,
-        "Expiration": f"{now + timedelta(hours=6):%Y-%m-%dT%H:%M:%SZ}",
-    }
+    credentials = {"Type": "AWS-HMAC", **role_keys(keys, "SecretAccessKey", "Token")}
     document = {
         "accountId": "123456789012",
         "architecture": "x86_64",
@@ -66,3 +57,16 @@ def tree(instance: Mapping[str, str], user_data: str, role: str, keys: Keys) -> 
             f"{LATEST}user-data": user_data,
         }
     )
+
+
+def role_keys(keys: Keys, secret_name: str, token_name: str) -> dict[str, str]:
+    """What a metadata service says of a role's keys."""
+    now = datetime.now(UTC)
+    return {
+        "Code": "Success",
+        "AccessKeyId": keys.id,
+        secret_name: keys.secret,
+        token_name: keys.token,
+        "LastUpdated": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        "Expiration": f"{now + timedelta(hours=6):%Y-%m-%dT%H:%M:%SZ}",
+    }

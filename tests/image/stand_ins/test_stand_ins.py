@@ -4,7 +4,8 @@ import http.client
 import socket
 import ssl
 from contextlib import nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import boto3
 import pytest
@@ -15,7 +16,7 @@ from gpu_fleet_stacks.settings import stack_files
 from tests.answering import answering
 from tests.image import alicloud_server
 from tests.image.alicloud_server import serving
-from tests.image.stand_ins import alicloud, aws, ec2_metadata, hours
+from tests.image.stand_ins import alicloud, aws, ec2_metadata
 from tests.image.stand_ins.https_front import Forward, RefusedError, Request, https_front
 from tests.image.stand_ins.signatures import Keys
 from tests.stacks.registrations import stood
@@ -32,22 +33,18 @@ INSTANCE = {
 }
 
 
-def echo():
-    """A service that answers with what it was asked."""
-    return answering(lambda asked: (200, {}, f"{asked.path} {asked.body.decode()}".encode()))
-
-
 @pytest.fixture
 def front(tmp_path):
-    with echo() as endpoint:
+    """A front of a service that answers with what it was asked."""
 
-        def route(request):
-            if request.target == "/secret":
-                raise RefusedError("not for you")
-            return Forward(endpoint, f"/{request.host.partition('.')[0]}{request.target}")
+    def route(request):
+        if request.target == "/secret":
+            raise RefusedError("not for you")
+        return Forward(endpoint, f"/{request.host.partition('.')[0]}{request.target}")
 
-        with https_front(tmp_path, [NAME], route) as front:
-            yield front
+    echo = answering(lambda asked: (200, {}, f"{asked.path} {asked.body.decode()}".encode()))
+    with echo as endpoint, https_front(tmp_path, [NAME], route) as front:
+        yield front
 
 
 def put(front, target, name=NAME, **options):
@@ -62,13 +59,13 @@ def put(front, target, name=NAME, **options):
     return answer.status, answer.read().decode()
 
 
-def test_a_request_to_a_real_name_reaches_what_stands_in_for_it(front):
-    assert put(front, "/key", body=b"content") == (200, "/records/key content")
+def test_a_request_to_a_real_name_reaches_what_stands_in_for_it_also_in_chunks(front):
+    for body in (b"content", iter([b"con", b"tent"])):
+        assert put(front, "/key", body=body, encode_chunked=body != b"content") == (
+            200,
+            "/records/key content",
+        )
     assert front.hosts() == {NAME}
-
-
-def test_a_body_in_chunks_arrives_whole(front):
-    assert put(front, "/key", body=iter([b"con", b"tent"]), encode_chunked=True)[1] == "/records/key content"
 
 
 def test_what_is_refused_is_noted_with_its_reason(front):
@@ -83,34 +80,20 @@ def test_a_name_that_the_certificate_is_not_for_is_no_service(front):
     assert front.handled == []
 
 
-@pytest.fixture
-def tree():
-    return ec2_metadata.tree(INSTANCE, "#cloud-config\n", "role", Keys("ASIA", "secret", "token"))
+def test_every_version_of_the_metadata_lists_and_answers_what_is_there_and_nothing_else():
+    answers = {
+        "/2021-03-23/meta-data/instance-id": "i-1",
+        "/2009-04-04/user-data": "#cloud-config\n",
+        "/latest/meta-data/placement/": "availability-zone\nregion",
+        "/latest/meta-data/iam/security-credentials/": "role",
+        "/latest/meta-data/": "ami-id\niam/\ninstance-id\ninstance-type\nplacement/",
+        "/latest/meta-data/spot/instance-action": None,
+        "/latest/meta-data/inst": None,
+    }
 
+    tree = ec2_metadata.tree(INSTANCE, "#cloud-config\n", "role", Keys("ASIA", "secret", "token"))
 
-def test_every_version_of_the_metadata_answers_like_the_latest(tree):
-    assert tree.get("/2021-03-23/meta-data/instance-id") == tree.get("/latest/meta-data/instance-id") == "i-1"
-    assert tree.get("/2009-04-04/user-data") == "#cloud-config\n"
-
-
-def test_a_folder_of_the_metadata_lists_what_is_in_it(tree):
-    assert tree.get("/latest/meta-data/placement/") == "availability-zone\nregion"
-    assert tree.get("/latest/meta-data/iam/security-credentials/") == "role"
-    assert "placement/" in tree.get("/latest/meta-data/").split("\n")
-
-
-def test_what_is_not_there_is_not_listed(tree):
-    assert tree.get("/latest/meta-data/spot/instance-action") is None
-    assert tree.get("/latest/meta-data/inst") is None
-
-
-def test_a_heartbeat_a_minute_fills_the_hours_that_passed():
-    found = hours.continued(hours.Heartbeat(NOON, 40.0), NOON + timedelta(minutes=2, seconds=30))
-
-    assert [(datapoint.timestamp - NOON, datapoint.value) for datapoint in found] == [
-        (timedelta(minutes=1), 100.0),
-        (timedelta(minutes=2), 160.0),
-    ]
+    assert {path: tree.get(path) for path in answers} == answers
 
 
 def test_the_account_of_the_first_boot_answers_what_an_agent_asks_there():
@@ -126,7 +109,7 @@ def test_the_account_of_the_first_boot_answers_what_an_agent_asks_there():
     }
     with serving(actions) as server:
         clients = alicloud_server.clients(server)
-        notices = agent.Notices(NoNotice(), clients, instance.id, lambda: NOON)
+        notices = agent.Notices(Mock(get=lambda _: None), clients, instance.id, lambda: NOON)
         agent.CloudMonitor(clients.cms, "test").put_metric_data(MetricData=[datum])
 
         assert notices.find() is None
@@ -134,13 +117,6 @@ def test_the_account_of_the_first_boot_answers_what_an_agent_asks_there():
         assert notices.mark() == datetime(2026, 11, 22, 5, tzinfo=UTC)
         assert set(server.asked) == {"PutCustomMetric", "DescribeScalingInstances", "DescribeInstances"}
     assert [value for _, value in actions.metrics["SecondsSinceActivity_test", instance.id]] == [1.0]
-
-
-class NoNotice:
-    """A metadata service that tells of no spot notice."""
-
-    def get(self, _):
-        return None
 
 
 def test_an_instance_reads_its_tags_as_they_are_now():

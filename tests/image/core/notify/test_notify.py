@@ -20,19 +20,19 @@ from gpu_fleet_image.instance.agent.users import LONGEST
 from gpu_fleet_image.providers.aws.notify import Topic
 from tests.image.situations import NOW, POLICY, make_instance
 
-SWEEPS_A_DAY = 144
-
 
 def roster_of(users=None, operators=(), sender=None, webhooks=()):
     return Roster(users or {}, operators, sender, webhooks)
 
 
 class Sns:
-    """Fake of SNS that accepts only valid calls of Publish."""
+    """Fake of SNS that accepts only valid calls of Publish; some subscribers never confirmed."""
 
-    def __init__(self, subscriptions=()):
+    def __init__(self, *confirmed, pending=()):
         self.subjects, self.messages, self.users = [], [], []
-        self.subscriptions = subscriptions
+        arns = dict.fromkeys(pending, "PendingConfirmation")
+        arns |= dict.fromkeys(confirmed, "arn:aws:sns:us-east-1:123456789012:alarms:1")
+        self.subscriptions = [{"Endpoint": each, "SubscriptionArn": arn} for each, arn in arns.items()]
 
     def publish(self, TopicArn, Subject, Message, MessageAttributes=None):  # noqa: N803 - boto3's names
         assert Subject.isascii()
@@ -49,14 +49,6 @@ class Sns:
         page = self.subscriptions[at : at + 1]
         more = {"NextToken": str(at + 1)} if at + 1 < len(self.subscriptions) else {}
         return {"Subscriptions": page, **more}
-
-
-def confirmed(address):
-    return {"Endpoint": address, "SubscriptionArn": "arn:aws:sns:us-east-1:123456789012:alarms:1"}
-
-
-def pending(address):
-    return {"Endpoint": address, "SubscriptionArn": "PendingConfirmation"}
 
 
 @dataclass
@@ -85,21 +77,26 @@ class Team:
         return Reach(lambda: self.roster, users, mail, lambda name: f"https://{name}.example.com/x", post)
 
 
+def notifier(sns=None, reach=None, deadline=None):
+    return Notifier(Topic(sns or Sns(), Calls(lambda: NOW, deadline=deadline), "arn:aws:sns:::alarms"), reach)
+
+
 def announce(team, sns, *instance_ids, deadline=None, **reach):
     """Announce the marks of these instances, with some channels to users replaced."""
-    topic = Topic(sns, Calls(lambda: NOW, deadline=deadline), "arn:aws:sns:::alarms")
-    decisions = [
-        Decision(make_instance(instance_id, tags={"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
-        for instance_id in instance_ids
-    ]
-    return Notifier(topic, replace(team.reach(), **reach)).announce("aws-dev", decisions)
+    decisions = [owned("vision", instance_id) for instance_id in instance_ids]
+    return notifier(sns, replace(team.reach(), **reach), deadline).announce("aws-dev", decisions)
+
+
+def owned(owner, instance_id="i-1"):
+    return Decision(make_instance(instance_id, tags={"gpu-fleet:owner": owner}), Verdict.MARK, "idle")
 
 
 def ids(decisions):
     return [decision.instance.id for decision in decisions]
 
 
-PEOPLE = {"ada": "ada@example.com", "grace": "grace@example.com", "vision": "lead@example.com"}
+ADA, GRACE, LEAD, OPS = (f"{name}@example.com" for name in ("ada", "grace", "lead", "ops"))
+PEOPLE = {"ada": ADA, "grace": GRACE, "vision": LEAD}
 SENDER = "fleet@example.com"
 ROOMS = tuple(Webhook("slack", f"team-{name}") for name in "abc")
 ON_I1 = {"i-1": ["ada:login"]}
@@ -111,22 +108,20 @@ def test_each_user_gets_one_mail_of_their_own_instances_with_who_was_seen_and_th
 
     announced = announce(team, Sns(), "i-1", "i-2")
 
-    mails = dict(team.mails)
-    assert len(team.mails) == 3
-    assert list(mails) == ["ada@example.com", "grace@example.com", "lead@example.com"]
-    assert "- i-1 " in mails["ada@example.com"]
-    assert "owner: vision; seen: ada logged in and owned processes" in mails["ada@example.com"]
-    assert "- i-2 " in mails["ada@example.com"]
-    assert "i-1 " not in mails["grace@example.com"]
-    assert "owner: vision; seen: grace owned processes, ada launched a job" in mails["grace@example.com"]
-    assert "gpu-fleet keep 8h --reason" in mails["grace@example.com"]
-    assert "gpu-fleet release --instance i-2 --stack aws-dev" in mails["grace@example.com"]
+    (_, adas), (_, graces), _ = team.mails
+    assert [address for address, _ in team.mails] == [ADA, GRACE, LEAD]
+    assert "- i-1 " in adas
+    assert "owner: vision; seen: ada logged in and owned processes" in adas
+    assert "- i-2 " in adas
+    assert "i-1 " not in graces
+    assert "owner: vision; seen: grace owned processes, ada launched a job" in graces
+    assert "gpu-fleet keep 8h --reason" in graces
+    assert "gpu-fleet release --instance i-2 --stack aws-dev" in graces
     assert (ids(announced.notified), announced.unreached, announced.problems) == (["i-1", "i-2"], {}, [])
 
 
 def test_the_topic_learns_which_users_a_message_is_for_once_for_each_owner():
-    sns = Sns([confirmed("ada@example.com"), confirmed("lead@example.com"), confirmed("grace@example.com")])
-    users = {"i-1": ["ada:login"], "i-2": ["grace:login"]}
+    sns, users = Sns(ADA, LEAD, GRACE), ON_I1 | {"i-2": ["grace:login"]}
 
     announced = announce(Team(roster_of(PEOPLE), users), sns, "i-1", "i-2")
 
@@ -135,18 +130,16 @@ def test_the_topic_learns_which_users_a_message_is_for_once_for_each_owner():
 
 
 def test_who_never_confirmed_is_named_though_the_owner_was_reached():
-    sns = Sns([confirmed("lead@example.com"), pending("ada@example.com"), confirmed("grace@example.com")])
-
-    announced = announce(Team(roster_of(PEOPLE), ON_I1), sns, "i-1")
+    announced = announce(Team(roster_of(PEOPLE), ON_I1), Sns(LEAD, GRACE, pending=[ADA]), "i-1")
 
     assert ids(announced.notified) == ["i-1"]
     assert announced.unreached == {"ada": "ada@example.com has not confirmed its subscription to the topic"}
 
 
 def test_a_grace_period_does_not_begin_while_no_recipient_listens():
-    sns = Sns([pending("ada@example.com"), pending("ops@example.com")])
+    team = Team(roster_of({"ada": ADA}, (OPS,)), ON_I1)
 
-    announced = announce(Team(roster_of({"ada": "ada@example.com"}, ("ops@example.com",)), ON_I1), sns, "i-1")
+    announced = announce(team, Sns(pending=[ADA, OPS]), "i-1")
 
     assert announced.notified == []
     assert announced.problems == ["owner vision not notified of i-1: nobody is subscribed"]
@@ -155,11 +148,11 @@ def test_a_grace_period_does_not_begin_while_no_recipient_listens():
 
 def test_operators_who_hear_nothing_are_an_alert_though_a_user_was_reached():
     refused = ClientError({"Error": {"Code": "AuthorizationError", "Message": "no"}}, "Publish")
-    silent = Sns([confirmed("ops@example.com")])
+    silent = Sns(OPS)
     silent.publish = Mock(side_effect=refused, __name__="publish")
-    team = Team(roster_of(PEOPLE, ("ops@example.com",), SENDER), ON_I1)
+    team = Team(roster_of(PEOPLE, (OPS,), SENDER), ON_I1)
 
-    announced = [announce(team, sns, "i-1") for sns in (Sns([pending("ops@example.com")]), silent)]
+    announced = [announce(team, sns, "i-1") for sns in (Sns(pending=[OPS]), silent)]
 
     assert [(ids(each.notified), list(each.unreached)) for each in announced] == [
         (["i-1"], ["the operators"])
@@ -168,7 +161,7 @@ def test_operators_who_hear_nothing_are_an_alert_though_a_user_was_reached():
 
 
 def test_a_user_reached_on_one_instance_begins_no_grace_period_of_another():
-    team = Team(roster_of({"ada": "ada@example.com"}, sender=SENDER), ON_I1)
+    team = Team(roster_of({"ada": ADA}, sender=SENDER), ON_I1)
 
     announced = announce(team, Sns(), "i-1", "i-2")
 
@@ -177,9 +170,9 @@ def test_a_user_reached_on_one_instance_begins_no_grace_period_of_another():
 
 
 def test_a_login_name_without_an_address_is_reported_to_the_operators_and_fails_nothing():
-    sns = Sns([confirmed("Ops@example.com")])
+    sns = Sns("Ops@example.com")
 
-    announced = announce(Team(roster_of({}, ("ops@example.com",)), {"i-1": ["stranger:login"]}), sns, "i-1")
+    announced = announce(Team(roster_of({}, (OPS,)), {"i-1": ["stranger:login"]}), sns, "i-1")
 
     assert (ids(announced.notified), announced.problems) == (["i-1"], [])
     assert announced.unreached == {"stranger": "has no address in notify.users"}
@@ -187,11 +180,11 @@ def test_a_login_name_without_an_address_is_reported_to_the_operators_and_fails_
 
 
 def test_a_mail_that_is_refused_leaves_the_others_and_is_named():
-    team = Team(roster_of(PEOPLE, sender=SENDER), {"i-1": ["ada:login", "grace:login"]}, ("ada@example.com",))
+    team = Team(roster_of(PEOPLE, sender=SENDER), {"i-1": ["ada:login", "grace:login"]}, (ADA,))
 
     announced = announce(team, Sns(), "i-1")
 
-    assert [address for address, _ in team.mails] == ["grace@example.com", "lead@example.com"]
+    assert [address for address, _ in team.mails] == [GRACE, LEAD]
     assert announced.unreached == {"ada": "SendEmail: MessageRejected: ada@example.com"}
 
 
@@ -227,25 +220,20 @@ def test_rooms_hear_one_message_a_sweep_and_one_without_it_is_named_without_its_
     assert ids(announced.notified) == ["i-1", "i-2"]
 
 
-def test_a_room_is_no_word_for_instances_that_its_message_does_not_name():
-    team = Team(roster_of({}, webhooks=ROOMS[:1]))
-    many = [f"i-{number:03d}" for number in range(130)]
+LONG_WORDS = " ".join(f"{'x' * 24}{number}:launch+login+process" for number in range(8))[:LONGEST].split()
+
+
+@pytest.mark.parametrize(("words", "least"), [([], 13), (LONG_WORDS, 1)], ids=["plain", "the longest lines"])
+def test_a_room_is_no_word_for_instances_that_its_message_does_not_name(words, least):
+    many = {f"i-{number:018d}": words for number in range(130)}
+    team = Team(roster_of({}, webhooks=ROOMS[:1]), many)
 
     announced = announce(team, Sns(), *many)
 
     ((_, message),) = team.posts
     assert ids(announced.notified) == [instance for instance in many if instance in message]
-    assert 12 < len(announced.notified) < 130
+    assert least <= len(announced.notified) < 130
     assert len(message) < LONGEST_TEXT
-
-
-def test_the_longest_lines_leave_a_rooms_message_whole():
-    words = " ".join([f"{'x' * 24}{number}:launch+login+process" for number in range(8)])[:LONGEST].split()
-    team = Team(roster_of({}, webhooks=ROOMS[:1]), {f"i-{number:018d}": words for number in range(130)})
-
-    announce(team, Sns(), *team.users)
-
-    assert len(team.posts[0][1]) < LONGEST_TEXT
 
 
 def test_what_an_instance_says_of_its_users_forges_no_line_and_floods_no_mail():
@@ -281,13 +269,9 @@ def test_a_roster_that_no_stack_writes_is_refused(content):
 
 
 def test_an_owner_whose_name_fits_no_subject_is_notified_all_the_same():
-    names = ["ada\nlovelace", "tab\there", "ü" * 256, "x" * 256, "\x7f"]
-    topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
-    instances = [
-        Decision(make_instance(tags={"gpu-fleet:owner": name}), Verdict.MARK, "idle") for name in names
-    ]
+    instances = [owned(name) for name in ("ada\nlovelace", "tab\there", "ü" * 256, "x" * 256, "\x7f")]
 
-    announced = [Notifier(topic).announce("aws-dev", [instance]) for instance in instances]
+    announced = [notifier().announce("aws-dev", [instance]) for instance in instances]
 
     assert [(each.notified, each.problems) for each in announced] == [([each], []) for each in instances]
 
@@ -298,7 +282,7 @@ ALERT = Decision(make_instance(), Verdict.KEEP_UNKNOWN, "a sensor failed", alert
 def test_an_instance_that_is_unknown_every_other_sweep_is_reported_once_a_day():
     memory, mails = {}, 0
 
-    for number in range(SWEEPS_A_DAY):
+    for number in range(144):
         decisions = [replace(ALERT, alert=bool(number % 2))]
         due, memory = due_alerts(decisions, memory, NOW + number * timedelta(minutes=10))
         mails += bool(due)
@@ -315,8 +299,8 @@ def test_what_was_reported_is_forgotten_once_it_may_be_reported_again():
 
 
 def test_a_subject_says_whose_instances_and_a_message_how_to_name_each():
-    sns = Sns([confirmed("ops@example.com")])
-    team = Team(roster_of(operators=("ops@example.com",), webhooks=ROOMS[:1]))
+    sns = Sns(OPS)
+    team = Team(roster_of(operators=(OPS,), webhooks=ROOMS[:1]))
 
     announce(team, sns, "i-1")
     announce(team, sns, "i-1", "i-2")
@@ -330,8 +314,7 @@ def test_a_subject_says_whose_instances_and_a_message_how_to_name_each():
 
 def mails_of_marking(team, notified_at):
     """Return the number of mails after one more mark of the same idle instance."""
-    topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
-    tools = Tools(Mock(), Notifier(topic, team.reach()), None, POLICY, lambda: NOW)
+    tools = Tools(Mock(), notifier(reach=team.reach()), None, POLICY, lambda: NOW)
     hour, before = timedelta(hours=1), len(team.mails)
     found = Decision(make_instance("i-1"), Verdict.MARK, "idle", idle_since=NOW - hour, reap_after=NOW + hour)
     mark(tools, Plan((found,)), NOW, notified_at, Done())

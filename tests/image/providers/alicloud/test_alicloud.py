@@ -1,8 +1,9 @@
 """The sweep's module for Alibaba Cloud, by the real SDK against a local server: pages, limits, refusals."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
 from unittest.mock import Mock, call
@@ -28,9 +29,7 @@ from gpu_fleet_image.providers.alicloud.orphaned_resources import OrphanedResour
 from gpu_fleet_image.providers.alicloud.oss import OssStore
 from gpu_fleet_image.providers.alicloud.session import ATTEMPTS, flat, host_inside, host_of
 from gpu_fleet_image.providers.aws import connect as aws_connect
-from gpu_fleet_image.providers.aws import instances as aws
-from gpu_fleet_image.providers.aws import metrics as aws_metrics
-from gpu_fleet_image.providers.aws import orphaned_resources as aws_orphans
+from tests.image import alicloud_world
 from tests.image.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
 from tests.image.alicloud_world import Actions, Bucket
 from tests.image.situations import TAGS, make_instance
@@ -43,43 +42,44 @@ CLOUD = {"cloud": "alicloud", "region": "cn-wulanchabu"}
 POLICY = policy(top=CLOUD, idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30)
 
 
-class Stage:
-    """A world behind a server, with a sweep's clients."""
-
-    def __init__(self, server, world):
-        self.server, self.world = server, world
-        self.actions = server.actions
-        self.calls = Calls(world.clock)
-        self.clients = clients(server)
-        self.instances = Instances(self.clients, self.calls, STACK)
-        self.heartbeats = Heartbeats(self.clients.cms, self.calls, STACK, lambda: "1")
-
-
 @pytest.fixture
 def stage():
+    """A world behind a server, with a sweep's clients."""
     world = World()
     with serving(Actions(world)) as server:
-        yield Stage(server, world)
+        made, calls = clients(server), Calls(world.clock)
+        yield SimpleNamespace(
+            server=server,
+            world=world,
+            actions=server.actions,
+            calls=calls,
+            clients=made,
+            instances=Instances(made, calls, STACK),
+            heartbeats=Heartbeats(made.cms, calls, STACK, lambda: "1"),
+        )
 
 
-def idle_world(count=2, **pool):
+def idle_world(count=2):
     world = World()
     world.group("pool", min_size=0)
     for _ in range(count):
         world.join("pool", TAGS, busy=False)
     world.pass_minutes(90)
-    return world, policy(
-        top=CLOUD, **{"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30} | pool
-    )
+    return world
 
 
-def sweep_until_they_go(world, checked):
+def sweep_until_they_go(world):
     for _ in range(4):
-        result = sweep_world(world, checked, override_breaker=True)
+        result = sweep_world(world, POLICY, override_breaker=True)
         world.pass_minutes(10)
         if result.done.ended or result.done.failures:
             return result
     return result
+
+
+def refusing(code, status=400):
+    """An action that refuses."""
+    return Mock(side_effect=RefusedError(code, status))
 
 
 # what is asked, and how often
@@ -94,15 +94,10 @@ def test_every_page_of_instances_is_read(stage):
 
 
 def test_a_throttled_call_is_made_again_and_each_try_counts(stage):
-    answers = iter([RefusedError("Throttling.User"), RefusedError("Throttling.User"), None])
-    plain = stage.actions.describe_instances
+    answer = stage.actions.describe_instances({"MaxResults": 100})
+    throttled = RefusedError("Throttling.User")
+    stage.actions.describe_instances = Mock(side_effect=[throttled, throttled, answer])
 
-    def describe(ask):
-        if (refused := next(answers)) is not None:
-            raise refused
-        return plain(ask)
-
-    stage.actions.describe_instances = describe
     stage.instances.fleet()
 
     assert stage.server.asked["DescribeInstances"] == 3
@@ -162,75 +157,69 @@ def test_a_dry_run_changes_nothing(stage):
     assert not stage.server.asked
 
 
-def notifier(stage, roster, users=("ada:login",)):
-    """Return the notifier of the sweep's function, with a roster and the users of ``i-1`` in the records."""
+IDLE = Decision(make_instance("i-1", tags=TAGS | {"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
+MAILED = {"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com"}
+
+
+def announced(stage, roster, users=("ada:login",)):
+    """Announce by the notifier of the sweep's function, with a roster and the users of ``i-1``."""
     store = OssStore(Bucket(stage.world), stage.calls, "oss://records/reaper")
-    store.put("roster.json", {"users": {}, "operators": [], "sender": None, "webhooks": []})
-    store.put("roster.json", {"operators": ["ops@example.com"], **roster})
+    nobody = {"users": {}, "operators": ["ops@example.com"], "sender": None, "webhooks": []}
+    for content in (nobody, nobody | roster):
+        store.put("roster.json", content)
     store.put("users/dev/i-1.json", {"users": users})
+    stage.actions.put_custom_metric = lambda _: {}
     checked = policy(top=CLOUD | {"notify_users": True})
     environ = {"GPU_FLEET_LEDGER_URI": "oss://records/reaper", "GPU_FLEET_ACCOUNT_ID": "1"}
     made = replace(stage.clients, s3=Bucket(stage.world))
-    return alicloud_connect.connect(checked, stage.calls, environ, made).notifier
-
-
-IDLE = Decision(make_instance("i-1", tags=TAGS | {"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
+    return alicloud_connect.connect(checked, stage.calls, environ, made).notifier.announce("test", [IDLE])
 
 
 def test_those_whom_the_agent_named_are_mailed_by_direct_mail(stage):
-    asked = []
-    stage.actions.single_send_mail = lambda ask: asked.append(ask) or {"EnvId": "1"}
-    stage.actions.put_custom_metric = lambda _: {}
-    people = {"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com", "webhooks": []}
+    stage.actions.single_send_mail = mail = Mock(return_value={"EnvId": "1"})
 
-    announced = notifier(stage, people).announce("test", [IDLE])
+    done = announced(stage, MAILED)
 
-    ((account, to, kind, reply),) = [
-        (ask["AccountName"], ask["ToAddress"], ask["AddressType"], ask["ReplyToAddress"]) for ask in asked
-    ]
-    assert (account, to, kind, reply) == ("fleet@mail.example.com", "ada@example.com", "1", "false")
-    assert "gpu-fleet keep 8h" in asked[0]["TextBody"]
-    assert (announced.notified, announced.unreached) == ([IDLE], {})
+    (asked,) = mail.call_args.args
+    assert (
+        asked
+        | {
+            "AccountName": "fleet@mail.example.com",
+            "ToAddress": "ada@example.com",
+            "AddressType": "1",
+            "ReplyToAddress": "false",
+        }
+        == asked
+    )
+    assert "gpu-fleet keep 8h" in asked["TextBody"]
+    assert (mail.call_count, done.notified, done.unreached) == (1, [IDLE], {})
 
 
 def test_a_mail_that_direct_mail_refuses_names_the_user(stage):
-    def refuse(_):
-        raise RefusedError("InvalidMailAddress.NotFound", 404)
+    stage.actions.single_send_mail = refusing("InvalidMailAddress.NotFound", 404)
 
-    stage.actions.single_send_mail = refuse
-    stage.actions.put_custom_metric = lambda _: {}
-    people = {"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com", "webhooks": []}
+    done = announced(stage, MAILED)
 
-    announced = notifier(stage, people).announce("test", [IDLE])
-
-    assert list(announced.unreached) == ["ada"]
-    assert "SingleSendMail: InvalidMailAddress.NotFound" in announced.unreached["ada"]
-    assert announced.notified == [IDLE], "operators hear the alarm"
+    assert list(done.unreached) == ["ada"]
+    assert "SingleSendMail: InvalidMailAddress.NotFound" in done.unreached["ada"]
+    assert done.notified == [IDLE], "operators hear the alarm"
 
 
 @pytest.mark.parametrize("users", [7, "ada:login", [7, None, {}], {"ada": 1}])
 def test_whatever_an_instance_writes_of_its_users_the_operators_are_notified(stage, users):
-    stage.actions.put_custom_metric = lambda _: {}
-    notifier_of_stage = notifier(stage, {"users": {}, "sender": None, "webhooks": []}, users)
+    done = announced(stage, {}, users)
 
-    announced = notifier_of_stage.announce("test", [IDLE])
-
-    assert (announced.notified, announced.unreached) == ([IDLE], {})
+    assert (done.notified, done.unreached) == ([IDLE], {})
 
 
 def test_a_webhooks_address_is_read_from_its_secret_and_never_shown(stage, caplog):
-    asked = []
-    stage.actions.get_secret_value = lambda ask: (
-        asked.append(ask["SecretName"]) or {"SecretData": "http://S3CRET"}
-    )
-    stage.actions.put_custom_metric = lambda _: {}
-    rooms = {"users": {}, "sender": None, "webhooks": [{"kind": "dingtalk", "secret": "rooms/vision"}]}
+    stage.actions.get_secret_value = secret = Mock(return_value={"SecretData": "http://S3CRET"})
 
-    announced = notifier(stage, rooms).announce("test", [IDLE])
+    done = announced(stage, {"webhooks": [{"kind": "dingtalk", "secret": "rooms/vision"}]})
 
-    assert asked == ["rooms/vision"]
-    assert "the secret must hold an https address" in announced.unreached["dingtalk webhook 'rooms/vision'"]
-    assert "S3CRET" not in caplog.text + str(announced)
+    assert secret.call_args.args[0]["SecretName"] == "rooms/vision"
+    assert "the secret must hold an https address" in done.unreached["dingtalk webhook 'rooms/vision'"]
+    assert "S3CRET" not in caplog.text + str(done)
 
 
 def test_tags_go_to_instances_disks_and_addresses_in_their_own_ways(stage):
@@ -253,19 +242,13 @@ def test_tags_go_to_instances_disks_and_addresses_in_their_own_ways(stage):
 def test_every_numbered_page_is_read_and_an_empty_one_ends_it_whatever_the_total_says(stage):
     for number in range(120):
         stage.world.group(f"g-{number}", min_size=0)
-    assert len(stage.instances.fleet().groups) == 120
+    assert [group.pool for group in stage.instances.fleet().groups] == ["dev"] * 120
     assert stage.server.asked["DescribeScalingGroups"] == 3
     plain = stage.actions.describe_scaling_groups
     stage.actions.describe_scaling_groups = lambda ask: plain(ask) | {"TotalCount": 1000}
 
     assert len(stage.instances.fleet().groups) == 120
     assert stage.server.asked["DescribeScalingGroups"] == 3 + 4
-
-
-def test_a_group_s_pool_is_read_from_its_tag(stage):
-    stage.world.group("g-1", min_size=0)
-
-    assert [group.pool for group in stage.instances.fleet().groups] == ["dev"]
 
 
 def test_parameters_are_flattened_as_rpc_wants_them_and_read_back():
@@ -301,21 +284,10 @@ def test_an_instance_asks_inside_its_network_where_that_has_a_name():
     assert {known: host_inside("Cms", "cn-beijing", known.__contains__) for known in hosts} == hosts
 
 
-def test_both_clouds_have_the_same_classes_and_functions():
-    pairs = [
-        (Instances, aws.Instances),
-        (Heartbeats, aws_metrics.Heartbeats),
-        (OrphanedResources, aws_orphans.OrphanedResources),
-    ]
+def test_both_clouds_have_the_same_functions():
     names = ("connect", "instances", "bucket_client", "caller", "account_id")
 
-    assert [own for own, other in pairs if public(own) != public(other)] == []
     assert all(callable(getattr(each, name)) for each in (aws_connect, alicloud_connect) for name in names)
-
-
-def public(kind):
-    """Return the public names of a class and of its bases."""
-    return {name for part in kind.__mro__[:-1] for name in vars(part) if not name.startswith("_")}
 
 
 # instances
@@ -332,63 +304,47 @@ def described(**changes):
     return instance_of(raw | changes)
 
 
-def test_an_instance_counts_as_started_at_the_end_of_the_minute_that_is_reported_of_its_last_start():
-    starts = {"2026-03-02T08:00Z": 0, "2026-03-05T08:00Z": 3, "": 0}
-
-    assert {at: described(StartTime=at).launched_at for at in starts} == {
-        at: EPOCH + timedelta(days=days, minutes=1) for at, days in starts.items()
-    }
+def locks(reason):
+    return {"OperationLocks": {"LockReason": [{"LockReason": reason}]}}
 
 
-def test_what_the_cloud_itself_would_not_let_go_is_locked():
-    def why(*reasons, **more):
-        return described(
-            OperationLocks={"LockReason": [{"LockReason": each} for each in reasons]}, **more
-        ).locked
+def noted(at, status="Stopped"):
+    """What ECS says of an instance on which the sweep has noted its stop."""
+    return {"Status": status, "Tags": {"Tag": [{"TagKey": TAG_STOPPED_AT, "TagValue": at}]}}
 
-    assert why("financial") == "locked by the cloud: financial"
-    assert why("Recycling") == "locked by the cloud: Recycling"
-    assert described(DeletionProtection=True).locked == "deletion protection is on"
-    assert why(DeletionProtection=False) == ""
+
+# ECS says the minute of the last start: its end counts. A stop is noted after the last start, or void.
+READ = [
+    ({}, "launched_at", EPOCH + timedelta(minutes=1)),
+    ({"StartTime": "2026-03-05T08:00Z"}, "launched_at", EPOCH + timedelta(days=3, minutes=1)),
+    ({"StartTime": ""}, "launched_at", EPOCH + timedelta(minutes=1)),
+    (locks("financial"), "locked", "locked by the cloud: financial"),
+    (locks("Recycling"), "locked", "locked by the cloud: Recycling"),
+    ({"DeletionProtection": True}, "locked", "deletion protection is on"),
+    ({"DeletionProtection": False, "OperationLocks": {"LockReason": []}}, "locked", ""),
+    ({"SpotStrategy": "SpotWithPriceLimit"}, "spot", True),
+    ({"SpotStrategy": "NoSpot"}, "spot", False),
+    (noted("2026-03-03T00:00:00+00:00"), "stopped_at", datetime(2026, 3, 3, tzinfo=UTC)),
+    (noted("2026-03-01T00:00:00+00:00"), "stopped_at", None),
+    (noted("yesterday"), "stopped_at", None),
+    (noted("2026-03-03T00:00:00+00:00", "Running"), "stopped_at", None),
+]
+
+
+def test_an_instance_is_read_as_ecs_and_the_sweep_s_own_notes_describe_it():
+    assert [row for row in READ if getattr(described(**row[0]), row[1]) != row[2]] == []
 
 
 def test_a_locked_instance_is_kept_with_the_reason(monkeypatch):
-    world, checked = idle_world()
-    plain = Actions.describe_instances
+    plain = alicloud_world._described
+    monkeypatch.setattr(alicloud_world, "_described", lambda instance: plain(instance) | locks("security"))
 
-    def locked(self, ask):
-        answer = plain(self, ask)
-        for raw in answer["Instances"]["Instance"]:
-            raw["OperationLocks"] = {"LockReason": [{"LockReason": "security"}]}
-        return answer
-
-    monkeypatch.setattr(Actions, "describe_instances", locked)
-    result = sweep_world(world, checked)
+    result = sweep_world(idle_world(), POLICY)
 
     why = "idle for 90 min, but locked by the cloud: security: lift it, or keep the instance"
     assert {(each.verdict, each.reason, each.alert) for each in result.plan.decisions} == {
         (Verdict.KEEP_PROTECTED, why, True)
     }
-
-
-def test_spot_is_recognised_by_its_strategy():
-    assert described(SpotStrategy="SpotWithPriceLimit").spot
-    assert not described(SpotStrategy="NoSpot").spot
-
-
-@pytest.mark.parametrize(
-    ("status", "noted", "known"),
-    [
-        ("Stopped", "2026-03-03T00:00:00+00:00", True),
-        ("Stopped", "2026-03-01T00:00:00+00:00", False),  # it was started since
-        ("Stopped", "yesterday", False),
-        ("Running", "2026-03-03T00:00:00+00:00", False),
-    ],
-)
-def test_the_time_of_a_stop_is_the_sweep_s_own_note_of_it(status, noted, known):
-    tags = {"Tag": [{"TagKey": TAG_STOPPED_AT, "TagValue": noted}]}
-
-    assert (described(Status=status, Tags=tags).stopped_at is not None) is known
 
 
 def test_an_instance_that_was_released_is_gone_and_one_of_another_stack_is_left_out(stage):
@@ -403,13 +359,14 @@ def test_an_instance_that_was_released_is_gone_and_one_of_another_stack_is_left_
 
 
 def test_the_newest_spot_price_of_the_dearest_zone_counts(stage):
+    rows = [
+        ("a", "2026-03-02T07:00:00Z", 9.0),
+        ("a", "2026-03-02T08:00:00Z", 3.5),
+        ("b", "2026-03-02T08:00:00Z", 4),
+    ]
+    prices = [{"ZoneId": zone, "Timestamp": at, "SpotPrice": price} for zone, at, price in rows]
+
     def history(ask):
-        rows = [
-            ("a", "2026-03-02T07:00:00Z", 9.0),
-            ("a", "2026-03-02T08:00:00Z", 3.5),
-            ("b", "2026-03-02T08:00:00Z", 4),
-        ]
-        prices = [{"ZoneId": zone, "Timestamp": at, "SpotPrice": price} for zone, at, price in rows]
         start = int(ask["Offset"])
         page = prices[start : start + 2] if ask["InstanceType"] == "gn7i" else []
         following = start + 2 if start + 2 < len(prices) else 0
@@ -427,10 +384,12 @@ def test_the_newest_spot_price_of_the_dearest_zone_counts(stage):
 @pytest.mark.parametrize("least", [0, 1])
 @pytest.mark.parametrize("expects", [True, False], ids=["an expected number", "none, as of desired 0"])
 def test_forgotten_instances_leave_their_group_as_far_as_its_minimum(expects, least):
-    world, checked = idle_world(3)
+    """The group's own protection is none from the sweep."""
+    world = idle_world(3)
     world.groups["pool"] |= {"expects": expects, "min": least}
+    world.lifecycle = dict.fromkeys(world.instances, "Protected") if least else {}
 
-    result = sweep_until_they_go(world, checked)
+    result = sweep_until_they_go(world)
 
     assert len(result.done.ended) == len(world.ends) == 3 - least
     assert world.groups["pool"]["desired"] == least
@@ -440,36 +399,27 @@ def test_forgotten_instances_leave_their_group_as_far_as_its_minimum(expects, le
 
 def test_a_group_in_the_midst_of_a_scaling_activity_gives_its_instances_to_a_later_sweep():
     """DetachInstances is refused during a scaling activity, and no instance is terminated without it."""
-    world, checked = idle_world(2)
-    sweep_world(world, checked, override_breaker=True)
+    world = idle_world(2)
+    sweep_world(world, POLICY, override_breaker=True)
     world.pass_minutes(25)
     world.groups["pool"]["busy"] = True
 
-    refused = sweep_world(world, checked, override_breaker=True)
+    refused = sweep_world(world, POLICY, override_breaker=True)
     world.groups["pool"]["busy"] = False
     world.pass_minutes(10)
-    sweep_world(world, checked, override_breaker=True)
+    sweep_world(world, POLICY, override_breaker=True)
 
     assert "ScalingActivityInProgress" in refused.done.failures[0].error
     assert refused.done.ended == []
     assert len(world.ends) == 2
 
 
-def test_protection_from_the_group_is_none_from_the_sweep():
-    world, checked = idle_world(3)
-    world.lifecycle = dict.fromkeys(world.instances, "Protected")
-
-    sweep_until_they_go(world, checked)
-
-    assert len(world.ends) == 3
-
-
 def test_an_instance_that_vanishes_keeps_no_other_from_going():
-    world, checked = idle_world(3)
+    world = idle_world(3)
     vanishing = next(iter(world.instances.values()))
     world.on_call("DeleteInstances", lambda: setattr(vanishing, "state", "terminated"), 1)
 
-    result = sweep_until_they_go(world, checked)
+    result = sweep_until_they_go(world)
 
     assert len(world.ends) == 2
     assert result.done.failures == [], "the one that vanished is gone, which is what was wanted"
@@ -518,9 +468,9 @@ def test_an_alarm_that_fires_is_reported_by_its_name(stage):
 # heartbeats
 
 
-def read(stage, enough_below_s, period_s=900):
+def read(stage, enough_below_s=3600, of=None):
     queries = [
-        Query(key, METRIC_SECONDS_SINCE_ACTIVITY, period_s, enough_below_s) for key in stage.world.instances
+        Query(key, METRIC_SECONDS_SINCE_ACTIVITY, 900, enough_below_s) for key in of or stage.world.instances
     ]
     span = Span(stage.world.now - timedelta(hours=3), stage.world.now + timedelta(minutes=20))
     answers, failures = stage.heartbeats.read(queries, span)
@@ -533,7 +483,7 @@ def test_the_newest_heartbeat_of_busy_instances_is_enough_and_takes_one_call(sta
         stage.world.start(TAGS)
     stage.world.pass_minutes(120)
 
-    answers = read(stage, enough_below_s=3600)
+    answers = read(stage)
 
     assert all(answer.complete and len(answer.points) == 1 for answer in answers)
     assert stage.server.asked == {"DescribeMetricLast": 1}
@@ -543,7 +493,7 @@ def test_the_window_of_an_idle_instance_is_read_in_whole_quarter_hours(stage):
     stage.world.start(TAGS, busy=False)
     stage.world.pass_minutes(120)
 
-    (answer,) = read(stage, enough_below_s=3600)
+    (answer,) = read(stage)
 
     starts = [at for at, _ in answer.points]
     assert len(starts) == len(set(starts)) == 9, "eight whole quarters, and the one that has just begun"
@@ -565,11 +515,9 @@ def test_windows_are_read_where_the_newest_cannot_be_had(stage):
     stage.world.start(TAGS)
     stage.world.pass_minutes(30)
 
-    def refuse(_):
-        raise RefusedError("Forbidden.RAM", 403)
+    stage.actions.describe_metric_last = refusing("Forbidden.RAM", 403)
 
-    stage.actions.describe_metric_last = refuse
-    (answer,) = read(stage, enough_below_s=3600)
+    (answer,) = read(stage)
 
     assert answer.complete
     assert len(answer.points) > 1
@@ -577,16 +525,13 @@ def test_windows_are_read_where_the_newest_cannot_be_had(stage):
 
 def test_an_instance_that_publishes_for_absent_ones_hides_no_heartbeats(stage, monkeypatch):
     monkeypatch.setattr("gpu_fleet_image.providers.alicloud.metrics.MAX_POINTS", 20)
-    stage.world.start(TAGS)
-    for _ in range(300):
+    for _ in range(301):
         stage.world.start(TAGS)
     stage.world.pass_minutes(30)
-    queries = [Query(min(stage.world.instances), METRIC_SECONDS_SINCE_ACTIVITY, 900, 3600)]
-    span = Span(stage.world.now - timedelta(hours=3), stage.world.now + timedelta(minutes=20))
 
-    answers, failures = stage.heartbeats.read(queries, span)
+    (answer,) = read(stage, of=[min(stage.world.instances)])
 
-    assert (answers[queries[0]].complete, failures) == (True, [])
+    assert answer.complete
     assert stage.server.asked == {"DescribeMetricLast": 10, "DescribeMetricList": 1}
 
 
@@ -616,9 +561,8 @@ class Left(Actions):
 
     def describe_disks(self, ask):
         disk = {"DiskId": "d-1", "Size": 200, "Category": "cloud_essd", "DetachedTime": "2026-03-01T08:00Z"}
-        owned = {"Tags": {"Tag": [{"TagKey": key, "TagValue": value} for key, value in TAGS.items()]}}
         wanted = ask.get("Status") == "Available" or "InstanceId" in ask
-        return {"Disks": {"Disk": [disk | owned] if wanted else []}, "NextToken": ""}
+        return {"Disks": {"Disk": [disk] if wanted else []}, "NextToken": ""}
 
     def describe_eip_addresses(self, ask):
         tags = {"Tag": [{"Key": key, "Value": value} for key, value in TAGS.items()]}
@@ -637,28 +581,24 @@ class Left(Actions):
         raise RefusedError("DependencyViolation")
 
 
-@pytest.fixture
-def left():
-    with serving(Left(World())) as server:
+@contextmanager
+def orphans(actions):
+    with serving(actions(World())) as server:
         yield OrphanedResources(clients(server), Calls(lambda: EPOCH), STACK)
 
 
-def test_unattached_disks_and_free_addresses_are_found_with_their_time(left):
-    disk, address = left.find()
+def test_free_disks_and_addresses_stopped_instances_and_the_newest_snapshot_are_found():
+    with orphans(Left) as left:
+        disk, address, instance = left.find([described(Status="Stopped")])
+        snapshots = left.snapshots(["d-1"])
+        with pytest.raises(CloudError, match="DeleteDisk: DependencyViolation"):
+            left.remove(disk)
 
     assert (disk.kind, disk.id, disk.size_gib) == (Kind.VOLUME, "d-1", 200)
     assert disk.unused_since == EPOCH - timedelta(days=1)
     assert (address.kind, address.id, address.tags["gpu-fleet:stack"]) == (Kind.ADDRESS, "eip-1", STACK)
-
-
-def test_a_stopped_instance_is_found_with_what_its_disks_take(left):
-    *_, instance = left.find([described(Status="Stopped")])
-
     assert (instance.kind, instance.size_gib, instance.volume_type) == (Kind.INSTANCE, 200, "cloud_essd")
-
-
-def test_the_newest_snapshot_of_a_disk_counts(left):
-    assert left.snapshots(["d-1"]) == {"d-1": EPOCH + timedelta(hours=1)}
+    assert snapshots == {"d-1": EPOCH + timedelta(hours=1)}
 
 
 class Paged(Actions):
@@ -683,8 +623,8 @@ class Paged(Actions):
 
 
 def test_every_page_of_disks_and_addresses_is_read_and_what_is_used_again_is_reported():
-    with serving(Paged(World())) as server:
-        found = OrphanedResources(clients(server), Calls(lambda: EPOCH), STACK).find()
+    with orphans(Paged) as left:
+        found = left.find()
 
     assert [(orphan.id, orphan.in_use) for orphan in found] == [
         *(("Available-1", False), ("Available-2", False), ("In_use-1", True), ("In_use-2", True)),
@@ -710,28 +650,23 @@ def test_removing_takes_a_disk_or_an_address_and_never_an_instance():
     ]
 
 
-def test_a_disk_that_something_hangs_on_stays_and_is_reported(left):
-    with pytest.raises(CloudError, match="DeleteDisk: DependencyViolation"):
-        left.remove(OrphanedResource(Kind.VOLUME, "d-1"))
-
-
 # OSS
+
+
+def store_of(world, bucket=Bucket):
+    return OssStore(bucket(world), Calls(world.clock), "oss://records/reaper")
 
 
 @pytest.fixture
 def store():
-    world = World()
-    return OssStore(Bucket(world), Calls(world.clock), "oss://records/reaper")
-
-
-def test_an_object_is_made_once(store):
-    assert store.create("a.json", {"n": 1}) is not None
-    assert store.create("a.json", {"n": 2}) is None
+    return store_of(World())
 
 
 def test_a_version_is_followed_by_one_alone_and_the_newest_is_read(store):
-    first = store.create("lease.json", {"n": 0})
-    version = first
+    assert store.replace("lease.json", {}, "never held") is store.get("lease.json") is None
+    first = version = store.create("lease.json", {"n": 0})
+    assert first is not None
+    assert store.create("lease.json", {"n": 0}) is None
     for number in range(1, 12):
         version = store.replace("lease.json", {"n": number}, version)
 
@@ -754,8 +689,7 @@ def test_what_one_writer_replaces_is_charged_by_its_newest_version(store):
 
 def test_of_two_that_write_one_state_at_the_same_moment_the_first_alone_has_it():
     world = World()
-    first = OssStore(Bucket(world), Calls(world.clock), "oss://records/reaper")
-    second = OssStore(Bucket(world), Calls(world.clock), "oss://records/reaper")
+    first, second = store_of(world), store_of(world)
     version = first.create("lease.json", {"holder": "nobody"})
     taken = []
     # between the first one's look and its write
@@ -765,14 +699,12 @@ def test_of_two_that_write_one_state_at_the_same_moment_the_first_alone_has_it()
 
     late = first.replace("lease.json", {"holder": "first"}, version)
 
-    assert taken == ["1"]
-    assert late is None
+    assert (taken, late) == (["1"], None)
     assert first.get("lease.json").content == {"holder": "second"}
 
 
 def test_a_bucket_without_versions_forbids_by_itself():
-    world = World()
-    unversioned = OssStore(Unversioned(world), Calls(world.clock), "oss://records/reaper")
+    unversioned = store_of(World(), Unversioned)
     version = unversioned.create("lease.json", {"n": 1})
 
     assert unversioned.replace("lease.json", {"n": 2}, version) == "1"
@@ -786,11 +718,6 @@ class Unversioned(_S3):
     def list_object_versions(self, Bucket, Prefix, MaxKeys):  # noqa: N803 - boto3's
         keys = sorted(key for key in self._world.objects if key.startswith(Prefix))[:MaxKeys]
         return {"Versions": [{"Key": key, "VersionId": "null"} for key in keys]}
-
-
-def test_nothing_follows_a_version_that_never_was(store):
-    assert store.replace("lease.json", {}, "never held") is None
-    assert store.get("lease.json") is None
 
 
 def test_boto3_forbids_an_overwrite_by_oss_s_own_header_without_new_checksums():
