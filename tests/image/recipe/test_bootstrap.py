@@ -9,8 +9,8 @@ import pytest
 from gpu_fleet_image.recipe import bootstrap, payload
 from gpu_fleet_image.recipe.bootstrap import RecipePlace, marked
 from gpu_fleet_stacks.images import wheels_command
-from tests.image.recipe.recipe import do_nothing, lay_down
-from tests.ran import executable, ran
+from tests.image.recipe.recipe import PATH, do_nothing, lay_down, provision
+from tests.ran import executable
 
 ORDER = (payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "steps" / "ORDER").read_text()
 
@@ -28,6 +28,7 @@ def place(tmp_path):
 
 
 STEPS = ("15-agent", "55-mounts", "70-trainer")
+BOOT = {"TARGET": "aws", "BOOTSTRAP": "1"}
 
 
 def booted(place, *answers):
@@ -119,16 +120,11 @@ def recipe(tmp_path):
     return folder
 
 
-def provision(recipe, *steps, **environment):
-    own = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "TARGET": "aws", "BOOTSTRAP": "1"}
-    return ran(["bash", str(recipe / "provision.sh"), *steps], env=own | environment)
-
-
 def test_another_ubuntu_gets_its_agent_and_hears_which_bases_the_rest_is_for(recipe, root_user):
     for base in (recipe / "versions").glob("*.tsv"):
         base.rename(base.with_name("ubuntu-26.10.tsv"))
 
-    agent, scratch = (provision(recipe, step) for step in ("15-agent", "40-scratch"))
+    agent, scratch = (provision(recipe, step, **BOOT) for step in ("15-agent", "40-scratch"))
 
     assert agent.returncode == 0
     assert scratch.returncode == 1
@@ -149,7 +145,7 @@ def test_a_missing_package_says_soon_that_no_archive_answers(recipe, root_user, 
     (recipe / "versions" / "any.tsv").touch()
     (recipe / "steps" / "40-scratch.sh").write_text('set -e\n. "$PAYLOAD/lib.sh"\ninstall xfsprogs mdadm\n')
 
-    said = provision(recipe, "40-scratch", PATH=f"{programs}:/usr/bin:/bin:/usr/sbin:/sbin")
+    said = provision(recipe, "40-scratch", **BOOT, PATH=f"{programs}:{PATH}")
 
     assert said.returncode == 1
     assert "error: no access to the package archives; missing on this base: mdadm\n" in said.stderr
