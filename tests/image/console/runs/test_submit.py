@@ -428,11 +428,3 @@ def test_what_an_instance_refuses_comes_back_as_one_message(case, fleet, nodes, 
     assert f"refused: {message}" in said.output
     assert not any(node.started() for node in nodes)
     assert {words_of(run_of(said), node)["phase"] for node in nodes if node.id in said.output} == {"refused"}
-
-
-@pytest.mark.parametrize("flag", ["--branch", "--checkpoints"])
-def test_a_flag_without_its_word_is_refused(flag):
-    done = CliRunner().invoke(main, ["submit", "--pool", "train", flag, "", "--", "true"])
-
-    assert done.exit_code == 2
-    assert f"Invalid value for '{flag}': is empty" in done.output
