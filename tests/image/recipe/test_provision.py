@@ -87,11 +87,7 @@ def test_a_file_that_cannot_be_fetched_is_named(recipe):
 
 @pytest.mark.parametrize(
     ("signer", "key", "message"),
-    [
-        (0, 0, None),
-        (1, 0, "efa.tar: not signed by efa-installer's key"),
-        (1, 1, "aws.key: fingerprint is"),
-    ],
+    [(0, 0, None), (1, 0, "efa.tar: not signed by efa-installer's key"), (1, 1, "aws.key: fingerprint is")],
 )
 def test_a_file_is_taken_when_its_maker_signed_it(recipe, keys, signer, key, message):
     (recipe / "efa.tar").write_text("installer")

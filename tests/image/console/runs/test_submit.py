@@ -21,16 +21,7 @@ from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.capacity import Fate, MoverState, Request
 from gpu_fleet_image.core.place import Place
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
-from gpu_fleet_image.core.runs import (
-    JOB,
-    STATE,
-    Job,
-    Member,
-    NodeState,
-    Phase,
-    job_prefix,
-    node_prefix,
-)
+from gpu_fleet_image.core.runs import JOB, STATE, Job, Member, NodeState, Phase, job_prefix, node_prefix
 from gpu_fleet_image.instance.agent.sensors.commands import is_watched
 from gpu_fleet_image.instance.agent.sensors.processes import processes
 from tests.image.console.runs.instances import (
