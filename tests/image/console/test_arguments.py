@@ -20,6 +20,8 @@ REFUSED = {
     ("submit", "--pool", "nope", "x.toml"): f"--pool 'nope': {NO_POOL}",
     ("submit", "--pool", "dev", "gone.toml"): "CONFIG 'gone.toml': there is no such file",
     ("submit", "--pool", "dev", "--include", "gone", "x"): "--include 'gone': there is no such file",
+    ("submit", "--pool", "dev", "--branch", "", "x"): "Invalid value for '--branch': is empty",
+    ("submit", "--pool", "dev", "--checkpoints", "", "x"): "Invalid value for '--checkpoints': is empty",
     ("report", "--bill", __file__): "no bill that is known here; allowed: a file with the columns of",
     ("report", "--to", "/gone/x"): "'/gone/x': /gone is no folder in which you may write",
     ("sweep", "--report", "/gone/x"): "'/gone/x': /gone is no folder in which you may write",

@@ -50,18 +50,13 @@ def script(shell: str) -> str:
     return CliRunner().invoke(main, [], env={"_GPU_FLEET_COMPLETE": f"{shell}_source"}).output
 
 
-def test_the_script_of_a_shell_is_the_one_that_the_page_loads():
+def test_the_script_of_a_shell_is_the_one_that_the_page_loads_and_bash_takes_it():
     page = (ROOT / "docs/how-to/stack-files.md").read_text()
+
+    done = ran(["bash", "-euc", f"{script('bash')}\ncomplete -p gpu-fleet"])
 
     for shell in ("bash", "zsh", "fish"):
         assert f"_GPU_FLEET_COMPLETE={shell}_source gpu-fleet" in page
         assert f"_GPU_FLEET_COMPLETE={shell}_complete" in script(shell)
-
-
-def test_bash_takes_the_script():
-    words = ["bash", "-euc", f"{script('bash')}\ncomplete -p gpu-fleet"]
-
-    done = ran(words)
-
     assert done.returncode == 0, done.stderr
     assert "gpu-fleet" in done.stdout

@@ -1,6 +1,5 @@
 """`gpu-fleet`: every command of the house, each with an example, and never a traceback."""
 
-import ast
 import importlib
 import os
 import re
@@ -33,7 +32,13 @@ SCRIPT = Path(sys.executable).parent / "gpu-fleet"
 DIGITS = str(ROOT / "training/examples/digits.toml")
 DEFECTS = ("Traceback", "a defect of gpu-fleet")
 SIGNALLED = 126  # and above, a shell says what else ended a process
-DEFINES = re.compile(r"(command|group)$")
+DEFINES = re.compile(r"^@.*\b(command|group)\b|(Group|Console)\(", re.MULTILINE)
+ROOMS = {
+    "image": ["gpu_fleet_image"],
+    "stacks": ["gpu_fleet_stacks"],
+    "training": ["gpu_fleet", "gpu_fleet_jobs"],
+}
+PYTHONPATH = ":".join(f"{ROOT}/{top}" for top in ROOMS)
 
 
 def run(*arguments, **options):
@@ -49,17 +54,9 @@ def refusal(command: click.Command, arguments: list[str]) -> str | None:
     return None
 
 
-RANGES = [
-    (" ".join(path), option)
-    for path, command in LEAVES.items()
-    for option in command.params
-    if isinstance(option.type, click.FloatRange | type(click.FLOAT))
-]
-
-
-def takes(path: str, option: click.Parameter, text: str) -> bool:
+def takes(command: click.Command, option: click.Parameter, text: str) -> bool:
     try:
-        option.type_cast_value(click.Context(COMMANDS[tuple(path.split())]), text)
+        option.type_cast_value(click.Context(command), text)
     except click.BadParameter as error:
         return re.search(r"finite number|not in the range", error.format_message()) is None
     return True
@@ -67,17 +64,15 @@ def takes(path: str, option: click.Parameter, text: str) -> bool:
 
 def test_no_option_takes_a_number_that_is_none():
     """Every comparison with NaN is false, so a range of click's own lets it in."""
-    taken = [
-        f"{path} {option.name} {text}"
-        for path, option in RANGES
-        for text in ("nan", "inf")
-        if takes(path, option, text)
-    ]
-
-    assert taken == []
-    assert {"take hours", "agent clock_speed", "train report price"} <= {
-        f"{path} {option.name}" for path, option in RANGES
+    taken = {
+        f"{' '.join(path)} {option.name}": [text for text in ("nan", "inf") if takes(command, option, text)]
+        for path, command in LEAVES.items()
+        for option in command.params
+        if isinstance(option.type, click.FloatRange | type(click.FLOAT))
     }
+
+    assert {name: texts for name, texts in taken.items() if texts} == {}
+    assert {"take hours", "agent clock_speed", "train report price"} <= taken.keys()
 
 
 def test_version_of_a_checkout_is_that_of_its_tags_and_commits(tmp_path, monkeypatch):
@@ -99,27 +94,18 @@ def test_version_of_a_checkout_is_that_of_its_tags_and_commits(tmp_path, monkeyp
     assert said[2].startswith("gpu-fleet 0.2.1.dev1+g")
 
 
-def test_version_without_git_is_that_of_the_package(tmp_path, monkeypatch):
+def test_a_text_where_a_number_belongs_is_told_the_range():
+    soon, long = run("report", "--waste", "soon"), run("take", "dev", "--hours", "long")
+
+    assert "'soon' must be a whole number in the range 1<=x<=366." in soon.stderr
+    assert "'long' must be a number in the range 0<x<=336." in long.stderr
+
+
+def test_version_without_git_is_that_of_the_package_or_of_what_an_instance_was_made_from(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(version, "CHECKOUT", tmp_path)
-
-    shown = run("--version")
-
-    assert shown.output.startswith(f"gpu-fleet {metadata.version('gpu-fleet')}, Python 3.")
-
-
-@pytest.mark.parametrize(
-    ("words", "allowed"),
-    [
-        (("report", "--waste", "soon"), "'soon' must be a whole number in the range 1<=x<=366."),
-        (("take", "dev", "--hours", "long"), "'long' must be a number in the range 0<x<=336."),
-    ],
-)
-def test_a_text_where_a_number_belongs_is_told_the_range(words, allowed):
-    assert allowed in run(*words).stderr
-
-
-def test_version_on_an_instance_says_what_it_was_made_from(tmp_path, monkeypatch):
-    monkeypatch.setattr(version, "CHECKOUT", tmp_path)
+    packaged, number = run("--version").output, metadata.version("gpu-fleet")
     monkeypatch.setattr(metadata, "version", Mock(side_effect=metadata.PackageNotFoundError("gpu-fleet")))
     digest, manifest = tmp_path / version.PAYLOAD_DIGEST, tmp_path / version.MANIFEST
     unknown = version.text(tmp_path)
@@ -129,46 +115,28 @@ def test_version_on_an_instance_says_what_it_was_made_from(tmp_path, monkeypatch
     digest.parent.mkdir(parents=True)
     digest.write_text("0123456789abcdef\n")
 
+    assert packaged.startswith(f"gpu-fleet {number}, Python 3.")
     assert unknown.startswith("gpu-fleet of an unknown version, Python 3.")
     assert built.startswith("gpu-fleet payload ba5e00000000, Python 3.")
     assert version.text(tmp_path).startswith("gpu-fleet payload 0123456789ab, Python 3.")
 
 
-def said(command: click.Command) -> str:
-    """The lines below `Example:` of a help text, each whole."""
-    return (command.epilog or "").partition("Example")[2].replace("\\\n", " ")
-
-
 def examples(command: click.Command) -> list[list[str]]:
-    return [shlex.split(line) for line in said(command).splitlines() if line.strip().startswith("gpu-fleet")]
+    """The commands below `Example:` of a help text, each in words."""
+    lines = (command.epilog or "").partition("Example")[2].replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if line.strip().startswith("gpu-fleet")]
 
 
-def defined() -> set[tuple[str, str]]:
-    """(module, name) of everything in the rooms that click's decorators or groups make."""
-    found = set()
-    for top, room in (
-        (ROOT / "image", "gpu_fleet_image"),
-        (ROOT / "stacks", "gpu_fleet_stacks"),
-        (ROOT / "training", "gpu_fleet"),
-        (ROOT / "training", "gpu_fleet_jobs"),
+def defined() -> dict[str, click.Command]:
+    """Every command of the modules in the rooms that make commands, by module and name."""
+    found = {}
+    for path in (
+        each for top, rooms in ROOMS.items() for room in rooms for each in (ROOT / top / room).rglob("*.py")
     ):
-        for path in (top / room).rglob("*.py"):
-            module = ".".join(path.relative_to(top).with_suffix("").parts)
-            for node in ast.parse(path.read_text()).body:
-                if isinstance(node, ast.FunctionDef) and any(map(_defines, node.decorator_list)):
-                    found.add((module, node.name))
-                if isinstance(node, ast.Assign) and _name(node.value).endswith(("Group", "Console")):
-                    found.add((module, node.targets[0].id))
-    return found
-
-
-def _defines(decorator: ast.expr) -> bool:
-    return DEFINES.search(_name(decorator)) is not None
-
-
-def _name(node: ast.expr) -> str:
-    call = node.func if isinstance(node, ast.Call) else node
-    return ast.unparse(call) if isinstance(call, ast.Attribute | ast.Name) else ""
+        if DEFINES.search(path.read_text()):
+            module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts[1:]))
+            found |= {f"{module.__name__}:{name}": value for name, value in vars(module).items()}
+    return {name: value for name, value in found.items() if isinstance(value, click.Command)}
 
 
 def test_the_example_of_the_whole_is_a_command_that_is_here(monkeypatch):
@@ -182,37 +150,28 @@ def test_the_example_of_the_whole_is_a_command_that_is_here(monkeypatch):
 
 
 def test_every_command_of_the_rooms_is_reached():
-    reached = {id(command) for command in COMMANDS.values()}
+    made, reached = defined(), {id(command) for command in COMMANDS.values()}
 
-    lost = {
-        f"{module}:{name}"
-        for module, name in defined()
-        if id(getattr(importlib.import_module(module), name)) not in reached
-    }
-
-    assert len(defined()) > 25
-    assert lost == set()
+    assert len(made) > 25
+    assert [name for name, command in made.items() if id(command) not in reached] == []
 
 
-def test_every_help_has_an_example_that_starts_with_the_command():
-    without = []
+def test_every_help_has_an_example_that_starts_with_the_command_and_names_no_page_of_the_checkout():
+    """Who installed the wheel has no `docs/`."""
+    wrong = []
     for path, command in COMMANDS.items():
         shown, lines = run(*path, "--help"), examples(command)
         begins = all(line[1 : 1 + len(path)] == list(path) for line in lines)
-        if shown.exit_code or "Example" not in shown.output or not lines or not begins:
-            without.append(f"{' '.join(path)}: {lines} {shown.output}")
+        if (
+            shown.exit_code
+            or "Example" not in shown.output
+            or not lines
+            or not begins
+            or "docs/" in shown.output
+        ):
+            wrong.append(f"{' '.join(path)}: {lines} {shown.output}")
 
-    assert without == []
-
-
-def test_no_help_names_a_page_by_its_path_in_the_checkout():
-    """Who installed the wheel has no `docs/`."""
-    named = []
-    for path, command in COMMANDS.items():
-        with click.Context(command) as context:
-            named += [" ".join(path)] if "docs/" in command.get_help(context) else []
-
-    assert named == []
+    assert wrong == []
 
 
 def test_a_groups_list_cuts_no_sentence_and_leaves_out_what_units_call():
@@ -367,23 +326,8 @@ def test_ctrl_c_while_the_command_line_loads_is_one_word(monkeypatch, capsys):
         (ConfigurationError("kept by \x1b[2J\x9b1m\u202e: no"), 1, r"kept by \x1b[2J\x9b1m\u202e: no"),
         (ValueError("odd"), 1, "error: a defect of gpu-fleet: ValueError: odd; GPU_FLEET_TRACEBACK=1"),
         (ProfileNotFound(profile="nope"), 1, "profile (nope) could not be found: see AWS_PROFILE"),
-        (
-            ConfigParseError(path="/etc/aws"),
-            1,
-            "error: Unable to parse config file: /etc/aws: see AWS_CONFIG_FILE",
-        ),
+        (ConfigParseError(path="/aws"), 1, "error: Unable to parse config file: /aws: see AWS_CONFIG_FILE"),
         (ValueError("Invalid endpoint: x"), 1, "error: Invalid endpoint: x; allowed: a URL"),
-    ],
-    ids=[
-        "ctrl-c",
-        "wrapped",
-        "closed-pipe",
-        "file",
-        "terminal",
-        "defect",
-        "profile",
-        "aws-file",
-        "endpoint",
     ],
 )
 def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, message, monkeypatch):
@@ -398,36 +342,28 @@ def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, messa
     assert "Traceback" not in shown.output
 
 
-def test_quiet_leaves_warnings_out_and_verbose_says_where_a_defect_is(monkeypatch):
-    loud, quiet = run("check", "aws-dev"), run("-q", "check", "aws-dev")
-    after = run("check", "aws-dev")
-    monkeypatch.setattr("gpu_fleet_stacks.settings.stack_files.settings_of", lambda name: 1 // 0)
+def test_quiet_leaves_warnings_out_of_one_call():
+    loud, quiet, after = (run(*words, "check", "aws-dev") for words in ((), ("-q",), ()))
 
     assert "warning: " in loud.output
     assert (quiet.stderr, quiet.stdout) == ("", loud.stdout)
     assert after.output == loud.output
-    assert isinstance(run("-v", "check", "aws-dev").exception, ZeroDivisionError)
-    assert "a defect of gpu-fleet" in run("check", "aws-dev").output
 
 
-def test_verbose_shows_no_traceback_of_an_expected_error():
-    shown = run("-v", "check", "nonesuch")
-
-    assert "error: no stack 'nonesuch'" in shown.output
-    assert isinstance(shown.exception, SystemExit)
-
-
-def test_a_defect_shows_its_traceback_when_asked(monkeypatch):
-    monkeypatch.setenv("GPU_FLEET_TRACEBACK", "1")
+def test_a_defect_shows_its_traceback_when_asked_and_an_expected_error_does_not(monkeypatch):
+    expected = run("-v", "check", "nonesuch")
     monkeypatch.setattr("gpu_fleet_stacks.settings.stack_files.settings_of", lambda name: 1 // 0)
+    silent, verbose = run("check", "local"), run("-v", "check", "local")
+    monkeypatch.setenv("GPU_FLEET_TRACEBACK", "1")
+    errors = [type(each.exception) for each in (expected, silent, verbose, run("check", "local"))]
 
-    assert isinstance(run("check", "local").exception, ZeroDivisionError)
+    assert errors == [SystemExit, SystemExit, ZeroDivisionError, ZeroDivisionError]
+    assert "error: no stack 'nonesuch'" in expected.output
+    assert "a defect of gpu-fleet" in silent.output
 
 
 def process(*command: str | Path, **options):
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/stacks:{ROOT}/image:{ROOT}/training"} | options.pop(
-        "env", {}
-    )
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH} | options.pop("env", {})
     return ran(command, env=environment, timeout=120, **options)
 
 
@@ -441,31 +377,19 @@ def test_the_console_loads_click_and_nothing_of_a_room():
         " or name.startswith('gpu_fleet_image.') and not name.startswith('gpu_fleet_image.console')))\n"
     )
 
-    done = process(sys.executable, "-S", "-c", program, env={"PYTHONPATH": f"{ROOT}/image:{_packages()}"})
+    packages = Path(click.__file__).parents[1]
+
+    done = process(sys.executable, "-S", "-c", program, env={"PYTHONPATH": f"{ROOT}/image:{packages}"})
 
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
-def _packages() -> Path:
-    return Path(click.__file__).parents[1]
-
-
-@pytest.mark.parametrize("folder", ["/", str(ROOT / "stacks")])
-def test_the_installed_script_works_in_any_folder(folder):
-    done = process(SCRIPT, "check", "local", cwd=folder)
+@pytest.mark.parametrize(("folder", "path"), [("/", ""), (str(ROOT / "stacks"), PYTHONPATH)])
+def test_the_installed_script_works_in_any_folder_and_finds_its_checkout_by_itself(folder, path):
+    done = process(SCRIPT, "check", "local", cwd=folder, env={"PYTHONPATH": path})
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("local: OK")
-
-
-def test_the_installed_script_finds_its_checkout_by_itself():
-    """Without PYTHONPATH: by the install alone."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-    done = ran([SCRIPT, "--help"], cwd="/", env=environment)
-
-    assert done.returncode == 0, done.stderr
-    assert "Platform teams:" in done.stdout
 
 
 def test_a_closed_pipe_ends_the_command_without_a_word():
@@ -491,11 +415,7 @@ def test_ctrl_c_ends_the_command_with_130(tmp_path):
     executable(waiting, "#!/bin/sh\necho started\nexec sleep 60\n")
     program = subprocess.Popen(
         [SCRIPT, "up", "local", "--no-policy"],
-        env={
-            **os.environ,
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT}/stacks:{ROOT}/image:{ROOT}/training",
-        },
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -512,11 +432,8 @@ def test_ctrl_c_ends_the_command_with_130(tmp_path):
 
 
 def test_a_row_that_leads_nowhere_is_not_listed():
+    rows = [row for section in SECTIONS.values() for row in section.values() if isinstance(row, Row)]
+
     assert not lazy.is_here("gpu_fleet_stacks.nonesuch:command")
     assert not lazy.is_here("nonesuch.module:command")
-    assert all(
-        lazy.is_here(row.target)
-        for rows in SECTIONS.values()
-        for row in rows.values()
-        if isinstance(row, Row)
-    )
+    assert [row.target for row in rows if not lazy.is_here(row.target)] == []

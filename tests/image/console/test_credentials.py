@@ -56,13 +56,14 @@ def nobody(monkeypatch, tmp_path):
     return monkeypatch
 
 
-def asking():
-    """The commands that say with `--stack` whom they ask."""
-    return {" ".join(path) for path, leaf in LEAVES.items() if "stack" in {each.name for each in leaf.params}}
+def status():
+    return CliRunner().invoke(main, ["status", "--stack", "aws-dev"]).output
 
 
 def test_every_command_that_asks_a_stack_is_tried_here():
-    assert asking() == set(WORDS)
+    asking = {path for path, leaf in LEAVES.items() if "stack" in {each.name for each in leaf.params}}
+
+    assert {" ".join(path) for path in asking} == set(WORDS)
 
 
 @pytest.mark.parametrize("cloud", NEEDED)
@@ -76,14 +77,15 @@ def test_who_has_no_credentials_reads_which_are_needed_and_what_to_do(nobody, co
         assert word in said.output
 
 
-def test_a_profile_that_is_none_is_named(nobody):
+def test_a_profile_that_is_none_is_named_and_so_is_one_that_was_tried(nobody):
     nobody.setenv("AWS_PROFILE", "work")
+    none = status()
+    Path("config").write_text("[profile work]\nregion = us-east-1\n")
+    nobody.setenv("AWS_CONFIG_FILE", "config")
 
-    said = CliRunner().invoke(main, ["status", "--stack", "aws-dev"])
-
-    assert said.output == (
-        "error: AWS_PROFILE: The config profile (work) could not be found; those of this computer are: none\n"
-    )
+    said = "AWS_PROFILE: The config profile (work) could not be found; those of this computer are: none"
+    assert none == f"error: {said}\n"
+    assert status().endswith("(tried: profile 'work')\n")
 
 
 @pytest.mark.parametrize("command", ["preflight", "destroy", "image build"])
@@ -100,50 +102,34 @@ def test_a_platform_team_reads_the_same_of_its_own_commands(nobody, command):
     assert "the RAM console makes one" in said["alicloud"][1]
 
 
-def test_the_profile_that_was_tried_is_named(nobody):
-    Path("config").write_text("[profile work]\nregion = us-east-1\n")
-    nobody.setenv("AWS_CONFIG_FILE", "config")
-    nobody.setenv("AWS_PROFILE", "work")
-
-    said = CliRunner().invoke(main, ["status", "--stack", "aws-dev"])
-
-    assert said.output.endswith("(tried: profile 'work')\n")
-
-
+ENDPOINT = "AWS_CONTAINER_CREDENTIALS_FULL_URI"  # of an instance, for its users
 # Variables and a configuration file, and what is to be read: botocore looks already when a client is made.
 OWN_FAULTS = {
-    "a program that gives none": ({}, "credential_process = /bin/false", "from custom-process: "),
-    "half a key": ({"AWS_ACCESS_KEY_ID": "AKIA1"}, "", "missing: AWS_SECRET_ACCESS_KEY"),
-    "a package that is missing": ({}, "login_session = mine", "botocore[crt]"),
+    "a program that gives none": (
+        {},
+        "credential_process = /bin/false",
+        ("from custom-process: ", *NEEDED["aws"]),
+    ),
+    "half a key": ({"AWS_ACCESS_KEY_ID": "A"}, "", ("missing: AWS_SECRET_ACCESS_KEY", *NEEDED["aws"])),
+    "a package that is missing": ({}, "login_session = mine", ("botocore[crt]", *NEEDED["aws"])),
+    "an endpoint that is down": (
+        {ENDPOINT: "http://127.0.0.1:1/x"},
+        "",
+        ("`systemctl status gpu-credentials`",),
+    ),
+    "an endpoint that is none": ({ENDPOINT: "http://evil.example/x"}, "", (f"; see {ENDPOINT}",)),
 }
 
 
 @pytest.mark.parametrize("case", OWN_FAULTS)
 def test_credentials_that_botocore_cannot_get_are_no_defect(nobody, case):
-    variables, line, why = OWN_FAULTS[case]
+    variables, line, wanted = OWN_FAULTS[case]
     Path("config").write_text(f"[default]\n{line}\n")
     for name, value in (variables | {"AWS_CONFIG_FILE": "config"}).items():
         nobody.setenv(name, value)
 
-    said = CliRunner().invoke(main, ["status", "--stack", "aws-dev"])
+    said = status()
 
-    assert said.output.startswith("error: ")
-    assert "defect" not in said.output
-    assert [word for word in (why, *NEEDED["aws"]) if word not in said.output] == []
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "remedy"),
-    [
-        ("http://127.0.0.1:1/credentials", "`systemctl status gpu-credentials`"),
-        ("http://evil.example/credentials", "; see AWS_CONTAINER_CREDENTIALS_FULL_URI"),
-    ],
-)
-def test_on_an_instance_whose_endpoint_is_down_or_none_that_is_said(nobody, endpoint, remedy):
-    nobody.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", endpoint)
-
-    said = CliRunner().invoke(main, ["status", "--stack", "aws-dev"])
-
-    assert said.output.startswith("error: ")
-    assert "defect" not in said.output
-    assert remedy in said.output
+    assert said.startswith("error: ")
+    assert "defect" not in said
+    assert [word for word in wanted if word not in said] == []

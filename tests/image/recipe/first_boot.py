@@ -31,15 +31,7 @@ class FirstHeartbeat:
 
 
 def until_heartbeat(guest: VirtualMachine, heartbeats: Callable[[], Sequence[Any]]) -> FirstHeartbeat:
-    """Wait for the first heartbeat of a machine that has just been started.
-
-    Args:
-        machine: it.
-        heartbeats: those that the cloud has, with their ``timestamp``.
-
-    Raises:
-        MachineError: there is none in time; with what the machine's journal says.
-    """
+    """Wait for the first heartbeat that the cloud has of a machine that has just been started."""
     guest.connect(HANG_S)
     wait_until(lambda: bool(heartbeats()), guest, HANG_S)
     uptime_s = float(guest.run("cat /proc/uptime").split()[0])

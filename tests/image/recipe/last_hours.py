@@ -1,14 +1,15 @@
 """An instance's last hours, alike on both clouds: idle, marked, saved, terminated by the sweep's function."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from gpu_fleet_image.core.model import TAG_REAP_AFTER
 from gpu_fleet_stacks.settings import Pool
 from tests.image.recipe import first_boot
+from tests.image.stand_ins.alicloud import Alicloud
+from tests.image.stand_ins.aws import Aws
 from tests.image.virtual_machine import VirtualMachine
 
 KEPT_FILE, KEPT = "notes.txt", "notes of somebody"
@@ -18,31 +19,7 @@ GRACE_SLACK = timedelta(minutes=3)  # a heartbeat must have told of the time up 
 ENDING_S = 900.0
 # On an emulated computer a timer of the system's, or the agent's own start, may be work for a minute.
 TRIES = 5
-
-
-class Account(Protocol):
-    """What stands in for a cloud: ``aws.Aws``, ``alicloud.Alicloud``."""
-
-    def heartbeats(self) -> list[Any]:
-        """Every ``SecondsSinceActivity`` of the instance, oldest first."""
-
-    def tags(self) -> dict[str, str]:
-        """The instance's tags."""
-
-    def state(self) -> str:
-        """What the cloud says of the instance."""
-
-    def saved(self, name: str) -> bytes:
-        """A file of ``/scratch/keep`` as it lies in the data bucket."""
-
-    def acknowledged(self) -> bool:
-        """Whether the agent has said for the mark that everything is saved and nothing runs."""
-
-    def sweep(self) -> dict[str, Any]:
-        """Run the function once; its answer with each verdict."""
-
-    def pass_hours(self, guest: VirtualMachine, passed: timedelta) -> None:
-        """Let hours go by in which nothing happens."""
+Account = Aws | Alicloud  # the stand-ins for the clouds
 
 
 @dataclass(frozen=True)
@@ -50,18 +27,21 @@ class LastHours:
     """What came of them.
 
     Attributes:
-        marking, waiting, ending: what each sweep of the function answered.
-        reap_after: the mark's tag after the first.
+        verdicts: of the sweeps that mark the instance, wait while the grace lasts, and end it.
+        marked: what the first says it marked, and the instance has the mark's tag.
         saved: what the bucket had before the last one.
         state: of the instance after it.
     """
 
-    marking: Mapping[str, Any]
-    reap_after: str
-    waiting: Mapping[str, Any]
+    verdicts: tuple[str, ...]
+    marked: tuple[str, ...]
     saved: str
-    ending: Mapping[str, Any]
     state: str
+
+
+def whole(account: Account) -> LastHours:
+    """As they are to be: marked, waited for, saved, terminated."""
+    return LastHours(("MARK", "WAIT", "TERMINATE"), (account.instance.id,), KEPT, "terminated")
 
 
 def lived(account: Account, guest: VirtualMachine, pool: Pool) -> LastHours:
@@ -76,20 +56,26 @@ def lived(account: Account, guest: VirtualMachine, pool: Pool) -> LastHours:
         last_hours = _lived_once(account, guest, pool)
         if last_hours.state != "running":
             return last_hours
-    raise AssertionError(f"{last_hours.ending}\n{_journal(guest)}")
+    raise AssertionError(f"{last_hours}\n{_journal(guest)}")
 
 
 def _lived_once(account: Account, guest: VirtualMachine, pool: Pool) -> LastHours:
     idle_for = timedelta(hours=pool.idle.after_hours)
     _until_unused_for(account, guest, idle_for)
     marking = account.sweep()
-    reap_after = account.tags().get(TAG_REAP_AFTER, "")
+    marked = tuple(marking["marked"]) if account.tags().get(TAG_REAP_AFTER) else ()
     waiting = account.sweep()
     account.pass_hours(guest, timedelta(minutes=pool.idle.grace_minutes) + GRACE_SLACK)
     first_boot.wait_until(lambda: account.acknowledged() or not _is_unused_for(account, idle_for), guest)
     ending = _ended(account, guest)
     saved = account.saved(KEPT_FILE).decode().strip() if account.state() != "running" else ""
-    return LastHours(marking, reap_after, waiting, saved, ending, account.state())
+    verdicts = tuple(
+        str(verdict["verdict"])
+        for answer in (marking, waiting, ending)
+        for verdict in answer["verdicts"]
+        if verdict["instance_id"] == account.instance.id
+    )
+    return LastHours(verdicts, marked, saved, account.state())
 
 
 def _ended(account: Account, guest: VirtualMachine) -> dict[str, Any]:
@@ -104,13 +90,6 @@ def _ended(account: Account, guest: VirtualMachine) -> dict[str, Any]:
             return answer
         if time.monotonic() > until:
             raise AssertionError(f"neither terminated nor freed of its mark: {answer}\n{_journal(guest)}")
-
-
-def verdict_of(answer: Mapping[str, Any], instance_id: str) -> str:
-    """What a sweep said of one instance."""
-    return next(
-        str(verdict["verdict"]) for verdict in answer["verdicts"] if verdict["instance_id"] == instance_id
-    )
 
 
 def _until_unused_for(account: Account, guest: VirtualMachine, needed: timedelta) -> None:

@@ -1,11 +1,14 @@
 """The recipe's own files, for tests that run its steps."""
 
+import subprocess
 from functools import cache
 from pathlib import Path
 
 from gpu_fleet_image.recipe import payload
+from tests.ran import ran
 
 ROOTFS = payload.PROJECT / "image/gpu_fleet_image/recipe/rootfs"
+PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 LIBEXEC = ROOTFS / "usr/libexec/gpu-fleet"
 
 # 1,340 files of Python, which no step asks for until it runs some
@@ -21,6 +24,11 @@ def lay_down(folder: Path) -> Path:
     """Write them to a folder."""
     payload.write(_files(), folder)
     return folder
+
+
+def provision(folder: Path, *steps: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the recipe that lies in a folder."""
+    return ran(["bash", str(folder / "provision.sh"), *steps], env={"PATH": PATH} | environment)
 
 
 def do_nothing(folder: Path) -> None:

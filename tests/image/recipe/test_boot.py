@@ -55,18 +55,16 @@ def declared():
 def cloud(declared):
     """moto with a group of one instance, its buckets and a roster; a metadata service that says who asks."""
     written = tomllib.loads(instance_file_of(declared))
+    checkpoints, records = (
+        written[key].removeprefix("s3://").split("/")[0] for key in ("checkpoint_uri", "records_uri")
+    )
+    roster = people.roster_text(stack_files.settings_of(STACK)).encode()
     images = environment({"MOTO_EC2_LOAD_DEFAULT_AMIS": "true"})
     with images, moto_server(REGION) as endpoint, metadata_service() as metadata:
         s3 = boto3.client("s3", region_name=REGION, endpoint_url=endpoint)
-        for bucket in {
-            urllib.parse.urlsplit(written[key]).netloc for key in ("checkpoint_uri", "records_uri")
-        }:
+        for bucket in {checkpoints, records}:
             s3.create_bucket(Bucket=bucket)
-        s3.put_object(
-            Bucket=urllib.parse.urlsplit(written["records_uri"]).netloc,
-            Key=keys.stored(keys.ACCOUNTS),
-            Body=people.roster_text(stack_files.settings_of(STACK)).encode(),
-        )
+        s3.put_object(Bucket=records, Key=keys.stored(keys.ACCOUNTS), Body=roster)
         autoscaling = boto3.client("autoscaling", region_name=REGION, endpoint_url=endpoint)
         image = boto3.client("ec2", region_name=REGION, endpoint_url=endpoint).describe_images()["Images"][0]
         autoscaling.create_launch_configuration(
@@ -109,25 +107,18 @@ def at_s(guest, unit, event):
     return int(guest.run(f"systemctl show {unit} --value --property={event}TimestampMonotonic")) / 1e6
 
 
-def test_cloud_init_ends_without_an_error(guest):
+def test_cloud_init_ends_without_an_error_and_has_written_the_instance_file_of_the_stack(guest, declared):
     assert "status: done" in guest.run(f"timeout {BOOT_TIMEOUT_S} cloud-init status --wait", BOOT_TIMEOUT_S)
-
-
-def test_the_instance_has_the_instance_file_that_its_stack_declared(guest, declared):
     assert guest.run("cat /etc/gpu-fleet/instance.toml").rstrip() == instance_file_of(declared).rstrip()
 
 
 def test_the_drivers_module_is_there_for_the_running_kernel(guest):
-    locked = next(
-        artefact
-        for artefact in lock.load()
-        if (artefact.name, artefact.base) == ("nvidia-driver", "debian-12")
-    )
+    locked = {(artefact.name, artefact.base): artefact.version for artefact in lock.load()}
 
     version = guest.run("modinfo --field version nvidia-current-open").strip()
     guest.attempt("modprobe nvidia")
 
-    assert locked.version.startswith(version)
+    assert locked["nvidia-driver", "debian-12"].startswith(version)
     assert "NVRM: No NVIDIA GPU found" in guest.run("dmesg")
 
 
@@ -137,13 +128,14 @@ def test_two_disks_are_one_striped_file_system(guest):
     assert guest.run("stat --format=%a /scratch /scratch/keep /scratch/runs").split() == ["1777"] * 3
 
 
-def test_boot_passes_its_phases_in_order(guest):
-    scratch = at_s(guest, "scratch", "ActiveEnter")
-    instance_file = at_s(guest, "cloud-init", "ActiveEnter")
-    gate = at_s(guest, "gpu-ready", "ExecMainExit")
+def test_boot_passes_its_phases_in_order_and_closes_the_metadata_service_before_any_session(guest):
+    gate, closed = at_s(guest, "gpu-ready", "ExecMainExit"), at_s(guest, "gpu-metadata", "ActiveEnter")
+    sessions = min(at_s(guest, unit, "InactiveExit") for unit in ("systemd-user-sessions", "ssh"))
 
-    assert 0 < scratch < gate
-    assert 0 < instance_file < gate
+    assert 0 < at_s(guest, "scratch", "ActiveEnter") < gate
+    assert 0 < at_s(guest, "cloud-init", "ActiveEnter") < gate  # it writes the instance file
+    assert 0 < closed < sessions
+    assert "accept" in guest.run("nft list chain inet gpu_fleet asked")
 
 
 def test_the_gate_counts_and_leaves_its_instances_health_to_the_sweep(guest, cloud):
@@ -159,28 +151,14 @@ def test_the_gate_counts_and_leaves_its_instances_health_to_the_sweep(guest, clo
     assert members[0]["HealthStatus"].lower() == "healthy"
 
 
-def test_only_what_this_instance_cannot_have_fails(guest):
+def test_only_what_this_instance_cannot_have_fails_and_only_ssh_and_figures_listen(guest):
     failed = guest.run("systemctl list-units --state=failed --plain --no-legend").splitlines()
+    listening = guest.run("ss --tcp --listening --numeric --no-header").splitlines()
+    outside = [line.split()[3] for line in listening if "127.0.0" not in line and "%lo" not in line]
 
     # no GPU, and no file system with that name
     assert {line.split()[0] for line in failed} <= {"gpu-ready.service", "home-file-system.service"}
-
-
-def test_only_ssh_and_figures_listen(guest):
-    listening = guest.run("ss --tcp --listening --numeric --no-header").splitlines()
-    ports = {
-        line.split()[3].rsplit(":", 1)[1] for line in listening if "127.0.0" not in line and "%lo" not in line
-    }
-
-    assert ports <= {"22", "9100", "5355"}
-
-
-def test_the_metadata_service_is_closed_before_any_session(guest):
-    closed = at_s(guest, "gpu-metadata", "ActiveEnter")
-
-    assert 0 < closed < at_s(guest, "systemd-user-sessions", "InactiveExit")
-    assert closed < at_s(guest, "ssh", "InactiveExit")
-    assert "accept" in guest.run("nft list chain inet gpu_fleet asked")
+    assert {address.rsplit(":", 1)[1] for address in outside} <= {"22", "9100", "5355"}
 
 
 def test_sessions_of_users_are_led_to_the_credentials_service_and_those_of_root_are_not(guest):
@@ -201,12 +179,6 @@ def test_the_trainers_account_reads_facts_of_its_instance_from_the_credentials_s
     assert said.strip() == cloud[2]
 
 
-def test_services_and_so_shells_of_session_manager_may_pin_memory_for_the_network_cards(guest):
-    limit = guest.run("systemctl show gpu-reaper --value --property=LimitMEMLOCK")
-
-    assert limit.strip() == "infinity"
-
-
 def test_the_agent_publishes_that_it_cannot_see_its_gpus(guest, cloud):
     endpoint, _, instance_id = cloud
     guest.wait_for("gpu-reaper", "event=state state=unknown", SLOW_S)
@@ -215,8 +187,10 @@ def test_the_agent_publishes_that_it_cannot_see_its_gpus(guest, cloud):
     cloudwatch = boto3.client("cloudwatch", region_name=REGION, endpoint_url=endpoint)
     published = cloudwatch.list_metrics(Namespace=f"GpuFleet/{STACK}")["Metrics"]
 
-    assert guest.run("systemctl is-active gpu-reaper").strip() == "active"
-    assert guest.run("systemctl show gpu-reaper --value --property=NRestarts").strip() == "0"
+    # services, and so shells of Session Manager, may pin memory for the network cards
+    properties = "ActiveState=active\nLimitMEMLOCK=infinity\nNRestarts=0"
+    shown = guest.run("systemctl show gpu-reaper --property=ActiveState,LimitMEMLOCK,NRestarts")
+    assert sorted(shown.split()) == properties.split()
     assert (activity["state"], activity["instance_id"]) == ("unknown", instance_id)
     assert {"Name": metrics.DIMENSION_INSTANCE, "Value": instance_id} in [
         dimension for metric in published for dimension in metric["Dimensions"]

@@ -1,7 +1,7 @@
 """The recipe at a first boot: what runs, what is tried again, what is reported."""
 
 import json
-import subprocess
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,8 @@ import pytest
 from gpu_fleet_image.recipe import bootstrap, payload
 from gpu_fleet_image.recipe.bootstrap import RecipePlace, marked
 from gpu_fleet_stacks.images import wheels_command
-from tests.image.recipe.recipe import do_nothing, lay_down
+from tests.image.recipe.recipe import PATH, do_nothing, lay_down, provision
+from tests.ran import executable
 
 ORDER = (payload.PROJECT / "image" / "gpu_fleet_image" / "recipe" / "steps" / "ORDER").read_text()
 
@@ -26,13 +27,19 @@ def place(tmp_path):
     return Instance(tmp_path / "payload", tmp_path / "root", "aws")
 
 
-def failing(*answers):
-    """Runs steps: the second one answers so, one try after another."""
-    said = iter(answers)
-    return lambda _, step: next(said) if step == "55-mounts" else "done"
-
-
 STEPS = ("15-agent", "55-mounts", "70-trainer")
+BOOT = {"TARGET": "aws", "BOOTSTRAP": "1"}
+
+
+def booted(place, *answers):
+    """A boot whose second step answers so, one try after another: its report, steps that ran, waits."""
+    said, steps, waits = iter(answers), [], []
+
+    def run(_, step):
+        steps.append(step)
+        return next(said) if step == "55-mounts" else "done"
+
+    return bootstrap.bootstrap(place, STEPS, run, waits.append), steps, waits
 
 
 def report_of(place):
@@ -40,11 +47,14 @@ def report_of(place):
 
 
 @pytest.mark.parametrize("target", ["aws", "alicloud"])
-def test_the_agent_comes_first_and_the_queue_last_that_starts_trainer_and_tools(target):
+def test_the_agent_comes_first_and_the_queue_last_and_no_first_boot_seals_or_pins_a_driver(target):
     steps = marked(ORDER, target, "bootstrap")
 
     assert steps[0] == bootstrap.FIRST
     assert steps[-3:] == ("70-trainer", "72-tools", "75-queue")
+    assert not {step for step in steps if step.endswith(("seal", "driver", "fabric", "manifest", "base"))}
+    assert marked(ORDER, target, "controller") == ("15-agent", "55-mounts", "60-hardening", "75-queue")
+    assert marked(ORDER, target, "folder") == (bootstrap.FIRST,)
 
 
 @pytest.mark.parametrize(
@@ -61,26 +71,8 @@ def test_a_queues_controller_runs_steps_of_its_own(tmp_path, monkeypatch, queue,
     assert bootstrap.mark_of(place) == mark
 
 
-@pytest.mark.parametrize("target", ["aws", "alicloud"])
-def test_a_queues_controller_brings_no_trainer_and_no_scratch(target):
-    assert marked(ORDER, target, "controller") == ("15-agent", "55-mounts", "60-hardening", "75-queue")
-
-
-@pytest.mark.parametrize("target", ["aws", "alicloud"])
-def test_no_first_boot_seals_or_pins_a_driver(target):
-    steps = marked(ORDER, target, "bootstrap")
-
-    assert not {step for step in steps if step.endswith(("seal", "driver", "fabric", "manifest", "base"))}
-
-
-def test_only_the_agents_step_works_into_a_folder():
-    assert marked(ORDER, "aws", "folder") == (bootstrap.FIRST,)
-
-
 def test_a_step_that_fails_keeps_no_other_from_running_and_is_tried_again(place):
-    waited = []
-
-    report = bootstrap.bootstrap(place, STEPS, failing("no way out", "no way out", "done"), waited.append)
+    report, _, waited = booted(place, "no way out", "no way out", "done")
 
     assert report.state == "done"
     assert set(report.steps.values()) == {"done"}
@@ -88,9 +80,7 @@ def test_a_step_that_fails_keeps_no_other_from_running_and_is_tried_again(place)
 
 
 def test_a_step_that_never_succeeds_is_reported_and_given_up(place, capsys):
-    waited = []
-
-    report = bootstrap.bootstrap(place, STEPS, failing(*["no way out"] * 9), waited.append)
+    report, _, waited = booted(place, *["no way out"] * 9)
 
     assert report_of(place)["state"] == report.state == "incomplete"
     assert report_of(place)["steps"] == {"15-agent": "done", "55-mounts": "no way out", "70-trainer": "done"}
@@ -98,22 +88,10 @@ def test_a_step_that_never_succeeds_is_reported_and_given_up(place, capsys):
     assert "event=bootstrap-step-failed step=55-mounts reason='no way out'" in capsys.readouterr().out
 
 
-def ran(place, answer="no way out"):
-    """The steps that a boot runs, whose second one answers so."""
-    found = []
-
-    def run(_, step):
-        found.append(step)
-        return answer if step == "55-mounts" else "done"
-
-    bootstrap.bootstrap(place, STEPS, run, lambda _: None)
-    return found
-
-
 def test_the_next_boot_tries_what_was_left_and_empties_no_trainers_environment(place):
-    assert set(ran(place)) == set(STEPS)
+    booted(place, *["no way out"] * 9)
 
-    again = ran(place, "done")
+    _, again, _ = booted(place, "done")
 
     assert again == ["15-agent", "55-mounts"]
     assert set(report_of(place)["steps"]) == set(STEPS)
@@ -121,16 +99,16 @@ def test_the_next_boot_tries_what_was_left_and_empties_no_trainers_environment(p
 
 
 def test_another_payload_does_every_step_anew(place):
-    ran(place)
+    booted(place, "done")
     (place.payload / "payload.sha256").write_text("beef\n")
 
-    assert ran(place, "done") == list(STEPS)
+    assert booted(place, "done")[1] == list(STEPS)
 
 
 def test_a_report_that_cannot_be_written_terminates_nothing(place, capsys):
     place.root.write_text("a file where a folder should be")
 
-    assert bootstrap.bootstrap(place, STEPS, failing("done"), print).state == "done"
+    assert booted(place, "done")[0].state == "done"
     assert "event=bootstrap-report-failed" in capsys.readouterr().out
 
 
@@ -142,22 +120,11 @@ def recipe(tmp_path):
     return folder
 
 
-def provision(recipe, *steps, **environment):
-    own = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "TARGET": "aws", "BOOTSTRAP": "1"}
-    return subprocess.run(
-        ["bash", str(recipe / "provision.sh"), *steps],
-        env=own | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_another_ubuntu_gets_its_agent_and_hears_which_bases_the_rest_is_for(recipe, root_user):
     for base in (recipe / "versions").glob("*.tsv"):
         base.rename(base.with_name("ubuntu-26.10.tsv"))
 
-    agent, scratch = (provision(recipe, step) for step in ("15-agent", "40-scratch"))
+    agent, scratch = (provision(recipe, step, **BOOT) for step in ("15-agent", "40-scratch"))
 
     assert agent.returncode == 0
     assert scratch.returncode == 1
@@ -166,25 +133,19 @@ def test_another_ubuntu_gets_its_agent_and_hears_which_bases_the_rest_is_for(rec
 
 @pytest.fixture
 def root_user():
-    if (
-        not Path("/etc/debian_version").exists()
-        or subprocess.run(["id", "-u"], capture_output=True, check=True).stdout != b"0\n"
-    ):
+    if not Path("/etc/debian_version").exists() or os.geteuid() != 0:
         pytest.skip("the recipe runs on Debian and Ubuntu as root")
 
 
 def test_a_missing_package_says_soon_that_no_archive_answers(recipe, root_user, tmp_path):
     """What a step asks for where the network has no way out; apt is a stand-in that reaches nothing."""
     programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "apt-get").write_text("#!/bin/sh\nexit 100\n")
-    (programs / "dpkg-query").write_text('#!/bin/sh\n[ "$4" = mdadm ] && exit 1\necho installed\n')
-    for program in programs.iterdir():
-        program.chmod(0o755)
+    executable(programs / "apt-get", "#!/bin/sh\nexit 100\n")
+    executable(programs / "dpkg-query", '#!/bin/sh\n[ "$4" = mdadm ] && exit 1\necho installed\n')
     (recipe / "versions" / "any.tsv").touch()
     (recipe / "steps" / "40-scratch.sh").write_text('set -e\n. "$PAYLOAD/lib.sh"\ninstall xfsprogs mdadm\n')
 
-    said = provision(recipe, "40-scratch", PATH=f"{programs}:/usr/bin:/bin:/usr/sbin:/sbin")
+    said = provision(recipe, "40-scratch", **BOOT, PATH=f"{programs}:{PATH}")
 
     assert said.returncode == 1
     assert "error: no access to the package archives; missing on this base: mdadm\n" in said.stderr

@@ -2,13 +2,11 @@
 
 import concurrent.futures
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from click.testing import CliRunner
 
 from gpu_fleet_image.recipe import bake, build, build_requirements, payload
 from gpu_fleet_image.recipe.errors import BakeError, RequirementError
+from tests.ran import executable, ran
 
 
 @pytest.fixture
@@ -32,12 +31,16 @@ def silent(_part):
     """A listener that says nothing."""
 
 
-def test_not_root_is_one_message(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Runs `build` with words; gives its exit code and its last line."""
+    monkeypatch.setattr(build, "inputs", lambda: FILES)
 
-    with pytest.raises(RequirementError, match=r"cannot bake: not root \(user id 1000\): run it with sudo"):
-        bake.check_computer(tmp_path)
+    def run(*words):
+        done = CliRunner().invoke(build.main, [*map(str, words)])
+        return done.exit_code, done.output.splitlines()[-1]
+
+    return run
 
 
 def test_an_instance_without_apt_is_shown_what_it_needs(tmp_path, monkeypatch):
@@ -48,13 +51,10 @@ def test_an_instance_without_apt_is_shown_what_it_needs(tmp_path, monkeypatch):
 
 
 def test_apt_runs_while_no_other_of_ours_does(tmp_path, monkeypatch):
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "apt-get").write_text(f"#!/bin/sh\nif flock --nonblock {tmp_path} true; then exit 1; fi\n")
-    (programs / "dpkg-query").write_text("#!/bin/sh\n")
-    for program in programs.iterdir():
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    taken = f"#!/bin/sh\nif flock --nonblock {tmp_path} true; then exit 1; fi\n"
+    executable(tmp_path / "programs/apt-get", taken)
+    executable(tmp_path / "programs/dpkg-query", "#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"), prepend=os.pathsep)
     monkeypatch.setattr(build_requirements, "hindrance", lambda: None)
     monkeypatch.setattr(build_requirements, "DPKG", tmp_path)
 
@@ -109,8 +109,7 @@ def test_a_second_bake_beside_the_first_waits_and_takes_its_result(tmp_path, ins
         if len(made) == 1:
             others.append(pool.submit(build.kept, "rootfs", FILES, tmp_path, make, silent))
             assert waits.wait(60)
-            with opened(tmp_path) as held, pytest.raises(BlockingIOError):
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            assert ran(["flock", "--nonblock", str(tmp_path), "true"]).returncode == 1
         return 7, {"base": 1.0}
 
     monkeypatch.setattr(build_requirements, "alone", announced)
@@ -122,15 +121,6 @@ def test_a_second_bake_beside_the_first_waits_and_takes_its_result(tmp_path, ins
     assert len(made) == 1
 
 
-@contextmanager
-def opened(folder):
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def test_a_bake_of_other_inputs_replaces_the_one_before(tmp_path, instance_that_may):
     old = build.kept("rootfs", FILES, tmp_path, lambda *_: (7, {}), silent)
 
@@ -140,38 +130,32 @@ def test_a_bake_of_other_inputs_replaces_the_one_before(tmp_path, instance_that_
     assert [file.name for file in tmp_path.iterdir()] == [new.folder.name]
 
 
-def test_the_command_says_what_is_wrong_without_a_traceback(tmp_path, monkeypatch):
-    monkeypatch.setattr(build_requirements, "hindrance", lambda: "not root (user id 1000): run it with sudo")
-    monkeypatch.setattr(build, "inputs", lambda: FILES)
+def test_not_root_is_one_message(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
 
-    said = CliRunner().invoke(build.main, ["qemu", "--output", str(tmp_path)])
+    said = command("qemu", "--output", tmp_path)
 
-    assert said.exit_code == 1
-    assert said.output.splitlines()[-1] == "error: cannot bake: not root (user id 1000): run it with sudo"
-
-
-def test_a_place_that_cannot_be_written_is_one_message(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(build, "inputs", lambda: FILES)
-
-    said = CliRunner().invoke(build.main, ["rootfs", "--output", str(tmp_path / "file" / "below")])
-
-    assert said.exit_code == 1
-    assert said.output.splitlines()[-1] == f"error: {tmp_path}/file/below: Not a directory; use --output"
+    assert said == (1, "error: cannot bake: not root (user id 1000): run it with sudo")
 
 
-def test_a_disk_that_fills_up_is_one_message(tmp_path, instance_that_may, monkeypatch):
+def test_a_place_that_cannot_be_written_is_one_message(command):
+    said = command("rootfs", "--output", f"{__file__}/below")
+
+    assert said == (1, f"error: {__file__}/below: Not a directory; use --output")
+
+
+def test_a_disk_that_fills_up_is_one_message(command, tmp_path, instance_that_may, monkeypatch):
     def fill(_root, folder, *_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "disk.raw"))
 
-    monkeypatch.setattr(build, "inputs", lambda: FILES)
     monkeypatch.setattr(build, "rootfs", lambda *_: build.BakeReport(tmp_path, "key", 7, {}))
     monkeypatch.setattr(build.disk, "make", fill)
 
-    said = CliRunner().invoke(build.main, ["qemu", "--output", str(tmp_path)])
+    code, said = command("qemu", "--output", tmp_path)
 
-    assert said.exit_code == 1
-    assert said.output.splitlines()[-1].endswith("disk.raw: No space left on device; use --output")
+    assert code == 1
+    assert said.endswith("disk.raw: No space left on device; use --output")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -61,15 +61,8 @@ def cloud_builder(tmp_path):
     return run
 
 
-def test_services_may_pin_memory_for_the_network_cards(cloud_builder, tmp_path):
-    done, _ = cloud_builder("10-base", "aws")
-
-    assert done.returncode == 0, done.stderr
-    said = (tmp_path / "etc/systemd/system.conf.d/60-gpu-fleet.conf").read_text()
-    assert "[Manager]\nDefaultLimitMEMLOCK=infinity\n" in said
-
-
-def test_a_builder_that_upgrades_itself_is_waited_for(cloud_builder):
+def test_a_builder_that_upgrades_itself_is_waited_for_and_services_may_pin_memory(cloud_builder, tmp_path):
+    """The network cards' libraries pin it."""
     done, calls = cloud_builder("10-base", "aws")
 
     assert done.returncode == 0, done.stderr
@@ -78,6 +71,8 @@ def test_a_builder_that_upgrades_itself_is_waited_for(cloud_builder):
         "systemd-run --quiet --wait --property=After=apt-daily.service apt-daily-upgrade.service true",
         "apt-get update --quiet",
     ]
+    said = (tmp_path / "etc/systemd/system.conf.d/60-gpu-fleet.conf").read_text()
+    assert "[Manager]\nDefaultLimitMEMLOCK=infinity\n" in said
 
 
 @pytest.mark.parametrize(("target", "kernel"), [("aws", "aws"), ("alicloud", "generic")])
@@ -102,19 +97,20 @@ def test_the_modules_are_of_the_clouds_own_kernel_and_of_its_version(cloud_build
     assert f"apt-mark hold {name}" in calls
 
 
-def test_admins_have_docker_users_have_podman_and_only_aws_logs_in_to_ecr(cloud_builder, tmp_path):
+@pytest.mark.parametrize("target", ["aws", "alicloud"])
+def test_admins_have_docker_users_have_podman_and_only_aws_logs_in_to_ecr(cloud_builder, tmp_path, target):
     answers = {
         "apt-cache": "echo 'nvidia-container-toolkit | 1.19.1-1 | /'",
         # docker's own scripts start it: its settings must lie there before
         "apt-get": 'case "$*" in *docker.io*) test -s /etc/docker/daemon.json ;; esac',
     }
 
-    done, calls = cloud_builder("35-containers", "alicloud", answers)
+    done, calls = cloud_builder("35-containers", target, answers)
 
     assert done.returncode == 0, done.stderr
     (installed,) = [call.split() for call in calls if "docker.io" in call]
     assert {"podman", "uidmap", "docker-buildx"} <= set(installed)
-    assert not [call for call in calls if "amazon-ecr-credential-helper" in call]
+    assert any("amazon-ecr-credential-helper" in call for call in calls) is (target == "aws")
     assert calls.index("systemctl disable --quiet docker.service") > 0
     assert "systemctl enable --quiet docker.socket" in calls
     socket = (tmp_path / "etc/systemd/system/docker.socket.d/10-gpu-fleet.conf").read_text()
@@ -123,15 +119,6 @@ def test_admins_have_docker_users_have_podman_and_only_aws_logs_in_to_ecr(cloud_
     assert settings["runtimes"]["nvidia"]["path"] == "nvidia-container-runtime"
     assert settings["features"] == {"cdi": True}
     assert "/run/cdi" in settings["cdi-spec-dirs"]  # where nvidia-cdi.service writes
-
-
-def test_on_aws_an_instance_can_log_in_to_ecr(cloud_builder):
-    answers = {"apt-cache": "echo 'nvidia-container-toolkit | 1.19.1-1 | /'"}
-
-    done, calls = cloud_builder("35-containers", "aws", answers)
-
-    assert done.returncode == 0, done.stderr
-    assert [call for call in calls if call.endswith(" amazon-ecr-credential-helper")]
 
 
 TOOLS = "/opt/gpu-fleet/tools"
@@ -149,7 +136,7 @@ def new_environment(tmp_path_factory):
 
 @pytest.fixture
 def trainers_environment(cloud_builder, new_environment, tmp_path):
-    """An /opt of the test with an environment of the trainer, whose torch is a module of one line.
+    """An /opt of the test with an environment of the trainer, whose torch is a module of one line; and tools.
 
     The step's own environment is a copy of one that stands.
     """
@@ -164,11 +151,13 @@ def trainers_environment(cloud_builder, new_environment, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     (site,) = (environment / "lib").glob("python*/site-packages")
     (site / "torch.py").write_text("here = 'the trainer'\n")
+    tools(tmp_path, "jupyter", "jupyter-lab", "uv", "uvx")
+    released(tmp_path, "#!/bin/sh\necho conda-forge >&2; echo 2.9.0\n")
 
 
 def tools(tmp_path, *scripts):
     """A list of one wheel with programs of these names, and the wheel where pip finds it."""
-    (tmp_path / "links").mkdir()
+    (tmp_path / "links").mkdir(exist_ok=True)
     file = tmp_path / "links/tools-1-py3-none-any.whl"
     entries = "".join(f"{name} = tools:main\n" for name in scripts)
     with zipfile.ZipFile(file, "w") as archive:
@@ -180,7 +169,6 @@ def tools(tmp_path, *scripts):
         archive.writestr("tools-1.dist-info/RECORD", "")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     (tmp_path / "wheels/tools.txt").write_text(f"tools==1 --hash=sha256:{digest}\n")
-    released(tmp_path, "#!/bin/sh\necho conda-forge >&2; echo 2.9.0\n")
 
 
 def released(tmp_path, program, *, locked=None):
@@ -192,22 +180,9 @@ def released(tmp_path, program, *, locked=None):
     (tmp_path / VERSIONS).write_text("".join([*kept, f"micromamba\tsha256\t{digest}\n"]))
 
 
-def test_users_have_a_tool_for_condas_environments_that_asks_conda_forge(
-    cloud_builder, trainers_environment, tmp_path
-):
-    tools(tmp_path, "jupyter", "jupyter-lab", "uv", "uvx")
-
-    done, _ = cloud_builder("72-tools", "alicloud", after="/usr/local/bin/micromamba --version")
-
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "2.9.0"
-    assert "channels: [conda-forge]" in (tmp_path / "etc/conda/condarc").read_text()
-
-
 def test_a_release_of_another_hash_than_its_maker_published_ends_the_step(
     cloud_builder, trainers_environment, tmp_path
 ):
-    tools(tmp_path, "jupyter", "jupyter-lab", "uv", "uvx")
     released(tmp_path, "#!/bin/sh\ncurl evil\n", locked="what its maker published")
 
     done, _ = cloud_builder("72-tools", "aws")
@@ -217,16 +192,18 @@ def test_a_release_of_another_hash_than_its_maker_published_ends_the_step(
     assert not (tmp_path / "usr/local/bin/micromamba").exists()
 
 
-def test_notebooks_import_what_the_trainer_has_and_users_find_their_tools(
-    cloud_builder, trainers_environment, tmp_path
+@pytest.mark.parametrize("target", ["aws", "alicloud"])
+def test_notebooks_import_what_the_trainer_has_and_users_find_their_tools_and_conda_forge(
+    cloud_builder, trainers_environment, tmp_path, target
 ):
-    tools(tmp_path, "jupyter", "jupyter-lab", "uv", "uvx")
-    look = "/opt/gpu-fleet/tools/bin/python -c 'import torch, tools; print(torch.here)'; jupyter-lab"
+    look = "/opt/gpu-fleet/tools/bin/python -c 'import torch, tools; print(torch.here)'"
+    look += "; jupyter-lab; micromamba --version"
 
-    done, calls = cloud_builder("72-tools", "aws", after=f"PATH=/usr/local/bin:$PATH; {look}")
+    done, calls = cloud_builder("72-tools", target, after=f"PATH=/usr/local/bin:$PATH; {look}")
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == ["the trainer", "runs"]
+    assert done.stdout.splitlines()[-3:] == ["the trainer", "runs", "2.9.0"]
+    assert "channels: [conda-forge]" in (tmp_path / "etc/conda/condarc").read_text()
     (installed,) = [call.split() for call in calls if call.startswith("apt-get install")]
     assert {"gcc", "libc6-dev", "python3-dev"} <= set(installed)  # Triton compiles against Python.h
 
@@ -234,8 +211,6 @@ def test_notebooks_import_what_the_trainer_has_and_users_find_their_tools(
 def test_a_first_boot_brings_the_tools_from_pypi_and_nothing_from_other_makers(
     cloud_builder, trainers_environment, tmp_path
 ):
-    tools(tmp_path, "jupyter", "jupyter-lab", "uv", "uvx")
-
     done, _ = cloud_builder("72-tools", "aws", after="/usr/local/bin/jupyter-lab", BOOTSTRAP="1")
 
     assert done.returncode == 0, done.stderr
@@ -259,7 +234,6 @@ def test_a_tool_that_no_wheel_brought_is_named(cloud_builder, trainers_environme
 
 
 def test_a_tool_whose_hash_is_another_ends_the_step(cloud_builder, trainers_environment, tmp_path):
-    tools(tmp_path, "jupyter")
     (tmp_path / "wheels/tools.txt").write_text(f"tools==1 --hash=sha256:{'0' * 64}\n")
 
     done, _ = cloud_builder("72-tools", "aws")

@@ -11,9 +11,7 @@ import sys
 import pytest
 
 from gpu_fleet_stacks.settings import stack_files
-from tests.image.recipe import first_boot
-from tests.image.recipe import last_hours as last_hours_of
-from tests.image.recipe.last_hours import verdict_of
+from tests.image.recipe import first_boot, last_hours
 from tests.image.stand_ins import nvml
 from tests.image.stand_ins.alicloud import OSS, POOL, REGION, STACK, alicloud_account
 from tests.ran import ran
@@ -38,11 +36,6 @@ def instance(plain, account, tmp_path_factory):
         found = first_boot.until_heartbeat(instance, account.heartbeats)
         first_boot.record(found, "bootstrap_first_heartbeat_alicloud_s")
         yield instance
-
-
-@pytest.fixture(scope="module")
-def last_hours(account, instance):
-    return last_hours_of.lived(account, instance, SETTINGS)
 
 
 def test_cloud_init_got_exactly_what_the_stack_registered(account, instance):
@@ -70,20 +63,7 @@ def test_status_outside_shows_the_instance(account, instance):
     assert "KEEP-unknown" not in line
 
 
-def test_the_function_marks_the_idle_instance(account, last_hours):
-    assert verdict_of(last_hours.marking, account.instance.id) == "MARK"
-    assert last_hours.marking["marked"] == [account.instance.id]
-    assert last_hours.reap_after
-
-
-def test_the_function_waits_while_the_grace_lasts(account, last_hours):
-    assert verdict_of(last_hours.waiting, account.instance.id) == "WAIT"
-
-
-def test_the_agent_saves_what_users_keep_before_the_end(last_hours):
-    assert last_hours.saved == last_hours_of.KEPT
-
-
-def test_the_function_terminates_the_instance_that_saved(account, last_hours):
-    assert verdict_of(last_hours.ending, account.instance.id) == "TERMINATE"
-    assert last_hours.state == "terminated"
+def test_the_function_marks_the_idle_instance_waits_for_its_grace_and_terminates_it_once_it_saved(
+    account, instance
+):
+    assert last_hours.lived(account, instance, SETTINGS) == last_hours.whole(account)

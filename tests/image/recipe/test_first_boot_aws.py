@@ -17,9 +17,7 @@ import sys
 import pytest
 
 from gpu_fleet_stacks.settings import people, stack_files
-from tests.image.recipe import first_boot
-from tests.image.recipe import last_hours as last_hours_of
-from tests.image.recipe.last_hours import verdict_of
+from tests.image.recipe import first_boot, last_hours
 from tests.image.stand_ins import nvml
 from tests.image.stand_ins.aws import KEYS, POOL, REGION, STACK, aws_account
 from tests.ran import ran
@@ -46,11 +44,6 @@ def instance(plain, account, tmp_path_factory):
         yield instance
 
 
-@pytest.fixture(scope="module")
-def last_hours(account, instance):
-    return last_hours_of.lived(account, instance, SETTINGS)
-
-
 def environment_of(instance, unit: str) -> dict[str, str]:
     """What the unit's main process was started with."""
     words = instance.run(
@@ -73,17 +66,13 @@ def test_the_agent_runs_with_nothing_in_its_environment_that_leads_it(instance):
     ]
 
 
-def test_the_agent_sees_the_gpu_that_its_stack_expects(account, instance):
+def test_the_agent_and_the_gate_see_the_gpu_that_the_stack_expects(account, instance):
     activity = first_boot.whole_activity(instance)
+    checks = json.loads(instance.run("cat /run/gpu-fleet/ready.json"))["checks"]
 
     assert activity["instance_id"] == account.instance.id
     assert activity["gpu_memory_used_percent"] == pytest.approx(100 / 24)
-
-
-def test_the_gate_has_spoken(instance):
-    report = json.loads(instance.run("cat /run/gpu-fleet/ready.json"))
-
-    assert report["checks"]["gpu_count"] == {"ok": True, "detail": "1 of 1 GPUs", "count": 1}
+    assert checks["gpu_count"] == {"ok": True, "detail": "1 of 1 GPUs", "count": 1}
 
 
 def test_the_metadata_service_refuses_users_who_have_credentials_of_their_own(instance):
@@ -145,20 +134,7 @@ def test_status_outside_shows_the_instance(account, instance):
     assert "KEEP-unknown" not in line
 
 
-def test_the_function_marks_the_idle_instance(account, last_hours):
-    assert verdict_of(last_hours.marking, account.instance.id) == "MARK"
-    assert last_hours.marking["marked"] == [account.instance.id]
-    assert last_hours.reap_after
-
-
-def test_the_function_waits_while_the_grace_lasts(account, last_hours):
-    assert verdict_of(last_hours.waiting, account.instance.id) == "WAIT"
-
-
-def test_the_agent_saves_what_users_keep_before_the_end(last_hours):
-    assert last_hours.saved == last_hours_of.KEPT
-
-
-def test_the_function_terminates_the_instance_that_saved(account, last_hours):
-    assert verdict_of(last_hours.ending, account.instance.id) == "TERMINATE"
-    assert last_hours.state == "terminated"
+def test_the_function_marks_the_idle_instance_waits_for_its_grace_and_terminates_it_once_it_saved(
+    account, instance
+):
+    assert last_hours.lived(account, instance, SETTINGS) == last_hours.whole(account)

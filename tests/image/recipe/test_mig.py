@@ -74,7 +74,6 @@ def test_without_a_profile_the_gpus_stay_whole(mig):
         ("1g.5gb", {"NO_MIG": "yes"}, "error: MIG profile '1g.5gb': these GPUs have none"),
         ("2g.10gb", {"HELD": "yes"}, "no instance could be made; does a program hold a GPU?"),
     ],
-    ids=["unknown profile", "GPUs without MIG", "a program holds a GPU"],
 )
 def test_what_cannot_be_cut_is_said_and_not_said_to_be_cut(mig, profile, gpus, message):
     status, said, calls = mig("declared", instance_file=f'mig_profile = "{profile}"', **gpus)
@@ -84,11 +83,14 @@ def test_what_cannot_be_cut_is_said_and_not_said_to_be_cut(mig, profile, gpus, m
     assert ("--multi-instance-gpu=1" in calls) is ("HELD" in gpus)
 
 
-def test_a_gpu_whose_mode_is_on_since_before_a_reboot_is_cut_again(mig):
-    status, _, calls = mig("create", "2g.10gb", MODE_STATUS="1")
+@pytest.mark.parametrize(
+    ("words", "last"), [(("create", "2g.10gb"), "--list-gpus"), (("remove",), "--multi-instance-gpu=0")]
+)
+def test_gpus_whose_mode_is_on_since_before_a_reboot_are_cut_again_and_made_whole_again(mig, words, last):
+    status, _, calls = mig(*words, MODE_STATUS="1")
 
     assert status == 0
-    assert calls[-1] == "--list-gpus"
+    assert calls[-1] == last
 
 
 def test_no_process_holds_a_gpu_before_it_is_partitioned():
@@ -98,13 +100,6 @@ def test_no_process_holds_a_gpu_before_it_is_partitioned():
 
     assert {"nvidia-dcgm.service", "nvidia-dcgm-exporter.service"} <= set(before)
     assert {"gpu-ready.service", "gpu-reaper.service"} <= set(before)
-
-
-def test_removing_makes_the_gpus_whole_again(mig):
-    status, _, calls = mig("remove")
-
-    assert status == 0
-    assert calls[-1] == "--multi-instance-gpu=0"
 
 
 def test_anything_else_says_how_it_is_used(mig):

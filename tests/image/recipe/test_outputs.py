@@ -5,7 +5,6 @@ import io
 import json
 import os
 import shutil
-import tarfile
 import zipfile
 from dataclasses import fields
 from urllib.parse import quote
@@ -22,15 +21,11 @@ from gpu_fleet_jobs.kubernetes.request import ClusterRequest
 from tests.image.recipe import archives
 
 
-def test_a_root_without_a_kernel_makes_no_disk(tmp_path):
+def test_a_root_without_a_kernel_makes_no_disk_and_of_several_the_newest_boots(tmp_path):
     (tmp_path / "boot").mkdir()
 
     with pytest.raises(BakeError, match="no kernel with an initrd"):
         disk.make(tmp_path, tmp_path, 0)
-
-
-def test_the_newest_kernel_boots(tmp_path):
-    (tmp_path / "boot").mkdir()
     for release in ("6.1.0-9-cloud-amd64", "6.1.0-50-cloud-amd64"):
         (tmp_path / "boot" / f"vmlinuz-{release}").touch()
         (tmp_path / "boot" / f"initrd.img-{release}").touch()
@@ -38,21 +33,29 @@ def test_the_newest_kernel_boots(tmp_path):
     assert disk.newest_kernel(tmp_path) == "6.1.0-50-cloud-amd64"
 
 
-def oci_config(archive):
-    """The configuration that an engine reads, by the digests that lead to it."""
-    with tarfile.open(archive) as outer:
+def test_the_container_is_the_same_for_the_same_files_and_holds_them_and_runs_as_rendered_pods_do(tmp_path):
+    """Not as root, and where it may write."""
+    root, unpacked = tmp_path / "root", tmp_path / "unpacked"
+    (root / "opt").mkdir(parents=True)
+    (root / "opt/program").write_text("#!/bin/sh\n")
+    (root / "opt/link").symlink_to("program")
 
-        def blob(descriptor):
-            return json.load(outer.extractfile(f"blobs/{descriptor['digest'].replace(':', '/')}"))
+    one, other = (
+        oci.make(root, tmp_path / name, {"payload": "x"}, 1_764_000_000) for name in ("a.tar", "b.tar")
+    )
 
-        return blob(blob(json.load(outer.extractfile("index.json"))["manifests"][0])["config"])["config"]
+    assert one.read_bytes() == other.read_bytes()
+    shutil.unpack_archive(one, unpacked, "tar", filter="data")
 
+    def blob(descriptor):
+        return unpacked / "blobs" / descriptor["digest"].replace(":", "/")
 
-def test_a_container_runs_as_the_account_that_rendered_pods_have_which_is_not_root(tmp_path):
-    (tmp_path / "root").mkdir()
-
-    config = oci_config(oci.make(tmp_path / "root", tmp_path / "trainer.tar", {}, 0))
-
+    index = json.loads((unpacked / "index.json").read_text())
+    manifest = json.loads(blob(index["manifests"][0]).read_text())
+    shutil.unpack_archive(blob(manifest["layers"][0]), tmp_path / "layer", "gztar", filter="data")
+    assert (tmp_path / "layer/opt/link").read_text() == "#!/bin/sh\n"
+    config = json.loads(blob(manifest["config"]).read_text())["config"]
+    assert config["Entrypoint"][-1] == "gpu_fleet"
     rendered = next(field.default for field in fields(ClusterRequest) if field.name == "user")
     assert rendered > 0
     assert config["User"] == f"{rendered}:{rendered}"  # by number: kubelet reads no names
@@ -89,18 +92,11 @@ def test_the_tools_lie_on_top_of_the_trainer_at_its_versions():
 
 def test_tools_are_resolved_at_the_trainers_versions(tmp_path, monkeypatch):
     """And what the trainer has is left out: it lies below."""
-    asked, content = [], {"numpy": "0" * 64, "uv": "1" * 64}
+    asked = []
 
     def resolve(base, requirements, constraints):
         asked.append((base, requirements, constraints[0].read_text()))
-        return [
-            {
-                "name": name,
-                "version": "1",
-                "wheels": [{"url": f"{name}-1-py3-none-any.whl", "hashes": {"sha256": sha256}}],
-            }
-            for name, sha256 in content.items()
-        ]
+        return [packaged(f"{name}-1-py3-none-any.whl", name=name) for name in ("numpy", "uv")]
 
     lists = {name: tmp_path / f"{name}.txt" for name in ("tools", wheels.TOOLS_BASE)}
     lists[wheels.TOOLS_BASE].write_text("numpy==1 --hash=sha256:0\ntorch==2.13.0 --hash=sha256:0\n")
@@ -188,9 +184,10 @@ def test_a_wheel_with_another_content_is_refused(tmp_path, indexes):
         wheels.fetch(tmp_path / "wheels", listing)
 
 
-def packaged(*files):
-    wheels_of = [{"url": f"https://x/{name}", "hashes": {"sha256": name}} for name in files]
-    return {"name": "a", "version": "1", "wheels": wheels_of}
+def packaged(*files, name="a"):
+    """A package as pip resolves it."""
+    found = [{"url": f"https://x/{file}", "hashes": {"sha256": file}} for file in files]
+    return {"name": name, "version": "1", "wheels": found}
 
 
 @pytest.mark.parametrize(("base", "tag"), [("debian-12", "cp311"), ("ubuntu-24.04", "cp312")])
@@ -264,33 +261,3 @@ def test_every_package_url_is_in_its_canonical_form(version, name, wheel):
 
     for component in components:
         assert PackageURL.from_string(component["purl"]).to_string() == component["purl"]
-
-
-def test_the_container_is_the_same_for_the_same_files_and_holds_them(tmp_path):
-    root = tmp_path / "root"
-    (root / "opt").mkdir(parents=True)
-    (root / "opt/program").write_text("#!/bin/sh\n")
-    (root / "opt/link").symlink_to("program")
-
-    archives = [
-        oci.make(root, tmp_path / name, {"payload": "x"}, 1_764_000_000) for name in ("a.tar", "b.tar")
-    ]
-
-    assert archives[0].read_bytes() == archives[1].read_bytes()
-    folder = tmp_path / "unpacked"
-    shutil.unpack_archive(archives[0], folder, "tar", filter="data")
-    index = json.loads((folder / "index.json").read_text())
-    manifest = blob(folder, index["manifests"][0])
-    assert blob(folder, manifest["config"])["config"]["Entrypoint"][-1] == "gpu_fleet"
-    shutil.unpack_archive(
-        blob_file(folder, manifest["layers"][0]), tmp_path / "layer", "gztar", filter="data"
-    )
-    assert (tmp_path / "layer/opt/link").read_text() == "#!/bin/sh\n"
-
-
-def blob_file(folder, descriptor):
-    return folder / "blobs" / descriptor["digest"].replace(":", "/")
-
-
-def blob(folder, descriptor):
-    return json.loads(blob_file(folder, descriptor).read_text())

@@ -6,7 +6,6 @@ import io
 import shutil
 import subprocess
 import tarfile
-from functools import partial
 
 import pytest
 from hypothesis import given
@@ -32,8 +31,10 @@ def steps(tmp_path):
     return shutil.copytree(RECIPE / "steps", tmp_path / "steps")
 
 
-def test_the_payload_carries_recipe_lists_and_python():
+def test_the_payload_carries_recipe_lists_and_python_each_by_a_pattern_and_programs_executable():
     files = payload.assemble()
+    with tarfile.open(fileobj=io.BytesIO(payload.tarball(files))) as archive:
+        modes = {entry.name: entry.mode for entry in archive}
 
     assert {"provision.sh", "steps/10-base.sh", "versions/debian-12.tsv", "packages/ubuntu-24.04.tsv"} <= set(
         files
@@ -41,6 +42,11 @@ def test_the_payload_carries_recipe_lists_and_python():
     assert {"python/gpu_fleet/__main__.py", "examples/digits.toml"} <= set(files)
     assert "python/gpu_fleet_image/instance/agent/loop.py" in files
     assert not [name for name in files if name.startswith("python/gpu_fleet_stacks") or "__pycache__" in name]
+    folders = ("steps/", "rootfs/", "wheels/", "keys/", "python/", "examples/")
+    assert [name for name in files if name.startswith(folders) and not payload.is_own(name)] == []
+    assert modes["provision.sh"] == 0o755
+    assert modes["rootfs/usr/libexec/gpu-fleet/scratch"] == 0o755
+    assert modes["rootfs/etc/systemd/system/scratch.service"] == 0o644
 
 
 def turn(steps):
@@ -75,28 +81,13 @@ def test_every_group_a_step_installs_is_in_the_package_map():
     assert asked == groups
 
 
-@given(trees)
-def test_the_same_content_gives_the_same_tarball_and_digest(tree):
-    turned = dict(reversed(tree.items()))
+@given(trees, names, st.binary(max_size=20))
+def test_the_same_content_gives_the_same_tarball_and_digest_and_any_change_another(tree, name, content):
+    turned, changed = dict(reversed(tree.items())), tree | {name: content}
 
     assert payload.tarball(tree) == payload.tarball(turned)
     assert payload.digest(tree) == payload.digest(turned)
-
-
-@given(trees, names, st.binary(max_size=20))
-def test_any_change_gives_another_digest(tree, name, content):
-    changed = tree | {name: content}
-
     assert (payload.digest(changed) == payload.digest(tree)) == (changed == tree)
-
-
-def test_programs_arrive_executable_and_files_do_not():
-    with tarfile.open(fileobj=io.BytesIO(payload.tarball(payload.assemble()))) as archive:
-        modes = {entry.name: entry.mode for entry in archive}
-
-    assert modes["provision.sh"] == 0o755
-    assert modes["rootfs/usr/libexec/gpu-fleet/scratch"] == 0o755
-    assert modes["rootfs/etc/systemd/system/scratch.service"] == 0o644
 
 
 def test_every_packed_module_finds_those_it_imports():
@@ -126,14 +117,12 @@ def test_the_vendored_packages_are_those_of_the_virtual_environments():
         assert {name: everything[name] for name in own} == own
 
 
-def test_only_alibaba_clouds_instances_carry_its_sdk():
-    assert any(name.startswith("aliyunsdkcore/") for name in vendored.packages("alicloud"))
-    assert not any(name.startswith("aliyunsdkcore/") for name in vendored.packages("aws"))
+def test_only_alibaba_clouds_instances_carry_its_sdk_and_what_is_compiled_runs_on_every_python():
+    aws, alicloud = (vendored.packages(cloud) for cloud in ("aws", "alicloud"))
 
-
-def test_what_is_compiled_runs_on_every_python_an_instance_may_have():
-    compiled = [name for name in vendored.packages("alicloud") if name.endswith((".so", ".pyd", ".dylib"))]
-
+    sdks = [[name for name in packages if name.startswith("aliyunsdkcore/")] for packages in (aws, alicloud)]
+    assert [bool(sdk) for sdk in sdks] == [False, True]
+    compiled = [name for name in alicloud if name.endswith((".so", ".pyd", ".dylib"))]
     assert compiled == ["psutil/_psutil_linux.abi3.so"]
 
 
@@ -165,16 +154,13 @@ def test_another_zlib_gives_other_bytes_and_the_same_name(tmp_path, monkeypatch)
     ours = built.built.__wrapped__(Cloud.AWS)
     before = ours.path.read_bytes()
     ours.path.unlink()
-    monkeypatch.setattr(payload.zlib, "compressobj", partial(another_compressor, payload.zlib.compressobj))
+    own = payload.zlib.compressobj
+    monkeypatch.setattr(payload.zlib, "compressobj", lambda **options: own(**options | {"level": 1}))
 
     theirs = built.built.__wrapped__(Cloud.AWS)
 
     assert theirs.path.read_bytes() != before
     assert theirs.object_key == ours.object_key
-
-
-def another_compressor(compressor, **options):
-    return compressor(**options | {"level": 1})
 
 
 @pytest.fixture
@@ -212,11 +198,3 @@ def test_without_git_only_known_kinds_of_files_go_along(checkout):
     names = {name.rpartition("/")[2] for name in taken(checkout)}
 
     assert names == {"own.py", "README.md", "draft.py"}
-
-
-def test_the_patterns_name_every_file_of_the_payload():
-    folders = ("steps/", "rootfs/", "wheels/", "keys/", "python/", "examples/")
-    files = [name for name in payload.assemble() if name.startswith(folders)]
-
-    assert len(files) > 100
-    assert [name for name in files if not payload.is_own(name)] == []

@@ -13,36 +13,24 @@ from gpu_fleet_image.recipe import lock
 pytestmark = [pytest.mark.image, pytest.mark.timeout(1500)]
 
 DRIVER = ("nvidia-open-kernel-dkms", "nvidia-smi", "libnvidia-ml1", "libcuda1")
+OUR_SERVICES = ("scratch", "scratch-disk", "gpu-metadata", "gpu-ready", "gpu-reaper", "gpu-accounts", "mig")
+FILE_SYSTEMS = ("home-file-system", "scratch-file-system")
 ENABLED = (
-    "scratch",
-    "scratch-disk",
-    "gpu-metadata",
-    "gpu-ready",
-    "gpu-reaper",
-    "gpu-accounts",
-    "mig",
-    "home-file-system",
-    "scratch-file-system",
-    "auditd",
-    "prometheus-node-exporter",
+    *(f"{name}.service" for name in (*OUR_SERVICES, *FILE_SYSTEMS, "auditd", "prometheus-node-exporter")),
+    *("gpu-credentials.socket", "gpu-door.timer"),  # looks for a door that no agent opens
 )
 MASKED = ("dkms.service", "rpcbind.service", "rpcbind.socket", "systemd-binfmt.service")
 PROGRAMS = (
-    "check-image",
-    "mig",
-    "mount-bucket",
-    "mount-home",
-    "mount-scratch",
-    "open-door",
-    "reserve-gpus",
-    "scratch",
-    "start-run",
+    *("check-image", "mig", "mount-bucket", "mount-home", "mount-scratch", "open-door", "reserve-gpus"),
+    *("scratch", "start-run"),
 )
 UNITS = (
-    *(f"{name}.service" for name in ENABLED[:8]),
-    *("home-tunnel.service", "trainer@.service", "gpu-run@.service", "bucket@.service", "mig@.service"),
-    *("gpu-door.service", "gpu-door.timer"),
+    *(f"{name}.service" for name in (*OUR_SERVICES, "home-file-system", "home-tunnel", "gpu-door")),
+    *("trainer@.service", "gpu-run@.service", "bucket@.service", "mig@.service", "gpu-door.timer"),
 )
+FILES = {f"/usr/libexec/gpu-fleet/{name}": 0o755 for name in PROGRAMS} | {
+    f"/etc/systemd/system/{name}": 0o644 for name in UNITS
+}
 SOURCES = ("nvidia-graphics-drivers", "nvidia-open-gpu-kernel-modules")
 PRIVATE_KEY = re.compile(
     rb"-----BEGIN (?:OPENSSH |RSA |EC |DSA |ENCRYPTED )?PRIVATE KEY-----\n[A-Za-z0-9+/=\n]{64}"
@@ -77,18 +65,12 @@ def files_below(root, *places):
         yield from (path for path in (root / place).rglob("*") if path.is_file() and not path.is_symlink())
 
 
-@pytest.mark.parametrize("name", DRIVER)
-def test_a_package_of_the_driver_has_the_locked_version(host, name):
-    assert host.package(name).is_installed
-    assert host.package(name).version == version_of("nvidia-driver")
+def test_every_package_of_the_driver_and_of_its_sources_has_the_locked_version(host):
+    packages = installed(host, "Package", "Version", "source:Package")
+    versions = {name: version for name, version, source in packages if source in SOURCES or name in DRIVER}
 
-
-def test_every_package_made_from_the_drivers_sources_has_its_version(host):
-    versions = {
-        version for version, source in installed(host, "Version", "source:Package") if source in SOURCES
-    }
-
-    assert versions == {version_of("nvidia-driver")}
+    assert set(DRIVER) <= versions.keys()
+    assert set(versions.values()) == {version_of("nvidia-driver")}
 
 
 def test_the_driver_was_built_for_the_kernel_that_boots(host):
@@ -106,28 +88,18 @@ def test_driver_and_kernel_are_held(host):
     assert {"nvidia-open-kernel-dkms", "linux-image-cloud-amd64"} <= set(held)
 
 
-@pytest.mark.parametrize("unit", MASKED)
-def test_what_no_boot_needs_never_starts(host, unit):
-    assert host.file(f"/etc/systemd/system/{unit}").linked_to == "/dev/null"
+def test_what_a_boot_needs_starts_and_what_none_needs_or_upgrades_behind_our_back_never_does(host):
+    enabled = {unit: host.check_output("systemctl is-enabled %s", unit) for unit in ENABLED}
+    masked = {unit: host.file(f"/etc/systemd/system/{unit}").linked_to for unit in MASKED}
 
-
-def test_nothing_upgrades_behind_our_back(host):
+    assert enabled == dict.fromkeys(ENABLED, "enabled")
+    assert masked == dict.fromkeys(MASKED, "/dev/null")
     assert not host.package("unattended-upgrades").is_installed
     assert "apt-daily" not in host.check_output("ls /etc/systemd/system/timers.target.wants")
 
 
-@pytest.mark.parametrize("unit", ENABLED)
-def test_the_unit_starts_at_boot(host, unit):
-    assert host.check_output("systemctl is-enabled %s.service", unit) == "enabled"
-
-
-def test_users_sessions_wait_for_a_closed_metadata_service_and_find_their_credentials(host):
+def test_users_sessions_wait_for_a_closed_metadata_service(host):
     assert host.file("/etc/systemd/system/systemd-user-sessions.service.requires/gpu-metadata.service").exists
-    assert host.check_output("systemctl is-enabled gpu-credentials.socket") == "enabled"
-
-
-def test_a_door_that_no_agent_opens_is_looked_for(host):
-    assert host.check_output("systemctl is-enabled gpu-door.timer") == "enabled"
 
 
 def test_the_driver_loads_where_there_is_a_gpu_and_not_on_every_boot(host):
@@ -155,11 +127,9 @@ def test_no_private_key_or_token_lies_in_it(root):
 
 
 def test_no_history_or_log_of_the_builder_lies_in_it(root):
-    histories = [
-        path for path in files_below(root, "root", "home", "opt/gpu-fleet/lib") if "_history" in path.name
-    ]
+    below = files_below(root, "root", "home", "opt/gpu-fleet/lib")
 
-    assert histories == []
+    assert [path for path in below if "_history" in path.name] == []
     assert list(files_below(root, "var/log")) == []
     assert not (root / "root/.ssh").exists()
     assert not (root / "usr/sbin/policy-rc.d").exists()
@@ -171,18 +141,12 @@ def test_no_account_can_log_in_with_a_password(host):
     assert {name for name, password, *_ in rows if not password.startswith(("!", "*"))} == set()
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_our_programs_belong_to_root_and_run(host, name):
-    file = host.file(f"/usr/libexec/gpu-fleet/{name}")
+def test_our_programs_and_units_belong_to_root_and_only_root_changes_them(host):
+    files = {path: host.file(path) for path in FILES}
 
-    assert (file.user, file.group, file.mode) == ("root", "root", 0o755)
-
-
-@pytest.mark.parametrize("name", UNITS)
-def test_our_units_belong_to_root_and_only_root_changes_them(host, name):
-    file = host.file(f"/etc/systemd/system/{name}")
-
-    assert (file.user, file.group, file.mode) == ("root", "root", 0o644)
+    assert {path: (file.user, file.group, file.mode) for path, file in files.items()} == {
+        path: ("root", "root", mode) for path, mode in FILES.items()
+    }
 
 
 def test_the_account_that_trains_has_no_shell_and_no_password(host):

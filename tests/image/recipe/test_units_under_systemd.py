@@ -447,6 +447,14 @@ def status(results, name):
     return int((results / name).read_text())
 
 
+def said(results, name):
+    return (results / f"{name}.out").read_text()
+
+
+def tried(results, name):
+    return json.loads((results / f"{name}.json").read_text())
+
+
 def test_where_all_rules_were_flushed_users_are_refused_again_with_the_next_look_at_accounts(results):
     """The metadata service gives the instance's role to whoever reaches it."""
     if not (results / "flushed").exists():
@@ -462,21 +470,22 @@ def test_accounts_are_made_in_their_sandbox_of_the_last_roster_while_the_bucket_
     assert status(results, "accounts") != 0
     assert "event=roster-not-read" in log
     assert "account-not-changed" not in log
-    assert {"vision", "gpu-fleet-users", "gpu-fleet-admins"} <= set((results / "ada.out").read_text().split())
-    assert (results / "home-of-ada.out").read_text() == "ada 700\n"
+    assert {"vision", "gpu-fleet-users", "gpu-fleet-admins"} <= set(said(results, "ada").split())
+    assert said(results, "home-of-ada") == "ada 700\n"
 
 
 def test_the_credentials_service_knows_its_callers_and_says_what_is_missing_from_within_its_sandbox(results):
+    to_ada = said(results, "credentials-of-ada")
+
     assert (results / "credentials-unit").read_text().split() == ["0", "gpu-fleet-credentials", "active"]
-    assert (results / "credentials-of-root.out").read_text().startswith("403 ")
-    said = (results / "credentials-of-ada.out").read_text()
-    assert said.startswith("503 ")
-    assert "for account 'ada': /etc/gpu-fleet/instance.toml: user_role is missing" in said
+    assert said(results, "credentials-of-root").startswith("403 ")
+    assert to_ada.startswith("503 ")
+    assert "for account 'ada': /etc/gpu-fleet/instance.toml: user_role is missing" in to_ada
 
 
 def test_the_agent_goes_on_while_the_credentials_service_is_down(results):
     """It has the instance's role; what a user asks meanwhile is refused at once."""
-    assert "Connection refused" in (results / "credentials-down.out").read_text()
+    assert "Connection refused" in said(results, "credentials-down")
     assert (results / "while-down").read_text().split() == ["active", "inactive"]
 
 
@@ -490,36 +499,28 @@ def test_what_a_leaver_left_with_cron_at_and_their_service_manager_begins_no_mor
     assert not [name for name in began if "ada" in name]
 
 
-def test_a_submitted_run_starts_as_its_users_account_and_leaves_nothing_behind(results):
-    assert status(results, "run-of-ada") == 0, (results / "run-of-ada.out").read_text()
+def test_a_submitted_run_starts_as_its_users_account_not_as_root_nor_beside_another_and_leaves_nothing(
+    results,
+):
+    assert status(results, "run-of-ada") == 0, said(results, "run-of-ada")
     assert (results / "who").read_text() == "ada\n/scratch/runs/ada\ndigits-1\n"
-    assert (results / "left-by-ada.out").read_text() == ""
-
-
-def test_no_submitted_run_starts_as_root_nor_beside_another(results):
+    assert said(results, "left-by-ada") == ""
     assert status(results, "run-of-root") != 0
-    assert "there is no account 'root' here" in (results / "run-of-root.out").read_text()
-    assert "another run works here: gpu-run@ada.service" in (results / "second-run.out").read_text()
+    assert "there is no account 'root' here" in said(results, "run-of-root")
+    assert "another run works here: gpu-run@ada.service" in said(results, "second-run")
 
 
-def test_no_trainer_starts_before_the_gate_has_passed(results):
-    assert status(results, "trainer-before-gate") != 0
-    assert "Assertion failed" in (results / "trainer-before-gate.out").read_text()
+def test_a_trainer_starts_once_its_gate_has_passed_and_neither_before_nor_after_it_failed_or_hung(results):
+    gates = {"trainer-before-gate": False, "gate": True, "trainer-after-gate": True, "broken-gate": False}
+    gates |= {"trainer-after-broken-gate": False, "hung-gate": False}
 
-
-def test_a_trainer_starts_after_a_gate_that_passed(results):
-    assert status(results, "gate") == 0
-    assert json.loads((results / "passed.json").read_text())["ready"] is True
-    assert status(results, "trainer-after-gate") == 0
-
-
-def test_no_trainer_starts_after_a_gate_that_failed(results):
-    assert status(results, "broken-gate") != 0
-    assert status(results, "trainer-after-broken-gate") != 0
+    assert {name: status(results, name) == 0 for name in gates} == gates
+    assert "Assertion failed" in said(results, "trainer-before-gate")
+    assert [tried(results, name)["ready"] for name in ("passed", "hung")] == [True, False]
 
 
 def test_a_door_that_no_agent_opened_in_time_is_opened_from_within_its_sandbox(results):
-    assert status(results, "door") == 0, (results / "door.out").read_text()
+    assert status(results, "door") == 0, said(results, "door")
     assert (results / "door.left").read_text() == ""
 
 
@@ -527,102 +528,77 @@ def test_the_tunnel_to_shared_homes_listens_from_within_its_sandbox_and_waits_fo
     """One with mounts of its own waits, while it is made, for the home that hangs without it."""
     if shutil.which("stunnel4") is None:
         pytest.skip("no stunnel4 here")
-    assert status(results, "tunnel") == 0, (results / "tunnel.out").read_text()
+    assert status(results, "tunnel") == 0, said(results, "tunnel")
     assert status(results, "tunnel-listens") == 0
-    assert len(set((results / "own-mounts-of-tunnel.out").read_text().split())) == 1
+    assert len(set(said(results, "own-mounts-of-tunnel").split())) == 1
 
 
-def test_a_gate_that_hangs_is_a_failed_one(results):
-    assert status(results, "hung-gate") != 0
-    assert json.loads((results / "hung.json").read_text())["ready"] is False
-
-
-def test_the_agent_sees_all_it_must_from_within_its_sandbox(results):
-    activity = json.loads((results / "activity.json").read_text())
+def test_the_agent_sees_all_it_must_and_answers_a_user_from_within_its_sandbox(results):
+    activity, answer = tried(results, "activity"), said(results, "status-of-a-user")
     # its bucket is made up: whether that is known before the first minute ends is a matter of speed
-    unseen = [
-        reason for reason in activity["unknown"] if not reason.startswith("command: policy of the stack")
-    ]
+    known = "command: policy of the stack"
+    unseen = [reason for reason in activity["unknown"] if not reason.startswith(known)]
 
     assert status(results, "agent") == 0
     assert (activity["instance_id"], unseen) == ("i-1", [])
+    assert status(results, "status-of-a-user") == 0, answer
+    assert answer.splitlines()[0] == "instance  i-1"
 
 
-def test_the_agent_answers_a_user_from_within_its_sandbox(results):
-    said = (results / "status-of-a-user.out").read_text()
-
-    assert status(results, "status-of-a-user") == 0, said
-    assert said.splitlines()[0] == "instance  i-1"
-
-
-@pytest.mark.parametrize(
-    "way",
-    [
-        *("nologin", "files of others", "wall", "container_network", "processes_of_others"),
-        *("device_of_a_driver_that_comes_later", "disk_mounted_later"),
-    ],
-)
-def test_the_agents_sandbox_lets_it_do_its_work(results, way):
-    assert json.loads((results / "results.json").read_text())[way] is True
+SANDBOX = {
+    **dict.fromkeys(("nologin", "files of others", "wall", "container_network", "processes_of_others"), True),
+    **dict.fromkeys(("device_of_a_driver_that_comes_later", "disk_mounted_later"), True),
+    "system files": "Read-only file system",
+    "disk": "Operation not permitted",
+    "mount": False,
+    "another_account": "Operation not permitted",
+    "idle.command busy": True,
+    "idle.command resting": False,
+    "idle.command rights": True,
+    "idle.command odd": "idle.command /usr/local/bin/idle-odd: "
+    "exit code 3; exit code 0 says busy, 1 says not busy",
+    "idle.command hangs": "idle.command /usr/local/bin/idle-hangs: no answer within 1 s",
+}
 
 
-@pytest.mark.parametrize(
-    ("way", "refusal"),
-    [
-        ("system files", "Read-only file system"),
-        ("disk", "Operation not permitted"),
-        ("mount", False),
-        ("another_account", "Operation not permitted"),
-    ],
-)
-def test_the_agents_sandbox_keeps_it_from_all_else(results, way, refusal):
-    assert json.loads((results / "results.json").read_text())[way] == refusal
+def test_the_agents_sandbox_lets_it_do_its_work_and_keeps_it_and_idle_command_from_all_else(results):
+    assert tried(results, "results") == SANDBOX
+    assert said(results, "left-by-idle-command") == ""
+    assert said(results, "answer-of-idle-command").split()[0] == "root"
 
 
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        ("busy", True),
-        ("resting", False),
-        ("rights", True),
-        ("odd", "idle.command /usr/local/bin/idle-odd: exit code 3; exit code 0 says busy, 1 says not busy"),
-        ("hangs", "idle.command /usr/local/bin/idle-hangs: no answer within 1 s"),
-    ],
-)
-def test_the_agent_asks_idle_command_in_a_sandbox_of_its_own(results, program, said):
-    assert json.loads((results / "results.json").read_text())[f"idle.command {program}"] == said
-
-
-def test_an_idle_command_that_takes_too_long_leaves_nothing_behind(results):
-    assert (results / "left-by-idle-command.out").read_text() == ""
-
-
-def test_the_answer_of_idle_command_is_roots_file(results):
-    assert (results / "answer-of-idle-command.out").read_text().split()[0] == "root"
+# What CUDA and network cards need, and folders whose files are their group's, as repositories of a team are.
+ALLOWED = {
+    **dict.fromkeys(
+        ("own run", "shared memory", "memory of a sibling", "compiled code", "locked memory"), True
+    ),
+    **dict.fromkeys(("processors", "memory policy", "netlink", "tcp"), True),
+    "gpu": "no such driver",  # the sandbox lets it ask
+    "folder of a team": "0o2770",
+}
+REFUSED = {
+    **dict.fromkeys(("users of its own", "disk"), "Operation not permitted"),
+    "raw sockets": "Address family not supported by protocol",
+    "settings of the kernel": "Permission denied",
+    "system files": "Read-only file system",
+    "processes of others": False,
+}
 
 
 @pytest.mark.parametrize("unit", ["trainer", "run"])
-def test_code_of_users_has_what_cuda_and_the_network_cards_need(results, unit):
-    tried = json.loads((results / f"{unit}.json").read_text())
+def test_code_of_users_has_what_cuda_and_network_cards_need_and_no_way_to_more_rights(results, unit):
+    found = tried(results, unit)
 
-    needed = ("own run", "shared memory", "memory of a sibling", "compiled code", "locked memory")
-    needed += ("processors", "memory policy", "netlink", "tcp")
-    assert {way: tried[way] for way in needed} == dict.fromkeys(needed, True)
-    assert tried["gpu"] == "no such driver"  # the sandbox lets it ask
-
-
-@pytest.mark.parametrize("unit", ["trainer", "run"])
-def test_code_of_users_makes_folders_whose_files_are_their_groups(results, unit):
-    """As copies of a team's folder, repositories that a group shares, and archives have them."""
-    assert json.loads((results / f"{unit}.json").read_text())["folder of a team"] == "0o2770"
+    assert {way: found[way] for way in ALLOWED | REFUSED} == ALLOWED | REFUSED
+    assert found["root by setuid"] not in ("", "0")
 
 
 @pytest.mark.parametrize("engine", ["docker", "containerd"])
 def test_a_run_of_an_admin_reaches_no_container_engine_and_their_shell_does(results, engine):
     """Nobody listens here: who is let in to the socket hears that."""
-    said = [json.loads((results / f"{where}.json").read_text())[engine] for where in ("shell", "run")]
+    heard = [tried(results, where)[engine] for where in ("shell", "run")]
 
-    assert said == ["Connection refused", "Permission denied"]
+    assert heard == ["Connection refused", "Permission denied"]
 
 
 def test_devices_of_the_drivers_unified_memory_are_there_before_a_sandbox(results):
@@ -633,31 +609,10 @@ def test_devices_of_the_drivers_unified_memory_are_there_before_a_sandbox(result
     assert {f"{unit} -u -c 0" for unit in units} <= set(asked)
 
 
-@pytest.mark.parametrize("unit", ["trainer", "run"])
-def test_code_of_users_has_no_way_to_more_rights(results, unit):
-    tried = json.loads((results / f"{unit}.json").read_text())
-
-    assert tried["root by setuid"] not in ("", "0")
-    assert {way: tried[way] for way in ("users of its own", "disk")} == dict.fromkeys(
-        ("users of its own", "disk"), "Operation not permitted"
-    )
-    assert tried["raw sockets"] == "Address family not supported by protocol"
-    assert tried["settings of the kernel"] == "Permission denied"
-    assert tried["system files"] == "Read-only file system"
-    assert tried["processes of others"] is False
-
-
-def test_a_trainers_home_is_its_own_whoever_was_there_before(results):
-    """Credentials that name a program, and compiled code, are read from there."""
-    assert json.loads((results / "trainer.json").read_text())["home"] == [True, "0o700"]
-
-
-def test_a_trainer_sees_nothing_in_tmp_and_a_submitted_run_what_its_user_sees(results):
-    seen = [
-        json.loads((results / f"{unit}.json").read_text())["files in /tmp"] for unit in ("trainer", "run")
-    ]
-
-    assert seen == [False, True]
+def test_a_trainers_home_and_tmp_are_its_own_and_a_submitted_run_sees_those_of_its_user(results):
+    """Credentials that name a program, and compiled code, are read from a home."""
+    assert tried(results, "trainer")["home"] == [True, "0o700"]
+    assert [tried(results, unit)["files in /tmp"] for unit in ("trainer", "run")] == [False, True]
 
 
 MOST = 30  # what the units are to have at most, in tenths, as systemd-analyze counts
@@ -676,43 +631,25 @@ EXCEPTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """A root with the units that the payload installs."""
-    folder = tmp_path_factory.mktemp("installed")
-    for name, content in payload.assemble().items():
-        if name.startswith("rootfs/etc/systemd/"):
-            path = folder / name.removeprefix("rootfs/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-    return folder
-
-
 def exposure(root, unit):
     """Tenths, as ``systemd-analyze security`` has them."""
     command = ["systemd-analyze", "security", "--no-pager", "--offline=yes", f"--root={root}"]
     scored = ran([*command, unit.replace("@.", "@demo.")])
-    said = re.search(r"Overall exposure level for \S+: (\d+)\.(\d)", scored.stdout)
-    assert said, scored.stderr
-    return int(said[1]) * 10 + int(said[2])
+    level = re.search(r"Overall exposure level for \S+: (\d+)\.(\d)", scored.stdout)
+    assert level, scored.stderr
+    return int(level[1]) * 10 + int(level[2])
 
 
-@pytest.fixture(scope="module")
-def exposures(installed):
-    """Unit -> how exposed it is."""
+def test_a_unit_is_exposed_no_more_than_its_work_asks_for_and_no_exception_outlives_its_reason(tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here")
-    return {path.name: exposure(installed, path.name) for path in sorted(UNITS.glob("*.service"))}
+    files = payload.assemble()
+    payload.write({name: files[name] for name in files if name.startswith("rootfs/etc/systemd/")}, tmp_path)
+    found = {path.name: exposure(tmp_path / "rootfs", path.name) for path in UNITS.glob("*.service")}
 
-
-def test_a_unit_is_exposed_no_more_than_its_work_asks_for(exposures):
-    allowed = {unit: EXCEPTIONS.get(unit, (MOST, "as every service of ours")) for unit in exposures}
-
-    assert {unit: allowed[unit] for unit, found in exposures.items() if found > allowed[unit][0]} == {}
-
-
-def test_no_exception_outlives_its_unit_or_its_reason(exposures):
-    assert {unit: exposures[unit] > MOST for unit in EXCEPTIONS} == dict.fromkeys(EXCEPTIONS, True)
+    allowed = {unit: EXCEPTIONS.get(unit, (MOST, "as every service of ours")) for unit in found}
+    assert {unit: allowed[unit] for unit, tenths in found.items() if tenths > allowed[unit][0]} == {}
+    assert [unit for unit in EXCEPTIONS if found.get(unit, 0) <= MOST] == []
 
 
 def test_dcgms_host_engine_which_is_root_answers_no_user():

@@ -16,29 +16,12 @@ pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]
 
 CACHE = Path(__file__).resolve().parents[3] / "build" / "cloud-init"
 # cloud-init with the modules it imports; unpacked beside one another, never installed on this computer.
-CLOUD_INIT = (
-    "cloud-init",
-    "python3-attr",
-    "python3-blinker",
-    "python3-certifi",
-    "python3-chardet",
-    "python3-configobj",
-    "python3-idna",
-    "python3-jinja2",
-    "python3-json-pointer",
-    "python3-jsonpatch",
-    "python3-jsonschema",
-    "python3-markupsafe",
-    "python3-netifaces",
-    "python3-oauthlib",
-    "python3-pkg-resources",
-    "python3-pyrsistent",
-    "python3-requests",
-    "python3-serial",
-    "python3-six",
-    "python3-urllib3",
-    "python3-yaml",
+MODULES = (
+    *("attr", "blinker", "certifi", "chardet", "configobj", "idna", "jinja2", "json-pointer", "jsonpatch"),
+    *("jsonschema", "markupsafe", "netifaces", "oauthlib", "pkg-resources", "pyrsistent", "requests"),
+    *("serial", "six", "urllib3", "yaml"),
 )
+CLOUD_INIT = ("cloud-init", *(f"python3-{name}" for name in MODULES))
 SHIPPED = {name: stack_files.settings_of(name) for name in SHIPPED}
 
 

@@ -156,27 +156,21 @@ def results(root, tmp_path_factory) -> dict[str, tuple[int, str]]:
 pytestmark = [pytest.mark.image, pytest.mark.prove]
 
 
-def test_a_user_logs_in_by_their_key_to_a_home_of_their_own(results):
+def test_a_user_logs_in_by_their_key_to_a_home_of_their_own_and_root_is_for_admins(results):
     status, said = results["ada-is"]
 
     assert (status, said.split()[0], said.split()[-1]) == (0, "ada", "700")
     assert {"vision", "gpu-fleet-users", "gpu-fleet-admins"} <= set(said.split())
-
-
-def test_root_is_for_admins(results):
     assert results["ada-root"] == (0, "0")
     assert results["bob-root"][0] != 0
 
 
-def test_users_see_neither_each_others_homes_nor_environments(results):
+def test_users_see_neither_each_others_homes_nor_environments_nor_reach_a_process(results):
+    said = results["bob-at-process"][1]
+
     assert "Permission denied" in results["bob-home"][1]
     assert "Permission denied" in results["bob-environment"][1]
     assert "of-ada" not in results["bob-environment"][1]
-
-
-def test_users_reach_no_process_of_each_other(results):
-    said = results["bob-at-process"][1]
-
     assert said.count("Permission denied") >= 3
     assert "Operation not permitted" in said  # kill
     assert results["ada-process"][0] == 0
@@ -200,34 +194,22 @@ def test_a_link_in_the_place_of_a_home_is_not_followed(results):
     assert results["link"] == (0, "root 640")
 
 
-def test_who_left_is_out_whatever_keys_they_left_behind(results):
+def test_who_left_is_out_whatever_keys_they_left_behind_and_their_job_runs_on(results):
     assert results["planted"][0] == 0
     assert results["bob-again"][0] != 0
     assert results["bob-key"][1] == "ada"
-
-
-def test_a_leavers_session_ends_and_their_job_runs_on(results):
     assert results["session-of-bob"][0] == 0  # it came so far: the session was waited for
     assert results["bob-job"] == (0, "1")
+    assert results["linger"][0] != 0  # their service manager starts nothing at the next boot
 
 
-def test_an_admin_who_is_none_any_more_becomes_root_no_more(results):
+def test_an_admin_who_is_none_any_more_becomes_root_no_more_nor_does_any_session_or_process(results):
     assert results["ada-no-root"][0] != 0
-
-
-def test_a_session_that_began_as_an_admins_becomes_root_no_more(results):
     assert "0" not in results["kept-groups"][1].split()
     assert "password" in results["kept-groups"][1]
-
-
-def test_no_process_keeps_the_group_of_admins_and_no_root_shell_of_theirs_stays(results):
     assert int(results["groups-before"][1]) >= 3
     assert results["groups-after"][1] == "0"
     assert results["root-behind-sudo"][0] != 0
-
-
-def test_a_leavers_service_manager_starts_nothing_at_the_next_boot(results):
-    assert results["linger"][0] != 0
 
 
 def test_who_comes_back_finds_files_and_log_in_as_before(results):

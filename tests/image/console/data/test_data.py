@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import boto3
 import pytest
@@ -43,6 +44,14 @@ def s3(cloud, tmp_path, monkeypatch):
     for each in cloud.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
         cloud.delete_object(Bucket=BUCKET, Key=each["Key"])
     cloud.delete_bucket(Bucket=BUCKET)
+
+
+@pytest.fixture
+def client(s3, monkeypatch):
+    """The command's own client of the bucket, for a test to change."""
+    made = buckets.clouds.bucket_client("aws", REGION)
+    monkeypatch.setattr(buckets.clouds, "bucket_client", lambda *_: made)
+    return made
 
 
 # the third part ends the process, once the record has the second
@@ -168,7 +177,7 @@ def test_a_folder_or_pipe_is_not_taken_for_the_file_of_the_same_size(s3, make):
     assert "error: other content is there, and stays without --replace: x" in got.output
 
 
-def test_an_upload_that_was_killed_continues_with_the_missing_parts(s3, tmp_path):
+def test_an_upload_that_was_killed_continues_with_the_missing_parts(client, tmp_path):
     """The parts that the bucket had confirmed are not sent again."""
     Path("big.bin").write_bytes(os.urandom(4 * upload.PART_BYTES + 5))
     killed = subprocess.run(
@@ -177,13 +186,10 @@ def test_an_upload_that_was_killed_continues_with_the_missing_parts(s3, tmp_path
     (record,) = (tmp_path / "cache/gpu-fleet/uploads").glob("*.json")
     confirmed = set(json.loads(record.read_text())["parts"])
     sent = []
-    client = buckets.clouds.bucket_client("aws", REGION)
     client.meta.events.register(
         "before-parameter-build.s3.UploadPart", lambda params, **_: sent.append(params["PartNumber"])
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets.clouds, "bucket_client", lambda *_: client)
-        done = say("put", "big.bin", "big")
+    done = say("put", "big.bin", "big")
 
     assert killed.returncode == -signal.SIGKILL
     assert confirmed == {"1", "2"}
@@ -215,10 +221,11 @@ def test_a_large_file_that_changes_while_it_is_sent_is_never_stored_under_the_ch
 
 
 @pytest.mark.parametrize("size", [3, (5 << 20) + 1])
-def test_of_two_uploads_at_once_the_later_one_does_not_replace_the_other_s_file(s3, size, monkeypatch):
+def test_of_two_uploads_at_once_the_later_one_does_not_replace_the_other_s_file(
+    s3, client, size, monkeypatch
+):
     Path("mine").write_bytes(bytes(size))
     conditions = []
-    client = buckets.clouds.bucket_client("aws", REGION)
 
     def overtaken(name):
         real = getattr(client, name)
@@ -234,7 +241,6 @@ def test_of_two_uploads_at_once_the_later_one_does_not_replace_the_other_s_file(
 
     overtaken("put_object")
     overtaken("complete_multipart_upload")
-    monkeypatch.setattr(buckets.clouds, "bucket_client", lambda *_: client)
 
     done = say("put", "mine", "set")
 
@@ -243,7 +249,7 @@ def test_of_two_uploads_at_once_the_later_one_does_not_replace_the_other_s_file(
     assert s3.get_object(Bucket=BUCKET, Key="shared/set/mine")["Body"].read() == b"theirs"
 
 
-def test_an_upload_that_the_bucket_has_aborted_begins_anew(s3, tmp_path, monkeypatch):
+def test_an_upload_that_the_bucket_has_aborted_begins_anew(s3, client, tmp_path, monkeypatch):
     Path("big.bin").write_bytes(os.urandom(upload.PART_BYTES + 1))
     key = "shared/big/big.bin"
     name = upload.hashlib.sha256(f"{BUCKET}/{key}".encode()).hexdigest()
@@ -252,8 +258,6 @@ def test_an_upload_that_the_bucket_has_aborted_begins_anew(s3, tmp_path, monkeyp
     record.parent.mkdir(parents=True)
     gone = upload.Unfinished(BUCKET, key, sha256, "gone", upload.PART_BYTES, {"1": '"x"'})
     record.write_text(json.dumps(vars(gone)))
-
-    client = buckets.clouds.bucket_client("aws", REGION)
     real = client.upload_part
 
     def upload_part(**arguments):
@@ -262,37 +266,30 @@ def test_an_upload_that_the_bucket_has_aborted_begins_anew(s3, tmp_path, monkeyp
         return real(**arguments)
 
     monkeypatch.setattr(client, "upload_part", upload_part)
-    monkeypatch.setattr(buckets.clouds, "bucket_client", lambda *_: client)
     done = say("put", "big.bin", "big")
 
     assert done.exit_code == 0, done.output
     assert s3.head_object(Bucket=BUCKET, Key=key)["Metadata"]["sha256"] == sha256
 
 
-def test_a_download_continues_where_its_connection_broke(s3, monkeypatch):
+def test_a_download_continues_where_its_connection_broke(client, monkeypatch):
     Path("set/a.txt").write_bytes(bytes(3 << 20))
     say("put", "set/a.txt", "digits")
-    asked = []
-    client = buckets.clouds.bucket_client("aws", REGION)
-    real = client.get_object
+    asked, real = [], client.get_object
+
+    def broken(body):
+        yield body.read(1 << 20)
+        raise ReadTimeoutError(endpoint_url="s3")
 
     def breaking(**arguments):
         asked.append(arguments.get("Range"))
         answer = real(**arguments)
         if len(asked) == 1:
-            body = answer["Body"].read()
-
-            class Broken:
-                def iter_chunks(self, _):
-                    yield body[: 1 << 20]
-                    raise ReadTimeoutError(endpoint_url="s3")
-
-            answer["Body"] = Broken()
+            answer["Body"] = SimpleNamespace(iter_chunks=lambda _, body=answer["Body"]: broken(body))
         return answer
 
     breaking.__name__ = "get_object"
     monkeypatch.setattr(client, "get_object", breaking)
-    monkeypatch.setattr(buckets.clouds, "bucket_client", lambda *_: client)
 
     assert say("get", "digits", "copy").exit_code == 0
     assert asked == [None, f"bytes={1 << 20}-"]

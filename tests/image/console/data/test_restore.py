@@ -122,13 +122,15 @@ def test_a_manifest_that_its_owner_wrote_by_hand_breaks_nothing(s3, key, value, 
     assert f"step {taken} of {RUN} is in" in done.output
 
 
-def test_a_second_restore_changes_nothing(s3):
+def test_a_second_restore_changes_nothing_and_one_after_a_copy_that_was_cut_short_sends_no_file_twice(s3):
     say("runs/tiny", *FROM)
 
     again = say("runs/tiny", *FROM)
+    s3.delete_object(Bucket=OURS, Key=f"{RUN}/step-200/{names.MANIFEST}")
+    resumed = say("runs/tiny", *FROM)
 
-    assert again.exit_code == 0
     assert f"is in s3://{OURS}/{RUN} already, and complete" in again.output
+    assert (again.exit_code, resumed.exit_code, resumed.output.count("copying ")) == (0, 0, 0)
 
 
 def test_a_run_that_went_on_in_the_other_stack_is_never_overwritten(s3):
@@ -164,15 +166,6 @@ def test_a_file_that_a_killed_run_left_there_is_not_taken_for_the_one_of_the_sam
 
     assert done.exit_code == 0, done.output
     CheckpointStore(f"s3://{OURS}/{RUN}").download(200, tmp_path / "checkpoints")
-
-
-def test_a_copy_that_was_cut_short_sends_no_file_twice(s3):
-    say("runs/tiny", *FROM)
-    s3.delete_object(Bucket=OURS, Key=f"{RUN}/step-200/{names.MANIFEST}")
-
-    again = say("runs/tiny", *FROM)
-
-    assert (again.exit_code, again.output.count("copying ")) == (0, 0)
 
 
 def test_what_comes_through_this_computer_is_held_to_the_manifests_checksum(s3, monkeypatch):

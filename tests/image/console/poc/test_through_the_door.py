@@ -9,9 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.console.runs import aws
 from gpu_fleet_image.core.capacity import REQUESTS, STATE, Fate, MoverState, Request
-from tests.image.console.runs.instances import ACCOUNT_ID, REGION, deliver, fleet_of_two, only_those_named
+from tests.image.console.runs.instances import (
+    ACCOUNT_ID,
+    REGION,
+    deliver,
+    fleet_of_two,
+    reach_by_their_addresses,
+)
 
 WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", ACCOUNT_ID)
 RECORDS = f"gpu-fleet-test-records-{ACCOUNT_ID}"
@@ -66,12 +71,8 @@ def world(fleet, monkeypatch):
                 running.extend(deliver(fleet, {"PET_NPROC_PER_NODE": "1", "GPU_FLEET_SAY_EVERY_S": "0.5"}))
         sleep(min(seconds, 0.3))
 
-    only_those_named(monkeypatch)
+    reach_by_their_addresses(monkeypatch, nodes)
     monkeypatch.setattr(time, "sleep", wait)
-    addresses = {node.id: node.address for node in nodes}  # moto's own are of no network here
-    monkeypatch.setattr(
-        aws, "addresses", lambda _region, _calls, ids: {each: addresses[each] for each in ids}
-    )
     return running
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import boto3
 from moto.ssm.models import Command
 
+from gpu_fleet_image.console.runs import aws
 from gpu_fleet_image.core.metrics import METRIC_GATE_PASSED, namespace
 from gpu_fleet_stacks.aws.stack import build
 from gpu_fleet_stacks.rehearsal import first_boot, sweeps
@@ -38,6 +39,7 @@ ACCOUNT_ID = "123456789012"
 TAKEN = "2026-11-22/users/moto/100000Z-0a"
 POOL = examples.pool(name="train", types=[TYPE], size={"min": 0, "desired": 0, "max": 2}, purpose="training")
 SETTINGS = examples.stack(pools=[POOL], access={"people": {"ada": {"uid": 5001}}})
+# writes down what it is asked to start
 SYSTEMCTL = """#!/bin/bash
 case "$1" in
 list-units) cat "{folder}/active" 2>/dev/null || true ;;
@@ -86,6 +88,8 @@ class StandIn:
         """Its account and its gate, and nothing that runs."""
         for name in ("started", "active", "run/gpu-fleet/closed"):
             (self.root / name).unlink(missing_ok=True)
+        for folder in ("run/gpu-fleet", "home", "scratch"):
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
         self.accounts("ada")
         (self.root / "run/gpu-fleet/ready").touch()
 
@@ -99,32 +103,14 @@ class StandIn:
         }
         for file, text in ACCOUNTS.items():
             (self.root / "etc" / file).write_text(text.format(**rows))
-        (self.root / "home").mkdir(exist_ok=True)
-        (self.root / "scratch").mkdir(exist_ok=True)
-
-    def pass_the_gate(self) -> None:
-        """As the gate says it."""
-        run = self.root / "run/gpu-fleet"
-        run.mkdir(parents=True, exist_ok=True)
-        (run / "ready").touch()
 
     def report_to_the_gate(self) -> None:
         """As the agent says it to whoever waits for the instance."""
         dimension = {"Name": "InstanceId", "Value": self.id}
+        datum = {"MetricName": METRIC_GATE_PASSED, "Value": 1.0, "Dimensions": [dimension]}
         # moto cuts the end of a span to the whole second, so what is of this second is not found
-        before = datetime.now(UTC) - timedelta(minutes=1)
-        datum = {
-            "MetricName": METRIC_GATE_PASSED,
-            "Value": 1.0,
-            "Dimensions": [dimension],
-            "Timestamp": before,
-        }
+        datum["Timestamp"] = datetime.now(UTC) - timedelta(minutes=1)
         boto3.client("cloudwatch", REGION).put_metric_data(Namespace=namespace("test"), MetricData=[datum])
-
-    def stub_systemctl(self) -> None:
-        """A systemctl that writes down what it is asked to start."""
-        stub = self.root / "stub/systemctl"
-        executable(stub, SYSTEMCTL.format(folder=self.root))
 
     def run_document(
         self, content: Mapping[str, Any], given: Mapping[str, str]
@@ -259,9 +245,8 @@ def booted(id_: str, address: str, root: Path, user_data: str, own: Mapping[str,
     root.mkdir(parents=True)
     first_boot.boot(user_data, root, own, root.with_suffix(".log"))
     made = StandIn(id_, address, root, own)
-    made.stub_systemctl()
-    made.accounts("ada")
-    made.pass_the_gate()
+    executable(root / "stub/systemctl", SYSTEMCTL.format(folder=root))
+    made.as_booted()
     return made
 
 
@@ -273,8 +258,13 @@ def end(nodes: Sequence[StandIn]) -> None:
         process.wait()
 
 
-def only_those_named(monkeypatch: Any) -> None:
-    """moto takes a command without targets for one to every instance; Systems Manager to those it names."""
+def reach_by_their_addresses(monkeypatch: Any, nodes: Sequence[StandIn]) -> None:
+    """Let commands reach the instances that they name, and these one another: moto has no network of theirs.
+
+    moto takes a command without targets for one to every instance; Systems Manager to those it names.
+    """
+    own = {node.id: node.address for node in nodes}
+    monkeypatch.setattr(aws, "addresses", lambda _region, _calls, ids: {each: own[each] for each in ids})
     targets = Command._get_instance_ids_from_targets
     monkeypatch.setattr(
         Command, "_get_instance_ids_from_targets", lambda command: targets(command) if command.targets else []

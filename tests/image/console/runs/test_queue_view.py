@@ -15,12 +15,13 @@ from gpu_fleet_image.console.runs import follow, queue_view
 from gpu_fleet_image.console.runs.bucket import RunBucket
 from gpu_fleet_image.console.runs.queue_view import QueueViewer
 from gpu_fleet_image.core.calls import Calls
-from gpu_fleet_image.core.errors import CloudError, ConfigurationError
+from gpu_fleet_image.core.errors import ConfigurationError
 from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.core.runs import NodeState, Phase
 from gpu_fleet_image.slurm import job_records
 from gpu_fleet_image.slurm.answers import Job
 from tests.image.cloud_of_groups import policy
+from tests.image.console.runs.objects import Objects
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
 NAME = "digits-20261123-100000-3f9a"
@@ -28,30 +29,6 @@ JOB = Job("7", NAME, "ada", "train", 2, "RUNNING", "", "i-[1-2]", 1, "/home/ada/
 PLACE = f"runs/words/ada/train/{NAME}/queue/"
 HOSTILE = "\x1b[31mred\x1b[0m\n10%\r20%\r\n\x1b]52;c;cm0=\x07\x1b[2J世\n"  # the second writes the clipboard
 STATE = {"phase": "running", "at": NOW.isoformat(), "step": 42, "loss": 0.25, "ettr": 0.9}
-
-
-class Objects:
-    """boto3's client of S3, as far as a bucket of runs needs it."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-
-    def put_object(self, *, Bucket, Key, Body):  # noqa: N803 - boto3's own names
-        self.objects[Key] = Body
-        return {}
-
-    def get_object(self, *, Bucket, Key):  # noqa: N803
-        if Key not in self.objects:
-            raise CloudError("no such key", "NoSuchKey")
-        return {"Body": Content(self.objects[Key])}
-
-    def list_objects_v2(self, *, Bucket, Prefix):  # noqa: N803
-        return {"Contents": [{"Key": key} for key in self.objects if key.startswith(Prefix)]}
-
-
-class Content(bytes):
-    def read(self) -> bytes:
-        return bytes(self)
 
 
 class Stack:
@@ -70,7 +47,7 @@ class Stack:
         return self.said().entries[0]
 
     def says(self, name: str, content: bytes) -> None:
-        self.s3.objects[PLACE + name] = content
+        self.s3.put_object(Key=PLACE + name, Body=content)
 
 
 def test_a_run_is_a_row_with_what_slurm_and_the_run_itself_say(capsys):
@@ -123,18 +100,15 @@ def test_jobs_of_others_are_not_listed(capsys):
     assert "account ada has no jobs in the queue" in capsys.readouterr().out
 
 
-def test_a_word_of_the_controllers_that_is_old_is_said_to_be(capsys):
+def test_a_word_of_the_controllers_that_is_old_is_said_to_be_and_one_that_never_came_is_named(capsys):
     stack = Stack(JOB)
     old = job_records.JobRecords(datetime.now(UTC) - timedelta(hours=2), (stack.entry(),))
 
     queue_view.show_runs(replace(stack.viewer, read=lambda: old))
 
     assert "wrote this 2.0 h ago" in capsys.readouterr().err
-
-
-def test_a_controller_that_never_spoke_is_named():
     with pytest.raises(ConfigurationError, match="has not written its jobs yet"):
-        queue_view.show_runs(replace(Stack().viewer, read=lambda: None))
+        queue_view.show_runs(replace(stack.viewer, read=lambda: None))
 
 
 @pytest.mark.parametrize(
@@ -152,14 +126,6 @@ def test_a_controller_that_never_spoke_is_named():
 )
 def test_a_state_says_why_and_where_a_run_failed(changes, says):
     assert queue_view.described(Stack(replace(JOB, **changes)).entry()) == says
-
-
-def test_a_run_is_found_by_its_name_or_its_number_and_another_is_refused():
-    viewer = Stack(JOB).viewer
-
-    assert viewer.entry("7") == viewer.entry(NAME)
-    with pytest.raises(ConfigurationError, match=f"no job of account ada.*nearest: {NAME}"):
-        viewer.entry(NAME.replace("digits", "digit"))
 
 
 def test_a_laptop_reads_the_log_that_the_run_sent(capsys):
@@ -233,11 +199,19 @@ def test_an_output_that_never_opens_or_never_ends_is_refused(tmp_path, monkeypat
         queue_view.show_log(stack.viewer, NAME, follow=False)
 
 
-def test_a_job_whose_name_is_the_number_of_another_does_not_take_its_place():
-    stack = Stack(JOB, replace(JOB, id="8", name="7"), is_instance=True)
+def test_a_run_is_found_by_its_name_or_its_number_which_the_name_of_another_does_not_take():
+    viewer = Stack(JOB, replace(JOB, id="8", name="7"), is_instance=True).viewer
 
-    assert stack.viewer.entry("7").job.id == "7"
-    assert stack.viewer.entry("8").job.id == "8"
+    assert [viewer.entry(said).job.id for said in ("7", NAME, "8")] == ["7", "7", "8"]
+
+
+def cancelled(*jobs: Job, said: str = NAME) -> list[str]:
+    """What Slurm is asked where an account of an instance cancels."""
+    asked: list[str] = []
+    queue_view.cancel_run(
+        Stack(*jobs, is_instance=True).viewer, said, lambda words: asked.append(" ".join(words)) or ""
+    )
+    return asked
 
 
 @pytest.mark.parametrize(
@@ -249,13 +223,7 @@ def test_a_job_whose_name_is_the_number_of_another_does_not_take_its_place():
     ],
 )
 def test_on_an_instance_slurm_itself_cancels_and_a_run_saves_first(job, command):
-    said = []
-
-    queue_view.cancel_run(
-        Stack(job, is_instance=True).viewer, NAME, lambda words: said.append(" ".join(words)) or ""
-    )
-
-    assert said == [command]
+    assert cancelled(job) == [command]
 
 
 TASKS = [
@@ -264,39 +232,13 @@ TASKS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("said", "cancelled"), [("50_1", "50_1"), ("50_0", "50_0"), ("51", "51"), ("50", "50")]
-)
-def test_one_task_of_an_array_is_cancelled_by_its_number_and_all_by_the_arrays(said, cancelled):
-    asked = []
+def test_one_task_of_an_array_is_cancelled_by_its_number_and_all_by_the_arrays_also_once_that_task_ended():
+    first, last = TASKS
 
-    queue_view.cancel_run(
-        Stack(*TASKS, is_instance=True).viewer, said, lambda words: asked.append(words) or ""
-    )
-
-    assert asked == [["scancel", cancelled]]
-
-
-@pytest.mark.parametrize("act", [queue_view.cancel_run, queue_view.show_log])
-def test_a_run_without_a_name_is_none_of_the_jobs(act):
-    """``gpu-fleet cancel "$RUN"`` where nobody set RUN."""
-    stack = Stack(JOB, replace(JOB, id="8", name=""), is_instance=True)
-
-    with pytest.raises(ConfigurationError, match="RUN '': no job of account ada"):
-        act(stack.viewer, "", **({"follow": False} if act is queue_view.show_log else {"ask": Mock()}))
-
-
-def test_an_arrays_number_cancels_its_tasks_also_once_the_one_that_has_this_number_ended():
-    running, last = TASKS
-    asked = []
-
-    queue_view.cancel_run(
-        Stack(replace(last, state="COMPLETED"), running, is_instance=True).viewer,
-        "50",
-        lambda words: asked.append(words) or "",
-    )
-
-    assert asked == [["scancel", "50"]]
+    assert {said: cancelled(*TASKS, said=said) for said in ("50_1", "50_0", "51", "50")} == {
+        said: [f"scancel {said}"] for said in ("50_1", "50_0", "51", "50")
+    }
+    assert cancelled(replace(last, state="COMPLETED"), first, said="50") == ["scancel 50"]
 
 
 @pytest.mark.parametrize("act", [queue_view.show_runs, lambda v: queue_view.cancel_run(v, NAME, Mock())])
@@ -309,21 +251,6 @@ def test_the_controllers_record_is_read_once_for_a_command(act):
     assert read.call_count == 1
 
 
-def test_a_name_that_several_jobs_have_cancels_none_and_their_numbers_are_said():
-    over = replace(TASKS[0], id="9", task="", state="COMPLETED")
-
-    with pytest.raises(ConfigurationError, match=r"'sweep': 2 jobs have this name; .* 50_1, 50_0$"):
-        queue_view.cancel_run(Stack(over, *TASKS, is_instance=True).viewer, "sweep", Mock())
-
-
-def test_what_slurm_refuses_is_said():
-    def refuses(_words):
-        raise SlurmError("scancel: error: Access/permission denied")
-
-    with pytest.raises(ConfigurationError, match="permission denied"):
-        queue_view.cancel_run(Stack(JOB, is_instance=True).viewer, NAME, refuses)
-
-
 @pytest.mark.parametrize(
     ("state", "says"), [("RUNNING", "is asked to save and stop"), ("PENDING", "will stop when it starts")]
 )
@@ -331,20 +258,45 @@ def test_a_laptop_leaves_word_where_the_run_looks(state, says):
     stack = Stack(replace(JOB, state=state))
 
     assert says in queue_view.cancel_run(stack.viewer, NAME)
-    assert json.loads(stack.s3.objects[f"runs/jobs/ada/{NAME}/cancel"])["by"] == "users/ada"
+    assert json.loads(stack.s3.objects[f"runs/jobs/ada/{NAME}/cancel"][0])["by"] == "users/ada"
+
+
+def refuses(_words):
+    raise SlurmError("scancel: error: Access/permission denied")
+
+
+def show(viewer: QueueViewer, run: str = NAME) -> None:
+    queue_view.show_log(viewer, run, follow=False)
+
+
+FOREIGN = replace(JOB, comment="")
+NAMELESS = Stack(JOB, replace(JOB, id="8", name=""), is_instance=True)
+OVER = replace(TASKS[0], id="9", task="", state="COMPLETED")
+NOBODYS = f"no job of account ada.*nearest: {NAME}"
 
 
 @pytest.mark.parametrize(
-    "act", [queue_view.cancel_run, lambda v, run: queue_view.show_log(v, run, follow=False)]
+    ("act", "stack", "words", "why"),
+    [
+        (show, Stack(JOB), [NAME.replace("digits", "digit")], NOBODYS),
+        (show, Stack(FOREIGN), [NAME], "on an instance of the stack"),
+        (queue_view.cancel_run, Stack(FOREIGN), [NAME], "on an instance of the stack"),
+        (queue_view.cancel_run, Stack(replace(JOB, state="TIMEOUT")), [NAME], "there is nothing to cancel"),
+        # gpu-fleet cancel "$RUN" where nobody set RUN
+        (queue_view.cancel_run, NAMELESS, ["", Mock()], "RUN '': no job of account ada"),
+        (show, NAMELESS, [""], "RUN '': no job of account ada"),
+        (
+            queue_view.cancel_run,
+            Stack(OVER, *TASKS, is_instance=True),
+            ["sweep", Mock()],
+            r"'sweep': 2 jobs have this name; .* 50_1, 50_0$",
+        ),
+        (queue_view.cancel_run, Stack(JOB, is_instance=True), [NAME, refuses], "permission denied"),
+    ],
 )
-def test_a_job_that_submit_did_not_make_is_for_an_instance(act):
-    with pytest.raises(ConfigurationError, match="on an instance of the stack"):
-        act(Stack(replace(JOB, comment="")).viewer, NAME)
-
-
-def test_what_is_over_cannot_be_cancelled():
-    with pytest.raises(ConfigurationError, match="there is nothing to cancel"):
-        queue_view.cancel_run(Stack(replace(JOB, state="TIMEOUT")).viewer, NAME)
+def test_a_run_that_is_none_or_several_or_not_to_be_cancelled_here_is_one_message(act, stack, words, why):
+    with pytest.raises(ConfigurationError, match=why):
+        act(stack.viewer, *words)
 
 
 @pytest.mark.parametrize("headings", [follow.HEADINGS, queue_view.HEADINGS])

@@ -5,13 +5,11 @@ import os
 import re
 import time
 from datetime import UTC, datetime, timedelta
-from io import BytesIO
 from types import SimpleNamespace
 
 import boto3
 import pytest
 import tomli_w
-from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
@@ -23,17 +21,7 @@ from gpu_fleet_image.core.calls import Calls
 from gpu_fleet_image.core.capacity import Fate, MoverState, Request
 from gpu_fleet_image.core.place import Place
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
-from gpu_fleet_image.core.runs import (
-    JOB,
-    STATE,
-    Job,
-    Member,
-    NodeState,
-    Phase,
-    job_prefix,
-    node_prefix,
-    state_of,
-)
+from gpu_fleet_image.core.runs import JOB, STATE, Job, Member, NodeState, Phase, job_prefix, node_prefix
 from gpu_fleet_image.instance.agent.sensors.commands import is_watched
 from gpu_fleet_image.instance.agent.sensors.processes import processes
 from tests.image.console.runs.instances import (
@@ -41,8 +29,9 @@ from tests.image.console.runs.instances import (
     REGION,
     deliver,
     fleet_of_two,
-    only_those_named,
+    reach_by_their_addresses,
 )
+from tests.image.console.runs.objects import Objects
 from tests.training.examples import changed, gpt_table, write_tokens
 
 RECORDS, CHECKPOINTS = (f"gpu-fleet-test-{kind}-{ACCOUNT_ID}" for kind in ("records", "checkpoints"))
@@ -108,27 +97,13 @@ def delivered(fleet, nodes, monkeypatch):
             running.extend(deliver(fleet, ONE_PROCESS))
         return sleep(0.1)
 
-    only_those_named(monkeypatch)
+    reach_by_their_addresses(monkeypatch, nodes)
     monkeypatch.setattr(time, "sleep", wait)
-    addresses = {node.id: node.address for node in nodes}  # moto's own are of no network here
-    monkeypatch.setattr(
-        aws,
-        "addresses",
-        lambda _region, _calls, ids: {instance_id: addresses[instance_id] for instance_id in ids},
-    )
     return running
 
 
 def run_of(said):
     return re.search(r"^(\S+) is sent to", said.output, re.MULTILINE)[1]
-
-
-def until(condition):
-    """Wait for it; a run that never comes so far fails."""
-    ends = time.monotonic() + LONGEST_S
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.1)
 
 
 def words_of(run, node):
@@ -193,8 +168,10 @@ def test_a_cancelled_run_saves_and_resumes_when_it_is_submitted_again(
     second = say(*SUBMIT, *longer, "--instance", node.id)
     assert f"--instance {node.id} works on {run}" in second.output
 
-    until(lambda: words_of(run, node).get("step"))
-
+    ends = time.monotonic() + LONGEST_S
+    while not words_of(run, node).get("step"):
+        assert time.monotonic() < ends
+        time.sleep(0.1)
     asked = say("cancel", run, *ADA)
 
     (worker,) = delivered
@@ -212,7 +189,8 @@ def test_a_cancelled_run_saves_and_resumes_when_it_is_submitted_again(
     assert f"event=resumed step={stopped['step']} " in say("logs", run_of(again), *ADA).output
 
 
-def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(fleet, nodes, folder):
+def test_a_dry_run_shows_what_would_be_sent_and_what_stays_and_sends_nothing(fleet, nodes, folder):
+    (folder / "data/text/.env").write_text("KEY=1")
     before = len(boto3.client("ssm", REGION).list_commands()["Commands"])
 
     said = say(*SUBMIT, "--dry-run", "--run.steps", "7")
@@ -222,23 +200,12 @@ def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(fleet, nodes, fold
     assert '"DocumentName": "gpu-fleet-test-run"' in said.output
     assert "data/text/train/tokens.bin" in said.output
     assert len(boto3.client("ssm", REGION).list_commands()["Commands"]) == before
-
-
-def test_what_leaves_the_laptop_and_what_does_not_is_said_before_it_is_sent(fleet, nodes, folder):
-    (folder / "data/text/.env").write_text("KEY=1")
-
-    said = say(*SUBMIT, "--dry-run")
-
     assert re.match(rf"uploaded to {RECORDS}: \d+ files, [\d,]+ bytes, where no other", said.output)
     assert "; left out: data/text/.env (--include NAME uploads" in said.output.splitlines()[0]
     assert ", data/text/.env" not in said.output
 
 
 REFUSED = {
-    "no such pool": (
-        ("--pool", "trian"),
-        "--pool 'trian': no such pool; stack test has train (nearest: train)",
-    ),
     "more than the pool's max": (("--nodes", "3"), "--nodes 3; allowed: up to 2, size.max of train"),
     "an instance of nobody": (
         ("--instance", "i-0"),
@@ -247,7 +214,6 @@ REFUSED = {
     "two where one is asked for": (("--instance", "i-0", "--instance", "i-1"), "as many as --nodes 1"),
     "no account's name": (("--as", "Ada!"), "--as 'Ada!'; allowed: your account of access.people"),
     "data that stay here": (("--data.path", "data/other"), "data.path = 'data/other': instances do not have"),
-    "what is not here": (("--include", "nothing"), "--include 'nothing': there is no such file or folder"),
     "no such key": (("--run.stepps", "7"), "run.stepps"),
     "no such key with =": (("--run.stepps=7",), "run.stepps"),
     "a folder above": (("--run.directory", "../x"), "run.directory = '../x': must be below the folder"),
@@ -284,14 +250,13 @@ def test_where_no_instance_is_ready_the_mover_is_asked_and_its_refusal_is_the_an
 
     def refused(seconds):
         s3 = boto3.client("s3", REGION)
-        records = f"gpu-fleet-test-records-{ACCOUNT_ID}"
         prefix = "reaper/capacity/requests/"
-        (tag,) = s3.list_objects_v2(Bucket=records, Prefix=prefix)["Contents"]
+        (tag,) = s3.list_objects_v2(Bucket=RECORDS, Prefix=prefix)["Contents"]
         key = tag["Key"].removeprefix(prefix).removesuffix(".json")
         why = "12 USD of the month's budget are left"
         request = Request(key, "train", 1, None, datetime.now(UTC), Fate.REFUSED, why)
         state = MoverState(requests={key: request}).to_json()
-        s3.put_object(Bucket=records, Key="reaper/capacity/state.json", Body=json.dumps(state))
+        s3.put_object(Bucket=RECORDS, Key="reaper/capacity/state.json", Body=json.dumps(state))
         wait(0)
 
     monkeypatch.setattr(time, "sleep", refused)
@@ -303,42 +268,15 @@ def test_where_no_instance_is_ready_the_mover_is_asked_and_its_refusal_is_the_an
     assert len(boto3.client("ssm", REGION).list_commands()["Commands"]) == before
 
 
-class Denying:
-    """S3 as it answers whoever may list some prefixes alone: with AccessDenied for what is not there."""
-
-    def __init__(self, *keys):
-        self.keys = keys
-
-    def get_object(self, **_):
-        raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "GetObject")
-
-    def list_objects_v2(self, *, Prefix, **_):  # noqa: N803 - as boto3 names it
-        return {"Contents": [{"Key": key} for key in self.keys if key.startswith(Prefix)]}
-
-
 def test_what_s3_denies_is_absent_unless_it_is_listed():
-    calls = Calls(lambda: datetime.now(UTC))
-    place = "train/runs/words/ada/r-1/i-1/"
+    """It answers whoever may list some prefixes alone with AccessDenied for what is not there."""
+    s3, place = Objects(absent="AccessDenied"), "train/runs/words/ada/r-1/i-1/"
+    bucket = RunBucket(s3, Calls(lambda: datetime.now(UTC)), RECORDS)
 
-    assert RunBucket(Denying(), calls, RECORDS).state(place, "ada").phase is Phase.SENT
+    assert bucket.state(place, "ada").phase is Phase.SENT
+    s3.list_objects_v2 = lambda **_: {"Contents": [{"Key": f"{place}state.json"}]}
     with pytest.raises(ConfigurationError, match="--as ada: these credentials may not act as this account"):
-        RunBucket(Denying(f"{place}state.json"), calls, RECORDS).state(place, "ada")
-
-
-class Kept:
-    """S3 with some objects: key -> (content, when it was written)."""
-
-    def __init__(self, objects):
-        self.objects = objects
-
-    def get_object(self, *, Key, **_):  # noqa: N803 - as boto3 names it
-        if Key not in self.objects:
-            raise ClientError({"Error": {"Code": "NoSuchKey", "Message": "no"}}, "GetObject")
-        return {"Body": BytesIO(self.objects[Key][0])}
-
-    def list_objects_v2(self, *, Prefix, **_):  # noqa: N803 - as boto3 names it
-        found = [(key, at) for key, (_, at) in self.objects.items() if key.startswith(Prefix)]
-        return {"Contents": [{"Key": key, "LastModified": at} for key, at in found]}
+        bucket.state(place, "ada")
 
 
 def test_a_run_that_still_works_keeps_its_instance_busy_however_many_came_after_it():
@@ -356,7 +294,7 @@ def test_a_run_that_still_works_keeps_its_instance_busy_however_many_came_after_
         objects[job_prefix("ada", run) + JOB] = (job.content(), began)
         objects[node_prefix(job, member.id) + STATE] = (said.encode(), at)
 
-    working = busy(RunBucket(Kept(objects), Calls(lambda: now), RECORDS), "ada", now)
+    working = busy(RunBucket(Objects(objects), Calls(lambda: now), RECORDS), "ada", now)
 
     assert working.keys() == {"i-1", f"i-{NEWEST}"}
 
@@ -444,18 +382,6 @@ def test_a_run_that_cannot_be_marked_as_refused_either_says_what_counts_as_busy(
         command.sent(desk, SimpleNamespace(refuse=refuse), job)
 
 
-def break_gate(node):
-    (node.root / "run/gpu-fleet/ready").unlink()
-
-
-def work_on_another(node):
-    (node.root / "active").write_text("gpu-run@bob.service loaded active running\n")
-
-
-def be_terminated(node):
-    (node.root / "run/gpu-fleet/closed").touch()
-
-
 AT_THE_INSTANCE = {
     "no account": (
         lambda node: node.accounts("bob"),
@@ -466,9 +392,18 @@ AT_THE_INSTANCE = {
         lambda node: node.accounts("ada", groups=False),
         "there is no account 'ada'",
     ),
-    "another's run": (work_on_another, "another run works here: gpu-run@bob.service"),
-    "a failed gate": (break_gate, "the instance has not passed its boot check"),
-    "an end under way": (be_terminated, "the instance is being terminated"),
+    "another's run": (
+        lambda node: (node.root / "active").write_text("gpu-run@bob.service loaded active running\n"),
+        "another run works here: gpu-run@bob.service",
+    ),
+    "a failed gate": (
+        lambda node: (node.root / "run/gpu-fleet/ready").unlink(),
+        "the instance has not passed its boot check",
+    ),
+    "an end under way": (
+        lambda node: (node.root / "run/gpu-fleet/closed").touch(),
+        "the instance is being terminated",
+    ),
 }
 
 
@@ -483,16 +418,4 @@ def test_what_an_instance_refuses_comes_back_as_one_message(case, fleet, nodes, 
     assert said.exit_code == 1
     assert f"refused: {message}" in said.output
     assert not any(node.started() for node in nodes)
-    run = run_of(said)
-    phases = {
-        state_of(json.dumps(words_of(run, node)).encode()).phase for node in nodes if node.id in said.output
-    }
-    assert phases == {Phase.REFUSED}
-
-
-@pytest.mark.parametrize("flag", ["--branch", "--checkpoints"])
-def test_a_flag_without_its_word_is_refused(flag):
-    done = CliRunner().invoke(main, ["submit", "--pool", "train", flag, "", "--", "true"])
-
-    assert done.exit_code == 2
-    assert f"Invalid value for '{flag}': is empty" in done.output
+    assert {words_of(run_of(said), node)["phase"] for node in nodes if node.id in said.output} == {"refused"}

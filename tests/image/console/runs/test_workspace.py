@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import boto3
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -23,7 +23,7 @@ from gpu_fleet_image.core.model import TAG_OWNER, TAG_POOL, Instance
 from gpu_fleet_image.core.place import Place
 from gpu_fleet_image.core.runs import STATE, Phase, node_prefix
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
-from tests.ran import executable
+from tests.ran import executable, ran
 
 RECORDS = "gpu-fleet-test-records-123456789012"
 # forwards nothing, and answers as JupyterLab does before anybody has logged in
@@ -40,25 +40,24 @@ http.server.HTTPServer(("127.0.0.1", port), Answer).serve_forever()
 """
 
 
-class Desk:
+def a_desk():
     """A user's desk with one instance that they took."""
-
-    def __init__(self) -> None:
-        tags = {TAG_POOL: "dev", TAG_OWNER: "ada", TAG_TAKEN: "2026-11-22/users/ada/100000Z-0a"}
-        fleet = SimpleNamespace(instances=[Instance("i-1", "g5.xlarge", "running", datetime.now(UTC), tags)])
-        self.cloud = SimpleNamespace(instances=SimpleNamespace(fleet=lambda: fleet), calls=None)
-        self.policy = SimpleNamespace(stack="test", cloud="aws", has_queue=False)
-        self.place = Place("test", "aws", "us-east-1", "123456789012")
-        self.now, self.wait = (lambda: datetime.now(UTC)), time.sleep
-
-    def ready(self, ids):
-        return dict.fromkeys(ids, "ready")
+    tags = {TAG_POOL: "dev", TAG_OWNER: "ada", TAG_TAKEN: "2026-11-22/users/ada/100000Z-0a"}
+    fleet = SimpleNamespace(instances=[Instance("i-1", "g5.xlarge", "running", datetime.now(UTC), tags)])
+    return SimpleNamespace(
+        cloud=SimpleNamespace(instances=SimpleNamespace(fleet=lambda: fleet), calls=None),
+        policy=SimpleNamespace(stack="test", cloud="aws", has_queue=False),
+        place=Place("test", "aws", "us-east-1", "123456789012"),
+        now=lambda: datetime.now(UTC),
+        wait=time.sleep,
+        ready=lambda ids: dict.fromkeys(ids, "ready"),
+    )
 
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     """A laptop with the cloud's program, and an instance that starts what it is sent."""
-    desk, opened, jobs = Desk(), [], []
+    desk, opened, jobs = a_desk(), [], []
     with moto_server("us-east-1"):
         s3 = boto3.client("s3", "us-east-1")
         s3.create_bucket(Bucket=RECORDS)
@@ -108,14 +107,6 @@ def run(*words):
     )
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_the_browser_opens_jupyter_and_its_token_is_in_no_command_line_log_or_job(world):
     done = run()
 
@@ -128,7 +119,7 @@ def test_the_browser_opens_jupyter_and_its_token_is_in_no_command_line_log_or_jo
     assert [text for text in (address, str(argv), done.output, str(job)) if server.token in text] == []
     assert f'"portNumber": ["{server.port}"]' in argv[-1]
     assert not Path(address.removeprefix("file://")).exists()
-    assert not is_alive(pid)
+    assert not psutil.pid_exists(pid)
     assert "stays: JupyterLab and its kernels on i-1" in done.output
     assert f"gpu-fleet cancel {job.run} --stack test" in done.output
 
@@ -168,14 +159,7 @@ def test_jupyter_works_in_the_users_home_where_their_environments_are(tmp_path):
     executable(tmp_path / "bin/jupyter-lab", '#!/bin/bash\npwd\nprintf "%s\\n" "$@"\n')
     environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "HOME": str(home)}
 
-    done = subprocess.run(
-        ["/bin/bash", workspace.START],
-        cwd=folder,
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = ran(["/bin/bash", workspace.START], cwd=folder, env=environment, check=True)
 
     config = folder / workspace.CONFIG
     where, *words = done.stdout.splitlines()

@@ -87,7 +87,10 @@ def explain(fleet, tmp_path):
     )
 
 
-def test_an_idle_instance_is_explained_with_its_heartbeats(explain, fleet):
+QUARTERS = (10, 11)  # of an hour: two hours and a half
+
+
+def test_an_idle_instance_is_explained_with_its_heartbeats_to_people_and_programs(explain, fleet):
     idle, _ = fleet
 
     result = explain(idle)
@@ -98,19 +101,12 @@ def test_an_idle_instance_is_explained_with_its_heartbeats(explain, fleet):
     assert lines[1].startswith("verdict: MARK: idle for 2.5 h")
     assert "pool dev: marked after 2.0 h idle with 90 % of the heartbeats, terminate 30 min later" in lines
     picture = "".join(line[len("  2026-11-21 12:00 ") :] for line in lines if line.startswith("  20"))
-    assert picture.strip().strip("█") in {
-        "·" * 10,
-        "·" * 11,
-    }  # two hours and a half, a quarter of an hour each
+    assert picture.strip().strip("█") in {"·" * count for count in QUARTERS}
     assert "█ active" in lines[-1]
-
-
-def test_a_program_reads_the_same(explain, fleet):
-    said = json.loads(explain(fleet[0], "-o", "json").output)
-
+    said = json.loads(explain(idle, "-o", "json").output)
     assert (said["verdict"], said["pool"], said["failures"]) == ("MARK", "dev", [])
     cells = [cell for each in said["heartbeats"]["rows"] for cell in each["cells"]]
-    assert cells.count("idle") in {10, 11}  # two hours and a half, a quarter of an hour each
+    assert cells.count("idle") in QUARTERS
 
 
 def test_a_silent_instance_shows_that_it_is_silent_and_a_mistyped_one_is_answered_with_the_nearest(

@@ -42,6 +42,10 @@ def fleet(moto_fleet, monkeypatch):
     return moto_fleet
 
 
+def in_8_hours():
+    return format_time(datetime.now(UTC) + timedelta(hours=8))
+
+
 def run(*arguments):
     return CliRunner().invoke(main, list(arguments))
 
@@ -66,10 +70,9 @@ def test_an_instance_is_kept_for_the_time_asked_for(fleet):
         (
             {TAG_KEEP_UNTIL: "next week", TAG_OWNER: "moto"},
             "1h",
-            "warning: gpu-fleet:keep-until = 'next week'; allowed: an ISO 8601 time",
+            "warning: gpu-fleet:keep-until = 'next week'; ",
         ),
     ],
-    ids=["more than two weeks", "a hold that cannot be read"],
 )
 def test_what_is_shortened_or_replaced_is_said(fleet, tags, duration, says):
     (instance,) = fleet.start(**tags)
@@ -93,7 +96,7 @@ def test_release_takes_the_hold_back(fleet):
 
 @pytest.mark.parametrize("command", [("keep", "1h", "--reason", "y"), ("release",)])
 def test_what_another_keeps_is_changed_by_who_says_whose_it_is(fleet, command):
-    until = format_time(datetime.now(UTC) + timedelta(hours=8))
+    until = in_8_hours()
     kept = {TAG_KEEP_UNTIL: until, TAG_KEEP_REASON: "deadline", TAG_KEEP_BY: f"{until} bob"}
     (instance,) = fleet.start(**kept, **{TAG_OWNER: "team"})
 
@@ -109,7 +112,7 @@ def test_what_another_keeps_is_changed_by_who_says_whose_it_is(fleet, command):
 
 @pytest.mark.parametrize("holder", ["moto", "moto@lab.example.com"])
 def test_who_keeps_an_instance_or_owns_it_releases_it(fleet, holder):
-    until = format_time(datetime.now(UTC) + timedelta(hours=8))
+    until = in_8_hours()
     (held,) = fleet.start(**{TAG_KEEP_UNTIL: until, TAG_KEEP_BY: f"{until} {holder}", TAG_OWNER: "team"})
     (owned,) = fleet.start(**{TAG_KEEP_UNTIL: until, TAG_KEEP_BY: f"{until} bob", TAG_OWNER: holder})
 
@@ -119,7 +122,7 @@ def test_who_keeps_an_instance_or_owns_it_releases_it(fleet, holder):
 
 
 def test_a_holder_is_that_of_the_hold_in_force_and_of_none_before(fleet):
-    until = format_time(datetime.now(UTC) + timedelta(hours=8))
+    until = in_8_hours()
     stale = f"{format_time(NOON)} moto"
     (instance,) = fleet.start(**{TAG_KEEP_UNTIL: until, TAG_KEEP_BY: stale, TAG_OWNER: "bob"})
 
@@ -147,11 +150,23 @@ def test_an_instance_that_is_not_the_reaper_s_is_refused(fleet, command):
     assert f"{instance} does not carry gpu-fleet:managed=true" in result.output
 
 
-def test_elsewhere_the_instance_has_to_be_named(fleet):
-    result = run("keep", "1h", "--reason", "x")
+def test_bad_input_is_one_message(fleet):
+    durations, regions = ("8", "h", "0h", "-1h", "8 hours", ""), ("us east 1", "../x")
+    keep, release = ("keep", "--reason", "x", "--instance-id", "i-1"), ("release", "--instance-id", "i-1")
+    says = {
+        ("keep", "1h", "--reason", "x"): "error: --instance is missing, and this is no instance of a fleet"
+    }
+    says |= {
+        (*keep, "--", each): f"error: duration {each!r}; allowed: a number and m, h" for each in durations
+    }
+    says |= {(*release, "--region", each): f"error: region = {each!r}; allowed: a region" for each in regions}
 
-    assert result.exit_code == 1
-    assert result.output.startswith("error: --instance is missing, and this is no instance of a fleet")
+    said = {words: run(*words) for words in says}
+
+    assert {words: each.exit_code for words, each in said.items()} == dict.fromkeys(says, 1)
+    assert {
+        words: said[words].output for words in says if not said[words].output.startswith(says[words])
+    } == {}
 
 
 def test_without_any_region_the_flag_is_named(fleet, monkeypatch):
@@ -165,17 +180,14 @@ def test_without_any_region_the_flag_is_named(fleet, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("region", ["us east 1", "../x"])
-def test_a_region_that_can_be_none_is_named(fleet, region):
-    result = run("release", "--instance-id", "i-1", "--region", region)
-
-    assert result.exit_code == 1
-    assert result.output == f"error: region = {region!r}; allowed: a region of AWS, say us-east-1\n"
-
-
-def test_on_an_instance_its_region_is_known(fleet, monkeypatch, tmp_path):
+@pytest.fixture
+def own_file(tmp_path, monkeypatch):
+    """An instance's own file."""
     (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+
+
+def test_on_an_instance_its_region_is_known(fleet, own_file, monkeypatch):
     monkeypatch.delenv("AWS_REGION")
     (instance,) = fleet.start()
 
@@ -186,23 +198,13 @@ def test_on_an_instance_its_region_is_known(fleet, monkeypatch, tmp_path):
     "words",
     [("release", "--instance", ""), ("keep", "1h", "--reason", "x", "--instance", ""), ("explain", "")],
 )
-def test_on_an_instance_an_empty_name_of_another_does_not_mean_this_one(monkeypatch, tmp_path, words):
-    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
-    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+def test_on_an_instance_an_empty_name_of_another_does_not_mean_this_one(own_file, monkeypatch, words):
     monkeypatch.setattr(own_agent, "answered", lambda _request: Output(("the agent did it",)))
 
-    result = CliRunner().invoke(main, words)
+    result = run(*words)
 
     assert result.exit_code == 1
     assert result.output == "error: INSTANCE '': is empty; allowed: the id of an instance\n"
-
-
-@pytest.mark.parametrize("text", ["8", "h", "0h", "-1h", "8 hours", ""])
-def test_a_duration_that_is_none_is_refused_with_what_is_allowed(fleet, text):
-    result = run("keep", "--reason", "x", "--instance-id", "i-1", "--", text)
-
-    assert result.exit_code == 1
-    assert "allowed: a number and m, h or d, say 90m, 8h or 2d" in result.output
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "x" * 257, "\x1b[2J", "\ud800"])

@@ -35,17 +35,13 @@ def decision(verdict=Verdict.KEEP_BUSY, idle_s=600.0, tags=None, **values):
     return replace(Decision(instance, verdict, "why", idle_s=idle_s), **values)
 
 
-def test_a_row_shows_instance_owner_idle_time_and_price(rules):
-    made = row(decision(hourly_price=Decimal("1.006")), rules, NOON)
+def test_a_row_shows_instance_owner_idle_time_and_price_and_invents_none_that_is_not_known(rules):
+    known = row(decision(hourly_price=Decimal("1.006")), rules, NOON)
+    unknown = row(decision(idle_s=None, tags={TAG_OWNER: ""}), rules, NOON)
 
-    assert (made.instance, made.owner, made.what) == ("i-1", "ada", "dev g5.xlarge")
-    assert (made.idle, made.an_hour) == ("10 min", "1.006 USD")
-
-
-def test_what_is_not_known_is_not_invented(rules):
-    made = row(decision(idle_s=None, tags={TAG_OWNER: ""}), rules, NOON)
-
-    assert (made.owner, made.idle, made.ends, made.an_hour) == ("nobody", "", "never", "unknown")
+    assert (known.instance, known.owner, known.what) == ("i-1", "ada", "dev g5.xlarge")
+    assert (known.idle, known.an_hour) == ("10 min", "1.006 USD")
+    assert (unknown.owner, unknown.idle, unknown.ends, unknown.an_hour) == ("nobody", "", "never", "unknown")
 
 
 SOON = {TAG_KEEP_UNTIL: "2026-11-22T12:00:00+00:00"}
