@@ -514,18 +514,13 @@ STEPS = "imagebuilder:ListWorkflowStepExecutions"
 
 def failing(step, message):
     """Return answers by which this step of the test failed."""
-    steps = [
-        {"name": "Prepare", "status": "COMPLETED"},
-        {"name": step, "status": "FAILED", "message": message},
+    steps = [{"name": "Prepare", "status": "COMPLETED"}, {"name": step, "status": "FAILED"}]
+    steps[1]["message"] = message
+    runs = [
+        {"type": kind, "status": status, "workflowExecutionId": EXECUTION}
+        for kind, status in (("BUILD", "COMPLETED"), ("TEST", "FAILED"))
     ]
-    runs = [{"type": kind, "workflowExecutionId": EXECUTION} for kind in ("BUILD", "TEST")]
-    states = [{"status": "COMPLETED"}, {"status": "FAILED"}]
-    return {
-        "imagebuilder:ListWorkflowExecutions": {
-            "workflowExecutions": [run | state for run, state in zip(runs, states, strict=True)]
-        },
-        STEPS: {"steps": steps},
-    }
+    return {"imagebuilder:ListWorkflowExecutions": {"workflowExecutions": runs}, STEPS: {"steps": steps}}
 
 
 def full(cloud, tries):
