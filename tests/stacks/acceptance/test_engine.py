@@ -2,9 +2,7 @@
 
 import json
 import signal
-import stat
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from gpu_fleet_stacks.acceptance.engine import PulumiCli
 from gpu_fleet_stacks.acceptance.errors import AcceptanceError, EngineError
 from gpu_fleet_stacks.plan_check import policy_pack
 from gpu_fleet_stacks.teardown.command import destroy
+from tests.ran import executable
 
 CHECKOUT = Path(__file__).parents[3]
 SCRIPT = """#!/bin/sh
@@ -24,7 +23,7 @@ case "$1 $2" in
   version*) echo v3.260.0 ;;
   "stack ls") echo '[{"name": "org/gpu-fleet/aws-dev"}]' ;;
   "stack output") echo '{"region": "us-east-1"}' ;;
-  "preview --stack") echo '{"steps": []}' ;;
+  "preview --stack") echo 'PLAN' ;;
   "up --stack") BODY ;;
 esac
 """
@@ -35,12 +34,11 @@ TRAPPED = "trap 'echo saved; exit 1' INT; echo up > ready; while :; do sleep 0.0
 
 @pytest.fixture
 def cli(tmp_path, monkeypatch):
-    def made(body: str = ":") -> PulumiCli:
-        program = tmp_path / "bin" / "pulumi"
-        program.parent.mkdir()
-        program.write_text(SCRIPT.replace("BODY", body).replace("FOLDER", str(tmp_path)))
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    def made(body: str = ":", plan: str = '{"steps": []}') -> PulumiCli:
+        script = SCRIPT.replace("BODY", body).replace("PLAN", plan).replace("FOLDER", str(tmp_path))
+        (tmp_path / "bin").mkdir()
+        executable(tmp_path / "bin" / "pulumi", script)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
         return PulumiCli(CHECKOUT, "aws-dev", tmp_path / "logs" / "pulumi.log")
 
     return made
@@ -67,9 +65,7 @@ PLAN = """{"steps": [{"op": "create", "urn":
 
 
 def test_what_the_provider_cannot_create_in_one_go_comes_up_in_the_passes_of_up(cli, tmp_path, monkeypatch):
-    made = cli('echo "$GPU_FLEET_FIRST_PASS" >> passes')
-    program = tmp_path / "bin" / "pulumi"
-    program.write_text(program.read_text().replace('{"steps": []}', PLAN.replace("\n", " ")))
+    made = cli('echo "$GPU_FLEET_FIRST_PASS" >> passes', plan=PLAN.replace("\n", " "))
     made._stack = "alicloud-dev"
     monkeypatch.setattr(policy_pack.PolicyPack, "python", tmp_path / "no-such-pack")
 
@@ -87,9 +83,8 @@ def test_destroy_lifts_a_lock_runs_the_products_own_destroy_and_removes_the_stac
     made.destroy(60)
     made.forget()
 
-    assert [
-        line.partition(" --non")[0] for line in commands(tmp_path) if not line.startswith("stack ls")
-    ] == [
+    asked = [line.partition(" --non")[0] for line in commands(tmp_path) if not line.startswith("stack ls")]
+    assert asked == [
         "cancel --yes --stack aws-dev",
         "stands-for gpu-fleet destroy aws-dev --yes --delete-data all --terminate-stopped "
         "--ignore-holds the acceptance run is over",
@@ -125,43 +120,33 @@ def test_a_failure_says_the_end_of_what_the_cli_said(cli):
         made.up(60)
 
 
-def await_ready(folder: Path, process: "subprocess.Popen[str]") -> None:
-    """Wait until the stand-in has set its trap, or fail as soon as the process that starts it ends."""
-    while not (folder / "ready").exists():
-        assert process.poll() is None
-        threading.Event().wait(0.05)  # polls another process; its clock is not ours
-
-
-def test_an_up_that_takes_too_long_is_interrupted_as_by_ctrl_c(cli, tmp_path, monkeypatch):
-    made = cli(TRAPPED)
-
-    class OverWhenReady(subprocess.Popen):
-        def wait(self, timeout=None):
-            if timeout != 5:
-                return super().wait(timeout)
-            await_ready(tmp_path, self)
-            raise subprocess.TimeoutExpired(self.args, timeout)
-
-    monkeypatch.setattr(engine.subprocess, "Popen", OverWhenReady)
-
-    with pytest.raises(EngineError, match="not done after 5 s"):
-        made.up(5)
-    assert "saved" in (tmp_path / "logs" / "pulumi.log").read_text()
-
-
-def test_ctrl_c_while_an_up_starts_waits_for_its_state_too(cli, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("starting", "interruption"),
+    [(False, subprocess.TimeoutExpired("up", 5)), (False, KeyboardInterrupt()), (True, KeyboardInterrupt())],
+    ids=["it takes too long", "Ctrl-C", "Ctrl-C while it starts"],
+)
+def test_an_up_that_is_interrupted_writes_its_state(cli, tmp_path, monkeypatch, starting, interruption):
     made = cli(TRAPPED)
 
     class Interrupted(subprocess.Popen):
         def __init__(self, *arguments, **keys):
             super().__init__(*arguments, **keys)
-            await_ready(tmp_path, self)
-            signal.raise_signal(signal.SIGINT)
+            while not (tmp_path / "ready").exists():
+                assert self.poll() is None
+                threading.Event().wait(0.05)  # polls another process; its clock is not ours
+            if starting:
+                signal.raise_signal(signal.SIGINT)
+
+        def wait(self, timeout=None):
+            if timeout != 5:
+                return super().wait(timeout)
+            raise interruption
 
     monkeypatch.setattr(engine.subprocess, "Popen", Interrupted)
 
-    with pytest.raises(KeyboardInterrupt):
-        made.up(60)
+    ends = KeyboardInterrupt if isinstance(interruption, KeyboardInterrupt) else EngineError
+    with pytest.raises(ends, match=r"not done after 5 s|^$"):
+        made.up(5)
     assert "saved" in (tmp_path / "logs" / "pulumi.log").read_text()
 
 
@@ -170,29 +155,3 @@ def test_without_the_cli_there_is_one_message(tmp_path, monkeypatch):
 
     with pytest.raises(AcceptanceError, match="the Pulumi CLI is not on PATH"):
         PulumiCli(tmp_path, "s", tmp_path / "log").version()
-
-
-DRIVER = """
-import sys
-from pathlib import Path
-from gpu_fleet_stacks.acceptance.engine import PulumiCli
-engine = PulumiCli(Path.cwd(), "aws-dev", Path(sys.argv[1]) / "log")
-try:
-    engine.up(60)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-"""
-
-
-def test_ctrl_c_reaches_an_up_through_us_and_waits_for_its_state(cli, tmp_path):
-    cli(TRAPPED)
-    process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=CHECKOUT
-    )
-    await_ready(tmp_path, process)
-
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=120)
-
-    assert said == "interrupted\n"
-    assert "saved" in (tmp_path / "log").read_text()

@@ -18,7 +18,6 @@ from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.settings import Market, reader, stack_files
 from gpu_fleet_stacks.settings.quantities import Level
 
-AWS = ("aws-dev", "aws-prod")
 JOB = TrainerJob("accept-x", "s3://b/spot/accept/x", 2, 3.0, on_gpu=False)
 
 
@@ -31,23 +30,17 @@ def small(name: str, kind: str | None = None, cap: str = "20"):
     return reader.from_mapping(variant.name_of(name), own)
 
 
-@pytest.mark.parametrize("name", AWS)
-def test_the_variant_of_every_shipped_stack_is_valid_and_small(name):
-    made, real = small(name), stack_files.settings_of(name)
+def test_the_variant_of_every_shipped_stack_is_valid_and_small():
+    def kept(stack):
+        return stack.account_id, stack.region, stack.image.parameter, stack.budget.recipients
 
-    assert {pool.name: (pool.market, pool.size.max) for pool in made.pools} == {
-        "people": (Market.ON_DEMAND, 1),
-        "spot": (Market.SPOT, 1),
-    }
-    assert (made.account_id, made.region, made.image.parameter) == (
-        real.account_id,
-        real.region,
-        real.image.parameter,
-    )
-    assert made.name != real.name
-    assert not made.protected
-    assert not made.storage.home
-    assert made.budget.recipients == real.budget.recipients
+    for name in ("aws-dev", "aws-prod"):
+        made, real = small(name), stack_files.settings_of(name)
+        pools = {pool.name: (pool.market, pool.size.max) for pool in made.pools}
+        assert pools == {"people": (Market.ON_DEMAND, 1), "spot": (Market.SPOT, 1)}
+        assert kept(made) == kept(real)
+        assert made.name != real.name
+        assert (made.protected, made.storage.home) == (False, False)
 
 
 def test_both_pools_are_of_the_cheapest_type_that_the_bundled_image_runs_on_or_of_the_one_named():
@@ -70,17 +63,17 @@ def test_the_worst_case_is_every_instance_for_the_longest_run_and_what_is_paid_b
     assert found.worst.amount > hour.amount * found.hours
 
 
+SMALL = small("aws-dev")
+
+
 def test_an_unpublished_price_is_refused_until_it_is_assumed(monkeypatch):
-    made = small("aws-dev")
-    real = estimate(made, plan.VOLUMES)
+    real = estimate(SMALL, plan.VOLUMES)
     line = replace(real.lines[0], months=None, quotes=(replace(real.lines[0].quotes[0], amount=None),))
     monkeypatch.setattr(plan, "estimate", lambda stack, volumes: replace(real, lines=(line, *real.lines[1:])))
 
     with pytest.raises(AcceptanceError, match=r"no public price is known for g4dn\.xlarge"):
-        plan.price(made)
-    named = plan.price(made, Decimal(2))
-
-    assert named.per_hour.amount > 2
+        plan.price(SMALL)
+    assert plan.price(SMALL, Decimal(2)).per_hour.amount > 2
 
 
 @given(st.decimals("0.01", "1000", places=2))
@@ -92,9 +85,6 @@ def test_a_plan_is_refused_exactly_when_its_worst_case_passes_the_cap(cap):
         assert found.worst.amount > cap
     else:
         assert found.worst.amount <= cap
-
-
-SMALL = small("aws-dev")
 
 
 def test_every_step_has_a_deadline_an_action_and_needs_that_come_before_it():
@@ -115,27 +105,19 @@ def test_spot_is_counted_at_the_price_on_demand():
 
 
 @given(st.sampled_from(["active", "inactive", "failed"]), st.integers(0, 10**6), st.booleans())
-def test_what_a_unit_prints_is_read_back(state, step, over):
+def test_what_a_unit_prints_is_read_back_and_what_it_never_prints_is_an_error(state, step, over):
     outcome = {"outcome": "finished", "step": step} if over else {}
-    printed = f"\n{on_instance.MARK}\n".join(
-        (
-            f"ActiveState={state}\nResult=success\nNRestarts=0",
-            json.dumps(outcome) if over else "",
-            json.dumps({"step": step}),
-        )
-    )
+    shown = f"ActiveState={state}\nResult=success\nNRestarts=0"
+    parts = (shown, json.dumps(outcome) if over else "", json.dumps({"step": step}))
 
-    found = on_instance.progress(printed)
+    found = on_instance.progress(f"\n{on_instance.MARK}\n".join(parts))
 
     assert (found.state, found.step, found.outcome) == (state, step, outcome)
     assert found.over is (over and state == "inactive")
     assert found.failed is (state == "failed")
-
-
-@pytest.mark.parametrize("printed", ["", "ActiveState=active", f"{on_instance.MARK}{on_instance.MARK}{{"])
-def test_what_a_unit_never_prints_is_an_error_and_no_progress(printed):
-    with pytest.raises((ValueError, KeyError)):
-        on_instance.progress(printed)
+    for printed in ("", "ActiveState=active", f"{on_instance.MARK}{on_instance.MARK}{{"):
+        with pytest.raises((ValueError, KeyError)):
+            on_instance.progress(printed)
 
 
 def test_a_run_on_processors_hides_the_gpus_and_one_on_gpus_does_not():

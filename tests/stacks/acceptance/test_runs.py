@@ -27,6 +27,10 @@ class Played:
         self.status = {step["name"]: step["status"] for step in self.evidence["steps"]}
         self.observed = {step["name"]: step["observed"] for step in self.evidence["steps"]}
 
+    def is_torn_down_after(self, stopped):
+        assert stopped in self.evidence["stopped"]
+        return (self.code, self.status["tear-down"], self.cloud.stands) == (1, "ok", False)
+
 
 def world_of(cloud: PretendCloud, folder: Path) -> Surroundings:
     return Surroundings(
@@ -101,7 +105,7 @@ def test_where_the_cloud_refuses_the_interruption_the_stop_file_is_used_and_the_
     assert "stop file" in played.observed["interrupt"]
     assert "AccessDeniedException" in played.evidence["notes"][0]
     assert not played.cloud.fis_role
-    assert len([box for box in played.cloud.boxes.values() if box.instance.spot]) == 1
+    assert [box.instance.spot for box in played.cloud.boxes.values()].count(True) == 1
 
 
 def test_the_stop_file_alone_can_be_asked_for(play):
@@ -165,19 +169,14 @@ def test_what_needs_a_failed_step_is_not_tried_and_all_else_is(play):
 def test_a_step_that_was_not_tried_makes_the_run_no_success(play):
     played = play("quota")
 
-    assert played.evidence["passed"] is False
-    assert played.cloud.boxes == {}
-    assert played.status["up"] == "skipped"
+    assert (played.evidence["passed"], played.status["up"], played.cloud.boxes) == (False, "skipped", {})
 
 
 @pytest.mark.parametrize("minute", [1, 5, 15, 30, 40])
 def test_ctrl_c_at_any_time_tears_down_and_is_reported(play, minute):
     played = play(at=[(minute, KeyboardInterrupt())])
 
-    assert played.code == 1
-    assert played.evidence["stopped"] == "interrupted by the operator"
-    assert played.status["tear-down"] == "ok"
-    assert not played.cloud.stands
+    assert played.is_torn_down_after("interrupted by the operator")
 
 
 def test_an_unexpected_error_tears_down_too(play):
@@ -188,23 +187,15 @@ def test_an_unexpected_error_tears_down_too(play):
 
 
 def test_an_instance_of_a_type_without_a_known_price_ends_the_run(play):
-    played = play("foreign type")
-
-    assert played.code == 1
-    assert "p5.48xlarge runs, and its price is unknown" in played.evidence["stopped"]
-    assert not played.cloud.stands
+    assert play("foreign type").is_torn_down_after("p5.48xlarge runs, and its price is unknown")
 
 
 def test_the_run_ends_before_it_passes_its_cap(play):
     """Hundreds of instances where two were planned: the estimate follows what is seen."""
-    cloud = PretendCloud(PretendClock(), pools=("people", "spot", *["spot"] * 300))
+    played = play(cloud=PretendCloud(PretendClock(), pools=("people", "spot", *["spot"] * 300)))
 
-    played = play(cloud=cloud)
-
-    assert played.code == 1
-    assert played.evidence["stopped"].startswith("cost cap: ")
+    assert played.is_torn_down_after("cost cap: ")
     assert float(played.evidence["accrued"]) < 20
-    assert not cloud.stands
 
 
 def test_nothing_is_started_where_the_plan_passes_its_cap_or_the_question_is_declined(tmp_path):
@@ -225,6 +216,7 @@ def test_a_teardown_that_fails_says_what_is_left_and_what_it_costs_and_can_be_ru
     cloud = PretendCloud(PretendClock(), {"destroy"})
 
     played = play(cloud=cloud)
+    beside = run(cloud, tmp_path, "--yes")
 
     assert played.code == 1
     assert cloud.torn_down == 3
@@ -232,6 +224,7 @@ def test_a_teardown_that_fails_says_what_is_left_and_what_it_costs_and_can_be_ru
     assert "nat gateway nat-1 available, 0.0450 an hour" in played.said
     assert "gpu-fleet accept aws-dev --clean-up" in played.said
     assert [path.name for path in (tmp_path / "stacks").iterdir()] == ["Pulumi.aws-dev-accept.yaml"]
+    assert "an earlier run was not torn down" in beside.output
 
     for file in (tmp_path / "evidence").iterdir():
         file.unlink()
@@ -243,28 +236,20 @@ def test_a_teardown_that_fails_says_what_is_left_and_what_it_costs_and_can_be_ru
     assert list((tmp_path / "stacks").iterdir()) == []
 
 
-def test_a_second_run_beside_one_that_is_not_torn_down_is_refused(play, tmp_path):
-    played = play("destroy")
-    again = run(played.cloud, tmp_path, "--yes")
-
-    assert again.exit_code == 1
-    assert "an earlier run was not torn down" in again.output
-
-
-def test_what_is_still_paid_for_after_a_destroy_that_agreed_is_no_success(play):
-    played = play("stays")
+@pytest.mark.parametrize(
+    ("broken", "observed", "on_page"),
+    [
+        ("stays", "still there and paid for: nat gateway nat-1", ""),
+        ("left", "UnauthorizedOperation", "look for the stack's tag by hand"),
+    ],
+)
+def test_what_is_still_paid_for_or_cannot_be_listed_at_the_end_is_no_success(play, broken, observed, on_page):
+    played = play(broken)
 
     assert played.code == 1
     assert played.status["tear-down"] == "failed"
-    assert "still there and paid for: nat gateway nat-1" in played.observed["tear-down"]
-
-
-def test_what_cannot_be_listed_at_the_end_is_no_success(play):
-    played = play("left")
-
-    assert played.code == 1
-    assert "UnauthorizedOperation" in played.observed["tear-down"]
-    assert "look for the stack's tag by hand" in played.page
+    assert observed in played.observed["tear-down"]
+    assert on_page in played.page
 
 
 def test_a_stack_that_proves_nothing_is_refused(monkeypatch):

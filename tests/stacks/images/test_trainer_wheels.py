@@ -67,20 +67,17 @@ def instance(monkeypatch, tmp_path, lists):
     return run
 
 
-def test_what_is_put_into_the_bucket_arrives_on_an_instance(s3, folder, instance, tmp_path):
-    wheels_command.store(s3, BUCKET, TEXT, folder, print)
-
-    assert instance(tmp_path / "there") == 0
-    assert {file.name: file.read_bytes() for file in (tmp_path / "there").glob("*.whl")} == WHEELS
-
-
-def test_a_second_upload_moves_no_wheel_again(s3, folder):
-    wheels_command.store(s3, BUCKET, TEXT, folder, print)
+def test_what_is_put_into_the_bucket_arrives_on_an_instance_and_is_not_put_there_twice(
+    s3, folder, instance, tmp_path
+):
     reported = []
 
+    wheels_command.store(s3, BUCKET, TEXT, folder, print)
     wheels_command.store(s3, BUCKET, TEXT, folder, reported.append)
 
     assert reported == []
+    assert instance(tmp_path / "there") == 0
+    assert {file.name: file.read_bytes() for file in (tmp_path / "there").glob("*.whl")} == WHEELS
 
 
 def test_a_wheel_that_is_missing_here_is_named_and_no_index_written(s3, folder):
@@ -91,28 +88,22 @@ def test_a_wheel_that_is_missing_here_is_named_and_no_index_written(s3, folder):
     assert "Contents" not in s3.list_objects_v2(Bucket=BUCKET)
 
 
-def test_a_wheel_that_changed_in_the_bucket_is_refused_on_the_instance(
-    s3, folder, instance, tmp_path, capsys
-):
-    wheels_command.store(s3, BUCKET, TEXT, folder, print)
+def test_what_the_list_does_not_hold_is_refused_on_the_instance(s3, folder, instance, tmp_path, capsys):
     name = "six-1.17.0-py3-none-any.whl"
-    s3.put_object(Bucket=BUCKET, Key=wheel_store.wheel_key(name, SHA256[name]), Body=b"tampered")
+    wheel = wheel_store.wheel_key(name, SHA256[name])
+    index = wheel_store.index_key(TEXT)
 
-    assert instance(tmp_path / "there") == 1
-    assert "sha256 is" in capsys.readouterr().err
-
-
-def test_an_index_that_names_a_wheel_outside_the_list_is_refused(s3, folder, instance, tmp_path, capsys):
-    wheels_command.store(s3, BUCKET, TEXT, folder, print)
-    s3.put_object(Bucket=BUCKET, Key=wheel_store.index_key(TEXT), Body=json.dumps({"x.whl": "0" * 64}))
-
-    assert instance(tmp_path / "there") == 1
-    assert "names other wheels than the list" in capsys.readouterr().err
-
-
-def test_an_instance_of_a_bucket_without_wheels_says_what_puts_them_there(s3, instance, tmp_path, capsys):
     assert instance(tmp_path / "there") == 1
     assert "`gpu-fleet image wheels STACK` uploads them" in capsys.readouterr().err
+    wheels_command.store(s3, BUCKET, TEXT, folder, print)
+    for key, body, says in (
+        (wheel, b"tampered", "sha256 is"),
+        (index, json.dumps({"x.whl": "0" * 64}), "names other wheels than the list"),
+    ):
+        s3.put_object(Bucket=BUCKET, Key=key, Body=body)
+        capsys.readouterr()
+        assert instance(tmp_path / "there") == 1
+        assert says in capsys.readouterr().err
 
 
 def test_the_command_puts_what_a_folder_has_into_the_stacks_bucket(s3, folder, lists, monkeypatch):
@@ -138,7 +129,7 @@ def test_a_stack_that_does_not_stand_is_one_message_and_nothing_is_fetched_for_i
     assert fetches == []
 
 
-def test_what_takes_minutes_is_said_before_it_begins(tmp_path, monkeypatch):
+def test_what_takes_minutes_is_said_before_it_begins_and_not_done_twice(folder, tmp_path, monkeypatch):
     said = []
     done = SimpleNamespace(returncode=0, stderr="")
     monkeypatch.setattr(wheels_command.subprocess, "run", lambda *_, **__: said.append("pip") or done)
@@ -146,6 +137,8 @@ def test_what_takes_minutes_is_said_before_it_begins(tmp_path, monkeypatch):
     wheels_command.fetched(TEXT, tmp_path, said.append)
 
     assert said == [f"fetching 2 wheels, up to 4 GB, into {tmp_path}: minutes, and once", "pip"]
+    assert wheels_command.fetched(TEXT, folder, said.append) == folder
+    assert said.count("pip") == 1
 
 
 def test_without_credentials_of_alibaba_cloud_it_says_which(folder):
@@ -153,7 +146,3 @@ def test_without_credentials_of_alibaba_cloud_it_says_which(folder):
         StacksError, match="set ALIBABA_CLOUD_ACCESS_KEY_ID and ALIBABA_CLOUD_ACCESS_KEY_SECRET"
     ):
         wheels_command.client(wheels_command.stack_files.settings_of("alicloud-dev"), {})
-
-
-def test_wheels_that_are_there_are_not_fetched_again(folder):
-    assert wheels_command.fetched(TEXT, folder, print) == folder

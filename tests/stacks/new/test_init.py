@@ -19,6 +19,7 @@ from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.new import command, project
 from gpu_fleet_stacks.plan_check import policy_pack
 from gpu_fleet_stacks.settings import projects
+from tests.ran import executable
 from tests.stacks.new.test_new import AWS
 
 ROOT = Path(__file__).parents[3]
@@ -30,11 +31,17 @@ def run(*arguments: str, **options) -> str:
 
 
 @pytest.fixture
-def infra(tmp_path, monkeypatch) -> Path:
-    """Create a repository with the stack `research`; commands run outside of it."""
+def here(tmp_path, monkeypatch) -> Path:
+    """Work in an empty folder."""
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def infra(here) -> Path:
+    """Create a repository with the stack `research`; commands run outside of it."""
     assert "written" in run("init", "infra", "--stack", "research", *AWS)
-    return tmp_path / "infra"
+    return here / "infra"
 
 
 def test_it_writes_what_a_team_commits_and_check_takes_the_stack(infra):
@@ -74,25 +81,17 @@ def test_a_path_means_the_files_beside_it_for_this_command_alone(infra, monkeypa
     assert "no stack 'research'; known: alicloud-dev" in run("check", "research")
 
 
-WRONG_PATHS = {
-    "nowhere/Pulumi.research.yaml": "there is no such file",
-    "infra/Pulumi.yaml": "a stack file is named Pulumi.NAME.yaml",
-}
+def test_a_path_that_is_no_stack_file_or_no_folder_is_refused(infra):
+    for words, says in {
+        ("check", "nowhere/Pulumi.research.yaml"): "there is no such file",
+        ("check", "infra/Pulumi.yaml"): "a stack file is named Pulumi.NAME.yaml",
+        ("--dir", "nowhere", "check", "x"): "GPU_FLEET_DIR (--dir) = 'nowhere': there is no such folder",
+    }.items():
+        assert says in run(*words)
 
 
-def test_a_path_that_is_no_stack_file_is_refused(infra):
-    assert [path for path, says in WRONG_PATHS.items() if says not in run("check", path)] == []
-
-
-def test_a_folder_that_is_not_there_is_named_with_the_flag(infra):
-    assert "GPU_FLEET_DIR (--dir) = 'nowhere': there is no such folder" in run(
-        "--dir", "nowhere", "check", "x"
-    )
-
-
-def test_outside_of_any_project_it_says_how_to_make_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(projects, "OWN", tmp_path)  # no checkout
+def test_outside_of_any_project_it_says_how_to_make_one(here, monkeypatch):
+    monkeypatch.setattr(projects, "OWN", here)  # no checkout
 
     said = run("check", "research")
 
@@ -114,8 +113,8 @@ def test_the_environment_of_a_project_names_it_in_no_other_folder(infra, monkeyp
     """`gpu-fleet destroy` elsewhere, from that environment, has no stack of it for its only one."""
     monkeypatch.setattr(projects, "OWN", infra / ".venv" / "lib" / "python3.11")
 
-    assert "no project of gpu-fleet in" in run("check", "research")
-    assert "no project of gpu-fleet in" in run("new", "lab", *AWS)
+    for words in (("check", "research"), ("new", "lab", *AWS)):
+        assert "no project of gpu-fleet in" in run(*words)
     assert not (infra / "stacks" / "Pulumi.lab.yaml").exists()
 
 
@@ -153,68 +152,56 @@ def test_new_writes_beside_the_other_stacks_and_names_the_schema_there(infra, mo
     assert (infra / "stacks" / first.partition("$schema=")[2]).is_file()
 
 
-def test_a_project_that_is_there_is_refused_and_other_files_are_kept(infra, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / ".gitignore").write_text("mine")
-
-    assert "Pulumi.yaml already exists; nothing was written" in run("init", "infra")
-    assert f"kept     {Path('other/.gitignore')}" in run("init", "other")
-    assert (other / ".gitignore").read_text() == "mine"
-
-
-def test_a_kept_file_that_does_not_do_what_a_project_needs_is_named(tmp_path, monkeypatch):
+def test_a_kept_file_that_does_not_do_what_a_project_needs_is_named(here):
     """Else Pulumi runs the other program, and `git add .` commits the environment."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "__main__.py").write_text("import pulumi\n")
-    (tmp_path / ".gitignore").write_text("/build\n*.pyc\n")
+    (here / "__main__.py").write_text("import pulumi\n")
+    (here / ".gitignore").write_text("/build\n*.pyc\n")
 
     said = run("init", ".")
 
     assert "warning: __main__.py was kept and does not start gpu-fleet; its lines must be `from gpu" in said
     assert "warning: .gitignore was kept; add the lines .venv/, stacks/Pulumi.*-accept.yaml\n" in said
+    assert (here / ".gitignore").read_text() == "/build\n*.pyc\n"
 
 
-def test_kept_files_that_do_are_not(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_kept_files_that_do_are_not_and_a_project_that_is_there_is_refused(here):
     run("init", ".")
-    (tmp_path / "Pulumi.yaml").unlink()
+    again = run("init", ".")
+    (here / "Pulumi.yaml").unlink()
 
     said = run("init", ".")
 
+    assert "Pulumi.yaml already exists; nothing was written" in again
     assert "kept     __main__.py" in said
     assert "was kept" not in said
 
 
-def test_next_is_what_this_shell_still_lacks(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_next_is_what_this_shell_still_lacks(here, monkeypatch):
     elsewhere = run("init", "my infra").partition("next:\n")[2]
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
-    here = run("init", ".").partition("next:\n")[2]
+    monkeypatch.setattr(sys, "prefix", str(here / ".venv"))
 
     assert elsewhere.startswith("  cd 'my infra'\n")
     assert [line.split()[0] for line in elsewhere.splitlines()[:3]] == ["cd", "python3", ".venv/bin/pip"]
-    assert here == "  gpu-fleet new NAME\n"
+    assert run("init", ".").partition("next:\n")[2] == "  gpu-fleet new NAME\n"
 
 
-def test_a_wrong_answer_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    said = run("init", "infra", "--stack", "research", *AWS, "--account", "12")
+def test_a_wrong_answer_leaves_nothing_behind(here):
+    wrong = run("init", "infra", "--stack", "research", *AWS, "--account", "12")
     forgotten = run("init", "infra", *AWS)
+    nameless = run("init", "")
 
-    assert "--account '12'" in said
+    assert "--account '12'" in wrong
     assert "--stack is missing" in forgotten
-    assert list(tmp_path.iterdir()) == []
+    assert nameless.startswith("1: error: DIR ''; allowed: a folder, `.` for this one")
+    assert list(here.iterdir()) == []
 
 
-def test_at_a_terminal_it_asks_for_the_first_stack_until_its_name_is_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_at_a_terminal_it_asks_for_the_first_stack_until_its_name_is_one(here, monkeypatch):
     monkeypatch.setattr(command, "at_terminal", lambda: True)
 
     run("init", "infra", input="My Lab|lab|aws|us-east-1|123456789012||||||||a@b.org|||".replace("|", "\n"))
 
-    assert (tmp_path / "infra/stacks/Pulumi.lab.yaml").is_file()
+    assert (here / "infra/stacks/Pulumi.lab.yaml").is_file()
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_no_temporary_file(tmp_path, monkeypatch):
@@ -271,19 +258,16 @@ def test_init_warns_of_a_requirement_that_no_index_has_and_of_a_kept_file_withou
     assert f"does not name gpu-fleet; add the line gpu-fleet[platform]=={LOCAL}" in run("init", str(kept))
 
 
-def test_in_a_folder_of_a_repository_the_workflow_is_at_its_root_and_works_in_that_folder(
-    tmp_path, monkeypatch
-):
+def test_in_a_folder_of_a_repository_the_workflow_is_at_its_root_and_works_in_that_folder(here):
     """GitHub reads workflows nowhere else; a second project of the repository has its own."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ".git").mkdir()
+    (here / ".git").mkdir()
 
     run("init", "clouds/my lab")
     run("init", "infra")
 
-    lab, infra = sorted((tmp_path / ".github/workflows").iterdir())
+    lab, infra = sorted((here / ".github/workflows").iterdir())
     assert [lab.name, infra.name] == ["gpu-fleet-clouds-my-lab.yml", "gpu-fleet-infra.yml"]
-    assert list(tmp_path.glob("*/**/.github")) == []
+    assert list(here.glob("*/**/.github")) == []
     workflow = yaml.safe_load(lab.read_text())
     assert workflow["defaults"]["run"]["working-directory"] == "clouds/my lab"
     assert workflow[True]["pull_request"]["paths"] == ["clouds/my lab/**", f".github/workflows/{lab.name}"]
@@ -291,16 +275,15 @@ def test_in_a_folder_of_a_repository_the_workflow_is_at_its_root_and_works_in_th
     assert python[0]["cache-dependency-path"] == "clouds/my lab/requirements.txt"
 
 
-def test_a_stack_file_that_is_there_is_refused_and_not_asked_for(tmp_path, monkeypatch):
+def test_a_stack_file_that_is_there_is_refused_and_not_asked_for(here, monkeypatch):
     """Its flags would be lost; without them the file is kept."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "stacks").mkdir()
-    (tmp_path / "stacks/Pulumi.lab.yaml").write_text("config: {}\n")
+    (here / "stacks").mkdir()
+    (here / "stacks/Pulumi.lab.yaml").write_text("config: {}\n")
 
     said = run("init", ".", "--stack", "lab", *AWS)
 
     assert said.startswith("1: error: stacks/Pulumi.lab.yaml already exists; nothing was written")
-    assert [path.name for path in tmp_path.iterdir()] == ["stacks"]
+    assert [path.name for path in here.iterdir()] == ["stacks"]
     monkeypatch.setattr(command, "at_terminal", lambda: True)
     assert "Name of the first stack" not in run("init", ".")
 
@@ -319,85 +302,81 @@ case "$*" in *--paginate*) cat comments;; *) echo "$@" > call; cp comment.json s
 """
 
 
-@pytest.mark.skipif(shutil.which("jq") is None, reason="the step needs jq, which GitHub's runners have")
-def test_the_cost_goes_into_the_comment_of_this_workflow_and_no_other(infra, tmp_path):
+@pytest.fixture
+def step(infra, tmp_path):
+    """``step(job, name)`` runs a step of the written workflow, as GitHub does; returns what it printed."""
     jobs = yaml.safe_load((infra / ".github/workflows/gpu-fleet.yml").read_text())["jobs"]
-    (step,) = [step["run"] for step in jobs["check"]["steps"] if step.get("name") == "comment the cost"]
-    (tmp_path / "gh").write_text(GH)
-    (tmp_path / "gh").chmod(0o755)
-    (tmp_path / "cost.md").write_text("12 USD\n")
+
+    def run_step(job, name, **environ):
+        (script,) = [step["run"] for step in jobs[job]["steps"] if step.get("name") == name]
+        command = ["bash", "-ec", script]
+        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=path | environ, check=True, stdout=subprocess.PIPE, text=True
+        )
+        return done.stdout
+
+    return run_step
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="the step needs jq, which GitHub's runners have")
+def test_the_cost_goes_into_the_comment_of_this_workflow_and_no_other(step, tmp_path):
+    executable(tmp_path / "gh", GH)
     names = {"GITHUB_WORKFLOW": "gpu-fleet", "GITHUB_REPOSITORY": "o/r", "NUMBER": "3"}
 
-    for comments, call in COMMENTS.items():
+    def sent(cost, comments):
+        (tmp_path / "cost.md").write_text(cost)
         (tmp_path / "comments").write_text(comments)
-        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **names}
-        subprocess.run(["bash", "-ec", step], cwd=tmp_path, env=environment, check=True)
-        assert call in (tmp_path / "call").read_text()
-        assert json.loads((tmp_path / "sent").read_text())["body"] == "<!-- gpu-fleet: cost -->\n12 USD\n"
-    (tmp_path / "cost.md").write_text("of many stacks " * 9_000)
-    subprocess.run(["bash", "-ec", step], cwd=tmp_path, env=environment, check=True)
-    assert 65_000 < len(json.loads((tmp_path / "sent").read_text())["body"]) < 65_536
+        step("check", "comment the cost", **names)
+        return (tmp_path / "call").read_text(), json.loads((tmp_path / "sent").read_text())["body"]
+
+    for comments, expected in COMMENTS.items():
+        call, body = sent("12 USD\n", comments)
+        assert expected in call
+        assert body == "<!-- gpu-fleet: cost -->\n12 USD\n"
+    assert 65_000 < len(sent("of many stacks " * 9_000, "[]")[1]) < 65_536
 
 
-def test_the_workflow_checks_costs_and_previews_each_stack_with_no_rights_that_it_does_not_need(infra):
+def test_the_workflow_checks_costs_and_previews_each_stack_with_no_rights_that_it_does_not_need(
+    infra, tmp_path
+):
     workflow = yaml.safe_load((infra / ".github/workflows/gpu-fleet.yml").read_text())
     said = json.dumps(workflow["jobs"])
+    scripts = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
 
-    assert [
-        verb for verb in ("check", "cost", "preview") if f'gpu-fleet {verb} \\"$file\\"' not in said
-    ] == []
+    for verb in ("check", "cost", "preview"):
+        assert f'gpu-fleet {verb} \\"$file\\"' in said
     assert workflow["permissions"] == {"contents": "read"}
     assert "${{ github.event.pull_request.title" not in said
+    # where there is no stack file yet
+    loops = [["bash", "-ec", script] for script in scripts if "Pulumi.*" in script]
+    assert [subprocess.run(loop, cwd=tmp_path, check=False).returncode for loop in loops] == [0, 0, 0]
 
 
-def test_the_workflow_passes_where_there_is_no_stack_file_yet(infra, tmp_path):
-    jobs = yaml.safe_load((infra / ".github/workflows/gpu-fleet.yml").read_text())["jobs"]
-    loops = [
-        step["run"] for job in jobs.values() for step in job["steps"] if "Pulumi.*" in step.get("run", "")
-    ]
-
-    ended = [subprocess.run(["bash", "-ec", loop], cwd=tmp_path, check=False).returncode for loop in loops]
-
-    assert ended == [0, 0, 0]
-
-
-def test_the_workflow_previews_the_stacks_of_aws_and_names_the_others(infra, tmp_path):
-    jobs = yaml.safe_load((infra / ".github/workflows/gpu-fleet.yml").read_text())["jobs"]
-    (step,) = [step["run"] for step in jobs["preview"]["steps"] if step.get("name") == "preview"]
+def test_the_workflow_previews_the_stacks_of_aws_and_names_the_others(step, tmp_path):
+    (tmp_path / "stacks").mkdir()
     for name, cloud in {"a": "aws", "b": '"aws"', "c": "alicloud"}.items():
-        (tmp_path / "stacks").mkdir(exist_ok=True)
         (tmp_path / f"stacks/Pulumi.{name}.yaml").write_text(f"config:\n  gpu-fleet:cloud: {cloud}\n")
-    fleet = tmp_path / ".venv/bin/gpu-fleet"
-    fleet.parent.mkdir(parents=True)
-    fleet.write_text('#!/bin/sh\necho "$1 $2"\n')
-    fleet.chmod(0o755)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    executable(tmp_path / ".venv/bin/gpu-fleet", '#!/bin/sh\necho "$1 $2"\n')
 
-    done = subprocess.run(["bash", "-ec", step], cwd=tmp_path, check=True, capture_output=True, text=True)
-
-    assert done.stdout.splitlines() == [
+    assert step("preview", "preview").splitlines() == [
         "preview stacks/Pulumi.a.yaml",
         "preview stacks/Pulumi.b.yaml",
         "stacks/Pulumi.c.yaml is no stack of AWS: not previewed here",
     ]
 
 
-def test_an_empty_name_of_a_folder_is_not_this_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    done = CliRunner().invoke(main, ["init", ""])
-
-    assert (done.exit_code, list(tmp_path.iterdir())) == (1, [])
-    assert "error: DIR ''; allowed: a folder, `.` for this one" in done.output
-
-
 def test_outside_of_a_checkout_the_policy_pack_is_a_copy_with_an_environment_of_its_own(infra, monkeypatch):
     commands = []
-    done = SimpleNamespace(returncode=0)
-    monkeypatch.setattr(
-        policy_pack.subprocess,
-        "run",
-        lambda command, **_: [commands.append(command), _made(command)] and done,
-    )
+
+    def made(command, **_):
+        commands.append(command[2])
+        if command[2] == "venv":
+            Path(command[3]).mkdir(parents=True)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(policy_pack.subprocess, "run", made)
 
     pack = policy_pack.ready(infra, lambda _: None)
     policy_pack.ready(infra, lambda _: None)
@@ -406,10 +385,4 @@ def test_outside_of_a_checkout_the_policy_pack_is_a_copy_with_an_environment_of_
     options = yaml.safe_load((infra / pack.flag / "PulumiPolicy.yaml").read_text())["runtime"]["options"]
     assert (infra / pack.flag / options["virtualenv"]).resolve() == pack.environment
     assert not list((infra / "build/policy/stacks").glob("Pulumi.*.yaml"))
-    assert [command[2] for command in commands] == ["venv", "pip"]
-
-
-def _made(command: list[str]) -> None:
-    """Create the folder of `python -m venv`."""
-    if command[2] == "venv":
-        Path(command[3]).mkdir(parents=True)
+    assert commands == ["venv", "pip"]

@@ -30,8 +30,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(*arguments: str, **options):
-    return CliRunner().invoke(main, ["new", *arguments], **options)
+def run(*arguments: str, typed=""):
+    """Run `gpu-fleet new`; what is typed has a bar for each line's end."""
+    return CliRunner().invoke(main, ["new", *arguments], input=typed.replace("|", "\n"))
 
 
 @pytest.fixture
@@ -58,9 +59,7 @@ def test_an_account_may_begin_with_zeros(folder):
 
 
 def test_questions_are_asked_for_what_the_flags_leave_out(folder, person):
-    answers = "aws|us-east-1|123456789012||||g6.xlarge|4||a@b.org, c@d.org|||"
-
-    done = run("research", input=answers.replace("|", "\n"))
+    done = run("research", typed="aws|us-east-1|123456789012||||g6.xlarge|4||a@b.org, c@d.org|||")
 
     assert done.exit_code == 0, done.output
     stack = stack_files.settings_of("research")
@@ -68,30 +67,19 @@ def test_questions_are_asked_for_what_the_flags_leave_out(folder, person):
     assert stack.budget.recipients == ("a@b.org", "c@d.org")
 
 
-def test_a_wrong_name_is_refused_before_the_first_question(folder, person):
-    assert run("My Lab").output.startswith("error: stack 'My Lab': must be lower case letters")
+def test_a_wrong_or_empty_answer_is_asked_for_again_with_what_is_allowed(folder, person):
+    wrong = run("research", *AWS[:4], typed="12|123456789012|||||||ml@example.com|||")
+    empty = run("another", typed="|aws||us-east-1||123456789012||||||||a@b.org|||")
 
-
-def test_a_wrong_answer_is_asked_for_again_with_what_is_allowed(folder, person):
-    done = run("research", *AWS[:4], input="12\n123456789012\n" + "\n" * 5 + "\nml@example.com\n\n\n")
-
-    assert "--account '12': must be the 12 digits" in done.output
-    assert done.exit_code == 0, done.output
-
-
-def test_an_empty_answer_is_asked_for_again_with_the_reason(folder, person):
-    answers = "|aws||us-east-1||123456789012||||||||a@b.org|||"
-
-    done = run("research", input=answers.replace("|", "\n"))
-
-    assert done.exit_code == 0, done.output
-    assert "'' is not one of 'aws', 'alicloud'" in done.output
-    assert "--region '': must be a region of aws" in done.output
-    assert done.output.count("  an answer is needed") == 2  # account, recipients
+    assert (wrong.exit_code, empty.exit_code) == (0, 0), wrong.output + empty.output
+    assert "--account '12': must be the 12 digits" in wrong.output
+    assert "'' is not one of 'aws', 'alicloud'" in empty.output
+    assert "--region '': must be a region of aws" in empty.output
+    assert empty.output.count("  an answer is needed") == 2  # account, recipients
 
 
 def test_types_are_suggested_with_their_prices_the_cheapest_first(folder, person):
-    done = run("research", *AWS[:6], input="\n" * 5 + "\nml@example.com\n\n\n")
+    done = run("research", *AWS[:6], typed="||||||ml@example.com|||")
 
     prices = [kind.price.amount_per_hour for kind in stack_file.suggested(Cloud.AWS, "us-east-1")]
     assert prices == sorted(prices)
@@ -101,12 +89,14 @@ def test_types_are_suggested_with_their_prices_the_cheapest_first(folder, person
 def test_every_wrong_and_missing_flag_is_named_at_once(folder):
     done = run("research", *AWS[:4], "--account", "12", "--zone", "eu-west-1a", "--type", "g5.xlrge")
 
-    assert done.exit_code == 1
-    assert "--account '12': must be the 12 digits" in done.output
-    assert "--zone 'eu-west-1a': must be a zone of region us-east-1" in done.output
-    assert "--type 'g5.xlrge': unknown instance type; the nearest are g5.xlarge" in done.output
-    assert "--recipient is missing" in done.output
-    assert list(folder.iterdir()) == []
+    for words in (
+        "--account '12': must be the 12 digits",
+        "--zone 'eu-west-1a': must be a zone of region us-east-1",
+        "--type 'g5.xlrge': unknown instance type; the nearest are g5.xlarge",
+        "--recipient is missing",
+    ):
+        assert words in done.output
+    assert (done.exit_code, list(folder.iterdir())) == (1, [])
 
 
 WRONG_FLAGS = {
@@ -145,6 +135,8 @@ def test_a_long_name_of_a_stack_is_its_own_mistake_and_not_the_pools(folder, per
 
     assert [name for name, text in said.items() if f"stack = {name!r}: too long" not in text] == []
     assert [text for text in said.values() if "pool" in text] == []
+    # before the first question
+    assert run("My Lab").output.startswith("error: stack 'My Lab': must be lower case letters")
 
 
 def test_a_price_that_no_list_has_is_a_flag(folder):

@@ -26,6 +26,9 @@ def one(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+FAR = {"region": "eu-west-1", "network": {"cidr": "10.1.0.0/16", "zones": ["eu-west-1a"]}}
+
+
 def write(folder: Path, name: str, **changes) -> None:
     content = {f"gpu-fleet:{key}": value for key, value in stack_file(**changes).items()}
     (folder / f"Pulumi.{name}.yaml").write_text(yaml.safe_dump({"config": content}))
@@ -37,12 +40,11 @@ def run(*words: str, code: int = 0) -> str:
     return done.output
 
 
-def test_the_only_stack_is_meant_where_none_is_named(one):
+def test_the_only_stack_is_meant_and_of_several_the_environment_a_flag_or_an_argument_names_one(
+    one, monkeypatch
+):
     assert "lab: OK" in run("check")
-
-
-def test_of_several_the_environment_a_flag_or_an_argument_names_one(one, monkeypatch):
-    write(one, "far", region="eu-west-1", network={"cidr": "10.1.0.0/16", "zones": ["eu-west-1a"]})
+    write(one, "far", **FAR)
 
     assert "STACK is missing: there are far, lab; GPU_FLEET_STACK names one" in run("check", code=2)
     assert "far: OK" in run("check", "-s", "far")
@@ -61,9 +63,12 @@ def test_two_names_are_refused(one):
 
 def test_what_follows_the_dashes_is_never_the_stack(one, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        pulumi_command, "pulumi", lambda command, name, arguments, **_: asked.append((name, arguments)) or 0
-    )
+
+    def pulumi(_, name, arguments, **__):
+        asked.append((name, arguments))
+        return 0
+
+    monkeypatch.setattr(pulumi_command, "pulumi", pulumi)
 
     run("up", "--", "--yes")
     run("up", "lab", "--", "--target", "urn:x")
@@ -87,44 +92,31 @@ def test_users_commands_take_the_only_stack_and_the_environments(one, monkeypatc
     assert "stack 'other' has no file here" in other
 
 
-KEYS = {
-    *(
-        "stack",
-        "ok",
-        "error",
-        "problems",
-        "warnings",
-        "cloud",
-        "region",
-        "account_id",
-        "pools",
-        "sold",
-        "cost",
-    ),
-}
+KEYS = frozenset(
+    ["stack", "ok", "error", "problems", "warnings", "cloud", "region", "account_id", "pools", "sold", "cost"]
+)
 
 
 def test_check_says_the_same_keys_to_programs_of_a_sound_and_a_broken_file(one):
-    sound = json.loads(run("check", "-o", "json"))
+    sound, cost = json.loads(run("check", "-o", "json")), json.loads(run("cost", "-o", "json"))
     write(one, "lab", owner="Research (EMEA)")
     broken = json.loads(run("check", "-o", "json", code=1))
     (one / "Pulumi.lab.yaml").write_text("config: [")
     unreadable = json.loads(run("check", "-o", "json", code=1))
 
-    assert {frozenset(each) for each in (sound, broken, unreadable)} == {frozenset(KEYS)}
+    assert {frozenset(each) for each in (sound, broken, unreadable)} == {KEYS}
     assert (sound["ok"], sound["cost"]["currency"]) == (True, "USD")
     assert [problem["key"] for problem in broken["problems"]] == ["owner"]
     assert "cannot be read: line 1, column" in unreadable["error"]
+    assert cost["stack"] == "lab"
+    assert {"budget", "worst_month", "hour", "month", "month_by_pool", "unknown"} < cost.keys()
 
 
 def test_check_says_which_types_the_region_is_known_to_sell_and_which_not(one):
-    write(one, "far", region="eu-west-1", network={"cidr": "10.1.0.0/16", "zones": ["eu-west-1a"]})
+    write(one, "far", **FAR)
+    sold = {name: json.loads(run("check", name, "-o", "json"))["sold"] for name in ("lab", "far")}
 
-    here, there = (
-        json.loads(run("check", name, "-o", "json"))["sold"]["g5.xlarge"] for name in ("lab", "far")
-    )
-
-    assert (here, there) == ("2026-07-20", None)
+    assert sold == {"lab": {"g5.xlarge": "2026-07-20"}, "far": {"g5.xlarge": None}}
     assert "sold in us-east-1: g5.xlarge (price list of 2026-07-20)" in run("check", "lab")
     assert "sold in eu-west-1: unknown of g5.xlarge; `gpu-fleet preflight` asks" in run("check", "far")
 
@@ -150,20 +142,9 @@ NEW = (
 )
 
 
-def test_cost_says_to_programs_what_the_stack_exports(one):
-    said = json.loads(run("cost", "-o", "json"))
-
-    assert said["stack"] == "lab"
-    assert {"budget", "worst_month", "hour", "month", "month_by_pool", "unknown"} < said.keys()
-
-
 ADVISE = ("advise", "--params", "7e9", "--batch", "32", "--seq", "2048", "--top", "3")
-ROWS = {
-    ("cost",): None,
-    ("catalog", "list", "--gpu", "a10g"): "types",
-    ADVISE: "plans",
-    ("preflight",): "findings",
-}
+LIST = ("catalog", "list", "--gpu", "a10g")
+ROWS = {("cost",): None, LIST: "types", ADVISE: "plans", ("preflight",): "findings"}
 
 
 @pytest.mark.parametrize(("command", "key"), ROWS.items(), ids=lambda words: words and words[0])

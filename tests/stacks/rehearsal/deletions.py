@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.registrations import Registration
+from tests.stacks.rehearsal.examples import token
 
 Deleter = Callable[[RegionClients, Registration], None]
 
@@ -203,7 +204,4 @@ _DELETERS: dict[str, Deleter] = {
     "vpc/securityGroupEgressRule": revoke("egress"),
     "vpc/securityGroupIngressRule": revoke("ingress"),
 }
-DELETERS: Mapping[str, Deleter] = {
-    f"aws:{kind}:{(name := kind.partition('/')[2])[0].upper()}{name[1:]}": deleter
-    for kind, deleter in _DELETERS.items()
-}
+DELETERS: Mapping[str, Deleter] = {token(kind): deleter for kind, deleter in _DELETERS.items()}

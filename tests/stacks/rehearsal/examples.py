@@ -21,6 +21,12 @@ READ_ONLY = (
 ROOT_URN = "urn:pulumi:test::gpu-fleet::pulumi:pulumi:Stack::gpu-fleet-test"
 
 
+def token(kind: str) -> str:
+    """A type of AWS in full: ``aws:ec2/vpc:Vpc`` for ``ec2/vpc``."""
+    name = kind.partition("/")[2]
+    return f"aws:{kind}:{name[0].upper()}{name[1:]}"
+
+
 def as_map(pairs: list[Mapping[str, str]]) -> dict[str, str]:
     """Tags as most AWS APIs tell them, as a map."""
     return {pair["Key"]: pair["Value"] for pair in pairs}

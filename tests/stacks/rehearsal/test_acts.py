@@ -150,22 +150,13 @@ def test_conditional_refusals_of_a_bucket_policy_are_left_out_and_stay_written(l
     assert "aws:SecureTransport" in s3.get_bucket_policy(Bucket=bucket)["Policy"]
 
 
-def test_a_stack_that_starts_no_instance_gets_a_sentence_and_no_empty_table():
-    assert instances.table(()) == "none: no pool starts an instance by itself"
-
-
-def test_an_instance_that_is_dated_back_says_so(local):
+def test_an_instance_can_be_dated_back_and_its_user_data_is_what_its_template_holds(local):
     clients = RegionClients("us-east-1", ClientPool())
     instance, *_ = instances.launched(clients, "local")
 
     instances.date_back(clients, instance.id, NOW)
 
     assert instances.pictures(clients, "local")[instance.id]["LaunchTime"] == NOW
-
-
-def test_the_user_data_is_what_the_launch_template_holds(local):
-    clients = RegionClients("us-east-1", ClientPool())
-
-    text = instances.user_data(clients, local.outputs["launch_template_ids"]["spot"])
-
-    assert 'pool = "spot"' in text
+    user_data = instances.user_data(clients, local.outputs["launch_template_ids"]["spot"])
+    assert 'pool = "spot"' in user_data
+    assert instances.table(()) == "none: no pool starts an instance by itself"

@@ -15,9 +15,9 @@ from tests.stacks.rehearsal.examples import TAGS, TRUST
 
 @pytest.fixture
 def function(create):
-    role = create("aws:iam/role:Role", name="sweep", assumeRolePolicy=TRUST.replace("ec2", "lambda"))[1]
+    _, role = create("iam/role", name="sweep", assumeRolePolicy=TRUST.replace("ec2", "lambda"))
     return create(
-        "aws:lambda/function:Function",
+        "lambda/function",
         name="sweep",
         role=role["arn"],
         runtime="python3.12",
@@ -33,100 +33,75 @@ def function(create):
 
 
 def test_a_function_has_its_settings_and_its_code(clients, function):
-    seen = clients("lambda").get_function(FunctionName="sweep")
-    configuration = seen["Configuration"]
-    code = zip_bytes(function["code"])
+    found = clients("lambda").get_function(FunctionName="sweep")
+    configuration, code = found["Configuration"], zip_bytes(function["code"])
 
     assert (configuration["Timeout"], configuration["MemorySize"]) == (300, 512)
     assert configuration["Environment"] == {"Variables": {"GPU_FLEET_TOPIC_ARN": "arn"}}
-    assert seen["Concurrency"]["ReservedConcurrentExecutions"] == 1
-    assert (seen["Tags"], configuration["FunctionArn"]) == (TAGS, function["arn"])
+    assert found["Concurrency"]["ReservedConcurrentExecutions"] == 1
+    assert (found["Tags"], configuration["FunctionArn"]) == (TAGS, function["arn"])
     assert configuration["CodeSha256"] == base64.b64encode(hashlib.sha256(code).digest()).decode()
     assert zipfile.ZipFile(io.BytesIO(code)).namelist() == ["policy.json"]
 
 
 def test_a_function_may_be_called_by_whom_it_permits(clients, create, function):
-    create(
-        "aws:lambda/permission:Permission",
-        statementId="schedule",
-        action="lambda:InvokeFunction",
-        function="sweep",
-        principal="scheduler.amazonaws.com",
-        sourceArn="arn:aws:scheduler:us-east-1:123456789012:schedule/default/sweep",
-    )
+    schedule = "arn:aws:scheduler:us-east-1:123456789012:schedule/default/sweep"
+    who = {"principal": "scheduler.amazonaws.com", "sourceArn": schedule, "statementId": "schedule"}
+
+    create("lambda/permission", action="lambda:InvokeFunction", function="sweep", **who)
 
     policy = json.loads(clients("lambda").get_policy(FunctionName="sweep")["Policy"])
     assert [statement["Sid"] for statement in policy["Statement"]] == ["schedule"]
 
 
 def test_a_function_is_not_tried_again_for_ever(clients, create, function):
-    create(
-        "aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig",
-        functionName="sweep",
-        maximumRetryAttempts=0,
-        maximumEventAgeInSeconds=300,
-        destinationConfig={"onFailure": {"destination": "arn:aws:sqs:us-east-1:123456789012:failed"}},
-    )
+    failed = {"onFailure": {"destination": "arn:aws:sqs:us-east-1:123456789012:failed"}}
+    limits = {"maximumRetryAttempts": 0, "maximumEventAgeInSeconds": 300}
 
-    seen = clients("lambda").get_function_event_invoke_config(FunctionName="sweep")
-    assert (seen["MaximumRetryAttempts"], seen["MaximumEventAgeInSeconds"]) == (0, 300)
-    assert seen["DestinationConfig"]["OnFailure"]["Destination"].endswith(":failed")
+    create("lambda/functionEventInvokeConfig", functionName="sweep", destinationConfig=failed, **limits)
+
+    found = clients("lambda").get_function_event_invoke_config(FunctionName="sweep")
+    assert (found["MaximumRetryAttempts"], found["MaximumEventAgeInSeconds"]) == (0, 300)
+    assert found["DestinationConfig"]["OnFailure"]["Destination"].endswith(":failed")
 
 
 def test_a_schedule_calls_its_target(clients, create, function, role):
-    made, outputs = create(
-        "aws:scheduler/schedule:Schedule",
-        name="sweep",
-        scheduleExpression="rate(10 minutes)",
-        flexibleTimeWindow={"mode": "OFF"},
-        target={
-            "arn": function["arn"],
-            "roleArn": role["arn"],
-            "input": "{}",
-            "retryPolicy": {"maximumRetryAttempts": 2, "maximumEventAgeInSeconds": 300},
-        },
-    )
+    target = {"arn": function["arn"], "roleArn": role["arn"], "input": "{}"}
+    target["retryPolicy"] = {"maximumRetryAttempts": 2, "maximumEventAgeInSeconds": 300}
+    when = {"scheduleExpression": "rate(10 minutes)", "flexibleTimeWindow": {"mode": "OFF"}}
 
-    seen = clients("scheduler").get_schedule(Name="sweep")
-    assert (made, seen["Arn"]) == ("default/sweep", outputs["arn"])
-    assert (seen["ScheduleExpression"], seen["Target"]["Arn"]) == ("rate(10 minutes)", function["arn"])
-    assert seen["Target"]["RetryPolicy"]["MaximumRetryAttempts"] == 2
+    made, outputs = create("scheduler/schedule", name="sweep", target=target, **when)
+
+    found = clients("scheduler").get_schedule(Name="sweep")
+    assert (made, found["Arn"]) == ("default/sweep", outputs["arn"])
+    assert (found["ScheduleExpression"], found["Target"]["Arn"]) == ("rate(10 minutes)", function["arn"])
+    assert found["Target"]["RetryPolicy"]["MaximumRetryAttempts"] == 2
 
 
 def test_a_schedule_may_stand_in_a_group_of_its_own(clients, create, function, role):
-    create("aws:scheduler/scheduleGroup:ScheduleGroup", name="mine", tags=TAGS)
+    create("scheduler/scheduleGroup", name="mine", tags=TAGS)
+    window = {"mode": "FLEXIBLE", "maximumWindowInMinutes": 5}
+    when = {"scheduleExpression": "rate(1 hour)", "flexibleTimeWindow": window}
+    target = {"arn": function["arn"], "roleArn": role["arn"]}
 
-    made, _ = create(
-        "aws:scheduler/schedule:Schedule",
-        name="sweep",
-        groupName="mine",
-        scheduleExpression="rate(1 hour)",
-        flexibleTimeWindow={"mode": "FLEXIBLE", "maximumWindowInMinutes": 5},
-        target={"arn": function["arn"], "roleArn": role["arn"]},
-    )
+    made, _ = create("scheduler/schedule", name="sweep", groupName="mine", target=target, **when)
 
-    seen = clients("scheduler").get_schedule(Name="sweep", GroupName="mine")
-    assert (made, seen["FlexibleTimeWindow"]["Mode"]) == ("mine/sweep", "FLEXIBLE")
+    found = clients("scheduler").get_schedule(Name="sweep", GroupName="mine")
+    assert (made, found["FlexibleTimeWindow"]["Mode"]) == ("mine/sweep", "FLEXIBLE")
 
 
-def test_a_rule_hands_events_to_its_target(clients, create, function):
-    rule, _ = create(
-        "aws:cloudwatch/eventRule:EventRule",
-        name="spot",
-        eventPattern=json.dumps({"source": ["aws.ec2"]}),
-        tags=TAGS,
-    )
+def test_a_rule_hands_events_to_its_target(create, seen, function):
+    pattern = json.dumps({"source": ["aws.ec2"]})
+    rule, _ = create("cloudwatch/eventRule", name="spot", eventPattern=pattern, tags=TAGS)
 
-    create("aws:cloudwatch/eventTarget:EventTarget", rule=rule, arn=function["arn"], targetId="sweep")
+    create("cloudwatch/eventTarget", rule=rule, arn=function["arn"], targetId="sweep")
 
-    seen = clients("events").list_targets_by_rule(Rule="spot")["Targets"]
-    assert [(entry["Id"], entry["Arn"]) for entry in seen] == [("sweep", function["arn"])]
+    entry = seen("events", "list_targets_by_rule", Rule="spot")
+    assert (entry["Id"], entry["Arn"]) == ("sweep", function["arn"])
 
 
 def test_a_parameter_holds_its_value(clients, create):
-    _, outputs = create(
-        "aws:ssm/parameter:Parameter", name="/mine/image", type="String", value="ami-1", tags=TAGS
-    )
+    _, outputs = create("ssm/parameter", name="/mine/image", type="String", value="ami-1", tags=TAGS)
 
-    seen = clients("ssm").get_parameter(Name="/mine/image")["Parameter"]
-    assert (seen["Value"], seen["ARN"], outputs["version"]) == ("ami-1", outputs["arn"], 1)
+    found = clients("ssm").get_parameter(Name="/mine/image")["Parameter"]
+    assert (found["Value"], found["ARN"], outputs["version"]) == ("ami-1", outputs["arn"], 1)

@@ -4,32 +4,36 @@ import pytest
 
 from tests.stacks.rehearsal.examples import REGION, as_map
 
-TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
-GROUP = "aws:autoscaling/group:Group"
-
 
 @pytest.fixture
 def template(create):
-    return create(
-        TEMPLATE,
-        imageId="ami-12c6146b",
-        instanceType="g5.xlarge",
-        tagSpecifications=[{"resourceType": "instance", "tags": {"from": "template"}}],
-    )[0]
+    tags = [{"resourceType": "instance", "tags": {"from": "template"}}]
+    made, _ = create(
+        "ec2/launchTemplate", imageId="ami-12c6146b", instanceType="g5.xlarge", tagSpecifications=tags
+    )
+    return {"id": made, "version": "1"}
+
+
+@pytest.fixture
+def group(create, seen, subnet_id):
+    """``group(**inputs)`` makes a group; returns its name, its outputs, and what boto3 then sees."""
+
+    def made(**inputs):
+        size = {"minSize": 0, "maxSize": 3, "vpcZoneIdentifiers": [subnet_id]}
+        name, outputs = create("autoscaling/group", **size | inputs)
+        found = seen("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[name])
+        return name, outputs, found
+
+    return made
 
 
 def test_a_group_starts_the_instances_it_desires_with_the_tags_of_group_and_template(
-    clients, create, template, subnet_id
+    clients, group, template, subnet_id
 ):
-    name, _ = create(
-        GROUP,
-        minSize=0,
-        maxSize=3,
-        desiredCapacity=2,
-        vpcZoneIdentifiers=[subnet_id],
-        launchTemplate={"id": template, "version": "$Latest"},
-        tags=[{"key": "gpu-fleet:pool", "value": "dev", "propagateAtLaunch": True}],
-    )
+    newest = template | {"version": "$Latest"}
+    tags = [{"key": "gpu-fleet:pool", "value": "dev", "propagateAtLaunch": True}]
+
+    name, _, _ = group(desiredCapacity=2, launchTemplate=newest, tags=tags)
 
     of_group = [{"Name": "tag:aws:autoscaling:groupName", "Values": [name]}]
     reservations = clients("ec2").describe_instances(Filters=of_group)["Reservations"]
@@ -40,90 +44,60 @@ def test_a_group_starts_the_instances_it_desires_with_the_tags_of_group_and_temp
     assert (tags["gpu-fleet:pool"], tags["from"]) == ("dev", "template")
 
 
-def test_a_group_mixes_types_and_markets(clients, create, template, subnet_id):
-    name, _ = create(
-        GROUP,
-        minSize=0,
-        maxSize=3,
-        vpcZoneIdentifiers=[subnet_id],
-        capacityRebalance=True,
-        mixedInstancesPolicy={
-            "launchTemplate": {
-                "launchTemplateSpecification": {"launchTemplateId": template, "version": "1"},
-                "overrides": [{"instanceType": "g5.xlarge"}, {"instanceType": "g6.xlarge"}],
-            },
-            "instancesDistribution": {
-                "onDemandPercentageAboveBaseCapacity": 0,
-                "spotAllocationStrategy": "price-capacity-optimized",
-            },
-        },
-    )
+def test_a_group_mixes_types_and_markets(group, template):
+    specification = {"launchTemplateId": template["id"], "version": "1"}
+    types = [{"instanceType": "g5.xlarge"}, {"instanceType": "g6.xlarge"}]
+    market = {"onDemandPercentageAboveBaseCapacity": 0, "spotAllocationStrategy": "price-capacity-optimized"}
+    mixed = {
+        "launchTemplate": {"launchTemplateSpecification": specification, "overrides": types},
+        "instancesDistribution": market,
+    }
 
-    group = clients("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
-    policy = group["AutoScalingGroups"][0]["MixedInstancesPolicy"]
-    types = [override["InstanceType"] for override in policy["LaunchTemplate"]["Overrides"]]
-    assert types == ["g5.xlarge", "g6.xlarge"]
+    _, _, found = group(capacityRebalance=True, mixedInstancesPolicy=mixed)
+
+    policy = found["MixedInstancesPolicy"]
+    overrides = policy["LaunchTemplate"]["Overrides"]
+    assert [override["InstanceType"] for override in overrides] == ["g5.xlarge", "g6.xlarge"]
     assert policy["InstancesDistribution"]["OnDemandPercentageAboveBaseCapacity"] == 0
-    assert group["AutoScalingGroups"][0]["CapacityRebalance"] is True
+    assert found["CapacityRebalance"] is True
 
 
-def test_a_group_protects_its_instances_and_suspends_processes(clients, create, template, subnet_id):
-    name, outputs = create(
-        GROUP,
+def test_a_group_protects_its_instances_and_suspends_processes(group, template):
+    _, outputs, found = group(
         minSize=1,
         maxSize=1,
-        vpcZoneIdentifiers=[subnet_id],
-        launchTemplate={"id": template, "version": "1"},
+        launchTemplate=template,
         protectFromScaleIn=True,
         suspendedProcesses=["AZRebalance"],
         enabledMetrics=["GroupDesiredCapacity"],
     )
 
-    group = clients("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
-    seen = group["AutoScalingGroups"][0]
-    assert [instance["ProtectedFromScaleIn"] for instance in seen["Instances"]] == [True]
-    assert [process["ProcessName"] for process in seen["SuspendedProcesses"]] == ["AZRebalance"]
-    assert [metric["Metric"] for metric in seen["EnabledMetrics"]] == ["GroupDesiredCapacity"]
-    assert (outputs["arn"], outputs["availabilityZones"]) == (seen["AutoScalingGroupARN"], [f"{REGION}a"])
+    assert [instance["ProtectedFromScaleIn"] for instance in found["Instances"]] == [True]
+    assert [process["ProcessName"] for process in found["SuspendedProcesses"]] == ["AZRebalance"]
+    assert [metric["Metric"] for metric in found["EnabledMetrics"]] == ["GroupDesiredCapacity"]
+    assert (outputs["arn"], outputs["availabilityZones"]) == (found["AutoScalingGroupARN"], [f"{REGION}a"])
 
 
-@pytest.fixture
-def group(create, template, subnet_id):
-    return create(
-        GROUP,
-        minSize=0,
-        maxSize=3,
-        vpcZoneIdentifiers=[subnet_id],
-        launchTemplate={"id": template, "version": "1"},
-    )[0]
+def test_a_scaling_policy_reports_its_arn(create, seen, group, template):
+    name, _, _ = group(launchTemplate=template)
+    step = {"adjustmentType": "ChangeInCapacity", "scalingAdjustment": 1, "cooldown": 300}
 
-
-def test_a_scaling_policy_reports_its_arn(clients, create, group):
-    name, outputs = create(
-        "aws:autoscaling/policy:Policy",
-        autoscalingGroupName=group,
-        policyType="SimpleScaling",
-        adjustmentType="ChangeInCapacity",
-        scalingAdjustment=1,
-        cooldown=300,
+    made, outputs = create(
+        "autoscaling/policy", autoscalingGroupName=name, policyType="SimpleScaling", **step
     )
 
-    seen = clients("autoscaling").describe_policies(AutoScalingGroupName=group)["ScalingPolicies"][0]
-    assert (seen["PolicyName"], seen["PolicyARN"]) == (name, outputs["arn"])
-    assert (seen["ScalingAdjustment"], seen["Cooldown"]) == (1, 300)
+    policy = seen("autoscaling", "describe_policies", AutoScalingGroupName=name)
+    assert (policy["PolicyName"], policy["PolicyARN"]) == (made, outputs["arn"])
+    assert (policy["ScalingAdjustment"], policy["Cooldown"]) == (1, 300)
 
 
-def test_a_lifecycle_hook_holds_an_ending_instance(clients, create, group):
-    create(
-        "aws:autoscaling/lifecycleHook:LifecycleHook",
-        name="drain",
-        autoscalingGroupName=group,
-        lifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING",
-        heartbeatTimeout=900,
-        defaultResult="CONTINUE",
-    )
+def test_a_lifecycle_hook_holds_an_ending_instance(create, seen, group, template):
+    name, _, _ = group(launchTemplate=template)
+    ending = "autoscaling:EC2_INSTANCE_TERMINATING"
+    hook = {"lifecycleTransition": ending, "heartbeatTimeout": 900, "defaultResult": "CONTINUE"}
 
-    seen = clients("autoscaling").describe_lifecycle_hooks(AutoScalingGroupName=group)["LifecycleHooks"][0]
-    assert (seen["LifecycleHookName"], seen["HeartbeatTimeout"]) == ("drain", 900)
-    assert seen["LifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"
-    assert seen["DefaultResult"] == "CONTINUE"
+    create("autoscaling/lifecycleHook", name="drain", autoscalingGroupName=name, **hook)
+
+    found = seen("autoscaling", "describe_lifecycle_hooks", AutoScalingGroupName=name)
+    assert (found["LifecycleHookName"], found["HeartbeatTimeout"]) == ("drain", 900)
+    assert (found["LifecycleTransition"], found["DefaultResult"]) == (ending, "CONTINUE")

@@ -13,38 +13,27 @@ KEY_POLICY = json.dumps({"Version": "2012-10-17", "Statement": [STATEMENT]})
 
 
 def test_a_key_rotates_and_has_its_policy_and_tags(clients, create):
-    made, outputs = create(
-        "aws:kms/key:Key",
-        description="volumes",
-        enableKeyRotation=True,
-        rotationPeriodInDays=90,
-        policy=KEY_POLICY,
-        tags=TAGS,
+    sent = []
+    clients.pool.session.events.register(
+        "provide-client-params.kms.EnableKeyRotation", lambda params, **_: sent.append(params)
     )
+    rotation = {"enableKeyRotation": True, "rotationPeriodInDays": 90}
+
+    made, outputs = create("kms/key", description="volumes", policy=KEY_POLICY, tags=TAGS, **rotation)
 
     kms = clients("kms")
     tags = {tag["TagKey"]: tag["TagValue"] for tag in kms.list_resource_tags(KeyId=made)["Tags"]}
     assert kms.get_key_rotation_status(KeyId=made)["KeyRotationEnabled"] is True
+    assert [params["RotationPeriodInDays"] for params in sent] == [90]
     assert kms.get_key_policy(KeyId=made, PolicyName="default")["Policy"] == KEY_POLICY
     assert tags == TAGS
     assert kms.describe_key(KeyId=made)["KeyMetadata"]["Arn"] == outputs["arn"]
 
 
-def test_the_rotation_period_reaches_the_service(create, clients):
-    sent = []
-    clients.pool.session.events.register(
-        "provide-client-params.kms.EnableKeyRotation", lambda params, **_: sent.append(params)
-    )
-
-    create("aws:kms/key:Key", enableKeyRotation=True, rotationPeriodInDays=90)
-
-    assert [params["RotationPeriodInDays"] for params in sent] == [90]
-
-
 def test_an_alias_leads_to_its_key(clients, create):
-    key_id, key = create("aws:kms/key:Key", description="volumes")
+    key_id, key = create("kms/key", description="volumes")
 
-    _, outputs = create("aws:kms/alias:Alias", name="alias/mine", targetKeyId=key_id)
+    _, outputs = create("kms/alias", name="alias/mine", targetKeyId=key_id)
 
     assert clients("kms").describe_key(KeyId="alias/mine")["KeyMetadata"]["KeyId"] == key_id
     assert outputs["targetKeyArn"] == key["arn"]
@@ -52,11 +41,7 @@ def test_an_alias_leads_to_its_key(clients, create):
 
 @pytest.fixture
 def bucket(create):
-    return create("aws:s3/bucket:Bucket", bucket="mine", tags=TAGS)[0]
-
-
-def test_a_bucket_has_its_name_and_tags(clients, bucket):
-    assert as_map(clients("s3").get_bucket_tagging(Bucket=bucket)["TagSet"]) == TAGS
+    return create("s3/bucket", bucket="mine", tags=TAGS)[0]
 
 
 def test_a_bucket_of_another_region_stands_there(clients):
@@ -69,6 +54,7 @@ def test_a_bucket_of_another_region_stands_there(clients):
 BLOCKS = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
 ENCRYPTION = {"sseAlgorithm": "aws:kms", "kmsMasterKeyId": "arn:aws:kms:us-east-1:123456789012:key/mine"}
 ENCRYPTED = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": ENCRYPTION["kmsMasterKeyId"]}
+BY_KEY = {"ApplyServerSideEncryptionByDefault": ENCRYPTED, "BucketKeyEnabled": True}
 EMPTY_POLICY = json.dumps({"Version": "2012-10-17", "Statement": []})
 OF_A_BUCKET = {
     "PublicAccessBlock": (
@@ -84,11 +70,7 @@ OF_A_BUCKET = {
     "ServerSideEncryptionConfiguration": (
         {"rules": [{"applyServerSideEncryptionByDefault": ENCRYPTION, "bucketKeyEnabled": True}]},
         "get_bucket_encryption",
-        {
-            "ServerSideEncryptionConfiguration": {
-                "Rules": [{"ApplyServerSideEncryptionByDefault": ENCRYPTED, "BucketKeyEnabled": True}]
-            }
-        },
+        {"ServerSideEncryptionConfiguration": {"Rules": [BY_KEY]}},
     ),
     "Versioning": (
         {"versioningConfiguration": {"status": "Enabled"}},
@@ -99,32 +81,22 @@ OF_A_BUCKET = {
 }
 
 
-def test_a_bucket_has_what_each_creator_is_given_for_it(clients, create, bucket):
+def test_a_bucket_has_its_tags_and_what_each_creator_is_given_for_it(clients, create, bucket):
+    assert as_map(clients("s3").get_bucket_tagging(Bucket=bucket)["TagSet"]) == TAGS
     for name, (inputs, read, expected) in OF_A_BUCKET.items():
-        create(f"aws:s3/bucket{name}:Bucket{name}", bucket=bucket, **inputs)
-        seen = getattr(clients("s3"), read)(Bucket=bucket)
-        assert seen.items() >= expected.items(), name
+        create(f"s3/bucket{name}", bucket=bucket, **inputs)
+        found = getattr(clients("s3"), read)(Bucket=bucket)
+        assert found.items() >= expected.items(), name
 
 
 def test_a_bucket_forgets_old_versions_and_aborted_uploads(clients, create, bucket):
-    create(
-        "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration",
-        bucket=bucket,
-        rules=[
-            {
-                "id": "old",
-                "status": "Enabled",
-                "filter": {"prefix": ""},
-                "noncurrentVersionExpiration": {"noncurrentDays": 30},
-            },
-            {
-                "id": "aborted",
-                "status": "Enabled",
-                "filter": {"and": {"prefix": "tmp/", "tags": {"keep": "no"}}},
-                "abortIncompleteMultipartUpload": {"daysAfterInitiation": 7},
-            },
-        ],
-    )
+    old = {"id": "old", "status": "Enabled", "filter": {"prefix": ""}}
+    old |= {"noncurrentVersionExpiration": {"noncurrentDays": 30}}
+    tagged = {"and": {"prefix": "tmp/", "tags": {"keep": "no"}}}
+    aborted = {"id": "aborted", "status": "Enabled", "filter": tagged}
+    aborted |= {"abortIncompleteMultipartUpload": {"daysAfterInitiation": 7}}
+
+    create("s3/bucketLifecycleConfiguration", bucket=bucket, rules=[old, aborted])
 
     old, aborted = clients("s3").get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
     assert (old["ID"], old["NoncurrentVersionExpiration"]) == ("old", {"NoncurrentDays": 30})
@@ -134,62 +106,49 @@ def test_a_bucket_forgets_old_versions_and_aborted_uploads(clients, create, buck
 
 @pytest.fixture
 def home(create):
+    kind = {"encrypted": True, "throughputMode": "elastic"}
     return create(
-        "aws:efs/fileSystem:FileSystem",
-        encrypted=True,
-        throughputMode="elastic",
-        lifecyclePolicies=[{"transitionToIa": "AFTER_30_DAYS"}],
-        tags=TAGS,
+        "efs/fileSystem", lifecyclePolicies=[{"transitionToIa": "AFTER_30_DAYS"}], tags=TAGS, **kind
     )
 
 
-def test_a_home_is_encrypted_moves_what_is_not_read_and_reports_where_to_mount_it(clients, home):
+def test_a_home_is_encrypted_moves_what_is_not_read_and_has_its_policy(clients, create, seen, home):
     made, outputs = home
 
-    seen = clients("efs").describe_file_systems(FileSystemId=made)["FileSystems"][0]
-    lifecycle = clients("efs").describe_lifecycle_configuration(FileSystemId=made)["LifecyclePolicies"]
-    assert (seen["Encrypted"], seen["ThroughputMode"]) == (True, "elastic")
+    create("efs/fileSystemPolicy", fileSystemId=made, policy=KEY_POLICY)
+
+    files = seen("efs", "describe_file_systems", FileSystemId=made)
+    assert (files["Encrypted"], files["ThroughputMode"]) == (True, "elastic")
     assert outputs["dnsName"] == f"{made}.efs.{REGION}.amazonaws.com"
-    assert lifecycle == [{"TransitionToIA": "AFTER_30_DAYS"}]
+    moved = seen("efs", "describe_lifecycle_configuration", FileSystemId=made)
+    assert moved == {"TransitionToIA": "AFTER_30_DAYS"}
+    policy = clients("efs").describe_file_system_policy(FileSystemId=made)["Policy"]
+    assert json.loads(policy) == json.loads(KEY_POLICY)
 
 
-def test_a_home_can_be_mounted_from_its_subnet(clients, create, home, subnet_id, group_id):
+def test_a_home_can_be_mounted_from_its_subnet(create, seen, home, subnet_id, group_id):
+    files, _ = home
+
     made, outputs = create(
-        "aws:efs/mountTarget:MountTarget",
-        fileSystemId=home[0],
-        subnetId=subnet_id,
-        securityGroups=[group_id],
+        "efs/mountTarget", fileSystemId=files, subnetId=subnet_id, securityGroups=[group_id]
     )
 
-    efs = clients("efs")
-    seen = efs.describe_mount_targets(FileSystemId=home[0])["MountTargets"][0]
-    groups = efs.describe_mount_target_security_groups(MountTargetId=made)["SecurityGroups"]
-    assert (seen["MountTargetId"], seen["SubnetId"], groups) == (made, subnet_id, [group_id])
-    assert outputs["mountTargetDnsName"].startswith(f"{REGION}a.{home[0]}.efs.")
+    target = seen("efs", "describe_mount_targets", FileSystemId=files)
+    group = seen("efs", "describe_mount_target_security_groups", MountTargetId=made)
+    assert (target["MountTargetId"], target["SubnetId"], group) == (made, subnet_id, group_id)
+    assert outputs["mountTargetDnsName"].startswith(f"{REGION}a.{files}.efs.")
 
 
-def test_a_home_has_its_policy(clients, create, home):
-    create("aws:efs/fileSystemPolicy:FileSystemPolicy", fileSystemId=home[0], policy=KEY_POLICY)
+def test_a_scratch_file_system_reports_where_to_mount_it(create, seen, vpc_id, subnet_id, group_id):
+    kind = {"deploymentType": "PERSISTENT_2", "storageType": "SSD", "storageCapacity": 2400}
+    speed = {"perUnitStorageThroughput": 125, "dataCompressionType": "LZ4", "tags": TAGS}
 
-    seen = clients("efs").describe_file_system_policy(FileSystemId=home[0])["Policy"]
-    assert json.loads(seen) == json.loads(KEY_POLICY)
-
-
-def test_a_scratch_file_system_reports_where_to_mount_it(clients, create, vpc_id, subnet_id, group_id):
     made, outputs = create(
-        "aws:fsx/lustreFileSystem:LustreFileSystem",
-        deploymentType="PERSISTENT_2",
-        storageType="SSD",
-        storageCapacity=2400,
-        perUnitStorageThroughput=125,
-        dataCompressionType="LZ4",
-        subnetIds=subnet_id,
-        securityGroupIds=[group_id],
-        tags=TAGS,
+        "fsx/lustreFileSystem", subnetIds=subnet_id, securityGroupIds=[group_id], **kind, **speed
     )
 
-    seen = clients("fsx").describe_file_systems(FileSystemIds=[made])["FileSystems"][0]
-    assert (seen["FileSystemType"], seen["StorageCapacity"]) == ("LUSTRE", 2400)
-    assert seen["LustreConfiguration"]["DeploymentType"] == "PERSISTENT_2"
+    files = seen("fsx", "describe_file_systems", FileSystemIds=[made])
+    assert (files["FileSystemType"], files["StorageCapacity"]) == ("LUSTRE", 2400)
+    assert files["LustreConfiguration"]["DeploymentType"] == "PERSISTENT_2"
     assert outputs["dnsName"] == f"{made}.fsx.{REGION}.amazonaws.com"
     assert (outputs["vpcId"], len(outputs["mountName"])) == (vpc_id, 8)

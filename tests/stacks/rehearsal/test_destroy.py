@@ -36,17 +36,14 @@ def destroyed(state, *refused, **options):
     return destroy(state, None, {TYPE: Provider(*refused)}, **options)
 
 
-def test_a_resource_is_deleted_before_those_it_depends_on():
-    done = destroyed([resource("key"), resource("bucket", "key"), resource("policy", "bucket")])
+def test_a_resource_is_deleted_before_those_it_depends_on_and_a_failure_keeps_these():
+    state = [resource("key"), resource("bucket", "key"), resource("policy", "bucket")]
 
-    assert done.asked == ("policy", "bucket", "key")
+    failing = destroyed(state, "bucket")
 
-
-def test_a_failure_keeps_what_the_failed_depends_on():
-    done = destroyed([resource("key"), resource("bucket", "key")], "bucket")
-
-    assert done.failed == {"bucket": "Delete: InUse"}
-    assert [resource.urn for resource in done.left] == ["key", "bucket"]
+    assert destroyed(state).asked == ("policy", "bucket", "key")
+    assert failing.failed == {"bucket": "Delete: InUse"}
+    assert [resource.urn for resource in failing.left] == ["key", "bucket"]
 
 
 def test_layers_count_from_the_roots_so_an_unrelated_deep_resource_is_deleted_early():
@@ -56,16 +53,12 @@ def test_layers_count_from_the_roots_so_an_unrelated_deep_resource_is_deleted_ea
     assert [[resource.urn for resource in layer] for layer in layers(state)] == [["key"], ["role", "bucket"]]
 
 
-def test_what_is_protected_is_refused_before_anything_is_deleted():
-    done = destroyed([resource("kept", protected=True), resource("other")])
+def test_what_is_protected_is_refused_before_anything_is_deleted_and_what_is_retained_leaves_the_state():
+    refused = destroyed([resource("kept", protected=True), resource("other")])
+    retained = destroyed([resource("key", retained=True)])
 
-    assert (done.asked, done.refused, len(done.left)) == ((), ("kept",), 2)
-
-
-def test_what_is_retained_leaves_the_state_and_stays():
-    done = destroyed([resource("key", retained=True)])
-
-    assert (done.asked, done.left) == ((), ())
+    assert (refused.asked, refused.refused, len(refused.left)) == ((), ("kept",), 2)
+    assert (retained.asked, retained.left) == ((), ())
 
 
 def test_what_is_deleted_with_another_is_left_to_it_unless_that_one_is_kept():

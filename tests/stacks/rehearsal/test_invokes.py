@@ -12,35 +12,24 @@ from gpu_fleet_stacks.rehearsal.program import run_program
 from tests.stacks.rehearsal.examples import REGION
 
 
-def answer_to(clients, function, **arguments):
-    return answer(clients, function, arguments)
-
-
-def test_the_caller_is_motos_account(clients):
-    said = answer_to(clients, "aws:index/getCallerIdentity:getCallerIdentity")
-
-    assert said["accountId"] == clients("sts").get_caller_identity()["Account"] == clients.account_id
-
-
-def test_region_partition_and_zones_are_those_of_the_provider(clients):
+def test_account_region_partition_and_zones_are_those_of_the_provider(clients):
     zones = clients("ec2").describe_availability_zones()["AvailabilityZones"]
-    partitions = {
-        region: answer_to(clients.at(region), "aws:index/getPartition:getPartition")
+    here, there = (
+        answer(clients.at(region), "aws:index/getPartition:getPartition", {})
         for region in (REGION, "cn-north-1")
-    }
-    here, there = partitions.values()
-    said = answer_to(clients, "aws:index/getAvailabilityZones:getAvailabilityZones", state="available")
+    )
+    found = answer(clients, "aws:index/getAvailabilityZones:getAvailabilityZones", {"state": "available"})
 
-    assert answer_to(clients, "aws:index/getRegion:getRegion")["region"] == REGION
+    assert answer(clients, "aws:index/getRegion:getRegion", {})["region"] == REGION
     assert (here["partition"], here["dnsSuffix"]) == ("aws", "amazonaws.com")
     assert (there["partition"], there["dnsSuffix"]) == ("aws-cn", "amazonaws.com.cn")
-    assert said["names"] == [zone["ZoneName"] for zone in zones]
+    assert found["names"] == [zone["ZoneName"] for zone in zones]
 
 
 def test_a_parameter_that_stands_in_moto_is_read(clients):
     clients("ssm").put_parameter(Name="/image", Value="ami-1", Type="String")
 
-    assert answer_to(clients, "aws:ssm/getParameter:getParameter", name="/image")["value"] == "ami-1"
+    assert answer(clients, "aws:ssm/getParameter:getParameter", {"name": "/image"})["value"] == "ami-1"
 
 
 @pytest.fixture
@@ -48,39 +37,32 @@ def images_of_amazon(monkeypatch):
     monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "true")
 
 
-def test_the_newest_image_that_fits_is_found(images_of_amazon, clients):
-    filters = [{"name": "name", "values": ["amzn2-ami-hvm-*"]}]
+def test_the_newest_image_that_fits_is_found_and_one_that_moto_lacks_is_refused(images_of_amazon, clients):
+    def image(name, **wanted):
+        filters = [{"name": "name", "values": [name]}]
+        return answer(clients, "aws:ec2/getAmi:getAmi", {"filters": filters} | wanted)
 
-    said = answer_to(clients, "aws:ec2/getAmi:getAmi", mostRecent=True, owners=["amazon"], filters=filters)
+    found = image("amzn2-ami-hvm-*", mostRecent=True, owners=["amazon"])
 
-    (seen,) = clients("ec2").describe_images(ImageIds=[said["imageId"]])["Images"]
+    (seen,) = clients("ec2").describe_images(ImageIds=[found["imageId"]])["Images"]
     assert seen["Name"].startswith("amzn2-ami-hvm-")
-
-
-def test_an_image_that_moto_lacks_is_refused(clients):
-    filters = [{"name": "name", "values": ["nobody-has-this"]}]
-
     with pytest.raises(UnknownInvokeError, match="nobody-has-this"):
-        answer_to(clients, "aws:ec2/getAmi:getAmi", filters=filters)
+        image("nobody-has-this")
 
 
 def test_a_policy_document_is_what_iam_takes_and_everyone_a_star_in_it(clients):
-    said = answer_to(
-        clients,
-        "aws:iam/getPolicyDocument:getPolicyDocument",
-        statements=[
-            {
-                "sid": "Read",
-                "actions": ["s3:GetObject"],
-                "resources": ["arn:b", "arn:a"],
-                "principals": [{"type": "Service", "identifiers": ["ec2.amazonaws.com"]}],
-                "conditions": [{"test": "Bool", "variable": "aws:SecureTransport", "values": ["true"]}],
-            },
-            {"effect": "Deny", "principals": [{"type": "*", "identifiers": ["*"]}]},
-        ],
-    )
+    read = {
+        "sid": "Read",
+        "actions": ["s3:GetObject"],
+        "resources": ["arn:b", "arn:a"],
+        "principals": [{"type": "Service", "identifiers": ["ec2.amazonaws.com"]}],
+        "conditions": [{"test": "Bool", "variable": "aws:SecureTransport", "values": ["true"]}],
+    }
+    deny = {"effect": "Deny", "principals": [{"type": "*", "identifiers": ["*"]}]}
 
-    assert json.loads(said["json"])["Statement"] == [
+    made = answer(clients, "aws:iam/getPolicyDocument:getPolicyDocument", {"statements": [read, deny]})
+
+    assert json.loads(made["json"])["Statement"] == [
         {
             "Sid": "Read",
             "Effect": "Allow",
@@ -93,18 +75,17 @@ def test_a_policy_document_is_what_iam_takes_and_everyone_a_star_in_it(clients):
     ]
 
 
-def test_a_program_gets_the_answer(clients):
+def test_a_program_gets_the_answer_and_what_moto_refuses_is_named_by_its_function(clients):
     def program():
         pulumi.export("account", aws.get_caller_identity_output().account_id)
 
-    assert run_program("test", program=program, config={}).outputs == {"account": clients.account_id}
-
-
-def test_what_moto_refuses_is_named_by_its_function(clients):
-    def program():
+    def missing():
         pulumi.export("image", aws.ssm.get_parameter_output(name="/missing").value)
 
+    of_moto = clients("sts").get_caller_identity()["Account"]
+    assert run_program("test", program=program, config={}).outputs == {"account": of_moto}
+    assert of_moto == clients.account_id
     with pytest.raises(
         Exception, match=r"aws:ssm/getParameter:getParameter 'call' was refused: GetParameter"
     ):
-        run_program("test", program=program, config={})
+        run_program("test", program=missing, config={})

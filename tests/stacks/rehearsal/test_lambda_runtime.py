@@ -30,12 +30,8 @@ def call(tmp_path):
     return ask
 
 
-def test_boto3_and_what_it_needs_are_there(call):
-    assert (
-        call('["boto3", "botocore", "dateutil", "jmespath", "s3transfer", "six", "urllib3"]').count("true")
-        == 7
-    )
+def test_boto3_and_what_it_needs_are_there_and_no_other_package_of_this_environment(call):
+    there = '["boto3", "botocore", "dateutil", "jmespath", "s3transfer", "six", "urllib3"]'
 
-
-def test_no_other_package_of_this_environment_is(call):
+    assert call(there).count("true") == 7
     assert call('["psutil", "pulumi", "moto", "yaml", "click", "gpu_fleet_stacks"]').count("false") == 6

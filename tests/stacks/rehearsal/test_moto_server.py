@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import boto3
 import pytest
@@ -15,21 +16,11 @@ BUCKET = "rehearsal-bucket"
 
 
 @pytest.fixture
-def endpoint() -> Iterator[str]:
-    with moto_server("eu-central-1") as url:
-        yield url
-
-
-@pytest.fixture
-def s3(endpoint):
-    client = boto3.client("s3")
-    client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
-    return client
-
-
-def test_clients_without_arguments_reach_it(endpoint):
-    assert boto3.client("ec2").meta.endpoint_url == endpoint
-    assert boto3.client("ec2").meta.region_name == "eu-central-1"
+def s3() -> Iterator[Any]:
+    with moto_server("eu-central-1"):
+        client = boto3.client("s3")
+        client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+        yield client
 
 
 def test_an_object_comes_back_as_it_was_put_whole_by_its_size_and_in_a_part(s3):
@@ -77,40 +68,31 @@ def test_requests_of_several_threads_do_not_mix(s3):
     assert contents == {number: str(number).encode() * 1000 for number in range(8)}
 
 
-def test_a_second_server_starts_empty():
-    with moto_server("us-east-1"):
-        boto3.client("sns").create_topic(Name="first")
-    with moto_server("us-east-1"):
-        assert boto3.client("sns").list_topics()["Topics"] == []
-
-
-def test_a_second_server_within_the_first_is_refused_and_leaves_it_whole():
+def test_a_second_server_starts_empty_and_within_the_first_is_refused():
     with moto_server("us-east-1"):
         boto3.client("sns").create_topic(Name="first")
         with pytest.raises(RehearsalError, match="a moto server is open"), moto_server("us-east-1"):
             pass
         assert len(boto3.client("sns").list_topics()["Topics"]) == 1
+    with moto_server("us-east-1"):
+        assert boto3.client("sns").list_topics()["Topics"] == []
 
 
-def test_environment_and_threads_are_given_back(monkeypatch):
+def test_clients_without_arguments_reach_it_and_environment_and_threads_are_given_back(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "mine")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SNS", "http://192.0.2.1:1")
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     threads = threading.active_count()
 
-    with moto_server("us-east-1"):
-        boto3.client("sns").list_topics()
+    with moto_server("eu-central-1") as url:
+        client = boto3.client("sns")
+        assert (client.meta.endpoint_url, client.meta.region_name) == (url, "eu-central-1")
+        client.list_topics()
         assert "AWS_PROFILE" not in os.environ
 
     assert os.environ["AWS_PROFILE"] == "mine"
     assert "AWS_ENDPOINT_URL" not in os.environ
     assert threading.active_count() == threads
-
-
-def test_the_endpoint_of_one_service_does_not_lead_elsewhere(monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL_SNS", "http://192.0.2.1:1")
-
-    with moto_server("us-east-1") as url:
-        assert boto3.client("sns").meta.endpoint_url == url
 
 
 def test_it_is_empty_after_a_service_that_makes_another_anew_while_moto_resets(monkeypatch):

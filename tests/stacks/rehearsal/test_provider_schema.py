@@ -16,7 +16,13 @@ def found(type_token, **inputs):
 
 
 def test_valid_inputs_have_no_problem():
+    """An enumeration may be wider than its names, and a name given twice is the resource's own."""
+    function = {"role": "arn:aws:iam::1:role/r", "runtime": "python3.12"}
+    versions = {"bucket": "mine", "versioningConfiguration": {"status": "Enabled"}}
+
     assert found(SUBNET, vpcId="vpc-1", cidrBlock="10.0.0.0/24", tags={"Name": "mine"}) == []
+    assert found("aws:lambda/function:Function", **function) == []
+    assert found("aws:s3/bucketVersioning:BucketVersioning", **versions) == []
 
 
 WRONG = (
@@ -54,28 +60,18 @@ def test_a_wrong_input_is_named_with_what_is_allowed_on_both_clouds():
     assert [pair for pair in said if pair[0] != [pair[1]]] == []
 
 
-def test_an_enumeration_may_be_wider_than_its_names_and_a_name_given_twice_is_the_resources_own():
-    function = {"role": "arn:aws:iam::1:role/r", "runtime": "python3.12"}
-    versions = {"bucket": "mine", "versioningConfiguration": {"status": "Enabled"}}
-
-    assert found("aws:lambda/function:Function", **function) == []
-    assert found("aws:s3/bucketVersioning:BucketVersioning", **versions) == []
-
-
 def test_a_type_the_sdk_lacks_is_named():
     assert found("aws:ec2/nothing:Nothing") == ["aws:ec2/nothing:Nothing: the SDK has no such resource type"]
 
 
-def test_the_settings_of_a_provider_are_checked():
+def test_the_settings_of_a_provider_are_checked_and_components_are_not():
     provider = registered("pulumi:providers:aws", "it", outcome=RegistrationOutcome.GROUPED)
     provider.inputs.update(
         {"region": "us-east-1", "skipMetadataApiCheck": "true", "endpoints": '[{"lamda": "http://here"}]'}
     )
+    component = registered("gpu-fleet:aws:Network", "it", outcome=RegistrationOutcome.GROUPED)
 
     (problem,) = problems(provider)
 
     assert problem == "pulumi:providers:aws 'it': endpoints[0].lamda is unknown; did you mean lambda?"
-
-
-def test_components_are_not_checked():
-    assert problems(registered("gpu-fleet:aws:Network", "it", outcome=RegistrationOutcome.GROUPED)) == []
+    assert problems(component) == []

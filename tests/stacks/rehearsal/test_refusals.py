@@ -73,12 +73,9 @@ def test_a_cloud_is_never_reached(monkeypatch):
         run(lambda: aws.sns.Topic("alarms"))
 
 
-def test_a_missing_stack_file_is_refused_with_those_there_are():
+def test_a_stack_file_that_is_missing_or_none_is_refused(tmp_path):
     with pytest.raises(StacksError, match=r"no stack 'nowhere'; known: alicloud-dev, .*, local"):
         read_config("nowhere")
-
-
-def test_a_stack_file_that_is_none_is_refused(tmp_path):
     path = tmp_path / "Pulumi.bad.yaml"
     for content in ("config: [1]", "- list", "config: {a: ["):
         path.write_text(content)

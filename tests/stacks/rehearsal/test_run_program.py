@@ -26,14 +26,23 @@ class Room(pulumi.ComponentResource):
         self.register_outputs({})
 
 
-def test_a_program_gets_the_attributes_that_the_provider_computes(clients):
+def test_a_program_gets_the_attributes_that_the_provider_computes_and_the_process_stays_as_it_was(clients):
+    trace = resource._get_stack_trace
+
     def program():
-        pulumi.export("arn", aws.sns.Topic("alarms", name="alarms").arn)
+        made = aws.sns.Topic("alarms")
+        pulumi.export("arn", made.arn)
+        pulumi.export("name", made.name)
 
     rehearsed = run(program)
 
     topics = [topic["TopicArn"] for topic in clients("sns").list_topics()["Topics"]]
+    stem, _, suffix = rehearsed.outputs["name"].rpartition("-")
     assert topics == [rehearsed.outputs["arn"]]
+    assert (stem, len(suffix)) == ("alarms", 7), "as Pulumi names"
+    assert gc.isenabled()
+    assert resource._get_stack_trace is trace
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("rehearsal")] == []
 
 
 def test_a_programs_warning_is_printed_as_one_and_a_quiet_command_line_leaves_it_out(
@@ -46,13 +55,6 @@ def test_a_programs_warning_is_printed_as_one_and_a_quiet_command_line_leaves_it
         said.append(capsys.readouterr().err)
 
     assert said == ["warning: prices are old\n", ""]
-
-
-def test_a_resource_without_a_name_gets_one_as_pulumi_gives(clients):
-    rehearsed = run(lambda: pulumi.export("name", aws.sns.Topic("alarms").name))
-
-    stem, _, suffix = rehearsed.outputs["name"].rpartition("-")
-    assert (stem, len(suffix)) == ("alarms", 7)
 
 
 def test_inputs_and_options_are_seen_in_the_providers_own_names(clients):
@@ -76,10 +78,15 @@ def test_inputs_and_options_are_seen_in_the_providers_own_names(clients):
     assert str(queue.inputs["messageRetentionSeconds"]) == "600", "a whole number stays whole"
 
 
-def test_components_are_grouped_know_their_children_and_count_as_nothing_made(clients):
-    rehearsed = run(lambda: Room("hall"))
+def test_components_are_grouped_know_their_children_count_as_nothing_made_and_a_listener_hears_of_each(
+    clients,
+):
+    heard = []
+
+    rehearsed = run(lambda: Room("hall"), listener=heard.append)
 
     room, topic = rehearsed.registrations
+    assert heard == [room, topic]
     assert (room.outcome, topic.outcome) == (RegistrationOutcome.GROUPED, RegistrationOutcome.CREATED)
     assert topic.parent == room.urn
     assert topic.urn.endswith("::gpu-fleet:test:Room$aws:sns/topic:Topic::hall-topic")
@@ -118,18 +125,6 @@ def test_a_resource_lands_in_the_region_of_its_provider(clients):
     assert len(clients.at("eu-central-1")("sns").list_topics()["Topics"]) == 1
 
 
-def test_what_moto_lacks_is_recorded(clients):
-    def program():
-        group = aws.ec2.PlacementGroup("close", strategy="cluster")
-        pulumi.export("name", group.name)
-        pulumi.export("id", group.id)
-
-    rehearsed = run(program)
-
-    assert only(rehearsed, "aws:ec2/placementGroup:PlacementGroup").outcome is RegistrationOutcome.RECORDED
-    assert rehearsed.outputs["name"] == rehearsed.outputs["id"]
-
-
 def test_a_resource_that_stands_elsewhere_is_recorded_with_its_id(clients):
     def program():
         pulumi.export("id", aws.sns.Topic.get("theirs", "arn:aws:sns:us-east-1:1:theirs").id)
@@ -138,14 +133,6 @@ def test_a_resource_that_stands_elsewhere_is_recorded_with_its_id(clients):
 
     assert rehearsed.outputs == {"id": "arn:aws:sns:us-east-1:1:theirs"}
     assert (rehearsed.created, rehearsed.recorded) == (0, 1)
-
-
-def test_a_listener_hears_of_each_registration_in_order(clients):
-    heard = []
-
-    rehearsed = run(lambda: Room("hall"), listener=heard.append)
-
-    assert tuple(heard) == rehearsed.registrations
 
 
 def test_a_secret_input_reaches_moto_and_makes_a_secret_output(clients):
@@ -179,16 +166,6 @@ def test_two_runs_in_one_process_know_nothing_of_each_other(clients):
 
     assert [registration.name for registration in rehearsed.registrations] == ["second"]
     assert list(rehearsed.outputs) == ["second"]
-
-
-def test_a_run_leaves_the_process_as_it_was(clients):
-    trace = resource._get_stack_trace
-
-    run(lambda: aws.sns.Topic("alarms"))
-
-    assert gc.isenabled()
-    assert resource._get_stack_trace is trace
-    assert [thread for thread in threading.enumerate() if thread.name.startswith("rehearsal")] == []
 
 
 def test_configuration_reaches_the_program(clients):

@@ -27,19 +27,15 @@ def shown(*registrations, encoding="utf-8", terminal=False, width=80):
     return file.buffer.getvalue().decode(encoding)
 
 
-def test_components_are_branches_and_resources_leaves():
-    root, network, vpc = shown(NETWORK, VPC).splitlines()
-
-    assert root == "stack test stands: ● 1 created in moto, ○ 0 only recorded, 1.0 s"
-    assert network == "└── Network gpu-fleet-test  1 resource, 0.25 s"
-    assert vpc == "    └── ● Vpc vpc  vpc-1"
-
-
-def test_why_something_is_only_recorded_is_said_at_the_end():
-    *_, leaf, why = shown(NETWORK, VPC, CLOSE).splitlines()
-
-    assert leaf.endswith("○ PlacementGroup close")
-    assert why == "└── ○ 1 only recorded, moto has no CreatePlacementGroup: PlacementGroup"
+def test_components_are_branches_resources_leaves_and_why_one_is_only_recorded_stands_at_the_end():
+    assert shown(NETWORK, VPC, CLOSE).splitlines() == [
+        "stack test stands: ● 1 created in moto, ○ 1 only recorded, 1.0 s",
+        "├── Network gpu-fleet-test  2 resources, 0.50 s",
+        "│   ├── ● Vpc vpc  vpc-1",
+        "│   └── ○ PlacementGroup close",
+        "└── ○ 1 only recorded, moto has no CreatePlacementGroup: PlacementGroup",
+    ]
+    assert counts([NETWORK, VPC, CLOSE]) == (1, 1)
 
 
 def test_one_reason_is_said_once_however_many_have_it():
@@ -105,29 +101,17 @@ def test_on_a_terminal_the_whole_tree_stands_at_the_end():
     assert "stack test stands" in text
 
 
-def test_a_run_that_fails_is_shown_as_far_as_it_came():
-    file = io.StringIO()
+def test_a_run_that_fails_is_shown_as_far_as_it_came_and_its_seconds_stand_still():
+    file, times = io.StringIO(), iter([10.0, 12.5])
+    tree = Tree(Console(file=file), "test", clock=lambda: next(times))
 
     def fail_after_the_first():
-        with Tree(Console(file=file), "test") as tree:
+        with tree:
             tree.listen(VPC)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail_after_the_first()
-
     assert "stack test stopped" in file.getvalue()
     assert "Vpc gpu-fleet-test-vpc" in file.getvalue()
-
-
-def test_created_and_recorded_are_counted():
-    assert counts([NETWORK, VPC, CLOSE]) == (1, 1)
-
-
-def test_the_seconds_stand_still_after_the_end():
-    times = iter([10.0, 12.5])
-
-    with Tree(Console(file=io.StringIO()), "test", clock=lambda: next(times)) as tree:
-        pass
-
     assert tree.seconds == 2.5

@@ -43,16 +43,10 @@ def test_names_without_a_physical_one_follow_from_the_logical_name(first, second
     same = values.physical_name(first, {}) == values.physical_name(second, {})
 
     assert same == (first == second)
-
-
-def test_a_physical_name_is_taken_as_it_is_and_a_prefix_starts_it():
     assert values.physical_name("it", {"name": "mine"}) == "mine"
     assert values.physical_name("it", {"namePrefix": "mine-"}).startswith("mine-")
 
 
-def test_first_letters_become_capital_all_the_way_down():
-    assert values.pascal({"ebs": [{"volumeSize": 1}]}) == {"Ebs": [{"VolumeSize": 1}]}
-
-
-def test_only_inputs_that_are_there_are_picked():
+def test_inputs_that_are_there_are_picked_and_first_letters_become_capital_all_the_way_down():
     assert values.picked({"minSize": 0}, {"MinSize": "minSize", "MaxSize": "maxSize"}) == {"MinSize": 0}
+    assert values.pascal({"ebs": [{"volumeSize": 1}]}) == {"Ebs": [{"VolumeSize": 1}]}

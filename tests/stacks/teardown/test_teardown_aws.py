@@ -1,6 +1,7 @@
 """`gpu-fleet destroy` from the shell to moto, with a fake of the Pulumi CLI on PATH."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -58,14 +59,15 @@ class Fleet:
         (group,) = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
         return str(group["Instances"][0]["InstanceId"])
 
-    def instances(self) -> list[dict[str, Any]]:
-        found = self.client("ec2").describe_instances()["Reservations"]
-        return [
-            instance
-            for part in found
-            for instance in part["Instances"]
-            if instance["State"]["Name"] != "terminated"
-        ]
+    def tag(self, instance: str, tags: dict[str, str]) -> None:
+        wire = [{"Key": key, "Value": value} for key, value in tags.items()]
+        self.client("ec2").create_tags(Resources=[instance], Tags=wire)
+
+    def instances(self) -> list[str]:
+        """Return the ids of those that are not terminated."""
+        parts = self.client("ec2").describe_instances()["Reservations"]
+        found = [instance for part in parts for instance in part["Instances"]]
+        return [each["InstanceId"] for each in found if each["State"]["Name"] != "terminated"]
 
     def key_state(self) -> str:
         return self.client("kms").describe_key(KeyId=self.key_id)["KeyMetadata"]["KeyState"]
@@ -77,6 +79,7 @@ class Fleet:
         return {resource.type for resource in pulumi_stand_in.read(self.state)}
 
 
+@contextmanager
 def fleet(name: str, folder: Path, monkeypatch) -> Iterator[Fleet]:
     with usable(name) as rehearsed, pulumi_stand_in.installed(folder, rehearsed.registrations) as state:
         monkeypatch.setenv(pulumi_stand_in.VARIABLE, str(state))
@@ -86,12 +89,8 @@ def fleet(name: str, folder: Path, monkeypatch) -> Iterator[Fleet]:
 
 @pytest.fixture
 def dev(tmp_path, monkeypatch) -> Iterator[Fleet]:
-    yield from fleet("aws-dev", tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def prod(tmp_path, monkeypatch) -> Iterator[Fleet]:
-    yield from fleet("aws-prod", tmp_path, monkeypatch)
+    with fleet("aws-dev", tmp_path, monkeypatch) as found:
+        yield found
 
 
 def test_data_that_was_not_given_up_stays_readable_under_its_settings_and_everything_else_is_deleted(dev):
@@ -163,38 +162,28 @@ def test_a_dry_run_touches_nothing(dev):
     assert f"terminate {started} g5.xlarge, pool dev: has its lifecycle hook's time to save" in done.output
     assert "delete    checkpoints: " in done.output
     assert "2 versions of objects" in done.output
-    assert ([instance["InstanceId"] for instance in dev.instances()], dev.destroys()) == ([started], [])
+    assert (dev.instances(), dev.destroys()) == ([started], [])
 
 
-def test_without_yes_and_without_a_terminal_nothing_happens(dev):
-    done = dev.run()
-
-    assert done.exit_code == 1
-    assert "there is no terminal to confirm at" in str(done.exception)
-    assert dev.destroys() == []
-
-
-@pytest.mark.parametrize(("typed", "destroyed"), [("aws-dev\n", True), ("aws-prod\n", False)])
-def test_the_stacks_name_confirms(dev, monkeypatch, typed, destroyed):
+def test_without_yes_only_the_stacks_name_typed_at_a_terminal_confirms(dev, monkeypatch):
+    nowhere = dev.run()
     monkeypatch.setattr(command, "_at_a_terminal", lambda: True)
+    wrong = dev.run(typed="aws-prod\n")
 
-    done = dev.run(typed=typed)
-
-    assert bool(dev.destroys()) is destroyed
-    assert (done.exit_code == 0) is destroyed
+    assert "there is no terminal to confirm at" in str(nowhere.exception)
+    assert (wrong.exit_code, dev.destroys()) == (1, [])
+    assert dev.run(typed="aws-dev\n").exit_code == 0
+    assert dev.destroys()
 
 
 def test_a_held_instance_stops_everything_until_a_reason_is_given(dev):
     held = dev.start()
     until = (datetime.now(UTC) + timedelta(days=2)).isoformat()
-    tags = {"gpu-fleet:keep-until": until, "gpu-fleet:keep-reason": "deadline"}
-    wire = [{"Key": key, "Value": value} for key, value in tags.items()]
-    dev.client("ec2").create_tags(Resources=[held], Tags=wire)
+    dev.tag(held, {"gpu-fleet:keep-until": until, "gpu-fleet:keep-reason": "deadline"})
 
     refused = dev.run("--yes")
     done = dev.run("--yes", "--ignore-holds", "account closes on Friday")
 
-    assert refused.exit_code == 1
     assert f"{held} (" in str(refused.exception)
     assert "deadline" in str(refused.exception)
     assert done.exit_code == 0, done.output
@@ -205,8 +194,7 @@ def test_instances_that_nothing_reaps_are_seen_and_drained_too(dev):
     """With `image.mode: none` the sweep has no licence, and a user may still hold an instance."""
     instance = dev.start()
     dev.client("ec2").delete_tags(Resources=[instance], Tags=[{"Key": "gpu-fleet:managed"}])
-    hold = [{"Key": "gpu-fleet:protected", "Value": "true"}]
-    dev.client("ec2").create_tags(Resources=[instance], Tags=hold)
+    dev.tag(instance, {"gpu-fleet:protected": "true"})
 
     refused = dev.run("--yes")
     done = dev.run("--yes", "--ignore-holds", "they know")
@@ -216,69 +204,51 @@ def test_instances_that_nothing_reaps_are_seen_and_drained_too(dev):
     assert dev.instances() == []
 
 
-def stopped_outside(fleet: Fleet) -> str:
-    """Detach and stop an instance, as the sweep does."""
-    instance, name = fleet.start(), fleet.rehearsed.outputs["group_names"]["dev"][0]
-    fleet.client("autoscaling").detach_instances(
-        AutoScalingGroupName=name, InstanceIds=[instance], ShouldDecrementDesiredCapacity=True
-    )
-    fleet.client("ec2").stop_instances(InstanceIds=[instance])
-    return instance
-
-
 def test_what_the_sweep_stopped_is_terminated_only_where_asked(dev):
-    stopped = stopped_outside(dev)
+    stopped = dev.start()
+    name = dev.rehearsed.outputs["group_names"]["dev"][0]
+    dev.client("autoscaling").detach_instances(
+        AutoScalingGroupName=name, InstanceIds=[stopped], ShouldDecrementDesiredCapacity=True
+    )
+    dev.client("ec2").stop_instances(InstanceIds=[stopped])
 
     refused = dev.run("--yes")
 
-    assert refused.exit_code == 1
     assert f"{stopped}: stopped by the sweep, in no group" in str(refused.exception)
-    assert stopped in {instance["InstanceId"] for instance in dev.instances()}
+    assert stopped in dev.instances()
     assert dev.run("--yes", "--terminate-stopped").exit_code == 0
     assert dev.instances() == []
 
 
 def test_a_build_that_is_half_done_is_waited_for(dev):
     """Its instance uses the network, so a destroy would stop in the middle."""
-    ec2 = dev.client("ec2")
-    tags = {"gpu-fleet:stack": "aws-dev", "CreatedBy": "EC2 Image Builder"}
-    wire = [{"Key": key, "Value": value} for key, value in tags.items()]
-    specification = [{"ResourceType": "instance", "Tags": wire}]
-    made = ec2.run_instances(
-        ImageId="ami-0123456789abcdef0",
-        MinCount=1,
-        MaxCount=1,
-        InstanceType="c7i.2xlarge",
-        TagSpecifications=specification,
+    made = dev.client("ec2").run_instances(
+        ImageId="ami-0123456789abcdef0", MinCount=1, MaxCount=1, InstanceType="c7i.2xlarge"
     )
     builder = made["Instances"][0]["InstanceId"]
+    dev.tag(builder, {"gpu-fleet:stack": "aws-dev", "CreatedBy": "EC2 Image Builder"})
 
     refused = dev.run("--yes")
 
-    assert refused.exit_code == 1
     assert dev.destroys() == []
     assert f"{builder}: an image is being built there; wait until it has ended" in str(refused.exception)
 
 
-def test_a_protected_stack_keeps_its_data_and_says_how_to_lift_that(prod):
-    done = prod.run("--yes")
+def test_a_protected_stack_keeps_its_data_and_says_how_to_lift_that(tmp_path, monkeypatch):
+    with fleet("aws-prod", tmp_path, monkeypatch) as prod:
+        refused = prod.run("--yes", "--delete-data", "checkpoints")
+        lift = "--delete-data checkpoints: it is protected; set `gpu-fleet:protected: false`"
+        assert lift in str(refused.exception)
+        assert prod.destroys() == []
 
-    assert done.exit_code == 0, done.output
-    stored = prod.client("s3").list_buckets()["Buckets"]
-    assert {stored_object["Name"] for stored_object in stored} == set(prod.buckets.values())
-    assert prod.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"] == []
-    assert prod.key_state() == "Enabled"
-    assert "set `gpu-fleet:protected: false` in stacks/Pulumi.aws-prod.yaml" in done.output
+        done = prod.run("--yes")
 
-
-def test_protected_data_is_not_given_up(prod):
-    done = prod.run("--yes", "--delete-data", "checkpoints")
-
-    assert done.exit_code == 1
-    assert "--delete-data checkpoints: it is protected; set `gpu-fleet:protected: false`" in str(
-        done.exception
-    )
-    assert prod.destroys() == []
+        assert done.exit_code == 0, done.output
+        stored = prod.client("s3").list_buckets()["Buckets"]
+        assert {bucket["Name"] for bucket in stored} == set(prod.buckets.values())
+        assert prod.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"] == []
+        assert prod.key_state() == "Enabled"
+        assert "set `gpu-fleet:protected: false` in stacks/Pulumi.aws-prod.yaml" in done.output
 
 
 def test_a_state_of_an_older_release_keeps_its_data_too(dev):
