@@ -1,7 +1,6 @@
 """Judges of a stack's account: the permissions of its roles, by the registered policies."""
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -40,25 +39,11 @@ class Right:
 
 
 @dataclass(frozen=True)
-class Judge(ABC):
-    """The account of a stack, with its permissions by the registrations."""
+class Judge:
+    """The account of a stack, with its permissions by the registrations; each cloud has its words."""
 
     settings: Stack
     found: Rehearsed
-    # the cloud's names of services and actions
-    policy: ClassVar[tuple[str, str]]
-    store: ClassVar[str]
-    listing: ClassVar[str]
-    scaling: ClassVar[str]
-    ends: ClassVar[list[str]]
-    group_changes: ClassVar[list[str]]
-    key_ends: ClassVar[list[str]]
-    sweeps: ClassVar[list[str]]
-    starts: ClassVar[list[str]]
-    removes: ClassVar[tuple[str, str]]
-    refusal: ClassVar[set[Verdict]]
-    peers: ClassVar[list[str]]
-    of_agents: ClassVar[list[str]]
 
     @property
     def pools(self) -> list[str]:
@@ -79,40 +64,6 @@ class Judge(ABC):
                 if verdict not in right.verdicts:
                     asked = f"{action} on {right.resource} with {right.context}"
                     yield f"{right.role}: {right.says}, but {asked} is {verdict}"
-
-    @abstractmethod
-    def role(self, role: str) -> str:
-        """Return the ARN of a role of the stack, by the end of its name."""
-
-    @property
-    @abstractmethod
-    def secret(self) -> str:
-        """Return the ARN of munge's key."""
-
-    @abstractmethod
-    def arn(self, service: str, rest: str) -> str: ...
-
-    @abstractmethod
-    def instance(self, key: str) -> str: ...
-
-    @abstractmethod
-    def group(self, pool_name: str) -> str: ...
-
-    @abstractmethod
-    def bucket(self, kind: str, key: str = "") -> str: ...
-
-    @property
-    @abstractmethod
-    def key(self) -> str: ...
-
-    @abstractmethod
-    def tags(self, pool_name: str, **more: str) -> dict[str, object]: ...
-
-    @abstractmethod
-    def on(self, key: str, pool_name: str) -> dict[str, object]: ...
-
-    @abstractmethod
-    def verdict(self, role: str, action: str, resource: str, context: dict[str, object]) -> Verdict: ...
 
     def identity(self, role: str) -> list[str]:
         """Return the policies of a role, by the end of its name: ``dev-instance`` or ``reaper``."""
@@ -360,7 +311,6 @@ ALICLOUD_QUEUED = alicloud_examples.stack(
 )
 _STACKS = (AWS_PAIR, MAILING, ALICLOUD_PAIR, AWS_QUEUED, ALICLOUD_QUEUED)
 _OWN = {settings.name: settings for settings in _STACKS} | {"everything": programs.EVERYTHING}
-PAIRS = (AWS_PAIR.name, ALICLOUD_PAIR.name)
 AWS_ACCOUNTS = (*AWS_STACKS, AWS_PAIR.name)
 ALICLOUD_ACCOUNTS = (*programs.STACKS, "everything", ALICLOUD_PAIR.name)
 
