@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.instance.agent import kept_files
 from gpu_fleet_stacks.settings import Nat
 from tests.stacks.iam import Request, Verdict, decide, listed
@@ -70,6 +71,13 @@ def of_instances(judge: Judge, name: str) -> Rights:
     for resource in (bucket("data"), bucket("data", f"{name}/file")):
         changes = "destroys no old version and changes no bucket"
         yield own(changes, MAY_NOT, stores(*DESTROYS, "DeleteBucket"), resource)
+    yield from of_records(judge, own)
+    yield own("neither ends nor lends the key", MAY_NOT, judge.key_ends, judge.key)
+
+
+def of_records(judge: Judge, own: partial[Right]) -> Rights:
+    """Yield the rights of a pool's instances to the stack's records."""
+    stores, bucket = judge.stores, judge.bucket
     for key in ("reaper/lease.json", LEDGER):
         ledger = "reads and writes no ledger"
         yield own(ledger, MAY_NOT, stores(*READS_AND_WRITES, "DeleteObject"), bucket("records", key))
@@ -80,24 +88,27 @@ def of_instances(judge: Judge, name: str) -> Rights:
     for key, verdicts in {PAYLOAD: MAY, "image/wheels/torch.whl": wheels}.items():
         yield own("reads its payload and its wheels", verdicts, stores("GetObject"), bucket("records", key))
     others = ("image/files/driver.run", "image/00.tar", "image/payload-of-others/00.tar.gz")
-    for key in (*others, "runs/jobs/ada/1/job.json"):
+    for key in (*others, "runs/jobs/ada/1/job.json", f"runs/words/ada/{judge.pools[0]}/1/{SELF}/state.json"):
         yield own("reads nothing else of the records", MAY_NOT, stores("GetObject"), bucket("records", key))
     yield own("does not list the records", MAY_NOT, stores(judge.listing), bucket("records"))
-    yield own("changes no payload", MAY_NOT, stores("PutObject", "DeleteObject"), bucket("records", PAYLOAD))
+    accounts = keys.stored(keys.ACCOUNTS)
+    yield own("reads the accounts", MAY, stores("GetObject"), bucket("records", accounts))
+    for key in (PAYLOAD, accounts, "runs/jobs/ada/1/job.json", "runs/jobs/ada/1/cancel"):
+        changes = "changes no payload, account or job"
+        yield own(changes, MAY_NOT, stores("PutObject", "DeleteObject"), bucket("records", key))
     yield own("reads no roster", MAY_NOT, stores("GetObject"), bucket("records", "reaper/roster.json"))
-    yield own("neither ends nor lends the key", MAY_NOT, judge.key_ends, judge.key)
 
 
 def of_aws_instances(judge: AwsJudge, name: str) -> Rights:
     own = partial(Right, f"{name}-instance")
     me, neighbour = judge.on(SELF, name), judge.on(NEIGHBOUR, name)
-    for keys in (KEEP, KEEP[:1], [WITHDRAWN]):
-        kept = {"aws:TagKeys": keys}
+    for tags in (KEEP, KEEP[:1], [WITHDRAWN]):
+        kept = {"aws:TagKeys": tags}
         yield own("keeps, releases and withdraws itself", MAY, TAGS, judge.instance(SELF), me | kept)
         yield own("marks no neighbour", MAY_NOT, TAGS, judge.instance(NEIGHBOUR), neighbour | kept)
     for tag in ("managed", "stack", "pool", "owner", "protected", "idle-since", "reap-after"):
-        for keys in ([f"gpu-fleet:{tag}"], [*KEEP, f"gpu-fleet:{tag}"]):
-            changed = me | {"aws:TagKeys": keys}
+        for tags in ([f"gpu-fleet:{tag}"], [*KEEP, f"gpu-fleet:{tag}"]):
+            changed = me | {"aws:TagKeys": tags}
             yield own("changes no other tag of itself", MAY_NOT, TAGS, judge.instance(SELF), changed)
     yield own("deletes not all its tags by naming none", MAY_NOT, TAGS[1:], judge.instance(SELF), me)
     # EC2 gives a role's session the instance's id for a name, and nobody else may take the role
