@@ -66,7 +66,9 @@ class Judge:
                     yield f"{right.role}: {right.says}, but {asked} is {verdict}"
 
     def identity(self, role: str) -> list[str]:
-        """Return the policies of a role, by the end of its name: ``dev-instance`` or ``reaper``."""
+        """Return the policies of a role, by the end of its name, as ``reaper``; ``people`` are outside."""
+        if role == "people":
+            return [str(self.found.outputs["people_policy"])]
         token, key = self.policy
         name = f"gpu-fleet-{self.settings.name}-{role}"
         found = [resource.inputs[key] for resource in self.found.of_type(token) if resource.name == name]
@@ -99,6 +101,11 @@ class AwsJudge(Judge):
         "autoscaling:SetDesiredCapacity",
     ]
     removes: ClassVar = ("ec2:DeleteVolume", "volume/vol-1")
+    freezes: ClassVar = [
+        *("autoscaling:UpdateAutoScalingGroup", "autoscaling:SuspendProcesses"),
+        "autoscaling:ResumeProcesses",
+    ]
+    most: ClassVar = {"autoscaling:MaxSize": "3"}
     peers: ClassVar = ["ec2:DescribeInstances", "autoscaling:DescribeAutoScalingInstances"]
     of_agents: ClassVar = [
         *("cloudwatch:PutMetricData", "logs:CreateLogStream", "logs:PutLogEvents", "ec2:DescribeTags"),
@@ -161,7 +168,7 @@ class AwsJudge(Judge):
             "s3:TlsVersion": "1.3",
         }
         principal = f"arn:aws:iam::{self.settings.account_id}:role/gpu-fleet-{self.settings.name}-{role}"
-        inside = role != "reaper"  # the sweep's function is in no network of the stack
+        inside = role not in ("reaper", "capacity", "people")  # functions are in no network of the stack
         return iam.decide(
             Request(action, resource, principal, common | context),
             self.identity(role),
@@ -206,6 +213,8 @@ class AlicloudJudge(Judge):
     sweeps: ClassVar = ["ecs:DeleteInstances", "ecs:StopInstances"]
     starts: ClassVar = ["ecs:ModifyInstanceAttribute", "ecs:RunInstances", "ram:PassRole"]
     removes: ClassVar = ("ecs:DeleteDisk", "disk/d-1")
+    freezes: ClassVar = ["ess:ModifyScalingGroup", "ess:SuspendProcesses", "ess:ResumeProcesses"]
+    most: ClassVar = {}
     peers: ClassVar = ["ess:DescribeScalingInstances"]
     of_agents: ClassVar = [
         *("cms:PutCustomMetric", "log:PostLogStoreLogs", "ecs:DescribeInstances", "ecs:DescribeTags"),

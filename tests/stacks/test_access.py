@@ -8,7 +8,8 @@ import pytest
 
 from gpu_fleet_image.core import keys
 from gpu_fleet_image.instance.agent import kept_files
-from gpu_fleet_stacks.settings import Nat
+from gpu_fleet_stacks.settings import Market, Nat
+from tests.stacks.clouds import WORDS
 from tests.stacks.iam import Request, Verdict, decide, listed
 from tests.stacks.judges import (
     ALICLOUD_ACCOUNTS,
@@ -32,6 +33,13 @@ from tests.stacks.judges import (
 Rights = Iterator[Right]
 LEDGER = "reaper/ledger/2026/11/21/i-1.json"
 PAYLOAD = "image/payload/00.tar.gz"
+LICENCES = [
+    f"gpu-fleet:{tag}"
+    for tag in (
+        *("managed", "stack", "pool", "owner", "protected"),
+        *("withdrawn", "keep-until", "keep-reason", "keep-by", "users"),
+    )
+]
 KEEP = ["gpu-fleet:keep-until", "gpu-fleet:keep-reason", "gpu-fleet:keep-by", "gpu-fleet:users"]
 WITHDRAWN = "gpu-fleet:withdrawn"
 TAGS = ["ec2:CreateTags", "ec2:DeleteTags"]
@@ -152,6 +160,13 @@ def of_aws_instances(judge: AwsJudge, name: str) -> Rights:
 
 
 def of_alicloud_instances(judge: AlicloudJudge, name: str) -> Rights:
+    pool = next(pool for pool in judge.settings.pools if pool.name == name)
+    # those that a scaling configuration starts: a launch template asks for tokens itself
+    hardens = MAY if pool.erdma or pool.market is Market.RESERVATION else MAY_NOT
+    metadata = partial(Right, f"{name}-instance", actions=["ecs:ModifyInstanceMetadataOptions"])
+    yield metadata("hardens itself", hardens, resource=judge.instance(SELF), context=judge.tags(name))
+    for others in (judge.tags("another"), judge.tags(name, stack="other"), judge.tags(name, managed="false")):
+        yield metadata("hardens no others", MAY_NOT, resource=judge.instance(SELF), context=others)
     own, records = partial(Right, f"{name}-instance"), partial(judge.bucket, "records")
     # RAM knows no variable for the caller: within the pool one instance can speak for another
     for place, verdicts in {name: MAY, f"{name}-large": MAY_NOT, "another": MAY_NOT}.items():
@@ -196,12 +211,19 @@ def of_the_sweep(judge: Judge) -> Rights:
     yield sweep("does not write what instances boot", MAY_NOT, stores("PutObject"), records(PAYLOAD))
     yield sweep("neither ends nor lends the key", MAY_NOT, judge.key_ends, judge.key)
     yield sweep("lists the records", MAY, stores(judge.listing), records())
-    if judge.settings.reaper.leftovers.remove:
-        action, leftover = judge.removes
-        where = judge.arn(action.partition(":")[0], leftover)
-        yield sweep("removes leftovers", MAY, [action], where, tags("dev"))
-        for others in ({"stack": "other"}, {"protected": "yes"}, {"protected": ""}):
-            yield sweep("removes no others", MAY_NOT, [action], where, tags("dev", **others))
+    action, leftover = judge.removes
+    removes = partial(sweep, actions=[action], resource=judge.arn(action.partition(":")[0], leftover))
+    may_remove = MAY if judge.settings.reaper.leftovers.remove else MAY_NOT
+    yield removes("removes leftovers where the stack says so", may_remove, context=tags("dev"))
+    for others in ({"stack": "other"}, {"protected": "yes"}, {"protected": ""}):
+        yield removes("removes no others", MAY_NOT, context=tags("dev", **others))
+    for pool in judge.settings.pools:
+        freezes = judge.settings.budget.on_exceeded == "freeze" and pool.purpose == "training"
+        limits = partial(sweep, actions=judge.freezes, resource=judge.group(pool.name))
+        verdicts, of_pool = MAY if freezes else MAY_NOT, tags(pool.name) | judge.most
+        yield limits("freezes training pools where the stack says so", verdicts, context=of_pool)
+        foreign = tags(pool.name, stack="other") | judge.most
+        yield limits("freezes none of another stack", MAY_NOT, context=foreign)
 
 
 def of_the_aws_sweep(judge: AwsJudge) -> Rights:
@@ -211,13 +233,13 @@ def of_the_aws_sweep(judge: AwsJudge) -> Rights:
     for name in judge.pools:
         withdrawn = judge.tags(name, withdrawn="2026-11-21T12:00:00Z")
         yield sweep("terminates no instance that has withdrawn itself", DENIED, judge.sweeps, me, withdrawn)
-        lifted = judge.tags(name) | {"aws:TagKeys": [WITHDRAWN]}
-        yield sweep("lifts no withdrawal", MAY_NOT, TAGS, me, lifted)
     tags = judge.tags("dev")
-    licences = [f"gpu-fleet:{tag}" for tag in ("managed", "stack", "pool", "owner", "protected")]
-    for tag in (*licences, *KEEP):
+    for tag in LICENCES:
         context = tags | {"aws:TagKeys": ["gpu-fleet:idle-since", tag]}
         yield sweep("never widens its licence by a tag", DENIED, TAGS, me, context)
+    yield sweep("changes no attribute", DENIED, ["ec2:ModifyInstanceAttribute"], me, tags)
+    elsewhere = judge.arn("autoscaling", "autoScalingGroup:0a1b:autoScalingGroupName/another")
+    yield sweep("detaches from its groups alone", MAY_NOT, ["autoscaling:DetachInstances"], elsewhere, tags)
     marks = {"aws:TagKeys": ["gpu-fleet:idle-since", "gpu-fleet:reap-after"]}
     yield sweep("marks instances of its own stack", MAY, TAGS[:1], me, tags | marks)
     for context in (judge.tags("dev", stack="other") | marks, tags | {"aws:TagKeys": ["Name"]}, tags):
@@ -229,6 +251,12 @@ def of_the_alicloud_sweep(judge: AlicloudJudge) -> Rights:
     said = judge.bucket("records", "reaper/handshake/dev.i-1/20261121T120000Z/decision.json")
     hears = judge.stores(*READS_AND_WRITES, "GetObjectVersion")
     yield sweep("hears what instances say and decides", MAY, hears, said)
+    reads = ["cms:QueryMetricLast", "cms:QueryMetricList"]
+    yield sweep("reads heartbeats under the names that CloudMonitor checks", MAY, reads, "*")
+    for tags in ({"stack": "other"}, {"managed": "false"}, {"protected": "true"}):
+        ends, context = ["ecs:DeleteInstances", "ecs:StopInstances"], judge.tags("dev", **tags)
+        denied = "is denied what it must never end, whatever else is attached"
+        yield sweep(denied, DENIED, ends, judge.instance(NEIGHBOUR), context)
     for role, place in {f"{judge.pools[0]}-instance": "data", "reaper": "records"}.items():
         reads = partial(Right, role, actions=["oss:GetObject"], resource=judge.bucket(place, "reaper/x"))
         yield reads("reads by TLS", MAY)
@@ -306,20 +334,17 @@ def by_settings_of_aws() -> Iterator[tuple[Judge, Right]]:
     yield mailing, mails("mails from no other domain", MAY_NOT, resource=theirs, context=fleet)
     yield pair, mails("mails nothing without a sender", MAY_NOT, resource=own, context=fleet)
     limits = partial(sweep, actions=["autoscaling:UpdateAutoScalingGroup"])
-    training, dev = ((pair.group(name), pair.tags(name)) for name in ("dev-large", "dev"))
-    most = {"autoscaling:MaxSize": "3"}
-    yield pair, limits("freezes training pools", MAY, resource=training[0], context=training[1] | most)
-    yield pair, limits("freezes no others", MAY_NOT, resource=dev[0], context=dev[1] | most)
     for part in ("MinSize", "LaunchTemplateVersionSpecified", "VPCZoneIdentifiers"):
-        changed = training[1] | most | {f"autoscaling:{part}": "1"}
-        yield pair, limits("changes a largest size alone", MAY_NOT, resource=training[0], context=changed)
+        changed = pair.tags("dev-large") | pair.most | {f"autoscaling:{part}": "1"}
+        says, group = "changes a largest size alone", pair.group("dev-large")
+        yield pair, limits(says, MAY_NOT, resource=group, context=changed)
 
 
 def by_settings_of_alicloud() -> Iterator[tuple[Judge, Right]]:
     """Yield the rights of the sweep that settings add on Alibaba Cloud, and those that they do not."""
     pair, plain = judge_of(ALICLOUD_PAIR.name), judge_of("everything")
     sweep, secret = partial(Right, "reaper"), partial(pair.arn, "kms")
-    gets, mails, closes = ["kms:GetSecretValue"], ["dm:SingleSendMail"], ["ess:SuspendProcesses"]
+    gets, mails = ["kms:GetSecretValue"], ["dm:SingleSendMail"]
     assert not plain.settings.notify.anybody
     yield (
         pair,
@@ -330,8 +355,6 @@ def by_settings_of_alicloud() -> Iterator[tuple[Judge, Right]]:
     yield pair, sweep("reads the named webhook", MAY, gets, secret("secret/rooms/vision"))
     yield pair, sweep("reads no other secret", MAY_NOT, gets, secret("secret/rooms/other"))
     yield plain, sweep("reads no secret", MAY_NOT, gets, plain.arn("kms", "secret/rooms/vision"))
-    yield pair, sweep("freezes training pools", MAY, closes, pair.group("dev"), pair.tags("dev-large"))
-    yield pair, sweep("freezes no others", MAY_NOT, closes, pair.group("dev"), pair.tags("dev"))
 
 
 @pytest.mark.parametrize("rights", [by_settings_of_aws, by_settings_of_alicloud])
@@ -342,14 +365,16 @@ def test_a_setting_adds_to_the_sweep_what_is_said_of_it_and_no_more(rights):
 # what a setting adds on AWS
 
 
-def test_the_groups_of_a_pool_carry_the_tags_that_its_instances_are_let_in_by(pair):
-    tags = [
-        {tag["key"]: tag["value"] for tag in group.inputs["tags"]}
-        for group in pair.found.of_type("aws:autoscaling/group:Group")
-    ]
-    names = {(tag["gpu-fleet:stack"], tag["gpu-fleet:pool"]) for tag in tags}
+@pytest.mark.parametrize("name", WRITABLE)
+def test_the_groups_of_a_pool_carry_the_tags_that_its_instances_are_let_in_by(name):
+    judge = judge_of(name)
+    groups = judge.found.of_type(WORDS[judge.settings.cloud].group)
 
-    assert names == {(pair.settings.name, name) for name in pair.pools}
+    for group, pool in zip(groups, judge.pools, strict=True):
+        tags = group.inputs["tags"]
+        carried = tags if isinstance(tags, dict) else {tag["key"]: tag["value"] for tag in tags}
+        let_in = {"gpu-fleet:stack": name, "gpu-fleet:pool": pool, "gpu-fleet:managed": "true"}
+        assert carried.items() >= let_in.items()
 
 
 def test_users_subscribe_to_their_own_notices_alone_and_where_mail_is_sent_need_not(pair):
