@@ -1,7 +1,6 @@
 """Judges of a stack's account: the permissions of its roles, by the registered policies."""
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -40,25 +39,11 @@ class Right:
 
 
 @dataclass(frozen=True)
-class Judge(ABC):
-    """The account of a stack, with its permissions by the registrations."""
+class Judge:
+    """The account of a stack, with its permissions by the registrations; each cloud has its words."""
 
     settings: Stack
     found: Rehearsed
-    # the cloud's names of services and actions
-    policy: ClassVar[tuple[str, str]]
-    store: ClassVar[str]
-    listing: ClassVar[str]
-    scaling: ClassVar[str]
-    ends: ClassVar[list[str]]
-    group_changes: ClassVar[list[str]]
-    key_ends: ClassVar[list[str]]
-    sweeps: ClassVar[list[str]]
-    starts: ClassVar[list[str]]
-    removes: ClassVar[tuple[str, str]]
-    refusal: ClassVar[set[Verdict]]
-    peers: ClassVar[list[str]]
-    of_agents: ClassVar[list[str]]
 
     @property
     def pools(self) -> list[str]:
@@ -80,42 +65,10 @@ class Judge(ABC):
                     asked = f"{action} on {right.resource} with {right.context}"
                     yield f"{right.role}: {right.says}, but {asked} is {verdict}"
 
-    @abstractmethod
-    def role(self, role: str) -> str:
-        """Return the ARN of a role of the stack, by the end of its name."""
-
-    @property
-    @abstractmethod
-    def secret(self) -> str:
-        """Return the ARN of munge's key."""
-
-    @abstractmethod
-    def arn(self, service: str, rest: str) -> str: ...
-
-    @abstractmethod
-    def instance(self, key: str) -> str: ...
-
-    @abstractmethod
-    def group(self, pool_name: str) -> str: ...
-
-    @abstractmethod
-    def bucket(self, kind: str, key: str = "") -> str: ...
-
-    @property
-    @abstractmethod
-    def key(self) -> str: ...
-
-    @abstractmethod
-    def tags(self, pool_name: str, **more: str) -> dict[str, object]: ...
-
-    @abstractmethod
-    def on(self, key: str, pool_name: str) -> dict[str, object]: ...
-
-    @abstractmethod
-    def verdict(self, role: str, action: str, resource: str, context: dict[str, object]) -> Verdict: ...
-
     def identity(self, role: str) -> list[str]:
-        """Return the policies of a role, by the end of its name: ``dev-instance`` or ``reaper``."""
+        """Return the policies of a role, by the end of its name, as ``reaper``; ``people`` are outside."""
+        if role == "people":
+            return [str(self.found.outputs["people_policy"])]
         token, key = self.policy
         name = f"gpu-fleet-{self.settings.name}-{role}"
         found = [resource.inputs[key] for resource in self.found.of_type(token) if resource.name == name]
@@ -148,6 +101,11 @@ class AwsJudge(Judge):
         "autoscaling:SetDesiredCapacity",
     ]
     removes: ClassVar = ("ec2:DeleteVolume", "volume/vol-1")
+    freezes: ClassVar = [
+        *("autoscaling:UpdateAutoScalingGroup", "autoscaling:SuspendProcesses"),
+        "autoscaling:ResumeProcesses",
+    ]
+    most: ClassVar = {"autoscaling:MaxSize": "3"}
     peers: ClassVar = ["ec2:DescribeInstances", "autoscaling:DescribeAutoScalingInstances"]
     of_agents: ClassVar = [
         *("cloudwatch:PutMetricData", "logs:CreateLogStream", "logs:PutLogEvents", "ec2:DescribeTags"),
@@ -210,7 +168,7 @@ class AwsJudge(Judge):
             "s3:TlsVersion": "1.3",
         }
         principal = f"arn:aws:iam::{self.settings.account_id}:role/gpu-fleet-{self.settings.name}-{role}"
-        inside = role != "reaper"  # the sweep's function is in no network of the stack
+        inside = role not in ("reaper", "capacity", "people")  # functions are in no network of the stack
         return iam.decide(
             Request(action, resource, principal, common | context),
             self.identity(role),
@@ -255,6 +213,8 @@ class AlicloudJudge(Judge):
     sweeps: ClassVar = ["ecs:DeleteInstances", "ecs:StopInstances"]
     starts: ClassVar = ["ecs:ModifyInstanceAttribute", "ecs:RunInstances", "ram:PassRole"]
     removes: ClassVar = ("ecs:DeleteDisk", "disk/d-1")
+    freezes: ClassVar = ["ess:ModifyScalingGroup", "ess:SuspendProcesses", "ess:ResumeProcesses"]
+    most: ClassVar = {}
     peers: ClassVar = ["ess:DescribeScalingInstances"]
     of_agents: ClassVar = [
         *("cms:PutCustomMetric", "log:PostLogStoreLogs", "ecs:DescribeInstances", "ecs:DescribeTags"),
@@ -360,7 +320,6 @@ ALICLOUD_QUEUED = alicloud_examples.stack(
 )
 _STACKS = (AWS_PAIR, MAILING, ALICLOUD_PAIR, AWS_QUEUED, ALICLOUD_QUEUED)
 _OWN = {settings.name: settings for settings in _STACKS} | {"everything": programs.EVERYTHING}
-PAIRS = (AWS_PAIR.name, ALICLOUD_PAIR.name)
 AWS_ACCOUNTS = (*AWS_STACKS, AWS_PAIR.name)
 ALICLOUD_ACCOUNTS = (*programs.STACKS, "everything", ALICLOUD_PAIR.name)
 

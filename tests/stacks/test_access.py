@@ -6,9 +6,11 @@ from functools import partial
 
 import pytest
 
+from gpu_fleet_image.core import keys
 from gpu_fleet_image.instance.agent import kept_files
-from gpu_fleet_stacks.settings import Nat
-from tests.stacks.iam import Request, Verdict, decide
+from gpu_fleet_stacks.settings import Market, Nat
+from tests.stacks.clouds import WORDS
+from tests.stacks.iam import Request, Verdict, decide, listed
 from tests.stacks.judges import (
     ALICLOUD_ACCOUNTS,
     ALICLOUD_PAIR,
@@ -20,7 +22,6 @@ from tests.stacks.judges import (
     MAY,
     MAY_NOT,
     NEIGHBOUR,
-    PAIRS,
     SELF,
     AlicloudJudge,
     AwsJudge,
@@ -32,6 +33,13 @@ from tests.stacks.judges import (
 Rights = Iterator[Right]
 LEDGER = "reaper/ledger/2026/11/21/i-1.json"
 PAYLOAD = "image/payload/00.tar.gz"
+LICENCES = [
+    f"gpu-fleet:{tag}"
+    for tag in (
+        *("managed", "stack", "pool", "owner", "protected"),
+        *("withdrawn", "keep-until", "keep-reason", "keep-by", "users"),
+    )
+]
 KEEP = ["gpu-fleet:keep-until", "gpu-fleet:keep-reason", "gpu-fleet:keep-by", "gpu-fleet:users"]
 WITHDRAWN = "gpu-fleet:withdrawn"
 TAGS = ["ec2:CreateTags", "ec2:DeleteTags"]
@@ -39,11 +47,6 @@ SSE, SSE_KEY = "s3:x-amz-server-side-encryption", "s3:x-amz-server-side-encrypti
 READS_AND_WRITES = ("GetObject", "PutObject")
 WRITES = ("PutObject", "DeleteObject", "AbortMultipartUpload")
 DESTROYS = ("DeleteObjectVersion", "PutBucketPolicy")
-
-
-@pytest.fixture
-def pair() -> AwsJudge:
-    return judge_of(AWS_PAIR.name)
 
 
 def of_instances(judge: Judge, name: str) -> Rights:
@@ -63,11 +66,8 @@ def of_instances(judge: Judge, name: str) -> Rights:
     yield alone(judge.group(name), judge.tags(name, stack="other"))
     yield from (alone(judge.group(other), judge.tags(other)) for other in judge.pools if other != name)
     for place in {*judge.pools, "another", f"{name}-more"}:
-        verdicts, kept, words = (
-            MAY if place == name else MAY_NOT,
-            f"{place}/keep/i-1/x",
-            f"runs/words/ada/{place}/1/i-1/x",
-        )
+        verdicts, words = MAY if place == name else MAY_NOT, f"runs/words/ada/{place}/1/i-1/x"
+        kept = f"{kept_files.place('s3://any', place, SELF).prefix}x"
         yield own("saves files of its own pool", verdicts, stores(*WRITES), bucket("data", kept))
         yield own("speaks of runs of its own pool", verdicts, stores("PutObject"), bucket("records", words))
     for kind in ("data", "checkpoints"):
@@ -79,6 +79,13 @@ def of_instances(judge: Judge, name: str) -> Rights:
     for resource in (bucket("data"), bucket("data", f"{name}/file")):
         changes = "destroys no old version and changes no bucket"
         yield own(changes, MAY_NOT, stores(*DESTROYS, "DeleteBucket"), resource)
+    yield from of_records(judge, own)
+    yield own("neither ends nor lends the key", MAY_NOT, judge.key_ends, judge.key)
+
+
+def of_records(judge: Judge, own: partial[Right]) -> Rights:
+    """Yield the rights of a pool's instances to the stack's records."""
+    stores, bucket = judge.stores, judge.bucket
     for key in ("reaper/lease.json", LEDGER):
         ledger = "reads and writes no ledger"
         yield own(ledger, MAY_NOT, stores(*READS_AND_WRITES, "DeleteObject"), bucket("records", key))
@@ -88,29 +95,28 @@ def of_instances(judge: Judge, name: str) -> Rights:
     wheels = MAY if judge.settings.network.nat is Nat.NONE else MAY_NOT
     for key, verdicts in {PAYLOAD: MAY, "image/wheels/torch.whl": wheels}.items():
         yield own("reads its payload and its wheels", verdicts, stores("GetObject"), bucket("records", key))
-    for key in (
-        "image/files/driver.run",
-        "image/00.tar",
-        "image/payload-of-others/00.tar.gz",
-        "runs/jobs/ada/1/job.json",
-    ):
+    others = ("image/files/driver.run", "image/00.tar", "image/payload-of-others/00.tar.gz")
+    for key in (*others, "runs/jobs/ada/1/job.json", f"runs/words/ada/{judge.pools[0]}/1/{SELF}/state.json"):
         yield own("reads nothing else of the records", MAY_NOT, stores("GetObject"), bucket("records", key))
     yield own("does not list the records", MAY_NOT, stores(judge.listing), bucket("records"))
-    yield own("changes no payload", MAY_NOT, stores("PutObject", "DeleteObject"), bucket("records", PAYLOAD))
+    accounts = keys.stored(keys.ACCOUNTS)
+    yield own("reads the accounts", MAY, stores("GetObject"), bucket("records", accounts))
+    for key in (PAYLOAD, accounts, "runs/jobs/ada/1/job.json", "runs/jobs/ada/1/cancel"):
+        changes = "changes no payload, account or job"
+        yield own(changes, MAY_NOT, stores("PutObject", "DeleteObject"), bucket("records", key))
     yield own("reads no roster", MAY_NOT, stores("GetObject"), bucket("records", "reaper/roster.json"))
-    yield own("neither ends nor lends the key", MAY_NOT, judge.key_ends, judge.key)
 
 
 def of_aws_instances(judge: AwsJudge, name: str) -> Rights:
     own = partial(Right, f"{name}-instance")
     me, neighbour = judge.on(SELF, name), judge.on(NEIGHBOUR, name)
-    for keys in (KEEP, KEEP[:1], [WITHDRAWN]):
-        kept = {"aws:TagKeys": keys}
+    for tags in (KEEP, KEEP[:1], [WITHDRAWN]):
+        kept = {"aws:TagKeys": tags}
         yield own("keeps, releases and withdraws itself", MAY, TAGS, judge.instance(SELF), me | kept)
         yield own("marks no neighbour", MAY_NOT, TAGS, judge.instance(NEIGHBOUR), neighbour | kept)
     for tag in ("managed", "stack", "pool", "owner", "protected", "idle-since", "reap-after"):
-        for keys in ([f"gpu-fleet:{tag}"], [*KEEP, f"gpu-fleet:{tag}"]):
-            changed = me | {"aws:TagKeys": keys}
+        for tags in ([f"gpu-fleet:{tag}"], [*KEEP, f"gpu-fleet:{tag}"]):
+            changed = me | {"aws:TagKeys": tags}
             yield own("changes no other tag of itself", MAY_NOT, TAGS, judge.instance(SELF), changed)
     yield own("deletes not all its tags by naming none", MAY_NOT, TAGS[1:], judge.instance(SELF), me)
     # EC2 gives a role's session the instance's id for a name, and nobody else may take the role
@@ -154,6 +160,13 @@ def of_aws_instances(judge: AwsJudge, name: str) -> Rights:
 
 
 def of_alicloud_instances(judge: AlicloudJudge, name: str) -> Rights:
+    pool = next(pool for pool in judge.settings.pools if pool.name == name)
+    # those that a scaling configuration starts: a launch template asks for tokens itself
+    hardens = MAY if pool.erdma or pool.market is Market.RESERVATION else MAY_NOT
+    metadata = partial(Right, f"{name}-instance", actions=["ecs:ModifyInstanceMetadataOptions"])
+    yield metadata("hardens itself", hardens, resource=judge.instance(SELF), context=judge.tags(name))
+    for others in (judge.tags("another"), judge.tags(name, stack="other"), judge.tags(name, managed="false")):
+        yield metadata("hardens no others", MAY_NOT, resource=judge.instance(SELF), context=others)
     own, records = partial(Right, f"{name}-instance"), partial(judge.bucket, "records")
     # RAM knows no variable for the caller: within the pool one instance can speak for another
     for place, verdicts in {name: MAY, f"{name}-large": MAY_NOT, "another": MAY_NOT}.items():
@@ -167,11 +180,8 @@ def of_alicloud_instances(judge: AlicloudJudge, name: str) -> Rights:
     for prefix in ("reaper/ledger/", "reaper/handshake/", "reaper/handshake/another.i-1/", ""):
         yield lists("lists nothing else of the records", MAY_NOT, context={"oss:Prefix": prefix})
     yield lists("lists nothing else of the records", MAY_NOT)
-    for key, verdicts in {
-        f"users/{name}/i-1": MAY,
-        f"users/{name}-more/i-1": MAY_NOT,
-        "roster": MAY_NOT,
-    }.items():
+    users = {f"users/{name}/i-1": MAY, f"users/{name}-more/i-1": MAY_NOT, "roster": MAY_NOT}
+    for key, verdicts in users.items():
         says = "says who is on its own pool's instances"
         yield own(says, verdicts, judge.stores("PutObject"), records(f"reaper/{key}.json"))
 
@@ -201,6 +211,19 @@ def of_the_sweep(judge: Judge) -> Rights:
     yield sweep("does not write what instances boot", MAY_NOT, stores("PutObject"), records(PAYLOAD))
     yield sweep("neither ends nor lends the key", MAY_NOT, judge.key_ends, judge.key)
     yield sweep("lists the records", MAY, stores(judge.listing), records())
+    action, leftover = judge.removes
+    removes = partial(sweep, actions=[action], resource=judge.arn(action.partition(":")[0], leftover))
+    may_remove = MAY if judge.settings.reaper.leftovers.remove else MAY_NOT
+    yield removes("removes leftovers where the stack says so", may_remove, context=tags("dev"))
+    for others in ({"stack": "other"}, {"protected": "yes"}, {"protected": ""}):
+        yield removes("removes no others", MAY_NOT, context=tags("dev", **others))
+    for pool in judge.settings.pools:
+        freezes = judge.settings.budget.on_exceeded == "freeze" and pool.purpose == "training"
+        limits = partial(sweep, actions=judge.freezes, resource=judge.group(pool.name))
+        verdicts, of_pool = MAY if freezes else MAY_NOT, tags(pool.name) | judge.most
+        yield limits("freezes training pools where the stack says so", verdicts, context=of_pool)
+        foreign = tags(pool.name, stack="other") | judge.most
+        yield limits("freezes none of another stack", MAY_NOT, context=foreign)
 
 
 def of_the_aws_sweep(judge: AwsJudge) -> Rights:
@@ -210,22 +233,13 @@ def of_the_aws_sweep(judge: AwsJudge) -> Rights:
     for name in judge.pools:
         withdrawn = judge.tags(name, withdrawn="2026-11-21T12:00:00Z")
         yield sweep("terminates no instance that has withdrawn itself", DENIED, judge.sweeps, me, withdrawn)
-        lifted = judge.tags(name) | {"aws:TagKeys": [WITHDRAWN]}
-        yield sweep("lifts no withdrawal", MAY_NOT, TAGS, me, lifted)
     tags = judge.tags("dev")
-    for tag in (
-        "managed",
-        "stack",
-        "pool",
-        "owner",
-        "protected",
-        "keep-until",
-        "keep-reason",
-        "keep-by",
-        "users",
-    ):
-        context = tags | {"aws:TagKeys": ["gpu-fleet:idle-since", f"gpu-fleet:{tag}"]}
+    for tag in LICENCES:
+        context = tags | {"aws:TagKeys": ["gpu-fleet:idle-since", tag]}
         yield sweep("never widens its licence by a tag", DENIED, TAGS, me, context)
+    yield sweep("changes no attribute", DENIED, ["ec2:ModifyInstanceAttribute"], me, tags)
+    elsewhere = judge.arn("autoscaling", "autoScalingGroup:0a1b:autoScalingGroupName/another")
+    yield sweep("detaches from its groups alone", MAY_NOT, ["autoscaling:DetachInstances"], elsewhere, tags)
     marks = {"aws:TagKeys": ["gpu-fleet:idle-since", "gpu-fleet:reap-after"]}
     yield sweep("marks instances of its own stack", MAY, TAGS[:1], me, tags | marks)
     for context in (judge.tags("dev", stack="other") | marks, tags | {"aws:TagKeys": ["Name"]}, tags):
@@ -237,60 +251,31 @@ def of_the_alicloud_sweep(judge: AlicloudJudge) -> Rights:
     said = judge.bucket("records", "reaper/handshake/dev.i-1/20261121T120000Z/decision.json")
     hears = judge.stores(*READS_AND_WRITES, "GetObjectVersion")
     yield sweep("hears what instances say and decides", MAY, hears, said)
+    reads = ["cms:QueryMetricLast", "cms:QueryMetricList"]
+    yield sweep("reads heartbeats under the names that CloudMonitor checks", MAY, reads, "*")
+    for tags in ({"stack": "other"}, {"managed": "false"}, {"protected": "true"}):
+        ends, context = ["ecs:DeleteInstances", "ecs:StopInstances"], judge.tags("dev", **tags)
+        denied = "is denied what it must never end, whatever else is attached"
+        yield sweep(denied, DENIED, ends, judge.instance(NEIGHBOUR), context)
     for role, place in {f"{judge.pools[0]}-instance": "data", "reaper": "records"}.items():
         reads = partial(Right, role, actions=["oss:GetObject"], resource=judge.bucket(place, "reaper/x"))
         yield reads("reads by TLS", MAY)
         yield reads("reads no bucket by plain HTTP", DENIED, context={"acs:SecureTransport": "false"})
 
 
-@pytest.mark.parametrize("name", AWS_ACCOUNTS)
-def test_instances_may_do_on_aws_what_is_said_of_them_and_no_more(name):
+OF_CLOUD = {
+    AwsJudge: (of_aws_instances, of_the_aws_sweep),
+    AlicloudJudge: (of_alicloud_instances, of_the_alicloud_sweep),
+}
+
+
+@pytest.mark.parametrize("name", [*AWS_ACCOUNTS, *ALICLOUD_ACCOUNTS])
+def test_instances_and_the_sweep_may_do_what_is_said_of_them_and_no_more(name):
     judge = judge_of(name)
-    rights = (
-        right for pool in judge.pools for of in (of_instances, of_aws_instances) for right in of(judge, pool)
-    )
+    instances, the_sweep = OF_CLOUD[type(judge)]
+    rights = [right for pool in judge.pools for of in (of_instances, instances) for right in of(judge, pool)]
 
-    assert [*judge.wrong(rights)] == []
-
-
-@pytest.mark.parametrize("name", ALICLOUD_ACCOUNTS)
-def test_instances_may_do_on_alibaba_cloud_what_is_said_of_them_and_no_more(name):
-    judge = judge_of(name)
-    both = (of_instances, of_alicloud_instances)
-    rights = (right for pool in judge.pools for of in both for right in of(judge, pool))
-
-    assert [*judge.wrong(rights)] == []
-
-
-@pytest.mark.parametrize("name", AWS_ACCOUNTS)
-def test_the_sweep_may_do_on_aws_what_is_said_of_it_and_no_more(name):
-    judge = judge_of(name)
-
-    assert [*judge.wrong(of_the_sweep(judge)), *judge.wrong(of_the_aws_sweep(judge))] == []
-
-
-@pytest.mark.parametrize("name", ALICLOUD_ACCOUNTS)
-def test_the_sweep_may_do_on_alibaba_cloud_what_is_said_of_it_and_no_more(name):
-    judge = judge_of(name)
-
-    assert [*judge.wrong(of_the_sweep(judge)), *judge.wrong(of_the_alicloud_sweep(judge))] == []
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_the_sweep_removes_unprotected_leftovers_of_its_own_stack(name):
-    judge = judge_of(name)
-    action, leftover = judge.removes
-    remove = partial(
-        Right, "reaper", actions=[action], resource=judge.arn(action.partition(":")[0], leftover)
-    )
-    others = ({"stack": "other"}, {"protected": "yes"}, {"protected": ""})
-
-    rights = [
-        remove("removes leftovers", MAY, context=judge.tags("dev")),
-        *(remove("removes no others", MAY_NOT, context=judge.tags("dev", **tags)) for tags in others),
-    ]
-
-    assert [*judge.wrong(rights)] == []
+    assert [*judge.wrong([*rights, *of_the_sweep(judge), *the_sweep(judge)])] == []
 
 
 WRITABLE = {
@@ -308,7 +293,12 @@ WRITABLE = {
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.fixture
+def pair() -> AwsJudge:
+    return judge_of(AWS_PAIR.name)
+
+
+@pytest.mark.parametrize("name", WRITABLE)
 def test_an_instance_writes_nowhere_else(name):
     judge = judge_of(name)
     statements = [
@@ -316,84 +306,87 @@ def test_an_instance_writes_nowhere_else(name):
     ]
     (write,) = judge.stores("PutObject")
 
-    places = [each["Resource"] for each in statements if write in each["Action"]]
+    places = [listed(each["Resource"]) for each in statements if write in each["Action"]]
 
-    listed = [[place] if isinstance(place, str) else place for place in places]
-    assert [place for each in listed for place in each] == WRITABLE[name]
-
-
-def test_what_the_agent_saves_lies_where_its_role_may_write():
-    """The agent's own function and the registered policy do not know each other."""
-    judge = judge_of(AWS_PAIR.name)
-    saved = kept_files.place(f"s3://gpu-fleet-{AWS_PAIR.name}-data", "dev", SELF)
-
-    assert judge.may("dev-instance", "s3:PutObject", judge.bucket("data", f"{saved.prefix}notes.txt"))
+    assert [place for each in places for place in each] == WRITABLE[name]
 
 
-def test_the_groups_of_a_pool_carry_the_tags_that_its_instances_are_let_in_by(pair):
-    tags = [
-        {tag["key"]: tag["value"] for tag in group.inputs["tags"]}
-        for group in pair.found.of_type("aws:autoscaling/group:Group")
-    ]
+def by_settings_of_aws() -> Iterator[tuple[Judge, Right]]:
+    """Yield the rights of the sweep that settings add on AWS, and those that they do not."""
+    pair, mailing, plain = (judge_of(name) for name in (AWS_PAIR.name, MAILING.name, AWS_ACCOUNTS[0]))
+    sweep, gets = partial(Right, "reaper"), ["secretsmanager:GetSecretValue"]
+    secret, more, other = (f"secret:rooms/{end}-AbCdEf" for end in ("vision", "vision-more", "other"))
+    secrets = partial(pair.arn, "secretsmanager")
+    through = {"kms:ViaService": f"secretsmanager.{pair.settings.region}.amazonaws.com"}
+    roster = pair.bucket("records", "reaper/roster.json")
+    yield pair, sweep("reads the named roster", MAY, ["s3:GetObject"], roster)
+    yield pair, sweep("reads the named webhook", MAY, gets, secrets(secret))
+    yield pair, sweep("decrypts the webhook", MAY, ["kms:Decrypt"], pair.key, through)
+    yield pair, sweep("reads no other secret", MAY_NOT, gets, secrets(more))
+    yield pair, sweep("reads no other secret", MAY_NOT, gets, secrets(other))
+    yield pair, sweep("writes no secret", MAY_NOT, ["secretsmanager:PutSecretValue"], secrets(secret))
+    yield plain, sweep("reads no secret", MAY_NOT, gets, plain.arn("secretsmanager", secret))
+    own, theirs = (mailing.arn("ses", f"identity/{end}") for end in ("mail.example.com", "example.com"))
+    fleet, boss = ({"ses:FromAddress": f"{who}@mail.example.com"} for who in ("fleet", "ceo"))
+    mails = partial(sweep, actions=["ses:SendEmail"])
+    yield mailing, mails("mails from the named sender", MAY, resource=own, context=fleet)
+    yield mailing, mails("mails from no other", MAY_NOT, resource=own, context=boss)
+    yield mailing, mails("mails from no other domain", MAY_NOT, resource=theirs, context=fleet)
+    yield pair, mails("mails nothing without a sender", MAY_NOT, resource=own, context=fleet)
+    limits = partial(sweep, actions=["autoscaling:UpdateAutoScalingGroup"])
+    for part in ("MinSize", "LaunchTemplateVersionSpecified", "VPCZoneIdentifiers"):
+        changed = pair.tags("dev-large") | pair.most | {f"autoscaling:{part}": "1"}
+        says, group = "changes a largest size alone", pair.group("dev-large")
+        yield pair, limits(says, MAY_NOT, resource=group, context=changed)
 
-    assert {(tag["gpu-fleet:stack"], tag["gpu-fleet:pool"]) for tag in tags} == {
-        (pair.settings.name, "dev"),
-        (pair.settings.name, "dev-large"),
-    }
+
+def by_settings_of_alicloud() -> Iterator[tuple[Judge, Right]]:
+    """Yield the rights of the sweep that settings add on Alibaba Cloud, and those that they do not."""
+    pair, plain = judge_of(ALICLOUD_PAIR.name), judge_of("everything")
+    sweep, secret = partial(Right, "reaper"), partial(pair.arn, "kms")
+    gets, mails = ["kms:GetSecretValue"], ["dm:SingleSendMail"]
+    assert not plain.settings.notify.anybody
+    yield (
+        pair,
+        sweep("reads the roster", MAY, ["oss:GetObject"], pair.bucket("records", "reaper/roster.json")),
+    )
+    yield pair, sweep("mails", MAY, mails, "*")
+    yield plain, sweep("mails nobody", MAY_NOT, mails, "*")
+    yield pair, sweep("reads the named webhook", MAY, gets, secret("secret/rooms/vision"))
+    yield pair, sweep("reads no other secret", MAY_NOT, gets, secret("secret/rooms/other"))
+    yield plain, sweep("reads no secret", MAY_NOT, gets, plain.arn("kms", "secret/rooms/vision"))
+
+
+@pytest.mark.parametrize("rights", [by_settings_of_aws, by_settings_of_alicloud])
+def test_a_setting_adds_to_the_sweep_what_is_said_of_it_and_no_more(rights):
+    assert [wrong for judge, right in rights() for wrong in judge.wrong([right])] == []
 
 
 # what a setting adds on AWS
 
 
-def test_the_sweep_reads_the_roster_that_its_settings_name(pair):
-    assert pair.may("reaper", "s3:GetObject", pair.bucket("records", "reaper/roster.json"))
+@pytest.mark.parametrize("name", WRITABLE)
+def test_the_groups_of_a_pool_carry_the_tags_that_its_instances_are_let_in_by(name):
+    judge = judge_of(name)
+    groups = judge.found.of_type(WORDS[judge.settings.cloud].group)
+
+    for group, pool in zip(groups, judge.pools, strict=True):
+        tags = group.inputs["tags"]
+        carried = tags if isinstance(tags, dict) else {tag["key"]: tag["value"] for tag in tags}
+        let_in = {"gpu-fleet:stack": name, "gpu-fleet:pool": pool, "gpu-fleet:managed": "true"}
+        assert carried.items() >= let_in.items()
 
 
-def test_the_sweep_reads_the_webhooks_that_the_settings_name_and_no_other_secret(pair):
-    secret = pair.arn("secretsmanager", "secret:rooms/vision-AbCdEf")
-    key = {"kms:ViaService": f"secretsmanager.{pair.settings.region}.amazonaws.com"}
+def test_users_subscribe_to_their_own_notices_alone_and_where_mail_is_sent_need_not(pair):
+    subscription = "aws:sns/topicSubscription:TopicSubscription"
 
-    assert pair.may("reaper", "secretsmanager:GetSecretValue", secret)
-    assert pair.may("reaper", "kms:Decrypt", pair.key, key)
-    for other in ("secret:rooms/vision-more-AbCdEf", "secret:rooms/other-AbCdEf"):
-        other_secret = pair.arn("secretsmanager", other)
-        assert not pair.may("reaper", "secretsmanager:GetSecretValue", other_secret)
-    assert not pair.may("reaper", "secretsmanager:PutSecretValue", secret)
-
-
-def test_the_sweep_mails_from_the_sender_that_the_settings_name_alone():
-    account = judge_of(MAILING.name)
-    identity = account.arn("ses", "identity/mail.example.com")
-    ask = partial(account.may, "reaper", "ses:SendEmail")
-
-    assert ask(identity, {"ses:FromAddress": "fleet@mail.example.com"})
-    assert not ask(identity, {"ses:FromAddress": "ceo@mail.example.com"})
-    assert not ask(account.arn("ses", "identity/example.com"), {"ses:FromAddress": "fleet@mail.example.com"})
-
-
-def test_a_sweep_without_notify_sends_no_mail_and_reads_no_secret(pair):
-    account = judge_of(AWS_ACCOUNTS[0])
-    identity = pair.arn("ses", "identity/mail.example.com")
-
-    assert not pair.may("reaper", "ses:SendEmail", identity, {"ses:FromAddress": "fleet@mail.example.com"})
-    assert not account.may(
-        "reaper", "secretsmanager:GetSecretValue", account.arn("secretsmanager", "secret:rooms/vision-AbCdEf")
-    )
-
-
-def test_users_subscribe_to_their_own_notices_alone(pair):
-    found = pair.found.of_type("aws:sns/topicSubscription:TopicSubscription")
-
-    filters = {resource.inputs["endpoint"]: resource.inputs.get("filterPolicy") for resource in found}
+    def filters(judge):
+        found = (resource.inputs for resource in judge.found.of_type(subscription))
+        return {each["endpoint"]: each.get("filterPolicy") for each in found}
 
     # who hears everything already gets no second subscription
-    assert filters == {"team@example.com": None, "ada@example.com": '{"user": ["ada", "lovelace"]}'}
-
-
-def test_where_mail_is_sent_no_recipient_has_to_subscribe():
-    found = judge_of(MAILING.name).found.of_type("aws:sns/topicSubscription:TopicSubscription")
-
-    assert [resource.inputs["endpoint"] for resource in found] == ["team@example.com"]
+    assert filters(pair) == {"team@example.com": None, "ada@example.com": '{"user": ["ada", "lovelace"]}'}
+    assert filters(judge_of(MAILING.name)) == {"team@example.com": None}
 
 
 def test_an_alarm_rings_where_a_user_could_not_be_reached_and_a_stack_names_users(pair):
@@ -403,45 +396,6 @@ def test_an_alarm_rings_where_a_user_could_not_be_reached_and_a_stack_names_user
 
     assert watched(pair.found) == [f"gpu-fleet-{pair.settings.name}-reaper-unreached"]
     assert watched(judge_of("aws-dev").found) == []
-
-
-def test_a_freeze_limits_groups_of_training_pools_by_their_largest_size_alone(pair):
-    ask = partial(pair.may, "reaper", "autoscaling:UpdateAutoScalingGroup")
-
-    assert ask(pair.group("dev-large"), pair.tags("dev-large") | {"autoscaling:MaxSize": "3"})
-    assert not ask(pair.group("dev"), pair.tags("dev") | {"autoscaling:MaxSize": "3"})
-    for part in ("MinSize", "LaunchTemplateVersionSpecified", "VPCZoneIdentifiers"):
-        changed = pair.tags("dev-large") | {"autoscaling:MaxSize": "3", f"autoscaling:{part}": "1"}
-        assert not ask(pair.group("dev-large"), changed)
-
-
-# what a setting adds on Alibaba Cloud
-
-
-def test_the_sweep_mails_and_reads_the_webhooks_that_the_settings_name():
-    account = judge_of(ALICLOUD_PAIR.name)
-    ask = partial(account.may, "reaper")
-
-    assert ask("dm:SingleSendMail", "*")
-    assert ask("oss:GetObject", account.bucket("records", "reaper/roster.json"))
-    assert ask("kms:GetSecretValue", account.arn("kms", "secret/rooms/vision"))
-    assert not ask("kms:GetSecretValue", account.arn("kms", "secret/rooms/other"))
-
-
-def test_the_sweep_of_a_stack_without_recipients_neither_mails_nor_reads_secrets():
-    account = judge_of("everything")
-    assert not account.settings.notify.anybody
-
-    assert not account.may("reaper", "dm:SingleSendMail", "*")
-    assert not account.may("reaper", "kms:GetSecretValue", account.arn("kms", "secret/rooms/vision"))
-
-
-def test_a_freeze_closes_groups_of_training_pools_alone():
-    account = judge_of(ALICLOUD_PAIR.name)
-    ask = partial(account.may, "reaper", "ess:SuspendProcesses", account.group("dev"))
-
-    assert ask(account.tags("dev-large"))
-    assert not ask(account.tags("dev"))
 
 
 # the way to buckets on AWS, and who takes its roles

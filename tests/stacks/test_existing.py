@@ -1,17 +1,13 @@
 """A stack that uses another owner's resources: what it adds, what it keeps, and its rights."""
 
-import base64
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import boto3
 import pytest
-import yaml
 
 from gpu_fleet_stacks.cost.estimate import estimate
-from gpu_fleet_stacks.payload import instance_file
 from gpu_fleet_stacks.rehearsal.bucket_policies import conditions_left_out
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.program import Rehearsed
@@ -21,12 +17,15 @@ from tests.stacks import alicloud_examples, examples, iam, ram
 from tests.stacks.alicloud_programs import inputs
 from tests.stacks.edits import EXISTING, EXISTING_VSWITCHES
 from tests.stacks.existing import NETWORK_OF_FILES, lead_out, on_alicloud, on_aws, registered
+from tests.stacks.judges import EVERYTHING
+from tests.stacks.registered import instance_files, named
 from tests.stacks.registrations import run
 from tests.stacks.rehearsal.deletions import DELETERS
 from tests.stacks.rehearsal.destroy import destroy
 from tests.stacks.standing import standing
 
-REGION, ACCOUNT, CIDR = "us-east-1", "123456789012", "172.20.0.0/16"
+REGION, CIDR = "us-east-1", "172.20.0.0/16"
+INSIDE = {"aws:PrincipalAccount": "123456789012", "aws:SecureTransport": "true"}
 ZONES = (f"{REGION}a", f"{REGION}b")
 # Whatever a network or a file system is made of; of these the stack declares none but what it is asked for.
 OF_THE_OWNER = {
@@ -34,12 +33,9 @@ OF_THE_OWNER = {
     *("aws:ec2/routeTableAssociation:RouteTableAssociation", "aws:ec2/internetGateway:InternetGateway"),
     *("aws:ec2/natGateway:NatGateway", "aws:ec2/eip:Eip", "aws:ec2/flowLog:FlowLog"),
     *("aws:ec2/defaultSecurityGroup:DefaultSecurityGroup", "aws:ec2/vpcEndpoint:VpcEndpoint"),
-    *(
-        "aws:efs/fileSystem:FileSystem",
-        "aws:efs/mountTarget:MountTarget",
-        "aws:efs/backupPolicy:BackupPolicy",
-    ),
-    *("aws:efs/fileSystemPolicy:FileSystemPolicy", "aws:fsx/lustreFileSystem:LustreFileSystem"),
+    *("aws:efs/fileSystem:FileSystem", "aws:efs/mountTarget:MountTarget"),
+    *("aws:efs/backupPolicy:BackupPolicy", "aws:efs/fileSystemPolicy:FileSystemPolicy"),
+    "aws:fsx/lustreFileSystem:LustreFileSystem",
     *("alicloud:vpc/network:Network", "alicloud:vpc/switch:Switch", "alicloud:vpc/routeTable:RouteTable"),
     *("alicloud:vpc/routeTableAttachment:RouteTableAttachment", "alicloud:vpc/routeEntry:RouteEntry"),
     *("alicloud:vpc/natGateway:NatGateway", "alicloud:vpc/snatEntry:SnatEntry"),
@@ -54,13 +50,6 @@ EGRESS = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
 INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 RULE = "alicloud:ecs/securityGroupRule:SecurityGroupRule"
 WITH_EFA = [examples.pool(), examples.pool(name="cluster", types=["p4d.24xlarge"], efa=True)]
-
-
-def described(user_data: str) -> dict[str, Any]:
-    """Return ``instance.toml`` as the registered user data writes it."""
-    files = yaml.safe_load(base64.b64decode(user_data))["write_files"]
-    (text,) = [file["content"] for file in files if file["path"] == instance_file.PATH]
-    return tomllib.loads(text)
 
 
 # AWS, in moto
@@ -142,15 +131,9 @@ class Guest:
 
     def may(self, action: str, resource: str, role: str = "instance", **context: str) -> bool:
         """Judge a call of an instance of pool ``dev`` or one of its users, from inside the network."""
-        (policy,) = [
-            made.inputs["policy"]
-            for made in self.rehearsed.of_type("aws:iam/rolePolicy:RolePolicy")
-            if made.name == f"gpu-fleet-guest-dev-{role}"
-        ]
-        caller = f"arn:aws:iam::{ACCOUNT}:role/gpu-fleet-guest-dev-{role}"
-        inside = {"aws:PrincipalAccount": ACCOUNT, "aws:SecureTransport": "true"}
-        request = iam.Request(action, resource, caller, inside | context)
-        return iam.decide(request, [policy], [], [], resource_must_allow=False) is iam.Verdict.ALLOWED
+        policy = named(self.rehearsed, "aws:iam/rolePolicy:RolePolicy", f"gpu-fleet-guest-dev-{role}")
+        request = iam.Request(action, resource, context=INSIDE | context)
+        return iam.decide(request, [policy.inputs["policy"]]) is iam.Verdict.ALLOWED
 
 
 def as_a_guest() -> Guest:
@@ -188,14 +171,14 @@ def test_groups_start_instances_in_the_named_subnets_under_groups_of_the_vpc(gue
 
 
 def test_the_registered_user_data_leads_to_files_and_buckets_as_it_would_to_the_stacks_own(guest):
-    template, *_ = guest.rehearsed.of_type("aws:ec2/launchTemplate:LaunchTemplate")
+    leads = {
+        "home_file_system": f"{guest.files}.efs.us-east-1.amazonaws.com",
+        "scratch_file_system": "fs-0fedcba9876543210.fsx.us-east-1.amazonaws.com",
+        "scratch_mount_name": "abcdefgh",
+        "existing_bucket_uris": ["s3://lab-datasets", "s3://lab-results"],
+    }
 
-    said = described(template.inputs["userData"])
-
-    assert said["home_file_system"] == f"{guest.files}.efs.us-east-1.amazonaws.com"
-    assert said["scratch_file_system"] == "fs-0fedcba9876543210.fsx.us-east-1.amazonaws.com"
-    assert said["scratch_mount_name"] == "abcdefgh"
-    assert said["existing_bucket_uris"] == ["s3://lab-datasets", "s3://lab-results"]
+    assert [said for said in instance_files(guest.rehearsed) if not said.items() >= leads.items()] == []
 
 
 def test_the_pools_own_groups_open_to_the_vpc_that_was_found_and_no_group_of_the_owners_changes(guest):
@@ -216,17 +199,18 @@ def test_the_pools_own_groups_open_to_the_vpc_that_was_found_and_no_group_of_the
 
 def test_a_pool_reads_the_named_buckets_and_its_users_alone_write_where_the_stack_file_says_so(guest):
     data, results = "arn:aws:s3:::lab-datasets", "arn:aws:s3:::lab-results"
+    writes = ("s3:PutObject", "s3:DeleteObject")
     may = [
         *(("s3:ListBucket", data, role) for role in ("instance", "user")),
         *(("s3:GetObject", f"{data}/shard-0000", role) for role in ("instance", "user")),
-        *((action, f"{results}/run/1", "user") for action in ("s3:PutObject", "s3:DeleteObject")),
+        *((action, f"{results}/run/1", "user") for action in writes),
     ]
     may_not = [
-        *((action, f"{results}/run/1", "instance") for action in ("s3:PutObject", "s3:DeleteObject")),
-        *((action, f"{data}/shard-0000", "user") for action in ("s3:PutObject", "s3:DeleteObject")),
+        *((action, f"{results}/run/1", "instance") for action in writes),
+        *((action, f"{data}/shard-0000", "user") for action in writes),
         ("s3:GetObject", "arn:aws:s3:::lab-datasets-private/1", "instance"),
         ("s3:ListBucket", "arn:aws:s3:::lab", "instance"),
-        *((action, results, "instance") for action in ("s3:PutBucketPolicy", "s3:DeleteBucket")),
+        *((f"s3:{action}", results, "instance") for action in ("PutBucketPolicy", "DeleteBucket")),
         ("s3:PutLifecycleConfiguration", results, "instance"),
     ]
 
@@ -235,12 +219,10 @@ def test_a_pool_reads_the_named_buckets_and_its_users_alone_write_where_the_stac
 
 
 def test_the_buckets_key_is_used_through_s3_alone(guest):
-    def through(service: str) -> dict[str, str]:
-        return {"kms:ViaService": f"{service}.{REGION}.amazonaws.com"}
+    s3, ec2 = ({"kms:ViaService": f"{service}.{REGION}.amazonaws.com"} for service in ("s3", "ec2"))
 
-    assert guest.may("kms:Decrypt", KEY, **through("s3"))
-    assert not guest.may("kms:Decrypt", KEY, **through("ec2"))
-    assert not guest.may("kms:Decrypt", KEY)
+    assert guest.may("kms:Decrypt", KEY, **s3)
+    assert not any(guest.may("kms:Decrypt", KEY, **other) for other in (ec2, {}))
     assert not guest.may("kms:ScheduleKeyDeletion", KEY)
 
 
@@ -269,15 +251,11 @@ def test_a_pool_passes_the_networks_own_way_to_s3_with_the_named_buckets(monkeyp
         for made in registered(monkeypatch, own).of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
         if made.inputs.get("vpcEndpointType", "Gateway") == "Gateway"
     ]
-    everything = '{"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}'
 
     def passes(action: str, resource: str) -> bool:
-        caller = f"arn:aws:iam::{ACCOUNT}:role/gpu-fleet-guest-dev-user"
-        inside = {"aws:PrincipalAccount": ACCOUNT, "aws:SecureTransport": "true"}
-        request = iam.Request(action, f"arn:aws:s3:::{resource}", caller, inside)
+        request = iam.Request(action, f"arn:aws:s3:::{resource}", context=INSIDE)
         way = [endpoint.inputs["policy"]]
-        verdict = iam.decide(request, [everything], [], way, resource_must_allow=False)
-        return verdict is iam.Verdict.ALLOWED
+        return iam.decide(request, [EVERYTHING], endpoint=way) is iam.Verdict.ALLOWED
 
     assert passes("s3:GetObject", "lab-datasets/shard-0000")
     assert passes("s3:PutObject", "lab-results/run/1")
@@ -395,9 +373,7 @@ def opened(found: Rehearsed) -> set[tuple[str, str]]:
 def test_on_alibaba_cloud_instances_reach_the_mount_targets_and_no_further(monkeypatch):
     homes = registered(monkeypatch, on_alicloud(existing={"home": NAS}))
     both = registered(monkeypatch, on_alicloud(existing={"home": NAS, "scratch": CPFS}))
-    (template,) = inputs(both, "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate")
-
-    said = described(template["userData"])
+    (said,) = instance_files(both)
 
     assert said["home_file_system"] == "31a8e4b0c2-abc12.cn-shenzhen.nas.aliyuncs.com"
     assert said["scratch_file_system"] == "cpfs-00151a2b3c4d5e6f-abc12.cn-shenzhen.nas.aliyuncs.com"
@@ -412,18 +388,22 @@ def test_on_alibaba_cloud_users_and_the_oss_gateway_let_through_what_the_stack_f
     (gateway,) = inputs(found, "alicloud:vpc/gatewayEndpoint:GatewayEndpoint")
     (user,) = inputs(found, "alicloud:ram/policy:Policy", name="dev-user")
 
-    def may(action: str, resource: str) -> bool:
-        return ram.decide(iam.Request(action, resource), [user["policyDocument"]]) is iam.Verdict.ALLOWED
+    def judged(action: str, resource: str, identity=(), way=()) -> bool:
+        request = iam.Request(action, resource)
+        return ram.decide(request, [*identity], [*way]) is iam.Verdict.ALLOWED
 
-    def passes(resource: str) -> bool:
-        request = iam.Request("oss:PutObject", f"{OSS}:{resource}")
-        return ram.decide(request, [], [gateway["policyDocument"]]) is iam.Verdict.ALLOWED
-
-    assert may("oss:GetObject", f"{OSS}:lab-datasets/shard-0000")
-    assert may("oss:PutObject", f"{OSS}:lab-results/run/1")
-    assert may("kms:Decrypt", OSS_KEY)
-    assert not may("oss:PutObject", f"{OSS}:lab-datasets/shard-0000")
-    assert not may("oss:GetObject", f"{OSS}:lab-datasets-private/1")
-    assert not may("oss:PutBucketPolicy", f"{OSS}:lab-results")
-    assert passes("lab-results/run/1")
-    assert not passes("elsewhere/run/1")
+    role, passes = [user["policyDocument"]], [gateway["policyDocument"]]
+    may = [
+        ("oss:GetObject", f"{OSS}:lab-datasets/shard-0000", role),
+        ("oss:PutObject", f"{OSS}:lab-results/run/1", role),
+        ("kms:Decrypt", OSS_KEY, role),
+        ("oss:PutObject", f"{OSS}:lab-results/run/1", (), passes),
+    ]
+    may_not = [
+        ("oss:PutObject", f"{OSS}:lab-datasets/shard-0000", role),
+        ("oss:GetObject", f"{OSS}:lab-datasets-private/1", role),
+        ("oss:PutBucketPolicy", f"{OSS}:lab-results", role),
+        ("oss:PutObject", f"{OSS}:elsewhere/run/1", (), passes),
+    ]
+    assert [asked for asked in may if not judged(*asked)] == []
+    assert [asked for asked in may_not if judged(*asked)] == []

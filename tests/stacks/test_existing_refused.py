@@ -44,122 +44,99 @@ def vswitches(**changes: Any) -> dict[str, Any]:
 
 
 MADE = "is only for the stack's own network"
-# What a stack file says of the network, by the cloud, and of the refusal a part.
-NETWORKS = (
-    (on_aws, {"cidr": "10.0.0.0/16"}, f"network.cidr = '10.0.0.0/16': {MADE}; leave it out"),
-    (on_aws, {"existing": None}, "network.cidr = null: required, and missing, unless network.existing"),
-    (on_aws, {"nat": "none"}, f"network.nat = 'none': {MADE}; use network.existing.internet"),
-    (on_aws, {"peers": ["10.9.0.0/16"]}, f"network.peers = ['10.9.0.0/16']: {MADE}"),
-    (on_aws, {"s3_buckets": ["open-*"]}, f"network.s3_buckets = ['open-*']: {MADE}"),
-    (
-        on_aws,
-        vpc(vpc_id="vpc-guest"),
-        "existing.vpc_id = 'vpc-guest': must be the id of a VPC of aws, such as",
-    ),
-    (
-        on_aws,
-        vpc(subnets={ZONES[0]: A, ZONES[1]: "vsw-1"}),
-        "network.existing.subnets.us-east-1b = 'vsw-1': must be the id of a subnet of aws",
-    ),
-    (
-        on_aws,
-        vpc(subnets={ZONES[0]: A}),
-        "network.existing.subnets.us-east-1b = null: required, and missing: network.zones names the zone",
-    ),
-    (
-        on_aws,
-        vpc(subnets=EXISTING["subnets"] | {"us-east-1c": "subnet-0123abcd"}),
-        "subnets.us-east-1c = 'subnet-0123abcd': of no zone in use; network.zones are us-east-1a, us-east-1b",
-    ),
-    (on_aws, vpc(subnets=dict.fromkeys(ZONES, A)), f"'{A}': given to 2 zones; a subnet is in one"),
-    (on_aws, vpc(vpc="x"), "network.existing.vpc = 'x': unknown key; did you mean 'vpc_id'?"),
-    (
-        on_aws,
-        {"existing": {"vpc_id": EXISTING["vpc_id"]}},
-        "network.existing.subnets = null: required, and missing",
-    ),
-    (on_aws, {"existing": "vpc-1"}, "existing = 'vpc-1': must be a mapping with the keys vpc_id, subnets"),
-    (on_alicloud, vswitches(vpc_id="vpc-X"), "= 'vpc-X': must be the id of a VPC of alicloud, such as"),
-    (
-        on_alicloud,
-        vswitches(subnets={D: IN_D, E: "subnet-0123abcd"}),
-        f"network.existing.subnets.{E} = 'subnet-0123abcd': must be the id of a vSwitch of alicloud",
-    ),
-    (on_alicloud, vswitches(subnets={D: IN_D}), f"subnets.{E} = null: required, and missing"),
-    (on_alicloud, vswitches(subnets={D: IN_D, E: IN_D}), f"'{IN_D}': given to 2 zones"),
-)
-OWN = {"storage": {"home": True}}
-# The same of file systems.
-FILES = (
-    (
-        on_aws,
-        {"home": NAS},
-        {},
-        "home.id = '31a8e4b0c2': must be the id of a file system of EFS, such as fs-",
-    ),
-    (on_alicloud, {"scratch": NAS}, {}, "scratch.id = '31a8e4b0c2': must be the id of a file system of CPFS"),
-    (on_aws, {"scratch": {"id": LUSTRE["id"]}}, {}, "scratch.mount_name = null: must be its mount name"),
-    (on_aws, {"home": EFS | {"mount_name": "abcdefgh"}}, {}, "home.mount_name = 'abcdefgh': is only for F"),
-    (
-        on_alicloud,
-        {"scratch": CPFS | {"mount_name": "x"}},
-        {},
-        "scratch.mount_name = 'x': is only for FSx for Lustre",
-    ),
-    (on_aws, {"home": EFS}, OWN, "storage.home = true: storage.existing.home takes its place"),
-    (
-        on_aws,
-        {"scratch": LUSTRE},
-        {"storage": {"scratch_gib": 2400}},
-        "storage.scratch_gib = 2400: storage.existing.scratch takes its place",
-    ),
-    (
-        on_aws,
-        {"home": EFS},
-        {"network": {"cidr": "10.0.0.0/16", "existing": None}},
-        f"storage.existing.home = '{EFS['id']}': needs network.existing",
-    ),
-    (on_aws, {"home": {"uid": "x"}}, {}, "storage.existing.home.id = null: required, and missing"),
-)
+OWN = {"cidr": "10.0.0.0/16", "existing": None}
 ELSEWHERE = KEY.replace("us-east-1", "us-west-2")
-# And of buckets.
-OF_BUCKETS = (
-    (
-        on_aws,
-        {"gpu-fleet-guest-data-123456789012": {}},
-        "buckets = 'gpu-fleet-guest-data-123456789012': is the stack's own; leave it out",
+OTHERS_DATA = "gpu-fleet-guest-data-123456789012"
+
+
+def network(says: str, make=on_aws, **said: Any) -> tuple[str, Any]:
+    return says, lambda: make(said)
+
+
+def existing(says: str, make=on_aws, *, more: dict[str, Any] | None = None, **said: Any) -> tuple[str, Any]:
+    return says, lambda: make(existing=said, **more or {})
+
+
+def buckets(says: str, make=on_aws, **named: Any) -> tuple[str, Any]:
+    return says, lambda: make(existing={"buckets": named})
+
+
+# What is said of a stack file, and the file.
+REFUSED = (
+    network(f"network.cidr = '10.0.0.0/16': {MADE}; leave it out", cidr="10.0.0.0/16"),
+    network("network.cidr = null: required, and missing, unless network.existing", existing=None),
+    network(f"network.nat = 'none': {MADE}; use network.existing.internet", nat="none"),
+    network(f"network.peers = ['10.9.0.0/16']: {MADE}", peers=["10.9.0.0/16"]),
+    network(f"network.s3_buckets = ['open-*']: {MADE}", s3_buckets=["open-*"]),
+    network(
+        "existing.vpc_id = 'vpc-guest': must be the id of a VPC of aws, such as", **vpc(vpc_id="vpc-guest")
     ),
-    (
-        on_aws,
-        {"lab": {"key": "alias/lab"}},
+    network(
+        "network.existing.subnets.us-east-1b = 'vsw-1': must be the id of a subnet of aws",
+        **vpc(subnets={ZONES[0]: A, ZONES[1]: "vsw-1"}),
+    ),
+    network(
+        "network.existing.subnets.us-east-1b = null: required, and missing: network.zones names the zone",
+        **vpc(subnets={ZONES[0]: A}),
+    ),
+    network(
+        "subnets.us-east-1c = 'subnet-0123abcd': of no zone in use; network.zones are us-east-1a, us-east-1b",
+        **vpc(subnets=EXISTING["subnets"] | {"us-east-1c": "subnet-0123abcd"}),
+    ),
+    network(f"'{A}': given to 2 zones; a subnet is in one", **vpc(subnets=dict.fromkeys(ZONES, A))),
+    network("network.existing.vpc = 'x': unknown key; did you mean 'vpc_id'?", **vpc(vpc="x")),
+    network("existing.subnets = null: required, and missing", existing={"vpc_id": EXISTING["vpc_id"]}),
+    network("existing = 'vpc-1': must be a mapping with the keys vpc_id, subnets", existing="vpc-1"),
+    network(
+        "= 'vpc-X': must be the id of a VPC of alicloud, such as", on_alicloud, **vswitches(vpc_id="vpc-X")
+    ),
+    network(
+        f"network.existing.subnets.{E} = 'subnet-0123abcd': must be the id of a vSwitch of alicloud",
+        on_alicloud,
+        **vswitches(subnets={D: IN_D, E: "subnet-0123abcd"}),
+    ),
+    network(f"subnets.{E} = null: required, and missing", on_alicloud, **vswitches(subnets={D: IN_D})),
+    network(f"'{IN_D}': given to 2 zones", on_alicloud, **vswitches(subnets={D: IN_D, E: IN_D})),
+    existing("home.id = '31a8e4b0c2': must be the id of a file system of EFS, such as fs-", home=NAS),
+    existing("scratch.id = '31a8e4b0c2': must be the id of a file system of CPFS", on_alicloud, scratch=NAS),
+    existing("scratch.mount_name = null: must be its mount name", scratch={"id": LUSTRE["id"]}),
+    existing("home.mount_name = 'abcdefgh': is only for F", home=EFS | {"mount_name": "abcdefgh"}),
+    existing(
+        "scratch.mount_name = 'x': is only for FSx",
+        on_alicloud,
+        scratch=CPFS | {"mount_name": "x"},
+    ),
+    existing(
+        "storage.home = true: storage.existing.home takes its place",
+        home=EFS,
+        more={"storage": {"home": True}},
+    ),
+    existing(
+        "storage.scratch_gib = 2400: storage.existing.scratch takes its place",
+        scratch=LUSTRE,
+        more={"storage": {"scratch_gib": 2400}},
+    ),
+    existing(f"existing.home = '{EFS['id']}': needs network.existing", home=EFS, more={"network": OWN}),
+    existing("storage.existing.home.id = null: required, and missing", home={"uid": "x"}),
+    buckets(f"buckets = '{OTHERS_DATA}': is the stack's own; leave it out", **{OTHERS_DATA: {}}),
+    buckets(
         "buckets.lab.key = 'alias/lab': must be the ARN of a key in us-east-1, such as "
         "arn:aws:kms:us-east-1:123456789012:key/",
+        lab={"key": "alias/lab"},
     ),
-    (on_aws, {"lab": {"key": ELSEWHERE}}, "must be the ARN of a key in us-east-1"),
-    (on_aws, {"lab": {"key": KEY.replace("1:key", "\u0661:key")}}, "must be the ARN of a key in us-east-1"),
-    (on_alicloud, {"lab": {"key": KEY}}, "must be the ARN of a key in cn-shenzhen, such as acs:kms:"),
-    (on_alicloud, {"my.lab": {}}, "buckets = 'my.lab': a bucket of OSS has no dots"),
-    (on_aws, {"Lab": {}}, "must be the name of a bucket: 3 to 63 lower case letters"),
-    (on_aws, {"lab": {"writes": True}}, "storage.existing.buckets.lab.writes = true: unknown key"),
-    (on_aws, {"lab": {"write": "yes"}}, "storage.existing.buckets.lab.write = 'yes'"),
-    (on_aws, {f"lab-{number}": {} for number in range(11)}, "must have at most 10 items"),
+    buckets("must be the ARN of a key in us-east-1", lab={"key": ELSEWHERE}),
+    buckets("must be the ARN of a key in us-east-1", lab={"key": KEY.replace("1:key", "\u0661:key")}),
+    buckets("must be the ARN of a key in cn-shenzhen, such as acs:kms:", on_alicloud, lab={"key": KEY}),
+    buckets("buckets = 'my.lab': a bucket of OSS has no dots", on_alicloud, **{"my.lab": {}}),
+    buckets("must be the name of a bucket: 3 to 63 lower case letters", Lab={}),
+    buckets("storage.existing.buckets.lab.writes = true: unknown key", lab={"writes": True}),
+    buckets("storage.existing.buckets.lab.write = 'yes'", lab={"write": "yes"}),
+    buckets("must have at most 10 items", **{f"lab-{number}": {} for number in range(11)}),
 )
 
 
 def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed():
-    rows = [
-        *((lambda make=make, network=network: make(network), says) for make, network, says in NETWORKS),
-        *(
-            (lambda make=make, files=files, more=more: make(existing=files, **more), says)
-            for make, files, more, says in FILES
-        ),
-        *(
-            (lambda make=make, buckets=buckets: make(existing={"buckets": buckets}), says)
-            for make, buckets, says in OF_BUCKETS
-        ),
-    ]
-
-    assert [f"{says} not in {said}" for make, says in rows if says not in (said := refused(make))] == []
+    assert [f"{says} not in {said}" for says, make in REFUSED if says not in (said := refused(make))] == []
 
 
 # previews
@@ -173,31 +150,27 @@ LOCAL = {"cidrBlock": "10.77.0.0/16", "gatewayId": "local"}
 TO_INTERNET = {"cidrBlock": "0.0.0.0/0", "gatewayId": "igw-0123456789abcdef0"}
 
 
-@pytest.mark.parametrize(
-    ("answers", "says"),
-    [
-        ({"vpcId": "vpc-0ffff"}, "is in vpc-0ffff; must be in vpc-0123456789abcdef0"),
-        ({"availabilityZone": "us-east-1f"}, "is in us-east-1f; must be in us-east-1"),
-        ({"mapPublicIpOnLaunch": True}, "gives instances public addresses; must be a private subnet"),
-        (
-            {"cidrBlock": "10.77.0.0/30"},
-            "10.77.0.0/30 has 0 addresses for instances; groups of that zone need 2",
-        ),
-        ({"routes": []}, "has no route to 0.0.0.0/0; network.existing.internet is true"),
-        ({"routes": [LOCAL]}, "has no route to 0.0.0.0/0"),
-        (
-            {"routes": [LOCAL, TO_INTERNET]},
-            "reaches 0.0.0.0/0 by igw-0123456789abcdef0, which answers public addresses alone",
-        ),
-    ],
-)
-def test_a_subnet_must_be_what_the_file_says_and_lead_out(answers, says, monkeypatch):
+OF_A_SUBNET = {
+    "is in vpc-0ffff; must be in vpc-0123456789abcdef0": {"vpcId": "vpc-0ffff"},
+    "is in us-east-1f; must be in us-east-1": {"availabilityZone": "us-east-1f"},
+    "gives instances public addresses; must be a private subnet": {"mapPublicIpOnLaunch": True},
+    "10.77.0.0/30 has 0 addresses for instances; groups of that zone need 2": {"cidrBlock": "10.77.0.0/30"},
+    "has no route to 0.0.0.0/0; network.existing.internet is true": {"routes": []},
+    "has no route to 0.0.0.0/0": {"routes": [LOCAL]},
+    "reaches 0.0.0.0/0 by igw-0123456789abcdef0, which answers public addresses alone": {
+        "routes": [LOCAL, TO_INTERNET]
+    },
+}
+
+
+def test_a_subnet_must_be_what_the_file_says_and_lead_out(monkeypatch):
     pools = [examples.pool(), examples.pool(name="cluster", types=["p4d.24xlarge"], efa=True)]
+    made, error = on_aws(pools=pools), of_aws.ExistingNetworkError
 
-    said = preview(monkeypatch, on_aws(pools=pools), of_aws.ExistingNetworkError, **answers)
+    said = {says: preview(monkeypatch, made, error, **each) for says, each in OF_A_SUBNET.items()}
 
-    assert "network.existing.subnets.us-east-1a" in said
-    assert says in said
+    assert {says: text for says, text in said.items() if says not in text} == {}
+    assert all("network.existing.subnets.us-east-1a" in text for text in said.values())
 
 
 def test_all_that_is_wrong_with_a_vpc_on_alibaba_cloud_is_one_message(monkeypatch):
@@ -247,45 +220,30 @@ def test_a_vpc_that_is_not_there_ends_the_program():
         run(on_aws())
 
 
-@pytest.mark.parametrize(
-    ("answers", "purpose", "wrong"),
-    [
-        ({"encrypted": False}, EFS, "is not encrypted, and EFS cannot encrypt it later"),
-        (
-            {"availabilityZoneName": "us-east-1a"},
-            EFS,
-            "is in us-east-1a only; instances start in us-east-1a",
-        ),
-    ],
+OF_FILES = (
+    (on_aws, "home", EFS, {"encrypted": False}, "is not encrypted, and EFS cannot encrypt it later"),
+    (
+        *(on_aws, "home", EFS, {"availabilityZoneName": "us-east-1a"}),
+        "is in us-east-1a only; instances start in us-east-1a",
+    ),
+    (on_alicloud, "home", NAS, NO_FILES, NOT_OURS),
+    (on_alicloud, "home", NAS, {"encryptType": 0}, "is not encrypted, and NAS cannot encrypt it later"),
+    (on_alicloud, "home", NAS, {"protocolType": "SMB"}, "speaks SMB; must speak NFS"),
+    (on_alicloud, "scratch", CPFS, {"fileSystemType": "standard"}, "is of kind standard; must be cpfs"),
 )
-def test_homes_in_the_clear_or_out_of_reach_are_refused(answers, purpose, wrong, monkeypatch):
-    settings = on_aws(existing={"home": EFS})
-
-    said = preview(monkeypatch, settings, files_of_aws.ExistingFileSystemError, files=answers)
-
-    assert f"storage.existing.home.id = '{EFS['id']}': {wrong}" in said
+ERRORS = {
+    on_aws: files_of_aws.ExistingFileSystemError,
+    on_alicloud: files_of_alicloud.ExistingFileSystemError,
+}
 
 
-@pytest.mark.parametrize(
-    ("purpose", "id_", "answers", "wrong"),
-    [
-        ("home", NAS, {"files": NO_FILES}, NOT_OURS),
-        ("home", NAS, {"files": {"encryptType": 0}}, "is not encrypted, and NAS cannot encrypt it later"),
-        ("home", NAS, {"files": {"protocolType": "SMB"}}, "speaks SMB; must speak NFS"),
-        ("home", NAS, {"target": NO_FILES}, "has no active mount target in vpc-wz9opxu1zkhn00gzv26cn"),
-        ("home", NAS, {"target": {"status": "Inactive"}}, "has no active mount target"),
-        ("scratch", CPFS, {"files": {"fileSystemType": "standard"}}, "is of kind standard; must be cpfs"),
-    ],
-    ids=["missing", "in-the-clear", "smb", "no-target", "inactive-target", "no-cpfs"],
-)
-def test_file_systems_on_alibaba_cloud_that_cannot_be_used_are_refused(
-    purpose, id_, answers, wrong, monkeypatch
-):
-    settings = on_alicloud(existing={purpose: id_})
-
-    said = preview(monkeypatch, settings, files_of_alicloud.ExistingFileSystemError, **answers)
-
-    assert f"storage.existing.{purpose}.id = '{id_['id']}': {wrong}" in said
+def test_file_systems_that_cannot_be_used_are_refused(monkeypatch):
+    for make, purpose, used, files, wrong in OF_FILES:
+        said = preview(monkeypatch, make(existing={purpose: used}), ERRORS[make], files=files)
+        assert f"storage.existing.{purpose}.id = '{used['id']}': {wrong}" in said
+    for target in (NO_FILES, {"status": "Inactive"}):
+        said = preview(monkeypatch, on_alicloud(existing={"home": NAS}), ERRORS[on_alicloud], target=target)
+        assert f"home.id = '{NAS['id']}': has no active mount target in vpc-wz9opxu1zkhn00gzv26cn" in said
 
 
 def test_every_bucket_elsewhere_is_named_and_one_that_keeps_objects_in_the_clear(monkeypatch):

@@ -79,8 +79,7 @@ class Start:
 def starts(found: Declared) -> list[Start]:
     if found.settings.cloud is Cloud.AWS:
         return [_of_aws(template) for template in found.inputs(AWS_TEMPLATE)]
-    templates = [_of_template(template) for template in found.inputs(TEMPLATE)]
-    return [*templates, *(_of_configuration(made) for made in found.inputs(CONFIGURATION))]
+    return [_of_alicloud(made) for made in found.inputs(TEMPLATE) + found.inputs(CONFIGURATION)]
 
 
 def _of_aws(template: dict[str, Any]) -> Start:
@@ -96,26 +95,18 @@ def _of_aws(template: dict[str, Any]) -> Start:
     )
 
 
-def _of_template(template: dict[str, Any]) -> Start:
-    disks = (template["systemDisk"], *template.get("dataDisks", []))
-    return Start(
-        template["tags"]["gpu-fleet:pool"],
-        tuple((disk["encrypted"], disk["kmsKeyId"]) for disk in disks),
-        template["internetMaxBandwidthOut"] > 0,
-        (template["httpTokens"], template["httpPutResponseHopLimit"]),
-        {"instance": template["tags"]},
-        template["userData"],
-    )
-
-
-def _of_configuration(made: dict[str, Any]) -> Start:
-    system = {"encrypted": made["systemDiskEncrypted"], "kmsKeyId": made["systemDiskKmsKeyId"]}
-    disks = (system, *made.get("dataDisks", []))
+def _of_alicloud(made: dict[str, Any]) -> Start:
+    """Read a launch template, or a scaling configuration: its system disk is no mapping."""
+    of_configuration = {
+        "encrypted": made.get("systemDiskEncrypted"),
+        "kmsKeyId": made.get("systemDiskKmsKeyId"),
+    }
+    disks = (made.get("systemDisk", of_configuration), *made.get("dataDisks", []))
     return Start(
         made["tags"]["gpu-fleet:pool"],
         tuple((disk["encrypted"], disk["kmsKeyId"]) for disk in disks),
         made["internetMaxBandwidthOut"] > 0,
-        None,
+        (made["httpTokens"], made["httpPutResponseHopLimit"]) if "systemDisk" in made else None,
         {"instance": made["tags"]},
         made["userData"],
     )

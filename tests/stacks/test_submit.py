@@ -150,27 +150,6 @@ def test_a_user_reads_what_became_of_their_own_runs_alone(named):
     assert not may(named, "s3:GetObject", f"{records}/reaper/roster.json")
 
 
-def test_an_instance_itself_reads_no_job_and_writes_none(named):
-    records = bucket(named, "records")
-    roles = [
-        resource.inputs["policy"]
-        for resource in named.of_type("aws:iam/rolePolicy:RolePolicy")
-        if resource.name.endswith("-instance")
-    ]
-
-    def role_may(action, key, policy):
-        asked = Request(action, f"{records}/{key}", context={"aws:userid": "AROA1:i-0123456789abcdef0"})
-        return decide(asked, identity=[policy]) is Verdict.ALLOWED
-
-    assert roles
-    for policy in roles:
-        assert not role_may("s3:GetObject", "runs/jobs/ada/digits-1/job.json", policy)
-        assert not role_may("s3:GetObject", "runs/words/ada/dev/digits-1/i-0/state.json", policy)
-        assert role_may("s3:PutObject", "runs/words/ada/dev/digits-1/i-0/state.json", policy)
-        assert not role_may("s3:PutObject", "runs/jobs/ada/digits-1/job.json", policy)
-        assert not role_may("s3:DeleteObject", "runs/jobs/ada/digits-1/cancel", policy)
-
-
 def test_cloud_assistants_command_takes_what_the_console_sends_and_calls_sudo(assistant):
     (command,) = assistant.of_type("alicloud:ecs/command:Command")
     script = base64.b64decode(command.inputs["commandContent"]).decode()

@@ -1,8 +1,9 @@
 """The user role of a pool: the rights of users, judged as both clouds judge them, and its callers."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from gpu_fleet_image.core import runs as model
 from gpu_fleet_stacks.aws.submit import ACCOUNT_TAG
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import statements
-from tests.stacks.iam import Request, Verdict, decide
+from tests.stacks.iam import Request, decide
 from tests.stacks.judges import (
     ALICLOUD_ACCOUNTS,
     ALICLOUD_QUEUED,
@@ -80,24 +81,21 @@ def of_runs(judge: Judge, name: str) -> Rights:
     stores, records = judge.stores, partial(judge.bucket, "records")
     prefix = "s3:prefix" if judge.store == "s3" else "oss:Prefix"
     for caller, verdicts in {"ada": MAY, "bob": MAY_NOT, "ada2": MAY_NOT, "ad": MAY_NOT}.items():
-        own = partial(Right, f"{name}-user")
+        own = partial(Right, f"{name}-user", context=session(caller))
         job, words = model.job_prefix("ada", "r-1"), model.place_of(name, "ada", "r-1", SELF)
         for key in (f"{job}job.json", f"{job}files.zip", f"{words}state.json", f"{words}log/0.txt"):
-            yield own(
-                "reads own runs alone", verdicts, stores("GetObject"), records(key), context=session(caller)
-            )
+            yield own("reads own runs alone", verdicts, stores("GetObject"), records(key))
         said = records(f"{words}state.json")
-        yield own("speaks of own runs", verdicts, stores("PutObject"), said, context=session(caller))
+        yield own("speaks of own runs", verdicts, stores("PutObject"), said)
         elsewhere = records(f"{model.place_of('another', 'ada', 'r-1', SELF)}state.json")
-        yield own("and in its pool", MAY_NOT, stores("PutObject"), elsewhere, context=session(caller))
-        yield own("submits none", MAY_NOT, stores("PutObject"), records(f"{job}job.json"), session(caller))
-        yield own("removes no word", MAY_NOT, stores("DeleteObject"), said, context=session(caller))
+        yield own("and in its pool", MAY_NOT, stores("PutObject"), elsewhere)
+        yield own("submits none", MAY_NOT, stores("PutObject"), records(f"{job}job.json"))
+        yield own("removes no word", MAY_NOT, stores("DeleteObject"), said)
+        lists = partial(Right, f"{name}-user", actions=stores(judge.listing), resource=records())
         for place in (job, f"{words}log/", model.job_prefix("ada")):
-            asked = session(caller) | {prefix: place}
-            yield own("finds own runs", verdicts, stores(judge.listing), records(), context=asked)
+            yield lists("finds own runs", verdicts, context=session(caller) | {prefix: place})
         for place in ("", "runs/", "runs/words/", "reaper/"):
-            asked = session(caller) | {prefix: place}
-            yield own("and no others", MAY_NOT, stores(judge.listing), records(), context=asked)
+            yield lists("and no others", MAY_NOT, context=session(caller) | {prefix: place})
     unnamed = {prefix: "reaper/"}
     yield Right(f"{name}-user", "lists runs alone", MAY_NOT, stores(judge.listing), records(), unnamed)
 
@@ -111,20 +109,11 @@ def of_records(judge: Judge, own: partial[Right]) -> Rights:
         place = records(f"reaper/{key}.json")
         yield own("reads what users' commands read", verdicts, stores("GetObject"), place)
         yield own("changes nothing of it", MAY_NOT, stores("PutObject", "DeleteObject"), place)
+    kept = ("lease", "ledger/2026/11/21/i-1", "roster", "meter", "capacity/queue", "queue/use/2026-11-21")
+    whose = ("capacity/requests/1/users/ada/1", "users/dev/i-1")
+    asking = (f"handshake/{who}/1/idle" for who in (f"{USER}:ada@{SELF}", f"AROA:{SELF}", "dev.i-1"))
     for key in (
-        *(
-            "reaper/lease.json",
-            "reaper/ledger/2026/11/21/i-1.json",
-            "reaper/roster.json",
-            "reaper/meter.json",
-        ),
-        *(f"reaper/handshake/{who}/1/idle.json" for who in (f"{USER}:ada@{SELF}", f"AROA:{SELF}", "dev.i-1")),
-        *(
-            "reaper/capacity/queue.json",
-            "reaper/queue/use/2026-11-21.json",
-            "reaper/capacity/requests/1/users/ada/1.json",
-            "reaper/users/dev/i-1.json",
-        ),
+        *(f"reaper/{name}.json" for name in (*kept, *whose, *asking)),
         *("image/payload/00.tar.gz", "image/wheels/torch.whl", "image/files/driver.run"),
     ):
         yield own("neither reads nor writes other records", MAY_NOT, stores(*READS_AND_WRITES), records(key))
@@ -141,9 +130,8 @@ def of_machines(judge: Judge, own: partial[Right], name: str) -> Rights:
             for place in (judge.instance(target), judge.group(name), judge.secret, *logs_of(judge, name)):
                 yield own("does nothing of the agent's", MAY_NOT, judge.of_agents, place, context=asked)
     group = session("ada") | judge.tags(name)
-    yield own(
-        "changes nothing about its group", MAY_NOT, judge.group_changes, judge.group(name), context=group
-    )
+    changes = partial(own, "changes nothing about its group", MAY_NOT, judge.group_changes)
+    yield changes(judge.group(name), context=group)
     yield own("neither ends nor lends the key", MAY_NOT, judge.key_ends, judge.key)
     for role in (f"{name}-instance", f"{name}-user"):
         yield own("takes no role", MAY_NOT, ["sts:AssumeRole", "sts:TagSession"], judge.role(role))
@@ -195,22 +183,14 @@ def test_users_may_do_what_is_said_of_them_and_no_more(name):
     assert [*wrong(judge_of(name))] == []
 
 
-# without anything of ours on the image nobody gives users a role
-UNMANAGED = {
-    "aws": examples.stack(image={"id": "ami-0123456789abcdef0", "mode": "none"}),
-    "alicloud": alicloud_examples.stack(image={"id": "m-wz90000000000000000", "mode": "none"}),
-}
+def test_where_nothing_of_ours_runs_the_instances_role_writes_for_its_users():
+    """Without anything of ours on the image nobody gives users a role."""
+    aws = examples.stack(image={"id": "ami-0123456789abcdef0", "mode": "none"})
+    alicloud = alicloud_examples.stack(image={"id": "m-wz90000000000000000", "mode": "none"})
 
-
-@pytest.mark.parametrize("cloud", UNMANAGED)
-def test_where_nothing_of_ours_runs_the_instances_role_writes_for_its_users(cloud):
-    settings = UNMANAGED[cloud]
-    judge = (
-        AwsJudge(settings, stood(settings)) if cloud == "aws" else AlicloudJudge(settings, declared(settings))
-    )
-
-    for kind in ("data", "checkpoints"):
-        assert judge.may("dev-instance", *judge.stores("PutObject"), judge.bucket(kind, "dev/run/1"))
+    for judge in (AwsJudge(aws, stood(aws)), AlicloudJudge(alicloud, declared(alicloud))):
+        for kind in ("data", "checkpoints"):
+            assert judge.may("dev-instance", *judge.stores("PutObject"), judge.bucket(kind, "dev/run/1"))
 
 
 # what would be noticed
@@ -228,22 +208,6 @@ def altered(monkeypatch, judge, alter):
     return judge
 
 
-@pytest.mark.parametrize("name", QUEUED)
-def test_each_statement_of_a_user_is_needed(name, monkeypatch):
-    judge = judge_of(name)
-    (text,) = judge.identity("dev-user")
-    count = len(json.loads(text)["Statement"])
-
-    assert not any(wrong(judge))
-    unseen = []
-    for left_out in range(count):
-        with monkeypatch.context() as patch:
-            altered(patch, judge, lambda all_of_them, it=left_out: all_of_them[:it] + all_of_them[it + 1 :])
-            unseen += [] if any(wrong(judge)) else [left_out]
-
-    assert unseen == []
-
-
 WIDER = {
     AWS_QUEUED.name: [
         *("secretsmanager:GetSecretValue", "cloudwatch:PutMetricData", "ec2:CreateTags", "logs:PutLogEvents"),
@@ -258,40 +222,40 @@ WIDER = {
 }
 
 
-@pytest.mark.parametrize(("name", "action"), [(name, act) for name, acts in WIDER.items() for act in acts])
-def test_a_right_too_many_is_noticed(name, action, monkeypatch):
-    more = {"Effect": "Allow", "Action": [action], "Resource": ["*"]}
-    judge = altered(monkeypatch, judge_of(name), lambda them: [*them, more])
+def alterations(judge: Judge) -> Iterator[tuple[str, Callable[[list[Any]], list[Any]]]]:
+    """Yield what each statement less, each right too many, and the instances' rights make of a user's."""
+    (text,), (of_instance,) = judge.identity("dev-user"), judge.identity("dev-instance")
+    for number, _ in enumerate(json.loads(text)["Statement"]):
+        yield f"without statement {number}", lambda them, it=number: them[:it] + them[it + 1 :]
+    for action in WIDER[judge.settings.name]:
+        more = {"Effect": "Allow", "Action": [action], "Resource": ["*"]}
+        yield f"with {action}", lambda them, more=more: [*them, more]
+    yield "as an instance", lambda _: json.loads(of_instance)["Statement"]
 
-    assert any(wrong(judge))
 
+@pytest.mark.parametrize("name", WIDER)
+def test_a_statement_less_and_a_right_too_many_are_noticed(name, monkeypatch):
+    judge, unseen = judge_of(name), []
 
-@pytest.mark.parametrize("name", QUEUED)
-def test_the_instances_own_rights_in_a_users_hand_are_noticed(name, monkeypatch):
-    judge = judge_of(name)
-    (text,) = judge.identity("dev-instance")
-    theirs = json.loads(text)["Statement"]
+    assert not any(wrong(judge))
+    for what, alter in [*alterations(judge)]:
+        with monkeypatch.context() as patch:
+            unseen += [] if any(wrong(altered(patch, judge, alter))) else [what]
 
-    assert any(wrong(altered(monkeypatch, judge, lambda _them: theirs)))
+    assert unseen == []
 
 
 # who may assume it
 
 
-def aws_trust(judge: AwsJudge, pool: str) -> str:
-    (role,) = (each for each in judge.found.of_type(ROLE) if each.name.endswith(f"-{pool}-user"))
-    return str(role.inputs["assumeRolePolicy"])
-
-
 def opens(judge: AwsJudge, principal: str, **asked: object) -> bool:
     """Return whether a caller whose own policies allow everything opens a session of pool dev's users."""
     context = {key: value for key, value in (SESSION | asked).items() if value is not None}
-    own, trust = judge.role("dev-user"), [aws_trust(judge, "dev")]
+    (role,) = (each for each in judge.found.of_type(ROLE) if each.name.endswith("-dev-user"))
+    trust, own = [role.inputs["assumeRolePolicy"]], judge.role("dev-user")
     requests = (Request(action, own, principal, context) for action in ("sts:AssumeRole", "sts:TagSession"))
-    return all(
-        decide(request, [EVERYTHING], trust, resource_must_allow=True) is Verdict.ALLOWED
-        for request in requests
-    )
+    verdicts = {decide(request, [EVERYTHING], trust, resource_must_allow=True) for request in requests}
+    return verdicts == MAY
 
 
 SESSION = {
@@ -314,22 +278,21 @@ def test_a_pools_instances_alone_open_sessions_of_its_users():
     assert [each for each in strangers if opens(judge, each)] == []
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"sts:RoleSessionName": f"bob@{SELF}"},
-        {"sts:RoleSessionName": "ada"},
-        {"sts:RoleSessionName": "ada@laptop"},
-        {"sts:RoleSessionName": f"ada@{SELF}", f"aws:RequestTag/{ACCOUNT_TAG}": "bob"},
-        {f"aws:RequestTag/{ACCOUNT_TAG}": None, "aws:TagKeys": None},
-        {"aws:TagKeys": [ACCOUNT_TAG, "team"]},
-    ],
-    ids=["another's name", "no instance", "no instance's id", "another's tag", "no tag", "a tag more"],
-)
-def test_a_session_is_named_after_the_account_of_its_tag_and_an_instance(asked):
-    judge = judge_of(AWS_QUEUED.name)
+OTHER_SESSIONS = {
+    "another's name": {"sts:RoleSessionName": f"bob@{SELF}"},
+    "no instance": {"sts:RoleSessionName": "ada"},
+    "no instance's id": {"sts:RoleSessionName": "ada@laptop"},
+    "another's tag": {f"aws:RequestTag/{ACCOUNT_TAG}": "bob"},
+    "no tag": {f"aws:RequestTag/{ACCOUNT_TAG}": None, "aws:TagKeys": None},
+    "a tag more": {"aws:TagKeys": [ACCOUNT_TAG, "team"]},
+}
 
-    assert not opens(judge, judge.role("dev-instance"), **asked)
+
+def test_a_session_is_named_after_the_account_of_its_tag_and_an_instance():
+    judge = judge_of(AWS_QUEUED.name)
+    instance = judge.role("dev-instance")
+
+    assert [what for what, asked in OTHER_SESSIONS.items() if opens(judge, instance, **asked)] == []
 
 
 @pytest.mark.parametrize("name", ACCOUNTS)

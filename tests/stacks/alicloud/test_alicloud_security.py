@@ -6,24 +6,16 @@ import itertools
 import json
 import zipfile
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.core import policy as policies
 from gpu_fleet_stacks.alicloud import firewall
 from gpu_fleet_stacks.alicloud.network import private_networks
-from tests.stacks import clouds
 from tests.stacks.alicloud_examples import pool, stack
-from tests.stacks.alicloud_programs import register, role_statements, statements
+from tests.stacks.alicloud_programs import statements
 
 BUCKET, BUCKET_POLICY = "alicloud:oss/bucket:Bucket", "alicloud:oss/bucketPolicy:BucketPolicy"
-ENDS = {"ecs:StopInstances", "ecs:DeleteInstances", "ecs:DeleteInstance", "ecs:StopInstance"}
-
-
-@pytest.fixture(scope="module")
-def everything():
-    return clouds.declared("alicloud-everything")
 
 
 def key_id(found) -> str:
@@ -74,35 +66,6 @@ def test_whatever_the_shape_of_a_pool_the_internet_stays_out(instances, erdma, h
     assert all(rule.peer.startswith("10.0.") for rule in rules if not rule.egress)
     reaches_out = any(rule.peer == firewall.ANYWHERE for rule in rules)
     assert reaches_out is (nat != "none")
-
-
-def test_an_instance_hardens_only_its_own_pool_and_none_that_starts_with_tokens(everything):
-    def allowed(role):
-        action = "ecs:ModifyInstanceMetadataOptions"
-        return [part for _, part in everything.statements(role) if action in part["Action"]]
-
-    (harden,) = allowed("cluster-instance")
-    assert harden["Action"] == ["ecs:ModifyInstanceMetadataOptions"]
-    assert harden["Condition"]["StringEquals"] == {
-        "acs:ResourceTag/gpu-fleet:stack": ["test"],
-        "acs:ResourceTag/gpu-fleet:pool": ["cluster"],
-        "acs:ResourceTag/gpu-fleet:managed": ["true"],
-    }
-    assert allowed("dev-instance") == []
-
-
-def test_an_instance_lets_go_of_instances_of_its_own_pools_groups_alone(everything):
-    own = [part for _, part in everything.statements("dev-instance")]
-    (lets_go,) = [part for part in own if "ess:CompleteLifecycleAction" in part["Action"]]
-    (group,) = everything.inputs(everything.words.group, name="-dev")
-
-    conditions = lets_go["Condition"]["StringEquals"]
-    assert conditions == {
-        "acs:ResourceTag/gpu-fleet:stack": ["test"],
-        "acs:ResourceTag/gpu-fleet:pool": ["dev"],
-        "acs:ResourceTag/gpu-fleet:managed": ["true"],
-    }
-    assert {key: [group["tags"][key.removeprefix("acs:ResourceTag/")]] for key in conditions} == conditions
 
 
 # buckets
@@ -222,43 +185,6 @@ def test_every_connection_is_on_record_and_every_log_in_a_store(alicloud):
 
 
 # the sweep
-
-
-def test_the_sweep_may_end_managed_instances_of_its_stack_alone(alicloud):
-    ends = [part for _, part in alicloud.statements("-reaper") if ENDS & set(part["Action"])]
-
-    assert [end["Condition"]["StringEquals"] for end in ends] == [
-        {
-            "acs:ResourceTag/gpu-fleet:managed": ["true"],
-            "acs:ResourceTag/gpu-fleet:stack": [alicloud.settings.name],
-        }
-    ]
-
-
-def test_the_sweep_is_denied_what_it_must_never_do_whatever_else_is_attached(everything):
-    denials = [part for _, part in everything.statements("-reaper", effect="Deny")]
-
-    conditions = [denial["Condition"] for denial in denials if ENDS & set(denial["Action"])]
-    assert {"StringNotEquals": {"acs:ResourceTag/gpu-fleet:managed": ["true"]}} in conditions
-    assert {"StringNotEquals": {"acs:ResourceTag/gpu-fleet:stack": ["test"]}} in conditions
-    assert {"StringLike": {"acs:ResourceTag/gpu-fleet:protected": ["*"]}} in conditions
-
-
-def test_the_sweep_may_read_heartbeats_under_the_names_that_cloudmonitor_checks(alicloud):
-    allowed = {action for _, part in alicloud.statements("-reaper") for action in part["Action"]}
-
-    assert {"cms:QueryMetricLast", "cms:QueryMetricList"} <= allowed
-
-
-def test_the_sweep_removes_leftovers_only_where_the_stack_says_so():
-    def actions(settings):
-        allowed = [
-            part for part in role_statements(register(settings), "-reaper") if part["Effect"] == "Allow"
-        ]
-        return {action for part in allowed for action in part["Action"]}
-
-    assert "ecs:DeleteDisk" not in actions(stack())
-    assert "ecs:DeleteDisk" in actions(stack(reaper={"leftovers": {"remove": True}}))
 
 
 def test_a_functions_archive_carries_its_modules_and_its_policy(alicloud):

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from gpu_fleet_image.core import keys
 from gpu_fleet_image.core import policy as policies
 from gpu_fleet_image.core.document import written
-from gpu_fleet_stacks.aws.function_roles import LICENCES, MARKS
 from gpu_fleet_stacks.payload import sweep_archive, sweep_policy
 from gpu_fleet_stacks.rehearsal.archives import archive_files, zip_bytes
 from gpu_fleet_stacks.settings import stack_files
@@ -42,45 +41,10 @@ print(json.dumps({"summary": summary, "modules": sorted(sys.modules)}))
 """
 
 
-def allowing(found: Declared, action: str) -> list[dict]:
-    return [part for _, part in found.statements("-reaper") if action in part["Action"]]
-
-
 def own(found: Declared, token: str, end: str = "-reaper") -> dict:
     """Return the inputs of the only resource of a type whose name ends so."""
     (made,) = [resource for resource in found.of_type(token) if resource.name.endswith(end)]
     return made.inputs
-
-
-def test_the_sweep_ends_and_changes_only_what_is_managed_and_of_its_stack(declared):
-    stack = {"aws:ResourceTag/gpu-fleet:stack": declared.settings.name}
-    for action in ("ec2:TerminateInstances", "ec2:StopInstances"):
-        (ends,) = allowing(declared, action)
-        assert ends["Condition"]["StringEquals"] == stack | {"aws:ResourceTag/gpu-fleet:managed": "true"}
-    (detaches,) = allowing(declared, "autoscaling:DetachInstances")
-    assert detaches["Resource"].endswith(f"autoScalingGroupName/gpu-fleet-{declared.settings.name}-*")
-    assert detaches["Condition"]["StringEquals"] == stack
-    assert declared.settings.reaper.leftovers.remove is False
-    assert allowing(declared, "ec2:DeleteVolume") == []
-
-
-def test_the_sweep_writes_its_own_marks_and_no_other_tags(declared):
-    (statement,) = allowing(declared, "ec2:CreateTags")
-
-    assert set(statement["Condition"]["ForAllValues:StringEquals"]["aws:TagKeys"]) == set(MARKS)
-    # an empty set of keys would satisfy ForAllValues
-    assert statement["Condition"]["Null"] == {"aws:TagKeys": "false"}
-
-
-def test_the_sweep_is_denied_to_touch_what_licenses_or_protects(declared):
-    denials = {part["Sid"]: part for _, part in declared.statements("-reaper", effect="Deny")}
-
-    touched = denials["NeverLicences"]["Condition"]["ForAnyValue:StringEquals"]["aws:TagKeys"]
-    assert set(touched) == set(LICENCES)
-    protected = denials["NeverProtected"]
-    assert protected["Condition"] == {"Null": {"aws:ResourceTag/gpu-fleet:protected": "false"}}
-    assert {"ec2:TerminateInstances", "ec2:StopInstances"} <= set(protected["Action"])
-    assert denials["NeverAttributes"]["Action"] == ["ec2:ModifyInstanceAttribute"]
 
 
 def test_one_sweep_at_a_time_without_retries_as_often_as_the_settings_say(declared):

@@ -1,6 +1,5 @@
 """The declared meter of a stack: its prices, its alarms, and the rights of its freeze."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -25,13 +24,6 @@ from tests.stacks.alicloud_programs import register as register_alicloud
 from tests.stacks.shipped import SHIPPED
 
 ALARM = "aws:cloudwatch/metricAlarm:MetricAlarm"
-ROLE_POLICY = "aws:iam/rolePolicy:RolePolicy"
-FREEZE = {
-    "monthly": 5000,
-    "recipients": ["team@example.com"],
-    "allow_overcommit": True,
-    "on_exceeded": "freeze",
-}
 TRAIN = {"name": "train", "purpose": "training"}
 
 
@@ -156,49 +148,6 @@ def test_each_threshold_has_an_alarm_on_the_meter_that_comes_within_a_quarter_of
         assert declared.settings.reaper.every_minutes * 60 + alarm["period"] <= 15 * 60
         # nothing new between two sweeps is no all-clear
         assert (alarm["treatMissingData"], alarm["evaluationPeriods"]) == ("ignore", 1)
-
-
-def reaper_statements(found):
-    (own,) = [resource for resource in found.of_type(ROLE_POLICY) if resource.name.endswith("-reaper")]
-    return {statement["Sid"]: statement for statement in json.loads(own.inputs["policy"])["Statement"]}
-
-
-def test_a_freeze_may_limit_training_groups_and_change_nothing_else_about_them(register):
-    found = register(examples.stack(budget=FREEZE, pools=[examples.pool(), examples.pool(**TRAIN)]))
-
-    statements = reaper_statements(found)
-
-    for sid in ("LimitGroups", "CloseGroups"):
-        assert statements[sid]["Condition"]["StringEquals"] == {
-            "aws:ResourceTag/gpu-fleet:stack": "test",
-            "aws:ResourceTag/gpu-fleet:pool": ["train"],
-        }
-        assert statements[sid]["Resource"].endswith(":autoScalingGroupName/gpu-fleet-test-*")
-    assert statements["LimitGroups"]["Condition"]["Null"]["autoscaling:MinSize"] == "true"
-
-
-def test_a_stack_that_never_freezes_grants_nothing_for_it(register):
-    notifies = examples.stack(
-        budget={**FREEZE, "on_exceeded": "notify"}, pools=[examples.pool(), examples.pool(**TRAIN)]
-    )
-    trains_nothing = examples.stack(budget=FREEZE)
-
-    for stack in (notifies, trains_nothing):
-        assert not {"LimitGroups", "CloseGroups"} & reaper_statements(register(stack)).keys()
-
-
-def test_a_freeze_on_alibaba_cloud_is_bound_to_training_groups_too():
-    pools = [alicloud_examples.pool(), alicloud_examples.pool(**TRAIN)]
-    for on_exceeded, allowed in (("notify", []), ("freeze", [["train"]])):
-        budget = {"monthly": 10**6, "currency": "CNY", "recipients": ["a@b.org"], "on_exceeded": on_exceeded}
-        found = register_alicloud(alicloud_examples.stack(budget=budget, pools=pools))
-        limiting = [
-            statement["Condition"]["StringEquals"]["acs:ResourceTag/gpu-fleet:pool"]
-            for policy in inputs(found, "alicloud:ram/policy:Policy", name="-reaper")
-            for statement in json.loads(policy["policyDocument"])["Statement"]
-            if "ess:ModifyScalingGroup" in statement["Action"]
-        ]
-        assert limiting == allowed
 
 
 def test_assumed_prices_stand_apart_from_those_of_a_list():
