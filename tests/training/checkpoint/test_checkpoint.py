@@ -6,7 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -48,6 +48,11 @@ def alone() -> Iterator[World]:
         yield where
 
 
+@pytest.fixture
+def no_pause(monkeypatch) -> None:
+    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
+
+
 def save(root: Path, *steps: int, store: CheckpointStore | None = None, keep: int = 9) -> None:
     """Save each of `steps`, and wait until it is on disk and in the store."""
     for step in steps:
@@ -66,30 +71,22 @@ def flip_a_bit(file: Path) -> None:
     file.write_bytes(content)
 
 
-DAMAGES = [
-    (truncate, names.STATE, "bytes, the manifest says"),
-    (flip_a_bit, names.STATE, "SHA-256"),
-    (Path.unlink, names.STATE, "No such file"),
-    (truncate, names.MANIFEST, "cannot be read"),
-    (Path.unlink, names.MANIFEST, "No such file"),
-]
-
-
-@pytest.mark.parametrize(("damage", "file", "message"), DAMAGES)
-def test_damage_is_detected_and_named(damage, file, message, tmp_path):
-    save(tmp_path, 5)
-
-    damage(tmp_path / "step-5" / file)
-
-    with pytest.raises(CheckpointError, match=message):
-        local.verify(tmp_path / "step-5")
-
-
-@pytest.mark.parametrize(("damage", "file", "message"), DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over_aloud(*, damage, file, message, alone, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("damage", "file", "message"),
+    [
+        (truncate, names.STATE, "bytes, the manifest says"),
+        (flip_a_bit, names.STATE, "SHA-256"),
+        (Path.unlink, names.STATE, "No such file"),
+        (truncate, names.MANIFEST, "cannot be read"),
+        (Path.unlink, names.MANIFEST, "No such file"),
+    ],
+)
+def test_damage_is_named_and_passed_over_aloud(*, damage, file, message, alone, tmp_path, caplog):
     save(tmp_path, 5, 10)
     damage(tmp_path / "step-10" / file)
 
+    with pytest.raises(CheckpointError, match=message):
+        local.verify(tmp_path / "step-10")
     manifest = newest_whole(alone, tmp_path, store=None)
 
     assert manifest.step == 5
@@ -97,7 +94,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(*, damage, file, message, alo
     assert (tmp_path / "step-10.damaged").is_dir()
 
 
-def test_nothing_whole_is_an_error_and_not_a_fresh_start(alone, tmp_path):
+def test_nothing_whole_is_an_error_and_no_checkpoint_at_all_a_fresh_start(alone, tmp_path):
     save(tmp_path, 5, 10)
     for step in (5, 10):
         truncate(tmp_path / f"step-{step}" / names.STATE)
@@ -105,26 +102,16 @@ def test_nothing_whole_is_an_error_and_not_a_fresh_start(alone, tmp_path):
     for _ in range(2):  # a restart must not find an empty folder
         with pytest.raises(CheckpointError, match=r"none of the checkpoints \[5, 10\] is whole"):
             newest_whole(alone, tmp_path, store=None)
+    assert newest_whole(alone, tmp_path / "new", store=None) is None
 
 
-def test_no_checkpoint_at_all_is_a_fresh_start(alone, tmp_path):
-    assert newest_whole(alone, tmp_path, store=None) is None
-
-
-def test_retention_counts_committed_checkpoints_only(tmp_path):
+def test_retention_counts_committed_checkpoints_up_to_this_step_only(tmp_path):
     (tmp_path / "step-3.tmp").mkdir()
 
     save(tmp_path, 1, 2, 4, keep=2)
-
     assert local.steps(tmp_path) == [2, 4]
-
-
-def test_retention_never_counts_on_later_checkpoints_that_were_passed_over(tmp_path):
-    save(tmp_path, 5, 20, 30)
-
-    save(tmp_path, 10, keep=1)
-
-    assert local.steps(tmp_path) == [10, 20, 30]  # 20 and 30 were damaged, or the run would not be at 10
+    save(tmp_path, 3, keep=1)  # 4 was damaged, or the run would not be at 3
+    assert local.steps(tmp_path) == [3, 4]
 
 
 def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
@@ -136,21 +123,10 @@ def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
     assert local.verify(tmp_path / "step-5").step == 5
 
 
-def test_a_copy_is_not_touched_by_what_the_training_does_next():
-    weights = torch.ones(4)
-    snapshot = Snapshot()
-
-    taken = snapshot.begin({"weights": weights, "step": 3})()
-    snapshot.before_change()
-    weights.zero_()
-
-    assert taken["weights"].tolist() == [1, 1, 1, 1]
-    assert taken["step"] == 3
-
-
-def test_a_change_waits_for_the_copy():
+def test_a_change_waits_for_the_copy_which_reuses_its_memory():
     weights, snapshot = torch.ones(4), Snapshot()
-    end = snapshot.begin({"weights": weights})
+    first = snapshot.begin({"weights": torch.zeros(4)})()["weights"].data_ptr()
+    end = snapshot.begin({"weights": weights, "step": 3})
 
     def change() -> None:
         snapshot.before_change()
@@ -161,8 +137,9 @@ def test_a_change_waits_for_the_copy():
     taken = end()
     training.join()
 
-    assert taken["weights"].tolist() == [1, 1, 1, 1]
+    assert (taken["weights"].tolist(), taken["step"]) == ([1, 1, 1, 1], 3)
     assert weights.tolist() == [0, 0, 0, 0]
+    assert taken["weights"].data_ptr() == first
 
 
 def test_batch_norm_may_go_on_while_its_statistics_are_saved():
@@ -185,15 +162,6 @@ def test_batch_norm_may_go_on_while_its_statistics_are_saved():
     assert captured["model"]["running_mean"].tolist() == [0, 0]
     assert model.running_mean is not None
     assert model.running_mean.tolist() == pytest.approx([0.1, 0.1])
-
-
-def test_the_copies_reuse_their_memory():
-    snapshot = Snapshot()
-
-    first = snapshot.begin({"weights": torch.ones(4)})()["weights"].data_ptr()
-    second = snapshot.begin({"weights": torch.zeros(4)})()["weights"].data_ptr()
-
-    assert first == second
 
 
 def test_a_full_disk_is_reported_by_the_next_save_and_at_the_end(tmp_path):
@@ -261,20 +229,6 @@ def test_a_damaged_upload_falls_back_to_the_one_before(alone, bucket, tmp_path, 
     assert "event=checkpoint-damaged step=10" in caplog.text
 
 
-def test_a_manifest_of_the_bucket_that_is_no_text_any_more_falls_back_to_the_one_before(
-    alone, bucket, tmp_path
-):
-    save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
-    s3, key = boto3.client("s3"), "runs/a/step-10/manifest.json"
-    body = bytearray(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
-    body[20] ^= 0x80
-    s3.put_object(Bucket=bucket, Key=key, Body=bytes(body))
-
-    manifest = newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
-
-    assert manifest.step == 5
-
-
 def test_a_damaged_local_copy_is_fetched_again(alone, bucket, tmp_path):
     save(tmp_path, 5, store=CheckpointStore(URI))
     flip_a_bit(tmp_path / "step-5" / names.STATE)
@@ -321,19 +275,31 @@ def test_an_upload_that_failed_is_reported_at_the_end(bucket, tmp_path, caplog):
     assert local.verify(tmp_path / "step-1").step == 1
 
 
-class SlowStore(CheckpointStore):
-    """Store that takes a checkpoint only once the test opens the line."""
+class HookedStore(CheckpointStore):
+    """Store that asks the test before it takes or gives a checkpoint."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Callable[[int], object]) -> None:
         super().__init__(URI)
-        self.open = threading.Event()
+        self.before = before
 
     def upload_files(self, folder: Path, step: int, *asked: Any) -> None:
-        self.open.wait()
+        self.before(step)
         super().upload_files(folder, step, *asked)
 
-    def prune(self, newest: int, keep: int) -> None:
-        """Do nothing."""
+    def download(self, step: int, root: Path) -> None:
+        self.before(step)
+        super().download(step, root)
+
+
+def failing(times: int, **fault: bool) -> Callable[..., None]:
+    """Return a function that fails so often, and then does nothing."""
+    faults = iter([StoreError("InternalError", **fault)] * times)
+
+    def fail(*_: object) -> None:
+        for each in faults:
+            raise each
+
+    return fail
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -355,12 +321,12 @@ def test_a_save_gives_way_to_the_training_and_the_last_one_to_nobody(ends, bucke
 
 
 def test_the_end_of_an_upload_is_waited_for_as_long_as_asked(bucket, tmp_path):
-    store = SlowStore()
-    saver = Saver(tmp_path, store, keep=1)
+    opened = threading.Event()
+    saver = Saver(tmp_path, HookedStore(lambda _: opened.wait()), keep=1)
     saver.save(local.Manifest(1, "model", 1), {})
 
     early = saver.close(within_s=0.0)
-    store.open.set()
+    opened.set()
 
     assert (early, saver.close()) == (False, True)
     assert CheckpointStore(URI).steps() == [1]
@@ -431,30 +397,16 @@ def test_a_sharded_checkpoint_runs_no_code(place: str, alone: World, tmp_path: P
     assert not mark.exists()
 
 
-class HangingStore(CheckpointStore):
-    """Store whose first upload never moves, like a dead connection."""
-
-    def __init__(self) -> None:
-        super().__init__(URI)
-        self.hanging = threading.Event()
-        self.never = threading.Event()
-
-    def upload_files(self, folder: Path, step: int, *asked: Any) -> None:
-        if step == 1:
-            self.hanging.set()
-            self.never.wait()
-        super().upload_files(folder, step, *asked)
-
-
 def test_the_newest_checkpoint_passes_an_upload_that_hangs(bucket, tmp_path):
-    store = HangingStore()
+    hanging, never = threading.Event(), threading.Event()
+    store = HookedStore(lambda step: step > 1 or hanging.set() or never.wait())  # like a dead connection
     saver = Saver(tmp_path, store, keep=2)
     saver.save(local.Manifest(1, "model", 1), {})
-    assert store.hanging.wait(120)
+    assert hanging.wait(120)
 
     saver.save(local.Manifest(2, "model", 1), {})
     closed = saver.close(within_s=120)
-    store.never.set()
+    never.set()
 
     assert closed
     assert CheckpointStore(URI).steps() == [2]
@@ -485,35 +437,18 @@ def test_an_upload_that_moves_is_cancelled_where_a_newer_one_has_to_pass():
         line.moved()
 
 
-class DisturbedStore(CheckpointStore):
-    """Store with passing failures before it takes a checkpoint."""
-
-    def __init__(self, failures: float) -> None:
-        super().__init__(URI)
-        self.failures, self.asked = failures, threading.Event()
-
-    def upload_files(self, folder: Path, step: int, *asked: Any) -> None:
-        self.asked.set()
-        if self.failures:
-            self.failures -= 1
-            raise StoreError("SlowDown", passing=True)
-        super().upload_files(folder, step, *asked)
-
-
-def test_the_last_upload_is_tried_again_while_the_bucket_is_disturbed(bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
-
-    save(tmp_path, 1, store=DisturbedStore(failures=3))
+def test_the_last_upload_is_tried_again_while_the_bucket_is_disturbed(bucket, tmp_path, no_pause):
+    save(tmp_path, 1, store=HookedStore(failing(3, passing=True)))
 
     assert CheckpointStore(URI).steps() == [1]
 
 
 def test_an_upload_that_waits_for_its_next_try_gives_way_to_a_newer_one(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 50.0)  # of the 60 s of its patience
-    store = DisturbedStore(failures=1)
-    saver = Saver(tmp_path, store, keep=2)
+    asked, fail = threading.Event(), failing(1, passing=True)
+    saver = Saver(tmp_path, HookedStore(lambda step: asked.set() or fail(step)), keep=2)
     saver.save(local.Manifest(1, "model", 1), {})
-    assert store.asked.wait(120)
+    assert asked.wait(120)
 
     saver.save(local.Manifest(2, "model", 1), {})
     closed = saver.close(within_s=40)
@@ -522,57 +457,30 @@ def test_an_upload_that_waits_for_its_next_try_gives_way_to_a_newer_one(bucket, 
 
 
 def test_a_bucket_that_lets_nothing_be_removed_will_do(bucket, tmp_path, caplog, monkeypatch):
-    def denied(**_: str) -> None:
-        raise ClientError({"Error": {"Code": "AccessDenied"}}, "DeleteObject")
-
     store = CheckpointStore(URI)
-    monkeypatch.setattr(store._client, "delete_object", denied)
+    monkeypatch.setattr(store._client, "delete_object", Mock(side_effect=refusal("AccessDenied", 403)))
 
     store.check_writable()
-
-    assert "event=not-removed" in caplog.text
-
-
-def test_denied_pruning_loses_nothing(bucket, tmp_path, caplog, monkeypatch):
-    def denied(*_: object) -> None:
-        raise StoreError("AccessDenied")
-
-    monkeypatch.setattr(CheckpointStore, "prune", denied)
-
-    save(tmp_path, 5, 10, store=CheckpointStore(URI), keep=1)
+    save(tmp_path, 5, 10, store=store, keep=1)
 
     assert CheckpointStore(URI).steps() == [5, 10]
+    assert "event=not-removed" in caplog.text
     assert "event=prune-failed" in caplog.text
 
 
-class FailingStore(CheckpointStore):
-    """Store with failures before it gives a checkpoint."""
-
-    def __init__(self, failures: int, *, passing: bool) -> None:
-        super().__init__(URI)
-        self.failures, self.passing = failures, passing
-
-    def download(self, step: int, root: Path) -> None:
-        if self.failures:
-            self.failures -= 1
-            raise StoreError("InternalError", passing=self.passing)
-        super().download(step, root)
-
-
-def test_an_error_that_passes_costs_no_step(alone, bucket, tmp_path, monkeypatch):
-    save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
-    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
-
-    manifest = newest_whole(alone, tmp_path / "there", FailingStore(3, passing=True))
-
-    assert manifest.step == 10
-
-
-def test_a_store_that_refuses_is_no_damage(alone, bucket, tmp_path):
+def test_an_error_that_passes_costs_no_step_and_a_refusal_is_no_damage(
+    alone, bucket, tmp_path, monkeypatch, no_pause
+):
     save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
 
     with pytest.raises(StoreError):
-        newest_whole(alone, tmp_path / "there", FailingStore(1, passing=False))
+        newest_whole(alone, tmp_path / "refused", HookedStore(failing(1)))
+    passing = newest_whole(alone, tmp_path / "there", HookedStore(failing(3, passing=True)))
+    listed, fail = CheckpointStore.steps, failing(1, passing=True, answered=True)
+    monkeypatch.setattr(CheckpointStore, "steps", lambda store: fail() or listed(store))
+    disturbed = newest_whole(alone, tmp_path / "listed", CheckpointStore(URI))
+
+    assert (passing.step, disturbed.step) == (10, 10)
 
 
 @pytest.mark.parametrize(
@@ -586,21 +494,15 @@ def test_a_store_that_refuses_is_no_damage(alone, bucket, tmp_path):
     ids=["disturbed", "silent", "refuses a start", "refuses a restart of the ranks"],
 )
 def test_a_start_waits_for_a_store_that_answers_and_names_one_that_does_not(
-    *, fault, restarts, tries, monkeypatch
+    *, fault, restarts, tries, monkeypatch, no_pause
 ):
-    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
-    asked: list[int] = []
-
-    def disturbed() -> None:
-        asked.append(1)
-        if len(asked) == 1:
-            raise StoreError("not now", **fault)
+    disturbed = Mock(side_effect=[StoreError("not now", **fault), None])
 
     with nullcontext() if tries > 1 else pytest.raises(StoreError):
         at_start(disturbed)
 
-    assert len(asked) == tries
+    assert disturbed.call_count == tries
 
 
 @pytest.mark.parametrize(
@@ -617,8 +519,7 @@ def test_credentials_that_expire_in_a_run_are_waited_for(
     def refusing(client: BaseClient, *asked: object) -> object:
         left[0] -= 1
         if left[0] >= 0:
-            said = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
-            raise ClientError(said, "PutObject")  # type: ignore[arg-type]  # as much of an answer as counts
+            raise refusal(code, status)
         return answer(client, *asked)
 
     monkeypatch.setattr(BaseClient, "_make_api_call", refusing)
@@ -630,23 +531,6 @@ def test_credentials_that_expire_in_a_run_are_waited_for(
     left[0] = 0
     assert CheckpointStore(URI).steps() == ([1] if refusals == 3 else [])
     assert raised is None or raised.value.exit_status == 75  # the next try has new ones
-
-
-def test_a_disturbed_list_holds_no_start_up(alone, bucket, tmp_path, monkeypatch):
-    save(tmp_path / "here", 5, store=CheckpointStore(URI))
-    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
-    listed, failures = CheckpointStore.steps, iter([StoreError("500", passing=True, answered=True)])
-
-    def steps(store: CheckpointStore) -> list[int]:
-        for failure in failures:
-            raise failure
-        return listed(store)
-
-    monkeypatch.setattr(CheckpointStore, "steps", steps)
-
-    manifest = newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
-
-    assert manifest.step == 5
 
 
 def test_patience_ends():
@@ -676,6 +560,12 @@ def test_a_refused_upload_of_a_file_is_a_refusal(bucket, tmp_path):
     assert not refused.value.passing
 
 
+def refusal(code: str, status: int, **headers: str) -> ClientError:
+    """Return as much of an answer as counts."""
+    about: Any = {"HTTPStatusCode": status, "HTTPHeaders": headers}
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": about}, "PutObject")
+
+
 @pytest.mark.parametrize(
     ("code", "status", "kind", "passing"),
     [
@@ -688,10 +578,8 @@ def test_a_refused_upload_of_a_file_is_a_refusal(bucket, tmp_path):
 def test_an_answer_of_the_store_is_damage_a_passing_fault_or_a_refusal(
     *, code, status, kind, passing, bucket
 ):
-    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
-
     with pytest.raises(CheckpointError) as raised, CheckpointStore(URI)._explained("cannot give step 5"):
-        raise ClientError(answer, "GetObject")  # type: ignore[arg-type]  # as much of an answer as counts
+        raise refusal(code, status)
 
     assert type(raised.value) is kind
     assert getattr(raised.value, "passing", None) is passing
@@ -709,15 +597,11 @@ def test_an_answer_of_the_store_is_damage_a_passing_fault_or_a_refusal(
 )
 def test_a_clock_that_is_off_may_be_set_and_is_named(*, code, off_s, passing, says, bucket, monkeypatch):
     said_at = 1_800_000_000.0
-    headers = {"date": format_datetime(datetime.fromtimestamp(said_at, UTC), usegmt=True)}
+    date = format_datetime(datetime.fromtimestamp(said_at, UTC), usegmt=True)
     monkeypatch.setattr("gpu_fleet.storage.object_store.time.time", lambda: said_at + off_s)
-    answer = {
-        "Error": {"Code": code},
-        "ResponseMetadata": {"HTTPStatusCode": 403, "HTTPHeaders": headers},
-    }
 
     with pytest.raises(StoreError) as raised, CheckpointStore(URI)._explained("cannot be written"):
-        raise ClientError(answer, "PutObject")  # type: ignore[arg-type]  # as much of an answer as counts
+        raise refusal(code, 403, date=date)
 
     assert raised.value.passing is passing
     assert raised.value.exit_status == (75 if passing else 65)
@@ -726,12 +610,9 @@ def test_a_clock_that_is_off_may_be_set_and_is_named(*, code, off_s, passing, sa
 
 
 def test_a_run_on_an_instance_whose_clock_is_off_may_be_tried_again(bucket, tmp_path, tokens, monkeypatch):
-    def skewed(*_: object) -> None:
-        answer = {"Error": {"Code": "RequestTimeTooSkewed"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
-        raise ClientError(answer, "PutObject")  # type: ignore[arg-type]  # as much of an answer as counts
-
     monkeypatch.setattr("gpu_fleet.storage.object_store.START_PATIENCE_S", 0.0)
-    monkeypatch.setattr("botocore.client.BaseClient._make_api_call", skewed)
+    skewed = Mock(side_effect=refusal("RequestTimeTooSkewed", 403))
+    monkeypatch.setattr(BaseClient, "_make_api_call", skewed)
     table = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
 
     status, said = tried_alone(table, tmp_path)

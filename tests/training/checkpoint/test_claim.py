@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from io import StringIO
@@ -26,22 +24,10 @@ from gpu_fleet.integrations.guard import Guard
 from gpu_fleet.integrations.huggingface import FleetCallback
 from gpu_fleet.preemption.interrupt import Interruption
 from gpu_fleet.storage.object_store import ObjectStore
-from tests.ran import ran
 from tests.training.ranks import run_ranks
 
 ARGUMENTS = {"learning_rate": 0.1}
 ELSEWHERE = Holder("elsewhere", "boot", 1)
-# A process that has the folder, as local.lock does, until its input ends.
-HOLDER = """
-import fcntl, sys
-file = open(sys.argv[1], "a+")
-fcntl.lockf(file, fcntl.LOCK_EX)
-file.truncate(0)
-file.write("process 7 on here")
-file.flush()
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -105,17 +91,13 @@ def test_another_run_in_the_folder_is_refused_and_may_be_allowed(other, row, tmp
     assert went_on_from == again == str(tmp_path / "step-4")
 
 
-def test_a_folder_without_a_checkpoint_is_any_runs(tmp_path):
-    """A kill before the first save leaves such a folder."""
+def test_a_folder_without_a_checkpoint_is_any_runs_and_that_of_an_earlier_trainer_is_resumed(tmp_path):
+    """A kill before the first save leaves a folder without one."""
     trained(tmp_path, config={"width": 4}, saves=False)
+    (tmp_path / "earlier/step-4").mkdir(parents=True)
 
     assert trained(tmp_path, config={"width": 8}) is None
-
-
-def test_a_folder_of_an_earlier_trainer_is_resumed(tmp_path):
-    (tmp_path / "step-4").mkdir()
-
-    assert trained(tmp_path, config={"width": 4}) == str(tmp_path / "step-4")
+    assert trained(tmp_path / "earlier", config={"width": 4}) == str(tmp_path / "earlier/step-4")
 
 
 def test_samples_that_only_a_sampler_can_ask_for_are_not_compared(tmp_path, caplog):
@@ -126,19 +108,23 @@ def test_samples_that_only_a_sampler_can_ask_for_are_not_compared(tmp_path, capl
     assert "event=data-not-compared" in caplog.text
 
 
-def test_a_second_process_in_the_folder_is_refused(tmp_path, capsys):
-    trained(tmp_path)
-    words = [sys.executable, "-c", HOLDER, str(tmp_path / ".gpu-fleet/lock")]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None
-        first.stdout.readline()
-        with pytest.raises(SystemExit) as ended:
-            trained(tmp_path)
-        first.communicate()
+def refused_to(folder: str) -> tuple[Any, str]:
+    """Return how a guard of another process on this folder ends, and what it says."""
+    with redirect_stderr(StringIO()) as said, pytest.raises(SystemExit) as ended:
+        Guard(Path(folder), pattern="step-*").newest()
+    return ended.value.code, said.getvalue()
 
-    assert ended.value.code == 75
-    assert f"{tmp_path} is in use by process 7 on here" in capsys.readouterr().err
-    assert trained(tmp_path) is not None
+
+def test_a_second_process_in_the_folder_is_refused_until_the_first_has_ended(tmp_path):
+    first = Guard(tmp_path, pattern="step-*")
+    first.newest()
+
+    ((status, said),) = run_ranks(refused_to, 1, str(tmp_path))
+    first.end()
+
+    assert status == 75
+    assert f"{tmp_path} is in use by process {os.getpid()} on " in said
+    assert trained(tmp_path) is None
 
 
 @pytest.fixture
@@ -179,18 +165,6 @@ def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_se
     assert ended.value.code == 75
     held.check()
     held.close()
-
-
-def test_who_has_the_folder_of_a_callback_is_named_to_another_process(tmp_path):
-    guard = Guard(tmp_path, pattern="step-*")
-    guard.newest()
-    script = "import sys; from pathlib import Path; from gpu_fleet.checkpoint import local; "
-    words = [sys.executable, "-c", script + "local.lock(Path(sys.argv[1]))", str(tmp_path / OURS)]
-
-    second = ran(words)
-    guard.end()
-
-    assert f"in use by process {os.getpid()} on " in second.stderr
 
 
 def test_a_run_without_its_lease_uploads_nothing(uri, tmp_path, capsys):

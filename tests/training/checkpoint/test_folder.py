@@ -84,8 +84,8 @@ def store() -> Store:
     return Store({})
 
 
-def sync(folder: Path, store: Store) -> FolderSync:
-    return FolderSync(folder, cast("ObjectStore", store), sleep=lambda _: None)
+def sync(folder: Path, store: Store, clock: Callable[[], float] = time.time) -> FolderSync:
+    return FolderSync(folder, cast("ObjectStore", store), clock=clock, sleep=lambda _: None)
 
 
 def files(folder: Path, **content: str) -> Path:
@@ -164,27 +164,22 @@ def test_a_disturbance_of_the_bucket_is_waited_for(store, tmp_path):
     assert content(tmp_path / "there") == FOUR
 
 
-def test_a_cut_off_restore_of_a_list_that_went_on_is_begun_again(store, tmp_path):
+def test_a_cut_off_restore_resumes_with_no_other_bucket_and_begins_again_where_the_list_went_on(
+    store, tmp_path
+):
     sync(files(tmp_path / "here", **FOUR), store).up(last=True)
     store.before = failing(3, passing=False)
     with pytest.raises(StoreError):
         sync(tmp_path / "there", store).down()
     store.before = lambda _verb, _name: None
+
+    with pytest.raises(Exception, match=f"has a part of {URI} only"):
+        sync(tmp_path / "there", Store({}, "s3://bucket/other")).down()
     (tmp_path / "here/a").unlink()
     sync(tmp_path / "here", store).up(last=True)
 
     assert sync(tmp_path / "there", store).down() == 3
     assert set(content(tmp_path / "there")) == {"b", "c", "d"}
-
-
-def test_a_part_of_a_folder_resumes_with_no_other_bucket(store, tmp_path):
-    sync(files(tmp_path / "here", **FOUR), store).up(last=True)
-    store.before = failing(3, passing=False)
-    with pytest.raises(StoreError):
-        sync(tmp_path / "there", store).down()
-
-    with pytest.raises(Exception, match=f"has a part of {URI} only"):
-        sync(tmp_path / "there", Store({}, "s3://bucket/other")).down()
 
 
 def test_an_older_disk_takes_the_newer_bucket(store, command, tmp_path):
@@ -508,8 +503,10 @@ def test_links_that_lead_out_are_named_once(store, tmp_path, caplog):
 class Clock:
     """Seconds of the epoch, long after the times that `files` gives."""
 
-    def __init__(self) -> None:
-        self.now = 2_000_000.0
+    now = 2_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
 
     def write(self, file: Path, text: str) -> None:
         """Write a file with the present time."""
@@ -520,8 +517,7 @@ class Clock:
 def test_a_file_that_is_rewritten_stays_in_the_bucket(store, tmp_path):
     """`torch.save(state, "last.pt")` writes into the existing file."""
     clock, here = Clock(), files(tmp_path / "here", last="1")
-    guarded = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
-    guarded.up()
+    (guarded := sync(here, store, clock)).up()
 
     clock.write(here / "last", "half")
     saved = guarded.up()
@@ -537,8 +533,7 @@ def test_a_file_that_is_rewritten_stays_in_the_bucket(store, tmp_path):
 
 def test_no_part_of_a_checkpoint_is_committed(store, tmp_path):
     clock, here = Clock(), files(tmp_path / "here", weights="1", moments="1")
-    guarded = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
-    guarded.up()
+    (guarded := sync(here, store, clock)).up()
 
     files(here, weights="2")
     os.utime(here / "weights", (1_500_000, 1_500_000))
@@ -552,8 +547,7 @@ def test_no_part_of_a_checkpoint_is_committed(store, tmp_path):
 def test_a_file_that_is_never_at_rest_holds_the_others_up_once(store, tmp_path):
     """Each step appends to a log: the bucket keeps its former content, and gets all whole files."""
     clock, here = Clock(), files(tmp_path / "here", log="1", step="1")
-    guarded = FolderSync(here, cast("ObjectStore", store), clock=lambda: clock.now, sleep=lambda _: None)
-    guarded.up()
+    (guarded := sync(here, store, clock)).up()
     saved: list[bool] = []
     for second in range(0, 90, 10):
         clock.now = 2_000_000.0 + second

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -426,42 +427,53 @@ NOW = Holder.this()
         (replace(NOW, process=2**22 + 1, space="pid:[1]"), False),
         (Holder(NOW.host, NOW.boot, NOW.process), False),  # of an earlier trainer
     ],
-    ids=[
-        "itself",
-        "ended",
-        "replaced",
-        "alive",
-        "elsewhere",
-        "another boot",
-        "container",
-        "not seen here",
-        "earlier trainer",
-    ],
 )
 def test_what_is_known_of_a_holder_on_this_instance_spares_the_wait(before, gone):
-    assert before.surely_gone(NOW) is gone
-
-
-def test_where_nothing_is_known_of_processes_a_holder_may_be_alive():
     unknown = Holder("here", "", os.getpid())
 
+    assert before.surely_gone(NOW) is gone
     assert not unknown.surely_gone(unknown)
 
 
-def test_train_is_refused_for_now_and_gives_its_own_lease_back(store, living, tokens, tmp_path):
+@pytest.fixture(params=["train", "Run"])
+def start(request, tokens, tmp_path, capsys) -> Callable[[], tuple[int, str]]:
+    """Return a start of the run by its configuration or by a loop of one's own: its status and stderr."""
     table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
 
-    refused = tried_alone(table, tmp_path)
-    living.release()
-    finished = tried_alone(table, tmp_path)
+    def loop() -> tuple[int, str]:
+        with suppress(SystemExit), Run(tmp_path / "run", uri=URI, model=nn.Linear(1, 1)) as run:
+            list(run.steps(1))
+            return 0, ""
+        return 75, capsys.readouterr().err
 
-    assert refused[0] == 75
+    return loop if request.param == "Run" else lambda: tried_alone(table, tmp_path)
+
+
+def test_a_start_that_is_refused_for_now_leaves_all_to_the_holder_and_gives_its_own_lease_back(
+    start, store, living, tmp_path
+):
+    """One process may lock a file twice: its own lock stands for that of a holder whose server gave it up."""
+    root = tmp_path / "run/checkpoints"
+    root.mkdir(parents=True)
+    held = local.lock(root)
+    held.mark()
+
+    refused = start()
+    held.check()
+    held.close()
+    living.release()
+    finished = start()
+    released = store.newest_lease()
+    result = (tmp_path / "run/result.json").read_bytes()
+    RunLease(store, ELSEWHERE, renew_every_s=0.1).acquire()
+    again = start()
+
+    assert (refused[0], finished[0], again[0]) == (75, 0, 75)
     assert "is in use by process 1 on elsewhere" in refused[1]
-    assert finished == (0, finished[1])
-    found = store.newest_lease()
-    assert found.content == leases.RELEASED
-    names = [each["Key"] for each in boto3.client("s3").list_objects_v2(Bucket="checkpoints")["Contents"]]
-    assert sum("/lease/" in name and not name.endswith(".renewed") for name in names) == 1
+    assert released.content == leases.RELEASED
+    assert (tmp_path / "run/result.json").read_bytes() == result
+    listed = [each["Key"] for each in boto3.client("s3").list_objects_v2(Bucket="checkpoints")["Contents"]]
+    assert sum("/lease/" in name and not name.endswith(".renewed") for name in listed) == 1
 
 
 def test_a_dead_holder_is_followed_however_short_the_ranks_wait_for_each_other(
@@ -584,56 +596,6 @@ def test_a_bucket_that_lets_nothing_be_removed_holds_no_run_up(store, monkeypatc
 
     found = store.newest_lease()
     assert (found.number, found.content) == (2, leases.RELEASED)
-
-
-def test_a_start_that_is_refused_leaves_the_result_of_the_run(store, tokens, tmp_path):
-    table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
-    finished = tried_alone(table, tmp_path)
-    result = (tmp_path / "run/result.json").read_bytes()
-    other = RunLease(store, ELSEWHERE, renew_every_s=0.1)
-    other.acquire()
-
-    refused = tried_alone(table, tmp_path)
-    other.release()
-
-    assert (finished[0], refused[0]) == (0, 75)
-    assert (tmp_path / "run/result.json").read_bytes() == result
-
-
-def test_a_loop_of_ones_own_is_refused_and_gives_its_lease_back_too(store, living, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended, Run(tmp_path / "run", uri=URI, model=nn.Linear(1, 1)):
-        raise AssertionError("began")
-    living.release()
-    with Run(tmp_path / "run", uri=URI, model=nn.Linear(1, 1)) as run:
-        list(run.steps(1))
-
-    assert ended.value.code == 75
-    assert "is in use by process 1 on elsewhere" in capsys.readouterr().err
-    found = store.newest_lease()
-    assert found.content == leases.RELEASED
-
-
-@pytest.mark.parametrize("program", ["train", "Run"])
-def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_server_gave_up(
-    program, store, living, tokens, tmp_path
-):
-    """One process may lock a file twice. Otherwise the start would wait in vain, and end the holder."""
-    root = tmp_path / "run/checkpoints"
-    root.mkdir(parents=True)
-    held = local.lock(root)
-    held.mark()
-
-    if program == "train":
-        keys = {"checkpoint": {"uri": URI}}
-        status, _ = tried_alone(changed(gpt_table(tokens, tmp_path / "run"), **keys), tmp_path)
-    else:
-        with pytest.raises(SystemExit) as ended, Run(tmp_path / "run", uri=URI, model=nn.Linear(1, 1)):
-            raise AssertionError("began")
-        status = ended.value.code
-
-    assert status == 75
-    held.check()
-    held.close()
 
 
 def _no_locks(_file: Any, _operation: int) -> None:

@@ -6,9 +6,8 @@ import re
 import runpy
 import subprocess
 import sys
-import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -48,38 +47,10 @@ file.write_text(str(count))
 """
 
 
-@pytest.fixture
-def counter(tmp_path) -> Path:
-    """Write a program that counts, and at a signal writes its count."""
-    file = tmp_path / "counter.py"
-    file.write_text(textwrap.dedent(COUNTER))
-    return file
-
-
-def counting(counter: Path, folder: Path, bucket: str, goal: int) -> Iterator[Program]:
-    flags = ("--checkpoints", folder, "--uri", f"s3://{bucket}/count", "--signal", "USR1")
-    return started("gpu_fleet", "run", *flags, "--", "python3", counter, folder, goal)
-
-
-def test_a_program_resumes_elsewhere_where_a_notice_stopped_it(counter, bucket, no_fleet, tmp_path):
-    with counting(counter, tmp_path / "here", bucket, 10**6) as first:
-        first.wait_for("begins at 0")
-        (no_fleet / "stop").write_text("spot\n")
-        assert first.finish() == 85
-    (no_fleet / "stop").unlink()
-    reached = int((tmp_path / "here/deep/count").read_text())
-
-    with counting(counter, tmp_path / "there", bucket, reached + 1) as second:
-        said = second.wait_for("begins at")
-        assert second.finish() == 0
-
-    assert said == f"begins at {reached}\n"
-    assert reached > 0
-
-
-def test_a_program_below_a_shell_hears_the_notice_and_is_waited_for(counter, bucket, no_fleet, tmp_path):
+def test_a_program_below_a_shell_hears_the_notice_and_is_waited_for(bucket, no_fleet, tmp_path):
     """The shell ends by the signal at once; the files that the program saves later are in the bucket."""
-    here = tmp_path / "here"
+    here, counter = tmp_path / "here", tmp_path / "counter.py"
+    counter.write_text(COUNTER)
     flags = ("--checkpoints", here, "--uri", f"s3://{bucket}/count", "--signal", "USR1")
     shell = ("sh", "-c", f"python3 {counter} {here} 1000000; true")
 
@@ -411,19 +382,13 @@ def test_a_store_that_moves_something_is_not_silent(tmp_path):
             75,
             "error: --checkpoints = '/proc/mine': cannot be written: No such file or directory",
         ),
+        (["--", "no-such-program"], 65, "error: no-such-program: cannot be run: No such file or directory\n"),
     ],
 )
 def test_a_wrong_word_before_the_program_is_reported(words, status, message):
     done = CliRunner().invoke(main, ["run", *words])
 
     assert (done.exit_code, message in done.output) == (status, True), done.output
-
-
-def test_a_program_that_is_not_there_is_reported():
-    done = CliRunner().invoke(main, ["run", "--", "no-such-program"])
-
-    assert done.exit_code == 65
-    assert done.output.strip() == "error: no-such-program: cannot be run: No such file or directory"
 
 
 @pytest.fixture
@@ -478,15 +443,6 @@ def test_a_file_that_was_written_waits_until_it_stays_the_same(later_s, store, t
     sync.up()
 
     assert (early, len(store.sizes("contents"))) == ({}, 1)
-
-
-def test_a_folder_that_has_files_is_left_alone(store, tmp_path):
-    (tmp_path / "x").write_text("one")
-    FolderSync(tmp_path, store).up(last=True)
-    (tmp_path / "x").write_text("newer")
-
-    assert FolderSync(tmp_path, store).down() == 0
-    assert (tmp_path / "x").read_text() == "newer"
 
 
 def test_a_changed_object_is_not_taken_for_a_checkpoint(store, bucket, tmp_path):
