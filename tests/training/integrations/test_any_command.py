@@ -316,7 +316,7 @@ def test_an_upload_that_hangs_is_given_up_and_reported(*, begins, bucket, tmp_pa
         if begins:
             (tmp_path / "here/hung").touch()
         release.wait(60)
-        raise CheckpointError(name)
+        raise StoreError(name)
 
     def leave(status: int) -> NoReturn:
         sys.exit(status)
