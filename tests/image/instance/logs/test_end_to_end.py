@@ -109,7 +109,7 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.prove  # as below; and test_aws.py
+@pytest.mark.prove  # as below; and test_services.py
 def test_lines_of_an_instance_of_a_shipped_stack_reach_cloudwatch_logs(tmp_path):
     root, name = tmp_path / "instance", "aws-dev"
     with own_journal() as journal, first_boots.aws(name) as cloud:
