@@ -127,30 +127,25 @@ def test_files_in_a_folder_that_a_user_made_are_kept_and_the_folder_becomes_root
     assert (root / "scratch/keep").stat().st_uid == 0
 
 
-@pytest.mark.parametrize("before", ["laid", "an older image"])
-def test_a_submitted_run_leaves_the_folder_of_runs_to_trainers_as_well(root, before):
+@pytest.mark.parametrize("before", ["laid", "an older image", "a trainer's"])
+def test_a_submitted_run_leaves_the_folder_of_runs_to_trainers_and_its_own_to_its_user(root, before):
     """run.directory = "/scratch/runs/x" is what the documents name."""
+    runs = root / "scratch/runs"
     if before == "laid":
         lay(root)
     else:
         (root / "scratch").mkdir()
+        (root / "scratch").chmod(0o1777)
+    if before == "a trainer's":
+        assert acts("mkdir", "-p", str(runs / "demo"))
 
-    assert own_folder(root / "scratch/runs", "ada", ADA) == root / "scratch/runs/ada"
+    assert own_folder(runs, "ada", ADA) == runs / "ada"
 
-    assert acts("mkdir", str(root / "scratch/runs/demo"))
-    assert not acts("ls", str(root / "scratch/runs/ada"))
-
-
-def test_a_run_is_submitted_where_a_trainer_made_the_folder_of_runs_itself(root):
-    (root / "scratch").mkdir()
-    (root / "scratch").chmod(0o1777)
-    assert acts("mkdir", "-p", str(root / "scratch/runs/demo"))
-
-    own_folder(root / "scratch/runs", "ada", ADA)
-
-    runs, demo = (root / "scratch/runs").stat(), (root / "scratch/runs/demo").stat()
-    assert (runs.st_uid, stat.S_IMODE(runs.st_mode), demo.st_uid) == (0, 0o1777, OTHER)
-    assert not acts("mv", str(root / "scratch/runs/ada"), str(root / "scratch/runs/mine"))
+    assert acts("mkdir", "-p", str(runs / "demo"))
+    assert (runs.stat().st_uid, stat.S_IMODE(runs.stat().st_mode)) == (0, 0o1777)
+    assert (runs / "demo").stat().st_uid == OTHER
+    assert not acts("ls", str(runs / "ada"))
+    assert not acts("mv", str(runs / "ada"), str(runs / "mine"))
 
 
 @pytest.mark.parametrize("planted", ["runs", "runs/ada"])

@@ -33,7 +33,7 @@ def published(outcome, **options):
     return {(datum["MetricName"], datum["Dimensions"][0]["Name"]): datum["Value"] for datum in data}
 
 
-def test_an_idle_instance_says_for_how_long_and_what_its_gpus_do_for_its_pool_too():
+def test_an_idle_instance_says_for_how_long_and_what_its_gpus_report_for_its_pool_too():
     own = {
         (metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"): 600.0,
         (metrics.METRIC_ACTIVE_FRACTION, "InstanceId"): 0.0,
@@ -42,18 +42,13 @@ def test_an_idle_instance_says_for_how_long_and_what_its_gpus_do_for_its_pool_to
         (name, dimension): percent
         for name, percent in ((metrics.METRIC_GPU_MEMORY, 87.5), (metrics.METRIC_GPU_UTILISATION, 12.5))
         for dimension in ("InstanceId", "Pool")
-    }
+    } | {(metrics.METRIC_GPU_SM_ACTIVITY, "InstanceId"): 1.0}
+    percent = {"gpu_memory_used": 87.5, "gpu_utilisation": 12.5, "gpu_sm_activity": 1.0}
+
+    reported = judgement(idle_s=600.0, **{f"{name}_percent": value for name, value in percent.items()})
 
     assert published(judgement(idle_s=600.0)) == own
-    reported = judgement(idle_s=600.0, gpu_memory_used_percent=87.5, gpu_utilisation_percent=12.5)
     assert published(reported) == own | of_gpus
-
-
-def test_sm_activity_is_published_where_gpus_report_it():
-    reported = published(judgement(gpu_sm_activity_percent=1.0))
-
-    assert reported[metrics.METRIC_GPU_SM_ACTIVITY, "InstanceId"] == 1.0
-    assert not any(name == metrics.METRIC_GPU_SM_ACTIVITY for name, _ in published(judgement()))
 
 
 def test_what_is_not_known_to_be_idle_is_a_code():

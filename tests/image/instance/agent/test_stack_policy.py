@@ -70,29 +70,25 @@ def test_users_read_when_their_pool_is_marked_as_far_as_the_policy_says_it():
     assert rule(**terms | {"idle_after_hours": "soon"}) == rule() == ""
 
 
-def test_a_change_reaches_a_running_agent():
+def test_a_change_reaches_a_running_agent_and_what_was_read_last_holds_while_the_bucket_is_silent():
     bucket = Bucket(document())
-    policy = bucket.policy()
+    policy, watched = bucket.policy(), []
     policy.asked()
-    bucket.content = document(watch=["maya"])
 
-    before = policy.asked().watch
-    bucket.now_s = READ_EVERY_S
+    for content, later_s in (
+        *((document(watch=["maya"]), 0.0), (document(watch=["maya"]), READ_EVERY_S)),
+        *(
+            (CloudError("SlowDown"), READ_EVERY_S),
+            (document(watch=[]), 0.0),
+            (document(watch=[]), TRY_AGAIN_AFTER_S),
+        ),
+    ):
+        bucket.content = content
+        bucket.now_s += later_s
+        watched.append([*policy.asked().watch])
 
-    assert (before, policy.asked().watch) == (frozenset({"blender"}), frozenset({"maya"}))
-    assert bucket.reads == 2
-
-
-def test_what_was_read_last_holds_while_the_bucket_is_silent():
-    bucket = Bucket(document())
-    policy = bucket.policy()
-    policy.asked()
-    bucket.now_s, bucket.content = READ_EVERY_S, CloudError("SlowDown")
-
-    assert policy.asked().watch == frozenset({"blender"})
-    bucket.content = document(watch=[])
-    bucket.now_s += TRY_AGAIN_AFTER_S
-    assert policy.asked().watch == frozenset()
+    assert watched == [["blender"], ["maya"], ["maya"], ["maya"], []]
+    assert bucket.reads == 4
 
 
 def test_before_it_was_read_once_the_instance_is_unknown():

@@ -220,18 +220,14 @@ def test_a_driver_that_does_not_answer_is_waited_for_where_its_gpus_are_on_the_b
     assert (found.ok, found.waiting) == (False, waiting)
 
 
-def test_the_peak_of_a_memory_is_that_of_its_data_sheet(tmp_path):
-    (gpu,) = probes.probe(FakeNvml(), sys=tmp_path).gpus
+def test_the_peak_of_a_memory_is_that_of_its_data_sheet_and_what_holds_a_gpu_back_is_named(tmp_path):
+    whole, cut = FakeNvml(), FakeNvml(mig_instances=[])
+    whole.gpus[0].clock_events = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+
+    (gpu,), (piece,) = (probes.probe(nvml, sys=tmp_path).gpus for nvml in (whole, cut))
 
     assert gpu.peak_gib_per_s * probes.GIB / 1e9 == pytest.approx(600, rel=0.001)  # NVIDIA A10G
-
-
-def test_a_piece_of_a_gpu_has_no_peak_and_what_holds_a_gpu_back_is_named(tmp_path):
-    cut, braked = FakeNvml(mig_instances=[]), FakeNvml()
-    braked.gpus[0].clock_events = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
-
-    assert probes.probe(cut, sys=tmp_path).gpus[0].peak_gib_per_s is None
-    assert probes.probe(braked, sys=tmp_path).gpus[0].slowed_by == ("power brake",)
+    assert (gpu.slowed_by, piece.slowed_by, piece.peak_gib_per_s) == (("power brake",), (), None)
 
 
 # state and status of NVML -> what is to come, what has failed
