@@ -20,8 +20,6 @@ from tests.image.programs import LONGEST_WAIT_S, running, until
 from tests.ran import executable, ran
 
 AGENT = [sys.executable, "-m", "gpu_fleet_image.console", "agent"]
-HOURS = 12
-NAMESPACE = "GpuFleet/aws-dev"
 
 
 @pytest.fixture(scope="module")
@@ -34,21 +32,8 @@ def run_agent(environment, run_dir, *arguments):
     return ran([*AGENT, *arguments], env=environment | {"GPU_FLEET_RUN_DIR": str(run_dir)}, timeout=120)
 
 
-def heartbeats(environment, instance_id, start):
-    answer = client(environment, "cloudwatch").get_metric_statistics(
-        Namespace=NAMESPACE,
-        MetricName="SecondsSinceActivity",
-        Dimensions=[{"Name": "InstanceId", "Value": instance_id}],
-        StartTime=start - timedelta(minutes=2),
-        EndTime=start + timedelta(hours=HOURS, minutes=2),
-        Period=60,
-        Statistics=["Minimum"],
-    )
-    return [point["Minimum"] for point in sorted(answer["Datapoints"], key=lambda point: point["Timestamp"])]
-
-
 def watch(environment, run_dir, pid, hours, real_s):
-    """Watch a process for simulated hours in real seconds; return (its end, each SecondsSinceActivity)."""
+    """Watch a process for simulated hours in real seconds; return each reported SecondsSinceActivity."""
     start = datetime.now(UTC) - timedelta(hours=hours)
     ended = run_agent(
         environment,
@@ -56,27 +41,34 @@ def watch(environment, run_dir, pid, hours, real_s):
         *("--instance-id", f"i-{pid}", "--watch-pid", str(pid), "--duration", str(hours * 3600)),
         *("--clock-start", start.isoformat(), "--clock-speed", str(hours * 3600 / real_s)),
     )
-    return ended, heartbeats(environment, f"i-{pid}", start)
-
-
-def test_a_process_that_does_nothing_is_idle_all_the_time_with_a_heartbeat_each_minute(environment, tmp_path):
-    with running("sleep", "600") as process:
-        ended, values = watch(environment, tmp_path, process.pid, HOURS, 0.5)
-
     assert ended.returncode == 0, ended.stderr
-    assert len(values) == HOURS * 60
-    assert values[-1] == pytest.approx(HOURS * 3600, abs=60)
+    answer = client(environment, "cloudwatch").get_metric_statistics(
+        Namespace="GpuFleet/aws-dev",
+        MetricName="SecondsSinceActivity",
+        Dimensions=[{"Name": "InstanceId", "Value": f"i-{pid}"}],
+        StartTime=start - timedelta(minutes=2),
+        EndTime=start + timedelta(hours=hours, minutes=2),
+        Period=60,
+        Statistics=["Minimum"],
+    )
+    points = sorted(answer["Datapoints"], key=lambda point: point["Timestamp"])
+    assert len(points) == hours * 60, "a heartbeat each minute"
+    return [point["Minimum"] for point in points]
+
+
+def test_a_process_that_does_nothing_is_idle_all_the_time(environment, tmp_path):
+    with running("sleep", "600") as process:
+        values = watch(environment, tmp_path, process.pid, 12, 0.5)
+
+    assert values[-1] == pytest.approx(12 * 3600, abs=60)
     assert values == sorted(values)
 
 
 def test_a_process_that_computes_is_never_idle_for_long(environment, tmp_path):
-    hours = 3
     with running(sys.executable, "-c", "while True: pass") as process:
-        ended, values = watch(environment, tmp_path, process.pid, hours, 2)
+        values = watch(environment, tmp_path, process.pid, 3, 2)
 
-    assert ended.returncode == 0, ended.stderr
-    assert len(values) == hours * 60
-    assert values[-1] < hours * 3600 / 2
+    assert values[-1] < 3 * 3600 / 2
     assert json.loads((tmp_path / "activity.json").read_text())["watch"] == f"process tree of {process.pid}"
 
 
@@ -173,9 +165,8 @@ def test_a_program_that_the_stack_names_is_work(environment, metadata, bucket, t
     limits = {"cpu_cores": 64, "disk_kib_per_s": 2**20, "network_kib_per_s": 64}
     sensors = {"watch": ["blender"], "command": [], "command_timeout_s": 5, **limits}
     policy = {"pools": {"dev": {"sensors": sensors}}}
-    client(environment, "s3").put_object(
-        Bucket=bucket, Key="reaper/policy.json", Body=json.dumps(policy).encode()
-    )
+    body = json.dumps(policy).encode()
+    client(environment, "s3").put_object(Bucket=bucket, Key="reaper/policy.json", Body=body)
     (tmp_path / "blender").symlink_to("/usr/bin/sleep")
     activity = tmp_path / "run/activity.json"
 

@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from contextlib import ExitStack, closing, contextmanager
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -109,11 +110,6 @@ def run(*words):
     return CliRunner().invoke(main, list(words))
 
 
-def judged():
-    outcome = judgement(Minute.ACTIVE, idle_s=0.0, reasons=("process: \x1b[2J (7, ada)",))
-    activity_file.write(paths.activity_file(), outcome, "i-9", "the whole instance")
-
-
 # what users type
 
 
@@ -147,27 +143,20 @@ def test_a_hold_is_changed_by_its_holder_the_instances_owner_and_root_alone(tags
     assert may or f"i-9 is kept until {before[TAG_KEEP_UNTIL]} by ada (deadline). They, its owner" in error
 
 
-def test_status_shows_what_the_agent_saw_and_what_the_cloud_says_without_moving_the_cursor(tags):
-    judged()
+def test_status_and_explain_show_what_the_agent_saw_and_the_cloud_says_without_moving_the_cursor(tags):
+    outcome = judgement(Minute.ACTIVE, idle_s=0.0, reasons=("process: \x1b[2J (7, ada)",))
+    activity_file.write(paths.activity_file(), outcome, "i-9", "the whole instance")
     tags.of |= {TAG_REAP_AFTER: "2026-11-21T13:00:00+00:00", TAG_KEEP_UNTIL: "2026-11-21T15:00:00+00:00"}
 
-    said = run("status").output.splitlines()
+    said, explained = (run(command).output.splitlines() for command in ("status", "explain"))
 
     assert [row.split() for row in said[1:2]] == [["state", "active"]]
     assert "reasons     process: \\x1b[2J (7, ada)" in said
     assert "marked      due after 2026-11-21T13:00:00+00:00, unless it is used or kept" in said
     assert "kept until  2026-11-21T15:00:00+00:00" in said
     assert said[-1].endswith("gpu-fleet status --stack aws-dev")
-
-
-def test_explain_explains_the_instance_it_runs_on(tags):
-    judged()
-
-    result = run("explain")
-
-    assert result.exit_code == 0, result.output
-    assert "the rule" in result.output.splitlines()
-    assert result.output.endswith("on a laptop, gpu-fleet explain i-9 --stack aws-dev\n")
+    assert "the rule" in explained
+    assert explained[-1].endswith("on a laptop, gpu-fleet explain i-9 --stack aws-dev")
 
 
 def test_before_the_first_minute_is_judged_that_is_said(tags):
@@ -319,26 +308,13 @@ def test_who_says_nothing_or_sends_without_end_or_leaves_holds_no_thread_for_lon
         assert run("release").exit_code == 0
 
 
-class Dribbling:
-    """Connection that sends a byte a second, for ever."""
-
-    def __init__(self):
-        self.at = 0.0
-
-    def settimeout(self, left):
-        assert 0 < left <= 5 - self.at
-
-    def recv(self, _):
-        self.at += 1
-        return b"x"
-
-
 def test_who_sends_a_byte_now_and_then_is_left_at_the_deadline_all_the_same(monkeypatch):
-    slow = Dribbling()
-    monkeypatch.setattr(user_socket.time, "monotonic", lambda: slow.at)
+    slow = Mock(recv=Mock(return_value=b"x"))
+    monkeypatch.setattr(user_socket.time, "monotonic", lambda: slow.recv.call_count)  # a byte a second
 
     with pytest.raises(TimeoutError):
         user_socket.line_of(slow, 5)
+    assert [asked.args for asked in slow.settimeout.call_args_list] == [(5,), (4,), (3,), (2,), (1,)]
 
 
 def test_one_account_has_few_connections_and_the_others_are_answered(tags, monkeypatch):
@@ -369,31 +345,23 @@ def test_numbers_without_an_account_are_counted_as_one(monkeypatch):
         assert user_socket.caller_of(one) == (f"uid-{os.geteuid()}", "")
 
 
-class Watched:
-    """A lock that shows when a thread waits for it."""
-
-    def __init__(self):
-        self.waited_for, self._lock = threading.Event(), threading.Lock()
-        self.release = self._lock.release
-
-    def acquire(self, timeout):
-        if self._lock.acquire(blocking=False):
-            return True
-        self.waited_for.set()
-        return self._lock.acquire(timeout=timeout)
-
-
 def test_two_who_keep_at_once_are_served_one_after_the_other(tags, monkeypatch):
-    one, most = requests(tags), []
-    monkeypatch.setattr(one, "_alone", lock := Watched())
-    inside = []
+    one, inside, most = requests(tags), [], []
+    lock, waited_for = threading.Lock(), threading.Event()
+
+    def acquire(timeout):
+        if lock.acquire(blocking=False):
+            return True
+        waited_for.set()
+        return lock.acquire(timeout=timeout)
 
     def slow(_, new):
         inside.append(new)
         most.append(len(inside))
-        assert lock.waited_for.wait(10)
+        assert waited_for.wait(10)
         inside.pop()
 
+    monkeypatch.setattr(one, "_alone", Mock(acquire=acquire, release=lock.release))
     tags.tag = slow
     content = b'{"command": "keep", "duration": "1h", "reason": "x"}'
     users = [threading.Thread(target=one.answer, args=(content, "ada")) for _ in range(2)]

@@ -174,9 +174,3 @@ def test_of_a_watched_tree_only_the_gpus_it_is_on_are_looked_at(sensor_of):
     nvml.gpus[0].pids, nvml.gpus[1].pids = [1], [2]
 
     assert [gpu.pids for gpu in sensor_of(nvml, only_pids=lambda: frozenset({2})).read()] == [(2,)]
-
-
-def test_the_real_library_is_missing_here_or_answers(sensor_of):
-    gpus = sensor_of(pynvml, expected=0).read()
-
-    assert all(gpu.memory_total_gib > 0 for gpu in gpus)

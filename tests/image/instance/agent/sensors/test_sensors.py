@@ -266,11 +266,9 @@ def test_a_connection_within_the_instance_or_of_no_process_is_to_no_peer(monkeyp
 
 
 def test_a_session_of_session_manager_is_in_use_while_it_is_open(monkeypatch):
-    listed = [
-        Process(76, ("/usr/bin/ssm-session-worker", "ada-0123", "i-1")),
-        Process(77, ("/usr/bin/ssm-session-worker",)),
-        Process(78, ("/usr/bin/ssm-agent-worker", "bob-0123")),
-    ]
+    worker, other = "/usr/bin/ssm-session-worker", "/usr/bin/ssm-agent-worker"
+    commands = (worker, "ada-0123", "i-1"), (worker,), (other, "bob-0123")
+    listed = [Process(number, command) for number, command in enumerate(commands, 76)]
     monkeypatch.setattr(processes, "processes", lambda _root: iter(listed))
 
     sessions = [session for session in table().read().sessions if session.kind == "session-manager"]
@@ -279,11 +277,8 @@ def test_a_session_of_session_manager_is_in_use_while_it_is_open(monkeypatch):
 
 
 def test_training_processes_are_those_of_a_launcher_or_of_our_own_trainer(monkeypatch):
-    seen = [
-        Process(1, ("torchrun", "train.py")),
-        Process(2, ("bash",)),
-        Process(3, ("python", "-m", "gpu_fleet", "train.yaml")),
-    ]
+    commands = ("torchrun", "train.py"), ("bash",), ("python", "-m", "gpu_fleet", "train.yaml")
+    seen = [Process(number, command) for number, command in enumerate(commands, 1)]
     monkeypatch.setattr(processes, "processes", lambda: iter(seen))
 
     assert processes.trainers() == [seen[0].shown, seen[2].shown]
