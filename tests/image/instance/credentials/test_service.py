@@ -359,25 +359,17 @@ def test_boto3_needs_no_setting_but_the_environment_and_the_cloud_hears_whose_se
     assert done.stdout.strip().endswith("assumed-role/dev-user/ada@i-0abc"), done.stderr
 
 
-def test_boto3_says_why_the_cloud_gave_no_credentials():
+def test_boto3_says_why_the_cloud_gave_no_credentials_and_names_a_service_that_is_down():
     role = Role()
     role.error = CloudError("assume_role: AccessDenied: not authorized to perform: sts:AssumeRole")
     with serving(role) as port:
         where = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{port}/credentials"}
-        done = as_account(ADA, CALLER, **where)
+        refused = as_account(ADA, CALLER, **where)
+    down = as_account(ADA, CALLER, **where)
 
     why = "no credentials of this pool's user role for account 'ada': assume_role: AccessDenied"
-    assert why in done.stderr
-
-
-def test_boto3_names_a_service_that_is_down():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    where = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{port}/credentials"}
-
-    done = as_account(ADA, CALLER, **where)
-
-    assert f'Could not connect to the endpoint URL: "http://127.0.0.1:{port}/credentials"' in done.stderr
+    assert why in refused.stderr
+    assert f'Could not connect to the endpoint URL: "http://127.0.0.1:{port}/credentials"' in down.stderr
 
 
 def test_on_alibaba_cloud_users_programs_read_the_keys_that_the_environment_leads_to():
