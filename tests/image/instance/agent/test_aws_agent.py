@@ -8,7 +8,6 @@ import boto3
 import botocore
 import pytest
 from botocore.stub import Stubber
-from moto import mock_aws
 
 from gpu_fleet_image.core.model import TAG_WITHDRAWN
 from gpu_fleet_image.core.reaper_errors import CloudError
@@ -22,21 +21,15 @@ DATA = Path(botocore.__file__).parent / "data"
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small(monkeypatch, fleet):
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    with mock_aws():
-        use_small_models()
-        yield
+    use_small_models()
 
 
 def test_what_an_agent_calls_answers_as_before(small, tmp_path):
     ec2, s3 = boto3.client("ec2", "us-east-1"), boto3.client("s3", "us-east-1")
-    image = "ami-12c6146b"
     whole = boto3.session.Session(region_name="us-east-1").client("ec2")
-    (made,) = whole.run_instances(ImageId=image, MinCount=1, MaxCount=1)["Instances"]
+    (made,) = whole.run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1)["Instances"]
     WithdrawnTag("us-east-1", None, made["InstanceId"]).raise_for(NOON)
     ec2.create_tags(Resources=[made["InstanceId"]], Tags=[{"Key": "a", "Value": "b"}])
     ec2.delete_tags(Resources=[made["InstanceId"]], Tags=[{"Key": "a"}])
