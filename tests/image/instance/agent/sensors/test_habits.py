@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 from hashlib import blake2b
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,10 @@ from tests.image.samples import NOON, sample
 
 PROCESSES = "gpu_fleet_image.instance.agent.sensors.processes.processes"
 WATCH = Started(9, "nvidia-smi", "ada", 0.3, 1.0, "nvidia-smi", (5, 1.0), cpu_s=0.1)
+
+
+def process_table(root=Path("/")):
+    return ProcessTable(frozenset, time.monotonic, lambda *_: ([], []), root=root)
 
 
 def learned(looks, last=WATCH):
@@ -174,13 +179,12 @@ def test_three_runs_on_an_instance_at_rest_are_a_habit_and_beside_work_or_unknow
 
 def test_a_loop_in_a_real_pane_is_known():
     """The test checks only its own processes; others here belong to other tests."""
-    table = ProcessTable(frozenset, time.monotonic, lambda *_arguments: ([], []))
-    habits, looks = Habits(), iter(range(10**6))
+    read, habits, looks = process_table().read, Habits(), iter(range(10**6))
     sleeping = blake2b(b"sleep\0" + b"0.11\0", digest_size=16).hexdigest()
     with at_a_terminal("sh", "-c", "while :; do sleep 0.11; done"):
 
         def known():
-            own = [process for process in table.read().started if process.command == sleeping]
+            own = [process for process in read().started if process.command == sleeping]
             at = NOON + timedelta(seconds=next(looks))
             return any(process.repeats for process in habits.learned(own, at, busy=False))
 
@@ -194,7 +198,7 @@ def shown(monkeypatch, *looks):
     """Return the started processes by a process table, poll by poll."""
     looked = iter(looks)
     monkeypatch.setattr(PROCESSES, lambda _root: [next(looked)])
-    table = ProcessTable(frozenset, time.monotonic, lambda *_arguments: ([], []))
+    table = process_table()
     return [table.read().started for _ in looks]
 
 
@@ -226,7 +230,7 @@ def test_a_process_that_is_put_into_a_container_counts_from_then_on(monkeypatch,
     group.parent.mkdir(parents=True)
     (tmp_path / "dev/pts").mkdir(parents=True)
     monkeypatch.setattr(PROCESSES, lambda _root: [process])
-    table = ProcessTable(frozenset, time.monotonic, lambda *_arguments: ([], []), root=tmp_path)
+    table = process_table(tmp_path)
 
     group.write_text("0::/system.slice/other.service\n")
     before = table.read().started
