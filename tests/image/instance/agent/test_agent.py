@@ -39,8 +39,6 @@ class FakeClock:
 
 
 class Looking:
-    """Sensors with readings that a test sets for each moment."""
-
     def __init__(self, rates_at=lambda _at: RESTING):
         self._rates_at = rates_at
         self.looks = []

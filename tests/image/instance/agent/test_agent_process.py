@@ -74,7 +74,6 @@ def test_a_process_that_computes_is_never_idle_for_long(environment, tmp_path):
 
 @pytest.fixture
 def bucket(environment):
-    """Create a bucket of the test."""
     made = f"made-up-{secrets.token_hex(4)}"
     client(environment, "s3").create_bucket(Bucket=made)
     return made

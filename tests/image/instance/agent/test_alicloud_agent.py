@@ -32,8 +32,6 @@ SPOT_TIME = "instance/spot/termination-time"
 
 
 class OneInstance:
-    """Fake of the cloud for one instance of a group."""
-
     def __init__(self):
         self.state, self.tags, self.strategy = "InService", {}, "NoSpot"
         self.leaving = [INSTANCE]
@@ -211,7 +209,6 @@ def test_a_heartbeat_names_instance_and_stack_as_sweep_and_alarms_look_for_them_
 
 @pytest.fixture
 def environment(cloud, metadata, tmp_path):
-    """Return the environment of the instance's programs."""
     text = INSTANCE_TOML.replace('"aws"', '"alicloud"\nmonitor_group = "4711"').replace("s3:", "oss:")
     (tmp_path / "instance.toml").write_text(text.replace("aws-dev", "alicloud-dev"))
     (tmp_path / "run").mkdir(mode=0o755)

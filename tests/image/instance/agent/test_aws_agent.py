@@ -51,7 +51,6 @@ def test_what_an_agent_calls_answers_as_before(small, tmp_path):
 
 
 def test_every_operation_of_ec2_that_an_agent_calls_is_there(small):
-    """The test takes every method of the client that the agent's own code calls."""
     text = inspect.getsource(aws_agent) + inspect.getsource(Tags)
     made = boto3.client("ec2", "us-east-1")
     called = {name for name in dir(made.__class__) if f".{name}" in text and name.islower()}

@@ -36,8 +36,6 @@ MARK = "tags/instance/gpu-fleet:reap-after"
 
 
 class MetadataOf:
-    """A metadata service as a table."""
-
     def __init__(self, **answers):
         self.answers = answers
 

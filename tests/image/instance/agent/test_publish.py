@@ -80,7 +80,6 @@ def test_an_instance_is_unfit_by_a_failed_report_while_nothing_works_there_and_n
 
 
 def cloudwatch(*answers):
-    """Return a client that accepts every call, or fails."""
     return Mock(put_metric_data=Mock(side_effect=answers or None))
 
 

@@ -28,8 +28,6 @@ def document(**values):
 
 
 class Bucket:
-    """Bucket of a test, with a clock that the test advances."""
-
     def __init__(self, content=None):
         self.content = content
         self.now_s = 0.0

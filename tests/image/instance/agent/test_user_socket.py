@@ -45,8 +45,6 @@ sys.stdout.write(connection.makefile().readline())
 
 
 class OwnTags:
-    """The instance's tags, as its cloud has them."""
-
     def __init__(self, **tags):
         self.of = {TAG_MANAGED: "true", **tags}
 
@@ -57,7 +55,6 @@ class OwnTags:
         self.of |= tags
 
     def get(self, path):
-        """Return a tag, as the metadata service shows it."""
         return self.of.get(path.removeprefix("tags/instance/"))
 
 

@@ -45,7 +45,6 @@ def entry_of(uid):
 
 @pytest.fixture(autouse=True)
 def accounts(monkeypatch):
-    """Accounts that this computer need not have."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("processes of several accounts need root and setpriv")
     monkeypatch.setattr(callers.pwd, "getpwuid", entry_of)
@@ -97,7 +96,6 @@ def as_account(uid, script, *words, **environ):
 
 
 def asked(uid, port, path="/credentials", method="GET", headers=()):
-    """Status and body."""
     done = as_account(uid, ASK, port, method, path, *headers)
     assert done.returncode == 0, done.stderr
     status, _, body = done.stdout.rstrip("\n").partition(" ")

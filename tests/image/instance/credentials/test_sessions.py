@@ -105,8 +105,6 @@ def test_a_sessions_own_policy_is_as_short_as_alibaba_cloud_asks():
 
 
 class Sts:
-    """Alibaba Cloud's, which gives what is documented."""
-
     def __init__(self):
         self.asked = []
 

@@ -28,17 +28,13 @@ LAST_WORDS = 100  # right before the service is stopped
 
 
 class OwnJournal:
-    """Orders to ``journal_of_its_own``."""
-
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
     def say(self, unit: str, message: str) -> None:
-        """Let systemd say something of a unit."""
         self._order({"say": {"MESSAGE": message, "UNIT": unit, "PRIORITY": "6"}})
 
     def start(self, command: list[str], environment: Mapping[str, str]) -> None:
-        """Start what the unit runs."""
         self._order({"start": {"args": command, "env": dict(environment)}})
 
     def stop(self) -> str:

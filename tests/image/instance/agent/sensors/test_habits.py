@@ -133,8 +133,6 @@ def test_only_a_light_process_after_three_other_runs_of_its_command_is_a_repetit
 
 
 class Eyes:
-    """Sensors with given readings."""
-
     def __init__(self):
         self.shown = sample()
 

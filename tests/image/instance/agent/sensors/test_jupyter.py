@@ -20,7 +20,6 @@ LONGEST_S = 60.0  # a busy computer may stand still for seconds
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """Set the time-out of an answer."""
     monkeypatch.setattr(sensor, "TIMEOUT_S", LONGEST_S)
 
 

@@ -46,8 +46,6 @@ def programs():
 
 
 class Eyes:
-    """Sensors over this instance's process table."""
-
     def __init__(self):
         self.gpu_pids = frozenset()
         self._table = ProcessTable(lambda: self.gpu_pids, time.monotonic, kernel_sessions)
