@@ -77,12 +77,6 @@ def test_who_reserves_again_keeps_the_same_gpus_and_gets_the_new_time():
     assert second.reserved("ada", 2, FAR).visible("ada") == ("b", "a")
 
 
-def test_who_reserved_nothing_sees_what_is_free_and_without_reservations_everything():
-    assert FOUR.visible("bob") is None
-    assert FOUR.reserved("ada", 3, SOON).visible("bob") == ("d",)
-    assert FOUR.reserved("ada", 4, SOON).visible("bob") == ()
-
-
 def test_gpus_that_were_cut_anew_are_free_while_their_old_names_stay_reserved():
     reservations = GpuReservations(("m1", "m2"), FOUR.reserved("ada", 4, SOON).reservations)
 
