@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
@@ -90,7 +91,7 @@ rosters = st.lists(persons, unique_by=lambda person: person.name, max_size=4)
 
 
 @given(st.lists(rosters, min_size=1, max_size=5))
-def test_after_any_history_accounts_are_those_of_the_last_roster(history):
+def test_after_any_history_accounts_are_those_of_the_last_roster_and_a_second_run_changes_nothing(history):
     state = EMPTY
     for present in history:
         state = applied(state, changes(present, state))
@@ -107,15 +108,8 @@ def test_after_any_history_accounts_are_those_of_the_last_roster(history):
             groups = {USERS, person.team or USERS, ADMINS if person.admin else USERS}
             assert (account.is_locked, account.shell, account.groups) == (False, SHELL, groups)
             assert state.keys.get(name, "").splitlines() == list(person.keys)
-    assert {person.name for person in history[-1]} <= state.accounts.keys() & state.homes.keys()
-
-
-@given(st.lists(rosters, min_size=1, max_size=3))
-def test_a_second_run_changes_nothing_and_looks_for_sessions_of_leavers_alone(history):
-    state = EMPTY
-    for present in history:
-        state = applied(state, changes(present, state))
-
+    assert present.keys() <= state.accounts.keys() & state.homes.keys()
+    # it looks for sessions of leavers alone
     assert all(isinstance(change, EndSessions) for change in changes(history[-1], state))
 
 
@@ -241,12 +235,14 @@ def test_a_change_that_fails_is_named_and_the_next_is_made(system, monkeypatch):
             raise subprocess.CalledProcessError(9, command, stderr=b"useradd: cannot lock /etc/passwd")
 
     monkeypatch.setattr("gpu_fleet_image.instance.accounts.command.system.local_accounts", lambda **_: EMPTY)
-    monkeypatch.setattr("os.chown", lambda *_, **__: None)
+    owned = set()
+    monkeypatch.setattr("os.chown", lambda path, uid, gid, **_: owned.add((path.name, uid, gid)))
 
     problems = carried_out((ADA, BOB), replace(system, run=failing))
 
     assert any("cannot lock /etc/passwd" in problem for problem in problems)
-    assert (system.homes / "bob").is_dir()
+    assert stat.S_IMODE((system.homes / "bob").stat().st_mode) == 0o700, "a home is private to its user"
+    assert {(uid, gid) for _, uid, gid in owned} == {(5001, 5001), (5002, 5002)}
     assert (system.keys / "ada").read_text() == f"{KEY}\n"
 
 
@@ -277,16 +273,6 @@ def test_of_a_leavers_processes_their_service_manager_ends_and_a_job_runs_on():
     assert ending("systemd") is ending("sshd") is signal.SIGTERM
     assert ending("bash", "/dev/pts/1") is signal.SIGHUP
     assert ending("python") is ending("systemd", by=5002) is None
-
-
-def test_a_new_home_is_private_to_its_user(system, monkeypatch):
-    owned = []
-    monkeypatch.setattr("os.chown", lambda path, uid, gid, **_: owned.append((path.name, uid, gid)))
-
-    system.carry_out(MakeHome("ada", 5001))
-
-    assert (system.homes / "ada").stat().st_mode & 0o777 == 0o700
-    assert {(uid, gid) for _, uid, gid in owned} == {(5001, 5001)}
 
 
 def test_accounts_are_read_as_the_instance_has_them(tmp_path):

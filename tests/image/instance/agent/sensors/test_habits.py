@@ -266,7 +266,7 @@ def test_no_argument_is_kept_logged_or_shown(monkeypatch, caplog):
 # through the product's door
 
 
-def left_in_a_pane(monkeypatch, every_s, lasts_s, command="nvidia-smi", cpu_s=0.1):
+def left_in_a_pane(monkeypatch, every_s, lasts_s):
     """Put a loop that no user watches into a pane of every instance."""
     real = Instance.sample
 
@@ -277,7 +277,7 @@ def left_in_a_pane(monkeypatch, every_s, lasts_s, command="nvidia-smi", cpu_s=0.
         if not everything or age_s >= lasts_s:
             return found
         number = int(at // every_s)
-        run = Started(number % 30000, "nvidia-smi", "ada", age_s, number * every_s, command, (5, 1.0), cpu_s)
+        run = replace(WATCH, pid=number % 30000, age_s=age_s, began_s=number * every_s)
         return replace(found, presence=replace(found.presence, started=(*found.presence.started, run)))
 
     monkeypatch.setattr(Instance, "sample", shown)
