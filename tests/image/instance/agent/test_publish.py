@@ -4,10 +4,8 @@ import json
 from datetime import timedelta
 from unittest.mock import Mock
 
-import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError
-from moto import mock_aws
 
 from gpu_fleet_image.core import metrics
 from gpu_fleet_image.core.reaper_errors import CloudError
@@ -137,16 +135,6 @@ def test_a_batch_that_fails_waits_for_the_next_try():
     publisher.flush()
 
     assert len(sent(client)[1]["MetricData"]) == 2
-
-
-@mock_aws
-def test_cloudwatch_takes_every_datum():
-    client = boto3.client("cloudwatch", "us-east-1")
-    outcome = judgement(gpu_memory_used_percent=1.0)
-
-    Publisher(client, "GpuFleet/x", batched=False).add(heartbeat(outcome, "i-1", "dev"), NOON)
-
-    assert len(client.list_metrics(Namespace="GpuFleet/x")["Metrics"]) == 4
 
 
 # activity.json: written as a whole, and checked by a restarted agent
