@@ -35,19 +35,15 @@ NOWHERE = Path("/nowhere/closed")
 MARK = "tags/instance/gpu-fleet:reap-after"
 
 
-class MetadataOf:
-    def __init__(self, **answers):
-        self.answers = answers
-
-    def get(self, path):
-        return self.answers.get(path)
+def metadata_of(**answers):
+    return Mock(answers=answers, get=answers.get)
 
 
 class Heard:
     """Record of the instance's actions, as drain, fence and answers."""
 
     def __init__(self, door=Door(NOWHERE, NOWHERE), talk=None, **metadata):  # noqa: B008 - it holds nothing
-        self.metadata, self.events, self.lowered, self.now = MetadataOf(**metadata), [], [], NOON
+        self.metadata, self.events, self.lowered, self.now = metadata_of(**metadata), [], [], NOON
         source = notices.FromMetadata(self.metadata, lambda: self.now)
         withdrawn = partial(self.events.append, "withdrawn")
         nothing = Answers(self.drain, None, self.events.append, None, self.store, None, self, door, withdrawn)
@@ -93,19 +89,19 @@ def test_a_notice_is_what_spot_market_or_group_say_of_the_end_the_first_of_them_
         ((notices.SPOT_ACTION, SPOT), *LEAVING.items()): by_market,
     }
 
-    assert {said: notices.find(MetadataOf(**dict(said))) for said in found} == found
+    assert {said: notices.find(metadata_of(**dict(said))) for said in found} == found
     for text in ("", "{}", "[]", '{"action": "stop", "time": "soon"}'):
         with pytest.raises(CloudError, match=r"spot/instance-action.*cannot be read"):
-            notices.find(MetadataOf(**{notices.SPOT_ACTION: text}))
+            notices.find(metadata_of(**{notices.SPOT_ACTION: text}))
 
 
 def test_a_hold_holds_until_it_is_over_and_a_malformed_mark_is_none():
     def held(until):
-        return bool(notices.hold(MetadataOf(**{"tags/instance/gpu-fleet:keep-until": until}), NOON))
+        return bool(notices.hold(metadata_of(**{"tags/instance/gpu-fleet:keep-until": until}), NOON))
 
     ends = (None, (NOON - timedelta(minutes=1)).isoformat(), (NOON + timedelta(minutes=1)).isoformat())
     assert [held(until) for until in ends] == [False, False, True]
-    assert notices.mark(MetadataOf(**{MARK: "tomorrow"})) is None
+    assert notices.mark(metadata_of(**{MARK: "tomorrow"})) is None
 
 
 def test_a_notice_drains_and_ends_the_listening():

@@ -6,6 +6,7 @@ from datetime import timedelta
 from hashlib import blake2b
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -132,25 +133,14 @@ def test_only_a_light_process_after_three_other_runs_of_its_command_is_a_repetit
             runs.add(own)
 
 
-class Eyes:
-    def __init__(self):
-        self.shown = sample()
-
-    def poll(self, now):
-        return replace(self.shown, at=now)
-
-    def sample(self, now, *, everything):
-        return self.poll(now)
-
-
 def learned_with(last=(), **reading):
     """Return whether a command is known after three runs with this reading; then the sensors `last` fail."""
-    eyes, seconds = Eyes(), iter(range(100))
-    senses = Accustomed(eyes)
+    looks = []
+    senses = Accustomed(SimpleNamespace(poll=lambda now: replace(looks[-1], at=now)))
 
     def look(*begun, **more):
-        eyes.shown = sample(presence=Presence(started=begun), **more)
-        return senses.poll(NOON + timedelta(seconds=5 * next(seconds))).presence.started
+        looks.append(sample(presence=Presence(started=begun), **more))
+        return senses.poll(NOON + timedelta(seconds=5 * len(looks))).presence.started
 
     for number in range(3):
         look(replace(WATCH, began_s=float(number)), **reading)
