@@ -68,6 +68,7 @@ def tags(tmp_path, monkeypatch):
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "GPU_FLEET_POLICY_FILE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path / "run")  # the socket's whole path may be too long for an address
     own = OwnTags()
     with closing(speaking(requests(own).answer)):
         yield own
@@ -88,12 +89,9 @@ def speaking(answer, request_within_s=5.0):
 
 @contextmanager
 def connected():
-    """Connect to the socket; its whole path may be too long for an address."""
     with socket.socket(socket.AF_UNIX) as connection:
-        folder = os.open(paths.run_dir(), os.O_PATH)
         connection.settimeout(60)
-        connection.connect(f"/proc/self/fd/{folder}/agent.sock")
-        os.close(folder)
+        connection.connect("agent.sock")
         yield connection
 
 
@@ -191,8 +189,7 @@ def test_without_an_agent_the_unit_and_the_remedy_are_named(tags, words):
 def test_an_agent_that_died_leaves_a_socket_that_the_next_one_replaces(tags):
     with socket.socket(socket.AF_UNIX) as dead:
         paths.agent_socket().unlink()
-        folder = os.open(paths.run_dir(), os.O_PATH)
-        dead.bind(f"/proc/self/fd/{folder}/agent.sock")
+        dead.bind("agent.sock")
     assert "(Connection refused)" in run("release").output
 
     with closing(speaking(requests(tags).answer)):
@@ -208,11 +205,9 @@ def test_the_caller_is_known_by_the_kernel_s_word_and_not_by_their_own(tags, cap
     caplog.set_level("INFO")
     words = json.dumps({"command": "keep", "duration": "2d", "reason": "account=root"})
 
-    folder = os.open(paths.run_dir(), os.O_PATH)  # the folders above are this test's alone
-    command = ["/usr/bin/python3", "-I", "-c", CHILD, f"/proc/self/fd/{folder}/agent.sock", words]
+    command = ["/usr/bin/python3", "-I", "-c", CHILD, "agent.sock", words]
     somebody = {"user": user, "group": 60, "extra_groups": (), "env": {"USER": "root", "LOGNAME": "root"}}
-    said = ran(command, check=True, pass_fds=[folder], **somebody)
-    os.close(folder)
+    said = ran(command, check=True, **somebody)
 
     assert json.loads(said.stdout)["error"] == ""
     (logged,) = [row for row in caplog.messages if row.startswith("event=kept")]
