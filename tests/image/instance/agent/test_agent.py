@@ -15,7 +15,7 @@ from gpu_fleet_image.instance.agent.sensors.poll import Sensors
 from gpu_fleet_image.instance.agent.sensors.reading import Rates
 from tests.image.samples import NOON, gpu, reads, sample
 
-BUSY, RESTING = Rates(cpu_cores=1.0), Rates()
+RESTING = Rates()
 
 
 class FakeClock:
@@ -87,15 +87,7 @@ def test_it_looks_every_five_seconds_at_the_process_table_once_a_minute_and_logs
     assert caplog.text.count("event=state") == 1
 
 
-def test_idle_time_counts_from_the_last_busy_minute():
-    busy_until = NOON + timedelta(minutes=1)
-    outcomes = judged(FakeClock(), Looking(lambda at: BUSY if at <= busy_until else RESTING))
-
-    assert [outcome.state for outcome in outcomes[1:]] == [Minute.ACTIVE, Minute.IDLE, Minute.IDLE]
-    assert [outcome.seconds_since_activity for outcome in outcomes[1:]] == [0, 60, 120]
-
-
-def test_a_gpu_that_computes_in_any_one_of_a_minute_s_twelve_samples_makes_it_active():
+def test_a_gpu_that_computes_in_any_one_of_a_minute_s_twelve_samples_makes_it_active_and_ends_the_idle_time():
     for number in range(1, 13):
         at = NOON + timedelta(seconds=5 * number)
         look = SimpleNamespace(
@@ -105,6 +97,7 @@ def test_a_gpu_that_computes_in_any_one_of_a_minute_s_twelve_samples_makes_it_ac
         outcomes = judged(FakeClock(), look, minutes=2)
 
         assert [outcome.state for outcome in outcomes] == [Minute.IDLE, Minute.ACTIVE, Minute.IDLE]
+        assert [outcome.seconds_since_activity for outcome in outcomes] == [0, 0, 60]
         assert outcomes[1].reasons == ("gpu 0: utilisation",)
 
 
