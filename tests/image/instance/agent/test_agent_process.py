@@ -6,6 +6,7 @@ import secrets
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -72,33 +73,30 @@ def test_a_process_that_computes_is_never_idle_for_long(environment, tmp_path):
 
 
 @pytest.fixture
-def bucket(environment):
-    made = f"made-up-{secrets.token_hex(4)}"
-    client(environment, "s3").create_bucket(Bucket=made)
-    return made
-
-
-@pytest.fixture
-def metadata(environment, bucket, tmp_path):
-    """Return a metadata service and the environment of an instance that uses it, with a file to keep.
+def instance(environment, tmp_path):
+    """Serve the metadata of an instance with a file to keep; return what it says, its environment and bucket.
 
     ``called-wall`` exists once the agent has written to the terminals of this computer.
     """
-    for folder in ("keep", "bin"):
-        (tmp_path / folder).mkdir()
+    bucket, s3 = f"made-up-{secrets.token_hex(4)}", client(environment, "s3")
+    s3.create_bucket(Bucket=bucket)
+    (tmp_path / "keep").mkdir()
     (tmp_path / "keep/notes.txt").write_text("hello")
     executable(tmp_path / "bin/wall", f"#!/bin/sh\ntouch {tmp_path / 'called-wall'}\n")
-    file = tmp_path / "instance.toml"
-    file.write_text(INSTANCE_TOML.replace("made-up", bucket))
-    own = {"GPU_FLEET_INSTANCE_FILE": str(file), "GPU_FLEET_RUN_DIR": str(tmp_path / "run")}
-    own["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML.replace("made-up", bucket))
     with metadata_service() as service:
         service.answers["/latest/meta-data/instance-id"] = "i-told"
-        yield service, environment | own | {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint}
+        own = {
+            "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
+            "GPU_FLEET_RUN_DIR": str(tmp_path / "run"),
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint,
+        }
+        yield SimpleNamespace(says=service.answers, environment=environment | own, bucket=bucket, s3=s3)
 
 
 def watch_until(found, environment, tmp_path, *arguments):
-    """Run an agent, an hour in each second, until `found` is true; return its log."""
+    """Run an agent, an hour in each second, until `found` is true of its log."""
     log = tmp_path / "agent.log"
     words = [*AGENT, "--keep-folder", tmp_path / "keep", *arguments, "--clock-speed", "3600"]
     with log.open("w") as file, running(*words, env=environment, stderr=file) as agent:
@@ -106,44 +104,39 @@ def watch_until(found, environment, tmp_path, *arguments):
         agent.terminate()
         assert agent.wait(LONGEST_WAIT_S) == 0, log.read_text()
     assert "event=stopped-by-signal" in log.read_text()
-    return log.read_text()
 
 
-def kept(environment, bucket):
-    listed = client(environment, "s3").list_objects_v2(Bucket=bucket).get("Contents", [])
+def kept(instance):
+    listed = instance.s3.list_objects_v2(Bucket=instance.bucket).get("Contents", [])
     return [entry["Key"] for entry in listed]
 
 
-def test_an_instance_that_its_group_terminates_is_stopped_and_saved(environment, metadata, bucket, tmp_path):
-    service, environment_of_metadata = metadata
-    service.answers["/latest/meta-data/autoscaling/target-lifecycle-state"] = "Terminated"
+def test_an_instance_that_its_group_terminates_is_stopped_and_saved(instance, tmp_path):
+    instance.says["/latest/meta-data/autoscaling/target-lifecycle-state"] = "Terminated"
     file = tmp_path / "instance.toml"
     file.write_text(file.read_text().replace('"gpu-fleet-drain"', '""'))  # moto completes no hook
 
     with running("sleep", "600") as process:
         watched = ("--watch-pid", str(process.pid))
-        watch_until(lambda log: "event=drained" in log, environment_of_metadata, tmp_path, *watched)
+        watch_until(lambda log: "event=drained" in log, instance.environment, tmp_path, *watched)
 
     assert (tmp_path / "run/stop").read_text() == "the scaling group terminates this instance\n"
-    assert "dev/keep/i-told/notes.txt" in kept(environment, bucket)
+    assert "dev/keep/i-told/notes.txt" in kept(instance)
 
 
-def test_a_marked_instance_saves_and_then_says_for_the_mark_that_nothing_runs(
-    environment, metadata, bucket, tmp_path
-):
+def test_a_marked_instance_saves_and_then_says_for_the_mark_that_nothing_runs(instance, tmp_path):
     """The agent of a simulated instance writes to no terminal of this computer."""
-    service, environment_of_metadata = metadata
     start = datetime.now(UTC).replace(microsecond=0)
-    service.answers["/latest/meta-data/tags/instance/gpu-fleet:reap-after"] = start.isoformat()
+    instance.says["/latest/meta-data/tags/instance/gpu-fleet:reap-after"] = start.isoformat()
 
     def answers(_log=""):
-        return [key for key in kept(environment, bucket) if "handshake" in key]
+        return [key for key in kept(instance) if "handshake" in key]
 
     with running("sleep", "600") as process:
         watched = ("--watch-pid", str(process.pid), "--clock-start", start.isoformat())
-        watch_until(answers, environment_of_metadata, tmp_path, *watched)
+        watch_until(answers, instance.environment, tmp_path, *watched)
 
-    assert "dev/keep/i-told/notes.txt" in kept(environment, bucket)
+    assert "dev/keep/i-told/notes.txt" in kept(instance)
     (answer,) = answers()
     assert answer.endswith(f":i-told/{start:%Y%m%dT%H%M%SZ}/idle.json")
     assert not (tmp_path / "called-wall").exists()
@@ -158,21 +151,19 @@ def test_the_instance_booted_as_long_ago_as_it_runs():
     assert before_s - 1 <= runs_s <= after_s + 1  # the kernel says whole seconds
 
 
-def test_a_program_that_the_stack_names_is_work(environment, metadata, bucket, tmp_path):
+def test_a_program_that_the_stack_names_is_work(instance, tmp_path):
     """It uses the product's way: the instance's own agent reads the policy in the records bucket."""
-    _, environment_of_metadata = metadata
     limits = {"cpu_cores": 64, "disk_kib_per_s": 2**20, "network_kib_per_s": 64}
     sensors = {"watch": ["blender"], "command": [], "command_timeout_s": 5, **limits}
-    policy = {"pools": {"dev": {"sensors": sensors}}}
-    body = json.dumps(policy).encode()
-    client(environment, "s3").put_object(Bucket=bucket, Key="reaper/policy.json", Body=body)
+    body = json.dumps({"pools": {"dev": {"sensors": sensors}}}).encode()
+    instance.s3.put_object(Bucket=instance.bucket, Key="reaper/policy.json", Body=body)
     (tmp_path / "blender").symlink_to("/usr/bin/sleep")
     activity = tmp_path / "run/activity.json"
 
     with running(tmp_path / "blender", "600") as process:
         reason = f"process: blender ({process.pid}, root)"
         reasons = lambda _log: activity.exists() and reason in json.loads(activity.read_text())["reasons"]  # noqa: E731
-        watch_until(reasons, environment_of_metadata, tmp_path)
+        watch_until(reasons, instance.environment, tmp_path)
 
         assert reasons("")
 
