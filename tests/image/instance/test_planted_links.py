@@ -53,24 +53,16 @@ def plants(target, link):
     return acts("ln", "-sT", str(target), str(link))
 
 
-def gate(root):
-    (root / "etc/instance.toml").write_text(INSTANCE_TOML)
-    where = {
-        "GPU_FLEET_INSTANCE_FILE": root / "etc/instance.toml",
-        "GPU_FLEET_RUN_DIR": root / "run/gpu-fleet",
-        "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9",
-    }
-    return ran([sys.executable, "-m", "gpu_fleet_image.instance.gate"], cwd=PROJECT, env=os.environ | where)
+def open_scratch(root, mode=0o1777):
+    (root / "scratch").mkdir()
+    (root / "scratch").chmod(mode)
 
 
 def test_no_user_plants_a_link_in_the_place_of_what_agent_and_gate_write_or_users_keep_and_run(root):
     lay(root)
     files = [path().name for path in (paths.ready_file, paths.stop_file, paths.activity_file)]
-    places = [
-        *(f"run/gpu-fleet/{name}" for name in (*files, "bootstrap.json")),
-        "scratch/keep",
-        "scratch/runs",
-    ]
+    places = [f"run/gpu-fleet/{name}" for name in (*files, "bootstrap.json")]
+    places += ["scratch/keep", "scratch/runs"]
 
     assert [place for place in places if plants(root / "secret/file", root / place)] == []
 
@@ -82,7 +74,14 @@ def test_the_gate_writes_nowhere_through_a_link_in_a_folder_that_a_group_may_wri
     (root / "run/gpu-fleet").chmod(0o775)
     assert plants(root / "secret/file", root / "run/gpu-fleet/ready.json")
 
-    done = gate(root)
+    (root / "etc/instance.toml").write_text(INSTANCE_TOML)
+    where = {
+        "GPU_FLEET_INSTANCE_FILE": root / "etc/instance.toml",
+        "GPU_FLEET_RUN_DIR": root / "run/gpu-fleet",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9",
+    }
+
+    done = ran([sys.executable, "-m", "gpu_fleet_image.instance.gate"], cwd=PROJECT, env=os.environ | where)
 
     assert done.returncode == 1
     assert f"group {OTHER} may write in the folder" in done.stderr
@@ -103,8 +102,7 @@ def scratch(root):
 @pytest.mark.parametrize("mode", [0o1777, 0o777])
 def test_a_link_in_the_place_of_what_users_keep_and_run_opens_nothing_else(root, mode, name):
     """As the agent's step left it before the disks came: everybody may write, neither is there."""
-    (root / "scratch").mkdir()
-    (root / "scratch").chmod(mode)
+    open_scratch(root, mode)
     assert plants(root / "secret", root / "scratch" / name)
 
     scratch(root)
@@ -127,36 +125,29 @@ def test_files_in_a_folder_that_a_user_made_are_kept_and_the_folder_becomes_root
     assert (root / "scratch/keep").stat().st_uid == 0
 
 
-@pytest.mark.parametrize("before", ["laid", "an older image"])
-def test_a_submitted_run_leaves_the_folder_of_runs_to_trainers_as_well(root, before):
+@pytest.mark.parametrize("before", ["laid", "an older image", "a trainer's"])
+def test_a_submitted_run_leaves_the_folder_of_runs_to_trainers_and_its_own_to_its_user(root, before):
     """run.directory = "/scratch/runs/x" is what the documents name."""
+    runs = root / "scratch/runs"
     if before == "laid":
         lay(root)
     else:
-        (root / "scratch").mkdir()
+        open_scratch(root)
+    if before == "a trainer's":
+        assert acts("mkdir", "-p", str(runs / "demo"))
 
-    assert own_folder(root / "scratch/runs", "ada", ADA) == root / "scratch/runs/ada"
+    assert own_folder(runs, "ada", ADA) == runs / "ada"
 
-    assert acts("mkdir", str(root / "scratch/runs/demo"))
-    assert not acts("ls", str(root / "scratch/runs/ada"))
-
-
-def test_a_run_is_submitted_where_a_trainer_made_the_folder_of_runs_itself(root):
-    (root / "scratch").mkdir()
-    (root / "scratch").chmod(0o1777)
-    assert acts("mkdir", "-p", str(root / "scratch/runs/demo"))
-
-    own_folder(root / "scratch/runs", "ada", ADA)
-
-    runs, demo = (root / "scratch/runs").stat(), (root / "scratch/runs/demo").stat()
-    assert (runs.st_uid, stat.S_IMODE(runs.st_mode), demo.st_uid) == (0, 0o1777, OTHER)
-    assert not acts("mv", str(root / "scratch/runs/ada"), str(root / "scratch/runs/mine"))
+    assert acts("mkdir", "-p", str(runs / "demo"))
+    assert (runs.stat().st_uid, stat.S_IMODE(runs.stat().st_mode)) == (0, 0o1777)
+    assert (runs / "demo").stat().st_uid == OTHER
+    assert not acts("ls", str(runs / "ada"))
+    assert not acts("mv", str(runs / "ada"), str(runs / "mine"))
 
 
 @pytest.mark.parametrize("planted", ["runs", "runs/ada"])
 def test_a_link_in_the_place_of_a_runs_folder_is_moved_away_and_not_followed(root, planted):
-    (root / "scratch").mkdir()
-    (root / "scratch").chmod(0o1777)
+    open_scratch(root)
     if planted != "runs":
         own_folder(root / "scratch/runs", "eve", ADA)
     assert plants(root / "secret", root / "scratch" / planted)

@@ -1,8 +1,11 @@
 """Accounts of the stack's people: what changes, for whom nothing is done, and what outlives a bad roster."""
 
 import json
+import os
 import signal
+import stat
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -29,6 +32,7 @@ from gpu_fleet_image.instance.accounts.changes import (
     changes,
 )
 from gpu_fleet_image.instance.accounts.command import carried_out, roster
+from gpu_fleet_image.instance.accounts.rights import NO_LOGIN, Rights, end_former_admins, everything, former
 from gpu_fleet_image.instance.accounts.system import NotDoneError, System, _ending, local_accounts
 from gpu_fleet_stacks.settings import people
 from tests.stacks.examples import stack
@@ -87,7 +91,7 @@ rosters = st.lists(persons, unique_by=lambda person: person.name, max_size=4)
 
 
 @given(st.lists(rosters, min_size=1, max_size=5))
-def test_after_any_history_accounts_are_those_of_the_last_roster(history):
+def test_after_any_history_accounts_are_those_of_the_last_roster_and_a_second_run_changes_nothing(history):
     state = EMPTY
     for present in history:
         state = applied(state, changes(present, state))
@@ -104,15 +108,8 @@ def test_after_any_history_accounts_are_those_of_the_last_roster(history):
             groups = {USERS, person.team or USERS, ADMINS if person.admin else USERS}
             assert (account.is_locked, account.shell, account.groups) == (False, SHELL, groups)
             assert state.keys.get(name, "").splitlines() == list(person.keys)
-    assert {person.name for person in history[-1]} <= state.accounts.keys() & state.homes.keys()
-
-
-@given(st.lists(rosters, min_size=1, max_size=3))
-def test_a_second_run_changes_nothing_and_looks_for_sessions_of_leavers_alone(history):
-    state = EMPTY
-    for present in history:
-        state = applied(state, changes(present, state))
-
+    assert present.keys() <= state.accounts.keys() & state.homes.keys()
+    # it looks for sessions of leavers alone
     assert all(isinstance(change, EndSessions) for change in changes(history[-1], state))
 
 
@@ -215,20 +212,14 @@ def unreadable():
 )
 def test_an_unreadable_roster_locks_no_account_and_says_so(read, tmp_path):
     last_good = tmp_path / "state" / "accounts.json"
+    assert roster(read, last_good)[0] is None, "without any roster ever"
     roster(lambda: roster_of("ada", "bob"), last_good)
 
     present, problem = roster(read, last_good)
 
     assert [person.name for person in present] == ["ada", "bob"]
     assert "event=roster-not-read" in problem
-
-
-def test_without_any_roster_ever_nothing_is_touched(tmp_path):
-    present, problem = roster(unreadable, tmp_path / "accounts.json")
-
-    assert present is None
-    assert "the bucket does not answer" in problem
-    assert carried_out(present, System(lambda: True, pytest.fail)) == []
+    assert carried_out(None, System(lambda: True, pytest.fail)) == [], "nothing is touched"
 
 
 @pytest.fixture
@@ -244,12 +235,14 @@ def test_a_change_that_fails_is_named_and_the_next_is_made(system, monkeypatch):
             raise subprocess.CalledProcessError(9, command, stderr=b"useradd: cannot lock /etc/passwd")
 
     monkeypatch.setattr("gpu_fleet_image.instance.accounts.command.system.local_accounts", lambda **_: EMPTY)
-    monkeypatch.setattr("os.chown", lambda *_, **__: None)
+    owned = set()
+    monkeypatch.setattr("os.chown", lambda path, uid, gid, **_: owned.add((path.name, uid, gid)))
 
     problems = carried_out((ADA, BOB), replace(system, run=failing))
 
     assert any("cannot lock /etc/passwd" in problem for problem in problems)
-    assert (system.homes / "bob").is_dir()
+    assert stat.S_IMODE((system.homes / "bob").stat().st_mode) == 0o700, "a home is private to its user"
+    assert {(uid, gid) for _, uid, gid in owned} == {(5001, 5001), (5002, 5002)}
     assert (system.keys / "ada").read_text() == f"{KEY}\n"
 
 
@@ -282,16 +275,6 @@ def test_of_a_leavers_processes_their_service_manager_ends_and_a_job_runs_on():
     assert ending("python") is ending("systemd", by=5002) is None
 
 
-def test_a_new_home_is_private_to_its_user(system, monkeypatch):
-    owned = []
-    monkeypatch.setattr("os.chown", lambda path, uid, gid, **_: owned.append((path.name, uid, gid)))
-
-    system.carry_out(MakeHome("ada", 5001))
-
-    assert (system.homes / "ada").stat().st_mode & 0o777 == 0o700
-    assert {(uid, gid) for _, uid, gid in owned} == {(5001, 5001)}
-
-
 def test_accounts_are_read_as_the_instance_has_them(tmp_path):
     etc, homes = tmp_path / "etc", tmp_path / "home"
     etc.mkdir(), homes.mkdir(), (homes / "ada").mkdir(), (homes / "eve").symlink_to("/etc")
@@ -305,3 +288,53 @@ def test_accounts_are_read_as_the_instance_has_them(tmp_path):
     assert seen.accounts["ada"].is_locked
     assert not seen.accounts["root"].is_locked
     assert seen.homes["eve"] == -1
+
+
+# what still carries a former admin's rights ends, and nothing else
+
+GROUP = 989
+ADMIN = LocalAccount("ada", 5001, 5001, "/bin/bash", frozenset({USERS, ADMINS}))
+FORMER = LocalAccount("bob", 5002, 5002, "/bin/bash", frozenset({USERS}))
+ACCOUNTS = LocalAccounts({"ada": ADMIN, "bob": FORMER}, {ADMINS: GROUP, USERS: 990})
+
+
+def test_what_a_former_admin_began_as_one_is_chosen_with_root_shells_of_that_log_in_and_nothing_else():
+    shell = Rights(10, 5002, frozenset({GROUP, 990}), 5002)
+    root_shell = Rights(11, 0, frozenset(), 5002)
+    others = {
+        "an admin's": Rights(12, 5001, frozenset({GROUP}), 5001),
+        "a user's": Rights(13, 5002, frozenset({990}), 5002),
+        "the system's": Rights(14, 0, frozenset({GROUP}), NO_LOGIN),
+        "of no account of ours": Rights(15, 1000, frozenset({GROUP}), 1000),
+    }
+    sshd_of_a_user = [Rights(16, 0, frozenset(), 5002)]
+
+    assert former([shell, root_shell, *others.values()], ACCOUNTS) == {10, 11}
+    assert former(sshd_of_a_user, ACCOUNTS) == set()
+
+
+def test_a_process_that_ignores_the_signal_is_killed_with_what_it_began():
+    # what follows the first `wait`: the shell does not end by itself where its child is killed first
+    script = "trap '' TERM; sleep 600 & echo begun; exec >/dev/null; wait; sleep 600"
+    process = subprocess.Popen(
+        ["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"  # it ignores the signal, and so does its child
+    looks = iter([[Rights(process.pid, 5002, frozenset({GROUP}))], []])
+
+    said = end_former_admins(ACCOUNTS, lambda: next(looks), longest_s=0.2)
+
+    status = process.wait(timeout=30)
+    process.stdout.read()  # ends with the child, which alone has the other end
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    assert said == {"bob": 1}
+    assert status == -signal.SIGKILL
+
+
+def test_this_process_is_read_with_its_own_rights():
+    (own,) = [each for each in everything() if each.pid == os.getpid()]
+
+    assert own.uid == os.getuid()
+    assert own.groups == frozenset(os.getgroups())

@@ -15,7 +15,7 @@ from gpu_fleet_image.instance.agent.sensors.poll import Sensors
 from gpu_fleet_image.instance.agent.sensors.reading import Rates
 from tests.image.samples import NOON, gpu, reads, sample
 
-BUSY, RESTING = Rates(cpu_cores=1.0), Rates()
+RESTING = Rates()
 
 
 class FakeClock:
@@ -39,8 +39,6 @@ class FakeClock:
 
 
 class Looking:
-    """Sensors with readings that a test sets for each moment."""
-
     def __init__(self, rates_at=lambda _at: RESTING):
         self._rates_at = rates_at
         self.looks = []
@@ -89,15 +87,7 @@ def test_it_looks_every_five_seconds_at_the_process_table_once_a_minute_and_logs
     assert caplog.text.count("event=state") == 1
 
 
-def test_idle_time_counts_from_the_last_busy_minute():
-    busy_until = NOON + timedelta(minutes=1)
-    outcomes = judged(FakeClock(), Looking(lambda at: BUSY if at <= busy_until else RESTING))
-
-    assert [outcome.state for outcome in outcomes[1:]] == [Minute.ACTIVE, Minute.IDLE, Minute.IDLE]
-    assert [outcome.seconds_since_activity for outcome in outcomes[1:]] == [0, 60, 120]
-
-
-def test_a_gpu_that_computes_in_any_one_of_a_minute_s_twelve_samples_makes_it_active():
+def test_a_gpu_that_computes_in_any_one_of_a_minute_s_twelve_samples_makes_it_active_and_ends_the_idle_time():
     for number in range(1, 13):
         at = NOON + timedelta(seconds=5 * number)
         look = SimpleNamespace(
@@ -107,6 +97,7 @@ def test_a_gpu_that_computes_in_any_one_of_a_minute_s_twelve_samples_makes_it_ac
         outcomes = judged(FakeClock(), look, minutes=2)
 
         assert [outcome.state for outcome in outcomes] == [Minute.IDLE, Minute.ACTIVE, Minute.IDLE]
+        assert [outcome.seconds_since_activity for outcome in outcomes] == [0, 0, 60]
         assert outcomes[1].reasons == ("gpu 0: utilisation",)
 
 
@@ -159,16 +150,12 @@ def test_the_next_multiple_is_a_whole_step_and_less_than_one_away(moment, step):
     assert moment.year >= 9000 or found.timestamp() % step.total_seconds() == pytest.approx(0, abs=1e-6)
 
 
-@pytest.fixture
-def real(monkeypatch):
-    """Return the real seconds in a list; a sleep adds to them."""
-    passed = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: passed[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: passed.insert(0, passed.pop() + seconds))
-    return passed
-
-
-def test_it_shows_what_it_was_set_to_and_runs_and_waits_as_fast_as_it_was_set(real):
+def test_it_shows_what_it_was_set_to_runs_as_fast_and_two_looks_are_never_closer_than_the_kernel_counts(
+    monkeypatch,
+):
+    real = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: real.insert(0, real.pop() + seconds))
     clock = Clock(NOON, speed=60)
 
     real[0] += 2
@@ -176,16 +163,11 @@ def test_it_shows_what_it_was_set_to_and_runs_and_waits_as_fast_as_it_was_set(re
     clock.wait_until(NOON + timedelta(minutes=5))
 
     assert real[0] == pytest.approx(1005.0)
-
-
-@pytest.mark.parametrize("ahead_s", [-60, 0, 1])
-def test_two_looks_are_never_closer_than_the_kernel_counts(real, ahead_s):
-    Clock(NOON, speed=1000).wait_until(NOON + timedelta(seconds=ahead_s))
-
-    assert real[0] == pytest.approx(1000.0 + REAL_PAUSE_S)
+    for ahead_s in (-60, 0, 1):
+        before_s = real[0]
+        Clock(NOON, speed=1000).wait_until(NOON + timedelta(seconds=ahead_s))
+        assert real[0] == pytest.approx(before_s + REAL_PAUSE_S)
 
 
 def test_only_the_wall_s_time_at_its_own_speed_is_real():
-    assert Clock().is_real
-    assert not Clock(NOON).is_real
-    assert not Clock(speed=2).is_real
+    assert [clock.is_real for clock in (Clock(), Clock(NOON), Clock(speed=2))] == [True, False, False]

@@ -3,10 +3,10 @@
 import json
 import os
 import secrets
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -20,8 +20,6 @@ from tests.image.programs import LONGEST_WAIT_S, running, until
 from tests.ran import executable, ran
 
 AGENT = [sys.executable, "-m", "gpu_fleet_image.console", "agent"]
-HOURS = 12
-NAMESPACE = "GpuFleet/aws-dev"
 
 
 @pytest.fixture(scope="module")
@@ -34,21 +32,8 @@ def run_agent(environment, run_dir, *arguments):
     return ran([*AGENT, *arguments], env=environment | {"GPU_FLEET_RUN_DIR": str(run_dir)}, timeout=120)
 
 
-def heartbeats(environment, instance_id, start):
-    answer = client(environment, "cloudwatch").get_metric_statistics(
-        Namespace=NAMESPACE,
-        MetricName="SecondsSinceActivity",
-        Dimensions=[{"Name": "InstanceId", "Value": instance_id}],
-        StartTime=start - timedelta(minutes=2),
-        EndTime=start + timedelta(hours=HOURS, minutes=2),
-        Period=60,
-        Statistics=["Minimum"],
-    )
-    return [point["Minimum"] for point in sorted(answer["Datapoints"], key=lambda point: point["Timestamp"])]
-
-
 def watch(environment, run_dir, pid, hours, real_s):
-    """Watch a process for simulated hours in real seconds; return (its end, each SecondsSinceActivity)."""
+    """Watch a process for simulated hours in real seconds; return each reported SecondsSinceActivity."""
     start = datetime.now(UTC) - timedelta(hours=hours)
     ended = run_agent(
         environment,
@@ -56,103 +41,102 @@ def watch(environment, run_dir, pid, hours, real_s):
         *("--instance-id", f"i-{pid}", "--watch-pid", str(pid), "--duration", str(hours * 3600)),
         *("--clock-start", start.isoformat(), "--clock-speed", str(hours * 3600 / real_s)),
     )
-    return ended, heartbeats(environment, f"i-{pid}", start)
-
-
-def test_a_process_that_does_nothing_is_idle_all_the_time_with_a_heartbeat_each_minute(environment, tmp_path):
-    with running("sleep", "600") as process:
-        ended, values = watch(environment, tmp_path, process.pid, HOURS, 0.5)
-
     assert ended.returncode == 0, ended.stderr
-    assert len(values) == HOURS * 60
-    assert values[-1] == pytest.approx(HOURS * 3600, abs=60)
+    answer = client(environment, "cloudwatch").get_metric_statistics(
+        Namespace="GpuFleet/aws-dev",
+        MetricName="SecondsSinceActivity",
+        Dimensions=[{"Name": "InstanceId", "Value": f"i-{pid}"}],
+        StartTime=start - timedelta(minutes=2),
+        EndTime=start + timedelta(hours=hours, minutes=2),
+        Period=60,
+        Statistics=["Minimum"],
+    )
+    points = sorted(answer["Datapoints"], key=lambda point: point["Timestamp"])
+    assert len(points) == hours * 60, "a heartbeat each minute"
+    return [point["Minimum"] for point in points]
+
+
+def test_a_process_that_does_nothing_is_idle_all_the_time(environment, tmp_path):
+    with running("sleep", "600") as process:
+        values = watch(environment, tmp_path, process.pid, 12, 0.5)
+
+    assert values[-1] == pytest.approx(12 * 3600, abs=60)
     assert values == sorted(values)
 
 
 def test_a_process_that_computes_is_never_idle_for_long(environment, tmp_path):
-    hours = 3
     with running(sys.executable, "-c", "while True: pass") as process:
-        ended, values = watch(environment, tmp_path, process.pid, hours, 2)
+        values = watch(environment, tmp_path, process.pid, 3, 2)
 
-    assert ended.returncode == 0, ended.stderr
-    assert len(values) == hours * 60
-    assert values[-1] < hours * 3600 / 2
+    assert values[-1] < 3 * 3600 / 2
     assert json.loads((tmp_path / "activity.json").read_text())["watch"] == f"process tree of {process.pid}"
 
 
 @pytest.fixture
-def bucket(environment):
-    """Create a bucket of the test."""
-    made = f"made-up-{secrets.token_hex(4)}"
-    client(environment, "s3").create_bucket(Bucket=made)
-    return made
-
-
-@pytest.fixture
-def metadata(environment, bucket, tmp_path):
-    """Return a metadata service and the environment of an instance that uses it, with a file to keep.
+def instance(environment, tmp_path):
+    """Serve the metadata of an instance with a file to keep; return what it says, its environment and bucket.
 
     ``called-wall`` exists once the agent has written to the terminals of this computer.
     """
-    for folder in ("keep", "bin"):
-        (tmp_path / folder).mkdir()
+    bucket, s3 = f"made-up-{secrets.token_hex(4)}", client(environment, "s3")
+    s3.create_bucket(Bucket=bucket)
+    (tmp_path / "keep").mkdir()
     (tmp_path / "keep/notes.txt").write_text("hello")
     executable(tmp_path / "bin/wall", f"#!/bin/sh\ntouch {tmp_path / 'called-wall'}\n")
-    file = tmp_path / "instance.toml"
-    file.write_text(INSTANCE_TOML.replace("made-up", bucket))
-    own = {"GPU_FLEET_INSTANCE_FILE": str(file), "GPU_FLEET_RUN_DIR": str(tmp_path / "run")}
-    own["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML.replace("made-up", bucket))
     with metadata_service() as service:
         service.answers["/latest/meta-data/instance-id"] = "i-told"
-        yield service, environment | own | {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint}
+        own = {
+            "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
+            "GPU_FLEET_RUN_DIR": str(tmp_path / "run"),
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint,
+        }
+        yield SimpleNamespace(says=service.answers, environment=environment | own, bucket=bucket, s3=s3)
 
 
 def watch_until(found, environment, tmp_path, *arguments):
-    """Run an agent, an hour in each second, until `found` is true; return its log."""
+    """Run an agent, an hour in each second, until `found` is true of its log."""
     log = tmp_path / "agent.log"
     words = [*AGENT, "--keep-folder", tmp_path / "keep", *arguments, "--clock-speed", "3600"]
     with log.open("w") as file, running(*words, env=environment, stderr=file) as agent:
         until(lambda: agent.poll() is not None or found(log.read_text()), "what the agent should do")
         agent.terminate()
         assert agent.wait(LONGEST_WAIT_S) == 0, log.read_text()
-    return log.read_text()
+    assert "event=stopped-by-signal" in log.read_text()
 
 
-def kept(environment, bucket):
-    listed = client(environment, "s3").list_objects_v2(Bucket=bucket).get("Contents", [])
+def kept(instance):
+    listed = instance.s3.list_objects_v2(Bucket=instance.bucket).get("Contents", [])
     return [entry["Key"] for entry in listed]
 
 
-def test_an_instance_that_its_group_terminates_is_stopped_and_saved(environment, metadata, bucket, tmp_path):
-    service, environment_of_metadata = metadata
-    service.answers["/latest/meta-data/autoscaling/target-lifecycle-state"] = "Terminated"
+def test_an_instance_that_its_group_terminates_is_stopped_and_saved(instance, tmp_path):
+    instance.says["/latest/meta-data/autoscaling/target-lifecycle-state"] = "Terminated"
     file = tmp_path / "instance.toml"
     file.write_text(file.read_text().replace('"gpu-fleet-drain"', '""'))  # moto completes no hook
 
     with running("sleep", "600") as process:
         watched = ("--watch-pid", str(process.pid))
-        watch_until(lambda log: "event=drained" in log, environment_of_metadata, tmp_path, *watched)
+        watch_until(lambda log: "event=drained" in log, instance.environment, tmp_path, *watched)
 
     assert (tmp_path / "run/stop").read_text() == "the scaling group terminates this instance\n"
-    assert "dev/keep/i-told/notes.txt" in kept(environment, bucket)
+    assert "dev/keep/i-told/notes.txt" in kept(instance)
 
 
-def test_a_marked_instance_saves_and_then_says_for_the_mark_that_nothing_runs(
-    environment, metadata, bucket, tmp_path
-):
+def test_a_marked_instance_saves_and_then_says_for_the_mark_that_nothing_runs(instance, tmp_path):
     """The agent of a simulated instance writes to no terminal of this computer."""
-    service, environment_of_metadata = metadata
     start = datetime.now(UTC).replace(microsecond=0)
-    service.answers["/latest/meta-data/tags/instance/gpu-fleet:reap-after"] = start.isoformat()
+    instance.says["/latest/meta-data/tags/instance/gpu-fleet:reap-after"] = start.isoformat()
 
     def answers(_log=""):
-        return [key for key in kept(environment, bucket) if "handshake" in key]
+        return [key for key in kept(instance) if "handshake" in key]
 
     with running("sleep", "600") as process:
         watched = ("--watch-pid", str(process.pid), "--clock-start", start.isoformat())
-        watch_until(answers, environment_of_metadata, tmp_path, *watched)
+        watch_until(answers, instance.environment, tmp_path, *watched)
 
-    assert "dev/keep/i-told/notes.txt" in kept(environment, bucket)
+    assert "dev/keep/i-told/notes.txt" in kept(instance)
     (answer,) = answers()
     assert answer.endswith(f":i-told/{start:%Y%m%dT%H%M%SZ}/idle.json")
     assert not (tmp_path / "called-wall").exists()
@@ -167,37 +151,21 @@ def test_the_instance_booted_as_long_ago_as_it_runs():
     assert before_s - 1 <= runs_s <= after_s + 1  # the kernel says whole seconds
 
 
-def test_a_program_that_the_stack_names_is_work(environment, metadata, bucket, tmp_path):
+def test_a_program_that_the_stack_names_is_work(instance, tmp_path):
     """It uses the product's way: the instance's own agent reads the policy in the records bucket."""
-    _, environment_of_metadata = metadata
     limits = {"cpu_cores": 64, "disk_kib_per_s": 2**20, "network_kib_per_s": 64}
     sensors = {"watch": ["blender"], "command": [], "command_timeout_s": 5, **limits}
-    policy = {"pools": {"dev": {"sensors": sensors}}}
-    client(environment, "s3").put_object(
-        Bucket=bucket, Key="reaper/policy.json", Body=json.dumps(policy).encode()
-    )
+    body = json.dumps({"pools": {"dev": {"sensors": sensors}}}).encode()
+    instance.s3.put_object(Bucket=instance.bucket, Key="reaper/policy.json", Body=body)
     (tmp_path / "blender").symlink_to("/usr/bin/sleep")
     activity = tmp_path / "run/activity.json"
 
     with running(tmp_path / "blender", "600") as process:
         reason = f"process: blender ({process.pid}, root)"
         reasons = lambda _log: activity.exists() and reason in json.loads(activity.read_text())["reasons"]  # noqa: E731
-        watch_until(reasons, environment_of_metadata, tmp_path)
+        watch_until(reasons, instance.environment, tmp_path)
 
         assert reasons("")
-
-
-def test_a_service_manager_s_signal_ends_the_agent_at_once_and_well(environment, tmp_path):
-    command = [*AGENT, "--instance-id", "i-stop"]
-    variables = environment | {"GPU_FLEET_RUN_DIR": str(tmp_path)}
-    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
-        while "event=watching" not in process.stderr.readline():
-            assert process.poll() is None
-        process.terminate()
-        log = process.stderr.read()
-
-    assert process.returncode == 0
-    assert "event=stopped-by-signal" in log
 
 
 def test_a_clock_start_without_a_zone_is_refused_with_what_is_allowed():

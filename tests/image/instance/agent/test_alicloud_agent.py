@@ -32,8 +32,6 @@ SPOT_TIME = "instance/spot/termination-time"
 
 
 class OneInstance:
-    """Fake of the cloud for one instance of a group."""
-
     def __init__(self):
         self.state, self.tags, self.strategy = "InService", {}, "NoSpot"
         self.leaving = [INSTANCE]
@@ -161,7 +159,7 @@ def test_a_group_that_refuses_protection_is_reported_and_hides_no_mark(cloud, li
     assert "event=not-protected group=asg-1" in caplog.text
 
 
-def test_the_hook_is_prolonged_and_completed_by_its_own_token(cloud):
+def test_the_hook_is_prolonged_and_completed_by_its_own_token_which_no_other_instance_shares(cloud):
     hook = Hook(clients(cloud).ess, INSTANCE)
 
     hook.heartbeat()
@@ -169,25 +167,17 @@ def test_the_hook_is_prolonged_and_completed_by_its_own_token(cloud):
 
     assert cloud.actions.prolonged == [("ash-1", "token")]
     assert cloud.actions.released == [("ash-1", "token", "CONTINUE")]
+    for name, value, said in (
+        ("leaving", [INSTANCE, "i-2"], "1 other instances share its token"),
+        ("state", "", "i-1 is in no scaling group"),
+    ):
+        setattr(cloud.actions, name, value)
+        with pytest.raises(CloudError, match=said):
+            Hook(clients(cloud).ess, INSTANCE).complete()
+    assert len(cloud.actions.released) == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"leaving": [INSTANCE, "i-2"]}, "1 other instances share its token"),
-        ({"state": ""}, "i-1 is in no scaling group"),
-    ],
-)
-def test_a_hook_that_others_hang_on_or_of_no_group_is_left_alone(cloud, change, said):
-    vars(cloud.actions).update(change)
-
-    with pytest.raises(CloudError, match=said):
-        Hook(clients(cloud).ess, INSTANCE).complete()
-
-    assert cloud.actions.released == []
-
-
-def test_a_heartbeat_names_instance_and_stack_as_sweep_and_alarms_look_for_them(cloud):
+def test_a_heartbeat_names_instance_and_stack_as_sweep_and_alarms_look_for_them_or_is_reported(cloud, caplog):
     """Alarms of Auto Scaling cannot use a metric of group 0, where the sweep reads everything else."""
     publisher = Publisher(CloudMonitor(clients(cloud).cms, "alicloud-dev", "4711"), "", batched=False)
 
@@ -204,20 +194,13 @@ def test_a_heartbeat_names_instance_and_stack_as_sweep_and_alarms_look_for_them(
         ("GpuMemoryUsedPercent", '{"Pool": "dev", "Stack": "alicloud-dev"}', "4711"): 50.0,
     }
     assert all("Time" not in metric for metric in cloud.actions.metrics), "the time of receipt counts"
-
-
-def test_a_heartbeat_that_is_refused_is_reported_and_dropped(cloud, caplog):
     cloud.actions.put_custom_metric = refuse
-    publisher = Publisher(CloudMonitor(clients(cloud).cms, "s"), "", batched=False)
-
     publisher.add(heartbeat(judgement(), INSTANCE, "dev"), NOON)
-
     assert "event=heartbeat-lost" in caplog.text
 
 
 @pytest.fixture
 def environment(cloud, metadata, tmp_path):
-    """Return the environment of the instance's programs."""
     text = INSTANCE_TOML.replace('"aws"', '"alicloud"\nmonitor_group = "4711"').replace("s3:", "oss:")
     (tmp_path / "instance.toml").write_text(text.replace("aws-dev", "alicloud-dev"))
     (tmp_path / "run").mkdir(mode=0o755)
@@ -274,19 +257,15 @@ def test_an_instance_s_keys_are_its_role_s_and_new_before_they_end(metadata):
     assert key_ids == ["STS.1", "STS.1", "STS.2"]
 
 
-def test_the_environment_s_keys_come_first():
+def test_the_environment_s_keys_come_first_and_an_instance_without_any_says_so(metadata):
     keys = Credentials(ENVIRON, None).current()
 
     assert keys.key_id == "made-up"
     assert "made-up" not in repr(keys).replace("key_id='made-up'", "")
-
-
-def test_an_instance_without_a_role_or_with_keys_that_cannot_be_read_says_so(metadata):
     with pytest.raises(ConfigurationError, match="no RAM role"):
         Credentials({}, Metadata("alicloud")).current()
     metadata.says("ram/security-credentials/", "role")
     metadata.says("ram/security-credentials/role", "{}")
-
     with pytest.raises(CloudError, match="cannot be read"):
         Credentials({}, Metadata("alicloud")).current()
 

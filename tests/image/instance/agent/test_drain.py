@@ -1,6 +1,7 @@
 """The drain of an instance: stop, save, release, in this order; the test controls the time."""
 
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -14,21 +15,22 @@ LEAVING = Notice("the scaling group terminates this instance")
 SPOT = Notice("spot interruption of this instance: terminate", NOON + timedelta(minutes=2))
 
 
+@dataclass
 class World:
     """Record of a drain's actions in order; the test decides when the trainer ends and saving works."""
 
-    def __init__(self, trainer_ends_s=0.0, saving_fails=0, hook_fails=False, saving_takes_s=0.0):
-        self.now = NOON
-        self.events = []
-        self._trainer_ends = NOON + timedelta(seconds=trainer_ends_s)
-        self._saving_fails = saving_fails
-        self._saving_takes_s = saving_takes_s
-        self._hook_fails = hook_fails
+    trainer_ends_s: float = 0.0
+    saving_takes_s: float = 0.0
+    saving_fails: int = 0
+    hook_fails: bool = False
+    now: datetime = NOON
+    events: list[str] = field(default_factory=list)
 
     def steps(self, hook=True):
+        ends = NOON + timedelta(seconds=self.trainer_ends_s)
         return Steps(
             notify=lambda message: self.events.append(f"notify {message}"),
-            trainers=lambda: ["torchrun (7, bob)"] if self.now < self._trainer_ends else [],
+            trainers=lambda: ["torchrun (7, bob)"] if self.now < ends else [],
             save=self.save,
             hook=self if hook else None,
             now=lambda: self.now,
@@ -39,28 +41,23 @@ class World:
         self.now += timedelta(seconds=seconds)
 
     def save(self, progress):
-        passed = 0.0
-        while passed < self._saving_takes_s:
+        for _ in range(int(self.saving_takes_s / 10)):
             self.wait(10)
-            passed += 10
             progress()
-        if self._saving_fails:
-            self._saving_fails -= 1
+        if self.saving_fails:
+            self.saving_fails -= 1
             self.events.append("save failed")
             raise CloudError("AccessDenied")
         self.events.append("save")
         return Saved(3, 2**20, 0)
 
-    def heartbeat(self):
-        self._hook("heartbeat")
+    def heartbeat(self, action="heartbeat"):
+        self.events.append(action)
+        if self.hook_fails:
+            raise CloudError("No active Lifecycle Action found")
 
     def complete(self):
-        self._hook("complete")
-
-    def _hook(self, action):
-        self.events.append(action)
-        if self._hook_fails:
-            raise CloudError("No active Lifecycle Action found")
+        self.heartbeat("complete")
 
     def done(self):
         return [event.split()[0] if event.startswith("notify") else event for event in self.events]

@@ -153,21 +153,6 @@ def test_a_refusal_that_could_not_be_written_is_written_once_the_records_answer(
     assert TAG_REAP_AFTER not in live.tags(instance.id)
 
 
-def test_a_door_shut_by_a_sweep_that_died_opens_when_the_mark_is_removed(live):
-    (instance,) = marked_and_due(live)
-    live.on_closed(instance, lambda: live.on_call("*", crash))
-    try:
-        live.sweep()
-    except CrashError:
-        live.forget_lease()
-    assert instance.door_is_shut
-
-    live.ec2.delete_tags(Resources=[instance.id], Tags=[{"Key": TAG_REAP_AFTER}])
-    live.pass_minutes(1)
-
-    assert not instance.door_is_shut
-
-
 def test_reads_beside_the_budget_are_few_and_do_not_grow_with_the_fleet(live):
     marked_and_due(live, 12)
     live.calls.clear()

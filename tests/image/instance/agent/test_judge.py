@@ -213,7 +213,6 @@ MINUTES = st.lists(SAMPLES, min_size=1, max_size=12)
 
 
 def but(samples, place, **changes):
-    """Return the samples with one of them changed."""
     index = place % len(samples)
     return [*samples[:index], replace(samples[index], **changes), *samples[index + 1 :]]
 

@@ -136,26 +136,31 @@ def swap(path, target):
     path.symlink_to(target)
 
 
-def swap_once_listed(monkeypatch, act):
-    """Run an action between the listing of the files and their opening."""
+def pipe(path, _):
+    """Replace a file by a pipe, whose opening waits for a writer."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "placed", [(swap, "notes.txt", "shadow"), (swap, "deep", "."), (pipe, "notes.txt", "")]
+)
+def test_what_is_put_in_place_of_what_was_looked_at_is_not_waited_for_and_uploads_nothing_of_roots(
+    s3, folder, secret, monkeypatch, placed
+):
+    put, name, target = placed
+    (folder / "deep/shadow").write_text("mine")
     listed = kept_files._listed
 
     def then_swap(*arguments):
-        act()
+        put(folder / name, secret.parent / target)
         return listed(*arguments)
 
     monkeypatch.setattr(kept_files, "_listed", then_swap)
 
-
-@pytest.mark.parametrize("name", ["notes.txt", "deep"])
-def test_a_link_put_in_place_of_what_was_looked_at_uploads_nothing_of_roots(
-    s3, folder, secret, monkeypatch, name
-):
-    (folder / "deep/shadow").write_text("mine")
-    swap_once_listed(monkeypatch, lambda: swap(folder / name, secret.parent if name == "deep" else secret))
-
-    with pytest.raises(CloudError, match="were not saved"):
+    with pytest.raises(CloudError, match="were not saved") as refused:
         save(folder, s3, PLACE)
+    assert put is swap or "no regular file" in str(refused.value)
     assert all(b"root:hash" not in copied(s3, key.removeprefix(PLACE.prefix)) for key in keys(s3))
 
 
@@ -165,17 +170,6 @@ def test_a_link_put_in_place_of_an_opened_file_uploads_what_was_opened(s3, folde
     with pytest.raises(CloudError, match="changed while it was copied"):
         save(folder, s3, PLACE)
     assert copied(s3) == b"hello"
-
-
-def test_a_pipe_put_in_place_of_a_file_is_not_waited_for(s3, folder, monkeypatch):
-    def pipe():
-        (folder / "notes.txt").unlink()
-        os.mkfifo(folder / "notes.txt")
-
-    swap_once_listed(monkeypatch, pipe)
-
-    with pytest.raises(CloudError, match=r"notes\.txt.*no regular file"):
-        save(folder, s3, PLACE)
 
 
 def test_a_link_in_place_of_the_whole_folder_is_not_followed(s3, tmp_path, secret):

@@ -35,21 +35,15 @@ NOWHERE = Path("/nowhere/closed")
 MARK = "tags/instance/gpu-fleet:reap-after"
 
 
-class MetadataOf:
-    """A metadata service as a table."""
-
-    def __init__(self, **answers):
-        self.answers = answers
-
-    def get(self, path):
-        return self.answers.get(path)
+def metadata_of(**answers):
+    return Mock(answers=answers, get=answers.get)
 
 
 class Heard:
     """Record of the instance's actions, as drain, fence and answers."""
 
     def __init__(self, door=Door(NOWHERE, NOWHERE), talk=None, **metadata):  # noqa: B008 - it holds nothing
-        self.metadata, self.events, self.lowered, self.now = MetadataOf(**metadata), [], [], NOON
+        self.metadata, self.events, self.lowered, self.now = metadata_of(**metadata), [], [], NOON
         source = notices.FromMetadata(self.metadata, lambda: self.now)
         withdrawn = partial(self.events.append, "withdrawn")
         nothing = Answers(self.drain, None, self.events.append, None, self.store, None, self, door, withdrawn)
@@ -88,29 +82,26 @@ BY_GROUP = Notice("the scaling group terminates this instance")
 
 def test_a_notice_is_what_spot_market_or_group_say_of_the_end_the_first_of_them_until_when():
     by_market = Notice("spot interruption of this instance: terminate", NOON + timedelta(minutes=2))
+    found = {
+        (): None,
+        ((notices.LIFECYCLE_STATE, "InService"),): None,
+        (*LEAVING.items(),): BY_GROUP,
+        ((notices.SPOT_ACTION, SPOT), *LEAVING.items()): by_market,
+    }
 
-    assert notices.find(MetadataOf()) is None
-    assert notices.find(MetadataOf(**{notices.LIFECYCLE_STATE: "InService"})) is None
-    assert notices.find(MetadataOf(**LEAVING)) == BY_GROUP
-    assert notices.find(MetadataOf(**{notices.SPOT_ACTION: SPOT}, **LEAVING)) == by_market
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"action": "stop", "time": "soon"}'])
-def test_a_spot_notice_that_cannot_be_read_is_reported(text):
-    with pytest.raises(CloudError, match=r"spot/instance-action.*cannot be read"):
-        notices.find(MetadataOf(**{notices.SPOT_ACTION: text}))
-
-
-def test_a_malformed_mark_is_no_mark():
-    assert notices.mark(MetadataOf(**{MARK: "tomorrow"})) is None
+    assert {said: notices.find(metadata_of(**dict(said))) for said in found} == found
+    for text in ("", "{}", "[]", '{"action": "stop", "time": "soon"}'):
+        with pytest.raises(CloudError, match=r"spot/instance-action.*cannot be read"):
+            notices.find(metadata_of(**{notices.SPOT_ACTION: text}))
 
 
-def test_a_hold_holds_until_it_is_over():
+def test_a_hold_holds_until_it_is_over_and_a_malformed_mark_is_none():
     def held(until):
-        return bool(notices.hold(MetadataOf(**{"tags/instance/gpu-fleet:keep-until": until}), NOON))
+        return bool(notices.hold(metadata_of(**{"tags/instance/gpu-fleet:keep-until": until}), NOON))
 
     ends = (None, (NOON - timedelta(minutes=1)).isoformat(), (NOON + timedelta(minutes=1)).isoformat())
     assert [held(until) for until in ends] == [False, False, True]
+    assert notices.mark(metadata_of(**{MARK: "tomorrow"})) is None
 
 
 def test_a_notice_drains_and_ends_the_listening():
@@ -210,9 +201,10 @@ def looked(notice_listener, *looks):
     return [call.args[0] for call in notice_listener._closed.wait.call_args_list]
 
 
-@pytest.mark.parametrize(("talk", "seconds"), [(Talk(), 5.0), (Talk(NOON, closed_at=NOON), 1.0)])
-def test_behind_a_shut_door_it_looks_five_times_as_often(talk, seconds):
-    assert looked(Heard(talk=talk).notice_listener, False) == [seconds] * 2
+def test_behind_a_shut_door_it_looks_five_times_as_often():
+    waits = [looked(Heard(talk=talk).notice_listener, False) for talk in (Talk(), Talk(NOON, closed_at=NOON))]
+
+    assert waits == [[5.0] * 2, [1.0] * 2]
 
 
 def test_a_silence_is_reported_once_and_a_new_one_again(caplog):
@@ -240,15 +232,14 @@ def made(tmp_path):
     return make
 
 
-@pytest.mark.parametrize(
-    ("hook", "ends_at", "waits"),
-    [("gpu-fleet-drain", None, True), ("", None, False), ("gpu-fleet-drain", NOON, False)],
-)
-def test_only_the_group_s_hook_is_asked_for_time(made, hook, ends_at, waits):
+def test_only_the_group_s_hook_is_asked_for_time(made):
     """The spot market does not wait, and an instance of no group has no hook."""
-    drain = made(lifecycle_hook=hook).drain(Notice("it goes", ends_at))
+    asked = {("gpu-fleet-drain", None): "hook of i-1", ("", None): None, ("gpu-fleet-drain", NOON): None}
 
-    assert drain._steps.hook == ("hook of i-1" if waits else None)
+    def hook(name, ends_at):
+        return made(lifecycle_hook=name).drain(Notice("it goes", ends_at))._steps.hook
+
+    assert {given: hook(*given) for given in asked} == asked
 
 
 def test_the_copy_of_what_users_keep_is_the_agent_s_own_use_of_the_network(made):
@@ -285,14 +276,12 @@ def test_a_door_that_opens_half_way_is_known_as_the_agent_s_own(door, monkeypatc
     assert removed == ["nologin", "closed"]
 
 
-@pytest.mark.parametrize("is_shut_before", [False, True])
-def test_what_an_administrator_wrote_refuses_no_jobs_and_stays(door, tmp_path, is_shut_before):
+def test_what_an_administrator_wrote_refuses_no_jobs_and_stays(door, tmp_path):
     (tmp_path / "nologin").write_text("maintenance until noon\n")
     assert not door.is_shut, "an agent that starts would open it"
-    if is_shut_before:
-        door.shut("not now")
 
-    door.open()
+    for act in (door.open, partial(door.shut, "not now"), door.open):
+        act()
 
     assert files(tmp_path) == {"nologin": "maintenance until noon\n"}
 

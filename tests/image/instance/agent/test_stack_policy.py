@@ -1,5 +1,7 @@
 """The stack's policy decides what counts as activity, and reaches a running agent."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from gpu_fleet_image.core.reaper_errors import CloudError
@@ -27,26 +29,14 @@ def document(**values):
     return {"schema_version": 9, "pools": {"dev": {"sensors": OWN | values, "newer_key": 1}}}
 
 
-class Bucket:
-    """Bucket of a test, with a clock that the test advances."""
-
-    def __init__(self, content=None):
-        self.content = content
-        self.now_s = 0.0
-        self.reads = 0
-
-    def read(self):
-        self.reads += 1
-        if isinstance(self.content, Exception):
-            raise self.content
-        return self.content
-
-    def policy(self):
-        return StackPolicy(self.read, "dev", lambda: self.now_s)
+def policy_of(*contents):
+    """Return a policy that is read from these, one after another, with its bucket and its clock."""
+    bucket, seconds = Mock(side_effect=contents), [0.0]
+    return StackPolicy(bucket, "dev", lambda: sum(seconds)), bucket, seconds
 
 
 def test_the_stack_s_programs_command_and_limits_count():
-    policy = Bucket(document()).policy()
+    policy, _, _ = policy_of(document())
 
     asked = policy.asked()
     limits = policy.limits()
@@ -62,7 +52,7 @@ def test_users_read_when_their_pool_is_marked_as_far_as_the_policy_says_it():
     def rule(**said):
         content = document()
         content["pools"]["dev"] |= said
-        policy = Bucket(content).policy()
+        policy, _, _ = policy_of(content)
         policy.asked()
         return policy.rule
 
@@ -70,33 +60,21 @@ def test_users_read_when_their_pool_is_marked_as_far_as_the_policy_says_it():
     assert rule(**terms | {"idle_after_hours": "soon"}) == rule() == ""
 
 
-def test_a_change_reaches_a_running_agent():
-    bucket = Bucket(document())
-    policy = bucket.policy()
-    policy.asked()
-    bucket.content = document(watch=["maya"])
+def test_a_change_reaches_a_running_agent_and_what_was_read_last_holds_while_the_bucket_is_silent():
+    read = document(), document(watch=["maya"]), CloudError("SlowDown"), document(watch=[])
+    policy, bucket, seconds = policy_of(*read)
+    watched = []
 
-    before = policy.asked().watch
-    bucket.now_s = READ_EVERY_S
+    for later_s in (0.0, 0.0, READ_EVERY_S, READ_EVERY_S, 0.0, TRY_AGAIN_AFTER_S):
+        seconds.append(later_s)
+        watched.append([*policy.asked().watch])
 
-    assert (before, policy.asked().watch) == (frozenset({"blender"}), frozenset({"maya"}))
-    assert bucket.reads == 2
-
-
-def test_what_was_read_last_holds_while_the_bucket_is_silent():
-    bucket = Bucket(document())
-    policy = bucket.policy()
-    policy.asked()
-    bucket.now_s, bucket.content = READ_EVERY_S, CloudError("SlowDown")
-
-    assert policy.asked().watch == frozenset({"blender"})
-    bucket.content = document(watch=[])
-    bucket.now_s += TRY_AGAIN_AFTER_S
-    assert policy.asked().watch == frozenset()
+    assert watched == [["blender"], ["blender"], ["maya"], ["maya"], ["maya"], []]
+    assert bucket.call_count == len(read)
 
 
 def test_before_it_was_read_once_the_instance_is_unknown():
-    silent = Bucket(CloudError("AccessDenied")).policy()
+    silent, _, _ = policy_of(CloudError("AccessDenied"))
 
     assert silent.asked() == SensorOptions(problem="policy of the stack: AccessDenied")
     assert silent.limits().cpu_cores == 0.1

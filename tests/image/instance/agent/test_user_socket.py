@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from contextlib import ExitStack, closing, contextmanager
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -44,8 +45,6 @@ sys.stdout.write(connection.makefile().readline())
 
 
 class OwnTags:
-    """The instance's tags, as its cloud has them."""
-
     def __init__(self, **tags):
         self.of = {TAG_MANAGED: "true", **tags}
 
@@ -56,7 +55,6 @@ class OwnTags:
         self.of |= tags
 
     def get(self, path):
-        """Return a tag, as the metadata service shows it."""
         return self.of.get(path.removeprefix("tags/instance/"))
 
 
@@ -70,6 +68,7 @@ def tags(tmp_path, monkeypatch):
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "GPU_FLEET_POLICY_FILE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path / "run")  # the socket's whole path may be too long for an address
     own = OwnTags()
     with closing(speaking(requests(own).answer)):
         yield own
@@ -90,12 +89,9 @@ def speaking(answer, request_within_s=5.0):
 
 @contextmanager
 def connected():
-    """Connect to the socket; its whole path may be too long for an address."""
     with socket.socket(socket.AF_UNIX) as connection:
-        folder = os.open(paths.run_dir(), os.O_PATH)
         connection.settimeout(60)
-        connection.connect(f"/proc/self/fd/{folder}/agent.sock")
-        os.close(folder)
+        connection.connect("agent.sock")
         yield connection
 
 
@@ -107,11 +103,6 @@ def ask(content):
 
 def run(*words):
     return CliRunner().invoke(main, list(words))
-
-
-def judged():
-    outcome = judgement(Minute.ACTIVE, idle_s=0.0, reasons=("process: \x1b[2J (7, ada)",))
-    activity_file.write(paths.activity_file(), outcome, "i-9", "the whole instance")
 
 
 # what users type
@@ -147,27 +138,20 @@ def test_a_hold_is_changed_by_its_holder_the_instances_owner_and_root_alone(tags
     assert may or f"i-9 is kept until {before[TAG_KEEP_UNTIL]} by ada (deadline). They, its owner" in error
 
 
-def test_status_shows_what_the_agent_saw_and_what_the_cloud_says_without_moving_the_cursor(tags):
-    judged()
+def test_status_and_explain_show_what_the_agent_saw_and_the_cloud_says_without_moving_the_cursor(tags):
+    outcome = judgement(Minute.ACTIVE, idle_s=0.0, reasons=("process: \x1b[2J (7, ada)",))
+    activity_file.write(paths.activity_file(), outcome, "i-9", "the whole instance")
     tags.of |= {TAG_REAP_AFTER: "2026-11-21T13:00:00+00:00", TAG_KEEP_UNTIL: "2026-11-21T15:00:00+00:00"}
 
-    said = run("status").output.splitlines()
+    said, explained = (run(command).output.splitlines() for command in ("status", "explain"))
 
     assert [row.split() for row in said[1:2]] == [["state", "active"]]
     assert "reasons     process: \\x1b[2J (7, ada)" in said
     assert "marked      due after 2026-11-21T13:00:00+00:00, unless it is used or kept" in said
     assert "kept until  2026-11-21T15:00:00+00:00" in said
     assert said[-1].endswith("gpu-fleet status --stack aws-dev")
-
-
-def test_explain_explains_the_instance_it_runs_on(tags):
-    judged()
-
-    result = run("explain")
-
-    assert result.exit_code == 0, result.output
-    assert "the rule" in result.output.splitlines()
-    assert result.output.endswith("on a laptop, gpu-fleet explain i-9 --stack aws-dev\n")
+    assert "the rule" in explained
+    assert explained[-1].endswith("on a laptop, gpu-fleet explain i-9 --stack aws-dev")
 
 
 def test_before_the_first_minute_is_judged_that_is_said(tags):
@@ -205,8 +189,7 @@ def test_without_an_agent_the_unit_and_the_remedy_are_named(tags, words):
 def test_an_agent_that_died_leaves_a_socket_that_the_next_one_replaces(tags):
     with socket.socket(socket.AF_UNIX) as dead:
         paths.agent_socket().unlink()
-        folder = os.open(paths.run_dir(), os.O_PATH)
-        dead.bind(f"/proc/self/fd/{folder}/agent.sock")
+        dead.bind("agent.sock")
     assert "(Connection refused)" in run("release").output
 
     with closing(speaking(requests(tags).answer)):
@@ -222,11 +205,9 @@ def test_the_caller_is_known_by_the_kernel_s_word_and_not_by_their_own(tags, cap
     caplog.set_level("INFO")
     words = json.dumps({"command": "keep", "duration": "2d", "reason": "account=root"})
 
-    folder = os.open(paths.run_dir(), os.O_PATH)  # the folders above are this test's alone
-    command = ["/usr/bin/python3", "-I", "-c", CHILD, f"/proc/self/fd/{folder}/agent.sock", words]
+    command = ["/usr/bin/python3", "-I", "-c", CHILD, "agent.sock", words]
     somebody = {"user": user, "group": 60, "extra_groups": (), "env": {"USER": "root", "LOGNAME": "root"}}
-    said = ran(command, check=True, pass_fds=[folder], **somebody)
-    os.close(folder)
+    said = ran(command, check=True, **somebody)
 
     assert json.loads(said.stdout)["error"] == ""
     (logged,) = [row for row in caplog.messages if row.startswith("event=kept")]
@@ -319,26 +300,13 @@ def test_who_says_nothing_or_sends_without_end_or_leaves_holds_no_thread_for_lon
         assert run("release").exit_code == 0
 
 
-class Dribbling:
-    """Connection that sends a byte a second, for ever."""
-
-    def __init__(self):
-        self.at = 0.0
-
-    def settimeout(self, left):
-        assert 0 < left <= 5 - self.at
-
-    def recv(self, _):
-        self.at += 1
-        return b"x"
-
-
 def test_who_sends_a_byte_now_and_then_is_left_at_the_deadline_all_the_same(monkeypatch):
-    slow = Dribbling()
-    monkeypatch.setattr(user_socket.time, "monotonic", lambda: slow.at)
+    slow = Mock(recv=Mock(return_value=b"x"))
+    monkeypatch.setattr(user_socket.time, "monotonic", lambda: slow.recv.call_count)  # a byte a second
 
     with pytest.raises(TimeoutError):
         user_socket.line_of(slow, 5)
+    assert [asked.args for asked in slow.settimeout.call_args_list] == [(5,), (4,), (3,), (2,), (1,)]
 
 
 def test_one_account_has_few_connections_and_the_others_are_answered(tags, monkeypatch):
@@ -369,31 +337,23 @@ def test_numbers_without_an_account_are_counted_as_one(monkeypatch):
         assert user_socket.caller_of(one) == (f"uid-{os.geteuid()}", "")
 
 
-class Watched:
-    """A lock that shows when a thread waits for it."""
-
-    def __init__(self):
-        self.waited_for, self._lock = threading.Event(), threading.Lock()
-        self.release = self._lock.release
-
-    def acquire(self, timeout):
-        if self._lock.acquire(blocking=False):
-            return True
-        self.waited_for.set()
-        return self._lock.acquire(timeout=timeout)
-
-
 def test_two_who_keep_at_once_are_served_one_after_the_other(tags, monkeypatch):
-    one, most = requests(tags), []
-    monkeypatch.setattr(one, "_alone", lock := Watched())
-    inside = []
+    one, inside, most = requests(tags), [], []
+    lock, waited_for = threading.Lock(), threading.Event()
+
+    def acquire(timeout):
+        if lock.acquire(blocking=False):
+            return True
+        waited_for.set()
+        return lock.acquire(timeout=timeout)
 
     def slow(_, new):
         inside.append(new)
         most.append(len(inside))
-        assert lock.waited_for.wait(10)
+        assert waited_for.wait(10)
         inside.pop()
 
+    monkeypatch.setattr(one, "_alone", Mock(acquire=acquire, release=lock.release))
     tags.tag = slow
     content = b'{"command": "keep", "duration": "1h", "reason": "x"}'
     users = [threading.Thread(target=one.answer, args=(content, "ada")) for _ in range(2)]

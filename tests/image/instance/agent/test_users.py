@@ -1,11 +1,7 @@
 """Users seen on an instance: the agent reports each new name once, and the sweep reads it."""
 
-import json
-from io import BytesIO
-
 import boto3
 import pytest
-from moto import mock_aws
 
 from gpu_fleet_image.core import instance_file
 from gpu_fleet_image.core.calls import Calls
@@ -15,8 +11,10 @@ from gpu_fleet_image.instance.agent.aws import AgentCloud
 from gpu_fleet_image.instance.agent.users import LONGEST, MOST_USERS, SAY_AGAIN_AFTER_S, Users
 from gpu_fleet_image.providers.alicloud.oss import OssStore, users_key
 from gpu_fleet_image.providers.aws.connect import users as users_of
+from tests.image.alicloud_world import Bucket
 from tests.image.instance_toml import INSTANCE_TOML
 from tests.image.situations import NOW
+from tests.image.world import World
 
 WORDS = ["grace:login+process", "ada:launch"]
 SEEN = [User.of(word) for word in WORDS]
@@ -109,16 +107,12 @@ def test_a_word_that_no_agent_writes_names_no_user():
     assert [word for word in words if User.of(word) is not None] == []
 
 
-@mock_aws
-def test_on_aws_the_sweep_reads_the_tag_that_the_agent_set(monkeypatch, tmp_path):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+def test_on_aws_the_sweep_reads_the_tag_that_the_agent_set(fleet, tmp_path):
     ec2 = boto3.client("ec2", region_name="us-east-1")
     made = ec2.run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
-    file = tmp_path / "instance.toml"
-    file.write_text(INSTANCE_TOML)
+    (tmp_path / "instance.toml").write_text(INSTANCE_TOML)
 
-    AgentCloud(instance_file.load(file), None).name_users(made, SEEN)
+    AgentCloud(instance_file.load(tmp_path / "instance.toml"), None).name_users(made, SEEN)
 
     found = ec2.describe_instances(InstanceIds=[made])["Reservations"][0]["Instances"][0]
     tags = {tag["Key"]: tag["Value"] for tag in found["Tags"]}
@@ -126,21 +120,10 @@ def test_on_aws_the_sweep_reads_the_tag_that_the_agent_set(monkeypatch, tmp_path
 
 
 def test_on_oss_the_newest_word_counts_and_no_list_is_asked_for():
-    objects = {}
-
-    class Bucket:
-        """A bucket that has no list."""
-
-        def put_object(self, Key, Body, **_):  # noqa: N803 - boto3's
-            objects[Key] = Body
-            return {"ETag": "1"}
-
-        def get_object(self, Key, **_):  # noqa: N803
-            return {"ETag": "1", "Body": BytesIO(objects[Key])}
-
-    store = OssStore(Bucket(), Calls(lambda: NOW), "oss://records/reaper")
+    world, key = World(), users_key("dev", "i-1")
+    store = OssStore(Bucket(world), Calls(world.clock), "oss://records/reaper")
     for users in (["ada"], WORDS):
-        store.put(users_key("dev", "i-1"), {"users": users})
+        store.put(key, {"users": users})
 
-    assert store.newest(users_key("dev", "i-1")).content == {"users": WORDS}
-    assert json.loads(objects["reaper/users/dev/i-1.json"]) == {"users": WORDS}
+    assert (key, store.newest(key).content) == ("users/dev/i-1.json", {"users": WORDS})
+    assert set(world.calls) == {"PutObject", "GetObject"}

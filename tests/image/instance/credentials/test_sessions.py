@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -104,33 +105,22 @@ def test_a_sessions_own_policy_is_as_short_as_alibaba_cloud_asks():
     assert len(longest) <= 2048  # the reference of AssumeRole
 
 
-class Sts:
-    """Alibaba Cloud's, which gives what is documented."""
-
-    def __init__(self):
-        self.asked = []
-
-    def assume_role(self, asked):
-        self.asked.append(asked)
-        keys = {"AccessKeyId": "STS.ada", "AccessKeySecret": "secret", "SecurityToken": "token"}
-        return {"Credentials": keys | {"Expiration": "2026-11-26T05:00:00Z"}}
-
-
 def test_alibaba_cloud_gives_a_session_that_is_named_after_account_and_instance(monkeypatch):
-    sts = Sts()
+    asked, given = [], {"AccessKeyId": "STS.ada", "AccessKeySecret": "s", "SecurityToken": "token"}
+    given["Expiration"] = "2026-11-26T05:00:00Z"
+    own = {"AccessKeyId": "made-up", "AccessKeySecret": alicloud_server.SECRET}
+    sts = SimpleNamespace(assume_role=lambda ask: asked.append(ask) or {"Credentials": given})
     with alicloud_server.serving(sts) as cloud, metadata_server("alicloud") as metadata:
         monkeypatch.setenv("GPU_FLEET_ALICLOUD_ENDPOINT", cloud.url)
         monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", metadata.base)
         metadata.says("ram/security-credentials/", "fleet")
-        keys = {"AccessKeyId": "made-up", "AccessKeySecret": alicloud_server.SECRET, "SecurityToken": "token"}
         metadata.says(
-            "ram/security-credentials/fleet", json.dumps(keys | {"Expiration": "2999-01-01T00:00:00Z"})
+            "ram/security-credentials/fleet", json.dumps(given | own | {"Expiration": "2999-01-01T00:00:00Z"})
         )
-        role = AlicloudUserRole(ROLE, "cn-wulanchabu", "records", Metadata("alicloud"))
 
-        given = role.assume("ada")
+        keys = AlicloudUserRole(ROLE, "cn-wulanchabu", "records", Metadata("alicloud")).assume("ada")
 
-    assert given == SessionKeys("STS.ada", "secret", "token", START + timedelta(hours=1))
-    (asked,) = sts.asked
-    assert (asked["RoleArn"], asked["RoleSessionName"], asked["DurationSeconds"]) == (ROLE, "ada@i-1", "3600")
-    assert asked["Policy"] == session_policy("ada", "records")
+    assert keys == SessionKeys("STS.ada", "s", "token", START + timedelta(hours=1))
+    (ask,) = asked
+    assert (ask["RoleArn"], ask["RoleSessionName"], ask["DurationSeconds"]) == (ROLE, "ada@i-1", "3600")
+    assert ask["Policy"] == session_policy("ada", "records")

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import pynvml
 import pytest
@@ -137,24 +138,23 @@ def test_a_file_whose_name_has_two_lines_forges_no_error_of_the_driver(tmp_path,
     assert failed(seen) == {"xid": "Xid 48 on PCI:0000:3b:00"}
 
 
-def test_gpus_that_broke_after_the_boot_check_are_unfit_for_a_job(tmp_path):
+def test_what_broke_after_the_boot_check_makes_an_instance_unfit_for_a_job(run_dir, monkeypatch, capsys):
     """Links train and copies are slow while jobs run: those checks are the boot's alone."""
-    report = tmp_path / "ready.json"
-    gate.write_report(checks.judge(EXPECTED, SOUND), report, datetime(2026, 11, 26, tzinfo=UTC))
+    gate.write_report(checks.judge(EXPECTED, SOUND), paths.ready_file(), datetime(2026, 11, 26, tzinfo=UTC))
     fallen = replace(SOUND, gpus=SOUND.gpus[:1], kernel_log=f"{FALLEN}\n")
     at_work = bent(inactive_nvlinks=2, copy_gib_per_s=1.0)
+    reached = "169.254.169.254 answers users with 200"
 
-    assert gate.broken_since(report, fallen) == ["1 of 2 GPUs", "Xid 79 on PCI:0000:10:1c"]
-    assert gate.broken_since(report, at_work) == []
+    for seen, opened, unfit in (
+        (fallen, "", ["1 of 2 GPUs", f"Xid 79 on {BUS}"]),
+        (at_work, "", []),
+        (SOUND, reached, [f"aws: {reached}"]),
+    ):
+        monkeypatch.setattr(gate, "_probe", Mock(return_value=seen))
+        monkeypatch.setattr(gate, "opened", f"{{}}: {opened}".format if opened else Mock(return_value=""))
 
-
-def test_an_instance_whose_metadata_service_users_reach_is_unfit_for_a_job(run_dir, monkeypatch, capsys):
-    gate.write_report(checks.judge(EXPECTED, SOUND), paths.ready_file(), datetime(2026, 11, 26, tzinfo=UTC))
-    monkeypatch.setattr(gate, "_probe", lambda _copies: SOUND)
-    monkeypatch.setattr(gate, "opened", lambda cloud: f"{cloud}: 169.254.169.254 answers users with 200")
-
-    assert gate.main(["health"]) == 0
-    assert capsys.readouterr().out == "aws: 169.254.169.254 answers users with 200\n"
+        assert gate.main(["health"]) == 0
+        assert capsys.readouterr().out.splitlines() == unfit
 
 
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
@@ -206,32 +206,25 @@ def pci_device(sys, name, vendor, kind):
     (device / "class").write_text(f"{kind}\n")
 
 
-@pytest.mark.parametrize(("on_the_bus", "waiting"), [(1, False), (2, True)])
-def test_a_driver_that_does_not_answer_is_waited_for_where_its_gpus_are_on_the_bus(
-    tmp_path, on_the_bus, waiting
-):
+def test_a_driver_that_does_not_answer_is_waited_for_where_its_gpus_are_on_the_bus(tmp_path):
     pci_device(tmp_path, "0000:00:01.0", "0x10de", "0x068000")  # an NVSwitch
     pci_device(tmp_path, "0000:00:03.0", "0x1d0f", "0x030000")  # a screen
-    for index in range(on_the_bus):
-        pci_device(tmp_path, f"0000:10:1{index}.0", "0x10de", "0x030200")
+    for on_the_bus in (1, 2):
+        pci_device(tmp_path, f"0000:10:1{on_the_bus}.0", "0x10de", "0x030200")
 
-    found = checks.gpu_count(EXPECTED, probes.probe(NO_DRIVER, sys=tmp_path))
+        found = checks.gpu_count(EXPECTED, probes.probe(NO_DRIVER, sys=tmp_path))
 
-    assert (found.ok, found.waiting) == (False, waiting)
+        assert (found.ok, found.waiting) == (False, on_the_bus == EXPECTED.gpus)
 
 
-def test_the_peak_of_a_memory_is_that_of_its_data_sheet(tmp_path):
-    (gpu,) = probes.probe(FakeNvml(), sys=tmp_path).gpus
+def test_the_peak_of_a_memory_is_that_of_its_data_sheet_and_what_holds_a_gpu_back_is_named(tmp_path):
+    whole, cut = FakeNvml(), FakeNvml(mig_instances=[])
+    whole.gpus[0].clock_events = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+
+    (gpu,), (piece,) = (probes.probe(nvml, sys=tmp_path).gpus for nvml in (whole, cut))
 
     assert gpu.peak_gib_per_s * probes.GIB / 1e9 == pytest.approx(600, rel=0.001)  # NVIDIA A10G
-
-
-def test_a_piece_of_a_gpu_has_no_peak_and_what_holds_a_gpu_back_is_named(tmp_path):
-    cut, braked = FakeNvml(mig_instances=[]), FakeNvml()
-    braked.gpus[0].clock_events = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
-
-    assert probes.probe(cut, sys=tmp_path).gpus[0].peak_gib_per_s is None
-    assert probes.probe(braked, sys=tmp_path).gpus[0].slowed_by == ("power brake",)
+    assert (gpu.slowed_by, piece.slowed_by, piece.peak_gib_per_s) == (("power brake",), (), None)
 
 
 # state and status of NVML -> what is to come, what has failed
@@ -254,10 +247,6 @@ def test_the_state_of_the_fabric_is_read(tmp_path):
     assert {given: read(*given) for given in FABRIC} == FABRIC
 
 
-def in_this_process(count):
-    return [copies.copied(index) for index in range(count)]
-
-
 def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monkeypatch):
     """As torch behaves without a fabric manager: it counts no GPU, and fails where it is used."""
 
@@ -268,30 +257,21 @@ def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", refuse)
 
-    seen = probes.probe(FakeNvml(), in_this_process, tmp_path)
+    seen = probes.probe(FakeNvml(), lambda count: [*map(copies.copied, range(count))], tmp_path)
 
     assert failed(seen, A10G) == {"cuda": f"GPU 0 (00:1e.0): {NO_CUDA}"}
-
-
-def environment(folder, program, *, complete=True):
-    """A trainer's environment whose Python is another program; gives that Python."""
-    python = folder / "venv/bin/python"
-    executable(python, f'#!/bin/sh\nexec {program} "$@"\n')
-    if complete:
-        packages = folder / "venv/lib/python3.12/site-packages"
-        packages.mkdir(parents=True)
-        (packages / "gpu-fleet.pth").touch()
-    return python
 
 
 def test_what_an_environment_answers_is_told_from_one_that_is_not_there_yet_or_not_whole(tmp_path):
     """A sound instance that cannot reach PyPI, say, and was rebooted: it is not to be replaced for that."""
 
     def checks_failed(name, program, *, complete=True):
-        python = environment(tmp_path / name, program, complete=complete)
-        return failed(
-            probes.probe(FakeNvml(), lambda count: probes.measured(count, python), tmp_path), A10G
-        ).keys()
+        python = tmp_path / name / "venv/bin/python"
+        executable(python, f'#!/bin/sh\nexec {program} "$@"\n')
+        if complete:
+            executable(tmp_path / name / "venv/lib/python3.12/site-packages/gpu-fleet.pth", "")
+        seen = probes.probe(FakeNvml(), lambda count: probes.measured(count, python), tmp_path)
+        return failed(seen, A10G).keys()
 
     assert probes.measured(2, tmp_path / "venv/bin/python") == [(None, ""), (None, "")]
     assert checks_failed("silent", "/bin/true") == {"cuda"}

@@ -28,7 +28,6 @@ def mounted() -> None:
 
 
 def wait_for_socket() -> None:
-    """Until journald takes entries."""
     for _ in range(STARTS_S * 20):
         if SOCKET.exists():
             return
@@ -47,7 +46,6 @@ def say(fields: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Carry out orders until standard input ends."""
     mounted()
     program: subprocess.Popen[bytes] | None = None
     with subprocess.Popen([JOURNALD], stdin=subprocess.DEVNULL) as journald:

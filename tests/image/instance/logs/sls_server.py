@@ -104,8 +104,6 @@ def expected_authorization(method: str, path: str, headers) -> str:
 
 @contextmanager
 def sls_server() -> Iterator[SlsServer]:
-    """Serve on a free port until the block ends."""
-
     def answer(asked: Asked) -> Answer:
         status, code = found.answers.pop(0) if found.answers else (0, "")
         if not code and (code := found.take(asked.path, asked.headers, asked.body)):

@@ -151,7 +151,6 @@ UNIT, OTHER = "trainer@digits.service", "gpu-ready.service"
 
 
 def spent():
-    """A budget of which the unit has used all."""
     budget = UnitBudget()
     assert budget.takes(UNIT, 0, BURST_BYTES)
     return budget

@@ -28,17 +28,13 @@ LAST_WORDS = 100  # right before the service is stopped
 
 
 class OwnJournal:
-    """Orders to ``journal_of_its_own``."""
-
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
     def say(self, unit: str, message: str) -> None:
-        """Let systemd say something of a unit."""
         self._order({"say": {"MESSAGE": message, "UNIT": unit, "PRIORITY": "6"}})
 
     def start(self, command: list[str], environment: Mapping[str, str]) -> None:
-        """Start what the unit runs."""
         self._order({"start": {"args": command, "env": dict(environment)}})
 
     def stop(self) -> str:
@@ -109,7 +105,7 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.prove  # as below; and test_aws.py
+@pytest.mark.prove  # as below; and test_services.py
 def test_lines_of_an_instance_of_a_shipped_stack_reach_cloudwatch_logs(tmp_path):
     root, name = tmp_path / "instance", "aws-dev"
     with own_journal() as journal, first_boots.aws(name) as cloud:

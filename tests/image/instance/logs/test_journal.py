@@ -23,7 +23,6 @@ print(json.dumps({"MESSAGE": "second", "__CURSOR": "s=1;i=2"}))
 
 
 def program(tmp_path, text):
-    """A journalctl of the test's."""
     file = tmp_path / "journalctl.py"
     file.write_text(text)
     return sys.executable, str(file)

@@ -10,42 +10,31 @@ from gpu_fleet_image.instance.logs.lines import Line
 from gpu_fleet_image.instance.logs.service import LinesNotTakenError, LinesRefusedError
 from gpu_fleet_image.instance.logs.shipper import KEEP_S, LONGEST_WAIT_S, CursorFile, Shipper
 
-LIMITS = BatchLimits(lines=2, content_bytes=1000, span_us=10**12)
-
-
-def service(*answers):
-    """Takes lines, unless an error is up next."""
-    made, left = SimpleNamespace(limits=LIMITS, taken=[], size=lambda line: len(line.text)), list(answers)
-
-    def send(lines):
-        answer = left.pop(0) if left else 0
-        if isinstance(answer, Exception):
-            raise answer
-        made.taken.append([line.text for line in lines])
-        return answer
-
-    made.send = send
-    return made
-
 
 class Played:
-    """A shipper over so many lines, with a clock that only counts."""
+    """A shipper over so many lines, with a clock that only counts.
+
+    Its service takes lines, unless an error is up next.
+    """
 
     def __init__(self, folder, *answers, lines=4, stops_after_waits=10**6):
-        self.service, self.waits = service(*answers), []
-        self.now_s = 0.0
+        self.answers, self.taken, self.waits, self.now_s = list(answers), [], [], 0.0
         self.buffer, self.cursor = LineBuffer(), CursorFile(folder)
         for number in range(lines):
             line = Line(number, "gpu-ready.service", "6", "1", f"line {number}", f"s=1;i={number}")
             self.buffer.add(SizedLine(line, 10))
-        self.shipper = Shipper(
-            self.service,
-            self.buffer,
-            self.cursor,
-            lambda: len(self.waits) >= stops_after_waits,
-            self.waits.append,
-            now=lambda: self.now_s,
-        )
+        limits = BatchLimits(lines=2, content_bytes=1000, span_us=10**12)
+        service = SimpleNamespace(limits=limits, size=lambda line: len(line.text), send=self.send)
+        stops = lambda: len(self.waits) >= stops_after_waits  # noqa: E731 - one expression
+        waits = self.waits.append
+        self.shipper = Shipper(service, self.buffer, self.cursor, stops, waits, now=lambda: self.now_s)
+
+    def send(self, lines):
+        answer = self.answers.pop(0) if self.answers else 0
+        if isinstance(answer, Exception):
+            raise answer
+        self.taken.append([line.text for line in lines])
+        return answer
 
 
 def throttled():
@@ -58,7 +47,7 @@ def test_all_that_waits_is_sent_in_order_and_the_last_cursor_kept(tmp_path, send
 
     send(played.shipper)
 
-    assert played.service.taken == [["line 0", "line 1"], ["line 2", "line 3"]]
+    assert played.taken == [["line 0", "line 1"], ["line 2", "line 3"]]
     assert played.cursor.read() == "s=1;i=3"
     assert played.waits == []
 
@@ -69,7 +58,7 @@ def test_what_was_not_taken_is_sent_again_after_waits_that_grow_to_a_limit_and_s
 
     played.shipper.send_waiting()
 
-    assert played.service.taken == [["line 0", "line 1"]]
+    assert played.taken == [["line 0", "line 1"]]
     assert len(played.waits) == 40
     assert max(played.waits[:2]) <= 4
     assert max(played.waits) <= LONGEST_WAIT_S
@@ -85,7 +74,7 @@ def test_it_ends_soon_while_nothing_is_taken_and_the_cursor_stays(tmp_path, wait
 
     assert played.shipper.run() is False
     assert len(played.waits) == waits
-    assert played.service.taken == []
+    assert played.taken == []
     assert played.cursor.read() == ""
 
 
@@ -94,7 +83,7 @@ def test_lines_that_will_never_be_taken_or_are_too_old_are_left_out_and_counted(
 
     played.shipper.send_waiting()
 
-    assert played.service.taken == [["line 2", "line 3"]]
+    assert played.taken == [["line 2", "line 3"]]
     assert played.cursor.read() == "s=1;i=3"
     assert "event=lines-refused count=2" in caplog.text
     assert "event=lines-left-out count=2 reason=age" in caplog.text
@@ -112,7 +101,7 @@ def test_lines_go_on_where_the_cursor_cannot_be_kept(tmp_path, caplog):
 
     played.shipper.send_waiting()
 
-    assert len(played.service.taken) == 2
+    assert len(played.taken) == 2
     assert "event=cursor-not-written" in caplog.text
 
 
@@ -147,5 +136,5 @@ def test_a_batch_whose_cursor_is_not_known_leaves_the_one_before(tmp_path):
 
     played.shipper.send_waiting()
 
-    assert played.service.taken == [["no cursor"]]
+    assert played.taken == [["no cursor"]]
     assert played.cursor.read() == "s=1;i=1"

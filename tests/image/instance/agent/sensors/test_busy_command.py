@@ -76,7 +76,7 @@ def command(file, timeout_s=60.0):
     return BusyCommand((str(file),), timeout_s)
 
 
-def test_its_exit_code_says_busy_or_not_and_any_other_end_is_unknown(program):
+def test_its_exit_code_says_busy_or_not_and_any_other_end_is_unknown(program, systemd):
     answers = [command(program(f"exit {code}")).is_busy() for code in (0, 1)]
     ends = {"exit 2": "exit code 2", "exit 127": "exit code 127", "kill -9 $$": "killed 137"}
 
@@ -84,13 +84,9 @@ def test_its_exit_code_says_busy_or_not_and_any_other_end_is_unknown(program):
     for script, ended in ends.items():
         with pytest.raises(SensorError, match=f"{ended}; exit code 0 says busy, 1 says not busy"):
             command(program(script)).is_busy()
-
-
-def test_a_unit_that_does_not_start_is_unknown_whatever_was_answered_before(program, systemd):
     asked = command(program("exit 1"))
     assert not asked.is_busy()
     (systemd / "systemctl").write_text("#!/bin/sh\necho Unit not found. >&2\nexit 5\n")
-
     with pytest.raises(SensorError, match=r"Unit not found\."):
         asked.is_busy()
 

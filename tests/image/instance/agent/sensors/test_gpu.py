@@ -1,5 +1,11 @@
 """GPUs by an NVML that answers, fails and recovers."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -9,7 +15,11 @@ from gpu_fleet_image.core.reaper_errors import SensorError
 from gpu_fleet_image.instance.agent.sensors.gpu import GpuSensor
 from gpu_fleet_image.instance.agent.sensors.reading import Gpu
 from tests.image.instance.fake_nvml import ERROR_CODES, FakeNvml
+from tests.image.one_instance import one_instance
+from tests.ran import ran
 
+ROOT = Path(__file__).parents[5]
+COMPILER = shutil.which("cc")
 MUST_ANSWER = [
     "nvmlInit",
     "nvmlDeviceGetCount",
@@ -35,7 +45,6 @@ FAILURES = [
 
 @pytest.fixture
 def seconds():
-    """Return a clock that a test advances."""
     return SimpleNamespace(now=0.0)
 
 
@@ -120,11 +129,6 @@ LIBRARY_NOT_FOUND = ("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 # (an NVML that fails, GPUs expected, what is said)
 SAID = [
     (
-        failing("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_GPU_IS_LOST),
-        1,
-        r"NVML_ERROR_GPU_IS_LOST in nvmlDeviceGetUtilizationRates of GPU 0 ",
-    ),
-    (
         failing("nvmlDeviceGetMigDeviceHandleByIndex", pynvml.NVML_ERROR_IN_USE, mig_instances=[[5]]),
         1,
         r"NVML_ERROR_IN_USE in MIG instance 0 of GPU 0",
@@ -176,7 +180,83 @@ def test_of_a_watched_tree_only_the_gpus_it_is_on_are_looked_at(sensor_of):
     assert [gpu.pids for gpu in sensor_of(nvml, only_pids=lambda: frozenset({2})).read()] == [(2,)]
 
 
-def test_the_real_library_is_missing_here_or_answers(sensor_of):
-    gpus = sensor_of(pynvml, expected=0).read()
+# by NVIDIA's own Python binding, with a library that a C compiler builds here
 
-    assert all(gpu.memory_total_gib > 0 for gpu in gpus)
+READ = """
+import json, pynvml
+from dataclasses import asdict
+from gpu_fleet_image.core.reaper_errors import SensorError
+from gpu_fleet_image.instance.agent.sensors.gpu import GpuSensor
+try:
+    sensor = GpuSensor(pynvml, 2, iter(range(99)).__next__)
+    sensor.read()
+    print(json.dumps([asdict(gpu) for gpu in sensor.read()]))
+except SensorError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def compiled(source, folder):
+    library = folder / "libnvidia-ml.so.1"
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-w", "-o", library, source], check=True)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """Build the library; return an environment in which it is that of the driver."""
+    if COMPILER is None:
+        pytest.skip("no C compiler to make a libnvidia-ml.so.1 with")
+    folder = tmp_path_factory.mktemp("driver")
+    compiled(Path(__file__).with_name("fake_nvml.c"), folder)
+    return {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT / "image")}
+
+
+def read(driver, **more):
+    command = [sys.executable, "-c", READ]
+    environment = os.environ | driver | more
+    return json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+
+
+def test_gpus_are_read_in_full_and_one_in_mig_mode_with_the_processes_of_its_instances(driver):
+    whole, cut = read(driver)
+
+    assert whole == {
+        "name": "0 (GPU-whole)",
+        "utilisation_percent": 73.0,
+        "memory_used_gib": 60.0,
+        "memory_total_gib": 80.0,
+        "power_w": 350.0,
+        "power_limit_w": 700.0,
+        "pids": [41],
+        "sm_activity_percent": 41.5,
+    }
+    assert (cut["utilisation_percent"], cut["pids"]) == (None, [51, 52])
+    assert cut["sm_activity_percent"] is None
+
+
+def test_a_lost_gpu_is_named(driver):
+    error = read(driver, NVML_FAILS="nvmlDeviceGetUtilizationRates")
+
+    assert error == "NVML_ERROR_GPU_IS_LOST in nvmlDeviceGetUtilizationRates of GPU 0 (GPU-whole)"
+
+
+def test_a_library_without_a_function_is_reported_as_such(driver, tmp_path):
+    source = Path(__file__).with_name("fake_nvml.c").read_text()
+    (tmp_path / "old.c").write_text(source.replace("nvmlDeviceGetMemoryInfo", "somethingElse"))
+    compiled(tmp_path / "old.c", tmp_path)
+
+    error = read(driver, LD_LIBRARY_PATH=str(tmp_path))
+
+    assert error.startswith("NVML_ERROR_FUNCTION_NOT_FOUND in nvmlDeviceGetMemoryInfo")
+
+
+def test_an_agent_process_finds_the_instance_active_by_its_gpu(driver, tmp_path):
+    fast = ("--instance-id", "i-gpu", "--clock-speed", "600", "--duration", "300")
+    with one_instance(tmp_path) as environment:
+        command = [sys.executable, "-m", "gpu_fleet_image.console", "agent", *fast]
+        ended = ran(command, env=environment | driver)
+
+    assert ended.returncode == 0, ended.stderr
+    content = json.loads((tmp_path / "run/activity.json").read_text())
+    assert "gpu 0 (GPU-whole): utilisation" in content["reasons"]
+    assert content["gpu_memory_used_percent"] == 75.0

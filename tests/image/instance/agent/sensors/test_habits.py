@@ -5,6 +5,8 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
+from itertools import permutations
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -26,6 +28,10 @@ PROCESSES = "gpu_fleet_image.instance.agent.sensors.processes.processes"
 WATCH = Started(9, "nvidia-smi", "ada", 0.3, 1.0, "nvidia-smi", (5, 1.0), cpu_s=0.1)
 
 
+def process_table(root=Path("/")):
+    return ProcessTable(frozenset, time.monotonic, lambda *_: ([], []), root=root)
+
+
 def learned(looks, last=WATCH):
     """Return whether the last process only repeats these polls, each (processes, busy), a second apart."""
     habits = Habits()
@@ -35,10 +41,10 @@ def learned(looks, last=WATCH):
     return found.repeats
 
 
-def after(runs, last=WATCH, *, busy=False):
+def after(runs, last=WATCH):
     """Return whether the last process only repeats these, each of which was seen once."""
-    looks = [([replace(run, began_s=10.0 + number)], busy) for number, run in enumerate(runs)]
-    return learned([look for run in looks for look in (run, ([], busy))], last)
+    looks = [([replace(run, began_s=10.0 + number)], False) for number, run in enumerate(runs)]
+    return learned([look for run in looks for look in (run, ([], False))], last)
 
 
 def test_the_fourth_run_that_comes_to_nothing_is_a_repetition_unless_it_is_another_or_does_more():
@@ -51,21 +57,15 @@ def test_the_fourth_run_that_comes_to_nothing_is_a_repetition_unless_it_is_anoth
     assert [change for change in changes if after([WATCH] * 3, replace(WATCH, **change))] == []
 
 
-@pytest.mark.parametrize("which", range(3))
-def test_a_command_that_did_something_in_one_of_its_last_three_runs_counts_from_its_first_moment(which):
-    def runs(**change):
-        return [replace(WATCH, **change) if number == which else WATCH for number in range(3)]
+def test_a_command_that_did_something_in_one_of_its_last_three_runs_counts_from_its_first_moment():
+    for change in ({"on_gpu": True}, {"cpu_s": 1.1}, {"age_s": 601.0}):
+        worked = replace(WATCH, **change)
 
-    changes = [{"on_gpu": True}, {"cpu_s": 1.1}, {"age_s": 601.0}]
-    assert [change for change in changes if after(runs(**change))] == []
+        assert not any(after(runs) for runs in set(permutations([worked, WATCH, WATCH])))
 
 
-def test_runs_beside_which_the_instance_was_busy_teach_nothing():
-    assert not after([WATCH] * 3, busy=True)
-
-
-@pytest.mark.parametrize("worked", [(True, False), (False, True)])
-def test_a_run_that_worked_at_one_of_its_looks_worked(worked):
+@pytest.mark.parametrize("worked", [(True,), (True, False), (False, True)])
+def test_runs_beside_which_the_instance_was_busy_at_one_of_their_looks_teach_nothing(worked):
     runs = [[replace(WATCH, began_s=10.0 + number)] for number in range(4)]
 
     assert not learned([look for run in runs for look in (*((run, busy) for busy in worked), ([], False))])
@@ -181,13 +181,12 @@ def test_every_reading_of_the_sensors_marks_what_only_repeats(read):
 
 def test_a_loop_in_a_real_pane_is_known():
     """The test checks only its own processes; others here belong to other tests."""
-    table = ProcessTable(frozenset, time.monotonic, lambda *_arguments: ([], []))
-    habits, looks = Habits(), iter(range(10**6))
+    read, habits, looks = process_table().read, Habits(), iter(range(10**6))
     sleeping = blake2b(b"sleep\0" + b"0.11\0", digest_size=16).hexdigest()
     with at_a_terminal("sh", "-c", "while :; do sleep 0.11; done"):
 
         def known():
-            own = [process for process in table.read().started if process.command == sleeping]
+            own = [process for process in read().started if process.command == sleeping]
             at = NOON + timedelta(seconds=next(looks))
             return any(process.repeats for process in habits.learned(own, at, busy=False))
 
@@ -201,7 +200,7 @@ def shown(monkeypatch, *looks):
     """Return the started processes by a process table, poll by poll."""
     looked = iter(looks)
     monkeypatch.setattr(PROCESSES, lambda _root: [next(looked)])
-    table = ProcessTable(frozenset, time.monotonic, lambda *_arguments: ([], []))
+    table = process_table()
     return [table.read().started for _ in looks]
 
 
@@ -233,7 +232,7 @@ def test_a_process_that_is_put_into_a_container_counts_from_then_on(monkeypatch,
     group.parent.mkdir(parents=True)
     (tmp_path / "dev/pts").mkdir(parents=True)
     monkeypatch.setattr(PROCESSES, lambda _root: [process])
-    table = ProcessTable(frozenset, time.monotonic, lambda *_arguments: ([], []), root=tmp_path)
+    table = process_table(tmp_path)
 
     group.write_text("0::/system.slice/other.service\n")
     before = table.read().started
@@ -271,7 +270,7 @@ def test_no_argument_is_kept_logged_or_shown(monkeypatch, caplog):
 # through the product's door
 
 
-def left_in_a_pane(monkeypatch, every_s, lasts_s, command="nvidia-smi", cpu_s=0.1):
+def left_in_a_pane(monkeypatch, every_s, lasts_s):
     """Put a loop that no user watches into a pane of every instance."""
     real = Instance.reading
 
@@ -282,7 +281,7 @@ def left_in_a_pane(monkeypatch, every_s, lasts_s, command="nvidia-smi", cpu_s=0.
         if not everything or age_s >= lasts_s:
             return found
         number = int(at // every_s)
-        run = Started(number % 30000, "nvidia-smi", "ada", age_s, number * every_s, command, (5, 1.0), cpu_s)
+        run = replace(WATCH, pid=number % 30000, age_s=age_s, began_s=number * every_s)
         return replace(found, presence=replace(found.presence, started=(*found.presence.started, run)))
 
     monkeypatch.setattr(Instance, "reading", shown)

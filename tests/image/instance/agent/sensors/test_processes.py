@@ -90,7 +90,6 @@ def command_of(line):
 
 
 def test_work_is_known_by_its_command():
-    """A command that only waits, or looks similar, is no work."""
     assert [line for line in WORK if not is_watched(command_of(line))] == []
     assert [line for line in NO_WORK if is_watched(command_of(line))] == []
 

@@ -16,6 +16,7 @@ from gpu_fleet_image.instance.agent.sensors.processes import ProcessTable, proce
 from gpu_fleet_image.recipe import build_requirements
 from gpu_fleet_image.recipe.errors import RequirementError
 from tests.image.programs import DEBIAN_PACKAGES, Jupyter, at_a_terminal, environment, running, until
+from tests.ran import ran
 
 pytestmark = [pytest.mark.image, pytest.mark.prove]
 
@@ -45,8 +46,6 @@ def programs():
 
 
 class Eyes:
-    """Sensors over this instance's process table."""
-
     def __init__(self):
         self.gpu_pids = frozenset()
         self._table = ProcessTable(lambda: self.gpu_pids, time.monotonic, kernel_sessions)
@@ -63,12 +62,9 @@ class Eyes:
         return [text for text in self.poll().watched if any(f"({process}," in text for process in family)]
 
     def unused_s(self, kind, words):
-        found = [
-            session.unused_s
-            for session in self.poll().sessions
-            if session.kind == kind and words in session.who
-        ]
-        return min(found) if found else None
+        sessions = self.poll().sessions
+        found = [each.unused_s for each in sessions if each.kind == kind and words in each.who]
+        return min(found, default=None)
 
 
 @pytest.fixture
@@ -127,10 +123,8 @@ def test_a_server_that_refuses_every_request_is_unknown_and_its_token_is_not_sho
 
 def test_typing_in_a_web_terminal_is_input(eyes, jupyter):
     name = jupyter.ask("POST", "api/terminals")["name"]
-    shell = until(
-        lambda: [process for process in processes() if process.parent == jupyter.pid and process.terminal],
-        "shell",
-    )[-1]
+    mine = lambda: [each for each in processes() if each.parent == jupyter.pid and each.terminal]  # noqa: E731
+    shell = until(mine, "shell")[-1]
     place = f"pts/{shell.terminal & 0xFF}"
     until(lambda: (eyes.unused_s("terminal", place) or 0) > 2, "the terminal at rest")
 
@@ -166,7 +160,12 @@ def test_launchers_are_work_while_they_wait(eyes, programs, tmp_path):
         "accelerate": [programs / "accelerate", "launch", "--cpu", script],
         "torchrun": [own / "torchrun", "--nproc-per-node", "1", "--master-port", "29617", script],
         "torch.distributed": [
-            *(sys.executable, "-m", "torch.distributed.run", "--master-port", "29618", script),
+            own / "python",
+            "-m",
+            "torch.distributed.run",
+            "--master-port",
+            "29618",
+            script,
         ],
         "ray": [programs / "python", tmp_path / "ray.py.txt"],
     }
@@ -203,20 +202,13 @@ def sshd(programs, tmp_path):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
     (tmp_path / "authorized").write_text((tmp_path / "own.pub").read_text())
     Path("/run/sshd").mkdir(exist_ok=True)
-    settings = [
-        "PermitRootLogin=yes",
-        "StrictModes=no",
-        "UsePAM=no",
-        f"AuthorizedKeysFile={tmp_path}/authorized",
-    ]
+    settings = ["PermitRootLogin=yes", "StrictModes=no", "UsePAM=no"]
+    settings += [f"AuthorizedKeysFile={tmp_path}/authorized"]
     server = ["/usr/sbin/sshd", "-D", "-p", "22022", "-h", tmp_path / "host", "-f", "/dev/null"]
     client = ["ssh", "-p", "22022", "-i", tmp_path / "own", "-o", "StrictHostKeyChecking=no"]
     client += ["-o", "UserKnownHostsFile=/dev/null", "-o", "ServerAliveInterval=5", "root@127.0.0.1"]
     with running(*server, *(word for setting in settings for word in ("-o", setting))):
-        until(
-            lambda: subprocess.run([*client, "true"], check=False, capture_output=True).returncode == 0,
-            "sshd",
-        )
+        until(lambda: ran([*client, "true"]).returncode == 0, "sshd")
         yield client
 
 

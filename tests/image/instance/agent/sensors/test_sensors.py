@@ -112,17 +112,26 @@ def test_counters_that_cannot_be_read_are_a_failure_that_says_why():
         RateSensor(broken, time.monotonic).read()
 
 
-def test_cpu_time_of_any_process_but_the_agent_counts():
+def test_cpu_time_and_files_of_any_process_and_its_children_count_but_not_those_of_the_agent(tmp_path):
     own = OwnUse()
-    counters = InstanceCounters(own)
-    before, own_before = counters(), own.cpu_s()
+    whole = InstanceCounters(own)
+    before, own_before = whole(), own.cpu_s()
     burn_cpu(0.2)
     own_s = own.cpu_s() - own_before
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[1]])"
+    writing = f"open({str(tmp_path / 'x')!r}, 'wb').write(bytes(2**22))\nprint(2"
 
-    with started(COMPUTING) as process:  # one that this process has waited for would be its own
+    # one that this process has waited for would be its own
+    with started(child, COMPUTING.replace("print(2", writing)) as process:
+        tree = TreeCounters(process.pid)
+        before_of_tree = tree()
         let_compute(process)
 
-        assert counters().cpu_s - before.cpu_s >= 0.1
+        of_tree = tree()
+        assert whole().cpu_s - before.cpu_s >= 0.1
+        assert of_tree.cpu_s - before_of_tree.cpu_s >= 0.1
+        assert of_tree.disk_bytes - before_of_tree.disk_bytes >= 2**22
+        assert len(tree.pids()) == 2
     assert own_s >= 0.15
 
 
@@ -160,17 +169,6 @@ def test_rdma_bytes_count_as_network(tmp_path):
     assert InstanceCounters(OwnUse(), tmp_path)().network_bytes - plain == pytest.approx(3e15, rel=1e-6)
 
 
-def test_a_process_that_computes_in_a_child_is_busy():
-    child = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[1]])"
-    with started(child, COMPUTING) as process:
-        counters = TreeCounters(process.pid)
-        before = counters()
-        let_compute(process)
-
-        assert counters().cpu_s - before.cpu_s >= 0.1
-        assert len(counters.pids()) == 2
-
-
 def test_a_process_that_waits_or_is_stopped_is_idle():
     with started(WAITING) as waiting, started("print(1, flush=True)\nwhile True: pass") as stopped:
         stopped.send_signal(signal.SIGSTOP)
@@ -183,17 +181,6 @@ def test_a_process_that_waits_or_is_stopped_is_idle():
     assert after[0].cpu_s - before[0].cpu_s <= 0.05  # some ticks: the end of its start
     assert after[0].disk_bytes == before[0].disk_bytes
     assert after[1].cpu_s == before[1].cpu_s
-
-
-def test_files_that_a_process_writes_are_seen(tmp_path):
-    write = f"open({str(tmp_path / 'x')!r}, 'wb').write(bytes(2**22))"
-    code = f"import sys\nprint(1, flush=True)\nsys.stdin.readline()\n{write}\nprint(2, flush=True)\n"
-    with started(code + "sys.stdin.read()") as process:
-        counters = TreeCounters(process.pid)
-        before = counters()
-        let_compute(process)
-
-        assert counters().disk_bytes - before.disk_bytes >= 2**22
 
 
 def test_a_tree_that_has_exited_is_idle_and_one_that_never_was_is_refused():
@@ -266,11 +253,9 @@ def test_a_connection_within_the_instance_or_of_no_process_is_to_no_peer(monkeyp
 
 
 def test_a_session_of_session_manager_is_in_use_while_it_is_open(monkeypatch):
-    listed = [
-        Process(76, ("/usr/bin/ssm-session-worker", "ada-0123", "i-1")),
-        Process(77, ("/usr/bin/ssm-session-worker",)),
-        Process(78, ("/usr/bin/ssm-agent-worker", "bob-0123")),
-    ]
+    worker, other = "/usr/bin/ssm-session-worker", "/usr/bin/ssm-agent-worker"
+    commands = (worker, "ada-0123", "i-1"), (worker,), (other, "bob-0123")
+    listed = [Process(number, command) for number, command in enumerate(commands, 76)]
     monkeypatch.setattr(processes, "processes", lambda _root: iter(listed))
 
     sessions = [session for session in table().read().sessions if session.kind == "session-manager"]
@@ -279,11 +264,8 @@ def test_a_session_of_session_manager_is_in_use_while_it_is_open(monkeypatch):
 
 
 def test_training_processes_are_those_of_a_launcher_or_of_our_own_trainer(monkeypatch):
-    seen = [
-        Process(1, ("torchrun", "train.py")),
-        Process(2, ("bash",)),
-        Process(3, ("python", "-m", "gpu_fleet", "train.yaml")),
-    ]
+    commands = ("torchrun", "train.py"), ("bash",), ("python", "-m", "gpu_fleet", "train.yaml")
+    seen = [Process(number, command) for number, command in enumerate(commands, 1)]
     monkeypatch.setattr(processes, "processes", lambda: iter(seen))
 
     assert processes.trainers() == [seen[0].shown, seen[2].shown]

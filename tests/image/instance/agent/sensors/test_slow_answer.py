@@ -29,7 +29,6 @@ class Question:
         return number
 
     def may_answer_soon(self):
-        """Allow an answer while somebody waits for it."""
         threading.Timer(0.05, self.may_answer.set).start()
 
 

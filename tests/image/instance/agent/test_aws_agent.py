@@ -1,4 +1,4 @@
-"""The agent's clients work with less of botocore's data, and hold less of it."""
+"""The agent on AWS: its clients, which hold less of botocore's data, and its group's lifecycle hook."""
 
 import inspect
 import json
@@ -7,11 +7,12 @@ from pathlib import Path
 import boto3
 import botocore
 import pytest
-from moto import mock_aws
+from botocore.stub import Stubber
 
 from gpu_fleet_image.core.model import TAG_WITHDRAWN
+from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.instance.agent import aws as aws_agent
-from gpu_fleet_image.instance.agent.aws import WithdrawnTag
+from gpu_fleet_image.instance.agent.aws import Hook, WithdrawnTag
 from gpu_fleet_image.instance.agent.service_models import NEEDED, SmallModels, use_small_models
 from gpu_fleet_image.providers.aws.instances import Tags
 from tests.image.samples import NOON
@@ -20,21 +21,15 @@ DATA = Path(botocore.__file__).parent / "data"
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small(monkeypatch, fleet):
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    with mock_aws():
-        use_small_models()
-        yield
+    use_small_models()
 
 
 def test_what_an_agent_calls_answers_as_before(small, tmp_path):
     ec2, s3 = boto3.client("ec2", "us-east-1"), boto3.client("s3", "us-east-1")
-    image = "ami-12c6146b"
     whole = boto3.session.Session(region_name="us-east-1").client("ec2")
-    (made,) = whole.run_instances(ImageId=image, MinCount=1, MaxCount=1)["Instances"]
+    (made,) = whole.run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1)["Instances"]
     WithdrawnTag("us-east-1", None, made["InstanceId"]).raise_for(NOON)
     ec2.create_tags(Resources=[made["InstanceId"]], Tags=[{"Key": "a", "Value": "b"}])
     ec2.delete_tags(Resources=[made["InstanceId"]], Tags=[{"Key": "a"}])
@@ -56,7 +51,6 @@ def test_what_an_agent_calls_answers_as_before(small, tmp_path):
 
 
 def test_every_operation_of_ec2_that_an_agent_calls_is_there(small):
-    """The test takes every method of the client that the agent's own code calls."""
     text = inspect.getsource(aws_agent) + inspect.getsource(Tags)
     made = boto3.client("ec2", "us-east-1")
     called = {name for name in dir(made.__class__) if f".{name}" in text and name.islower()}
@@ -84,3 +78,53 @@ def without_text(part):
         empty = {"documentation": ""} if isinstance(part.get("documentation"), str) else {}
         return {key: without_text(value) for key, value in part.items()} | empty
     return [without_text(item) for item in part] if isinstance(part, list) else part
+
+
+# the hook: moto has no CompleteLifecycleAction; botocore's Stubber checks each request and its order
+
+HOOK = {"LifecycleHookName": "gpu-fleet-drain", "AutoScalingGroupName": "dev", "InstanceId": "i-0a"}
+MEMBER = {"InstanceId": "i-0a", "AutoScalingGroupName": "dev", "AvailabilityZone": "us-east-1a"}
+MEMBER |= {"LifecycleState": "Terminating:Wait", "HealthStatus": "HEALTHY", "ProtectedFromScaleIn": True}
+
+
+@pytest.fixture
+def cloud():
+    keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
+    with Stubber(boto3.client("autoscaling", "us-east-1", **keys)) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+
+
+@pytest.fixture
+def hook(cloud):
+    return Hook(cloud.client, "gpu-fleet-drain", "i-0a")
+
+
+def member(cloud, *found):
+    answer = {"AutoScalingInstances": [*found]}
+    cloud.add_response("describe_auto_scaling_instances", answer, {"InstanceIds": ["i-0a"]})
+
+
+def test_the_group_is_looked_up_once_for_asking_time_and_letting_go(cloud, hook):
+    member(cloud, MEMBER)
+    cloud.add_response("record_lifecycle_action_heartbeat", {}, HOOK)
+    cloud.add_response("complete_lifecycle_action", {}, HOOK | {"LifecycleActionResult": "CONTINUE"})
+
+    hook.heartbeat()
+    hook.complete()
+
+
+def test_an_instance_of_no_group_is_named(cloud, hook):
+    member(cloud)
+
+    with pytest.raises(CloudError, match="i-0a is in no scaling group"):
+        hook.complete()
+
+
+def test_a_refusal_of_the_cloud_is_reported(cloud, hook):
+    member(cloud, MEMBER)
+    refusal_text = "No active Lifecycle Action found"
+    cloud.add_client_error("complete_lifecycle_action", "ValidationError", refusal_text)
+
+    with pytest.raises(CloudError, match=f"lifecycle hook gpu-fleet-drain: .*{refusal_text}"):
+        hook.complete()
