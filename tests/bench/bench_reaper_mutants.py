@@ -39,6 +39,7 @@ from hypothesis import Phase, settings
 from rich.console import Console
 
 from gpu_fleet_image.core.calls import batches
+from tests.bench.bench_reaper import entry
 from tests.image.controllers.sweep.findings import FINDINGS, Finding
 from tests.image.controllers.sweep.mutants import TESTS, Mutant, broken, explained, home, negations, probe
 from tests.image.controllers.sweep.test_mutants import CASES, NAMED, Guard
@@ -320,7 +321,8 @@ def measure() -> Entries:
         f"{len(FINDINGS)} ways back of what was found, {hunt.made} negations; "
         f"not counted are {len(reasons)} that change nothing"
     )
-    return {"reaper_mutants_caught": entry((counted - len(unexplained)) / counted, unit)}
+    share = (counted - len(unexplained)) / counted
+    return {"reaper_mutants_caught": entry(share, unit, None, "1.0", COMMAND)}
 
 
 def run(modules: Sequence[ModuleType], *, named: bool) -> Hunt:
@@ -485,11 +487,6 @@ def _in_a_child(act: Callable[[Callable[[object], None]], None], hear: Callable[
         for line in heard:
             hear(json.loads(line))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def entry(value: float, unit: str) -> dict[str, Any]:
-    """One figure; nobody else's stands beside it."""
-    return {"value": value, "unit": unit, "peer": None, "ratio": None, "goal": "1.0", "command": COMMAND}
 
 
 def _named_so(names: Collection[str]) -> list[ModuleType]:
