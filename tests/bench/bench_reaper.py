@@ -43,7 +43,6 @@ Entries = dict[str, dict[str, Any]]
 
 
 def measure() -> Entries:
-    """Everything, in one run."""
     say = Console(stderr=True).print
     install_custodian()
     found: Entries = {}
@@ -91,7 +90,6 @@ class Server:
 
 @contextmanager
 def cloud(count: int, case: str = "") -> Iterator[Server]:
-    """A fleet for as long as the block lasts."""
     command = [sys.executable, "-m", "tests.bench.reaper_cloud", str(count), case]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -207,7 +205,6 @@ def wrong_verdicts() -> Entries:
 
 
 def custodian_is_wrong(case: str, count: int) -> bool:
-    """Whether Cloud Custodian gets a case wrong."""
     with cloud(count, case) as server:
         code, matched, _ = custodian(server)
         ended = server.asked()["ended"]

@@ -31,7 +31,6 @@ Entries = dict[str, dict[str, Any]]
 
 
 def measure() -> Entries:
-    """Everything, in one run."""
     say = Console(stderr=True).print
     say(f"{COUNT} instances, the newest heartbeats first, and every window")
     found = calls("busy", idle_every=0, goal=f"<= {8 + COUNT // 100} (8 + N/100: a page has 100 instances)")

@@ -60,7 +60,6 @@ class Walk:
                 line.notices.append(self.live.now)
 
     def step(self) -> None:
-        """Something happens."""
         weights = {"sweep": 8, "night": 3, "work": 2, "type": 2, "leave": 4, "keep": 1, "wait": 4}
         weights |= {"agent_dies": 1, "agent_restarts": 2}
         (chosen,) = self._random.choices(list(weights), list(weights.values()))
@@ -141,7 +140,6 @@ class Walk:
 
 
 def measure() -> Entries:
-    """Everything, in one run; a false end raises."""
     say = Console(stderr=True).print
     ends = 0
     for seed in range(RUNS):

@@ -133,7 +133,6 @@ class Evaluated:
 
     @property
     def may_see(self) -> bool:
-        """Whether mutants are shown to it."""
         return not self.fails and self.seconds <= WITNESS_MAY_TAKE_S
 
 
@@ -266,7 +265,6 @@ class Stamps:
         self._base = hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def of(self, witness: str) -> str:
-        """The stamp of a witness, by its name."""
         own = self._own.get(witness.partition("::")[0], "")
         return hashlib.sha256(f"{self._base} {own}".encode()).hexdigest()
 
@@ -283,12 +281,10 @@ class Shown:
         self._seen: dict[str, list[str]] = _kept(SHOWN)
 
     def seen_by(self, mutant: str) -> str:
-        """Who saw a mutant in this tree; nobody is an empty text."""
         witness, stamp = self._seen.get(mutant, ["", ""])
         return witness if stamp == self.stamps.of(witness) else ""
 
     def note(self, mutant: str, witness: str) -> None:
-        """Keep who saw a mutant now."""
         self._seen[mutant] = [witness, self.stamps.of(witness)]
         SHOWN.parent.mkdir(exist_ok=True)
         SHOWN.write_text(json.dumps(self._seen, indent=0))
@@ -326,7 +322,6 @@ def measure() -> Entries:
 
 
 def run(modules: Sequence[ModuleType], *, named: bool) -> Hunt:
-    """Hunt in these modules; see ``Hunt``."""
     hunt = Hunt(modules, named=named)
     # pytest-timeout takes the same signal
     quiet = ["-q", "-s", "-p", "no:cacheprovider", "--no-header", "--no-summary", "-o", "timeout=0"]

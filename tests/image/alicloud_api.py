@@ -120,7 +120,6 @@ def _names(answer: Any) -> Iterator[str]:
 
 
 def main() -> None:
-    """Rewrite the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder

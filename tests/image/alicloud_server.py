@@ -81,7 +81,6 @@ class Server:
     asked: Counter[str] = field(default_factory=Counter)
 
     def answer(self, request: Asked) -> Answer:
-        """Check the signature, answer the action."""
         sent = f"{urlsplit(request.path).query}&{request.body.decode()}"
         asked = dict(parse_qsl(sent, keep_blank_values=True))
         given, action = asked.pop("Signature", ""), asked.get("Action", "")
@@ -105,7 +104,6 @@ class Server:
 
 @contextmanager
 def serving(actions: Any = None) -> Iterator[Server]:
-    """Run a server on a free port."""
     server = Server(actions)
     with answering(server.answer, "HTTP/1.1") as server.url:
         yield server

@@ -28,7 +28,6 @@ def policy(**capacity: object) -> Policy:
 
 
 def request(count: int = 1, hours: float | None = None, who: str = "ada", number: int = 1) -> Request:
-    """What somebody asks for."""
     return Request(f"2026-11-22/users/{who}/100000Z-{number:08x}", "train", count, hours, START)
 
 
@@ -73,11 +72,9 @@ class Cloud:
 
     @property
     def desired(self) -> dict[str, int]:
-        """What each group wants."""
         return {label: group.desired for label, group in self.groups.items()}
 
     def later(self, seconds: float = 60) -> None:
-        """Time passes; groups start what they want, where there is room."""
         self.now += timedelta(seconds=seconds)
         for label, group in self.groups.items():
             for _ in range(group.desired - len(group.members)):
@@ -93,7 +90,6 @@ class Cloud:
             self.move()
 
     def launch(self, label: str) -> None:
-        """An instance of a group starts."""
         name = f"i-{next(self.names):04}"
         tags = {TAG_POOL: "train"}
         self.instances[name] = Instance(name, "p4d.24xlarge", "running", self.now, tags)
@@ -154,7 +150,6 @@ class Cloud:
         self.groups[label] = replace(self.groups[label], desired=desired)
 
     def end(self, name: str) -> None:
-        """The sweep detaches with decrement, and terminates."""
         del self.instances[name]
         for label, group in self.groups.items():
             if name in group.members:
@@ -172,9 +167,7 @@ class Cloud:
                     self.room[label] = False
 
     def owned(self, who: str) -> list[str]:
-        """Instances that carry somebody as their owner."""
         return [instance.id for instance in self.instances.values() if instance.owner == who]
 
     def waiting(self) -> tuple[Coming, ...]:
-        """What is on its way."""
         return self.state.coming

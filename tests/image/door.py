@@ -62,7 +62,6 @@ class Door:
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
     def groups(self) -> dict[str, dict[str, Any]]:
-        """Zone -> the pool's group there."""
         found = boto3.client("autoscaling", REGION).describe_auto_scaling_groups()["AutoScalingGroups"]
         return {function["AvailabilityZones"][0]: function for function in found}
 
@@ -71,7 +70,6 @@ class Door:
         return {zone: group["DesiredCapacity"] for zone, group in self.groups().items()}
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Every line, in order."""
         s3 = boto3.client("s3", REGION)
         listed = s3.list_objects_v2(Bucket=BUCKET, Prefix="reaper/capacity/ledger/").get("Contents", [])
         return [
@@ -80,7 +78,6 @@ class Door:
         ]
 
     def taken(self) -> list[dict[str, str]]:
-        """Tags of every running instance."""
         pages = boto3.client("ec2", REGION).describe_instances()["Reservations"]
         found = [
             instance

@@ -17,7 +17,6 @@ class MotoTime(datetime):
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-        """Return the time at which everything is started."""
         return STARTED.astimezone(tz)
 
 

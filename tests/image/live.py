@@ -100,7 +100,6 @@ class Clock:
         self.start = self.now()
 
     def now(self) -> datetime:
-        """Return the time."""
         return self._live.now + self._skew
 
     def wait_until(self, moment: datetime) -> None:
@@ -116,7 +115,6 @@ class Metrics:
         self.own: dict[str, float] = defaultdict(float)
 
     def add(self, instance_id: str, at: datetime, value: float) -> None:
-        """Add one heartbeat."""
         times, values = self.points[instance_id]
         times.append(at)
         values.append(value)
@@ -133,7 +131,6 @@ class Metrics:
         return self._answer({})
 
     def get_metric_data(self, MetricDataQueries: list[dict[str, Any]], **span: Any) -> dict[str, Any]:
-        """Return the smallest value of each period."""
         self._live.before("GetMetricData")
         results = [self._result(query, span["StartTime"], span["EndTime"]) for query in MetricDataQueries]
         return self._answer({"MetricDataResults": results})
@@ -151,7 +148,6 @@ class Metrics:
         }
 
     def describe_alarms(self, **_: Any) -> dict[str, Any]:
-        """Return no alarm."""
         return self._answer({"MetricAlarms": []})
 
     def _answer(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +209,6 @@ class Instance:
                 yield
 
     def stop(self) -> None:
-        """Stop it, as its user does."""
         with self._live.by_a_user():
             self._live.ec2.stop_instances(InstanceIds=[self.id])
         self.stopped_at = self._live.now
@@ -230,12 +225,10 @@ class Instance:
         self.start_agent(self._live.now)
 
     def boot_time(self) -> float:
-        """Return its boot time by its kernel's clock."""
         return (self.booted_at + self._skew).timestamp()
 
     @property
     def runs(self) -> bool:
-        """True unless it was stopped or terminated."""
         return self.truth.ended_at is None and self.stopped_at is None
 
     @property
@@ -258,7 +251,6 @@ class Instance:
         self.truth.jobs.append(self._live.now)
 
     def log_in(self) -> None:
-        """Log in and type, as a user does; a closed door refuses it."""
         if self.door_is_shut:
             self.truth.refused.append(self._live.now)
         else:
@@ -274,7 +266,6 @@ class Instance:
             self.notice_listener.poll()
 
     def poll(self, now: datetime) -> Reading:
-        """Return the sensors' reading of this moment."""
         return self.sample(now, everything=True)
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
@@ -381,20 +372,16 @@ class Live:
         return made
 
     def _replace_text(self, path: Path, text: str) -> None:
-        """Replace a file, with the world's time as its time."""
         replace_text(path, text)
         os.utime(path, (self.now.timestamp(), self.now.timestamp()))
 
     def agent_cloud(self, instance: Instance) -> Any:
-        """Return the cloud for the agent of one instance."""
         return aws_agent.AgentCloud(self.instance, self.metadata_of(instance))
 
     def metadata_of(self, instance: Instance) -> Any:
-        """Return the metadata service of one instance, which shows its tags."""
         return Metadata(partial(self.tags, instance.id))
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """Return an instance's present tags."""
         return dict(get_backend("ec2")[ACCOUNT][REGION].tags[instance_id])
 
     def _made(self, operation: str) -> list[str]:
@@ -407,7 +394,6 @@ class Live:
         self.s3.delete_object(Bucket=RECORDS, Key="reaper/lease.json")
 
     def marked(self) -> list[Instance]:
-        """Return the instances with a mark."""
         return [instance for instance in self.instances.values() if TAG_REAP_AFTER in self.tags(instance.id)]
 
     def said(self, word: str) -> list[str]:
@@ -468,7 +454,6 @@ class Live:
                 act()
 
     def pass_minutes(self, minutes: float) -> None:
-        """Let time pass."""
         self.pass_seconds(minutes * 60)
 
     def _next_tick(self) -> datetime:
@@ -479,7 +464,6 @@ class Live:
         return EPOCH + ((self.now - EPOCH) // step + 1) * step
 
     def publish(self, data: list[dict[str, Any]]) -> None:
-        """Publish metrics, as an agent does every minute."""
         self.metrics.put_metric_data(Namespace=namespace(STACK), MetricData=data)
 
     def content(self, name: str) -> str:
@@ -493,7 +477,6 @@ class Live:
     # the sweep
 
     def sweep(self, **flags: bool) -> dict[str, Any]:
-        """Run the function's handler once."""
         return handler.run(flags, self.now + timedelta(minutes=5), f"sweep {len(self.calls)}")
 
     def on_call(self, operation: str, act: Callable[[], object], number: int = 1) -> None:
@@ -505,7 +488,6 @@ class Live:
         self._surprises.append((WRITES, len(self._made(WRITES)) + number, act))
 
     def after(self, seconds: float, act: Callable[[], object]) -> None:
-        """Run an action after some seconds from now."""
         self._later.append((self.now + timedelta(seconds=seconds), act))
 
     def on_closed(self, instance: Instance, act: Callable[[], object]) -> None:
@@ -610,13 +592,11 @@ class Metadata:
         self._tags = tags
 
     def get(self, path: str) -> str | None:
-        """Return one answer."""
         return self._tags().get(path.removeprefix("tags/instance/"))
 
 
 @contextlib.contextmanager
 def live_aws(folder: Path) -> Iterator[Live]:
-    """Yield a stack in moto."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
             patch.setenv(name, "testing")

@@ -30,7 +30,6 @@ class Server:
         self.answers[f"/latest/meta-data/{path}"] = (200, body)
 
     def answer(self, asked: Asked) -> Answer:
-        """Return the answer to one request."""
         if asked.method == "PUT":
             self.tokens += 1
             known = asked.headers.get(f"{self.header}-ttl-seconds") == "21600"

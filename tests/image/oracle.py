@@ -42,12 +42,10 @@ class Spans(list[Span]):
     """Spans of one kind, oldest first."""
 
     def open(self, at: datetime) -> None:
-        """Begin one, unless one lasts already."""
         if not self.holds_at(at):
             self.append(Span(at))
 
     def close(self, at: datetime) -> None:
-        """End the one that lasts, if any."""
         if self and self[-1].end > at:
             self[-1].end = at
 

@@ -48,7 +48,6 @@ def policy(pools: dict[str, Any] | None = None, top: dict[str, Any] | None = Non
 def connect_world(
     world: World, checked: Policy, *, deadline_after: timedelta | None = None, read_only: bool = False
 ) -> SweepCloud:
-    """Return the cloud of a world."""
     made = alicloud_clients(world) if checked.cloud == "alicloud" else clients(world)
     cloud = connect(
         checked,

@@ -49,7 +49,6 @@ SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
 
 def refusal(code: str, operation: str = "Operation") -> ClientError:
-    """Return the cloud's refusal."""
     return ClientError({"Error": {"Code": code, "Message": f"the world says {code}"}}, operation)
 
 
@@ -140,7 +139,6 @@ class SimulatedInstance:
             self.line.jobs.open(self._clock())
 
     def type(self) -> None:
-        """Log in and type, as a user does."""
         if not self.door.is_shut:
             self.line.typing.open(self._clock())
 
@@ -149,7 +147,6 @@ class SimulatedInstance:
         self.line.jobs.open(self._clock())
 
     def leave(self) -> None:
-        """End every job and all typing."""
         for spans in (self.line.jobs, self.line.typing):
             if spans.holds_at(self._clock()):
                 spans.close(self._clock())
@@ -157,7 +154,6 @@ class SimulatedInstance:
                 self._unseen_use = self._unseen_use or not spans[-1].is_over_within(SHORTEST_USE)
 
     def write(self) -> None:
-        """Change a file that is to be kept."""
         self.line.written.append(self._clock())
 
     def was_used(self) -> bool:
@@ -194,7 +190,6 @@ class SimulatedInstance:
         self.line.spared.append(Span(self._clock(), until or self._clock() + grace))
 
     def take(self) -> None:
-        """Give it to a user, as the mover records it."""
         self.line.taken.append(self._clock())
         self.line.given_back.close(self._clock())
         self.tags[TAG_TAKEN_AT] = format_time(self._clock())
@@ -206,17 +201,14 @@ class SimulatedInstance:
         self.tags[TAG_GIVE_BACK] = f"{format_time(self._clock())} {self.tags[TAG_OWNER]}"
 
     def release(self) -> None:
-        """End the hold, as its owner does."""
         self.line.holds.close(self._clock())
         self.tags.pop(TAG_KEEP_UNTIL, None)
 
     @property
     def is_locked(self) -> bool:
-        """True if it has termination protection."""
         return self.line.locked.holds_at(self._clock())
 
     def lock(self, *, on: bool = True) -> None:
-        """Turn termination protection on or off, as a user may."""
         (self.line.locked.open if on else self.line.locked.close)(self._clock())
 
 
@@ -234,7 +226,6 @@ class Door:
         self.while_saving: Callable[[], object] = lambda: None
 
     def shut_at(self, now: datetime) -> datetime | None:
-        """Return the time of its closing, as the agent's own door does."""
         return now if self.is_shut else None
 
     def shut(self, message: str) -> None:
@@ -243,7 +234,6 @@ class Door:
         self.is_shut = True
 
     def open(self) -> None:
-        """Change the state as the agent's own door does."""
         self.is_shut = False
 
 
@@ -288,7 +278,6 @@ class HeldUpLook:
         self._thread: threading.Thread | None = None
 
     def go_on(self) -> None:
-        """Continue until it is delayed again, or over."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.look = self  # type: ignore[attr-defined] # for ``wait``
@@ -405,11 +394,9 @@ class World:
     # users and time
 
     def clock(self) -> datetime:
-        """Return the time of the sweep's clock."""
         return self.now + self.skew
 
     def start(self, tags: dict[str, str], group: str | None = None, **more: Any) -> SimulatedInstance:
-        """Start an instance that its owner uses at once."""
         key = f"i-{next(self._numbers):017x}"
         more = {"unfit": self.unfit_at_start} | more
         instance = SimulatedInstance(lambda: self.now, key, dict(tags), **more)
@@ -421,26 +408,21 @@ class World:
         return instance
 
     def group(self, name: str, min_size: int, max_size: int = 10, **tags: str) -> None:
-        """Create an empty scaling group."""
         made = {"min": min_size, "max": max_size, "desired": 0, "members": [], "suspended": set()}
         self.groups[name] = made | {"tags": tags}
 
     def standing(self, ids: Sequence[str]) -> list[SimulatedInstance]:
-        """Return those of some instances that are not terminated."""
         known = [self.instances[key] for key in ids if key in self.instances]
         return [instance for instance in known if instance.state != "terminated"]
 
     def tagged_groups(self) -> list[str]:
-        """Return the groups with the stack's tag."""
         return [name for name, group in self.groups.items() if not group.get("untagged")]
 
     def join(self, group: str, tags: dict[str, str], **more: Any) -> SimulatedInstance:
-        """Scale a group out by one instance."""
         self.groups[group]["desired"] += 1
         return self.start(tags, group, **more)
 
     def attach(self, group: str, ids: list[str]) -> None:
-        """Make instances members of a group."""
         for key in ids:
             self.groups[group]["members"].append(key)
             self.instances[key].tags[TAG_GROUP] = group
@@ -460,7 +442,6 @@ class World:
                 self.start(self.instances[key].tags, group, busy=not self.unfit_at_start)
 
     def pass_minutes(self, minutes: int) -> None:
-        """Let time pass; agents poll every minute."""
         self.pass_seconds(60 * minutes)
 
     def pass_seconds(self, seconds: float) -> None:
@@ -563,7 +544,6 @@ class World:
         instance.beats.append(value)
 
     def restart_agent(self, instance: SimulatedInstance) -> None:
-        """Restart the agent, which then knows nothing from before its start."""
         self._stop_agent(instance)
         instance.senses = None
         if instance.door.is_shut and self.answering is not None:
@@ -579,7 +559,6 @@ class World:
     # what every call goes through
 
     def send(self, key: str) -> None:
-        """Delay a write of an agent until it arrives; raises as boto3 does if no attempt arrives."""
         if self.way is None or not HeldUpLook.is_held_up():
             return
         patience = self.patience()
@@ -591,7 +570,6 @@ class World:
         raise ReadTimeoutError(endpoint_url=key)
 
     def answer(self, operation: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Wrap an answer as boto3 does."""
         if not self._agents_act:
             self.calls.append(operation)
         date = email.utils.format_datetime(self.now.replace(microsecond=0), usegmt=True)
@@ -610,7 +588,6 @@ class World:
         self.on_call(operation, refuse, number)
 
     def before(self, operation: str) -> None:
-        """Inject the faults before a call's work."""
         if self._agents_act:
             if self.chance(self.faults.throttled):
                 raise refusal("RequestLimitExceeded", operation)
@@ -654,7 +631,6 @@ class World:
         ]
 
     def chance(self, probability: float) -> bool:
-        """Roll the dice."""
         return self._random.random() < probability
 
     def unmark(self, instance: SimulatedInstance, chance: float = 1.0, until: datetime | None = None) -> None:
@@ -664,7 +640,6 @@ class World:
             instance.unmark(rules.grace, until)
 
     def gone(self, instance: SimulatedInstance, how: str) -> None:
-        """End an instance, and let the oracle judge it at once."""
         if instance.state == "running" or (instance.state == "stopped" and how == "terminated"):
             self.ends.append((self.now, instance, how))
             rules = self.rules.get(instance.tags.get(TAG_POOL, ""))
@@ -678,7 +653,6 @@ class World:
         (instance.line.stopped.open if how == "stopped" else instance.line.stopped.close)(self.now)
 
     def boot(self, instance: SimulatedInstance) -> None:
-        """Start a stopped instance again, as its owner does."""
         instance.state, instance.stopped_at = "running", None
         instance.line.stopped.close(self.now)
         instance.line.boots.append(self.now)

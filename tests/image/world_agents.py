@@ -105,7 +105,6 @@ class Agent:
             self.notice_listener.poll()
 
     def exchange(self) -> Exchange:
-        """Return the replies and decisions about its mark."""
         assert self.notice_listener.talk.mark is not None
         return Exchange(self._store, self._who, self.notice_listener.talk.mark)
 
@@ -118,7 +117,6 @@ class Agent:
         return Saved(0, 0, 0)
 
     def get(self, path: str) -> str | None:
-        """Return a tag, as the metadata service does."""
         return self._tags.get(path.rpartition("/")[2])
 
     def raise_for(self, mark: datetime) -> None:
@@ -157,7 +155,6 @@ class Agent:
         )
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
-        """Return the reading of ``look``."""
         return self.poll(now)
 
     def _runs(self, now: datetime) -> Iterator[Started]:

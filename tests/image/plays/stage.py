@@ -60,13 +60,11 @@ class Stage:
         return made
 
     def forget(self, instances: list[SimulatedInstance], minutes: int = 80) -> None:
-        """Let the owners leave, and time pass."""
         for instance in instances:
             instance.leave()
         self.world.pass_minutes(minutes)
 
     def use(self, instance: SimulatedInstance, minutes: int) -> None:
-        """Begin a job, and let time pass."""
         instance.busy = True
         self.world.pass_minutes(minutes)
 
@@ -89,20 +87,17 @@ class Stage:
         return None
 
     def report(self, **options: Any) -> Result:
-        """Sweep once; it must not fail."""
         result = self.sweep(**options)
         assert result is not None, "the sweep fails"
         return result
 
     def sweep_for(self, minutes: int, **options: Any) -> None:
-        """Sweep on schedule."""
         for _ in range(minutes // EVERY):
             self.sweep(**options)
             self.world.pass_minutes(EVERY)
 
     @property
     def ended(self) -> list[str]:
-        """Ids of ended instances."""
         return [instance.id for _, instance, _ in self.world.ends]
 
     def begins(self, instance: SimulatedInstance, seconds: float) -> Callable[[], object]:
@@ -138,7 +133,6 @@ class Stage:
         return versions[0] if versions else f"reaper/{LEASE_KEY}"
 
     def reasons(self, word: str) -> list[str]:
-        """Return the reasons in agents' replies, or in decisions."""
         written = [body for key, (body, _) in self.world.objects.items() if key.endswith(f"/{word}.json")]
         return [json.loads(body)["reason"] for body in written]
 
@@ -149,11 +143,9 @@ class Stage:
         return made(bucket, Calls(self.world.clock), LEDGER)
 
     def heard(self, words: str) -> list[str]:
-        """Return the messages with these words."""
         return [text for _, text in self.world.messages if words in text]
 
     def notices(self) -> int:
-        """Return the number of notices that users got."""
         return sum(len(instance.line.notices) for instance in self.world.instances.values())
 
     def asked(self, group: str | None = None) -> SimulatedInstance:
