@@ -3,9 +3,9 @@
 Who may see it are all plays, on both clouds, and the quick tests of the reaper's rooms. First one run of the
 whole product tells which of them evaluates which condition: nobody else can see it negated. Then each
 mutant lives in a process of its own, forked from one that has everything imported and every test collected,
-and is shown to those who evaluate it until one fails: who saw it the last time
-(``build/reaper_mutants.json``), then who saw others in the same function, then the quickest. So a second run
-takes less than the first. Who evaluates what (``build/reaper_evaluated.json``) and who saw what are kept
+and is shown to those who evaluate it until one fails: who saw it the last time,
+then who saw others in the same function, then the quickest. So a second run takes less than the first. Who
+evaluates what (``build/reaper_evaluated.json``) and who saw what (``build/reaper_shown.json``) are kept
 together with a stamp of what that depends on: the product, what the tests share, and the file of that test.
 Where the stamp is the same, neither is run again: a hunt that was cut off goes on from there, and one after
 a new test shows what survived, and no more. A survivor is shown to everybody in each run.
@@ -46,7 +46,6 @@ from tests.image.controllers.sweep.test_mutants import CASES, NAMED, Guard
 from tests.image.plays import CLOUDS, PLAYS, perform
 
 ROOT = Path(__file__).resolve().parents[2]
-MEMORY = ROOT / "build" / "reaper_mutants.json"
 EVALUATED = ROOT / "build" / "reaper_evaluated.json"
 SHOWN = ROOT / "build" / "reaper_shown.json"
 SOURCES = ("image", "stacks", "tests")  # what a play or a test of the reaper may read
@@ -151,7 +150,6 @@ class Hunt:
 
     def __init__(self, modules: Sequence[ModuleType], *, named: bool) -> None:
         self._modules, self._named = modules, named
-        self._last: dict[str, str] = _kept(MEMORY)
         self._keen, self._soonest = dict[str, list[str]](), dict[str, list[str]]()
         self._shown = Shown()
         self.made, self.survivors, self.missed = 0, list[str](), list[str]()
@@ -217,7 +215,7 @@ class Hunt:
         names = [
             name for name, value in evaluated.items() if value.may_see and mutant.name in value.conditions
         ]
-        last, keen = self._last.get(mutant.name), self._keen.get(_function_of(mutant), [])
+        last, keen = self._shown.last(mutant.name), self._keen.get(_function_of(mutant), [])
         return sorted(names, key=lambda name: (name != last, name not in keen, evaluated[name].seconds))
 
     def _soon(self, mutant: Mutant, evaluated: Mapping[str, Evaluated]) -> list[str]:
@@ -234,9 +232,7 @@ class Hunt:
         seen = self._shown.seen_by(mutant.name) or first_to_fail([mutant], witnesses)
         self._shown.note(mutant.name, seen)
         if seen:
-            self._last[mutant.name] = seen
             self._keen.setdefault(_function_of(mutant), []).append(seen)
-            MEMORY.write_text(json.dumps(self._last, indent=0))
         return bool(seen)
 
 
@@ -279,6 +275,10 @@ class Shown:
     def __init__(self) -> None:
         self.stamps = Stamps()
         self._seen: dict[str, list[str]] = _kept(SHOWN)
+
+    def last(self, mutant: str) -> str:
+        """Who saw a mutant the last time, in any tree."""
+        return self._seen.get(mutant, [""])[0]
 
     def seen_by(self, mutant: str) -> str:
         witness, stamp = self._seen.get(mutant, ["", ""])

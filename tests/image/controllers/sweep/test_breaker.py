@@ -23,11 +23,13 @@ TERMS = {
 POLICY = policy(top=TOP, **TERMS)
 
 
-def fleet(count):
-    """Create instances that are in use for an hour."""
+def fleet(count, idle=0):
+    """Create instances that are in use for an hour, some of which are left then."""
     world = World()
     made = [world.start(TAGS) for _ in range(count)]
     world.pass_minutes(60)
+    for instance in made[:idle]:
+        instance.leave()
     return world, made
 
 
@@ -73,9 +75,7 @@ def test_a_pool_that_is_idle_every_night_is_known_once_an_operator_looked():
 
 
 def test_an_operator_s_word_holds_until_those_that_it_is_about_are_terminated():
-    world, made = fleet(8)
-    for instance in made:
-        instance.leave()
+    world, _ = fleet(8, idle=8)
     sweeps(world, 1.5)
 
     sweep_world(world, POLICY, override_breaker=True)
@@ -87,9 +87,8 @@ def test_an_operator_s_word_holds_until_those_that_it_is_about_are_terminated():
 
 def test_many_that_were_given_back_lately_hold_up_no_other_instance():
     """A user's request is no sign of blind sensors."""
-    world, made = fleet(11)
+    world, made = fleet(11, idle=5)
     for instance in made[:5]:
-        instance.leave()
         instance.tags[TAG_GIVE_BACK] = f"{format_time(world.now)} ada"
     world.pass_minutes(10)
     sweeps(world, 1)
@@ -103,19 +102,15 @@ def test_many_that_were_given_back_lately_hold_up_no_other_instance():
 
 
 def test_it_alarms_in_the_very_sweep_in_which_it_trips():
-    world, made = fleet(8)
-    for instance in made:
-        instance.leave()
+    world, _ = fleet(8, idle=8)
     world.pass_minutes(70)
 
     result = sweep_world(world, POLICY)
 
     figures = {metric.name: metric.value for metric in result.metrics()}
-    assert figures["SweepBreakerTrips"] == 1
-    assert result.failed
-    assert any(
-        "mass-idle breaker" in text for at, text in world.messages if at >= result.now - timedelta(minutes=1)
-    )
+    said = [text for at, text in world.messages if at >= result.now - timedelta(minutes=1)]
+    assert (figures["SweepBreakerTrips"], result.failed) == (1, True)
+    assert any("mass-idle breaker" in text for text in said)
 
 
 def released(release, **more):
@@ -163,18 +158,17 @@ def test_once_an_operator_looked_a_day_is_enough_for_that_release():
     assert len(world.ends) == 40
 
 
-def test_an_update_that_brings_the_same_agent_changes_nothing():
-    world, _ = updated_fleet("first")
-
-    sweeps(world, 60, every_minutes=30, checked=released("first"))
-
-    assert len(world.ends) == 20
-
-
-@pytest.mark.parametrize(("chosen", "ends"), [("after-a-day", 20), ("by-operator", 0)])
-def test_a_stack_chooses_who_releases_the_breaker(chosen, ends):
-    world, _ = updated_fleet()
-    sweeps(world, 60, every_minutes=30, checked=released("second", breaker_release=chosen))
+@pytest.mark.parametrize(
+    ("release", "chosen", "ends"),
+    [
+        ("first", {}, 20),
+        ("second", {"breaker_release": "after-a-day"}, 20),
+        ("second", {"breaker_release": "by-operator"}, 0),
+    ],
+)
+def test_a_stack_chooses_who_releases_the_breaker_and_the_same_agent_is_no_new_release(release, chosen, ends):
+    world, _ = updated_fleet(release)
+    sweeps(world, 60, every_minutes=30, checked=released(release, **chosen))
 
     assert len(world.ends) == ends
 

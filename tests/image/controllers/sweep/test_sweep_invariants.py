@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_fleet_image.core.model import Verdict
 from gpu_fleet_image.core.reaper_errors import CloudError
 from tests.image.situations import make_instance
 from tests.image.sweeping import policy, sweep_world
@@ -23,15 +24,16 @@ def forgotten_world(count: int, grouped: int = 0, seed: int = 0) -> World:
     world.group("pool", 0)
     tags = make_instance(marked_minutes_ago=None).tags
     for number in range(count):
-        if number < grouped:
-            world.join("pool", tags)
-        else:
-            world.start(tags)
+        _ = world.join("pool", tags) if number < grouped else world.start(tags)
     world.pass_minutes(5)
     for instance in world.instances.values():
         instance.busy = False
     world.pass_minutes(80)
     return world
+
+
+def verdicts(result) -> list[tuple[str, Verdict]]:
+    return [(decision.instance.id, decision.verdict) for decision in result.plan.decisions]
 
 
 @given(count=st.integers(0, 6), grouped=st.integers(0, 6), marked=st.booleans())
@@ -47,9 +49,7 @@ def test_a_dry_run_makes_no_changing_call_and_plans_the_same(count, grouped, mar
     assert [call for call in world.calls if not call.startswith(READS)] == []
     assert dry.write_calls == 0
     wet = sweep_world(world, WORLD_POLICY)
-    assert [decision.verdict for decision in dry.plan.decisions] == [
-        decision.verdict for decision in wet.plan.decisions
-    ]
+    assert verdicts(dry) == verdicts(wet)
 
 
 @given(count=st.integers(1, 6), grouped=st.integers(0, 6))
@@ -80,14 +80,12 @@ def test_a_plan_does_not_depend_on_order_pages_or_time_zone(count, page, offset,
     other.instances = dict(shuffled)
     zone = ZoneInfo(f"Etc/GMT{offset:+d}")
 
-    expected = sweep_world(plain, WORLD_POLICY, dry_run=True).plan
+    expected = sweep_world(plain, WORLD_POLICY, dry_run=True)
     other_clock = other.clock
     other.clock = lambda: other_clock().astimezone(zone)
-    found = sweep_world(other, WORLD_POLICY, dry_run=True).plan
+    found = sweep_world(other, WORLD_POLICY, dry_run=True)
 
-    assert [(decision.instance.id, decision.verdict) for decision in found.decisions] == [
-        (decision.instance.id, decision.verdict) for decision in expected.decisions
-    ]
+    assert verdicts(found) == verdicts(expected)
 
 
 @given(count=st.integers(1, 6), throttled=st.sampled_from([0.0, 0.2]), seed=st.integers(0, 50))
@@ -101,9 +99,8 @@ def test_every_end_has_one_record_and_saves_something(count, throttled, seed):
             sweep_world(world, WORLD_POLICY)
         world.objects.pop("reaper/lease.json", None)
 
-    records = [
-        json.loads(body) for key, (body, _) in world.objects.items() if key.endswith("-terminate.json")
-    ]
+    found = [body for key, (body, _) in world.objects.items() if key.endswith("-terminate.json")]
+    records = [json.loads(body) for body in found]
     recorded = sorted(record["instance_id"] for record in records)
     assert {end.id for _, end, _ in world.ends} <= set(recorded)
     assert len(recorded) == len(set(recorded))
