@@ -98,26 +98,19 @@ class Cloud:
 
     def move(self, *requests: Request, until: int | None = None) -> list[PlacementDecision]:
         """One pass; one that is cut off carries out some of its decisions, and says of none that it did."""
+        sites = [Site(group, group.name, self.failed.get(group.name)) for group in self.groups.values()]
+        money = MoneyLeft(
+            self.left,
+            {"train": Decimal(10)},
+            self.frozen,
+            why="nobody knows what is spent",
+            frozen_teams=self.frozen_teams,
+            teams=self.teams,
+        )
+        new = [request for request in requests if request.key not in self.state.requests]
+        everyone = tuple(self.instances.values())
         view = PoolView(
-            self.now,
-            self.policy,
-            {
-                "train": tuple(
-                    Site(group, group.name, self.failed.get(group.name)) for group in self.groups.values()
-                )
-            },
-            tuple(self.instances.values()),
-            MoneyLeft(
-                self.left,
-                {"train": Decimal(10)},
-                self.frozen,
-                why="nobody knows what is spent",
-                frozen_teams=self.frozen_teams,
-                teams=self.teams,
-            ),
-            [request for request in requests if request.key not in self.state.requests],
-            self.firing,
-            self.queue,
+            self.now, self.policy, {"train": tuple(sites)}, everyone, money, new, self.firing, self.queue
         )
         self.totals.append(totals(view, self.state))
         self.state, decisions = decide(view, self.state)
@@ -125,11 +118,8 @@ class Cloud:
         for decision in decisions[:until]:
             self._carry_out(decision)
         if until is None:
-            coming = tuple(
-                replace(request, started=request.started or bool(request.group))
-                for request in self.state.coming
-            )
-            self.state = replace(self.state, coming=coming)
+            coming = [replace(one, started=one.started or bool(one.group)) for one in self.state.coming]
+            self.state = replace(self.state, coming=tuple(coming))
         return decisions
 
     def _carry_out(self, decision: PlacementDecision) -> None:
@@ -150,21 +140,21 @@ class Cloud:
         self.groups[label] = replace(self.groups[label], desired=desired)
 
     def end(self, name: str) -> None:
+        label = self._leave(name)
+        self.groups[label] = replace(self.groups[label], desired=self.groups[label].desired - 1)
+
+    def _leave(self, name: str) -> str:
+        """An instance leaves its group, which is named, and is gone."""
         del self.instances[name]
-        for label, group in self.groups.items():
-            if name in group.members:
-                members = {key: state for key, state in group.members.items() if key != name}
-                self.groups[label] = replace(group, members=members, desired=group.desired - 1)
+        (group,) = [group for group in self.groups.values() if name in group.members]
+        members = {key: state for key, state in group.members.items() if key != name}
+        self.groups[group.name] = replace(group, members=members)
+        return group.name
 
     def interrupt(self, *names: str) -> None:
         """The cloud takes instances, and has no others there; their groups want as many still."""
         for name in names:
-            del self.instances[name]
-            for label, group in self.groups.items():
-                if name in group.members:
-                    members = {key: state for key, state in group.members.items() if key != name}
-                    self.groups[label] = replace(group, members=members)
-                    self.room[label] = False
+            self.room[self._leave(name)] = False
 
     def owned(self, who: str) -> list[str]:
         return [instance.id for instance in self.instances.values() if instance.owner == who]

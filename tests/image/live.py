@@ -25,7 +25,6 @@ from urllib.parse import quote
 import boto3
 import psutil
 import pytest
-from moto import mock_aws
 from moto.backends import get_backend
 
 from gpu_fleet_image.console.users import keep
@@ -49,9 +48,10 @@ from gpu_fleet_image.instance.agent.sensors.counters import OwnUse
 from gpu_fleet_image.instance.agent.sensors.processes import STARTED_LATELY_S
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates, Reading, Session, Started
 from gpu_fleet_image.providers.aws import session as aws_session
+from tests.image.fake_aws import fake_aws
 from tests.image.instance_toml import INSTANCE_TOML
 from tests.image.moto_fleet import REGION, STACK, launched, launched_group, policy_json, pool_policy
-from tests.image.world import minima, refusal
+from tests.image.world import dated, minima, refusal
 
 ACCOUNT = "123456789012"
 RECORDS, DATA = f"gpu-fleet-test-records-{ACCOUNT}", "gpu-fleet-test-data"
@@ -151,8 +151,7 @@ class Metrics:
         return self._answer({"MetricAlarms": []})
 
     def _answer(self, content: dict[str, Any]) -> dict[str, Any]:
-        date = format_datetime(self._live.now.replace(microsecond=0), usegmt=True)
-        return content | {"ResponseMetadata": {"HTTPHeaders": {"date": date}, "RetryAttempts": 0}}
+        return dated(self._live.now, content)
 
 
 class Instance:
@@ -273,10 +272,9 @@ class Instance:
         truth, at = self.truth, self._live.now
         share = max((min(1.0, (at - began) / TICK) for began in truth.jobs), default=0.0) * self.cores
         jobs = [Started(1, "python", "ada", _since(at, job)) for job in truth.jobs]
+        typed = [Session("terminal", "ada on pts/0", _since(at, moment)) for moment in truth.typed_at]
         presence = Presence(
-            sessions=tuple(
-                Session("terminal", "ada on pts/0", _since(at, process)) for process in truth.typed_at
-            ),
+            sessions=tuple(typed),
             started=tuple(job for job in jobs if job.age_s < STARTED_LATELY_S),
             older=tuple(job for job in jobs if job.age_s >= STARTED_LATELY_S),
         )
@@ -398,9 +396,12 @@ class Live:
 
     def said(self, word: str) -> list[str]:
         """Return the instances with a given reply or decision."""
-        listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/").get("Contents", [])
-        keys = [stored_object["Key"].split("/") for stored_object in listed]
+        keys = [key.split("/") for key in self._words()]
         return [caller.rpartition(":")[2] for _, _, caller, _, name in keys if name == f"{word}.json"]
+
+    def _words(self) -> list[str]:
+        listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/").get("Contents", [])
+        return [stored_object["Key"] for stored_object in listed]
 
     @contextlib.contextmanager
     def by_a_user(self) -> Iterator[None]:
@@ -457,10 +458,8 @@ class Live:
         self.pass_seconds(minutes * 60)
 
     def _next_tick(self) -> datetime:
-        any_closed = any(
-            instance.notice_listener.talk.closed_at is not None for instance in self.instances.values()
-        )
-        step = TICK / CLOSED_FASTER if any_closed else TICK
+        talks = [instance.notice_listener.talk for instance in self.instances.values()]
+        step = TICK / CLOSED_FASTER if any(talk.closed_at is not None for talk in talks) else TICK
         return EPOCH + ((self.now - EPOCH) // step + 1) * step
 
     def publish(self, data: list[dict[str, Any]]) -> None:
@@ -468,10 +467,7 @@ class Live:
 
     def content(self, name: str) -> str:
         """Return the content of the only reply or decision of a name."""
-        listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/")["Contents"]
-        (key,) = [
-            stored_object["Key"] for stored_object in listed if stored_object["Key"].endswith(f"/{name}.json")
-        ]
+        (key,) = [key for key in self._words() if key.endswith(f"/{name}.json")]
         return str(self.s3.get_object(Bucket=RECORDS, Key=key)["Body"].read().decode())
 
     # the sweep
@@ -519,9 +515,8 @@ class Live:
         self.before(model.name)
         if model.name in ("TerminateInstances", "StopInstances") and not self._agents_act:
             ids = [value for key, value in params["body"].items() if key.startswith("InstanceId")]
-            if any(
-                TAG_WITHDRAWN in self.tags(instance_id) for instance_id in ids
-            ):  # as the sweep's role is denied
+            # as the sweep's role is denied
+            if any(TAG_WITHDRAWN in self.tags(instance_id) for instance_id in ids):
                 raise refusal("UnauthorizedOperation", model.name)
             for each_instance_id in ids:
                 self.instances[each_instance_id].truth.ended_at = self.now
@@ -597,12 +592,8 @@ class Metadata:
 
 @contextlib.contextmanager
 def live_aws(folder: Path) -> Iterator[Live]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-            patch.setenv(name, "testing")
-        patch.delenv("AWS_ENDPOINT_URL", raising=False)
-        with mock_aws():
-            yield Live(patch, folder)
+    with fake_aws(frozen=False), pytest.MonkeyPatch.context() as patch:
+        yield Live(patch, folder)
 
 
 def marked_and_due(live: Live, count: int = 1, **more: Any) -> list[Instance]:

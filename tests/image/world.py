@@ -57,6 +57,12 @@ def operation_of(work: Callable[..., Any]) -> str:
     return "".join(part.capitalize() for part in work.__name__.split("_"))
 
 
+def dated(now: datetime, content: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer as boto3 does, with the cloud's time."""
+    date = email.utils.format_datetime(now.replace(microsecond=0), usegmt=True)
+    return content | {"ResponseMetadata": {"HTTPHeaders": {"date": date}, "RetryAttempts": 0}}
+
+
 def minima(
     times: Sequence[datetime], values: Sequence[float], of: range, period_s: int
 ) -> list[tuple[datetime, float]]:
@@ -572,8 +578,7 @@ class World:
     def answer(self, operation: str, content: dict[str, Any]) -> dict[str, Any]:
         if not self._agents_act:
             self.calls.append(operation)
-        date = email.utils.format_datetime(self.now.replace(microsecond=0), usegmt=True)
-        return content | {"ResponseMetadata": {"HTTPHeaders": {"date": date}, "RetryAttempts": 0}}
+        return dated(self.now, content)
 
     def on_call(self, operation: str, act: Callable[[], object], number: int = 2) -> None:
         """Run an action right before a call, by default the second of its kind from now on."""
