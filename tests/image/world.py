@@ -81,12 +81,8 @@ class SimulatedInstance:
 
     Args:
         clock: the true time.
-        id: its id.
-        tags: all of its tags.
         busy: whether a user works on it at once.
         unfit: its boot check failed; its agent says so while nothing works.
-        spot: bought on the spot market.
-        state: state by the cloud.
 
     Attributes:
         line: true history; the oracle's evidence.
@@ -222,7 +218,6 @@ class Door:
     """The door of one instance: while it is closed, no new use begins.
 
     Attributes:
-        is_shut: True if it is closed.
         saved: number of saves of users' files behind it.
         while_saving: action during a save.
     """
@@ -342,22 +337,16 @@ class Patience:
 class World:
     """Everything there is.
 
-    Args:
-        seed: seed of its faults.
-
     Attributes:
-        now: the time.
         skew: time by which the sweep's own clock is ahead.
         ends: (time, instance, how) of every end by the API.
         rules: pool -> promises to its users; ``sweep_world`` reads them from the policy.
         wrongs: every promise that an end broke, as text.
-        page: instances of a page.
         shown_after: delay until the cloud shows a heartbeat.
         modified: key of an object -> time of its write, by the bucket.
         daily: (instance, metric) -> value of a whole day, by the cloud.
         spot_prices: instance type -> zone -> price of an hour.
         answering: creates the agent of an instance, if its policy asks for replies.
-        agents: id of an instance that was asked -> its agent.
         unfit_at_start: instances that start from now on fail their boot check.
         patience: of the agents' clients.
         way: of one attempt of theirs, by its key: how long it is on its way; None where it is lost.

@@ -39,13 +39,6 @@ class AskedFor(Stage):
         self.before_second_look(lambda: instance.keep(self.world.now + timedelta(hours=8)))
         self.sweep()
 
-    def its_hold_is_over(self) -> None:
-        (instance,) = self.start()
-        instance.keep(self.world.now + timedelta(hours=1))
-        self.forget([instance])
-        self.sweep_for(60)
-        assert bool(self.ended), "a hold that is over holds"
-
     def an_administrator_protects_it(self) -> None:
         made = self.start(tags={TAG_PROTECTED: ""})
         self.forget(made)
@@ -162,16 +155,6 @@ class AskedFor(Stage):
         assert len(alerts) == 1, f"{len(alerts)} alerts in six hours"
         assert instance.state == "terminated", "without the tag nobody ends it"
 
-    def a_marked_instance_is_stopped_by_its_owner(self) -> None:
-        """A notice of a stop, or of an end while it runs, is no notice of the end of a stopped instance."""
-        self.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
-        (instance,) = self.marked(due=False)
-        instance.state, instance.stopped_at = "stopped", self.world.now
-        instance.line.stopped.open(self.world.now)
-        self.world.pass_minutes(25 * 60)
-        self.sweep()
-        assert instance.state == "stopped", "it was terminated without a notice of that"
-
     def a_stopped_instance_is_past_no_lifetime(self) -> None:
         self.terms(action="stop", instance_store_scratch=False, max_lifetime_hours=24)
         (instance,) = self.marked()
@@ -180,16 +163,6 @@ class AskedFor(Stage):
         reasons = [decision.reason for decision in self.report().plan.decisions]
         assert instance.state == "stopped", "it was not stopped"
         assert not any("lifetime" in reason for reason in reasons), "it counts as running too long"
-
-    def a_stopped_instance_is_started_again(self) -> None:
-        self.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
-        (instance,) = self.marked()
-        self.sweep()
-        self.world.pass_minutes(60)
-        self.world.boot(instance)
-        self.world.pass_minutes(60)
-        self.sweep_for(60)
-        assert instance.state == "running", "it was stopped at work"
 
     def its_user_starts_it_while_the_mark_that_led_to_its_stop_stands(self) -> None:
         self.terms(action="stop", instance_store_scratch=False, require_acknowledgement=True)
