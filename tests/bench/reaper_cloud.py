@@ -21,11 +21,7 @@ STACK = "bench"
 DISTANCE_S = 0.02
 # (size, refill a second): docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html, and the default
 # quotas of transactions a second for CloudWatch.
-BUCKETS = {
-    "Describe": (100, 20),
-    "GetMetricData": (50, 50),
-    "GetMetricStatistics": (400, 400),
-}
+BUCKETS = {"Describe": (100, 20), "GetMetricData": (50, 50), "GetMetricStatistics": (400, 400)}
 TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"}
 IDLE_EVERY, IDLE_FOR_S = 10, 30 * 3600  # one instance of ten is idle
 UP_FOR = timedelta(hours=72)

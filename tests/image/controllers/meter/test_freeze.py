@@ -8,15 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.controllers.meter.freeze_rules import (
-    Freeze,
-    FreezeStage,
-    due,
-    follow,
-    lift,
-    note,
-    steps,
-)
+from gpu_fleet_image.controllers.meter.freeze_rules import Freeze, FreezeStage, due, follow, lift, note, steps
 from gpu_fleet_image.core.model import Group
 from gpu_fleet_image.core.reaper_errors import CloudError
 from tests.image.controllers.metered import NOON, budget

@@ -8,13 +8,7 @@ from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from gpu_fleet_image.controllers.sweep.idle_rules import OLDEST_HEARTBEAT
 from gpu_fleet_image.controllers.sweep.lease import KEY as LEASE_KEY

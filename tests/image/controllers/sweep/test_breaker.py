@@ -14,12 +14,7 @@ from tests.image.world import World
 
 # As the stacks are shipped: a tenth of the fleet and five instances at most in one sweep.
 TOP = {"max_actions": 5, "max_percent": 10}
-TERMS = {
-    "idle_after_hours": 1,
-    "grace_minutes": 20,
-    "min_uptime_minutes": 30,
-    "max_lifetime_hours": None,
-}
+TERMS = {"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30, "max_lifetime_hours": None}
 POLICY = policy(top=TOP, **TERMS)
 
 

@@ -39,11 +39,7 @@ def watched():
     return json.loads(client("s3").get_object(Bucket=BUCKET, Key="reaper/watch.json")["Body"].read())
 
 
-def test_what_would_have_been_terminated_is_reported_with_owner_and_worth_and_lives(
-    fleet,
-    idle,
-    past_grace,
-):
+def test_what_would_have_been_terminated_is_reported_with_owner_and_worth_and_lives(fleet, idle, past_grace):
     result, second = past_grace
 
     assert result.exit_code == 0, result.output
