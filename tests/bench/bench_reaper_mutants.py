@@ -31,7 +31,7 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -114,21 +114,13 @@ class Witness:
     fails: Callable[[], bool]
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """What one witness came across in the whole product.
-
-    Attributes:
-        stamp: of what it depends on.
-        fails: on the whole product; it sees nothing then.
-        seconds: of the processor's time.
-        conditions: names of their negations.
-    """
+class Evaluated(NamedTuple):
+    """What one witness came across in the whole product, and the stamp of what it depends on."""
 
     stamp: str
-    fails: bool
-    seconds: float
-    conditions: frozenset[str]
+    fails: bool  # on the whole product; it sees nothing then
+    seconds: float  # of the processor's time
+    conditions: Collection[str]  # names of their negations
 
     @property
     def may_see(self) -> bool:
@@ -258,7 +250,7 @@ class Stamps:
             for name, digest in self._own.items()
             if name in shared or not Path(name).name.startswith("test_")
         ]
-        self._base = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        self._base = hashlib.sha256("\n".join([*lines, *DECIDING]).encode()).hexdigest()
 
     def of(self, witness: str) -> str:
         own = self._own.get(witness.partition("::")[0], "")
@@ -370,28 +362,18 @@ def _function_of(mutant: Mutant) -> str:
 
 def _evaluated(witnesses: Sequence[Witness], stamps: Stamps) -> dict[str, Evaluated]:
     """What each witness evaluates in all modules, looked at anew where what it depends on changed since."""
-    modules = sorted({home(name).__name__ for name in DECIDING})
-    kept = _kept(EVALUATED)
-    if not set(modules) <= set(kept.get("modules", [])):
-        kept = {"modules": modules, "seen": {}}
+    kept = {name: Evaluated(*row) for name, row in _kept(EVALUATED).items()}
     found = {
-        name: Evaluated(stamp, failed, seconds, frozenset(reported))
-        for name, (stamp, failed, seconds, reported) in kept["seen"].items()
-        if stamp == stamps.of(name)
+        name: one._replace(conditions=frozenset(one.conditions))
+        for name, one in kept.items()
+        if one.stamp == stamps.of(name)
     }
-
-    def keep(news: dict[str, Evaluated]) -> None:
-        found.update(news)
-        seen = {
-            name: (value.stamp, value.fails, value.seconds, sorted(value.conditions))
-            for name, value in found.items()
-        }
-        EVALUATED.parent.mkdir(exist_ok=True)
-        EVALUATED.write_text(json.dumps({"modules": kept["modules"], "seen": seen}))
-
     new = [witness for witness in witnesses if witness.name not in found]
     for few in batches(new, REPORT_EVERY):
-        keep(_survey(few, [home(name) for name in DECIDING], stamps))
+        found |= _survey(few, [home(name) for name in DECIDING], stamps)
+        EVALUATED.parent.mkdir(exist_ok=True)
+        listed = {name: one._replace(conditions=sorted(one.conditions)) for name, one in found.items()}
+        EVALUATED.write_text(json.dumps(listed))
         SAY(f"{len(found)} of {len(witnesses)} plays and tests looked at")
     taken = {witness.name: found[witness.name] for witness in witnesses}
     # who fails anyway sees nothing; without its witness fewer mutants are caught, never more

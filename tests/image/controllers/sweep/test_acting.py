@@ -260,15 +260,6 @@ def test_users_are_notified_of_one_silent_agent_once_a_day():
     assert len(world.messages) == 1
 
 
-def test_calls_are_counted_apart():
-    world = forgotten(1)
-    cloud = connect_world(world, POLICY)
-    cloud.instances.fleet()
-    cloud.instances.tag(list(world.instances), {"a": "b"})
-
-    assert (cloud.calls.reads, cloud.calls.writes) == (2, 1)
-
-
 @pytest.mark.parametrize("lacking", ["store", "notifier"])
 def test_a_sweep_that_acts_needs_both_a_ledger_and_a_topic(lacking):
     world = marked(1)
