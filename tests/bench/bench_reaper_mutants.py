@@ -5,7 +5,7 @@ whole product tells which of them evaluates which condition: nobody else can see
 mutant lives in a process of its own, forked from one that has everything imported and every test collected,
 and is shown to those who evaluate it until one fails: who saw it the last time,
 then who saw others in the same function, then the quickest. So a second run takes less than the first. Who
-evaluates what (``build/reaper_evaluated.json``) and who saw what (``build/reaper_shown.json``) are kept
+evaluates what (``build/reaper_witnesses.json``) and who saw what (``build/reaper_shown.json``) are kept
 together with a stamp of what that depends on: the product, what the tests share, and the file of that test.
 Where the stamp is the same, neither is run again: a hunt that was cut off goes on from there, and one after
 a new test shows what survived, and no more. A survivor is shown to everybody in each run.
@@ -46,7 +46,7 @@ from tests.image.controllers.sweep.test_mutants import CASES, NAMED, Guard
 from tests.image.plays import CLOUDS, PLAYS, perform
 
 ROOT = Path(__file__).resolve().parents[2]
-EVALUATED = ROOT / "build" / "reaper_evaluated.json"
+EVALUATED = ROOT / "build" / "reaper_witnesses.json"
 SHOWN = ROOT / "build" / "reaper_shown.json"
 SOURCES = ("image", "stacks", "tests")  # what a play or a test of the reaper may read
 IMPORTED = re.compile(r"^from tests\.([\w.]+\.test_\w+) import", re.MULTILINE)

@@ -155,6 +155,16 @@ class AskedFor(Stage):
         assert len(alerts) == 1, f"{len(alerts)} alerts in six hours"
         assert instance.state == "terminated", "without the tag nobody ends it"
 
+    def a_marked_instance_is_stopped_by_its_owner(self) -> None:
+        """A notice of a stop, or of an end while it runs, is no notice of the end of a stopped instance."""
+        self.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
+        (instance,) = self.marked(due=False)
+        instance.state, instance.stopped_at = "stopped", self.world.now
+        instance.line.stopped.open(self.world.now)
+        self.world.pass_minutes(25 * 60)
+        self.sweep()
+        assert instance.state == "stopped", "it was terminated without a notice of that"
+
     def a_stopped_instance_is_past_no_lifetime(self) -> None:
         self.terms(action="stop", instance_store_scratch=False, max_lifetime_hours=24)
         (instance,) = self.marked()

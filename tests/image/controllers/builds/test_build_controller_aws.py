@@ -23,16 +23,9 @@ HOME, ELSEWHERE = f"{PIPELINES}gpu-fleet-test", f"{PIPELINES}gpu-fleet-test-us-e
 RECIPE = "arn:aws:imagebuilder:us-east-1:123456789012:image-recipe/gpu-fleet-test-0/1.0.0"
 AMI = "ami-{:017x}"
 RUN = "wf-00000000-0000-0000-0000-000000000000"
-SCANNED = stack(
-    image={
-        "parameter": "/imagebuilder/gpu-fleet-test/ami",
-        "base_id": BUILDING.image.base_id,
-        "payload": BUILDING.image.payload,
-        "mode": "baked",
-        "bundled": True,
-        "scan": True,
-    }
-)
+IMAGE_KEYS = {"base_id": BUILDING.image.base_id, "payload": BUILDING.image.payload, "mode": "baked"}
+IMAGE_KEYS |= {"parameter": "/imagebuilder/gpu-fleet-test/ami", "bundled": True, "scan": True}
+SCANNED = stack(image=IMAGE_KEYS)
 
 
 def ago(**time):
@@ -41,13 +34,8 @@ def ago(**time):
 
 def made(number, status, began, **more):
     amis = [{"region": "us-east-1", "image": AMI.format(number)}] if status == "AVAILABLE" else []
-    return {
-        "arn": IMAGE.format(number),
-        "state": {"status": status},
-        "dateCreated": began,
-        "outputResources": {"amis": amis},
-        **more,
-    }
+    known = {"arn": IMAGE.format(number), "state": {"status": status}, "outputResources": {"amis": amis}}
+    return known | {"dateCreated": began} | more
 
 
 def account(*images, failed="", phase="TEST", scan="COMPLETED", critical=0):
@@ -185,12 +173,8 @@ def test_the_command_and_the_controller_begin_the_same_build(look):
 def test_the_archive_has_every_module_that_the_function_imports():
     paths = code_of(SCANNED, "builds").assets
 
-    assert {
-        "gpu_fleet_image/controllers/builds/aws.py",
-        "gpu_fleet_image/controllers/builds/build_controller.py",
-        "policy.json",
-        "builds.json",
-    } <= set(paths)
+    modules = {f"gpu_fleet_image/controllers/builds/{name}.py" for name in ("aws", "build_controller")}
+    assert modules | {"policy.json", "builds.json"} <= set(paths)
     assert not any("alicloud" in path or "gpu_fleet_stacks" in path for path in paths)
     pipelines = json.loads(paths["builds.json"].text)["pipelines"]
     assert pipelines == ["gpu-fleet-test", "gpu-fleet-test-us-east-1b"]
