@@ -17,8 +17,8 @@ from rich.console import Console
 from gpu_fleet_image.controllers.sweep import evidence as observe
 from tests.bench.bench_reaper import entry
 from tests.image.controllers.sweep.fault_state_machine import play
-from tests.image.controllers.sweep.test_faults import CLOUD, AlicloudFaultStateMachine
-from tests.image.sweeping import policy, sweep_world
+from tests.image.controllers.sweep.test_faults import AlicloudFaultStateMachine
+from tests.image.sweeping import CLOUDS, policy, sweep_world
 from tests.image.world import World
 
 COMMAND = "python -m tests.bench.bench_reaper_alicloud"
@@ -47,7 +47,7 @@ def calls(name: str, *, idle_every: int, goal: str) -> Entries:
     for index in range(COUNT):
         world.start(TAGS, busy=not idle_every or index % idle_every > 0)
     world.pass_minutes(WATCHED_HOURS * 60)
-    checked = policy(top=CLOUD, idle_after_hours=24)
+    checked = policy(top=CLOUDS["alicloud"], idle_after_hours=24)
     own = sweep_world(world, checked, dry_run=True)
     with mock.patch.object(observe, "_enough", return_value=0.0):
         peer = sweep_world(world, checked, dry_run=True)

@@ -28,7 +28,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -95,7 +94,6 @@ EXAMPLES = 25  # of a property; the tests themselves try more
 NO_END_S = 120.0  # a computer that does much else is slow, and that is no answer
 LOOPS_S = 15.0  # of the processor's time
 REPORT_EVERY = 200
-SOON_S = 15.0  # of the processor's time, for each mutant, before all others are shown to the rest
 SAY = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
 
 Entries = dict[str, dict[str, Any]]
@@ -142,7 +140,7 @@ class Hunt:
 
     def __init__(self, modules: Sequence[ModuleType], *, named: bool) -> None:
         self._modules, self._named = modules, named
-        self._keen, self._soonest = dict[str, list[str]](), dict[str, list[str]]()
+        self._keen = dict[str, list[str]]()
         self._shown = Shown()
         self.made, self.survivors, self.missed = 0, list[str](), list[str]()
 
@@ -164,25 +162,17 @@ class Hunt:
         return True
 
     def _hunt(self, witnesses: Mapping[str, Witness], evaluated: Mapping[str, Evaluated]) -> None:
-        """First those who may see a mutant soonest, of all modules; then the others, for what is left."""
-        left = list[Mutant]()
         for module in self._modules:
-            mutants = list(negations(module))
-            began, before = _spent_s(), len(left)
+            mutants, began_s, before = list(negations(module)), _spent_s(), len(self.survivors)
             for mutant in mutants:
-                if not self._is_seen(mutant, [witnesses[name] for name in self._soon(mutant, evaluated)]):
-                    left.append(mutant)
-                    SAY(f"not seen in {SOON_S:.0f} s: {mutant.name}")
+                names = self._order(mutant, evaluated)
+                if not self._is_seen(mutant, [witnesses[name] for name in names]):
+                    self.survivors.append(mutant.name)
+                    reason = explained().get(mutant.name, "no reason is given")
+                    SAY(f"SURVIVES {len(names)} that evaluate it: {mutant.name} ({reason})")
             self.made += len(mutants)
-            reported = f"{len(mutants)} negations, {len(left) - before} left"
-            SAY(f"{module.__name__}: {reported}, {_spent_s() - began:.0f} s of CPU")
-        for mutant in left:
-            names = self._order(mutant, evaluated)
-            others = set(names) - set(self._soon(mutant, evaluated))
-            if not self._is_seen(mutant, [witnesses[name] for name in names if name in others]):
-                self.survivors.append(mutant.name)
-                reason = explained().get(mutant.name, "no reason is given")
-                SAY(f"SURVIVES {len(names)} that evaluate it: {mutant.name} ({reason})")
+            left, spent_s = len(self.survivors) - before, _spent_s() - began_s
+            SAY(f"{module.__name__}: {len(mutants)} negations, {left} left, {spent_s:.0f} s of CPU")
 
     def _named_is_seen(self, guard: Guard, cloud: str) -> bool:
         mutant, seen_by = broken(guard.text), f"{cloud}: {guard.play}"
@@ -209,16 +199,6 @@ class Hunt:
         ]
         last, keen = self._shown.last(mutant.name), self._keen.get(_function_of(mutant), [])
         return sorted(names, key=lambda name: (name != last, name not in keen, evaluated[name].seconds))
-
-    def _soon(self, mutant: Mutant, evaluated: Mapping[str, Evaluated]) -> list[str]:
-        """Of those the first, as far as they take no longer than ``SOON_S`` together."""
-        if mutant.name not in self._soonest:
-            names = self._order(mutant, evaluated)
-            taken_s = accumulate(evaluated[name].seconds for name in names)
-            self._soonest[mutant.name] = [
-                name for name, seconds in zip(names, taken_s, strict=True) if seconds <= SOON_S
-            ]
-        return self._soonest[mutant.name]
 
     def _is_seen(self, mutant: Mutant, witnesses: Sequence[Witness]) -> bool:
         seen = self._shown.seen_by(mutant.name) or first_to_fail([mutant], witnesses)

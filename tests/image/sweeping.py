@@ -28,6 +28,8 @@ from tests.image.world import World
 from tests.image.world_agents import Agent, patience
 from tests.image.world_clients import clients
 
+TERMS = {"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30}
+CLOUDS: dict[str, dict[str, str]] = {"aws": {}, "alicloud": {"cloud": "alicloud", "region": "cn-wulanchabu"}}
 ENVIRON = {
     "GPU_FLEET_LEDGER_URI": "s3://records/reaper",
     "GPU_FLEET_TOPIC_ARN": "arn:aws:sns:::alarms",

@@ -14,13 +14,12 @@ from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.providers.alicloud.oss import OssStore
 from tests.image.alicloud_world import Bucket
 from tests.image.moto_fleet import TAGS
-from tests.image.sweeping import policy, sweep_world
+from tests.image.sweeping import CLOUDS, TERMS, policy, sweep_world
 from tests.image.world import SimulatedInstance, World
 from tests.image.world_agents import LEDGER
 from tests.image.world_clients import clients
 
-POOL = {"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30}
-CLOUDS = {"aws": {}, "alicloud": {"cloud": "alicloud", "region": "cn-wulanchabu"}}
+POOL = TERMS
 EVERY = 10  # minutes between two sweeps
 PLAYS: dict[str, type["Stage"]] = {}
 

@@ -9,13 +9,13 @@ from gpu_fleet_image.core.model import TAG_GIVE_BACK, Instance
 from gpu_fleet_image.core.times import format_time
 from tests.image.moto_fleet import TAGS
 from tests.image.samples import NOON
-from tests.image.sweeping import policy, sweep_world
+from tests.image.sweeping import TERMS, policy, sweep_world
 from tests.image.world import World
 
 # As the stacks are shipped: a tenth of the fleet and five instances at most in one sweep.
 TOP = {"max_actions": 5, "max_percent": 10}
-TERMS = {"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30, "max_lifetime_hours": None}
-POLICY = policy(top=TOP, **TERMS)
+POOL = TERMS | {"max_lifetime_hours": None}
+POLICY = policy(top=TOP, **POOL)
 
 
 def fleet(count, idle=0):
@@ -109,7 +109,7 @@ def test_it_alarms_in_the_very_sweep_in_which_it_trips():
 
 
 def released(release, **more):
-    return policy(top=TOP | {"agents": release, **more}, **TERMS)
+    return policy(top=TOP | {"agents": release, **more}, **POOL)
 
 
 def updated_fleet(release="second"):

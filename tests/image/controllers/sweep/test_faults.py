@@ -6,15 +6,13 @@ import pytest
 
 from gpu_fleet_image.core.policy import Policy
 from tests.image.controllers.sweep.fault_state_machine import POOL, FaultStateMachine, play
-from tests.image.sweeping import policy
-
-CLOUD = {"cloud": "alicloud", "region": "cn-wulanchabu"}
+from tests.image.sweeping import CLOUDS, policy
 
 
 class AlicloudFaultStateMachine(FaultStateMachine):
     """The same owners, agents and clocks; every call goes through the real SDK to a local server."""
 
-    policy: ClassVar[Policy] = policy(top=CLOUD, **POOL)
+    policy: ClassVar[Policy] = policy(top=CLOUDS["alicloud"], **POOL)
 
 
 @pytest.mark.parametrize(
