@@ -3,12 +3,11 @@
 Who may see it are all plays, on both clouds, and the quick tests of the reaper's rooms. First one run of the
 whole product tells which of them evaluates which condition: nobody else can see it negated. Then each
 mutant lives in a process of its own, forked from one that has everything imported and every test collected,
-and is shown to those who evaluate it until one fails: who saw it the last time,
-then who saw others in the same function, then the quickest. So a second run takes less than the first. Who
-evaluates what (``build/reaper_witnesses.json``) and who saw what (``build/reaper_shown.json``) are kept
-together with a stamp of what that depends on: the product, what the tests share, and the file of that test.
-Where the stamp is the same, neither is run again: a hunt that was cut off goes on from there, and one after
-a new test shows what survived, and no more. A survivor is shown to everybody in each run.
+and is shown to those who evaluate it until one fails: who saw it the last time, then who saw others in the
+same function, then the quickest. Who evaluates what (``build/reaper_witnesses.json``) and who saw what
+(``build/reaper_shown.json``) are kept with a stamp of what that depends on: the product, what the tests
+share, and the file of that test. Where the stamp is the same, neither is run again: a hunt that was cut off goes on
+from there, and one after a new test shows what survived, and no more.
 
 A survivor must be explained in ``survivors.toml``, beside ``mutants.py``: it changes nothing. An explanation
 of what is seen, or is no mutant any more, is wrong as well. ``python -m tests.bench.bench_reaper_mutants
@@ -26,7 +25,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -99,16 +97,10 @@ SAY = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
 Entries = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Witness:
-    """A play or a test.
+class Witness(NamedTuple):
+    """A play or a test; it performs, and says whether anything goes wrong."""
 
-    Attributes:
-        name: of a test its id, of a play that and its cloud.
-        fails: performs it; whether anything goes wrong.
-    """
-
-    name: str
+    name: str  # of a test its id, of a play that and its cloud
     fails: Callable[[], bool]
 
 
@@ -130,12 +122,7 @@ class Hunt:
 
     Args:
         modules: whose conditions are negated.
-        named: whether the guards that have names are broken as well.
-
-    Attributes:
-        made: negations.
-        survivors: those that nobody saw.
-        missed: guards that have names, broken, and not seen by the play that is for each.
+        named: whether the guards that have names are broken as well; who is seen by no play is missed.
     """
 
     def __init__(self, modules: Sequence[ModuleType], *, named: bool) -> None:
@@ -238,11 +225,7 @@ class Stamps:
 
 
 class Shown:
-    """Which mutants were seen already, by whom, and whether that still holds.
-
-    Attributes:
-        stamps: of this tree.
-    """
+    """Which mutants were seen already, by whom, and whether that still holds by the stamps of this tree."""
 
     def __init__(self) -> None:
         self.stamps = Stamps()

@@ -68,17 +68,11 @@ def _encoded(text: str) -> str:
 
 @dataclass
 class Server:
-    """The server.
-
-    Attributes:
-        actions: object that answers.
-        url: its address.
-        asked: action -> number of requests.
-    """
+    """The server, and the object that answers."""
 
     actions: Any = None
     url: str = ""
-    asked: Counter[str] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)  # action -> number of requests
 
     def answer(self, request: Asked) -> Answer:
         sent = f"{urlsplit(request.path).query}&{request.body.decode()}"

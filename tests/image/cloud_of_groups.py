@@ -36,14 +36,12 @@ class Cloud:
     """Groups, instances, money and time; ``move`` is one pass of the mover.
 
     Attributes:
-        policy: of the stack.
         room: label -> whether the zone has room.
         state: what the mover remembers.
         left: of the budget; None where nobody knows.
         frozen: pools that take nothing.
         frozen_teams: team that starts nothing -> why.
         teams: account -> team; None where nobody knows.
-        ledger: every decision so far.
         rises: (group, by how many) of every rise of a desired capacity.
         totals: what each pass said that pools have or are about to have.
     """

@@ -30,17 +30,11 @@ print(json.dumps(mover.run(now + timedelta(minutes=2), now)))
 
 @dataclass(frozen=True)
 class Door:
-    """A stack in moto, and the mover's function as Lambda would run it.
-
-    Attributes:
-        rehearsed: what the program registered.
-        code: the function's archive, unzipped.
-        runtime: the packages that Lambda brings.
-    """
+    """A stack in moto, and the mover's function as Lambda would run it."""
 
     rehearsed: Rehearsed
-    code: Path
-    runtime: Path
+    code: Path  # the function's archive, unzipped
+    runtime: Path  # the packages that Lambda brings
 
     @property
     def function(self):

@@ -70,19 +70,12 @@ POOL = {
 
 @dataclass
 class Truth:
-    """True history of one instance.
+    """True history of one instance."""
 
-    Attributes:
-        jobs: start of each job; none ends.
-        typed_at: times of input at a terminal.
-        refused: times at which a closed door refused a use.
-        ended_at: time when it was stopped or terminated.
-    """
-
-    jobs: list[datetime] = field(default_factory=list)
+    jobs: list[datetime] = field(default_factory=list)  # start of each job; none ends
     typed_at: list[datetime] = field(default_factory=list)
-    refused: list[datetime] = field(default_factory=list)
-    ended_at: datetime | None = None
+    refused: list[datetime] = field(default_factory=list)  # a closed door refused a use
+    ended_at: datetime | None = None  # stopped or terminated
 
     @property
     def killed(self) -> bool:
@@ -155,14 +148,7 @@ class Metrics:
 
 
 class Instance:
-    """One instance: its agent, and its true state.
-
-    Args:
-        live: the world.
-        instance_id: its id.
-        folder: for its files.
-        skew: time by which its clock is ahead.
-    """
+    """One instance: its agent, its true state, and a folder for its files; its clock may be ahead."""
 
     def __init__(self, live: "Live", instance_id: str, folder: Path, skew: timedelta) -> None:
         self.id, self.truth = instance_id, Truth()
@@ -289,15 +275,7 @@ def _since(now: datetime, moment: datetime) -> float:
 
 
 class Live:
-    """The world: one stack on AWS.
-
-    Attributes:
-        now: the time.
-        instances: by id.
-        metrics: of agents and sweeps.
-        calls: the sweep's operations, in order.
-        seconds_per_call: time of each call of the sweep.
-    """
+    """The world: one stack on AWS; ``calls`` are the sweep's operations, in order."""
 
     cloud = "aws"
 

@@ -11,19 +11,13 @@ HEADERS = {"aws": "X-aws-ec2-metadata-token", "alicloud": "X-aliyun-ecs-metadata
 
 @dataclass
 class Server:
-    """The service, which answers with the newest token only.
-
-    Attributes:
-        base: its address.
-        answers: (status, body) by path.
-        open: it answers without a token too.
-    """
+    """The service, which answers with the newest token only, or without one where it is open."""
 
     header: str
     base: str = ""
     tokens: int = 0
     open: bool = False
-    answers: dict[str, tuple[int, str]] = field(default_factory=dict)
+    answers: dict[str, tuple[int, str]] = field(default_factory=dict)  # by path
 
     def says(self, path: str, body: str) -> None:
         """Set an answer below ``/latest/meta-data/`` from now on."""

@@ -28,13 +28,9 @@ TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev"}
 
 @dataclass(frozen=True)
 class History:
-    """Heartbeats of an instance's agent, by minute.
+    """Heartbeats of an instance's agent, by minute."""
 
-    Attributes:
-        beats: minutes before now -> value.
-    """
-
-    beats: dict[int, float]
+    beats: dict[int, float]  # minutes before now -> value
 
     def activity(self, window: timedelta = IDLE_AFTER, now=NOW) -> Activity:
         coarse_s = coarse_period_s(window)

@@ -106,15 +106,7 @@ def sweep_world(
     unseen: timedelta | None = None,
     **options: Any,
 ) -> Result:
-    """Sweep a world once; raises as ``sweep`` does.
-
-    Args:
-        world: the world to sweep.
-        checked: the policy.
-        deadline_after: time after which the sweep is cut off.
-        unseen: see ``Rules``.
-        options: options of the sweep.
-    """
+    """Sweep a world once, until it is cut off; raises as ``sweep`` does."""
     read_only = options.get("dry_run", False)
     if any(pool.require_acknowledgement for pool in checked.pools.values()):
         bucket = Bucket(world) if checked.cloud == "alicloud" else clients(world).s3

@@ -263,17 +263,10 @@ class HeldUpLook:
     """One poll of an agent, in its own thread: while a reply is delayed it waits, and the world advances.
 
     One of both runs at a time, so that a run is the same each time.
-
-    Args:
-        look: all actions of the agent at the poll.
-
-    Attributes:
-        until: time when it continues.
-        is_over: True if all actions are done.
     """
 
     def __init__(self, look: Callable[[], object]) -> None:
-        self.until, self.is_over, self._is_given_up = NEVER, False, False
+        self.until, self.is_over, self._is_given_up = NEVER, False, False  # ``until`` then it continues
         self._error: BaseException | None = None
         self._look, self._turn, self._back = look, threading.Semaphore(0), threading.Semaphore(0)
         self._thread: threading.Thread | None = None
@@ -323,15 +316,10 @@ class HeldUpLook:
 
 @dataclass(frozen=True)
 class Patience:
-    """Retries of a client for the write of one object.
-
-    Attributes:
-        attempts: number of attempts.
-        given_up_after: time-out of a connection without an answer.
-    """
+    """Retries of a client for the write of one object."""
 
     attempts: int = 1
-    given_up_after: timedelta = timedelta(seconds=5)
+    given_up_after: timedelta = timedelta(seconds=5)  # without an answer
 
 
 class World:

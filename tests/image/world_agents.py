@@ -66,14 +66,7 @@ class _Sending:
 
 
 class Agent:
-    """The second thread of one instance's agent.
-
-    Args:
-        world: world with the clock and the bucket.
-        instance: the instance.
-        bucket: boto3's S3 client of the world.
-        cloud: ``aws`` or ``alicloud``.
-    """
+    """The second thread of one instance's agent, with boto3's S3 client of the world."""
 
     def __init__(self, world: Any, instance: Any, bucket: Any, cloud: str) -> None:
         self._world, self._instance, self._cloud = world, instance, cloud

@@ -31,11 +31,7 @@ def plays(holder: type["Stage"]) -> type["Stage"]:
 
 
 class Stage:
-    """A world, and the policy that sweeps it.
-
-    Args:
-        cloud: ``aws`` or ``alicloud``.
-    """
+    """A world on one of the clouds, and the policy that sweeps it."""
 
     def __init__(self, cloud: str) -> None:
         self.cloud, self.world = cloud, World()

@@ -54,15 +54,9 @@ class TargetError(Exception):
 
 @dataclass(frozen=True)
 class Mutant:
-    """One way to break one function.
+    """One way to break one function: other code in its place."""
 
-    Attributes:
-        name: unique description of the fault.
-        function: the function to break.
-        code: its replacement.
-    """
-
-    name: str
+    name: str  # unique
     function: FunctionType
     code: CodeType
 
@@ -245,14 +239,10 @@ def rebuilt(function: FunctionType) -> CodeType:
 
 
 class _Probes(ast.NodeTransformer):
-    """Transformer that wraps expressions in a call that returns their value.
-
-    Attributes:
-        numbers: id of an expression's node -> argument of the call.
-    """
+    """Transformer that wraps expressions in a call that returns their value."""
 
     def __init__(self) -> None:
-        self.numbers: dict[int, int] = {}
+        self.numbers: dict[int, int] = {}  # id of an expression's node -> argument of the call
 
     def visit(self, node: ast.AST) -> ast.AST:
         number = self.numbers.get(id(node))
