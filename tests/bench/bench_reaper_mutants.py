@@ -6,8 +6,8 @@ mutant lives in a process of its own, forked from one that has everything import
 and is shown to those who evaluate it until one fails: who saw it the last time, then who saw others in the
 same function, then the quickest. Who evaluates what (``build/reaper_witnesses.json``) and who saw what
 (``build/reaper_shown.json``) are kept with a stamp of what that depends on: the product, what the tests
-share, and the file of that test. Where the stamp is the same, neither is run again: a hunt that was cut off goes on
-from there, and one after a new test shows what survived, and no more.
+share, and the file of that test. Where the stamp is the same, neither is run again: a hunt that was cut off
+goes on from there, and one after a new test shows what survived, and no more.
 
 A survivor must be explained in ``survivors.toml``, beside ``mutants.py``: it changes nothing. An explanation
 of what is seen, or is no mutant any more, is wrong as well. ``python -m tests.bench.bench_reaper_mutants

@@ -425,11 +425,14 @@ class World:
                 self.start(self.instances[key].tags, group, busy=not self.unfit_at_start)
 
     def pass_minutes(self, minutes: int) -> None:
-        self.pass_seconds(60 * minutes)
+        self._pass(minutes * MINUTE)
 
     def pass_seconds(self, seconds: float) -> None:
         """Let time pass, as a sweep's wait does."""
-        end = self.now + timedelta(seconds=seconds)
+        self._pass(timedelta(seconds=seconds))
+
+    def _pass(self, span: timedelta) -> None:
+        end = self.now + span
         while self.now < end:
             minute = self.now.replace(second=0, microsecond=0) + MINUTE
             asked = self._asked()
