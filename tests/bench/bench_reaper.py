@@ -19,14 +19,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import Phase
 from rich.console import Console
 
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
 from tests.bench.reaper_cloud import PERIOD_S, STACK
 from tests.image.controllers.sweep.custodian_cases import CASES
-from tests.image.controllers.sweep.fault_state_machine import LONG_RUN, FaultStateMachine
+from tests.image.controllers.sweep.fault_state_machine import LONG_RUN, FaultStateMachine, play
 from tests.image.moto_fleet import policy_json, pool_policy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +43,6 @@ Entries = dict[str, dict[str, Any]]
 
 
 def measure() -> Entries:
-    """Everything, in one run."""
     say = Console(stderr=True).print
     install_custodian()
     found: Entries = {}
@@ -92,7 +90,6 @@ class Server:
 
 @contextmanager
 def cloud(count: int, case: str = "") -> Iterator[Server]:
-    """A fleet for as long as the block lasts."""
     command = [sys.executable, "-m", "tests.bench.reaper_cloud", str(count), case]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -110,16 +107,8 @@ def sweep(server: Server) -> tuple[int, float, list[str]]:
         content = policy_json(stack=STACK, metric_namespace=namespace(STACK), pools=pools)
         policy.write_text(json.dumps(content), encoding="utf-8")
         report = Path(folder, "report.json")
-        command = [
-            sys.executable,
-            "-m",
-            "gpu_fleet_image.console",
-            "sweep",
-            "--policy",
-            str(policy),
-            "--dry-run",
-        ]
-        command += ["--report", str(report), "--override-breaker"]
+        command = [sys.executable, "-m", "gpu_fleet_image.console", "sweep", "--policy", str(policy)]
+        command += ["--dry-run", "--report", str(report), "--override-breaker"]
         started = time.perf_counter()
         subprocess.run(command, cwd=ROOT, env=server.environment, check=True, stdout=subprocess.DEVNULL)
         seconds = time.perf_counter() - started
@@ -216,7 +205,6 @@ def wrong_verdicts() -> Entries:
 
 
 def custodian_is_wrong(case: str, count: int) -> bool:
-    """Whether Cloud Custodian gets a case wrong."""
     with cloud(count, case) as server:
         code, matched, _ = custodian(server)
         ended = server.asked()["ended"]
@@ -232,29 +220,21 @@ def custodian_is_wrong(case: str, count: int) -> bool:
 
 def false_kills() -> Entries:
     """The state machine of the tests, as many full runs as are asked for; a false kill would raise."""
-    while FaultStateMachine.long_runs < FAULT_RUNS:
-        run_state_machine_as_test(
-            FaultStateMachine,
-            settings=settings(
-                # those that hypothesis ends early are made up for
-                max_examples=max(20, FAULT_RUNS - FaultStateMachine.long_runs),
-                stateful_step_count=LONG_RUN + 1,  # hypothesis counts the standing up
-                suppress_health_check=list(HealthCheck),
-                phases=[Phase.generate, Phase.shrink],
-                deadline=None,
-                database=None,
-            ),
-        )
-    runs = f"{FaultStateMachine.long_runs} runs of {LONG_RUN} steps and {FaultStateMachine.runs} in all"
-    ends = f"{FaultStateMachine.ends} ends, {FaultStateMachine.ends_amid_faults} of them amid faults"
-    unit = f"of {ends}, in {runs}, {FaultStateMachine.steps} steps"
+    counts = FaultStateMachine.counts
+    while counts["long runs"] < FAULT_RUNS:
+        # those that hypothesis ends early are made up for; it counts the standing up
+        left = max(20, FAULT_RUNS - counts["long runs"])
+        play(FaultStateMachine, left, LONG_RUN + 1, phases=[Phase.generate, Phase.shrink])
+    ends = f"{counts['ends']} ends, {counts['ends amid faults']} of them amid faults"
+    long_runs = f"{counts['long runs']} runs of {LONG_RUN} steps and {counts['runs']} in all"
+    unit = f"of {ends}, in {long_runs}, {counts['steps']} steps"
     return {"reaper_false_kills": entry(0, unit, None, "0")}
 
 
-def entry(value: float, unit: str, peer: float | None, goal: str) -> dict[str, Any]:
-    """One figure beside Cloud Custodian's, where it has one."""
+def entry(value: float, unit: str, peer: float | None, goal: str, command: str = COMMAND) -> dict[str, Any]:
+    """One figure beside another's, where there is one."""
     ratio = round(value / peer, 5) if peer else None
-    return {"value": value, "unit": unit, "peer": peer, "ratio": ratio, "goal": goal, "command": COMMAND}
+    return {"value": value, "unit": unit, "peer": peer, "ratio": ratio, "goal": goal, "command": command}
 
 
 if __name__ == "__main__":

@@ -7,17 +7,18 @@ import contextlib
 import json
 import os
 import sys
+from collections import Counter
 from typing import Any
 from unittest import mock
 
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import Phase
 from rich.console import Console
 
 from gpu_fleet_image.controllers.sweep import evidence as observe
-from tests.image.controllers.sweep.fault_state_machine import FaultStateMachine
-from tests.image.controllers.sweep.test_faults import CLOUD, AlicloudFaultStateMachine
-from tests.image.sweeping import policy, sweep_world
+from tests.bench.bench_reaper import entry
+from tests.image.controllers.sweep.fault_state_machine import play
+from tests.image.controllers.sweep.test_faults import AlicloudFaultStateMachine
+from tests.image.sweeping import CLOUDS, policy, sweep_world
 from tests.image.world import World
 
 COMMAND = "python -m tests.bench.bench_reaper_alicloud"
@@ -30,7 +31,6 @@ Entries = dict[str, dict[str, Any]]
 
 
 def measure() -> Entries:
-    """Everything, in one run."""
     say = Console(stderr=True).print
     say(f"{COUNT} instances, the newest heartbeats first, and every window")
     found = calls("busy", idle_every=0, goal=f"<= {8 + COUNT // 100} (8 + N/100: a page has 100 instances)")
@@ -47,50 +47,24 @@ def calls(name: str, *, idle_every: int, goal: str) -> Entries:
     for index in range(COUNT):
         world.start(TAGS, busy=not idle_every or index % idle_every > 0)
     world.pass_minutes(WATCHED_HOURS * 60)
-    checked = policy(top=CLOUD, idle_after_hours=24)
+    checked = policy(top=CLOUDS["alicloud"], idle_after_hours=24)
     own = sweep_world(world, checked, dry_run=True)
     with mock.patch.object(observe, "_enough", return_value=0.0):
         peer = sweep_world(world, checked, dry_run=True)
     verdicts = [(decision.instance.id, decision.verdict) for decision in own.plan.decisions]
     assert verdicts == [(decision.instance.id, decision.verdict) for decision in peer.plan.decisions]
     unit = f"read calls, {COUNT} instances, {COUNT // idle_every if idle_every else 0} of them idle"
-    return {f"reaper_alicloud_calls_{name}": entry(own.read_calls, unit, peer.read_calls, goal)}
+    return {f"reaper_alicloud_calls_{name}": entry(own.read_calls, unit, peer.read_calls, goal, COMMAND)}
 
 
 def false_kills() -> Entries:
     """The state machine of the tests, more of it; a false kill would raise."""
-    before = (
-        FaultStateMachine.ends,
-        FaultStateMachine.ends_amid_faults,
-        FaultStateMachine.runs,
-        FaultStateMachine.steps,
-    )
-    run_state_machine_as_test(
-        AlicloudFaultStateMachine,
-        settings=settings(
-            max_examples=RUNS,
-            stateful_step_count=STEPS + 1,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],
-            deadline=None,
-            database=None,
-        ),
-    )
-    after = (
-        FaultStateMachine.ends,
-        FaultStateMachine.ends_amid_faults,
-        FaultStateMachine.runs,
-        FaultStateMachine.steps,
-    )
-    ends, amid, runs, steps = (now - then for now, then in zip(after, before, strict=True))
-    unit = f"of {ends} ends, {amid} of them amid faults, in {runs} runs, {steps} steps"
-    return {"reaper_alicloud_false_kills": entry(0, unit, None, "0")}
-
-
-def entry(value: float, unit: str, peer: float | None, goal: str) -> dict[str, Any]:
-    """One figure beside the other way's, where there is one."""
-    ratio = round(value / peer, 5) if peer else None
-    return {"value": value, "unit": unit, "peer": peer, "ratio": ratio, "goal": goal, "command": COMMAND}
+    machine = AlicloudFaultStateMachine
+    before = Counter(machine.counts)
+    play(machine, RUNS, STEPS + 1, phases=[Phase.generate])
+    made = machine.counts - before
+    unit = f"of {made['ends']} ends, {made['ends amid faults']} of them amid faults, in {made['runs']} runs, "
+    return {"reaper_alicloud_false_kills": entry(0, f"{unit}{made['steps']} steps", None, "0", COMMAND)}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rich.console import Console
 from gpu_fleet_image.console.cli import main as gpu_fleet
 from gpu_fleet_image.controllers.sweep import handler
 from gpu_fleet_image.core.errors import InstanceError
+from tests.bench.bench_reaper import entry
 from tests.image.live import POOL, Instance, Live, live_aws, refusal
 from tests.image.oracle import Rules, Span, Timeline, wrongs_of
 
@@ -59,7 +60,6 @@ class Walk:
                 line.notices.append(self.live.now)
 
     def step(self) -> None:
-        """Something happens."""
         weights = {"sweep": 8, "night": 3, "work": 2, "type": 2, "leave": 4, "keep": 1, "wait": 4}
         weights |= {"agent_dies": 1, "agent_restarts": 2}
         (chosen,) = self._random.choices(list(weights), list(weights.values()))
@@ -82,12 +82,10 @@ class Walk:
     def _type(self) -> None:
         """Some keys are pressed, within a moment."""
         if instance := self._any_running():
-            before = len(instance.truth.typed_at)
+            now, before = self.live.now, len(instance.truth.typed_at)
             instance.log_in()
             if len(instance.truth.typed_at) > before:
-                self.lines[instance.id].typing.append(
-                    Span(self.live.now, self.live.now + timedelta(seconds=5))
-                )
+                self.lines[instance.id].typing.append(Span(now, now + timedelta(seconds=5)))
 
     def _leave(self) -> None:
         if instance := self._any_running():
@@ -97,16 +95,7 @@ class Walk:
     def _keep(self) -> None:
         """By the command; only what it confirmed is promised."""
         if instance := self._any_running():
-            arguments = [
-                "keep",
-                "2h",
-                "--reason",
-                "walk",
-                "--instance-id",
-                instance.id,
-                "--region",
-                "us-east-1",
-            ]
+            arguments = f"keep 2h --reason walk --instance-id {instance.id} --region us-east-1"
             if CliRunner().invoke(gpu_fleet, arguments).exit_code == 0:
                 now, line = self.live.now, self.lines[instance.id]
                 line.holds.close(now)
@@ -151,7 +140,6 @@ class Walk:
 
 
 def measure() -> Entries:
-    """Everything, in one run; a false end raises."""
     say = Console(stderr=True).print
     ends = 0
     for seed in range(RUNS):
@@ -159,7 +147,7 @@ def measure() -> Entries:
         with contextlib.redirect_stdout(sys.stderr):
             ends += run(seed)
     unit = f"of {ends} ends in {RUNS} runs of {STEPS} steps over moto"
-    return {"reaper_moto_false_kills": entry(0, unit)}
+    return {"reaper_moto_false_kills": entry(0, unit, None, "0", COMMAND)}
 
 
 def run(seed: int, steps: int = STEPS) -> int:
@@ -175,11 +163,6 @@ def run(seed: int, steps: int = STEPS) -> int:
             if wrongs := walk.wrongs():
                 raise AssertionError(f"seed {seed}: {'; '.join(wrongs)}")
         return sum(instance.truth.ended_at is not None for instance in live.instances.values())
-
-
-def entry(value: float, unit: str) -> dict[str, Any]:
-    """One figure; nobody else's stands beside it."""
-    return {"value": value, "unit": unit, "peer": None, "ratio": None, "goal": "0", "command": COMMAND}
 
 
 if __name__ == "__main__":

@@ -3,12 +3,11 @@
 Who may see it are all plays, on both clouds, and the quick tests of the reaper's rooms. First one run of the
 whole product tells which of them evaluates which condition: nobody else can see it negated. Then each
 mutant lives in a process of its own, forked from one that has everything imported and every test collected,
-and is shown to those who evaluate it until one fails: who saw it the last time
-(``build/reaper_mutants.json``), then who saw others in the same function, then the quickest. So a second run
-takes less than the first. Who evaluates what (``build/reaper_evaluated.json``) and who saw what are kept
-together with a stamp of what that depends on: the product, what the tests share, and the file of that test.
-Where the stamp is the same, neither is run again: a hunt that was cut off goes on from there, and one after
-a new test shows what survived, and no more. A survivor is shown to everybody in each run.
+and is shown to those who evaluate it until one fails: who saw it the last time, then who saw others in the
+same function, then the quickest. Who evaluates what (``build/reaper_witnesses.json``) and who saw what
+(``build/reaper_shown.json``) are kept with a stamp of what that depends on: the product, what the tests
+share, and the file of that test. Where the stamp is the same, neither is run again: a hunt that was cut off
+goes on from there, and one after a new test shows what survived, and no more.
 
 A survivor must be explained in ``survivors.toml``, beside ``mutants.py``: it changes nothing. An explanation
 of what is seen, or is no mutant any more, is wrong as well. ``python -m tests.bench.bench_reaper_mutants
@@ -26,12 +25,10 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -39,14 +36,14 @@ from hypothesis import Phase, settings
 from rich.console import Console
 
 from gpu_fleet_image.core.calls import batches
+from tests.bench.bench_reaper import entry
 from tests.image.controllers.sweep.findings import FINDINGS, Finding
 from tests.image.controllers.sweep.mutants import TESTS, Mutant, broken, explained, home, negations, probe
 from tests.image.controllers.sweep.test_mutants import CASES, NAMED, Guard
 from tests.image.plays import CLOUDS, PLAYS, perform
 
 ROOT = Path(__file__).resolve().parents[2]
-MEMORY = ROOT / "build" / "reaper_mutants.json"
-EVALUATED = ROOT / "build" / "reaper_evaluated.json"
+EVALUATED = ROOT / "build" / "reaper_witnesses.json"
 SHOWN = ROOT / "build" / "reaper_shown.json"
 SOURCES = ("image", "stacks", "tests")  # what a play or a test of the reaper may read
 IMPORTED = re.compile(r"^from tests\.([\w.]+\.test_\w+) import", re.MULTILINE)
@@ -95,44 +92,28 @@ EXAMPLES = 25  # of a property; the tests themselves try more
 NO_END_S = 120.0  # a computer that does much else is slow, and that is no answer
 LOOPS_S = 15.0  # of the processor's time
 REPORT_EVERY = 200
-SOON_S = 15.0  # of the processor's time, for each mutant, before all others are shown to the rest
 SAY = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
 
 Entries = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Witness:
-    """A play or a test.
+class Witness(NamedTuple):
+    """A play or a test; it performs, and says whether anything goes wrong."""
 
-    Attributes:
-        name: of a test its id, of a play that and its cloud.
-        fails: performs it; whether anything goes wrong.
-    """
-
-    name: str
+    name: str  # of a test its id, of a play that and its cloud
     fails: Callable[[], bool]
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """What one witness came across in the whole product.
-
-    Attributes:
-        stamp: of what it depends on.
-        fails: on the whole product; it sees nothing then.
-        seconds: of the processor's time.
-        conditions: names of their negations.
-    """
+class Evaluated(NamedTuple):
+    """What one witness came across in the whole product, and the stamp of what it depends on."""
 
     stamp: str
-    fails: bool
-    seconds: float
-    conditions: frozenset[str]
+    fails: bool  # on the whole product; it sees nothing then
+    seconds: float  # of the processor's time
+    conditions: Collection[str]  # names of their negations
 
     @property
     def may_see(self) -> bool:
-        """Whether mutants are shown to it."""
         return not self.fails and self.seconds <= WITNESS_MAY_TAKE_S
 
 
@@ -141,18 +122,12 @@ class Hunt:
 
     Args:
         modules: whose conditions are negated.
-        named: whether the guards that have names are broken as well.
-
-    Attributes:
-        made: negations.
-        survivors: those that nobody saw.
-        missed: guards that have names, broken, and not seen by the play that is for each.
+        named: whether the guards that have names are broken as well; who is seen by no play is missed.
     """
 
     def __init__(self, modules: Sequence[ModuleType], *, named: bool) -> None:
         self._modules, self._named = modules, named
-        self._last: dict[str, str] = _kept(MEMORY)
-        self._keen, self._soonest = dict[str, list[str]](), dict[str, list[str]]()
+        self._keen = dict[str, list[str]]()
         self._shown = Shown()
         self.made, self.survivors, self.missed = 0, list[str](), list[str]()
 
@@ -174,25 +149,17 @@ class Hunt:
         return True
 
     def _hunt(self, witnesses: Mapping[str, Witness], evaluated: Mapping[str, Evaluated]) -> None:
-        """First those who may see a mutant soonest, of all modules; then the others, for what is left."""
-        left = list[Mutant]()
         for module in self._modules:
-            mutants = list(negations(module))
-            began, before = _spent_s(), len(left)
+            mutants, began_s, before = list(negations(module)), _spent_s(), len(self.survivors)
             for mutant in mutants:
-                if not self._is_seen(mutant, [witnesses[name] for name in self._soon(mutant, evaluated)]):
-                    left.append(mutant)
-                    SAY(f"not seen in {SOON_S:.0f} s: {mutant.name}")
+                names = self._order(mutant, evaluated)
+                if not self._is_seen(mutant, [witnesses[name] for name in names]):
+                    self.survivors.append(mutant.name)
+                    reason = explained().get(mutant.name, "no reason is given")
+                    SAY(f"SURVIVES {len(names)} that evaluate it: {mutant.name} ({reason})")
             self.made += len(mutants)
-            reported = f"{len(mutants)} negations, {len(left) - before} left"
-            SAY(f"{module.__name__}: {reported}, {_spent_s() - began:.0f} s of CPU")
-        for mutant in left:
-            names = self._order(mutant, evaluated)
-            others = set(names) - set(self._soon(mutant, evaluated))
-            if not self._is_seen(mutant, [witnesses[name] for name in names if name in others]):
-                self.survivors.append(mutant.name)
-                reason = explained().get(mutant.name, "no reason is given")
-                SAY(f"SURVIVES {len(names)} that evaluate it: {mutant.name} ({reason})")
+            left, spent_s = len(self.survivors) - before, _spent_s() - began_s
+            SAY(f"{module.__name__}: {len(mutants)} negations, {left} left, {spent_s:.0f} s of CPU")
 
     def _named_is_seen(self, guard: Guard, cloud: str) -> bool:
         mutant, seen_by = broken(guard.text), f"{cloud}: {guard.play}"
@@ -217,26 +184,14 @@ class Hunt:
         names = [
             name for name, value in evaluated.items() if value.may_see and mutant.name in value.conditions
         ]
-        last, keen = self._last.get(mutant.name), self._keen.get(_function_of(mutant), [])
+        last, keen = self._shown.last(mutant.name), self._keen.get(_function_of(mutant), [])
         return sorted(names, key=lambda name: (name != last, name not in keen, evaluated[name].seconds))
-
-    def _soon(self, mutant: Mutant, evaluated: Mapping[str, Evaluated]) -> list[str]:
-        """Of those the first, as far as they take no longer than ``SOON_S`` together."""
-        if mutant.name not in self._soonest:
-            names = self._order(mutant, evaluated)
-            taken_s = accumulate(evaluated[name].seconds for name in names)
-            self._soonest[mutant.name] = [
-                name for name, seconds in zip(names, taken_s, strict=True) if seconds <= SOON_S
-            ]
-        return self._soonest[mutant.name]
 
     def _is_seen(self, mutant: Mutant, witnesses: Sequence[Witness]) -> bool:
         seen = self._shown.seen_by(mutant.name) or first_to_fail([mutant], witnesses)
         self._shown.note(mutant.name, seen)
         if seen:
-            self._last[mutant.name] = seen
             self._keen.setdefault(_function_of(mutant), []).append(seen)
-            MEMORY.write_text(json.dumps(self._last, indent=0))
         return bool(seen)
 
 
@@ -262,32 +217,29 @@ class Stamps:
             for name, digest in self._own.items()
             if name in shared or not Path(name).name.startswith("test_")
         ]
-        self._base = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        self._base = hashlib.sha256("\n".join([*lines, *DECIDING]).encode()).hexdigest()
 
     def of(self, witness: str) -> str:
-        """The stamp of a witness, by its name."""
         own = self._own.get(witness.partition("::")[0], "")
         return hashlib.sha256(f"{self._base} {own}".encode()).hexdigest()
 
 
 class Shown:
-    """Which mutants were seen already, by whom, and whether that still holds.
-
-    Attributes:
-        stamps: of this tree.
-    """
+    """Which mutants were seen already, by whom, and whether that still holds by the stamps of this tree."""
 
     def __init__(self) -> None:
         self.stamps = Stamps()
         self._seen: dict[str, list[str]] = _kept(SHOWN)
 
+    def last(self, mutant: str) -> str:
+        """Who saw a mutant the last time, in any tree."""
+        return self._seen.get(mutant, [""])[0]
+
     def seen_by(self, mutant: str) -> str:
-        """Who saw a mutant in this tree; nobody is an empty text."""
         witness, stamp = self._seen.get(mutant, ["", ""])
         return witness if stamp == self.stamps.of(witness) else ""
 
     def note(self, mutant: str, witness: str) -> None:
-        """Keep who saw a mutant now."""
         self._seen[mutant] = [witness, self.stamps.of(witness)]
         SHOWN.parent.mkdir(exist_ok=True)
         SHOWN.write_text(json.dumps(self._seen, indent=0))
@@ -320,11 +272,11 @@ def measure() -> Entries:
         f"{len(FINDINGS)} ways back of what was found, {hunt.made} negations; "
         f"not counted are {len(reasons)} that change nothing"
     )
-    return {"reaper_mutants_caught": entry((counted - len(unexplained)) / counted, unit)}
+    share = (counted - len(unexplained)) / counted
+    return {"reaper_mutants_caught": entry(share, unit, None, "1.0", COMMAND)}
 
 
 def run(modules: Sequence[ModuleType], *, named: bool) -> Hunt:
-    """Hunt in these modules; see ``Hunt``."""
     hunt = Hunt(modules, named=named)
     # pytest-timeout takes the same signal
     quiet = ["-q", "-s", "-p", "no:cacheprovider", "--no-header", "--no-summary", "-o", "timeout=0"]
@@ -373,28 +325,18 @@ def _function_of(mutant: Mutant) -> str:
 
 def _evaluated(witnesses: Sequence[Witness], stamps: Stamps) -> dict[str, Evaluated]:
     """What each witness evaluates in all modules, looked at anew where what it depends on changed since."""
-    modules = sorted({home(name).__name__ for name in DECIDING})
-    kept = _kept(EVALUATED)
-    if not set(modules) <= set(kept.get("modules", [])):
-        kept = {"modules": modules, "seen": {}}
+    kept = {name: Evaluated(*row) for name, row in _kept(EVALUATED).items()}
     found = {
-        name: Evaluated(stamp, failed, seconds, frozenset(reported))
-        for name, (stamp, failed, seconds, reported) in kept["seen"].items()
-        if stamp == stamps.of(name)
+        name: one._replace(conditions=frozenset(one.conditions))
+        for name, one in kept.items()
+        if one.stamp == stamps.of(name)
     }
-
-    def keep(news: dict[str, Evaluated]) -> None:
-        found.update(news)
-        seen = {
-            name: (value.stamp, value.fails, value.seconds, sorted(value.conditions))
-            for name, value in found.items()
-        }
-        EVALUATED.parent.mkdir(exist_ok=True)
-        EVALUATED.write_text(json.dumps({"modules": kept["modules"], "seen": seen}))
-
     new = [witness for witness in witnesses if witness.name not in found]
     for few in batches(new, REPORT_EVERY):
-        keep(_survey(few, [home(name) for name in DECIDING], stamps))
+        found |= _survey(few, [home(name) for name in DECIDING], stamps)
+        EVALUATED.parent.mkdir(exist_ok=True)
+        listed = {name: one._replace(conditions=sorted(one.conditions)) for name, one in found.items()}
+        EVALUATED.write_text(json.dumps(listed))
         SAY(f"{len(found)} of {len(witnesses)} plays and tests looked at")
     taken = {witness.name: found[witness.name] for witness in witnesses}
     # who fails anyway sees nothing; without its witness fewer mutants are caught, never more
@@ -485,11 +427,6 @@ def _in_a_child(act: Callable[[Callable[[object], None]], None], hear: Callable[
         for line in heard:
             hear(json.loads(line))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def entry(value: float, unit: str) -> dict[str, Any]:
-    """One figure; nobody else's stands beside it."""
-    return {"value": value, "unit": unit, "peer": None, "ratio": None, "goal": "1.0", "command": COMMAND}
 
 
 def _named_so(names: Collection[str]) -> list[ModuleType]:

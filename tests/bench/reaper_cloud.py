@@ -21,11 +21,7 @@ STACK = "bench"
 DISTANCE_S = 0.02
 # (size, refill a second): docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html, and the default
 # quotas of transactions a second for CloudWatch.
-BUCKETS = {
-    "Describe": (100, 20),
-    "GetMetricData": (50, 50),
-    "GetMetricStatistics": (400, 400),
-}
+BUCKETS = {"Describe": (100, 20), "GetMetricData": (50, 50), "GetMetricStatistics": (400, 400)}
 TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"}
 IDLE_EVERY, IDLE_FOR_S = 10, 30 * 3600  # one instance of ten is idle
 UP_FOR = timedelta(hours=72)
@@ -47,7 +43,6 @@ class Bucket:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """Take one token, if there is one."""
         with self._lock:
             now = time.monotonic()
             self._tokens = min(self._size, self._tokens + (now - self._at) * self._refill_per_s)
@@ -89,7 +84,6 @@ class Account:
         return IDLE_FOR_S if self._case or index % IDLE_EVERY == 0 else 0.0
 
     def describe_instances(self, ask: dict[str, Any]) -> str:
-        """One page."""
         start, size = int(ask.get("NextToken", 0)), int(ask.get("MaxResults", DEFAULT_PAGE))
         page = "".join(self._instances[start : start + size])
         more = f"<nextToken>{start + size}</nextToken>" if start + size < len(self._instances) else ""
@@ -192,7 +186,6 @@ class Server:
         }
 
     def answer(self, asked: Asked) -> Answer:
-        """Answer one request."""
         if asked.method == "GET":
             with self._lock:
                 told = json.dumps({"ended": self._account.ended, "calls": self._calls})

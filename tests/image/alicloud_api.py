@@ -1,10 +1,11 @@
 """Documented fields of Alibaba Cloud's actions, by which the tests' answers are checked.
 
-    python -m tests.image.alicloud_api FOLDER
+    python -m tests.image.alicloud_api FOLDER [PACKAGE:ACTION ...]
 
 rewrites ``alicloud_api.toml`` from the makers' own SDKs, unpacked below FOLDER (``pip install --no-deps
---target FOLDER`` and the packages of ``PACKAGES``): the names that a request takes and an answer has, at any
-depth, with the action's page and the day. Fakes answer nothing else.
+--target FOLDER`` and the packages that its rows name as sources), with a row more for each new action: the
+names that a request takes and an answer has, at any depth, with the action's page and the day. A row of
+another source was read by hand. Fakes answer nothing else.
 """
 
 import argparse
@@ -19,53 +20,6 @@ from typing import Any
 import tomli_w
 
 TABLE = Path(__file__).with_name("alicloud_api.toml")
-# Package -> the actions that stand-ins answer.
-PACKAGES = {
-    "alibabacloud_cms20190101": (
-        "DescribeMetricLast DescribeMetricList DescribeMetricRuleList PutCustomMetric"
-    ),
-    "alibabacloud_dm20151123": "QueryMailAddressByParam SingleSendMail",
-    "alibabacloud_ecs20140526": (
-        "DeleteDisk DeleteInstances DescribeAccountAttributes DescribeAvailableResource "
-        "DescribeCloudAssistantStatus DescribeCommands DescribeDisks DescribeElasticityAssurances "
-        "DescribeImagePipelineExecutions DescribeImagePipelines DescribeImages DescribePrice "
-        "DescribeInstances DescribeInvocationResults DescribeSnapshots DescribeSpotAdvice "
-        "DescribeSpotPriceHistory InvokeCommand ModifyInstanceMetadataOptions RunCommand "
-        "StartImagePipelineExecution StopInstances TagResources UntagResources"
-    ),
-    "alibabacloud_ess20220222": (
-        "AttachInstances CompleteLifecycleAction DescribeAlarms DescribeLifecycleActions "
-        "DescribeScalingActivities DescribeScalingConfigurations DescribeScalingGroups "
-        "DescribeScalingInstances DetachInstances ModifyScalingGroup RecordLifecycleActionHeartbeat "
-        "ResumeProcesses ScaleWithAdjustment SetInstancesProtection SuspendProcesses"
-    ),
-    "alibabacloud_ims20190815": "ListUsersForGroup",
-    "alibabacloud_kms20160120": (
-        "DescribeAccountKmsStatus DescribeKey DescribeSecret GetKmsInstance GetSecretValue "
-        "PutSecretValue ScheduleKeyDeletion SetDeletionProtection"
-    ),
-    "alibabacloud_nas20170626": (
-        "DescribeAccessRules DescribeFileSystems DescribeMountTargets DescribeZones"
-    ),
-    "alibabacloud_privatelink20200415": "CheckProductOpen",
-    "alibabacloud_quotas20200510": "ListProductQuotas",
-    "alibabacloud_ram20150501": "GetRole",
-    "alibabacloud_sts20150401": "AssumeRole GetCallerIdentity",
-    "alibabacloud_tag20180828": "ListTagResources",
-    "alibabacloud_vpc20160428": (
-        "DescribeEipAddresses DescribeNatGateways DescribeRouteEntryList DescribeSnatTableEntries "
-        "DescribeVSwitches DescribeVpcs GetFlowLogServiceStatus UnTagResources"
-    ),
-}
-# No Python package has it; from com.aliyun.sls20191023, GetSlsServiceResponseBody.
-BY_HAND = {
-    "GetSlsService": {
-        "page": "https://www.alibabacloud.com/help/en/log-service/latest/getslsservice",
-        "source": "com.aliyun.sls20191023",
-        "request": [],
-        "answer": ["Code", "Enabled", "Message", "RequestId", "Status", "Success"],
-    }
-}
 # Of every RPC request: www.alibabacloud.com/help/en/sdk/product-overview/rpc-mechanism
 COMMON = frozenset(
     {
@@ -120,28 +74,33 @@ def _names(answer: Any) -> Iterator[str]:
 
 
 def main() -> None:
-    """Rewrite the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    today = datetime.datetime.now(datetime.UTC).date()
-    table: dict[str, Any] = {action: row | {"read": today} for action, row in BY_HAND.items()}
-    for package, actions in PACKAGES.items():
-        names = _fields(folder / package)
-        product, version = re.fullmatch(r"alibabacloud_([a-z]+)(\d+)", package).groups()
-        dated = f"{version[:4]}-{version[4:6]}-{version[6:]}"
-        (release,) = folder.glob(f"{package}-*.dist-info")
-        for action in actions.split():
-            table[action] = {
-                "page": f"https://api.alibabacloud.com/document/{product.capitalize()}/{dated}/{action}",
-                "source": release.name.removesuffix(".dist-info"),
-                "read": today,
-                "request": _of(names, f"{action}Request"),
-                "answer": _of(names, f"{action}ResponseBody"),
-            }
+    parser.add_argument("more", nargs="*", help="PACKAGE:ACTION of a new row")
+    asked = parser.parse_args()
+    table = dict(documented())
+    for package, _, action in (new.partition(":") for new in asked.more):
+        table[action] = {"source": package}
+    for action, row in table.items():
+        if known := re.match(r"alibabacloud_([a-z]+)(\d{4})(\d\d)(\d\d)", row["source"]):
+            table[action] = _row(asked.folder, action, known)
     TABLE.write_text(tomli_w.dumps(dict(sorted(table.items()))))
 
 
+def _row(folder: Path, action: str, package: re.Match[str]) -> dict[str, Any]:
+    product, *date = package.groups()
+    names = _fields(folder / package[0])
+    (release,) = folder.glob(f"{package[0]}-*.dist-info")
+    return {
+        "page": f"https://api.alibabacloud.com/document/{product.capitalize()}/{'-'.join(date)}/{action}",
+        "source": release.name.removesuffix(".dist-info"),
+        "read": datetime.datetime.now(datetime.UTC).date(),
+        "request": _of(names, f"{action}Request"),
+        "answer": _of(names, f"{action}ResponseBody"),
+    }
+
+
+@cache
 def _fields(package: Path) -> dict[str, set[str]]:
     """Return class -> the names that it sends or reads."""
     found: dict[str, set[str]] = {}

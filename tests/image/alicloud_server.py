@@ -68,20 +68,13 @@ def _encoded(text: str) -> str:
 
 @dataclass
 class Server:
-    """The server.
-
-    Attributes:
-        actions: object that answers.
-        url: its address.
-        asked: action -> number of requests.
-    """
+    """The server, and the object that answers."""
 
     actions: Any = None
     url: str = ""
-    asked: Counter[str] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)  # action -> number of requests
 
     def answer(self, request: Asked) -> Answer:
-        """Check the signature, answer the action."""
         sent = f"{urlsplit(request.path).query}&{request.body.decode()}"
         asked = dict(parse_qsl(sent, keep_blank_values=True))
         given, action = asked.pop("Signature", ""), asked.get("Action", "")
@@ -105,7 +98,6 @@ class Server:
 
 @contextmanager
 def serving(actions: Any = None) -> Iterator[Server]:
-    """Run a server on a free port."""
     server = Server(actions)
     with answering(server.answer, "HTTP/1.1") as server.url:
         yield server

@@ -28,7 +28,6 @@ def policy(**capacity: object) -> Policy:
 
 
 def request(count: int = 1, hours: float | None = None, who: str = "ada", number: int = 1) -> Request:
-    """What somebody asks for."""
     return Request(f"2026-11-22/users/{who}/100000Z-{number:08x}", "train", count, hours, START)
 
 
@@ -37,14 +36,12 @@ class Cloud:
     """Groups, instances, money and time; ``move`` is one pass of the mover.
 
     Attributes:
-        policy: of the stack.
         room: label -> whether the zone has room.
         state: what the mover remembers.
         left: of the budget; None where nobody knows.
         frozen: pools that take nothing.
         frozen_teams: team that starts nothing -> why.
         teams: account -> team; None where nobody knows.
-        ledger: every decision so far.
         rises: (group, by how many) of every rise of a desired capacity.
         totals: what each pass said that pools have or are about to have.
     """
@@ -73,11 +70,9 @@ class Cloud:
 
     @property
     def desired(self) -> dict[str, int]:
-        """What each group wants."""
         return {label: group.desired for label, group in self.groups.items()}
 
     def later(self, seconds: float = 60) -> None:
-        """Time passes; groups start what they want, where there is room."""
         self.now += timedelta(seconds=seconds)
         for label, group in self.groups.items():
             for _ in range(group.desired - len(group.members)):
@@ -93,7 +88,6 @@ class Cloud:
             self.move()
 
     def launch(self, label: str) -> None:
-        """An instance of a group starts."""
         name = f"i-{next(self.names):04}"
         tags = {TAG_POOL: "train"}
         self.instances[name] = Instance(name, "p4d.24xlarge", "running", self.now, tags)
@@ -102,26 +96,19 @@ class Cloud:
 
     def move(self, *requests: Request, until: int | None = None) -> list[PlacementDecision]:
         """One pass; one that is cut off carries out some of its decisions, and says of none that it did."""
+        sites = [Site(group, group.name, self.failed.get(group.name)) for group in self.groups.values()]
+        money = MoneyLeft(
+            self.left,
+            {"train": Decimal(10)},
+            self.frozen,
+            why="nobody knows what is spent",
+            frozen_teams=self.frozen_teams,
+            teams=self.teams,
+        )
+        new = [request for request in requests if request.key not in self.state.requests]
+        everyone = tuple(self.instances.values())
         view = PoolView(
-            self.now,
-            self.policy,
-            {
-                "train": tuple(
-                    Site(group, group.name, self.failed.get(group.name)) for group in self.groups.values()
-                )
-            },
-            tuple(self.instances.values()),
-            MoneyLeft(
-                self.left,
-                {"train": Decimal(10)},
-                self.frozen,
-                why="nobody knows what is spent",
-                frozen_teams=self.frozen_teams,
-                teams=self.teams,
-            ),
-            [request for request in requests if request.key not in self.state.requests],
-            self.firing,
-            self.queue,
+            self.now, self.policy, {"train": tuple(sites)}, everyone, money, new, self.firing, self.queue
         )
         self.totals.append(totals(view, self.state))
         self.state, decisions = decide(view, self.state)
@@ -129,11 +116,8 @@ class Cloud:
         for decision in decisions[:until]:
             self._carry_out(decision)
         if until is None:
-            coming = tuple(
-                replace(request, started=request.started or bool(request.group))
-                for request in self.state.coming
-            )
-            self.state = replace(self.state, coming=coming)
+            coming = [replace(one, started=one.started or bool(one.group)) for one in self.state.coming]
+            self.state = replace(self.state, coming=tuple(coming))
         return decisions
 
     def _carry_out(self, decision: PlacementDecision) -> None:
@@ -154,27 +138,24 @@ class Cloud:
         self.groups[label] = replace(self.groups[label], desired=desired)
 
     def end(self, name: str) -> None:
-        """The sweep detaches with decrement, and terminates."""
+        label = self._leave(name)
+        self.groups[label] = replace(self.groups[label], desired=self.groups[label].desired - 1)
+
+    def _leave(self, name: str) -> str:
+        """An instance leaves its group, which is named, and is gone."""
         del self.instances[name]
-        for label, group in self.groups.items():
-            if name in group.members:
-                members = {key: state for key, state in group.members.items() if key != name}
-                self.groups[label] = replace(group, members=members, desired=group.desired - 1)
+        (group,) = [group for group in self.groups.values() if name in group.members]
+        members = {key: state for key, state in group.members.items() if key != name}
+        self.groups[group.name] = replace(group, members=members)
+        return group.name
 
     def interrupt(self, *names: str) -> None:
         """The cloud takes instances, and has no others there; their groups want as many still."""
         for name in names:
-            del self.instances[name]
-            for label, group in self.groups.items():
-                if name in group.members:
-                    members = {key: state for key, state in group.members.items() if key != name}
-                    self.groups[label] = replace(group, members=members)
-                    self.room[label] = False
+            self.room[self._leave(name)] = False
 
     def owned(self, who: str) -> list[str]:
-        """Instances that carry somebody as their owner."""
         return [instance.id for instance in self.instances.values() if instance.owner == who]
 
     def waiting(self) -> tuple[Coming, ...]:
-        """What is on its way."""
         return self.state.coming

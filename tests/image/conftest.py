@@ -18,9 +18,9 @@ def live(tmp_path):
 
 
 @pytest.fixture
-def fleet(monkeypatch):
-    """Yield an empty stack in moto, with an environment for it."""
-    with fake_aws():
+def fleet(monkeypatch, request):
+    """Yield an empty stack in moto, whose time stands still by default, with an environment for it."""
+    with fake_aws(frozen=getattr(request, "param", True)):
         made = MotoFleet()
         for name, value in made.environ().items():
             monkeypatch.setenv(name, value)

@@ -30,17 +30,11 @@ print(json.dumps(mover.run(now + timedelta(minutes=2), now)))
 
 @dataclass(frozen=True)
 class Door:
-    """A stack in moto, and the mover's function as Lambda would run it.
-
-    Attributes:
-        rehearsed: what the program registered.
-        code: the function's archive, unzipped.
-        runtime: the packages that Lambda brings.
-    """
+    """A stack in moto, and the mover's function as Lambda would run it."""
 
     rehearsed: Rehearsed
-    code: Path
-    runtime: Path
+    code: Path  # the function's archive, unzipped
+    runtime: Path  # the packages that Lambda brings
 
     @property
     def function(self):
@@ -62,7 +56,6 @@ class Door:
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
     def groups(self) -> dict[str, dict[str, Any]]:
-        """Zone -> the pool's group there."""
         found = boto3.client("autoscaling", REGION).describe_auto_scaling_groups()["AutoScalingGroups"]
         return {function["AvailabilityZones"][0]: function for function in found}
 
@@ -71,7 +64,6 @@ class Door:
         return {zone: group["DesiredCapacity"] for zone, group in self.groups().items()}
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Every line, in order."""
         s3 = boto3.client("s3", REGION)
         listed = s3.list_objects_v2(Bucket=BUCKET, Prefix="reaper/capacity/ledger/").get("Contents", [])
         return [
@@ -80,7 +72,6 @@ class Door:
         ]
 
     def taken(self) -> list[dict[str, str]]:
-        """Tags of every running instance."""
         pages = boto3.client("ec2", REGION).describe_instances()["Reservations"]
         found = [
             instance

@@ -17,17 +17,17 @@ class MotoTime(datetime):
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-        """Return the time at which everything is started."""
         return STARTED.astimezone(tz)
 
 
 @contextmanager
-def fake_aws() -> Iterator[None]:
-    """Connect every boto3 client that is created in the block to moto."""
+def fake_aws(*, frozen: bool = True) -> Iterator[None]:
+    """Connect every boto3 client that is created in the block to moto, whose time stands still or not."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
             patch.setenv(name, "testing")
         patch.delenv("AWS_ENDPOINT_URL", raising=False)
-        patch.setattr(moto.core.utils, "datetime", SimpleNamespace(datetime=MotoTime))
+        if frozen:
+            patch.setattr(moto.core.utils, "datetime", SimpleNamespace(datetime=MotoTime))
         with mock_aws():
             yield

@@ -25,7 +25,6 @@ from urllib.parse import quote
 import boto3
 import psutil
 import pytest
-from moto import mock_aws
 from moto.backends import get_backend
 
 from gpu_fleet_image.console.users import keep
@@ -49,9 +48,10 @@ from gpu_fleet_image.instance.agent.sensors.counters import OwnUse
 from gpu_fleet_image.instance.agent.sensors.processes import STARTED_LATELY_S
 from gpu_fleet_image.instance.agent.sensors.reading import Presence, Rates, Reading, Session, Started
 from gpu_fleet_image.providers.aws import session as aws_session
+from tests.image.fake_aws import fake_aws
 from tests.image.instance_toml import INSTANCE_TOML
 from tests.image.moto_fleet import REGION, STACK, launched, launched_group, policy_json, pool_policy
-from tests.image.world import minima, refusal
+from tests.image.world import dated, minima, refusal
 
 ACCOUNT = "123456789012"
 RECORDS, DATA = f"gpu-fleet-test-records-{ACCOUNT}", "gpu-fleet-test-data"
@@ -70,19 +70,12 @@ POOL = {
 
 @dataclass
 class Truth:
-    """True history of one instance.
+    """True history of one instance."""
 
-    Attributes:
-        jobs: start of each job; none ends.
-        typed_at: times of input at a terminal.
-        refused: times at which a closed door refused a use.
-        ended_at: time when it was stopped or terminated.
-    """
-
-    jobs: list[datetime] = field(default_factory=list)
+    jobs: list[datetime] = field(default_factory=list)  # start of each job; none ends
     typed_at: list[datetime] = field(default_factory=list)
-    refused: list[datetime] = field(default_factory=list)
-    ended_at: datetime | None = None
+    refused: list[datetime] = field(default_factory=list)  # a closed door refused a use
+    ended_at: datetime | None = None  # stopped or terminated
 
     @property
     def killed(self) -> bool:
@@ -100,7 +93,6 @@ class Clock:
         self.start = self.now()
 
     def now(self) -> datetime:
-        """Return the time."""
         return self._live.now + self._skew
 
     def wait_until(self, moment: datetime) -> None:
@@ -116,7 +108,6 @@ class Metrics:
         self.own: dict[str, float] = defaultdict(float)
 
     def add(self, instance_id: str, at: datetime, value: float) -> None:
-        """Add one heartbeat."""
         times, values = self.points[instance_id]
         times.append(at)
         values.append(value)
@@ -133,7 +124,6 @@ class Metrics:
         return self._answer({})
 
     def get_metric_data(self, MetricDataQueries: list[dict[str, Any]], **span: Any) -> dict[str, Any]:
-        """Return the smallest value of each period."""
         self._live.before("GetMetricData")
         results = [self._result(query, span["StartTime"], span["EndTime"]) for query in MetricDataQueries]
         return self._answer({"MetricDataResults": results})
@@ -151,23 +141,14 @@ class Metrics:
         }
 
     def describe_alarms(self, **_: Any) -> dict[str, Any]:
-        """Return no alarm."""
         return self._answer({"MetricAlarms": []})
 
     def _answer(self, content: dict[str, Any]) -> dict[str, Any]:
-        date = format_datetime(self._live.now.replace(microsecond=0), usegmt=True)
-        return content | {"ResponseMetadata": {"HTTPHeaders": {"date": date}, "RetryAttempts": 0}}
+        return dated(self._live.now, content)
 
 
 class Instance:
-    """One instance: its agent, and its true state.
-
-    Args:
-        live: the world.
-        instance_id: its id.
-        folder: for its files.
-        skew: time by which its clock is ahead.
-    """
+    """One instance: its agent, its true state, and a folder for its files; its clock may be ahead."""
 
     def __init__(self, live: "Live", instance_id: str, folder: Path, skew: timedelta) -> None:
         self.id, self.truth = instance_id, Truth()
@@ -213,7 +194,6 @@ class Instance:
                 yield
 
     def stop(self) -> None:
-        """Stop it, as its user does."""
         with self._live.by_a_user():
             self._live.ec2.stop_instances(InstanceIds=[self.id])
         self.stopped_at = self._live.now
@@ -230,12 +210,10 @@ class Instance:
         self.start_agent(self._live.now)
 
     def boot_time(self) -> float:
-        """Return its boot time by its kernel's clock."""
         return (self.booted_at + self._skew).timestamp()
 
     @property
     def runs(self) -> bool:
-        """True unless it was stopped or terminated."""
         return self.truth.ended_at is None and self.stopped_at is None
 
     @property
@@ -258,7 +236,6 @@ class Instance:
         self.truth.jobs.append(self._live.now)
 
     def log_in(self) -> None:
-        """Log in and type, as a user does; a closed door refuses it."""
         if self.door_is_shut:
             self.truth.refused.append(self._live.now)
         else:
@@ -274,7 +251,6 @@ class Instance:
             self.notice_listener.poll()
 
     def poll(self, now: datetime) -> Reading:
-        """Return the sensors' reading of this moment."""
         return self.sample(now, everything=True)
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
@@ -286,10 +262,9 @@ class Instance:
         truth, at = self.truth, self._live.now
         share = max((min(1.0, (at - began) / TICK) for began in truth.jobs), default=0.0) * self.cores
         jobs = [Started(1, "python", "ada", _since(at, job)) for job in truth.jobs]
+        typed = [Session("terminal", "ada on pts/0", _since(at, moment)) for moment in truth.typed_at]
         presence = Presence(
-            sessions=tuple(
-                Session("terminal", "ada on pts/0", _since(at, process)) for process in truth.typed_at
-            ),
+            sessions=tuple(typed),
             started=tuple(job for job in jobs if job.age_s < STARTED_LATELY_S),
             older=tuple(job for job in jobs if job.age_s >= STARTED_LATELY_S),
         )
@@ -304,15 +279,7 @@ def _since(now: datetime, moment: datetime) -> float:
 
 
 class Live:
-    """The world: one stack on AWS.
-
-    Attributes:
-        now: the time.
-        instances: by id.
-        metrics: of agents and sweeps.
-        calls: the sweep's operations, in order.
-        seconds_per_call: time of each call of the sweep.
-    """
+    """The world: one stack on AWS; ``calls`` are the sweep's operations, in order."""
 
     cloud = "aws"
 
@@ -385,20 +352,16 @@ class Live:
         return made
 
     def _replace_text(self, path: Path, text: str) -> None:
-        """Replace a file, with the world's time as its time."""
         replace_text(path, text)
         os.utime(path, (self.now.timestamp(), self.now.timestamp()))
 
     def agent_cloud(self, instance: Instance) -> Any:
-        """Return the cloud for the agent of one instance."""
         return aws_agent.AgentCloud(self.instance, self.metadata_of(instance))
 
     def metadata_of(self, instance: Instance) -> Any:
-        """Return the metadata service of one instance, which shows its tags."""
         return Metadata(partial(self.tags, instance.id))
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """Return an instance's present tags."""
         return dict(get_backend("ec2")[ACCOUNT][REGION].tags[instance_id])
 
     def _made(self, operation: str) -> list[str]:
@@ -411,14 +374,16 @@ class Live:
         self.s3.delete_object(Bucket=RECORDS, Key="reaper/lease.json")
 
     def marked(self) -> list[Instance]:
-        """Return the instances with a mark."""
         return [instance for instance in self.instances.values() if TAG_REAP_AFTER in self.tags(instance.id)]
 
     def said(self, word: str) -> list[str]:
         """Return the instances with a given reply or decision."""
-        listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/").get("Contents", [])
-        keys = [stored_object["Key"].split("/") for stored_object in listed]
+        keys = [key.split("/") for key in self._words()]
         return [caller.rpartition(":")[2] for _, _, caller, _, name in keys if name == f"{word}.json"]
+
+    def _words(self) -> list[str]:
+        listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/").get("Contents", [])
+        return [stored_object["Key"] for stored_object in listed]
 
     @contextlib.contextmanager
     def by_a_user(self) -> Iterator[None]:
@@ -472,32 +437,24 @@ class Live:
                 act()
 
     def pass_minutes(self, minutes: float) -> None:
-        """Let time pass."""
         self.pass_seconds(minutes * 60)
 
     def _next_tick(self) -> datetime:
-        any_closed = any(
-            instance.notice_listener.talk.closed_at is not None for instance in self.instances.values()
-        )
-        step = TICK / CLOSED_FASTER if any_closed else TICK
+        talks = [instance.notice_listener.talk for instance in self.instances.values()]
+        step = TICK / CLOSED_FASTER if any(talk.closed_at is not None for talk in talks) else TICK
         return EPOCH + ((self.now - EPOCH) // step + 1) * step
 
     def publish(self, data: list[dict[str, Any]]) -> None:
-        """Publish metrics, as an agent does every minute."""
         self.metrics.put_metric_data(Namespace=namespace(STACK), MetricData=data)
 
     def content(self, name: str) -> str:
         """Return the content of the only reply or decision of a name."""
-        listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/")["Contents"]
-        (key,) = [
-            stored_object["Key"] for stored_object in listed if stored_object["Key"].endswith(f"/{name}.json")
-        ]
+        (key,) = [key for key in self._words() if key.endswith(f"/{name}.json")]
         return str(self.s3.get_object(Bucket=RECORDS, Key=key)["Body"].read().decode())
 
     # the sweep
 
     def sweep(self, **flags: bool) -> dict[str, Any]:
-        """Run the function's handler once."""
         return handler.run(flags, self.now + timedelta(minutes=5), f"sweep {len(self.calls)}")
 
     def on_call(self, operation: str, act: Callable[[], object], number: int = 1) -> None:
@@ -509,7 +466,6 @@ class Live:
         self._surprises.append((WRITES, len(self._made(WRITES)) + number, act))
 
     def after(self, seconds: float, act: Callable[[], object]) -> None:
-        """Run an action after some seconds from now."""
         self._later.append((self.now + timedelta(seconds=seconds), act))
 
     def on_closed(self, instance: Instance, act: Callable[[], object]) -> None:
@@ -541,9 +497,8 @@ class Live:
         self.before(model.name)
         if model.name in ("TerminateInstances", "StopInstances") and not self._agents_act:
             ids = [value for key, value in params["body"].items() if key.startswith("InstanceId")]
-            if any(
-                TAG_WITHDRAWN in self.tags(instance_id) for instance_id in ids
-            ):  # as the sweep's role is denied
+            # as the sweep's role is denied
+            if any(TAG_WITHDRAWN in self.tags(instance_id) for instance_id in ids):
                 raise refusal("UnauthorizedOperation", model.name)
             for each_instance_id in ids:
                 self.instances[each_instance_id].truth.ended_at = self.now
@@ -614,19 +569,13 @@ class Metadata:
         self._tags = tags
 
     def get(self, path: str) -> str | None:
-        """Return one answer."""
         return self._tags().get(path.removeprefix("tags/instance/"))
 
 
 @contextlib.contextmanager
 def live_aws(folder: Path) -> Iterator[Live]:
-    """Yield a stack in moto."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-            patch.setenv(name, "testing")
-        patch.delenv("AWS_ENDPOINT_URL", raising=False)
-        with mock_aws():
-            yield Live(patch, folder)
+    with fake_aws(frozen=False), pytest.MonkeyPatch.context() as patch:
+        yield Live(patch, folder)
 
 
 def marked_and_due(live: Live, count: int = 1, **more: Any) -> list[Instance]:

@@ -11,26 +11,19 @@ HEADERS = {"aws": "X-aws-ec2-metadata-token", "alicloud": "X-aliyun-ecs-metadata
 
 @dataclass
 class Server:
-    """The service, which answers with the newest token only.
-
-    Attributes:
-        base: its address.
-        answers: (status, body) by path.
-        open: it answers without a token too.
-    """
+    """The service, which answers with the newest token only, or without one where it is open."""
 
     header: str
     base: str = ""
     tokens: int = 0
     open: bool = False
-    answers: dict[str, tuple[int, str]] = field(default_factory=dict)
+    answers: dict[str, tuple[int, str]] = field(default_factory=dict)  # by path
 
     def says(self, path: str, body: str) -> None:
         """Set an answer below ``/latest/meta-data/`` from now on."""
         self.answers[f"/latest/meta-data/{path}"] = (200, body)
 
     def answer(self, asked: Asked) -> Answer:
-        """Return the answer to one request."""
         if asked.method == "PUT":
             self.tokens += 1
             known = asked.headers.get(f"{self.header}-ttl-seconds") == "21600"

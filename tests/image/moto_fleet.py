@@ -46,7 +46,6 @@ def pool_policy(**changes: Any) -> dict[str, Any]:
 
 
 def policy_json(**changes: Any) -> dict[str, Any]:
-    """Return a valid policy, with some top-level keys replaced."""
     return {
         "schema_version": 1,
         "cloud": "aws",
@@ -82,13 +81,11 @@ def budget_json(**changes: Any) -> dict[str, Any]:
 
 
 def write_policy(path: Path, **changes: Any) -> Path:
-    """Write the policy into a file."""
     path.write_text(json.dumps(policy_json(**changes)), encoding="utf-8")
     return path
 
 
 def client(service: str) -> Any:
-    """Return a boto3 client of the tests' region."""
     return boto3.client(service, region_name=REGION)
 
 
@@ -107,12 +104,10 @@ def set_clock(monkeypatch: Any, now: datetime) -> None:
 
 
 def wire(tags: dict[str, str]) -> list[dict[str, str]]:
-    """Return tags as boto3 takes them."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def launched(count: int = 1, tags: dict[str, str] = TAGS) -> list[str]:
-    """Launch instances in no group; return their ids."""
     started = client("ec2").run_instances(
         ImageId="ami-12c6146b",
         InstanceType="g5.xlarge",
@@ -124,7 +119,6 @@ def launched(count: int = 1, tags: dict[str, str] = TAGS) -> list[str]:
 
 
 def launched_group(name: str, desired: int, min_size: int = 0) -> list[str]:
-    """Create a scaling group; return the ids of its instances."""
     template = {"ImageId": "ami-12c6146b", "InstanceType": "g5.xlarge"}
     client("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=template)
     client("autoscaling").create_auto_scaling_group(
@@ -140,7 +134,6 @@ def launched_group(name: str, desired: int, min_size: int = 0) -> list[str]:
 
 
 def members(group: str) -> list[str]:
-    """Return the ids of the instances in a scaling group."""
     found = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group])
     return sorted(instance["InstanceId"] for instance in found["AutoScalingGroups"][0]["Instances"])
 
@@ -160,11 +153,9 @@ class MotoFleet:
         )
 
     def environ(self) -> dict[str, str]:
-        """Return the sweep's environment, as the stack sets it."""
         return {"GPU_FLEET_LEDGER_URI": f"s3://{BUCKET}/reaper", "GPU_FLEET_TOPIC_ARN": self.topic_arn}
 
     def start(self, count: int = 1, **tags: str) -> list[str]:
-        """Start instances outside any group."""
         return launched(count, TAGS | tags)
 
     def idle(self, **tags: str) -> str:
@@ -174,11 +165,9 @@ class MotoFleet:
         return instance
 
     def start_group(self, name: str, desired: int, min_size: int = 0) -> list[str]:
-        """Start a scaling group's instances."""
         return launched_group(name, desired, min_size)
 
     def members(self, group: str) -> list[str]:
-        """Return the instances in a group."""
         return members(group)
 
     def heartbeats(
@@ -206,17 +195,14 @@ class MotoFleet:
             self.cloudwatch.put_metric_data(Namespace=namespace(STACK), MetricData=data[start : start + 1000])
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """Return an instance's tags."""
         found = self.ec2.describe_tags(Filters=[{"Name": "resource-id", "Values": [instance_id]}])
         return {tag["Key"]: tag["Value"] for tag in found["Tags"]}
 
     def state(self, instance_id: str) -> str:
-        """Return an instance's state."""
         found = self.ec2.describe_instances(InstanceIds=[instance_id])
         return str(found["Reservations"][0]["Instances"][0]["State"]["Name"])
 
     def heard(self) -> list[dict[str, Any]]:
-        """Return the messages on the topic since the last call."""
         found = client("sqs").receive_message(QueueUrl=self.queue_url, MaxNumberOfMessages=10)
         messages = found.get("Messages", [])
         for message in messages:
@@ -224,7 +210,6 @@ class MotoFleet:
         return [json.loads(message["Body"]) for message in messages]
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Return every record of an end in the ledger."""
         s3 = client("s3")
         listed = s3.list_objects_v2(Bucket=BUCKET, Prefix="reaper/ledger/").get("Contents", [])
         keys = [

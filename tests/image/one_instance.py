@@ -41,6 +41,5 @@ def one_instance(folder: Path, metadata: str = NO_SERVICE) -> Iterator[dict[str,
 
 
 def client(environment: dict[str, str], service: str):
-    """Return a boto3 client of the instance's cloud."""
     keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
     return boto3.client(service, REGION, endpoint_url=environment["AWS_ENDPOINT_URL"], **keys)

@@ -19,12 +19,7 @@ NEVER = datetime.max.replace(tzinfo=UTC)
 
 @dataclass
 class Span:
-    """A span of time.
-
-    Attributes:
-        begin: its first moment.
-        end: its last one; far in the future while it lasts.
-    """
+    """A span of time, whose end is far in the future while it lasts."""
 
     begin: datetime
     end: datetime = NEVER
@@ -42,12 +37,10 @@ class Spans(list[Span]):
     """Spans of one kind, oldest first."""
 
     def open(self, at: datetime) -> None:
-        """Begin one, unless one lasts already."""
         if not self.holds_at(at):
             self.append(Span(at))
 
     def close(self, at: datetime) -> None:
-        """End the one that lasts, if any."""
         if self and self[-1].end > at:
             self[-1].end = at
 
@@ -62,12 +55,10 @@ class Timeline:
 
     Attributes:
         boots: times when it was launched or started.
-        jobs: processes at work.
         typing: a user types on it, in any terminal or notebook.
         holds: a user asked to keep it; an unreadable hold lasts until it is withdrawn.
         foreign: it was not managed by this stack, or protected by its administrator.
         locked: the cloud's termination protection.
-        member: it was in a scaling group.
         stopped: it was stopped, and its disks were kept.
         asked_for: low load or a failed boot check asked for it: a shorter idle time is enough.
         given_back: its owner, as its only user, gave it back: a short idle time is enough,
@@ -106,8 +97,7 @@ class Rules:
     """Promises to users.
 
     Attributes:
-        idle_after: least idle time before a notice.
-        grace: time after the notice.
+        idle_after: least idle time before a notice, which the grace follows.
         min_uptime: a younger instance is left alone.
         lifetime: an older instance is asked for, too; None for never.
         stopped_for: time that an instance is stopped before a notice of its termination; None for ever.

@@ -119,7 +119,6 @@ class Jupyter:
         subprocess.run([self._programs / "python", "-c", text, file, code], check=True, timeout=120)
 
     def type_in_terminal(self, name, text):
-        """Send input, as a browser does."""
         server_file = json.loads(self.file().read_text())
         url = f"ws://127.0.0.1:{server_file['port']}/terminals/websocket/{name}?token={server_file['token']}"
         send = (

@@ -28,16 +28,11 @@ TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev"}
 
 @dataclass(frozen=True)
 class History:
-    """Heartbeats of an instance's agent, by minute.
+    """Heartbeats of an instance's agent, by minute."""
 
-    Attributes:
-        beats: minutes before now -> value.
-    """
-
-    beats: dict[int, float]
+    beats: dict[int, float]  # minutes before now -> value
 
     def activity(self, window: timedelta = IDLE_AFTER, now=NOW) -> Activity:
-        """Return the activity, as the sweep sums it up."""
         coarse_s = coarse_period_s(window)
         coarse = summarise(self._points(coarse_s), now, window, coarse_s)
         fine = summarise(self._points(FINE_PERIOD_S), now, min(FINE_WINDOW, window), FINE_PERIOD_S)
@@ -52,7 +47,6 @@ class History:
         return list(minima.items())
 
     def without(self, minutes) -> "History":
-        """Return the history with some heartbeats lost."""
         return History({ago: value for ago, value in self.beats.items() if ago not in minutes})
 
     def active_at(self, ago: int) -> "History":
@@ -96,6 +90,5 @@ def make_instance(name: str = "i-1", marked_minutes_ago: int | None = 40, **chan
 
 
 def alone(instance: Instance, activity: Activity, **more: Any) -> Situation:
-    """Return a situation of one instance."""
     fleet = Inventory((instance,), more.pop("groups", ()))
     return Situation(more.pop("now", NOW), fleet, {instance.id: activity}, more.pop("policy", POLICY), **more)

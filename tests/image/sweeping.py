@@ -28,6 +28,8 @@ from tests.image.world import World
 from tests.image.world_agents import Agent, patience
 from tests.image.world_clients import clients
 
+TERMS = {"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30}
+CLOUDS: dict[str, dict[str, str]] = {"aws": {}, "alicloud": {"cloud": "alicloud", "region": "cn-wulanchabu"}}
 ENVIRON = {
     "GPU_FLEET_LEDGER_URI": "s3://records/reaper",
     "GPU_FLEET_TOPIC_ARN": "arn:aws:sns:::alarms",
@@ -48,7 +50,6 @@ def policy(pools: dict[str, Any] | None = None, top: dict[str, Any] | None = Non
 def connect_world(
     world: World, checked: Policy, *, deadline_after: timedelta | None = None, read_only: bool = False
 ) -> SweepCloud:
-    """Return the cloud of a world."""
     made = alicloud_clients(world) if checked.cloud == "alicloud" else clients(world)
     cloud = connect(
         checked,
@@ -105,15 +106,7 @@ def sweep_world(
     unseen: timedelta | None = None,
     **options: Any,
 ) -> Result:
-    """Sweep a world once; raises as ``sweep`` does.
-
-    Args:
-        world: the world to sweep.
-        checked: the policy.
-        deadline_after: time after which the sweep is cut off.
-        unseen: see ``Rules``.
-        options: options of the sweep.
-    """
+    """Sweep a world once, until it is cut off; raises as ``sweep`` does."""
     read_only = options.get("dry_run", False)
     if any(pool.require_acknowledgement for pool in checked.pools.values()):
         bucket = Bucket(world) if checked.cloud == "alicloud" else clients(world).s3

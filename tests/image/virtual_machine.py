@@ -93,7 +93,6 @@ class VirtualMachine:
         self._process.communicate()
 
     def connect(self, timeout_s: float) -> None:
-        """Wait for the root shell."""
         self._shell = socket.socket(socket.AF_UNIX)
         until = time.monotonic() + timeout_s
         while not (self.folder / "shell").exists():
@@ -114,7 +113,6 @@ class VirtualMachine:
         return output
 
     def attempt(self, command: str, timeout_s: float = 60) -> tuple[int, str]:
-        """Status and output of a command."""
         mark = secrets.token_hex(8)
         line = f"{{ {command}\n}} 2>&1; printf '\\n%s %d\\n' {mark[:8]}''{mark[8:]} $?\n"
         self._shell.sendall(line.encode())

@@ -49,13 +49,18 @@ SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
 
 def refusal(code: str, operation: str = "Operation") -> ClientError:
-    """Return the cloud's refusal."""
     return ClientError({"Error": {"Code": code, "Message": f"the world says {code}"}}, operation)
 
 
 def operation_of(work: Callable[..., Any]) -> str:
     """Return a method's call as the clouds name it."""
     return "".join(part.capitalize() for part in work.__name__.split("_"))
+
+
+def dated(now: datetime, content: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer as boto3 does, with the cloud's time."""
+    date = email.utils.format_datetime(now.replace(microsecond=0), usegmt=True)
+    return content | {"ResponseMetadata": {"HTTPHeaders": {"date": date}, "RetryAttempts": 0}}
 
 
 def minima(
@@ -76,12 +81,8 @@ class SimulatedInstance:
 
     Args:
         clock: the true time.
-        id: its id.
-        tags: all of its tags.
         busy: whether a user works on it at once.
         unfit: its boot check failed; its agent says so while nothing works.
-        spot: bought on the spot market.
-        state: state by the cloud.
 
     Attributes:
         line: true history; the oracle's evidence.
@@ -140,7 +141,6 @@ class SimulatedInstance:
             self.line.jobs.open(self._clock())
 
     def type(self) -> None:
-        """Log in and type, as a user does."""
         if not self.door.is_shut:
             self.line.typing.open(self._clock())
 
@@ -149,7 +149,6 @@ class SimulatedInstance:
         self.line.jobs.open(self._clock())
 
     def leave(self) -> None:
-        """End every job and all typing."""
         for spans in (self.line.jobs, self.line.typing):
             if spans.holds_at(self._clock()):
                 spans.close(self._clock())
@@ -157,7 +156,6 @@ class SimulatedInstance:
                 self._unseen_use = self._unseen_use or not spans[-1].is_over_within(SHORTEST_USE)
 
     def write(self) -> None:
-        """Change a file that is to be kept."""
         self.line.written.append(self._clock())
 
     def was_used(self) -> bool:
@@ -194,7 +192,6 @@ class SimulatedInstance:
         self.line.spared.append(Span(self._clock(), until or self._clock() + grace))
 
     def take(self) -> None:
-        """Give it to a user, as the mover records it."""
         self.line.taken.append(self._clock())
         self.line.given_back.close(self._clock())
         self.tags[TAG_TAKEN_AT] = format_time(self._clock())
@@ -206,17 +203,14 @@ class SimulatedInstance:
         self.tags[TAG_GIVE_BACK] = f"{format_time(self._clock())} {self.tags[TAG_OWNER]}"
 
     def release(self) -> None:
-        """End the hold, as its owner does."""
         self.line.holds.close(self._clock())
         self.tags.pop(TAG_KEEP_UNTIL, None)
 
     @property
     def is_locked(self) -> bool:
-        """True if it has termination protection."""
         return self.line.locked.holds_at(self._clock())
 
     def lock(self, *, on: bool = True) -> None:
-        """Turn termination protection on or off, as a user may."""
         (self.line.locked.open if on else self.line.locked.close)(self._clock())
 
 
@@ -224,7 +218,6 @@ class Door:
     """The door of one instance: while it is closed, no new use begins.
 
     Attributes:
-        is_shut: True if it is closed.
         saved: number of saves of users' files behind it.
         while_saving: action during a save.
     """
@@ -234,7 +227,6 @@ class Door:
         self.while_saving: Callable[[], object] = lambda: None
 
     def shut_at(self, now: datetime) -> datetime | None:
-        """Return the time of its closing, as the agent's own door does."""
         return now if self.is_shut else None
 
     def shut(self, message: str) -> None:
@@ -243,7 +235,6 @@ class Door:
         self.is_shut = True
 
     def open(self) -> None:
-        """Change the state as the agent's own door does."""
         self.is_shut = False
 
 
@@ -272,23 +263,15 @@ class HeldUpLook:
     """One poll of an agent, in its own thread: while a reply is delayed it waits, and the world advances.
 
     One of both runs at a time, so that a run is the same each time.
-
-    Args:
-        look: all actions of the agent at the poll.
-
-    Attributes:
-        until: time when it continues.
-        is_over: True if all actions are done.
     """
 
     def __init__(self, look: Callable[[], object]) -> None:
-        self.until, self.is_over, self._is_given_up = NEVER, False, False
+        self.until, self.is_over, self._is_given_up = NEVER, False, False  # ``until`` then it continues
         self._error: BaseException | None = None
         self._look, self._turn, self._back = look, threading.Semaphore(0), threading.Semaphore(0)
         self._thread: threading.Thread | None = None
 
     def go_on(self) -> None:
-        """Continue until it is delayed again, or over."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.look = self  # type: ignore[attr-defined] # for ``wait``
@@ -333,36 +316,25 @@ class HeldUpLook:
 
 @dataclass(frozen=True)
 class Patience:
-    """Retries of a client for the write of one object.
-
-    Attributes:
-        attempts: number of attempts.
-        given_up_after: time-out of a connection without an answer.
-    """
+    """Retries of a client for the write of one object."""
 
     attempts: int = 1
-    given_up_after: timedelta = timedelta(seconds=5)
+    given_up_after: timedelta = timedelta(seconds=5)  # without an answer
 
 
 class World:
     """Everything there is.
 
-    Args:
-        seed: seed of its faults.
-
     Attributes:
-        now: the time.
         skew: time by which the sweep's own clock is ahead.
         ends: (time, instance, how) of every end by the API.
         rules: pool -> promises to its users; ``sweep_world`` reads them from the policy.
         wrongs: every promise that an end broke, as text.
-        page: instances of a page.
         shown_after: delay until the cloud shows a heartbeat.
         modified: key of an object -> time of its write, by the bucket.
         daily: (instance, metric) -> value of a whole day, by the cloud.
         spot_prices: instance type -> zone -> price of an hour.
         answering: creates the agent of an instance, if its policy asks for replies.
-        agents: id of an instance that was asked -> its agent.
         unfit_at_start: instances that start from now on fail their boot check.
         patience: of the agents' clients.
         way: of one attempt of theirs, by its key: how long it is on its way; None where it is lost.
@@ -405,11 +377,9 @@ class World:
     # users and time
 
     def clock(self) -> datetime:
-        """Return the time of the sweep's clock."""
         return self.now + self.skew
 
     def start(self, tags: dict[str, str], group: str | None = None, **more: Any) -> SimulatedInstance:
-        """Start an instance that its owner uses at once."""
         key = f"i-{next(self._numbers):017x}"
         more = {"unfit": self.unfit_at_start} | more
         instance = SimulatedInstance(lambda: self.now, key, dict(tags), **more)
@@ -421,26 +391,21 @@ class World:
         return instance
 
     def group(self, name: str, min_size: int, max_size: int = 10, **tags: str) -> None:
-        """Create an empty scaling group."""
         made = {"min": min_size, "max": max_size, "desired": 0, "members": [], "suspended": set()}
         self.groups[name] = made | {"tags": tags}
 
     def standing(self, ids: Sequence[str]) -> list[SimulatedInstance]:
-        """Return those of some instances that are not terminated."""
         known = [self.instances[key] for key in ids if key in self.instances]
         return [instance for instance in known if instance.state != "terminated"]
 
     def tagged_groups(self) -> list[str]:
-        """Return the groups with the stack's tag."""
         return [name for name, group in self.groups.items() if not group.get("untagged")]
 
     def join(self, group: str, tags: dict[str, str], **more: Any) -> SimulatedInstance:
-        """Scale a group out by one instance."""
         self.groups[group]["desired"] += 1
         return self.start(tags, group, **more)
 
     def attach(self, group: str, ids: list[str]) -> None:
-        """Make instances members of a group."""
         for key in ids:
             self.groups[group]["members"].append(key)
             self.instances[key].tags[TAG_GROUP] = group
@@ -460,12 +425,14 @@ class World:
                 self.start(self.instances[key].tags, group, busy=not self.unfit_at_start)
 
     def pass_minutes(self, minutes: int) -> None:
-        """Let time pass; agents poll every minute."""
-        self.pass_seconds(60 * minutes)
+        self._pass(minutes * MINUTE)
 
     def pass_seconds(self, seconds: float) -> None:
         """Let time pass, as a sweep's wait does."""
-        end = self.now + timedelta(seconds=seconds)
+        self._pass(timedelta(seconds=seconds))
+
+    def _pass(self, span: timedelta) -> None:
+        end = self.now + span
         while self.now < end:
             minute = self.now.replace(second=0, microsecond=0) + MINUTE
             asked = self._asked()
@@ -563,7 +530,6 @@ class World:
         instance.beats.append(value)
 
     def restart_agent(self, instance: SimulatedInstance) -> None:
-        """Restart the agent, which then knows nothing from before its start."""
         self._stop_agent(instance)
         instance.habits = None
         if instance.door.is_shut and self.answering is not None:
@@ -579,7 +545,6 @@ class World:
     # what every call goes through
 
     def send(self, key: str) -> None:
-        """Delay a write of an agent until it arrives; raises as boto3 does if no attempt arrives."""
         if self.way is None or not HeldUpLook.is_held_up():
             return
         patience = self.patience()
@@ -591,11 +556,9 @@ class World:
         raise ReadTimeoutError(endpoint_url=key)
 
     def answer(self, operation: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Wrap an answer as boto3 does."""
         if not self._agents_act:
             self.calls.append(operation)
-        date = email.utils.format_datetime(self.now.replace(microsecond=0), usegmt=True)
-        return content | {"ResponseMetadata": {"HTTPHeaders": {"date": date}, "RetryAttempts": 0}}
+        return dated(self.now, content)
 
     def on_call(self, operation: str, act: Callable[[], object], number: int = 2) -> None:
         """Run an action right before a call, by default the second of its kind from now on."""
@@ -610,7 +573,6 @@ class World:
         self.on_call(operation, refuse, number)
 
     def before(self, operation: str) -> None:
-        """Inject the faults before a call's work."""
         if self._agents_act:
             if self.chance(self.faults.throttled):
                 raise refusal("RequestLimitExceeded", operation)
@@ -654,7 +616,6 @@ class World:
         ]
 
     def chance(self, probability: float) -> bool:
-        """Roll the dice."""
         return self._random.random() < probability
 
     def unmark(self, instance: SimulatedInstance, chance: float = 1.0, until: datetime | None = None) -> None:
@@ -664,7 +625,6 @@ class World:
             instance.unmark(rules.grace, until)
 
     def gone(self, instance: SimulatedInstance, how: str) -> None:
-        """End an instance, and let the oracle judge it at once."""
         if instance.state == "running" or (instance.state == "stopped" and how == "terminated"):
             self.ends.append((self.now, instance, how))
             rules = self.rules.get(instance.tags.get(TAG_POOL, ""))
@@ -678,7 +638,6 @@ class World:
         (instance.line.stopped.open if how == "stopped" else instance.line.stopped.close)(self.now)
 
     def boot(self, instance: SimulatedInstance) -> None:
-        """Start a stopped instance again, as its owner does."""
         instance.state, instance.stopped_at = "running", None
         instance.line.stopped.close(self.now)
         instance.line.boots.append(self.now)

@@ -66,14 +66,7 @@ class _Sending:
 
 
 class Agent:
-    """The second thread of one instance's agent.
-
-    Args:
-        world: world with the clock and the bucket.
-        instance: the instance.
-        bucket: boto3's S3 client of the world.
-        cloud: ``aws`` or ``alicloud``.
-    """
+    """The second thread of one instance's agent, with boto3's S3 client of the world."""
 
     def __init__(self, world: Any, instance: Any, bucket: Any, cloud: str) -> None:
         self._world, self._instance, self._cloud = world, instance, cloud
@@ -105,7 +98,6 @@ class Agent:
             self.notice_listener.poll()
 
     def exchange(self) -> Exchange:
-        """Return the replies and decisions about its mark."""
         assert self.notice_listener.talk.mark is not None
         return Exchange(self._store, self._who, self.notice_listener.talk.mark)
 
@@ -118,7 +110,6 @@ class Agent:
         return Saved(0, 0, 0)
 
     def get(self, path: str) -> str | None:
-        """Return a tag, as the metadata service does."""
         return self._tags.get(path.rpartition("/")[2])
 
     def raise_for(self, mark: datetime) -> None:

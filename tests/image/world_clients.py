@@ -14,7 +14,6 @@ from tests.image.world import SimulatedInstance, World, minima, operation_of, re
 
 
 def clients(world: World) -> Clients:
-    """Return the boto3 clients of a world."""
     ec2 = _Ec2(world)
     return Clients(ec2, _AutoScaling(world), _CloudWatch(world), _Sns(world), _S3(world), ec2)
 

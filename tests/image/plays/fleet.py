@@ -33,13 +33,6 @@ class Bounds(Stage):
         assert self.notices() == 1, "another was marked in its place"
         assert "gpu-fleet:reap-after" in other.tags, "its mark is gone"
 
-    def the_minimum_is_raised_after_the_marks(self) -> None:
-        made = self.marked(3)
-        self.terms(min_size=3)
-        self.sweep(override_breaker=True)
-        marks = [resource for resource in made if "gpu-fleet:reap-after" in resource.tags]
-        assert not [*self.ended, *marks], "who is to stay keeps its mark"
-
     def the_group_keeps_its_minimum(self) -> None:
         self.world.group("pool", min_size=2)
         self.marked(3, "pool")

@@ -139,12 +139,6 @@ class AtWork(Stage):
         left = {key for each in made for key in each.tags} & {"gpu-fleet:idle-since", "gpu-fleet:reap-after"}
         assert not left, f"{left} stays on an instance at work"
 
-    def a_marked_instance_is_used_again(self) -> None:
-        (instance,) = self.marked(due=False)
-        self.use(instance, 3)
-        self.sweep()
-        assert not instance.tags.keys() & {"gpu-fleet:reap-after"}, "its mark stays"
-
     def its_owner_keeps_it_for_a_while(self) -> None:
         """The removed mark does not count as one that its agent withdrew."""
         (instance,) = self.marked(due=False)
@@ -212,13 +206,6 @@ class AtWork(Stage):
         self.world.faults.partial = self.world.faults.rest = 1.0
         self.sweep()
         assert self.ended == [instance.id], "the second page is not read"
-
-    def it_is_put_on_standby_between_plan_and_second_look(self) -> None:
-        self.start(1, "pool")  # in service, so that the group's minimum is no reason to keep the other
-        (instance,) = self.marked(1, "pool")
-        self.before_second_look(lambda: self.world.lifecycle.update({instance.id: "Standby"}))
-        self.sweep()
-        assert not self.ended, "it was terminated on standby"
 
     def it_is_used_while_the_cloud_is_slow(self) -> None:
         """An instance that was checked minutes ago may be in use."""

@@ -14,13 +14,12 @@ from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.providers.alicloud.oss import OssStore
 from tests.image.alicloud_world import Bucket
 from tests.image.moto_fleet import TAGS
-from tests.image.sweeping import policy, sweep_world
+from tests.image.sweeping import CLOUDS, TERMS, policy, sweep_world
 from tests.image.world import SimulatedInstance, World
 from tests.image.world_agents import LEDGER
 from tests.image.world_clients import clients
 
-POOL = {"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30}
-CLOUDS = {"aws": {}, "alicloud": {"cloud": "alicloud", "region": "cn-wulanchabu"}}
+POOL = TERMS
 EVERY = 10  # minutes between two sweeps
 PLAYS: dict[str, type["Stage"]] = {}
 
@@ -32,11 +31,7 @@ def plays(holder: type["Stage"]) -> type["Stage"]:
 
 
 class Stage:
-    """A world, and the policy that sweeps it.
-
-    Args:
-        cloud: ``aws`` or ``alicloud``.
-    """
+    """A world on one of the clouds, and the policy that sweeps it."""
 
     def __init__(self, cloud: str) -> None:
         self.cloud, self.world = cloud, World()
@@ -60,13 +55,11 @@ class Stage:
         return made
 
     def forget(self, instances: list[SimulatedInstance], minutes: int = 80) -> None:
-        """Let the owners leave, and time pass."""
         for instance in instances:
             instance.leave()
         self.world.pass_minutes(minutes)
 
     def use(self, instance: SimulatedInstance, minutes: int) -> None:
-        """Begin a job, and let time pass."""
         instance.busy = True
         self.world.pass_minutes(minutes)
 
@@ -89,20 +82,17 @@ class Stage:
         return None
 
     def report(self, **options: Any) -> Result:
-        """Sweep once; it must not fail."""
         result = self.sweep(**options)
         assert result is not None, "the sweep fails"
         return result
 
     def sweep_for(self, minutes: int, **options: Any) -> None:
-        """Sweep on schedule."""
         for _ in range(minutes // EVERY):
             self.sweep(**options)
             self.world.pass_minutes(EVERY)
 
     @property
     def ended(self) -> list[str]:
-        """Ids of ended instances."""
         return [instance.id for _, instance, _ in self.world.ends]
 
     def begins(self, instance: SimulatedInstance, seconds: float) -> Callable[[], object]:
@@ -138,7 +128,6 @@ class Stage:
         return versions[0] if versions else f"reaper/{LEASE_KEY}"
 
     def reasons(self, word: str) -> list[str]:
-        """Return the reasons in agents' replies, or in decisions."""
         written = [body for key, (body, _) in self.world.objects.items() if key.endswith(f"/{word}.json")]
         return [json.loads(body)["reason"] for body in written]
 
@@ -149,11 +138,9 @@ class Stage:
         return made(bucket, Calls(self.world.clock), LEDGER)
 
     def heard(self, words: str) -> list[str]:
-        """Return the messages with these words."""
         return [text for _, text in self.world.messages if words in text]
 
     def notices(self) -> int:
-        """Return the number of notices that users got."""
         return sum(len(instance.line.notices) for instance in self.world.instances.values())
 
     def asked(self, group: str | None = None) -> SimulatedInstance:

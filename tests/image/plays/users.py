@@ -39,13 +39,6 @@ class AskedFor(Stage):
         self.before_second_look(lambda: instance.keep(self.world.now + timedelta(hours=8)))
         self.sweep()
 
-    def its_hold_is_over(self) -> None:
-        (instance,) = self.start()
-        instance.keep(self.world.now + timedelta(hours=1))
-        self.forget([instance])
-        self.sweep_for(60)
-        assert bool(self.ended), "a hold that is over holds"
-
     def an_administrator_protects_it(self) -> None:
         made = self.start(tags={TAG_PROTECTED: ""})
         self.forget(made)
@@ -180,16 +173,6 @@ class AskedFor(Stage):
         reasons = [decision.reason for decision in self.report().plan.decisions]
         assert instance.state == "stopped", "it was not stopped"
         assert not any("lifetime" in reason for reason in reasons), "it counts as running too long"
-
-    def a_stopped_instance_is_started_again(self) -> None:
-        self.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
-        (instance,) = self.marked()
-        self.sweep()
-        self.world.pass_minutes(60)
-        self.world.boot(instance)
-        self.world.pass_minutes(60)
-        self.sweep_for(60)
-        assert instance.state == "running", "it was stopped at work"
 
     def its_user_starts_it_while_the_mark_that_led_to_its_stop_stands(self) -> None:
         self.terms(action="stop", instance_store_scratch=False, require_acknowledgement=True)

@@ -14,14 +14,8 @@ from gpu_fleet_stacks.payload import image_files
 from tests.stacks import alicloud_account, alicloud_examples
 from tests.stacks.clouds import code_of
 
-STACK = alicloud_examples.stack(
-    image={
-        "id": "m-1",
-        "base_id": "m-2",
-        "payload": "image/gpu_fleet_image/recipe/packages.toml",
-        "mode": "baked",
-    }
-)
+PACKAGES = "image/gpu_fleet_image/recipe/packages.toml"
+STACK = alicloud_examples.stack(image={"id": "m-1", "base_id": "m-2", "payload": PACKAGES, "mode": "baked"})
 NAME = image_files.ecs_pipeline_name(STACK)
 BEGAN = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%MZ")  # as ECS writes times
 
@@ -41,10 +35,8 @@ class Ecs:
         return call
 
     def DescribeImagePipelines(self, _parameters):  # noqa: N802 - ECS's own name
-        pipelines = [
-            {"ImagePipelineId": "ip-x", "Name": f"{NAME}-b", "CreationTime": BEGAN},
-            {"ImagePipelineId": "ip-1", "Name": NAME, "CreationTime": BEGAN},
-        ]
+        names = {"ip-x": f"{NAME}-b", "ip-1": NAME}
+        pipelines = [{"ImagePipelineId": key, "Name": names[key], "CreationTime": BEGAN} for key in names]
         return {"ImagePipeline": {"ImagePipelineSet": pipelines}}
 
     def DescribeImagePipelineExecutions(self, parameters):  # noqa: N802 - as above

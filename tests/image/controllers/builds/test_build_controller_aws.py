@@ -1,6 +1,5 @@
 """The controller on AWS: its function as the stack packs it, against answers of the real API's shapes."""
 
-import io
 import json
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -24,16 +23,9 @@ HOME, ELSEWHERE = f"{PIPELINES}gpu-fleet-test", f"{PIPELINES}gpu-fleet-test-us-e
 RECIPE = "arn:aws:imagebuilder:us-east-1:123456789012:image-recipe/gpu-fleet-test-0/1.0.0"
 AMI = "ami-{:017x}"
 RUN = "wf-00000000-0000-0000-0000-000000000000"
-SCANNED = stack(
-    image={
-        "parameter": "/imagebuilder/gpu-fleet-test/ami",
-        "base_id": BUILDING.image.base_id,
-        "payload": BUILDING.image.payload,
-        "mode": "baked",
-        "bundled": True,
-        "scan": True,
-    }
-)
+IMAGE_KEYS = {"base_id": BUILDING.image.base_id, "payload": BUILDING.image.payload, "mode": "baked"}
+IMAGE_KEYS |= {"parameter": "/imagebuilder/gpu-fleet-test/ami", "bundled": True, "scan": True}
+SCANNED = stack(image=IMAGE_KEYS)
 
 
 def ago(**time):
@@ -42,13 +34,8 @@ def ago(**time):
 
 def made(number, status, began, **more):
     amis = [{"region": "us-east-1", "image": AMI.format(number)}] if status == "AVAILABLE" else []
-    return {
-        "arn": IMAGE.format(number),
-        "state": {"status": status},
-        "dateCreated": began,
-        "outputResources": {"amis": amis},
-        **more,
-    }
+    known = {"arn": IMAGE.format(number), "state": {"status": status}, "outputResources": {"amis": amis}}
+    return known | {"dateCreated": began} | more
 
 
 def account(*images, failed="", phase="TEST", scan="COMPLETED", critical=0):
@@ -116,65 +103,40 @@ def published(cloud):
     return datum["Value"]
 
 
-def test_a_canary_without_room_is_built_again_in_the_next_zone(look, capsys):
-    full = "InsufficientInstanceCapacity: We currently do not have sufficient g5.xlarge capacity"
-    cloud = account(made(8, "FAILED", ago(hours=1), buildType="SCHEDULED"), failed=full)
+FULL = "InsufficientInstanceCapacity: We currently do not have sufficient g5.xlarge capacity"
+RED = "check-image exited with 1"
+# The newest build and its cause -> the pipeline that is begun, the image that is promoted, the problem.
+NEWEST = {
+    "a canary without room": ("FAILED", {"failed": FULL}, [ELSEWHERE], [], ""),
+    "a red canary": ("FAILED", {"failed": RED}, [], [], f"test: LaunchCanary: {RED}; nothing is promoted"),
+    "failed while it was built": ("FAILED", {"failed": "curl: (28)", "phase": "BUILD"}, [HOME], [], ""),
+    "an operator cancelled it": (
+        "CANCELLED",
+        {"failed": "", "phase": "BUILD"},
+        [],
+        [],
+        "nothing is promoted",
+    ),
+    "clean": ("AVAILABLE", {}, [], [AMI.format(8)], ""),
+    "not clean": ("AVAILABLE", {"critical": 2}, [], [], "2 critical vulnerabilities"),
+    "not known to be clean": ("AVAILABLE", {"scan": "PENDING"}, [], [], "its scan is pending"),
+}
 
-    look(cloud)
 
-    (started,) = asked(cloud, "StartImagePipelineExecution")
-    assert started["imagePipelineArn"] == ELSEWHERE
-    assert published(cloud) == 0
-    assert "InsufficientInstanceCapacity" in json.loads(capsys.readouterr().out)["text"]
-
-
-def test_a_red_canary_is_a_problem_and_nothing_is_promoted(look):
-    cloud = account(
-        made(8, "FAILED", ago(hours=1), buildType="SCHEDULED"), failed="check-image exited with 1"
-    )
+@pytest.mark.parametrize("case", NEWEST)
+def test_what_the_newest_build_leads_to(look, case, capsys):
+    status, what, begun, promoted, problem = NEWEST[case]
+    cloud = account(made(8, status, ago(hours=1), buildType="SCHEDULED"), **what)
 
     report = look(cloud)
 
-    assert "test: LaunchCanary: check-image exited with 1; nothing is promoted" in report["problem"]
-    assert published(cloud) == 1
-    assert asked(cloud, "StartImagePipelineExecution") == asked(cloud, "PutParameter") == []
-
-
-def test_what_failed_while_it_was_built_is_built_once_more_but_not_what_an_operator_cancelled(look):
-    failed, cancelled = (
-        account(made(8, status, ago(hours=1), buildType="SCHEDULED"), failed="curl: (28)", phase="BUILD")
-        for status in ("FAILED", "CANCELLED")
-    )
-
-    look(failed)
-
-    assert "nothing is promoted" in look(cancelled)["problem"]
-    (started,) = asked(failed, "StartImagePipelineExecution")
-    assert started["imagePipelineArn"] == HOME
-    assert asked(cancelled, "StartImagePipelineExecution") == []
-
-
-def test_a_clean_build_is_promoted(look):
-    cloud = account(made(8, "AVAILABLE", ago(hours=1)))
-
-    look(cloud)
-
-    (written,) = asked(cloud, "PutParameter")
-    assert (written["Name"], written["Value"]) == ("/imagebuilder/gpu-fleet-test/ami", AMI.format(8))
-    assert written["DataType"] == "aws:ec2:image"
-    assert published(cloud) == 0
-
-
-@pytest.mark.parametrize(
-    ("scan", "critical", "says"),
-    [("COMPLETED", 2, "2 critical vulnerabilities"), ("PENDING", 0, "its scan is pending")],
-)
-def test_a_build_that_is_not_known_to_be_clean_stays_unpromoted(look, scan, critical, says):
-    cloud = account(made(8, "AVAILABLE", ago(hours=1)), scan=scan, critical=critical)
-
-    assert says in look(cloud)["problem"]
-    assert asked(cloud, "PutParameter") == []
-    assert published(cloud) == 1
+    assert [params["imagePipelineArn"] for params in asked(cloud, "StartImagePipelineExecution")] == begun
+    assert [(one["Name"], one["Value"], one["DataType"]) for one in asked(cloud, "PutParameter")] == [
+        ("/imagebuilder/gpu-fleet-test/ami", image, "aws:ec2:image") for image in promoted
+    ]
+    assert problem in report["problem"]
+    assert published(cloud) == bool(problem) == bool(report["problem"])
+    assert (what.get("failed") or "") in json.loads(capsys.readouterr().out)["text"]
 
 
 def test_images_that_were_retired_say_nothing_of_how_builds_go(look):
@@ -211,14 +173,8 @@ def test_the_command_and_the_controller_begin_the_same_build(look):
 def test_the_archive_has_every_module_that_the_function_imports():
     paths = code_of(SCANNED, "builds").assets
 
-    assert {
-        "gpu_fleet_image/controllers/builds/aws.py",
-        "gpu_fleet_image/controllers/builds/build_controller.py",
-        "policy.json",
-        "builds.json",
-    } <= set(paths)
+    modules = {f"gpu_fleet_image/controllers/builds/{name}.py" for name in ("aws", "build_controller")}
+    assert modules | {"policy.json", "builds.json"} <= set(paths)
     assert not any("alicloud" in path or "gpu_fleet_stacks" in path for path in paths)
-    assert json.load(io.StringIO(paths["builds.json"].text))["pipelines"] == [
-        "gpu-fleet-test",
-        "gpu-fleet-test-us-east-1b",
-    ]
+    pipelines = json.loads(paths["builds.json"].text)["pipelines"]
+    assert pipelines == ["gpu-fleet-test", "gpu-fleet-test-us-east-1b"]

@@ -1,6 +1,7 @@
 """Members of a directory's groups as accounts: numbers for good, nobody's files another's."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -62,9 +63,8 @@ def test_who_left_the_group_has_no_account_and_keeps_their_number_for_when_they_
 def test_who_is_shut_out_by_the_directory_has_no_account_though_the_group_lists_them():
     before = merged({"vision": ["id-ada"]})
 
-    disabled = merged(
-        {"vision": ["id-ada"]}, {"id-ada": MemberProfile("ada", enabled=False)}, before.registry
-    )
+    shut_out = {"id-ada": MemberProfile("ada", enabled=False)}
+    disabled = merged({"vision": ["id-ada"]}, shut_out, before.registry)
     not_asked = merge(DIRECTORY, {"vision": ["id-ada"], "operations": []}, {}, disabled.registry)
 
     assert "ada" not in users(disabled)
@@ -95,9 +95,8 @@ def test_a_name_that_was_another_members_is_given_to_no_newcomer():
     ["root; rm", "Ada", "ada@example.com", "", "-ada", "daemon", "gpu-fleet-admins", "systemd-x", "a" * 32],
 )
 def test_who_has_no_login_name_is_left_out_and_all_others_are_served(name):
-    outcome = merged(
-        {"vision": ["id-1", "id-bob"]}, {"id-1": MemberProfile(name), "id-bob": MemberProfile("bob")}
-    )
+    profiles = {"id-1": MemberProfile(name), "id-bob": MemberProfile("bob")}
+    outcome = merged({"vision": [*profiles]}, profiles)
 
     assert users(outcome).keys() == {"alice", "bob"}
     assert outcome.left_out.keys() == {name}
@@ -121,9 +120,7 @@ def test_of_two_with_one_number_the_member_stays_and_who_came_later_is_left_out(
 
 
 def test_no_number_is_given_twice_though_two_ids_lead_to_the_same(monkeypatch):
-    monkeypatch.setattr(
-        directories.hashlib, "sha256", lambda _: type("Digest", (), {"digest": lambda _: b"8" * 8})()
-    )
+    monkeypatch.setattr(directories.hashlib, "sha256", lambda _: Mock(digest=lambda: b"8" * 8))
 
     outcome = merged({"vision": ["id-ada", "id-bob", "id-eve"]})
 
@@ -158,12 +155,7 @@ def test_over_any_history_a_number_is_one_users_and_what_is_written_is_a_roster(
         {"accounts": ["ada"]},
         {"accounts": {"1": {"name": "ada"}}},
         {"accounts": {"1": {"name": "ada", "uid": 0, "now": "ada"}}},
-        {
-            "accounts": {
-                "1": {"name": "ada", "uid": 20_000, "now": "ada"},
-                "2": {"name": "bob", "uid": 20_000, "now": "bob"},
-            }
-        },
+        {"accounts": {name: {"name": name, "uid": 20_000, "now": name} for name in ("ada", "bob")}},
     ],
 )
 def test_no_number_is_given_out_over_a_damaged_book(damaged):

@@ -49,12 +49,6 @@ def summed(instances, computing, saved=(), **changes):
     return sum_up(whole, "aws-dev", "USD", told(instances, computing), {"dev": 8})
 
 
-def test_gpu_hours_are_rented_by_the_gpu_and_computing_by_their_utilisation():
-    found = summed({"i-1": share(gpus=8), "i-2": share(hours=12)}, {"i-1": 0.5, "i-2": 1.0})
-
-    assert [found.total(name) for name in ("rented", "computing", "idle")] == [204, 108, 96]
-
-
 def test_hours_of_a_silent_agent_are_unknown_and_neither_computing_nor_idle():
     found = summed({"i-1": share()}, {})
 
@@ -67,7 +61,8 @@ def test_hours_of_a_silent_agent_are_unknown_and_neither_computing_nor_idle():
     ("percents", "hours"),
     [
         ([100.0] * 4, [1, 0, 23]),
-        ([50.0] * 4 + [-5.0, 1e100, float("nan")], [0.5, 0.5, 23]),
+        # any user of an instance may publish in its name; absurd numbers count like missing ones
+        ([50.0] * 4 + [-5.0, 1e100, float("nan"), float("inf")], [0.5, 0.5, 23]),
         ([0.0] * 96, [0, 24, 0]),
         ([50.0] * 97, [12, 12, 0]),
     ],
@@ -79,6 +74,7 @@ def test_hours_in_which_an_agent_was_silent_are_unknown_whatever_it_reported_in_
 
     assert [found.total(name) for name in ("computing", "idle", "unknown")] == hours
     assert sum(use.idle_cost for use in found.idle) == hours[1]
+    assert page(found)
 
 
 def test_a_short_life_without_a_report_is_unknown_although_the_others_of_the_day_are_known():
@@ -190,17 +186,6 @@ def test_computing_and_unknown_hours_are_part_of_those_rented_and_pools_add_up(i
     if drawn:
         assert 5 <= drawn.count('text-anchor="middle"') <= 11  # ticks of the axis
         assert ET.fromstring(f"<svg{drawn}</svg>").tag == "svg"
-
-
-@pytest.mark.parametrize("value", [1e100, float("nan"), float("inf"), -5.0])
-def test_absurd_numbers_count_like_missing_ones(value):
-    """Any user of an instance may publish in its name; one such number would break every report."""
-    instances = {"i-1": share(), "i-2": share()}
-
-    found = summed(instances, {"i-1": value, "i-2": 0.5})
-
-    assert found == summed(instances, {"i-2": 0.5})
-    assert page(found)
 
 
 def test_sm_activity_is_the_mean_over_the_hours_that_report_it_and_unknown_elsewhere():

@@ -17,60 +17,12 @@ def calls():
     return Calls(lambda: AT)
 
 
-def on_aws(desired=1, members=0, activities=()):
-    """(the mover's groups, the account) of one Auto Scaling group."""
-    instances = [
-        {
-            "InstanceId": f"i-{number}",
-            "AvailabilityZone": "us-east-1a",
-            "LifecycleState": "InService",
-            "HealthStatus": "Healthy",
-            "ProtectedFromScaleIn": True,
-        }
-        for number in range(members)
-    ]
-    group = {
-        "AutoScalingGroupName": "g",
-        "MinSize": 0,
-        "MaxSize": 4,
-        "DesiredCapacity": desired,
-        "DefaultCooldown": 300,
-        "AvailabilityZones": ["us-east-1a"],
-        "HealthCheckType": "EC2",
-        "CreatedTime": AT,
-        "Instances": instances,
-    }
-    account = Account(
-        {
-            "autoscaling:DescribeAutoScalingGroups": {"AutoScalingGroups": [group]},
-            "autoscaling:DescribeScalingActivities": {"Activities": list(activities)},
-            "autoscaling:SetDesiredCapacity": {},
-        }
-    )
-    return aws.Groups(account.client("autoscaling"), calls()), account
+class GroupOnAws:
+    """An Auto Scaling group, from which a sweep may detach one right before a call."""
 
-
-def wanted(account):
-    return [asked["DesiredCapacity"] for name, asked in account.asked if name.endswith("SetDesiredCapacity")]
-
-
-def activity(status, description="Launching a new EC2 instance: i-1"):
-    return {
-        "ActivityId": "a",
-        "AutoScalingGroupName": "g",
-        "Cause": "a user request",
-        "StartTime": AT,
-        "Description": description,
-        "StatusCode": status,
-        "StatusMessage": NO_ROOM,
-    }
-
-
-class Raced:
-    """An Auto Scaling group of two, from which a sweep detaches one right before or after a call."""
-
-    def __init__(self, before_call):
-        self.desired, self.members, self._before_call, self._calls = 2, ["i-1", "i-2"], before_call, 0
+    def __init__(self, desired=2, members=2, before_call=0):
+        self.desired, self.members = desired, [f"i-{number}" for number in range(members)]
+        self._before_call, self._calls, self.wanted = before_call, 0, []
 
     def _count(self):
         self._calls += 1
@@ -87,16 +39,17 @@ class Raced:
     def set_desired_capacity(self, DesiredCapacity, **_):  # noqa: N803 - boto3's
         self._count()
         self.desired = DesiredCapacity
+        self.wanted.append(DesiredCapacity)
         return {}
 
 
 @pytest.mark.parametrize(
     ("before_call", "desired", "members"),
-    [*((call, 2, ["i-1"]) for call in (1, 2, 3)), (9, 3, ["i-1", "i-2"])],
+    [*((call, 2, ["i-0"]) for call in (1, 2, 3)), (0, 3, ["i-0", "i-1"])],
 )
 def test_a_sweep_that_detaches_while_a_group_is_raised_costs_no_instance_more(before_call, desired, members):
     """Before the group is read, before it is set, before it is read again, and never."""
-    group = Raced(before_call)
+    group = GroupOnAws(before_call=before_call)
 
     aws.Groups(group, calls()).start("g", 1)
 
@@ -105,11 +58,16 @@ def test_a_sweep_that_detaches_while_a_group_is_raised_costs_no_instance_more(be
 
 @pytest.mark.parametrize(("desired", "members", "after"), [(2, 0, [1]), (2, 1, [1]), (2, 2, []), (1, 1, [])])
 def test_what_is_revoked_terminates_no_member(desired, members, after):
-    groups, account = on_aws(desired, members)
+    group = GroupOnAws(desired, members)
 
-    groups.withdraw("g", 1)
+    aws.Groups(group, calls()).withdraw("g", 1)
 
-    assert wanted(account) == after
+    assert group.wanted == after
+
+
+def activity(status, description="Launching a new EC2 instance: i-1"):
+    known = {"ActivityId": "a", "AutoScalingGroupName": "g", "Cause": "a user request", "StartTime": AT}
+    return known | {"Description": description, "StatusCode": status, "StatusMessage": NO_ROOM}
 
 
 @pytest.mark.parametrize(
@@ -123,9 +81,9 @@ def test_what_is_revoked_terminates_no_member(desired, members, after):
     ],
 )
 def test_a_launch_that_failed_counts_until_another_succeeds(activities, why):
-    groups, _ = on_aws(activities=activities)
+    account = Account({"autoscaling:DescribeScalingActivities": {"Activities": activities}})
 
-    found = groups.failure("g")
+    found = aws.Groups(account.client("autoscaling"), calls()).failure("g")
 
     assert (found.why if found else None) == why
 
@@ -181,16 +139,8 @@ def test_alibaba_cloud_takes_back_only_what_never_started(group, changes):
 
 @pytest.mark.parametrize("status", ["Failed", "Warning", "Rejected"])
 def test_an_activity_of_alibaba_cloud_that_failed_says_why(status):
-    ess = Ess()
-    ess.activities = [
-        {
-            "ScalingActivityId": "asa-1",
-            "StatusCode": status,
-            "StartTime": "2026-11-22T10:00Z",
-            "ErrorMessage": NO_ROOM,
-            "Cause": "asked",
-        }
-    ]
+    ess, failed = Ess(), {"ScalingActivityId": "asa-1", "StatusCode": status, "ErrorMessage": NO_ROOM}
+    ess.activities = [failed | {"StartTime": "2026-11-22T10:00Z", "Cause": "asked"}]
     with serving(ess) as server:
         groups = alicloud.Groups(clients(server).ess, calls())
         found, of_another = groups.failure("asg-1", ["asa-1"]), groups.failure("asg-1", ["asa-2"])

@@ -2,6 +2,8 @@
 
 from decimal import Decimal
 
+import pytest
+
 from gpu_fleet_image.controllers.mover.pool_view import Action
 from gpu_fleet_image.core.queue_need import PoolNeed
 from tests.image.cloud_of_groups import LABELS, Cloud, policy
@@ -13,13 +15,18 @@ def queued(*jobs: int, standing: int = 0, **changes) -> Cloud:
     return Cloud(policy=policy(queue_gpus=8), queue={"train": PoolNeed(standing, jobs)}, **changes)
 
 
-def test_a_job_that_waits_brings_its_instances_once():
-    cloud = queued(2)
+@pytest.mark.parametrize(
+    ("jobs", "frozen", "starts"),
+    [((2,), (), 2), ((5, 2), (), 2), ((2,), ("train",), 0)],
+    ids=["one", "one that does not fit, and a smaller one", "one of a frozen pool"],
+)
+def test_a_job_that_waits_brings_its_instances_once(jobs, frozen, starts):
+    cloud = queued(*jobs, frozen=frozenset(frozen))
 
     cloud.minutes(4)
 
-    assert cloud.desired == {A: 2, B: 0}
-    assert len(cloud.instances) == 2
+    assert cloud.desired == {A: starts, B: 0}
+    assert len(cloud.instances) == starts
 
 
 def test_what_boots_or_waits_for_a_place_is_of_the_pool_already():
@@ -44,14 +51,6 @@ def test_instances_at_work_do_not_serve_a_job_that_waits():
     cloud.move()
 
     assert sum(cloud.desired.values()) == 3
-
-
-def test_a_job_that_does_not_fit_starts_nothing_and_a_smaller_one_does():
-    cloud = queued(5, 2)
-
-    cloud.move()
-
-    assert sum(cloud.desired.values()) == 2
 
 
 def test_where_money_is_short_the_reason_is_written_down_once():
@@ -81,15 +80,7 @@ def test_an_instance_of_the_queue_has_no_owner_and_counts_against_no_user():
     cloud.minutes()
 
     (instance,) = cloud.instances.values()
-    assert instance.tags["gpu-fleet:taken"] == "queued"
-    assert "gpu-fleet:owner" not in instance.tags
-
-
-def test_a_frozen_pool_and_a_stack_without_a_queue_start_nothing():
-    for cloud in (queued(2, frozen=frozenset({"train"})), Cloud()):
-        cloud.move()
-
-        assert cloud.desired == {A: 0, B: 0}
+    assert (instance.tags["gpu-fleet:taken"], instance.owner) == ("queued", "")
 
 
 def test_a_job_whose_instances_the_cloud_took_starts_in_the_next_zone():

@@ -11,19 +11,18 @@ from gpu_fleet_image.core.cloud import MAX_QUERIES
 from gpu_fleet_image.core.model import ENDS, Verdict
 from gpu_fleet_image.core.policy import Policy
 from tests.image.situations import TAGS
-from tests.image.sweeping import policy, sweep_world
+from tests.image.sweeping import TERMS, policy, sweep_world
 from tests.image.world import World
 
-TERMS = {"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30}
 POLICY = policy(**TERMS)
 
 
-def forgotten(count: int, group: str = "") -> World:
-    """Create instances whose owners left 80 minutes ago, in a group or in none."""
-    world = World()
-    world.group(group, min_size=0)
-    for _ in range(count):
-        _ = world.join(group, TAGS) if group else world.start(TAGS)
+def forgotten(count: int, grouped: int = 0, seed: int = 0) -> World:
+    """Create instances whose owners left 80 minutes ago, the first of them in a group."""
+    world = World(seed)
+    world.group("pool", min_size=0)
+    for number in range(count):
+        _ = world.join("pool", TAGS) if number < grouped else world.start(TAGS)
     world.pass_minutes(1)
     for instance in world.instances.values():
         instance.busy = False
@@ -31,9 +30,9 @@ def forgotten(count: int, group: str = "") -> World:
     return world
 
 
-def marked(count: int, checked: Policy = POLICY, group: str = "") -> World:
+def marked(count: int, checked: Policy = POLICY, grouped: int = 0, seed: int = 0) -> World:
     """Create forgotten instances that are marked and past their grace period."""
-    world = forgotten(count, group)
+    world = forgotten(count, grouped, seed)
     sweep_world(world, checked, override_breaker=True)
     world.pass_minutes(21)
     return world

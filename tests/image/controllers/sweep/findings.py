@@ -159,17 +159,11 @@ TABLE = """
 
 @dataclass(frozen=True)
 class Finding:
-    """One way in which the promise was broken.
-
-    Attributes:
-        was: description of the fault.
-        test: the test that detects it, as a file and a name.
-        broken: the product as it was.
-    """
+    """One way in which the promise was broken."""
 
     was: str
-    test: str
-    broken: tuple[str, ...]
+    test: str  # that detects it, as a file and a name
+    broken: tuple[str, ...]  # the product as it was
 
     @property
     def node(self) -> str:

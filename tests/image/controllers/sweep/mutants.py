@@ -54,21 +54,14 @@ class TargetError(Exception):
 
 @dataclass(frozen=True)
 class Mutant:
-    """One way to break one function.
+    """One way to break one function: other code in its place."""
 
-    Attributes:
-        name: unique description of the fault.
-        function: the function to break.
-        code: its replacement.
-    """
-
-    name: str
+    name: str  # unique
     function: FunctionType
     code: CodeType
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Break the product in the block."""
         whole = self.function.__code__
         self.function.__code__ = self.code
         try:
@@ -79,7 +72,6 @@ class Mutant:
 
 @cache
 def modules() -> tuple[ModuleType, ...]:
-    """Return every module of the reaper."""
     names = [
         found.name
         for room in map(importlib.import_module, ROOMS)
@@ -139,7 +131,6 @@ def target(name: str) -> FunctionType:
 
 
 def home(name: str) -> ModuleType:
-    """Return the module of a function; raises as ``target`` does."""
     return importlib.import_module(target(name).__module__)
 
 
@@ -175,7 +166,6 @@ def gives(name: str, answer: str) -> Mutant:
 
 
 def becomes(name: str, parameters: str, body: str) -> Mutant:
-    """Return a mutant with another body, of one expression."""
     function = target(name)
     return Mutant(
         f"{name} gives {body}",
@@ -245,19 +235,14 @@ def probe(broken: Iterable[ModuleType], note: Callable[[Collection[str]], object
 
 
 def rebuilt(function: FunctionType) -> CodeType:
-    """Return the code of a function, compiled again as a mutant's is."""
     return _compiled(_tree(function), function)
 
 
 class _Probes(ast.NodeTransformer):
-    """Transformer that wraps expressions in a call that returns their value.
-
-    Attributes:
-        numbers: id of an expression's node -> argument of the call.
-    """
+    """Transformer that wraps expressions in a call that returns their value."""
 
     def __init__(self) -> None:
-        self.numbers: dict[int, int] = {}
+        self.numbers: dict[int, int] = {}  # id of an expression's node -> argument of the call
 
     def visit(self, node: ast.AST) -> ast.AST:
         number = self.numbers.get(id(node))
@@ -323,8 +308,6 @@ def _negate(tree: ast.Module, index: int) -> tuple[str, str]:
 
 
 def _put(tree: ast.AST, old: ast.AST, new: ast.AST) -> None:
-    """Put one node in the place of another."""
-
     class Swap(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> ast.AST:
             return new if node is old else super().visit(node)

@@ -67,7 +67,7 @@ def test_who_kept_an_instance_is_notified_again_once_the_hold_is_over():
 
 @pytest.mark.parametrize("checked", [POLICY, test_alicloud.POLICY], ids=["aws", "alicloud"])
 def test_a_member_that_cannot_be_terminated_is_put_back_into_its_group(checked):
-    world = marked(2, checked, "pool")
+    world = marked(2, checked, grouped=2)
     stubborn, other = world.instances.values()
     stubborn.stubborn = True
 
@@ -80,7 +80,7 @@ def test_a_member_that_cannot_be_terminated_is_put_back_into_its_group(checked):
 
 
 def test_an_end_that_answers_with_an_error_after_it_was_done_counts_as_done():
-    world = marked(2, group="pool")
+    world = marked(2, grouped=2)
     faults = world.faults
     world.on_call("TerminateInstances", lambda: setattr(faults, "after_commit", 1.0), number=1)
     # the list, the fresh check, the last look, and the look at what an error left behind
@@ -96,7 +96,7 @@ def test_an_end_that_answers_with_an_error_after_it_was_done_counts_as_done():
 
 def test_a_refused_end_whose_result_cannot_be_read_is_none():
     """It used to count as saved, and would have stayed outside its group."""
-    world = marked(1, group="pool")
+    world = marked(1, grouped=1)
     world.deny("TerminateInstances")
     world.deny(
         "DescribeInstances", 4
@@ -258,15 +258,6 @@ def test_users_are_notified_of_one_silent_agent_once_a_day():
 
     assert [text for _, text in world.messages if "does the agent run" in text] != []
     assert len(world.messages) == 1
-
-
-def test_calls_are_counted_apart():
-    world = forgotten(1)
-    cloud = connect_world(world, POLICY)
-    cloud.instances.fleet()
-    cloud.instances.tag(list(world.instances), {"a": "b"})
-
-    assert (cloud.calls.reads, cloud.calls.writes) == (2, 1)
 
 
 @pytest.mark.parametrize("lacking", ["store", "notifier"])

@@ -9,25 +9,22 @@ from gpu_fleet_image.core.model import TAG_GIVE_BACK, Instance
 from gpu_fleet_image.core.times import format_time
 from tests.image.moto_fleet import TAGS
 from tests.image.samples import NOON
-from tests.image.sweeping import policy, sweep_world
+from tests.image.sweeping import TERMS, policy, sweep_world
 from tests.image.world import World
 
 # As the stacks are shipped: a tenth of the fleet and five instances at most in one sweep.
 TOP = {"max_actions": 5, "max_percent": 10}
-TERMS = {
-    "idle_after_hours": 1,
-    "grace_minutes": 20,
-    "min_uptime_minutes": 30,
-    "max_lifetime_hours": None,
-}
-POLICY = policy(top=TOP, **TERMS)
+POOL = TERMS | {"max_lifetime_hours": None}
+POLICY = policy(top=TOP, **POOL)
 
 
-def fleet(count):
-    """Create instances that are in use for an hour."""
+def fleet(count, idle=0):
+    """Create instances that are in use for an hour, some of which are left then."""
     world = World()
     made = [world.start(TAGS) for _ in range(count)]
     world.pass_minutes(60)
+    for instance in made[:idle]:
+        instance.leave()
     return world, made
 
 
@@ -73,9 +70,7 @@ def test_a_pool_that_is_idle_every_night_is_known_once_an_operator_looked():
 
 
 def test_an_operator_s_word_holds_until_those_that_it_is_about_are_terminated():
-    world, made = fleet(8)
-    for instance in made:
-        instance.leave()
+    world, _ = fleet(8, idle=8)
     sweeps(world, 1.5)
 
     sweep_world(world, POLICY, override_breaker=True)
@@ -87,9 +82,8 @@ def test_an_operator_s_word_holds_until_those_that_it_is_about_are_terminated():
 
 def test_many_that_were_given_back_lately_hold_up_no_other_instance():
     """A user's request is no sign of blind sensors."""
-    world, made = fleet(11)
+    world, made = fleet(11, idle=5)
     for instance in made[:5]:
-        instance.leave()
         instance.tags[TAG_GIVE_BACK] = f"{format_time(world.now)} ada"
     world.pass_minutes(10)
     sweeps(world, 1)
@@ -103,23 +97,19 @@ def test_many_that_were_given_back_lately_hold_up_no_other_instance():
 
 
 def test_it_alarms_in_the_very_sweep_in_which_it_trips():
-    world, made = fleet(8)
-    for instance in made:
-        instance.leave()
+    world, _ = fleet(8, idle=8)
     world.pass_minutes(70)
 
     result = sweep_world(world, POLICY)
 
     figures = {metric.name: metric.value for metric in result.metrics()}
-    assert figures["SweepBreakerTrips"] == 1
-    assert result.failed
-    assert any(
-        "mass-idle breaker" in text for at, text in world.messages if at >= result.now - timedelta(minutes=1)
-    )
+    said = [text for at, text in world.messages if at >= result.now - timedelta(minutes=1)]
+    assert (figures["SweepBreakerTrips"], result.failed) == (1, True)
+    assert any("mass-idle breaker" in text for text in said)
 
 
 def released(release, **more):
-    return policy(top=TOP | {"agents": release, **more}, **TERMS)
+    return policy(top=TOP | {"agents": release, **more}, **POOL)
 
 
 def updated_fleet(release="second"):
@@ -163,18 +153,17 @@ def test_once_an_operator_looked_a_day_is_enough_for_that_release():
     assert len(world.ends) == 40
 
 
-def test_an_update_that_brings_the_same_agent_changes_nothing():
-    world, _ = updated_fleet("first")
-
-    sweeps(world, 60, every_minutes=30, checked=released("first"))
-
-    assert len(world.ends) == 20
-
-
-@pytest.mark.parametrize(("chosen", "ends"), [("after-a-day", 20), ("by-operator", 0)])
-def test_a_stack_chooses_who_releases_the_breaker(chosen, ends):
-    world, _ = updated_fleet()
-    sweeps(world, 60, every_minutes=30, checked=released("second", breaker_release=chosen))
+@pytest.mark.parametrize(
+    ("release", "chosen", "ends"),
+    [
+        ("first", {}, 20),
+        ("second", {"breaker_release": "after-a-day"}, 20),
+        ("second", {"breaker_release": "by-operator"}, 0),
+    ],
+)
+def test_a_stack_chooses_who_releases_the_breaker_and_the_same_agent_is_no_new_release(release, chosen, ends):
+    world, _ = updated_fleet(release)
+    sweeps(world, 60, every_minutes=30, checked=released(release, **chosen))
 
     assert len(world.ends) == ends
 

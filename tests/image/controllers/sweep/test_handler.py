@@ -3,29 +3,23 @@
 from unittest.mock import Mock
 
 import pytest
-from moto import mock_aws
 
 from gpu_fleet_image.controllers.sweep import handler
 from gpu_fleet_image.core.reaper_errors import ConfigurationError, PolicyError
-from tests.image.moto_fleet import MotoFleet, write_policy
+from tests.image.moto_fleet import write_policy
 
 # what Lambda hands to a function
 CONTEXT = Mock(aws_request_id="request-1", get_remaining_time_in_millis=lambda: 120_000)
 
 
-@pytest.fixture
-def fleet(monkeypatch, tmp_path):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    monkeypatch.setenv("GPU_FLEET_POLICY_FILE", str(write_policy(tmp_path / "policy.json")))
-    with mock_aws():
-        made = MotoFleet()
-        for name, value in made.environ().items():
-            monkeypatch.setenv(name, value)
-        yield made
+@pytest.fixture(autouse=True)
+def policy(monkeypatch, tmp_path):
+    file = write_policy(tmp_path / "policy.json")
+    monkeypatch.setenv("GPU_FLEET_POLICY_FILE", str(file))
+    return file
 
 
+@pytest.mark.parametrize("fleet", [False], indirect=True, ids=["in time"])
 def test_a_scheduled_sweep_logs_each_instance_returns_the_counts_and_publishes_that_it_ran(fleet, capsys):
     (instance,) = fleet.start()
 
@@ -52,8 +46,8 @@ def test_a_malformed_event_changes_nothing_and_says_what_is_wrong(fleet, event, 
         handler.handle(event, CONTEXT)
 
 
-def test_a_malformed_policy_stops_the_sweep_naming_the_key(fleet, tmp_path):
-    write_policy(tmp_path / "policy.json", max_percent=101)
+def test_a_malformed_policy_stops_the_sweep_naming_the_key(fleet, policy):
+    write_policy(policy, max_percent=101)
 
     with pytest.raises(PolicyError, match="max_percent = 101; allowed: a whole number from 0 to 100"):
         handler.handle({}, CONTEXT)

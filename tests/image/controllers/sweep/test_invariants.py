@@ -256,9 +256,7 @@ def test_the_hour_of_a_clock_change_terminates_nothing_early(day, minute):
     local = policy(idle_after_hours=2, top={"time_zone": "Europe/Berlin"})
     activity = FORGOTTEN.activity()
     moved = replace(
-        activity,
-        newest_at=activity.newest_at + shift,
-        last_active_at=activity.last_active_at + shift,
+        activity, newest_at=activity.newest_at + shift, last_active_at=activity.last_active_at + shift
     )
     situation = alone(replace(waiting, tags=tags, launched_at=now - timedelta(days=1)), moved)
 

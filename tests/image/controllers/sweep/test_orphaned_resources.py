@@ -35,24 +35,12 @@ def step(orphan, checked=REMOVING, snapshots=None) -> Step:
     return finding.step
 
 
-def test_a_volume_is_deleted_when_it_is_long_unused_and_a_snapshot_holds_its_data():
-    assert step(volume(), snapshots={"vol-1": NOW - timedelta(days=3)}) is Step.REMOVE
-
-
 @pytest.mark.parametrize(
-    ("orphan", "snapshots"),
-    [
-        (volume(), {}),
-        (volume(), {"vol-1": LONG_AGO - timedelta(days=1)}),
-        (volume(NOW - timedelta(days=13)), {"vol-1": NOW}),
-        (volume(**{TAG_PROTECTED: ""}), {"vol-1": NOW}),
-        (volume(**{"gpu-fleet:keep-until": "whenever"}), {"vol-1": NOW}),
-        (volume(**{"gpu-fleet:managed": "false"}), {"vol-1": NOW}),
-    ],
-    ids=["no snapshot", "old snapshot", "not long enough", "protected", "held", "not managed"],
+    "tags", [{TAG_PROTECTED: ""}, {"gpu-fleet:keep-until": "whenever"}, {"gpu-fleet:managed": "false"}]
 )
-def test_a_volume_stays_in_any_doubt(orphan, snapshots):
-    assert step(orphan, snapshots=snapshots) is Step.LIST
+def test_a_volume_that_is_protected_held_or_not_managed_stays(tags):
+    assert step(volume(), snapshots={"vol-1": NOW}) is Step.REMOVE
+    assert step(volume(**tags), snapshots={"vol-1": NOW}) is Step.LIST
 
 
 def test_a_volume_seen_for_the_first_time_is_noted_whatever_its_age_and_one_in_use_again_forgotten():
@@ -77,11 +65,10 @@ def test_the_report_says_since_when_and_what_it_costs_a_month_where_that_is_know
     (unknown,) = judge([volume(noted=None)], {}, elsewhere, NOW)
 
     assert (known.monthly_price, unknown.monthly_price) == (Decimal("16.00"), None)
-    records = [known.to_json(), unknown.to_json()]
-    assert [(record["unused_since"], record["price_per_month"]) for record in records] == [
-        (format_time(LONG_AGO), "16.00"),
-        (None, None),
-    ]
+    assert (
+        known.to_json().items() >= {"unused_since": format_time(LONG_AGO), "price_per_month": "16.00"}.items()
+    )
+    assert unknown.to_json().items() >= {"unused_since": None, "price_per_month": None}.items()
 
 
 @pytest.fixture
@@ -94,21 +81,25 @@ def orphans_of(ec2, cloudwatch=None):
     return OrphanedResources(SimpleNamespace(ec2=ec2, cloudwatch=cloudwatch), Calls(lambda: NOW), STACK)
 
 
+def owned(kind, tags):
+    return {"TagSpecifications": [{"ResourceType": kind, "Tags": wire(tags)}] if tags else []}
+
+
 def made_volume(ec2, tags=TAGS, attached_to=None, **more):
-    owned = [{"ResourceType": "volume", "Tags": wire(tags)}] if tags else []
-    made = ec2.create_volume(AvailabilityZone=f"{REGION}a", TagSpecifications=owned, **{"Size": 1} | more)
+    made = ec2.create_volume(AvailabilityZone=f"{REGION}a", Size=1, **owned("volume", tags), **more)
     if attached_to:
         ec2.attach_volume(Device="/dev/sdf", InstanceId=attached_to, VolumeId=made["VolumeId"])
     return made["VolumeId"]
 
 
 def made_address(ec2, tags):
-    owned = [{"ResourceType": "elastic-ip", "Tags": wire(tags)}] if tags else []
-    return ec2.allocate_address(Domain="vpc", TagSpecifications=owned)["AllocationId"]
+    return ec2.allocate_address(Domain="vpc", **owned("elastic-ip", tags))["AllocationId"]
 
 
-def stopped(key):
-    return Instance(key, "g5.xlarge", "stopped", NOW, TAGS, stopped_at=NOW)
+def found_beside(ec2, stopped):
+    """What is found beside a stopped instance."""
+    instance = Instance(stopped, "g5.xlarge", "stopped", NOW, TAGS, stopped_at=NOW)
+    return orphans_of(ec2).find([instance])
 
 
 NOTED = TAGS | {TAG_IDLE_SINCE: "2026-01-01T00:00:00Z"}
@@ -119,12 +110,11 @@ def test_unattached_volumes_free_addresses_and_stopped_instances_are_found(ec2):
     made_address(ec2, {})
     (instance_id,) = launched()
 
-    found = orphans_of(ec2).find([stopped(instance_id)])
+    found = found_beside(ec2, instance_id)
 
-    assert {(entry.kind, entry.id) for entry in found} == {
-        *((Kind.VOLUME, unattached), (Kind.ADDRESS, free), (Kind.INSTANCE, instance_id))
+    assert {(entry.kind, entry.id, entry.in_use) for entry in found} == {
+        *((Kind.VOLUME, unattached, False), (Kind.ADDRESS, free, False), (Kind.INSTANCE, instance_id, False))
     }
-    assert [orphan.in_use for orphan in found] == [False, False, False]
     instance = next(entry for entry in found if entry.kind is Kind.INSTANCE)
     assert instance.size_gib > 0
     assert instance.volume_type in GIB_MONTH, "its disks are all of one kind"
@@ -134,7 +124,7 @@ def test_disks_of_several_kinds_have_no_price_together(ec2):
     (key,) = launched()
     made_volume(ec2, {}, attached_to=key, VolumeType="sc1")
 
-    (found,) = orphans_of(ec2).find([stopped(key)])
+    (found,) = found_beside(ec2, key)
 
     assert found.volume_type == ""
 

@@ -51,10 +51,7 @@ def running_in_group(world):
     return sum(world.instances[key].state == "running" for key in world.groups["pool"]["members"])
 
 
-@given(
-    st.integers(0, 2**16),
-    st.lists(st.tuples(EVENTS, FAULTS, st.integers(0, 5)), min_size=5, max_size=25),
-)
+@given(st.integers(0, 2**16), st.lists(st.tuples(EVENTS, FAULTS, st.integers(0, 5)), min_size=5, max_size=25))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_meter_ends_where_the_truth_does_and_limits_hold_what_runs(seed, story):
     world = World(seed)

@@ -58,6 +58,12 @@ def test_an_idle_instance_is_marked_and_its_owner_notified(fleet, sweep):
     assert fleet.state(idle) == "running"
 
 
+def known_by_mail(**changes):
+    """Write a roster with the address of a user, and one that may write to it."""
+    client("sesv2").create_email_identity(EmailIdentity="fleet@example.com")
+    write_roster(**{"users": {"grace": "grace@example.com"}, "sender": "fleet@example.com"} | changes)
+
+
 def write_roster(**changes):
     content = {"users": {}, "operators": [], "sender": None, "webhooks": []} | changes
     client("s3").put_object(Bucket=BUCKET, Key="reaper/roster.json", Body=json.dumps(content).encode())
@@ -65,8 +71,7 @@ def write_roster(**changes):
 
 def test_the_user_seen_on_an_instance_is_mailed_and_the_grace_begins(fleet, sweep):
     idle = fleet.idle(**{TAG_USERS: "grace:login"})
-    client("sesv2").create_email_identity(EmailIdentity="fleet@example.com")
-    write_roster(users={"grace": "grace@example.com"}, sender="fleet@example.com")
+    known_by_mail()
 
     result, report = sweep(NOW, notify_users=True)
 
@@ -79,7 +84,7 @@ def test_the_user_seen_on_an_instance_is_mailed_and_the_grace_begins(fleet, swee
 
 def test_an_instance_whose_notice_was_not_delivered_is_not_marked_and_the_sweep_says_so(fleet, sweep):
     idle = fleet.idle(**{TAG_USERS: "grace:login"})
-    write_roster(users={"grace": "grace@example.com"}, sender="not-verified@example.com")
+    known_by_mail(sender="not-verified@example.com")
 
     result, report = sweep(NOW, notify_users=True)
 
@@ -106,8 +111,7 @@ def test_a_login_name_without_an_address_fails_no_sweep(fleet, sweep):
 
 def test_a_mark_that_cannot_be_written_sends_no_mail_again_each_sweep(fleet, sweep, monkeypatch):
     idle = fleet.idle(**{TAG_USERS: "grace:login"})
-    client("sesv2").create_email_identity(EmailIdentity="fleet@example.com")
-    write_roster(users={"grace": "grace@example.com"}, sender="fleet@example.com")
+    known_by_mail()
 
     with monkeypatch.context() as broken:
         broken.setattr(Instances, "tag", refuse)

@@ -24,9 +24,7 @@ WEEK = timedelta(days=7)
 @pytest.fixture
 def idle(fleet):
     """Return an instance that the second sweep would terminate."""
-    (instance,) = fleet.start()
-    fleet.heartbeats([instance], idle_hours=2.5)
-    return instance
+    return fleet.idle()
 
 
 @pytest.fixture
@@ -41,11 +39,7 @@ def watched():
     return json.loads(client("s3").get_object(Bucket=BUCKET, Key="reaper/watch.json")["Body"].read())
 
 
-def test_what_would_have_been_terminated_is_reported_with_owner_and_worth_and_lives(
-    fleet,
-    idle,
-    past_grace,
-):
+def test_what_would_have_been_terminated_is_reported_with_owner_and_worth_and_lives(fleet, idle, past_grace):
     result, second = past_grace
 
     assert result.exit_code == 0, result.output
@@ -152,9 +146,7 @@ def test_every_pool_is_watched_and_none_is_asked_to_answer(cloud):
         watch = sweep_world(world, checked).watch
         world.pass_minutes(10)
 
-    assert sorted(action["instance_id"] for action in watch.would_end) == sorted(
-        resource.id for resource in made
-    )
+    assert {action["instance_id"] for action in watch.would_end} == {one.id for one in made}
     assert world.ends == []
     assert not any(TAG_REAP_AFTER in resource.tags for resource in made)
     assert "ListObjectsV2" not in world.calls, "nobody is heard, for nobody is asked"
