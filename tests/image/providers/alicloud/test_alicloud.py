@@ -1,7 +1,6 @@
 """The sweep's module for Alibaba Cloud, by the real SDK against a local server: pages, limits, refusals."""
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -556,21 +555,30 @@ def test_a_window_that_cannot_be_read_is_no_idle_instance(stage, answer, error):
 # orphans
 
 
+NOTED = {TAG_IDLE_SINCE: "2026-03-01T08:00Z"}
+
+
 class Left(Actions):
-    """Fake of disks, addresses and snapshots."""
+    """Fake with two pages of everything; the first disk that is free was attached before."""
 
     def describe_disks(self, ask):
-        disk = {"DiskId": "d-1", "Size": 200, "Category": "cloud_essd", "DetachedTime": "2026-03-01T08:00Z"}
-        wanted = ask.get("Status") == "Available" or "InstanceId" in ask
-        return {"Disks": {"Disk": [disk] if wanted else []}, "NextToken": ""}
+        number, status = 2 if ask.get("NextToken") else 1, ask.get("Status", "of an instance")
+        was_attached = number == 1 or status == "In_use"
+        disk = {
+            "DiskId": f"{status}-{number}",
+            "Size": 100,
+            "Category": "cloud_essd",
+            "DetachedTime": "2026-03-01T08:00Z" if was_attached else "",
+            "Tags": {"Tag": [{"TagKey": key, "TagValue": value} for key, value in NOTED.items()]},
+        }
+        return {"Disks": {"Disk": [disk]}, "NextToken": "more" if number == 1 else ""}
 
     def describe_eip_addresses(self, ask):
-        tags = {"Tag": [{"Key": key, "Value": value} for key, value in TAGS.items()]}
-        rows = [
-            {"AllocationId": "eip-1", "Status": "Available", "Tags": tags},
-            {"AllocationId": "eip-2", "Status": "InUse", "Tags": tags},
-        ]
-        return {"EipAddresses": {"EipAddress": rows}, "TotalCount": 2}
+        rows = [("eip-1", "Available", TAGS), ("eip-2", "InUse", NOTED), ("eip-3", "InUse", TAGS)]
+        name, status, tags = rows[int(ask["PageNumber"]) - 1]
+        listed = {"Tag": [{"Key": key, "Value": value} for key, value in tags.items()]}
+        address = {"AllocationId": name, "Status": status, "Tags": listed}
+        return {"EipAddresses": {"EipAddress": [address]}, "TotalCount": len(rows)}
 
     def describe_snapshots(self, ask):
         assert ask["Status"] == "accomplished"
@@ -581,72 +589,50 @@ class Left(Actions):
         raise RefusedError("DependencyViolation")
 
 
-@contextmanager
-def orphans(actions):
-    with serving(actions(World())) as server:
+@pytest.fixture
+def left():
+    with serving(Left(World())) as server:
         yield OrphanedResources(clients(server), Calls(lambda: EPOCH), STACK)
 
 
-def test_free_disks_and_addresses_stopped_instances_and_the_newest_snapshot_are_found():
-    with orphans(Left) as left:
-        disk, address, instance = left.find([described(Status="Stopped")])
-        snapshots = left.snapshots(["d-1"])
-        with pytest.raises(CloudError, match="DeleteDisk: DependencyViolation"):
-            left.remove(disk)
-
-    assert (disk.kind, disk.id, disk.size_gib) == (Kind.VOLUME, "d-1", 200)
-    assert disk.unused_since == EPOCH - timedelta(days=1)
-    assert (address.kind, address.id, address.tags["gpu-fleet:stack"]) == (Kind.ADDRESS, "eip-1", STACK)
-    assert (instance.kind, instance.size_gib, instance.volume_type) == (Kind.INSTANCE, 200, "cloud_essd")
-    assert snapshots == {"d-1": EPOCH + timedelta(hours=1)}
+def disk(name, **more):
+    return OrphanedResource(Kind.VOLUME, name, NOTED, 100, "cloud_essd", **more)
 
 
-class Paged(Actions):
-    """Fake with two pages of everything, attached and detached."""
+def test_every_page_of_what_is_free_stopped_or_used_again_is_read_with_the_time_of_its_last_use(left):
+    stopped = described(Status="Stopped")
 
-    def describe_disks(self, ask):
-        number = 2 if ask.get("NextToken") else 1
-        note = {"Tags": {"Tag": [{"TagKey": TAG_IDLE_SINCE, "TagValue": "2026-03-01T08:00Z"}]}}
-        detached = {"DetachedTime": "2026-02-01T08:00Z"} if ask["Status"] == "In_use" else {}
-        disk = {"DiskId": f"{ask['Status']}-{number}", "Size": 1, "Category": "cloud_essd"}
-        return {"Disks": {"Disk": [disk | note | detached]}, "NextToken": "more" if number == 1 else ""}
-
-    def describe_eip_addresses(self, ask):
-        number = int(ask["PageNumber"])
-        noted = {"Tag": [{"Key": TAG_IDLE_SINCE, "Value": "2026-03-01T08:00Z"}]}
-        rows = [
-            {"AllocationId": "eip-1", "Status": "Available", "Tags": {"Tag": []}},
-            {"AllocationId": "eip-2", "Status": "InUse", "Tags": noted},
-            {"AllocationId": "eip-3", "Status": "InUse", "Tags": {"Tag": []}},
-        ]
-        return {"EipAddresses": {"EipAddress": rows[number - 1 : number]}, "TotalCount": len(rows)}
-
-
-def test_every_page_of_disks_and_addresses_is_read_and_what_is_used_again_is_reported():
-    with orphans(Paged) as left:
-        found = left.find()
-
-    assert [(orphan.id, orphan.in_use) for orphan in found] == [
-        *(("Available-1", False), ("Available-2", False), ("In_use-1", True), ("In_use-2", True)),
-        *(("eip-1", False), ("eip-2", True)),
+    assert left.find([stopped]) == [
+        disk("Available-1", unused_since=EPOCH - timedelta(days=1)),
+        disk("Available-2"),
+        disk("In_use-1", in_use=True),
+        disk("In_use-2", in_use=True),
+        OrphanedResource(Kind.ADDRESS, "eip-1", TAGS),
+        OrphanedResource(Kind.ADDRESS, "eip-2", NOTED, in_use=True),
+        OrphanedResource(Kind.INSTANCE, "i-1", stopped.tags, 200, "cloud_essd"),
     ]
-    assert {orphan.unused_since for orphan in found} == {None}, "none was detached, or it is attached again"
+    assert left.snapshots(["d-1"]) == {"d-1": EPOCH + timedelta(hours=1)}
+
+
+def test_a_disk_that_something_hangs_on_stays_and_is_reported(left):
+    with pytest.raises(CloudError, match="DeleteDisk: DependencyViolation"):
+        left.remove(disk("Available-1"))
 
 
 def test_removing_takes_a_disk_or_an_address_and_never_an_instance():
     made, calls = Mock(), Mock()
     left = OrphanedResources(made, calls, STACK)
 
-    left.remove(OrphanedResource(Kind.VOLUME, "d-1"))
-    left.remove(OrphanedResource(Kind.ADDRESS, "eip-1"))
+    for orphan in (disk("d-1"), OrphanedResource(Kind.ADDRESS, "eip-1")):
+        left.remove(orphan)
     with pytest.raises(ValueError, match="cannot be removed here"):
         left.remove(OrphanedResource(Kind.INSTANCE, "i-1"))
 
-    disk, address = made.ecs.action, made.vpc.action
-    assert (disk.mock_calls, address.mock_calls) == ([call("DeleteDisk")], [call("ReleaseEipAddress")])
+    delete, release = made.ecs.action, made.vpc.action
+    assert (delete.mock_calls, release.mock_calls) == ([call("DeleteDisk")], [call("ReleaseEipAddress")])
     assert calls.change.mock_calls == [
-        call(disk.return_value, DiskId="d-1"),
-        call(address.return_value, AllocationId="eip-1"),
+        call(delete.return_value, DiskId="d-1"),
+        call(release.return_value, AllocationId="eip-1"),
     ]
 
 
@@ -657,12 +643,22 @@ def store_of(world, bucket=Bucket):
     return OssStore(bucket(world), Calls(world.clock), "oss://records/reaper")
 
 
+class Unversioned(_S3):
+    """A bucket without versions, which can refuse a forbidden write."""
+
+    def list_object_versions(self, Bucket, Prefix, MaxKeys):  # noqa: N803 - boto3's
+        keys = sorted(key for key in self._world.objects if key.startswith(Prefix))[:MaxKeys]
+        return {"Versions": [{"Key": key, "VersionId": "null"} for key in keys]}
+
+
 @pytest.fixture
 def store():
     return store_of(World())
 
 
-def test_a_version_is_followed_by_one_alone_and_the_newest_is_read(store):
+@pytest.mark.parametrize("bucket", [Bucket, Unversioned])
+def test_a_version_is_followed_by_one_alone_and_the_newest_is_read(bucket):
+    store = store_of(World(), bucket)
     assert store.replace("lease.json", {}, "never held") is store.get("lease.json") is None
     first = version = store.create("lease.json", {"n": 0})
     assert first is not None
@@ -701,23 +697,6 @@ def test_of_two_that_write_one_state_at_the_same_moment_the_first_alone_has_it()
 
     assert (taken, late) == (["1"], None)
     assert first.get("lease.json").content == {"holder": "second"}
-
-
-def test_a_bucket_without_versions_forbids_by_itself():
-    unversioned = store_of(World(), Unversioned)
-    version = unversioned.create("lease.json", {"n": 1})
-
-    assert unversioned.replace("lease.json", {"n": 2}, version) == "1"
-    assert unversioned.replace("lease.json", {"n": 3}, version) is None
-    assert unversioned.get("lease.json").content == {"n": 2}
-
-
-class Unversioned(_S3):
-    """A bucket without versions, which can refuse a forbidden write."""
-
-    def list_object_versions(self, Bucket, Prefix, MaxKeys):  # noqa: N803 - boto3's
-        keys = sorted(key for key in self._world.objects if key.startswith(Prefix))[:MaxKeys]
-        return {"Versions": [{"Key": key, "VersionId": "null"} for key in keys]}
 
 
 def test_boto3_forbids_an_overwrite_by_oss_s_own_header_without_new_checksums():
