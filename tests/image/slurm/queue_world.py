@@ -616,13 +616,11 @@ class Tally:
 
     Attributes:
         jobs: number of submitted jobs.
-        lost: number of lost jobs.
         wrong: seed -> broken promises.
     """
 
     jobs: int = 0
     restarts: int = 0
-    lost: int = 0
     ends: int = 0
     wrong: dict[int, list[str]] = field(default_factory=dict)
 
@@ -632,7 +630,6 @@ class Tally:
         found = played.run()
         self.jobs += len(played.submitted)
         self.restarts += sum(job.restarts for job in played.submitted)
-        self.lost += sum(wrong.endswith("lost") for wrong in found)
         self.ends += len(played.world.ends)
         if found:
             self.wrong[seed] = found

@@ -452,19 +452,6 @@ def test_a_job_that_cannot_be_read_is_skipped_and_an_alarm_for_the_mover(caplog)
     assert "event=queue-job-unread" in caplog.text
 
 
-def test_a_job_that_no_instance_can_run_is_said_to_be_once_and_buys_nothing():
-    site = Site(jobs=[waits(tres_per_node="gres:gpu:a100:8")])
-    site.look()
-    why = site.rows()["7"]["reason"]
-    site.jobs[0]["admin_comment"] = f"gpu-fleet: {why}"
-
-    site.look()
-
-    assert "names gres:gpu:a100:8" in why
-    assert site.calls == [f"scontrol update jobid=7 admincomment=gpu-fleet: {why}"]
-    assert [said["pools"]["train"]["jobs"] for said in site.said] == [[], []]
-
-
 def test_users_read_of_each_job_what_the_controller_saw_and_how_many_instances_it_waits_for():
     """Slurm reports one node for --gpus=16, whatever its nodes have."""
     many = waits(8, tres_per_node="", tres_per_job="gres:gpu:16", max_nodes=0)
