@@ -28,7 +28,7 @@ from gpu_fleet_image.slurm import (
 from gpu_fleet_image.slurm.demand import QueueDemand
 from gpu_fleet_image.slurm.sizes import Fit, JobRequest, NodeSize, QueuePool
 from gpu_fleet_jobs.submitted import queued
-from tests.image.slurm.queue_world import QueuePlay, Schedule
+from tests.image.slurm.queue_world import QueuePlay
 from tests.image.slurm.size_world import play
 
 Broken = Callable[[ExitStack], object]
@@ -171,6 +171,6 @@ def first_to_see(name: str, seeds: range) -> tuple[int, str] | None:
     """Return the first seed whose schedule detects a mutant, and the error; None if none does."""
     with alive(name):
         for seed in seeds:
-            if wrongs := play(seed) or QueuePlay(Schedule.of(seed)).run():
+            if wrongs := play(seed) or QueuePlay(seed).run():
                 return seed, wrongs[0]
     return None

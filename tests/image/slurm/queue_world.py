@@ -57,7 +57,7 @@ NO_ROOM = "We currently do not have sufficient g5.xlarge capacity"
 PRICE = Decimal("1.026")  # of an hour with its disk, as the budget has it
 BEAT = timedelta(seconds=5)
 LOOK, HEALTH, MINUTE, SWEEP = (timedelta(seconds=seconds) for seconds in (15, 30, 60, 600))
-NOTICE = timedelta(minutes=2)
+NOTICE, DISTURBED = timedelta(minutes=2), timedelta(minutes=75)
 NEVER_AGAIN, SAVED = (0, 2, 65), 85  # README: 0, 2 and 65 end a job, 85 (saved, run it again) puts it back
 TRIES = 3  # README: anything else is tried three times
 PUT_BACK_AFTER = timedelta(seconds=60)  # README: marked down within 15 seconds; with a look that failed
@@ -164,44 +164,24 @@ class Guest:
     bad: bool = False
 
 
-@dataclass
-class Schedule:
-    """Random schedule of one seed.
-
-    Attributes:
-        jobs: number of jobs, submitted over the time in which anything may fail.
-        disturbed: length of that time.
-        monthly: budget of a month.
-    """
-
-    seed: int
-    jobs: int = 7
-    disturbed: timedelta = timedelta(minutes=75)
-    monthly: str = "1000"
-
-    @classmethod
-    def of(cls, seed: int) -> "Schedule":
-        """Return the schedule of a seed."""
-        dice = random.Random(seed)
-        return cls(seed, dice.randint(3, 9), monthly=dice.choice(["1000", "1000", "4", "2"]))
-
-
 class QueuePlay(Instances):
-    """One schedule in its world.
+    """The random schedule of one seed in its world.
 
     Attributes:
+        number: of jobs, submitted over the time in which anything may fail.
         submitted: every job that was ever submitted.
         wrongs: descriptions of broken promises.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.dice = random.Random(schedule.seed)
-        self.schedule, self.world = schedule, QueueWorld(schedule.seed)
+    def __init__(self, seed: int) -> None:
+        first, self.dice = random.Random(seed), random.Random(seed)
+        self.number, monthly = first.randint(3, 9), first.choice(["1000", "1000", "4", "2"])
+        self.seed, self.world = seed, QueueWorld(seed)
         for zone in ZONES:
             self.world.group(f"gpu-fleet-{STACK}-{zone}", 0, MOST, **{TAG_POOL: POOL, TAG_STACK: STACK})
         self.room = dict.fromkeys(self.world.groups, True)
         self.guests: dict[str, Guest] = {}
-        self.policy = self._policy(schedule.monthly)
+        self.policy = self._policy(monthly)
         self.submitted: list[Job] = []
         self.wrongs: list[str] = []
         self.disturbs = True
@@ -443,7 +423,7 @@ class QueuePlay(Instances):
     def _disturb(self) -> None:
         dice, world = self.dice, self.world
         running = self._running()
-        left = self.schedule.jobs - len(self.submitted)
+        left = self.number - len(self.submitted)
         behind_a_door = any(world.instances[name].door.is_shut for name in running)
         if left and self.slurm.is_up and dice.random() < (0.4 if behind_a_door else 0.012):
             self.submit()
@@ -465,7 +445,7 @@ class QueuePlay(Instances):
         """Play the schedule to its end; return the broken promises."""
         world = self.world
         self.sweep()  # the first sweep begins to meter
-        until = world.now + self.schedule.disturbed
+        until = world.now + DISTURBED
         while world.now < until and not self.wrongs:
             world._pass(SWEEP)
             self.sweep()
@@ -482,7 +462,7 @@ class QueuePlay(Instances):
         self.disturbs = False
         self.world.faults.throttled = self.world.faults.after_commit = self.world.forgetful = 0.0
         self.room = dict.fromkeys(self.room, True)
-        if self.schedule.seed % 3 == 1:  # one zone never has room any more
+        if self.seed % 3 == 1:  # one zone never has room any more
             self.room[next(iter(self.room))] = False
         for guest in self.guests.values():
             guest.bad = False
@@ -616,23 +596,20 @@ class Tally:
 
     Attributes:
         jobs: number of submitted jobs.
-        lost: number of lost jobs.
         wrong: seed -> broken promises.
     """
 
     jobs: int = 0
     restarts: int = 0
-    lost: int = 0
     ends: int = 0
     wrong: dict[int, list[str]] = field(default_factory=dict)
 
     def play(self, seed: int) -> None:
         """Play one more schedule."""
-        played = QueuePlay(Schedule.of(seed))
+        played = QueuePlay(seed)
         found = played.run()
         self.jobs += len(played.submitted)
         self.restarts += sum(job.restarts for job in played.submitted)
-        self.lost += sum(wrong.endswith("lost") for wrong in found)
         self.ends += len(played.world.ends)
         if found:
             self.wrong[seed] = found

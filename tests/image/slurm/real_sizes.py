@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from gpu_fleet_image.core.queue_errors import SlurmError
-from gpu_fleet_image.core.queue_need import PoolNeed, needs_of
 from gpu_fleet_image.slurm import configuration, slurm
 from gpu_fleet_image.slurm.answers import PENDING, ListedJob
 from gpu_fleet_image.slurm.configuration import Cluster
 from gpu_fleet_image.slurm.controller import gpus_named
-from tests.image.slurm.size_world import AND, MOST, POOL, SIZE, WORDS, watch_of
+from tests.image.slurm.size_world import AND, MOST, POOL, SIZE, WORDS, Play, watch_of
 
 PACKAGES = (
     "iproute2",
@@ -94,21 +93,14 @@ AHEAD = timedelta(seconds=30)
 
 
 @dataclass
-class RealPlay:
-    """An empty pool, and the jobs submitted to it.
+class RealPlay(Play):
+    """The pool with Slurm itself.
 
     Attributes:
         init: process 1 of the namespaces.
-        bought: instances, in the order of their start.
-        used: instances on which a job has begun.
     """
 
-    folder: Path
-    init: int
-    bought: list[str] = field(default_factory=list)
-    used: set[str] = field(default_factory=set)
-    said: dict[str, Any] = field(default_factory=dict)
-    kept: dict[str, Any] = field(default_factory=dict)
+    init: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self.watch = watch_of(self.said, self.kept, self.ask)
@@ -145,7 +137,7 @@ class RealPlay:
         slurmd = ["slurmd", "-Z", "-N", name, "--conf", f"{command[at]} {HARDWARE}"]
         place = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "sh", "-c", HOST]
         self.ask([*place, name, *slurmd])
-        self.bought.append(name)
+        self.bought[name] = datetime.now(UTC)
         until = time.monotonic() + START_S
         while name not in {node.name for node in slurm.nodes(self.ask)}:
             assert time.monotonic() < until, f"{name} does not join"
@@ -154,7 +146,7 @@ class RealPlay:
     def asked(self) -> int:
         """Poll; return the number of instances that the controller asks for."""
         self.watch.once(datetime.now(UTC) + AHEAD)
-        return needs_of(self.said, datetime.now(UTC) + AHEAD).get(POOL, PoolNeed(0, ())).wanted(MOST)
+        return self.wanted(datetime.now(UTC) + AHEAD)
 
     def settle(self) -> None:
         """Poll, buy, and let Slurm start jobs, until nothing has changed for some polls."""
@@ -167,10 +159,6 @@ class RealPlay:
             self.used |= {node.name for node in slurm.nodes(self.ask) if node.flags & slurm.BUSY_FLAGS}
             states = [(listed.job.id, listed.job.state, listed.job.reason) for listed in self.jobs()]
             before = [*before, (len(self.bought), sorted(states))][-SETTLED:]
-
-    def idle_ones(self) -> set[str]:
-        """Return the instances that no job has used."""
-        return {*self.bought} - self.used
 
     def waiting(self, most: int = 99) -> dict[str, str]:
         """Return job -> reason for users, of waiting jobs that need at most `most` instances."""
@@ -198,7 +186,7 @@ def schedule(play: RealPlay, seed: int) -> list[str]:
     play.settle()
     # Slurm lists for a while what it refused, as failed
     jobs = [job for job in play.jobs() if (job.array or job.job.id) in handed_in]
-    wrongs = [f"{name} was bought in vain" for name in sorted(play.idle_ones())]
+    wrongs = [f"{name} was bought in vain" for name in sorted(play.vain)]
     wrongs += [f"job {job} is lost" for job in handed_in - {"", *(it.array or it.job.id for it in jobs)}]
     wrongs += [
         f"job {it.job.id} is {it.job.state}" for it in jobs if it.job.state not in (PENDING, "RUNNING")
@@ -235,7 +223,7 @@ def real_play(folder: Path) -> Iterator[RealPlay]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        yield RealPlay(folder, _init_of(process, folder / "log"))
+        yield RealPlay(init=_init_of(process, folder / "log"))
     finally:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         with suppress(OSError):

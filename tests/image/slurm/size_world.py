@@ -75,7 +75,7 @@ def watch_of(
 
 
 @dataclass
-class SizePlay(Instances):
+class Play:
     """An empty pool, and the jobs submitted to it.
 
     Attributes:
@@ -89,6 +89,21 @@ class SizePlay(Instances):
     used: set[str] = field(default_factory=set)
     said: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def vain(self) -> set[str]:
+        """Instances that no job has used."""
+        return self.bought.keys() - self.used
+
+    def wanted(self, now: datetime) -> int:
+        """Return the number of instances that the controller asks for."""
+        return needs_of(self.said, now).get(POOL, PoolNeed(0, ())).wanted(MOST)
+
+
+@dataclass
+class SizePlay(Play, Instances):
+    """The pool with the model of Slurm."""
+
     jobs: list[Job] = field(default_factory=list)
     now: datetime = START
 
@@ -127,15 +142,9 @@ class SizePlay(Instances):
                 if name not in self.slurm.nodes and self.now - at >= BOOT:
                     self.slurm.register(name, POOL, SIZE)
             self.watch.once(self.now)
-            need = needs_of(self.said, self.now).get(POOL, PoolNeed(0, ()))
-            for _ in range(need.wanted(MOST) - len(self.bought)):
+            for _ in range(self.wanted(self.now) - len(self.bought)):
                 self.bought[f"i-{len(self.bought)}"] = self.now
             self.slurm.step(self.now)
-
-    @property
-    def vain(self) -> set[str]:
-        """Instances that no job has used."""
-        return self.bought.keys() - self.used
 
     def held(self, job: Job) -> bool:
         """Return whether Slurm has given up a job that its nodes could run."""

@@ -124,10 +124,8 @@ def test_a_look_tells_the_mover_what_waits_and_slurm_what_has_changed():
     """Of each site and how often it is looked at: instances with work, waiting jobs, words of scontrol."""
     limit = {"nlp": TeamLimits(1, 24)}
     spent, task = waits(7, account="vision"), failed(array_job_id=7, array_task_id=3)
-    told, own = (
-        waits(admin_comment="gpu-fleet: asks for 5 instances"),
-        waits(8, admin_comment="an operator's"),
-    )
+    told, own = waits(admin_comment="gpu-fleet: asks for 5"), waits(8, admin_comment="an operator's")
+    untold = TOLD.partition("gpu")[0]
     cases = {
         "what waits is said": (Site(jobs=[waits(nodes=2)]), 1, 0, [2]),
         "jobs on an instance that runs keep it": (site_of(node="DOWN"), 5, 1, []),
@@ -139,13 +137,7 @@ def test_a_look_tells_the_mover_what_waits_and_slurm_what_has_changed():
         "a job is kept away once from where it failed": (site_of(failed()), 3, 0, [2], KEPT_AWAY),
         "another job has that node": (site_of(failed(), waits(8)), 1, 0, [2], KEPT_AWAY),
         "a task is kept away alone": (site_of(task, state=""), 1, 0, [2], "update jobid=7_3 excnodelist=i-1"),
-        "what was said goes, but no operator's word": (
-            Site(jobs=[told, own]),
-            1,
-            0,
-            [1, 1],
-            TOLD.partition("gpu")[0],
-        ),
+        "what was said goes, but no operator's word": (Site(jobs=[told, own]), 1, 0, [1, 1], untold),
     }
     for state in ("shutting-down", "terminated", "stopping", "stopped"):
         cases[state] = (site_of(node="ALLOCATED", state=state), 1, 0, [], DOWN + state)
@@ -250,27 +242,19 @@ def test_an_instance_that_the_cloud_names_again_is_not_gone():
     assert site.calls == []
 
 
-def test_other_pools_in_the_policy_are_read_by_slurm_at_a_new_start():
+def test_other_pools_in_the_policy_are_read_by_slurm_at_a_new_start_and_else_at_the_next_look():
     """A node that runs a job at `scontrol reconfigure` would get no other job (22.05)."""
-    site = Site(changed=True)
-
-    site.look()
-
-    assert site.calls == ["scontrol shutdown slurmctld"]
-    assert site.said == []
-
-
-def test_a_configuration_that_slurm_did_not_read_is_read_at_the_next_look():
     site = Site(changed=True)
     site.refuse("scontrol")
     with pytest.raises(SlurmError):
         site.look()
-    assert site.said == []
     site.changed, site.watch.ask = False, site.ask
 
-    site.look(2)
+    site.look()
+    assert (site.calls, site.said) == (["scontrol shutdown slurmctld"], [])
+    site.look()
 
-    assert site.calls == ["scontrol shutdown slurmctld"]
+    assert (site.calls, len(site.said)) == (["scontrol shutdown slurmctld"], 1)
 
 
 def test_without_a_policy_nothing_is_reconfigured_and_nothing_wanted():
@@ -310,11 +294,7 @@ def test_the_partition_of_a_pool_that_drains_takes_no_new_jobs_and_is_not_the_de
 
 @pytest.mark.parametrize(
     ("plugin", "has_lua", "named"),
-    [
-        ("", False, "gres:gpu"),
-        ("job_submit_lua", True, "gres:gpu"),
-        ("data_parser_v0_0_40", False, "gres/gpu"),
-    ],
+    [("", False, "gres:gpu"), ("job_submit_lua", True, "gres:gpu"), ("data_parser_v0_0", False, "gres/gpu")],
 )
 def test_slurm_is_given_no_plugin_and_no_name_of_gpus_that_its_version_has_not(
     *, tmp_path, monkeypatch, plugin, has_lua, named
@@ -450,19 +430,6 @@ def test_a_job_that_cannot_be_read_is_skipped_and_an_alarm_for_the_mover(caplog)
     assert site.said[0]["pools"]["train"]["jobs"] == [1]
     assert (site.said[0]["unread"], "job 7: tasks = 'many'" in site.said[0]["unread_why"]) == (1, True)
     assert "event=queue-job-unread" in caplog.text
-
-
-def test_a_job_that_no_instance_can_run_is_said_to_be_once_and_buys_nothing():
-    site = Site(jobs=[waits(tres_per_node="gres:gpu:a100:8")])
-    site.look()
-    why = site.rows()["7"]["reason"]
-    site.jobs[0]["admin_comment"] = f"gpu-fleet: {why}"
-
-    site.look()
-
-    assert "names gres:gpu:a100:8" in why
-    assert site.calls == [f"scontrol update jobid=7 admincomment=gpu-fleet: {why}"]
-    assert [said["pools"]["train"]["jobs"] for said in site.said] == [[], []]
 
 
 def test_users_read_of_each_job_what_the_controller_saw_and_how_many_instances_it_waits_for():

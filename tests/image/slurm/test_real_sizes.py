@@ -88,7 +88,7 @@ def test_what_is_bought_is_what_runs_and_nothing_less_would(played, words, insta
 
     played.settle()
 
-    assert (len(played.bought), played.idle_ones()) == (instances, set()), played.jobs()
+    assert (len(played.bought), played.vain) == (instances, set()), played.jobs()
     waits = [listed for listed in played.jobs() if listed.job.state != "RUNNING"]
     if instances == NEVER:
         assert not taken or len(waits) == len(words.split(" : "))
@@ -134,7 +134,7 @@ def test_beside_what_runs_is_bought_what_a_job_can_use(played, first, then, inst
     taken = played.submit(*then.split())
 
     played.settle()
-    assert (len(played.bought), played.idle_ones()) == (instances, set())
+    assert (len(played.bought), played.vain) == (instances, set())
     if why:
         assert why in "".join(played.waiting().values())
     elif why is None:
@@ -151,7 +151,7 @@ def test_two_that_wait_are_given_all_their_instances_at_the_first_look(played, f
     assert played.asked() == instances
 
     played.settle()
-    assert (len(played.bought), played.idle_ones(), played.waiting()) == (instances, set(), {})
+    assert (len(played.bought), played.vain, played.waiting()) == (instances, set(), {})
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))

@@ -6,7 +6,6 @@ It holds each request against the role's keys, notes it, and hands it on to what
 import datetime
 import http.client
 import ssl
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,14 +63,12 @@ class Front:
         authority: its certificate authority, PEM.
         handled: requests that were handed on.
         refused: (host, why) of those that were not.
-        failed: what went wrong below HTTP.
     """
 
     port: int
     authority: str
     handled: list[Request] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
 
     def hosts(self) -> set[str]:
         """The names that were asked for."""
@@ -95,14 +92,13 @@ def https_front(folder: Path, names: Sequence[str], route: Route) -> Iterator[Fr
         """Knows its front."""
 
     class Server(ThreadingHTTPServer):
-        """Notes what goes wrong below HTTP, say a client that does not trust the authority."""
+        """Says nothing of what goes wrong below HTTP, say a client that does not trust the authority."""
 
         daemon_threads = True
         request_queue_size = 64
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """Note it."""
-            front.failed.append(repr(sys.exception()))
+            """Say nothing."""
 
     server = Server((LOOPBACK, 0), Handler)
     # the handshake waits until a thread of its own reads: a slow client must not keep others out

@@ -4,26 +4,20 @@ import http.client
 import socket
 import ssl
 from contextlib import nullcontext
-from datetime import UTC, datetime
-from unittest.mock import Mock
 
 import boto3
 import pytest
 from moto import mock_aws
 
-from gpu_fleet_image.instance.agent import alicloud as agent
 from gpu_fleet_stacks.settings import stack_files
 from tests.answering import answering
-from tests.image import alicloud_server
-from tests.image.alicloud_server import serving
-from tests.image.stand_ins import alicloud, aws, ec2_metadata
+from tests.image.stand_ins import aws, ec2_metadata
 from tests.image.stand_ins.https_front import Forward, RefusedError, Request, https_front
 from tests.image.stand_ins.signatures import Keys
 from tests.stacks.registrations import stood
 
 USER_TAG = "aws:PrincipalTag/SSMSessionRunAs"
 NAME = "records.s3.us-east-1.amazonaws.com"
-NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 INSTANCE = {
     "ami-id": "ami-1",
     "instance-id": "i-1",
@@ -94,43 +88,6 @@ def test_every_version_of_the_metadata_lists_and_answers_what_is_there_and_nothi
     tree = ec2_metadata.tree(INSTANCE, "#cloud-config\n", "role", Keys("ASIA", "secret", "token"))
 
     assert {path: tree.get(path) for path in answers} == answers
-
-
-def test_the_account_of_the_first_boot_answers_what_an_agent_asks_there():
-    """Every action of it has its documented fields, or the test ends in an error (``tests/conftest.py``)."""
-    world = alicloud.LiveWorld()
-    actions = alicloud.LiveActions(world)
-    world.group("asg-spot", 0, 2)
-    instance = world.join("asg-spot", {"gpu-fleet:reap-after": "2026-11-22T05:00:00+00:00"}, spot=True)
-    datum = {
-        "MetricName": "SecondsSinceActivity",
-        "Value": 1.0,
-        "Dimensions": [{"Name": "InstanceId", "Value": instance.id}],
-    }
-    with serving(actions) as server:
-        clients = alicloud_server.clients(server)
-        notices = agent.Notices(Mock(get=lambda _: None), clients, instance.id, lambda: NOON)
-        agent.CloudMonitor(clients.cms, "test").put_metric_data(MetricData=[datum])
-
-        assert notices.find() is None
-
-        assert notices.mark() == datetime(2026, 11, 22, 5, tzinfo=UTC)
-        assert set(server.asked) == {"PutCustomMetric", "DescribeScalingInstances", "DescribeInstances"}
-    assert [value for _, value in actions.metrics["SecondsSinceActivity_test", instance.id]] == [1.0]
-
-
-def test_an_instance_reads_its_tags_as_they_are_now():
-    tags = {"gpu-fleet:pool": "spot"}
-    told = aws.WithTags({"/latest/meta-data/instance-id": "i-1"}, lambda: tags)
-    listed = told.get("/latest/meta-data/tags/instance/")
-
-    tags.clear()
-    tags["gpu-fleet:withdrawn"] = "now"
-
-    assert listed == "gpu-fleet:pool"
-    assert told.get("/latest/meta-data/tags/instance/gpu-fleet:withdrawn") == "now"
-    assert told.get("/latest/meta-data/tags/instance/gpu-fleet:pool") is None
-    assert told.get("/latest/meta-data/instance-id") == "i-1"
 
 
 @pytest.mark.parametrize(

@@ -41,28 +41,17 @@ def post(room, kind="slack", message="message"):
     return webhooks.post({webhook: f" {room.address}\n"}, "subject", message).get(webhook)
 
 
-def test_each_service_gets_the_text_where_it_looks_for_it(room):
-    for kind in webhooks.BODIES:
-        assert post(room, kind) is None
+def test_each_service_gets_the_text_where_it_looks_for_it_and_none_calls_everybody_or_is_markdown(room):
+    message = "<!channel> & [gpu-fleet explain](https://evil.example.com)"
+
+    assert [post(room, kind, message) for kind in webhooks.BODIES] == [None] * 3
 
     slack, teams, dingtalk = room.heard
-    (card,) = teams["attachments"]
-    assert slack == {"text": "subject\n\nmessage"}
-    assert card["content"]["body"][0]["inlines"][0]["text"] == "subject\n\nmessage"
-    assert dingtalk == {"msgtype": "text", "text": {"content": "gpu-fleet: subject\n\nmessage"}}
-
-
-def test_no_text_calls_everybody_of_a_slack_channel(room):
-    post(room, message="owner: <!channel> & <https://evil.example.com|click>")
-
-    assert "<" not in room.heard[0]["text"]
-
-
-def test_no_text_is_markdown_in_a_teams_room(room):
-    post(room, "teams", message="owner: [gpu-fleet explain](https://evil.example.com)")
-
-    (block,) = room.heard[0]["attachments"][0]["content"]["body"]
+    ((block,),) = [card["content"]["body"] for card in teams["attachments"]]
+    assert slack == {"text": f"subject\n\n&lt;!channel&gt; &amp; {message[13:]}"}
     assert block["type"] == "RichTextBlock"  # a TextRun has no Markdown: "Text features" of Adaptive Cards
+    assert [text["text"] for text in block["inlines"]] == [f"subject\n\n{message}"]
+    assert dingtalk == {"msgtype": "text", "text": {"content": f"gpu-fleet: subject\n\n{message}"}}
 
 
 @pytest.mark.parametrize(
