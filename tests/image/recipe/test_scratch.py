@@ -92,7 +92,6 @@ def test_a_stripe_of_which_a_disk_is_missing_is_left_as_it_is(instance):
         ({"HELD_BY": "n1", "HELD": "linux_raid_member"}, 0, [MKFS]),
         ({"HELD_BY": "/md/gpu-scratch", "HELD": "ext4"}, 1, []),
     ],
-    ids=["none", "another's"],
 )
 def test_an_array_gets_a_file_system_where_it_has_none(instance, tmp_path, held, status, files):
     block_device(tmp_path / "dev/md/gpu-scratch")

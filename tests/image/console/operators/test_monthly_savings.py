@@ -28,28 +28,16 @@ NOVEMBER = parse_month("2026-11")
 LATER = datetime(2026, 12, 24, tzinfo=UTC)
 
 
+INSTANCE = {"stack": "test", "region": "us-east-1", "pool": "dev", "owner": "ada", "group": None}
+INSTANCE |= {"instance_id": "i-1", "instance_type": "g5.xlarge", "launched_at": "2026-11-01T00:00:00+00:00"}
+IDLE = {"reason": "idle for 1.0 d", "idle_s": 86400, "idle_since": "2026-11-20T12:00:00+00:00"}
+IDLE |= {"reap_after": "2026-11-21T12:00:00+00:00"}
+PRICE = {"currency": "USD", "price_per_hour": "2.00", "saved_per_month": "1460.00"}
+
+
 def record(at="2026-11-21T12:00:00+00:00", **changes):
     """Return a record as ``ledger.record_of`` writes it."""
-    return {
-        "schema_version": 1,
-        "at": at,
-        "stack": "test",
-        "region": "us-east-1",
-        "action": "terminate",
-        "instance_id": "i-1",
-        "instance_type": "g5.xlarge",
-        "pool": "dev",
-        "owner": "ada",
-        "group": None,
-        "launched_at": "2026-11-01T00:00:00+00:00",
-        "reason": "idle for 1.0 d",
-        "idle_s": 86400,
-        "idle_since": "2026-11-20T12:00:00+00:00",
-        "reap_after": "2026-11-21T12:00:00+00:00",
-        "currency": "USD",
-        "price_per_hour": "2.00",
-        "saved_per_month": "1460.00",
-    } | changes
+    return {"schema_version": 1, "at": at, "action": "terminate"} | INSTANCE | IDLE | PRICE | changes
 
 
 def end(at="2026-11-21T12:00:00+00:00", **changes):

@@ -37,21 +37,15 @@ def test_a_period_is_shown_by_its_smallest_value():
     assert {value: timeline.cell(value) for value in cells} == cells
 
 
-def test_a_row_has_half_a_day_at_most_and_ends_with_the_present():
+def test_a_row_has_half_a_day_at_most_ends_with_the_present_and_counts_the_point_that_speaks_for_use():
     start = NOON - timedelta(hours=13)
-    points = [(start, 0.0), (NOON, 46_800.0)]
+    points = [(start, 7200.0), (start, 0.0), (NOON, 46_800.0)]
 
     first, second = timeline.rows(points, start, NOON, 1800)
 
     assert (first.start, second.start) == (start, NOON - timedelta(hours=1))
     assert first.cells == (Cell.ACTIVE, *[Cell.SILENT] * 23)
     assert second.cells == (Cell.SILENT, Cell.SILENT, Cell.IDLE)
-
-
-def test_of_repeated_points_the_one_that_speaks_for_the_instance_counts():
-    (row,) = timeline.rows([(NOON, 7200.0), (NOON, 0.0)], NOON, NOON, 900)
-
-    assert row.cells == (Cell.ACTIVE,)
 
 
 @given(
