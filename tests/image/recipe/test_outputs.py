@@ -72,11 +72,15 @@ def test_a_list_of_wheels_is_of_the_same_requirements_or_refused(tmp_path):
         wheels.check_fresh(listing, ["torch==2.14.0\n"])
 
 
-def test_the_clouds_torch_brings_cuda_and_the_local_one_does_not():
+def test_the_clouds_torch_brings_cuda_and_the_local_one_is_the_cpu_build_of_its_python():
     cloud, local = (wheels.pins(wheels.list_of(base).read_text()) for base in ("ubuntu-24.04", "debian-12"))
+    text = (wheels.PROJECT / wheels.CPU_TORCH).read_text()
 
     assert cloud["torch"] == local["torch"].removesuffix("+cpu")
     assert "nvidia-nccl-cu13" in cloud.keys() - local.keys()
+    assert wheels.cpu_torch(text, (3, 11)) in wheels.list_of("debian-12").read_text()
+    with pytest.raises(LockError, match=r"no torch for Python 3\.10"):
+        wheels.cpu_torch(text, (3, 10))
 
 
 def test_the_tools_lie_on_top_of_the_trainer_at_its_versions():
@@ -190,14 +194,6 @@ def test_each_base_takes_the_wheel_that_its_own_python_would_choose(base, tag):
 def test_a_package_without_a_wheel_for_a_base_is_refused():
     with pytest.raises(LockError, match="a==1: no wheel for this base"):
         wheels.best(packaged("a-1-cp39-cp39-win32.whl"), wheels.tags("debian-12"))
-
-
-def test_the_cpu_build_of_torch_is_that_of_the_python():
-    text = (wheels.PROJECT / wheels.CPU_TORCH).read_text()
-
-    assert wheels.cpu_torch(text, (3, 11)) in wheels.list_of("debian-12").read_text()
-    with pytest.raises(LockError, match=r"no torch for Python 3\.10"):
-        wheels.cpu_torch(text, (3, 10))
 
 
 def test_the_same_packages_give_the_same_bill_of_materials():

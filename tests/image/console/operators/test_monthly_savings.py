@@ -91,12 +91,9 @@ def test_pools_and_owners_are_distinguished_largest_first():
     assert list(summary.by_owner) == ["bob", "nobody", "ada"]
 
 
-def test_two_currencies_are_refused():
+def test_two_currencies_are_refused_and_a_damaged_record_is_named():
     with pytest.raises(CloudError, match="mixes currencies: CNY, USD"):
         summarise([end(), end(instance_id="i-2", currency="CNY")], NOVEMBER, LATER)
-
-
-def test_a_damaged_record_is_named():
     for key in ("at", "price_per_hour", "owner"):
         damaged = {name: value for name, value in record().items() if name != key}
 
