@@ -11,15 +11,14 @@ from click.testing import CliRunner
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_image.core.capacity import REQUESTS, STATE, Fate, MoverState, Request
 from tests.image.console.runs.instances import (
-    ACCOUNT_ID,
+    RECORDS,
     REGION,
+    WHERE,
     deliver,
     fleet_of_two,
     reach_by_their_addresses,
 )
 
-WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", ACCOUNT_ID)
-RECORDS = f"gpu-fleet-test-records-{ACCOUNT_ID}"
 POC = ("poc", "train", "--nodes", "1,2", "--max-usd", "20", "--as", "ada", "--yes", "-o", "json")
 SHORT = ("--seconds", "0.2", "--size-mib", "16")
 TAKEN_TAG = "gpu-fleet:taken"

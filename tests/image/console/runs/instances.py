@@ -36,6 +36,8 @@ from tests.stacks import examples
 REGION = "us-east-1"
 TYPE = "g5.xlarge"
 ACCOUNT_ID = "123456789012"
+RECORDS = f"gpu-fleet-test-records-{ACCOUNT_ID}"
+WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", ACCOUNT_ID)
 TAKEN = "2026-11-22/users/moto/100000Z-0a"
 POOL = examples.pool(name="train", types=[TYPE], size={"min": 0, "desired": 0, "max": 2}, purpose="training")
 SETTINGS = examples.stack(pools=[POOL], access={"people": {"ada": {"uid": 5001}}})
@@ -189,7 +191,7 @@ def fleet_of_two(folder: Path) -> Iterator[tuple[Rehearsed, list[StandIn]]]:
         (template,) = rehearsed.of_type("aws:ec2/launchTemplate:LaunchTemplate")
         user_data = base64.b64decode(template.inputs["userData"]).decode()
         sweeps.by_function(sweeps.unpacked(rehearsed, folder / "sweep"))  # it begins to meter
-        with stand_ins(rehearsed, folder, user_data, TAKEN, 2) as nodes:
+        with stand_ins(folder, user_data) as nodes:
             for node in nodes:
                 node.report_to_the_gate()
             yield rehearsed, nodes
@@ -200,31 +202,32 @@ def deliver(
 ) -> list["subprocess.Popen[bytes]"]:
     """Systems Manager: what was sent last goes to its instances. Gives the units that they started."""
     rehearsed, nodes = fleet
+    (document,) = [
+        resource.inputs["name"]
+        for resource in rehearsed.of_type("aws:ssm/document:Document")
+        if resource.inputs["documentType"] == "Command"
+    ]
+    content = json.loads(boto3.client("ssm", REGION).get_document(Name=document)["Content"])
     sent = boto3.client("ssm", REGION).list_commands()["Commands"][-1]
     given = {key: value for key, (value,) in sent["Parameters"].items()}
     done = []
     for node in nodes:
         if node.id in sent["InstanceIds"]:
-            node.run_document(content_of(rehearsed), given)
+            node.run_document(content, given)
             done += [node.run_unit(unit, more) for unit in node.started()[-1:]]
     return done
 
 
 @contextmanager
-def stand_ins(
-    rehearsed: Rehearsed, folder: Path, user_data: str, taken: str, count: int
-) -> Iterator[list[StandIn]]:
-    """Instances that a user took, each booted from the user data that the stack registered."""
+def stand_ins(folder: Path, user_data: str) -> Iterator[list[StandIn]]:
+    """Two instances that a user took, each booted from the user data that the stack registered."""
     ec2 = boto3.client("ec2", REGION)
-    tags = {"stack": "test", "pool": "train", "managed": "true", "owner": "moto", "taken": taken}
+    tags = {"stack": "test", "pool": "train", "managed": "true", "owner": "moto", "taken": TAKEN}
     marked = [{"Key": f"gpu-fleet:{key}", "Value": value} for key, value in tags.items()]
-    launched = ec2.run_instances(
-        ImageId="ami-0123456789abcdef0",
-        MinCount=count,
-        MaxCount=count,
-        InstanceType=TYPE,
-        TagSpecifications=[{"ResourceType": "instance", "Tags": marked}],
-    )["Instances"]
+    asked = {"ImageId": "ami-0123456789abcdef0", "InstanceType": TYPE, "MinCount": 2, "MaxCount": 2}
+    launched = ec2.run_instances(**asked, TagSpecifications=[{"ResourceType": "instance", "Tags": marked}])[
+        "Instances"
+    ]
     with ExitStack() as stack:
         made = []
         for number, instance in enumerate(launched):
@@ -269,14 +272,3 @@ def reach_by_their_addresses(monkeypatch: Any, nodes: Sequence[StandIn]) -> None
     monkeypatch.setattr(
         Command, "_get_instance_ids_from_targets", lambda command: targets(command) if command.targets else []
     )
-
-
-def content_of(rehearsed: Rehearsed) -> dict[str, Any]:
-    """The document as moto has it: what the stack registered."""
-    (document,) = [
-        resource
-        for resource in rehearsed.of_type("aws:ssm/document:Document")
-        if resource.inputs["documentType"] == "Command"
-    ]
-    found = boto3.client("ssm", REGION).get_document(Name=document.inputs["name"])
-    return dict(json.loads(found["Content"]))

@@ -25,8 +25,9 @@ from gpu_fleet_image.core.runs import JOB, STATE, Job, Member, NodeState, Phase,
 from gpu_fleet_image.instance.agent.sensors.commands import is_watched
 from gpu_fleet_image.instance.agent.sensors.processes import processes
 from tests.image.console.runs.instances import (
-    ACCOUNT_ID,
+    RECORDS,
     REGION,
+    WHERE,
     deliver,
     fleet_of_two,
     reach_by_their_addresses,
@@ -34,8 +35,7 @@ from tests.image.console.runs.instances import (
 from tests.image.console.runs.objects import Objects
 from tests.training.examples import changed, gpt_table, write_tokens
 
-RECORDS, CHECKPOINTS = (f"gpu-fleet-test-{kind}-{ACCOUNT_ID}" for kind in ("records", "checkpoints"))
-WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", ACCOUNT_ID)
+CHECKPOINTS = RECORDS.replace("records", "checkpoints")
 ADA = ("--as", "ada")
 # the stand-ins have no GPU
 ONE_PROCESS = {"PET_NPROC_PER_NODE": "1"}

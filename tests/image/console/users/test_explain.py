@@ -165,12 +165,3 @@ def test_live_looks_at_the_instance_it_runs_on(tmp_path, monkeypatch):
     assert result.exit_code == 0
     assert f"mpirun ({launcher.pid}, root)" in result.output
     assert "all of them" in result.output.splitlines()[-1]
-
-
-def test_elsewhere_than_on_an_instance_one_must_be_named(monkeypatch):
-    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", "/nowhere.toml")
-
-    result = CliRunner().invoke(main, ["explain"])
-
-    assert result.exit_code == 2
-    assert "name an instance; only on an instance is its own the default" in result.output
