@@ -78,14 +78,12 @@ def test_an_unknown_price_saves_nothing_is_reported_and_makes_the_month_one_of_a
 
 def test_pools_and_owners_are_distinguished_largest_first():
     last = ((23, "dev", "ada"), (20, "train", "bob"), (22, "dev", ""))  # hour of the 30th, pool, owner
-    summary = summarise(
-        [
-            end(f"2026-11-30T{hour}:00:00+00:00", instance_id=f"i-{hour}", pool=pool, owner=owner)
-            for hour, pool, owner in last
-        ],
-        NOVEMBER,
-        LATER,
-    )
+    ends = [
+        end(f"2026-11-30T{hour}:00:00+00:00", instance_id=f"i-{hour}", pool=pool, owner=owner)
+        for hour, pool, owner in last
+    ]
+
+    summary = summarise(ends, NOVEMBER, LATER)
 
     assert summary.by_pool == {"train": Decimal("8.00"), "dev": Decimal("6.00")}
     assert list(summary.by_owner) == ["bob", "nobody", "ada"]

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,6 +22,7 @@ import boto3
 from moto.ssm.models import Command
 
 from gpu_fleet_image.console.runs import aws
+from gpu_fleet_image.core.capacity import REQUESTS, STATE, MoverState, Request
 from gpu_fleet_image.core.metrics import METRIC_GATE_PASSED, namespace
 from gpu_fleet_stacks.aws.stack import build
 from gpu_fleet_stacks.rehearsal import first_boot, sweeps
@@ -259,6 +260,18 @@ def end(nodes: Sequence[StandIn]) -> None:
         if process.poll() is None:
             os.killpg(process.pid, 9)
         process.wait()
+
+
+def say_of_requests(known: dict[str, Request], answer: Callable[[str, int], Request]) -> None:
+    """The mover's word: what it answers to the key and the count of each request that is new."""
+    s3, prefix = boto3.client("s3", REGION), f"reaper/{REQUESTS}/"
+    for listed in s3.list_objects_v2(Bucket=RECORDS, Prefix=prefix).get("Contents", []):
+        key = listed["Key"].removeprefix(prefix).removesuffix(".json")
+        if key not in known:
+            asked = json.loads(s3.get_object(Bucket=RECORDS, Key=listed["Key"])["Body"].read())
+            known[key] = answer(key, asked["count"])
+    state = json.dumps(MoverState(requests=known).to_json())
+    s3.put_object(Bucket=RECORDS, Key=f"reaper/{STATE}", Body=state)
 
 
 def reach_by_their_addresses(monkeypatch: Any, nodes: Sequence[StandIn]) -> None:

@@ -18,7 +18,7 @@ from gpu_fleet_image.console.runs.bucket import NEWEST, RunBucket
 from gpu_fleet_image.console.runs.choice import busy
 from gpu_fleet_image.console.users.take import Desk
 from gpu_fleet_image.core.calls import Calls
-from gpu_fleet_image.core.capacity import Fate, MoverState, Request
+from gpu_fleet_image.core.capacity import Fate, Request
 from gpu_fleet_image.core.place import Place
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import JOB, STATE, Job, Member, NodeState, Phase, job_prefix, node_prefix
@@ -31,6 +31,7 @@ from tests.image.console.runs.instances import (
     deliver,
     fleet_of_two,
     reach_by_their_addresses,
+    say_of_requests,
 )
 from tests.image.console.runs.objects import Objects
 from tests.training.examples import changed, gpt_table, write_tokens
@@ -246,25 +247,18 @@ def test_where_no_instance_is_ready_the_mover_is_asked_and_its_refusal_is_the_an
     """The request is the one of ``take``; here the mover's word of a spent budget is played."""
     monkeypatch.setattr(command, "choose", lambda *_: ())
     before = len(boto3.client("ssm", REGION).list_commands()["Commands"])
-    wait = time.sleep
+    why, known = "12 USD of the month's budget are left", {}
 
-    def refused(seconds):
-        s3 = boto3.client("s3", REGION)
-        prefix = "reaper/capacity/requests/"
-        (tag,) = s3.list_objects_v2(Bucket=RECORDS, Prefix=prefix)["Contents"]
-        key = tag["Key"].removeprefix(prefix).removesuffix(".json")
-        why = "12 USD of the month's budget are left"
-        request = Request(key, "train", 1, None, datetime.now(UTC), Fate.REFUSED, why)
-        state = MoverState(requests={key: request}).to_json()
-        s3.put_object(Bucket=RECORDS, Key="reaper/capacity/state.json", Body=json.dumps(state))
-        wait(0)
+    def refuse(key, count):
+        return Request(key, "train", count, None, datetime.now(UTC), Fate.REFUSED, why)
 
-    monkeypatch.setattr(time, "sleep", refused)
+    monkeypatch.setattr(time, "sleep", lambda _: say_of_requests(known, refuse))
 
     said = say(*SUBMIT)
 
     assert said.exit_code == 1
-    assert "refused: 12 USD of the month's budget are left" in said.output
+    assert f"refused: {why}" in said.output
+    assert len(known) == 1
     assert len(boto3.client("ssm", REGION).list_commands()["Commands"]) == before
 
 
