@@ -26,6 +26,7 @@ REFUSED = {
     ("report", "--to", "/gone/x"): "'/gone/x': /gone is no folder in which you may write",
     ("sweep", "--report", "/gone/x"): "'/gone/x': /gone is no folder in which you may write",
     ("connect", "--pool", "nope"): f"--pool 'nope': {NO_POOL}",
+    ("explain",): "name an instance; only on an instance is its own the default",
     ("keep", "soon", "--reason", "x"): "duration 'soon'; allowed: a number and m, h or d",
     ("unfreeze", "--reason", " "): "--reason is empty",
     ("sweep", "--live", "--now", "2026-11-01T00:00:00+00:00"): "--now with --live",

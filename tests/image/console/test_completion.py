@@ -21,7 +21,7 @@ def completed(*words: str) -> list[str]:
     return [line.partition(",")[2] for line in lines if line]
 
 
-def test_a_word_is_completed():
+def test_a_word_is_completed_and_a_wrong_stack_file_completes_nothing_and_says_nothing(tmp_path, monkeypatch):
     offered = {
         ("pre",): ["preflight", "preview"],
         ("catalog", "sh"): ["show"],
@@ -37,12 +37,8 @@ def test_a_word_is_completed():
     }
 
     assert {words: sorted(completed(*words)) for words in offered} == offered
-
-
-def test_a_wrong_stack_file_completes_nothing_and_says_nothing(tmp_path, monkeypatch):
     (tmp_path / "Pulumi.wrong.yaml").write_text("config: {}")
     monkeypatch.setenv("GPU_FLEET_DIR", str(tmp_path))
-
     assert completed("connect", "--stack", "wrong", "--pool", "") == []
 
 

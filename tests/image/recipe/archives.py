@@ -2,10 +2,12 @@
 
 import gzip
 import hashlib
+import io
 import re
 import shutil
 import subprocess
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
@@ -26,11 +28,7 @@ class Key:
     armour: str
 
     def sign(self, *arguments):
-        subprocess.run(
-            ["gpg", "--homedir", str(self.home), "--batch", "--yes", *map(str, arguments)],
-            check=True,
-            capture_output=True,
-        )
+        ran(["gpg", "--homedir", self.home, "--batch", "--yes", *map(str, arguments)], check=True)
 
 
 def new_key(person):
@@ -90,6 +88,20 @@ def _listing(packages):
         for name, versions in packages.items()
         for version in versions
     ).encode()
+
+
+def wheel(name, version, files=()):
+    """File name and content of a wheel with these files, name -> text."""
+    info, buffer = f"{name}-{version}.dist-info", io.BytesIO()
+    own = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for path, text in (own | dict(files)).items():
+            archive.writestr(path, text)
+    return f"{name}-{version}-py3-none-any.whl", buffer.getvalue()
 
 
 def serving(folder):

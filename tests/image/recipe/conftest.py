@@ -6,12 +6,11 @@ from gpu_fleet_image.recipe import bake, build, build_requirements, payload
 from gpu_fleet_image.recipe.errors import RequirementError
 from tests.image import plain_disk
 from tests.image.recipe import archives
-from tests.image.recipe.progress import report
+from tests.image.recipe.recipe import NAMESPACES, report
 from tests.ran import ran
 
 # A root file system, a disk and an archive made of it, and what a boot writes.
 NEEDED_GIB = 12
-NAMESPACES = ["unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child"]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
-"""The recipe's own files, for tests that run its steps."""
+"""The recipe's own files, for tests that run its steps; and its progress."""
 
+import os
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -8,6 +9,7 @@ from gpu_fleet_image.recipe import payload
 from tests.ran import ran
 
 ROOTFS = payload.PROJECT / "image/gpu_fleet_image/recipe/rootfs"
+NAMESPACES = ("unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child")
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 LIBEXEC = ROOTFS / "usr/libexec/gpu-fleet"
 
@@ -29,6 +31,11 @@ def lay_down(folder: Path) -> Path:
 def provision(folder: Path, *steps: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the recipe that lies in a folder."""
     return ran(["bash", str(folder / "provision.sh"), *steps], env={"PATH": PATH} | environment)
+
+
+def report(part: str) -> None:
+    """Say what a bake is at, past pytest's capture: it takes minutes."""
+    os.write(2, f"\nevent=bake part={part}".encode())
 
 
 def do_nothing(folder: Path) -> None:

@@ -80,7 +80,9 @@ def test_a_failed_bake_leaves_nothing_under_the_final_name_and_keeps_its_log(tmp
     assert [file.name for file in tmp_path.iterdir()] == ["qemu.log"]
 
 
-def test_a_bake_of_the_same_inputs_is_taken_from_before(tmp_path, instance_that_may):
+def test_a_bake_of_the_same_inputs_is_taken_from_before_and_one_of_others_replaces_it(
+    tmp_path, instance_that_may
+):
     made = []
 
     def make(folder, _listener):
@@ -90,9 +92,12 @@ def test_a_bake_of_the_same_inputs_is_taken_from_before(tmp_path, instance_that_
     first = build.kept("rootfs", FILES, tmp_path, make, silent)
     second = build.kept("rootfs", FILES, tmp_path, make, silent)
 
-    assert len(made) == 1
     assert second == first
     assert json.loads((first.folder / build.REPORT).read_text())["size_bytes"] == 7
+    other = build.kept("rootfs", FILES | {"lib.sh": b"changed"}, tmp_path, make, silent)
+    assert other.key != first.key
+    assert [file.name for file in tmp_path.iterdir()] == [other.folder.name]
+    assert len(made) == 2
 
 
 def test_a_second_bake_beside_the_first_waits_and_takes_its_result(tmp_path, instance_that_may, monkeypatch):
@@ -119,15 +124,6 @@ def test_a_second_bake_beside_the_first_waits_and_takes_its_result(tmp_path, ins
 
     assert second == first
     assert len(made) == 1
-
-
-def test_a_bake_of_other_inputs_replaces_the_one_before(tmp_path, instance_that_may):
-    old = build.kept("rootfs", FILES, tmp_path, lambda *_: (7, {}), silent)
-
-    new = build.kept("rootfs", FILES | {"lib.sh": b"changed"}, tmp_path, lambda *_: (7, {}), silent)
-
-    assert new.key != old.key
-    assert [file.name for file in tmp_path.iterdir()] == [new.folder.name]
 
 
 def test_not_root_is_one_message(command, tmp_path, monkeypatch):

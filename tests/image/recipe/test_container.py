@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from gpu_fleet_image.recipe import build
-from tests.image.recipe.progress import report
+from tests.image.recipe.recipe import report
 from tests.ran import ran
 
 pytestmark = [pytest.mark.image, pytest.mark.prove, pytest.mark.timeout(1500)]

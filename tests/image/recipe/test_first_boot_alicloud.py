@@ -38,11 +38,8 @@ def instance(plain, account, tmp_path_factory):
         yield instance
 
 
-def test_cloud_init_got_exactly_what_the_stack_registered(account, instance):
+def test_cloud_init_got_exactly_what_the_stack_registered_and_the_agent_sees_the_gpu_of_it(account, instance):
     assert instance.run("cat /var/lib/cloud/instance/user-data.txt").rstrip() == account.user_data.rstrip()
-
-
-def test_the_agent_sees_the_gpu_that_its_stack_expects(account, instance):
     assert first_boot.whole_activity(instance)["instance_id"] == account.instance.id
 
 

@@ -38,13 +38,9 @@ def test_commands_run_with_the_instances_own_packages(arguments, home):
     )
 
 
-def test_the_trainer_runs_in_its_own_environment(home):
+def test_the_trainer_runs_in_its_own_environment_without_which_the_console_says_what_is_missing(home):
     assert run(home, "train", "launch", "job.toml") == "opt -m gpu_fleet launch job.toml"
-
-
-def test_without_that_environment_the_console_itself_says_what_is_missing(home):
     (home / "opt/venv/bin/python").unlink()
-
     assert run(home, "train") == f"system -I {home}/opt/bin/run gpu_fleet_image.console train"
 
 

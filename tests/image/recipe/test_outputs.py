@@ -1,11 +1,9 @@
 """What a bake is packed into: disk, container, list of wheels, bill of materials."""
 
 import hashlib
-import io
 import json
 import os
 import shutil
-import zipfile
 from dataclasses import fields
 from urllib.parse import quote
 
@@ -74,11 +72,15 @@ def test_a_list_of_wheels_is_of_the_same_requirements_or_refused(tmp_path):
         wheels.check_fresh(listing, ["torch==2.14.0\n"])
 
 
-def test_the_clouds_torch_brings_cuda_and_the_local_one_does_not():
+def test_the_clouds_torch_brings_cuda_and_the_local_one_is_the_cpu_build_of_its_python():
     cloud, local = (wheels.pins(wheels.list_of(base).read_text()) for base in ("ubuntu-24.04", "debian-12"))
+    text = (wheels.PROJECT / wheels.CPU_TORCH).read_text()
 
     assert cloud["torch"] == local["torch"].removesuffix("+cpu")
     assert "nvidia-nccl-cu13" in cloud.keys() - local.keys()
+    assert wheels.cpu_torch(text, (3, 11)) in wheels.list_of("debian-12").read_text()
+    with pytest.raises(LockError, match=r"no torch for Python 3\.10"):
+        wheels.cpu_torch(text, (3, 10))
 
 
 def test_the_tools_lie_on_top_of_the_trainer_at_its_versions():
@@ -127,16 +129,12 @@ def test_wheels_that_are_all_there_are_not_asked_for(tmp_path, monkeypatch):
 @pytest.fixture
 def indexes(tmp_path, monkeypatch):
     """Two indexes: one like PyPI, without a CPU build of torch, and one like the PyTorch project's."""
-    made = {
-        "pypi": {"a": wheel("a", "1"), "torch": wheel("torch", "2")},
-        "cpu": {"torch": wheel("torch", "2+cpu")},
-    }
-    for index, packages in made.items():
-        for name, (file, content) in packages.items():
-            folder = tmp_path / index / name
-            folder.mkdir(parents=True)
-            (folder / file).write_bytes(content)
-            (folder / "index.html").write_text(f'<a href="{quote(file)}">{file}</a>')
+    wheels_of = {"pypi/a": "1", "pypi/torch": "2", "cpu/torch": "2+cpu"}
+    made = {place: archives.wheel(place.split("/")[1], version) for place, version in wheels_of.items()}
+    for place, (file, content) in made.items():
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / file).write_bytes(content)
+        (tmp_path / place / "index.html").write_text(f'<a href="{quote(file)}">{file}</a>')
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -144,18 +142,7 @@ def indexes(tmp_path, monkeypatch):
     with archives.serving(tmp_path) as url:
         monkeypatch.setenv("PIP_INDEX_URL", f"{url}/pypi")
         monkeypatch.setattr(wheels, "CPU_INDEX", f"{url}/cpu")
-        yield {f"{index}:{name}": file for index, packages in made.items() for name, file in packages.items()}
-
-
-def wheel(name, version):
-    """File name and content of a wheel with nothing in it."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        info = f"{name}-{version}.dist-info"
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return f"{name}-{version}-py3-none-any.whl", buffer.getvalue()
+        yield made
 
 
 def listed(*chosen):
@@ -167,18 +154,17 @@ def listed(*chosen):
 
 def test_plain_pypi_and_the_pytorch_projects_index_have_every_wheel_of_a_local_bake(tmp_path, indexes):
     listing, folder = tmp_path / "list.txt", tmp_path / "wheels"
-    listing.write_text(listed(indexes["pypi:a"], indexes["cpu:torch"]))
+    wanted = [indexes["pypi/a"], indexes["cpu/torch"]]
+    listing.write_text(listed(*wanted))
 
     wheels.fetch(folder, listing)
 
-    assert sorted(file.name for file in folder.iterdir()) == sorted(
-        file for file, _ in (indexes["pypi:a"], indexes["cpu:torch"])
-    )
+    assert {file.name for file in folder.iterdir()} == {file for file, _ in wanted}
 
 
 def test_a_wheel_with_another_content_is_refused(tmp_path, indexes):
     listing = tmp_path / "list.txt"
-    listing.write_text(listed(indexes["pypi:a"]).replace("sha256:", "sha256:0")[:-2] + "\n")
+    listing.write_text(listed(indexes["pypi/a"]).replace("sha256:", "sha256:0")[:-2] + "\n")
 
     with pytest.raises(LockError, match="DO NOT MATCH THE HASHES"):
         wheels.fetch(tmp_path / "wheels", listing)
@@ -208,14 +194,6 @@ def test_each_base_takes_the_wheel_that_its_own_python_would_choose(base, tag):
 def test_a_package_without_a_wheel_for_a_base_is_refused():
     with pytest.raises(LockError, match="a==1: no wheel for this base"):
         wheels.best(packaged("a-1-cp39-cp39-win32.whl"), wheels.tags("debian-12"))
-
-
-def test_the_cpu_build_of_torch_is_that_of_the_python():
-    text = (wheels.PROJECT / wheels.CPU_TORCH).read_text()
-
-    assert wheels.cpu_torch(text, (3, 11)) in wheels.list_of("debian-12").read_text()
-    with pytest.raises(LockError, match=r"no torch for Python 3\.10"):
-        wheels.cpu_torch(text, (3, 10))
 
 
 def test_the_same_packages_give_the_same_bill_of_materials():

@@ -64,25 +64,28 @@ def one_line(recipe, step, line, versions):
     (recipe / "steps" / f"{step}.sh").write_text(f'set -euo pipefail\n. "$PAYLOAD/lib.sh"\n{line}\n')
 
 
-def test_a_file_with_another_hash_than_its_maker_publishes_fails_closed(recipe):
+@pytest.mark.parametrize(
+    ("maker", "fields", "message"),
+    [
+        ("erdma", {"kind": "hashed", "sha256": "0" * 64}, "erdma.tar: sha256 is"),
+        (
+            "efa",
+            {"kind": "signed", "key_url": "x/key"},
+            "error: http://127.0.0.1:9/efa.tar cannot be fetched",
+        ),
+    ],
+)
+def test_a_file_that_is_not_as_its_maker_publishes_or_cannot_be_fetched_fails_closed(
+    recipe, maker, fields, message
+):
     (recipe / "erdma.tar").write_text("tampered")
-    versions = rows("erdma-installer", kind="hashed", url="http://127.0.0.1:9/erdma.tar", sha256="0" * 64)
-    one_line(recipe, "30-fabric", "archive=$(outside erdma-installer)", versions)
+    versions = rows(f"{maker}-installer", url=f"http://127.0.0.1:9/{maker}.tar", **fields)
+    one_line(recipe, "30-fabric", f"archive=$(outside {maker}-installer)", versions)
 
-    said = provision(recipe, "30-fabric", TARGET="alicloud", FILES=str(recipe))
-
-    assert said.returncode == 1
-    assert "erdma.tar: sha256 is" in said.stderr
-
-
-def test_a_file_that_cannot_be_fetched_is_named(recipe):
-    versions = rows("efa-installer", kind="signed", url="http://127.0.0.1:9/efa.tar", key_url="x/key")
-    one_line(recipe, "30-fabric", "archive=$(outside efa-installer)", versions)
-
-    said = provision(recipe, "30-fabric", TARGET="aws", FILES=str(recipe / "files"))
+    said = provision(recipe, "30-fabric", TARGET="aws", FILES=str(recipe))
 
     assert said.returncode == 1
-    assert "error: http://127.0.0.1:9/efa.tar cannot be fetched" in said.stderr
+    assert message in said.stderr
 
 
 @pytest.mark.parametrize(

@@ -73,19 +73,17 @@ def test_every_package_of_the_driver_and_of_its_sources_has_the_locked_version(h
     assert set(versions.values()) == {version_of("nvidia-driver")}
 
 
-def test_the_driver_was_built_for_the_kernel_that_boots(host):
+def test_the_driver_was_built_for_the_kernel_that_boots_and_loads_where_there_is_a_gpu_alone(host):
     (kernel,) = host.file("/lib/modules").listdir()
 
     built = host.check_output("modinfo --set-version %s --field version nvidia-current-open", kernel)
+    held = host.check_output("apt-mark showhold").split()
 
     assert built
     assert version_of("nvidia-driver").startswith(built)
-
-
-def test_driver_and_kernel_are_held(host):
-    held = host.check_output("apt-mark showhold").split()
-
     assert {"nvidia-open-kernel-dkms", "linux-image-cloud-amd64"} <= set(held)
+    assert host.file("/etc/modules-load.d/nvidia.conf").linked_to == "/dev/null"
+    assert 'ATTR{vendor}=="0x10de"' in host.file("/etc/udev/rules.d/70-gpu-fleet-nvidia.rules").content_string
 
 
 def test_what_a_boot_needs_starts_and_what_none_needs_or_upgrades_behind_our_back_never_does(host):
@@ -100,11 +98,6 @@ def test_what_a_boot_needs_starts_and_what_none_needs_or_upgrades_behind_our_bac
 
 def test_users_sessions_wait_for_a_closed_metadata_service(host):
     assert host.file("/etc/systemd/system/systemd-user-sessions.service.requires/gpu-metadata.service").exists
-
-
-def test_the_driver_loads_where_there_is_a_gpu_and_not_on_every_boot(host):
-    assert host.file("/etc/modules-load.d/nvidia.conf").linked_to == "/dev/null"
-    assert 'ATTR{vendor}=="0x10de"' in host.file("/etc/udev/rules.d/70-gpu-fleet-nvidia.rules").content_string
 
 
 def test_no_instance_shares_an_identity(host):
@@ -135,10 +128,13 @@ def test_no_history_or_log_of_the_builder_lies_in_it(root):
     assert not (root / "usr/sbin/policy-rc.d").exists()
 
 
-def test_no_account_can_log_in_with_a_password(host):
+def test_no_account_can_log_in_with_a_password_and_the_one_that_trains_has_no_shell(host):
     rows = [line.split(":") for line in host.file("/etc/shadow").content_string.splitlines()]
+    account = host.user("gpu-fleet")
 
     assert {name for name, password, *_ in rows if not password.startswith(("!", "*"))} == set()
+    assert account.shell == "/usr/sbin/nologin"
+    assert account.uid < 1000
 
 
 def test_our_programs_and_units_belong_to_root_and_only_root_changes_them(host):
@@ -147,14 +143,6 @@ def test_our_programs_and_units_belong_to_root_and_only_root_changes_them(host):
     assert {path: (file.user, file.group, file.mode) for path, file in files.items()} == {
         path: ("root", "root", mode) for path, mode in FILES.items()
     }
-
-
-def test_the_account_that_trains_has_no_shell_and_no_password(host):
-    account = host.user("gpu-fleet")
-
-    assert account.shell == "/usr/sbin/nologin"
-    assert account.uid < 1000
-    assert account.password.startswith(("!", "*"))
 
 
 def test_the_bill_of_materials_names_every_package(host):
@@ -172,16 +160,15 @@ def test_the_bill_of_materials_names_every_package(host):
     assert [url for url in urls if PackageURL.from_string(url).to_string() != url] == []
 
 
-def test_the_image_finds_itself_in_order(inside):
+def test_the_image_finds_itself_in_order_is_small_enough_and_names_the_payload_it_was_made_from(
+    inside, root, baked
+):
     said = inside("/usr/libexec/gpu-fleet/check-image")
+    manifest = json.loads((root / "usr/share/gpu-fleet/manifest.json").read_text())
 
     assert said.count("ok=true") == 9
     assert "ok=false" not in said
-
-
-def test_the_manifest_names_the_payload_it_was_made_from(root, baked):
-    manifest = json.loads((root / "usr/share/gpu-fleet/manifest.json").read_text())
-
+    assert baked.size_bytes / 2**30 <= LARGEST_GIB
     assert manifest["payload_sha256"].startswith(baked.key)
     assert manifest["versions"]["torch"].startswith("2.13")
 
@@ -193,10 +180,6 @@ def test_sshd_takes_keys_only(inside):
 
     assert "passwordauthentication no" in effective
     assert "permitrootlogin no" in effective
-
-
-def test_a_root_file_system_is_small_enough(baked):
-    assert baked.size_bytes / 2**30 <= LARGEST_GIB
 
 
 def test_two_ranks_train_inside(inside):

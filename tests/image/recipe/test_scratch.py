@@ -55,48 +55,31 @@ def block_device(path):
     os.mknod(path, mode=0o600 | 0o060000, device=os.makedev(7, 250))
 
 
-def made(calls):
-    return [call for call in calls if call.startswith(("mdadm --create", "mkfs.xfs"))]
+CREATE = "mdadm --create"
+RAID = {"HELD": "linux_raid_member"}
+HELD = "error: /dev/nvme1n1 holds linux_raid_member, and no file system gpu-scratch is on"
 
 
-def test_blank_disks_become_one_file_system(instance):
-    status, _, calls = instance()
-
-    assert status == 0
-    create, mkfs = made(calls)
-    assert create.endswith("--raid-devices=2 /dev/nvme0n1 /dev/nvme1n1")
-    assert mkfs == MKFS
-
-
-def test_what_a_reboot_finds_is_mounted_as_it_is(instance):
-    status, _, calls = instance(LABELLED="/dev/md127")
-
-    assert status == 0
-    assert made(calls) == []
-    assert any(call.startswith("mount -o noatime /dev/md127") for call in calls)
+DISKS = {
+    "blank": (False, {}, 0, [CREATE, MKFS], ""),
+    "as a reboot finds them": (False, {"LABELLED": "/dev/md127"}, 0, [], ""),
+    "a stripe of which one is missing": (False, RAID | {"HELD_BY": "/dev/nvme1n1"}, 1, [], HELD),
+    "an array without a file system": (True, RAID | {"HELD_BY": "n1"}, 0, [MKFS], ""),
+    "another's array": (True, {"HELD_BY": "/md/gpu-scratch", "HELD": "ext4"}, 1, [], "error: "),
+}
 
 
-def test_a_stripe_of_which_a_disk_is_missing_is_left_as_it_is(instance):
-    status, said, calls = instance(HELD_BY="/dev/nvme1n1", HELD="linux_raid_member")
+@pytest.mark.parametrize("case", DISKS)
+def test_blank_disks_become_one_file_system_and_what_lies_on_them_is_kept(instance, tmp_path, case):
+    array, answers, status, made, says = DISKS[case]
+    if array:
+        block_device(tmp_path / "dev/md/gpu-scratch")
 
-    assert status == 1
-    assert said.startswith(
-        "error: /dev/nvme1n1 holds linux_raid_member, and no file system gpu-scratch is on"
-    )
-    assert made(calls) == []
+    ended, said, calls = instance(**answers)
 
-
-@pytest.mark.parametrize(
-    ("held", "status", "files"),
-    [
-        ({"HELD_BY": "n1", "HELD": "linux_raid_member"}, 0, [MKFS]),
-        ({"HELD_BY": "/md/gpu-scratch", "HELD": "ext4"}, 1, []),
-    ],
-    ids=["none", "another's"],
-)
-def test_an_array_gets_a_file_system_where_it_has_none(instance, tmp_path, held, status, files):
-    block_device(tmp_path / "dev/md/gpu-scratch")
-
-    ended, _, calls = instance(**held)
-
-    assert (ended, made(calls)) == (status, files)
+    created = [call for call in calls if call.startswith(CREATE)]
+    files = [call for call in calls if call.startswith("mkfs.xfs")]
+    assert (ended, [CREATE] * len(created) + files) == (status, made)
+    assert all(call.endswith("--raid-devices=2 /dev/nvme0n1 /dev/nvme1n1") for call in created)
+    assert any(call.startswith("mount -o noatime /dev/md127") for call in calls) is ("LABELLED" in answers)
+    assert said.startswith(says)

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpu_fleet_stacks.settings import people
+from tests.image.recipe.recipe import NAMESPACES
 from tests.ran import ran
 from tests.stacks.examples import stack
-
-NAMESPACES = ("unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child")
 
 # $1: the image's files, $2: a folder for the layer, $3: what the test brings, $4: the modules under test
 ROOT = r"""
@@ -176,15 +175,12 @@ def test_users_see_neither_each_others_homes_nor_environments_nor_reach_a_proces
     assert results["ada-process"][0] == 0
 
 
-def test_shared_memory_of_a_job_is_its_users_alone(results):
+def test_shared_memory_of_a_job_and_keys_of_an_agent_are_their_users_alone(results):
     """Loaders of data pass batches on through /dev/shm."""
     assert "Permission denied" in results["bob-reads-memory"][1]
     assert results["bob-writes-memory"][1].count("Permission denied") == 2
     assert results["bob-moves-memory"][1].count("Operation not permitted") == 2
     assert results["memory-of-ada"][1].replace("\0", "").endswith("of-ada")
-
-
-def test_an_agents_keys_are_used_by_their_owner_alone(results):
     assert results["ada-agent"] == (1, "The agent has no identities.")
     assert "Permission denied" in results["bob-agent"][1]
 

@@ -78,7 +78,7 @@ def test_each_cost_adds_up_to_the_meter_without_rounding_and_other_columns_have_
         assert row["ChargePeriodStart"] < row["ChargePeriodEnd"] <= row["BillingPeriodEnd"]
 
 
-def test_an_instance_s_row_names_who_pays_for_it():
+def test_an_instance_s_row_names_who_pays_for_it_and_there_is_one_for_each_who_had_jobs_on_it():
     (row,) = [row for row in read() if row["ResourceId"] == "i-0"]
 
     assert json.loads(row["Tags"]) == {
@@ -89,9 +89,6 @@ def test_an_instance_s_row_names_who_pays_for_it():
     }
     assert (row["PricingCategory"], row["PricingQuantity"]) == ("Standard", "23.999722222")
     assert (row["BillingAccountId"], row["RegionId"]) == (ACCOUNT, REGION)
-
-
-def test_an_instance_on_which_others_had_jobs_has_a_row_for_each():
     rows = {json.loads(row["Tags"])["gpu-fleet:owner"]: row for row in read() if row["ResourceId"] == "i-1"}
 
     assert {owner: row["PricingQuantity"] for owner, row in rows.items()} == {

@@ -28,28 +28,16 @@ NOVEMBER = parse_month("2026-11")
 LATER = datetime(2026, 12, 24, tzinfo=UTC)
 
 
+INSTANCE = {"stack": "test", "region": "us-east-1", "pool": "dev", "owner": "ada", "group": None}
+INSTANCE |= {"instance_id": "i-1", "instance_type": "g5.xlarge", "launched_at": "2026-11-01T00:00:00+00:00"}
+IDLE = {"reason": "idle for 1.0 d", "idle_s": 86400, "idle_since": "2026-11-20T12:00:00+00:00"}
+IDLE |= {"reap_after": "2026-11-21T12:00:00+00:00"}
+PRICE = {"currency": "USD", "price_per_hour": "2.00", "saved_per_month": "1460.00"}
+
+
 def record(at="2026-11-21T12:00:00+00:00", **changes):
     """Return a record as ``ledger.record_of`` writes it."""
-    return {
-        "schema_version": 1,
-        "at": at,
-        "stack": "test",
-        "region": "us-east-1",
-        "action": "terminate",
-        "instance_id": "i-1",
-        "instance_type": "g5.xlarge",
-        "pool": "dev",
-        "owner": "ada",
-        "group": None,
-        "launched_at": "2026-11-01T00:00:00+00:00",
-        "reason": "idle for 1.0 d",
-        "idle_s": 86400,
-        "idle_since": "2026-11-20T12:00:00+00:00",
-        "reap_after": "2026-11-21T12:00:00+00:00",
-        "currency": "USD",
-        "price_per_hour": "2.00",
-        "saved_per_month": "1460.00",
-    } | changes
+    return {"schema_version": 1, "at": at, "action": "terminate"} | INSTANCE | IDLE | PRICE | changes
 
 
 def end(at="2026-11-21T12:00:00+00:00", **changes):
@@ -90,25 +78,20 @@ def test_an_unknown_price_saves_nothing_is_reported_and_makes_the_month_one_of_a
 
 def test_pools_and_owners_are_distinguished_largest_first():
     last = ((23, "dev", "ada"), (20, "train", "bob"), (22, "dev", ""))  # hour of the 30th, pool, owner
-    summary = summarise(
-        [
-            end(f"2026-11-30T{hour}:00:00+00:00", instance_id=f"i-{hour}", pool=pool, owner=owner)
-            for hour, pool, owner in last
-        ],
-        NOVEMBER,
-        LATER,
-    )
+    ends = [
+        end(f"2026-11-30T{hour}:00:00+00:00", instance_id=f"i-{hour}", pool=pool, owner=owner)
+        for hour, pool, owner in last
+    ]
+
+    summary = summarise(ends, NOVEMBER, LATER)
 
     assert summary.by_pool == {"train": Decimal("8.00"), "dev": Decimal("6.00")}
     assert list(summary.by_owner) == ["bob", "nobody", "ada"]
 
 
-def test_two_currencies_are_refused():
+def test_two_currencies_are_refused_and_a_damaged_record_is_named():
     with pytest.raises(CloudError, match="mixes currencies: CNY, USD"):
         summarise([end(), end(instance_id="i-2", currency="CNY")], NOVEMBER, LATER)
-
-
-def test_a_damaged_record_is_named():
     for key in ("at", "price_per_hour", "owner"):
         damaged = {name: value for name, value in record().items() if name != key}
 

@@ -202,12 +202,9 @@ def test_no_signal_ends_the_giving_back_of_instances(number, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_plan_counts_every_instance_until_it_is_gone():
+def test_plan_and_meter_count_every_instance_from_its_request_until_it_is_gone():
     # one for 35 minutes, then two for 20, and both for 20 more: 115 minutes of an instance
     assert planned_cost(Decimal("6.00"), (1, 2)) == Decimal("11.50")
-
-
-def test_the_meter_counts_from_the_request_to_the_end_of_the_teardown():
     now = [BEGAN]
     meter = CostMeter(Decimal("6.00"), Decimal(100), lambda: now[0])
     meter.begin("a request", 2)

@@ -89,13 +89,15 @@ def test_a_stand_in_says_nothing_about_the_model_whose_place_it_takes():
     assert (row.value, row.verdict, row.reason) == (0.85, RowVerdict.UNKNOWN, why)
 
 
-def test_a_limit_about_which_nothing_was_measured_is_unknown():
+def test_a_limit_about_which_nothing_was_measured_is_unknown_and_keeps_its_unit():
     small = change(REDUCED, size_mib=16)
+    unmeasured = {"scratch.random_read": Limit(3000, "x"), "bucket.get": Limit(0.085, "x")}
 
     row = verdicts(IOPS, small, ALONE, TOGETHER)["all_reduce", "between_nodes", 0]
 
     assert (row.verdict, row.reason) == (RowVerdict.UNKNOWN, "not measured")
     assert not result(IOPS, small, ALONE, TOGETHER).passed
+    assert [row.unit for row in judged((), unmeasured, PRICE, 8)] == ["IOPS", "GB/s"]
 
 
 def test_one_gpu_alone_has_nothing_to_share_inside_its_instance():
@@ -160,12 +162,6 @@ def test_each_limit_that_is_shipped_has_an_address_and_is_marked_where_nobody_pu
     assert marked == {"resnet50.efficiency_in_node", "gpt2_124m.efficiency_in_node"}
     poc = replace(result(), rows=tuple(judged(GOOD, shipped, PRICE, 8)))
     assert result_page.page(poc).count("unverified: ") == len(marked)
-
-
-def test_a_limit_of_what_was_never_measured_keeps_its_unit():
-    rows = judged((), {"scratch.random_read": Limit(3000, "x"), "bucket.get": Limit(0.085, "x")}, PRICE, 8)
-
-    assert [row.unit for row in rows] == ["IOPS", "GB/s"]
 
 
 def test_the_rows_that_instances_print_are_the_rows_that_the_console_reads(capsys):

@@ -9,45 +9,31 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_image.console.cli import main
-from gpu_fleet_image.core.capacity import REQUESTS, STATE, Fate, MoverState, Request
+from gpu_fleet_image.core.capacity import Fate, Request
 from tests.image.console.runs.instances import (
-    ACCOUNT_ID,
     REGION,
+    WHERE,
     deliver,
     fleet_of_two,
     reach_by_their_addresses,
+    say_of_requests,
 )
 
-WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", ACCOUNT_ID)
-RECORDS = f"gpu-fleet-test-records-{ACCOUNT_ID}"
 POC = ("poc", "train", "--nodes", "1,2", "--max-usd", "20", "--as", "ada", "--yes", "-o", "json")
 SHORT = ("--seconds", "0.2", "--size-mib", "16")
-TAKEN_TAG = "gpu-fleet:taken"
 
 
-class Mover:
-    """The mover's word: of each request the next instances, which carry its key from then on."""
+def filling(nodes):
+    """Of each request the next instances, which carry its key from then on."""
+    left = list(nodes)
 
-    def __init__(self, nodes):
-        self._nodes = list(nodes)
-        self._known = {}
-
-    def pass_once(self):
-        s3 = boto3.client("s3", REGION)
-        prefix = f"reaper/{REQUESTS}/"
-        for listed in s3.list_objects_v2(Bucket=RECORDS, Prefix=prefix).get("Contents", []):
-            key = listed["Key"].removeprefix(prefix).removesuffix(".json")
-            if key not in self._known:
-                said = json.loads(s3.get_object(Bucket=RECORDS, Key=listed["Key"])["Body"].read())
-                self._known[key] = self._filled(key, said)
-        state = json.dumps(MoverState(requests=self._known).to_json())
-        s3.put_object(Bucket=RECORDS, Key=f"reaper/{STATE}", Body=state)
-
-    def _filled(self, key, said):
-        chosen = [self._nodes.pop(0).id for _ in range(said["count"])]
-        tags = [{"Key": TAKEN_TAG, "Value": key}]
+    def fill(key, count):
+        chosen = [left.pop(0).id for _ in range(count)]
+        tags = [{"Key": "gpu-fleet:taken", "Value": key}]
         boto3.client("ec2", REGION).create_tags(Resources=chosen, Tags=tags)
-        return Request(key, "train", said["count"], None, datetime.now(UTC), Fate.FILLED, "", tuple(chosen))
+        return Request(key, "train", count, None, datetime.now(UTC), Fate.FILLED, "", tuple(chosen))
+
+    return fill
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +46,11 @@ def fleet(tmp_path_factory):
 def world(fleet, monkeypatch):
     """While the console waits, the mover's minute comes and instances work. Gives their processes."""
     _, nodes = fleet
-    mover, running, sleep = Mover(nodes), [], time.sleep
+    known, fill, running, sleep = {}, filling(nodes), [], time.sleep
     delivered = set()
 
     def wait(seconds):
-        mover.pass_once()
+        say_of_requests(known, fill)
         for sent in boto3.client("ssm", REGION).list_commands()["Commands"]:
             if sent["CommandId"] not in delivered:
                 delivered.add(sent["CommandId"])

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,6 +22,7 @@ import boto3
 from moto.ssm.models import Command
 
 from gpu_fleet_image.console.runs import aws
+from gpu_fleet_image.core.capacity import REQUESTS, STATE, MoverState, Request
 from gpu_fleet_image.core.metrics import METRIC_GATE_PASSED, namespace
 from gpu_fleet_stacks.aws.stack import build
 from gpu_fleet_stacks.rehearsal import first_boot, sweeps
@@ -36,6 +37,8 @@ from tests.stacks import examples
 REGION = "us-east-1"
 TYPE = "g5.xlarge"
 ACCOUNT_ID = "123456789012"
+RECORDS = f"gpu-fleet-test-records-{ACCOUNT_ID}"
+WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", ACCOUNT_ID)
 TAKEN = "2026-11-22/users/moto/100000Z-0a"
 POOL = examples.pool(name="train", types=[TYPE], size={"min": 0, "desired": 0, "max": 2}, purpose="training")
 SETTINGS = examples.stack(pools=[POOL], access={"people": {"ada": {"uid": 5001}}})
@@ -189,7 +192,7 @@ def fleet_of_two(folder: Path) -> Iterator[tuple[Rehearsed, list[StandIn]]]:
         (template,) = rehearsed.of_type("aws:ec2/launchTemplate:LaunchTemplate")
         user_data = base64.b64decode(template.inputs["userData"]).decode()
         sweeps.by_function(sweeps.unpacked(rehearsed, folder / "sweep"))  # it begins to meter
-        with stand_ins(rehearsed, folder, user_data, TAKEN, 2) as nodes:
+        with stand_ins(folder, user_data) as nodes:
             for node in nodes:
                 node.report_to_the_gate()
             yield rehearsed, nodes
@@ -200,31 +203,32 @@ def deliver(
 ) -> list["subprocess.Popen[bytes]"]:
     """Systems Manager: what was sent last goes to its instances. Gives the units that they started."""
     rehearsed, nodes = fleet
+    (document,) = [
+        resource.inputs["name"]
+        for resource in rehearsed.of_type("aws:ssm/document:Document")
+        if resource.inputs["documentType"] == "Command"
+    ]
+    content = json.loads(boto3.client("ssm", REGION).get_document(Name=document)["Content"])
     sent = boto3.client("ssm", REGION).list_commands()["Commands"][-1]
     given = {key: value for key, (value,) in sent["Parameters"].items()}
     done = []
     for node in nodes:
         if node.id in sent["InstanceIds"]:
-            node.run_document(content_of(rehearsed), given)
+            node.run_document(content, given)
             done += [node.run_unit(unit, more) for unit in node.started()[-1:]]
     return done
 
 
 @contextmanager
-def stand_ins(
-    rehearsed: Rehearsed, folder: Path, user_data: str, taken: str, count: int
-) -> Iterator[list[StandIn]]:
-    """Instances that a user took, each booted from the user data that the stack registered."""
+def stand_ins(folder: Path, user_data: str) -> Iterator[list[StandIn]]:
+    """Two instances that a user took, each booted from the user data that the stack registered."""
     ec2 = boto3.client("ec2", REGION)
-    tags = {"stack": "test", "pool": "train", "managed": "true", "owner": "moto", "taken": taken}
+    tags = {"stack": "test", "pool": "train", "managed": "true", "owner": "moto", "taken": TAKEN}
     marked = [{"Key": f"gpu-fleet:{key}", "Value": value} for key, value in tags.items()]
-    launched = ec2.run_instances(
-        ImageId="ami-0123456789abcdef0",
-        MinCount=count,
-        MaxCount=count,
-        InstanceType=TYPE,
-        TagSpecifications=[{"ResourceType": "instance", "Tags": marked}],
-    )["Instances"]
+    asked = {"ImageId": "ami-0123456789abcdef0", "InstanceType": TYPE, "MinCount": 2, "MaxCount": 2}
+    launched = ec2.run_instances(**asked, TagSpecifications=[{"ResourceType": "instance", "Tags": marked}])[
+        "Instances"
+    ]
     with ExitStack() as stack:
         made = []
         for number, instance in enumerate(launched):
@@ -258,6 +262,18 @@ def end(nodes: Sequence[StandIn]) -> None:
         process.wait()
 
 
+def say_of_requests(known: dict[str, Request], answer: Callable[[str, int], Request]) -> None:
+    """The mover's word: what it answers to the key and the count of each request that is new."""
+    s3, prefix = boto3.client("s3", REGION), f"reaper/{REQUESTS}/"
+    for listed in s3.list_objects_v2(Bucket=RECORDS, Prefix=prefix).get("Contents", []):
+        key = listed["Key"].removeprefix(prefix).removesuffix(".json")
+        if key not in known:
+            asked = json.loads(s3.get_object(Bucket=RECORDS, Key=listed["Key"])["Body"].read())
+            known[key] = answer(key, asked["count"])
+    state = json.dumps(MoverState(requests=known).to_json())
+    s3.put_object(Bucket=RECORDS, Key=f"reaper/{STATE}", Body=state)
+
+
 def reach_by_their_addresses(monkeypatch: Any, nodes: Sequence[StandIn]) -> None:
     """Let commands reach the instances that they name, and these one another: moto has no network of theirs.
 
@@ -269,14 +285,3 @@ def reach_by_their_addresses(monkeypatch: Any, nodes: Sequence[StandIn]) -> None
     monkeypatch.setattr(
         Command, "_get_instance_ids_from_targets", lambda command: targets(command) if command.targets else []
     )
-
-
-def content_of(rehearsed: Rehearsed) -> dict[str, Any]:
-    """The document as moto has it: what the stack registered."""
-    (document,) = [
-        resource
-        for resource in rehearsed.of_type("aws:ssm/document:Document")
-        if resource.inputs["documentType"] == "Command"
-    ]
-    found = boto3.client("ssm", REGION).get_document(Name=document.inputs["name"])
-    return dict(json.loads(found["Content"]))

@@ -50,8 +50,8 @@ class Stack:
         self.s3.put_object(Key=PLACE + name, Body=content)
 
 
-def test_a_run_is_a_row_with_what_slurm_and_the_run_itself_say(capsys):
-    stack = Stack(JOB)
+def test_a_run_is_a_row_with_what_slurm_and_the_run_itself_say_and_those_of_others_are_not_listed(capsys):
+    stack = Stack(JOB, replace(JOB, id="8", account="bob"))
     stack.says("state.json", json.dumps(STATE).encode())
 
     queue_view.show_runs(stack.viewer)
@@ -60,6 +60,8 @@ def test_a_run_is_a_row_with_what_slurm_and_the_run_itself_say(capsys):
     assert heading.split()[:6] == ["run", "job", "pool", "nodes", "state", "on"]
     for word in (NAME, "7", "train", "running (restarts 1)", "i-[1-2]", "42", "0.25", "90%", "60 min"):
         assert word in row
+    queue_view.show_runs(Stack(replace(JOB, account="bob")).viewer)
+    assert "account ada has no jobs in the queue" in capsys.readouterr().out
 
 
 def test_no_long_row_cuts_the_figures_of_another(capsys):
@@ -92,12 +94,6 @@ def test_what_it_cost_counts_each_instance_for_the_time_it_worked(monkeypatch):
     *_, lasted, cost = queue_view.cells(stack.entry(), NodeState(Phase.SENT), stack.viewer.policy)
 
     assert (lasted, cost) == ("60 min", "3.00 USD")
-
-
-def test_jobs_of_others_are_not_listed(capsys):
-    queue_view.show_runs(Stack(replace(JOB, account="bob")).viewer)
-
-    assert "account ada has no jobs in the queue" in capsys.readouterr().out
 
 
 def test_a_word_of_the_controllers_that_is_old_is_said_to_be_and_one_that_never_came_is_named(capsys):

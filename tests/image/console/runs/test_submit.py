@@ -18,24 +18,25 @@ from gpu_fleet_image.console.runs.bucket import NEWEST, RunBucket
 from gpu_fleet_image.console.runs.choice import busy
 from gpu_fleet_image.console.users.take import Desk
 from gpu_fleet_image.core.calls import Calls
-from gpu_fleet_image.core.capacity import Fate, MoverState, Request
+from gpu_fleet_image.core.capacity import Fate, Request
 from gpu_fleet_image.core.place import Place
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
 from gpu_fleet_image.core.runs import JOB, STATE, Job, Member, NodeState, Phase, job_prefix, node_prefix
 from gpu_fleet_image.instance.agent.sensors.commands import is_watched
 from gpu_fleet_image.instance.agent.sensors.processes import processes
 from tests.image.console.runs.instances import (
-    ACCOUNT_ID,
+    RECORDS,
     REGION,
+    WHERE,
     deliver,
     fleet_of_two,
     reach_by_their_addresses,
+    say_of_requests,
 )
 from tests.image.console.runs.objects import Objects
 from tests.training.examples import changed, gpt_table, write_tokens
 
-RECORDS, CHECKPOINTS = (f"gpu-fleet-test-{kind}-{ACCOUNT_ID}" for kind in ("records", "checkpoints"))
-WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", ACCOUNT_ID)
+CHECKPOINTS = RECORDS.replace("records", "checkpoints")
 ADA = ("--as", "ada")
 # the stand-ins have no GPU
 ONE_PROCESS = {"PET_NPROC_PER_NODE": "1"}
@@ -246,25 +247,18 @@ def test_where_no_instance_is_ready_the_mover_is_asked_and_its_refusal_is_the_an
     """The request is the one of ``take``; here the mover's word of a spent budget is played."""
     monkeypatch.setattr(command, "choose", lambda *_: ())
     before = len(boto3.client("ssm", REGION).list_commands()["Commands"])
-    wait = time.sleep
+    why, known = "12 USD of the month's budget are left", {}
 
-    def refused(seconds):
-        s3 = boto3.client("s3", REGION)
-        prefix = "reaper/capacity/requests/"
-        (tag,) = s3.list_objects_v2(Bucket=RECORDS, Prefix=prefix)["Contents"]
-        key = tag["Key"].removeprefix(prefix).removesuffix(".json")
-        why = "12 USD of the month's budget are left"
-        request = Request(key, "train", 1, None, datetime.now(UTC), Fate.REFUSED, why)
-        state = MoverState(requests={key: request}).to_json()
-        s3.put_object(Bucket=RECORDS, Key="reaper/capacity/state.json", Body=json.dumps(state))
-        wait(0)
+    def refuse(key, count):
+        return Request(key, "train", count, None, datetime.now(UTC), Fate.REFUSED, why)
 
-    monkeypatch.setattr(time, "sleep", refused)
+    monkeypatch.setattr(time, "sleep", lambda _: say_of_requests(known, refuse))
 
     said = say(*SUBMIT)
 
     assert said.exit_code == 1
-    assert "refused: 12 USD of the month's budget are left" in said.output
+    assert f"refused: {why}" in said.output
+    assert len(known) == 1
     assert len(boto3.client("ssm", REGION).list_commands()["Commands"]) == before
 
 
@@ -279,20 +273,23 @@ def test_what_s3_denies_is_absent_unless_it_is_listed():
         bucket.state(place, "ada")
 
 
+def job(*ids, run="r-1", at=""):
+    members = tuple(Member(each, "10.0.0.1") for each in ids)
+    return Job(run, "ada", "test", "train", members, ("run",), "", "", "users/ada", at)
+
+
 def test_a_run_that_still_works_keeps_its_instance_busy_however_many_came_after_it():
     now = datetime(2026, 11, 22, 12, tzinfo=UTC)
     objects = {}
     for number in range(NEWEST + 5):
         began = now - timedelta(hours=NEWEST + 5 - number)
-        member = Member(f"i-{number}", "10.0.0.1")
-        run = f"r-{began:%Y%m%d-%H%M%S}"
-        job = Job(run, "ada", "test", "train", (member,), ("run",), "", "", "users/ada", began.isoformat())
+        made = job(f"i-{number}", run=f"r-{began:%Y%m%d-%H%M%S}", at=began.isoformat())
         is_at_work = number in {1, NEWEST}
         at = now if is_at_work else began
         phase = Phase.RUNNING if is_at_work else Phase.FINISHED
         said = json.dumps({"phase": phase.value, "at": at.isoformat()})
-        objects[job_prefix("ada", run) + JOB] = (job.content(), began)
-        objects[node_prefix(job, member.id) + STATE] = (said.encode(), at)
+        objects[job_prefix("ada", made.run) + JOB] = (made.content(), began)
+        objects[node_prefix(made, f"i-{number}") + STATE] = (said.encode(), at)
 
     working = busy(RunBucket(Objects(objects), Calls(lambda: now), RECORDS), "ada", now)
 
@@ -301,13 +298,11 @@ def test_a_run_that_still_works_keeps_its_instance_busy_however_many_came_after_
 
 @pytest.mark.parametrize(("other", "ended"), [(Phase.SENT, 1), (Phase.STARTING, 1), (Phase.REFUSED, 0)])
 def test_where_one_instance_refuses_a_run_the_others_do_not_wait_for_it(other, ended):
-    members = (Member("i-1", "10.0.0.1"), Member("i-2", "10.0.0.2"))
-    job = Job("r-1", "ada", "test", "train", members, ("run",), "", "", "users/ada", "")
     asked = []
     states = [NodeState(Phase.REFUSED, detail="no gate"), NodeState(other)]
     bucket = SimpleNamespace(states=lambda _: states, cancel=lambda *words: asked.append(words[:3]))
 
-    assert not command.followed(lambda: datetime.now(UTC), pytest.fail, bucket, job)
+    assert not command.followed(lambda: datetime.now(UTC), pytest.fail, bucket, job("i-1", "i-2"))
 
     assert asked == [("ada", "r-1", "users/ada")] * ended
 
@@ -355,19 +350,11 @@ def frozen(fleet):
         s3.delete_object(Bucket=RECORDS, Key=f"reaper/{name}.json")
 
 
-def test_a_frozen_team_submits_to_the_instances_that_it_holds(fleet, nodes, folder, frozen, monkeypatch):
+def test_a_frozen_team_submits_to_the_instances_that_it_holds(fleet, nodes, folder, frozen, unsent):
     """They are paid for with or without a run; what the mover refuses is `take` (test_through_the_door)."""
-    sent = []
-
-    def send(_region, _calls, job):
-        sent.append(len(job.instances))
-        raise CloudError("here ends the test's cloud")
-
-    monkeypatch.setattr(aws, "send", send)
-
     said = say(*SUBMIT, "--nodes", "2")
 
-    assert sent == [2], said.output
+    assert "not sent: send_command: ThrottlingException" in say("runs", *ADA).output, said.output
 
 
 def test_a_run_that_cannot_be_marked_as_refused_either_says_what_counts_as_busy(unsent):
@@ -376,10 +363,8 @@ def test_a_run_that_cannot_be_marked_as_refused_either_says_what_counts_as_busy(
 
     place = Place("test", "aws", REGION)
     desk = SimpleNamespace(place=place, cloud=SimpleNamespace(calls=None), now=lambda: datetime.now(UTC))
-    job = Job("r-1", "ada", "test", "train", (Member("i-1", "10.0.0.1"),), ("run",), "", "", "users/ada", "")
-
     with pytest.raises(CloudError, match=r"Rate exceeded\nr-1 .*SlowDown: later\): for 10 minutes i-1 count"):
-        command.sent(desk, SimpleNamespace(refuse=refuse), job)
+        command.sent(desk, SimpleNamespace(refuse=refuse), job("i-1"))
 
 
 AT_THE_INSTANCE = {

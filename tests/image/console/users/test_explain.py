@@ -37,21 +37,15 @@ def test_a_period_is_shown_by_its_smallest_value():
     assert {value: timeline.cell(value) for value in cells} == cells
 
 
-def test_a_row_has_half_a_day_at_most_and_ends_with_the_present():
+def test_a_row_has_half_a_day_at_most_ends_with_the_present_and_counts_the_point_that_speaks_for_use():
     start = NOON - timedelta(hours=13)
-    points = [(start, 0.0), (NOON, 46_800.0)]
+    points = [(start, 7200.0), (start, 0.0), (NOON, 46_800.0)]
 
     first, second = timeline.rows(points, start, NOON, 1800)
 
     assert (first.start, second.start) == (start, NOON - timedelta(hours=1))
     assert first.cells == (Cell.ACTIVE, *[Cell.SILENT] * 23)
     assert second.cells == (Cell.SILENT, Cell.SILENT, Cell.IDLE)
-
-
-def test_of_repeated_points_the_one_that_speaks_for_the_instance_counts():
-    (row,) = timeline.rows([(NOON, 7200.0), (NOON, 0.0)], NOON, NOON, 900)
-
-    assert row.cells == (Cell.ACTIVE,)
 
 
 @given(
@@ -171,12 +165,3 @@ def test_live_looks_at_the_instance_it_runs_on(tmp_path, monkeypatch):
     assert result.exit_code == 0
     assert f"mpirun ({launcher.pid}, root)" in result.output
     assert "all of them" in result.output.splitlines()[-1]
-
-
-def test_elsewhere_than_on_an_instance_one_must_be_named(monkeypatch):
-    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", "/nowhere.toml")
-
-    result = CliRunner().invoke(main, ["explain"])
-
-    assert result.exit_code == 2
-    assert "name an instance; only on an instance is its own the default" in result.output
